@@ -1,0 +1,249 @@
+"""The front door: parallelize a step, plan it, load a plan; the one place that knows both wings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from autopar.cluster import Cluster, device_order
+from autopar.errors import ArgumentError, PlanError
+from autopar.frontend import StepSpec, TracedStep, split_static, trace
+from autopar.ir.graph import Graph
+from autopar.ir.mesh import MeshShape
+from autopar.ir.plan import Plan
+from autopar.ir.plan_json import load_plan, save_plan
+from autopar.ir.spmd import SpmdProgram
+from autopar.passes.base import Watcher
+from autopar.planning import Request, check_cluster, graph_of, make_plan, pins_of, program_of
+from autopar.rules import RuleBook
+from autopar.runtime.bind import bind_mesh
+from autopar.runtime.executor import Executor
+from autopar.runtime.state import born_sharded, planned_layout, storage_layout
+
+MeshLike = MeshShape | str | Sequence[int] | Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A step on one set of argument types: its trace, graph, plan and program."""
+
+    traced: TracedStep
+    graph: Graph
+    plan: Plan
+    program: SpmdProgram
+
+
+class ParallelStep:
+    """A train step for a whole mesh, called exactly like the plain one.
+
+    The first call with new argument types plans (unless a plan was given), compiles and runs.
+    """
+
+    def __init__(
+        self, spec: StepSpec, request: Request, donate: bool, plan: Plan | None = None
+    ) -> None:
+        self._spec, self._request, self._donate = spec, request, donate
+        self._given = plan
+        self._planned: dict[Any, Planned] = {}
+        self._executors: dict[Any, Executor] = {}
+        self._latest: Planned | None = None
+        self.__name__ = spec.name
+        self.__wrapped__ = spec.fun
+
+    # -- running ---------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """One step. State that comes back is donated: use the returned one from then on."""
+        dynamic = split_static(self._spec, args, kwargs)
+        return self._executor(args, kwargs)(jax.tree_util.tree_leaves(dynamic))
+
+    def init(self, create_state: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The state that `create_state(*args)` makes, every leaf born on its devices.
+
+        Before there is a plan, leaves are cut up evenly over all devices and the first step
+        moves them once.
+        """
+        abstract = jax.eval_shape(create_state, *args, **kwargs)
+        plan = self._latest.plan if self._latest is not None else self._given
+        if plan is not None:
+            mesh = self._bound(plan)
+            layout = planned_layout(abstract, plan, mesh)
+        else:
+            count = self._request.cluster.device_count
+            flat = MeshShape.of((count,)) if count > 1 else MeshShape((), ())
+            layout = storage_layout(abstract, bind_mesh(flat, range(count)))
+        return born_sharded(create_state, layout, args, kwargs)
+
+    def compile(self, *args: Any, **kwargs: Any) -> Any:
+        """The compiled object of the step: `.as_text()`, `.memory_analysis()`."""
+        return self._executor(args, kwargs).compile()
+
+    # -- planning --------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> Plan:
+        """The plan in use; raises PlanError before there is one."""
+        if self._latest is not None:
+            return self._latest.plan
+        if self._given is not None:
+            return self._given
+        raise PlanError(
+            f"{self._spec.name} has no plan yet: call it once, or {self._spec.name}.plan_for(state, "
+            "batch) with arrays or shapes."
+        )
+
+    def plan_for(self, *args: Any, watchers: Sequence[Watcher] = (), **kwargs: Any) -> Plan:
+        """Plan for these arguments, concrete or abstract, without running."""
+        return self.planned(*args, watchers=watchers, **kwargs).plan
+
+    def planned(self, *args: Any, watchers: Sequence[Watcher] = (), **kwargs: Any) -> Planned:
+        """The trace, graph, plan and program for these arguments."""
+        key = self._key(args, kwargs)
+        if key not in self._planned:
+            self._planned[key] = self._make(args, kwargs, watchers)
+        self._latest = self._planned[key]
+        return self._latest
+
+    def _make(
+        self, args: Sequence[Any], kwargs: dict[str, Any], watchers: Sequence[Watcher]
+    ) -> Planned:
+        traced = trace(self._spec, args, kwargs)
+        graph = graph_of(traced, self._request.rules)
+        if self._given is not None:
+            return Planned(traced, graph, self._given, program_of(self._given, traced, graph))
+        plan, program = make_plan(traced, graph, self._request, watchers)
+        return Planned(traced, graph, plan, program)
+
+    def _executor(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Executor:
+        key = self._key(args, kwargs)
+        if key not in self._executors:
+            planned = self.planned(*args, **kwargs)
+            mesh = self._bound(planned.plan)
+            self._executors[key] = Executor(planned.traced, planned.program, mesh, self._donate)
+        return self._executors[key]
+
+    def _bound(self, plan: Plan) -> jax.sharding.Mesh:
+        cluster = Cluster.from_toml_text(plan.origin.cluster, "the plan's cluster")
+        return bind_mesh(plan.mesh, device_order(cluster, plan.mesh))
+
+    def _key(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """What a trace depends on: the trees, the types of the leaves, the static values."""
+        positional, named = split_static(self._spec, args, kwargs)
+        leaves, tree = jax.tree_util.tree_flatten((positional, named))
+        static = tuple(repr(a) for a in args if not any(a is p for p in positional))
+        extra = tuple(f"{k}={v!r}" for k, v in sorted(kwargs.items()) if k not in named)
+        return tree, tuple(map(_type_of, leaves)), static, extra
+
+
+def _type_of(leaf: Any) -> tuple[Any, ...]:
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is None:
+        return (type(leaf).__name__,)
+    return (tuple(leaf.shape), str(dtype))
+
+
+def parallelize(
+    fun: Callable[..., Any] | None = None,
+    *,
+    cluster: Cluster | str | None = None,
+    mesh: MeshLike | None = None,
+    method: str = "auto",
+    memory_gb: float | None = None,
+    pins: Mapping[str, Any] | None = None,
+    plan: Plan | None = None,
+    donate: bool = True,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    state_argnums: int | Sequence[int] | None = None,
+    mesh_axes: int = 2,
+    rules: RuleBook = RuleBook(),
+) -> Any:
+    """Make a train step run on a whole cluster.
+
+    Args:
+        fun: the step, `(state, batch) -> (state, metrics)` or any function of pytrees, plain or
+            jitted. Left out, `parallelize(...)` is a decorator.
+        cluster: a name ("8xh100", "v5p:4x4x4"), a TOML file, a Cluster; None is the local devices.
+        mesh: sizes or named sizes; None searches the shapes of up to `mesh_axes` axes.
+        method: "auto", or a recipe: "dp", "zero1", "zero2", "fsdp", "megatron".
+        memory_gb: GiB (2**30 bytes) that one device may hold; None is the cluster's own figure.
+        pins: {path pattern: PartitionSpec}, over paths such as "params/**/kernel".
+        plan: a plan made before; nothing is solved then.
+        donate: whether the state's buffers are reused for the new state.
+        static_argnums: positions of arguments that are compile-time constants.
+        static_argnames: names of such arguments.
+        state_argnums: which arguments are state; None finds those that an output mirrors.
+        mesh_axes: the most axes that a searched mesh may have.
+        rules: sharding rules for primitives that autopar does not know.
+
+    Returns a ParallelStep. Raises ClusterError, MeshError or PinError for bad options; planning
+    errors come at the first call.
+    """
+    if fun is None:
+        return lambda f: parallelize(
+            f, cluster=cluster, mesh=mesh, method=method, memory_gb=memory_gb, pins=pins, plan=plan,
+            donate=donate, static_argnums=static_argnums, static_argnames=static_argnames,
+            state_argnums=state_argnums, mesh_axes=mesh_axes, rules=rules,
+        )  # fmt: skip
+    spec = StepSpec(
+        fun, _numbers(static_argnums) or (), _names(static_argnames), _numbers(state_argnums)
+    )
+    chosen = _cluster(cluster, plan)
+    if plan is not None:
+        check_cluster(plan, chosen)
+    request = Request(
+        cluster=chosen,
+        mesh=MeshShape.of(mesh) if mesh is not None else None,
+        method=method,
+        memory_bytes=_memory_bytes(memory_gb),
+        pins=pins_of(pins),
+        mesh_axes=mesh_axes,
+        rules=rules,
+    )
+    return ParallelStep(spec, request, donate, plan)
+
+
+def plan(fun: Callable[..., Any], *args: Any, **options: Any) -> Plan:
+    """The plan of a step on these arguments, concrete or abstract; options as for parallelize."""
+    step: ParallelStep = parallelize(fun, **options)
+    return step.plan_for(*args)
+
+
+def load(path: str | Path) -> Plan:
+    """Read a saved plan; raises PlanFileError where the file is damaged."""
+    return load_plan(path)
+
+
+def save(plan: Plan, path: str | Path) -> None:
+    """Write a plan as JSON: whole, or not at all."""
+    save_plan(plan, path)
+
+
+def _cluster(given: Cluster | str | None, plan: Plan | None) -> Cluster:
+    if given is None:
+        if plan is not None:
+            return Cluster.from_toml_text(plan.origin.cluster, "the plan's cluster")
+        return Cluster.local()
+    return Cluster.parse(given)
+
+
+def _memory_bytes(memory_gb: float | None) -> int | None:
+    if memory_gb is None:
+        return None
+    if memory_gb <= 0:
+        raise ArgumentError(f"memory_gb is {memory_gb}; give the GiB of one device, such as 16")
+    return int(memory_gb * 2**30)
+
+
+def _numbers(given: int | Sequence[int] | None) -> tuple[int, ...] | None:
+    if given is None:
+        return None
+    return (given,) if isinstance(given, int) else tuple(given)
+
+
+def _names(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)

@@ -1,0 +1,14 @@
+"""What a cluster is made of, and how a mesh lies on it."""
+
+from autopar.cluster.chip import Chip as Chip
+from autopar.cluster.chip import Source as Source
+from autopar.cluster.cluster import Cluster as Cluster
+from autopar.cluster.local import DeviceFacts as DeviceFacts
+from autopar.cluster.placement import LinkLevel as LinkLevel
+from autopar.cluster.placement import axis_links as axis_links
+from autopar.cluster.placement import device_order as device_order
+from autopar.cluster.placement import mesh_shapes as mesh_shapes
+from autopar.cluster.topology import Level as Level
+from autopar.cluster.topology import Switch as Switch
+from autopar.cluster.topology import Topology as Topology
+from autopar.cluster.topology import Torus as Torus

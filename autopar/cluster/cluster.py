@@ -1,0 +1,154 @@
+"""A cluster: one kind of chip, so many of them, wired in one way."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+from autopar.cluster.chip import Chip
+from autopar.cluster.local import local_name, read_local_devices
+from autopar.cluster.names import read_name
+from autopar.cluster.table import Table, content, read_chip, read_topology, to_toml
+from autopar.cluster.topology import Topology, Torus
+from autopar.errors import ClusterError
+from autopar.ir.text import columns, show_bytes, show_count, show_seconds
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Equal devices and the wires between them; nothing about meshes."""
+
+    name: str
+    chip: Chip
+    topology: Topology
+
+    @property
+    def device_count(self) -> int:
+        """How many JAX devices there are."""
+        return self.topology.device_count
+
+    @property
+    def memory_bytes(self) -> int:
+        """Usable memory of one device, in bytes."""
+        return self.chip.memory_bytes
+
+    @property
+    def hosts(self) -> int:
+        """How many hosts, each with one Python process."""
+        return self.topology.hosts
+
+    @classmethod
+    def parse(cls, given: Cluster | str | Path) -> Cluster:
+        """A cluster from its name, "local", the path of a .toml file, or itself.
+
+        Raises ClusterError naming the accepted forms where nothing fits.
+        """
+        if isinstance(given, Cluster):
+            return given
+        if isinstance(given, Path) or given.endswith(".toml"):
+            return cls.from_toml(given)
+        if given.strip().lower() == "local":
+            return cls.local()
+        return cls(*read_name(given))
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> Cluster:
+        """A cluster from a file as `to_toml` writes it.
+
+        With `like = "8xh100"` the file may give only the figures that differ from that cluster.
+        Raises ClusterError where the file cannot be read, or an entry is missing or misfit.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ClusterError(
+                f"cluster file {str(path)!r} cannot be read: {error.strerror}; "
+                "give the path of a TOML file as Cluster.to_toml() writes it"
+            ) from error
+        return cls.from_toml_text(text, str(path))
+
+    @classmethod
+    def from_toml_text(cls, text: str, where: str = "<text>") -> Cluster:
+        """A cluster from the text of such a file; `where` names it in errors."""
+        try:
+            table = cast(Table, tomllib.loads(text))
+        except tomllib.TOMLDecodeError as error:
+            raise ClusterError(f"cluster file {where!r} is not TOML: {error}") from error
+        like = table.pop("like", None)
+        if isinstance(like, str):
+            base = cls.parse(like)
+            table = _merged({"name": base.name, **content(base.chip, base.topology)}, table)
+        name = table.get("name")
+        if not isinstance(name, str):
+            raise ClusterError(f"cluster file {where!r} needs name = '...' (and found {name!r})")
+        return cls(name, read_chip(table, where), read_topology(table, where))
+
+    def to_toml(self) -> str:
+        """The whole content as TOML; `from_toml` of it gives an equal cluster."""
+        return to_toml({"name": self.name, **content(self.chip, self.topology)})
+
+    @classmethod
+    def local(cls) -> Cluster:
+        """The cluster of the devices that are present (of the whole job, on several hosts).
+
+        Raises ClusterError where they differ in kind or are not in the catalog.
+        """
+        facts = read_local_devices()
+        cluster = cls(*read_name(local_name(facts)))
+        memory = min(f.memory_bytes for f in facts)
+        if memory:
+            cluster = replace(cluster, chip=replace(cluster.chip, memory_bytes=memory))
+        return cluster
+
+    def fingerprint(self) -> str:
+        """A sha256, in hex, of every figure; two names of one cluster share it."""
+        text = json.dumps(content(self.chip, self.topology), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def __str__(self) -> str:
+        chip = self.chip
+        hosts = f"{self.hosts} host{'s' if self.hosts > 1 else ''}"
+        peak = ", ".join(f"{dtype} {show_count(rate, 'FLOP/s')}" for dtype, rate in chip.peak_flops)
+        rows = [
+            ["devices", f"{self.device_count} x {chip.name} ({chip.platform}) on {hosts}"],
+            ["peak", peak],
+            [
+                "memory",
+                f"{show_bytes(chip.memory_bytes)} usable, "
+                f"{show_count(chip.memory_bytes_per_second, 'B/s')}",
+            ],
+            ["topology", str(self.topology)],
+            *_link_rows(self.topology),
+            ["source", f"{chip.source.what} ({chip.source.date}, {chip.source.confidence})"],
+        ]
+        return "\n".join([f"cluster {self.name}", *columns(rows, indent="  ")])
+
+
+def _link_rows(topology: Topology) -> list[list[str]]:
+    if isinstance(topology, Torus):
+        rate, hop = topology.link_bytes_per_second, topology.hop_seconds
+        rows = [["link", f"{show_count(rate, 'B/s')} one way, {show_seconds(hop)} a hop"]]
+        levels = [topology.network] if topology.network else []
+    else:
+        rows, levels = [], list(topology.levels)
+    for level in levels:
+        text = f"{show_count(level.bytes_per_second, 'B/s')} one way per device"
+        rows.append([level.name, f"{text}, {show_seconds(level.latency_seconds)} a step"])
+    return rows
+
+
+def _merged(base: Mapping[str, object], over: Mapping[str, object]) -> Table:
+    """`base` with the entries of `over` on top, table by table."""
+    merged = dict(base)
+    for key, entry in over.items():
+        below = merged.get(key)
+        if isinstance(below, dict) and isinstance(entry, dict):
+            merged[key] = _merged(cast(Table, below), cast(Table, entry))
+        else:
+            merged[key] = entry
+    return merged

@@ -1,0 +1,91 @@
+"""What is known of the devices that are present, and the cluster they make."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from autopar.errors import ClusterError
+
+# Parts of JAX's device_kind, in the order they are tried, and the catalog name of each.
+_KINDS = (
+    ("h200", "h200"),
+    ("h100", "h100"),
+    ("gb200", "gb200"),
+    ("b200", "b200"),
+    ("a100-sxm4-80gb", "a100-80gb"),
+    ("a100 80gb", "a100-80gb"),
+    ("a100", "a100-40gb"),
+    ("v100", "v100-16gb"),
+    ("tpu v4", "v4"),
+    ("tpu v5 lite", "v5e"),
+    ("tpu v5e", "v5e"),
+    ("tpu v5p", "v5p"),
+    ("tpu v5", "v5p"),
+    ("tpu v6", "v6e"),
+    ("tpu7x", "tpu7x"),
+    ("tpu v7", "tpu7x"),
+)
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """One present device as JAX reports it; `memory_bytes` is 0 where it does not say.
+
+    `coords` (x, y, z of its chip) is empty and `slice_index` 0 for anything but a TPU.
+    """
+
+    platform: str
+    kind: str
+    memory_bytes: int
+    process_index: int
+    coords: tuple[int, ...] = ()
+    slice_index: int = 0
+
+
+def read_local_devices() -> tuple[DeviceFacts, ...]:
+    """The present devices, in JAX's order.
+
+    The one late binding of this room: no module below the runtime may import JAX, so the
+    runtime's reader is looked up by name when it is asked for, and not before.
+    """
+    devices = importlib.import_module("autopar.runtime.devices")
+    read = cast(Callable[[], Sequence[DeviceFacts]], devices.local_devices)
+    return tuple(read())
+
+
+def local_name(facts: Sequence[DeviceFacts]) -> str:
+    """The cluster name ("8xh100", "v5e:2x4", ...) that fits some present devices.
+
+    Raises ClusterError where there are none, they differ, or their kind is not in the catalog.
+    """
+    if not facts:
+        raise ClusterError("there are no devices; expected at least one from jax.devices()")
+    first = facts[0]
+    if any((f.platform, f.kind) != (first.platform, first.kind) for f in facts):
+        kinds = sorted({f.kind for f in facts})
+        raise ClusterError(f"local devices are of several kinds {kinds}; describe them in a TOML")
+    if first.platform == "cpu":
+        return f"{len(facts)}xcpu"
+    name = next((chip for part, chip in _KINDS if part in first.kind.lower()), None)
+    if name is None:
+        raise ClusterError(
+            f"device kind {first.kind!r} is not in the catalog; write a TOML file for the cluster "
+            "and pass its path (Cluster.parse('8xh100').to_toml() shows the form)"
+        )
+    if first.platform == "tpu":
+        return _torus_name(name, facts)
+    hosts = len({f.process_index for f in facts})
+    return f"{hosts}x{len(facts) // hosts}x{name}" if hosts > 1 else f"{len(facts)}x{name}"
+
+
+def _torus_name(chip: str, facts: Sequence[DeviceFacts]) -> str:
+    if any(not f.coords for f in facts):
+        raise ClusterError(f"{chip} devices report no coordinates; name the cluster by its shape")
+    spans = [max(axis) - min(axis) + 1 for axis in zip(*(f.coords for f in facts), strict=True)]
+    dims = 2 if chip in ("v5e", "v6e") else 3
+    shape = "x".join(str(span) for span in spans[:dims])
+    slices = len({f.slice_index for f in facts})
+    return f"{slices}x{chip}:{shape}" if slices > 1 else f"{chip}:{shape}"

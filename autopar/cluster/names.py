@@ -1,0 +1,135 @@
+"""Cluster names such as "8xh100", "4x8xa100-40gb" and "v5p:4x4x8", read into parts."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from dataclasses import replace
+
+from autopar.cluster.catalog import ALIASES, CHIPS, chip_named
+from autopar.cluster.chip import Chip
+from autopar.cluster.fabric import SwitchFabric, TorusFabric, fabric_of
+from autopar.cluster.topology import Level, Switch, Topology, Torus
+from autopar.errors import ClusterError
+
+FORMS = (
+    "'8xh100' (devices x chip), '4x8xa100-40gb' (hosts x devices x chip), 'v5p:4x4x8' "
+    "(TPU slice), '2xv5e:16x16' (slices), 'local', or the path of a .toml file"
+)
+
+_SWITCHED = re.compile(r"(?:(\d+)x)?(\d+)x([a-z][\w-]*)")
+_TORUS = re.compile(r"(?:(\d+)x)?([a-z]\w*):(\d+(?:x\d+)*)")
+_HOST_BOUNDS = (2, 2, 1)
+
+
+def read_name(text: str) -> tuple[str, Chip, Topology]:
+    """The full name, the chip and the topology that a cluster name means.
+
+    Raises ClusterError where the form or the chip is unknown, or no such cluster can be built.
+    """
+    name = text.strip().lower()
+    if match := _TORUS.fullmatch(name):
+        slices, chip_name, sizes = match.groups()
+        chip = _chip(text, chip_name)
+        fabric = fabric_of(chip.name)
+        if isinstance(fabric, SwitchFabric):
+            raise ClusterError(
+                f"cluster {text!r}: {chip.name} has no torus; write a count, as in '8x{chip.name}'"
+            )
+        shape = tuple(int(size) for size in sizes.split("x"))
+        count = int(slices or 1)
+        full = f"{chip.name}:{sizes}" if count == 1 else f"{count}x{chip.name}:{sizes}"
+        return full, chip, _torus(text, fabric, shape, count)
+    if match := _SWITCHED.fullmatch(name):
+        outer, inner, chip_name = match.groups()
+        chip = _chip(text, chip_name)
+        fabric = fabric_of(chip.name)
+        if isinstance(fabric, TorusFabric):
+            example = "x".join(["4"] * fabric.dims)
+            raise ClusterError(
+                f"cluster {text!r}: {chip.name} is wired as a torus; write its shape, as in "
+                f"'{chip.name}:{example}'"
+            )
+        prefix = name[: -len(chip_name)]
+        return prefix + chip.name, chip, _switch(text, fabric, int(outer or 0), int(inner))
+    raise ClusterError(f"cluster {text!r} is not understood; write {FORMS}.{_close(name)}")
+
+
+def _chip(text: str, name: str) -> Chip:
+    chip = chip_named(name)
+    if chip is None:
+        raise ClusterError(
+            f"cluster {text!r}: no chip is called {name!r}.{_close(name)} "
+            f"Chips: {', '.join(c.name for c in CHIPS)}. Write {FORMS}."
+        )
+    return chip
+
+
+def _close(name: str) -> str:
+    known = [*(chip.name for chip in CHIPS), *(alias for alias, _ in ALIASES)]
+    word = re.sub(r"^(\d+x)*", "", name).split(":")[0]
+    near = [k for k in known if word and k.startswith(word)]
+    near += [k for k in difflib.get_close_matches(word, known, cutoff=0.5) if k not in near]
+    return f" Close: {', '.join(near)}." if near else ""
+
+
+def _switch(text: str, fabric: SwitchFabric, outer: int, inner: int) -> Switch:
+    domain = fabric.domain
+    if not outer:
+        # One number: fill one domain, or whole domains.
+        outer, inner = (1, inner) if inner <= domain else (inner // domain, inner)
+        if outer > 1 or inner > domain:
+            if inner % domain:
+                near = outer * domain
+                raise ClusterError(
+                    f"cluster {text!r}: {inner} devices do not fill hosts of {domain}; write a "
+                    f"multiple of {domain} (such as {near}), or hosts x devices, as in "
+                    f"'{outer}x{domain}x...'"
+                )
+            inner = domain
+    if outer < 1 or inner < 1 or inner > domain:
+        raise ClusterError(
+            f"cluster {text!r}: {outer} x {inner} devices; expected at least one of each and at "
+            f"most {domain} on one host or rack"
+        )
+    levels: tuple[Level, ...] = (replace(fabric.inside, size=inner),)
+    if outer > 1:
+        levels = (*levels, replace(fabric.network, size=outer))
+    return Switch(levels, min(fabric.devices_per_host, inner))
+
+
+def _torus(text: str, fabric: TorusFabric, shape: tuple[int, ...], slices: int) -> Torus:
+    if fault := _impossible(fabric, shape, slices):
+        raise ClusterError(f"cluster {text!r} cannot be built: {fault}")
+    bounds = tuple(min(b, s) for b, s in zip(_HOST_BOUNDS, shape, strict=False))
+    return Torus(
+        shape=shape,
+        # A ring needs optical or edge links, which slices have only at these sizes.
+        wraps=tuple(size % fabric.ring_multiple == 0 for size in shape),
+        link_bytes_per_second=fabric.link_bytes_per_second,
+        hop_seconds=1e-6,
+        host_bounds=bounds,
+        devices_per_chip=fabric.devices_per_chip,
+        full_gather=fabric.full_gather,
+        network=replace(fabric.network, size=slices) if slices > 1 else None,
+    )
+
+
+def _impossible(fabric: TorusFabric, shape: tuple[int, ...], slices: int) -> str | None:
+    """Why no slice has this shape, with what would do, or None."""
+    if slices < 1 or min(shape) < 1:
+        return "every count must be 1 or more"
+    if len(shape) != fabric.dims:
+        example = "x".join(["4"] * fabric.dims)
+        return f"it has {len(shape)} sizes but slices are {fabric.dims}-D, as in {example}"
+    if math.prod(shape) > fabric.largest:
+        return f"it has {math.prod(shape)} chips but the largest slice has {fabric.largest}"
+    if set(shape) == {1}:
+        return None
+    if fabric.dims == 2:
+        if any(size not in (2, 4, 8, 16) for size in shape):
+            return "each size must be 2, 4, 8 or 16 (or 1x1)"
+    elif any(size % 4 and size not in (1, 2) for size in shape) or any(s % 2 for s in shape[:2]):
+        return "each size must be 2 or a multiple of 4, or 1 on the last axis (or 1x1x1)"
+    return None

@@ -1,0 +1,69 @@
+"""The price list of one mesh on one cluster, in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from autopar.cluster import Cluster, LinkLevel, axis_links
+from autopar.cost.collective import collective_seconds
+from autopar.cost.compute import compute_seconds, elementwise_seconds
+from autopar.errors import MeshError
+from autopar.ir.mesh import MeshShape
+
+
+_TIE = 0.999
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What communication over each set of axes, and work on each device, takes."""
+
+    cluster: Cluster
+    mesh: MeshShape
+    # Every subset of the axes is laid out once: planners ask for millions of prices.
+    _links: dict[frozenset[str], tuple[LinkLevel, ...]] = field(
+        init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        links: dict[frozenset[str], tuple[LinkLevel, ...]] = {}
+        for mask in range(1 << len(self.mesh.names)):
+            axes = tuple(a for i, a in enumerate(self.mesh.names) if mask >> i & 1)
+            links[frozenset(axes)] = axis_links(self.cluster, self.mesh, axes)
+        object.__setattr__(self, "_links", links)
+
+    def links(self, axes: Sequence[str]) -> tuple[LinkLevel, ...]:
+        """The physical levels that a collective over `axes` crosses, innermost first.
+
+        Raises MeshError where an axis is not the mesh's.
+        """
+        try:
+            return self._links[frozenset(axes)]
+        except KeyError:
+            raise MeshError(
+                f"mesh {self.mesh} has no axes {list(axes)}; its axes are {list(self.mesh.names)}"
+            ) from None
+
+    def collective(self, kind: str, nbytes: float, axes: Sequence[str]) -> float:
+        """Seconds of a collective over `axes` on a whole local buffer of `nbytes`.
+
+        The buffer is the result of an all-gather, and the local operand of an all-reduce,
+        reduce-scatter, all-to-all or collective-permute. 0 where the axes hold one device.
+        Raises ClusterError on an unknown kind and MeshError on an unknown axis.
+        """
+        seconds = collective_seconds(kind, nbytes, self.links(axes))
+        if kind != "reduce-scatter":
+            return seconds
+        # It may always be done as an all-reduce that is then sliced; XLA turns that pair back into
+        # a reduce-scatter, so of equals the plan takes the reduce-scatter.
+        reduced = collective_seconds("all-reduce", nbytes, self.links(axes))
+        return min(seconds, _TIE * reduced)
+
+    def compute(self, flops: float, nbytes: float, dtype: str = "bf16") -> float:
+        """Seconds of one op of `flops` in `dtype` that moves `nbytes`, both of one device."""
+        return compute_seconds(self.cluster.chip, flops, nbytes, dtype)
+
+    def elementwise(self, nbytes: float) -> float:
+        """Seconds of one fused element-wise pass over `nbytes` of one device's memory."""
+        return elementwise_seconds(self.cluster.chip, nbytes)

@@ -1,0 +1,232 @@
+"""Moving a value between any two shardings: the cheapest sequence of steps, and its price.
+
+Shardings are the nodes of a small graph whose edges are single steps; a move is a shortest
+path. All pairs are solved at once (Floyd and Warshall) for the planner's cost tables, single
+paths are read back for the program, from the same edge prices.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import Sharding
+from autopar.ir.spmd import COLLECTIVES, Collective, MoveStep
+from autopar.ir.values import Value, item_bytes
+
+Floats = npt.NDArray[np.float64]
+
+# A local slice or mask touches memory once; priced so that no path takes one without need.
+_LOCAL_SECONDS = 1e-8
+
+
+class CollectivePrices(Protocol):
+    """What prices a collective: kind, bytes of the full local buffer, mesh axes -> seconds."""
+
+    @property
+    def mesh(self) -> MeshShape:
+        """The mesh that axes name."""
+        ...
+
+    def collective(self, kind: str, nbytes: int, axes: tuple[str, ...]) -> float:
+        """Seconds of one collective."""
+        ...
+
+
+@dataclass(frozen=True)
+class Route:
+    """A move's steps in order, the collectives among them, and its seconds."""
+
+    steps: tuple[MoveStep, ...]
+    collectives: tuple[Collective, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class PriceTable:
+    """Seconds between every two shardings that fit one shape."""
+
+    index: dict[Sharding, int]
+    seconds: Floats  # [from, to]
+    following: npt.NDArray[np.int64]  # [from, to]: the node after `from` on the path
+
+
+@dataclass
+class Resharder:
+    """Prices moves over one mesh, remembering tables by shape."""
+
+    prices: CollectivePrices
+    _tables: dict[tuple[tuple[int, ...], int, bool], PriceTable] = field(default_factory=dict)
+    _spaces: dict[tuple[int, bool], tuple[Sharding, ...]] = field(default_factory=dict)
+
+    def table(self, value: Value, partial: bool) -> PriceTable:
+        """Prices between all shardings of a value; with partial sums among them if asked."""
+        size = item_bytes(value.dtype)
+        key = (value.shape, size, partial)
+        if key not in self._tables:
+            mesh = self.prices.mesh
+            space = self._space(len(value.shape), partial)
+            states = tuple(s for s in space if s.fits(value.shape, mesh))
+            self._tables[key] = _all_pairs(states, value.shape, size, self.prices)
+        return self._tables[key]
+
+    def seconds(self, value: Value, before: Sharding, after: Sharding) -> float:
+        """The price of one move."""
+        table = self.table(value, bool(before.partial or after.partial))
+        return float(table.seconds[table.index[before], table.index[after]])
+
+    def route(self, value: Value, before: Sharding, after: Sharding) -> Route:
+        """The cheapest steps of one move."""
+        table = self.table(value, bool(before.partial or after.partial))
+        states, size = list(table.index), item_bytes(value.dtype)
+        here, goal = table.index[before], table.index[after]
+        steps: list[MoveStep] = []
+        moved: list[Collective] = []
+        while here != goal:
+            there = int(table.following[here, goal])
+            found = _priced_steps(states[here], value.shape, size, self.prices)
+            step, _, seconds = min((f for f in found if f[1] == states[there]), key=_seconds_of)
+            steps.append(step)
+            if step.kind in COLLECTIVES:
+                nbytes = _full_bytes(step, value.shape, size, states[here], self.prices.mesh)
+                moved.append(Collective(step.kind, _axes_of(step), nbytes, seconds))
+            here = there
+        return Route(tuple(steps), tuple(moved), float(table.seconds[table.index[before], goal]))
+
+    def _space(self, rank: int, partial: bool) -> tuple[Sharding, ...]:
+        key = (rank, partial)
+        if key not in self._spaces:
+            self._spaces[key] = tuple(_shardings(self.prices.mesh.names, rank, partial))
+        return self._spaces[key]
+
+
+def _shardings(axes: Sequence[str], rank: int, partial: bool) -> Iterator[Sharding]:
+    """Every way to give axes to dims, in every order within a dim, or to leave partial sums."""
+    places = [-1, *range(rank)] + ([-2] if partial else [])
+    for given in itertools.product(places, repeat=len(axes)):
+        held = [[a for a, p in zip(axes, given, strict=True) if p == d] for d in range(rank)]
+        left = tuple(a for a, p in zip(axes, given, strict=True) if p == -2)
+        for orders in itertools.product(*(itertools.permutations(h) for h in held)):
+            yield Sharding(tuple(orders), left)
+
+
+def _all_pairs(
+    states: Sequence[Sharding], shape: Sequence[int], size: int, prices: CollectivePrices
+) -> PriceTable:
+    index = {s: i for i, s in enumerate(states)}
+    count = len(states)
+    best = np.full((count, count), np.inf)
+    following = np.tile(np.arange(count), (count, 1))
+    np.fill_diagonal(best, 0.0)
+    for i, state in enumerate(states):
+        for _, after, seconds in _priced_steps(state, shape, size, prices):
+            j = index.get(after)
+            if j is not None:
+                best[i, j] = min(best[i, j], seconds)
+    for k in range(count):
+        through = best[:, k, None] + best[None, k, :]
+        shorter = through < best
+        if shorter.any():
+            best = np.where(shorter, through, best)
+            following = np.where(shorter, following[:, k, None], following)
+    return PriceTable(index, best, following)
+
+
+def _priced_steps(
+    state: Sharding, shape: Sequence[int], size: int, prices: CollectivePrices
+) -> Iterator[tuple[MoveStep, Sharding, float]]:
+    """Every single step from a sharding, where it leads, and its seconds."""
+    for step, after in _steps_from(state, prices.mesh):
+        seconds = _LOCAL_SECONDS
+        if step.kind in COLLECTIVES:
+            nbytes = _full_bytes(step, shape, size, state, prices.mesh)
+            seconds = prices.collective(step.kind, nbytes, _axes_of(step))
+        yield step, after, seconds
+
+
+def _seconds_of(priced: tuple[MoveStep, Sharding, float]) -> float:
+    return priced[2]
+
+
+def _axes_of(step: MoveStep) -> tuple[str, ...]:
+    """The axes that a collective spans."""
+    return tuple(sorted({*step.axes, *step.to_axes})) if step.to_axes else step.axes
+
+
+def _full_bytes(
+    step: MoveStep, shape: Sequence[int], size: int, before: Sharding, mesh: MeshShape
+) -> int:
+    """Bytes of the local buffer, whole over the step's axes: gathered, or not yet scattered."""
+    count = size
+    for n, axes in zip(shape, before.dims, strict=True):
+        count *= n // mesh.size(axes)
+    return count * mesh.size(step.axes) if step.kind == "all-gather" else count
+
+
+def _steps_from(state: Sharding, mesh: MeshShape) -> Iterator[tuple[MoveStep, Sharding]]:
+    """Every single step from a sharding, with where it leads."""
+    used = set(state.axes())
+    free = [a for a in mesh.names if a not in used]
+    for d, axes in enumerate(state.dims):
+        yield from _gathers(state, d, axes)
+        for a in free:
+            yield MoveStep("slice", (a,), d), _with(state, d, (*axes, a))
+        for some in _some(state.partial):
+            left = tuple(p for p in state.partial if p not in some)
+            scattered = Sharding(_with(state, d, (*axes, *some)).dims, left)
+            yield MoveStep("reduce-scatter", some, d), scattered
+        yield from _exchanges(state, d, axes)
+        if axes:
+            yield from _permutes(state, d, axes, free, mesh)
+    for some in _some(state.partial):
+        left = tuple(p for p in state.partial if p not in some)
+        yield MoveStep("all-reduce", some), Sharding(state.dims, left)
+    for a in free:
+        partial = tuple(n for n in mesh.names if n in {*state.partial, a})
+        yield MoveStep("mask", (a,)), Sharding(state.dims, partial)
+
+
+def _some(axes: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Every subset of some axes but the empty one, in mesh order."""
+    for count in range(1, len(axes) + 1):
+        yield from itertools.combinations(axes, count)
+
+
+def _with(state: Sharding, d: int, axes: tuple[str, ...]) -> Sharding:
+    return Sharding((*state.dims[:d], axes, *state.dims[d + 1 :]), state.partial)
+
+
+def _gathers(state: Sharding, d: int, axes: tuple[str, ...]) -> Iterator[tuple[MoveStep, Sharding]]:
+    for start in range(len(axes)):
+        yield MoveStep("all-gather", axes[start:], d), _with(state, d, axes[:start])
+
+
+def _exchanges(
+    state: Sharding, d: int, axes: tuple[str, ...]
+) -> Iterator[tuple[MoveStep, Sharding]]:
+    for start in range(len(axes)):
+        for to in range(len(state.dims)):
+            if to != d:
+                fewer = _with(state, d, axes[:start])
+                moved = axes[start:]
+                yield MoveStep("all-to-all", moved, d, to), _with(fewer, to, state.dims[to] + moved)
+
+
+def _permutes(
+    state: Sharding, d: int, axes: tuple[str, ...], free: Sequence[str], mesh: MeshShape
+) -> Iterator[tuple[MoveStep, Sharding]]:
+    for order in itertools.permutations(axes):
+        if order != axes:
+            yield MoveStep("collective-permute", axes, d, -1, order), _with(state, d, order)
+    for position, a in enumerate(axes):
+        for b in free:
+            if mesh.size((a,)) == mesh.size((b,)):
+                other = (*axes[:position], b, *axes[position + 1 :])
+                step = MoveStep("collective-permute", axes, d, -1, other)
+                yield step, _with(state, d, other)

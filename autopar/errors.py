@@ -1,0 +1,83 @@
+"""Every error that autopar raises on purpose.
+
+* AutoparError
+  x InputError               something the caller handed in
+    + ClusterError           a cluster name, file or figure that cannot be used
+    + MeshError              a mesh that does not fit its cluster, or a bad mesh text
+    + PinError               a pin that matches nothing, cannot be kept, or contradicts another
+    + TraceError             the step could not be traced
+    + ArgumentError          arguments that do not fit the step or its plan
+    + GraphSyntaxError       text that does not parse as a graph
+    + GraphError             a graph that breaks its own laws
+  x PlanError                a plan and what it meets
+    + PlanFileError          a plan file that is damaged, or of another version
+    + PlanMismatchError      a plan that was made for another model, cluster or JAX
+  x InfeasibleError          no plan satisfies the limits
+    + MemoryLimitError       the devices' memory is too small
+  x SolverError              no solver could be run, or it stopped with no answer
+"""
+
+
+class AutoparError(Exception):
+    """The base of every error raised on purpose."""
+
+
+class InputError(AutoparError):
+    """Something the caller handed in cannot be used."""
+
+
+class ClusterError(InputError):
+    """A cluster name, file or figure that cannot be used."""
+
+
+class MeshError(InputError):
+    """A mesh that does not fit its cluster, or a mesh text that does not parse."""
+
+
+class PinError(InputError):
+    """A pin that matches nothing, cannot be kept, or contradicts another."""
+
+
+class TraceError(InputError):
+    """The step could not be traced."""
+
+
+class ArgumentError(InputError):
+    """Arguments that do not fit the step or its plan."""
+
+
+class GraphSyntaxError(InputError):
+    """Text that does not parse as a graph."""
+
+
+class GraphError(InputError):
+    """A graph that breaks its own laws."""
+
+
+class PlanError(AutoparError):
+    """A plan and what it meets do not fit."""
+
+
+class PlanFileError(PlanError):
+    """A plan file that is damaged, or of another version."""
+
+
+class PlanMismatchError(PlanError):
+    """A plan that was made for another model, cluster or JAX."""
+
+
+class InfeasibleError(AutoparError):
+    """No plan satisfies the limits and pins."""
+
+
+class MemoryLimitError(InfeasibleError):
+    """The devices' memory is too small for every plan."""
+
+
+class SolverError(AutoparError):
+    """No solver could be run, or it stopped with no answer."""
+
+
+def listing(headline: str, faults: list[str], remedy: str) -> str:
+    """One message of a headline, every fault on its own bullet, and what to do."""
+    return "\n".join([headline, *(f"* {fault}" for fault in faults), remedy])

@@ -1,0 +1,60 @@
+"""The one place that reaches for JAX's private modules, or bridges JAX versions."""
+
+from __future__ import annotations
+
+import sysconfig
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax._src import source_info_util
+
+_LIBRARIES = tuple(
+    sorted({str(Path(sysconfig.get_paths()[k])) for k in ("purelib", "platlib", "stdlib")})
+)
+
+
+def jax_minor() -> str:
+    """The JAX release without its patch number, as plans record it: "0.10"."""
+    return ".".join(jax.__version__.split(".")[:2])
+
+
+@lru_cache(maxsize=65536)
+def _lines(traceback: Any) -> tuple[str, str]:
+    """The innermost "file.py:line" in user code, and in any code that is not JAX's own."""
+    first = ""
+    for frame in source_info_util.user_frames(traceback):
+        text = f"{Path(frame.file_name).name}:{frame.start_line}"
+        if not frame.file_name.startswith(_LIBRARIES):
+            return text, text
+        first = first or text
+    return "", first
+
+
+def line_of(equation: Any, call: str = "") -> str:
+    """The user's "file.py:line" of a jaxpr equation.
+
+    Where no user code stands on its traceback, as in the body of a jitted library function, it
+    is `call`, the line that called the function; failing that, a library's own line, or "".
+    """
+    traceback = equation.source_info.traceback
+    own, library = _lines(traceback) if traceback is not None else ("", "")
+    return own or call or library
+
+
+def name_stack_of(equation: Any) -> str:
+    """The name stack of a jaxpr equation: "transpose(jvp(GPT))/Block_0/Dense_1"."""
+    return str(equation.source_info.name_stack)
+
+
+def params_of(equation: Any) -> dict[str, Any]:
+    """The parameters of a jaxpr equation under the names that JAX 0.10 gave them.
+
+    From JAX 0.12 on, scan keeps trees of its operands in place of their numbers.
+    """
+    params: dict[str, Any] = dict(equation.params)
+    if equation.primitive.name == "scan" and "num_consts" not in params:
+        consts, carry, _ = params["ft_in"].unpack()
+        params["num_consts"], params["num_carry"] = len(list(consts)), len(list(carry))
+    return params

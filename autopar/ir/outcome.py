@@ -1,0 +1,39 @@
+"""What a solver says: how it ended, what the answer costs, what is proven, in one sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from autopar.ir.text import show_seconds
+
+
+class Status(Enum):
+    """How a search ended."""
+
+    OPTIMAL = "optimal"
+    FEASIBLE = "feasible"  # an answer with a proven gap
+    FIXED = "fixed"  # nothing was left to decide
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Seconds of the answer, a proven lower bound on any answer, and a sentence."""
+
+    status: Status
+    seconds: float
+    bound_seconds: float
+    sentence: str
+
+    @property
+    def gap(self) -> float:
+        """How far the answer may be from the best, as a share of the answer."""
+        if self.seconds <= 0:
+            return 0.0
+        return max(0.0, (self.seconds - self.bound_seconds) / self.seconds)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.status.value}: {show_seconds(self.seconds)}, "
+            f"bound {show_seconds(self.bound_seconds)}, gap {self.gap:.2%}. {self.sentence}"
+        )

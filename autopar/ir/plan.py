@@ -1,0 +1,151 @@
+"""A plan: every decision about a step, what it predicts, and what it was made for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from autopar.ir.graph import Graph
+from autopar.ir.mesh import MeshShape
+from autopar.ir.outcome import Outcome
+from autopar.ir.sharding import Sharding
+from autopar.ir.sharding_plan import ShardingPlan
+from autopar.ir.spmd import COLLECTIVES, SpmdProgram
+from autopar.ir.text import columns, show_bytes, show_seconds
+from autopar.ir.values import Role, item_bytes
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument or output of the step, and how it lies."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    role: str
+    sharding: Sharding
+
+    def local_bytes(self, mesh: MeshShape) -> int:
+        """Bytes of one device's piece."""
+        count = 1
+        for n in self.sharding.shard_shape(self.shape, mesh):
+            count *= n
+        return count * item_bytes(self.dtype)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """All collectives of one kind over the same axes in one step."""
+
+    kind: str
+    axes: tuple[str, ...]
+    count: int
+    nbytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What one step should take on each device: seconds, traffic, bytes."""
+
+    seconds: float
+    communication_seconds: float
+    traffic: tuple[Traffic, ...]
+    argument_bytes: int
+    peak_bytes: int
+
+    @property
+    def compute_seconds(self) -> float:
+        """Seconds of work on the device, communication left out."""
+        return max(0.0, self.seconds - self.communication_seconds)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a plan was made for: checked when it meets a step, a cluster or a JAX again."""
+
+    step: str
+    graph_key: str
+    cluster: str  # as TOML, so that a plan carries its prices
+    cluster_name: str
+    cluster_fingerprint: str
+    jax_minor: str
+    method: str
+    memory_bytes: int
+    pins: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that running a step on a mesh needs, with no solving left."""
+
+    origin: Origin
+    sharding: ShardingPlan
+    arguments: tuple[Argument, ...]
+    outputs: tuple[Argument, ...]
+    prediction: Prediction
+    layer_count: int = 1
+    stage_count: int = 1
+    microbatches: int = 1
+
+    @property
+    def mesh(self) -> MeshShape:
+        """The logical mesh."""
+        return self.sharding.mesh
+
+    @property
+    def outcome(self) -> Outcome:
+        """What the solver said."""
+        return self.sharding.outcome
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        p = self.prediction
+        yield f"plan {self.origin.step} on {self.origin.cluster_name} ({self.mesh}), {self.origin.method}"
+        yield f"  {self.outcome}"
+        yield (
+            f"  predicted {show_seconds(p.seconds)} a step, of which communication "
+            f"{show_seconds(p.communication_seconds)}; {show_bytes(p.peak_bytes)} a device"
+        )
+        rows = [
+            [t.kind, "+".join(t.axes), f"x{t.count}", show_bytes(t.nbytes), show_seconds(t.seconds)]
+            for t in p.traffic
+        ]
+        yield from columns(rows, "  ")
+
+
+def arguments_of(graph: Graph, program: SpmdProgram) -> tuple[Argument, ...]:
+    """The step's arguments with their shardings."""
+    return tuple(
+        Argument(i.path, i.value.shape, i.value.dtype, i.role.value, s)
+        for i, s in zip(graph.inputs, program.input_shardings, strict=True)
+    )
+
+
+def outputs_of(graph: Graph, program: SpmdProgram) -> tuple[Argument, ...]:
+    """The step's outputs with their shardings; state is named by the input that it becomes."""
+    returns = dict(graph.donated)
+    found: list[Argument] = []
+    for o, sharding in enumerate(program.output_shardings):
+        value = graph.value(graph.outputs[o])
+        path = graph.output_paths[o] if graph.output_paths else ""
+        role = Role.STATE.value if o in returns else "result"
+        found.append(Argument(path, value.shape, value.dtype, role, sharding))
+    return tuple(found)
+
+
+def traffic_of(program: SpmdProgram) -> tuple[Traffic, ...]:
+    """Collectives by kind and axes, in a fixed order."""
+    table: dict[tuple[str, tuple[str, ...]], tuple[int, int, float]] = {}
+    for _, c in program.collectives():
+        count, nbytes, seconds = table.get((c.kind, c.axes), (0, 0, 0.0))
+        table[c.kind, c.axes] = (
+            count + c.runs, nbytes + c.nbytes * c.runs, seconds + c.seconds * c.runs
+        )  # fmt: skip
+    order = {kind: i for i, kind in enumerate(COLLECTIVES)}
+    keys = sorted(table, key=lambda k: (order[k[0]], k[1]))
+    return tuple(Traffic(k, axes, *table[k, axes]) for k, axes in keys)

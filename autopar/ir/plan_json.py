@@ -1,0 +1,280 @@
+"""Plans as versioned JSON: data only, checked on reading, written whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import TypeVar, cast
+
+from autopar.errors import PlanFileError
+from autopar.ir.assignment import Assignment
+from autopar.ir.mesh import MeshShape
+from autopar.ir.outcome import Outcome, Status
+from autopar.ir.plan import FORMAT, Argument, Origin, Plan, Prediction, Traffic
+from autopar.ir.sharding import Sharding
+from autopar.ir.sharding_plan import ShardingPlan
+
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+T = TypeVar("T")
+
+
+def plan_to_json(plan: Plan) -> str:
+    """The plan as text: the same plan gives the same bytes."""
+    body = _body(plan)
+    return json.dumps({"checksum": _checksum(body), **body}, indent=1, ensure_ascii=True) + "\n"
+
+
+def plan_from_json(text: str, where: str = "the plan") -> Plan:
+    """The plan of a text; raises PlanFileError that says what is wrong with it."""
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise PlanFileError(f"{where} is no JSON: {error}. Plan again, or restore it.") from None
+    if not isinstance(data, dict) or "format" not in data:
+        raise PlanFileError(f"{where} is JSON but no autopar plan: it has no 'format'.")
+    if data["format"] != FORMAT:
+        raise PlanFileError(
+            f"{where} has plan format {data['format']}, but this autopar reads {FORMAT}: plan again, "
+            "or use the autopar that wrote it."
+        )
+    body = {k: v for k, v in data.items() if k != "checksum"}
+    if data.get("checksum") != _checksum(body):
+        raise PlanFileError(
+            f"{where} is damaged: its contents do not match its checksum. Plan again, or restore it."
+        )
+    try:
+        return _plan(_Reader(body))
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise PlanFileError(f"{where} is damaged: {type(error).__name__} {error}") from None
+
+
+def save_plan(plan: Plan, path: str | Path) -> None:
+    """Write the plan to a temporary file beside `path`, then put it in place."""
+    target = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=target.parent or Path(), prefix=target.name)
+    try:
+        with os.fdopen(handle, "w", encoding="ascii") as out:
+            out.write(plan_to_json(plan))
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def load_plan(path: str | Path) -> Plan:
+    """Read a plan; raises PlanFileError where there is none or it is damaged."""
+    try:
+        text = Path(path).read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanFileError(f"cannot read plan {str(path)!r}: {error}") from None
+    return plan_from_json(text, f"plan {str(path)!r}")
+
+
+def _checksum(body: dict[str, Json]) -> str:
+    text = json.dumps(body, sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class _Shardings:
+    """Every distinct sharding once, by number."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Sharding, int] = {}
+
+    def number(self, sharding: Sharding) -> int:
+        return self._numbers.setdefault(sharding, len(self._numbers))
+
+    def table(self) -> Json:
+        return [
+            {"dims": [list(axes) for axes in s.dims], "partial": list(s.partial)}
+            for s in self._numbers
+        ]
+
+
+def _body(plan: Plan) -> dict[str, Json]:
+    shardings = _Shardings()
+    sharding, o, p = plan.sharding, plan.origin, plan.prediction
+    decided: dict[str, Json] = {
+        "values": {name: shardings.number(s) for name, s in sharding.values},
+        "assignments": [[list(path), list(a.factors)] for path, a in sharding.assignments],
+        "uses": [[n, region, shardings.number(s)] for n, region, s in sharding.uses],
+        "shared_partials": [[list(path), list(held)] for path, held in sharding.shared_partials],
+    }
+    ends: dict[str, Json] = {
+        "arguments": [_argument(a, shardings) for a in plan.arguments],
+        "outputs": [_argument(a, shardings) for a in plan.outputs],
+    }
+    return {
+        "format": FORMAT,
+        "step": o.step,
+        "graph": o.graph_key,
+        "jax": o.jax_minor,
+        "cluster": {"name": o.cluster_name, "fingerprint": o.cluster_fingerprint, "toml": o.cluster},
+        "mesh": [[n, s] for n, s in zip(plan.mesh.names, plan.mesh.sizes, strict=True)],
+        "method": o.method,
+        "memory_bytes": o.memory_bytes,
+        "pins": [[pattern, [list(axes) for axes in dims]] for pattern, dims in o.pins],
+        "layers": plan.layer_count,
+        "stages": plan.stage_count,
+        "microbatches": plan.microbatches,
+        "outcome": {
+            "status": plan.outcome.status.value,
+            "seconds": plan.outcome.seconds,
+            "bound_seconds": plan.outcome.bound_seconds,
+            "sentence": plan.outcome.sentence,
+        },
+        "prediction": {
+            "seconds": p.seconds,
+            "communication_seconds": p.communication_seconds,
+            "argument_bytes": p.argument_bytes,
+            "peak_bytes": p.peak_bytes,
+            "traffic": [
+                {"kind": t.kind, "axes": list(t.axes), "count": t.count, "bytes": t.nbytes,
+                 "seconds": t.seconds}
+                for t in p.traffic
+            ],
+        },
+        **ends,
+        **decided,
+        "shardings": shardings.table(),
+    }  # fmt: skip
+
+
+def _argument(a: Argument, shardings: _Shardings) -> Json:
+    return [a.path, list(a.shape), a.dtype, a.role, shardings.number(a.sharding)]
+
+
+class _Reader:
+    """A JSON object whose fields are read by type; a wrong type raises TypeError."""
+
+    def __init__(self, data: Json) -> None:
+        self._data = _typed(data, dict)
+
+    def text(self, key: str) -> str:
+        return _typed(self._data[key], str)
+
+    def whole(self, key: str) -> int:
+        return _typed(self._data[key], int)
+
+    def number(self, key: str) -> float:
+        value = self._data[key]
+        return float(_typed(value, (int, float)))
+
+    def inner(self, key: str) -> _Reader:
+        return _Reader(self._data[key])
+
+    def items(self, key: str) -> list[Json]:
+        return cast("list[Json]", _typed(self._data[key], list))
+
+    def pairs(self, key: str) -> list[tuple[str, Json]]:
+        return list(cast("dict[str, Json]", _typed(self._data[key], dict)).items())
+
+
+def _typed(value: Json, kind: type[T] | tuple[type[T], ...]) -> T:
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
+        raise TypeError(f"{str(value)[:40]!r} is not of the type expected")
+    return value
+
+
+def _ints(value: Json) -> tuple[int, ...]:
+    return tuple(_typed(v, int) for v in cast("list[Json]", _typed(value, list)))
+
+
+def _texts(value: Json) -> tuple[str, ...]:
+    return tuple(_typed(v, str) for v in cast("list[Json]", _typed(value, list)))
+
+
+def _row(value: Json, length: int) -> list[Json]:
+    row = cast("list[Json]", _typed(value, list))
+    if len(row) != length:
+        raise ValueError(f"a row of {len(row)} entries should have {length}")
+    return row
+
+
+def _plan(data: _Reader) -> Plan:
+    mesh_rows = [_row(r, 2) for r in data.items("mesh")]
+    mesh = MeshShape(
+        tuple(_typed(n, str) for n, _ in mesh_rows), tuple(_typed(s, int) for _, s in mesh_rows)
+    )
+    table = [_sharding(_Reader(row)) for row in data.items("shardings")]
+    return Plan(
+        origin=_origin(data),
+        sharding=_sharding_plan(data, mesh, table),
+        arguments=tuple(_read_argument(r, table) for r in data.items("arguments")),
+        outputs=tuple(_read_argument(r, table) for r in data.items("outputs")),
+        prediction=_prediction(data.inner("prediction")),
+        layer_count=data.whole("layers"),
+        stage_count=data.whole("stages"),
+        microbatches=data.whole("microbatches"),
+    )
+
+
+def _origin(data: _Reader) -> Origin:
+    cluster = data.inner("cluster")
+    pins = [_row(r, 2) for r in data.items("pins")]
+    return Origin(
+        step=data.text("step"),
+        graph_key=data.text("graph"),
+        cluster=cluster.text("toml"),
+        cluster_name=cluster.text("name"),
+        cluster_fingerprint=cluster.text("fingerprint"),
+        jax_minor=data.text("jax"),
+        method=data.text("method"),
+        memory_bytes=data.whole("memory_bytes"),
+        pins=tuple(
+            (_typed(pattern, str), tuple(_texts(axes) for axes in cast("list[Json]", dims)))
+            for pattern, dims in pins
+        ),
+    )
+
+
+def _sharding(row: _Reader) -> Sharding:
+    return Sharding(tuple(_texts(axes) for axes in row.items("dims")), _texts(row.items("partial")))
+
+
+def _read_argument(value: Json, table: list[Sharding]) -> Argument:
+    path, shape, dtype, role, number = _row(value, 5)
+    return Argument(
+        _typed(path, str), _ints(shape), _typed(dtype, str), _typed(role, str),
+        table[_typed(number, int)],
+    )  # fmt: skip
+
+
+def _sharding_plan(data: _Reader, mesh: MeshShape, table: list[Sharding]) -> ShardingPlan:
+    outcome = data.inner("outcome")
+    uses = [_row(r, 3) for r in data.items("uses")]
+    assigned = [_row(r, 2) for r in data.items("assignments")]
+    shared = [_row(r, 2) for r in data.items("shared_partials")]
+    return ShardingPlan(
+        mesh,
+        tuple((name, table[_typed(n, int)]) for name, n in data.pairs("values")),
+        tuple((_ints(path), Assignment(_ints(factors))) for path, factors in assigned),
+        tuple((_typed(n, str), _typed(r, str), table[_typed(s, int)]) for n, r, s in uses),
+        tuple((_ints(path), _ints(held)) for path, held in shared),
+        Outcome(
+            Status(outcome.text("status")),
+            outcome.number("seconds"),
+            outcome.number("bound_seconds"),
+            outcome.text("sentence"),
+        ),
+    )
+
+
+def _prediction(data: _Reader) -> Prediction:
+    rows = [_Reader(r) for r in data.items("traffic")]
+    return Prediction(
+        seconds=data.number("seconds"),
+        communication_seconds=data.number("communication_seconds"),
+        traffic=tuple(
+            Traffic(
+                r.text("kind"), _texts(r.items("axes")), r.whole("count"), r.whole("bytes"),
+                r.number("seconds"),
+            )
+            for r in rows
+        ),
+        argument_bytes=data.whole("argument_bytes"),
+        peak_bytes=data.whole("peak_bytes"),
+    )  # fmt: skip

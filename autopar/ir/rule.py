@@ -1,0 +1,132 @@
+"""What an op lets be sharded: its dims written as factors, after Shardy.
+
+A factor is an iteration index of the op. Each dim of each operand and result is a list of
+factors, major to minor; one dim may hold several (reshape) and one factor may stand in several
+tensors. Sharding an op is giving mesh axes to factors; what that means for each tensor follows.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+Dim = tuple[int, ...]  # factor indices, major to minor; () is a dim nothing can shard
+Dims = tuple[Dim, ...]
+
+
+class Kind(Enum):
+    """What sharding a factor costs inside the op."""
+
+    PASS = "pass"  # nothing: the shards are independent
+    REDUCE = "reduce"  # the results are partial: they still need combining over the axis
+    REPLICATE = "replicate"  # must be whole before the op
+    PERMUTE = "permute"  # shards need their neighbors' edges or must move
+
+
+COMBINERS = ("sum", "max", "min", "and", "or")
+
+
+@dataclass(frozen=True)
+class Factor:
+    """One iteration index: its size, its kind and, for REDUCE, how shards combine."""
+
+    size: int
+    kind: Kind = Kind.PASS
+    combiner: str = "sum"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The factors of an op and where each stands.
+
+    `linear` lists the operand sets that may be partial sums together, the others being whole,
+    such that the results are then partial sums: ((0, 1),) for add, ((0,), (1,)) for mul.
+    `on_demand` marks ops whose results cost next to nothing to build in any sharding (iota,
+    broadcast). `known` is False where the primitive has no rule, so that all is replicated.
+    """
+
+    factors: tuple[Factor, ...]
+    operands: tuple[Dims, ...]
+    results: tuple[Dims, ...]
+    linear: tuple[tuple[int, ...], ...] = ()
+    on_demand: bool = False
+    known: bool = True
+
+    def shardable(self) -> tuple[int, ...]:
+        """The factors that an axis may be given to with no communication before the op.
+
+        A factor must be the major one (sizes of 1 aside) of every dim it stands in: sharding
+        a minor factor alone would leave each device a strided view.
+        """
+        return tuple(
+            f
+            for f, factor in enumerate(self.factors)
+            if factor.size > 1
+            and factor.kind in (Kind.PASS, Kind.REDUCE)
+            and all(self._is_major(f, dims) for dims in (*self.operands, *self.results))
+        )
+
+    def _is_major(self, f: int, dims: Dims) -> bool:
+        for dim in dims:
+            if f in dim:
+                return all(self.factors[g].size == 1 for g in dim[: dim.index(f)])
+        return True
+
+    def __str__(self) -> str:
+        names = string.ascii_lowercase + string.ascii_uppercase
+        left = ", ".join(_dims_text(d, names) for d in self.operands)
+        right = ", ".join(_dims_text(d, names) for d in self.results)
+        notes = "".join(
+            f"; {names[f % 52]}:{_kind_text(factor)}"
+            for f, factor in enumerate(self.factors)
+            if factor.kind is not Kind.PASS
+        )
+        return f"({left}) -> ({right}){notes}" if self.known else "no rule"
+
+
+def _kind_text(factor: Factor) -> str:
+    plain = factor.kind is not Kind.REDUCE or factor.combiner == "sum"
+    return factor.kind.value if plain else f"{factor.kind.value}-{factor.combiner}"
+
+
+def _dims_text(dims: Dims, names: str) -> str:
+    texts = ["".join(names[f % 52] for f in dim) for dim in dims]
+    return " ".join(t if len(t) == 1 else f"[{t}]" for t in texts) or "-"
+
+
+def make_rule(
+    operands: Sequence[Sequence[str]],
+    results: Sequence[Sequence[str]],
+    sizes: Mapping[str, int],
+    *,
+    kinds: Mapping[str, Factor | Kind] | None = None,
+    linear: Sequence[Sequence[int]] = (),
+    on_demand: bool = False,
+) -> Rule:
+    """A rule from named factors: each dim is a text of factor names parted by spaces.
+
+    `make_rule([["b", "k"], ["k", "n"]], [["b", "n"]], {"b": 8, "k": 4, "n": 2},
+    kinds={"k": Kind.REDUCE})` is a matrix product. `sizes` fixes the order of the factors;
+    a dim "" is one that nothing can shard.
+    """
+    order = {name: i for i, name in enumerate(sizes)}
+    given = kinds or {}
+
+    def dims_of(tensor: Sequence[str]) -> Dims:
+        return tuple(tuple(order[n] for n in dim.split()) for dim in tensor)
+
+    def factor_of(name: str) -> Factor:
+        kind = given.get(name, Kind.PASS)
+        if isinstance(kind, Factor):
+            return Factor(sizes[name], kind.kind, kind.combiner)
+        return Factor(sizes[name], kind)
+
+    return Rule(
+        tuple(factor_of(n) for n in sizes),
+        tuple(dims_of(t) for t in operands),
+        tuple(dims_of(t) for t in results),
+        tuple(tuple(group) for group in linear),
+        on_demand,
+    )

@@ -1,0 +1,50 @@
+"""How a value lies on a mesh: axes for each dim, and axes over which it is still a partial sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autopar.ir.mesh import MeshShape
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """Mesh axes of each dim, major to minor, plus the axes over which shards must be combined.
+
+    With axes (a, b) on one dim, block index = index(a) * size(b) + index(b).
+    """
+
+    dims: tuple[tuple[str, ...], ...]
+    partial: tuple[str, ...] = ()
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether every device holds the whole and final value."""
+        return not self.partial and not any(self.dims)
+
+    def axes(self) -> tuple[str, ...]:
+        """Every axis in use, dims first."""
+        return tuple(a for dim in self.dims for a in dim) + self.partial
+
+    def shard_shape(self, shape: Sequence[int], mesh: MeshShape) -> tuple[int, ...]:
+        """The shape of one device's piece."""
+        return tuple(n // mesh.size(axes) for n, axes in zip(shape, self.dims, strict=True))
+
+    def fits(self, shape: Sequence[int], mesh: MeshShape) -> bool:
+        """Whether every sharded dim divides evenly and no axis is used twice."""
+        axes = self.axes()
+        return (
+            len(self.dims) == len(shape)
+            and len(set(axes)) == len(axes)
+            and all(n % mesh.size(a) == 0 for n, a in zip(shape, self.dims, strict=True))
+        )
+
+    def __str__(self) -> str:
+        inside = ", ".join("+".join(axes) if axes else "-" for axes in self.dims)
+        return f"[{inside}]" + (f" partial({'+'.join(self.partial)})" if self.partial else "")
+
+
+def replicated(rank: int) -> Sharding:
+    """The sharding that leaves every device the whole value."""
+    return Sharding(((),) * rank)

@@ -1,0 +1,170 @@
+"""What every device of one mesh runs: local ops and the moves between shardings, in order.
+
+The same listing is priced, printed and executed, so the plan's collectives are the program's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from autopar.ir.sharding import Sharding
+from autopar.ir.values import Value
+
+COLLECTIVES = (
+    "all-reduce",
+    "reduce-scatter",
+    "all-gather",
+    "all-to-all",
+    "collective-permute",
+)
+
+
+@dataclass(frozen=True)
+class MoveStep:
+    """One step of a move: a collective, or a local "slice" or "mask".
+
+    `dim` is the dim that gains or loses `axes`; an all-to-all takes them from `dim` to `to_dim`;
+    a collective-permute leaves `dim` sharded over `to_axes` instead of `axes`. A mask keeps a
+    whole value on the first device of `axes` and zeros elsewhere, which is a partial sum.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    dim: int = -1
+    to_dim: int = -1
+    to_axes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        where = f" dim {self.dim}" if self.dim >= 0 else ""
+        to = f"->{self.to_dim}" if self.to_dim >= 0 else ""
+        return f"{self.kind}({'+'.join(self.axes)}){where}{to}"
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective of the program: bytes are of the local buffer before it is scattered or
+    after it is gathered, once; `runs` multiplies over the loops around it."""
+
+    kind: str
+    axes: tuple[str, ...]
+    nbytes: int
+    seconds: float
+    runs: int = 1
+
+
+@dataclass(frozen=True)
+class Run:
+    """One op on this device's pieces. An operand None is the equation's own literal.
+
+    `equation` is the path of the op in the graph: indices into ops, and through bodies
+    (op, body, op, ...).
+    """
+
+    equation: tuple[int, ...]
+    operands: tuple[str | None, ...]
+    results: tuple[str, ...]
+    operand_shardings: tuple[Sharding, ...]
+    result_shardings: tuple[Sharding, ...]
+
+
+@dataclass(frozen=True)
+class Move:
+    """A value taken from one sharding to another, for an op of the user's line."""
+
+    value: Value
+    source: str
+    result: str
+    before: Sharding
+    after: Sharding
+    steps: tuple[MoveStep, ...]
+    combiner: str = "sum"
+    collectives: tuple[Collective, ...] = ()
+    region: str = "forward"
+    line: str = ""
+    repeat: int = 0  # how many equal moves earlier regions made: this one must not be merged with
+
+
+@dataclass(frozen=True)
+class Fence:
+    """Values that a later computation may not be merged with: remat's recomputation."""
+
+    sources: tuple[str, ...]
+    results: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A straight line of instructions with inputs and outputs; the body of a loop or a step."""
+
+    inputs: tuple[str, ...]
+    instructions: tuple[Instruction, ...]
+    outputs: tuple[str | None, ...]
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A scan, while or cond whose bodies are blocks; `runs` is the trip count."""
+
+    equation: tuple[int, ...]
+    operands: tuple[str | None, ...]
+    results: tuple[str, ...]
+    result_shardings: tuple[Sharding, ...]
+    bodies: tuple[Block, ...]
+    runs: int = 1
+
+
+Instruction = Run | Move | Fence | Loop
+
+
+@dataclass(frozen=True)
+class SpmdProgram:
+    """The whole step on one mesh: a block, and how its inputs and outputs lie."""
+
+    block: Block
+    input_shardings: tuple[Sharding, ...]
+    output_shardings: tuple[Sharding, ...]
+
+    def moves(self) -> Iterator[tuple[Move, int]]:
+        """Every move with how often it runs in one step."""
+        yield from _moves(self.block, 1)
+
+    def collectives(self) -> tuple[tuple[Move, Collective], ...]:
+        """Every collective with the move it belongs to, `runs` filled in."""
+        return tuple(
+            (m, Collective(c.kind, c.axes, c.nbytes, c.seconds, runs))
+            for m, runs in self.moves()
+            for c in m.collectives
+        )
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self.block, ""))
+
+
+def _moves(block: Block, runs: int) -> Iterator[tuple[Move, int]]:
+    for step in block.instructions:
+        if isinstance(step, Move):
+            yield step, runs
+        elif isinstance(step, Loop):
+            for body in step.bodies:
+                yield from _moves(body, runs * step.runs)
+
+
+def _lines(block: Block, indent: str) -> Iterator[str]:
+    yield f"{indent}inputs {', '.join(block.inputs)}"
+    for step in block.instructions:
+        if isinstance(step, Run):
+            operands = ", ".join(o or "literal" for o in step.operands)
+            where = ".".join(map(str, step.equation))
+            yield f"{indent}{', '.join(step.results)} = run {where}({operands})"
+        elif isinstance(step, Move):
+            how = ", ".join(map(str, step.steps))
+            yield f"{indent}{step.result} = move {step.source} {step.before} -> {step.after}: {how}"
+        elif isinstance(step, Fence):
+            yield f"{indent}{', '.join(step.results)} = fence {', '.join(step.sources)}"
+        else:
+            operands = ", ".join(o or "literal" for o in step.operands)
+            yield f"{indent}{', '.join(step.results)} = loop {step.equation}({operands}) x{step.runs}"
+            for body in step.bodies:
+                yield from _lines(body, indent + "  ")
+    yield f"{indent}return {', '.join(o or 'literal' for o in block.outputs)}"

@@ -1,0 +1,12 @@
+"""What sharding each primitive allows."""
+
+from autopar.rules.attach import attach_rules as attach_rules
+from autopar.rules.attach import unknown_ops as unknown_ops
+from autopar.rules.custom import RuleBook as RuleBook
+from autopar.rules.custom import parse_rule as parse_rule
+from autopar.rules.table import CONTROL as CONTROL
+from autopar.rules.table import PARALLEL as PARALLEL
+from autopar.rules.table import REPLICATED as REPLICATED
+from autopar.rules.table import has_rule as has_rule
+from autopar.rules.table import primitive_names as primitive_names
+from autopar.rules.table import rule_for as rule_for

@@ -1,0 +1,100 @@
+"""Rules of element-wise primitives: one factor for each dim, shared by all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from autopar.ir.graph import Op
+from autopar.ir.rule import Dim, Rule
+from autopar.ir.values import Value, item_bytes
+from autopar.rules.factors import WHOLE, Factors, RuleMaker
+
+_UNARY = """
+    abs acos acosh asin asinh atan atanh bessel_i0e bessel_i1e cbrt ceil clz cos cosh digamma erf
+    erf_inv erfc exp exp2 expm1 floor integer_pow is_finite lgamma log log1p logistic not
+    population_count reduce_precision round rsqrt sign sin sinh sqrt square tan tanh
+""".split()
+_BINARY = """
+    and atan2 eq eq_to ge gt igamma igamma_grad_a igammac le le_to lt lt_to max min ne
+    nextafter or polygamma pow rem shift_left shift_right_arithmetic shift_right_logical xor zeta
+""".split()
+_TERNARY = ["clamp", "regularized_incomplete_beta"]
+# Counter-based generators hash each item on its own; key words may be scalars.
+_HASHES = ["threefry2x32", "threefry4x32"]
+_FIRST_LINEAR = """
+    conj copy imag layout_constraint name neg real reshard sharding_constraint stop_gradient
+""".split()
+
+
+def aligned(op: Op, operands: Sequence[Value], linear: Sequence[Sequence[int]] = ()) -> Rule:
+    """One factor for each result dim; scalars and dims of 1 that broadcast carry nothing."""
+    found = Factors()
+    shape = op.results[0].shape
+    dims = found.each(shape)
+    return found.rule([_seen(v, shape, dims) for v in operands], [dims] * len(op.results), linear)
+
+
+def _seen(value: Value, shape: tuple[int, ...], dims: list[Dim]) -> list[Dim]:
+    if not value.shape:
+        return []
+    return [d if n == size else WHOLE for n, size, d in zip(value.shape, shape, dims, strict=True)]
+
+
+def _plain(op: Op, operands: Sequence[Value]) -> Rule:
+    return aligned(op, operands)
+
+
+def _first_linear(op: Op, operands: Sequence[Value]) -> Rule:
+    return aligned(op, operands, [(0,)])
+
+
+def _all_linear(op: Op, operands: Sequence[Value]) -> Rule:
+    return aligned(op, operands, [range(len(operands))])
+
+
+def _mul(op: Op, operands: Sequence[Value]) -> Rule:
+    return aligned(op, operands, [(0,), (1,)])
+
+
+def _div(op: Op, operands: Sequence[Value]) -> Rule:
+    return aligned(op, operands, [(0,)] if op.results[0].is_floating else ())
+
+
+def _select(op: Op, operands: Sequence[Value]) -> Rule:
+    return aligned(op, operands, [range(1, len(operands))])
+
+
+def _convert(op: Op, operands: Sequence[Value]) -> Rule:
+    """Partial sums may widen; narrowed, each would be rounded on its own."""
+    old, new = operands[0], op.results[0]
+    wider = item_bytes(new.dtype) > item_bytes(old.dtype) or new.dtype == old.dtype
+    return aligned(op, operands, [(0,)] if wider and old.is_floating and new.is_floating else ())
+
+
+def _tie(op: Op, operands: Sequence[Value]) -> Rule:
+    """The second operand, ordered after the first, which may lie anyhow but must be final."""
+    found = Factors()
+    first, second = found.each(operands[0].shape), found.each(operands[1].shape)
+    return found.rule([first, second], [second], [(1,)])
+
+
+def _each_own(op: Op, operands: Sequence[Value]) -> Rule:
+    """Every operand goes through by itself."""
+    del op
+    found = Factors()
+    dims = [found.each(v.shape) for v in operands]
+    return found.rule(dims, dims, [range(len(operands))])
+
+
+RULES: Mapping[str, RuleMaker] = {
+    **dict.fromkeys([*_UNARY, *_BINARY, *_TERNARY, *_HASHES], _plain),
+    **dict.fromkeys(_FIRST_LINEAR, _first_linear),
+    **dict.fromkeys(["add", "add_any", "sub", "complex"], _all_linear),
+    **dict.fromkeys(["optimization_barrier", "device_put"], _each_own),
+    "convert_element_type": _convert,
+    "div": _div,
+    "mul": _mul,
+    "select_n": _select,
+    "shard_alike": _all_linear,
+    "tie": _tie,
+}

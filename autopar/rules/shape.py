@@ -1,0 +1,170 @@
+"""Rules of primitives that move, repeat or join items without computing on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from autopar.ir.graph import Op
+from autopar.ir.rule import Dim, Kind, Rule
+from autopar.ir.values import Literal, Value
+from autopar.rules.factors import WHOLE, Factors, RuleMaker
+from autopar.rules.params import pairs
+
+
+def _transpose(op: Op, operands: Sequence[Value]) -> Rule:
+    found = Factors()
+    dims = found.each(operands[0].shape)
+    return found.rule([dims], [[dims[d] for d in op.ints("permutation")]], [(0,)])
+
+
+def _broadcast_in_dim(op: Op, operands: Sequence[Value]) -> Rule:
+    """Dims that the operand has are shared; new ones, and 1 to n, are free."""
+    found = Factors()
+    shape = op.results[0].shape
+    result = found.each(shape)
+    mapped = [
+        result[d] if n == shape[d] else WHOLE
+        for n, d in zip(operands[0].shape, op.ints("broadcast_dimensions"), strict=True)
+    ]
+    rest: list[list[Dim]] = [[] for _ in operands[1:]]
+    return found.rule([mapped, *rest], [result], [(0,)], on_demand=True)
+
+
+def _created(op: Op, operands: Sequence[Value]) -> Rule:
+    """Made of nothing, so in any sharding."""
+    found = Factors()
+    dims = [found.each(v.shape) for v in op.results]
+    return found.rule([[WHOLE] * len(v.shape) for v in operands], dims, on_demand=True)
+
+
+def _squeeze(op: Op, operands: Sequence[Value]) -> Rule:
+    found = Factors()
+    dims = found.each(operands[0].shape)
+    gone = {d % len(dims) for d in op.ints("dimensions")}
+    return found.rule([dims], [[f for d, f in enumerate(dims) if d not in gone]], [(0,)])
+
+
+def _rev(op: Op, operands: Sequence[Value]) -> Rule:
+    """Shards of a reversed dim swap places."""
+    found = Factors()
+    turned = op.ints("dimensions")
+    dims = [
+        found.new(n, Kind.PERMUTE if d in turned else Kind.PASS)
+        for d, n in enumerate(operands[0].shape)
+    ]
+    return found.rule([dims], [dims], [(0,)])
+
+
+def _concatenate(op: Op, operands: Sequence[Value]) -> Rule:
+    found = Factors()
+    axis = op.whole("dimension")
+    dims = found.each(op.results[0].shape[:axis])
+    tail = found.each(op.results[0].shape[axis + 1 :])
+
+    def around(value: Value) -> list[Dim]:
+        return [*dims, found.whole(value.shape[axis]), *tail]
+
+    return found.rule(
+        [around(v) for v in operands], [around(op.results[0])], [range(len(operands))]
+    )
+
+
+def _split(op: Op, operands: Sequence[Value]) -> Rule:
+    """Pieces of a sharded dim would have to move to where they are wanted."""
+    found = Factors()
+    axis = op.whole("axis")
+    dims = found.each(operands[0].shape)
+
+    def cut(value: Value) -> list[Dim]:
+        return [*dims[:axis], found.new(value.shape[axis], Kind.PERMUTE), *dims[axis + 1 :]]
+
+    return found.rule([cut(operands[0])], [cut(v) for v in op.results], [(0,)])
+
+
+def _stack(op: Op, operands: Sequence[Value]) -> Rule:
+    found = Factors()
+    axis = op.whole("axis") % len(op.results[0].shape)
+    dims = found.each(operands[0].shape)
+    result = [*dims[:axis], found.whole(len(operands)), *dims[axis:]]
+    return found.rule([dims] * len(operands), [result], [range(len(operands))])
+
+
+def _unstack(op: Op, operands: Sequence[Value]) -> Rule:
+    found = Factors()
+    axis = op.whole("axis") % len(operands[0].shape)
+    dims = found.each(op.results[0].shape)
+    operand = [*dims[:axis], found.whole(operands[0].shape[axis]), *dims[axis:]]
+    return found.rule([operand], [dims] * len(op.results), [(0,)])
+
+
+def _tile(op: Op, operands: Sequence[Value]) -> Rule:
+    """A repeated dim is (copies, items): whole copies may be shared out."""
+    found = Factors()
+    before = found.each(operands[0].shape)
+    after = [
+        dim if count == 1 else found.new(count) + dim
+        for dim, count in zip(before, op.ints("reps"), strict=True)
+    ]
+    return found.rule([before], [after], [(0,)])
+
+
+def _pad(op: Op, operands: Sequence[Value]) -> Rule:
+    """Padded dims move items across shards; zeros keep partial sums partial."""
+    found = Factors()
+    before: list[Dim] = []
+    after: list[Dim] = []
+    for old, new, config in zip(
+        operands[0].shape, op.results[0].shape, pairs(op.param("padding_config")), strict=True
+    ):
+        same = not any(config)
+        kind = Kind.REPLICATE if config[2] else Kind.PERMUTE
+        before.append(found.new(old) if same else found.new(old, kind))
+        after.append(before[-1] if same else found.new(new, kind))
+    return found.rule([before, []], [after], [(0,)] if _is_zero(op.operands[1]) else ())
+
+
+def _is_zero(operand: object) -> bool:
+    try:
+        return isinstance(operand, Literal) and float(operand.text) == 0.0
+    except ValueError:
+        return False
+
+
+def _slice(op: Op, operands: Sequence[Value]) -> Rule:
+    """Dims kept whole are shared; the others shift across shards."""
+    found = Factors()
+    before: list[Dim] = []
+    after: list[Dim] = []
+    for old, new in zip(operands[0].shape, op.results[0].shape, strict=True):
+        before.append(found.new(old) if old == new else found.new(old, Kind.PERMUTE))
+        after.append(before[-1] if old == new else found.new(new, Kind.PERMUTE))
+    return found.rule([before], [after], [(0,)])
+
+
+def _bitcast(op: Op, operands: Sequence[Value]) -> Rule:
+    """Items of another width come and go with a last dim that must be whole."""
+    found = Factors()
+    old, new = operands[0], op.results[0]
+    shared = found.each(old.shape[: min(len(old.shape), len(new.shape))])
+    extra = [found.whole(n) for v in (old, new) for n in v.shape[len(shared) :]]
+    longer = [*shared, *extra]
+    return found.rule([longer[: len(old.shape)]], [longer[: len(new.shape)]])
+
+
+RULES: Mapping[str, RuleMaker] = {
+    "bitcast_convert_type": _bitcast,
+    "broadcast_in_dim": _broadcast_in_dim,
+    "concatenate": _concatenate,
+    "empty": _created,
+    "iota": _created,
+    "iota_2x32_shape": _created,
+    "pad": _pad,
+    "rev": _rev,
+    "slice": _slice,
+    "split": _split,
+    "squeeze": _squeeze,
+    "stack": _stack,
+    "tile": _tile,
+    "transpose": _transpose,
+    "unstack": _unstack,
+}

@@ -1,0 +1,131 @@
+"""From a primitive's name to its rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from autopar.ir.graph import Op
+from autopar.ir.rule import Kind, Rule
+from autopar.ir.values import Value
+from autopar.rules import (
+    contract,
+    index,
+    linalg,
+    pointwise,
+    random,
+    reduce,
+    reshape,
+    shape,
+    window,
+)
+from autopar.rules.custom import RuleBook
+from autopar.rules.factors import RuleMaker, replicated_rule, unknown_rule
+
+# Handled by whoever holds their bodies, not by a rule.
+CONTROL = frozenset(
+    """
+    call call_hi_primitive call_hi_primitive_linearized checkpoint closed_call composite cond
+    core_call custom_jvp_call custom_jvp_call_jaxpr custom_lin custom_linear_solve
+    custom_vjp_call custom_vmap_call eval_jaxpr jit linear_call pjit platform_index remat2
+    remat_opt run_state scan shard_map while
+    """.split()
+)
+
+# Stand only inside a region that the user wrote for each device, which we leave alone.
+PARALLEL = frozenset(
+    """
+    all_gather all_gather_done all_gather_invariant all_gather_reduced all_gather_reduced_start
+    all_gather_start all_to_all all_to_all_done all_to_all_start axis_index pbroadcast
+    pbroadcast_done pbroadcast_start pmax pmin ppermute ppermute_done ppermute_start precv preduced
+    psend psum psum_done psum_invariant psum_invariant_start psum_start pvary ragged_all_to_all
+    reduce_scatter reduce_scatter_done reduce_scatter_start reduced_vary_cast_p unreduced_psum
+    unreduced_psum_start unreduced_reduce_scatter unreduced_reduce_scatter_start
+    vary_unreduced_cast_p
+    """.split()
+)
+
+# Known, and whole on every device on purpose: the reason, then the names.
+_WHOLE_BECAUSE: Mapping[str, str] = {
+    "orders effects and holds no data": "after_all create_token dce_sink",
+    "runs on the host, which wants whole arrays": """
+        buffer_callback check compute_on debug_callback debug_print inspect_sharding io_callback
+        pure_callback
+    """,
+    "code we cannot see into: give it a rule in a RuleBook": """
+        cudnn_fusion custom_partitioning dot_product_attention_bwd
+        dot_product_attention_bwd_wrapper dot_product_attention_fp8_bwd
+        dot_product_attention_fp8_bwd_wrapper dot_product_attention_fp8_fwd
+        dot_product_attention_fp8_fwd_wrapper dot_product_attention_fwd
+        dot_product_attention_fwd_wrapper ffi_call pallas_call scaled_dot scaled_matmul
+        scaled_matmul_wrapper tpu_custom_call xla_metadata_value
+    """,
+    "mutable cells are read and written whole": """
+        accum_grad_in_ref addupdate box_get box_set broadcast_to create_linear empty_ref free_ref
+        freeze get log_extend log_read new_box new_log new_ref pin swap unpin
+    """,
+    "makes or reads key words, which are never sharded": "from_edtype to_edtype",
+    "a buffer without contents, made whole by its reader": "empty2",
+    "never stands in a traced step": "stage unreachable zeros_like",
+    "XLA of jaxlib 0.10 cannot compile it in a program for several devices": """
+        mulhi philox2x32 philox4x32
+    """,
+}
+REPLICATED: Mapping[str, str] = {
+    name: reason for reason, names in _WHOLE_BECAUSE.items() for name in names.split()
+}
+
+_RULES: Mapping[str, RuleMaker] = {
+    **pointwise.RULES,
+    **shape.RULES,
+    **reshape.RULES,
+    **contract.RULES,
+    **window.RULES,
+    **index.RULES,
+    **reduce.RULES,
+    **linalg.RULES,
+    **random.RULES,
+    **dict.fromkeys(REPLICATED, replicated_rule),
+}
+
+
+def rule_for(op: Op, operands: Sequence[Value], book: RuleBook = RuleBook()) -> Rule:
+    """The rule of an op: the user's own, else ours, else one that replicates and says so.
+
+    `operands` are the op's operands as values, literals as nameless scalars.
+    """
+    own = book.rule_for(op, operands)
+    if own is not None:
+        return own
+    rule = _RULES.get(op.kind, unknown_rule)(op, operands)
+    return _with_whole_keys(rule, op, operands)
+
+
+def has_rule(kind: str) -> bool:
+    """Whether we know the primitive, be it that it must stay whole."""
+    return kind in _RULES
+
+
+def primitive_names() -> frozenset[str]:
+    """Every primitive that has a rule of its own, those replicated on purpose left out."""
+    return frozenset(_RULES) - frozenset(REPLICATED)
+
+
+def _with_whole_keys(rule: Rule, op: Op, operands: Sequence[Value]) -> Rule:
+    """Typed random keys are never sharded: their factors must be whole."""
+    keys = {
+        f
+        for value, dims in zip(
+            (*operands, *op.results), (*rule.operands, *rule.results), strict=True
+        )
+        if value.dtype.startswith("key")
+        for dim in dims
+        for f in dim
+    }
+    if not keys:
+        return rule
+    factors = tuple(
+        replace(factor, kind=Kind.REPLICATE) if f in keys else factor
+        for f, factor in enumerate(rule.factors)
+    )
+    return replace(rule, factors=factors)

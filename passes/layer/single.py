@@ -1,0 +1,25 @@
+"""All ops in one layer: what a plan without pipeline stages needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from autopar.ir.graph import Graph
+from autopar.ir.layers import Layer, LayerSequence
+from autopar.passes.base import Setting
+from autopar.passes.layer.base import AbstractLayering
+
+
+@dataclass(frozen=True)
+class Single(AbstractLayering):
+    """One layer."""
+
+    name: ClassVar[str] = "single"
+
+    def run(self, given: Graph, setting: Setting) -> LayerSequence:
+        """A sequence of one layer; of none for a step without ops."""
+        del setting
+        count = len(given.ops)
+        layers = (Layer(0, count - 1, given.flops, 0),) if count else ()
+        return LayerSequence(given, layers)

@@ -1,0 +1,298 @@
+"""A graph and its sharding become the listing that every device of one mesh runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autopar.cost.reshard import Resharder, Route
+from autopar.ir.assignment import operand_of_result
+from autopar.ir.graph import Graph, Op, Operand
+from autopar.ir.sharding import Sharding, replicated
+from autopar.ir.sharding_plan import OpPath, ShardingPlan
+from autopar.ir.spmd import (
+    Block,
+    Collective,
+    Fence,
+    Instruction,
+    Loop,
+    Move,
+    MoveStep,
+    Run,
+    SpmdProgram,
+)
+from autopar.ir.values import Literal, Value
+
+_REMAT = ("remat2", "checkpoint")
+_LOOPS = ("scan", "while", "cond")
+
+
+def lower_spmd(graph: Graph, plan: ShardingPlan, resharder: Resharder) -> SpmdProgram:
+    """The listing of a step: what is moved is what the plan decided, once for each region."""
+    scope = _Scope(graph, plan, resharder)
+    names = tuple(i.value.name for i in graph.inputs)
+    scope.lower_ops(graph, ())
+    returns = dict(graph.donated)
+    wanted = [
+        plan.sharding_of[names[returns[i]]] if i in returns else scope.final_sharding(o)
+        for i, o in enumerate(graph.outputs)
+    ]
+    outputs = tuple(
+        scope.fetch(o, w, "update", "") for o, w in zip(graph.outputs, wanted, strict=True)
+    )
+    block = Block(names, tuple(scope.instructions), outputs)
+    return SpmdProgram(block, tuple(plan.sharding_of[n] for n in names), tuple(wanted))
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A value that is made on demand: its op and path."""
+
+    op: Op
+    path: OpPath
+    graph: Graph
+
+
+class _Scope:
+    """One straight line of instructions: the step, or the body of a loop."""
+
+    def __init__(self, graph: Graph, plan: ShardingPlan, resharder: Resharder) -> None:
+        self._plan, self._resharder = plan, resharder
+        self.instructions: list[Instruction] = []
+        self._values: dict[str, Value] = dict(graph.values)
+        self._aliases: dict[str, Operand] = {}
+        self._demands: dict[str, _Made] = {}
+        self._pieces: dict[tuple[str, Sharding, str], str] = {}
+        self._moved: dict[tuple[str, Sharding], int] = {}
+        self._count = 0
+
+    # -- ops -------------------------------------------------------------------------------
+
+    def lower_ops(self, graph: Graph, path: OpPath) -> None:
+        """Every op of a graph, in order."""
+        for i, op in enumerate(graph.ops):
+            here = (*path, i)
+            if op.kind in _REMAT:
+                self._lower_remat(op, here)
+            elif op.kind in _LOOPS:
+                self._lower_loop(op, here)
+            elif op.results and op.results[0].name not in self._plan.sharding_of:
+                self._demands.update((r.name, _Made(op, here, graph)) for r in op.results)
+            else:
+                self._lower_op(op, here)
+
+    def _lower_op(self, op: Op, path: OpPath) -> None:
+        rule, mesh = op.rule, self._plan.mesh
+        assert rule is not None
+        given = self._plan.assignment_of.get(path)
+        homes = tuple(self._plan.sharding_of[r.name] for r in op.results)
+        if given is None:
+            shared = self._plan.partials_of.get(path, ())
+            wanted = tuple(
+                operand_of_result(rule, i, homes[0], i in shared) for i in range(len(op.operands))
+            )
+            raw, combiner = homes, "sum"
+        else:
+            wanted = tuple(given.operand_sharding(rule, i, mesh) for i in range(len(op.operands)))
+            raw = tuple(given.result_sharding(rule, i, mesh) for i in range(len(op.results)))
+            combiner = given.combiner(rule)
+        self._run(op, path, wanted, raw, homes, combiner)
+
+    def _run(
+        self,
+        op: Op,
+        path: OpPath,
+        wanted: Sequence[Sharding],
+        raw: Sequence[Sharding],
+        homes: Sequence[Sharding],
+        combiner: str,
+    ) -> None:
+        region, line = op.origin.region, op.origin.line
+        through_use = path in self._plan.assignment_of
+        operands = tuple(
+            self.fetch(o, w, region, line, through_use)
+            for o, w in zip(op.operands, wanted, strict=True)
+        )
+        names = tuple(
+            r.name if a == b else f"{r.name}.raw"
+            for r, a, b in zip(op.results, raw, homes, strict=True)
+        )
+        self.instructions.append(Run(path, operands, names, tuple(wanted), tuple(raw)))
+        for value, name, before, after in zip(op.results, names, raw, homes, strict=True):
+            if before != after:
+                self._move(value, name, value.name, before, after, region, line, combiner)
+
+    # -- reading ---------------------------------------------------------------------------
+
+    def fetch(
+        self, operand: Operand, wanted: Sharding, region: str, line: str, through_use: bool = False
+    ) -> str | None:
+        """The name of an operand's piece in a sharding, moved there if it is not yet; None is a literal."""
+        asked, operand = operand, self._resolve(operand)
+        if isinstance(operand, Literal):
+            return None
+        if operand in self._demands:
+            return self._make(operand, wanted, region, line)
+        home = self._plan.sharding_of[operand]
+        if wanted == home:
+            return operand
+        held = self._pieces.get((operand, wanted, region))
+        if held is not None:
+            return held
+        use = self._plan.use_of.get((str(asked), region), home) if through_use else home
+        source, before = operand, home
+        if use not in (home, wanted):
+            source, before = self.fetch(operand, use, region, line) or operand, use
+        value = self._values[operand]
+        name = self._piece(operand, wanted, region)
+        self._move(value, source, name, before, wanted, region, line)
+        return name
+
+    def _piece(self, name: str, wanted: Sharding, region: str) -> str:
+        self._count += 1
+        piece = f"{name}@{self._count}"
+        self._pieces[name, wanted, region] = piece
+        return piece
+
+    def _resolve(self, operand: Operand) -> Operand:
+        while isinstance(operand, str) and operand in self._aliases:
+            operand = self._aliases[operand]
+        return operand
+
+    def _make(self, name: str, wanted: Sharding, region: str, line: str) -> str:
+        """A value made on demand in a sharding; a partial sum of it by masking."""
+        made = self._demands[name]
+        held = self._pieces.get((name, wanted, made.op.origin.region))
+        if held is not None:
+            return held
+        rule = made.op.rule
+        assert rule is not None
+        position = [r.name for r in made.op.results].index(name)
+        whole = Sharding(wanted.dims)
+        if wanted.partial:
+            source = self._make(name, whole, region, line)
+            piece = self._piece(name, wanted, made.op.origin.region)
+            self._move(self._values[name], source, piece, whole, wanted, region, line)
+            return piece
+        asked = tuple(
+            operand_of_result(rule, i, whole, False, position) for i in range(len(made.op.operands))
+        )
+        operands = tuple(
+            self.fetch(o, a, region, line) for o, a in zip(made.op.operands, asked, strict=True)
+        )
+        piece = self._piece(name, wanted, made.op.origin.region)
+        results = tuple(piece if r.name == name else f"{piece}.{r.name}" for r in made.op.results)
+        laid = tuple(whole if r.name == name else replicated(len(r.shape)) for r in made.op.results)
+        self.instructions.append(Run(made.path, operands, results, asked, laid))
+        return piece
+
+    def final_sharding(self, operand: Operand) -> Sharding:
+        """How an output that is no state lies: as it is, but never a partial sum."""
+        operand = self._resolve(operand)
+        if isinstance(operand, Literal):
+            return replicated(len(operand.shape))
+        if operand in self._demands:
+            return replicated(len(self._values[operand].shape))
+        return Sharding(self._plan.sharding_of[operand].dims)
+
+    # -- moving ----------------------------------------------------------------------------
+
+    def _move(
+        self,
+        value: Value,
+        source: str,
+        result: str,
+        before: Sharding,
+        after: Sharding,
+        region: str,
+        line: str,
+        combiner: str = "sum",
+    ) -> None:
+        route = self._route(value, before, after, combiner)
+        repeat = self._moved.get((value.name, after), 0)
+        self._moved[value.name, after] = repeat + 1
+        self.instructions.append(
+            Move(value, source, result, before, after, route.steps, combiner, route.collectives,
+                 region, line, repeat)
+        )  # fmt: skip
+
+    def _route(self, value: Value, before: Sharding, after: Sharding, combiner: str) -> Route:
+        if combiner == "sum" or not before.partial:
+            return self._resharder.route(value, before, after)
+        mesh, prices = self._plan.mesh, self._resharder.prices
+        local = value.nbytes // mesh.size([a for dim in before.dims for a in dim])
+        seconds = prices.collective("all-reduce", local, before.partial)
+        rest = self._resharder.route(value, Sharding(before.dims), after)
+        first = Collective("all-reduce", before.partial, local, seconds)
+        return Route(
+            (MoveStep("all-reduce", before.partial), *rest.steps),
+            (first, *rest.collectives),
+            seconds + rest.seconds,
+        )
+
+    # -- bodies ----------------------------------------------------------------------------
+
+    def _lower_remat(self, op: Op, path: OpPath) -> None:
+        """The body inline, its inputs fenced off so that XLA recomputes instead of reusing."""
+        body = op.graphs[0]
+        self._values.update(body.values)
+        fenced: list[tuple[str, str]] = []
+        prevents = dict(op.params).get("prevent_cse", True)
+        for given, operand in zip(body.inputs, op.operands, strict=True):
+            outer, inner = self._resolve(operand), given.value.name
+            if isinstance(outer, Literal) or outer in self._demands or not prevents:
+                self._aliases[inner] = outer
+            else:
+                fenced.append((outer, inner))
+        if fenced:
+            sources, results = zip(*fenced, strict=True)
+            self.instructions.append(Fence(sources, results))
+        self.lower_ops(body, (*path, 0))
+        for result, inner in zip(op.results, body.outputs, strict=True):
+            self._aliases[result.name] = inner
+
+    def _lower_loop(self, op: Op, path: OpPath) -> None:
+        entries, exits = _loop_shardings(op, self._plan)
+        region, line = op.origin.region, op.origin.line
+        operands = tuple(
+            self.fetch(o, w, region, line) for o, w in zip(op.operands, entries, strict=True)
+        )
+        bodies = tuple(
+            self._block(body, wanted, (*path, b), op)
+            for b, (body, wanted) in enumerate(zip(op.graphs, exits, strict=True))
+        )
+        runs = op.whole("length") if op.kind == "scan" else 1
+        names = tuple(r.name for r in op.results)
+        laid = tuple(self._plan.sharding_of[n] for n in names)
+        self.instructions.append(Loop(path, operands, names, laid, bodies, runs))
+
+    def _block(self, body: Graph, wanted: Sequence[Sharding], path: OpPath, op: Op) -> Block:
+        scope = _Scope(body, self._plan, self._resharder)
+        scope.lower_ops(body, path)
+        outputs = tuple(
+            scope.fetch(o, w, op.origin.region, op.origin.line)
+            for o, w in zip(body.outputs, wanted, strict=True)
+        )
+        inputs = tuple(i.value.name for i in body.inputs)
+        return Block(inputs, tuple(scope.instructions), outputs)
+
+
+def _loop_shardings(
+    op: Op, plan: ShardingPlan
+) -> tuple[tuple[Sharding, ...], tuple[tuple[Sharding, ...], ...]]:
+    """How a loop's operands enter, and how each body's outputs leave."""
+    lies = plan.sharding_of
+    bodies = [[lies[i.value.name] for i in g.inputs] for g in op.graphs]
+    results = [lies[r.name] for r in op.results]
+    if op.kind == "scan":
+        fixed = op.whole("num_consts") + op.whole("num_carry")
+        scanned = [Sharding(((), *s.dims), s.partial) for s in bodies[0][fixed:]]
+        carries = bodies[0][op.whole("num_consts") : fixed]
+        stacked = [Sharding(s.dims[1:], s.partial) for s in results[op.whole("num_carry") :]]
+        return (*bodies[0][:fixed], *scanned), ((*carries, *stacked),)
+    if op.kind == "while":
+        test_consts, body_consts = op.whole("cond_nconsts"), op.whole("body_nconsts")
+        carries = bodies[1][body_consts:]
+        entries = (*bodies[0][:test_consts], *bodies[1])
+        return entries, ((Sharding(()),), tuple(carries))
+    return (Sharding(()), *bodies[0]), tuple(tuple(results) for _ in op.graphs)

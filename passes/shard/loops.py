@@ -1,0 +1,163 @@
+"""Reads loops into decisions: what crosses a loop's boundary passes through a port.
+
+A carry is one port for its start, the body's input and output, and the result, so all lie alike.
+Constants and scanned inputs are ports too: resharding before a port runs once, after it every trip.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from autopar.ir.graph import Graph, Op, Operand
+from autopar.ir.values import Literal, Value
+from autopar.passes.shard.decisions import DecisionKind, OpPath, Place
+
+if TYPE_CHECKING:
+    from autopar.passes.shard.read import Reader
+
+
+def read_loop(reader: Reader, graph: Graph, op: Op, path: OpPath, runs: int) -> None:
+    """A scan, while or cond with its bodies."""
+    entry = _LoopReader(reader, graph, op, path, runs)
+    if op.kind == "scan":
+        entry.scan()
+    elif op.kind == "while":
+        entry.while_()
+    else:
+        entry.cond()
+
+
+def trip_count(op: Op) -> int:
+    """How often a loop's body runs: known for scan, taken as once for while and cond."""
+    return op.whole("length") if op.kind == "scan" else 1
+
+
+class _LoopReader:
+    """One loop op being read."""
+
+    def __init__(self, reader: Reader, graph: Graph, op: Op, path: OpPath, runs: int) -> None:
+        self._reader, self._graph, self._op, self._path = reader, graph, op, path
+        self._runs, self._inner_runs = runs, runs * trip_count(op)
+
+    def scan(self) -> None:
+        """consts, carries, scanned slices -> carries, stacked slices."""
+        op, body = self._op, self._op.graphs[0]
+        consts, carries = op.whole("num_consts"), op.whole("num_carry")
+        for i, given in enumerate(body.inputs):
+            if i < consts:
+                self._entry(op.operands[i], given.value)
+            elif i < consts + carries:
+                self._carry(op.operands[i], given.value, op.results[i - consts])
+            else:
+                self._entry(op.operands[i], given.value, stacked=True)
+        outs = [self._result_port(r) for r in op.results[carries:]]
+        self._reader.read_ops(body, (*self._path, 0), self._inner_runs)
+        ports = [self._port_of(body.inputs[consts + k].value) for k in range(carries)] + outs
+        for operand, port in zip(body.outputs, ports, strict=True):
+            self._exit(body, operand, port)
+
+    def while_(self) -> None:
+        """Condition and body share the carries."""
+        op, (test, body) = self._op, self._op.graphs
+        test_consts, body_consts = op.whole("cond_nconsts"), op.whole("body_nconsts")
+        starts = op.operands[test_consts + body_consts :]
+        for operand, given in zip(op.operands, test.inputs[:test_consts], strict=False):
+            self._entry(operand, given.value)
+        for operand, given in zip(
+            op.operands[test_consts:], body.inputs[:body_consts], strict=False
+        ):
+            self._entry(operand, given.value)
+        for k, start in enumerate(starts):
+            value = body.inputs[body_consts + k].value
+            self._carry(start, value, op.results[k])
+            port = self._port_of(value)
+            tested = test.inputs[test_consts + k].value
+            self._reader.place(tested, port, tuple(range(len(tested.shape))))
+        self._reader.read_ops(test, (*self._path, 0), self._inner_runs)
+        self._reader.read_ops(body, (*self._path, 1), self._inner_runs)
+        answer = test.value(test.outputs[0])
+        self._exit(
+            test, test.outputs[0], self._port(Value(f"{op.results[0].name}.test", (), answer.dtype))
+        )
+        for k, operand in enumerate(body.outputs):
+            self._exit(body, operand, self._port_of(body.inputs[body_consts + k].value))
+
+    def cond(self) -> None:
+        """Every branch takes its operands and gives its results in the same shardings."""
+        op = self._op
+        which = self._graph.value(op.operands[0])
+        selector = self._port(Value(f"{op.results[0].name}.which", (), which.dtype))
+        self._exit(self._graph, op.operands[0], selector)
+        first = op.graphs[0]
+        for i, given in enumerate(first.inputs):
+            port = self._entry(op.operands[i + 1], given.value)
+            for other in op.graphs[1:]:
+                value = other.inputs[i].value
+                self._reader.place(value, port, tuple(range(len(value.shape))))
+        outs = [self._port(r) for r in op.results]
+        for b, branch in enumerate(op.graphs):
+            self._reader.read_ops(branch, (*self._path, b), self._inner_runs)
+            for operand, port in zip(branch.outputs, outs, strict=True):
+                self._exit(branch, operand, port)
+
+    # -- ports -----------------------------------------------------------------------------
+
+    def _port(self, value: Value) -> int:
+        origin = self._op.origin
+        label = f"{origin.module}/{self._op.kind}".lstrip("/")
+        port = self._reader.add_group(
+            DecisionKind.PORT, value, label, self._inner_runs, origin.region, origin.line
+        )
+        self._reader.decisions[port].depth = self._depth()
+        return port
+
+    def _depth(self) -> int:
+        places = [self._reader.standing(o) for o in self._op.operands]
+        decisions = self._reader.decisions
+        return 1 + max(
+            (decisions[p.decision].depth for p in places if isinstance(p, Place)), default=0
+        )
+
+    def _port_of(self, value: Value) -> int:
+        place = self._reader.standings[value.name]
+        assert isinstance(place, Place)
+        return place.decision
+
+    def _entry(self, operand: Operand, inner: Value, stacked: bool = False) -> int:
+        """A constant or scanned operand: read once, in the port's sharding."""
+        port = self._port(inner)
+        self._read_outer(operand, port, stacked)
+        return port
+
+    def _read_outer(self, operand: Operand, port: int, stacked: bool) -> None:
+        if isinstance(operand, Literal):
+            return
+        value = self._graph.values[operand]
+        dims = tuple(range(len(value.shape)))
+        shifted = (-1, *dims[:-1]) if stacked else dims
+        origin = self._op.origin
+        self._reader.need_exact(
+            operand, value, port, self._runs, origin.region, origin.line, shifted
+        )
+
+    def _carry(self, start: Operand, inner: Value, result: Value) -> None:
+        port = self._port(inner)
+        if inner.is_floating and not isinstance(start, Literal):
+            self._reader.mark_partial(port, inner)
+        self._read_outer(start, port, stacked=False)
+        self._reader.place(result, port, tuple(range(len(result.shape))))
+        if inner.is_floating and not isinstance(start, Literal):
+            self._reader.mark_partial(port, result)
+
+    def _result_port(self, stacked: Value) -> int:
+        """The port of a scan's stacked result: one slice of it."""
+        port = self._port(Value(f"{stacked.name}.slice", stacked.shape[1:], stacked.dtype))
+        self._reader.place(stacked, port, (-1, *range(len(stacked.shape) - 1)))
+        return port
+
+    def _exit(self, graph: Graph, operand: Operand, port: int) -> None:
+        if isinstance(operand, str):
+            origin = self._op.origin
+            self._reader.need_exact(
+                operand, graph.values[operand], port, self._inner_runs, origin.region, origin.line
+            )

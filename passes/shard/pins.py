@@ -1,0 +1,133 @@
+"""Pins: shardings that the user fixes, by patterns over the paths of the step's arguments."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Sequence
+from dataclasses import replace
+
+from autopar.errors import PinError, listing
+from autopar.ir.mesh import MeshShape
+from autopar.ir.values import Input
+from autopar.passes.shard.decisions import Decision, Place, Reading
+
+Dims = tuple[tuple[str, ...], ...]
+Pins = Sequence[tuple[str, Dims]]
+
+
+def apply_pins(reading: Reading, pins: Pins, mesh: MeshShape) -> Reading:
+    """The reading with the pinned arguments' shardings fixed.
+
+    A pattern is matched against an argument's whole path, with or without the argument's own
+    name in front: "params/**/kernel" matches "state/params/block/kernel". Raises PinError with
+    every pin that matches nothing, does not fit its value, or contradicts another.
+    """
+    if not pins:
+        return _checked(reading, mesh)
+    faults: list[str] = []
+    fixed: dict[str, tuple[str, Dims]] = {}
+    for pattern, dims in pins:
+        matched = [i for i in reading.graph.inputs if matches(pattern, i.path)]
+        if not matched:
+            faults.append(_unmatched(pattern, [i.path for i in reading.graph.inputs]))
+        for given in matched:
+            fault = _misfit(pattern, dims, given, mesh)
+            held = fixed.get(given.path)
+            padded = (*dims, *((),) * (len(given.value.shape) - len(dims)))
+            if fault is not None:
+                faults.append(fault)
+            elif held is not None and held[1] != padded:
+                faults.append(
+                    f"pins {held[0]!r} = {show_spec(held[1])} and {pattern!r} = {show_spec(padded)} "
+                    f"contradict each other on {given.path} {given.value.type_text}"
+                )
+            else:
+                fixed[given.path] = (pattern, padded)
+    if faults:
+        raise PinError(listing("these pins cannot be kept:", faults, "Mend or drop them."))
+    return _checked(_fixed(reading, {path: dims for path, (_, dims) in fixed.items()}), mesh)
+
+
+def _fixed(reading: Reading, fixed: dict[str, Dims]) -> Reading:
+    decisions: list[Decision] = list(reading.decisions)
+    for given in reading.graph.inputs:
+        place = reading.standings[given.value.name]
+        if given.path in fixed and isinstance(place, Place):
+            decisions[place.decision] = replace(decisions[place.decision], fixed=fixed[given.path])
+    return replace(reading, decisions=tuple(decisions))
+
+
+def matches(pattern: str, path: str) -> bool:
+    """Whether a glob pattern matches a path or what follows its first part; ** spans parts."""
+    parts = path.split("/")
+    wanted = pattern.split("/")
+    return _parts_match(wanted, parts) or _parts_match(wanted, parts[1:])
+
+
+def _parts_match(wanted: Sequence[str], parts: Sequence[str]) -> bool:
+    if not wanted:
+        return not parts
+    if wanted[0] == "**":
+        return any(_parts_match(wanted[1:], parts[i:]) for i in range(len(parts) + 1))
+    return (
+        bool(parts)
+        and fnmatch.fnmatchcase(parts[0], wanted[0])
+        and _parts_match(wanted[1:], parts[1:])
+    )
+
+
+def show_spec(dims: Dims) -> str:
+    """Dims as a PartitionSpec prints: P(None, 'model')."""
+    shown = [
+        "None" if not axes else repr(axes[0]) if len(axes) == 1 else repr(axes) for axes in dims
+    ]
+    return f"P({', '.join(shown)})"
+
+
+def _unmatched(pattern: str, paths: Sequence[str]) -> str:
+    near = difflib.get_close_matches(pattern, paths, n=3, cutoff=0.3)
+    hint = f"; the nearest paths are {', '.join(near)}" if near else ""
+    return f"pin {pattern!r} matches none of the {len(paths)} arguments{hint}"
+
+
+def _misfit(pattern: str, dims: Dims, given: Input, mesh: MeshShape) -> str | None:
+    value, shown = given.value, f"pin {pattern!r} = {show_spec(dims)}"
+    named = [a for axes in dims for a in axes]
+    unknown = [a for a in named if a not in mesh.names]
+    if unknown:
+        return f"{shown} names axis {unknown[0]!r}, but the mesh has ({mesh})"
+    if len(set(named)) != len(named):
+        return f"{shown} uses an axis twice"
+    if len(dims) > len(value.shape):
+        return f"{shown} has {len(dims)} dims, but {given.path} is {value.type_text}"
+    for d, axes in enumerate(dims):
+        if value.shape[d] % mesh.size(axes):
+            return (
+                f"{shown} splits dim {d} of {given.path} {value.type_text} over "
+                f"{mesh.size(axes)} devices, but {value.shape[d]} does not divide by it"
+            )
+    return None
+
+
+def _checked(reading: Reading, mesh: MeshShape) -> Reading:
+    """Raise PinError where a with_sharding_constraint cannot be kept."""
+    faults: list[str] = []
+    for decision in reading.decisions:
+        if decision.fixed is None or decision.value is None:
+            continue
+        for d, axes in enumerate(decision.fixed):
+            unknown = [a for a in axes or () if a not in mesh.names]
+            if unknown:
+                faults.append(
+                    f"with_sharding_constraint at {decision.line} names axis {unknown[0]!r}, but "
+                    f"the plan's mesh has ({mesh}); pass mesh={{...}} with that axis"
+                )
+            elif axes and decision.sizes[d] % mesh.size(axes):
+                faults.append(
+                    f"{decision.label} at {decision.line} splits dim {d} of "
+                    f"{decision.value.type_text} over {mesh.size(axes)} devices, which does not divide"
+                )
+    if faults:
+        raise PinError(listing("these constraints cannot be kept:", faults, "Mend or drop them."))
+    return reading

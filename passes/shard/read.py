@@ -1,0 +1,381 @@
+"""Reads a graph into decisions: which values follow which, and who needs what from whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autopar.ir.graph import Graph, Op, Operand
+from autopar.ir.rule import Kind, Rule
+from autopar.ir.values import Literal, Value
+from autopar.passes.shard.decisions import (
+    Decision,
+    DecisionKind,
+    Demand,
+    OpPath,
+    Place,
+    Read,
+    Reading,
+    ReadKind,
+    Standing,
+)
+from autopar.passes.shard.loops import read_loop
+
+_ALIASES = ("remat2", "checkpoint")
+_LOOPS = ("scan", "while", "cond")
+
+
+def read_graph(graph: Graph) -> Reading:
+    """Decisions, standings and reads of a whole step; ops must carry their rules."""
+    reader = Reader()
+    for given in graph.inputs:
+        reader.add_input(given.value, given.path)
+    reader.read_ops(graph, (), 1)
+    returns = dict(graph.donated)
+    outputs: list[tuple[Operand, int | None]] = []
+    for i, operand in enumerate(graph.outputs):
+        home = reader.standings.get(graph.inputs[returns[i]].value.name) if i in returns else None
+        target = home.decision if isinstance(home, Place) else None
+        outputs.append((operand, target))
+        if isinstance(operand, str) and target is not None:
+            reader.need_exact(operand, graph.values[operand], target, 1, "update", "")
+    return Reading(
+        graph,
+        tuple(reader.decisions),
+        reader.standings,
+        tuple(reader.reads),
+        reader.followers,
+        reader.partial_operands,
+        reader.op_decisions,
+        tuple(outputs),
+    )
+
+
+class Reader:
+    """Goes through ops in order; groups grow as followers are found."""
+
+    def __init__(self) -> None:
+        self.decisions: list[Decision] = []
+        self.standings: dict[str, Standing] = {}
+        self.reads: list[Read] = []
+        self.followers: dict[OpPath, int] = {}
+        self.partial_operands: dict[OpPath, tuple[int, ...]] = {}
+        self.op_decisions: dict[OpPath, int] = {}
+        self._linear: set[str] = set()  # values that may still be partial sums of their root
+
+    # -- decisions -------------------------------------------------------------------------
+
+    def add_input(self, value: Value, path: str) -> None:
+        """An argument of the step."""
+        self.add_group(DecisionKind.INPUT, value, path or value.name, 1, "forward", "")
+
+    def add_group(
+        self, kind: DecisionKind, value: Value, label: str, runs: int, region: str, line: str
+    ) -> int:
+        """A new group whose root is `value`."""
+        index = len(self.decisions)
+        sizes = [1 if value.dtype.startswith("key") else n for n in value.shape]
+        self.decisions.append(Decision(kind, label, value, sizes, runs, region, line))
+        place = Place(index, tuple(range(len(value.shape))))
+        self.standings[value.name] = place
+        self.decisions[index].members.append((value, place, ()))
+        return index
+
+    def place(self, value: Value, decision: int, dims: tuple[int, ...], path: OpPath = ()) -> None:
+        """Put a value into a group."""
+        place = Place(decision, dims)
+        self.standings[value.name] = place
+        self.decisions[decision].narrow(dims, value.shape)
+        self.decisions[decision].members.append((value, place, path))
+
+    def mark_partial(self, decision: int, value: Value) -> None:
+        """A group that may hold a partial sum, as seen through one of its values."""
+        self.decisions[decision].may_be_partial = True
+        self._linear.add(value.name)
+
+    def need_exact(
+        self, operand: Operand, value: Value, target: int, runs: int, region: str, line: str,
+        dims: tuple[int, ...] | None = None,
+    ) -> None:  # fmt: skip
+        """A value is needed in the very sharding of a decision."""
+        if isinstance(operand, Literal):
+            return
+        own = dims if dims is not None else tuple(range(len(value.shape)))
+        partial_ok = self.decisions[target].may_be_partial
+        self.reads.append(
+            Read(value, self.standings[operand], target, ReadKind.EXACT, 0, None, own, partial_ok,
+                 runs, region, line)
+        )  # fmt: skip
+
+    # -- ops -------------------------------------------------------------------------------
+
+    def read_ops(self, graph: Graph, path: OpPath, runs: int) -> None:
+        """Every op of a graph or body."""
+        for i, op in enumerate(graph.ops):
+            here = (*path, i)
+            if op.kind in _LOOPS:
+                read_loop(self, graph, op, here, runs)
+            elif op.kind in _ALIASES:
+                self._read_alias(op, here, runs)
+            else:
+                self._read_op(graph, op, here, runs)
+
+    def _read_alias(self, op: Op, path: OpPath, runs: int) -> None:
+        """Remat: the body's inputs and outputs are the outer values under other names."""
+        body = op.graphs[0]
+        for given, operand in zip(body.inputs, op.operands, strict=True):
+            self.standings[given.value.name] = self.standing(operand)
+            if isinstance(operand, str) and operand in self._linear:
+                self._linear.add(given.value.name)
+        self.read_ops(body, (*path, 0), runs)
+        for result, inner in zip(op.results, body.outputs, strict=True):
+            self.standings[result.name] = self.standing(inner)
+            if isinstance(inner, str) and inner in self._linear:
+                self._linear.add(result.name)
+
+    def standing(self, operand: Operand) -> Standing:
+        """Where an operand stands; None for literals."""
+        return self.standings[operand] if isinstance(operand, str) else None
+
+    def _read_op(self, graph: Graph, op: Op, path: OpPath, runs: int) -> None:
+        rule = op.rule
+        assert rule is not None
+        standings = tuple(self.standing(o) for o in op.operands)
+        if self._is_constraint(op):
+            self._read_constraint(graph, op, path, runs)
+        elif _is_pure_demand(op, rule, standings):
+            self._add_demand(graph, op, path, standings)
+        elif (main := self._main_operand(op, rule, standings)) is not None and not self._joins(
+            op, rule, standings
+        ):
+            self._follow(graph, op, path, main, runs)
+        elif _is_pointwise(rule) and len(op.results) == 1:
+            self._start_group(graph, op, path, runs)
+        else:
+            self._decide_op(graph, op, path, runs)
+
+    def _add_demand(
+        self, graph: Graph, op: Op, path: OpPath, standings: tuple[Standing, ...]
+    ) -> None:
+        values = tuple(graph.value(o) for o in op.operands)
+        for value in op.results:
+            sourced = any(
+                isinstance(s, Place) or (isinstance(s, Demand) and s.has_source) for s in standings
+            )
+            self.standings[value.name] = Demand(op, path, standings, values, value, sourced)
+
+    def _main_operand(self, op: Op, rule: Rule, standings: Sequence[Standing]) -> int | None:
+        """The operand to follow: of the placed ones that name all the result's dims, the deepest."""
+        if len(op.results) != 1:
+            return None
+        able = [
+            i for i, s in enumerate(standings)
+            if isinstance(s, Place) and _renaming(rule, i, op.results[0]) is not None
+        ]  # fmt: skip
+        return max(able, key=lambda i: self._rank(standings[i]), default=None)
+
+    def _rank(self, standing: Standing) -> tuple[int, int]:
+        assert isinstance(standing, Place)
+        return (self.decisions[standing.decision].depth, standing.decision)
+
+    def _joins(self, op: Op, rule: Rule, standings: Sequence[Standing]) -> bool:
+        """Whether an op adds values of different groups of which one may be a partial sum."""
+        if not (_is_pointwise(rule) and op.results[0].is_floating):
+            return False
+        for group in rule.linear:
+            places = [standings[i] for i in group]
+            if len(group) < 2 or not all(isinstance(p, Place) for p in places):
+                continue
+            homes = {p.decision for p in places if isinstance(p, Place)}
+            names = [op.operands[i] for i in group]
+            if len(homes) > 1 and any(n in self._linear for n in names):
+                return True
+        return False
+
+    def _follow(self, graph: Graph, op: Op, path: OpPath, main: int, runs: int) -> None:
+        rule = op.rule
+        assert rule is not None
+        place = self.standing(op.operands[main])
+        assert isinstance(place, Place)
+        result = op.results[0]
+        renaming = _renaming(rule, main, result)
+        assert renaming is not None
+        dims = tuple(place.dims[d] if d >= 0 else -1 for d in renaming)
+        self.place(result, place.decision, dims, path)
+        self.followers[path] = place.decision
+        self._keep_linear(op, rule, main, path)
+        self._read_operands(graph, op, path, place.decision, dims, runs)
+
+    def _keep_linear(self, op: Op, rule: Rule, main: int, path: OpPath) -> None:
+        operand = op.operands[main]
+        if (main,) in rule.linear:
+            self.partial_operands[path] = (main,)
+            if operand in self._linear:
+                self._linear.add(op.results[0].name)
+        else:
+            place = self.standing(operand)
+            assert isinstance(place, Place)
+            self.decisions[place.decision].may_be_partial = False
+
+    def _start_group(self, graph: Graph, op: Op, path: OpPath, runs: int) -> None:
+        """A fresh group computed element-wise in its own sharding: joins, and demands' heirs."""
+        rule = op.rule
+        assert rule is not None
+        result = op.results[0]
+        index = self.add_group(
+            DecisionKind.GROUP, result, _label(op), runs, op.origin.region, op.origin.line
+        )
+        decision = self.decisions[index]
+        decision.members[0] = (result, decision.members[0][1], path)
+        decision.depth = self._depth(op)
+        self._narrow_to_rule(index, rule)
+        self.followers[path] = index
+        joint = [g for g in rule.linear if len(g) > 1 and self._all_placed(op, g)]
+        if joint and result.is_floating:
+            self.partial_operands[path] = joint[0]
+            decision.may_be_partial = True
+            self._linear.add(result.name)
+        self._read_operands(graph, op, path, index, tuple(range(len(result.shape))), runs)
+
+    def _all_placed(self, op: Op, group: Sequence[int]) -> bool:
+        return all(isinstance(self.standing(op.operands[i]), Place) for i in group)
+
+    def _narrow_to_rule(self, index: int, rule: Rule) -> None:
+        shardable = set(rule.shardable())
+        for d, dim in enumerate(rule.results[0]):
+            major = _major(rule, dim)
+            if major is None or major not in shardable:
+                self.decisions[index].sizes[d] = 1
+            else:
+                self.decisions[index].narrow((d,), (rule.factors[major].size,))
+
+    def _decide_op(self, graph: Graph, op: Op, path: OpPath, runs: int) -> None:
+        rule = op.rule
+        assert rule is not None
+        index = len(self.decisions)
+        decision = Decision(
+            DecisionKind.OP, _label(op), None, [], runs, op.origin.region, op.origin.line,
+            depth=self._depth(op) + 1, op=op, path=path,
+        )  # fmt: skip
+        self.decisions.append(decision)
+        self.op_decisions[path] = index
+        self._read_operands(graph, op, path, index, (), runs)
+        leaves_sums = any(f.kind is Kind.REDUCE and f.combiner == "sum" for f in rule.factors)
+        for position, result in enumerate(op.results):
+            group = self.add_group(
+                DecisionKind.GROUP, result, _label(op), runs, op.origin.region, op.origin.line
+            )
+            home = self.decisions[group]
+            home.depth = decision.depth
+            if leaves_sums and result.is_floating:
+                home.may_be_partial = True
+                self._linear.add(result.name)
+            self.reads.append(
+                Read(result, self.standings[result.name], index, ReadKind.OP, -1 - position, op,
+                     (), home.may_be_partial, runs, op.origin.region, op.origin.line)
+            )  # fmt: skip
+
+    def _read_operands(
+        self, graph: Graph, op: Op, path: OpPath, reader: int, dims: tuple[int, ...], runs: int
+    ) -> None:
+        kind = ReadKind.GROUP if path in self.followers else ReadKind.OP
+        shared = self.partial_operands.get(path, ())
+        for i, operand in enumerate(op.operands):
+            if isinstance(operand, str):
+                self.reads.append(
+                    Read(graph.value(operand), self.standings[operand], reader, kind, i, op, dims,
+                         i in shared, runs, op.origin.region, op.origin.line)
+                )  # fmt: skip
+
+    def _depth(self, op: Op) -> int:
+        places = [self.standing(o) for o in op.operands]
+        return max(
+            (self.decisions[p.decision].depth for p in places if isinstance(p, Place)), default=0
+        )
+
+    # -- the user's own constraints ----------------------------------------------------------
+
+    @staticmethod
+    def _is_constraint(op: Op) -> bool:
+        return op.kind == "sharding_constraint" and any(k == "spec" for k, _ in op.params)
+
+    def _read_constraint(self, graph: Graph, op: Op, path: OpPath, runs: int) -> None:
+        result = op.results[0]
+        index = self.add_group(
+            DecisionKind.GROUP, result, "with_sharding_constraint", runs, op.origin.region,
+            op.origin.line,
+        )  # fmt: skip
+        decision = self.decisions[index]
+        decision.members[0] = (result, decision.members[0][1], path)
+        decision.depth = self._depth(op)
+        decision.fixed = _spec(op)
+        self.followers[path] = index
+        self._read_operands(graph, op, path, index, tuple(range(len(result.shape))), runs)
+
+
+def _spec(op: Op) -> tuple[tuple[str, ...] | None, ...]:
+    spec = op.param("spec")
+    assert isinstance(spec, tuple)
+    return tuple(tuple(str(a) for a in dim) if isinstance(dim, tuple) else None for dim in spec)
+
+
+def _label(op: Op) -> str:
+    return f"{op.origin.module}/{op.kind}" if op.origin.module else op.kind
+
+
+def _is_pointwise(rule: Rule) -> bool:
+    """Whether all sharding passes through and every result dim is a factor of its own."""
+    return (
+        rule.known
+        and all(f.kind is Kind.PASS for f in rule.factors)
+        and all(len(dim) <= 1 for dims in (*rule.operands, *rule.results) for dim in dims)
+    )
+
+
+def _is_pure_demand(op: Op, rule: Rule, standings: Sequence[Standing]) -> bool:
+    if op.kind == "broadcast_in_dim" and any(isinstance(s, Place) for s in standings):
+        return op.results[0].item_count > _operand_count(op, rule)
+    if rule.on_demand:
+        return True
+    leaf = all(s is None or (isinstance(s, Demand) and not s.has_source) for s in standings)
+    small = bool(op.results) and not any(isinstance(o, Literal) and o.shape for o in op.operands)
+    return leaf and small and _is_pointwise(rule) and len(op.results) == 1
+
+
+def _operand_count(op: Op, rule: Rule) -> int:
+    del op
+    count = 1
+    for dim in rule.operands[0]:
+        for f in dim:
+            count *= rule.factors[f].size
+    return count
+
+
+def _major(rule: Rule, dim: tuple[int, ...]) -> int | None:
+    """The first factor of a dim that is larger than 1."""
+    return next((f for f in dim if rule.factors[f].size > 1), None)
+
+
+def _renaming(rule: Rule, operand: int, result: Value) -> tuple[int, ...] | None:
+    """For each result dim the operand's dim it is, if every sharding passes both ways."""
+    if not rule.known or any(f.kind is not Kind.PASS for f in rule.factors):
+        return None
+    shardable = set(rule.shardable())
+    source: dict[int, int] = {}
+    for d, dim in enumerate(rule.operands[operand]):
+        major = _major(rule, dim)
+        if major is None:
+            continue
+        if major not in shardable:
+            return None
+        source[major] = d
+    dims: list[int] = []
+    for dim in rule.results[0]:
+        major = _major(rule, dim)
+        if major is None:
+            dims.append(-1)
+        elif major in source:
+            dims.append(source.pop(major))
+        else:
+            return None
+    del result
+    return tuple(dims) if not source else None

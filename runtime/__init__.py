@@ -1,0 +1,1 @@
+"""Acts: binds plans to devices and runs them."""

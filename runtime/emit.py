@@ -1,0 +1,173 @@
+"""Turns a listing and its sealed program into one function of local pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from autopar.frontend.traced import Const, Equation, FlatProgram
+from autopar.ir.mesh import MeshShape
+from autopar.ir.spmd import Block, Fence, Loop, Move, Run, SpmdProgram
+from autopar.runtime.local.base import Local
+from autopar.runtime.local.table import local_run
+from autopar.runtime.moves import local_slice, run_move
+
+Env = dict[str, Any]
+
+
+def local_function(
+    program: FlatProgram, listing: SpmdProgram, mesh: MeshShape
+) -> Callable[..., tuple[Any, ...]]:
+    """The step on one device's pieces, to run under shard_map over the whole mesh."""
+    emitter = _Emitter(program, mesh)
+
+    def step(*pieces: Any) -> tuple[Any, ...]:
+        return emitter.run_block(listing.block, program.outputs, pieces)
+
+    return step
+
+
+class _Emitter:
+    """Interprets blocks; equations are found in the sealed program by their path."""
+
+    def __init__(self, program: FlatProgram, mesh: MeshShape) -> None:
+        self._program, self._mesh = program, mesh
+        self._same = dict(_renamed(program))
+
+    def run_block(
+        self, block: Block, outputs: Sequence[int | Const], pieces: Sequence[Any]
+    ) -> tuple[Any, ...]:
+        """A block's outputs; `outputs` are the sealed program's, for those that are literals."""
+        env: Env = dict(zip(block.inputs, pieces, strict=True))
+        for step in block.instructions:
+            if isinstance(step, Run):
+                self._run(step, env)
+            elif isinstance(step, Move):
+                env[step.result] = self._move(step, env)
+            elif isinstance(step, Fence):
+                fenced = lax.optimization_barrier(tuple(env[s] for s in step.sources))
+                env.update(zip(step.results, fenced, strict=True))
+            else:
+                self._loop(step, env)
+        return tuple(
+            env[name] if name is not None else _constant(self._literal(outputs[i]))
+            for i, name in enumerate(block.outputs)
+        )
+
+    def _literal(self, ref: int | Const) -> Const:
+        """The literal behind an operand or output, also through inlined remat bodies."""
+        while not isinstance(ref, Const):
+            ref = self._same[ref]
+        return ref
+
+    def _equation(self, path: tuple[int, ...]) -> Equation:
+        program = self._program
+        for op, body in zip(path[:-1:2], path[1::2], strict=True):
+            program = program.equations[op].bodies[body]
+        return program.equations[path[-1]]
+
+    def _move(self, move: Move, env: Env) -> Any:
+        return run_move(env[move.source], move, self._mesh)
+
+    def _run(self, run: Run, env: Env) -> None:
+        equation = self._equation(run.equation)
+        shapes = equation.operand_shapes
+        operands = [
+            env[name] if name is not None else self._constant_piece(equation, i, run)
+            for i, name in enumerate(run.operands)
+        ]
+        result_shapes = tuple(tuple(a.shape) for a in equation.result_avals)
+        local = Local(
+            self._mesh, run.operand_shardings, run.result_shardings, shapes, result_shapes
+        )
+        with jax.named_scope(_scope(equation)):
+            results = local_run(equation.primitive.name)(equation, operands, local)
+        env.update(zip(run.results, results, strict=True))
+
+    def _constant_piece(self, equation: Equation, index: int, run: Run) -> Any:
+        """A literal operand; an array among them is cut to the piece that is asked for."""
+        value = self._literal(equation.operands[index]).value
+        for dim, axes in enumerate(run.operand_shardings[index].dims):
+            if axes:
+                value = local_slice(jnp.asarray(value), dim, axes, self._mesh)
+        return value
+
+    # -- loops -----------------------------------------------------------------------------
+
+    def _loop(self, loop: Loop, env: Env) -> None:
+        equation = self._equation(loop.equation)
+        operands = [
+            env[name] if name is not None else _constant(self._literal(equation.operands[i]))
+            for i, name in enumerate(loop.operands)
+        ]
+        run = {"scan": self._scan, "while": self._while, "cond": self._cond}
+        results = run[equation.primitive.name](loop, equation, operands)
+        env.update(zip(loop.results, results, strict=True))
+
+    def _scan(self, loop: Loop, equation: Equation, operands: Sequence[Any]) -> Sequence[Any]:
+        params, program = equation.params, equation.bodies[0]
+        consts = list(operands[: params["num_consts"]])
+        start = params["num_consts"] + params["num_carry"]
+
+        def body(carry: Sequence[Any], slices: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            out = self.run_block(loop.bodies[0], program.outputs, [*consts, *carry, *slices])
+            return list(out[: params["num_carry"]]), list(out[params["num_carry"] :])
+
+        carry, stacked = lax.scan(
+            body,
+            list(operands[params["num_consts"] : start]),
+            list(operands[start:]),
+            length=params["length"],
+            reverse=params["reverse"],
+            unroll=params["unroll"],
+        )
+        return [*carry, *stacked]
+
+    def _while(self, loop: Loop, equation: Equation, operands: Sequence[Any]) -> Sequence[Any]:
+        tests, bodies = equation.params["cond_nconsts"], equation.params["body_nconsts"]
+        test_consts, body_consts = operands[:tests], operands[tests : tests + bodies]
+        test_program, body_program = equation.bodies
+
+        def test(carry: Sequence[Any]) -> Any:
+            return self.run_block(loop.bodies[0], test_program.outputs, [*test_consts, *carry])[0]
+
+        def body(carry: Sequence[Any]) -> list[Any]:
+            given = [*body_consts, *carry]
+            return list(self.run_block(loop.bodies[1], body_program.outputs, given))
+
+        return list(lax.while_loop(test, body, list(operands[tests + bodies :])))
+
+    def _cond(self, loop: Loop, equation: Equation, operands: Sequence[Any]) -> Sequence[Any]:
+        def branch(block: Block, program: FlatProgram) -> Callable[..., list[Any]]:
+            return lambda *given: list(self.run_block(block, program.outputs, given))
+
+        pairs = zip(loop.bodies, equation.bodies, strict=True)
+        return list(lax.switch(operands[0], [branch(b, p) for b, p in pairs], *operands[1:]))
+
+
+def _renamed(program: FlatProgram) -> Iterator[tuple[int, int | Const]]:
+    """What the inputs and results of remat equations are other names for."""
+    for equation in program.walk():
+        if equation.primitive.name in ("remat2", "checkpoint"):
+            body = equation.bodies[0]
+            yield from zip(body.inputs, equation.operands, strict=True)
+            yield from zip(equation.results, body.outputs, strict=True)
+
+
+def _constant(const: Const) -> Any:
+    """A literal as an array of its own type, which loops insist on."""
+    return jnp.asarray(const.value, dtype=const.aval.dtype)
+
+
+def _scope(equation: Equation) -> str:
+    """What profiles and HLO metadata show for an op: the user's modules and line."""
+    return (
+        "/".join(
+            p for p in (equation.name_stack.replace("(", "_").replace(")", ""), equation.line) if p
+        )
+        or "step"
+    )

@@ -1,0 +1,98 @@
+"""The compiled step on its mesh: places what it is given, runs, hands state back in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from autopar.frontend.traced import TracedStep
+from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import Sharding
+from autopar.ir.spmd import SpmdProgram
+from autopar.runtime.bind import named_sharding, partition_spec
+from autopar.runtime.emit import local_function
+
+
+class Executor:
+    """One `jax.jit` over the whole mesh with in and out shardings; called on flat arguments.
+
+    Within it every device runs its own listing under shard_map, so that the collectives are the
+    plan's and no partitioner may add to them.
+    """
+
+    def __init__(
+        self, traced: TracedStep, program: SpmdProgram, mesh: jax.sharding.Mesh, donate: bool
+    ) -> None:
+        self._traced, self._mesh = traced, mesh
+        self._in = tuple(named_sharding(s, mesh) for s in program.input_shardings)
+        self._out = tuple(named_sharding(s, mesh) for s in program.output_shardings)
+        self._constants = tuple(
+            jax.device_put(c, s)
+            for c, s in zip(traced.constants, self._in[self._argument_count :], strict=True)
+        )
+        self._jitted = self._jit(program, donate)
+        self._compiled: Any = None
+
+    @property
+    def _argument_count(self) -> int:
+        return len(self._in) - len(self._traced.constants)
+
+    def _jit(self, program: SpmdProgram, donate: bool) -> Any:
+        shape = _mesh_shape(self._mesh)
+        mapped = jax.shard_map(
+            local_function(self._traced.program, program, shape),
+            mesh=self._mesh,
+            in_specs=tuple(partition_spec(s) for s in program.input_shardings),
+            out_specs=tuple(partition_spec(s) for s in program.output_shardings),
+            check_vma=False,
+        )
+        # jit's name is what profiles and HLO dumps show.
+        mapped.__name__ = self._traced.name
+        return jax.jit(
+            mapped,
+            in_shardings=self._in,
+            out_shardings=self._out,
+            donate_argnums=self._traced.state_inputs if donate else (),
+        )
+
+    def input_sharding(self, index: int) -> jax.sharding.NamedSharding:
+        """How flat argument `index` must lie."""
+        return self._in[index]
+
+    def place(self, leaves: Sequence[Any]) -> list[Any]:
+        """Flat arguments on the mesh: host arrays are cut up, arrays elsewhere are moved."""
+        return [
+            leaf if getattr(leaf, "sharding", None) == s else jax.device_put(leaf, s)
+            for leaf, s in zip(leaves, self._in, strict=False)
+        ]
+
+    def __call__(self, leaves: Sequence[Any]) -> Any:
+        """Run the step on flat arguments; the state among them is consumed."""
+        flat = self.compile()(*self.place(leaves), *self._constants)
+        return jax.tree_util.tree_unflatten(self._traced.out_tree, flat)
+
+    def compile(self) -> Any:
+        """The compiled object that runs, with `.as_text()` and `.memory_analysis()`."""
+        if self._compiled is None:
+            program = self._traced.program
+            shaped = [
+                jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=s)
+                for aval, s in zip(program.input_avals, self._in, strict=True)
+            ]
+            self._compiled = self._jitted.lower(*shaped).compile()
+        return self._compiled
+
+
+def _mesh_shape(mesh: jax.sharding.Mesh) -> MeshShape:
+    return MeshShape(tuple(mesh.axis_names), tuple(mesh.devices.shape))
+
+
+def storage_sharding(shape: Sequence[int], axes: Sequence[str], count: int) -> Sharding:
+    """Where to keep a leaf before there is a plan: its first largest dim that divides, cut up."""
+    able = [n if n % count == 0 and n > 0 else 0 for n in shape]
+    if not any(able):
+        return Sharding(((),) * len(shape))
+    best = able.index(max(able))
+    return Sharding(tuple(tuple(axes) if d == best else () for d in range(len(shape))))

@@ -1,0 +1,207 @@
+"""Pieces of reads and writes at computed positions: each device minds its own rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from autopar.frontend.traced import Equation
+from autopar.runtime.local.base import Local, LocalRun
+from autopar.runtime.local.rebind import rebind
+
+_INDEX_BYTES = 4
+
+
+def _dynamic_slice(equation: Equation, operands: Sequence[Any], local: Local) -> Sequence[Any]:
+    """Only dims taken whole are sharded: of those the piece is taken whole."""
+    return rebind(equation, operands, slice_sizes=local.result_shape())
+
+
+def _dynamic_update_slice(
+    equation: Equation, operands: Sequence[Any], local: Local
+) -> Sequence[Any]:
+    """Where a part of a sharded dim is written, write the rows of it that fall on this piece.
+
+    Along such a dim the window read, mixed and written back is as long as the update, or as the
+    piece if that is shorter, and lies as near to the update's place as the piece allows.
+    """
+    operand, update, *starts = operands
+    whole, update_shape = local.operand_shapes[0], local.operand_shapes[1]
+    mine: Any = True
+    sizes = list(update.shape)
+    for dim, axes in enumerate(local.operands[0].dims):
+        if not axes or whole[dim] == update_shape[dim]:
+            continue
+        held, written = operand.shape[dim], update_shape[dim]
+        first = _clipped(starts[dim], whole[dim] - written)
+        first = first - local.shard_index(axes) * held  # where the update starts, in this piece
+        sizes[dim] = min(held, written)
+        place = jnp.clip(first, 0, held - sizes[dim])
+        row = place - first + jnp.arange(sizes[dim], dtype=jnp.int32)
+        update = jnp.take(update, jnp.clip(row, 0, written - 1), axis=dim, mode="clip")
+        along = [1] * operand.ndim
+        along[dim] = sizes[dim]
+        mine = mine & ((row >= 0) & (row < written)).reshape(along)
+        starts[dim] = place
+    if mine is True:
+        return rebind(equation, [operand, update, *starts])
+    # Starts of the other dims may be of another integer type; all must agree.
+    starts = [
+        _clipped(s, n - size) for s, n, size in zip(starts, operand.shape, sizes, strict=True)
+    ]
+    old = lax.dynamic_slice(operand, starts, sizes)
+    return rebind(equation, [operand, jnp.where(mine, update, old), *starts])
+
+
+def _clipped(start: Any, limit: int) -> jax.Array:
+    """A start index as int32, moved so that all is in bounds, as XLA does."""
+    start = jnp.asarray(start)
+    limit = min(limit, _largest(start.dtype))
+    return jnp.clip(start, 0, limit).astype(jnp.int32)
+
+
+def _largest(dtype: Any) -> int:
+    return int(np.iinfo(dtype).max)
+
+
+def _in_piece(
+    indices: Any, dims: Sequence[int], local: Local, sharded: Sequence[int]
+) -> tuple[Any, Any]:
+    """Indices shifted to this piece, and for each index vector whether it falls on the piece.
+
+    Column c of the index vectors speaks of operand dim `dims[c]`.
+    """
+    held = local.operand_shape(0)
+    columns: list[Any] = []
+    mine: Any = jnp.ones(indices.shape[:-1], bool)
+    for c, dim in enumerate(dims):
+        column = indices[..., c]
+        if dim in sharded:
+            column = column - local.shard_index(local.operands[0].dims[dim]) * held[dim]
+            mine &= (column >= 0) & (column < held[dim])
+        columns.append(column)
+    return jnp.stack(columns, -1), mine
+
+
+def _bounds(indices: Any, dims: Sequence[int], local: Local, sizes: Sequence[int]) -> Any:
+    """The largest index of each column such that the window stays in the whole operand."""
+    whole = local.operand_shapes[0]
+    most = _largest(indices.dtype)
+    return jnp.array([min(whole[d] - sizes[d], most) for d in dims], indices.dtype)
+
+
+def _gather(equation: Equation, operands: Sequence[Any], local: Local) -> Sequence[Any]:
+    """Rows that lie on other shards read as zero; the sum over shards then has each row once."""
+    operand, indices = operands
+    numbers, mode = equation.params["dimension_numbers"], equation.params["mode"]
+    whole, held = local.operand_shapes[0], local.operand_shape(0)
+    sizes = equation.params["slice_sizes"]
+    here = tuple(h if size == n else size for size, n, h in zip(sizes, whole, held, strict=True))
+    single = [
+        d
+        for d in numbers.start_index_map
+        if local.operands[0].dims[d] and sizes[d] == 1 and whole[d] > 1
+    ]
+    if not single:
+        return rebind(equation, operands, slice_sizes=here)
+    bound = _bounds(indices, numbers.start_index_map, local, sizes)
+    valid = jnp.all((indices >= 0) & (indices <= bound), -1)
+    indices = jnp.clip(indices, 0, bound).astype(jnp.int32)
+    shifted, mine = _in_piece(indices, numbers.start_index_map, local, single)
+    clip = lax.GatherScatterMode.CLIP
+    flags = {"indices_are_sorted": False, "unique_indices": False}
+    (rows,) = rebind(equation, [operand, shifted], slice_sizes=here, mode=clip, **flags)
+
+    def spread(mask: Any) -> Any:
+        batch = [d for d in range(rows.ndim) if d not in numbers.offset_dims]
+        return lax.broadcast_in_dim(mask, rows.shape, batch)
+
+    zero = jnp.zeros((), rows.dtype)
+    if mode != lax.GatherScatterMode.FILL_OR_DROP:
+        return [jnp.where(spread(mine), rows, zero)]
+    rows = jnp.where(spread(mine & valid), rows, zero)
+    axes = [a for d in single for a in local.operands[0].dims[d]]
+    fill = _fill_value(equation, rows.dtype)
+    once = jnp.where(local.shard_index(axes) == 0, fill, zero)
+    return [jnp.where(spread(valid), rows, once)]
+
+
+def _fill_value(equation: Equation, dtype: Any) -> Any:
+    """What stands for rows out of bounds, as `jax.lax.gather` defines it."""
+    fill = equation.params["fill_value"]
+    if fill is None:
+        if jnp.issubdtype(dtype, jnp.inexact):
+            fill = jnp.nan
+        elif dtype == jnp.bool_:
+            fill = True
+        else:
+            info = np.iinfo(dtype)
+            fill = info.min if jnp.issubdtype(dtype, jnp.signedinteger) else info.max
+    return jnp.asarray(fill, dtype)
+
+
+def _scatter(equation: Equation, operands: Sequence[Any], local: Local) -> Sequence[Any]:
+    """Updates of rows that lie on other shards are dropped.
+
+    Where the index batch is sharded and updates add up, so would the operand: only the first
+    shard counts it.
+    """
+    operand, indices, updates = operands
+    if indices.dtype.itemsize < _INDEX_BYTES:
+        # XLA compares bounds in the index type, so a single update of a longer dim gets lost.
+        indices = indices.astype(jnp.int32)
+    numbers, mode = equation.params["dimension_numbers"], equation.params["mode"]
+    batch = [
+        a
+        for d, axes in enumerate(local.operands[1].dims[:-1])
+        if d not in numbers.scatter_indices_batching_dims
+        for a in axes
+    ]
+    if batch and equation.primitive.name in ("scatter-add", "scatter-sub"):
+        operand = jnp.where(local.shard_index(batch) == 0, operand, jnp.zeros_like(operand))
+    sizes = _window_sizes(numbers, local.operand_shapes[2], len(local.operand_shapes[0]))
+    dims = numbers.scatter_dims_to_operand_dims
+    by_row = [
+        d
+        for d in dims
+        if local.operands[0].dims[d] and sizes[d] == 1 and local.operand_shapes[0][d] > 1
+    ]
+    if not by_row:
+        return rebind(equation, [operand, indices, updates])
+    if mode == lax.GatherScatterMode.CLIP:
+        indices = jnp.clip(indices, 0, _bounds(indices, dims, local, sizes))
+    # Unsigned and narrow types would wrap around when shifted.
+    shifted, _ = _in_piece(_signed(indices, local), dims, local, by_row)
+    drop = lax.GatherScatterMode.FILL_OR_DROP
+    changed = {"mode": drop, "indices_are_sorted": False}
+    return rebind(equation, [operand, shifted, updates], **changed)
+
+
+def _signed(indices: Any, local: Local) -> Any:
+    """Indices as int32, those beyond every dim set to -1."""
+    too_big = indices > min(max(local.operand_shapes[0]), _largest(indices.dtype))
+    negative = indices < 0
+    return jnp.where(too_big | negative, -1, indices.astype(jnp.int32))
+
+
+def _window_sizes(numbers: Any, updates: Sequence[int], rank: int) -> list[int]:
+    """The window's extent along each dim of the operand."""
+    sizes = iter(updates[d] for d in numbers.update_window_dims)
+    single = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
+    return [1 if d in single else next(sizes) for d in range(rank)]
+
+
+RUNS: dict[str, LocalRun] = {
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update_slice,
+    "gather": _gather,
+    **dict.fromkeys(
+        ["scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub"],
+        _scatter,
+    ),
+}

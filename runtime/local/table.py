@@ -1,0 +1,16 @@
+"""From a primitive's name to what a device runs of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autopar.runtime.local import index, shape, window
+from autopar.runtime.local.base import LocalRun
+from autopar.runtime.local.rebind import run_as_is
+
+_RUNS: Mapping[str, LocalRun] = {**shape.RUNS, **window.RUNS, **index.RUNS}
+
+
+def local_run(primitive_name: str) -> LocalRun:
+    """The primitive on pieces; it is run as it is unless its parameters speak of whole shapes."""
+    return _RUNS.get(primitive_name, run_as_is)

@@ -1,0 +1,261 @@
+"""Collectives read off HLO: really compiled for 8 CPU devices, and as GPU and TPU spell them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from textwrap import dedent
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from autopar.cost import HloCollective, read_collectives
+
+ROWS = ((0, 1, 2, 3), (4, 5, 6, 7))
+COLUMNS = ((0, 4), (1, 5), (2, 6), (3, 7))
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Mesh:
+    if len(jax.devices()) != 8:
+        pytest.skip("needs 8 CPU devices; run with tests/conftest.py")
+    return Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "model"))
+
+
+def compiled(step: Callable[[jax.Array], jax.Array], mesh: Mesh) -> tuple[HloCollective, ...]:
+    """The collectives of a step on f32[8,32] blocks, one on each device."""
+    spec = P(("data", "model"))
+    mapped = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
+    block = jax.ShapeDtypeStruct((64, 32), jnp.float32, sharding=NamedSharding(mesh, spec))
+    return read_collectives(mapped.lower(block).compile().as_text() or "")
+
+
+def facts(found: tuple[HloCollective, ...]) -> list[tuple[str, int, tuple[tuple[int, ...], ...]]]:
+    return [(c.kind, c.nbytes, c.groups) for c in found]
+
+
+# One device's block is 8 x 32 x 4 = 1024 bytes.
+ONE_OF_EACH: list[
+    tuple[Callable[[jax.Array], jax.Array], str, int, tuple[tuple[int, ...], ...]]
+] = [
+    (lambda x: jax.lax.psum(x, "model"), "all-reduce", 1024, ROWS),
+    # Gathered over 2: the result is 2048 bytes.
+    (lambda x: jax.lax.all_gather(x, "data", tiled=True), "all-gather", 2048, COLUMNS),
+    (lambda x: jax.lax.psum_scatter(x, "model", tiled=True), "reduce-scatter", 1024, ROWS),
+    (lambda x: jax.lax.all_to_all(x, "model", 0, 0, tiled=True), "all-to-all", 1024, ROWS),
+    (
+        lambda x: jax.lax.ppermute(x, "data", [(0, 1), (1, 0)]),
+        "collective-permute",
+        1024,
+        COLUMNS,
+    ),
+]
+
+
+@pytest.mark.parametrize(("step", "kind", "nbytes", "groups"), ONE_OF_EACH)
+def test_one_of_each_kind(
+    step: Callable[[jax.Array], jax.Array],
+    kind: str,
+    nbytes: int,
+    groups: tuple[tuple[int, ...], ...],
+    mesh: Mesh,
+) -> None:
+    (found,) = compiled(step, mesh)
+    assert (found.kind, found.nbytes, found.groups) == (kind, nbytes, groups)
+    assert (found.dtype, found.trips, found.group_size) == ("f32", 1, len(groups[0]))
+    assert "test_hlo.py:" in found.source
+
+
+def test_loops_multiply(mesh: Mesh) -> None:
+    def outer(c: jax.Array, _: None) -> tuple[jax.Array, None]:
+        c, _ = jax.lax.scan(inner, jax.lax.psum(c, "data") * 0.5, None, length=3)
+        return c, None
+
+    def inner(c: jax.Array, _: None) -> tuple[jax.Array, None]:
+        return jnp.sin(jax.lax.psum(c, "model")), None
+
+    found = compiled(lambda x: jax.lax.scan(outer, x, None, length=5)[0], mesh)
+    assert [(c.groups, c.trips) for c in found] == [(COLUMNS, 5), (ROWS, 15)]
+    assert sum(c.total_bytes for c in found) == 20 * 1024
+
+
+def test_a_sliced_all_reduce_is_a_reduce_scatter(mesh: Mesh) -> None:
+    # FSDP: weights f32[64,64] in 8 parts. XLA:CPU gathers them (16 KiB) and all-reduces the
+    # gradient (16 KiB), of which each device keeps an eighth.
+    weights = NamedSharding(mesh, P(("data", "model")))
+
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        return w - jax.grad(lambda w: jnp.sum((x @ w) ** 2))(w)
+
+    w = jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=weights)
+    x = jax.ShapeDtypeStruct((16, 64), jnp.float32, sharding=weights)
+    text = jax.jit(step, out_shardings=weights).lower(w, x).compile().as_text() or ""
+    assert facts(read_collectives(text)) == [
+        ("all-gather", 16384, (tuple(range(8)),)),
+        ("reduce-scatter", 16384, (tuple(range(8)),)),
+    ]
+
+
+def entry(body: str, before: str = "") -> tuple[HloCollective, ...]:
+    """The collectives of an entry computation with these lines, on 8 devices."""
+    lines = "\n".join(f"  {line}" for line in dedent(body).strip().splitlines())
+    head = "HloModule m, num_partitions=8\n\n"
+    return read_collectives(f"{head}{dedent(before)}\nENTRY %main () -> f32[] {{\n{lines}\n}}\n")
+
+
+def test_gpu_starts_count_once_and_combined_ops_add_up() -> None:
+    # Two bf16 operands of 64 and 32 elements: (128 + 64) * 8 = 1536 bytes gathered.
+    found = entry(
+        """
+        %a = bf16[64]{0} parameter(0)
+        %b = bf16[32]{0} parameter(1)
+        %ags = ((bf16[64]{0}, bf16[32]{0}), (bf16[512]{0}, bf16[256]{0})) all-gather-start(%a, \
+%b), channel_id=1, replica_groups=[1,8]<=[8], dimensions={0}, \
+metadata={op_name="jit(f)/ag" source_file="m.py" source_line=7}
+        ROOT %agd = (bf16[512]{0}, bf16[256]{0}) all-gather-done(%ags)
+        """
+    )
+    assert facts(found) == [("all-gather", 1536, (tuple(range(8)),))]
+    assert (found[0].operands, found[0].op_name, found[0].source) == (2, "jit(f)/ag", "m.py:7")
+
+
+def test_wrapped_async_calls_count_once() -> None:
+    found = entry(
+        """
+        %p = f32[16]{0} parameter(0)
+        %s = ((f32[16]{0}), f32[2]{0}, u32[]) async-start(%p), calls=%wrapped
+        ROOT %d = f32[2]{0} async-done(%s), calls=%wrapped
+        """,
+        """
+        %wrapped (q: f32[16]) -> f32[2] {
+          %q = f32[16]{0} parameter(0)
+          ROOT %rs = f32[2]{0} reduce-scatter(%q), replica_groups={{0,1,2,3,4,5,6,7}}, to_apply=%a
+        }
+        """,
+    )
+    assert facts(found) == [("reduce-scatter", 64, (tuple(range(8)),))]
+
+
+TPU_FUSIONS = """
+    %all-reduce-scatter.1 (q: f32[16]) -> f32[2] {
+      %q = f32[16]{0:T(256)} parameter(0)
+      %ar = f32[16]{0:T(256)} all-reduce(%q), replica_groups={{0,1,2,3,4,5,6,7}}, to_apply=%add
+      %i = s32[] constant(0)
+      ROOT %ds = f32[2]{0:T(256)} dynamic-slice(%ar, %i), dynamic_slice_sizes={2}
+    }
+
+    %started (r: f32[2]) -> (f32[2], f32[16], u32[]) {
+      %r = f32[2]{0} parameter(0)
+      %ag = f32[16]{0} all-gather(%r), replica_groups=mesh['axis_0'=8] {'axis_0'}, dimensions={0}, \
+channel_id=8, frontend_attributes={chain_id="0"}
+      ROOT %c = (f32[2]{0}, f32[16]{0}, u32[]) custom-call(%r, %ag), \
+custom_call_target="AsyncCollectiveStart"
+    }
+
+    %hiding (h: (f32[2], f32[16], u32[])) -> (f32[2], f32[16], u32[]) {
+      %h = (f32[2]{0}, f32[16]{0}, u32[]) parameter(0)
+      %hg = f32[2]{0} get-tuple-element(%h), index=0
+      %part = f32[16]{0} all-gather(%hg), replica_groups=mesh['axis_0'=8] {'axis_0'}, \
+channel_id=8, frontend_attributes={chain_id="0"}
+      ROOT %ht = (f32[2]{0}, f32[16]{0}, u32[]) tuple(%hg, %part, %h)
+    }
+
+    %finished (t: (f32[2], f32[16], u32[])) -> f32[16] {
+      %t = (f32[2]{0}, f32[16]{0}, u32[]) parameter(0)
+      %o = f32[2]{0} get-tuple-element(%t), index=0
+      %again = f32[16]{0} all-gather(%o), replica_groups=mesh['axis_0'=8] {'axis_0'}
+      ROOT %c.1 = f32[16]{0} custom-call(%t), custom_call_target="AsyncCollectiveDone"
+    }
+"""
+
+
+def test_tpu_fusions() -> None:
+    found = entry(
+        """
+        %p = f32[16]{0:T(256)} parameter(0)
+        %rs = f32[2]{0} fusion(%p), kind=kCustom, calls=%all-reduce-scatter.1, \
+metadata={op_name="jit(f)/rs"}
+        %async-collective-start = (f32[2]{0}, f32[16]{0}, u32[]) fusion(%rs), kind=kCustom, \
+calls=%started
+        %fusion.2 = (f32[2]{0}, f32[16]{0}, u32[]) fusion(%async-collective-start), kind=kOutput, \
+calls=%hiding
+        ROOT %async-collective-done = f32[16]{0} fusion(%fusion.2), kind=kCustom, \
+calls=%finished
+        """,
+        TPU_FUSIONS,
+    )
+    everyone = (tuple(range(8)),)
+    assert facts(found) == [("reduce-scatter", 64, everyone), ("all-gather", 64, everyone)]
+    # The all-reduce inside the fusion has no metadata of its own.
+    assert found[0].op_name == "jit(f)/rs"
+
+
+def test_a_tpu_loop_runs_as_often_as_its_condition_says() -> None:
+    found = entry(
+        """
+        %p = (s32[], f32[16]{0}) parameter(0)
+        ROOT %w = (s32[], f32[16]{0}) while(%p), condition=%cond, body=%body
+        """,
+        """
+        %body (b: (s32[], f32[16])) -> (s32[], f32[16]) {
+          %b = (s32[], f32[16]{0}) parameter(0)
+          %x = f32[16]{0} get-tuple-element(%b), index=1
+          %cp = f32[16]{0} collective-permute(%x), source_target_pairs={{0,1},{1,0}}
+          ROOT %r = (s32[], f32[16]{0}) tuple(%x, %cp)
+        }
+        %cond (c: (s32[], f32[16])) -> pred[] {
+          %c = (s32[], f32[16]{0}) parameter(0)
+          %i = s32[] get-tuple-element(%c), index=0
+          %n = s32[] constant(12)
+          ROOT %lt = pred[] compare(%i, %n), direction=LT
+        }
+        """,
+    )
+    assert [(c.kind, c.nbytes, c.trips) for c in found] == [("collective-permute", 64, 12)]
+
+
+def test_only_the_biggest_branch_counts() -> None:
+    branch = """
+        %{name} (q: f32[{n}]) -> f32[{n}] {{
+          %q = f32[{n}]{{0}} parameter(0)
+          ROOT %ar = f32[{n}]{{0}} all-reduce(%q), replica_groups={{{{0,1}}}}, to_apply=%add
+        }}
+        """
+    found = entry(
+        """
+        %p = s32[] parameter(0)
+        ROOT %c = f32[] conditional(%p, %p, %p), branch_computations={%small, %big}
+        """,
+        branch.format(name="small", n=2) + branch.format(name="big", n=4),
+    )
+    assert [c.nbytes for c in found] == [16]
+
+
+def test_groups_of_one_are_dropped() -> None:
+    assert not entry(
+        """
+        %p = f32[16]{0} parameter(0)
+        %ar = f32[16]{0} all-reduce(%p), replica_groups={{0},{1}}, to_apply=%add
+        ROOT %cp = f32[16]{0} collective-permute(%ar), source_target_pairs={{0,0},{1,1}}
+        """
+    )
+
+
+def test_a_combined_all_reduce_splits_by_what_becomes_of_each_part() -> None:
+    # The first 16 floats are sliced by partition id; the other 4 are used whole.
+    found = entry(
+        """
+        %a = f32[16]{0} parameter(0)
+        %b = f32[4]{0} parameter(1)
+        %id = u32[] partition-id()
+        %ar = (f32[16]{0}, f32[4]{0}) all-reduce(%a, %b), replica_groups={}, to_apply=%add
+        %x = f32[16]{0} get-tuple-element(%ar), index=0
+        %y = f32[4]{0} get-tuple-element(%ar), index=1
+        %ds = f32[2]{0} dynamic-slice(%x, %id), dynamic_slice_sizes={2}
+        ROOT %t = (f32[2]{0}, f32[4]{0}) tuple(%ds, %y)
+        """
+    )
+    assert [(c.kind, c.nbytes) for c in found] == [("all-reduce", 16), ("reduce-scatter", 64)]

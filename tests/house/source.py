@@ -1,0 +1,60 @@
+"""The project's own Python files, parsed once."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SOURCE_ROOMS = ("autopar", "passes", "runtime")
+OTHER_ROOMS = ("tests", "examples", "benchmarks")
+
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A Python file of the project: its path from the root, its text and its syntax tree."""
+
+    path: Path
+    text: str
+    tree: ast.Module
+
+    @property
+    def line_count(self) -> int:
+        return self.text.count("\n")
+
+    @property
+    def is_source(self) -> bool:
+        return self.path.parts[0] in SOURCE_ROOMS
+
+    def nodes(self) -> Iterator[ast.AST]:
+        return ast.walk(self.tree)
+
+    def at(self, node: ast.stmt | ast.expr) -> str:
+        """Where a reader finds the node, as an editor takes it."""
+        return f"{self.path}:{node.lineno}"
+
+
+@cache
+def all_files() -> tuple[SourceFile, ...]:
+    """Every Python file once: the links autopar/passes and autopar/runtime are not followed."""
+    paths = sorted(
+        path
+        for room in SOURCE_ROOMS + OTHER_ROOMS
+        for path in (ROOT / room).rglob("*.py")
+        if path.resolve() == path
+    )
+    return tuple(_parsed(path) for path in paths)
+
+
+@cache
+def source_files() -> tuple[SourceFile, ...]:
+    """The files that are shipped."""
+    return tuple(file for file in all_files() if file.is_source)
+
+
+def _parsed(path: Path) -> SourceFile:
+    text = path.read_text(encoding="utf-8")
+    return SourceFile(path.relative_to(ROOT), text, ast.parse(text))

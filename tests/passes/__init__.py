@@ -1,0 +1,1 @@
+"""Tests of the deciding wing, with the steps and drivers that they share."""

@@ -1,0 +1,122 @@
+"""Takes a step all the way: trace, plan with any choices, lower, run on virtual devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from autopar.cluster import Cluster, device_order
+from autopar.cost.prices import Prices
+from autopar.cost.reshard import Resharder
+from autopar.frontend import StepSpec, TracedStep, build, trace
+from autopar.ir.graph import Graph
+from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding_plan import ShardingPlan
+from autopar.ir.spmd import SpmdProgram
+from autopar.passes.base import Setting
+from autopar.passes.lower.spmd import lower_spmd
+from autopar.passes.shard.assemble import Assembled, assemble
+from autopar.passes.shard.decisions import Reading
+from autopar.passes.shard.optimal import all_choices, plan_of
+from autopar.passes.shard.pins import Pins, apply_pins
+from autopar.passes.shard.read import read_graph
+from autopar.passes.shard.solve import Solution, solve
+from autopar.rules import attach_rules
+from autopar.runtime.bind import bind_mesh, partition_spec
+from autopar.runtime.emit import local_function
+
+ROOMY = int(1e12)
+# The programs are tiny: what costs time is compiling them.
+QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A step with its arguments, sealed program and graph."""
+
+    fun: Callable[..., Any]
+    args: tuple[Any, ...]
+    step: TracedStep
+    graph: Graph
+
+    @property
+    def flat(self) -> list[Any]:
+        """Arguments and closed-over arrays, flat."""
+        return [*jax.tree.leaves(self.args), *self.step.constants]
+
+
+def traced(fun: Callable[..., Any], *args: Any) -> Traced:
+    """A step traced on its arguments, its graph with rules."""
+    step = trace(StepSpec(fun), args, {})
+    return Traced(fun, args, step, attach_rules(build(step)))
+
+
+def setting(mesh: Sequence[int] | str, cluster: str = "", memory: int = ROOMY) -> Setting:
+    """A mesh on a cluster of as many virtual CPU devices, if no other is named."""
+    shape = MeshShape.of(mesh)
+    return Setting(Cluster.parse(cluster or f"{shape.device_count}xcpu"), shape, memory)
+
+
+def assembled(graph: Graph, given: Setting, pins: Pins = ()) -> tuple[Reading, Assembled]:
+    """The problem of a graph with every choice that there is."""
+    reading = apply_pins(read_graph(graph), pins, given.mesh)
+    prices = Prices(given.cluster, given.mesh)
+    choices = all_choices(reading, given.mesh)
+    return reading, assemble(reading, choices, prices, Resharder(prices), given.memory_bytes)
+
+
+def random_plan(graph: Graph, given: Setting, seed: int, scale: float = 1.0) -> ShardingPlan:
+    """A legal plan that nobody would want: `scale` random seconds are added to every choice."""
+    reading, whole = assembled(graph, given)
+    rng = np.random.default_rng(seed)
+    costs = tuple(c + scale * rng.random(len(c)) for c in whole.problem.costs)
+    odd = replace(whole.problem, costs=costs)
+    solution: Solution = solve(odd, len(costs), 0)
+    return plan_of(reading, whole, solution, given.mesh)
+
+
+def lowered(graph: Graph, plan: ShardingPlan, given: Setting) -> SpmdProgram:
+    """The listing of a plan."""
+    plan.verify(graph)
+    return lower_spmd(graph, plan, Resharder(Prices(given.cluster, given.mesh)))
+
+
+def run_listing(step: Traced, listing: SpmdProgram, given: Setting) -> Any:
+    """What the listing gives on the step's arguments, as the step's own tree."""
+    mesh = given.mesh
+    bound = bind_mesh(mesh, device_order(given.cluster, mesh))
+    ins = tuple(partition_spec(s) for s in listing.input_shardings)
+    outs = tuple(partition_spec(s) for s in listing.output_shardings)
+    local = local_function(step.step.program, listing, mesh)
+    whole = jax.shard_map(local, mesh=bound, in_specs=ins, out_specs=outs, check_vma=False)
+    put = [
+        jax.device_put(x, NamedSharding(bound, p)) for x, p in zip(step.flat, ins, strict=True)
+    ]
+    out = jax.jit(whole, compiler_options=QUICKLY)(*put)
+    return jax.tree.unflatten(step.step.out_tree, out)
+
+
+def largest_error(got: Any, expected: Any) -> float:
+    """The largest difference of any leaf, as a share of the leaf's largest entry."""
+    worst = 0.0
+    for g, e in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        left, right = _numbers(g), _numbers(e)
+        if left.shape != right.shape or g.dtype != e.dtype:
+            return float("inf")
+        if left.size and not np.array_equal(left, right, equal_nan=True):
+            size = max(float(np.nanmax(np.abs(right))), 1e-30)
+            gap = float(np.max(np.abs(left - right))) / size
+            worst = max(worst, gap if np.isfinite(gap) else float("inf"))
+    return worst
+
+
+def _numbers(leaf: Any) -> np.ndarray[Any, Any]:
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    wide = np.complex128 if np.iscomplexobj(leaf) else np.float64
+    return np.asarray(leaf).astype(wide)

@@ -1,0 +1,265 @@
+"""The solver against a search through everything, and each of its steps against its own law."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pulp
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from autopar.errors import SolverError
+from autopar.ir.outcome import Status
+from autopar.passes.shard.bound import bound_problem, improve
+from autopar.passes.shard.ilp import solve_ilp
+from autopar.passes.shard.narrow import narrow
+from autopar.passes.shard.price import priced_start
+from autopar.passes.shard.problem import Edge, Problem, Usage
+from autopar.passes.shard.quotient import share_decisions
+from autopar.passes.shard.reduce import reduce_problem
+from autopar.passes.shard.solve import Solution, solve
+from tests.passes.problems import KNOWN, brute_force, joint_seconds, problems
+
+thoroughly = settings(
+    max_examples=80, deadline=None, derandomize=True, database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)  # fmt: skip
+PRECISION = 2e-6  # the solver stops at a gap of 1e-6
+
+
+def solved(problem: Problem) -> Solution:
+    """Solved with no sharing of decisions."""
+    return solve(problem, share_above=10**6, hops=0)
+
+
+def is_best(problem: Problem, choice: tuple[int, ...], best: float) -> bool:
+    return problem.seconds(choice) <= best * (1 + PRECISION) + 1e-12
+
+
+# -- the whole solver ------------------------------------------------------------------------------
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_answers(name: str) -> None:
+    problem, best = KNOWN[name]
+    answer = solved(problem)
+    if best is None:
+        assert answer.choice == ()
+        assert answer.seconds == float("inf")
+    else:
+        assert answer.seconds == pytest.approx(best)
+        assert len(answer.choice) == len(problem.costs)
+        assert answer.status is Status.OPTIMAL
+
+
+@thoroughly
+@given(problem=problems())
+def test_the_best_without_memory(problem: Problem) -> None:
+    best = brute_force(problem)
+    assert best is not None
+    answer = solved(problem)
+    assert is_best(problem, answer.choice, best.seconds)
+    assert answer.seconds == problem.seconds(answer.choice)
+    assert answer.bound_seconds <= best.seconds * (1 + 1e-9)
+    assert answer.status is Status.OPTIMAL
+
+
+@thoroughly
+@given(problem=problems(memory=True))
+def test_the_best_that_fits(problem: Problem) -> None:
+    best = brute_force(problem)
+    answer = solved(problem)
+    if best is None:
+        assert answer.choice == ()
+        return
+    assert problem.fits(answer.choice)
+    assert is_best(problem, answer.choice, best.seconds)
+    assert answer.bound_seconds <= best.seconds * (1 + 1e-9)
+
+
+# -- integer programming alone ---------------------------------------------------------------------
+
+INSTALLED = {"highs": pulp.HiGHS, "cbc": pulp.PULP_CBC_CMD}
+
+
+@pytest.mark.parametrize("solver", INSTALLED)
+@settings(thoroughly, max_examples=25)
+@given(problem=problems(memory=True, nodes=5))
+def test_integer_programming_alone(problem: Problem, solver: str) -> None:
+    if not INSTALLED[solver](msg=False).available():
+        pytest.skip(f"{solver} is not installed")
+    best = brute_force(problem)
+    answer = solve_ilp(problem, tuple(range(problem.horizon)), 1e-6, (solver,))
+    assert answer.feasible == (best is not None)
+    if best is not None:
+        assert is_best(problem, answer.choice, best.seconds)
+        assert problem.fits(answer.choice)
+        assert answer.bound_seconds <= best.seconds
+
+
+def test_no_solver_at_all_says_what_to_install() -> None:
+    with pytest.raises(SolverError, match="pip install highspy"):
+        solve_ilp(KNOWN["one node"][0], (), 1e-6, ())
+
+
+# -- reductions ------------------------------------------------------------------------------------
+
+
+@thoroughly
+@given(problem=problems())
+def test_what_is_eliminated_comes_back(problem: Problem) -> None:
+    reduced = reduce_problem(problem)
+    small = brute_force(reduced.problem)
+    whole = brute_force(problem)
+    assert small is not None
+    assert whole is not None
+    choice = reduced.restore(small.choices[0])
+    assert problem.seconds(choice) == pytest.approx(small.seconds + reduced.offset_seconds)
+    assert problem.seconds(choice) == pytest.approx(whole.seconds)
+
+
+@thoroughly
+@given(problem=problems(memory=True))
+def test_nodes_that_are_kept_keep_their_memory(problem: Problem) -> None:
+    watched = frozenset(u.node for u in problem.usages)
+    reduced = reduce_problem(problem, watched)
+    small, whole = brute_force(reduced.problem), brute_force(problem)
+    assert (small is None) == (whole is None)
+    assert watched <= set(reduced.kept)
+    if small is not None and whole is not None:
+        choice = reduced.restore(small.choices[0])
+        assert problem.fits(choice)
+        assert problem.seconds(choice) == pytest.approx(whole.seconds)
+
+
+def test_chains_stars_and_cycles_vanish_but_cliques_stay() -> None:
+    rng = np.random.default_rng(0)
+
+    def left(pairs: list[tuple[int, int]], count: int) -> int:
+        edges = tuple(Edge(u, v, rng.random((3, 3))) for u, v in pairs)
+        return len(reduce_problem(Problem((rng.random(3),) * count, edges)).kept)
+
+    assert left([(0, 1), (1, 2), (2, 3)], 4) == 0
+    assert left([(0, 1), (0, 2), (0, 3)], 4) == 0
+    assert left([(0, 1), (1, 2), (2, 3), (3, 0)], 4) == 0
+    assert left([(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)], 4) == 4
+
+
+@thoroughly
+@given(problem=problems(memory=True))
+def test_fewer_choices_are_the_same_problem_on_them(problem: Problem) -> None:
+    left = [np.arange(len(c))[::-2] for c in problem.costs]
+    slim = narrow(problem, left)
+    grid = np.ix_(*left)
+    np.testing.assert_allclose(joint_seconds(slim.problem), joint_seconds(problem)[grid])
+    for choice in np.ndindex(*(len(k) for k in left)):
+        back = slim.restore(choice)
+        assert slim.problem.seconds(choice) == pytest.approx(problem.seconds(back))
+        assert slim.problem.peak_bytes(choice) == problem.peak_bytes(back)
+
+
+# -- bounds ----------------------------------------------------------------------------------------
+
+
+@thoroughly
+@given(problem=problems())
+def test_the_bound_is_one_and_spares_a_best_answer(problem: Problem) -> None:
+    best = brute_force(problem)
+    assert best is not None
+    for sweeps in (0, 3, 60):
+        bounded = bound_problem(problem, sweeps)
+        assert bounded.bound_seconds <= best.seconds * (1 + 1e-9) + 1e-12
+        assert bounded.seconds == pytest.approx(problem.seconds(bounded.choice))
+        assert bounded.seconds >= best.seconds - 1e-9
+        assert any(
+            all(c in k for c, k in zip(choice, bounded.left, strict=True))
+            for choice in best.choices
+        )
+
+
+def test_the_bound_of_a_tree_is_its_optimum() -> None:
+    rng = np.random.default_rng(0)
+    edges = tuple(Edge(u, v, rng.random((4, 4))) for u, v in [(0, 1), (1, 2), (1, 3), (3, 4)])
+    problem = Problem(tuple(rng.random(4) for _ in range(5)), edges)
+    best = brute_force(problem)
+    assert best is not None
+    assert bound_problem(problem, 60).bound_seconds == pytest.approx(best.seconds)
+
+
+@thoroughly
+@given(problem=problems())
+def test_local_search_never_makes_it_worse(problem: Problem) -> None:
+    start = tuple(len(c) - 1 for c in problem.costs)
+    better = improve(problem, start)
+    assert problem.seconds(better) <= problem.seconds(start) + 1e-12
+    assert problem.seconds(improve(problem, better)) == pytest.approx(problem.seconds(better))
+
+
+@thoroughly
+@given(problem=problems(memory=True))
+def test_a_price_on_bytes_bounds_what_fits(problem: Problem) -> None:
+    best = brute_force(problem)
+    times = tuple(range(problem.horizon))
+    start = priced_start(problem, times)
+    if best is None:
+        assert start.choice == ()
+        return
+    assert start.bound_seconds <= best.seconds * (1 + 1e-9) + 1e-12
+    if start.choice:
+        assert problem.fits(start.choice)
+    assert any(
+        all(c in k for c, k in zip(choice, start.left, strict=True)) for choice in best.choices
+    )
+
+
+# -- sharing ---------------------------------------------------------------------------------------
+
+
+@thoroughly
+@given(problem=problems(memory=True))
+def test_sharing_is_feasible_and_never_below_the_best(problem: Problem) -> None:
+    shared = share_decisions(problem, hops=2)
+    small, whole = brute_force(shared.problem), brute_force(problem)
+    if small is None:
+        return
+    assert whole is not None
+    choice = shared.restore(small.choices[0])
+    assert problem.fits(choice)
+    assert problem.seconds(choice) == pytest.approx(small.seconds)
+    assert problem.seconds(choice) >= whole.seconds - 1e-12
+
+
+def layers(count: int, seed: int) -> Problem:
+    """Equal layers in a row, with skips past each; every weight takes room over the whole step."""
+    rng = np.random.default_rng(seed)
+    hidden, weight = rng.random(4) * 0.1, rng.random(4)
+    use, skip = rng.random((4, 4)), rng.random((4, 4)) * 0.3
+    onward = rng.random((4, 4)) + 2 * (1 - np.eye(4))  # as a rule it is dear to change the layout
+    costs, edges, usages = [hidden], list[Edge](), list[Usage]()
+    for _ in range(count):
+        before, w, after = len(costs) - 1, len(costs), len(costs) + 1
+        costs += [weight, hidden]
+        edges += [Edge(before, after, onward), Edge(w, after, use), Edge(before, w, skip)]
+        usages.append(Usage(w, 0, 1, np.array([8.0, 4.0, 2.0, 1.0])))
+    return Problem(tuple(costs), tuple(edges), tuple(usages))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_equal_layers_lose_next_to_nothing_by_sharing(seed: int) -> None:
+    problem = layers(24, seed)
+    shared = share_decisions(problem, hops=3)
+    assert len(shared.problem.costs) < len(problem.costs) / 2
+    best, near = solved(problem), solve(problem, share_above=10, hops=3)
+    assert best.seconds <= near.seconds <= best.seconds * 1.01
+    assert "shared decisions" in near.sentence
+
+
+def test_sharing_keeps_the_memory_limit() -> None:
+    problem = replace(layers(12, 1), limit_bytes=12 * 2.0)
+    answer = solve(problem, share_above=10, hops=3)
+    assert answer.choice
+    assert problem.fits(answer.choice)
+    tight = replace(problem, limit_bytes=12 * 0.9)
+    assert solve(tight, share_above=10, hops=3).choice == ()

@@ -1,0 +1,1 @@
+"""Tests of the sharding rules and of what devices run under them."""

@@ -1,0 +1,5 @@
+"""Train steps as users write them, for comparing a parallel step with the plain one."""
+
+from tests.zoo.case import Case as Case
+from tests.zoo.case import Optimizer as Optimizer
+from tests.zoo.registry import cases as cases
