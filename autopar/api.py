@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
-
-from autopar.cluster import Cluster, device_order
+from autopar.cluster import Cluster as Cluster
+from autopar.cluster import device_order
 from autopar.errors import ArgumentError, PlanError
-from autopar.frontend import StepSpec, TracedStep, split_static, trace
+from autopar.frontend import StepSpec, TracedStep, read_call, trace
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan
 from autopar.ir.plan_json import load_plan, save_plan
 from autopar.ir.spmd import SpmdProgram
-from autopar.passes.base import Watcher
+from autopar.passes.base import Watcher as Watcher
 from autopar.planning import Request, check_cluster, graph_of, make_plan, pins_of, program_of
 from autopar.rules import RuleBook
-from autopar.runtime.bind import bind_mesh
+from autopar.runtime.bind import BoundMesh, bind_mesh
+from autopar.runtime.devices import keep_to_cpu as keep_to_cpu
 from autopar.runtime.executor import Executor
-from autopar.runtime.state import born_sharded, planned_layout, storage_layout
+from autopar.runtime.state import create_planned, create_spread
 
 MeshLike = MeshShape | str | Sequence[int] | Mapping[str, int]
 
@@ -48,18 +49,26 @@ class ParallelStep:
     ) -> None:
         self._spec, self._request, self._donate = spec, request, donate
         self._given = plan
-        self._planned: dict[Any, Planned] = {}
-        self._executors: dict[Any, Executor] = {}
+        self._planned: dict[Hashable, Planned] = {}
+        self._executors: dict[Hashable, Executor] = {}
         self._latest: Planned | None = None
         self.__name__ = spec.name
         self.__wrapped__ = spec.fun
+
+    @property
+    def spec(self) -> StepSpec:
+        """The plain step and how it is called: parallelizing a ParallelStep starts from it."""
+        return self._spec
 
     # -- running ---------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One step. State that comes back is donated: use the returned one from then on."""
-        dynamic = split_static(self._spec, args, kwargs)
-        return self._executor(args, kwargs)(jax.tree_util.tree_leaves(dynamic))
+        call = read_call(self._spec, args, kwargs)
+        executor = self._executors.get(call.signature)
+        if executor is None:
+            executor = self._executor(args, kwargs)
+        return executor(call.leaves)
 
     def init(self, create_state: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The state that `create_state(*args)` makes, every leaf born on its devices.
@@ -67,16 +76,12 @@ class ParallelStep:
         Before there is a plan, leaves are cut up evenly over all devices and the first step
         moves them once.
         """
-        abstract = jax.eval_shape(create_state, *args, **kwargs)
         plan = self._latest.plan if self._latest is not None else self._given
         if plan is not None:
-            mesh = self._bound(plan)
-            layout = planned_layout(abstract, plan, mesh)
-        else:
-            count = self._request.cluster.device_count
-            flat = MeshShape.of((count,)) if count > 1 else MeshShape((), ())
-            layout = storage_layout(abstract, bind_mesh(flat, range(count)))
-        return born_sharded(create_state, layout, args, kwargs)
+            return create_planned(create_state, args, kwargs, plan, self._bound(plan))
+        count = self._request.cluster.device_count
+        flat = MeshShape.of((count,)) if count > 1 else MeshShape((), ())
+        return create_spread(create_state, args, kwargs, bind_mesh(flat, range(count)))
 
     def compile(self, *args: Any, **kwargs: Any) -> Any:
         """The compiled object of the step: `.as_text()`, `.memory_analysis()`."""
@@ -92,8 +97,8 @@ class ParallelStep:
         if self._given is not None:
             return self._given
         raise PlanError(
-            f"{self._spec.name} has no plan yet: call it once, or {self._spec.name}.plan_for(state, "
-            "batch) with arrays or shapes."
+            f"{self._spec.name} has no plan yet: call it once, or {self._spec.name}.plan_for("
+            "state, batch) with arrays or shapes."
         )
 
     def plan_for(self, *args: Any, watchers: Sequence[Watcher] = (), **kwargs: Any) -> Plan:
@@ -102,7 +107,7 @@ class ParallelStep:
 
     def planned(self, *args: Any, watchers: Sequence[Watcher] = (), **kwargs: Any) -> Planned:
         """The trace, graph, plan and program for these arguments."""
-        key = self._key(args, kwargs)
+        key = read_call(self._spec, args, kwargs).signature
         if key not in self._planned:
             self._planned[key] = self._make(args, kwargs, watchers)
         self._latest = self._planned[key]
@@ -119,31 +124,16 @@ class ParallelStep:
         return Planned(traced, graph, plan, program)
 
     def _executor(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Executor:
-        key = self._key(args, kwargs)
+        key = read_call(self._spec, args, kwargs).signature
         if key not in self._executors:
             planned = self.planned(*args, **kwargs)
             mesh = self._bound(planned.plan)
             self._executors[key] = Executor(planned.traced, planned.program, mesh, self._donate)
         return self._executors[key]
 
-    def _bound(self, plan: Plan) -> jax.sharding.Mesh:
+    def _bound(self, plan: Plan) -> BoundMesh:
         cluster = Cluster.from_toml_text(plan.origin.cluster, "the plan's cluster")
         return bind_mesh(plan.mesh, device_order(cluster, plan.mesh))
-
-    def _key(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What a trace depends on: the trees, the types of the leaves, the static values."""
-        positional, named = split_static(self._spec, args, kwargs)
-        leaves, tree = jax.tree_util.tree_flatten((positional, named))
-        static = tuple(repr(a) for a in args if not any(a is p for p in positional))
-        extra = tuple(f"{k}={v!r}" for k, v in sorted(kwargs.items()) if k not in named)
-        return tree, tuple(map(_type_of, leaves)), static, extra
-
-
-def _type_of(leaf: Any) -> tuple[Any, ...]:
-    dtype = getattr(leaf, "dtype", None)
-    if dtype is None:
-        return (type(leaf).__name__,)
-    return (tuple(leaf.shape), str(dtype))
 
 
 def parallelize(
@@ -184,13 +174,18 @@ def parallelize(
     errors come at the first call.
     """
     if fun is None:
-        return lambda f: parallelize(
-            f, cluster=cluster, mesh=mesh, method=method, memory_gb=memory_gb, pins=pins, plan=plan,
-            donate=donate, static_argnums=static_argnums, static_argnames=static_argnames,
-            state_argnums=state_argnums, mesh_axes=mesh_axes, rules=rules,
+        return functools.partial(
+            parallelize, cluster=cluster, mesh=mesh, method=method, memory_gb=memory_gb, pins=pins,
+            plan=plan, donate=donate, static_argnums=static_argnums,
+            static_argnames=static_argnames, state_argnums=state_argnums, mesh_axes=mesh_axes,
+            rules=rules,
         )  # fmt: skip
-    spec = StepSpec(
-        fun, _numbers(static_argnums) or (), _names(static_argnames), _numbers(state_argnums)
+    spec = (
+        fun.spec
+        if isinstance(fun, ParallelStep)
+        else StepSpec(
+            fun, _numbers(static_argnums) or (), _names(static_argnames), _numbers(state_argnums)
+        )
     )
     chosen = _cluster(cluster, plan)
     if plan is not None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import cast
 
 from autopar.cluster import Cluster, mesh_shapes
 from autopar.cost.memory import held_bytes
@@ -22,6 +23,7 @@ from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Origin, Plan, Prediction, arguments_of, outputs_of, traffic_of
 from autopar.ir.spmd import SpmdProgram
+from autopar.ir.text import show_bytes
 from autopar.passes.base import Setting, Watcher
 from autopar.passes.pipeline import Decided, Pipeline, lower
 from autopar.passes.shard.optimal import Optimal
@@ -42,7 +44,7 @@ class Request:
     memory_bytes: int | None = None
     pins: Pins = ()
     mesh_axes: int = 2
-    rules: RuleBook = RuleBook()
+    rules: RuleBook = field(default_factory=RuleBook)
 
     @property
     def budget_bytes(self) -> int:
@@ -113,21 +115,22 @@ def _plan_on(
 ) -> tuple[Plan, SpmdProgram]:
     """The plan on one mesh; the limit is tightened until what is really held fits it."""
     budget = request.budget_bytes
-    allowed = budget
+    allowed, peak = budget, 0
     pipeline = Pipeline(shard=Optimal(recipe=recipe_named(request.method)))
     for _ in range(_TIGHTENINGS):
         setting = Setting(request.cluster, mesh, allowed, request.pins, time.perf_counter)
         decided = pipeline.run(graph, setting, tuple(watchers))
-        held = held_bytes(decided.graph, decided.program, mesh)
-        if held.peak_bytes <= budget:
+        peak = held_bytes(decided.graph, decided.program, mesh).peak_bytes
+        if peak <= budget:
             return _plan(traced, decided, request), decided.program
         # What the rows leave out (gathered copies) is over: give them that much less.
-        allowed -= max(held.peak_bytes - budget, budget // 64)
+        allowed -= max(peak - budget, budget // 64)
         if allowed <= 0:
             break
     raise MemoryLimitError(
-        f"no plan on ({mesh}) fits {budget} bytes a device once gathered copies are counted: the "
-        f"best found holds {held.peak_bytes}. Raise memory_gb, use more devices or a smaller batch."
+        f"no plan on ({mesh}) fits {show_bytes(budget)} a device once gathered copies are counted: "
+        f"the best found holds {show_bytes(peak)}. Raise memory_gb, use more devices or a smaller "
+        "batch."
     )
 
 
@@ -184,8 +187,8 @@ def check_plan(plan: Plan, traced: TracedStep) -> None:
         faults.append(f"it was made with JAX {plan.origin.jax_minor}, this is JAX {jax_minor()}")
     if not faults and plan.origin.graph_key != traced.key:
         faults.append(
-            f"the arguments agree but the step's operations differ (graph {plan.origin.graph_key[:12]} "
-            f"in the plan, {traced.key[:12]} here)"
+            "the arguments agree but the step's operations differ (graph "
+            f"{plan.origin.graph_key[:12]} in the plan, {traced.key[:12]} here)"
         )
     if faults:
         lines = "\n".join(f"* {f}" for f in faults[:8])
@@ -205,7 +208,8 @@ def _argument_faults(plan: Plan, traced: TracedStep) -> list[str]:
         if planned[path] != here[path]:
             (old_shape, old), (new_shape, new) = planned[path], here[path]
             faults.append(
-                f"argument {path} is {old}{list(old_shape)} in the plan and {new}{list(new_shape)} here"
+                f"argument {path} is {old}{list(old_shape)} in the plan and "
+                f"{new}{list(new_shape)} here"
             )
     return sorted(faults)
 
@@ -227,7 +231,8 @@ def pins_of(given: Mapping[str, object] | None) -> Pins:
             raise InputError(
                 f"pin {pattern!r} is {spec!r}; write a PartitionSpec such as P(None, 'model')"
             )
-        found.append((pattern, tuple(_dim_axes(entry) for entry in spec)))
+        entries = cast("Sequence[object]", spec)
+        found.append((pattern, tuple(_dim_axes(entry) for entry in entries)))
     return tuple(found)
 
 
@@ -237,5 +242,5 @@ def _dim_axes(entry: object) -> tuple[str, ...]:
     if isinstance(entry, str):
         return (entry,)
     if isinstance(entry, Sequence):
-        return tuple(str(a) for a in entry)
+        return tuple(str(a) for a in cast("Sequence[object]", entry))
     raise InputError(f"a pin's dim is {entry!r}; write None, an axis name or a tuple of them")

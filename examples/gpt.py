@@ -1,7 +1,7 @@
-"""A GPT in raw JAX and optax, parallelised by one call and nothing else.
+"""A GPT in raw JAX and optax, parallelized by one call and nothing else.
 
 The parameters are a plain dictionary, the layers are stacked and scanned, and each is
-rematerialised in the backward pass. `python examples/gpt.py` trains it on 8 virtual CPU devices to
+rematerialized in the backward pass. `python examples/gpt.py` trains it on 8 virtual CPU devices to
 reverse a sequence, which takes attention over the whole of it.
 """
 
@@ -93,7 +93,7 @@ def make_batch(rng: np.random.Generator) -> dict[str, np.ndarray]:
 
 
 def main(steps: int = 200) -> None:
-    """Parallelise the step over the local devices, train, and print the losses."""
+    """Parallelize the step over the local devices, train, and print the losses."""
     step = autopar.parallelize(train_step)
     state = step.init(create_state, jax.random.key(0))
     rng = np.random.default_rng(0)

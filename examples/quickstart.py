@@ -1,7 +1,9 @@
-"""The smallest step worth parallelising: an MLP with Adam, in plain JAX and optax.
+"""The smallest step worth parallelizing: an MLP with Adam, in plain JAX and optax.
 
-Plan it for a cluster that is not here:   autopar plan examples/quickstart.py --cluster v5p:2x2x1
-Train it on the devices that are:         python examples/quickstart.py
+Plan it for a cluster that is not here:
+    autopar plan examples/quickstart.py:train_step --cluster v5p:2x2x1
+Train it on the devices that are:
+    python examples/quickstart.py
 """
 
 from typing import Any, TypedDict
@@ -60,13 +62,13 @@ def example_args() -> tuple[Any, dict[str, jax.ShapeDtypeStruct]]:
 
 
 def make_batch(rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Points labelled by the largest of their first `CLASSES` coordinates."""
+    """Points labeled by the largest of their first `CLASSES` coordinates."""
     x = rng.standard_normal((BATCH, INPUTS), dtype=np.float32)
     return {"x": x, "y": x[:, :CLASSES].argmax(axis=1).astype(np.int32)}
 
 
 def main(steps: int = 200) -> None:
-    """Parallelise the step over the local devices and train."""
+    """Parallelize the step over the local devices and train."""
     step = autopar.parallelize(train_step)
     state = step.init(create_state, jax.random.key(0))
     rng = np.random.default_rng(0)

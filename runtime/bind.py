@@ -14,6 +14,9 @@ from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding import Sharding
 
 
+BoundMesh = Mesh  # a logical mesh with its devices
+
+
 def bind_mesh(mesh: MeshShape, order: Sequence[int], devices: Sequence[Any] | None = None) -> Mesh:
     """A JAX mesh: position i of the logical mesh is device order[i].
 

@@ -25,6 +25,11 @@ def local_devices() -> tuple[DeviceFacts, ...]:
     )
 
 
+def keep_to_cpu() -> None:
+    """Keep JAX off every accelerator in this process, so that planning asks no device anything."""
+    jax.config.update("jax_platforms", "cpu")
+
+
 def _facts(device: jax.Device) -> DeviceFacts:
     mine = device.process_index == jax.process_index()
     stats = device.memory_stats() if mine and device.platform != "cpu" else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -132,10 +132,10 @@ class _Emitter:
         test_consts, body_consts = operands[:tests], operands[tests : tests + bodies]
         test_program, body_program = equation.bodies
 
-        def test(carry: Sequence[Any]) -> Any:
+        def test(carry: Iterable[Any]) -> Any:
             return self.run_block(loop.bodies[0], test_program.outputs, [*test_consts, *carry])[0]
 
-        def body(carry: Sequence[Any]) -> list[Any]:
+        def body(carry: Iterable[Any]) -> list[Any]:
             given = [*body_consts, *carry]
             return list(self.run_block(loop.bodies[1], body_program.outputs, given))
 

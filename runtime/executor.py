@@ -13,6 +13,7 @@ from autopar.ir.sharding import Sharding
 from autopar.ir.spmd import SpmdProgram
 from autopar.runtime.bind import named_sharding, partition_spec
 from autopar.runtime.emit import local_function
+from autopar.runtime.place import place
 
 
 class Executor:
@@ -61,16 +62,10 @@ class Executor:
         """How flat argument `index` must lie."""
         return self._in[index]
 
-    def place(self, leaves: Sequence[Any]) -> list[Any]:
-        """Flat arguments on the mesh: host arrays are cut up, arrays elsewhere are moved."""
-        return [
-            leaf if getattr(leaf, "sharding", None) == s else jax.device_put(leaf, s)
-            for leaf, s in zip(leaves, self._in, strict=False)
-        ]
-
     def __call__(self, leaves: Sequence[Any]) -> Any:
         """Run the step on flat arguments; the state among them is consumed."""
-        flat = self.compile()(*self.place(leaves), *self._constants)
+        placed = place(leaves, self._in, self._traced.state_inputs)
+        flat = self.compile()(*placed, *self._constants)
         return jax.tree_util.tree_unflatten(self._traced.out_tree, flat)
 
     def compile(self) -> Any:

@@ -74,8 +74,9 @@ def _all_reduce(piece: Any, step: MoveStep, combiner: str, mesh: MeshShape) -> A
     # Logical and/or have no collective of their own: they are min/max of 0 and 1.
     if piece.dtype != jnp.bool_:
         raise TypeError(f"'{combiner}' over a mesh axis needs booleans, not {piece.dtype}")
-    combine = lax.pmin if combiner == "and" else lax.pmax
-    return combine(piece.astype(jnp.int32), step.axes).astype(jnp.bool_)
+    counted = piece.astype(jnp.int32)
+    both = lax.pmin(counted, step.axes) if combiner == "and" else lax.pmax(counted, step.axes)
+    return both.astype(jnp.bool_)
 
 
 def _all_gather(piece: Any, step: MoveStep, combiner: str, mesh: MeshShape) -> Any:

@@ -16,11 +16,25 @@ from autopar.runtime.executor import storage_sharding
 _Key = tuple[tuple[int, ...], ...]
 
 
-def born_sharded(
-    create: Callable[..., Any], layout: Any, args: Sequence[Any], kwargs: dict[str, Any]
+def create_planned(
+    create: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    plan: Plan,
+    mesh: jax.sharding.Mesh,
 ) -> Any:
-    """The result of `create`, each leaf made in the layout's sharding."""
+    """The state that `create` makes, each leaf born as the plan wants it."""
+    abstract = jax.eval_shape(create, *args, **kwargs)
+    layout = planned_layout(abstract, plan, mesh)
     return jax.jit(create, out_shardings=layout)(*args, **kwargs)
+
+
+def create_spread(
+    create: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], mesh: jax.sharding.Mesh
+) -> Any:
+    """The state that `create` makes before there is a plan, cut up evenly over all devices."""
+    abstract = jax.eval_shape(create, *args, **kwargs)
+    return jax.jit(create, out_shardings=storage_layout(abstract, mesh))(*args, **kwargs)
 
 
 def storage_layout(abstract: Any, mesh: jax.sharding.Mesh) -> Any:

@@ -100,20 +100,27 @@ class _Liveness:
         return {}  # a fence renames
 
     def _stored(self, block: Block) -> set[str]:
-        """Pieces that are written to memory: all but those fused into element-wise readers."""
-        readers: dict[str, bool] = {}
+        """Pieces that are written to memory: all but those fused into element-wise readers.
+
+        Fusion does not reach from one region of the step into another: what the forward pass
+        makes for the backward pass is stored.
+        """
+        fusible: dict[str, str] = {}  # piece -> the region of the element-wise op that makes it
+        unfused: set[str] = {o for o in block.outputs if o is not None}
         for step in block.instructions:
-            fused = isinstance(step, Run) and _is_elementwise(self._sizes.op(step.equation))
-            for name in _reads(step):
-                readers[name] = readers.get(name, False) or not fused
-        outputs = {o for o in block.outputs if o is not None}
-        stored: set[str] = outputs - self._in_place
-        for step in block.instructions:
-            free = isinstance(step, Run) and _is_elementwise(self._sizes.op(step.equation))
-            for name in _results(step):
-                if name not in self._in_place and (readers.get(name, False) or not free):
-                    stored.add(name)
-        return stored
+            region = self._fused_region(step)
+            unfused.update(n for n in _reads(step) if region is None or fusible.get(n) != region)
+            if region is not None:
+                fusible.update((n, region) for n in _results(step))
+        made = {n for step in block.instructions for n in _results(step)}
+        return {n for n in made if n not in fusible or n in unfused} - self._in_place
+
+    def _fused_region(self, step: Instruction) -> str | None:
+        """The region of an element-wise op; None for anything else."""
+        if not isinstance(step, Run):
+            return None
+        op = self._sizes.op(step.equation)
+        return op.origin.region if _is_elementwise(op) else None
 
 
 def _is_elementwise(op: Op) -> bool:
@@ -130,13 +137,11 @@ def _last_reads(block: Block) -> Mapping[str, int]:
             last[name] = at
         if isinstance(step, Fence):
             # Both names are one buffer: it lives as long as either is read.
-            for name in step.sources:
-                last[name] = at
+            last.update(dict.fromkeys(step.sources, at))
     for renamed, source in reversed(list(_renames(block))):
         last[source] = max(last.get(source, 0), last.get(renamed, 0))
-    for name in block.outputs:
-        if name is not None:
-            last[name] = len(block.instructions)
+    end = len(block.instructions)
+    last.update((name, end) for name in block.outputs if name is not None)
     return last
 
 

@@ -25,6 +25,8 @@ Floats = npt.NDArray[np.float64]
 # A local slice or mask touches memory once; priced so that no path takes one without need.
 _LOCAL_SECONDS = 1e-8
 
+_TableKey = tuple[tuple[int, ...], int, bool]  # shape, bytes an item, with partial sums
+
 
 class CollectivePrices(Protocol):
     """What prices a collective: kind, bytes of the full local buffer, mesh axes -> seconds."""
@@ -62,8 +64,12 @@ class Resharder:
     """Prices moves over one mesh, remembering tables by shape."""
 
     prices: CollectivePrices
-    _tables: dict[tuple[tuple[int, ...], int, bool], PriceTable] = field(default_factory=dict)
-    _spaces: dict[tuple[int, bool], tuple[Sharding, ...]] = field(default_factory=dict)
+    _tables: dict[_TableKey, PriceTable] = field(
+        default_factory=lambda: dict[_TableKey, PriceTable]()
+    )
+    _spaces: dict[tuple[int, bool], tuple[Sharding, ...]] = field(
+        default_factory=lambda: dict[tuple[int, bool], tuple[Sharding, ...]]()
+    )
 
     def table(self, value: Value, partial: bool) -> PriceTable:
         """Prices between all shardings of a value; with partial sums among them if asked."""

@@ -10,6 +10,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from autopar.errors import InputError
+
 Text: TypeAlias = npt.NDArray[np.uint8]
 
 # Installed packages differ from machine to machine, tests hold broken text on purpose, and the
@@ -42,7 +44,7 @@ def load_corpus(limit: int = 6_000_000, root: Path | None = None) -> Corpus:
         part += text
     if not train or not held_out:
         message = f"{folder} holds {total} bytes of Python source, too little for a corpus. "
-        raise FileNotFoundError(message + "Pass the folder of a project of yours as root.")
+        raise InputError(message + "Pass the folder of a project of yours as root.")
     return Corpus(np.frombuffer(train, np.uint8), np.frombuffer(held_out, np.uint8))
 
 

@@ -18,20 +18,21 @@ class GptConfig:
     """The sizes of the model, of a batch and of a whole run."""
 
     vocabulary: int = 256
-    layers: int = 4
+    layers: int = 3
     width: int = 128
     heads: int = 8
-    batch: int = 32
+    batch: int = 16
     sequence: int = 128
-    steps: int = 300
+    steps: int = 200
     learning_rate: float = 3e-3
 
 
 CONFIG = GptConfig()
+QUICK = GptConfig(layers=1, width=64, sequence=64, steps=40, learning_rate=1e-2)
 
 
 class Block(nn.Module):
-    """Causal attention and an MLP, each on a normalised input and added to the stream."""
+    """Causal attention and an MLP, each on a normalized input and added to the stream."""
 
     config: GptConfig
 

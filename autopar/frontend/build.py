@@ -79,8 +79,7 @@ def _body(program: FlatProgram, name: str, holder: Equation, region: str) -> Gra
 def _op(equation: Equation, region: str) -> Op:
     kind = equation.primitive.name
     results = tuple(
-        _value(ref, aval)
-        for ref, aval in zip(equation.results, equation.result_avals, strict=True)
+        _value(ref, aval) for ref, aval in zip(equation.results, equation.result_avals, strict=True)
     )
     first = results[0].name.removeprefix("%") if results else "0"
     graphs = tuple(
@@ -131,9 +130,12 @@ def _operand(operand: int | Const) -> Operand:
 
 
 def module_path(name_stack: str) -> str:
-    """The user's module path of a name stack: "transpose(jvp(GPT))/Block_0" -> "GPT/Block_0"."""
+    """The user's module path of a name stack: "transpose(jvp(GPT))/Block_0" -> "GPT/Block_0".
+
+    What JAX itself adds is left out, as is the text of an einsum: "bqhd,bkhd->bhqk".
+    """
     parts = _WRAPPERS.sub("", name_stack).split("/")
-    return "/".join(p for p in parts if p and "->" not in p)  # "bqhd,bkhd->bhqk" is an einsum
+    return "/".join(p for p in parts if p and p != "rematted_computation" and "->" not in p)
 
 
 def _flops(equation: Equation, results: Sequence[Value], graphs: Sequence[Graph]) -> int:
@@ -156,4 +158,3 @@ def _flops(equation: Equation, results: Sequence[Value], graphs: Sequence[Graph]
         return math.prod(equation.operand_shapes[-1])
     read = map(math.prod, equation.operand_shapes) if kind.startswith(_READING) else ()
     return max(*read, *(v.item_count for v in results), 0)
-

@@ -15,9 +15,9 @@ from autopar.ir.graph import Plain
 # Bodies travel as graphs; names and shardings of the user's own mesh mean nothing to the planner.
 _DROPPED = frozenset(
     {
-        "jaxpr", "call_jaxpr", "cond_jaxpr", "body_jaxpr", "branches", "update_jaxpr", "fwd_jaxpr_thunk",
-        "bwd", "jvp_jaxpr_fun", "num_consts_fun", "ctx_mesh", "_split_transpose", "policy", "ft_in",
-        "ft_out", "np_printoptions",
+        "jaxpr", "call_jaxpr", "cond_jaxpr", "body_jaxpr", "branches", "update_jaxpr", "policy",
+        "fwd_jaxpr_thunk", "bwd", "jvp_jaxpr_fun", "num_consts_fun", "ctx_mesh", "ft_in", "ft_out",
+        "np_printoptions", "_split_transpose",
     }
 )  # fmt: skip
 

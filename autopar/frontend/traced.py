@@ -38,7 +38,7 @@ class Equation:
     bodies: tuple[FlatProgram, ...]
     name_stack: str
     line: str
-    has_effects: bool  # kept though nothing may read its results: prints, callbacks, writes
+    has_effects: bool = False  # kept though nothing may read its results: prints, callbacks, writes
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ Text form, which `autopar.ir.parse` reads back (`<-` names the input whose buffe
       %x: f32[64,512]  batch "x",
       %w: f32[512,8]   state "params/w"
     ) {
-      %0: f32[64,8] = dot_general(%x, %w)  forward flops=524288 "Mlp" {dims=((1,), (0,))}  # mlp.py:12
-      %1: f32[512,8] = mul(%w, 0.5:f32)    update  flops=4096  # mlp.py:13
+      %0: f32[64,8] = dot_general(%x, %w)  forward flops=524288 "Mlp" {k=((1,), (0,))}  # a.py:12
+      %1: f32[512,8] = mul(%w, 0.5:f32)    update  flops=4096  # a.py:13
       return
         %1 "0/w" <- %w,
         %0 "1"

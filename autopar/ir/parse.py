@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from typing import NoReturn, TypeVar, cast
 
 from autopar.errors import GraphSyntaxError
 from autopar.ir.graph import REGIONS, Graph, Op, Operand, Origin, Plain
@@ -16,10 +16,10 @@ from autopar.ir.values import Input, Literal, Role, Value
 _Item = TypeVar("_Item")
 
 _BLANK = re.compile(r"\s*")
-_COMMENT = re.compile(r"[ \t]*#[ \t]*([^#\n]*?)[ \t]*(?:##[^\n]*)?(?=\n|\Z)")
+_COMMENT = re.compile(r"(?:[ \t]*#(?!#)[ \t]*([^#\n]*?))?[ \t]*(?:##[^\n]*)?(?=\n|\Z)")
 _GRAPH_NAME = re.compile(r"[^(\n]+")
 _NAME = re.compile(r"%[\w.]+")
-_KIND = re.compile(r"[^\s(){}\[\],=%\"#]+")
+_KIND = re.compile(r"[^\s(){}\[\],=%\"#]+(?=\()")
 _DTYPE = re.compile(r"[A-Za-z][\w.<>-]*")
 _SHAPE = re.compile(r"\[((?:\d+(?:,\d+)*)?)\]")
 _LITERAL = re.compile(r"([^\s,:%\"]+):(?=[A-Za-z])")
@@ -97,7 +97,7 @@ class _Reader:
         if found is None:
             return ""
         self._at = found.end()
-        return found[1]
+        return found[1] or ""
 
     def end(self) -> None:
         """Nothing may come next."""
@@ -129,8 +129,8 @@ def _graph(reader: _Reader) -> Graph:
     ops: list[Op] = []
     while not reader.sees("return"):
         ops.append(_op(reader))
-    outputs = reader.list_of(_output, "}")
     places = {given.value.name: i for i, given in enumerate(inputs)}
+    outputs = reader.list_of(lambda r: _output(r, places), "}")
     paths = tuple(o.path for o in outputs)
     return Graph(
         name=name,
@@ -138,7 +138,7 @@ def _graph(reader: _Reader) -> Graph:
         ops=tuple(ops),
         outputs=tuple(o.operand for o in outputs),
         output_paths=paths if any(paths) else (),
-        donated=tuple((k, places[o.home]) for k, o in enumerate(outputs) if o.home in places),
+        donated=tuple((k, o.home) for k, o in enumerate(outputs) if o.home is not None),
     )
 
 
@@ -181,13 +181,17 @@ class _Output:
 
     operand: Operand
     path: str
-    home: str
+    home: int | None
 
 
-def _output(reader: _Reader) -> _Output:
+def _output(reader: _Reader, inputs: Mapping[str, int]) -> _Output:
     operand, path = _operand(reader), _string(reader)
-    home = reader.take(_NAME, "the name of an input")[0] if reader.sees("<-") else ""
-    return _Output(operand, path, home)
+    if not reader.sees("<-"):
+        return _Output(operand, path, None)
+    name = reader.take(_NAME, "the name of an input")[0]
+    if name not in inputs:
+        reader.fail(f"the name of an input, not {name}, before here")
+    return _Output(operand, path, inputs[name])
 
 
 def _op(reader: _Reader) -> Op:
@@ -206,7 +210,8 @@ def _op(reader: _Reader) -> Op:
 
 def _notes(reader: _Reader) -> tuple[int, str, str, tuple[tuple[str, Plain], ...]]:
     """FLOPs, region, module and parameters of an op, which stand in any order."""
-    flops, region, module, params = 0, REGIONS[0], "", ()
+    flops, region, module = 0, REGIONS[0], ""
+    params: tuple[tuple[str, Plain], ...] = ()
     while True:
         if found := reader.maybe(_FLOPS):
             flops = int(found[1])
@@ -223,19 +228,27 @@ def _notes(reader: _Reader) -> tuple[int, str, str, tuple[tuple[str, Plain], ...
 def _params(reader: _Reader) -> tuple[tuple[str, Plain], ...]:
     text = reader.take(_PARAMS, "parameters")[0]
     reader.mark("}")
+    pairs = _pairs(text)
+    if pairs is None:
+        reader.fail(f"parameters such as axes=(0,) before here, not {text!r}")
+    return pairs
+
+
+def _pairs(text: str) -> tuple[tuple[str, Plain], ...] | None:
+    """Parameters by name, or None where the text is not that of plain ones."""
     try:
         call = ast.parse(f"dict({text})", mode="eval").body
-        pairs = call.keywords if isinstance(call, ast.Call) else []
-        return tuple((p.arg or "", _plain(ast.literal_eval(p.value))) for p in pairs)
+        named = call.keywords if isinstance(call, ast.Call) and not call.args else None
+        if named is None or not all(p.arg for p in named):
+            return None
+        return tuple((str(p.arg), _plain(ast.literal_eval(p.value))) for p in named)
     except (SyntaxError, ValueError):
-        reader.fail(f"parameters such as axes=(0,) before here, not {text!r}")
-        raise
+        return None
 
 
 def _plain(value: object) -> Plain:
     if isinstance(value, tuple):
-        items: Sequence[object] = value
-        return tuple(_plain(v) for v in items)
+        return tuple(map(_plain, cast(tuple[object, ...], value)))
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise ValueError(f"{value!r} is neither a number, a text nor a tuple of them")

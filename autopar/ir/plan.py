@@ -105,7 +105,8 @@ class Plan:
 
     def _lines(self) -> Iterator[str]:
         p = self.prediction
-        yield f"plan {self.origin.step} on {self.origin.cluster_name} ({self.mesh}), {self.origin.method}"
+        o = self.origin
+        yield f"plan {o.step} on {o.cluster_name} ({self.mesh}), {o.method}"
         yield f"  {self.outcome}"
         yield (
             f"  predicted {show_seconds(p.seconds)} a step, of which communication "

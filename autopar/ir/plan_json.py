@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from autopar.errors import PlanFileError
 from autopar.ir.assignment import Assignment
@@ -30,20 +30,21 @@ def plan_to_json(plan: Plan) -> str:
 def plan_from_json(text: str, where: str = "the plan") -> Plan:
     """The plan of a text; raises PlanFileError that says what is wrong with it."""
     try:
-        data = json.loads(text)
+        data: Json = json.loads(text)
     except json.JSONDecodeError as error:
         raise PlanFileError(f"{where} is no JSON: {error}. Plan again, or restore it.") from None
     if not isinstance(data, dict) or "format" not in data:
         raise PlanFileError(f"{where} is JSON but no autopar plan: it has no 'format'.")
     if data["format"] != FORMAT:
         raise PlanFileError(
-            f"{where} has plan format {data['format']}, but this autopar reads {FORMAT}: plan again, "
-            "or use the autopar that wrote it."
+            f"{where} has plan format {data['format']}, but this autopar reads {FORMAT}: plan "
+            "again, or use the autopar that wrote it."
         )
     body = {k: v for k, v in data.items() if k != "checksum"}
     if data.get("checksum") != _checksum(body):
         raise PlanFileError(
-            f"{where} is damaged: its contents do not match its checksum. Plan again, or restore it."
+            f"{where} is damaged: its contents do not match its checksum. Plan again, or "
+            "restore it."
         )
     try:
         return _plan(_Reader(body))
@@ -54,7 +55,7 @@ def plan_from_json(text: str, where: str = "the plan") -> Plan:
 def save_plan(plan: Plan, path: str | Path) -> None:
     """Write the plan to a temporary file beside `path`, then put it in place."""
     target = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=target.parent or Path(), prefix=target.name)
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name)
     try:
         with os.fdopen(handle, "w", encoding="ascii") as out:
             out.write(plan_to_json(plan))
@@ -151,7 +152,7 @@ class _Reader:
     """A JSON object whose fields are read by type; a wrong type raises TypeError."""
 
     def __init__(self, data: Json) -> None:
-        self._data = _typed(data, dict)
+        self._data = _object(data)
 
     def text(self, key: str) -> str:
         return _typed(self._data[key], str)
@@ -161,34 +162,46 @@ class _Reader:
 
     def number(self, key: str) -> float:
         value = self._data[key]
-        return float(_typed(value, (int, float)))
+        return float(value) if isinstance(value, int) else _typed(value, float)
 
     def inner(self, key: str) -> _Reader:
         return _Reader(self._data[key])
 
     def items(self, key: str) -> list[Json]:
-        return cast("list[Json]", _typed(self._data[key], list))
+        return _list(self._data[key])
 
     def pairs(self, key: str) -> list[tuple[str, Json]]:
-        return list(cast("dict[str, Json]", _typed(self._data[key], dict)).items())
+        return list(_object(self._data[key]).items())
 
 
-def _typed(value: Json, kind: type[T] | tuple[type[T], ...]) -> T:
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
-        raise TypeError(f"{str(value)[:40]!r} is not of the type expected")
+def _typed(value: Json, kind: type[T]) -> T:
+    if not isinstance(value, kind):
+        raise TypeError(f"{str(value)[:40]!r} is not of type {kind.__name__}")
+    return value
+
+
+def _object(value: Json) -> dict[str, Json]:
+    if not isinstance(value, dict):
+        raise TypeError(f"{str(value)[:40]!r} is no object")
+    return value
+
+
+def _list(value: Json) -> list[Json]:
+    if not isinstance(value, list):
+        raise TypeError(f"{str(value)[:40]!r} is no list")
     return value
 
 
 def _ints(value: Json) -> tuple[int, ...]:
-    return tuple(_typed(v, int) for v in cast("list[Json]", _typed(value, list)))
+    return tuple(_typed(v, int) for v in _list(value))
 
 
 def _texts(value: Json) -> tuple[str, ...]:
-    return tuple(_typed(v, str) for v in cast("list[Json]", _typed(value, list)))
+    return tuple(_typed(v, str) for v in _list(value))
 
 
 def _row(value: Json, length: int) -> list[Json]:
-    row = cast("list[Json]", _typed(value, list))
+    row = _list(value)
     if len(row) != length:
         raise ValueError(f"a row of {len(row)} entries should have {length}")
     return row
@@ -225,7 +238,7 @@ def _origin(data: _Reader) -> Origin:
         method=data.text("method"),
         memory_bytes=data.whole("memory_bytes"),
         pins=tuple(
-            (_typed(pattern, str), tuple(_texts(axes) for axes in cast("list[Json]", dims)))
+            (_typed(pattern, str), tuple(_texts(axes) for axes in _list(dims)))
             for pattern, dims in pins
         ),
     )

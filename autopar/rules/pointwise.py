@@ -11,14 +11,15 @@ from autopar.rules.factors import WHOLE, Factors, RuleMaker
 
 _UNARY = """
     abs acos acosh asin asinh atan atanh bessel_i0e bessel_i1e cbrt ceil clz cos cosh digamma erf
-    erf_inv erfc exp exp2 expm1 floor integer_pow is_finite lgamma log log1p logistic not
-    population_count reduce_precision round rsqrt sign sin sinh sqrt square tan tanh
+    erf_inv erfc exp exp2 expm1 floor integer_pow is_finite lgamma log log1p log2 logistic not
+    one_minus_square population_count reduce_precision round rsqrt sign sin sinh sqrt square tan
+    tanh
 """.split()
 _BINARY = """
     and atan2 eq eq_to ge gt igamma igamma_grad_a igammac le le_to lt lt_to max min ne
     nextafter or polygamma pow rem shift_left shift_right_arithmetic shift_right_logical xor zeta
 """.split()
-_TERNARY = ["clamp", "regularized_incomplete_beta"]
+_MORE = ["clamp", "polynomial", "regularized_incomplete_beta"]
 # Counter-based generators hash each item on its own; key words may be scalars.
 _HASHES = ["threefry2x32", "threefry4x32"]
 _FIRST_LINEAR = """
@@ -87,7 +88,7 @@ def _each_own(op: Op, operands: Sequence[Value]) -> Rule:
 
 
 RULES: Mapping[str, RuleMaker] = {
-    **dict.fromkeys([*_UNARY, *_BINARY, *_TERNARY, *_HASHES], _plain),
+    **dict.fromkeys([*_UNARY, *_BINARY, *_MORE, *_HASHES], _plain),
     **dict.fromkeys(_FIRST_LINEAR, _first_linear),
     **dict.fromkeys(["add", "add_any", "sub", "complex"], _all_linear),
     **dict.fromkeys(["optimization_barrier", "device_put"], _each_own),

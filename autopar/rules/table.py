@@ -27,8 +27,8 @@ CONTROL = frozenset(
     """
     call call_hi_primitive call_hi_primitive_linearized checkpoint closed_call composite cond
     core_call custom_jvp_call custom_jvp_call_jaxpr custom_lin custom_linear_solve
-    custom_vjp_call custom_vmap_call eval_jaxpr jit linear_call pjit platform_index remat2
-    remat_opt run_state scan shard_map while
+    custom_vjp_call custom_vmap_call eval_jaxpr jit linear_call pjit platform_index program_order
+    remat2 remat_opt run_state scan shard_map while xla_metadata_call
     """.split()
 )
 
@@ -37,11 +37,11 @@ PARALLEL = frozenset(
     """
     all_gather all_gather_done all_gather_invariant all_gather_reduced all_gather_reduced_start
     all_gather_start all_to_all all_to_all_done all_to_all_start axis_index pbroadcast
-    pbroadcast_done pbroadcast_start pmax pmin ppermute ppermute_done ppermute_start precv preduced
-    psend psum psum_done psum_invariant psum_invariant_start psum_start pvary ragged_all_to_all
-    reduce_scatter reduce_scatter_done reduce_scatter_start reduced_vary_cast_p unreduced_psum
-    unreduced_psum_start unreduced_reduce_scatter unreduced_reduce_scatter_start
-    vary_unreduced_cast_p
+    pbroadcast_done pbroadcast_dynamic pbroadcast_start pmax pmin ppermute ppermute_done
+    ppermute_start precv preduced psend psum psum_done psum_invariant psum_invariant_start psum_start pvary ragged_all_to_all
+    reduce_scatter reduce_scatter_done reduce_scatter_start reduced_vary_cast reduced_vary_cast_p
+    unreduced_pmax unreduced_pmin unreduced_psum unreduced_psum_start unreduced_reduce_scatter
+    unreduced_reduce_scatter_start vary_unreduced_cast vary_unreduced_cast_p
     """.split()
 )
 
@@ -63,7 +63,9 @@ _WHOLE_BECAUSE: Mapping[str, str] = {
     "mutable cells are read and written whole": """
         accum_grad_in_ref addupdate box_get box_set broadcast_to create_linear empty_ref free_ref
         freeze get log_extend log_read new_box new_log new_ref pin swap unpin
+        with_memory_space_constraint
     """,
+    "speaks of the layout of a whole array": "relayout",
     "makes or reads key words, which are never sharded": "from_edtype to_edtype",
     "a buffer without contents, made whole by its reader": "empty2",
     "never stands in a traced step": "stage unreachable zeros_like",

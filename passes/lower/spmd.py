@@ -127,8 +127,9 @@ class _Scope:
     def fetch(
         self, operand: Operand, wanted: Sharding, region: str, line: str, through_use: bool = False
     ) -> str | None:
-        """The name of an operand's piece in a sharding, moved there if it is not yet; None is a literal."""
-        asked, operand = operand, self._resolve(operand)
+        """The name of an operand's piece in a sharding, moved there if need be; None is a literal."""
+        asked = operand
+        operand = self._resolve(operand)
         if isinstance(operand, Literal):
             return None
         if operand in self._demands:
@@ -239,7 +240,8 @@ class _Scope:
         fenced: list[tuple[str, str]] = []
         prevents = dict(op.params).get("prevent_cse", True)
         for given, operand in zip(body.inputs, op.operands, strict=True):
-            outer, inner = self._resolve(operand), given.value.name
+            inner = given.value.name
+            outer = self._resolve(operand)
             if isinstance(outer, Literal) or outer in self._demands or not prevents:
                 self._aliases[inner] = outer
             else:
@@ -248,8 +250,8 @@ class _Scope:
             sources, results = zip(*fenced, strict=True)
             self.instructions.append(Fence(sources, results))
         self.lower_ops(body, (*path, 0))
-        for result, inner in zip(op.results, body.outputs, strict=True):
-            self._aliases[result.name] = inner
+        for result, output in zip(op.results, body.outputs, strict=True):
+            self._aliases[result.name] = output
 
     def _lower_loop(self, op: Op, path: OpPath) -> None:
         entries, exits = _loop_shardings(op, self._plan)

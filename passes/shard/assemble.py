@@ -106,7 +106,9 @@ class _Assembler:
 
     def _op_seconds(self, decision: Decision, choice: Choice) -> float:
         op = decision.op
-        assert op is not None and op.rule is not None and isinstance(choice, Assignment)
+        assert op is not None
+        assert op.rule is not None
+        assert isinstance(choice, Assignment)
         share = choice.share(self._mesh)
         nbytes = 0.0
         for i, value in enumerate(self._op_values(decision)):
@@ -172,7 +174,8 @@ class _Assembler:
 
     def _connect_result(self, read: Read) -> None:
         """From an op's raw result, partial where it reduced, to the group that holds it."""
-        assert isinstance(read.standing, Place) and read.op is not None
+        assert isinstance(read.standing, Place)
+        assert read.op is not None
         op, position, group = read.op, -1 - read.operand, read.standing.decision
         assert op.rule is not None
         rule, choices = op.rule, self._choices[read.reader]

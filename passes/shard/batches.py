@@ -1,4 +1,4 @@
-"""Which dim of each value carries the batch, followed from the step's arguments through the rules."""
+"""Which dim of each value carries the batch, followed from the arguments through the rules."""
 
 from __future__ import annotations
 

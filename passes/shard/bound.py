@@ -10,12 +10,12 @@ grows edge by edge (the handshake step of MPLP++; Tourani, Shekhovtsov, Rother a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from autopar.passes.shard.polish import improve
 from autopar.passes.shard.problem import Floats, Problem
 
 
@@ -121,36 +121,3 @@ class _Dual:
                 margin = margin + (best - best.min())
             left.append(np.flatnonzero(bound + margin <= limit))
         return tuple(left)
-
-
-def improve(problem: Problem, start: Sequence[int]) -> tuple[int, ...]:
-    """Local search: move one node, or the two ends of an edge, while that is cheaper."""
-    choice = list(start)
-    near: list[list[tuple[int, Floats]]] = [[] for _ in problem.costs]
-    for edge in problem.edges:
-        near[edge.left].append((edge.right, edge.table))
-        near[edge.right].append((edge.left, edge.table.T))
-
-    def local(v: int, without: int = -1) -> Floats:
-        total = problem.costs[v].copy()
-        for other, table in near[v]:
-            if other != without:
-                total = total + table[:, choice[other]]
-        return total
-
-    improving = True
-    while improving:
-        improving = False
-        for edge in problem.edges:
-            u, v = edge.left, edge.right
-            both = local(u, v)[:, None] + local(v, u)[None, :] + edge.table
-            now = both[choice[u], choice[v]]
-            at = int(both.argmin())
-            if both.flat[at] < now - 1e-12 * abs(now):
-                choice[u], choice[v] = divmod(at, both.shape[1])
-                improving = True
-    for v in range(len(choice)):
-        total = local(v)
-        if total.min() < total[choice[v]]:
-            choice[v] = int(total.argmin())
-    return tuple(choice)

@@ -15,7 +15,7 @@ from autopar.passes.shard.decisions import Decision, DecisionKind
 def op_choices(rule: Rule, mesh: MeshShape) -> tuple[Assignment, ...]:
     """Every way to give axes to shardable factors that divides evenly."""
     able = rule.shardable() if rule.known else ()
-    found = []
+    found: list[Assignment] = []
     for factors in itertools.product((-1, *able), repeat=len(mesh.names)):
         shares: dict[int, int] = {}
         for f, size in zip(factors, mesh.sizes, strict=True):
@@ -54,11 +54,14 @@ def canonical_shardings(
 
 
 def _kept(decision: Decision, mesh: MeshShape) -> Iterator[Sharding]:
-    """The shardings that agree with a kept constraint; its open dims (None) are free."""
+    """Fixed dims as they were given, in their own order of axes; open dims (None) are free.
+
+    Open dims get the axes that no fixed dim uses.
+    """
     fixed = decision.fixed or ()
-    for sharding in canonical_shardings(decision.sizes, mesh, False):
-        agrees = (
-            want is None or want == axes for want, axes in zip(fixed, sharding.dims, strict=True)
-        )
-        if all(agrees):
-            yield sharding
+    taken = {a for axes in fixed for a in axes or ()}
+    sizes = [n if axes is None else 1 for n, axes in zip(decision.sizes, fixed, strict=True)]
+    for sharding in canonical_shardings(sizes, mesh, False):
+        if taken.isdisjoint(sharding.axes()):
+            dims = zip(fixed, sharding.dims, strict=True)
+            yield Sharding(tuple(free if axes is None else axes for axes, free in dims))

@@ -74,7 +74,9 @@ class Decision:
     path: OpPath = ()
     may_be_partial: bool = False
     fixed: tuple[tuple[str, ...] | None, ...] | None = None  # a kept constraint; None dim is free
-    members: list[tuple[Value, Place, OpPath]] = field(default_factory=list)
+    members: list[tuple[Value, Place, OpPath]] = field(
+        default_factory=lambda: list[tuple[Value, Place, OpPath]]()
+    )
 
     def narrow(self, dims: tuple[int, ...], shape: tuple[int, ...]) -> None:
         """A member's dims must divide too."""

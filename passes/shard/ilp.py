@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 """Hands a problem to an integer-programming solver through PuLP: HiGHS, or CBC where it is absent.
 
 The model is the one in symbols at the top of `problem.py`: one-choice rows (`_one_choice`), edge
@@ -6,6 +7,7 @@ rows that tie e to x (`_tie_edges`), and memory rows at the times asked for (`_h
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -47,7 +49,7 @@ def solve_ilp(
     model.one_choice()
     model.tie_edges()
     model.hold_memory(times)
-    return model.solve(_solver(relative_gap, solvers))
+    return model.solve(relative_gap, solvers)
 
 
 class _Model:
@@ -60,7 +62,7 @@ class _Model:
         self._scale = 1e3 / max(largest, tables, 1e-30)
         self._model = pulp.LpProblem("sharding", pulp.LpMinimize)
         self._picks = [
-            [pulp.LpVariable(f"x{v}_{c}", cat="Binary") for c in range(len(cost))]
+            [self._model.add_variable(f"x{v}_{c}", cat="Binary") for c in range(len(cost))]
             for v, cost in enumerate(problem.costs)
         ]
         self._goal: Terms = [
@@ -82,7 +84,7 @@ class _Model:
     def _tie(self, index: int, edge: Edge) -> None:
         rows, columns = _alike_rows(edge.table), _alike_rows(edge.table.T)
         pairs = [
-            [pulp.LpVariable(f"e{index}_{r}_{c}", lowBound=0) for c in range(len(columns))]
+            [self._model.add_variable(f"e{index}_{r}_{c}", 0.0) for c in range(len(columns))]
             for r in range(len(rows))
         ]
         for r, members in enumerate(rows):
@@ -99,19 +101,22 @@ class _Model:
         ]
 
     def hold_memory(self, times: Sequence[int]) -> None:
-        """sum of x[v,c] usage[v,c] live at t <= limit, in units of the limit."""
-        unit = max(self._problem.limit_bytes, 1.0)
+        """sum of x[v,c] usage[v,c] live at t <= limit, in thousandths of the limit.
+
+        Solvers let a row be off by about 1e-7 of its unit.
+        """
+        unit = max(self._problem.limit_bytes, 1.0) / 1e3
         for t in times:
             terms: dict[pulp.LpVariable, float] = {}
             for usage in self._problem.usages:
                 if usage.first <= t <= usage.last:
                     for x, held in zip(self._picks[usage.node], usage.nbytes, strict=True):
                         terms[x] = terms.get(x, 0.0) + float(held) / unit
-            self._model += pulp.LpAffineExpression(terms) <= 1
+            self._model += pulp.LpAffineExpression(terms) <= self._problem.limit_bytes / unit
 
-    def solve(self, relative_gap: float) -> IlpAnswer:
+    def solve(self, relative_gap: float, solvers: Sequence[str]) -> IlpAnswer:
         self._model.setObjective(pulp.LpAffineExpression(self._goal))
-        status = self._model.solve(_solver(relative_gap))
+        status = self._model.solve(_solver(relative_gap, solvers))
         if status == pulp.LpStatusInfeasible:
             return IlpAnswer((), float("inf"), True)
         if status != pulp.LpStatusOptimal:
@@ -131,11 +136,12 @@ def _alike_rows(table: Floats) -> list[list[int]]:
     return list(groups.values())
 
 
-def _solver(relative_gap: float) -> pulp.LpSolver:
-    highs = pulp.HiGHS(msg=False, threads=1, gapRel=relative_gap)
-    if highs.available():
-        return highs
-    cbc = pulp.PULP_CBC_CMD(msg=False, threads=1, gapRel=relative_gap)
-    if cbc.available():
-        return cbc
+def _solver(relative_gap: float, solvers: Sequence[str]) -> pulp.LpSolver:
+    for name in solvers:
+        with warnings.catch_warnings():  # PuLP 4 will have CBC under another name
+            warnings.simplefilter("ignore", DeprecationWarning)
+            kind = pulp.HiGHS if name == "highs" else pulp.PULP_CBC_CMD
+            solver = kind(msg=False, threads=1, gapRel=relative_gap)
+        if solver.available():
+            return solver
     raise SolverError("neither HiGHS nor CBC is installed: pip install highspy")

@@ -4,30 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autopar.ir.graph import Graph
+from autopar.ir.graph import Graph, Op
 from autopar.ir.values import Value
-from autopar.passes.shard.decisions import Demand, Place, Reading, ReadKind, Standing
+from autopar.passes.shard.decisions import (
+    Demand,
+    OpPath,
+    Place,
+    Reading,
+    ReadKind,
+    Standing,
+)
 
 
 def materialized(reading: Reading) -> frozenset[str]:
-    """Values that are written to memory: inputs, outputs, and what other decisions read.
+    """Values that are written to memory: inputs, outputs, and what is not fused away.
 
-    A follower that only its own group reads is fused away by every XLA back end.
+    A value that element-wise work makes and only element-wise work of the same region reads is
+    fused by every XLA back end.
     """
     kept = {i.value.name for i in reading.graph.inputs}
-    kept.update(o for o, _ in reading.outputs if isinstance(o, str))
+    kept.update(o for o, target in reading.outputs if isinstance(o, str) and target is None)
+    fusible = _fusible(reading)
     for read in reading.reads:
-        kept.update(_sources(read.standing, read.value, read.reader, read.kind))
+        region = read.region if read.kind is ReadKind.GROUP else None
+        for name in _sources(read.standing, read.value):
+            if region is None or fusible.get(name) != region:
+                kept.add(name)
     return frozenset(kept)
 
 
-def _sources(standing: Standing, value: Value, reader: int, kind: ReadKind) -> Iterator[str]:
+def _fusible(reading: Reading) -> dict[str, str]:
+    """Values that element-wise ops make, with the ops' regions."""
+    found: dict[str, str] = {}
+    for path in reading.followers:
+        op = _op_at(reading.graph, path)
+        found.update((r.name, op.origin.region) for r in op.results)
+    return found
+
+
+def _op_at(graph: Graph, path: OpPath) -> Op:
+    for op, body in zip(path[:-1:2], path[1::2], strict=True):
+        graph = graph.ops[op].graphs[body]
+    return graph.ops[path[-1]]
+
+
+def _sources(standing: Standing, value: Value) -> Iterator[str]:
     if isinstance(standing, Place):
-        if standing.decision != reader or kind is ReadKind.EXACT:
-            yield value.name
+        yield value.name
     elif isinstance(standing, Demand):
         for inner, held in zip(standing.operands, standing.operand_values, strict=True):
-            yield from _sources(inner, held, -1, kind)
+            yield from _sources(inner, held)
 
 
 def lifetimes(reading: Reading, kept: frozenset[str]) -> Iterator[tuple[Value, Place, int, int]]:

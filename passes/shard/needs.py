@@ -20,11 +20,13 @@ def required(read: Read, choices: Sequence[Choice], mesh: MeshShape) -> tuple[Sh
 
 def _required(read: Read, choice: Choice, mesh: MeshShape) -> Sharding:
     if isinstance(choice, Assignment):
-        assert read.op is not None and read.op.rule is not None
+        assert read.op is not None
+        assert read.op.rule is not None
         return choice.operand_sharding(read.op.rule, read.operand, mesh)
     if read.kind is ReadKind.EXACT:
         return Place(read.reader, read.dims).sharding(choice)
-    assert read.op is not None and read.op.rule is not None
+    assert read.op is not None
+    assert read.op.rule is not None
     result = Place(read.reader, read.dims).sharding(choice)
     return operand_of_result(read.op.rule, read.operand, result, read.partial_ok)
 

@@ -46,7 +46,7 @@ class Optimal(AbstractSharding):
         choices = self.recipe.restrict(reading, all_choices(reading, setting.mesh), setting.mesh)
         assembled = assemble(reading, choices, prices, Resharder(prices), setting.memory_bytes)
         solution = solve(assembled.problem, self.share_above, self.hops)
-        if not solution.choice:
+        if not solution.feasible:
             raise memory_error(reading, assembled, setting)
         return plan_of(reading, assembled, solution, setting.mesh)
 

@@ -39,8 +39,8 @@ def apply_pins(reading: Reading, pins: Pins, mesh: MeshShape) -> Reading:
                 faults.append(fault)
             elif held is not None and held[1] != padded:
                 faults.append(
-                    f"pins {held[0]!r} = {show_spec(held[1])} and {pattern!r} = {show_spec(padded)} "
-                    f"contradict each other on {given.path} {given.value.type_text}"
+                    f"pins {held[0]!r} = {show_spec(held[1])} and {pattern!r} = "
+                    f"{show_spec(padded)} contradict each other on {given.path} {given.value.type_text}"
                 )
             else:
                 fixed[given.path] = (pattern, padded)
@@ -126,7 +126,8 @@ def _checked(reading: Reading, mesh: MeshShape) -> Reading:
             elif axes and decision.sizes[d] % mesh.size(axes):
                 faults.append(
                     f"{decision.label} at {decision.line} splits dim {d} of "
-                    f"{decision.value.type_text} over {mesh.size(axes)} devices, which does not divide"
+                    f"{decision.value.type_text} over {mesh.size(axes)} devices, which does not "
+                    "divide"
                 )
     if faults:
         raise PinError(listing("these constraints cannot be kept:", faults, "Mend or drop them."))

@@ -24,8 +24,14 @@ class PricedStart:
     """The best bound found, the best assignment that fits at the times, choices still possible."""
 
     bound_seconds: float
+    seconds: float
     choice: tuple[int, ...]  # () where none was found
     left: tuple[npt.NDArray[np.int64], ...]
+
+    @property
+    def gap(self) -> float:
+        """The share of the assignment's seconds that is not proven."""
+        return max(0.0, (self.seconds - self.bound_seconds) / max(self.seconds, 1e-30))
 
 
 def priced_start(problem: Problem, times: Sequence[int]) -> PricedStart:
@@ -34,27 +40,25 @@ def priced_start(problem: Problem, times: Sequence[int]) -> PricedStart:
     allowance = problem.limit_bytes * len(times)
     plain = replace(problem, usages=())
     every = tuple(np.arange(len(c)) for c in problem.costs)
-    best, bound, left = (), -np.inf, every
-    low, high = 0.0, _first_price(problem, weights)
+    best: tuple[int, ...] = ()
+    bound, low, high = -float("inf"), 0.0, _first_price(problem, weights)
     tried: list[tuple[float, Bounded]] = []
     for step in range(_DOUBLINGS + _HALVINGS):
-        price = high if step == 0 or not best else 0.5 * (low + high)
+        price = 0.5 * (low + high) if best else high
         answer = bound_problem(_priced(plain, weights, price), _SWEEPS)
         tried.append((price, answer))
         bound = max(bound, answer.bound_seconds - price * allowance)
-        fits = _fits(problem, answer.choice, times)
-        if fits and (not best or plain.seconds(answer.choice) < plain.seconds(best)):
-            best = answer.choice
-        if fits:
+        if _fits(problem, answer.choice, times):
             high = price
+            if not best or plain.seconds(answer.choice) < plain.seconds(best):
+                best = answer.choice
         else:
-            low = price
-            high = max(high, price * 4)
-        if (not best and step >= _DOUBLINGS) or (best and step >= _HALVINGS and high <= low * 1.05):
+            low, high = price, max(high, price * 4)
+        if step >= _DOUBLINGS if not best else high <= low * 1.05:
             break
-    if best:
-        left = _possible(plain, weights, tried, plain.seconds(best), allowance)
-    return PricedStart(bound, best, left)
+    seconds = plain.seconds(best) if best else float("inf")
+    left = _possible(plain, weights, tried, seconds, allowance) if best else every
+    return PricedStart(bound, seconds, best, left)
 
 
 def _weights(problem: Problem, times: Sequence[int]) -> list[Floats]:

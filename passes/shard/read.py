@@ -164,7 +164,7 @@ class Reader:
             self.standings[value.name] = Demand(op, path, standings, values, value, sourced)
 
     def _main_operand(self, op: Op, rule: Rule, standings: Sequence[Standing]) -> int | None:
-        """The operand to follow: of the placed ones that name all the result's dims, the deepest."""
+        """The operand to follow: of those that name all the result's dims, the deepest."""
         if len(op.results) != 1:
             return None
         able = [

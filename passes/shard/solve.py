@@ -10,19 +10,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from autopar.ir.outcome import Status
 from autopar.passes.shard.bound import bound_problem
 from autopar.passes.shard.ilp import solve_ilp
-from autopar.passes.shard.narrow import narrow
+from autopar.passes.shard.narrow import Narrowed, narrow
+from autopar.passes.shard.polish import kicked
 from autopar.passes.shard.price import priced_start
 from autopar.passes.shard.problem import Problem
 from autopar.passes.shard.quotient import share_decisions
-from autopar.passes.shard.reduce import reduce_problem
+from autopar.passes.shard.reduce import Reduced, reduce_problem
 
 _MOST_ROWS = 200
 _GAP = 1e-6
+_FIRST_MARGIN, _MOST_MARGIN = 1e-6, 1e-2
 _SWEEPS = 60
+_ROUNDS, _KICKS = 3, 100
+_LARGE = 40_000  # edge entries past which an answer within _LARGE_GAP is good enough
+_LARGE_GAP = 0.02
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,11 @@ class Solution:
     bound_seconds: float
     status: Status
     sentence: str
+
+    @property
+    def feasible(self) -> bool:
+        """Whether anything fits."""
+        return self.seconds < float("inf")
 
 
 @dataclass(frozen=True)
@@ -49,6 +60,8 @@ def solve(problem: Problem, share_above: int, hops: int) -> Solution:
     Problems of more than `share_above` nodes let look-alike nodes within `hops` share a
     decision; the bound is then one on all such assignments.
     """
+    if not problem.costs:
+        return Solution((), 0.0, 0.0, Status.FIXED, "Nothing to decide.")
     if len(problem.costs) <= share_above:
         answer = _held(problem)
         sentence = "Proven best"
@@ -63,6 +76,8 @@ def solve(problem: Problem, share_above: int, hops: int) -> Solution:
     seconds = problem.seconds(choice)
     bound = min(answer.bound_seconds, seconds)
     status = Status.OPTIMAL if seconds - bound <= 10 * _GAP * seconds else Status.FEASIBLE
+    if status is Status.FEASIBLE:
+        sentence = sentence.replace("Proven best", "Good answer").replace("Best", "Good answer")
     held = f", memory held at {answer.rows} times" if answer.rows else ""
     return Solution(choice, seconds, bound, status, f"{sentence}{held}.")
 
@@ -71,13 +86,18 @@ def _held(problem: Problem) -> _Answer:
     """Memory rows are added at the peaks of each answer until one fits.
 
     That is exact: it ends with the best answer of a problem that has fewer rows than the whole.
+    Where the ILP breaks a row that it was given, by its own tolerance, the limit is drawn in.
     """
     answer = _unlimited(problem)
     times: list[int] = []
+    margin = 0.0
     while answer.choice and not problem.fits(answer.choice):
-        times.extend(_worst_times(problem, answer.choice, times))
-        answer = replace(_limited(problem, times), rows=len(times))
-        if len(times) > _MOST_ROWS:
+        fresh = _worst_times(problem, answer.choice, times)
+        margin = margin if fresh else max(10 * margin, _FIRST_MARGIN)
+        times.extend(fresh)
+        held = replace(problem, limit_bytes=problem.limit_bytes * (1 - margin))
+        answer = replace(_limited(held, times), rows=len(times))
+        if len(times) > _MOST_ROWS or margin > _MOST_MARGIN:
             return _Answer((), answer.bound_seconds, len(times))
     return answer
 
@@ -95,25 +115,60 @@ def _worst_times(problem: Problem, choice: Sequence[int], held: Sequence[int]) -
 
 
 def _unlimited(problem: Problem) -> _Answer:
-    """The best answer where memory does not matter."""
-    first = reduce_problem(replace(problem, usages=()))
-    if not first.kept:
-        choice = first.restore(())
+    """The best answer where memory does not matter.
+
+    Rounds of shrinking and bounding, each on what the last left possible; then the ILP, or what
+    the rounds found where that is good enough and the rest is large.
+    """
+    shrunk = _Shrunk(replace(problem, usages=()))
+    best: tuple[int, ...] = ()
+    bound = -float("inf")
+    for _ in range(_ROUNDS):
+        if not shrunk.problem.costs:
+            break
+        bounded = bound_problem(shrunk.problem, _SWEEPS)
+        bound = max(bound, shrunk.offset_seconds + bounded.bound_seconds)
+        found = shrunk.restore(bounded.choice)
+        if not best or problem.seconds(found) < problem.seconds(best):
+            best = found
+        if problem.seconds(best) - bound <= _GAP * problem.seconds(best):
+            return _Answer(best, bound)
+        shrunk.keep(bounded.left)
+    if not shrunk.problem.costs:
+        choice = shrunk.restore(())
         return _Answer(choice, problem.seconds(choice))
-    bounded = bound_problem(first.problem, _SWEEPS)
-    if bounded.gap <= _GAP:
-        return _Answer(
-            first.restore(bounded.choice), first.offset_seconds + bounded.bound_seconds
-        )
-    slim = narrow(first.problem, bounded.left)
-    second = reduce_problem(slim.problem)
-    offset = first.offset_seconds + second.offset_seconds
-    if not second.kept:
-        choice = first.restore(slim.restore(second.restore(())))
-        return _Answer(choice, problem.seconds(choice))
-    answer = solve_ilp(second.problem, (), _GAP)
-    choice = first.restore(slim.restore(second.restore(answer.choice)))
-    return _Answer(choice, offset + answer.bound_seconds)
+    best = min((best, kicked(problem, best, _KICKS)), key=problem.seconds)
+    large = sum(e.table.size for e in shrunk.problem.edges) > _LARGE
+    if large and problem.seconds(best) - bound <= _LARGE_GAP * problem.seconds(best):
+        return _Answer(best, bound)
+    gap = _LARGE_GAP if large else _GAP
+    answer = solve_ilp(shrunk.problem, (), gap)
+    exact = shrunk.restore(answer.choice)
+    chosen = min((exact, best), key=problem.seconds) if best else exact
+    return _Answer(chosen, max(bound, shrunk.offset_seconds + answer.bound_seconds))
+
+
+class _Shrunk:
+    """A problem that gets smaller in turns of eliminating nodes and dropping choices."""
+
+    def __init__(self, problem: Problem) -> None:
+        first = reduce_problem(problem)
+        self.problem, self.offset_seconds = first.problem, first.offset_seconds
+        self._ways_back: list[Reduced | Narrowed] = [first]
+
+    def keep(self, left: Sequence[npt.NDArray[np.int64]]) -> None:
+        """Drop all but these choices, and eliminate what that lets go."""
+        slim = narrow(self.problem, left)
+        less = reduce_problem(slim.problem)
+        self._ways_back += [slim, less]
+        self.problem = less.problem
+        self.offset_seconds += less.offset_seconds
+
+    def restore(self, choice: Sequence[int]) -> tuple[int, ...]:
+        """The assignment of the whole problem that one of the small problem stands for."""
+        for way in reversed(self._ways_back):
+            choice = way.restore(choice)
+        return tuple(choice)
 
 
 def _limited(problem: Problem, times: Sequence[int]) -> _Answer:
@@ -128,7 +183,10 @@ def _limited(problem: Problem, times: Sequence[int]) -> _Answer:
         u.node for u in slim.problem.usages if any(u.first <= t <= u.last for t in times)
     )
     reduced = reduce_problem(slim.problem, watched)
-    answer = solve_ilp(reduced.problem, times, _GAP)
+    large = sum(e.table.size for e in reduced.problem.edges) > _LARGE
+    if large and start.choice and start.gap <= _LARGE_GAP:
+        return _Answer(start.choice, start.bound_seconds)
+    answer = solve_ilp(reduced.problem, times, _LARGE_GAP if large else _GAP)
     if not answer.feasible:
         return _Answer((), float("inf"))
     choice = slim.restore(reduced.restore(answer.choice))

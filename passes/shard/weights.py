@@ -18,7 +18,7 @@ class Weights:
 
 
 def find_weights(reading: Reading) -> Weights:
-    """Parameters are the state that the forward or backward pass reads; the rest is the optimizer's."""
+    """Parameters are state that forward or backward ops read; the rest is the optimizer's."""
     state: set[int] = set()
     for given in reading.graph.inputs:
         place = reading.standings[given.value.name]

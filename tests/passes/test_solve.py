@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pulp
 import pytest
 from hypothesis import HealthCheck, given, settings
 
 from autopar.errors import SolverError
 from autopar.ir.outcome import Status
-from autopar.passes.shard.bound import bound_problem, improve
+from autopar.passes.shard.bound import bound_problem
 from autopar.passes.shard.ilp import solve_ilp
 from autopar.passes.shard.narrow import narrow
+from autopar.passes.shard.polish import improve, kicked
 from autopar.passes.shard.price import priced_start
 from autopar.passes.shard.problem import Edge, Problem, Usage
 from autopar.passes.shard.quotient import share_decisions
@@ -51,7 +51,7 @@ def test_known_answers(name: str) -> None:
     else:
         assert answer.seconds == pytest.approx(best)
         assert len(answer.choice) == len(problem.costs)
-        assert answer.status is Status.OPTIMAL
+        assert answer.status is (Status.OPTIMAL if problem.costs else Status.FIXED)
 
 
 @thoroughly
@@ -79,19 +79,25 @@ def test_the_best_that_fits(problem: Problem) -> None:
     assert answer.bound_seconds <= best.seconds * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("over", [1e-8, 5e-8, 5e-7, 2e-6])
+def test_a_limit_missed_by_a_hair_is_missed(over: float) -> None:
+    """Where the ILP's tolerance would let it pass, and the solver once asked again for ever."""
+    usage = Usage(0, 0, 0, np.array([1e9 * (1 + over), 0.0]))
+    assert solved(Problem((np.array([0.0, 1.0]),), (), (usage,), 1e9)).choice == (1,)
+
+
 # -- integer programming alone ---------------------------------------------------------------------
 
-INSTALLED = {"highs": pulp.HiGHS, "cbc": pulp.PULP_CBC_CMD}
 
-
-@pytest.mark.parametrize("solver", INSTALLED)
+@pytest.mark.parametrize("solver", ["highs", "cbc"])
 @settings(thoroughly, max_examples=25)
 @given(problem=problems(memory=True, nodes=5))
 def test_integer_programming_alone(problem: Problem, solver: str) -> None:
-    if not INSTALLED[solver](msg=False).available():
-        pytest.skip(f"{solver} is not installed")
     best = brute_force(problem)
-    answer = solve_ilp(problem, tuple(range(problem.horizon)), 1e-6, (solver,))
+    try:
+        answer = solve_ilp(problem, tuple(range(problem.horizon)), 1e-6, (solver,))
+    except SolverError:
+        pytest.skip(f"{solver} is not installed")
     assert answer.feasible == (best is not None)
     if best is not None:
         assert is_best(problem, answer.choice, best.seconds)
@@ -195,6 +201,7 @@ def test_local_search_never_makes_it_worse(problem: Problem) -> None:
     better = improve(problem, start)
     assert problem.seconds(better) <= problem.seconds(start) + 1e-12
     assert problem.seconds(improve(problem, better)) == pytest.approx(problem.seconds(better))
+    assert problem.seconds(kicked(problem, start, 5)) <= problem.seconds(start) + 1e-12
 
 
 @thoroughly

@@ -14,7 +14,9 @@ import jax
 from jax.extend.core import Primitive
 
 # Kernel languages, other machines' back ends and JAX's own test aids.
-_ELSEWHERE = ("pallas", "mosaic", "tpu", "cloud", "clusters", "export", "debugger", "test")
+_ELSEWHERE = (
+    "pallas", "mosaic", "thunky", "tpu", "cloud", "clusters", "export", "debugger", "test",
+)  # fmt: skip
 
 
 @cache

@@ -9,6 +9,14 @@ from tests.rules.primitives import primitives
 
 # Primitives that checking functions of JAX make up on the fly and take apart again.
 _UNSEEN_HERE = {"checkpoint", "core_call", "pallas_call", "pjit", "tpu_custom_call"}
+# Those that only a newer JAX knows than the oldest that we run on, or only an older one.
+_OTHER_RELEASES = set(
+    """
+    log2 one_minus_square pbroadcast_dynamic polynomial program_order reduced_vary_cast relayout
+    unreduced_pmax unreduced_pmin vary_unreduced_cast with_memory_space_constraint
+    xla_metadata_call
+    """.split()
+)
 
 
 @pytest.mark.smoke
@@ -19,7 +27,7 @@ def test_every_primitive_is_ruled_or_set_aside_for_a_reason() -> None:
 
 def test_every_name_in_the_lists_is_a_primitive() -> None:
     known = primitive_names() | set(REPLICATED) | CONTROL | PARALLEL
-    assert known - set(primitives()) <= _UNSEEN_HERE
+    assert known - set(primitives()) <= _UNSEEN_HERE | _OTHER_RELEASES
 
 
 def test_lists_are_disjoint() -> None:

@@ -1,0 +1,130 @@
+"""The user's file: its step, its example arguments, and what is wrong with them in their terms."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import cast
+
+from autopar.errors import InputError
+
+_DEFAULT_STEP = "train_step"
+_EXAMPLE = "def example_args():\n    return state, batch   # arrays, or jax.ShapeDtypeStruct"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A step out of a file, and what it is called with."""
+
+    path: Path
+    step: Callable[..., object]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+
+
+def load_target(text: str) -> Target:
+    """The step that FILE.py:FUNCTION names; FILE.py alone means its train_step.
+
+    `example_args()` of the file returns the tuple of the step's positional arguments, and
+    `example_kwargs()`, where there is one, the dict of its keyword arguments. Raises InputError
+    where the file, the step or the arguments cannot be had.
+    """
+    name, colon, function = text.rpartition(":")
+    if not colon or function.endswith(".py"):
+        name, function = text, _DEFAULT_STEP
+    path = Path(name)
+    module = _module(path)
+    step = _function(module, path, function)
+    args = _called(module, path, "example_args")
+    if not isinstance(args, tuple):
+        raise InputError(
+            f"{path}: example_args() returned {type(args).__name__}; return the tuple of the "
+            f"arguments that {function} is called with, as in `return state, batch`"
+        )
+    kwargs: object = {}
+    if "example_kwargs" in vars(module):
+        kwargs = _called(module, path, "example_kwargs")
+    if not isinstance(kwargs, dict):
+        raise InputError(
+            f"{path}: example_kwargs() returned {type(kwargs).__name__}; return a dict of the "
+            f"keyword arguments that {function} is called with"
+        )
+    return Target(path, step, cast("tuple[object, ...]", args), cast("dict[str, object]", kwargs))
+
+
+def last_line_in(error: BaseException, path: Path) -> str:
+    """Where in the user's file an exception went through last, as "line 12: source", or ""."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == path]
+    return f"line {frames[-1].lineno}: {frames[-1].line}" if frames else ""
+
+
+def _module(path: Path) -> ModuleType:
+    if not path.is_file():
+        near = sorted(p.name for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
+        there = f" Python files there: {', '.join(near[:8])}." if near else ""
+        raise InputError(f"there is no file {str(path)!r}; write FILE.py:FUNCTION.{there}")
+    resolved = path.resolve()
+    name = resolved.stem if resolved.stem not in sys.modules else f"_autopar_{resolved.stem}"
+    spec = importlib.util.spec_from_file_location(name, resolved)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{str(path)!r} is not a Python file; write FILE.py:FUNCTION")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look a module up by its name
+    folder = str(resolved.parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    with _told(path, "runs when it is imported; put it under `if __name__ == '__main__':`"):
+        spec.loader.exec_module(module)
+    return module
+
+
+def _function(module: ModuleType, path: Path, name: str) -> Callable[..., object]:
+    found: object = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if callable(found):
+        return found
+    names = [
+        n for n, f in vars(module).items()
+        if callable(f) and not n.startswith("_") and getattr(f, "__module__", "") == module.__name__
+    ]  # fmt: skip
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    listed = f" It has {', '.join(sorted(names))}." if names else " It defines no functions."
+    what = "is no function" if found is not None else "does not exist"
+    raise InputError(f"{name} {what} in {path}.{hint}{listed}")
+
+
+def _called(module: ModuleType, path: Path, name: str) -> object:
+    make: object = getattr(module, name, None)
+    if not callable(make):
+        raise InputError(
+            f"{path} has no {name}(), so there is nothing to call the step with. Add to it:\n"
+            f"{_EXAMPLE}"
+        )
+    with _told(path, f"is what {name}() does; let it return"):
+        return make()
+
+
+@contextlib.contextmanager
+def _told(path: Path, on_exit: str) -> Generator[None]:
+    """Turns what the user's code raises into an InputError, and keeps its prints off stdout."""
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    except SystemExit as error:
+        raise InputError(f"{path}: sys.exit {on_exit}") from error
+    except SyntaxError as error:
+        line = (error.text or "").strip()
+        raise InputError(f"{error.filename}, line {error.lineno}: {error.msg}\n  {line}") from error
+    except Exception as error:
+        where = last_line_in(error, path.resolve())
+        said = f"{type(error).__name__}: {error}"
+        raise InputError(f"{path} fails: {said}" + (f"\n  {where}" if where else "")) from error

@@ -1,0 +1,25 @@
+"""The commands of `autopar`, and their help."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import click
+
+from autopar.cli.clusters import clusters_command
+from autopar.cli.demo import demo_command
+from autopar.cli.plan import plan_command
+from autopar.cli.show import show_command
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(version("autopar"), prog_name="autopar")
+def main() -> None:
+    """Auto-parallelize JAX train steps: plan for a cluster that need not be there, and run.
+
+    Exit codes: 0 all is well, 1 there is no such plan, 2 something given cannot be used.
+    """
+
+
+for _command in (plan_command, show_command, clusters_command, demo_command):
+    main.add_command(_command)

@@ -1,0 +1,47 @@
+"""Pins as text: 'params/**/kernel=P(None,"model")' to a pattern and its dims."""
+
+from __future__ import annotations
+
+import ast
+
+from autopar.errors import PinError
+
+Dims = tuple[tuple[str, ...] | None, ...]
+
+
+def read_pins(texts: tuple[str, ...]) -> dict[str, Dims]:
+    """Pins by pattern; raises PinError that names the text which is none."""
+    return dict(_read_pin(text) for text in texts)
+
+
+def _read_pin(text: str) -> tuple[str, Dims]:
+    pattern, _, spec = text.partition("=")
+    try:
+        call = ast.parse(spec.strip(), mode="eval").body
+    except SyntaxError:
+        raise _misread(text) from None
+    named = isinstance(call, ast.Call) and ast.unparse(call.func) in ("P", "PartitionSpec")
+    if not pattern.strip() or not isinstance(call, ast.Call) or not named or call.keywords:
+        raise _misread(text)
+    return pattern.strip(), tuple(_dim(entry, text) for entry in call.args)
+
+
+def _dim(entry: ast.expr, text: str) -> tuple[str, ...] | None:
+    """One dim of a spec: None, an axis, or a tuple of axes; quotes may be left out."""
+    if isinstance(entry, ast.Constant) and entry.value is None:
+        return None
+    if isinstance(entry, ast.Constant) and isinstance(entry.value, str):
+        return (entry.value,)
+    if isinstance(entry, ast.Name):
+        return (entry.id,)
+    if isinstance(entry, ast.Tuple):
+        inner = [_dim(e, text) for e in entry.elts]
+        return tuple(axis for axes in inner if axes for axis in axes)
+    raise _misread(text)
+
+
+def _misread(text: str) -> PinError:
+    return PinError(
+        f"pin {text!r} is not understood; write PATTERN=P(...), as in "
+        "'params/**/kernel=P(None,\"model\")', with None or axis names, one for each dim"
+    )

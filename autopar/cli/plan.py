@@ -1,0 +1,166 @@
+"""`autopar plan`: plans a step out of a file for a cluster that need not be there."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from autopar import api
+from autopar.cli.console import err, gathered_warnings, out, print_json, print_warnings, told
+from autopar.cli.loading import Target, last_line_in, load_target
+from autopar.cli.pins import read_pins
+from autopar.cli.planning import Trail, watched_planning
+from autopar.errors import InputError, TraceError
+from autopar.ir.plan import Plan
+from autopar.report.plan import collectives, headline, parameters
+from autopar.report.view import plan_data
+
+METHODS = ("auto", "dp", "zero1", "zero2", "fsdp", "megatron")
+AFTER = ("graph", "batch", "layer", "stage", "shard", "lower")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to plan for, as the options say it."""
+
+    cluster: str
+    mesh: str | None
+    mesh_axes: int
+    method: str
+    memory_gb: float | None
+    pins: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Made:
+    """A plan, how long it took, what was warned of, and the IR that was asked for."""
+
+    planned: api.Planned
+    seconds: float
+    after_text: str
+    warnings: tuple[str, ...]
+
+
+@click.command("plan")
+@click.argument("target", metavar="FILE.py:FUNCTION")
+@click.option(
+    "--cluster", required=True, help="A name such as 8xh100 or v5p:4x4x4, or a .toml file."
+)
+@click.option("--mesh", help="Sizes or named sizes: 2,4 or data=2,model=4. Default: searched.")
+@click.option(
+    "--mesh-axes",
+    type=click.IntRange(1, 3),
+    default=2,
+    show_default=True,
+    help="The most axes of a searched mesh.",
+)
+@click.option(
+    "--method",
+    type=click.Choice(METHODS),
+    default="auto",
+    show_default=True,
+    help="The whole search, or a textbook recipe.",
+)
+@click.option("--memory-gb", type=float, help="GiB that one device may hold. Default: all it has.")
+@click.option(
+    "--pin",
+    "pins",
+    multiple=True,
+    metavar="PATTERN=P(...)",
+    help="Fix a sharding, as in 'params/**/kernel=P(None,\"model\")'; may be repeated.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Save the plan there, to be loaded with no solving.",
+)
+@click.option("--after", type=click.Choice(AFTER), help="Print the IR after this slot instead.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@told
+def plan_command(
+    target: str, output: Path | None, after: str | None, as_json: bool, **options: object
+) -> None:
+    """Plan a step for a cluster; no device of it is needed.
+
+    The file's example_args() returns the tuple of arguments that the step is called with, as
+    arrays or as jax.ShapeDtypeStruct.
+    """
+    wanted = Wanted(**options)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    api.keep_to_cpu()
+    with err().status("reading the file"):
+        loaded = load_target(target)
+    made = _make(loaded, wanted, after)
+    if output is not None:
+        _save(made.planned.plan, output)
+    print_warnings(list(made.warnings))
+    if as_json:
+        _print_data(made, output, after)
+    elif after is not None:
+        click.echo(made.after_text)
+    else:
+        _print(made, output)
+
+
+def _make(loaded: Target, wanted: Wanted, after: str | None) -> Made:
+    start = time.perf_counter()
+    step: api.ParallelStep = api.parallelize(
+        loaded.step,
+        cluster=wanted.cluster,
+        mesh=wanted.mesh,
+        method=wanted.method,
+        memory_gb=wanted.memory_gb,
+        pins=read_pins(wanted.pins),
+        mesh_axes=wanted.mesh_axes,
+    )
+    with gathered_warnings() as messages, watched_planning(err()) as trail:
+        planned = _planned(step, loaded, trail)
+    seconds = time.perf_counter() - start
+    text = str(planned.graph) if after == "graph" else ""
+    if after is not None and after != "graph":
+        text = trail.text_after(after, planned.plan.mesh)
+    return Made(planned, seconds, text, tuple(messages))
+
+
+def _planned(step: api.ParallelStep, loaded: Target, trail: Trail) -> api.Planned:
+    try:
+        return step.planned(*loaded.args, watchers=[trail.watcher], **loaded.kwargs)
+    except TraceError as error:
+        where = last_line_in(error.__cause__ or error, loaded.path.resolve())
+        if not where:
+            raise
+        raise TraceError(f"{error}\n  {loaded.path}, {where}") from error
+
+
+def _save(plan: Plan, output: Path) -> None:
+    try:
+        api.save(plan, output)
+    except OSError as error:
+        raise InputError(f"cannot write {str(output)!r}: {error.strerror or error}") from error
+
+
+def _print(made: Made, output: Path | None) -> None:
+    console, plan = out(), made.planned.plan
+    console.print(headline(plan))
+    console.print()
+    console.print(collectives(plan))
+    console.print()
+    console.print(parameters(plan))
+    console.print()
+    saved = f", saved to {output}" if output is not None else ""
+    console.print(f"planned in {made.seconds:.1f} s{saved}", style="bright_black")
+
+
+def _print_data(made: Made, output: Path | None, after: str | None) -> None:
+    print_json(
+        {
+            **plan_data(made.planned.plan),
+            "planning_seconds": round(made.seconds, 3),
+            "output": str(output) if output is not None else None,
+            "warnings": list(made.warnings),
+            **({"after": after, "text": made.after_text} if after is not None else {}),
+        }
+    )

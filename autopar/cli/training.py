@@ -1,0 +1,123 @@
+"""Runs the demo from plan to verdict, and shows each part when it is there."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import asdict, dataclass, replace
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from autopar import api, demo
+from autopar.cli.console import err, out, print_json
+from autopar.cli.planning import watched_planning
+from autopar.ir.plan import Plan
+from autopar.ir.plan_json import Json
+from autopar.report.plan import collectives, headline, memory, parameters
+from autopar.report.training import Learnt, Line, comparison, learnt
+from autopar.report.view import plan_data
+
+_DEVICES = 8
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the demo was asked for."""
+
+    steps: int | None
+    mesh: str | None
+    method: str
+    quick: bool
+    as_json: bool
+
+
+def run_demo(asked: Asked, start: float) -> bool:
+    """Whether the steps were equal and something was learnt; `start` is when the command began."""
+    demo.open_devices(_DEVICES)
+    config = demo.QUICK if asked.quick else demo.CONFIG
+    config = replace(config, steps=asked.steps or config.steps)
+    step: api.ParallelStep = api.parallelize(
+        demo.train_step, cluster=f"{_DEVICES}xcpu", mesh=asked.mesh, method=asked.method
+    )
+    console = err() if asked.as_json else out()
+    with watched_planning(err()) as trail:
+        plan = step.plan_for(*demo.example_args(config), watchers=[trail.watcher])
+    for part in (headline(plan), collectives(plan), parameters(plan, 6), memory(plan)):
+        console.print(part)
+        console.print()
+    with err().status("reading the corpus") as status:
+        corpus = demo.load_corpus()
+        state, compared = demo.compare(step, config, corpus, status.update)
+    pairs = tuple(zip(compared.losses, compared.plain_losses, strict=True))
+    console.print(comparison(pairs, _lines(compared), compared.holds))
+    console.print()
+    found = _trained(step, config, corpus, state)
+    console.print(learnt(found))
+    seconds = time.perf_counter() - start
+    console.print(f"all in all {seconds:.0f} s", style="bright_black")
+    if asked.as_json:
+        _print_data(plan, compared, found, seconds)
+    return compared.holds and found.holds
+
+
+def _trained(
+    step: api.ParallelStep, config: demo.GptConfig, corpus: demo.Corpus, state: object
+) -> Learnt:
+    """Train behind a progress bar, then judge."""
+    start = time.perf_counter()
+    losses: list[float] = []
+    columns = (
+        TextColumn("training"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]}"),
+        TimeRemainingColumn(),
+    )
+    console = err()
+    shown = console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
+        done = demo.COMPARED_STEPS
+        task = progress.add_task("training", total=config.steps, completed=done, loss="")
+        for trained in demo.train(step, config, corpus, state):
+            losses.append(trained.loss)
+            state = trained.state
+            progress.update(task, completed=trained.step, loss=f"{trained.loss:.3f}")
+    seconds = time.perf_counter() - start
+    with err().status("judging it on held-out text"):
+        held_out = demo.held_out_loss(state, corpus, config)
+    return Learnt(tuple(losses), held_out, demo.entropy(corpus.held_out), seconds)
+
+
+def _lines(compared: demo.Comparison) -> tuple[Line, ...]:
+    found, rounding, limit = compared.parallel, compared.reordered, compared.limit
+    return (
+        Line("loss", found.loss, rounding.loss, limit.loss),
+        Line("parameters", found.parameters, rounding.parameters, limit.parameters),
+        Line("Adam's mean gradient", found.mean_gradient, rounding.mean_gradient,
+             limit.mean_gradient),
+    )  # fmt: skip
+
+
+def _print_data(plan: Plan, compared: demo.Comparison, found: Learnt, seconds: float) -> None:
+    equality: dict[str, Json] = {
+        "losses": list(compared.losses),
+        "plain_losses": list(compared.plain_losses),
+        "relative_difference": asdict(compared.parallel),
+        "rounding_alone": asdict(compared.reordered),
+        "limit": asdict(compared.limit),
+        "holds": compared.holds,
+    }
+    training: dict[str, Json] = {
+        "losses": list(found.losses),
+        "held_out_nats": found.held_out,
+        "held_out_bits": found.held_out / math.log(2),
+        "unigram_nats": found.unigram,
+        "unigram_bits": found.unigram / math.log(2),
+        "seconds": found.seconds,
+        "holds": found.holds,
+    }
+    ok = compared.holds and found.holds
+    print_json(
+        {"plan": plan_data(plan), "equality": equality, "training": training, "seconds": seconds,
+         "ok": ok}
+    )  # fmt: skip

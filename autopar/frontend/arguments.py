@@ -1,0 +1,141 @@
+"""The step's signature: which arguments are static, and what each array in them is called."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+
+from autopar.errors import ArgumentError
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+@dataclass(frozen=True)
+class StepSpec:
+    """How to call the user's function: which arguments are static, which are state.
+
+    `state_argnums` None means: found by matching arguments with outputs of the same tree. All
+    numbers count the function's parameters, static ones too, and those below 0 from the end.
+    """
+
+    fun: Callable[..., Any]
+    static_argnums: tuple[int, ...] = ()
+    static_argnames: tuple[str, ...] = ()
+    state_argnums: tuple[int, ...] | None = None
+
+    @property
+    def name(self) -> str:
+        """The function's own name."""
+        fun: Any = self.fun
+        while isinstance(fun, partial):
+            fun = fun.func
+        return str(getattr(fun, "__name__", type(fun).__name__))
+
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the function's positional parameters."""
+        try:
+            signature = inspect.signature(self.fun)
+        except (TypeError, ValueError):
+            return ()
+        return tuple(n for n, p in signature.parameters.items() if p.kind in _POSITIONAL)
+
+    def static(self, args: Sequence[Any]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Positions and names of the static arguments, each found from the other."""
+        names = self.parameters()
+        numbers = self._counted(self.static_argnums, args)
+        named = {names.index(n) for n in self.static_argnames if n in names}
+        positions = sorted(numbers | named)
+        found = {names[i] for i in positions if i < len(names)} | set(self.static_argnames)
+        return tuple(positions), tuple(sorted(found))
+
+    def declares_state(self, argument: Argument, args: Sequence[Any]) -> bool:
+        """Whether `state_argnums` names the argument."""
+        return argument.position in self._counted(self.state_argnums or (), args)
+
+    def _counted(self, numbers: Sequence[int], args: Sequence[Any]) -> set[int]:
+        count = max(len(args), len(self.parameters()))
+        return {n + count if n < 0 else n for n in numbers}
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A dynamic argument: its name, its position in the signature (-1: none), its tree."""
+
+    name: str
+    position: int
+    tree: Any
+
+
+def split_static(
+    spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments that carry arrays: static ones left out."""
+    positions, names = spec.static(args)
+    positional = tuple(a for i, a in enumerate(args) if i not in positions)
+    return positional, {k: v for k, v in kwargs.items() if k not in names}
+
+
+def dynamic_arguments(
+    spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Argument, ...]:
+    """The arguments that carry arrays, in the order in which JAX flattens them."""
+    positions, _ = spec.static(args)
+    names = spec.parameters()
+    found = [
+        Argument(names[i] if i < len(names) else f"arg{i}", i, tree)
+        for i, tree in enumerate(args)
+        if i not in positions
+    ]
+    for name, tree in sorted(split_static(spec, args, kwargs)[1].items()):
+        found.append(Argument(name, names.index(name) if name in names else -1, tree))
+    return tuple(found)
+
+
+def leaf_paths(arguments: Sequence[Argument]) -> tuple[str, ...]:
+    """The path of each array: the argument's name, then the keys of its tree."""
+    return tuple(
+        "/".join([a.name, *map(key_text, path)])
+        for a in arguments
+        for path, _ in jax.tree_util.tree_flatten_with_path(a.tree)[0]
+    )
+
+
+def key_text(key: Any) -> str:
+    """One key of a tree's path: a dict's key, a field's name or an index."""
+    for field in ("key", "name", "idx"):
+        value = getattr(key, field, None)
+        if value is not None:
+            return str(value)
+    return str(key)
+
+
+def check_arrays(spec: StepSpec, arguments: Sequence[Argument]) -> None:
+    """Raise ArgumentError unless every leaf is an array, a number or the shape of one."""
+    leaves = jax.tree_util.tree_leaves([a.tree for a in arguments])
+    for path, leaf in zip(leaf_paths(arguments), leaves, strict=True):
+        if not _is_array(leaf):
+            name = path.split("/")[0]
+            raise ArgumentError(
+                f"{path} of {spec.name} is of type {type(leaf).__name__}, which is no array.\n"
+                f"If {name} is a constant of the step, say static_argnames={name!r}; if {name} is "
+                "a model that holds functions, pass its arrays alone."
+            )
+
+
+def _is_array(leaf: Any) -> bool:
+    try:
+        type_of_leaf(leaf)
+    except TypeError:
+        return False
+    return True
+
+
+def type_of_leaf(leaf: Any) -> tuple[tuple[int, ...], str]:
+    """Shape and dtype of an array, a number or the shape of an array."""
+    shaped = leaf if getattr(leaf, "dtype", None) is not None else jax.typeof(leaf)
+    return tuple(shaped.shape), str(shaped.dtype)

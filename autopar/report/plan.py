@@ -1,0 +1,115 @@
+"""A plan drawn for a terminal: headline, collectives, parameters, memory."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from autopar.ir.outcome import Status
+from autopar.ir.plan import Plan
+from autopar.ir.text import show_bytes, show_seconds
+from autopar.report.style import ACCENT, GOOD, QUIET, SlashedPath, bar, facts, percent, plain_table
+from autopar.report.view import communication_share, holdings_of, rows_of
+
+_SHOWN = 12
+
+
+def headline(plan: Plan) -> RenderableType:
+    """What was planned for what, how sure the answer is, and what it should take."""
+    o, p, outcome = plan.origin, plan.prediction, plan.outcome
+    mesh = Text(str(plan.mesh)) + Text(f"  ({plan.mesh.device_count} devices)", style=QUIET)
+    proven = outcome.status is not Status.FEASIBLE
+    solved = Text.assemble(
+        (outcome.status.value, f"bold {GOOD if proven else 'yellow'}"),
+        f"  within {outcome.gap:.2%} of the bound {show_seconds(outcome.bound_seconds)}. ",
+        (outcome.sentence, QUIET),
+    )
+    predicted = Text.assemble(
+        (show_seconds(p.seconds), "bold"),
+        f" a step, {percent(communication_share(plan))} of it communication ",
+        (f"({show_seconds(p.communication_seconds)})", QUIET),
+    )
+    share = p.peak_bytes / o.memory_bytes
+    memory = Text.assemble(
+        (show_bytes(p.peak_bytes), "bold"), f" a device of {show_bytes(o.memory_bytes)}  "
+    )
+    pairs: list[tuple[str, str | Text]] = [
+        ("mesh", mesh),
+        ("method", o.method),
+        ("outcome", solved),
+        ("predicted", predicted),
+        ("memory", memory + bar(share) + Text(f" {percent(share)}", style=QUIET)),
+    ]
+    if plan.stage_count > 1:
+        pairs.insert(2, ("stages", f"{plan.stage_count}, {plan.microbatches} microbatches"))
+    title = Text.assemble(
+        ("plan ", QUIET),
+        (o.step, f"bold {ACCENT}"),
+        (" on ", QUIET),
+        (o.cluster_name, f"bold {ACCENT}"),
+    )
+    return Group(title, facts(pairs))
+
+
+def collectives(plan: Plan) -> RenderableType:
+    """Every collective of one step by kind and axes, the costliest first."""
+    traffic = sorted(plan.prediction.traffic, key=lambda t: -t.seconds)
+    if not traffic:
+        return Text("No collectives: no device waits for another.", style=QUIET)
+    table = plain_table(
+        "Collectives in a step", "kind", "~axes", ">count", ">bytes", ">time", ">share"
+    )
+    total = sum(t.seconds for t in traffic)
+    for t in traffic:
+        share = t.seconds / total if total > 0 else 0.0
+        table.add_row(
+            t.kind, " + ".join(t.axes), str(t.count), show_bytes(t.nbytes), show_seconds(t.seconds),
+            percent(share),
+        )  # fmt: skip
+    if len(traffic) > 1:
+        table.add_section()
+        count, nbytes = sum(t.count for t in traffic), sum(t.nbytes for t in traffic)
+        table.add_row(
+            "all", "", str(count), show_bytes(nbytes), show_seconds(total), "", style="bold"
+        )
+    return table
+
+
+def parameters(plan: Plan, shown: int | None = _SHOWN) -> RenderableType:
+    """How the step's arguments lie, the largest first; all of them where `shown` is None."""
+    rows = rows_of(plan)
+    table = plain_table(
+        "Arguments and their shardings", "~path", "type", "role", "~sharding", ">a device"
+    )
+    for r in rows[:shown]:
+        times = f"{r.count} x " if r.count > 1 else ""
+        kind = f"{times}{r.dtype}[{','.join(map(str, r.shape))}]"
+        style = QUIET if r.spec == "P()" else ""
+        table.add_row(
+            SlashedPath(r.path), kind, r.role, Text(r.spec, style=style), show_bytes(r.local_bytes)
+        )
+    if shown is None or len(rows) <= shown:
+        return table
+    return Group(table, _rest(rows[shown:]))
+
+
+def _rest(rows: tuple[object, ...]) -> Text:
+    return Text(f"and {len(rows)} smaller rows: autopar show --params lists them", style=QUIET)
+
+
+def memory(plan: Plan) -> Table:
+    """What one device holds at the peak of the step."""
+    peak, given = plan.prediction.peak_bytes, plan.prediction.argument_bytes
+    limit = plan.origin.memory_bytes
+    table = plain_table("Memory of a device", "~what", ">whole", ">a device", ">of the limit")
+    for h in holdings_of(plan):
+        table.add_row(
+            h.what, show_bytes(h.nbytes), show_bytes(h.local_bytes), percent(h.local_bytes / limit)
+        )
+    rest = max(0, peak - given)
+    table.add_row("activations, gradients, copies", "", show_bytes(rest), percent(rest / limit))
+    table.add_section()
+    table.add_row("peak", "", show_bytes(peak), percent(peak / limit), style="bold")
+    table.add_row("limit", "", show_bytes(limit), "")
+    return table

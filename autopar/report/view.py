@@ -1,0 +1,172 @@
+"""A plan as plain rows: what `--json` prints, and what the tables are drawn from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from autopar.ir.plan import Argument, Plan
+from autopar.ir.plan_json import Json
+from autopar.ir.sharding import Sharding
+from autopar.ir.values import Role, item_bytes
+
+
+@dataclass(frozen=True)
+class Row:
+    """Arguments that lie alike and whose paths differ in numbers only, as one line.
+
+    `nbytes` and `local_bytes` are of all of them together: whole, and of one device's pieces.
+    """
+
+    path: str
+    count: int
+    shape: tuple[int, ...]
+    dtype: str
+    role: str
+    spec: str
+    nbytes: int
+    local_bytes: int
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What one device holds of one kind of tensor, and what the whole of it weighs."""
+
+    what: str
+    nbytes: int
+    local_bytes: int
+
+
+def spec_text(sharding: Sharding) -> str:
+    """A sharding as its user writes it: P('data', None, ('x', 'y')), trailing Nones left out."""
+    entries = [
+        "None" if not axes else repr(axes[0]) if len(axes) == 1 else repr(axes)
+        for axes in sharding.dims
+    ]
+    while entries and entries[-1] == "None":
+        entries.pop()
+    return f"P({', '.join(entries)})"
+
+
+def rows_of(plan: Plan) -> tuple[Row, ...]:
+    """The step's arguments, those that lie alike folded into one row, the largest first."""
+    groups: dict[tuple[object, ...], list[Argument]] = {}
+    for a in plan.arguments:
+        key = (re.sub(r"\d+", "#", a.path), a.shape, a.dtype, a.role, a.sharding)
+        groups.setdefault(key, []).append(a)
+    rows = [_row(plan, group) for group in groups.values()]
+    return tuple(sorted(rows, key=lambda r: (-r.nbytes, len(r.path), r.path)))
+
+
+def holdings_of(plan: Plan) -> tuple[Holding, ...]:
+    """A device's arguments by the first two parts of their paths, then all that is not one."""
+    groups: dict[str, list[Argument]] = {}
+    for a in plan.arguments:
+        depth = 2 if a.role == Role.STATE.value else 1
+        groups.setdefault("/".join(a.path.split("/")[:depth]), []).append(a)
+    held = [
+        Holding(
+            what, sum(_whole_bytes(a) for a in group), sum(a.local_bytes(plan.mesh) for a in group)
+        )
+        for what, group in groups.items()
+    ]
+    return tuple(sorted(held, key=lambda h: (-h.local_bytes, h.what)))
+
+
+def plan_data(plan: Plan) -> dict[str, Json]:
+    """A plan's decisions and predictions as one JSON object; seconds, bytes and PartitionSpecs."""
+    o, p, outcome = plan.origin, plan.prediction, plan.outcome
+    return {
+        "step": o.step,
+        "cluster": o.cluster_name,
+        "devices": plan.mesh.device_count,
+        "mesh": dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True)),
+        "method": o.method,
+        "jax": o.jax_minor,
+        "layers": plan.layer_count,
+        "stages": plan.stage_count,
+        "microbatches": plan.microbatches,
+        "pins": {
+            pattern: spec_text(Sharding(tuple(tuple(axes) for axes in dims)))
+            for pattern, dims in o.pins
+        },
+        "outcome": {
+            "status": outcome.status.value,
+            "seconds": outcome.seconds,
+            "bound_seconds": outcome.bound_seconds,
+            "gap": outcome.gap,
+            "sentence": outcome.sentence,
+        },
+        "predicted": {
+            "seconds": p.seconds,
+            "compute_seconds": p.compute_seconds,
+            "communication_seconds": p.communication_seconds,
+            "communication_share": communication_share(plan),
+        },
+        "memory": {
+            "argument_bytes": p.argument_bytes,
+            "peak_bytes": p.peak_bytes,
+            "limit_bytes": o.memory_bytes,
+            "held": [
+                {"what": h.what, "bytes": h.nbytes, "local_bytes": h.local_bytes}
+                for h in holdings_of(plan)
+            ],
+        },
+        "collectives": [
+            {"kind": t.kind, "axes": list(t.axes), "count": t.count, "bytes": t.nbytes,
+             "seconds": t.seconds}
+            for t in plan.prediction.traffic
+        ],
+        "parameters": _argument_data(plan, plan.arguments),
+    }  # fmt: skip
+
+
+def communication_share(plan: Plan) -> float:
+    """The share of the predicted step that is communication."""
+    p = plan.prediction
+    return p.communication_seconds / p.seconds if p.seconds > 0 else 0.0
+
+
+def _argument_data(plan: Plan, arguments: Iterable[Argument]) -> list[Json]:
+    return [
+        {
+            "path": a.path,
+            "shape": list(a.shape),
+            "dtype": a.dtype,
+            "role": a.role,
+            "sharding": spec_text(a.sharding),
+            "bytes": _whole_bytes(a),
+            "local_bytes": a.local_bytes(plan.mesh),
+        }
+        for a in sorted(arguments, key=lambda a: (-_whole_bytes(a), a.path))
+    ]
+
+
+def _row(plan: Plan, group: list[Argument]) -> Row:
+    first = group[0]
+    return Row(
+        path=_common_path([a.path for a in group]),
+        count=len(group),
+        shape=first.shape,
+        dtype=first.dtype,
+        role=first.role,
+        spec=spec_text(first.sharding),
+        nbytes=_whole_bytes(first) * len(group),
+        local_bytes=first.local_bytes(plan.mesh) * len(group),
+    )
+
+
+def _common_path(paths: list[str]) -> str:
+    """The paths as one: a number that differs among them becomes a star."""
+    if len(paths) == 1:
+        return paths[0]
+    split = [re.split(r"(\d+)", path) for path in paths]
+    return "".join(part[0] if len(set(part)) == 1 else "*" for part in zip(*split, strict=True))
+
+
+def _whole_bytes(a: Argument) -> int:
+    count = item_bytes(a.dtype)
+    for n in a.shape:
+        count *= n
+    return count

@@ -1,0 +1,1 @@
+"""What a device runs of each primitive, given how its operands lie."""

@@ -1,0 +1,64 @@
+"""Puts the arrays of a call where the compiled step wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+
+Shardings = Sequence[jax.sharding.NamedSharding]
+
+
+def place(leaves: Sequence[Any], shardings: Shardings, state: Collection[int]) -> list[Any]:
+    """Leaves as the shardings want them; those that are so already are handed on.
+
+    Host arrays are cut up. Arrays on the mesh change their sharding in one program. State on one
+    device goes by way of the host: cutting it up there would compile a program for each leaf.
+    """
+    placed = list(leaves)
+    off = [i for i, leaf in enumerate(leaves) if not _lies(leaf, shardings[i])]
+    if not off:
+        return placed
+    on_mesh = [i for i in off if _device_count(leaves[i]) > 1]
+    moved = _mover(tuple(shardings[i] for i in on_mesh))(*(leaves[i] for i in on_mesh))
+    elsewhere = sorted({*off} - {*on_mesh})
+    sent = jax.device_put(
+        [_on_host(leaves[i]) if i in state else leaves[i] for i in elsewhere],
+        [shardings[i] for i in elsewhere],
+    )
+    for i, leaf in [*zip(on_mesh, moved, strict=True), *zip(elsewhere, sent, strict=True)]:
+        placed[i] = leaf
+    return placed
+
+
+def _lies(leaf: Any, wanted: jax.sharding.NamedSharding) -> bool:
+    sharding = getattr(leaf, "sharding", None)
+    if sharding is None or sharding == wanted:
+        return sharding is not None
+    return isinstance(leaf, jax.Array) and bool(sharding.is_equivalent_to(wanted, leaf.ndim))
+
+
+def _device_count(leaf: Any) -> int:
+    return len(leaf.sharding.device_set) if isinstance(leaf, jax.Array) else 0
+
+
+def _on_host(leaf: Any) -> Any:
+    """A leaf as a host array, but for typed random keys, which have no such form."""
+    if jax.dtypes.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.extended):
+        return leaf
+    return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
+
+
+@lru_cache(maxsize=64)
+def _mover(shardings: tuple[jax.sharding.NamedSharding, ...]) -> Callable[..., tuple[Any, ...]]:
+    """One program that changes the shardings of many arrays."""
+    if not shardings:
+        return lambda *given: given
+
+    def move(*given: Any) -> tuple[Any, ...]:
+        return given
+
+    return jax.jit(move, out_shardings=shardings)

@@ -1,0 +1,64 @@
+"""The user's file: what is wrong with it is told in their terms."""
+
+from pathlib import Path
+
+import pytest
+
+from autopar.cli.loading import load_target
+from autopar.errors import InputError
+from tests.cli.running import STEP, run, written
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    written(tmp_path, STEP, "near.py")
+    with pytest.raises(InputError, match=r"no file .*gone\.py.*Python files there: near\.py"):
+        load_target(f"{tmp_path}/gone.py:train_step")
+
+
+def test_a_function_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None:
+    told = r"train_stepp does not exist in .*Did you mean train_step\? It has example_args, train_s"
+    with pytest.raises(InputError, match=told):
+        load_target(f"{written(tmp_path)}:train_stepp")
+
+
+def test_a_name_that_is_no_function(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="rate is no function"):
+        load_target(f"{written(tmp_path, f'rate = 3{STEP}')}:rate")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("def train_step(x): return x", r"has no example_args\(\)"),
+        ("def train_step(x): return x\ndef example_args(): return 3", "returned int; return the"),
+        ("import sys\nsys.exit(3)", "sys.exit runs when it is imported"),
+        ("def train_step(x: return x", "line 1: invalid syntax"),
+        ("x = 1\ny = x / 0", r"ZeroDivisionError: division by zero\n  line 2: y = x / 0"),
+        ("import nothing_of_this_name", "No module named 'nothing_of_this_name'"),
+        (
+            "def train_step(x): return x\ndef example_args():\n    return [][1]",
+            r"IndexError: list index out of range\n  line 3: return \[\]\[1\]",
+        ),
+    ],
+)
+def test_what_the_file_does_wrong_is_told_with_its_line(
+    tmp_path: Path, text: str, told: str
+) -> None:
+    with pytest.raises(InputError, match=told):
+        load_target(f"{written(tmp_path, text)}:train_step")
+
+
+def test_a_step_that_does_not_trace_is_told_with_its_line(tmp_path: Path) -> None:
+    text = """
+    import jax
+
+    def train_step(w):
+        return w if w.sum() > 0 else -w
+
+    def example_args():
+        return (jax.ShapeDtypeStruct((8,), "float32"),)
+    """
+    done = run("plan", written(tmp_path, text), "--cluster", "8xcpu")
+    assert done.code == 2
+    assert "train_step does not trace" in done.err
+    assert "mytrain.py, line 5: return w if w.sum() > 0 else -w" in done.err

@@ -1,0 +1,26 @@
+"""The command line as a whole."""
+
+import subprocess
+import sys
+from importlib.metadata import version
+
+from tests.cli.running import run
+
+
+def test_help_names_every_command_and_exit_code() -> None:
+    done = run("--help")
+    assert done.code == 0
+    for word in ("plan", "show", "clusters", "demo", "Exit codes: 0"):
+        assert word in done.out
+
+
+def test_the_version() -> None:
+    assert run("--version").out == f"autopar, version {version('autopar')}\n"
+
+
+def test_the_module_is_the_command() -> None:
+    command = [sys.executable, "-m", "autopar", "clusters", "8xcpu"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("cluster 8xcpu\n")
+    assert "\x1b" not in done.stdout  # a pipe gets no colors

@@ -1,0 +1,86 @@
+"""Every code block and command of the README and the documentation runs as it stands there.
+
+A block that opens with a comment naming a file is that file; other Python blocks of a page run one
+after another in one namespace. In console blocks each `$ autopar` line is run, and the lines below
+it are what it must print, numbers aside; `...` is any lines.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from tests.cli.running import run
+from tests.house.source import ROOT
+
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FILE = re.compile(r"# ([\w-]+\.(?:py|toml))\n")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, its text and the line of its first line."""
+
+    language: str
+    text: str
+    line: int
+
+
+def blocks_of(page: Path) -> Iterator[Block]:
+    text = page.read_text(encoding="utf-8")
+    for found in _BLOCK.finditer(text):
+        yield Block(found[1], found[2], text.count("\n", 0, found.start(2)) + 1)
+
+
+WITH_BLOCKS = [page for page in PAGES if any(blocks_of(page))]
+
+
+@pytest.mark.parametrize("page", WITH_BLOCKS, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_the_blocks_of_a_page_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: list[jax.Device]
+) -> None:
+    del devices  # the pages assume eight
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for block in blocks_of(page):
+        where = f"{page.relative_to(ROOT)}:{block.line}"
+        if named := _FILE.match(block.text):
+            Path(named[1]).write_text(block.text, encoding="utf-8")
+        elif block.language == "python":
+            code = "\n" * (block.line - 1) + block.text
+            exec(compile(code, str(page), "exec"), names)
+        elif block.language == "console":
+            _run_console(block, where)
+
+
+def _run_console(block: Block, where: str) -> None:
+    for command in block.text.split("$ autopar ")[1:]:
+        line, *expected = command.rstrip().splitlines()
+        done = run(*line.split())
+        fails = bool(expected) and expected[0].startswith("error:")
+        assert (done.code != 0) == fails, f"{where}: {line}\n{done.err}"
+        shown = [_plain(text) for text in (done.err if fails else done.out).splitlines()]
+        for text in expected:
+            found = text == "..." or any(_plain(text) in given for given in shown)
+            assert found, f"{where}: {line!r} no longer prints {text!r}"
+
+
+def _plain(text: str) -> str:
+    """A line without its spacing and its numbers."""
+    return re.sub(r"[\d.]+", "#", " ".join(text.split()))
+
+
+def test_links_lead_somewhere() -> None:
+    broken = [
+        f"{page.relative_to(ROOT)}: {target}"
+        for page in PAGES
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8"))
+        if not target.startswith("http") and not (page.parent / target).exists()
+    ]
+    assert not broken, broken

@@ -1,0 +1,66 @@
+"""A parallel step is the plain step: same numbers, and what was predicted is what was compiled."""
+
+from __future__ import annotations
+
+import pytest
+
+from autopar.errors import InfeasibleError
+from tests.end_to_end.combos import METHODS, MODELS, OPTIMIZERS, every_combo, sampled_combos
+from tests.end_to_end.combos import MESHES, Combo
+from tests.end_to_end.exceptions import argument_slack, refusal, uncounted
+from tests.end_to_end.running import (
+    Ran,
+    compiled_bytes,
+    differing,
+    plain_leaves,
+    predicted_bytes,
+    run_combo,
+    traffic_gaps,
+)
+
+SAMPLED = sampled_combos()
+SMOKE = {"mlp-8-auto-sgd", "gpt-2x4-megatron-adam"}
+
+
+def _marks(combo: Combo) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.slow] if combo not in SAMPLED else []
+
+
+@pytest.mark.parametrize(
+    "combo", [pytest.param(c, id=str(c), marks=_marks(c)) for c in every_combo()]
+)
+def test_three_steps_equal_plain_jit(combo: Combo) -> None:
+    reason = refusal(combo)
+    if reason is not None:
+        with pytest.raises(InfeasibleError, match=reason):
+            run_combo(combo)
+        return
+    ran = run_combo(combo)
+    faults = differing(ran.leaves, plain_leaves(combo.model, combo.optimizer))
+    assert not faults + _broken_promises(combo, ran)
+
+
+def _broken_promises(combo: Combo, ran: Ran) -> list[str]:
+    """Traffic and memory that are not as predicted, and state that was not reused."""
+    plan, compiled = ran.step.plan, ran.compiled
+    memory = compiled.memory_analysis()
+    gaps = traffic_gaps(predicted_bytes(plan), compiled_bytes(compiled))
+    expected = uncounted(combo)
+    faults = [text for kind, text in gaps.items() if kind not in expected]
+    faults += [f"{kind} is as predicted after all" for kind in expected if kind not in gaps]
+    planned, real = plan.prediction.argument_bytes, memory.argument_size_in_bytes
+    if not 0 <= planned - real <= argument_slack(combo):
+        faults.append(f"arguments: {planned} bytes planned, {real} compiled")
+    if memory.alias_size_in_bytes <= 0:
+        faults.append("no state is updated in place")
+    return faults + [f"{path} was not consumed" for path in ran.left_over]
+
+
+@pytest.mark.smoke
+def test_the_sample_has_every_model_on_every_mesh_and_every_recipe() -> None:
+    assert {(c.model, c.mesh) for c in SAMPLED} == {(m, s) for m in MODELS for s in MESHES}
+    assert {(c.mesh, c.method) for c in SAMPLED} == {(s, m) for s in MESHES for m in METHODS}
+    assert {(c.method, c.optimizer) for c in SAMPLED} == {
+        (m, o) for m in METHODS for o in OPTIMIZERS
+    }
+    assert {c.model for c in SAMPLED if c.method == "auto"} == set(MODELS)

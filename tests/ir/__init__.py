@@ -1,0 +1,1 @@
+"""Tests of the plain data that flows between the rooms."""

@@ -1,0 +1,118 @@
+"""A plan as rows, and the rows as a table."""
+
+from rich.console import Console
+
+from autopar.cluster import Cluster
+from autopar.ir.mesh import MeshShape
+from autopar.ir.outcome import Outcome, Status
+from autopar.ir.plan import Argument, Origin, Plan, Prediction, Traffic
+from autopar.ir.sharding import Sharding
+from autopar.ir.sharding_plan import ShardingPlan
+from autopar.report.clusters import usual_meshes
+from autopar.report.plan import collectives, headline, memory, parameters
+from autopar.report.style import SlashedPath, bar, percent, sparkline
+from autopar.report.view import holdings_of, plan_data, rows_of, spec_text
+
+WHOLE, SPLIT = Sharding(((), ())), Sharding((("data",), ()))
+
+
+def plan_of(*traffic: Traffic) -> Plan:
+    mesh = MeshShape(("data", "model"), (2, 4))
+    arguments = (
+        Argument("state/params/block0/kernel", (8, 4), "f32", "state", SPLIT),
+        Argument("state/params/block1/kernel", (8, 4), "f32", "state", SPLIT),
+        Argument("state/params/head", (4, 4), "f32", "state", WHOLE),
+        Argument("batch", (8,), "i32", "batch", Sharding((("data", "model"),))),
+    )
+    origin = Origin("step", "k", "", "8xcpu", "f", "0.10", "auto", 4096)
+    outcome = Outcome(Status.OPTIMAL, 0.01, 0.01, "Proven best.")
+    prediction = Prediction(0.01, 0.004, traffic, 192, 1024)
+    sharding = ShardingPlan(mesh, (), (), (), (), outcome)
+    return Plan(origin, sharding, arguments, (), prediction)
+
+
+PLAN = plan_of(
+    Traffic("all-gather", ("data",), 2, 1024, 0.001),
+    Traffic("all-reduce", ("data", "model"), 3, 2048, 0.003),
+)
+
+
+def drawn(part: object, width: int = 80) -> str:
+    console = Console(width=width, color_system=None)
+    with console.capture() as captured:
+        console.print(part)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
+def test_a_sharding_prints_as_its_user_writes_it() -> None:
+    assert spec_text(WHOLE) == "P()"
+    assert spec_text(Sharding(((), ("data", "model"), ()))) == "P(None, ('data', 'model'))"
+
+
+def test_arguments_that_lie_alike_are_one_row() -> None:
+    assert [(r.path, r.count, r.nbytes, r.local_bytes) for r in rows_of(PLAN)] == [
+        ("state/params/block*/kernel", 2, 256, 128),
+        ("state/params/head", 1, 64, 64),
+        ("batch", 1, 32, 4),
+    ]
+
+
+def test_holdings_add_up_to_the_arguments() -> None:
+    held = [(h.what, h.nbytes, h.local_bytes) for h in holdings_of(PLAN)]
+    assert held == [("state/params", 320, 192), ("batch", 32, 4)]
+
+
+def test_the_data_keep_every_argument() -> None:
+    data = plan_data(PLAN)
+    assert data["mesh"] == {"data": 2, "model": 4}
+    assert isinstance(data["parameters"], list)
+    assert len(data["parameters"]) == 4
+
+
+def test_the_collectives_are_drawn_costliest_first() -> None:
+    assert drawn(collectives(PLAN)).splitlines()[1:] == [
+        "kind         axes           count      bytes      time   share",
+        "──────────────────────────────────────────────────────────────",
+        "all-reduce   data + model       3   2.00 KiB   3.00 ms   75.0%",
+        "all-gather   data               2   1.00 KiB   1.00 ms   25.0%",
+        "",
+        "all                             5   3.00 KiB   4.00 ms",
+    ]
+    assert drawn(collectives(plan_of())).startswith("No collectives")
+
+
+def test_the_headline_says_what_for_what() -> None:
+    lines = drawn(headline(PLAN)).splitlines()
+    assert lines[0] == "plan step on 8xcpu"
+    assert "10.0 ms a step, 40.0% of it communication (4.00 ms)" in lines[4]
+    assert "1.00 KiB a device of 4.00 KiB  █████···············  25.0%" in lines[5].replace(
+        "· 25", "·  25"
+    )
+
+
+def test_narrow_terminals_lose_nothing() -> None:
+    text = f"{drawn(parameters(PLAN), width=60)}\n{drawn(memory(PLAN), width=60)}"
+    for word in ("block*/", "kernel", "P('data')", "state/params", "peak", "limit"):
+        assert word in text
+    assert max(map(len, text.splitlines())) <= 60
+
+
+def test_a_path_breaks_after_its_slashes() -> None:
+    assert drawn(SlashedPath("state/params/block/kernel"), width=14) == (
+        "state/params/\n  block/kernel"
+    )
+
+
+def test_small_shares_are_not_nothing() -> None:
+    assert [percent(s) for s in (0, 0.0001, 0.25, 1)] == ["0.0%", "<0.1%", "25.0%", "100.0%"]
+    assert [bar(s, 4).plain for s in (0, 0.5, 2)] == ["····", "██··", "████"]
+    assert sparkline([3.0, 2.0, 1.0]) == "█▅▁"
+
+
+def test_usual_meshes_end_in_a_small_axis() -> None:
+    assert [str(m) for m in usual_meshes(Cluster.parse("8xh100"))] == [
+        "data=8",
+        "data=2, model=4",
+        "data=4, model=2",
+    ]
+    assert usual_meshes(Cluster.parse("1xh100")) == ()
