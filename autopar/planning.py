@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -227,11 +227,12 @@ def pins_of(given: Mapping[str, object] | None) -> Pins:
     """Pins from {path pattern: PartitionSpec or tuple of axis names}; raises InputError."""
     found: list[tuple[str, tuple[tuple[str, ...], ...]]] = []
     for pattern, spec in (given or {}).items():
-        if not isinstance(spec, Sequence) or isinstance(spec, str):
+        # A PartitionSpec iterates like a tuple but is none.
+        if not isinstance(spec, Iterable) or isinstance(spec, str):
             raise InputError(
                 f"pin {pattern!r} is {spec!r}; write a PartitionSpec such as P(None, 'model')"
             )
-        entries = cast("Sequence[object]", spec)
+        entries = cast("Iterable[object]", spec)
         found.append((pattern, tuple(_dim_axes(entry) for entry in entries)))
     return tuple(found)
 

@@ -13,7 +13,6 @@ from autopar.errors import MeshError
 from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding import Sharding
 
-
 BoundMesh = Mesh  # a logical mesh with its devices
 
 

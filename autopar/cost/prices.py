@@ -11,7 +11,6 @@ from autopar.cost.compute import compute_seconds, elementwise_seconds
 from autopar.errors import MeshError
 from autopar.ir.mesh import MeshShape
 
-
 _TIE = 0.999
 
 

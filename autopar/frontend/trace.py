@@ -62,17 +62,31 @@ def trace(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> Traced
 
 def _trace(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     fun: Any = spec.fun
+    numbers, names = spec.static(args)
     if not isinstance(fun, jax.stages.Wrapped):
-        numbers, names = spec.static(args)
         fun = jax.jit(fun, static_argnums=numbers, static_argnames=names)
     try:
-        return fun.trace(*args, **kwargs)
+        return fun.trace(
+            *(a if i in numbers else _unplaced(a) for i, a in enumerate(args)),
+            **{k: a if k in names else _unplaced(a) for k, a in kwargs.items()},
+        )
     except Exception as error:
         raise TraceError(
             f"{spec.name} does not trace: {type(error).__name__}: {_first_line(error)}\n"
             f"It was called with {_shapes(args, kwargs)}.\n"
             "A step must run under jax.jit on these shapes; try jax.jit on it first."
         ) from error
+
+
+def _unplaced(tree: Any) -> Any:
+    """Arrays as their types alone: where they lie would add reshards of its own to the trace."""
+    return jax.tree_util.tree_map(_type_alone, tree)
+
+
+def _type_alone(leaf: Any) -> Any:
+    if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
 
 
 def _first_line(error: Exception) -> str:

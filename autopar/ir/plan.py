@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
@@ -99,6 +100,21 @@ class Plan:
     def outcome(self) -> Outcome:
         """What the solver said."""
         return self.sharding.outcome
+
+    # The JSON form knows this type, so it is imported where it is asked for.
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as JSON: whole, or not at all."""
+        from autopar.ir.plan_json import save_plan
+
+        save_plan(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read a saved plan; raises PlanFileError where it is missing or damaged."""
+        from autopar.ir.plan_json import load_plan
+
+        return load_plan(path)
 
     def __str__(self) -> str:
         return "\n".join(self._lines())

@@ -113,7 +113,11 @@ def _body(plan: Plan) -> dict[str, Json]:
         "step": o.step,
         "graph": o.graph_key,
         "jax": o.jax_minor,
-        "cluster": {"name": o.cluster_name, "fingerprint": o.cluster_fingerprint, "toml": o.cluster},
+        "cluster": {
+            "name": o.cluster_name,
+            "fingerprint": o.cluster_fingerprint,
+            "toml": o.cluster,
+        },
         "mesh": [[n, s] for n, s in zip(plan.mesh.names, plan.mesh.sizes, strict=True)],
         "method": o.method,
         "memory_bytes": o.memory_bytes,

@@ -164,7 +164,8 @@ def _lines(block: Block, indent: str) -> Iterator[str]:
             yield f"{indent}{', '.join(step.results)} = fence {', '.join(step.sources)}"
         else:
             operands = ", ".join(o or "literal" for o in step.operands)
-            yield f"{indent}{', '.join(step.results)} = loop {step.equation}({operands}) x{step.runs}"
+            results = ", ".join(step.results)
+            yield f"{indent}{results} = loop {step.equation}({operands}) x{step.runs}"
             for body in step.bodies:
                 yield from _lines(body, indent + "  ")
     yield f"{indent}return {', '.join(o or 'literal' for o in block.outputs)}"

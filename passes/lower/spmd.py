@@ -127,7 +127,7 @@ class _Scope:
     def fetch(
         self, operand: Operand, wanted: Sharding, region: str, line: str, through_use: bool = False
     ) -> str | None:
-        """The name of an operand's piece in a sharding, moved there if need be; None is a literal."""
+        """An operand's piece in a sharding, by name, moved there if need be; None is a literal."""
         asked = operand
         operand = self._resolve(operand)
         if isinstance(operand, Literal):

@@ -98,7 +98,7 @@ class _Assembler:
             if decision.op is None:
                 continue
             op = decision.op
-            types = tuple(v.type_text for v in op.results)
+            types = tuple(v.type_text for v in self._op_values(decision))
             key = (op.kind, op.rule, types, op.flops, decision.runs, self._choices[index])
             if key not in seen:
                 seen[key] = np.array([self._op_seconds(decision, c) for c in self._choices[index]])

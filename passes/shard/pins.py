@@ -40,7 +40,8 @@ def apply_pins(reading: Reading, pins: Pins, mesh: MeshShape) -> Reading:
             elif held is not None and held[1] != padded:
                 faults.append(
                     f"pins {held[0]!r} = {show_spec(held[1])} and {pattern!r} = "
-                    f"{show_spec(padded)} contradict each other on {given.path} {given.value.type_text}"
+                    f"{show_spec(padded)} contradict each other on {given.path} "
+                    f"{given.value.type_text}"
                 )
             else:
                 fixed[given.path] = (pattern, padded)

@@ -6,11 +6,15 @@ import autopar
 
 PUBLIC_NAMES = [
     "Cluster",
+    "MeshShape",
     "ParallelStep",
     "Plan",
+    "RuleBook",
     "errors",
+    "load",
     "parallelize",
     "plan",
+    "save",
 ]
 
 

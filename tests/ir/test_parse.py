@@ -13,7 +13,7 @@ from autopar.ir.values import Input, Literal, Role, Value
 LOOP = """
 graph outer(%0: f32[4,8] constant "a \\"b\\"", %1: key<fry>[] state) {
   %2: f32[4,8], %3: i32[] = scan(%0, -inf:f32, opaque:f32[3], True:bool, (1+2j):c64) flops=12
-    backward {length=3, names=('a', "it's {", ('x', None)), y=-0.5, on=False} "Gpt/h0" [  # a b.py:12
+  {length=3, names=('a', "it's {", ('x', None)), y=-0.5, on=False} "Gpt/h0" backward [  # a b.py:12
     graph body_2(%4: f32[4,8]) {
       %5: f32[4,8] = sin(%4)
       debug_print(%5) {fmt='hi {}'}

@@ -1,0 +1,167 @@
+"""Whole plans: the best of all assignments, worth what they say, and true to their prices."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from autopar.cost.prices import Prices
+from autopar.cost.reshard import Resharder
+from autopar.errors import GraphError
+from autopar.ir.mesh import MeshShape
+from autopar.ir.outcome import Status
+from autopar.ir.sharding import Sharding
+from autopar.passes.base import Setting
+from autopar.passes.shard.assemble import assemble
+from autopar.passes.shard.optimal import Optimal, all_choices, plan_of
+from autopar.passes.shard.solve import solve
+from tests.passes.corners import CORNERS
+from tests.passes.driving import Traced, assembled, lowered, run_listing, setting, traced
+from tests.passes.problems import joint_seconds
+from tests.toys import TOYS
+
+MOST_ASSIGNMENTS = 3e7
+
+
+@functools.cache
+def toy(name: str) -> Traced:
+    fun, args = TOYS[name]
+    return traced(fun, *args)
+
+
+@functools.cache
+def corner(name: str) -> Traced:
+    fun, args = CORNERS[name]
+    return traced(fun, *args)
+
+
+# -- against all assignments -----------------------------------------------------------------------
+
+# Which toys are small enough on which mesh: enough of them, and none silently left out.
+ENOUGH = (
+    ("2", "2xh100", set(TOYS) - {"scanned"}),
+    ("4", "4xh100", set(TOYS) - {"scanned"}),
+    ("2,2", "2x2xh100", {"product", "update", "layer", "looked_up", "turned", "extremes"}),
+    ("2,2,2", "v5e:2x4", {"product", "turned"}),
+)
+
+
+@pytest.mark.parametrize(("mesh", "cluster", "names"), ENOUGH)
+def test_the_plan_is_the_best_of_all(mesh: str, cluster: str, names: set[str]) -> None:
+    given = setting(mesh, cluster)
+    tried: set[str] = set()
+    for name in TOYS:
+        _, whole = assembled(toy(name).graph, given)
+        if math.prod(len(c) for c in whole.problem.costs) > MOST_ASSIGNMENTS:
+            continue
+        tried.add(name)
+        outcome = Optimal().run(toy(name).graph, given).outcome
+        assert outcome.seconds == pytest.approx(float(joint_seconds(whole.problem).min()), rel=2e-6)
+        assert outcome.status is Status.OPTIMAL
+        assert outcome.bound_seconds <= outcome.seconds
+    assert tried >= names, sorted(tried)
+
+
+@pytest.mark.parametrize("name", TOYS)
+def test_one_device_costs_no_communication(name: str) -> None:
+    given = setting("1")
+    plan = Optimal().run(toy(name).graph, given)
+    assert all(s.is_replicated or s.axes() == ("data",) for _, s in plan.values)
+    assert sum(c.seconds for _, c in lowered(toy(name).graph, plan, given).collectives()) == 0
+
+
+# -- a plan's seconds are its program's ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Mute:
+    """Prices at which talk is free, so that what is left of an objective is work."""
+
+    real: Prices
+
+    @property
+    def mesh(self) -> MeshShape:
+        return self.real.mesh
+
+    def collective(self, kind: str, nbytes: float, axes: Sequence[str]) -> float:
+        del kind, nbytes, axes
+        return 0.0
+
+    def compute(self, flops: float, nbytes: float, dtype: str = "bf16") -> float:
+        return self.real.compute(flops, nbytes, dtype)
+
+    def elementwise(self, nbytes: float) -> float:
+        return self.real.elementwise(nbytes)
+
+
+def law(step: Traced, given: Setting, seed: int | None) -> None:
+    """The listing's collectives take no longer than the objective allots to moves."""
+    reading, whole = assembled(step.graph, given)
+    prices = Prices(given.cluster, given.mesh)
+    mute = Mute(prices)
+    free = all_choices(reading, given.mesh)
+    silent = assemble(reading, free, mute, Resharder(mute), given.memory_bytes).problem  # type: ignore[arg-type]
+    costs = whole.problem.costs
+    if seed is not None:
+        rng = np.random.default_rng(seed)
+        costs = tuple(c + rng.random(len(c)) for c in costs)
+    solution = solve(replace(whole.problem, costs=costs), 10**6, 0)
+    plan = plan_of(reading, whole, solution, given.mesh)
+    listing = lowered(step.graph, plan, given)
+    talk = sum(c.seconds * c.runs for _, c in listing.collectives())
+    allotted = whole.problem.seconds(solution.choice) - silent.seconds(solution.choice)
+    assert talk <= allotted * (1 + 1e-9) + 1e-12, f"{talk} > {allotted}\n{plan}\n{listing}"
+    table = Resharder(prices)
+    for move, _ in listing.moves():
+        plain = move.combiner == "sum" or not move.before.partial
+        if plain:
+            route = table.route(move.value, move.before, move.after)
+            assert (route.steps, route.collectives) == (move.steps, move.collectives)
+            quiet = 1e-8 * (len(move.steps) - len(move.collectives))
+            spent = sum(c.seconds for c in move.collectives) + quiet
+            assert spent == pytest.approx(table.seconds(move.value, move.before, move.after))
+
+
+@pytest.mark.parametrize("name", CORNERS)
+def test_no_program_talks_longer_than_its_plan(name: str) -> None:
+    law(corner(name), setting("2,4", "v5e:2x4"), None)
+
+
+@pytest.mark.parametrize("name", CORNERS)
+def test_nor_does_that_of_a_random_plan(name: str) -> None:
+    law(corner(name), setting("2,2,2", "8xh100"), len(name))
+
+
+def test_the_objective_of_the_plan_is_the_problems() -> None:
+    given = setting("2,4", "8xh100")
+    plan = Optimal().run(toy("two_products").graph, given)
+    _, whole = assembled(toy("two_products").graph, given)
+    best = solve(whole.problem, 10**6, 0)
+    assert plan.outcome.seconds == pytest.approx(best.seconds, rel=1e-9)
+
+
+def test_a_step_with_nothing_to_decide_has_a_plan(devices: list[jax.Device]) -> None:
+    step, given = traced(lambda: jnp.zeros((4, 4)) + 1.0), setting("2,4")
+    plan = Optimal().run(step.graph, given)
+    assert plan.outcome.status is Status.FIXED
+    got = run_listing(step, lowered(step.graph, plan, given), given)
+    np.testing.assert_array_equal(got, np.ones((4, 4)))
+
+
+def test_a_plan_that_does_not_fit_its_graph_is_refused() -> None:
+    given = setting("2,4")
+    step = toy("product")
+    plan = Optimal().run(step.graph, given)
+    odd = replace(plan, values=(("%0", Sharding((("data",), ("data",)))),))
+    with pytest.raises(GraphError, match="cannot be sharded as"):
+        odd.verify(step.graph)
+    strange = replace(plan, values=(("%none", Sharding(())),))
+    with pytest.raises(GraphError, match="has not"):
+        strange.verify(step.graph)
