@@ -25,13 +25,17 @@ def place(leaves: Sequence[Any], shardings: Shardings, state: Collection[int]) -
     on_mesh = [i for i in off if _device_count(leaves[i]) > 1]
     moved = _mover(tuple(shardings[i] for i in on_mesh))(*(leaves[i] for i in on_mesh))
     elsewhere = sorted({*off} - {*on_mesh})
-    sent = jax.device_put(
-        [_on_host(leaves[i]) if i in state else leaves[i] for i in elsewhere],
-        [shardings[i] for i in elsewhere],
-    )
+    sent = [_sent(leaves[i], shardings[i], i in state) for i in elsewhere]
     for i, leaf in [*zip(on_mesh, moved, strict=True), *zip(elsewhere, sent, strict=True)]:
         placed[i] = leaf
     return placed
+
+
+def _sent(leaf: Any, sharding: jax.sharding.NamedSharding, is_state: bool) -> Any:
+    """A leaf from the host or one device; of state a copy, for the step consumes what it gets."""
+    if is_state:
+        return jax.device_put(_on_host(leaf), sharding, may_alias=False)
+    return jax.device_put(leaf, sharding)
 
 
 def _lies(leaf: Any, wanted: jax.sharding.NamedSharding) -> bool:

@@ -217,7 +217,7 @@ def _sliced_operands(reduce: Instruction, computation: Computation, module: Modu
         result = reduce
     by_device = _by_device(computation, module)
     if len(every) == 1:
-        return every if _only_sliced(result.name, computation, module, by_device) else set()
+        return every if _one_slice(result.name, computation, module, by_device) else set()
     return {at for at in every if _element_sliced(result, at, computation, module, by_device)}
 
 
@@ -229,7 +229,7 @@ def _element_sliced(
     if result.is_root or any(u.opcode != "get-tuple-element" for u in users):
         return False
     return bool(takers) and all(
-        _only_sliced(taker.name, computation, module, by_device) for taker in takers
+        _one_slice(taker.name, computation, module, by_device) for taker in takers
     )
 
 
@@ -253,26 +253,40 @@ def _by_device(
     return found
 
 
-def _only_sliced(value: str, computation: Computation, module: Module, by_device: set[str]) -> bool:
-    """Whether every use of a value is a dynamic-slice at an offset that depends on the device."""
+def _one_slice(value: str, computation: Computation, module: Module, by_device: set[str]) -> bool:
+    """Whether a device keeps one slice of a value: of two different ones it needs the whole."""
+    return len(_slice_shapes(value, computation, module, by_device) or ()) == 1
+
+
+def _slice_shapes(
+    value: str, computation: Computation, module: Module, by_device: set[str]
+) -> set[tuple[Leaf, ...]] | None:
+    """Shapes of the dynamic-slices at offsets that depend on the device; None for another use."""
     users = computation.users.get(value, ())
     if not users or computation.by_name[value].is_root:
-        return False
-    return all(_slices(user, value, computation, module, by_device) for user in users)
+        return None
+    shapes: set[tuple[Leaf, ...]] = set()
+    for user in users:
+        found = _shapes_of_user(user, value, computation, module, by_device)
+        if found is None:
+            return None
+        shapes |= found
+    return shapes
 
 
-def _slices(
+def _shapes_of_user(
     user: Instruction, value: str, computation: Computation, module: Module, by_device: set[str]
-) -> bool:
+) -> set[tuple[Leaf, ...]] | None:
     if user.opcode in _PASSING:
-        return _only_sliced(user.name, computation, module, by_device)
+        return _slice_shapes(user.name, computation, module, by_device)
     if user.opcode == "dynamic-slice":
-        return user.operands[0] == value and bool(by_device & set(user.operands[1:]))
+        is_slice = user.operands[0] == value and bool(by_device & set(user.operands[1:]))
+        return {user.leaves} if is_slice else None
     if user.opcode not in ("fusion", "call"):
-        return False
+        return None
     inner = module.computations.get(next(iter(user.called("calls", "to_apply")), ""))
     if inner is None:
-        return False
+        return None
     inside = {at: inner.parameter(at) for at in range(len(user.operands))}
     given = frozenset(
         parameter.name
@@ -280,7 +294,11 @@ def _slices(
         if parameter and user.operands[at] in by_device
     )
     offsets = _by_device(inner, module, given)
-    arguments = [
-        parameter for at, parameter in inside.items() if user.operands[at] == value and parameter
-    ]
-    return all(_only_sliced(a.name, inner, module, offsets) for a in arguments)
+    shapes: set[tuple[Leaf, ...]] = set()
+    for at, parameter in inside.items():
+        if user.operands[at] == value and parameter:
+            found = _slice_shapes(parameter.name, inner, module, offsets)
+            if found is None:
+                return None
+            shapes |= found
+    return shapes

@@ -46,6 +46,8 @@ PARALLEL = frozenset(
     """.split()
 )
 
+_FOREIGN = "code we cannot see into: give it a rule in a RuleBook"
+
 # Known, and whole on every device on purpose: the reason, then the names.
 _WHOLE_BECAUSE: Mapping[str, str] = {
     "orders effects and holds no data": "after_all create_token dce_sink",
@@ -53,7 +55,7 @@ _WHOLE_BECAUSE: Mapping[str, str] = {
         buffer_callback check compute_on debug_callback debug_print inspect_sharding io_callback
         pure_callback
     """,
-    "code we cannot see into: give it a rule in a RuleBook": """
+    _FOREIGN: """
         cudnn_fusion custom_partitioning dot_product_attention_bwd
         dot_product_attention_bwd_wrapper dot_product_attention_fp8_bwd
         dot_product_attention_fp8_bwd_wrapper dot_product_attention_fp8_fwd
@@ -88,7 +90,7 @@ _RULES: Mapping[str, RuleMaker] = {
     **reduce.RULES,
     **linalg.RULES,
     **random.RULES,
-    **dict.fromkeys(REPLICATED, replicated_rule),
+    **{n: unknown_rule if why == _FOREIGN else replicated_rule for n, why in REPLICATED.items()},
 }
 
 

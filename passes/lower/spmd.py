@@ -133,7 +133,7 @@ class _Scope:
         if isinstance(operand, Literal):
             return None
         if operand in self._demands:
-            return self._make(operand, wanted, region, line)
+            return self._make(operand, wanted, region, line, through_use)
         home = self._plan.sharding_of[operand]
         if wanted == home:
             return operand
@@ -160,7 +160,7 @@ class _Scope:
             operand = self._aliases[operand]
         return operand
 
-    def _make(self, name: str, wanted: Sharding, region: str, line: str) -> str:
+    def _make(self, name: str, wanted: Sharding, region: str, line: str, through_use: bool) -> str:
         """A value made on demand in a sharding; a partial sum of it by masking."""
         made = self._demands[name]
         held = self._pieces.get((name, wanted, made.op.origin.region))
@@ -171,7 +171,7 @@ class _Scope:
         position = [r.name for r in made.op.results].index(name)
         whole = Sharding(wanted.dims)
         if wanted.partial:
-            source = self._make(name, whole, region, line)
+            source = self._make(name, whole, region, line, through_use)
             piece = self._piece(name, wanted, made.op.origin.region)
             self._move(self._values[name], source, piece, whole, wanted, region, line)
             return piece
@@ -179,7 +179,8 @@ class _Scope:
             operand_of_result(rule, i, whole, False, position) for i in range(len(made.op.operands))
         )
         operands = tuple(
-            self.fetch(o, a, region, line) for o, a in zip(made.op.operands, asked, strict=True)
+            self.fetch(o, a, region, line, through_use)
+            for o, a in zip(made.op.operands, asked, strict=True)
         )
         piece = self._piece(name, wanted, made.op.origin.region)
         results = tuple(piece if r.name == name else f"{piece}.{r.name}" for r in made.op.results)

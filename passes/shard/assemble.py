@@ -12,7 +12,7 @@ from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder
 from autopar.ir.assignment import Assignment
 from autopar.ir.mesh import MeshShape
-from autopar.ir.sharding import Sharding
+from autopar.ir.sharding import Sharding, replicated
 from autopar.ir.values import Value
 from autopar.passes.shard.choices import canonical_shardings
 from autopar.passes.shard.decisions import Decision, Place, Read, Reading, ReadKind
@@ -86,6 +86,7 @@ class _Assembler:
             if read.kind is ReadKind.OP and read.operand < 0:
                 self._connect_result(read)
         self._connect_needs()
+        self._price_outputs()
         edges = tuple(Edge(u, v, t) for (u, v), t in self._tables.items())
         problem = Problem(tuple(self._costs), edges, tuple(self._usages(kept)), limit_bytes)
         return Assembled(problem, tuple(self._choices), self._uses)
@@ -229,6 +230,22 @@ class _Assembler:
         self._add(place.decision, node, self._matrix(value, before, lying) * key.runs)
         for need in needs:
             self._add(node, need.reader, self._matrix(value, lying, need.wanted) * key.runs)
+
+    def _price_outputs(self) -> None:
+        """Outputs that are no state leave as they lie, but as no partial sums."""
+        leaving = {o for o, home in self._reading.outputs if home is None and isinstance(o, str)}
+        for name in sorted(leaving):
+            value, standing = self._values[name], self._reading.standings[name]
+            if isinstance(standing, Place):
+                before = self._shardings(standing.decision, standing.dims)
+                after = tuple(Sharding(s.dims) for s in before)
+                self._add(standing.decision, standing.decision, self._matrix(value, before, after))
+                continue
+            whole = (replicated(len(value.shape)),)
+            for source, place, asked in sources(standing, value, whole):
+                before = self._shardings(place.decision, place.dims)
+                paid = self._matrix(source, before, asked)[:, 0]
+                self._costs[place.decision] = self._costs[place.decision] + paid
 
     def _matrix(
         self,

@@ -38,9 +38,7 @@ def group_choices(decision: Decision, mesh: MeshShape) -> tuple[Sharding, ...]:
     return tuple(canonical_shardings(decision.sizes, mesh, partial))
 
 
-def canonical_shardings(
-    sizes: Sequence[int], mesh: MeshShape, partial: bool
-) -> Iterator[Sharding]:
+def canonical_shardings(sizes: Sequence[int], mesh: MeshShape, partial: bool) -> Iterator[Sharding]:
     """Shardings with the axes of each dim in mesh order; whole first."""
     places = [-1, *(d for d, n in enumerate(sizes) if n > 1)] + ([-2] if partial else [])
     for given in itertools.product(places, repeat=len(mesh.names)):

@@ -121,9 +121,7 @@ class _Model:
             return IlpAnswer((), float("inf"), True)
         if status != pulp.LpStatusOptimal:
             raise SolverError(f"the ILP solver stopped with {pulp.LpStatus[status]!r}")
-        choice = tuple(
-            int(np.argmax([x.value() or 0.0 for x in row])) for row in self._picks
-        )
+        choice = tuple(int(np.argmax([x.value() or 0.0 for x in row])) for row in self._picks)
         seconds = self._problem.seconds(choice)
         return IlpAnswer(choice, seconds * (1 - relative_gap), True)
 

@@ -37,7 +37,7 @@ class Optimal(AbstractSharding):
     name: ClassVar[str] = "optimal"
     recipe: AbstractRecipe = field(default_factory=Free)
     share_above: int = 400
-    hops: int = 3
+    hops: int = 4
 
     def run(self, given: Graph, setting: Setting) -> ShardingPlan:
         """The plan; raises PinError or MemoryLimitError where there is none."""
@@ -47,7 +47,7 @@ class Optimal(AbstractSharding):
         assembled = assemble(reading, choices, prices, Resharder(prices), setting.memory_bytes)
         solution = solve(assembled.problem, self.share_above, self.hops)
         if not solution.feasible:
-            raise memory_error(reading, assembled, setting)
+            raise memory_error(reading, assembled, setting, self.recipe.name)
         return plan_of(reading, assembled, solution, setting.mesh)
 
 

@@ -40,10 +40,11 @@ class _Search:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._edges: dict[tuple[int, int], Floats] = {}
-        for edge in problem.edges:  # two edges of one pair move together, or they would swap forever
+        # Two edges of one pair count together, or their moves would undo each other for ever.
+        for edge in problem.edges:
             ends, table = (edge.left, edge.right), edge.table
             if ends[1] < ends[0]:
-                ends, table = ends[::-1], table.T
+                ends, table = (edge.right, edge.left), table.T
             held = self._edges.get(ends)
             self._edges[ends] = table if held is None else held + table
         self._near: list[list[tuple[int, Floats]]] = [[] for _ in problem.costs]

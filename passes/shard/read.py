@@ -169,9 +169,19 @@ class Reader:
             return None
         able = [
             i for i, s in enumerate(standings)
-            if isinstance(s, Place) and _renaming(rule, i, op.results[0]) is not None
+            if isinstance(s, Place)
+            and (dims := _renaming(rule, i, op.results[0])) is not None
+            and not self._narrows_input(s, dims, op.results[0])
         ]  # fmt: skip
         return max(able, key=lambda i: self._rank(standings[i]), default=None)
+
+    def _narrows_input(self, place: Place, dims: tuple[int, ...], result: Value) -> bool:
+        """Whether following an argument (x.reshape(4, -1)) would keep it from lying as it may."""
+        home = self.decisions[place.decision]
+        if home.kind is not DecisionKind.INPUT:
+            return False
+        named = [(place.dims[d], n) for d, n in zip(dims, result.shape, strict=True) if d >= 0]
+        return any(d >= 0 and n % home.sizes[d] for d, n in named)
 
     def _rank(self, standing: Standing) -> tuple[int, int]:
         assert isinstance(standing, Place)

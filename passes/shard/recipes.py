@@ -137,7 +137,7 @@ class Megatron(AbstractRecipe):
             if index in heads:
                 return lambda c: view.at(c, model) == heads[index]
             if index in view.weights.readers:
-                return lambda c: view.at(c, model) not in (REPLICATED, view.factor(index))
+                return lambda c: view.at(c, model) in view.weights.readers[index]
             return lambda c: (
                 not isinstance(c, Assignment) or view.at(c, model) != view.factor(index)
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autopar.ir.values import Role
@@ -10,11 +11,14 @@ from autopar.passes.shard.decisions import Place, Reading, ReadKind
 
 @dataclass(frozen=True)
 class Weights:
-    """Decisions by what they are: all state, the parameters among it, and ops that read one."""
+    """Decisions by what they are: all state, the parameters among it, and ops that read one.
+
+    For each op that reads a weight, the factors that stand in the weight's dims.
+    """
 
     state: frozenset[int]
     parameters: frozenset[int]
-    readers: frozenset[int]
+    readers: Mapping[int, frozenset[int]]
 
 
 def find_weights(reading: Reading) -> Weights:
@@ -26,7 +30,7 @@ def find_weights(reading: Reading) -> Weights:
             state.add(place.decision)
     through = _through_ports(reading, state)
     parameters: set[int] = set()
-    readers: set[int] = set()
+    readers: dict[int, frozenset[int]] = {}
     for read in reading.reads:
         if not isinstance(read.standing, Place):
             continue
@@ -37,8 +41,11 @@ def find_weights(reading: Reading) -> Weights:
             parameters.add(origin)
         heavy = read.op is not None and read.op.kind in ("dot_general", "conv_general_dilated")
         if heavy and read.kind is ReadKind.OP and read.operand >= 0:
-            readers.add(read.reader)
-    return Weights(frozenset(state), frozenset(parameters), frozenset(readers))
+            assert read.op is not None
+            assert read.op.rule is not None
+            standing = {f for dim in read.op.rule.operands[read.operand] for f in dim}
+            readers[read.reader] = readers.get(read.reader, frozenset()) | standing
+    return Weights(frozenset(state), frozenset(parameters), readers)
 
 
 def _through_ports(reading: Reading, state: set[int]) -> dict[int, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from autopar.cost.reshard import Resharder
 from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding import Sharding, replicated
 from autopar.ir.values import Value
+from tests.toys import Tolls
 
 LOCAL = 1e-8  # what a slice or a mask costs
 CASES = (
@@ -29,23 +29,6 @@ CASES = (
     ("2,2,2", (8, 4)),
     ("1,8", (8, 8)),
 )
-
-
-@dataclass(frozen=True)
-class Tolls:
-    """A price list of round figures: a start and so much a byte, by kind and axes."""
-
-    mesh: MeshShape
-    start: float = 1e-6
-
-    def collective(self, kind: str, nbytes: int, axes: tuple[str, ...]) -> float:
-        """Dearer over more devices and over earlier axes."""
-        devices = self.mesh.size(axes)
-        if devices == 1 or nbytes == 0:
-            return 0.0
-        rate = {"all-reduce": 2e-9, "collective-permute": 0.5e-9}.get(kind, 1e-9)
-        slow = 4.0 if self.mesh.names[0] in axes and len(self.mesh.names) > 1 else 1.0
-        return self.start * devices + slow * rate * nbytes * (devices - 1) / devices
 
 
 def tolls(mesh: str) -> Resharder:

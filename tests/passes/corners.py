@@ -137,7 +137,16 @@ def several_results(x: jax.Array, y: jax.Array) -> Any:
 def int_bool_sums(x: jax.Array, n: jax.Array) -> Any:
     """Reductions of whole numbers and truth values, which are no floating sums."""
     big = n > 3
-    return n.sum(0), big.any(1), big.all(), big.sum(1), jnp.argmax(x, 1), n.max(0), n.min(), n.prod(1)
+    return (
+        n.sum(0),
+        big.any(1),
+        big.all(),
+        big.sum(1),
+        jnp.argmax(x, 1),
+        n.max(0),
+        n.min(),
+        n.prod(1),
+    )
 
 
 def partial_joins(x: jax.Array, a: jax.Array, b: jax.Array, c: jax.Array) -> Any:
@@ -164,7 +173,13 @@ def reshapes(x: jax.Array) -> Any:
     """Dims merge, split, turn and repeat."""
     merged = x.reshape(32, 4)
     turned = x.reshape(8, 4, 4).transpose(1, 0, 2).reshape(4, 32)
-    return merged @ turned, jnp.repeat(x, 2, 0), jnp.tile(x, (2, 1)), x[None, :, None], x.ravel().sum()
+    return (
+        merged @ turned,
+        jnp.repeat(x, 2, 0),
+        jnp.tile(x, (2, 1)),
+        x[None, :, None],
+        x.ravel().sum(),
+    )
 
 
 def windows(x: jax.Array, k: jax.Array) -> Any:
@@ -236,6 +251,16 @@ def aliases_out(w: jax.Array, x: jax.Array) -> Any:
     return w, h, ys, z, y
 
 
+def accumulated(w: jax.Array, x: jax.Array) -> Any:
+    """The batch is cut into four by hand, and gradients of the parts are added up."""
+
+    def body(total: jax.Array, part: jax.Array) -> Any:
+        return total + jax.grad(lambda w: jnp.sum(jnp.tanh(part @ w) ** 2))(w), None
+
+    grad, _ = lax.scan(body, jnp.zeros_like(w), x.reshape(4, -1, x.shape[1]))
+    return w - 0.1 * grad
+
+
 CORNERS: Mapping[str, Corner] = {
     "mlp_decay": (mlp_decay, ({"a": floats(8, 16), "b": floats(16, 8)}, floats(16, 8))),
     "remat_literals": (remat_literals, (floats(8, 16), floats(16, 8))),
@@ -263,5 +288,6 @@ CORNERS: Mapping[str, Corner] = {
     "closed_over": (closed_over, (floats(16, 8),)),
     "einsums": (einsums, (floats(4, 8, 2, 3), floats(4, 8, 2, 3, seed=1))),
     "remat_scan": (remat_scan, (floats(4, 8, 8), floats(8, 8))),
+    "accumulated": (accumulated, (floats(8, 8), floats(16, 8))),
     "aliases_out": (aliases_out, (floats(8, 8), floats(8, 8, seed=1))),
 }

@@ -94,9 +94,7 @@ def run_listing(step: Traced, listing: SpmdProgram, given: Setting) -> Any:
     outs = tuple(partition_spec(s) for s in listing.output_shardings)
     local = local_function(step.step.program, listing, mesh)
     whole = jax.shard_map(local, mesh=bound, in_specs=ins, out_specs=outs, check_vma=False)
-    put = [
-        jax.device_put(x, NamedSharding(bound, p)) for x, p in zip(step.flat, ins, strict=True)
-    ]
+    put = [jax.device_put(x, NamedSharding(bound, p)) for x, p in zip(step.flat, ins, strict=True)]
     out = jax.jit(whole, compiler_options=QUICKLY)(*put)
     return jax.tree.unflatten(step.step.out_tree, out)
 

@@ -73,9 +73,7 @@ def brute_force(problem: Problem) -> Best | None:
 
 
 @st.composite
-def problems(
-    draw: st.DrawFn, memory: bool = False, nodes: int = 6, choices: int = 5
-) -> Problem:
+def problems(draw: st.DrawFn, memory: bool = False, nodes: int = 6, choices: int = 5) -> Problem:
     """Chains, stars, cycles, cliques and scattered edges; some twice, some backward."""
     count = draw(st.integers(1, nodes))
     sizes = [draw(st.integers(1, choices)) for _ in range(count)]

@@ -1,0 +1,1 @@
+"""The front door: calls, plans, errors."""

@@ -1,0 +1,147 @@
+"""The errors that a user will meet, told in the user's terms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.extend import core as jex
+from jax.sharding import PartitionSpec as P
+
+import autopar
+from autopar.errors import (
+    ClusterError,
+    InfeasibleError,
+    InputError,
+    MemoryLimitError,
+    MeshError,
+    PinError,
+    PlanError,
+    PlanMismatchError,
+    TraceError,
+)
+from tests.zoo import cases
+
+S = jax.ShapeDtypeStruct
+
+
+def step(w: Any, x: Any) -> Any:
+    return w - 0.1 * jax.grad(lambda v: jnp.mean(jnp.tanh(x @ v) ** 2))(w)
+
+
+W, X = S((64, 64), jnp.float32), S((16, 64), jnp.float32)
+
+
+def plan_of(**options: Any) -> autopar.Plan:
+    return autopar.plan(step, W, options.pop("x", X), cluster="8xcpu", **options)
+
+
+def test_a_batch_that_does_not_divide() -> None:
+    with pytest.raises(InfeasibleError, match=r"batch is 12 .*does not divide by 8"):
+        plan_of(method="dp", x=S((12, 64), jnp.float32))
+
+
+def test_heads_that_do_not_divide() -> None:
+    case = cases("sgd")["vit"]
+    state = jax.eval_shape(case.create_state, jax.random.key(0))
+    heads = r"splits attention heads over \w+=\d+, but the product at vit.py:\d+ has \d+ heads"
+    with pytest.raises(InfeasibleError, match=heads):
+        autopar.plan(
+            case.step, state, case.batch(0), cluster="16xh100", mesh=(16,), method="megatron"
+        )
+
+
+def test_a_mesh_larger_than_the_cluster() -> None:
+    with pytest.raises(MeshError, match="has 16 devices, but cluster 8xcpu has 8"):
+        plan_of(mesh=(4, 4))
+
+
+def test_a_cluster_larger_than_what_is_here() -> None:
+    parallel = autopar.parallelize(step, cluster="16xh100", mesh=(2, 8))
+    with pytest.raises(MeshError, match="needs 16 devices but 8"):
+        parallel(jnp.ones((64, 64)), jnp.ones((16, 64)))
+
+
+def test_memory_that_cannot_fit_says_what_is_big_and_what_helps() -> None:
+    big = S((4096, 4096), jnp.float32)
+    with pytest.raises(MemoryLimitError) as error:
+        autopar.plan(step, big, S((64, 4096), jnp.float32), cluster="8xcpu", memory_gb=0.001)
+    text = str(error.value)
+    assert "too much" in text
+    assert "* w f32[4096,4096]: 8.00 MiB to 64.0 MiB" in text
+    assert "memory_gb" in text
+
+
+def test_pins_that_contradict_each_other() -> None:
+    pins = {"w": P(None, "model"), "*": P("model", None)}
+    with pytest.raises(PinError, match="contradict each other on w"):
+        plan_of(mesh=(2, 4), pins=pins)
+
+
+def test_a_pin_that_is_no_spec() -> None:
+    with pytest.raises(InputError, match="write a PartitionSpec"):
+        plan_of(pins={"w": 3})
+
+
+def test_a_step_that_does_not_trace() -> None:
+    def broken(w: Any, x: Any) -> Any:
+        return w if x.sum() > 0 else -w
+
+    with pytest.raises(TraceError, match="broken does not trace") as error:
+        autopar.plan(broken, W, X, cluster="8xcpu")
+    assert error.value.__cause__ is not None
+
+
+def test_a_plan_for_another_model() -> None:
+    plan = plan_of(mesh=(2, 4))
+    parallel = autopar.parallelize(step, plan=plan)
+    with pytest.raises(PlanMismatchError, match=r"argument w is f32\[64, 64\] in the plan and"):
+        parallel.plan_for(S((128, 64), jnp.float32), S((16, 128), jnp.float32))
+
+
+def test_a_plan_for_other_operations() -> None:
+    def other(w: Any, x: Any) -> Any:
+        return w - 0.2 * jax.grad(lambda v: jnp.mean(jnp.sin(x @ v) ** 2))(w)
+
+    parallel = autopar.parallelize(other, plan=plan_of(mesh=(2, 4)))
+    with pytest.raises(PlanMismatchError, match="the step's operations differ"):
+        parallel.plan_for(W, X)
+
+
+def test_a_plan_for_another_cluster() -> None:
+    with pytest.raises(PlanMismatchError, match="made for cluster 8xcpu and this is 8xh100"):
+        autopar.parallelize(step, plan=plan_of(mesh=(2, 4)), cluster="8xh100")
+
+
+def test_a_plan_before_there_is_one() -> None:
+    with pytest.raises(PlanError, match="has no plan yet"):
+        _ = autopar.parallelize(step, cluster="8xcpu").plan
+
+
+def test_unknown_names_list_what_there_is() -> None:
+    with pytest.raises(ClusterError, match="h100"):
+        autopar.parallelize(step, cluster="8xh101")
+    with pytest.raises(InputError, match="there are: auto, dp, zero1, zero2, fsdp, megatron"):
+        plan_of(method="zero9")
+
+
+def test_an_unknown_primitive_warns_once_with_its_line() -> None:
+    mystery = jex.Primitive("mystery")
+    mystery.def_abstract_eval(lambda a: a)
+
+    def called(w: Any, x: Any) -> Any:
+        return w - mystery.bind(mystery.bind(x)).T @ x
+
+    with pytest.warns(UserWarning, match=r"'mystery' at test_refusals.py:\d+ has no") as caught:
+        autopar.plan(called, W, X, cluster="8xcpu", mesh=(8,))
+    assert len(caught) == 1
+
+
+def test_foreign_code_warns_too() -> None:
+    def called(w: Any, x: Any) -> Any:
+        return w - jax.ffi.ffi_call("mine", jax.ShapeDtypeStruct(w.shape, w.dtype))(w) * x.sum()
+
+    with pytest.warns(UserWarning, match=r"'ffi_call' at test_refusals.py:\d+ has no"):
+        autopar.plan(called, W, X, cluster="8xcpu", mesh=(8,))

@@ -1,0 +1,193 @@
+"""Each textbook strategy does what its name says, and free choice is never dearer."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import jax
+import pytest
+
+from autopar.errors import InfeasibleError, InputError
+from autopar.ir.graph import Op
+from autopar.ir.sharding import Sharding
+from autopar.ir.sharding_plan import ShardingPlan
+from autopar.ir.spmd import SpmdProgram
+from autopar.ir.values import Role
+from autopar.passes.base import Setting
+from autopar.passes.shard.optimal import Optimal
+from autopar.passes.shard.recipes import RECIPES, recipe_named
+from tests.passes.corners import floats
+from tests.passes.driving import Traced, lowered, setting, traced
+from tests.zoo import cases
+
+MESHES = ("8", "2,4")
+NAMES = ("mlp", "gpt")
+RESTRICTED = tuple(r for r in RECIPES if r != "auto")
+
+
+@functools.cache
+def zoo(name: str) -> Traced:
+    case = cases("adam")[name]
+    return traced(case.step, case.create_state(jax.random.key(0)), case.batch(0))
+
+
+@functools.cache
+def planned(name: str, method: str, mesh: str, cluster: str = "8xh100") -> ShardingPlan:
+    given = setting(mesh, cluster)
+    return Optimal(recipe=recipe_named(method)).run(zoo(name).graph, given)
+
+
+def listing(name: str, method: str, mesh: str) -> SpmdProgram:
+    given: Setting = setting(mesh, "8xh100")
+    return lowered(zoo(name).graph, planned(name, method, mesh), given)
+
+
+def state(name: str, method: str, mesh: str, under: str) -> Iterator[tuple[str, Sharding, int]]:
+    """State below a path: its path, how it lies, and its largest dim that divides by 8, or 0."""
+    plan = planned(name, method, mesh)
+    for given in zoo(name).graph.inputs:
+        if given.role is Role.STATE and f"/{under}" in given.path:
+            able = [n for n in given.value.shape if n % 8 == 0]
+            yield given.path, plan.sharding_of[given.value.name], max(able, default=0)
+
+
+def over_all(sharding: Sharding, mesh: str) -> bool:
+    return set(sharding.axes()) == set(setting(mesh).mesh.names)
+
+
+def batch_is_split(name: str, method: str, mesh: str, axes: tuple[str, ...]) -> bool:
+    plan = planned(name, method, mesh)
+    batch = [i for i in zoo(name).graph.inputs if i.role is Role.BATCH and i.value.shape]
+    assert batch
+    return all(plan.sharding_of[i.value.name].dims[0] == axes for i in batch)
+
+
+def kinds(name: str, method: str, mesh: str, region: str) -> set[str]:
+    """Collectives of more than a few bytes that a region starts."""
+    moves = listing(name, method, mesh).collectives()
+    return {c.kind for m, c in moves if m.region == region and c.nbytes > 256}
+
+
+# -- definitions -----------------------------------------------------------------------------------
+
+EVERYWHERE = [(n, m) for n in NAMES for m in MESHES]
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(("name", "mesh"), EVERYWHERE)
+def test_data_parallel(name: str, mesh: str) -> None:
+    everything = [*state(name, "dp", mesh, "")]
+    assert everything
+    assert all(s.is_replicated for _, s, _ in everything)
+    assert batch_is_split(name, "dp", mesh, setting(mesh).mesh.names)
+    assert kinds(name, "dp", mesh, "forward") <= {"all-reduce"}
+    assert "all-reduce" in kinds(name, "dp", mesh, "backward") | kinds(name, "dp", mesh, "update")
+
+
+@pytest.mark.parametrize("method", ["zero1", "zero2"])
+@pytest.mark.parametrize(("name", "mesh"), EVERYWHERE)
+def test_zero_shards_the_optimizer_and_no_parameter(name: str, mesh: str, method: str) -> None:
+    moments = [*state(name, method, mesh, "opt_state")]
+    assert any(able for _, _, able in moments)
+    for path, sharding, able in moments:
+        assert over_all(sharding, mesh) == bool(able), path
+    assert all(s.is_replicated for _, s, _ in state(name, method, mesh, "params"))
+    assert batch_is_split(name, method, mesh, setting(mesh).mesh.names)
+
+
+@pytest.mark.parametrize(("name", "mesh"), EVERYWHERE)
+def test_zero2_scatters_gradients_and_zero1_does_not(name: str, mesh: str) -> None:
+    def scattering(method: str) -> bool:
+        return "reduce-scatter" in {c.kind for _, c in listing(name, method, mesh).collectives()}
+
+    assert scattering("zero2")
+    assert not scattering("zero1")
+    gathered = {c.kind for _, c in listing(name, "zero2", mesh).collectives()}
+    assert "all-gather" in gathered  # the new parameters
+
+
+@pytest.mark.parametrize(("name", "mesh"), EVERYWHERE)
+def test_fully_sharded(name: str, mesh: str) -> None:
+    for path, sharding, able in state(name, "fsdp", mesh, ""):
+        assert over_all(sharding, mesh) or not able, path
+        assert not sharding.partial
+    assert batch_is_split(name, "fsdp", mesh, setting(mesh).mesh.names)
+    assert "all-gather" in kinds(name, "fsdp", mesh, "forward")
+
+
+def weight_products(name: str) -> Iterator[tuple[tuple[int, ...], Op]]:
+    """Products of the forward pass that read a parameter of two dims."""
+    graph = zoo(name).graph
+    params = {i.value.name for i in graph.inputs if "params" in i.path and len(i.value.shape) > 1}
+    for n, op in enumerate(graph.ops):
+        if op.kind == "dot_general" and params & set(op.value_operands()):
+            yield (n,), op
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_megatron_splits_features_over_the_last_axis(name: str) -> None:
+    plan = planned(name, "megatron", "2,4")
+    found = 0
+    for path, op in weight_products(name):
+        assert op.rule is not None
+        factor = plan.assignment_of[path].factors[-1]
+        assert factor >= 0, op
+        weight = op.rule.operands[1]
+        assert any(factor in dim for dim in weight), op
+        found += 1
+    assert found >= 2
+    assert batch_is_split(name, "megatron", "2,4", ("data",))
+    for _, sharding, _ in state(name, "megatron", "2,4", "params"):
+        assert set(sharding.axes()) <= {"model"}
+
+
+# -- free choice -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cluster", ["8xh100", "8xcpu", "v5e:2x4"])
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("name", ["mlp", "masked", "lstm_raw"])
+def test_free_choice_is_never_dearer(name: str, mesh: str, cluster: str) -> None:
+    best = planned(name, "auto", mesh, cluster).outcome
+    for method in RESTRICTED:
+        restricted = planned(name, method, mesh, cluster).outcome.seconds
+        assert best.seconds <= restricted * (1 + 2e-6), method
+        assert best.bound_seconds <= restricted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", ["8xh100", "8xcpu", "v5e:2x4"])
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("name", sorted(cases("adam")))
+def test_free_choice_is_never_dearer_anywhere(name: str, mesh: str, cluster: str) -> None:
+    best = planned(name, "auto", mesh, cluster).outcome.seconds
+    for method in RESTRICTED:
+        try:
+            restricted = planned(name, method, mesh, cluster).outcome.seconds
+        except InfeasibleError:
+            continue  # heads that do not divide
+        assert best <= restricted * (1 + 2e-6), method
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+def test_an_unknown_recipe_lists_those_that_there_are() -> None:
+    with pytest.raises(InputError, match="method 'zero4' is unknown; there are: auto, dp, zero1"):
+        recipe_named("zero4")
+
+
+def test_a_batch_that_does_not_divide_says_so() -> None:
+    step = traced(lambda w, x: (w - x.sum(0), x @ w), floats(8), floats(6, 8))
+    with pytest.raises(InfeasibleError) as caught:
+        Optimal(recipe=recipe_named("dp")).run(step.graph, setting("8"))
+    text = str(caught.value)
+    assert "dp splits the batch over data=8 = 8 devices, but the batch is 6 (x)" in text
+    assert "a multiple of 8" in text
+    Optimal().run(step.graph, setting("8"))
+
+
+def test_heads_that_do_not_divide_are_named() -> None:
+    with pytest.raises(InfeasibleError, match=r"heads over data=16, but the product at gpt\.py:"):
+        planned("gpt", "megatron", "16", "16xcpu")
