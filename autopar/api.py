@@ -25,7 +25,7 @@ from autopar.runtime.devices import keep_to_cpu as keep_to_cpu
 from autopar.runtime.executor import Executor
 from autopar.runtime.state import create_planned, create_spread
 
-MeshLike = MeshShape | str | Sequence[int] | Mapping[str, int]
+MeshLike = MeshShape | str | int | Sequence[int] | Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,7 @@ class ParallelStep:
         executor = self._executors.get(call.signature)
         if executor is None:
             executor = self._executor(args, kwargs)
+        self._latest = self._planned[call.signature]
         return executor(call.leaves)
 
     def init(self, create_state: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -50,10 +50,12 @@ def _device_count(leaf: Any) -> int:
 
 
 def _on_host(leaf: Any) -> Any:
-    """A leaf as a host array, but for typed random keys, which have no such form."""
-    if jax.dtypes.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.extended):
+    """A leaf as a host array; typed random keys have no such form and are copied where they are."""
+    if not isinstance(leaf, jax.Array):
         return leaf
-    return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+        return leaf.copy()  # device_put of keys does not heed may_alias
+    return np.asarray(leaf)
 
 
 @lru_cache(maxsize=64)

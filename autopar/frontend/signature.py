@@ -43,4 +43,4 @@ def _type_of(leaf: Any) -> tuple[tuple[int, ...], str]:
 @lru_cache(maxsize=256)
 def _canonical(dtype: Any) -> str:
     is_extended = jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
-    return str(dtype if is_extended else jax.dtypes.result_type(dtype))
+    return str(dtype if is_extended else jax.dtypes.canonicalize_dtype(dtype))

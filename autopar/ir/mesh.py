@@ -46,8 +46,8 @@ class MeshShape:
         return ", ".join(f"{n}={s}" for n, s in zip(self.names, self.sizes, strict=True)) or "1"
 
     @classmethod
-    def of(cls, given: MeshShape | str | Sequence[int] | Mapping[str, int]) -> MeshShape:
-        """A mesh from "2,4", "data=2,model=4", (2, 4), {"data": 2, "model": 4} or itself.
+    def of(cls, given: MeshShape | str | int | Sequence[int] | Mapping[str, int]) -> MeshShape:
+        """A mesh from "2,4", "data=2,model=4", 8, (2, 4), {"data": 2, "model": 4} or itself.
 
         Raises MeshError where the text or the sizes make no mesh.
         """
@@ -57,7 +57,7 @@ class MeshShape:
             return _from_text(given)
         if isinstance(given, Mapping):
             return cls(tuple(given), tuple(int(s) for s in given.values()))
-        sizes = tuple(int(s) for s in given)
+        sizes = (given,) if isinstance(given, int) else tuple(int(s) for s in given)
         if len(sizes) >= len(DEFAULT_NAMES):
             raise MeshError(
                 f"mesh {sizes} has {len(sizes)} axes; unnamed meshes have at most "

@@ -44,4 +44,3 @@ class Local:
 
 
 LocalRun = Callable[[Equation, Sequence[Any], Local], Sequence[Any]]
-

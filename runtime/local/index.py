@@ -176,10 +176,20 @@ def _scatter(equation: Equation, operands: Sequence[Any], local: Local) -> Seque
     if mode == lax.GatherScatterMode.CLIP:
         indices = jnp.clip(indices, 0, _bounds(indices, dims, local, sizes))
     # Unsigned and narrow types would wrap around when shifted.
-    shifted, _ = _in_piece(_signed(indices, local), dims, local, by_row)
+    shifted, mine = _in_piece(_signed(indices, local), dims, local, by_row)
     drop = lax.GatherScatterMode.FILL_OR_DROP
     changed = {"mode": drop, "indices_are_sorted": False}
-    return rebind(equation, [operand, shifted, updates], **changed)
+    if mine.size != 1:
+        return rebind(equation, [operand, shifted, updates], **changed)
+    # XLA makes a slice, a select and an update of a single write; where the operand is a slice
+    # itself it joins the two slices and forgets that the inner start was out of bounds.
+    held = local.operand_shape(0)
+    inside = [
+        jnp.clip(shifted[..., c], 0, held[d] - 1) if d in by_row else shifted[..., c]
+        for c, d in enumerate(dims)
+    ]
+    (written,) = rebind(equation, [operand, jnp.stack(inside, -1), updates], **changed)
+    return [jnp.where(mine.reshape(()), written, operand)]
 
 
 def _signed(indices: Any, local: Local) -> Any:

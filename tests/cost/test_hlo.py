@@ -259,3 +259,15 @@ def test_a_combined_all_reduce_splits_by_what_becomes_of_each_part() -> None:
         """
     )
     assert [(c.kind, c.nbytes) for c in found] == [("all-reduce", 16), ("reduce-scatter", 64)]
+
+
+def test_an_all_reduce_of_which_two_different_slices_are_kept_stays_one(mesh: Mesh) -> None:
+    def step(x: jax.Array) -> jax.Array:
+        whole = jax.lax.psum(x, "model")
+        at = jax.lax.axis_index("model")
+        rows = jax.lax.dynamic_slice_in_dim(whole, at * 2, 2, 0)
+        columns = jax.lax.dynamic_slice_in_dim(whole, at * 8, 8, 1)
+        return x + rows.sum() + columns.sum()
+
+    (found,) = compiled(step, mesh)
+    assert (found.kind, found.nbytes) == ("all-reduce", 1024)

@@ -29,9 +29,7 @@ class Combo:
 
 def every_combo() -> tuple[Combo, ...]:
     """The whole cross product."""
-    return tuple(
-        Combo(*c) for c in itertools.product(MODELS, MESHES, METHODS, OPTIMIZERS)
-    )
+    return tuple(Combo(*c) for c in itertools.product(MODELS, MESHES, METHODS, OPTIMIZERS))
 
 
 def sampled_combos() -> frozenset[Combo]:

@@ -35,7 +35,10 @@ def mlp(width: int, hidden: int, layers: int, batch: int) -> tuple[Callable[...,
 
         loss, grads = jax.value_and_grad(loss_fn)(state["params"])
         updates, opt_state = tx.update(grads, state["opt_state"], state["params"])
-        return {"params": optax.apply_updates(state["params"], updates), "opt_state": opt_state}, loss
+        return {
+            "params": optax.apply_updates(state["params"], updates),
+            "opt_state": opt_state,
+        }, loss
 
     up, down = _shape(width, hidden), _shape(hidden, width)
     params = [{"up": up, "down": down} for _ in range(layers)]
@@ -119,9 +122,7 @@ def blocks(width: int, heads: int, layers: int, batch: int, length: int) -> tupl
 
 @pytest.mark.parametrize("cluster", ["8xh100", "v5e:2x4"])
 @pytest.mark.parametrize("layers", [1, 3])
-def test_transformer_blocks_of_large_weights_give_megatron_pairs(
-    layers: int, cluster: str
-) -> None:
+def test_transformer_blocks_of_large_weights_give_megatron_pairs(layers: int, cluster: str) -> None:
     width, batch, length = 8192, 2, 64
     answer = Answer(*blocks(width, 64, layers, batch, length), cluster=cluster)
     for i in range(layers):

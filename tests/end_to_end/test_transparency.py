@@ -5,8 +5,15 @@ from __future__ import annotations
 import pytest
 
 from autopar.errors import InfeasibleError
-from tests.end_to_end.combos import METHODS, MODELS, OPTIMIZERS, every_combo, sampled_combos
-from tests.end_to_end.combos import MESHES, Combo
+from tests.end_to_end.combos import (
+    MESHES,
+    METHODS,
+    MODELS,
+    OPTIMIZERS,
+    Combo,
+    every_combo,
+    sampled_combos,
+)
 from tests.end_to_end.exceptions import argument_slack, refusal, uncounted
 from tests.end_to_end.running import (
     Ran,

@@ -261,6 +261,12 @@ def accumulated(w: jax.Array, x: jax.Array) -> Any:
     return w - 0.1 * grad
 
 
+def written_once(x: jax.Array, at: jax.Array) -> Any:
+    """Single writes, in bounds and out: XLA makes slices of them, and once joined these wrongly."""
+    far = x.at[at + 100].set(2.0, mode="drop")
+    return x.at[3].set(1.0), x.at[at, 5].add(1.0), far, x.at[:, at].mul(2.0), x.at[-1].max(0.5)
+
+
 CORNERS: Mapping[str, Corner] = {
     "mlp_decay": (mlp_decay, ({"a": floats(8, 16), "b": floats(16, 8)}, floats(16, 8))),
     "remat_literals": (remat_literals, (floats(8, 16), floats(16, 8))),
@@ -289,5 +295,6 @@ CORNERS: Mapping[str, Corner] = {
     "einsums": (einsums, (floats(4, 8, 2, 3), floats(4, 8, 2, 3, seed=1))),
     "remat_scan": (remat_scan, (floats(4, 8, 8), floats(8, 8))),
     "accumulated": (accumulated, (floats(8, 8), floats(16, 8))),
+    "written_once": (written_once, (floats(16, 16), jnp.asarray(6))),
     "aliases_out": (aliases_out, (floats(8, 8), floats(8, 8, seed=1))),
 }

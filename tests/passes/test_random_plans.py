@@ -59,6 +59,12 @@ def test_random_plans_are_exact(number: int, name: str, devices: list[jax.Device
     check(name, MESHES[1 + number % 2], number)
 
 
+def test_single_writes_survive_a_slice(devices: list[jax.Device]) -> None:
+    """Several plans, as it takes a slice just before the write to make XLA stumble."""
+    for seed in range(6):
+        check("written_once", "2,4", seed)
+
+
 # Small random costs leave some sense in a plan, large ones none.
 @pytest.mark.slow
 @pytest.mark.parametrize("scale", [1e-5, 1.0])
