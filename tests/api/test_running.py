@@ -46,7 +46,7 @@ def batch_of(size: int = BATCH, seed: int = 0) -> dict[str, np.ndarray[Any, Any]
 
 
 def parallel(fun: Any = step, **options: Any) -> autopar.ParallelStep:
-    given = {"cluster": "8xcpu", "mesh": (2, 4), "method": "fsdp", **options}
+    given: dict[str, Any] = {"cluster": "8xcpu", "mesh": (2, 4), "method": "fsdp", **options}
     made: autopar.ParallelStep = autopar.parallelize(fun, **given)
     return made
 
@@ -103,7 +103,7 @@ def test_state_moves_once_where_it_was_born_before_the_plan(key: jax.Array) -> N
 def test_state_of_another_shape_is_told_apart(key: jax.Array) -> None:
     sharded = parallel()
     sharded.plan_for(jax.eval_shape(create, key), batch_of())
-    with pytest.raises(PlanMismatchError, match=r"weights/0 is \[64, 64\] in the plan and \[8, 8\]"):
+    with pytest.raises(PlanMismatchError, match=r"weights/0 is \[64, 64\] in the plan and \[8"):
         sharded.init(lambda: {"weights": [jnp.ones((8, 8))] * 2, "steps": 0, "rng": 0})
 
 
@@ -171,15 +171,16 @@ def test_static_arguments(by: str) -> None:
         return x if n == 0 else power(x, n - 1) * x
 
     jitted = jax.jit(power, static_argnums=1)
-    fun, options = {
+    ways: dict[str, tuple[Any, dict[str, Any]]] = {
         "number": (power, {"static_argnums": 1}),
         "name": (power, {"static_argnames": "n"}),
         "the user's own jit": (jitted, {"static_argnums": 1}),
-    }[by]
+    }
+    fun, options = ways[by]
     sharded = parallel(fun, method="auto", **options)
     x = np.full(8, 2.0, np.float32)
     for n in (0, 1, 3):
-        np.testing.assert_array_equal(sharded(x, n), power(x, n))
+        np.testing.assert_array_equal(sharded(x, n), power(jnp.asarray(x), n))
 
 
 def test_equal_numbers_static_and_not_are_told_apart() -> None:
@@ -209,7 +210,9 @@ def test_every_batch_shape_has_its_plan(key: jax.Array) -> None:
 
 
 def test_as_a_decorator() -> None:
-    @autopar.parallelize(cluster="8xcpu", mesh=8)
+    decorator: Any = autopar.parallelize(cluster="8xcpu", mesh=8)
+
+    @decorator  # type: ignore[untyped-decorator]
     def double(x: jax.Array) -> jax.Array:
         """Twice as much."""
         return 2 * x
@@ -259,27 +262,31 @@ def test_another_batch_does_not_fit_a_given_plan(key: jax.Array) -> None:
     state = jax.eval_shape(create, key)
     plan = parallel().plan_for(state, batch_of())
     given = parallel(plan=plan)
-    with pytest.raises(PlanMismatchError, match=r"batch/x is f32\[16, 64\] in the plan and f32\[32"):
+    with pytest.raises(PlanMismatchError, match=r"batch/x is f32\[16, 64\] in the plan and f32"):
         given.plan_for(state, batch_of(32))
 
 
 _PLANNER = """
 import jax, autopar
 from tests.zoo import cases
-case = cases("adam")["gpt"]
-state = jax.eval_shape(case.create_state, jax.random.key(0))
-step = autopar.parallelize(case.step, cluster="8xh100", mesh=(2, 4), memory_gb=0.0006)
-step.plan_for(state, case.batch(0)).save(OUT)
+def planned(name, file, **options):
+    case = cases("adam")[name]
+    state = jax.eval_shape(case.create_state, jax.random.key(0))
+    plan = autopar.plan(case.step, state, case.batch(0), mesh=(2, 4), **options)
+    plan.save(f"OUT-{file}.json")
+    return plan
+planned("gpt", "gpt", cluster="8xh100")
+roomy = planned("mlp", "roomy", cluster="8xh100")
+planned("mlp", "tight", cluster="8xh100", memory_gb=0.6 * roomy.prediction.peak_bytes / 2**30)
 """
 
 
 def test_two_processes_make_the_same_bytes(tmp_path: Path) -> None:
-    texts: list[bytes] = []
     for seed in ("1", "2"):
-        out = tmp_path / f"{seed}.json"
         subprocess.run(
-            [sys.executable, "-c", _PLANNER.replace("OUT", repr(str(out)))],
+            [sys.executable, "-c", _PLANNER.replace("OUT", str(tmp_path / seed))],
             check=True, cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": seed},
         )  # fmt: skip
-        texts.append(out.read_bytes())
-    assert texts[0] == texts[1]
+    for name in ("gpt", "roomy", "tight"):
+        one, two = (tmp_path / f"{seed}-{name}.json" for seed in ("1", "2"))
+        assert one.read_bytes() == two.read_bytes(), name

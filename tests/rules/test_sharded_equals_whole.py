@@ -22,6 +22,7 @@ from tests.rules.checking import (
     traced_ops,
     whole_run,
 )
+from tests.rules.primitives import primitives
 
 EXAMPLES = [
     *cases.POINTWISE,
@@ -69,7 +70,9 @@ def test_every_primitive_with_a_rule_is_sharded_by_some_example() -> None:
             rule = rule_for(op, operands)
             found = any(axes for axes in assignments(rule, ("data", "model")))
             (sharded if found else whole).add(op.kind)
-    assert primitive_names() - sharded == NEVER_SHARDED | HINTS
+    # The table also knows primitives of newer releases, which no example here can call.
+    here = primitive_names() & set(primitives())
+    assert here - sharded == (NEVER_SHARDED | HINTS) & here
     assert NEVER_SHARDED <= whole
 
 
