@@ -51,7 +51,7 @@ format: .venv/.test  ## let ruff mend what it can
 	$(BIN)/ruff format .
 
 bench: .venv/.test  ## every benchmark, each printing JSON
-	@set -e; for file in benchmarks/bench_*.py; do echo "# $$file" >&2; $(BIN)/python "$$file"; done
+	@set -e; for file in benchmarks/bench_*.py; do echo "# $$file" >&2; PYTHONPATH=. $(BIN)/python "$$file"; done
 
 docs: .venv/.docs  ## the documentation, into site/
 	$(BIN)/mkdocs build --strict --quiet

@@ -22,7 +22,7 @@ def place(leaves: Sequence[Any], shardings: Shardings, state: Collection[int]) -
     off = [i for i, leaf in enumerate(leaves) if not _lies(leaf, shardings[i])]
     if not off:
         return placed
-    on_mesh = [i for i in off if _device_count(leaves[i]) > 1]
+    on_mesh = [i for i in off if _on_mesh(leaves[i], shardings[i])]
     moved = _mover(tuple(shardings[i] for i in on_mesh))(*(leaves[i] for i in on_mesh))
     elsewhere = sorted({*off} - {*on_mesh})
     sent = [_sent(leaves[i], shardings[i], i in state) for i in elsewhere]
@@ -45,8 +45,13 @@ def _lies(leaf: Any, wanted: jax.sharding.NamedSharding) -> bool:
     return isinstance(leaf, jax.Array) and bool(sharding.is_equivalent_to(wanted, leaf.ndim))
 
 
-def _device_count(leaf: Any) -> int:
-    return len(leaf.sharding.device_set) if isinstance(leaf, jax.Array) else 0
+def _on_mesh(leaf: Any, wanted: jax.sharding.NamedSharding) -> bool:
+    """Whether a leaf lies on the mesh's devices, in the mesh's order, as one program wants it."""
+    if not isinstance(leaf, jax.Array) or not isinstance(leaf.sharding, jax.sharding.NamedSharding):
+        return False
+    here: Any = leaf.sharding.mesh
+    there: Any = wanted.mesh
+    return tuple(here.devices.flat) == tuple(there.devices.flat)
 
 
 def _on_host(leaf: Any) -> Any:
