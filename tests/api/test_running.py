@@ -17,7 +17,6 @@ import pytest
 
 import autopar
 from autopar.api import Watcher
-from autopar.api import Watcher
 from autopar.errors import PlanMismatchError
 from tests.zoo import cases
 
