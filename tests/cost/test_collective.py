@@ -70,14 +70,14 @@ def test_gpu_collectives_as_xla_estimates_them(
 
 
 def test_a_ring_in_figures() -> None:
-    # 8 virtual CPU devices, 10 GB/s, 20 us to start, 2 us a step; 80 MB.
-    # all-gather: 20 + 7 * 2 + 7/8 * 80e6 / 10e9 = 34 us + 7 ms.
-    # all-reduce by the ring: 20 + 14 * 2 + 2 * 7/8 * 80e6 / 10e9 = 48 us + 14 ms.
+    # 8 virtual CPU devices, 2 GB/s, 100 us to start, 2 us a step; 80 MB.
+    # all-gather: 100 + 7 * 2 + 7/8 * 80e6 / 2e9 = 114 us + 35 ms.
+    # all-reduce by the ring: 100 + 14 * 2 + 2 * 7/8 * 80e6 / 2e9 = 128 us + 70 ms.
     table = prices("8xcpu", "data=8")
-    assert table.collective("all-gather", 80e6, ["data"]) == pytest.approx(7.034e-3)
-    assert table.collective("all-reduce", 80e6, ["data"]) == pytest.approx(14.048e-3)
-    # A small all-reduce takes the tree: 20 + 2 * 3 * 2 = 32 us + 2 * 8e3 / 10e9 = 1.6 us.
-    assert table.collective("all-reduce", 8e3, ["data"]) == pytest.approx(33.6e-6)
+    assert table.collective("all-gather", 80e6, ["data"]) == pytest.approx(35.114e-3)
+    assert table.collective("all-reduce", 80e6, ["data"]) == pytest.approx(70.128e-3)
+    # A small all-reduce takes the tree: 100 + 2 * 3 * 2 = 112 us + 2 * 8e3 / 2e9 = 8 us.
+    assert table.collective("all-reduce", 8e3, ["data"]) == pytest.approx(120e-6)
 
 
 def test_levels_see_what_the_inner_ones_leave() -> None:
