@@ -53,10 +53,7 @@ class _Sizes:
 
     def op(self, path: tuple[int, ...]) -> Op:
         """The op that an instruction runs."""
-        graph = self._graph
-        for op, body in zip(path[:-1:2], path[1::2], strict=True):
-            graph = graph.ops[op].graphs[body]
-        return graph.ops[path[-1]]
+        return self._graph.op_at(path)
 
 
 class _Liveness:

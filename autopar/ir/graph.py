@@ -112,6 +112,22 @@ class Graph:
         table.update((v.name, v) for op in self.ops for v in op.results)
         return table
 
+    @cached_property
+    def nested_values(self) -> Mapping[str, Value]:
+        """Every value of this graph and of all bodies in it, by name."""
+        table = dict(self.values)
+        for op in self.ops:
+            for body in op.graphs:
+                table.update(body.nested_values)
+        return table
+
+    def op_at(self, path: Sequence[int]) -> Op:
+        """The op at a path: (op index) or, inside bodies, (op, body, op, ...)."""
+        graph = self
+        for op, body in zip(path[:-1:2], path[1::2], strict=True):
+            graph = graph.ops[op].graphs[body]
+        return graph.ops[path[-1]]
+
     def value(self, operand: Operand) -> Value:
         """An operand as a value; a literal becomes a nameless value."""
         if isinstance(operand, Literal):

@@ -12,7 +12,6 @@ from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
 from autopar.ir.outcome import Outcome
 from autopar.ir.sharding import Sharding
-from autopar.ir.values import Value
 
 OpPath = tuple[int, ...]  # (op index) or, inside bodies, (op, body, op, ...)
 
@@ -56,7 +55,7 @@ class ShardingPlan:
 
     def verify(self, graph: Graph) -> None:
         """Raise GraphError unless every sharding fits its value and is of this graph."""
-        values = dict(_all_values(graph))
+        values = graph.nested_values
         for name, sharding in self.values:
             if name not in values:
                 raise GraphError(f"the sharding names {name}, which graph {graph.name} has not")
@@ -74,10 +73,3 @@ class ShardingPlan:
         for name, region, sharding in self.uses:
             yield f"  {name} read in {region} as {sharding}"
         yield "}"
-
-
-def _all_values(graph: Graph) -> Iterator[tuple[str, Value]]:
-    yield from graph.values.items()
-    for op in graph.ops:
-        for body in op.graphs:
-            yield from _all_values(body)

@@ -9,10 +9,9 @@ are made on demand in whatever sharding their consumer wants.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property
 
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.sharding import Sharding
@@ -123,14 +122,7 @@ class Reading:
     op_decisions: Mapping[OpPath, int]
     outputs: tuple[tuple[Operand, int | None], ...] = ()  # (operand, input decision it returns to)
 
-    @cached_property
+    @property
     def values(self) -> Mapping[str, Value]:
         """Every value of the graph and of all bodies in it."""
-        return dict(_all_values(self.graph))
-
-
-def _all_values(graph: Graph) -> Iterator[tuple[str, Value]]:
-    yield from graph.values.items()
-    for op in graph.ops:
-        for body in op.graphs:
-            yield from _all_values(body)
+        return self.graph.nested_values

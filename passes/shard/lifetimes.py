@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autopar.ir.graph import Graph, Op
+from autopar.ir.graph import Graph
 from autopar.ir.values import Value
 from autopar.passes.shard.decisions import (
     Demand,
-    OpPath,
     Place,
     Reading,
     ReadKind,
@@ -37,15 +36,9 @@ def _fusible(reading: Reading) -> dict[str, str]:
     """Values that element-wise ops make, with the ops' regions."""
     found: dict[str, str] = {}
     for path in reading.followers:
-        op = _op_at(reading.graph, path)
+        op = reading.graph.op_at(path)
         found.update((r.name, op.origin.region) for r in op.results)
     return found
-
-
-def _op_at(graph: Graph, path: OpPath) -> Op:
-    for op, body in zip(path[:-1:2], path[1::2], strict=True):
-        graph = graph.ops[op].graphs[body]
-    return graph.ops[path[-1]]
 
 
 def _sources(standing: Standing, value: Value) -> Iterator[str]:
