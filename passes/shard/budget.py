@@ -1,0 +1,53 @@
+"""How long a search may go on: seconds by a clock that is handed in, or work by count, or both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Clock = Callable[[], float]
+
+
+def no_clock() -> float:
+    """The clock of a search that is limited by work alone."""
+    return 0.0
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits; a unit of work is some 100,000 table entries looked at, a millisecond or less.
+
+    With work alone the same problem and seed give the same answer, however busy the machine.
+    """
+
+    seconds: float | None = None
+    work: int | None = None
+
+
+class Meter:
+    """What of a budget is spent; the seconds run from `start` by the clock."""
+
+    def __init__(self, budget: Budget, clock: Clock, start: float | None = None) -> None:
+        self.budget = budget
+        self._clock = clock
+        self._start = clock() if start is None else start
+        self.work = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return self._clock() - self._start
+
+    def spend(self, entries: float) -> None:
+        """Count work by the table entries looked at."""
+        self.work += entries / 1e5
+
+    @property
+    def share(self) -> float:
+        """The greater share of the two limits that is used up; 0 where there is none."""
+        shares = [0.0]
+        if self.budget.seconds is not None:
+            shares.append(self.seconds / max(self.budget.seconds, 1e-9))
+        if self.budget.work is not None:
+            shares.append(self.work / max(self.budget.work, 1))
+        return max(shares)

@@ -1,0 +1,221 @@
+"""Solves large sharding problems: contract, raise the dual, read answers off it, anneal.
+
+Everything after the exact contraction runs on flat arrays in machine code. The bound is the
+dual's: prices on memory and messages along edges, so that memory is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autopar.passes.shard.anneal import Worker, annealed
+from autopar.passes.shard.arrays import Floats
+from autopar.passes.shard.ascent import Ascent
+from autopar.passes.shard.budget import Budget, Clock, Meter, no_clock
+from autopar.passes.shard.contract import contract
+from autopar.passes.shard.exact import solve_exactly
+from autopar.passes.shard.flat import Flat, Flattened, Ints, flatten
+from autopar.passes.shard.messages import total_cost
+from autopar.passes.shard.problem import Problem
+
+_DUAL_SHARE = 0.4  # of the budget, at most, for the dual
+_MEND_SHARE = 0.08  # and for making each start fit
+_KEPT = 6  # cheapest assignments read off the dual that are kept as starts
+_BLOCK = 60
+_EXACT_ENTRIES = 120_000  # of tables, up to which integer programming is tried
+_EXACT_SHARE = 0.6  # of what is left of the budget then
+_READS = 100  # of the dual, before assignments are made of them
+_MENDING = 0.3  # of the dual's time, for that
+_CLOSE = 3e-6
+_BINDS = 1e-6  # share of the bound that a row's price must be worth to count
+_PRICE_WORK = 300
+
+
+@dataclass(frozen=True)
+class Found:
+    """An assignment with its seconds, or () with why; the bound; what a byte more would save."""
+
+    choice: tuple[int, ...]
+    seconds: float
+    bound_seconds: float
+    proven_infeasible: bool = False
+    first_seconds: float = float("inf")  # by the clock, when the first answer that fits was there
+    seconds_per_byte: float = 0.0
+    binding_times: tuple[int, ...] = ()  # those whose bytes have a price
+
+    @property
+    def gap(self) -> float:
+        """The share of the seconds that is not proven; all of it where there is no answer."""
+        if not self.choice:
+            return 1.0
+        return max(0.0, self.seconds - self.bound_seconds) / max(abs(self.seconds), 1e-30)
+
+
+def search_problem(
+    problem: Problem,
+    budget: Budget,
+    clock: Clock = no_clock,
+    seed: int = 0,
+    began: float | None = None,
+    start: Sequence[int] | None = None,
+) -> Found:
+    """The best assignment found within the budget; the time counts from `began` by the clock."""
+    meter = Meter(budget, clock, began)
+    small = contract(problem)
+    if not small.possible:
+        return Found((), float("inf"), float("inf"), True)
+    flattened = flatten(small.problem)
+    if flattened.fits_nowhere:
+        return Found((), float("inf"), float("inf"), True)
+    hunt = _Hunt(flattened, meter, seed)
+    if start is not None and problem.fits(start):
+        hunt.offer(small.shrink(start))
+    hunt.run()
+    price, times = hunt.binding(flattened)
+    if hunt.best is None:
+        return Found((), float("inf"), hunt.bound, False, float("inf"), price, times)
+    choice = small.restore([int(c) for c in hunt.best])
+    if start is not None and problem.fits(start):
+        choice = min((choice, tuple(start)), key=problem.seconds)
+    seconds = problem.seconds(choice)
+    bound = min(hunt.bound, seconds)
+    return Found(choice, seconds, bound, False, hunt.first_seconds, price, times)
+
+
+def memory_price(problem: Problem) -> float:
+    """Seconds that one more byte of limit would save, by the dual; 0 where memory does not bind."""
+    small = contract(problem)
+    flattened = flatten(small.problem)
+    if not small.possible or flattened.fits_nowhere or not len(flattened.times):
+        return 0.0
+    hunt = _Hunt(flattened, Meter(Budget(work=_PRICE_WORK), no_clock), 0)
+    hunt.price()
+    return hunt.binding(flattened)[0]
+
+
+class _Hunt:
+    """The search for the best assignment, phase by phase."""
+
+    def __init__(self, flattened: Flattened, meter: Meter, seed: int) -> None:
+        self._flat: Flat = flattened.arrays
+        self._meter, self._seed = meter, seed
+        self._worker = Worker(self._flat, seed, _BLOCK)
+        self._starts: list[tuple[float, Ints]] = []  # the cheapest that fit
+        self._ascent = Ascent(flattened)
+        self._bound = -float("inf")
+        self.first_seconds = float("inf")
+
+    @property
+    def bound(self) -> float:
+        """Of the dual, or of integer programming."""
+        return max(self._ascent.bound, self._bound)
+
+    @property
+    def prices(self) -> Floats:
+        """Of the memory rows, at the best bound."""
+        return self._ascent.prices
+
+    @property
+    def best(self) -> Ints | None:
+        """The cheapest assignment that fits."""
+        return self._starts[0][1] if self._starts else None
+
+    @property
+    def _close(self) -> bool:
+        cost = self._starts[0][0] if self._starts else float("inf")
+        return cost < float("inf") and cost - self.bound <= _CLOSE * abs(cost)
+
+    def offer(self, choice: Ints) -> None:
+        """Keep an assignment that fits, if it is among the cheapest."""
+        if not self._starts:
+            self.first_seconds = self._meter.seconds
+        cost = total_cost(self._flat, choice)
+        if all(cost != other for other, _ in self._starts):
+            self._starts.append((cost, choice.copy()))
+            self._starts = sorted(self._starts, key=lambda s: s[0])[:_KEPT]
+
+    def price(self) -> None:
+        """Raise the dual alone."""
+        for _ in self._ascent.steps():
+            self._meter.spend(self._ascent.entries_a_step + 1000)
+            if self._meter.share > 1:
+                break
+
+    def binding(self, flattened: Flattened) -> tuple[float, tuple[int, ...]]:
+        """What a byte at all times together would save, and the times that it would be used at."""
+        worth = self.prices * self._flat.slack
+        dear = worth > _BINDS * max(abs(self.bound), 1e-30)
+        price = float(self.prices[dear].sum()) / flattened.bytes_per_unit
+        return price, tuple(int(t) for t in flattened.times[dear])
+
+    def run(self) -> None:
+        """Raise the dual, make starts of what it says, and anneal from the best of them."""
+        if self._meter.budget.seconds is not None:
+            self._worker.run(0, self.prices, 0.0)  # compiles where that is still to be done
+        self._worker.take(_lightest(self._flat))
+        if self._worker.fits:
+            self.offer(self._worker.choice)
+        self._rise()
+        if not self._close:
+            self._mend(self._ascent.nearest, _MEND_SHARE)
+        if not self._starts:
+            self._mend(_lightest(self._flat), 0.5)
+        if self._starts and not self._close:
+            self._finish()
+        if self._starts and not self._close:
+            starts = [choice for _, choice in self._starts]
+            prices, bound = self._ascent.prices, self.bound
+            self.offer(annealed(self._flat, prices, starts, bound, self._meter, self._seed))
+
+    def _finish(self) -> None:
+        """Where what is left is small, integer programming: exact, or at least a better bound."""
+        if self.best is None or len(self._flat.entries) // 2 > _EXACT_ENTRIES:
+            return
+        until = self._meter.share + _EXACT_SHARE * (1 - self._meter.share)
+        found = solve_exactly(self._flat, self.best, self.prices, self._meter, until)
+        self._bound = found.bound
+        if found.choice is not None:
+            self.offer(found.choice)
+
+    def _rise(self) -> None:
+        """The dual, for its share of the budget; now and then an assignment is made of it."""
+        begin = self._meter.share
+        until = begin + _DUAL_SHARE * (1 - begin)
+        mending, reads = 0.0, 0
+        for read in self._ascent.steps():
+            self._meter.spend(self._ascent.entries_a_step)
+            share = self._meter.share
+            if read.fits:
+                self.offer(read.choice)
+            reads += 1
+            if reads > _READS and mending < _MENDING * (share - begin):
+                self._mend(read.choice, _MENDING * (until - share))
+                mending += self._meter.share - share
+            if self._meter.share > until or self._close:
+                break
+
+    def _mend(self, choice: Ints, share: float) -> None:
+        """Make an assignment fit and improve it, for no more than a share of what is left."""
+        until = self._meter.share + share * (1 - self._meter.share)
+        scale = abs(self.bound) / len(self._flat.choices)
+        self._worker.take(choice)
+        if self._worker.mend(self.prices, scale, self._meter, until):
+            self.offer(self._worker.choice)
+            self._worker.descend(self.prices, self._meter, until)
+            self.offer(self._worker.choice)
+
+
+def _lightest(flat: Flat) -> Ints:
+    """Every node at the choice that takes the least share of its rows' slack."""
+    found = np.zeros(len(flat.choices) - 1, dtype=np.int64)
+    for v in range(len(found)):
+        shares = np.zeros(int(flat.choices[v + 1] - flat.choices[v]))
+        for h in range(flat.holdings[v], flat.holdings[v + 1]):
+            at = flat.nbytes_at[h]
+            room = max(int(flat.slack[flat.firsts[h] : flat.lasts[h]].min()), 1)
+            shares += flat.nbytes[at : at + len(shares)] / room
+        found[v] = int(shares.argmin())
+    return found
