@@ -1,162 +1,102 @@
-"""How much a device holds at most while it runs a listing: liveness over its instructions."""
+"""How much a device holds at most while it runs a listing, when, and what it holds then."""
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from autopar.cost.held import peak_of
+from autopar.cost.kernels import Pieces, Sizes, stored_kernels
+from autopar.cost.liveness import Moment, busiest
+from autopar.cost.order import combined, depth_first
 from autopar.ir.graph import Graph, Op
 from autopar.ir.mesh import MeshShape
-from autopar.ir.rule import Kind
-from autopar.ir.sharding import Sharding
-from autopar.ir.spmd import Block, Fence, Instruction, Loop, Move, Run, SpmdProgram
-from autopar.ir.values import Value, item_bytes
+from autopar.ir.peak import Peak
+from autopar.ir.spmd import Block, Loop, SpmdProgram
 
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes of the arguments, and the most that is held at once, arguments included."""
+    """Bytes of the arguments, the most that is held at once, arguments included, and when."""
 
     argument_bytes: int
     peak_bytes: int
+    peak: Peak
 
 
 def held_bytes(graph: Graph, program: SpmdProgram, mesh: MeshShape) -> Held:
     """What one device holds over a step.
 
-    Pieces live from the instruction that makes them to the last that reads them. What only
-    element-wise work reads is fused and never stored. State that comes back is updated in
-    place. A loop holds what its body holds at most beside what is held around it.
+    The listing becomes kernels, as compilers fuse it; collectives are combined and kernels
+    ordered as XLA does. A stored piece lives from the kernel that makes it to the last that
+    reads it. Arguments are held throughout, and state that comes back takes their buffers. A
+    loop holds what its body holds at most, beside what is held around it.
     """
-    sizes = _Sizes(graph, mesh)
-    arguments = sum(
-        sizes.of(i.value, s) for i, s in zip(graph.inputs, program.input_shardings, strict=True)
-    )
-    in_place = {
-        program.block.outputs[o] for o, _ in graph.donated if program.block.outputs[o] is not None
+    sizes = Sizes(graph, mesh)
+    given = {
+        i.value.name: sizes.of(i.value.shape, i.value.dtype, s)
+        for i, s in zip(graph.inputs, program.input_shardings, strict=True)
     }
-    peak = _Liveness(sizes, {n for n in in_place if n is not None}).peak(program.block)
-    return Held(arguments, arguments + peak)
+    block = program.block
+    returned = {block.outputs[o] for o, _ in graph.donated}
+    walk = _Walk(sizes)
+    moment = walk.busiest(block, given, {*given, *(o for o in returned if o is not None)})
+    moments = walk.inward(moment)
+    argument_bytes = sum(given.values())
+    peak = peak_of(graph, program, given, moments)
+    return Held(argument_bytes, argument_bytes + moment.nbytes, peak)
 
 
-class _Sizes:
-    """Looks up ops and weighs pieces."""
+class _Walk:
+    """Goes through a block and the loops in it, and keeps what each loop holds at most."""
 
-    def __init__(self, graph: Graph, mesh: MeshShape) -> None:
-        self._graph, self._mesh = graph, mesh
+    def __init__(self, sizes: Sizes) -> None:
+        self._sizes = sizes
+        self._inside: dict[tuple[str, ...], Moment] = {}
 
-    def of(self, value: Value, sharding: Sharding) -> int:
-        """Bytes of one device's piece of a value."""
-        return math.prod(sharding.shard_shape(value.shape, self._mesh)) * item_bytes(value.dtype)
+    def busiest(
+        self,
+        block: Block,
+        given: Mapping[str, int],
+        outside: Collection[str],
+        slices: Mapping[str, int] | None = None,
+        stacked: Pieces = frozenset(),
+    ) -> Moment:
+        """The moment of a block, its loops at their own moments."""
+        stored = stored_kernels(block, self._sizes, given, self._inner, slices, stacked)
+        return busiest(block, depth_first(combined(stored), block.outputs), outside)
 
-    def op(self, path: tuple[int, ...]) -> Op:
-        """The op that an instruction runs."""
-        return self._graph.op_at(path)
+    def inward(self, moment: Moment) -> tuple[Moment, ...]:
+        """A moment and, where a loop runs in it, those of its body, outermost first."""
+        found = [moment]
+        while moment.kernel is not None:
+            step = moment.block.instructions[max(0, moment.kernel.at)]
+            if not isinstance(step, Loop) or step.results not in self._inside:
+                break
+            moment = self._inside[step.results]
+            found.append(moment)
+        return tuple(found)
 
+    def _inner(self, loop: Loop, op: Op, nbytes: Mapping[str, int]) -> int:
+        """Bytes of a loop's body at its busiest, beside the loop's operands and results."""
+        moments = [self._body(loop, op, b, nbytes) for b in range(len(loop.bodies))]
+        worst = max(moments, key=lambda m: m.nbytes, default=None)
+        if worst is None:
+            return 0
+        self._inside[loop.results] = worst
+        return worst.nbytes
 
-class _Liveness:
-    def __init__(self, sizes: _Sizes, in_place: set[str]) -> None:
-        self._sizes, self._in_place = sizes, in_place
-
-    def peak(self, block: Block) -> int:
-        """The most bytes that a block's own pieces hold at once, its inputs left out."""
-        last = _last_reads(block)
-        stored = self._stored(block)
-        inputs = set(block.inputs)
-        now = most = 0
-        dying: dict[int, int] = defaultdict(int)
-        for at, step in enumerate(block.instructions):
-            inner = (
-                max((self.peak(b) for b in step.bodies), default=0) if isinstance(step, Loop) else 0
-            )
-            for name, nbytes in self._made(step).items():
-                if name in stored and name not in inputs:
-                    now += nbytes
-                    dying[last.get(name, at)] += nbytes
-            most = max(most, now + inner)
-            now -= dying[at]
-        return most
-
-    def _made(self, step: Instruction) -> Mapping[str, int]:
-        if isinstance(step, Move):
-            return {step.result: self._sizes.of(step.value, step.after)}
-        if isinstance(step, Run):
-            made = self._sizes.op(step.equation).results
-            triples = zip(step.results, made, step.result_shardings, strict=True)
-            return {n: self._sizes.of(v, s) for n, v, s in triples}
-        if isinstance(step, Loop):
-            return {
-                name: self._sizes.of(v, s)
-                for name, v, s in zip(
-                    step.results, self._sizes.op(step.equation).results, step.result_shardings,
-                    strict=True,
-                )
-            }  # fmt: skip
-        return {}  # a fence renames
-
-    def _stored(self, block: Block) -> set[str]:
-        """Pieces that are written to memory: all but those fused into element-wise readers.
-
-        Fusion does not reach from one region of the step into another: what the forward pass
-        makes for the backward pass is stored.
-        """
-        fusible: dict[str, str] = {}  # piece -> the region of the element-wise op that makes it
-        unfused: set[str] = {o for o in block.outputs if o is not None}
-        for step in block.instructions:
-            region = self._fused_region(step)
-            unfused.update(n for n in _reads(step) if region is None or fusible.get(n) != region)
-            if region is not None:
-                fusible.update((n, region) for n in _results(step))
-        made = {n for step in block.instructions for n in _results(step)}
-        return {n for n in made if n not in fusible or n in unfused} - self._in_place
-
-    def _fused_region(self, step: Instruction) -> str | None:
-        """The region of an element-wise op; None for anything else."""
-        if not isinstance(step, Run):
-            return None
-        op = self._sizes.op(step.equation)
-        return op.origin.region if _is_elementwise(op) else None
-
-
-def _is_elementwise(op: Op) -> bool:
-    rule = op.rule
-    if rule is None or not rule.known or len(op.results) != 1:
-        return False
-    return all(f.kind is Kind.PASS for f in rule.factors)
-
-
-def _last_reads(block: Block) -> Mapping[str, int]:
-    last: dict[str, int] = {}
-    for at, step in enumerate(block.instructions):
-        for name in _reads(step):
-            last[name] = at
-        if isinstance(step, Fence):
-            # Both names are one buffer: it lives as long as either is read.
-            last.update(dict.fromkeys(step.sources, at))
-    for renamed, source in reversed(list(_renames(block))):
-        last[source] = max(last.get(source, 0), last.get(renamed, 0))
-    end = len(block.instructions)
-    last.update((name, end) for name in block.outputs if name is not None)
-    return last
-
-
-def _renames(block: Block) -> Iterator[tuple[str, str]]:
-    for step in block.instructions:
-        if isinstance(step, Fence):
-            yield from zip(step.results, step.sources, strict=True)
-
-
-def _reads(step: Instruction) -> tuple[str, ...]:
-    if isinstance(step, Move):
-        return (step.source,)
-    if isinstance(step, Fence):
-        return step.sources
-    return tuple(o for o in step.operands if o is not None)
-
-
-def _results(step: Instruction) -> tuple[str, ...]:
-    if isinstance(step, Move):
-        return (step.result,)
-    return step.results
+    def _body(self, loop: Loop, op: Op, b: int, nbytes: Mapping[str, int]) -> Moment:
+        body = loop.bodies[b]
+        if op.kind != "scan":
+            return self.busiest(body, dict.fromkeys(body.inputs, 0), body.inputs)
+        carries, length = op.whole("num_carry"), max(1, op.whole("length"))
+        start = op.whole("num_consts") + carries
+        outer = [0 if o is None else nbytes.get(o, 0) for o in loop.operands]
+        given = dict(zip(body.inputs[:start], outer, strict=False))
+        slices = {
+            n: whole // length for n, whole in zip(body.inputs[start:], outer[start:], strict=True)
+        }
+        carried = {o for o in body.outputs[:carries] if o is not None}
+        stacked = frozenset(o for o in body.outputs[carries:] if o is not None) - carried
+        return self.busiest(body, given, given, slices, stacked)

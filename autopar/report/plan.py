@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from autopar.ir.outcome import Status
 from autopar.ir.plan import Plan
 from autopar.ir.text import show_bytes, show_seconds
 from autopar.report.style import ACCENT, GOOD, QUIET, SlashedPath, bar, facts, percent, plain_table
-from autopar.report.view import communication_share, holdings_of, rows_of
+from autopar.report.view import communication_share, rows_of
 
 _SHOWN = 12
 
@@ -41,6 +40,8 @@ def headline(plan: Plan) -> RenderableType:
         ("predicted", predicted),
         ("memory", memory + bar(share) + Text(f" {percent(share)}", style=QUIET)),
     ]
+    if p.peak is not None:
+        pairs.append(("peak", Text(str(p.peak))))
     if plan.stage_count > 1:
         pairs.insert(2, ("stages", f"{plan.stage_count}, {plan.microbatches} microbatches"))
     title = Text.assemble(
@@ -50,6 +51,21 @@ def headline(plan: Plan) -> RenderableType:
         (o.cluster_name, f"bold {ACCENT}"),
     )
     return Group(title, facts(pairs))
+
+
+def margins(plan: Plan) -> RenderableType:
+    """What the textbook strategies would cost on the plan's mesh, the cheapest first."""
+    table = plain_table("Recipes beside this plan", "method", ">time", ">more", "~note")
+    found = sorted(
+        plan.outcome.recipes, key=lambda m: m.seconds if m.seconds is not None else float("inf")
+    )
+    for m in found:
+        if m.seconds is None:
+            table.add_row(m.name, "", "", Text(m.note, style=QUIET))
+            continue
+        more = m.seconds / plan.outcome.seconds - 1 if plan.outcome.seconds > 0 else 0.0
+        table.add_row(m.name, show_seconds(m.seconds), f"{more:+.0%}", Text(m.note, style=QUIET))
+    return table
 
 
 def collectives(plan: Plan) -> RenderableType:
@@ -96,20 +112,3 @@ def parameters(plan: Plan, shown: int | None = _SHOWN) -> RenderableType:
 
 def _rest(rows: tuple[object, ...]) -> Text:
     return Text(f"and {len(rows)} smaller rows: autopar show --params lists them", style=QUIET)
-
-
-def memory(plan: Plan) -> Table:
-    """What one device holds at the peak of the step."""
-    peak, given = plan.prediction.peak_bytes, plan.prediction.argument_bytes
-    limit = plan.origin.memory_bytes
-    table = plain_table("Memory of a device", "~what", ">whole", ">a device", ">of the limit")
-    for h in holdings_of(plan):
-        table.add_row(
-            h.what, show_bytes(h.nbytes), show_bytes(h.local_bytes), percent(h.local_bytes / limit)
-        )
-    rest = max(0, peak - given)
-    table.add_row("activations, gradients, copies", "", show_bytes(rest), percent(rest / limit))
-    table.add_section()
-    table.add_row("peak", "", show_bytes(peak), percent(peak / limit), style="bold")
-    table.add_row("limit", "", show_bytes(limit), "")
-    return table

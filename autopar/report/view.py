@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from autopar.ir.peak import Peak
 from autopar.ir.plan import Argument, Plan
 from autopar.ir.plan_json import Json
 from autopar.ir.sharding import Sharding
@@ -97,6 +98,9 @@ def plan_data(plan: Plan) -> dict[str, Json]:
             "bound_seconds": outcome.bound_seconds,
             "gap": outcome.gap,
             "sentence": outcome.sentence,
+            "recipes": [
+                {"name": m.name, "seconds": m.seconds, "note": m.note} for m in outcome.recipes
+            ],
         },
         "predicted": {
             "seconds": p.seconds,
@@ -112,6 +116,8 @@ def plan_data(plan: Plan) -> dict[str, Json]:
                 {"what": h.what, "bytes": h.nbytes, "local_bytes": h.local_bytes}
                 for h in holdings_of(plan)
             ],
+            "peak": _peak_data(p.peak),
+            "price_seconds_per_gib": price_per_gib(plan),
         },
         "collectives": [
             {"kind": t.kind, "axes": list(t.axes), "count": t.count, "bytes": t.nbytes,
@@ -119,6 +125,29 @@ def plan_data(plan: Plan) -> dict[str, Json]:
             for t in plan.prediction.traffic
         ],
         "parameters": _argument_data(plan, plan.arguments),
+    }  # fmt: skip
+
+
+def price_per_gib(plan: Plan) -> float:
+    """Seconds that one more GiB a device would save in each step."""
+    return plan.outcome.memory_price_seconds_per_byte * 2**30
+
+
+def _peak_data(peak: Peak | None) -> Json:
+    if peak is None:
+        return None
+    return {
+        "op": peak.op,
+        "module": peak.module,
+        "region": peak.region,
+        "line": peak.line,
+        "step_share": peak.step_share,
+        "bytes_by_kind": {kind.value: nbytes for kind, nbytes in peak.totals},
+        "largest": [
+            {"name": i.name, "kind": i.kind.value, "shape": list(i.shape), "dtype": i.dtype,
+             "sharding": spec_text(i.sharding), "local_bytes": i.local_bytes, "line": i.line}
+            for i in peak.items
+        ],
     }  # fmt: skip
 
 

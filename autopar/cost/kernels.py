@@ -1,0 +1,300 @@
+"""A block's listing as the kernels that a compiler makes of it: what each loads and stores.
+
+Element-wise work is left out of memory where computing it again in its readers moves fewer bytes
+than storing it, so a kernel reads the stored pieces behind everything that is fused into it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from autopar.cost import fusion
+from autopar.ir.graph import Graph, Op
+from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import Sharding
+from autopar.ir.spmd import Block, Fence, Instruction, Loop, Move, Run
+from autopar.ir.values import item_bytes
+
+Pieces = frozenset[str]
+_NONE: Pieces = frozenset()
+_BITS = 63
+# The more kernels compute a piece, the less it pays: beyond so many, counting is not worth while.
+_READERS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel: pieces that it makes and reads, and scratch that lives as long as it runs.
+
+    `at` is its instruction's index in the block, -1 for what a loop cuts out before its body.
+    `group` are the kind, axes and dtype of a collective that may be combined with its like.
+    """
+
+    at: int
+    makes: tuple[str, ...]
+    reads: Pieces
+    scratch_bytes: int = 0
+    in_place: bool = False
+    group: tuple[str, tuple[str, ...], str] | None = None
+    moved_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The kernels of a block in order, the bytes of every stored piece, and what lives on."""
+
+    kernels: tuple[Kernel, ...]
+    nbytes: Mapping[str, int]
+    kept: Pieces  # pieces behind the block's outputs
+
+
+class Sizes:
+    """Looks up ops and weighs pieces on one mesh."""
+
+    def __init__(self, graph: Graph, mesh: MeshShape) -> None:
+        self._graph, self._mesh = graph, mesh
+        self._known: dict[tuple[tuple[int, ...], str, Sharding], int] = {}
+
+    def of(self, shape: tuple[int, ...], dtype: str, sharding: Sharding) -> int:
+        """Bytes of one device's piece of a value."""
+        key = (shape, dtype, sharding)
+        found = self._known.get(key)
+        if found is None:
+            found = math.prod(sharding.shard_shape(shape, self._mesh)) * item_bytes(dtype)
+            self._known[key] = found
+        return found
+
+    def op(self, path: tuple[int, ...]) -> Op:
+        """The op that an instruction runs."""
+        return self._graph.ops[path[0]] if len(path) == 1 else self._graph.op_at(path)
+
+    def shard(self, run: Run, op: Op) -> tuple[int, ...]:
+        """The shape of the piece of an op's first operand."""
+        rule = op.rule
+        if rule is None or not rule.operands:
+            return ()
+        shape = [math.prod(rule.factors[f].size for f in dim) for dim in rule.operands[0]]
+        return run.operand_shardings[0].shard_shape(shape, self._mesh)
+
+
+@dataclass
+class _Line:
+    """What a pass over a block's instructions found, by instruction index."""
+
+    ops: list[Op | None] = field(default_factory=list[Op | None])
+    reads: list[Sequence[str]] = field(default_factory=list[Sequence[str]])
+    makes: list[Sequence[str]] = field(default_factory=list[Sequence[str]])
+    fused: list[bool] = field(default_factory=list[bool])
+    readers: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    loaded: set[str] = field(default_factory=set[str])  # read by what fuses nothing, or returned
+
+
+InnerBytes = Callable[[Loop, Op, Mapping[str, int]], int]
+
+
+def stored_kernels(
+    block: Block,
+    sizes: Sizes,
+    given: Mapping[str, int],
+    inner_bytes: InnerBytes,
+    slices: Mapping[str, int] | None = None,
+    stacked: Pieces = _NONE,
+) -> Stored:
+    """The kernels of a block.
+
+    `given` are the bytes of the inputs that are held outside, `slices` those of inputs that a loop
+    cuts out of them; `stacked` are outputs that a loop writes into place as they are made.
+    `inner_bytes` says what the body of a loop holds at most.
+    """
+    line = _read(block, sizes)
+    alive, roots = _roots(line, len(block.instructions), block)
+    writer = _Writer(line, sizes, given, inner_bytes, stacked)
+    for name, nbytes in (slices or {}).items():
+        writer.cut(name, nbytes)
+    for i, step in enumerate(block.instructions):
+        if alive[i]:
+            writer.visit(i, step, roots[i])
+    return writer.stored(block)
+
+
+def _read(block: Block, sizes: Sizes) -> _Line:
+    line = _Line()
+    for i, step in enumerate(block.instructions):
+        op, through = None, False
+        if isinstance(step, Run):
+            op = sizes.op(step.equation)
+            fused = fusion.is_fused_into_readers(op)
+            through = fused or fusion.is_reduction(op)
+            reads, makes = _given(step.operands), step.results
+        elif isinstance(step, Move):
+            fused = through = not any(s.kind not in ("slice", "mask") for s in step.steps)
+            reads, makes = (step.source,), (step.result,)
+        elif isinstance(step, Fence):
+            fused, reads, makes = False, step.sources, step.results
+        else:
+            op, fused = sizes.op(step.equation), False
+            reads, makes = _given(step.operands), step.results
+        line.ops.append(op)
+        line.reads.append(reads)
+        line.makes.append(makes)
+        line.fused.append(fused)
+        if not through:
+            line.loaded.update(reads)
+        for name in reads:
+            line.readers[name].append(i)
+    line.loaded.update(o for o in block.outputs if o is not None)
+    return line
+
+
+def _given(operands: Sequence[str | None]) -> Sequence[str]:
+    """The operands that are no literals."""
+    return tuple(o for o in operands if o is not None)
+
+
+def _roots(line: _Line, count: int, block: Block) -> tuple[list[bool], list[int]]:
+    """For each instruction, whether anyone wants it, and into which kernels it may be fused.
+
+    The latter are bits of a number, kernel j's being bit j of its lowest 64: far kernels may
+    share one, which only makes a count smaller. It is 0 where the result is stored in any case.
+    """
+    wanted = {o for o in block.outputs if o is not None}
+    alive = [False] * count
+    roots = [0] * count
+    loaded, readers = line.loaded, line.readers
+    for i in range(count - 1, -1, -1):
+        fusible = line.fused[i]
+        found, used = 0, False
+        for m in line.makes[i]:
+            used = used or m in wanted
+            fusible = fusible and m not in loaded
+            for j in readers.get(m, ()):
+                if alive[j]:
+                    used = True
+                    found |= roots[j] or 1 << (j & _BITS)
+        alive[i] = used
+        if fusible:
+            roots[i] = found
+    return alive, roots
+
+
+class _Writer:
+    """Goes through the instructions in order and writes a kernel for each that stores."""
+
+    def __init__(
+        self,
+        line: _Line,
+        sizes: Sizes,
+        given: Mapping[str, int],
+        inner_bytes: InnerBytes,
+        stacked: Pieces,
+    ) -> None:
+        self._line, self._sizes, self._inner_bytes = line, sizes, inner_bytes
+        self._stacked = stacked
+        self._nbytes: dict[str, int] = dict(given)
+        self._behind: dict[str, Pieces] = {name: frozenset((name,)) for name in given}
+        self._work: dict[str, float] = {}  # of a fused piece, in bytes
+        self._kernels: list[Kernel] = []
+
+    def stored(self, block: Block) -> Stored:
+        """All that was written."""
+        kept = [self._behind.get(o, _NONE) for o in block.outputs if o is not None]
+        return Stored(tuple(self._kernels), self._nbytes, _NONE.union(*kept))
+
+    def cut(self, name: str, nbytes: int) -> None:
+        """An input that a loop cuts out: element-wise readers do it themselves."""
+        if name in self._line.loaded:
+            self._nbytes[name] = nbytes
+            self._behind[name] = frozenset((name,))
+            self._kernels.append(Kernel(-1, (name,), _NONE))
+
+    def visit(self, i: int, step: Instruction, roots: int) -> None:
+        """Fuse an instruction into its readers, or write its kernel."""
+        sources = self._sources(self._line.reads[i])
+        if isinstance(step, Fence):
+            self._fence(i, step, sources)
+            return
+        nbytes = self._result_bytes(i, step)
+        readers = min(_READERS, roots.bit_count())
+        if readers and self._fused(i, sources, sum(nbytes), readers):
+            return
+        makes = tuple(self._line.makes[i])
+        for name, size in zip(makes, nbytes, strict=True):
+            in_stack = name in self._stacked and self._line.fused[i]
+            self._nbytes[name] = 0 if in_stack and not self._line.readers.get(name) else size
+            self._behind[name] = frozenset((name,))
+        self._kernels.append(self._kernel(i, step, makes, sources))
+
+    def _sources(self, reads: Sequence[str]) -> Pieces:
+        """The stored pieces behind some others."""
+        if len(reads) == 1:
+            return self._behind.get(reads[0], _NONE)
+        behind = [b for b in map(self._behind.get, reads) if b]
+        return behind[0] if len(behind) == 1 else _NONE.union(*behind)
+
+    def _fence(self, i: int, step: Fence, sources: Pieces) -> None:
+        """Renames pieces; what reads one of them waits for all."""
+        ticket = f"fence {i}"
+        self._nbytes[ticket] = 0
+        self._kernels.append(Kernel(i, (ticket,), sources))
+        for name, source in zip(step.results, step.sources, strict=True):
+            self._behind[name] = self._behind.get(source, _NONE) | {ticket}
+
+    def _result_bytes(self, i: int, step: Run | Move | Loop) -> list[int]:
+        if isinstance(step, Move):
+            return [self._sizes.of(step.value.shape, step.value.dtype, step.after)]
+        op = self._line.ops[i]
+        assert op is not None
+        laid = zip(op.results, step.result_shardings, strict=True)
+        return [self._sizes.of(v.shape, v.dtype, s) for v, s in laid]
+
+    def _fused(self, i: int, sources: Pieces, nbytes: int, readers: int) -> bool:
+        """Whether computing a piece in every reader is cheaper than storing it; notes it."""
+        op, reads = self._line.ops[i], self._line.reads[i]
+        work = sum(self._work.get(r, 0.0) for r in reads)
+        if op is not None:
+            work += nbytes / max(1, item_bytes(op.results[0].dtype)) * fusion.work_bytes(op)
+        if readers > 1:
+            again = sum(self._nbytes.get(s, 0) for s in sources) + work
+            if readers * again > again + nbytes * (1 + readers):
+                return False
+        for name in self._line.makes[i]:
+            self._behind[name], self._work[name] = sources, work
+        return True
+
+    def _kernel(
+        self, i: int, step: Run | Move | Loop, makes: tuple[str, ...], sources: Pieces
+    ) -> Kernel:
+        if isinstance(step, Move):
+            return _move_kernel(i, step, makes, sources)
+        op = self._line.ops[i]
+        assert op is not None
+        if isinstance(step, Loop):
+            # A loop's results take over the buffers that it starts from.
+            scratch = self._inner_bytes(step, op, self._nbytes)
+            return Kernel(i, makes, sources, scratch, in_place=True)
+        scratch = 0
+        if op.kind == "dot_general":
+            items = self._nbytes[makes[0]] // item_bytes(op.results[0].dtype)
+            shard = self._sizes.shard(step, op)
+            scratch = fusion.split_bytes(op, items, step.operand_shardings[0], shard)
+        return Kernel(i, makes, sources, scratch, fusion.works_in_place(op))
+
+
+def _move_kernel(i: int, step: Move, makes: tuple[str, ...], sources: Pieces) -> Kernel:
+    moved = step.collectives
+    if len(step.steps) == 1 and len(moved) == 1:
+        only = moved[0]
+        group = (only.kind, only.axes, step.value.dtype)
+        in_place = only.kind == "all-reduce"
+        return Kernel(i, makes, sources, 0, in_place, group, only.nbytes)
+    # Between two collectives lies a piece that is neither the source nor the result.
+    middle = list(moved)
+    if middle and step.steps[0].kind == middle[0].kind != "all-gather":
+        middle.pop(0)
+    if middle and step.steps[-1].kind == middle[-1].kind != "reduce-scatter":
+        middle.pop()
+    scratch = max((c.nbytes for c in middle), default=0)
+    return Kernel(i, makes, sources, scratch, in_place=not moved)

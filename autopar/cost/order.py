@@ -1,0 +1,138 @@
+"""In which order a compiler runs kernels, and which collectives it combines into one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from autopar.cost.kernels import Kernel, Stored
+
+# Neighboring collectives of a kind, axes and dtype are combined up to so many bytes.
+COMBINED_BYTES = 30 * 2**20
+
+
+@dataclass
+class _Group:
+    """Collectives that run as one; `after` are the groups that it waits for, as bits."""
+
+    bit: int
+    after: int
+    nbytes: int
+    members: list[int] = field(default_factory=list[int])
+
+
+def combined(stored: Stored) -> Stored:
+    """The same kernels with collectives combined that do not wait for each other.
+
+    A combined one stands in the place of its first; `depth_first` puts all in an order that can
+    run. An all-reduce copies what it is given into one buffer.
+    """
+    kernels = list(stored.kernels)
+    gone: set[int] = set()
+    for group in _groups(kernels):
+        if len(group.members) == 1:
+            continue
+        members = [kernels[k] for k in group.members]
+        first = members[0]
+        reduces = first.group is not None and first.group[0] == "all-reduce"
+        gone.update(group.members[1:])
+        kernels[group.members[0]] = replace(
+            first,
+            makes=tuple(m for k in members for m in k.makes),
+            reads=frozenset[str]().union(*(k.reads for k in members)),
+            scratch_bytes=group.nbytes if reduces else 0,
+        )
+    if not gone:
+        return stored
+    left = tuple(kernel for k, kernel in enumerate(kernels) if k not in gone)
+    return replace(stored, kernels=left)
+
+
+def _groups(kernels: Sequence[Kernel]) -> list[_Group]:
+    """Equal collectives in the order of the listing, as many as may run as one."""
+    groups: list[_Group] = []
+    latest: dict[tuple[str, tuple[str, ...], str], _Group] = {}
+    after: dict[str, int] = {}  # of each piece, the groups behind it
+    for k, kernel in enumerate(kernels):
+        waits = 0
+        for name in kernel.reads:
+            waits |= after.get(name, 0)
+        if kernel.group is not None:
+            group = latest.get(kernel.group)
+            full = group is not None and group.nbytes + kernel.moved_bytes > COMBINED_BYTES
+            if group is None or full or waits & group.bit:
+                group = _Group(1 << len(groups), 0, 0)
+                latest[kernel.group] = group
+                groups.append(group)
+            group.after |= waits
+            group.nbytes += kernel.moved_bytes
+            group.members.append(k)
+            waits = group.after | group.bit
+        if waits:
+            after.update(dict.fromkeys(kernel.makes, waits))
+    return groups
+
+
+def depth_first(stored: Stored, outputs: Sequence[str | None]) -> Stored:
+    """The same kernels in the order of XLA's depth-first scheduler.
+
+    What an output needs runs first for the one that has the most behind it; among what a kernel
+    needs, that with the most shared and the largest subtree first. It puts off what only a later
+    output needs: weight gradients wait until the gradients of activations are through.
+    """
+    kernels = stored.kernels
+    made = {name: k for k, kernel in enumerate(kernels) for name in kernel.makes}
+    needs = [
+        list({made[r] for r in kernel.reads if r in made and made[r] != k})
+        for k, kernel in enumerate(kernels)
+    ]
+    rank = _ranks(kernels, needs, _visited(needs, range(len(needs))), stored.nbytes)
+    for need in needs:
+        need.sort(key=rank.__getitem__)
+    ends = sorted({made[o] for o in outputs if o is not None and o in made}, key=rank.__getitem__)
+    order = _visited(needs, [*ends, *range(len(kernels))])
+    return replace(stored, kernels=tuple(kernels[k] for k in order))
+
+
+def _ranks(
+    kernels: Sequence[Kernel],
+    needs: Sequence[Sequence[int]],
+    order: Sequence[int],
+    nbytes: Mapping[str, int],
+) -> list[tuple[int, int, int]]:
+    """How late each kernel is taken among its like: least shared and smallest subtree last."""
+    users = [0] * len(kernels)
+    for need in needs:
+        for k in need:
+            users[k] += 1
+    shared, behind, total = [0] * len(kernels), [0] * len(kernels), 0
+    for k in order:
+        need = needs[k]
+        # What is shared counts more than once, which the two bounds keep in check.
+        own = sum(nbytes[m] for m in kernels[k].makes)
+        total += own
+        shared[k] = min(len(kernels), max(0, users[k] - 1) + sum(shared[n] for n in need))
+        behind[k] = min(total, own + sum(behind[n] for n in need))
+    return [(-shared[k], -behind[k], k) for k in range(len(kernels))]
+
+
+def _visited(needs: Sequence[Sequence[int]], starts: Sequence[int]) -> list[int]:
+    """Every kernel after all that it needs, depth first."""
+    seen = bytearray(len(needs))
+    order: list[int] = []
+    for start in starts:
+        if seen[start]:
+            continue
+        seen[start] = 1
+        path = [(start, iter(needs[start]))]
+        while path:
+            k, rest = path[-1]
+            for n in rest:
+                if not seen[n]:
+                    seen[n] = 1
+                    path.append((n, iter(needs[n])))
+                    break
+            else:
+                order.append(k)
+                path.pop()
+    return order

@@ -1,0 +1,100 @@
+"""Which values of a graph are stored while it lies whole on a device, and from when to when.
+
+The rules and the order are those of `autopar.cost.memory`, so that what a solver counts before
+there is a listing agrees with what is held once there is one; moves between shardings are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from autopar.cost.kernels import Sizes, stored_kernels
+from autopar.cost.order import depth_first
+from autopar.ir.graph import Graph, Op, Operand
+from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import replicated
+from autopar.ir.spmd import Block, Fence, Instruction, Loop, Run
+from autopar.ir.values import Literal
+
+Span = tuple[int, int]
+_REMAT, _LOOPS = ("remat2", "checkpoint"), ("scan", "while", "cond")
+
+
+def stored_spans(graph: Graph) -> Mapping[str, Span]:
+    """The first and last kernel between which each stored value is held, by name.
+
+    Inputs are held throughout; a value that is not there is fused. Remat bodies are part of the
+    step; a loop is one kernel, whose bodies have spans of their own: ask with their graphs.
+    """
+    block = _Lister(graph).block()
+    given = {i.value.name: i.value.nbytes for i in graph.inputs}
+    sizes = Sizes(graph, MeshShape((), ()))
+    stored = stored_kernels(block, sizes, given, _bodiless)
+    kernels = depth_first(stored, block.outputs).kernels
+    end = max(0, len(kernels) - 1)
+    spans: dict[str, Span] = dict.fromkeys(given, (0, end))
+    for k, kernel in enumerate(kernels):
+        for name in kernel.makes:
+            spans[name] = (k, end if name in stored.kept else k)
+        for name in kernel.reads:
+            first, last = spans[name]
+            spans[name] = (first, max(last, k))
+    values = graph.nested_values
+    return {name: span for name, span in spans.items() if name in values}
+
+
+def _bodiless(loop: Loop, op: Op, nbytes: Mapping[str, int]) -> int:
+    del loop, op, nbytes
+    return 0
+
+
+class _Lister:
+    """Writes a graph as the listing of one device."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._same: dict[str, Operand] = {}  # results of remat ops, by what their bodies return
+
+    def block(self) -> Block:
+        """The whole graph."""
+        steps = tuple(self._steps(self._graph, ()))
+        outputs = tuple(self._name(o) for o in self._graph.outputs)
+        return Block(tuple(i.value.name for i in self._graph.inputs), steps, outputs)
+
+    def _steps(self, graph: Graph, path: tuple[int, ...]) -> Iterator[Instruction]:
+        for i, op in enumerate(graph.ops):
+            here = (*path, i)
+            if op.kind in _REMAT:
+                yield from self._remat(op, here)
+                continue
+            operands = tuple(self._name(o) for o in op.operands)
+            results = tuple(r.name for r in op.results)
+            laid = tuple(replicated(len(r.shape)) for r in op.results)
+            if op.kind in _LOOPS:
+                yield Loop(here, operands, results, laid, ())
+            else:
+                ranks = (len(graph.value(o).shape) for o in op.operands)
+                yield Run(here, operands, results, tuple(map(replicated, ranks)), laid)
+
+    def _remat(self, op: Op, path: tuple[int, ...]) -> Iterator[Instruction]:
+        """The body in line, behind a fence where the op has one."""
+        body = op.graphs[0]
+        names = [i.value.name for i in body.inputs]
+        given = list(zip(names, map(self._resolved, op.operands), strict=True))
+        fenced = [(n, o) for n, o in given if isinstance(o, str)]
+        if dict(op.params).get("prevent_cse", True) and fenced:
+            yield Fence(tuple(o for _, o in fenced), tuple(n for n, _ in fenced))
+            given = [(n, o) for n, o in given if not isinstance(o, str)]
+        self._same.update(given)
+        yield from self._steps(body, (*path, 0))
+        for result, output in zip(op.results, body.outputs, strict=True):
+            self._same[result.name] = output
+
+    def _resolved(self, operand: Operand) -> Operand:
+        while isinstance(operand, str) and operand in self._same:
+            operand = self._same[operand]
+        return operand
+
+    def _name(self, operand: Operand) -> str | None:
+        found = self._resolved(operand)
+        return None if isinstance(found, Literal) else found

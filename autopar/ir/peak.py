@@ -1,0 +1,57 @@
+"""The peak of a step: when a device holds the most, and what it holds then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from autopar.ir.sharding import Sharding
+
+SHOWN_ITEMS = 10
+
+
+class HeldKind(Enum):
+    """What a value that is held is to the step."""
+
+    PARAMETER = "parameter"  # state that the forward or backward pass reads
+    OPTIMIZER = "optimizer state"  # state that only the update reads
+    BATCH = "batch"
+    CONSTANT = "constant"
+    ACTIVATION = "activation"  # made in the forward pass, kept for the backward pass
+    GRADIENT = "gradient"  # made in the backward pass for the update
+    COLLECTIVE = "collective"  # what a collective gathered or has yet to scatter
+    TEMPORARY = "temporary"
+
+
+@dataclass(frozen=True)
+class HeldItem:
+    """A value that is held at the peak: an argument by its path, any other by module and op."""
+
+    name: str
+    kind: HeldKind
+    shape: tuple[int, ...]
+    dtype: str
+    sharding: Sharding
+    local_bytes: int
+    line: str  # the user's file:line that makes it; "" for an argument
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The moment of a step at which a device holds the most.
+
+    `step_share` says how far through the step it is, in kernels run; `items` are the largest
+    values held, the largest first, and `totals` the bytes of all of them by kind.
+    """
+
+    op: str
+    module: str
+    region: str
+    line: str
+    step_share: float
+    items: tuple[HeldItem, ...]
+    totals: tuple[tuple[HeldKind, int], ...]
+
+    def __str__(self) -> str:
+        where = " ".join(p for p in (self.region, self.op, self.module, self.line) if p)
+        return f"{where}, {self.step_share:.0%} through the step"

@@ -1,0 +1,190 @@
+"""Predicted against compiled memory of a device: one JSON line a plan, and one for all.
+
+`python -m benchmarks.memory` compiles for virtual CPU devices; `--target gpu` for eight H100s with
+XLA's GPU compiler ahead of time, which takes no GPU but `pip install jax-cuda12-plugin
+jax-cuda12-pjrt` of jaxlib's version. `--zoo` takes the tests' tiny models instead of large ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+import autopar
+from autopar.errors import AutoparError
+from autopar.runtime.bind import bind_mesh
+from autopar.runtime.executor import Executor
+from benchmarks import models
+
+DEVICES = 8
+
+# What the GPU compiler wants to know of an H100; from openxla/xla, target_config/specs.
+H100 = """
+gpu_device_info {
+  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
+  shared_memory_per_core: 233472 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: 3352320000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98
+  device_memory_size: 84942979072 shared_memory_per_block_optin: 232448
+  cuda_compute_capability { major: 9 minor: 0 }
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+}
+platform_name: "CUDA" dnn_version_info { major: 9 minor: 10 patch: 0 }
+device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step with its arguments, and the mesh and method to plan it for."""
+
+    name: str
+    build: Callable[[], tuple[Callable[..., Any], Any, Any]]
+    mesh: tuple[int, ...]
+    method: str
+    cluster: autopar.Cluster | str = "8xh100"
+
+    @property
+    def plan_name(self) -> str:
+        """Method and mesh."""
+        return f"{self.method} {'x'.join(map(str, self.mesh))}"
+
+
+def large_cases() -> Iterator[Case]:
+    """Four layers of models of real widths."""
+
+    def case(
+        name: str, make: Callable[[], models.Model], *plans: tuple[tuple[int, ...], str]
+    ) -> Any:
+        def build() -> tuple[Callable[..., Any], Any, Any]:
+            create, step, batch = make()
+            return step, jax.eval_shape(create, jax.random.key(0)), batch
+
+        return (Case(name, build, mesh, method) for mesh, method in plans)
+
+    one, two = (8,), (2, 4)
+    size = (4, 1024, 16, 32768, 1024, 32)
+    every = ((one, "dp"), (one, "fsdp"), (two, "megatron"), (two, "auto"))
+    yield from case("gpt adamw", lambda: models.gpt(*size), *every)
+    yield from case(
+        "gpt sgd", lambda: models.gpt(*size, optimizer="sgd"), (one, "fsdp"), (one, "zero2")
+    )
+    yield from case("gpt remat", lambda: models.gpt(*size, remat=True), (one, "fsdp"), (one, "dp"))
+    yield from case("gpt scan", lambda: models.gpt(*size, scan=True), (one, "fsdp"))
+    yield from case(
+        "gpt scan remat",
+        lambda: models.gpt(*size, scan=True, remat=True),
+        (one, "fsdp"),
+        (two, "megatron"),
+    )
+    yield from case("gpt f32", lambda: models.gpt(*size, dtype="float32"), (one, "zero2"))
+    yield from case(
+        "llama", lambda: models.llama(4, 1024, 16, 4, 2816, 32768, sequence=1024, batch=32),
+        (one, "fsdp"), (two, "megatron"),
+    )  # fmt: skip
+    yield from case(
+        "moe", lambda: models.moe(4, 768, 12, 8, 3072, 32768, sequence=512, batch=16),
+        (one, "dp"), (two, "auto"),
+    )  # fmt: skip
+
+
+def zoo_cases() -> Iterator[Case]:
+    """The tests' sample of tiny models on eager devices."""
+    from tests.end_to_end.combos import Combo, sampled_combos
+    from tests.end_to_end.exceptions import refusal
+    from tests.end_to_end.running import EAGER, zoo_case
+
+    def built(combo: Combo) -> tuple[Callable[..., Any], Any, Any]:
+        zoo = zoo_case(combo.model, combo.optimizer)
+        return zoo.step, jax.eval_shape(zoo.create_state, jax.random.key(0)), zoo.batch(0)
+
+    for combo in sorted(sampled_combos(), key=str):
+        if refusal(combo) is None:
+            build = functools.partial(built, combo)
+            yield Case(combo.model, build, combo.mesh, combo.method, EAGER)
+
+
+def devices_of(target: str) -> Sequence[Any]:
+    """Eight devices to compile for; none of them need exist."""
+    if target == "cpu":
+        return jax.devices()[:DEVICES]
+    from jax.experimental import topologies
+
+    found = topologies.get_topology_desc(
+        platform="cuda", topology=f"1x1x{DEVICES}", target_config=H100
+    )
+    return list(found.devices)
+
+
+def measured(case: Case, devices: Sequence[Any]) -> dict[str, Any]:
+    """Bytes of one device, predicted and compiled."""
+    function, *args = case.build()
+    step: autopar.ParallelStep = autopar.parallelize(
+        function, cluster=case.cluster, mesh=case.mesh, method=case.method
+    )
+    planned = step.planned(*args)
+    mesh = bind_mesh(planned.plan.mesh, range(DEVICES), devices)
+    memory = Executor(planned.traced, planned.program, mesh, True).compile().memory_analysis()
+    compiled = (
+        memory.argument_size_in_bytes
+        + memory.temp_size_in_bytes
+        + memory.output_size_in_bytes
+        - memory.alias_size_in_bytes
+    )
+    predicted = planned.plan.prediction
+    return {
+        "model": case.name,
+        "plan": case.plan_name,
+        "argument_bytes": predicted.argument_bytes,
+        "predicted_bytes": predicted.peak_bytes,
+        "compiled_bytes": compiled,
+        "compiled_peak_bytes": memory.peak_memory_in_bytes,
+        "ratio": round(predicted.peak_bytes / compiled, 4),
+        "peak": str(predicted.peak),
+    }
+
+
+def main() -> None:
+    """Every case in turn, then the ratios of all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", choices=("cpu", "gpu"), default="cpu")
+    parser.add_argument("--zoo", action="store_true", help="the tests' tiny models")
+    parser.add_argument("--only", default="", help="models whose name holds this text")
+    options = parser.parse_args()
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", DEVICES)
+    devices = devices_of(options.target)
+    ratios: list[float] = []
+    for case in zoo_cases() if options.zoo else large_cases():
+        if options.only not in case.name:
+            continue
+        try:
+            row = measured(case, devices)
+        except (AutoparError, jax.errors.JaxRuntimeError) as error:
+            print(
+                json.dumps({"model": case.name, "plan": case.plan_name, "failed": str(error)[:200]})
+            )
+            continue
+        ratios.append(row["ratio"])
+        print(json.dumps({"target": options.target, **row}), flush=True)
+    if ratios:
+        off = statistics.mean(abs(r - 1) for r in ratios)
+        summary = {
+            "plans": len(ratios),
+            "mean_error": round(off, 4),
+            "least": min(ratios),
+            "most": max(ratios),
+            "under_98_percent": sum(r < 0.98 for r in ratios),
+        }
+        print(json.dumps({"target": options.target, **summary}))
+
+
+if __name__ == "__main__":
+    main()

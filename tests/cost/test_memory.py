@@ -1,0 +1,268 @@
+"""What a device holds: tiny graphs counted by hand, and laws that hold for every plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from autopar.cost.kernels import Sizes, stored_kernels
+from autopar.cost.memory import Held, held_bytes
+from autopar.ir.graph import Graph
+from autopar.ir.mesh import MeshShape
+from autopar.ir.parse import parse_graph
+from autopar.ir.peak import HeldKind
+from autopar.ir.sharding import Sharding, replicated
+from autopar.ir.spmd import Block, Collective, Fence, Instruction, Move, MoveStep, Run, SpmdProgram
+from autopar.ir.values import Value
+from autopar.rules import RuleBook, attach_rules
+
+ONE = MeshShape((), ())
+PIECE = 64 * 64 * 4  # bytes of f32[64,64]
+DOT = "{dimension_numbers=(((1,), (0,)), ((), ()))}"
+
+
+def graph_of(*ops: str, inputs: str = '%x: f32[64,64] batch "x"', returns: str) -> Graph:
+    lines = "\n".join(ops)
+    text = f"graph g(\n{inputs}\n) {{\n{lines}\n return\n {returns}\n}}"
+    return attach_rules(parse_graph(text), RuleBook())
+
+
+def dot(name: str, left: str, right: str, notes: str = "forward") -> str:
+    return f"{name}: f32[64,64] = dot_general({left}, {right}) {notes} {DOT}"
+
+
+def element(name: str, kind: str, operands: str, notes: str = "forward") -> str:
+    return f"{name}: f32[64,64] = {kind}({operands}) {notes}"
+
+
+def listing(graph: Graph) -> SpmdProgram:
+    """The graph on one device, op by op."""
+    steps = tuple(
+        Run(
+            (i,),
+            tuple(o if isinstance(o, str) else None for o in op.operands),
+            tuple(r.name for r in op.results),
+            tuple(replicated(len(graph.value(o).shape)) for o in op.operands),
+            tuple(replicated(len(r.shape)) for r in op.results),
+        )
+        for i, op in enumerate(graph.ops)
+    )
+    return program_of(graph, steps)
+
+
+def program_of(graph: Graph, steps: tuple[Instruction, ...]) -> SpmdProgram:
+    outputs = tuple(o if isinstance(o, str) else None for o in graph.outputs)
+    block = Block(tuple(i.value.name for i in graph.inputs), steps, outputs)
+    lies = tuple(replicated(len(i.value.shape)) for i in graph.inputs)
+    return SpmdProgram(block, lies, tuple(replicated(2) for _ in outputs))
+
+
+def held(graph: Graph) -> Held:
+    return held_bytes(graph, listing(graph), ONE)
+
+
+def kernels(graph: Graph) -> list[tuple[tuple[str, ...], frozenset[str]]]:
+    """What the kernels of a graph on one device write and read, in the listing's order."""
+    given = {i.value.name: i.value.nbytes for i in graph.inputs}
+    found = stored_kernels(listing(graph).block, Sizes(graph, ONE), given, lambda *_: 0)
+    return [(kernel.makes, kernel.reads) for kernel in found.kernels]
+
+
+def stored(graph: Graph) -> list[tuple[str, ...]]:
+    """What is written."""
+    return [makes for makes, _ in kernels(graph)]
+
+
+@pytest.mark.smoke
+def test_two_products_hold_the_first_beside_the_second() -> None:
+    graph = graph_of(dot("%a", "%x", "%x"), dot("%b", "%a", "%x"), returns='%b "y"')
+    assert held(graph).argument_bytes == PIECE
+    assert held(graph).peak_bytes == 3 * PIECE
+
+
+def test_a_piece_dies_with_its_last_reader() -> None:
+    chain = [dot(f"%{i + 1}", "%x" if i == 0 else f"%{i}", "%x") for i in range(6)]
+    assert held(graph_of(*chain, returns='%6 "y"')).peak_bytes == 3 * PIECE
+
+
+def test_element_wise_work_is_stored_once_where_a_product_reads_it() -> None:
+    graph = graph_of(
+        dot("%a", "%x", "%x"),
+        element("%t", "tanh", "%a"),
+        element("%e", "mul", "%t, %t"),
+        dot("%b", "%e", "%x"),
+        returns='%b "y"',
+    )
+    assert stored(graph) == [("%a",), ("%e",), ("%b",)]
+    assert held(graph).peak_bytes == 3 * PIECE  # %e takes the buffer of %a
+
+
+def test_what_fused_work_reads_lives_until_its_readers_run() -> None:
+    graph = graph_of(
+        dot("%a", "%x", "%x"),
+        element("%s", "neg", "%a"),
+        dot("%b", "%x", "%x"),
+        dot("%c", "%b", "%x"),
+        element("%y", "add", "%s, %c"),
+        returns='%y "y"',
+    )
+    assert kernels(graph)[-1] == (("%y",), frozenset(("%a", "%c")))
+    # Depth first, the longer chain runs before %a is made.
+    assert held(graph).peak_bytes == 3 * PIECE
+
+
+def test_softmax_is_computed_again_in_its_readers_from_its_input() -> None:
+    graph = graph_of(
+        dot("%a", "%x", "%x"),
+        element("%e", "exp", "%a"),
+        "%s: f32[64] = reduce_sum(%e) forward {axes=(1,), out_sharding=None}",
+        "%w: f32[64,64] = broadcast_in_dim(%s) forward "
+        "{shape=(64, 64), broadcast_dimensions=(0,), sharding=None}",
+        element("%d", "div", "%e, %w"),
+        dot("%y", "%d", "%x"),
+        returns='%y "y"',
+    )
+    assert stored(graph) == [("%a",), ("%s",), ("%d",), ("%y",)]
+
+
+def test_what_costs_much_to_compute_again_is_stored() -> None:
+    sums = [f"%r{i}: f32[64] = reduce_sum(%t) forward {{axes=({i % 2},), out_sharding=None}}"
+            for i in range(4)]  # fmt: skip
+    graph = graph_of(
+        dot("%a", "%x", "%x"), element("%t", "tanh", "%a"), *sums,
+        returns=", ".join(f'%r{i} "r{i}"' for i in range(4)),
+    )  # fmt: skip
+    assert ("%t",) in stored(graph)
+
+
+def test_state_is_updated_in_place() -> None:
+    graph = graph_of(
+        dot("%g", "%x", "%w", "backward"),
+        element("%n", "sub", "%w, %g", "update"),
+        inputs='%w: f32[64,64] state "w",\n%x: f32[64,64] batch "x"',
+        returns='%n "w" <- %w',
+    )
+    answer = held(graph)
+    assert answer.peak_bytes == 3 * PIECE  # both arguments and the gradient
+    kinds = {i.name: i.kind for i in answer.peak.items}
+    assert kinds == {
+        "w": HeldKind.PARAMETER,
+        "x": HeldKind.BATCH,
+        "dot_general": HeldKind.GRADIENT,
+    }
+
+
+def test_what_nobody_wants_is_not_held() -> None:
+    graph = graph_of(dot("%a", "%x", "%x"), dot("%b", "%x", "%x"), returns='%b "y"')
+    assert held(graph).peak_bytes == 2 * PIECE
+
+
+def test_a_loop_holds_its_stacks_and_its_body() -> None:
+    text = """graph g(%c: f32[64,64], %xs: f32[8,64,64]) {
+      %r: f32[64,64], %ys: f32[8,64,64] = scan(%c, %xs) forward {length=8, num_consts=0, num_carry=1, reverse=False, unroll=1} [
+        graph body(%h: f32[64,64], %v: f32[64,64]) {
+          %p: f32[64,64] = dot_general(%h, %v) forward {dimension_numbers=(((1,), (0,)), ((), ()))}
+          %q: f32[64,64] = tanh(%p) forward
+          return %p, %q
+        }
+      ]
+      return %r, %ys
+    }"""  # noqa: E501
+    graph = attach_rules(parse_graph(text), RuleBook())
+    from autopar.ir.spmd import Loop
+
+    whole, stack = replicated(2), replicated(3)
+    body = Block(
+        ("%h", "%v"),
+        (
+            Run((0, 0, 0), ("%h", "%v"), ("%p",), (whole, whole), (whole,)),
+            Run((0, 0, 1), ("%p",), ("%q",), (whole,), (whole,)),
+        ),
+        ("%p", "%q"),
+    )
+    loop = Loop((0,), ("%c", "%xs"), ("%r", "%ys"), (whole, stack), (body,), 8)
+    block = Block(("%c", "%xs"), (loop,), ("%r", "%ys"))
+    answer = held_bytes(graph, SpmdProgram(block, (whole, stack), (whole, stack)), ONE)
+    # Arguments and results are a piece and a stack each; in the body the slice that the product
+    # reads and the product are held, and the tanh goes straight into its stack.
+    assert answer.argument_bytes == 9 * PIECE
+    assert answer.peak_bytes == (9 + 9 + 2) * PIECE
+    assert answer.peak.op == "dot_general"
+
+
+def moved(name: str, source: str, kind: str, mesh: MeshShape) -> Move:
+    """A value of 64 x 64 gathered or reduced over the one axis of a mesh."""
+    value = Value(source, (64, 64), "f32")
+    cut, whole = Sharding((("data",), ())), replicated(2)
+    summed = Sharding(((), ()), ("data",))
+    before = cut if kind == "all-gather" else summed
+    step = MoveStep(kind, ("data",), 0 if kind == "all-gather" else -1)
+    collective = Collective(kind, ("data",), PIECE, 0.0)
+    assert mesh.names == ("data",)
+    return Move(value, source, name, before, whole, (step,), collectives=(collective,))
+
+
+def reduced_pair(apart: bool) -> Held:
+    """Two products all-reduced: the second of the first's result unless they are apart."""
+    mesh = MeshShape(("data",), (8,))
+    graph = graph_of(
+        dot("%a", "%x", "%x"), dot("%b", "%x" if apart else "%a", "%x"),
+        returns='%a "a", %b "b"',
+    )  # fmt: skip
+    plain = listing(graph).block.instructions
+    first, second = plain
+    assert isinstance(first, Run)
+    assert isinstance(second, Run)
+    source = "%x" if apart else "%a"
+    steps = (
+        Run(first.equation, first.operands, ("%a.raw",), first.operand_shardings, (replicated(2),)),
+        moved("%a", "%a.raw", "all-reduce", mesh),
+        Run(
+            second.equation, (source, "%x"), ("%b.raw",), second.operand_shardings, (replicated(2),)
+        ),
+        moved("%b", "%b.raw", "all-reduce", mesh),
+    )
+    return held_bytes(graph, program_of(graph, steps), mesh)
+
+
+def test_collectives_that_do_not_wait_for_each_other_run_as_one() -> None:
+    # Combined, both are copied into one buffer; apart, each is reduced in place.
+    assert reduced_pair(apart=True).peak_bytes == (1 + 2 + 2) * PIECE
+    assert reduced_pair(apart=False).peak_bytes == (1 + 2) * PIECE
+
+
+def test_a_fence_keeps_recomputation_until_all_of_it_is_there() -> None:
+    graph = graph_of(
+        dot("%a", "%x", "%x"), dot("%b", "%a", "%x"), dot("%c", "%x", "%x"),
+        element("%y", "add", "%c, %b"), returns='%y "y"',
+    )  # fmt: skip
+    first, second, third, last = listing(graph).block.instructions
+    assert isinstance(third, Run)
+    fence = Fence(("%x", "%b"), ("%x2", "%b2"))
+    third = Run(third.equation, ("%x2", "%x2"), third.results, third.operand_shardings,
+                third.result_shardings)  # fmt: skip
+    answer = held_bytes(graph, program_of(graph, (first, second, fence, third, last)), ONE)
+    assert answer.peak_bytes == 3 * PIECE  # never %a, %b and %c at once
+
+
+def test_the_peak_says_when_and_what() -> None:
+    graph = graph_of(
+        dot("%a", "%x", "%w", 'forward "Net/up"') + "  # net.py:3",
+        element("%t", "tanh", "%a", 'forward "Net"') + "  # net.py:4",
+        dot("%g", "%t", "%a", 'backward "Net/up"') + "  # net.py:3",
+        element("%n", "sub", "%w, %g", "update"),
+        element("%k", "add", "%m, %g", "update"),
+        inputs='%w: f32[64,64] state "w",\n%m: f32[64,64] state "m",\n%x: f32[64,64] batch "x"',
+        returns='%n "w" <- %w,\n%k "m" <- %m',
+    )
+    answer = held(graph)
+    peak = answer.peak
+    assert (peak.op, peak.module, peak.region, peak.line) == (
+        "dot_general", "Net/up", "backward", "net.py:3",
+    )  # fmt: skip
+    by_kind: Mapping[HeldKind, int] = dict(peak.totals)
+    assert sum(by_kind.values()) == answer.peak_bytes
+    assert by_kind[HeldKind.PARAMETER] == by_kind[HeldKind.OPTIMIZER] == PIECE
+    assert by_kind[HeldKind.ACTIVATION] == 2 * PIECE  # %a and %t
+    assert str(peak).startswith("backward dot_general Net/up net.py:3, ")
