@@ -12,6 +12,7 @@ from jax import lax
 from autopar.frontend.traced import Const, Equation, FlatProgram
 from autopar.ir.mesh import MeshShape
 from autopar.ir.spmd import Block, Fence, Loop, Move, Run, SpmdProgram
+from autopar.runtime.fences import fence
 from autopar.runtime.local.base import Local
 from autopar.runtime.local.table import local_run
 from autopar.runtime.moves import local_slice, run_move
@@ -20,10 +21,10 @@ Env = dict[str, Any]
 
 
 def local_function(
-    program: FlatProgram, listing: SpmdProgram, mesh: MeshShape
+    program: FlatProgram, listing: SpmdProgram, mesh: MeshShape, platform: str = "cpu"
 ) -> Callable[..., tuple[Any, ...]]:
     """The step on one device's pieces, to run under shard_map over the whole mesh."""
-    emitter = _Emitter(program, mesh)
+    emitter = _Emitter(program, mesh, platform)
 
     def step(*pieces: Any) -> tuple[Any, ...]:
         return emitter.run_block(listing.block, program.outputs, pieces)
@@ -34,8 +35,8 @@ def local_function(
 class _Emitter:
     """Interprets blocks; equations are found in the sealed program by their path."""
 
-    def __init__(self, program: FlatProgram, mesh: MeshShape) -> None:
-        self._program, self._mesh = program, mesh
+    def __init__(self, program: FlatProgram, mesh: MeshShape, platform: str) -> None:
+        self._program, self._mesh, self._platform = program, mesh, platform
         self._same = dict(_renamed(program))
 
     def run_block(
@@ -49,7 +50,7 @@ class _Emitter:
             elif isinstance(step, Move):
                 env[step.result] = self._move(step, env)
             elif isinstance(step, Fence):
-                fenced = lax.optimization_barrier(tuple(env[s] for s in step.sources))
+                fenced = fence([env[s] for s in step.sources], step.tied, self._platform)
                 env.update(zip(step.results, fenced, strict=True))
             else:
                 self._loop(step, env)

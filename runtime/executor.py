@@ -40,10 +40,14 @@ class Executor:
     def _argument_count(self) -> int:
         return len(self._in) - len(self._traced.constants)
 
+    @property
+    def _platform(self) -> str:
+        return str(self._mesh.devices.flat[0].platform)
+
     def _jit(self, program: SpmdProgram, donate: bool) -> Any:
         shape = _mesh_shape(self._mesh)
         mapped = jax.shard_map(
-            local_function(self._traced.program, program, shape),
+            local_function(self._traced.program, program, shape, self._platform),
             mesh=self._mesh,
             in_specs=tuple(partition_spec(s) for s in program.input_shardings),
             out_specs=tuple(partition_spec(s) for s in program.output_shardings),

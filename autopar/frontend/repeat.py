@@ -1,0 +1,66 @@
+"""Copies equations so that they compute their results a second time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, refs
+
+# The name stack of what is repeated: backward, and in the module that it was first made in.
+AGAIN = "transpose(rematted_computation)"
+
+Makers = Mapping[Ref, tuple[int, Equation]]  # value -> the equation that makes it, its position
+
+
+def makers_of(equations: Iterable[Equation], chosen: Collection[Ref]) -> Makers:
+    """Who makes the chosen values; what has side effects is never repeated."""
+    return {
+        r: (i, e)
+        for i, e in enumerate(equations)
+        if not e.has_effects
+        for r in e.results
+        if r in chosen
+    }
+
+
+def steps_to(wanted: Iterable[Ref], makers: Makers, made: Collection[Ref]) -> list[Equation]:
+    """The equations to repeat, in their order, for those of `wanted` that are not yet made."""
+    found: dict[int, Equation] = {}
+    unmade = [r for r in wanted if r in makers and r not in made]
+    while unmade:
+        at, equation = makers[unmade.pop()]
+        if at not in found:
+            found[at] = equation
+            unmade += [r for r in refs(equation.operands) if r in makers and r not in made]
+    return [found[at] for at in sorted(found)]
+
+
+def repeated(
+    equation: Equation, operands: tuple[Ref | Const, ...], fresh: Iterator[Ref]
+) -> Equation:
+    """A copy that reads `operands` in place of what the first one read; all it makes is new."""
+    return replace(
+        equation,
+        operands=operands,
+        results=tuple(next(fresh) for _ in equation.results),
+        bodies=tuple(_copied(body, fresh) for body in equation.bodies),
+        name_stack=f"{AGAIN}/{equation.name_stack}",
+    )
+
+
+def renamed(operands: Sequence[Ref | Const], names: Mapping[Ref, Ref]) -> tuple[Ref | Const, ...]:
+    """Operands under other names, where there are any."""
+    return tuple(names.get(o, o) if isinstance(o, int) else o for o in operands)
+
+
+def _copied(program: FlatProgram, fresh: Iterator[Ref]) -> FlatProgram:
+    inputs = tuple(next(fresh) for _ in program.inputs)
+    names = dict(zip(program.inputs, inputs, strict=True))
+    equations: list[Equation] = []
+    for equation in program.equations:
+        copy = repeated(equation, renamed(equation.operands, names), fresh)
+        names.update(zip(equation.results, copy.results, strict=True))
+        equations.append(copy)
+    outputs = renamed(program.outputs, names)
+    return FlatProgram(inputs, program.input_avals, tuple(equations), outputs)

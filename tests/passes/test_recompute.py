@@ -1,0 +1,92 @@
+"""The cut is the cheapest of all choices, and no more is repeated than the limit asks for."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopar.passes.shard.recompute import Kept, Repeat, Tradeoff, cheapest, levels
+from autopar.passes.shard.residuals import Held, most_held
+
+NBYTES = st.integers(0, 20)
+SECONDS = st.integers(0, 30)
+
+
+@st.composite
+def tradeoffs(draw: st.DrawFn) -> Tradeoff:
+    """Up to seven values in a row, each made from earlier ones by an op, or by none."""
+    count = draw(st.integers(1, 7))
+    kept: list[Kept] = []
+    repeats: list[Repeat] = []
+    for i in range(count):
+        maker = -1
+        if draw(st.booleans()):
+            maker = len(repeats)
+            reads = draw(st.sets(st.integers(0, i - 1), max_size=3)) if i else set[int]()
+            names = (f"%{i}",)
+            repeats.append(Repeat(names, float(draw(SECONDS)), tuple(sorted(reads))))
+        kept.append(Kept(f"%{i}", float(draw(NBYTES)), draw(st.booleans()), maker, i))
+    return Tradeoff(tuple(kept), tuple(repeats))
+
+
+def every_choice(given: Tradeoff) -> list[frozenset[int]]:
+    numbers = range(len(given.repeats))
+    sizes = range(len(given.repeats) + 1)
+    return [frozenset(c) for n in sizes for c in itertools.combinations(numbers, n)]
+
+
+def row(count: int, seconds: float = 1.0) -> Tradeoff:
+    """Equal layers in a row: a stream that must wait, and a wider value made of it."""
+    kept: list[Kept] = []
+    repeats: list[Repeat] = []
+    for i in range(count):
+        kept.append(Kept(f"%s{i}", 1.0, True, -1, 2 * i))
+        repeats.append(Repeat((f"%w{i}",), seconds, (2 * i,)))
+        kept.append(Kept(f"%w{i}", 4.0, True, i, 2 * i + 1))
+    return Tradeoff(tuple(kept), tuple(repeats))
+
+
+@settings(max_examples=80, deadline=None)
+@given(tradeoffs(), st.sampled_from([0.1, 1.0, 5.0]))
+def test_the_cut_is_the_cheapest_of_all_choices(given: Tradeoff, price: float) -> None:
+    prices = [price] * len(given.kept)
+    best = min(given.cost(again, prices) for again in every_choice(given))
+    assert given.cost(cheapest(given, prices), prices) == pytest.approx(best, abs=1e-6)
+
+
+def test_no_more_layers_repeat_than_the_limit_asks_for_and_the_earliest_do() -> None:
+    given = row(10)
+
+    def peak(again: frozenset[int]) -> float:
+        return 50.0 - 4.0 * len(again)
+
+    (level,) = levels(given, peak, 40.0)
+    assert level.again == {0, 1, 2}
+    assert level.seconds == 3.0
+    assert level.peak_bytes == 38.0
+    assert given.names(level.again) == ("%w0", "%w1", "%w2")
+
+
+def test_a_limit_out_of_reach_gives_half_the_way_and_all_of_it() -> None:
+    given = row(4)
+    found = levels(given, lambda again: 50.0 - 4.0 * len(again), 10.0)
+    assert found[-1].again == {0, 1, 2, 3}
+    assert found[-1].peak_bytes == 34.0
+
+
+def test_nothing_is_answered_where_nothing_helps() -> None:
+    assert levels(row(3), lambda again: 50.0 + len(again), 10.0) == ()
+    assert levels(Tradeoff((), ()), lambda again: 50.0, 10.0) == ()
+
+
+def test_what_is_fused_is_not_held() -> None:
+    made = [
+        Held((), (("a", 8.0),), "forward", 0.0),
+        Held(("a",), (("b", 8.0),), "forward", 0.0),
+        Held(("b",), (("c", 2.0),), "", 0.0),
+        Held(("c",), (("d", 1.0),), "", 5.0),
+    ]
+    assert most_held(made, {"d"}) == (10.0, 2)  # b and c: a is fused into b
