@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from autopar.cluster import Cluster as Cluster
 from autopar.cluster import device_order
+from autopar.collection import paused_collection
 from autopar.errors import ArgumentError, PlanError
-from autopar.frontend import StepSpec, TracedStep, read_call, trace
-from autopar.ir.graph import Graph
+from autopar.frontend import StepSpec, read_call, trace
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan
 from autopar.ir.plan_json import load_plan, save_plan
-from autopar.ir.spmd import SpmdProgram
 from autopar.passes.base import Watcher as Watcher
-from autopar.planning import Request, check_cluster, graph_of, make_plan, pins_of, program_of
+from autopar.planning import Planned as Planned
+from autopar.planning import (
+    Request,
+    check_cluster,
+    graph_of,
+    make_plan,
+    pins_of,
+    planned_before,
+    replan,
+)
 from autopar.rules import RuleBook
 from autopar.runtime.bind import BoundMesh, bind_mesh
 from autopar.runtime.devices import keep_to_cpu as keep_to_cpu
@@ -26,16 +34,6 @@ from autopar.runtime.executor import Executor
 from autopar.runtime.state import create_planned, create_spread
 
 MeshLike = MeshShape | str | int | Sequence[int] | Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A step on one set of argument types: its trace, graph, plan and program."""
-
-    traced: TracedStep
-    graph: Graph
-    plan: Plan
-    program: SpmdProgram
 
 
 class ParallelStep:
@@ -114,15 +112,34 @@ class ParallelStep:
         self._latest = self._planned[key]
         return self._latest
 
+    def what_if(
+        self, *, pins: Mapping[str, Any] | None = None, memory_gb: float | None = None
+    ) -> Plan:
+        """The plan that other pins, or another limit, would give for the latest arguments.
+
+        The plan in use stays; nothing is traced again. Pins left out are none, and a limit left
+        out is the one asked for before. Raises PinError, MemoryLimitError or InfeasibleError
+        where there is no such plan, PlanError before there is any.
+        """
+        if self._latest is None:
+            raise PlanError(f"{self._spec.name} has no plan yet: call it, or its plan_for, first.")
+        limit = _memory_bytes(memory_gb)
+        limit = limit if limit is not None else self._latest.site.request.memory_bytes
+        with paused_collection():
+            return replan(self._latest, pins_of(pins), limit).plan
+
     def _make(
         self, args: Sequence[Any], kwargs: dict[str, Any], watchers: Sequence[Watcher]
     ) -> Planned:
-        traced = trace(self._spec, args, kwargs)
-        graph = graph_of(traced, self._request.rules)
-        if self._given is not None:
-            return Planned(traced, graph, self._given, program_of(self._given, traced, graph))
-        plan, program = make_plan(traced, graph, self._request, watchers)
-        return Planned(traced, graph, plan, program)
+        start = time.perf_counter()
+        with paused_collection():
+            traced = trace(self._spec, args, kwargs)
+            graph = graph_of(traced, self._request.rules)
+            for watcher in watchers:
+                watcher.after("trace", self._spec, graph, time.perf_counter() - start)
+            if self._given is not None:
+                return planned_before(self._given, traced, graph, self._request.rules)
+            return make_plan(traced, graph, self._request, watchers)
 
     def _executor(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Executor:
         key = read_call(self._spec, args, kwargs).signature
@@ -152,6 +169,7 @@ def parallelize(
     state_argnums: int | Sequence[int] | None = None,
     mesh_axes: int = 2,
     rules: RuleBook = RuleBook(),
+    remat: Literal["auto", False] = "auto",
 ) -> Any:
     """Make a train step run on a whole cluster.
 
@@ -160,7 +178,8 @@ def parallelize(
             jitted. Left out, `parallelize(...)` is a decorator.
         cluster: a name ("8xh100", "v5p:4x4x4"), a TOML file, a Cluster; None is the local devices.
         mesh: sizes or named sizes; None searches the shapes of up to `mesh_axes` axes.
-        method: "auto", or a recipe: "dp", "zero1", "zero2", "fsdp", "megatron".
+        method: "auto", or a recipe: "dp", "zero1", "zero2", "fsdp", "hsdp", "megatron", "sequence",
+            "fsdp+tp", "expert".
         memory_gb: GiB (2**30 bytes) that one device may hold; None is the cluster's own figure.
         pins: {path pattern: PartitionSpec}, over paths such as "params/**/kernel".
         plan: a plan made before; nothing is solved then.
@@ -170,6 +189,8 @@ def parallelize(
         state_argnums: which arguments are state; None finds those that an output mirrors.
         mesh_axes: the most axes that a searched mesh may have.
         rules: sharding rules for primitives that autopar does not know.
+        remat: "auto" computes forward values again for the backward pass where memory binds and
+            that is cheaper than sharding more; False never does.
 
     Returns a ParallelStep. Raises ClusterError, MeshError or PinError for bad options; planning
     errors come at the first call.
@@ -179,7 +200,7 @@ def parallelize(
             parallelize, cluster=cluster, mesh=mesh, method=method, memory_gb=memory_gb, pins=pins,
             plan=plan, donate=donate, static_argnums=static_argnums,
             static_argnames=static_argnames, state_argnums=state_argnums, mesh_axes=mesh_axes,
-            rules=rules,
+            rules=rules, remat=remat,
         )  # fmt: skip
     spec = (
         fun.spec
@@ -199,6 +220,7 @@ def parallelize(
         pins=pins_of(pins),
         mesh_axes=mesh_axes,
         rules=rules,
+        remat=_wants_remat(remat),
     )
     return ParallelStep(spec, request, donate, plan)
 
@@ -233,6 +255,12 @@ def _memory_bytes(memory_gb: float | None) -> int | None:
     if memory_gb <= 0:
         raise ArgumentError(f"memory_gb is {memory_gb}; give the GiB of one device, such as 16")
     return int(memory_gb * 2**30)
+
+
+def _wants_remat(remat: object) -> bool:
+    if remat not in ("auto", False):
+        raise ArgumentError(f"remat is {remat!r}; write 'auto' or False")
+    return remat == "auto"
 
 
 def _numbers(given: int | Sequence[int] | None) -> tuple[int, ...] | None:

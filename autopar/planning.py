@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from autopar.cluster import Cluster, mesh_shapes
-from autopar.cost.memory import held_bytes
+from autopar.cost.memory import Held, held_bytes
+from autopar.cost.prices import Prices
 from autopar.errors import (
     InfeasibleError,
     InputError,
@@ -17,21 +18,44 @@ from autopar.errors import (
     MeshError,
     PlanMismatchError,
 )
-from autopar.frontend import TracedStep, build
+from autopar.frontend import TracedStep
 from autopar.frontend.compat import jax_minor
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Origin, Plan, Prediction, arguments_of, outputs_of, traffic_of
+from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.spmd import SpmdProgram
-from autopar.ir.text import show_bytes
 from autopar.passes.base import Setting, Watcher
 from autopar.passes.pipeline import Decided, Pipeline, lower
+from autopar.passes.shard.base import AbstractSharding
+from autopar.passes.shard.lightest import Lightest
+from autopar.passes.shard.moves import MoveTables
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.recipes import recipe_named
+from autopar.remat import Form, form_of, leaner_forms
 from autopar.rules import RuleBook, attach_rules, unknown_ops
 
+_ROOMY = 2**60  # bytes that bind nothing
+_NO_GAIN = 1e-9
+_CLOSE = 0.005  # of the seconds without a limit
 Pins = tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]
 _TIGHTENINGS = 6
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A step on one set of argument types: its trace and graph as they run, plan and program.
+
+    `plain` is the step as it was traced, before anything was recomputed, and `site` holds what was
+    priced on the plan's mesh: other limits and pins start from there.
+    """
+
+    traced: TracedStep
+    graph: Graph
+    plan: Plan
+    program: SpmdProgram
+    plain: Form
+    site: Site
 
 
 @dataclass(frozen=True)
@@ -45,6 +69,7 @@ class Request:
     pins: Pins = ()
     mesh_axes: int = 2
     rules: RuleBook = field(default_factory=RuleBook)
+    remat: bool = True
 
     @property
     def budget_bytes(self) -> int:
@@ -54,7 +79,7 @@ class Request:
 
 def graph_of(traced: TracedStep, rules: RuleBook) -> Graph:
     """The graph of a step with its rules; warns once of each primitive that has none."""
-    graph = attach_rules(build(traced), rules)
+    graph = attach_rules(traced.graph, rules)
     for op in unknown_ops(graph):
         where = op.origin.line or op.origin.module or "an unknown line"
         warnings.warn(
@@ -67,24 +92,42 @@ def graph_of(traced: TracedStep, rules: RuleBook) -> Graph:
 
 def make_plan(
     traced: TracedStep, graph: Graph, request: Request, watchers: Sequence[Watcher] = ()
-) -> tuple[Plan, SpmdProgram]:
-    """The best plan over the meshes that the request allows, and its program.
+) -> Planned:
+    """The best plan over the meshes that the request allows, with its program.
 
     Raises MeshError, PinError, MemoryLimitError or InfeasibleError where there is none.
     """
-    best: tuple[Plan, SpmdProgram] | None = None
+    plain = Form(traced, graph)
+    best: tuple[Site, _Found] | None = None
     failure: InfeasibleError | None = None
     for mesh in _meshes(request):
+        site = Site.of(mesh, request, watchers)
         try:
-            found = _plan_on(mesh, traced, graph, request, watchers)
+            found = _plan_on(site, plain)
         except InfeasibleError as error:
             failure = failure or error
             continue
-        if best is None or found[0].prediction.seconds < best[0].prediction.seconds * (1 - 1e-9):
-            best = found
+        if best is None or found.seconds < best[1].seconds * (1 - _NO_GAIN):
+            best = site, found
     if best is None:
         raise failure or InfeasibleError("no mesh fits the cluster")
-    return best
+    return _planned(*best, plain)
+
+
+def replan(before: Planned, pins: Pins, memory_bytes: int | None) -> Planned:
+    """The same step on the same mesh under other pins and another limit.
+
+    What was traced and priced is used again. Raises PinError, MemoryLimitError or InfeasibleError
+    where there is no plan.
+    """
+    request = replace(before.site.request, pins=pins, memory_bytes=memory_bytes)
+    site = replace(before.site, request=request, watchers=())
+    return _planned(site, _plan_on(site, before.plain), before.plain)
+
+
+def _planned(site: Site, found: _Found, plain: Form) -> Planned:
+    plan, form = _plan(found, site.request), found.form
+    return Planned(form.traced, form.graph, plan, found.decided.program, plain, site)
 
 
 def _meshes(request: Request) -> tuple[MeshShape, ...]:
@@ -101,49 +144,147 @@ def _meshes(request: Request) -> tuple[MeshShape, ...]:
     if request.method in ("dp", "zero1", "zero2", "fsdp"):
         return mesh_shapes(count, 1)
     shapes = mesh_shapes(count, request.mesh_axes)
+    if request.method in ("hsdp", "fsdp+tp"):  # two kinds of axis
+        shapes = tuple(s for s in shapes if len(s.names) > 1) or shapes
     named = {a for _, dims in request.pins for axes in dims for a in axes}
     able = tuple(s for s in shapes if named <= set(s.names))
     return able or shapes
 
 
-def _plan_on(
-    mesh: MeshShape,
-    traced: TracedStep,
-    graph: Graph,
-    request: Request,
-    watchers: Sequence[Watcher],
-) -> tuple[Plan, SpmdProgram]:
-    """The plan on one mesh; the limit is tightened until what is really held fits it."""
-    budget = request.budget_bytes
-    allowed, peak = budget, 0
-    pipeline = Pipeline(shard=Optimal(recipe=recipe_named(request.method)))
+@dataclass(frozen=True)
+class Site:
+    """One mesh for a request, and the prices there, which all plans on it share."""
+
+    mesh: MeshShape
+    request: Request
+    watchers: tuple[Watcher, ...]
+    tables: MoveTables
+
+    @classmethod
+    def of(cls, mesh: MeshShape, request: Request, watchers: Sequence[Watcher] = ()) -> Site:
+        """A site where nothing is priced yet."""
+        tables = MoveTables(Prices(request.cluster, mesh))
+        return cls(mesh, request, tuple(watchers), tables)
+
+    def setting(self, memory_bytes: int) -> Setting:
+        """What passes are given here within a limit."""
+
+        def weigh(graph: Graph, plan: ShardingPlan) -> float:
+            return held_bytes(graph, lower(graph, plan, setting), self.mesh).peak_bytes
+
+        request = self.request
+        setting = Setting(
+            request.cluster, self.mesh, memory_bytes, request.pins, time.perf_counter, weigh,
+            self.watchers,
+        )  # fmt: skip
+        return setting
+
+    def optimal(self) -> Optimal:
+        """The pass that looks for the cheapest plan by the request's method."""
+        return Optimal(recipe=recipe_named(self.request.method), tables=self.tables)
+
+    def cheapest(self, form: Form, memory_bytes: int) -> _Found:
+        """The cheapest plan of which the pass counts no more than a limit."""
+        return self._found(form, self.optimal(), self.setting(memory_bytes))
+
+    def lightest(self, form: Form) -> _Found:
+        """The plan that holds the least."""
+        shard = Lightest(recipe=recipe_named(self.request.method))
+        return self._found(form, shard, self.setting(self.request.budget_bytes))
+
+    def _found(self, form: Form, shard: AbstractSharding, setting: Setting) -> _Found:
+        decided = Pipeline(shard=shard).run(form.graph, setting)
+        return _Found(form, decided, held_bytes(decided.graph, decided.program, self.mesh))
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A form of the step, what was decided for it, and what that holds."""
+
+    form: Form
+    decided: Decided
+    held: Held
+
+    @property
+    def seconds(self) -> float:
+        """What a step should take."""
+        return self.decided.sharding.outcome.seconds
+
+
+def _plan_on(site: Site, plain: Form) -> _Found:
+    """The plan on one mesh; where memory binds, recomputing is weighed against sharding more."""
+    request = site.request
+    if not request.remat:
+        return _within(site, plain)
+    roomy = site.cheapest(plain, _ROOMY)
+    if roomy.held.peak_bytes <= request.budget_bytes:
+        return roomy
+    setting = site.setting(request.budget_bytes)
+    forms = leaner_forms(plain, roomy.decided, setting, request.rules)
+    leaner = _first_that_fits(site, forms)
+    if leaner is not None and leaner.seconds <= roomy.seconds * (1 + _CLOSE):
+        return leaner  # no plan within a limit that binds can cost less
+    try:
+        sharded = _within(site, plain)
+    except InfeasibleError:
+        if leaner is None:
+            raise
+        return leaner
+    return sharded if leaner is None or sharded.seconds <= leaner.seconds else leaner
+
+
+def _first_that_fits(site: Site, forms: Iterable[Form]) -> _Found | None:
+    """The plan of the first form that has one within the budget: what follows costs more.
+
+    A form's plan without a limit may do, and then no other of it is cheaper.
+    """
+    budget = site.request.budget_bytes
+    for form in forms:
+        for limit in (_ROOMY, budget):
+            try:
+                found = site.cheapest(form, limit)
+            except InfeasibleError:
+                break
+            if found.held.peak_bytes <= budget:
+                return found
+    return None
+
+
+def _within(site: Site, form: Form) -> _Found:
+    """A plan within the budget: the limit is tightened until what is really held fits it.
+
+    The last resort is the plan that holds the least, so that its bytes are a limit that will do.
+    """
+    budget = site.request.budget_bytes
+    allowed, failure = budget, None
     for _ in range(_TIGHTENINGS):
-        setting = Setting(request.cluster, mesh, allowed, request.pins, time.perf_counter)
-        decided = pipeline.run(graph, setting, tuple(watchers))
-        peak = held_bytes(decided.graph, decided.program, mesh).peak_bytes
+        try:
+            found = site.cheapest(form, allowed)
+        except MemoryLimitError as error:
+            failure = error if allowed == budget else None
+            break
+        peak = found.held.peak_bytes
         if peak <= budget:
-            return _plan(traced, decided, request), decided.program
+            return found
         # What the rows leave out (gathered copies) is over: give them that much less.
         allowed -= max(peak - budget, budget // 64)
         if allowed <= 0:
             break
-    raise MemoryLimitError(
-        f"no plan on ({mesh}) fits {show_bytes(budget)} a device once gathered copies are counted: "
-        f"the best found holds {show_bytes(peak)}. Raise memory_gb, use more devices or a smaller "
-        "batch."
-    )
+    found = site.lightest(form)
+    if found.held.peak_bytes <= budget:
+        return found
+    raise failure or site.optimal().refusal(found.decided.graph, site.setting(budget))
 
 
-def _plan(traced: TracedStep, decided: Decided, request: Request) -> Plan:
+def _plan(found: _Found, request: Request) -> Plan:
+    form, decided, held = found.form, found.decided, found.held
     graph, program = decided.graph, decided.program
-    mesh = decided.sharding.mesh
     traffic = traffic_of(program)
-    held = held_bytes(graph, program, mesh)
     communication = sum(t.seconds for t in traffic)
     return Plan(
         origin=Origin(
-            step=traced.name,
-            graph_key=traced.key,
+            step=form.traced.name,
+            graph_key=form.traced.key,
             cluster=request.cluster.to_toml(),
             cluster_name=request.cluster.name,
             cluster_fingerprint=request.cluster.fingerprint(),
@@ -161,14 +302,16 @@ def _plan(traced: TracedStep, decided: Decided, request: Request) -> Plan:
             traffic=traffic,
             argument_bytes=held.argument_bytes,
             peak_bytes=held.peak_bytes,
+            peak=held.peak,
         ),
         layer_count=len(decided.stages.layers.layers),
         stage_count=len(decided.stages.stages),
         microbatches=decided.stages.microbatches,
+        recomputation=form.recomputed,
     )
 
 
-def program_of(plan: Plan, traced: TracedStep, graph: Graph) -> SpmdProgram:
+def planned_before(plan: Plan, traced: TracedStep, graph: Graph, rules: RuleBook) -> Planned:
     """The program of a plan that was made before; nothing is solved.
 
     Raises PlanMismatchError, naming what differs, where the plan is for another step or JAX.
@@ -176,8 +319,15 @@ def program_of(plan: Plan, traced: TracedStep, graph: Graph) -> SpmdProgram:
     check_plan(plan, traced)
     cluster = Cluster.from_toml_text(plan.origin.cluster, "the plan's cluster")
     setting = Setting(cluster, plan.mesh, plan.origin.memory_bytes)
-    plan.sharding.verify(graph)
-    return lower(graph, plan.sharding, setting)
+    plain = Form(traced, graph)
+    form = form_of(plain, plan.recomputation, rules)
+    plan.sharding.verify(form.graph)
+    program = lower(form.graph, plan.sharding, setting)
+    origin = plan.origin
+    request = Request(
+        cluster, plan.mesh, origin.method, origin.memory_bytes, origin.pins, rules=rules
+    )
+    return Planned(form.traced, form.graph, plan, program, plain, Site.of(plan.mesh, request))
 
 
 def check_plan(plan: Plan, traced: TracedStep) -> None:
@@ -200,8 +350,7 @@ def check_plan(plan: Plan, traced: TracedStep) -> None:
 
 def _argument_faults(plan: Plan, traced: TracedStep) -> list[str]:
     planned = {a.path: (a.shape, a.dtype) for a in plan.arguments}
-    graph = build(traced)
-    here = {i.path: (i.value.shape, i.value.dtype) for i in graph.inputs}
+    here = {i.path: (i.value.shape, i.value.dtype) for i in traced.graph.inputs}
     faults = [f"argument {p} is in the plan only" for p in planned if p not in here]
     faults += [f"argument {p} is in the step only" for p in here if p not in planned]
     for path in planned.keys() & here.keys():

@@ -1,9 +1,17 @@
-"""How long planning takes from the call to the Plan, slot by slot; prints one JSON line a case."""
+"""How long planning takes from the call to the Plan, part by part; prints one JSON line a case.
+
+`python -m benchmarks.bench_planning [CASE...]` runs the named cases, or all in turn. A case's parts
+are JAX's own tracing with the graph made of it, the building of the sharding problem, its solving,
+the lowering to a listing, and the rest (memory, the plan itself). The last line of the GPT cases
+gives the growth of build + solve from 12 to 96 layers.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -12,49 +20,81 @@ import jax
 import autopar
 from autopar.passes.base import Watcher
 from benchmarks import models
+from benchmarks.deepseek import deepseek
 
-CASES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
-    "gpt-12x768 unrolled": (
-        lambda: models.gpt(12, 768, 12, 32768, 1024, 16),
-        {"cluster": "8xh100", "mesh": (2, 4)},
-    ),
-    "gpt-12x768 scan": (
-        lambda: models.gpt(12, 768, 12, 32768, 1024, 16, scan=True),
-        {"cluster": "8xh100", "mesh": (2, 4)},
-    ),
-    "gpt-24x768 unrolled": (
-        lambda: models.gpt(24, 768, 12, 32768, 1024, 16),
-        {"cluster": "8xh100", "mesh": (2, 4)},
-    ),
+_GPT = {"cluster": "8xh100", "mesh": (2, 4)}
+_LLAMA = {"cluster": "32xh100", "mesh": (4, 8)}
+
+
+def _gpt(layers: int, **options: Any) -> Callable[[], models.Model]:
+    return lambda: models.gpt(layers, 768, 12, 32768, 1024, 16, **options)
+
+
+CASES: dict[str, tuple[Callable[[], models.Model], dict[str, Any]]] = {
+    "gpt-12x768": (_gpt(12), _GPT),
+    "gpt-24x768": (_gpt(24), _GPT),
+    "gpt-48x768": (_gpt(48), _GPT),
+    "gpt-96x768": (_gpt(96), _GPT),
+    "gpt-12x768 scan": (_gpt(12, scan=True), _GPT),
+    "llama-8b": (lambda: models.llama(remat=True), _LLAMA),
+    "llama-8b scan": (lambda: models.llama(remat=True, scan=True), _LLAMA),
+    "deepseek-671b scan": (deepseek, {"cluster": "v5p:8x8x8", "mesh": (8, 8, 8)}),
 }
+_INNER = {"build": "build", "solve": "solve", "lower": "lower"}
 
 
-def measured(name: str, build: Callable[[], Any], options: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of one cold planning call, in all and in each slot; the rest is tracing."""
+def measured(name: str, build: Callable[[], models.Model], options: dict[str, Any]) -> Any:
+    """Seconds of one planning call, in all and in each part."""
     create, step, batch = build()
     state = jax.eval_shape(create, jax.random.key(0))
-    slots: dict[str, float] = {}
-    watcher = Watcher(lambda slot, given, out, seconds: slots.__setitem__(slot, seconds))
+    parts: dict[str, float] = defaultdict(float)
+
+    def note(slot: str, given: object, out: object, seconds: float) -> None:
+        del given, out
+        parts[slot] += seconds
+
     parallel = autopar.parallelize(step, **options)
     start = time.perf_counter()
-    plan = parallel.plan_for(state, batch, watchers=[watcher])
+    plan = parallel.plan_for(state, batch, watchers=[Watcher(note)])
     total = time.perf_counter() - start
+    again = time.perf_counter()
+    path, spec = _pinned(plan)
+    pinned = parallel.what_if(pins={path: spec})
     return {
         "case": name,
         "total_seconds": round(total, 3),
-        "trace_and_build_seconds": round(total - sum(slots.values()), 3),
-        "slot_seconds": {k: round(v, 3) for k, v in slots.items()},
+        "trace_seconds": round(parts["trace"], 3),
+        "build_seconds": round(parts["build"], 3),
+        "solve_seconds": round(parts["solve"], 3),
+        "lower_seconds": round(parts["lower"], 3),
+        "rest_seconds": round(total - sum(parts[p] for p in ("trace", *_INNER)), 3),
+        "replan_seconds": round(time.perf_counter() - again, 3),
+        "pin": f"{path} = {spec}",
+        "pinned_step_seconds": pinned.prediction.seconds,
         "predicted_step_seconds": plan.prediction.seconds,
         "gap": plan.outcome.gap,
         "outcome": plan.outcome.sentence,
     }
 
 
-def main() -> None:
-    """Every case in turn."""
-    for name, (build, options) in CASES.items():
-        print(json.dumps(measured(name, build, options)), flush=True)
+def _pinned(plan: autopar.Plan) -> tuple[str, tuple[None, ...]]:
+    """The largest parameter's path, and a pin that keeps it whole."""
+    state = [a for a in plan.arguments if a.role == "state" and "params" in a.path]
+    largest = max(state, key=lambda a: (a.local_bytes(plan.mesh), a.path))
+    return largest.path, (None,) * len(largest.shape)
+
+
+def main(names: list[str]) -> None:
+    """The named cases, or every one, in turn."""
+    spent: dict[str, float] = {}
+    for name in names or list(CASES):
+        line = measured(name, *CASES[name])
+        spent[name] = line["build_seconds"] + line["solve_seconds"]
+        print(json.dumps(line), flush=True)
+    if {"gpt-12x768", "gpt-96x768"} <= spent.keys():
+        growth = spent["gpt-96x768"] / spent["gpt-12x768"]
+        print(json.dumps({"build_and_solve_growth_12_to_96_layers": round(growth, 2)}))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -8,12 +8,25 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Generic, TypeVar
 
 from autopar.cluster import Cluster
+from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding_plan import ShardingPlan
 
 In = TypeVar("In")
 Out = TypeVar("Out")
 
 Clock = Callable[[], float]
+Weigh = Callable[[Graph, ShardingPlan], float]
+
+
+@dataclass(frozen=True)
+class Watcher:
+    """Called after every slot with its name, what went in, what came out, and the seconds.
+
+    The parts of a long slot are told of too: "build" and "solve" within "shard".
+    """
+
+    after: Callable[[str, object, object, float], None]
 
 
 @dataclass(frozen=True)
@@ -22,7 +35,8 @@ class Setting:
 
     `memory_bytes` is the budget of one device. `pins` are (path pattern, dims) pairs, dims
     being tuples of axis names for each tensor dim. The clock is handed in so that no pass
-    reads one by itself.
+    reads one by itself; so is `weigh`, the bytes that a plan is known to need beside what the
+    pass counts.
     """
 
     cluster: Cluster
@@ -30,13 +44,16 @@ class Setting:
     memory_bytes: int
     pins: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = ()
     clock: Clock = field(default=lambda: 0.0, compare=False)
+    weigh: Weigh = field(default=lambda graph, plan: 0.0, compare=False)
+    watchers: tuple[Watcher, ...] = field(default=(), compare=False)
 
-
-@dataclass(frozen=True)
-class Watcher:
-    """Called after every slot with its name, what went in, what came out, and the seconds."""
-
-    after: Callable[[str, object, object, float], None]
+    def watched(self, name: str, given: object, run: Callable[[], Out]) -> Out:
+        """What `run` gives; the watchers are told how long it took."""
+        start = self.clock()
+        out = run()
+        for watcher in self.watchers:
+            watcher.after(name, given, out, self.clock() - start)
+        return out
 
 
 @dataclass(frozen=True)

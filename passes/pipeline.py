@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder
@@ -12,7 +10,7 @@ from autopar.ir.graph import Graph
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.spmd import SpmdProgram
 from autopar.ir.stages import StagePlan
-from autopar.passes.base import Setting, Watcher
+from autopar.passes.base import Setting
 from autopar.passes.batch.base import AbstractBatching
 from autopar.passes.batch.whole import Whole
 from autopar.passes.layer.base import AbstractLayering
@@ -22,8 +20,6 @@ from autopar.passes.shard.base import AbstractSharding
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.stage.base import AbstractStaging
 from autopar.passes.stage.one import One
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -45,35 +41,20 @@ class Pipeline:
     stage: AbstractStaging = field(default_factory=One)
     shard: AbstractSharding = field(default_factory=Optimal)
 
-    def run(self, graph: Graph, setting: Setting, watchers: tuple[Watcher, ...] = ()) -> Decided:
+    def run(self, graph: Graph, setting: Setting) -> Decided:
         """Every slot in turn; raises what its pass raises."""
         graph.verify()
-        watch = _Watch(setting, watchers)
-        batched = watch.slot("batch", graph, lambda: self.batch.run(graph, setting))
+        watch = setting.watched
+        batched = watch("batch", graph, lambda: self.batch.run(graph, setting))
         batched.verify()
-        layers = watch.slot("layer", batched, lambda: self.layer.run(batched, setting))
+        layers = watch("layer", batched, lambda: self.layer.run(batched, setting))
         layers.verify()
-        stages = watch.slot("stage", layers, lambda: self.stage.run(layers, setting))
+        stages = watch("stage", layers, lambda: self.stage.run(layers, setting))
         stages.verify()
-        sharding = watch.slot("shard", stages, lambda: self.shard.run(batched, setting))
+        sharding = watch("shard", stages, lambda: self.shard.run(batched, setting))
         sharding.verify(batched)
-        program = watch.slot("lower", sharding, lambda: lower(batched, sharding, setting))
+        program = watch("lower", sharding, lambda: lower(batched, sharding, setting))
         return Decided(batched, stages, sharding, program)
-
-
-@dataclass(frozen=True)
-class _Watch:
-    """Times each slot by the clock that the door handed in, and tells the watchers."""
-
-    setting: Setting
-    watchers: tuple[Watcher, ...]
-
-    def slot(self, name: str, given: object, run: Callable[[], T]) -> T:
-        start = self.setting.clock()
-        out = run()
-        for watcher in self.watchers:
-            watcher.after(name, given, out, self.setting.clock() - start)
-        return out
 
 
 def lower(graph: Graph, sharding: ShardingPlan, setting: Setting) -> SpmdProgram:

@@ -15,10 +15,12 @@ from autopar.cli.pins import read_pins
 from autopar.cli.planning import Trail, watched_planning
 from autopar.errors import InputError, TraceError
 from autopar.ir.plan import Plan
-from autopar.report.plan import collectives, headline, parameters
+from autopar.report.plan import collectives, headline, margins, parameters
 from autopar.report.view import plan_data
 
-METHODS = ("auto", "dp", "zero1", "zero2", "fsdp", "megatron")
+METHODS = (
+    "auto", "dp", "zero1", "zero2", "fsdp", "hsdp", "megatron", "sequence", "fsdp+tp", "expert",
+)  # fmt: skip
 AFTER = ("graph", "batch", "layer", "stage", "shard", "lower")
 
 
@@ -31,6 +33,7 @@ class Wanted:
     mesh_axes: int
     method: str
     memory_gb: float | None
+    no_remat: bool
     pins: tuple[str, ...]
 
 
@@ -65,6 +68,9 @@ class Made:
     help="The whole search, or a textbook recipe.",
 )
 @click.option("--memory-gb", type=float, help="GiB that one device may hold. Default: all it has.")
+@click.option(
+    "--no-remat", is_flag=True, help="Never recompute forward values, even where memory binds."
+)
 @click.option(
     "--pin",
     "pins",
@@ -115,6 +121,7 @@ def _make(loaded: Target, wanted: Wanted, after: str | None) -> Made:
         memory_gb=wanted.memory_gb,
         pins=read_pins(wanted.pins),
         mesh_axes=wanted.mesh_axes,
+        remat=False if wanted.no_remat else "auto",
     )
     with gathered_warnings() as messages, watched_planning(err()) as trail:
         planned = _planned(step, loaded, trail)
@@ -146,6 +153,9 @@ def _print(made: Made, output: Path | None) -> None:
     console, plan = out(), made.planned.plan
     console.print(headline(plan))
     console.print()
+    if plan.outcome.recipes:
+        console.print(margins(plan))
+        console.print()
     console.print(collectives(plan))
     console.print()
     console.print(parameters(plan))

@@ -38,6 +38,8 @@ class Trail:
 
     def _after(self, slot: str, given: object, made: object, seconds: float) -> None:
         del given
+        if slot not in _SLOTS:
+            return  # a part of a slot, or what came before them
         if slot == _SLOTS[0]:
             self._mesh = None
         if isinstance(made, StagePlan):

@@ -13,7 +13,8 @@ from autopar.cli.console import err, out, print_json
 from autopar.cli.planning import watched_planning
 from autopar.ir.plan import Plan
 from autopar.ir.plan_json import Json
-from autopar.report.plan import collectives, headline, memory, parameters
+from autopar.report.memory import memory
+from autopar.report.plan import collectives, headline, parameters
 from autopar.report.training import Learnt, Line, comparison, learnt
 from autopar.report.view import plan_data
 

@@ -32,16 +32,13 @@ _READING = ("reduce_", "arg", "cum", "sort", "top_k")
 def build(traced: TracedStep) -> Graph:
     """The graph of a step: op i of the graph is equation i of the sealed program."""
     program = traced.program
-    roles = _roles(traced)
     inputs = tuple(
         Input(_value(ref, aval), role, path)
         for ref, aval, role, path in zip(
-            program.inputs, program.input_avals, roles, traced.input_paths, strict=True
+            program.inputs, program.input_avals, _roles(traced), traced.input_paths, strict=True
         )
     )
-    pairs = list(zip(program.inputs, roles, strict=True))
-    fresh = [ref for ref, role in pairs if role is Role.BATCH]
-    regions = regions_of(program, fresh, refs(program.outputs[o] for o, _ in traced.donated))
+    regions = step_regions(traced)
     return Graph(
         name=traced.name,
         inputs=inputs,
@@ -50,6 +47,14 @@ def build(traced: TracedStep) -> Graph:
         output_paths=traced.output_paths,
         donated=traced.donated,
     )
+
+
+def step_regions(traced: TracedStep) -> tuple[str, ...]:
+    """The region of each equation of the step."""
+    program = traced.program
+    pairs = zip(program.inputs, _roles(traced), strict=True)
+    fresh = [ref for ref, role in pairs if role is Role.BATCH]
+    return regions_of(program, fresh, refs(program.outputs[o] for o, _ in traced.donated))
 
 
 def _roles(traced: TracedStep) -> list[Role]:

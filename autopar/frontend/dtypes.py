@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -14,9 +15,15 @@ def type_of(aval: Any) -> tuple[tuple[int, ...], str]:
     dtype = getattr(aval, "dtype", None)
     if dtype is None:
         return (), "token"
-    return tuple(int(n) for n in aval.shape), dtype_name(dtype)
+    return _typed(aval.shape, dtype)
 
 
+@lru_cache(maxsize=65536)
+def _typed(shape: tuple[int, ...], dtype: Any) -> tuple[tuple[int, ...], str]:
+    return tuple(int(n) for n in shape), dtype_name(dtype)
+
+
+@lru_cache(maxsize=1024)
 def dtype_name(dtype: Any) -> str:
     """The short name that graphs print: bf16, f32, i32, bool, key<fry>, f8e4m3fn."""
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):

@@ -103,7 +103,7 @@ class _Flattener:
     ) -> FlatProgram:
         equations = list(self._equations(jaxpr, env, site))
         outputs = tuple(self._read(env, v) for v in jaxpr.outvars)
-        kept = _live(equations, outputs)
+        kept = live(equations, outputs)
         return FlatProgram(inputs, tuple(v.aval for v in heads), kept, outputs)
 
     def _equations(self, jaxpr: Any, env: _Env, site: _Site) -> Iterator[Equation]:
@@ -171,7 +171,8 @@ def _opened(called: Any) -> tuple[Any, Sequence[Any]]:
     return getattr(called, "jaxpr", called), getattr(called, "consts", ())
 
 
-def _live(equations: list[Equation], outputs: Sequence[Ref | Const]) -> tuple[Equation, ...]:
+def live(equations: Sequence[Equation], outputs: Sequence[Ref | Const]) -> tuple[Equation, ...]:
+    """The equations that something needs: an output, or the world outside."""
     wanted = set(refs(outputs))
     kept: list[Equation] = []
     for equation in reversed(equations):

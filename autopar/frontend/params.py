@@ -48,8 +48,10 @@ def _plain(value: Any) -> tuple[bool, Plain]:
         return True, repr(value)
     if value is None or isinstance(value, bool | int | float | str):
         return True, value
-    if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
+    if isinstance(value, np.dtype):
         return True, dtype_name(value)
+    if isinstance(value, type) and issubclass(value, np.generic):
+        return True, dtype_name(np.dtype(value))
     fields = getattr(value, "_fields", None)
     if fields is not None:
         return _pairs([(f, getattr(value, f)) for f in fields])

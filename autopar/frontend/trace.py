@@ -22,6 +22,7 @@ from autopar.frontend.inline import flatten
 from autopar.frontend.key import structural_key
 from autopar.frontend.state import donated_pairs, state_pairs
 from autopar.frontend.traced import TracedStep
+from autopar.ir.graph import Graph
 
 _SHOWN_SHAPES = 6
 
@@ -56,8 +57,10 @@ def trace(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> Traced
         state_inputs=tuple(sorted(i for _, i in donated)),
         donated=donated,
         key="",
+        graph=Graph(spec.name, (), (), ()),
     )
-    return replace(sealed, key=structural_key(build(sealed)))
+    graph = build(sealed)
+    return replace(sealed, key=structural_key(graph), graph=graph)
 
 
 def _trace(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

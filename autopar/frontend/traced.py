@@ -9,6 +9,8 @@ from typing import Any
 import jax
 from jax.extend import core as jex
 
+from autopar.ir.graph import Graph
+
 Ref = int  # a value of the program by number; numbers are unique over all nested programs
 
 
@@ -75,6 +77,7 @@ class TracedStep:
     state_inputs: tuple[int, ...]
     donated: tuple[tuple[int, int], ...]
     key: str
+    graph: Graph  # op i is equation i of the program; its ops have no rules yet
 
     def __str__(self) -> str:
         count = sum(1 for _ in self.program.walk())

@@ -17,13 +17,28 @@ class Status(Enum):
 
 
 @dataclass(frozen=True)
+class Margin:
+    """What a recipe costs beside the answer: its seconds, or None and why there are none."""
+
+    name: str
+    seconds: float | None
+    note: str
+
+
+@dataclass(frozen=True)
 class Outcome:
-    """Seconds of the answer, a proven lower bound on any answer, and a sentence."""
+    """Seconds of the answer, a proven lower bound on any answer, and a sentence.
+
+    `recipes` are the textbook strategies that the answer was measured against. The memory price
+    is what one more byte a device would save in each step; 0 where memory does not bind.
+    """
 
     status: Status
     seconds: float
     bound_seconds: float
     sentence: str
+    recipes: tuple[Margin, ...] = ()
+    memory_price_seconds_per_byte: float = 0.0
 
     @property
     def gap(self) -> float:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
 from autopar.ir.outcome import Outcome
+from autopar.ir.peak import Peak
+from autopar.ir.recomputation import Recomputation
 from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.spmd import COLLECTIVES, SpmdProgram
@@ -49,13 +51,14 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What one step should take on each device: seconds, traffic, bytes."""
+    """What one step should take on each device: seconds, traffic, bytes, and when most are held."""
 
     seconds: float
     communication_seconds: float
     traffic: tuple[Traffic, ...]
     argument_bytes: int
     peak_bytes: int
+    peak: Peak | None = None
 
     @property
     def compute_seconds(self) -> float:
@@ -90,6 +93,12 @@ class Plan:
     layer_count: int = 1
     stage_count: int = 1
     microbatches: int = 1
+    recomputation: Recomputation = field(default_factory=Recomputation)
+
+    @property
+    def recomputed(self) -> tuple[str, ...]:
+        """The forward values that are computed again for the backward pass."""
+        return self.recomputation.values
 
     @property
     def mesh(self) -> MeshShape:
@@ -128,6 +137,8 @@ class Plan:
             f"  predicted {show_seconds(p.seconds)} a step, of which communication "
             f"{show_seconds(p.communication_seconds)}; {show_bytes(p.peak_bytes)} a device"
         )
+        if self.recomputed:
+            yield f"  {self.recomputation}"
         rows = [
             [t.kind, "+".join(t.axes), f"x{t.count}", show_bytes(t.nbytes), show_seconds(t.seconds)]
             for t in p.traffic

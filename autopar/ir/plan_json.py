@@ -12,8 +12,10 @@ from typing import TypeVar
 from autopar.errors import PlanFileError
 from autopar.ir.assignment import Assignment
 from autopar.ir.mesh import MeshShape
-from autopar.ir.outcome import Outcome, Status
+from autopar.ir.outcome import Margin, Outcome, Status
+from autopar.ir.peak import HeldItem, HeldKind, Peak
 from autopar.ir.plan import FORMAT, Argument, Origin, Plan, Prediction, Traffic
+from autopar.ir.recomputation import Recomputation
 from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_plan import ShardingPlan
 
@@ -125,17 +127,25 @@ def _body(plan: Plan) -> dict[str, Json]:
         "layers": plan.layer_count,
         "stages": plan.stage_count,
         "microbatches": plan.microbatches,
+        "recomputed": {
+            "values": list(plan.recomputed),
+            "seconds": plan.recomputation.seconds,
+            "saved_bytes": plan.recomputation.saved_bytes,
+        },
         "outcome": {
             "status": plan.outcome.status.value,
             "seconds": plan.outcome.seconds,
             "bound_seconds": plan.outcome.bound_seconds,
             "sentence": plan.outcome.sentence,
+            "recipes": [[m.name, m.seconds, m.note] for m in plan.outcome.recipes],
+            "memory_price_seconds_per_byte": plan.outcome.memory_price_seconds_per_byte,
         },
         "prediction": {
             "seconds": p.seconds,
             "communication_seconds": p.communication_seconds,
             "argument_bytes": p.argument_bytes,
             "peak_bytes": p.peak_bytes,
+            "peak": _peak(p.peak, shardings),
             "traffic": [
                 {"kind": t.kind, "axes": list(t.axes), "count": t.count, "bytes": t.nbytes,
                  "seconds": t.seconds}
@@ -145,6 +155,24 @@ def _body(plan: Plan) -> dict[str, Json]:
         **ends,
         **decided,
         "shardings": shardings.table(),
+    }  # fmt: skip
+
+
+def _peak(peak: Peak | None, shardings: _Shardings) -> Json:
+    if peak is None:
+        return None
+    return {
+        "op": peak.op,
+        "module": peak.module,
+        "region": peak.region,
+        "line": peak.line,
+        "step_share": peak.step_share,
+        "bytes_by_kind": [[kind.value, nbytes] for kind, nbytes in peak.totals],
+        "largest": [
+            [i.name, i.kind.value, list(i.shape), i.dtype, shardings.number(i.sharding),
+             i.local_bytes, i.line]
+            for i in peak.items
+        ],
     }  # fmt: skip
 
 
@@ -164,15 +192,23 @@ class _Reader:
     def whole(self, key: str) -> int:
         return _typed(self._data[key], int)
 
-    def number(self, key: str) -> float:
+    def number(self, key: str, missing: float | None = None) -> float:
+        """The number at a key; where it is not there, `missing` if that is given."""
+        if missing is not None and key not in self._data:
+            return missing
         value = self._data[key]
         return float(value) if isinstance(value, int) else _typed(value, float)
+
+    def has(self, key: str) -> bool:
+        """Whether something other than null is at a key."""
+        return self._data.get(key) is not None
 
     def inner(self, key: str) -> _Reader:
         return _Reader(self._data[key])
 
-    def items(self, key: str) -> list[Json]:
-        return _list(self._data[key])
+    def items(self, key: str, missing: tuple[()] | None = None) -> list[Json]:
+        """The list at a key; where it is not there, none if that is allowed."""
+        return [] if missing is not None and key not in self._data else _list(self._data[key])
 
     def pairs(self, key: str) -> list[tuple[str, Json]]:
         return list(_object(self._data[key]).items())
@@ -222,10 +258,17 @@ def _plan(data: _Reader) -> Plan:
         sharding=_sharding_plan(data, mesh, table),
         arguments=tuple(_read_argument(r, table) for r in data.items("arguments")),
         outputs=tuple(_read_argument(r, table) for r in data.items("outputs")),
-        prediction=_prediction(data.inner("prediction")),
+        prediction=_prediction(data.inner("prediction"), table),
         layer_count=data.whole("layers"),
         stage_count=data.whole("stages"),
         microbatches=data.whole("microbatches"),
+        recomputation=_recomputation(data.inner("recomputed")),
+    )
+
+
+def _recomputation(data: _Reader) -> Recomputation:
+    return Recomputation(
+        _texts(data.items("values")), data.number("seconds"), data.whole("saved_bytes")
     )
 
 
@@ -276,11 +319,19 @@ def _sharding_plan(data: _Reader, mesh: MeshShape, table: list[Sharding]) -> Sha
             outcome.number("seconds"),
             outcome.number("bound_seconds"),
             outcome.text("sentence"),
+            tuple(_margin(row) for row in outcome.items("recipes", missing=())),
+            outcome.number("memory_price_seconds_per_byte", missing=0.0),
         ),
     )
 
 
-def _prediction(data: _Reader) -> Prediction:
+def _margin(value: Json) -> Margin:
+    name, seconds, note = _row(value, 3)
+    spent = None if seconds is None else float(_typed(seconds, float))
+    return Margin(_typed(name, str), spent, _typed(note, str))
+
+
+def _prediction(data: _Reader, table: list[Sharding]) -> Prediction:
     rows = [_Reader(r) for r in data.items("traffic")]
     return Prediction(
         seconds=data.number("seconds"),
@@ -294,4 +345,26 @@ def _prediction(data: _Reader) -> Prediction:
         ),
         argument_bytes=data.whole("argument_bytes"),
         peak_bytes=data.whole("peak_bytes"),
+        peak=_read_peak(data.inner("peak"), table) if data.has("peak") else None,
+    )  # fmt: skip
+
+
+def _read_peak(data: _Reader, table: list[Sharding]) -> Peak:
+    kinds = [_row(r, 2) for r in data.items("bytes_by_kind")]
+    return Peak(
+        op=data.text("op"),
+        module=data.text("module"),
+        region=data.text("region"),
+        line=data.text("line"),
+        step_share=data.number("step_share"),
+        items=tuple(_held_item(r, table) for r in data.items("largest")),
+        totals=tuple((HeldKind(_typed(kind, str)), _typed(n, int)) for kind, n in kinds),
+    )
+
+
+def _held_item(value: Json, table: list[Sharding]) -> HeldItem:
+    name, kind, shape, dtype, number, nbytes, line = _row(value, 7)
+    return HeldItem(
+        _typed(name, str), HeldKind(_typed(kind, str)), _ints(shape), _typed(dtype, str),
+        table[_typed(number, int)], _typed(nbytes, int), _typed(line, str),
     )  # fmt: skip

@@ -87,10 +87,14 @@ class Move:
 
 @dataclass(frozen=True)
 class Fence:
-    """Values that a later computation may not be merged with: remat's recomputation."""
+    """Values that a later computation may not be merged with: remat's recomputation.
+
+    Where they are `tied`, nobody may have them before the last of them is there.
+    """
 
     sources: tuple[str, ...]
     results: tuple[str, ...]
+    tied: bool = False
 
 
 @dataclass(frozen=True)

@@ -235,7 +235,10 @@ class _Scope:
     # -- bodies ----------------------------------------------------------------------------
 
     def _lower_remat(self, op: Op, path: OpPath) -> None:
-        """The body inline, its inputs fenced off so that XLA recomputes instead of reusing."""
+        """The body inline, its inputs fenced off so that XLA recomputes instead of reusing.
+
+        One with nothing in it only fences, and its last input tells when.
+        """
         body = op.graphs[0]
         self._values.update(body.values)
         fenced: list[tuple[str, str]] = []
@@ -249,7 +252,7 @@ class _Scope:
                 fenced.append((outer, inner))
         if fenced:
             sources, results = zip(*fenced, strict=True)
-            self.instructions.append(Fence(sources, results))
+            self.instructions.append(Fence(sources, results, tied=not body.ops))
         self.lower_ops(body, (*path, 0))
         for result, output in zip(op.results, body.outputs, strict=True):
             self._aliases[result.name] = output

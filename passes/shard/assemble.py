@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.cost.prices import Prices
-from autopar.cost.reshard import Resharder
 from autopar.ir.assignment import Assignment
 from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding import Sharding, replicated
@@ -17,6 +15,7 @@ from autopar.ir.values import Value
 from autopar.passes.shard.choices import canonical_shardings
 from autopar.passes.shard.decisions import Decision, Place, Read, Reading, ReadKind
 from autopar.passes.shard.lifetimes import lifetimes, materialized
+from autopar.passes.shard.moves import MoveTables
 from autopar.passes.shard.needs import Choice, required, sources
 from autopar.passes.shard.problem import Edge, Floats, Problem, Usage
 
@@ -42,12 +41,11 @@ class Assembled:
 def assemble(
     reading: Reading,
     choices: Sequence[tuple[Choice, ...]],
-    prices: Prices,
-    resharder: Resharder,
+    moves: MoveTables,
     limit_bytes: float,
 ) -> Assembled:
     """The problem of a reading whose decisions may take `choices`."""
-    return _Assembler(reading, choices, prices, resharder).assembled(limit_bytes)
+    return _Assembler(reading, choices, moves).assembled(limit_bytes)
 
 
 @dataclass(frozen=True)
@@ -66,16 +64,15 @@ class _Assembler:
         self,
         reading: Reading,
         choices: Sequence[tuple[Choice, ...]],
-        prices: Prices,
-        resharder: Resharder,
+        moves: MoveTables,
     ) -> None:
-        self._reading, self._prices, self._resharder = reading, prices, resharder
-        self._mesh: MeshShape = prices.mesh
+        self._reading, self._moves, self._prices = reading, moves, moves.prices
+        self._mesh: MeshShape = moves.prices.mesh
+        self._counts = reading.fold.counts
         self._choices: list[tuple[Choice, ...]] = list(choices)
         self._costs: list[Floats] = [np.zeros(len(c)) for c in choices]
         self._tables: dict[tuple[int, int], Floats] = {}
         self._uses: dict[UseKey, int] = {}
-        self._matrices: dict[tuple[object, ...], Floats] = {}
         self._laid: dict[tuple[int, tuple[int, ...]], tuple[Sharding, ...]] = {}
 
     def assembled(self, limit_bytes: float) -> Assembled:
@@ -87,8 +84,10 @@ class _Assembler:
                 self._connect_result(read)
         self._connect_needs()
         self._price_outputs()
+        for left, right in self._reading.ties:
+            self._tie(left, right)
         edges = tuple(Edge(u, v, t) for (u, v), t in self._tables.items())
-        problem = Problem(tuple(self._costs), edges, tuple(self._usages(kept)), limit_bytes)
+        problem = Problem(tuple(self._costs), edges, self._usages(limit_bytes), limit_bytes)
         return Assembled(problem, tuple(self._choices), self._uses)
 
     # -- nodes -----------------------------------------------------------------------------
@@ -100,7 +99,8 @@ class _Assembler:
                 continue
             op = decision.op
             types = tuple(v.type_text for v in self._op_values(decision))
-            key = (op.kind, op.rule, types, op.flops, decision.runs, self._choices[index])
+            key = (op.kind, op.rule, types, op.flops, decision.runs, decision.count,
+                   self._choices[index])  # fmt: skip
             if key not in seen:
                 seen[key] = np.array([self._op_seconds(decision, c) for c in self._choices[index]])
             self._costs[index] = self._costs[index] + seen[key]
@@ -126,7 +126,7 @@ class _Assembler:
             if heavy
             else self._prices.elementwise(nbytes)
         )
-        return seconds * decision.runs
+        return seconds * decision.runs * decision.count
 
     def _op_values(self, decision: Decision) -> tuple[Value, ...]:
         op = decision.op
@@ -142,14 +142,14 @@ class _Assembler:
         """Element-wise work: every kept member is written once and read once."""
         for index, decision in enumerate(self._reading.decisions):
             written: dict[tuple[int, ...], float] = defaultdict(float)
-            for value, place, path in decision.members:
+            for value, place, path, count in decision.members:
                 if path and value.name in kept:
-                    written[place.dims] += 2.0 * value.nbytes * decision.runs
+                    written[place.dims] += 2.0 * value.nbytes * decision.runs * count
             for dims, nbytes in sorted(written.items()):
                 shares = self._shares(index, dims)
-                self._costs[index] = self._costs[index] + np.array(
-                    [self._prices.elementwise(nbytes / s) for s in shares]
-                )
+                # The start of a kernel is paid by each of the look-alikes.
+                seconds = [self._prices.elementwise(nbytes / decision.count / s) for s in shares]
+                self._costs[index] = self._costs[index] + decision.count * np.array(seconds)
 
     def _shares(self, node: int, dims: tuple[int, ...]) -> Floats:
         """Over how many devices a member of a group is divided, for each choice."""
@@ -166,10 +166,19 @@ class _Assembler:
             )
         return self._laid[key]
 
-    def _usages(self, kept: frozenset[str]) -> Iterator[Usage]:
-        for value, place, first, last in lifetimes(self._reading, kept):
-            shares = self._shares(place.decision, place.dims)
-            yield Usage(place.decision, first, last, value.nbytes / shares)
+    def _usages(self, limit_bytes: float) -> tuple[Usage, ...]:
+        """What is held and when; nothing where all of it together is within the limit."""
+        values, counts = self._values, self._counts
+        if sum(v.nbytes * counts[name] for name, v in values.items()) <= limit_bytes:
+            return ()
+        weighed: dict[tuple[str, Place], Floats] = {}
+        usages: list[Usage] = []
+        for value, place, first, last in lifetimes(self._reading):
+            key = (value.name, place)
+            if key not in weighed:
+                weighed[key] = value.nbytes / self._shares(place.decision, place.dims)
+            usages.append(Usage(place.decision, first, last, weighed[key]))
+        return tuple(usages)
 
     # -- edges -----------------------------------------------------------------------------
 
@@ -187,7 +196,8 @@ class _Assembler:
         )
         combiners = tuple(c.combiner(rule) for c in choices if isinstance(c, Assignment))
         after = self._shardings(group, read.standing.dims)
-        self._add(read.reader, group, self._matrix(read.value, raw, after, combiners) * read.runs)
+        table = self._moves.matrix(read.value, raw, after, combiners)
+        self._add(read.reader, group, table * (read.runs * read.count))
 
     def _connect_needs(self) -> None:
         direct: list[_Need] = []
@@ -205,8 +215,12 @@ class _Assembler:
                 direct.extend(needs)
         for need in direct:
             before = self._shardings(need.place.decision, need.place.dims)
-            table = self._matrix(need.value, before, need.wanted) * need.read.runs
-            self._add(need.place.decision, need.reader, table)
+            table = self._moves.matrix(need.value, before, need.wanted)
+            self._add(need.place.decision, need.reader, table * self._times(need))
+
+    def _times(self, need: _Need) -> int:
+        """How often a step moves a value for a reader: once for each copy of it, at most."""
+        return need.read.runs * min(need.read.count, self._counts.get(need.value.name, 1))
 
     def _needs(self) -> Iterator[_Need]:
         for read in self._reading.reads:
@@ -227,61 +241,44 @@ class _Assembler:
         self._uses[key] = node
         lying = self._shardings(node, tuple(range(len(value.shape))))
         before = self._shardings(place.decision, place.dims)
-        self._add(place.decision, node, self._matrix(value, before, lying) * key.runs)
+        often = max(self._times(n) for n in needs)
+        self._add(place.decision, node, self._moves.matrix(value, before, lying) * often)
         for need in needs:
-            self._add(node, need.reader, self._matrix(value, lying, need.wanted) * key.runs)
+            table = self._moves.matrix(value, lying, need.wanted)
+            self._add(node, need.reader, table * self._times(need))
 
     def _price_outputs(self) -> None:
         """Outputs that are no state leave as they lie, but as no partial sums."""
-        leaving = {o for o, home in self._reading.outputs if home is None and isinstance(o, str)}
-        for name in sorted(leaving):
+        leaving = {
+            o: count
+            for o, home, count in self._reading.outputs
+            if home is None and isinstance(o, str)
+        }
+        for name, count in sorted(leaving.items()):
             value, standing = self._values[name], self._reading.standings[name]
             if isinstance(standing, Place):
                 before = self._shardings(standing.decision, standing.dims)
                 after = tuple(Sharding(s.dims) for s in before)
-                self._add(standing.decision, standing.decision, self._matrix(value, before, after))
+                table = self._moves.matrix(value, before, after) * count
+                self._add(standing.decision, standing.decision, table)
                 continue
             whole = (replicated(len(value.shape)),)
             for source, place, asked in sources(standing, value, whole):
                 before = self._shardings(place.decision, place.dims)
-                paid = self._matrix(source, before, asked)[:, 0]
-                self._costs[place.decision] = self._costs[place.decision] + paid
+                paid = self._moves.matrix(source, before, asked)[:, 0]
+                self._costs[place.decision] = self._costs[place.decision] + paid * count
 
-    def _matrix(
-        self,
-        value: Value,
-        before: tuple[Sharding, ...],
-        after: tuple[Sharding, ...],
-        combiners: tuple[str, ...] = (),
-    ) -> Floats:
-        """Seconds of moving a value from each of `before` to each of `after`."""
-        key = (value.shape, value.dtype, before, after, combiners)
-        if key not in self._matrices:
-            self._matrices[key] = self._priced(value, before, after, combiners)
-        return self._matrices[key]
-
-    def _priced(
-        self,
-        value: Value,
-        before: tuple[Sharding, ...],
-        after: tuple[Sharding, ...],
-        combiners: tuple[str, ...],
-    ) -> Floats:
-        partial = any(s.partial for s in (*before, *after))
-        table = self._resharder.table(value, partial)
-        rows: list[int] = []
-        extra = np.zeros(len(before))
-        for i, state in enumerate(before):
-            special = bool(combiners) and combiners[i] != "sum" and bool(state.partial)
-            if special:
-                local = value.nbytes // self._mesh.size([a for d in state.dims for a in d])
-                extra[i] = self._prices.collective("all-reduce", local, state.partial)
-            rows.append(table.index.get(Sharding(state.dims) if special else state, -1))
-        columns = [table.index.get(s, -1) for s in after]
-        seconds = table.seconds[np.ix_(rows, columns)] + extra[:, None]
-        seconds[np.array(rows) < 0, :] = np.inf
-        seconds[:, np.array(columns) < 0] = np.inf
-        return seconds
+    def _tie(self, left: int, right: int) -> None:
+        """Two decisions that are taken alike, where that can be."""
+        numbers = {choice: j for j, choice in enumerate(self._choices[right])}
+        alike = [numbers.get(choice, -1) for choice in self._choices[left]]
+        if max(alike) < 0:
+            return
+        table = np.full((len(alike), len(numbers)), np.inf)
+        for i, j in enumerate(alike):
+            if j >= 0:
+                table[i, j] = 0.0
+        self._add(left, right, table)
 
     def _add(self, left: int, right: int, table: Floats) -> None:
         if left == right:

@@ -12,10 +12,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.sharding import Sharding
 from autopar.ir.values import Value
+from autopar.passes.shard.fold import Fold
 
 OpPath = tuple[int, ...]  # (op index) or, inside bodies, (op, body, op, ...)
 
@@ -57,9 +59,21 @@ class Demand:
 Standing = Place | Demand | None  # None is a literal
 
 
+class Member(NamedTuple):
+    """A value of a group, the op that makes it, and how many values of the step it stands for."""
+
+    value: Value
+    place: Place
+    path: OpPath
+    copies: int
+
+
 @dataclass
 class Decision:
-    """A decision while the graph is being read; `sizes` bound how its dims may be divided."""
+    """A decision while the graph is being read; `sizes` bound how its dims may be divided.
+
+    `runs` are the trips of the loops around it; `count` says how many look-alikes share it.
+    """
 
     kind: DecisionKind
     label: str
@@ -73,9 +87,8 @@ class Decision:
     path: OpPath = ()
     may_be_partial: bool = False
     fixed: tuple[tuple[str, ...] | None, ...] | None = None  # a kept constraint; None dim is free
-    members: list[tuple[Value, Place, OpPath]] = field(
-        default_factory=lambda: list[tuple[Value, Place, OpPath]]()
-    )
+    members: list[Member] = field(default_factory=lambda: list[Member]())
+    count: int = 1
 
     def narrow(self, dims: tuple[int, ...], shape: tuple[int, ...]) -> None:
         """A member's dims must divide too."""
@@ -107,20 +120,32 @@ class Read:
     runs: int
     region: str
     line: str
+    count: int = 1  # how many reads of the step it stands for
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Everything read out of a graph: decisions, where values stand, who needs what."""
+    """Everything read out of a graph: decisions, where values stand, who needs what.
 
-    graph: Graph
+    `graph` is the folded graph, and so are names and paths; `ties` are decisions that must be
+    taken alike, as one op stands for several that read now from this one and now from that.
+    """
+
+    fold: Fold
     decisions: tuple[Decision, ...]
     standings: Mapping[str, Standing]
     reads: tuple[Read, ...]
     followers: Mapping[OpPath, int]  # op -> the group it computes in
     partial_operands: Mapping[OpPath, tuple[int, ...]]  # op -> operands that share a partial sum
     op_decisions: Mapping[OpPath, int]
-    outputs: tuple[tuple[Operand, int | None], ...] = ()  # (operand, input decision it returns to)
+    # (operand, input decision that it returns to, how many outputs of the step it stands for)
+    outputs: tuple[tuple[Operand, int | None, int], ...] = ()
+    ties: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def graph(self) -> Graph:
+        """The folded graph."""
+        return self.fold.graph
 
     @property
     def values(self) -> Mapping[str, Value]:

@@ -1,77 +1,224 @@
-"""Says why nothing fits the memory: by how much, what is largest, and what would help."""
+"""Says why nothing fits: what cannot be kept together, what is largest, what would help.
+
+The conflict is irreducible: of pins, constraints and recipe only those are named without any one of
+which the others could be kept (the deletion filter of Chinneck and Dravnieks, 1991).
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
-from autopar.errors import MemoryLimitError, listing
+from autopar.errors import InfeasibleError, MemoryLimitError, PinError, listing
 from autopar.ir.text import show_bytes
 from autopar.passes.base import Setting
 from autopar.passes.shard.assemble import Assembled
 from autopar.passes.shard.decisions import Decision, Reading
-from autopar.passes.shard.problem import Floats, Problem
+from autopar.passes.shard.least import Least, least_memory, light_answers
+from autopar.passes.shard.pins import CONSTRAINT, Pins, show_spec
+from autopar.passes.shard.recipes import AbstractRecipe, Free
 
 _SHOWN = 5
-_ROUNDS = 20
-_ROOM = 1.05  # on top of what is known to be enough, so that a rounded figure is enough too
+_DIGITS = 4  # of a limit, rounded up so that it is enough as it stands
 
 
-def memory_error(
-    reading: Reading, assembled: Assembled, setting: Setting, method: str = "auto"
-) -> MemoryLimitError:
-    """The error for a problem that no assignment fits."""
-    problem = assembled.problem
-    least = np.zeros(problem.horizon)
+@dataclass(frozen=True)
+class Posed:
+    """A problem with what it was read from."""
+
+    reading: Reading
+    assembled: Assembled
+
+
+# The problem under some pins and a recipe, without the step's own constraints at some lines.
+Pose = Callable[[Pins, AbstractRecipe, frozenset[str]], Posed]
+# Bytes that an assignment of a problem is known to need, with all that the rows leave out.
+Weigh = Callable[[Posed, tuple[int, ...]], float]
+
+
+def lightest(posed: Posed, weigh: Weigh) -> tuple[tuple[int, ...], float]:
+    """The assignment that is known to need the least, and how much: () and infinity for none."""
+    problem = posed.assembled.problem
+    weighed = [(max(problem.peak_bytes(c), weigh(posed, c)), c) for c in light_answers(problem)]
+    nbytes, choice = min(weighed, default=(float("inf"), ()))
+    return choice, nbytes
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """What the user asked for, in words, and what it is: a pin, a line of the step, the recipe."""
+
+    text: str
+    pin: tuple[str, tuple[tuple[str, ...], ...]] | None = None
+    line: str | None = None
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A request that cannot be met, and how it could be posed with less in it."""
+
+    setting: Setting
+    recipe: AbstractRecipe
+    posed: Posed
+    pose: Pose
+    weigh: Weigh
+
+    def error(self) -> InfeasibleError | PinError:
+        """The error that names the conflict, the values at the peak and the limit that would do."""
+        trials = _Trials(self, tuple(self._culprits()))
+        if not trials.least(trials.every).choice:
+            return trials.contradiction()
+        return trials.too_large()
+
+    def _culprits(self) -> Iterator[Culprit]:
+        for pin in self.setting.pins:
+            yield Culprit(f"pin {pin[0]!r} = {show_spec(pin[1])}", pin=pin)
+        lines = {d.line for d in self.posed.reading.decisions if d.fixed and d.label == CONSTRAINT}
+        for line in sorted(lines):
+            yield Culprit(f"{CONSTRAINT} at {line}", line=line)
+        if not isinstance(self.recipe, Free):
+            yield Culprit(f"method={self.recipe.name!r}")
+
+
+class _Trials:
+    """The request with some of its culprits only: what that holds at least, asked once each."""
+
+    def __init__(self, refused: Refused, culprits: tuple[Culprit, ...]) -> None:
+        self._refused, self._culprits = refused, culprits
+        self.every = frozenset(range(len(culprits)))
+        self._posed: dict[frozenset[int], Posed] = {self.every: refused.posed}
+        self._found: dict[frozenset[int], Least] = {}
+        self._enough: dict[frozenset[int], float] = {}
+
+    def posed(self, kept: frozenset[int]) -> Posed:
+        """The problem with these culprits."""
+        if kept not in self._posed:
+            given = [self._culprits[i] for i in sorted(kept)]
+            lost = [self._culprits[i] for i in sorted(self.every - kept)]
+            pins = tuple(c.pin for c in given if c.pin is not None)
+            own = any(c.pin is None and c.line is None for c in given)
+            loose = frozenset(c.line for c in lost if c.line is not None)
+            recipe = self._refused.recipe if own else Free()
+            self._posed[kept] = self._refused.pose(pins, recipe, loose)
+        return self._posed[kept]
+
+    def least(self, kept: frozenset[int]) -> Least:
+        """What holds the least with these culprits."""
+        if kept not in self._found:
+            self._found[kept] = least_memory(self.posed(kept).assembled.problem)
+        return self._found[kept]
+
+    def enough(self, kept: frozenset[int]) -> float:
+        """A limit under which there is a plan with these culprits."""
+        if kept not in self._enough:
+            posed = self.posed(kept)
+            self._enough[kept] = lightest(posed, self._refused.weigh)[1]
+        return self._enough[kept]
+
+    def _conflict(self, able: Callable[[frozenset[int]], bool]) -> list[int]:
+        """Culprits that cannot be kept together; none where dropping them all would not help."""
+        if not able(frozenset()):
+            return []
+        kept = self.every
+        for i in sorted(self.every):
+            if not able(kept - {i}):
+                kept = kept - {i}
+        return sorted(kept)
+
+    def contradiction(self) -> InfeasibleError | PinError:
+        """The error where no assignment is possible, whatever the memory."""
+        mesh = self._refused.setting.mesh
+        found = self._conflict(lambda kept: bool(self.least(kept).choice))
+        if not found:
+            return InfeasibleError(f"no sharding of this step is possible on ({mesh})")
+        faults = [self._culprits[i].text for i in found]
+        headline = f"these cannot be kept together on ({mesh}):"
+        return PinError(listing(headline, faults, "Drop any one of them."))
+
+    def too_large(self) -> MemoryLimitError:
+        """The error where the memory is too small."""
+        limit = self._refused.setting.memory_bytes
+        conflict = self._conflict(lambda kept: self.enough(kept) <= limit)
+        kept = self.every if conflict else frozenset[int]()
+        named = [self._culprits[i] for i in conflict]
+        faults = [*self._remedies(conflict), *_largest(self.posed(kept))]
+        asked = _how(self._culprits, self._refused.recipe) if self._culprits else ""
+        advice = _advice(named, self.enough(self.every), asked)
+        return MemoryLimitError(listing(self._headline(kept, named), faults, advice))
+
+    def _headline(self, kept: frozenset[int], named: Sequence[Culprit]) -> str:
+        setting, least = self._refused.setting, self.least(kept)
+        over = least.bound_bytes - setting.memory_bytes
+        text = (
+            f"no plan on ({setting.mesh}) fits {show_bytes(setting.memory_bytes)} a device: at its "
+            f"peak the step holds {show_bytes(_unsharded(self.posed(kept)))} unsharded, and at "
+            f"least {show_bytes(least.bound_bytes)} a device {_how(named, self._refused.recipe)}"
+        )
+        if over > 0:
+            return f"{text}, {show_bytes(over)} too much."
+        over = self.enough(kept) - setting.memory_bytes
+        return f"{text}; the least that was found is {show_bytes(over)} too much."
+
+    def _remedies(self, conflict: Sequence[int]) -> Iterator[str]:
+        """What would do without each culprit, the others kept."""
+        for i in conflict:
+            enough = self.enough(self.every - {i})
+            fits = ", which fits" if enough <= self._refused.setting.memory_bytes else ""
+            yield f"{self._culprits[i].text}: without it {show_bytes(enough)} would do{fits}"
+
+
+def _how(named: Sequence[Culprit], recipe: AbstractRecipe) -> str:
+    if not named:
+        return "however it is sharded"
+    fixed = sum(c.pin is not None or c.line is not None for c in named)
+    under = f"under {recipe.name}" if fixed < len(named) else ""
+    pinned = ("with this pin" if fixed == 1 else "with these pins") if fixed else ""
+    return " ".join(part for part in (under, pinned) if part)
+
+
+def _advice(named: Sequence[Culprit], enough: float, asked: str) -> str:
+    freedom = ["fewer pins"] * any(c.pin is not None or c.line is not None for c in named)
+    whole = any(c.pin is None and c.line is None for c in named)
+    freedom += ["method='auto', which may shard more"] * whole
+    ways = [*freedom, "more devices", "a smaller batch", "jax.checkpoint on the layers"]
+    gib = _rounded_up(enough / 2**30)
+    limit = " ".join(
+        part for part in (f"a limit of {show_bytes(gib * 2**30)} or more", asked) if part
+    )
+    return f"Use {', '.join(ways)}, or {limit} (memory_gb={gib:.{_DIGITS}g})."
+
+
+def _rounded_up(figure: float) -> float:
+    scale = 10.0 ** (_DIGITS - 1 - math.floor(math.log10(max(figure, 1e-12))))
+    return (math.floor(figure * scale) + 1) / scale
+
+
+def _unsharded(posed: Posed) -> float:
+    """The most that would be held at once if nothing was cut up."""
+    problem = posed.assembled.problem
+    most = np.zeros(problem.horizon + 1)
     for usage in problem.usages:
-        least[usage.first : usage.last + 1] += usage.nbytes.min()
-    worst = int(least.argmax())
+        most[usage.first] += usage.nbytes.max()
+        most[usage.last + 1] -= usage.nbytes.max()
+    return float(np.cumsum(most).max())
+
+
+def _largest(posed: Posed) -> Iterator[str]:
+    """What is held where even the smallest choices hold the most, the largest first."""
+    problem, decisions = posed.assembled.problem, posed.reading.decisions
+    least = np.zeros(problem.horizon + 1)
+    for usage in problem.usages:
+        least[usage.first] += usage.nbytes.min()
+        least[usage.last + 1] -= usage.nbytes.min()
+    worst = int(np.cumsum(least)[:-1].argmax())
     live = [u for u in problem.usages if u.first <= worst <= u.last]
     live.sort(key=lambda u: (-float(u.nbytes.min()), -float(u.nbytes.max()), u.node))
-    total, needed = sum(float(u.nbytes.max()) for u in live), float(least[worst])
-    faults = [
-        _item(reading.decisions[u.node], float(u.nbytes.min()), float(u.nbytes.max()))
-        for u in live[:_SHOWN]
-        if u.node < len(reading.decisions)
-    ]
-    over = needed - setting.memory_bytes
-    enough = max(_enough(problem), setting.memory_bytes) * _ROOM
-    within = "" if method == "auto" else f" under {method}"
-    headline = (
-        f"no plan on ({setting.mesh}) fits {show_bytes(setting.memory_bytes)} a device: at its "
-        f"peak the step holds {show_bytes(total)} unsharded, and at least {show_bytes(needed)} a "
-        f"device however it is sharded{within}"
-        + (f", {show_bytes(over)} too much." if over > 0 else ", and more where all must agree.")
-    )
-    freedom = ["method='auto', which may shard more"] * (method != "auto")
-    freedom += ["fewer pins"] * bool(setting.pins)
-    remedy = ", ".join(
-        [
-            *("Use more devices", "a smaller batch", "jax.checkpoint on the layers"),
-            *freedom,
-            f"or a limit of {show_bytes(enough)} or more (memory_gb={enough / 2**30:.3g}).",
-        ]
-    )
-    return MemoryLimitError(listing(headline, faults, remedy))
-
-
-def _enough(problem: Problem) -> float:
-    """The peak of an assignment that holds little: a limit that is known to be kept.
-
-    Every node takes what holds least, weighed by how near the peak that is: each round the
-    times that were highest weigh more.
-    """
-    weight = np.ones(problem.horizon)
-    peaks: list[float] = []
-    for _ in range(_ROUNDS):
-        held: list[Floats] = [np.zeros(len(c)) for c in problem.costs]
-        for usage in problem.usages:
-            span = float(weight[usage.first : usage.last + 1].sum())
-            held[usage.node] = held[usage.node] + span * usage.nbytes
-        over_time = problem.held_bytes([int(h.argmin()) for h in held])
-        peaks.append(float(over_time.max()))
-        weight = weight * (1 + over_time / max(peaks[-1], 1.0))
-        weight = weight / weight.max()
-    return min(peaks)
+    for usage in live[:_SHOWN]:
+        if usage.node < len(decisions):
+            yield _item(decisions[usage.node], float(usage.nbytes.min()), float(usage.nbytes.max()))
 
 
 def _item(decision: Decision, least: float, most: float) -> str:

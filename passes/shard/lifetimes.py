@@ -1,10 +1,13 @@
-"""When each value is held: from the op that makes it to the last that reads it, over the step."""
+"""When each value is held over the step, by the rules that the listing is weighed by."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import bisect
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 
-from autopar.ir.graph import Graph
+from autopar.cost.spans import Span, stored_spans
+from autopar.ir.graph import Graph, Op
 from autopar.ir.values import Value
 from autopar.passes.shard.decisions import (
     Demand,
@@ -14,6 +17,8 @@ from autopar.passes.shard.decisions import (
     Standing,
 )
 
+_LOOPS = ("scan", "while", "cond")
+
 
 def materialized(reading: Reading) -> frozenset[str]:
     """Values that are written to memory: inputs, outputs, and what is not fused away.
@@ -22,7 +27,7 @@ def materialized(reading: Reading) -> frozenset[str]:
     fused by every XLA back end.
     """
     kept = {i.value.name for i in reading.graph.inputs}
-    kept.update(o for o, target in reading.outputs if isinstance(o, str) and target is None)
+    kept.update(o for o, target, _ in reading.outputs if isinstance(o, str) and target is None)
     fusible = _fusible(reading)
     for read in reading.reads:
         region = read.region if read.kind is ReadKind.GROUP else None
@@ -49,53 +54,64 @@ def _sources(standing: Standing, value: Value) -> Iterator[str]:
             yield from _sources(inner, held)
 
 
-def lifetimes(reading: Reading, kept: frozenset[str]) -> Iterator[tuple[Value, Place, int, int]]:
+def lifetimes(reading: Reading) -> Iterator[tuple[Value, Place, int, int]]:
     """(value, place, first, last) of everything held; inputs are held over the whole step.
 
-    Outputs that return to a donated input reuse its buffer and are not counted again.
+    Every value of the whole step has its own time, though look-alikes share a place. Outputs
+    that return to a donated input reuse its buffer and are not counted again.
     """
-    clock = _Clock(reading)
-    clock.visit(reading.graph)
-    horizon = clock.now
-    inputs = {i.value.name for i in reading.graph.inputs}
-    returned = {o for o, target in reading.outputs if target is not None}
-    outputs = {o for o, _ in reading.outputs}
-    for name, value in reading.values.items():
-        standing = reading.standings.get(name)
-        if name not in kept or not isinstance(standing, Place) or name in returned - inputs:
-            continue
-        if name in inputs:
-            yield value, standing, 0, horizon
-        elif name in clock.made:
-            last = horizon if name in outputs else clock.read.get(name, clock.made[name])
-            yield value, standing, clock.made[name], max(last, clock.made[name])
+    whole, homes = reading.fold.whole, reading.fold.homes
+    returned = {whole.outputs[o] for o, _ in whole.donated} - {i.value.name for i in whole.inputs}
+    held = {
+        home: (reading.values[home], standing)
+        for home, standing in reading.standings.items()
+        if isinstance(standing, Place) and home in reading.values
+    }
+    for name, (first, last) in _timeline(whole).items():
+        item = held.get(homes[name])
+        if item is not None and name not in returned:
+            yield *item, first, last
 
 
-class _Clock:
-    """Numbers the ops of a nest in order; a loop makes its results before its body runs."""
+def _timeline(graph: Graph) -> Mapping[str, Span]:
+    """When each stored value is held; a loop lasts as long as its bodies, one after the other."""
+    outer = stored_spans(graph)
+    inner: list[tuple[int, Mapping[str, Span]]] = []
+    for op in _loops(graph):
+        at = min((outer[r.name][0] for r in op.results if r.name in outer), default=None)
+        if at is not None:
+            inner += [(at, _timeline(body)) for body in op.graphs]
+    inner.sort(key=lambda given: given[0])
+    return dict(_nested(outer, inner)) if inner else outer
 
-    def __init__(self, reading: Reading) -> None:
-        self.now = 0
-        self.made: dict[str, int] = {}
-        self.read: dict[str, int] = {}
-        self._standings = reading.standings
 
-    def visit(self, graph: Graph) -> None:
-        """Count through a graph and the bodies in it."""
-        for op in graph.ops:
-            self.now += 1
-            start = self.now
+def _nested(
+    outer: Mapping[str, Span], inner: Sequence[tuple[int, Mapping[str, Span]]]
+) -> Iterator[tuple[str, Span]]:
+    """Spans around loops stretch by what the bodies take, and those of the bodies fit in."""
+    lengths = [1 + max((last for _, last in spans.values()), default=-1) for _, spans in inner]
+    starts = [at for at, _ in inner]
+    room = [0, *itertools.accumulate(lengths)]
+    for name, (first, last) in outer.items():
+        yield (
+            name,
+            (
+                first + room[bisect.bisect_left(starts, first)],
+                last + room[bisect.bisect_right(starts, last)],
+            ),
+        )
+    for k, (at, spans) in enumerate(inner):
+        offset = at + room[k] + 1
+        yield from (
+            (name, (first + offset, last + offset)) for name, (first, last) in spans.items()
+        )
+
+
+def _loops(graph: Graph) -> Iterator[Op]:
+    """The loops of a graph and of the remat bodies in it, but not those within loops."""
+    for op in graph.ops:
+        if op.kind in _LOOPS:
+            yield op
+        else:
             for body in op.graphs:
-                self.visit(body)
-            for value in op.results:
-                self.made[value.name] = start
-            for operand in op.value_operands():
-                self._touch(operand, self.now)
-
-    def _touch(self, name: str, when: int) -> None:
-        self.read[name] = max(when, self.read.get(name, 0))
-        standing = self._standings.get(name)
-        if isinstance(standing, Demand):
-            for held, inner in zip(standing.operand_values, standing.operands, strict=True):
-                if inner is not None:
-                    self._touch(held.name, when)
+                yield from _loops(body)

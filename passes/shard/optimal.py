@@ -2,53 +2,127 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, TypeVar
 
 from autopar.cost.prices import Prices
-from autopar.cost.reshard import Resharder
+from autopar.errors import AutoparError
 from autopar.ir.assignment import Assignment
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
-from autopar.ir.outcome import Outcome
+from autopar.ir.outcome import Margin, Outcome
 from autopar.ir.sharding import Sharding
-from autopar.ir.sharding_plan import ShardingPlan
+from autopar.ir.sharding_plan import OpPath, ShardingPlan
 from autopar.passes.base import Setting
 from autopar.passes.shard.assemble import Assembled, assemble
 from autopar.passes.shard.base import AbstractSharding
 from autopar.passes.shard.choices import group_choices, op_choices
 from autopar.passes.shard.decisions import Place, Reading
-from autopar.passes.shard.infeasible import memory_error
+from autopar.passes.shard.floor import Floor, at_least, known_solution, recipe_floor
+from autopar.passes.shard.fold import Fold, fold, unfolded
+from autopar.passes.shard.infeasible import Posed, Refused, Weigh
+from autopar.passes.shard.least import least_memory, needed_bytes
+from autopar.passes.shard.moves import MoveTables
 from autopar.passes.shard.needs import Choice
-from autopar.passes.shard.pins import apply_pins
+from autopar.passes.shard.pins import Pins, apply_pins, loosened, resolve_pins
+from autopar.passes.shard.problem import Problem
 from autopar.passes.shard.read import read_graph
 from autopar.passes.shard.recipes import AbstractRecipe, Free
 from autopar.passes.shard.solve import Solution, solve
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Optimal(AbstractSharding):
     """The cheapest sharding within a recipe's restrictions, by integer programming.
 
-    Graphs of more than `share_above` decisions let look-alike ones within `hops` share.
+    In graphs of more than `fold_above` ops those that look alike within `hops` share a decision.
+    Runs on one cluster and mesh may be given the same `tables`, so that moves are priced once.
     """
 
     name: ClassVar[str] = "optimal"
     recipe: AbstractRecipe = field(default_factory=Free)
-    share_above: int = 400
+    fold_above: int = 1500
     hops: int = 4
+    tables: MoveTables | None = field(default=None, compare=False)
 
     def run(self, given: Graph, setting: Setting) -> ShardingPlan:
-        """The plan; raises PinError or MemoryLimitError where there is none."""
-        reading = apply_pins(read_graph(given), setting.pins, setting.mesh)
-        prices = Prices(setting.cluster, setting.mesh)
-        choices = self.recipe.restrict(reading, all_choices(reading, setting.mesh), setting.mesh)
-        assembled = assemble(reading, choices, prices, Resharder(prices), setting.memory_bytes)
-        solution = solve(assembled.problem, self.share_above, self.hops)
+        """The plan; raises PinError, MemoryLimitError or InfeasibleError where there is none."""
+        posed = setting.watched(
+            "build", given, lambda: self.pose(given, setting, setting.pins, self.recipe)
+        )
+        floor, solution = setting.watched("solve", posed, lambda: self._answer(posed, setting.mesh))
         if not solution.feasible:
-            raise memory_error(reading, assembled, setting, self.recipe.name)
-        return plan_of(reading, assembled, solution, setting.mesh)
+            raise self._refused(given, setting, posed).error()
+        return plan_of(posed.reading, posed.assembled, solution, setting.mesh, floor.margins)
+
+    def _answer(self, posed: Posed, mesh: MeshShape) -> tuple[Floor, Solution]:
+        """The recipes, where they are not what is asked for, and an answer no dearer than they."""
+        free = isinstance(self.recipe, Free)
+        floor = recipe_floor(posed.reading, posed.assembled, mesh) if free else Floor()
+        return floor, at_least(_solved(posed.assembled.problem, floor.choice), floor)
+
+    def pose(
+        self,
+        given: Graph,
+        setting: Setting,
+        pins: Pins,
+        recipe: AbstractRecipe,
+        loose: frozenset[str] = frozenset(),
+    ) -> Posed:
+        """The problem under pins and a recipe, the step's constraints at `loose` lines let go."""
+        fixed = resolve_pins(given, pins, setting.mesh)
+        deep = sum(1 for _ in given.walk()) > self.fold_above
+        folded = fold(given, self.hops, fixed) if deep else unfolded(given)
+        reading = loosened(apply_pins(read_graph(folded), fixed, setting.mesh), loose)
+        choices = recipe.restrict(reading, all_choices(reading, setting.mesh), setting.mesh)
+        assembled = assemble(reading, choices, self._tables(setting), setting.memory_bytes)
+        return Posed(reading, assembled)
+
+    def _tables(self, setting: Setting) -> MoveTables:
+        return self.tables or MoveTables(Prices(setting.cluster, setting.mesh))
+
+    def refusal(self, given: Graph, setting: Setting) -> AutoparError:
+        """Why there is no plan: what cannot be kept together, and which limit would do."""
+        posed = self.pose(given, counted(setting), setting.pins, self.recipe)
+        return self._refused(given, setting, posed).error()
+
+    def _refused(self, given: Graph, setting: Setting, posed: Posed) -> Refused:
+        def pose(pins: Pins, recipe: AbstractRecipe, loose: frozenset[str]) -> Posed:
+            return self.pose(given, counted(setting), pins, recipe, loose)
+
+        return Refused(setting, self.recipe, posed, pose, weigher(given, setting))
+
+
+def counted(setting: Setting) -> Setting:
+    """The setting with a limit that nothing keeps, under which every byte is counted."""
+    return replace(setting, memory_bytes=1)
+
+
+def weigher(given: Graph, setting: Setting) -> Weigh:
+    """The bytes that an assignment is known to need, as the setting weighs its plan."""
+
+    def weigh(posed: Posed, choice: tuple[int, ...]) -> float:
+        solution = known_solution(posed.assembled.problem, choice, "")
+        plan = plan_of(posed.reading, posed.assembled, solution, setting.mesh)
+        return setting.weigh(given, plan)
+
+    return weigh
+
+
+def _solved(problem: Problem, start: tuple[int, ...]) -> Solution:
+    """The cheapest assignment that fits, or what holds the least if nothing else was found."""
+    if needed_bytes(problem) > problem.limit_bytes * (1 + 1e-9):
+        nothing = known_solution(problem, (), "No assignment fits.")
+        return replace(nothing, proven_infeasible=True)
+    solution = solve(problem, start or None)
+    if solution.feasible:
+        return solution
+    least = least_memory(problem)
+    fits = bool(least.choice) and problem.fits(least.choice)
+    return known_solution(problem, least.choice if fits else (), "What holds the least.")
 
 
 def all_choices(reading: Reading, mesh: MeshShape) -> list[tuple[Choice, ...]]:
@@ -61,34 +135,71 @@ def all_choices(reading: Reading, mesh: MeshShape) -> list[tuple[Choice, ...]]:
 
 
 def plan_of(
-    reading: Reading, assembled: Assembled, solution: Solution, mesh: MeshShape
+    reading: Reading,
+    assembled: Assembled,
+    solution: Solution,
+    mesh: MeshShape,
+    recipes: tuple[Margin, ...] = (),
 ) -> ShardingPlan:
-    """What an assignment of a problem means for the values and ops it was assembled from."""
+    """What an assignment of a problem means for every value and op of the whole step."""
     picked: Sequence[Choice] = [
         options[i] for options, i in zip(assembled.choices, solution.choice, strict=True)
     ]
-    values: list[tuple[str, Sharding]] = []
-    for name in reading.values:
-        standing = reading.standings.get(name)
-        if isinstance(standing, Place):
-            chosen = picked[standing.decision]
-            assert isinstance(chosen, Sharding)
-            values.append((name, standing.sharding(chosen)))
-    assignments: list[tuple[tuple[int, ...], Assignment]] = []
-    for path, node in reading.op_decisions.items():
-        chosen = picked[node]
-        assert isinstance(chosen, Assignment)
-        assignments.append((path, chosen))
-    uses: list[tuple[str, str, Sharding]] = []
-    for key, node in assembled.uses.items():
-        chosen = picked[node]
-        assert isinstance(chosen, Sharding)
-        uses.append((key.value, key.region, chosen))
+    uses = {
+        (key.value, key.region): chosen
+        for key, node in assembled.uses.items()
+        if isinstance(chosen := picked[node], Sharding)
+    }
     return ShardingPlan(
         mesh,
-        tuple(values),
-        tuple(assignments),
-        tuple(uses),
-        tuple(reading.partial_operands.items()),
-        Outcome(solution.status, solution.seconds, solution.bound_seconds, solution.sentence),
+        tuple(_values(reading, picked)),
+        tuple(
+            (path, chosen)
+            for path, node in _everywhere(reading.fold, reading.op_decisions)
+            if isinstance(chosen := picked[node], Assignment)
+        ),
+        tuple(_uses(reading.fold, uses)),
+        tuple(_everywhere(reading.fold, reading.partial_operands)),
+        Outcome(
+            solution.status,
+            solution.seconds,
+            solution.bound_seconds,
+            solution.sentence,
+            recipes,
+            solution.memory_price_seconds_per_byte,
+        ),
     )
+
+
+def _values(reading: Reading, picked: Sequence[Choice]) -> Iterator[tuple[str, Sharding]]:
+    """Every placed value of the whole step, lying as the one that stands for it."""
+    laid: dict[str, Sharding] = {}
+    for home, standing in reading.standings.items():
+        chosen = picked[standing.decision] if isinstance(standing, Place) else None
+        if isinstance(standing, Place) and isinstance(chosen, Sharding):
+            laid[home] = standing.sharding(chosen)
+    for name, home in reading.fold.homes.items():
+        if home in laid:
+            yield name, laid[home]
+
+
+def _everywhere(folded: Fold, found: Mapping[OpPath, T]) -> Iterator[tuple[OpPath, T]]:
+    """What was found for an op, for every op that it stands for."""
+    inner: dict[int, list[tuple[OpPath, T]]] = {}
+    for path, what in found.items():
+        inner.setdefault(path[0], []).append((path[1:], what))
+    for i, c in enumerate(folded.classes):
+        for rest, what in inner.get(c, ()):
+            yield (i, *rest), what
+
+
+def _uses(
+    folded: Fold, found: Mapping[tuple[str, str], Sharding]
+) -> Iterator[tuple[str, str, Sharding]]:
+    """How the ops of a region read each value that they read in another sharding than its own."""
+    regions: dict[str, list[tuple[str, Sharding]]] = {}
+    for (home, region), sharding in found.items():
+        regions.setdefault(home, []).append((region, sharding))
+    for name, home in folded.homes.items():
+        for region, sharding in regions.get(home, ()):
+            yield name, region, sharding

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autopar.errors import PinError, listing
+from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
 from autopar.ir.values import Input
 from autopar.passes.shard.decisions import Decision, Place, Reading
 
 Dims = tuple[tuple[str, ...], ...]
 Pins = Sequence[tuple[str, Dims]]
+CONSTRAINT = "with_sharding_constraint"  # the label of a constraint's decision
 
 
-def apply_pins(reading: Reading, pins: Pins, mesh: MeshShape) -> Reading:
-    """The reading with the pinned arguments' shardings fixed.
+def resolve_pins(graph: Graph, pins: Pins, mesh: MeshShape) -> dict[str, Dims]:
+    """The sharding of each argument that a pin fixes, by the argument's path.
 
     A pattern is matched against an argument's whole path, with or without the argument's own
     name in front: "params/**/kernel" matches "state/params/block/kernel". Raises PinError with
     every pin that matches nothing, does not fit its value, or contradicts another.
     """
-    if not pins:
-        return _checked(reading, mesh)
     faults: list[str] = []
     fixed: dict[str, tuple[str, Dims]] = {}
     for pattern, dims in pins:
-        matched = [i for i in reading.graph.inputs if matches(pattern, i.path)]
+        matched = [i for i in graph.inputs if matches(pattern, i.path)]
         if not matched:
-            faults.append(_unmatched(pattern, [i.path for i in reading.graph.inputs]))
+            faults.append(_unmatched(pattern, [i.path for i in graph.inputs]))
         for given in matched:
             fault = _misfit(pattern, dims, given, mesh)
             held = fixed.get(given.path)
@@ -47,16 +47,35 @@ def apply_pins(reading: Reading, pins: Pins, mesh: MeshShape) -> Reading:
                 fixed[given.path] = (pattern, padded)
     if faults:
         raise PinError(listing("these pins cannot be kept:", faults, "Mend or drop them."))
-    return _checked(_fixed(reading, {path: dims for path, (_, dims) in fixed.items()}), mesh)
+    return {path: dims for path, (_, dims) in fixed.items()}
 
 
-def _fixed(reading: Reading, fixed: dict[str, Dims]) -> Reading:
+def apply_pins(reading: Reading, fixed: Mapping[str, Dims], mesh: MeshShape) -> Reading:
+    """The reading with these arguments' shardings fixed.
+
+    Raises PinError where a with_sharding_constraint of the step cannot be kept.
+    """
+    return _checked(_fixed(reading, fixed) if fixed else reading, mesh)
+
+
+def _fixed(reading: Reading, fixed: Mapping[str, Dims]) -> Reading:
     decisions: list[Decision] = list(reading.decisions)
     for given in reading.graph.inputs:
         place = reading.standings[given.value.name]
         if given.path in fixed and isinstance(place, Place):
             decisions[place.decision] = replace(decisions[place.decision], fixed=fixed[given.path])
     return replace(reading, decisions=tuple(decisions))
+
+
+def loosened(reading: Reading, lines: frozenset[str]) -> Reading:
+    """The reading without the step's own constraints at these lines."""
+    if not lines:
+        return reading
+    kept = [
+        replace(d, fixed=None) if d.label == CONSTRAINT and d.line in lines else d
+        for d in reading.decisions
+    ]
+    return replace(reading, decisions=tuple(kept))
 
 
 def matches(pattern: str, path: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.rule import Kind, Rule
@@ -11,6 +12,7 @@ from autopar.passes.shard.decisions import (
     Decision,
     DecisionKind,
     Demand,
+    Member,
     OpPath,
     Place,
     Read,
@@ -18,28 +20,47 @@ from autopar.passes.shard.decisions import (
     ReadKind,
     Standing,
 )
+from autopar.passes.shard.fold import Fold, Variant
+from autopar.passes.shard.follow import (
+    is_pointwise,
+    is_pure_demand,
+    label,
+    major_factor,
+    renaming_of,
+    spec,
+)
 from autopar.passes.shard.loops import read_loop
 
 _ALIASES = ("remat2", "checkpoint")
 _LOOPS = ("scan", "while", "cond")
 
 
-def read_graph(graph: Graph) -> Reading:
+def read_graph(fold: Fold) -> Reading:
     """Decisions, standings and reads of a whole step; ops must carry their rules."""
     reader = Reader()
+    graph = fold.graph
     for given in graph.inputs:
+        reader.count = fold.counts[given.value.name]
         reader.add_input(given.value, given.path)
-    reader.read_ops(graph, (), 1)
-    returns = dict(graph.donated)
-    outputs: list[tuple[Operand, int | None]] = []
-    for i, operand in enumerate(graph.outputs):
-        home = reader.standings.get(graph.inputs[returns[i]].value.name) if i in returns else None
+    for _, index, place in sorted(
+        (variant.first, c, k)
+        for c, variants in enumerate(fold.variants)
+        for k, variant in enumerate(variants)
+    ):
+        if place == 0:
+            reader.read_class(graph, index, fold.variants[index])
+        else:
+            reader.read_variant(graph, index, fold.variants[index][place])
+    outputs: list[tuple[Operand, int | None, int]] = []
+    for operand, returned, count in fold.outputs():
+        home = reader.standings.get(returned) if returned is not None else None
         target = home.decision if isinstance(home, Place) else None
-        outputs.append((operand, target))
+        outputs.append((operand, target, count))
         if isinstance(operand, str) and target is not None:
+            reader.count = count
             reader.need_exact(operand, graph.values[operand], target, 1, "update", "")
     return Reading(
-        graph,
+        fold,
         tuple(reader.decisions),
         reader.standings,
         tuple(reader.reads),
@@ -47,13 +68,19 @@ def read_graph(graph: Graph) -> Reading:
         reader.partial_operands,
         reader.op_decisions,
         tuple(outputs),
+        tuple(reader.ties),
     )
 
 
 class Reader:
-    """Goes through ops in order; groups grow as followers are found."""
+    """Goes through ops in order; groups grow as followers are found.
+
+    `count` is how many ops of the step the one being read stands for.
+    """
 
     def __init__(self) -> None:
+        self.count = 1
+        self.ties: list[tuple[int, int]] = []
         self.decisions: list[Decision] = []
         self.standings: dict[str, Standing] = {}
         self.reads: list[Read] = []
@@ -74,10 +101,12 @@ class Reader:
         """A new group whose root is `value`."""
         index = len(self.decisions)
         sizes = [1 if value.dtype.startswith("key") else n for n in value.shape]
-        self.decisions.append(Decision(kind, label, value, sizes, runs, region, line))
+        self.decisions.append(
+            Decision(kind, label, value, sizes, runs, region, line, count=self.count)
+        )
         place = Place(index, tuple(range(len(value.shape))))
         self.standings[value.name] = place
-        self.decisions[index].members.append((value, place, ()))
+        self.decisions[index].members.append(Member(value, place, (), self.count))
         return index
 
     def place(self, value: Value, decision: int, dims: tuple[int, ...], path: OpPath = ()) -> None:
@@ -85,7 +114,7 @@ class Reader:
         place = Place(decision, dims)
         self.standings[value.name] = place
         self.decisions[decision].narrow(dims, value.shape)
-        self.decisions[decision].members.append((value, place, path))
+        self.decisions[decision].members.append(Member(value, place, path, self.count))
 
     def mark_partial(self, decision: int, value: Value) -> None:
         """A group that may hold a partial sum, as seen through one of its values."""
@@ -103,21 +132,56 @@ class Reader:
         partial_ok = self.decisions[target].may_be_partial
         self.reads.append(
             Read(value, self.standings[operand], target, ReadKind.EXACT, 0, None, own, partial_ok,
-                 runs, region, line)
+                 runs, region, line, self.count)
         )  # fmt: skip
 
     # -- ops -------------------------------------------------------------------------------
 
+    def read_class(self, graph: Graph, index: int, variants: Sequence[Variant]) -> None:
+        """An op of the step, for all that look like it."""
+        op = graph.ops[index]
+        self.count = sum(v.count for v in variants)
+        before = len(self.reads)
+        self._read_any(graph, op, (index,), 1)
+        if len(variants) > 1 and not op.graphs:
+            for at in range(before, len(self.reads)):
+                if self.reads[at].operand >= 0:
+                    self.reads[at] = replace(self.reads[at], count=variants[0].count)
+
+    def read_variant(self, graph: Graph, index: int, variant: Variant) -> None:
+        """The same op where it reads from other classes."""
+        op, path = graph.ops[index], (index,)
+        if op.graphs:
+            self._tie(op, variant.op)
+            return
+        self.count = variant.count
+        home = self.standings[op.results[0].name] if op.results else None
+        if path in self.op_decisions:
+            self._read_operands(graph, variant.op, path, self.op_decisions[path], (), 1)
+        elif isinstance(home, Place):
+            self._read_operands(graph, variant.op, path, home.decision, home.dims, 1)
+
+    def _tie(self, op: Op, other: Op) -> None:
+        """An op with bodies is read once, so what its look-alikes read must lie alike."""
+        for mine, theirs in zip(op.operands, other.operands, strict=True):
+            a, b = self.standing(mine), self.standing(theirs)
+            if not (isinstance(a, Place) and isinstance(b, Place)):
+                continue
+            if a.decision != b.decision and a.dims == b.dims:
+                self.ties.append((a.decision, b.decision))
+
     def read_ops(self, graph: Graph, path: OpPath, runs: int) -> None:
-        """Every op of a graph or body."""
+        """Every op of a body."""
         for i, op in enumerate(graph.ops):
-            here = (*path, i)
-            if op.kind in _LOOPS:
-                read_loop(self, graph, op, here, runs)
-            elif op.kind in _ALIASES:
-                self._read_alias(op, here, runs)
-            else:
-                self._read_op(graph, op, here, runs)
+            self._read_any(graph, op, (*path, i), runs)
+
+    def _read_any(self, graph: Graph, op: Op, path: OpPath, runs: int) -> None:
+        if op.kind in _LOOPS:
+            read_loop(self, graph, op, path, runs)
+        elif op.kind in _ALIASES:
+            self._read_alias(op, path, runs)
+        else:
+            self._read_op(graph, op, path, runs)
 
     def _read_alias(self, op: Op, path: OpPath, runs: int) -> None:
         """Remat: the body's inputs and outputs are the outer values under other names."""
@@ -142,13 +206,13 @@ class Reader:
         standings = tuple(self.standing(o) for o in op.operands)
         if self._is_constraint(op):
             self._read_constraint(graph, op, path, runs)
-        elif _is_pure_demand(op, rule, standings):
+        elif is_pure_demand(op, rule, standings):
             self._add_demand(graph, op, path, standings)
         elif (main := self._main_operand(op, rule, standings)) is not None and not self._joins(
             op, rule, standings
         ):
             self._follow(graph, op, path, main, runs)
-        elif _is_pointwise(rule) and len(op.results) == 1:
+        elif is_pointwise(rule) and len(op.results) == 1:
             self._start_group(graph, op, path, runs)
         else:
             self._decide_op(graph, op, path, runs)
@@ -170,7 +234,7 @@ class Reader:
         able = [
             i for i, s in enumerate(standings)
             if isinstance(s, Place)
-            and (dims := _renaming(rule, i, op.results[0])) is not None
+            and (dims := renaming_of(rule, i)) is not None
             and not self._narrows_input(s, dims, op.results[0])
         ]  # fmt: skip
         return max(able, key=lambda i: self._rank(standings[i]), default=None)
@@ -189,7 +253,7 @@ class Reader:
 
     def _joins(self, op: Op, rule: Rule, standings: Sequence[Standing]) -> bool:
         """Whether an op adds values of different groups of which one may be a partial sum."""
-        if not (_is_pointwise(rule) and op.results[0].is_floating):
+        if not (is_pointwise(rule) and op.results[0].is_floating):
             return False
         for group in rule.linear:
             places = [standings[i] for i in group]
@@ -207,7 +271,7 @@ class Reader:
         place = self.standing(op.operands[main])
         assert isinstance(place, Place)
         result = op.results[0]
-        renaming = _renaming(rule, main, result)
+        renaming = renaming_of(rule, main)
         assert renaming is not None
         dims = tuple(place.dims[d] if d >= 0 else -1 for d in renaming)
         self.place(result, place.decision, dims, path)
@@ -232,10 +296,10 @@ class Reader:
         assert rule is not None
         result = op.results[0]
         index = self.add_group(
-            DecisionKind.GROUP, result, _label(op), runs, op.origin.region, op.origin.line
+            DecisionKind.GROUP, result, label(op), runs, op.origin.region, op.origin.line
         )
         decision = self.decisions[index]
-        decision.members[0] = (result, decision.members[0][1], path)
+        decision.members[0] = decision.members[0]._replace(path=path)
         decision.depth = self._depth(op)
         self._narrow_to_rule(index, rule)
         self.followers[path] = index
@@ -252,7 +316,7 @@ class Reader:
     def _narrow_to_rule(self, index: int, rule: Rule) -> None:
         shardable = set(rule.shardable())
         for d, dim in enumerate(rule.results[0]):
-            major = _major(rule, dim)
+            major = major_factor(rule, dim)
             if major is None or major not in shardable:
                 self.decisions[index].sizes[d] = 1
             else:
@@ -263,8 +327,8 @@ class Reader:
         assert rule is not None
         index = len(self.decisions)
         decision = Decision(
-            DecisionKind.OP, _label(op), None, [], runs, op.origin.region, op.origin.line,
-            depth=self._depth(op) + 1, op=op, path=path,
+            DecisionKind.OP, label(op), None, [], runs, op.origin.region, op.origin.line,
+            depth=self._depth(op) + 1, op=op, path=path, count=self.count,
         )  # fmt: skip
         self.decisions.append(decision)
         self.op_decisions[path] = index
@@ -272,7 +336,7 @@ class Reader:
         leaves_sums = any(f.kind is Kind.REDUCE and f.combiner == "sum" for f in rule.factors)
         for position, result in enumerate(op.results):
             group = self.add_group(
-                DecisionKind.GROUP, result, _label(op), runs, op.origin.region, op.origin.line
+                DecisionKind.GROUP, result, label(op), runs, op.origin.region, op.origin.line
             )
             home = self.decisions[group]
             home.depth = decision.depth
@@ -281,7 +345,7 @@ class Reader:
                 self._linear.add(result.name)
             self.reads.append(
                 Read(result, self.standings[result.name], index, ReadKind.OP, -1 - position, op,
-                     (), home.may_be_partial, runs, op.origin.region, op.origin.line)
+                     (), home.may_be_partial, runs, op.origin.region, op.origin.line, self.count)
             )  # fmt: skip
 
     def _read_operands(
@@ -293,7 +357,7 @@ class Reader:
             if isinstance(operand, str):
                 self.reads.append(
                     Read(graph.value(operand), self.standings[operand], reader, kind, i, op, dims,
-                         i in shared, runs, op.origin.region, op.origin.line)
+                         i in shared, runs, op.origin.region, op.origin.line, self.count)
                 )  # fmt: skip
 
     def _depth(self, op: Op) -> int:
@@ -315,77 +379,8 @@ class Reader:
             op.origin.line,
         )  # fmt: skip
         decision = self.decisions[index]
-        decision.members[0] = (result, decision.members[0][1], path)
+        decision.members[0] = decision.members[0]._replace(path=path)
         decision.depth = self._depth(op)
-        decision.fixed = _spec(op)
+        decision.fixed = spec(op)
         self.followers[path] = index
         self._read_operands(graph, op, path, index, tuple(range(len(result.shape))), runs)
-
-
-def _spec(op: Op) -> tuple[tuple[str, ...] | None, ...]:
-    spec = op.param("spec")
-    assert isinstance(spec, tuple)
-    return tuple(tuple(str(a) for a in dim) if isinstance(dim, tuple) else None for dim in spec)
-
-
-def _label(op: Op) -> str:
-    return f"{op.origin.module}/{op.kind}" if op.origin.module else op.kind
-
-
-def _is_pointwise(rule: Rule) -> bool:
-    """Whether all sharding passes through and every result dim is a factor of its own."""
-    return (
-        rule.known
-        and all(f.kind is Kind.PASS for f in rule.factors)
-        and all(len(dim) <= 1 for dims in (*rule.operands, *rule.results) for dim in dims)
-    )
-
-
-def _is_pure_demand(op: Op, rule: Rule, standings: Sequence[Standing]) -> bool:
-    if op.kind == "broadcast_in_dim" and any(isinstance(s, Place) for s in standings):
-        return op.results[0].item_count > _operand_count(op, rule)
-    if rule.on_demand:
-        return True
-    leaf = all(s is None or (isinstance(s, Demand) and not s.has_source) for s in standings)
-    small = bool(op.results) and not any(isinstance(o, Literal) and o.shape for o in op.operands)
-    return leaf and small and _is_pointwise(rule) and len(op.results) == 1
-
-
-def _operand_count(op: Op, rule: Rule) -> int:
-    del op
-    count = 1
-    for dim in rule.operands[0]:
-        for f in dim:
-            count *= rule.factors[f].size
-    return count
-
-
-def _major(rule: Rule, dim: tuple[int, ...]) -> int | None:
-    """The first factor of a dim that is larger than 1."""
-    return next((f for f in dim if rule.factors[f].size > 1), None)
-
-
-def _renaming(rule: Rule, operand: int, result: Value) -> tuple[int, ...] | None:
-    """For each result dim the operand's dim it is, if every sharding passes both ways."""
-    if not rule.known or any(f.kind is not Kind.PASS for f in rule.factors):
-        return None
-    shardable = set(rule.shardable())
-    source: dict[int, int] = {}
-    for d, dim in enumerate(rule.operands[operand]):
-        major = _major(rule, dim)
-        if major is None:
-            continue
-        if major not in shardable:
-            return None
-        source[major] = d
-    dims: list[int] = []
-    for dim in rule.results[0]:
-        major = _major(rule, dim)
-        if major is None:
-            dims.append(-1)
-        elif major in source:
-            dims.append(source.pop(major))
-        else:
-            return None
-    del result
-    return tuple(dims) if not source else None

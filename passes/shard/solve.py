@@ -1,7 +1,7 @@
-"""Solves a sharding problem: shrink, bound, fix choices out, and integer programming on the rest.
+"""Solves a sharding problem: small ones exactly, larger ones by the engine with a proven gap.
 
-The bound alone proves most answers; what it leaves open goes to the ILP, as do memory rows, which
-are added at the times where an answer breaks the limit.
+Small: shrink, bound, fix choices out, and integer programming on the rest, with memory rows added
+at the times where an answer breaks the limit. Larger: `engine.py`, within a count of work.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import numpy.typing as npt
 
 from autopar.ir.outcome import Status
 from autopar.passes.shard.bound import bound_problem
+from autopar.passes.shard.budget import Budget
+from autopar.passes.shard.engine import memory_price, search_problem
 from autopar.passes.shard.ilp import solve_ilp
 from autopar.passes.shard.narrow import Narrowed, narrow
 from autopar.passes.shard.polish import kicked
 from autopar.passes.shard.price import priced_start
 from autopar.passes.shard.problem import Problem
-from autopar.passes.shard.quotient import share_decisions
 from autopar.passes.shard.reduce import Reduced, reduce_problem
 
 _MOST_ROWS = 200
@@ -29,17 +30,26 @@ _SWEEPS = 60
 _ROUNDS, _KICKS = 3, 100
 _LARGE = 40_000  # edge entries past which an answer within _LARGE_GAP is good enough
 _LARGE_GAP = 0.02
+_SMALL = 5_000  # edge entries up to which integer programming is quick, memory or not
+_WORK = (1_000, 8_000, 24_000)  # of the engine, in turn while the gap is more than _GOOD_GAP
+_GOOD_GAP = 0.01
 
 
 @dataclass(frozen=True)
 class Solution:
-    """A full assignment, its seconds, a lower bound and how it was found; () if none fits."""
+    """A full assignment, its seconds, a lower bound and how it was found; () if none was found.
+
+    `proven_infeasible` says whether nothing can fit; the price is what a byte more would save,
+    0 where memory does not bind.
+    """
 
     choice: tuple[int, ...]
     seconds: float
     bound_seconds: float
     status: Status
     sentence: str
+    proven_infeasible: bool = False
+    memory_price_seconds_per_byte: float = 0.0
 
     @property
     def feasible(self) -> bool:
@@ -52,34 +62,61 @@ class _Answer:
     choice: tuple[int, ...]
     bound_seconds: float
     rows: int = 0
+    proven_infeasible: bool = False
+    price: float = 0.0
 
 
-def solve(problem: Problem, share_above: int, hops: int) -> Solution:
-    """The cheapest assignment that fits the memory.
-
-    Problems of more than `share_above` nodes let look-alike nodes within `hops` share a
-    decision; the bound is then one on all such assignments.
-    """
+def solve(problem: Problem, start: Sequence[int] | None = None) -> Solution:
+    """The cheapest assignment that fits, and never a dearer one than a `start` that fits."""
     if not problem.costs:
         return Solution((), 0.0, 0.0, Status.FIXED, "Nothing to decide.")
-    if len(problem.costs) <= share_above:
-        answer = _held(problem)
-        sentence = "Proven best"
-        choice = answer.choice
-    else:
-        shared = share_decisions(problem, hops)
-        answer = _held(shared.problem)
-        sentence = f"Best over {len(shared.problem.costs)} shared decisions"
-        choice = shared.restore(answer.choice) if answer.choice else ()
+    answer = _answer(problem, start)
+    choice = answer.choice
+    if start is not None and problem.fits(start):
+        choice = min((choice or tuple(start), tuple(start)), key=problem.seconds)
     if not choice:
-        return Solution((), float("inf"), float("inf"), Status.FEASIBLE, "No assignment fits.")
+        return _none(answer)
     seconds = problem.seconds(choice)
     bound = min(answer.bound_seconds, seconds)
     status = Status.OPTIMAL if seconds - bound <= 10 * _GAP * seconds else Status.FEASIBLE
-    if status is Status.FEASIBLE:
-        sentence = sentence.replace("Proven best", "Good answer").replace("Best", "Good answer")
+    sentence = "Proven best" if status is Status.OPTIMAL else "Good answer"
     held = f", memory held at {answer.rows} times" if answer.rows else ""
-    return Solution(choice, seconds, bound, status, f"{sentence}{held}.")
+    sentence = f"{sentence}{held}."
+    return Solution(choice, seconds, bound, status, sentence, False, answer.price)
+
+
+def _none(answer: _Answer) -> Solution:
+    sentence = "No assignment fits."
+    if not answer.proven_infeasible:
+        sentence = "No assignment that fits was found; it is not proven that there is none."
+    endless = float("inf")
+    proven = answer.proven_infeasible
+    return Solution((), endless, endless, Status.FEASIBLE, sentence, proven)
+
+
+def _answer(problem: Problem, start: Sequence[int] | None) -> _Answer:
+    """Small problems by integer programming, others by the engine."""
+    entries = sum(e.table.size for e in problem.edges)
+    if entries <= _SMALL:
+        answer = _held(problem)
+        if answer.choice and answer.rows:
+            return replace(answer, price=memory_price(problem))
+        if answer.choice or answer.proven_infeasible:
+            return answer
+    found = search_problem(problem, Budget(work=_WORK[0]), start=start)
+    for work in _WORK[1:]:
+        enough = _GOOD_GAP if found.seconds_per_byte > 0 or work > _WORK[1] else 10 * _GAP
+        if found.proven_infeasible or found.gap <= enough:
+            break
+        again = search_problem(problem, Budget(work=work), start=found.choice or start)
+        found = replace(again, bound_seconds=max(found.bound_seconds, again.bound_seconds))
+    binds = found.seconds_per_byte > 0
+    if found.choice and not binds and found.gap > 10 * _GAP and entries <= _LARGE:
+        return _unlimited(problem)
+    rows = len(found.binding_times)
+    return _Answer(
+        found.choice, found.bound_seconds, rows, found.proven_infeasible, found.seconds_per_byte
+    )
 
 
 def _held(problem: Problem) -> _Answer:
@@ -97,6 +134,8 @@ def _held(problem: Problem) -> _Answer:
         times.extend(fresh)
         held = replace(problem, limit_bytes=problem.limit_bytes * (1 - margin))
         answer = replace(_limited(held, times), rows=len(times))
+        if not answer.choice and not margin:
+            return replace(answer, proven_infeasible=True)
         if len(times) > _MOST_ROWS or margin > _MOST_MARGIN:
             return _Answer((), answer.bound_seconds, len(times))
     return answer

@@ -123,7 +123,7 @@ def test_a_plan_before_there_is_one() -> None:
 def test_unknown_names_list_what_there_is() -> None:
     with pytest.raises(ClusterError, match="h100"):
         autopar.parallelize(step, cluster="8xh101")
-    with pytest.raises(InputError, match="there are: auto, dp, zero1, zero2, fsdp, megatron"):
+    with pytest.raises(InputError, match="there are: auto, dp, zero1, zero2, fsdp, hsdp, megatron"):
         plan_of(method="zero9")
 
 

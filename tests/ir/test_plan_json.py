@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,39 @@ def test_a_plan_comes_back_as_it_was(plan: autopar.Plan, tmp_path: Path) -> None
     plan.save(tmp_path / "plan.json")
     assert autopar.Plan.load(tmp_path / "plan.json") == plan
     assert plan_to_json(plan_from_json(plan_to_json(plan))) == plan_to_json(plan)
+
+
+def test_the_peak_and_the_price_of_memory_are_kept(plan: autopar.Plan) -> None:
+    outcome = replace(plan.outcome, memory_price_seconds_per_byte=1.5e-12)
+    priced = replace(plan, sharding=replace(plan.sharding, outcome=outcome))
+    back = plan_from_json(plan_to_json(priced))
+    assert back.outcome.memory_price_seconds_per_byte == 1.5e-12
+    peak = back.prediction.peak
+    assert peak == plan.prediction.peak
+    assert peak is not None
+    assert sum(nbytes for _, nbytes in peak.totals) == plan.prediction.peak_bytes
+    assert peak.items[0].local_bytes == max(i.local_bytes for i in peak.items)
+
+
+def test_a_file_from_before_peaks_is_read(plan: autopar.Plan) -> None:
+    def forget(body: dict[str, Any]) -> None:
+        del body["prediction"]["peak"], body["outcome"]["memory_price_seconds_per_byte"]
+
+    old = plan_from_json(rewritten(plan_to_json(plan), forget))
+    assert old.prediction.peak is None
+    assert old.outcome.memory_price_seconds_per_byte == 0.0
+
+
+def test_the_recipes_come_back_too(plan: autopar.Plan) -> None:
+    recipes = plan_from_json(plan_to_json(plan)).outcome.recipes
+    assert recipes == plan.outcome.recipes
+    assert {m.name for m in recipes} >= {"dp", "fsdp", "megatron"}
+    assert any(m.seconds is None and m.note for m in recipes)
+
+
+def test_a_plan_from_before_recipes_were_recorded_still_reads(plan: autopar.Plan) -> None:
+    text = rewritten(plan_to_json(plan), lambda body: body["outcome"].pop("recipes"))
+    assert plan_from_json(text).outcome.recipes == ()
 
 
 def test_a_truncated_file_is_no_json(plan: autopar.Plan) -> None:

@@ -22,8 +22,10 @@ from autopar.passes.base import Setting
 from autopar.passes.lower.spmd import lower_spmd
 from autopar.passes.shard.assemble import Assembled, assemble
 from autopar.passes.shard.decisions import Reading
+from autopar.passes.shard.fold import fold, unfolded
+from autopar.passes.shard.moves import MoveTables
 from autopar.passes.shard.optimal import all_choices, plan_of
-from autopar.passes.shard.pins import Pins, apply_pins
+from autopar.passes.shard.pins import Pins, apply_pins, resolve_pins
 from autopar.passes.shard.read import read_graph
 from autopar.passes.shard.solve import Solution, solve
 from autopar.rules import attach_rules
@@ -62,21 +64,28 @@ def setting(mesh: Sequence[int] | str, cluster: str = "", memory: int = ROOMY) -
     return Setting(Cluster.parse(cluster or f"{shape.device_count}xcpu"), shape, memory)
 
 
-def assembled(graph: Graph, given: Setting, pins: Pins = ()) -> tuple[Reading, Assembled]:
-    """The problem of a graph with every choice that there is."""
-    reading = apply_pins(read_graph(graph), pins, given.mesh)
+def assembled(
+    graph: Graph, given: Setting, pins: Pins = (), hops: int | None = None
+) -> tuple[Reading, Assembled]:
+    """The problem of a graph with every choice that there is; look-alikes within hops share."""
+    fixed = resolve_pins(graph, pins, given.mesh)
+    folded = unfolded(graph) if hops is None else fold(graph, hops, fixed)
+    reading = apply_pins(read_graph(folded), fixed, given.mesh)
     prices = Prices(given.cluster, given.mesh)
     choices = all_choices(reading, given.mesh)
-    return reading, assemble(reading, choices, prices, Resharder(prices), given.memory_bytes)
+    return reading, assemble(reading, choices, MoveTables(prices), given.memory_bytes)
 
 
 def random_plan(graph: Graph, given: Setting, seed: int, scale: float = 1.0) -> ShardingPlan:
-    """A legal plan that nobody would want: `scale` random seconds are added to every choice."""
-    reading, whole = assembled(graph, given)
+    """A legal plan that nobody would want: `scale` random seconds are added to every choice.
+
+    Every other seed lets ops that look alike at first sight share their decisions.
+    """
+    reading, whole = assembled(graph, given, hops=1 if seed % 2 else None)
     rng = np.random.default_rng(seed)
     costs = tuple(c + scale * rng.random(len(c)) for c in whole.problem.costs)
     odd = replace(whole.problem, costs=costs)
-    solution: Solution = solve(odd, len(costs), 0)
+    solution: Solution = solve(odd)
     return plan_of(reading, whole, solution, given.mesh)
 
 

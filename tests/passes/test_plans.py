@@ -21,6 +21,7 @@ from autopar.ir.outcome import Status
 from autopar.ir.sharding import Sharding
 from autopar.passes.base import Setting
 from autopar.passes.shard.assemble import assemble
+from autopar.passes.shard.moves import MoveTables
 from autopar.passes.shard.optimal import Optimal, all_choices, plan_of
 from autopar.passes.shard.solve import solve
 from tests.passes.corners import CORNERS
@@ -108,12 +109,12 @@ def law(step: Traced, given: Setting, seed: int | None) -> None:
     prices = Prices(given.cluster, given.mesh)
     mute = cast(Prices, Mute(prices))
     free = all_choices(reading, given.mesh)
-    silent = assemble(reading, free, mute, Resharder(mute), given.memory_bytes).problem
+    silent = assemble(reading, free, MoveTables(mute), given.memory_bytes).problem
     costs = whole.problem.costs
     if seed is not None:
         rng = np.random.default_rng(seed)
         costs = tuple(c + rng.random(len(c)) for c in costs)
-    solution = solve(replace(whole.problem, costs=costs), 10**6, 0)
+    solution = solve(replace(whole.problem, costs=costs))
     plan = plan_of(reading, whole, solution, given.mesh)
     listing = lowered(step.graph, plan, given)
     talk = sum(c.seconds * c.runs for _, c in listing.collectives())
@@ -144,7 +145,7 @@ def test_the_objective_of_the_plan_is_the_problems() -> None:
     given = setting("2,4", "8xh100")
     plan = Optimal().run(toy("two_products").graph, given)
     _, whole = assembled(toy("two_products").graph, given)
-    best = solve(whole.problem, 10**6, 0)
+    best = solve(whole.problem)
     assert plan.outcome.seconds == pytest.approx(best.seconds, rel=1e-9)
 
 

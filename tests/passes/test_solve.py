@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,7 +14,6 @@ from autopar.passes.shard.narrow import narrow
 from autopar.passes.shard.polish import improve, kicked
 from autopar.passes.shard.price import priced_start
 from autopar.passes.shard.problem import Edge, Problem, Usage
-from autopar.passes.shard.quotient import share_decisions
 from autopar.passes.shard.reduce import reduce_problem
 from autopar.passes.shard.solve import Solution, solve
 from tests.passes.problems import KNOWN, brute_force, joint_seconds, problems
@@ -30,7 +27,7 @@ PRECISION = 2e-6  # the solver stops at a gap of 1e-6
 
 def solved(problem: Problem) -> Solution:
     """Solved with no sharing of decisions."""
-    return solve(problem, share_above=10**6, hops=0)
+    return solve(problem)
 
 
 def is_best(problem: Problem, choice: tuple[int, ...], best: float) -> bool:
@@ -219,54 +216,3 @@ def test_a_price_on_bytes_bounds_what_fits(problem: Problem) -> None:
     assert any(
         all(c in k for c, k in zip(choice, start.left, strict=True)) for choice in best.choices
     )
-
-
-# -- sharing ---------------------------------------------------------------------------------------
-
-
-@thoroughly
-@given(problem=problems(memory=True))
-def test_sharing_is_feasible_and_never_below_the_best(problem: Problem) -> None:
-    shared = share_decisions(problem, hops=2)
-    small, whole = brute_force(shared.problem), brute_force(problem)
-    if small is None:
-        return
-    assert whole is not None
-    choice = shared.restore(small.choices[0])
-    assert problem.fits(choice)
-    assert problem.seconds(choice) == pytest.approx(small.seconds)
-    assert problem.seconds(choice) >= whole.seconds - 1e-12
-
-
-def layers(count: int, seed: int) -> Problem:
-    """Equal layers in a row, with skips past each; every weight takes room over the whole step."""
-    rng = np.random.default_rng(seed)
-    hidden, weight = rng.random(4) * 0.1, rng.random(4)
-    use, skip = rng.random((4, 4)), rng.random((4, 4)) * 0.3
-    onward = rng.random((4, 4)) + 2 * (1 - np.eye(4))  # as a rule it is dear to change the layout
-    costs, edges, usages = [hidden], list[Edge](), list[Usage]()
-    for _ in range(count):
-        before, w, after = len(costs) - 1, len(costs), len(costs) + 1
-        costs += [weight, hidden]
-        edges += [Edge(before, after, onward), Edge(w, after, use), Edge(before, w, skip)]
-        usages.append(Usage(w, 0, 1, np.array([8.0, 4.0, 2.0, 1.0])))
-    return Problem(tuple(costs), tuple(edges), tuple(usages))
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_equal_layers_lose_next_to_nothing_by_sharing(seed: int) -> None:
-    problem = layers(24, seed)
-    shared = share_decisions(problem, hops=3)
-    assert len(shared.problem.costs) < len(problem.costs) / 2
-    best, near = solved(problem), solve(problem, share_above=10, hops=3)
-    assert best.seconds <= near.seconds <= best.seconds * 1.01
-    assert "shared decisions" in near.sentence
-
-
-def test_sharing_keeps_the_memory_limit() -> None:
-    problem = replace(layers(12, 1), limit_bytes=12 * 2.0)
-    answer = solve(problem, share_above=10, hops=3)
-    assert answer.choice
-    assert problem.fits(answer.choice)
-    tight = replace(problem, limit_bytes=12 * 0.9)
-    assert solve(tight, share_above=10, hops=3).choice == ()

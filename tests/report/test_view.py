@@ -1,15 +1,20 @@
 """A plan as rows, and the rows as a table."""
 
+from dataclasses import replace
+
+import pytest
 from rich.console import Console
 
 from autopar.cluster import Cluster
 from autopar.ir.mesh import MeshShape
-from autopar.ir.outcome import Outcome, Status
+from autopar.ir.outcome import Margin, Outcome, Status
+from autopar.ir.peak import HeldItem, HeldKind, Peak
 from autopar.ir.plan import Argument, Origin, Plan, Prediction, Traffic
 from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.report.clusters import usual_meshes
-from autopar.report.plan import collectives, headline, memory, parameters
+from autopar.report.memory import memory, memory_in_full
+from autopar.report.plan import collectives, headline, margins, parameters
 from autopar.report.style import SlashedPath, bar, percent, sparkline
 from autopar.report.view import holdings_of, plan_data, rows_of, spec_text
 
@@ -81,6 +86,28 @@ def test_the_collectives_are_drawn_costliest_first() -> None:
     assert drawn(collectives(plan_of())).startswith("No collectives")
 
 
+def test_recipes_are_drawn_cheapest_first_and_those_that_fail_with_why() -> None:
+    recipes = (
+        Margin("dp", None, "does not fit: holds at least 9.00 GiB"),
+        Margin("fsdp", 0.0108, "found"),
+        Margin("megatron", 0.01, "found"),
+    )
+    outcome = replace(PLAN.sharding.outcome, recipes=recipes)
+    plan = replace(PLAN, sharding=replace(PLAN.sharding, outcome=outcome))
+    assert drawn(margins(plan)).splitlines()[1:] == [
+        "method        time   more   note",
+        "─────────────────────────────────────────────────────────────────",
+        "megatron   10.0 ms    +0%   found",
+        "fsdp       10.8 ms    +8%   found",
+        "dp                          does not fit: holds at least 9.00 GiB",
+    ]
+    data = plan_data(plan)["outcome"]
+    assert isinstance(data, dict)
+    assert data["recipes"] == [
+        {"name": m.name, "seconds": m.seconds, "note": m.note} for m in recipes
+    ]
+
+
 def test_the_headline_says_what_for_what() -> None:
     lines = drawn(headline(PLAN)).splitlines()
     assert lines[0] == "plan step on 8xcpu"
@@ -116,3 +143,56 @@ def test_usual_meshes_end_in_a_small_axis() -> None:
         "data=4, model=2",
     ]
     assert usual_meshes(Cluster.parse("1xh100")) == ()
+
+
+PEAK = Peak(
+    "dot_general", "Net/up", "backward", "net.py:3", 0.4,
+    (
+        HeldItem("params/head", HeldKind.PARAMETER, (4, 4), "f32", WHOLE, 64, ""),
+        HeldItem("Net/up tanh", HeldKind.ACTIVATION, (8, 4), "bf16", SPLIT, 32, "net.py:4"),
+    ),
+    ((HeldKind.PARAMETER, 192), (HeldKind.ACTIVATION, 768), (HeldKind.TEMPORARY, 64)),
+)  # fmt: skip
+
+
+def peaked() -> Plan:
+    """The plan with a peak, and memory that costs 2 ms a GiB."""
+    priced = replace(PLAN.outcome, memory_price_seconds_per_byte=2e-3 / 2**30)
+    return replace(
+        PLAN,
+        prediction=replace(PLAN.prediction, peak=PEAK),
+        sharding=replace(PLAN.sharding, outcome=priced),
+    )
+
+
+def test_the_peak_is_one_line_of_the_headline() -> None:
+    assert "backward dot_general Net/up net.py:3, 40% through the step" in drawn(headline(peaked()))
+    assert "through the step" not in drawn(headline(PLAN))
+
+
+def test_memory_in_full_has_kinds_values_time_and_price() -> None:
+    lines = drawn(memory_in_full(peaked()), width=100).splitlines()
+    text = "\n".join(" ".join(line.split()) for line in lines)
+    for shown in (
+        "activation 768 B 75.0%",
+        "params/head parameter f32[4,4] P() 64 B",
+        "Net/up tanh activation bf16[8,4] P('data') 32 B net.py:4",
+        "peak 40% through the step, backward: dot_general Net/up net.py:3",
+        "one more GiB would save about 2.00 ms a step",
+    ):
+        assert shown in text
+    assert "it does not bind" in drawn(memory_in_full(PLAN))
+
+
+def test_the_data_have_the_peak() -> None:
+    memory_data = plan_data(peaked())["memory"]
+    assert isinstance(memory_data, dict)
+    assert memory_data["price_seconds_per_gib"] == pytest.approx(2e-3)
+    peak = memory_data["peak"]
+    assert isinstance(peak, dict)
+    assert peak["bytes_by_kind"] == {"parameter": 192, "activation": 768, "temporary": 64}
+    assert isinstance(peak["largest"], list)
+    assert peak["largest"][1] == {
+        "name": "Net/up tanh", "kind": "activation", "shape": [8, 4], "dtype": "bf16",
+        "sharding": "P('data')", "local_bytes": 32, "line": "net.py:4",
+    }  # fmt: skip

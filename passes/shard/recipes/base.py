@@ -1,0 +1,30 @@
+"""What a recipe is: each decision's choices narrowed; what it leaves open is still solved."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from autopar.ir.mesh import MeshShape
+from autopar.passes.shard.decisions import Reading
+from autopar.passes.shard.needs import Choice
+
+Choices = Sequence[tuple[Choice, ...]]  # of each decision
+
+
+@dataclass(frozen=True)
+class AbstractRecipe(abc.ABC):
+    """Narrows the choices of a reading's decisions."""
+
+    name: ClassVar[str]
+
+    @abc.abstractmethod
+    def restrict(
+        self, reading: Reading, choices: Choices, mesh: MeshShape
+    ) -> list[tuple[Choice, ...]]:
+        """Choices that agree with the recipe; a decision that none would be left to keeps all.
+
+        Raises InfeasibleError where the recipe makes no sense for this step on this mesh.
+        """

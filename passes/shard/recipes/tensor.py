@@ -1,0 +1,173 @@
+"""Tensor parallel recipes: the last axis splits the features of weights and the heads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from autopar.errors import InfeasibleError
+from autopar.ir.assignment import Assignment
+from autopar.ir.mesh import MeshShape
+from autopar.passes.shard.decisions import Reading
+from autopar.passes.shard.needs import Choice
+from autopar.passes.shard.recipes.base import AbstractRecipe, Choices
+from autopar.passes.shard.recipes.blocks import Blocks, find_blocks
+from autopar.passes.shard.recipes.view import PARTIAL, Test, View, need_axes
+
+_ATTENTION_RANK = 4  # batch, heads, positions, features
+
+
+@dataclass(frozen=True)
+class Megatron(AbstractRecipe):
+    """Tensor parallel over the last axis, data parallel over the others."""
+
+    name: ClassVar[str] = "megatron"
+
+    def restrict(
+        self, reading: Reading, choices: Choices, mesh: MeshShape
+    ) -> list[tuple[Choice, ...]]:
+        """Every product with a weight splits features over the last axis; attention splits heads.
+
+        Raises InfeasibleError where the heads of an attention do not divide by that axis.
+        """
+        tensors = _Tensors.of(self.name, reading, mesh)
+        view = tensors.view
+        return view.narrowed(choices, lambda d: view.off(view.batch_axes), tensors.work)
+
+
+@dataclass(frozen=True)
+class SequenceParallel(AbstractRecipe):
+    """Megatron with sequence parallelism: what lies between its blocks is split by position.
+
+    Norms, dropout and the residual stream are cut along the sequence on the last axis, so that
+    a block starts with an all-gather and ends with a reduce-scatter (Korthikanti et al., 2022).
+    """
+
+    name: ClassVar[str] = "sequence"
+
+    def restrict(
+        self, reading: Reading, choices: Choices, mesh: MeshShape
+    ) -> list[tuple[Choice, ...]]:
+        """As megatron, with a block's first products split by columns and its last by rows.
+
+        Raises InfeasibleError as well where there is no sequence, or it does not divide.
+        """
+        tensors = _Tensors.of(self.name, reading, mesh)
+        view, blocks = tensors.view, find_blocks(reading, tensors.view)
+        _check_sequence(reading, blocks, mesh)
+
+        def work(index: int) -> Test:
+            if index in tensors.heads:
+                return tensors.work(index)
+            if index in blocks.features:
+                wanted = blocks.features[index]
+            elif index in blocks.positions:
+                wanted = blocks.positions[index] | {PARTIAL}  # sums of sums are scattered once
+            else:
+                return tensors.work(index)
+            return lambda c: view.at(c, tensors.model) in wanted
+
+        return view.narrowed(choices, lambda d: view.off(view.batch_axes), work)
+
+
+@dataclass(frozen=True)
+class ShardedTensors(AbstractRecipe):
+    """FSDP over all axes but the last, which is tensor parallel as in megatron."""
+
+    name: ClassVar[str] = "fsdp+tp"
+
+    def restrict(
+        self, reading: Reading, choices: Choices, mesh: MeshShape
+    ) -> list[tuple[Choice, ...]]:
+        """As megatron, with weights split over all axes and other state over the batch's.
+
+        Raises InfeasibleError as well on a mesh of one axis, where there is only one of the two.
+        """
+        need_axes(self.name, mesh, "shards over the first axes and splits tensors over the last")
+        tensors = _Tensors.of(self.name, reading, mesh)
+        view = tensors.view
+
+        def store(index: int) -> Test:
+            wide = len(reading.decisions[index].sizes) > 1  # else a norm's scale, a bias
+            return view.most_sharded(choices[index], mesh.names if wide else view.batch_axes)
+
+        return view.narrowed(choices, store, tensors.work)
+
+
+@dataclass(frozen=True)
+class _Tensors:
+    """What the last axis does: the heads' factor of each attention product, weights' features."""
+
+    view: View
+    model: str
+    heads: dict[int, int]
+
+    @classmethod
+    def of(cls, name: str, reading: Reading, mesh: MeshShape) -> _Tensors:
+        view = View.of(name, reading, mesh, mesh.names[:-1])
+        model = mesh.names[-1]
+        return cls(view, model, dict(_heads(name, reading, view, model)))
+
+    def work(self, index: int) -> Test:
+        """Heads for attention, features for weights; elsewhere the axis stays off the batch."""
+        view, model = self.view, self.model
+        if index in self.heads:
+            return lambda c: view.at(c, model) == self.heads[index]
+        if index in view.weights.readers:
+            return lambda c: view.at(c, model) in view.weights.readers[index]
+        return lambda c: not isinstance(c, Assignment) or view.at(c, model) != view.factor(index)
+
+
+def _heads(name: str, reading: Reading, view: View, model: str) -> Iterator[tuple[int, int]]:
+    """Attention products, which have no weight, and the factor of each that is its heads."""
+    size = view.mesh.size((model,))
+    for index, decision in enumerate(reading.decisions):
+        op = decision.op
+        if op is None or op.kind != "dot_general" or index in view.weights.readers:
+            continue
+        assert op.rule is not None
+        lhs, rhs = op.rule.operands
+        if len(lhs) > _ATTENTION_RANK:
+            continue  # grouped queries: which of the two head dims to split is left open
+        batch = view.factor(index)
+        shared = [
+            f for dim in lhs for f in dim
+            if any(f in other for other in rhs)
+            and any(f in out for out in op.rule.results[0])
+            and f != batch and op.rule.factors[f].size > 1
+        ]  # fmt: skip
+        if not shared:
+            continue
+        able = [f for f in shared if op.rule.factors[f].size % size == 0]
+        if not able:
+            heads = " x ".join(str(op.rule.factors[f].size) for f in shared)
+            raise InfeasibleError(
+                f"{name} splits attention heads over {model}={size}, but the product at "
+                f"{op.origin.line or op.origin.module} has {heads} heads, which do not divide by "
+                f"{size}. Use a {model} axis that divides {heads}, another number of heads, or "
+                "method='auto', which may split other dims."
+            )
+        yield index, able[0]
+
+
+def _check_sequence(reading: Reading, blocks: Blocks, mesh: MeshShape) -> None:
+    model, size = mesh.names[-1], mesh.sizes[-1]
+    if not blocks.seeds:
+        raise InfeasibleError(
+            "sequence splits activations along a sequence, but this step has none. No product with "
+            "a weight has a dim for it beside batch and features. Use method='megatron', or "
+            "method='auto', which may split other dims."
+        )
+    for index, factor in blocks.seeds:
+        op = reading.decisions[index].op
+        assert op is not None
+        assert op.rule is not None
+        length = op.rule.factors[factor].size
+        if length % size:
+            raise InfeasibleError(
+                f"sequence splits the sequence over {model}={size}, but at the product at "
+                f"{op.origin.line or op.origin.module} it has {length} positions, which do not "
+                f"divide by {size}. Use a {model} axis that divides {length}, another length, or "
+                "method='megatron'."
+            )

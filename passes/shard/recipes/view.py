@@ -1,0 +1,167 @@
+"""A reading as recipes see it: which axes carry the batch, where it is, what is state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from autopar.errors import InfeasibleError
+from autopar.ir.assignment import Assignment
+from autopar.ir.mesh import MeshShape
+from autopar.passes.shard.batches import BatchTags, tag_batch
+from autopar.passes.shard.decisions import Decision, DecisionKind, Reading
+from autopar.passes.shard.needs import Choice
+from autopar.passes.shard.recipes.base import Choices
+from autopar.passes.shard.weights import Weights, find_weights
+
+Test = Callable[[Choice], bool]
+REPLICATED, PARTIAL = -1, -2
+
+
+@dataclass(frozen=True)
+class View:
+    """A reading seen by a recipe: which axes carry the batch, and where it is."""
+
+    reading: Reading
+    mesh: MeshShape
+    batch_axes: tuple[str, ...]
+    tags: BatchTags
+    weights: Weights
+
+    @classmethod
+    def of(cls, name: str, reading: Reading, mesh: MeshShape, axes: tuple[str, ...]) -> View:
+        tags = tag_batch(reading.graph)
+        count = mesh.size(axes)
+        if tags.size is not None and tags.size % count:
+            raise InfeasibleError(
+                f"{name} splits the batch over {' x '.join(f'{a}={mesh.size((a,))}' for a in axes)}"
+                f" = {count} devices, but the batch is {tags.size} ({tags.path}), which does not "
+                f"divide by {count}. Use a batch that is a multiple of {count}, a smaller mesh, or "
+                "method='auto', which may shard other dims."
+            )
+        return cls(reading, mesh, axes, tags, find_weights(reading))
+
+    # -- tests on choices --------------------------------------------------------------------
+
+    def at(self, choice: Choice, axis: str) -> int:
+        """What an axis does in a choice: the dim or factor that it splits, or -1, or -2."""
+        if isinstance(choice, Assignment):
+            return choice.factors[self.mesh.names.index(axis)]
+        if axis in choice.partial:
+            return PARTIAL
+        return next((d for d, axes in enumerate(choice.dims) if axis in axes), REPLICATED)
+
+    @property
+    def whole(self) -> Test:
+        """Neither sharded nor partial."""
+        return lambda c: all(self.at(c, a) == REPLICATED for a in self.mesh.names)
+
+    @property
+    def unsharded(self) -> Test:
+        """No dim split by a batch axis; a partial sum is fine."""
+        return self.off(self.batch_axes)
+
+    @property
+    def anything(self) -> Test:
+        """No restriction."""
+        return lambda c: True
+
+    def off(self, axes: Sequence[str]) -> Test:
+        """No dim or factor split by any of these axes, but a partial sum is fine."""
+        return lambda c: all(self.at(c, a) < 0 for a in axes)
+
+    def most_sharded(self, choices: Sequence[Choice], axes: Sequence[str]) -> Test:
+        """Split over as many devices of these axes as any choice."""
+
+        def count(c: Choice) -> int:
+            return self.mesh.size([a for a in axes if self.at(c, a) >= 0])
+
+        most = max(map(count, choices))
+        return lambda c: count(c) == most
+
+    def sharded_optimizer(self, index: int) -> Test:
+        """Optimizer state as sharded as it divides, parameters whole."""
+        if index in self.weights.parameters:
+            return self.whole
+        value = self.reading.decisions[index].value
+        assert value is not None
+        mesh = self.mesh
+        able = [n for n in value.shape if n % mesh.device_count == 0]
+        if not able:
+            return self.anything
+        return lambda c: (
+            mesh.size([a for a in mesh.names if self.at(c, a) >= 0]) == mesh.device_count
+        )
+
+    # -- narrowing -----------------------------------------------------------------------------
+
+    def narrowed(
+        self,
+        choices: Choices,
+        store: Callable[[int], Test],
+        work: Callable[[int], Test],
+        batch: Callable[[int, int], Test] | None = None,
+    ) -> list[tuple[Choice, ...]]:
+        """Batch where the batch is; `store` for state, `work` for the rest and for other axes.
+
+        `batch`, given a decision and its batch dim or factor, says where the batch axes may be.
+        """
+        carrying = batch or self.on_batch
+        return [
+            _kept(options, self._tests(i, decision, store, work, carrying))
+            for i, (decision, options) in enumerate(
+                zip(self.reading.decisions, choices, strict=True)
+            )
+        ]
+
+    def on_batch(self, index: int, carried: int) -> Test:
+        """All batch axes on the batch."""
+        del index
+        return lambda c: all(self.at(c, a) == carried for a in self.batch_axes)
+
+    def _tests(
+        self,
+        index: int,
+        decision: Decision,
+        store: Callable[[int], Test],
+        work: Callable[[int], Test],
+        batch: Callable[[int, int], Test],
+    ) -> Iterator[Test]:
+        if decision.kind is DecisionKind.INPUT and index in self.weights.state:
+            yield store(index)
+            return
+        carried = self.factor(index)
+        if carried is None:
+            yield work(index)
+            return
+        yield batch(index, carried)
+        if set(self.batch_axes) != set(self.mesh.names):
+            yield work(index)
+
+    def factor(self, index: int) -> int | None:
+        """The dim or factor of a decision that carries the batch."""
+        decision = self.reading.decisions[index]
+        if decision.op is not None:
+            return self.tags.factor(decision.op)
+        for member in decision.members:  # a port's own name stands for a slice of a stacked value
+            value, place = member[0], member[1]
+            dim = self.tags.dim(value.name)
+            if dim is not None and place.dims[dim] >= 0:
+                return place.dims[dim]
+        return None
+
+
+def _kept(options: tuple[Choice, ...], tests: Iterator[Test]) -> tuple[Choice, ...]:
+    for test in tests:
+        left = tuple(c for c in options if test(c))
+        options = left or options
+    return options
+
+
+def need_axes(name: str, mesh: MeshShape, what: str) -> None:
+    """Raise InfeasibleError unless the mesh has two axes or more."""
+    if len(mesh.names) < 2:
+        raise InfeasibleError(
+            f"{name} {what}, but the mesh ({mesh}) has {len(mesh.names)}. Use a mesh of two axes, "
+            "such as mesh='2,4'."
+        )

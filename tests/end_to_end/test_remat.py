@@ -1,0 +1,163 @@
+"""A step that recomputes is the plain step, and what it holds really falls."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import autopar
+from autopar.cost.prices import Prices
+from autopar.errors import MemoryLimitError, PlanMismatchError
+from autopar.ir.plan_json import plan_from_json, plan_to_json
+from autopar.ir.recomputation import Recomputation
+from autopar.passes.shard.local_costs import local_costs
+from autopar.passes.shard.recompute import levels
+from autopar.passes.shard.residuals import Residuals
+from autopar.planning import Request, graph_of, make_plan
+from autopar.remat import Form, form_of
+from autopar.rules import RuleBook
+from tests.end_to_end.running import (
+    EAGER,
+    STEPS,
+    differing,
+    initial_state,
+    numbers,
+    plain_leaves,
+    zoo_case,
+)
+from tests.zoo import Optimizer
+
+LAYERS, BATCH, WIDTH, HIDDEN = 6, 64, 16, 512
+State = dict[str, jax.Array]
+
+
+def fullest_plan(model: str, optimizer: Optimizer, method: str) -> autopar.Plan:
+    """A plan of a zoo case that recomputes all that ever pays."""
+    case = zoo_case(model, optimizer)
+    state = initial_state(model, optimizer)
+    step = autopar.parallelize(case.step, cluster=EAGER, mesh=(8,), method=method)
+    found = step.planned(state, case.batch(0))
+    prices = Prices(EAGER, found.plan.mesh)
+    costs = local_costs(found.graph, found.plan.sharding, found.program, prices)
+    residuals = Residuals(found.graph, costs)
+    level = levels(residuals.tradeoff, residuals.peak, 0.0)[-1]
+    names = residuals.tradeoff.names(level.again)
+    form = form_of(Form(found.traced, found.graph), Recomputation(names), RuleBook())
+    request = Request(EAGER, found.plan.mesh, method, remat=False)
+    again = make_plan(form.traced, graph_of(form.traced, RuleBook()), request)
+    return replace(again.plan, recomputation=Recomputation(names))
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "optimizer"),
+    [
+        ("mlp", "dp", "sgd"),
+        ("gpt", "megatron", "adam"),
+        ("dropout", "dp", "adam"),
+        ("wide_resnet_bn", "dp", "sgd"),
+        ("lstm", "fsdp", "adam"),
+    ],
+)
+def test_recomputing_all_that_pays_equals_plain_jit(
+    model: str, method: str, optimizer: Optimizer
+) -> None:
+    case = zoo_case(model, optimizer)
+    plan = plan_from_json(plan_to_json(fullest_plan(model, optimizer, method)))
+    assert plan.recomputed
+    step: autopar.ParallelStep = autopar.parallelize(case.step, plan=plan)
+    state, metrics = initial_state(model, optimizer), []
+    for i in range(STEPS):
+        state, measured = step(state, case.batch(i))
+        metrics.append(measured)
+    assert not differing(numbers((state, metrics)), plain_leaves(model, optimizer))
+
+
+def _layer(h: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
+    return h + jnp.tanh(jax.nn.gelu(h @ up) ** 2) @ down
+
+
+def unrolled(state: State, x: jax.Array) -> tuple[State, jax.Array]:
+    """Layers whose hidden values outweigh everything else, in a row."""
+
+    def loss(params: State) -> jax.Array:
+        h = x
+        for i in range(LAYERS):
+            h = _layer(h, params["up"][i], params["down"][i])
+        return jnp.mean(h**2)
+
+    value, grads = jax.value_and_grad(loss)(state)
+    return {k: state[k] - 0.1 * grads[k] for k in state}, value
+
+
+def scanned(state: State, x: jax.Array) -> tuple[State, jax.Array]:
+    """The same layers by a scan, with no `jax.checkpoint`."""
+
+    def loss(params: State) -> jax.Array:
+        def layer(h: jax.Array, w: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+            return _layer(h, *w), None
+
+        h, _ = lax.scan(layer, x, (params["up"], params["down"]))
+        return jnp.mean(h**2)
+
+    value, grads = jax.value_and_grad(loss)(state)
+    return {k: state[k] - 0.1 * grads[k] for k in state}, value
+
+
+def _given() -> tuple[State, jax.Array]:
+    rng = np.random.default_rng(0)
+    state = {
+        "up": jnp.asarray(rng.standard_normal((LAYERS, WIDTH, HIDDEN), np.float32) * 0.1),
+        "down": jnp.asarray(rng.standard_normal((LAYERS, HIDDEN, WIDTH), np.float32) * 0.05),
+    }
+    return state, jnp.asarray(rng.standard_normal((8 * BATCH, WIDTH), np.float32))
+
+
+def _plans(fun: Any, share: float) -> tuple[autopar.ParallelStep, autopar.ParallelStep]:
+    """The step without a limit, and where only `share` of its temporaries fits."""
+    free = autopar.parallelize(fun, cluster=EAGER, mesh=(8,), method="dp")
+    p = free.plan_for(*_given()).prediction
+    budget = p.argument_bytes + share * (p.peak_bytes - p.argument_bytes)
+    tight = autopar.parallelize(
+        fun, cluster=EAGER, mesh=(8,), method="dp", memory_gb=budget / 2**30
+    )
+    return free, tight
+
+
+@pytest.mark.parametrize(("fun", "share"), [(unrolled, 0.8), (scanned, 0.4)])
+def test_where_memory_binds_the_compiled_step_holds_less(fun: Any, share: float) -> None:
+    free, tight = _plans(fun, share)
+    plan = tight.plan_for(*_given())
+    assert not free.plan.recomputed
+    assert plan.recomputed
+    assert "recomputes" in str(plan)
+    assert plan.prediction.peak_bytes <= plan.origin.memory_bytes
+    held = [s.compile(*_given()).memory_analysis().temp_size_in_bytes for s in (free, tight)]
+    assert held[1] < 0.6 * held[0]
+    state, value = jax.jit(fun)(*_given())
+    again, same = tight(*_given())
+    np.testing.assert_allclose(same, value, rtol=1e-5)
+    for name, leaf in state.items():
+        np.testing.assert_allclose(again[name], leaf, rtol=1e-4, atol=1e-6)
+
+
+def test_remat_can_be_switched_off() -> None:
+    _, tight = _plans(scanned, 0.4)
+    budget = tight.plan_for(*_given()).origin.memory_bytes / 2**30
+    step = autopar.parallelize(
+        scanned, cluster=EAGER, mesh=(8,), method="dp", memory_gb=budget, remat=False
+    )
+    with pytest.raises(MemoryLimitError):
+        step.plan_for(*_given())
+
+
+def test_a_plan_that_recomputes_what_the_step_has_not_is_refused() -> None:
+    plan = autopar.plan(unrolled, *_given(), cluster=EAGER, mesh=(8,))
+    odd = replace(plan, recomputation=Recomputation(("%99999",)))
+    with pytest.raises(PlanMismatchError, match="%99999"):
+        autopar.parallelize(unrolled, plan=odd).planned(*_given())
