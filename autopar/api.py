@@ -16,17 +16,11 @@ from autopar.frontend import StepSpec, read_call, trace
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan
 from autopar.ir.plan_json import load_plan, save_plan
+from autopar.matching import check_cluster
 from autopar.passes.base import Watcher as Watcher
 from autopar.planning import Planned as Planned
-from autopar.planning import (
-    Request,
-    check_cluster,
-    graph_of,
-    make_plan,
-    pins_of,
-    planned_before,
-    replan,
-)
+from autopar.planning import graph_of, make_plan, planned_before, replan
+from autopar.request import Request, pins_of
 from autopar.rules import RuleBook
 from autopar.runtime.bind import BoundMesh, bind_mesh
 from autopar.runtime.devices import keep_to_cpu as keep_to_cpu

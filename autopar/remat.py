@@ -19,6 +19,7 @@ from autopar.passes.shard.recompute import levels
 from autopar.passes.shard.residuals import Residuals
 from autopar.rules import RuleBook, attach_rules
 
+_WORTH = 0.1  # of what is over the limit, that recomputing must save to be tried
 _TIGHTENINGS = (0.98, 0.8, 0.6)  # of the bytes that the limit leaves
 
 
@@ -52,9 +53,9 @@ def leaner_forms(plain: Form, roomy: Decided, setting: Setting, rules: RuleBook)
         found = levels(residuals.tradeoff, residuals.peak, tightening * limit)
         for level in reversed(found):
             names = residuals.tradeoff.names(level.again)
-            if names not in seen:
+            saved = int(whole - level.peak_bytes)
+            if names not in seen and saved > _WORTH * (whole - limit):
                 seen.add(names)
-                saved = int(whole - level.peak_bytes)
                 yield form_of(plain, Recomputation(names, level.seconds, saved), rules)
         if not found or found[-1].peak_bytes > tightening * limit:
             return

@@ -9,6 +9,7 @@ gives the growth of build + solve from 12 to 96 layers.
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections import defaultdict
@@ -77,11 +78,15 @@ def measured(name: str, build: Callable[[], models.Model], options: dict[str, An
     }
 
 
-def _pinned(plan: autopar.Plan) -> tuple[str, tuple[None, ...]]:
-    """The largest parameter's path, and a pin that keeps it whole."""
+def _pinned(plan: autopar.Plan) -> tuple[str, tuple[tuple[str, ...] | None, ...]]:
+    """The largest parameter's path, and a pin that takes one mesh axis off it."""
     state = [a for a in plan.arguments if a.role == "state" and "params" in a.path]
-    largest = max(state, key=lambda a: (a.local_bytes(plan.mesh), a.path))
-    return largest.path, (None,) * len(largest.shape)
+    largest = max(state, key=lambda a: (math.prod(a.shape), a.path))
+    dims = [axes or None for axes in largest.sharding.dims]
+    sharded = [d for d, axes in enumerate(dims) if axes]
+    if sharded:
+        dims[sharded[-1]] = (dims[sharded[-1]] or ())[:-1] or None
+    return largest.path, tuple(dims)
 
 
 def main(names: list[str]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Generic, TypeVar
 
 from autopar.cluster import Cluster
+from autopar.cost.reshard import Resharder
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding_plan import ShardingPlan
@@ -46,6 +47,7 @@ class Setting:
     clock: Clock = field(default=lambda: 0.0, compare=False)
     weigh: Weigh = field(default=lambda graph, plan: 0.0, compare=False)
     watchers: tuple[Watcher, ...] = field(default=(), compare=False)
+    resharder: Resharder | None = field(default=None, compare=False)  # with what it has priced
 
     def watched(self, name: str, given: object, run: Callable[[], Out]) -> Out:
         """What `run` gives; the watchers are told how long it took."""

@@ -59,4 +59,5 @@ class Pipeline:
 
 def lower(graph: Graph, sharding: ShardingPlan, setting: Setting) -> SpmdProgram:
     """The listing of a sharded graph, its moves routed by the setting's prices."""
-    return lower_spmd(graph, sharding, Resharder(Prices(setting.cluster, sharding.mesh)))
+    resharder = setting.resharder or Resharder(Prices(setting.cluster, sharding.mesh))
+    return lower_spmd(graph, sharding, resharder)

@@ -83,7 +83,7 @@ def depth_first(stored: Stored, outputs: Sequence[str | None]) -> Stored:
     kernels = stored.kernels
     made = {name: k for k, kernel in enumerate(kernels) for name in kernel.makes}
     needs = [
-        list({made[r] for r in kernel.reads if r in made and made[r] != k})
+        sorted({made[r] for r in kernel.reads if r in made and made[r] != k})
         for k, kernel in enumerate(kernels)
     ]
     rank = _ranks(kernels, needs, _visited(needs, range(len(needs))), stored.nbytes)

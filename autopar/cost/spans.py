@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from autopar.cost.kernels import Sizes, stored_kernels
+from autopar.cost.kernels import Kernel, Sizes, stored_kernels
 from autopar.cost.order import depth_first
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.mesh import MeshShape
@@ -39,8 +39,23 @@ def stored_spans(graph: Graph) -> Mapping[str, Span]:
         for name in kernel.reads:
             first, last = spans[name]
             spans[name] = (first, max(last, k))
+    for k, kernel in enumerate(kernels):
+        if kernel.in_place:
+            _hand_over(spans, k, kernel, stored.nbytes)
     values = graph.nested_values
     return {name: span for name, span in spans.items() if name in values}
+
+
+def _hand_over(spans: dict[str, Span], k: int, kernel: Kernel, nbytes: Mapping[str, int]) -> None:
+    """Operands whose buffers an in-place kernel's results take are gone when it runs."""
+    dying = sorted(
+        n for n in kernel.reads if n not in kernel.makes and spans[n][0] < k == spans[n][1]
+    )
+    for made in kernel.makes:
+        heir = next((n for n in dying if nbytes.get(n) == nbytes.get(made)), None)
+        if heir is not None:
+            dying.remove(heir)
+            spans[heir] = (spans[heir][0], k - 1)
 
 
 def _bodiless(loop: Loop, op: Op, nbytes: Mapping[str, int]) -> int:

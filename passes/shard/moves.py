@@ -18,7 +18,7 @@ class MoveTables:
 
     def __init__(self, prices: Prices) -> None:
         self.prices = prices
-        self._resharder = Resharder(prices)
+        self.resharder = Resharder(prices)
         self._made: dict[Key, Floats] = {}
 
     def matrix(
@@ -46,7 +46,7 @@ class MoveTables:
     ) -> Floats:
         mesh = self.prices.mesh
         partial = any(s.partial for s in (*before, *after))
-        table = self._resharder.table(value, partial)
+        table = self.resharder.table(value, partial)
         rows: list[int] = []
         extra = np.zeros(len(before))
         for i, state in enumerate(before):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, TypeVar
 
 from autopar.cost.prices import Prices
-from autopar.errors import AutoparError
+from autopar.errors import AutoparError, MemoryLimitError
 from autopar.ir.assignment import Assignment
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
@@ -40,6 +40,7 @@ class Optimal(AbstractSharding):
 
     In graphs of more than `fold_above` ops those that look alike within `hops` share a decision.
     Runs on one cluster and mesh may be given the same `tables`, so that moves are priced once.
+    Where nothing fits, `brief` leaves the reasons, which take time to find, to `refusal`.
     """
 
     name: ClassVar[str] = "optimal"
@@ -47,6 +48,7 @@ class Optimal(AbstractSharding):
     fold_above: int = 1500
     hops: int = 4
     tables: MoveTables | None = field(default=None, compare=False)
+    brief: bool = False
 
     def run(self, given: Graph, setting: Setting) -> ShardingPlan:
         """The plan; raises PinError, MemoryLimitError or InfeasibleError where there is none."""
@@ -54,6 +56,8 @@ class Optimal(AbstractSharding):
             "build", given, lambda: self.pose(given, setting, setting.pins, self.recipe)
         )
         floor, solution = setting.watched("solve", posed, lambda: self._answer(posed, setting.mesh))
+        if not solution.feasible and self.brief:
+            raise MemoryLimitError(f"{self.recipe.name} found no plan on ({setting.mesh})")
         if not solution.feasible:
             raise self._refused(given, setting, posed).error()
         return plan_of(posed.reading, posed.assembled, solution, setting.mesh, floor.margins)

@@ -31,8 +31,14 @@ _ROUNDS, _KICKS = 3, 100
 _LARGE = 40_000  # edge entries past which an answer within _LARGE_GAP is good enough
 _LARGE_GAP = 0.02
 _SMALL = 5_000  # edge entries up to which integer programming is quick, memory or not
-_WORK = (1_000, 8_000, 24_000)  # of the engine, in turn while the gap is more than _GOOD_GAP
+_WORK = (
+    1_000,
+    8_000,
+    24_000,
+    80_000,
+)  # of the engine, in turn while the gap is more than _GOOD_GAP
 _GOOD_GAP = 0.01
+_FAR = 0.04  # from here only the most work helps
 
 
 @dataclass(frozen=True)
@@ -108,6 +114,8 @@ def _answer(problem: Problem, start: Sequence[int] | None) -> _Answer:
         enough = _GOOD_GAP if found.seconds_per_byte > 0 or work > _WORK[1] else 10 * _GAP
         if found.proven_infeasible or found.gap <= enough:
             break
+        if found.gap > _FAR and work < _WORK[-1]:
+            continue
         again = search_problem(problem, Budget(work=work), start=found.choice or start)
         found = replace(again, bound_seconds=max(found.bound_seconds, again.bound_seconds))
     binds = found.seconds_per_byte > 0

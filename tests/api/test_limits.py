@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import autopar
-from autopar.errors import MemoryLimitError
+from autopar.errors import InfeasibleError, MemoryLimitError
 from tests.zoo import cases
 
 WIDTH, HIDDEN, BATCH = 256, 1024, 64
@@ -85,3 +85,27 @@ def test_a_recipe_is_blamed_at_the_door() -> None:
     with pytest.raises(MemoryLimitError, match=r"\* method='dp': without it"):
         plan(2 / 1024, mesh=(8,), method="dp")
     plan(2 / 1024, mesh=(8,))
+
+
+@pytest.mark.parametrize("share", [0.6, 0.85])
+def test_no_recipe_is_predicted_cheaper_within_the_same_limit(share: float) -> None:
+    case = cases("adam")["mlp"]
+    state = jax.eval_shape(case.create_state, jax.random.key(0))
+
+    def seconds(method: str, memory_gb: float | None) -> float:
+        try:
+            plan = autopar.plan(
+                case.step, state, case.batch(0), cluster="8xh100", mesh=(2, 4), method=method,
+                memory_gb=memory_gb,
+            )  # fmt: skip
+        except InfeasibleError:
+            return float("inf")
+        limit = plan.origin.memory_bytes
+        assert plan.prediction.peak_bytes <= limit
+        return plan.prediction.seconds
+
+    roomy = autopar.plan(case.step, state, case.batch(0), cluster="8xh100", mesh=(2, 4))
+    limit = share * roomy.prediction.peak_bytes / 2**30
+    recipes = ("dp", "zero1", "zero2", "fsdp", "hsdp", "megatron", "fsdp+tp", "sequence")
+    least = min(seconds(m, limit) for m in recipes)
+    assert seconds("auto", limit) <= least * (1 + 1e-9)

@@ -1,0 +1,209 @@
+"""Plans a step on one mesh within a limit: sharding more, recomputing, or a recipe."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from autopar.cost.memory import Held, held_bytes
+from autopar.cost.prices import Prices
+from autopar.errors import (
+    InfeasibleError,
+    MemoryLimitError,
+)
+from autopar.ir.graph import Graph
+from autopar.ir.mesh import MeshShape
+from autopar.ir.outcome import Status
+from autopar.ir.sharding_plan import ShardingPlan
+from autopar.passes.base import Setting, Watcher
+from autopar.passes.pipeline import Decided, Pipeline, lower
+from autopar.passes.shard.base import AbstractSharding
+from autopar.passes.shard.lightest import Lightest
+from autopar.passes.shard.moves import MoveTables
+from autopar.passes.shard.optimal import Optimal
+from autopar.passes.shard.recipes import recipe_named
+from autopar.remat import Form, leaner_forms
+from autopar.request import Request
+
+_ROOMY = 2**60  # bytes that bind nothing
+_NO_GAIN = 1e-9
+_SMALL = 1500  # ops up to which recipes are planned whole beside auto
+_ROUGH = 0.95  # a recipe's margin is not exact
+_CLOSE = 0.005  # of the seconds without a limit
+_TIGHTENINGS = 6
+
+
+@dataclass(frozen=True)
+class Site:
+    """One mesh for a request, and the prices there, which all plans on it share."""
+
+    mesh: MeshShape
+    request: Request
+    watchers: tuple[Watcher, ...]
+    tables: MoveTables
+
+    @classmethod
+    def of(cls, mesh: MeshShape, request: Request, watchers: Sequence[Watcher] = ()) -> Site:
+        """A site where nothing is priced yet."""
+        tables = MoveTables(Prices(request.cluster, mesh))
+        return cls(mesh, request, tuple(watchers), tables)
+
+    def setting(self, memory_bytes: int) -> Setting:
+        """What passes are given here within a limit."""
+
+        def weigh(graph: Graph, plan: ShardingPlan) -> float:
+            return held_bytes(graph, lower(graph, plan, setting), self.mesh).peak_bytes
+
+        request = self.request
+        setting = Setting(
+            request.cluster, self.mesh, memory_bytes, request.pins, time.perf_counter, weigh,
+            self.watchers, self.tables.resharder,
+        )  # fmt: skip
+        return setting
+
+    def optimal(self) -> Optimal:
+        """The pass that looks for the cheapest plan by the request's method."""
+        return Optimal(recipe=recipe_named(self.request.method), tables=self.tables, brief=True)
+
+    def cheapest(self, form: Form, memory_bytes: int) -> Found:
+        """The cheapest plan of which the pass counts no more than a limit."""
+        return self._found(form, self.optimal(), self.setting(memory_bytes))
+
+    def lightest(self, form: Form) -> Found:
+        """The plan that holds the least."""
+        shard = Lightest(recipe=recipe_named(self.request.method))
+        return self._found(form, shard, self.setting(self.request.budget_bytes))
+
+    def _found(self, form: Form, shard: AbstractSharding, setting: Setting) -> Found:
+        decided = Pipeline(shard=shard).run(form.graph, setting)
+        return Found(form, decided, held_bytes(decided.graph, decided.program, self.mesh))
+
+
+@dataclass(frozen=True)
+class Found:
+    """A form of the step, what was decided for it, and what that holds."""
+
+    form: Form
+    decided: Decided
+    held: Held
+
+    @property
+    def seconds(self) -> float:
+        """What a step should take."""
+        return self.decided.sharding.outcome.seconds
+
+    def told_by(self, recipe: str, roomy: Found) -> Found:
+        """The same as an answer to `auto`, whose bound is that of the plan without a limit."""
+        told = roomy.decided.sharding.outcome
+        outcome = replace(
+            self.decided.sharding.outcome,
+            status=Status.FEASIBLE,
+            bound_seconds=min(told.bound_seconds, self.seconds),
+            sentence=f"The answer of {recipe}.",
+            recipes=told.recipes,
+        )
+        sharding = replace(self.decided.sharding, outcome=outcome)
+        return replace(self, decided=replace(self.decided, sharding=sharding))
+
+
+def plan_on(site: Site, plain: Form) -> Found:
+    """The plan on one mesh; where memory binds, recomputing is weighed against sharding more."""
+    roomy = site.cheapest(plain, _ROOMY)
+    if roomy.held.peak_bytes <= site.request.budget_bytes:
+        return roomy
+    best: Found | None = None
+    failure = InfeasibleError("no form of the step fits")
+    try:
+        best = _fitted(site, plain, roomy)
+    except InfeasibleError as error:
+        failure = error
+    best = _best_recipe(site, plain, roomy, best)
+    if best is None:
+        raise failure
+    return best
+
+
+def _fitted(site: Site, plain: Form, roomy: Found) -> Found:
+    """The cheaper of recomputing and of sharding more, for a plan that does not fit as it is."""
+    request = site.request
+    if not request.remat:
+        return _within(site, plain)
+    setting = site.setting(request.budget_bytes)
+    forms = leaner_forms(plain, roomy.decided, setting, request.rules)
+    leaner = _first_that_fits(site, forms)
+    if leaner is not None and leaner.seconds <= roomy.seconds * (1 + _CLOSE):
+        return leaner  # no plan within a limit that binds can cost less
+    try:
+        sharded = _within(site, plain)
+    except InfeasibleError:
+        if leaner is None:
+            raise
+        return leaner
+    return sharded if leaner is None or sharded.seconds <= leaner.seconds else leaner
+
+
+def _best_recipe(site: Site, plain: Form, roomy: Found, best: Found | None) -> Found | None:
+    """A recipe's plan that is cheaper than the best so far and fits; the best where none is.
+
+    What a limit makes of `auto` and of a recipe is found by different ways round what the memory
+    rows leave out, so that the floor under the one solve is not enough. Of deep steps, where each
+    plan takes its time, only the recipes' plans without a limit are looked at.
+    """
+    request = site.request
+    small = sum(1 for _ in plain.graph.walk()) <= _SMALL
+    for margin in roomy.decided.sharding.outcome.recipes if request.method == "auto" else ():
+        least = (margin.seconds or math.inf) * (_ROUGH if small else 1.0)
+        if (best is not None and least >= best.seconds) or least == math.inf:
+            continue
+        own = replace(site, request=replace(request, method=margin.name))
+        try:
+            found = plan_on(own, plain) if small else own.cheapest(plain, _ROOMY)
+        except InfeasibleError:
+            continue
+        fits = found.held.peak_bytes <= request.budget_bytes
+        if fits and (best is None or found.seconds < best.seconds * (1 - _NO_GAIN)):
+            best = found.told_by(margin.name, roomy)
+    return best
+
+
+def _first_that_fits(site: Site, forms: Iterable[Form]) -> Found | None:
+    """The plan of the first form that has one within the budget: what follows costs more.
+
+    A form's plan without a limit may do, and then no other of it is cheaper.
+    """
+    budget = site.request.budget_bytes
+    for form in forms:
+        for limit in (_ROOMY, budget):
+            try:
+                found = site.cheapest(form, limit)
+            except InfeasibleError:
+                break
+            if found.held.peak_bytes <= budget:
+                return found
+    return None
+
+
+def _within(site: Site, form: Form) -> Found:
+    """A plan within the budget: the limit is tightened until what is really held fits it.
+
+    The last resort is the plan that holds the least, so that its bytes are a limit that will do.
+    """
+    budget = allowed = site.request.budget_bytes
+    for _ in range(_TIGHTENINGS):
+        try:
+            found = site.cheapest(form, allowed)
+        except MemoryLimitError:
+            break
+        peak = found.held.peak_bytes
+        if peak <= budget:
+            return found
+        # What the rows leave out (gathered copies) is over: give them that much less.
+        allowed -= max(peak - budget, budget // 64)
+        if allowed <= 0:
+            break
+    found = site.lightest(form)
+    if found.held.peak_bytes <= budget:
+        return found
+    raise site.optimal().refusal(found.decided.graph, site.setting(budget))
