@@ -22,6 +22,7 @@ from autopar.passes.shard.peaks import grown
 
 _BLOCKS = (60, 200)  # the most nodes of a block, by worker
 _HEATS = ((0.2, 0.02), (0.05, 0.5), (0.2, 0.005), (0.002, 0.1))  # by cycle and worker
+_ROUND_ENTRIES, _MOST_ROUNDS = 5_500_000, 10  # with so many entries, one round of cycles
 _COLDEST = 0.002  # share of a cycle's heat that is left at its end
 _MEND_ROUNDS = 200
 _DEARER = 1.15
@@ -146,9 +147,12 @@ def annealed(
     heat = abs(bound) / max(int((np.diff(flat.choices) > 1).sum()), 1)
     best, cost = starts[0], total_cost(flat, starts[0])
     begin = meter.share
-    for cycle, heats in enumerate(_HEATS):
-        first = begin + (1 - begin) * cycle / len(_HEATS)
-        last = begin + (1 - begin) * (cycle + 1) / len(_HEATS)
+    # A small problem soon cools down to what one run of chance finds: it is given more of them.
+    rounds = min(max(int((_ROUND_ENTRIES / max(len(flat.entries), 1)) ** 2), 1), _MOST_ROUNDS)
+    cycles = _HEATS * rounds
+    for cycle, heats in enumerate(cycles):
+        first = begin + (1 - begin) * cycle / len(cycles)
+        last = begin + (1 - begin) * (cycle + 1) / len(cycles)
         workers[0].take(best)
         workers[1].take(starts[(cycle + 1) % len(starts)] if cycle % 2 == 0 else best)
         _cool(workers, prices, [heat * h for h in heats], meter, (first, last))
