@@ -15,7 +15,6 @@ import numpy.typing as npt
 from autopar.ir.outcome import Status
 from autopar.passes.shard.bound import bound_problem
 from autopar.passes.shard.budget import Budget
-from autopar.passes.shard.engine import memory_price, search_problem
 from autopar.passes.shard.ilp import solve_ilp
 from autopar.passes.shard.narrow import Narrowed, narrow
 from autopar.passes.shard.polish import kicked
@@ -106,9 +105,25 @@ def _answer(problem: Problem, start: Sequence[int] | None) -> _Answer:
     if entries <= _SMALL:
         answer = _held(problem)
         if answer.choice and answer.rows:
-            return replace(answer, price=memory_price(problem))
+            return replace(answer, price=_memory_price(problem))
         if answer.choice or answer.proven_infeasible:
             return answer
+    return _searched(problem, start, entries)
+
+
+# The engine brings numba along, so it is imported only where a problem needs it.
+
+
+def _memory_price(problem: Problem) -> float:
+    from autopar.passes.shard.engine import memory_price
+
+    return memory_price(problem)
+
+
+def _searched(problem: Problem, start: Sequence[int] | None, entries: int) -> _Answer:
+    """The engine's answer, with more work while its gap is wide."""
+    from autopar.passes.shard.engine import search_problem
+
     found = search_problem(problem, Budget(work=_WORK[0]), start=start)
     for work in _WORK[1:]:
         enough = _GOOD_GAP if found.seconds_per_byte > 0 or work > _WORK[1] else 10 * _GAP
