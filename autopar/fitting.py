@@ -73,7 +73,7 @@ class Site:
 
     def lightest(self, form: Form) -> Found:
         """The plan that holds the least."""
-        shard = Lightest(recipe=recipe_named(self.request.method))
+        shard = Lightest(recipe=recipe_named(self.request.method), tables=self.tables)
         return self._found(form, shard, self.setting(self.request.budget_bytes))
 
     def _found(self, form: Form, shard: AbstractSharding, setting: Setting) -> Found:
@@ -131,7 +131,7 @@ def _fitted(site: Site, plain: Form, roomy: Found) -> Found:
     if not request.remat:
         return _within(site, plain)
     setting = site.setting(request.budget_bytes)
-    forms = leaner_forms(plain, roomy.decided, setting, request.rules)
+    forms = leaner_forms(plain, roomy.decided, roomy.held, setting, request.rules)
     leaner = _first_that_fits(site, forms)
     if leaner is not None and leaner.seconds <= roomy.seconds * (1 + _CLOSE):
         return leaner  # no plan within a limit that binds can cost less
@@ -152,7 +152,7 @@ def _best_recipe(site: Site, plain: Form, roomy: Found, best: Found | None) -> F
     plan takes its time, only the recipes' plans without a limit are looked at.
     """
     request = site.request
-    small = sum(1 for _ in plain.graph.walk()) <= _SMALL
+    small = plain.graph.op_count <= _SMALL
     for margin in roomy.decided.sharding.outcome.recipes if request.method == "auto" else ():
         least = (margin.seconds or math.inf) * (_ROUGH if small else 1.0)
         if (best is not None and least >= best.seconds) or least == math.inf:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from autopar.cost.memory import held_bytes
+from autopar.cost.memory import Held
 from autopar.cost.prices import Prices
 from autopar.errors import PlanMismatchError
 from autopar.frontend import TracedStep
@@ -32,7 +32,9 @@ class Form:
     recomputed: Recomputation = field(default_factory=Recomputation)
 
 
-def leaner_forms(plain: Form, roomy: Decided, setting: Setting, rules: RuleBook) -> Iterator[Form]:
+def leaner_forms(
+    plain: Form, roomy: Decided, held: Held, setting: Setting, rules: RuleBook
+) -> Iterator[Form]:
     """The step with recomputation so that the plan made without a limit would fit it, if it can.
 
     The first form is the cheapest that should fit. What follows recomputes more and more, for
@@ -44,7 +46,6 @@ def leaner_forms(plain: Form, roomy: Decided, setting: Setting, rules: RuleBook)
     costs = local_costs(roomy.graph, roomy.sharding, roomy.program, prices)
     residuals = Residuals(roomy.graph, costs)
     whole = residuals.peak(frozenset())
-    held = held_bytes(roomy.graph, roomy.program, mesh)
     # Both the pass's memory rows, which see what the cut sees, and the listing must fit.
     left = setting.memory_bytes - held.argument_bytes
     limit = min(left, whole - (held.peak_bytes - setting.memory_bytes))

@@ -8,20 +8,14 @@ import time
 import click
 
 from autopar.cli.console import IMPOSSIBLE, told
-from autopar.cli.plan import METHODS
+from autopar.cli.plan import method_option
 from autopar.errors import InputError
 
 
 @click.command("demo")
 @click.option("--steps", type=click.IntRange(min=4), help="How many steps to train for.")
 @click.option("--mesh", help="Sizes or named sizes: 2,4 or data=2,model=4. Default: searched.")
-@click.option(
-    "--method",
-    type=click.Choice(METHODS),
-    default="auto",
-    show_default=True,
-    help="The whole search, or a textbook recipe.",
-)
+@method_option
 @click.option("--quick", is_flag=True, help="A much smaller model and few steps.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
 @told

@@ -21,6 +21,13 @@ from autopar.report.view import plan_data
 METHODS = (
     "auto", "dp", "zero1", "zero2", "fsdp", "hsdp", "megatron", "sequence", "fsdp+tp", "expert",
 )  # fmt: skip
+method_option = click.option(
+    "--method",
+    type=click.Choice(METHODS),
+    default="auto",
+    show_default=True,
+    help="The whole search, or a textbook recipe.",
+)
 AFTER = ("graph", "batch", "layer", "stage", "shard", "lower")
 
 
@@ -60,13 +67,7 @@ class Made:
     show_default=True,
     help="The most axes of a searched mesh.",
 )
-@click.option(
-    "--method",
-    type=click.Choice(METHODS),
-    default="auto",
-    show_default=True,
-    help="The whole search, or a textbook recipe.",
-)
+@method_option
 @click.option("--memory-gb", type=float, help="GiB that one device may hold. Default: all it has.")
 @click.option(
     "--no-remat", is_flag=True, help="Never recompute forward values, even where memory binds."

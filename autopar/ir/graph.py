@@ -142,6 +142,11 @@ class Graph:
                 yield from body.walk()
 
     @property
+    def op_count(self) -> int:
+        """How many ops there are, bodies of loops included."""
+        return sum(1 for _ in self.walk())
+
+    @property
     def flops(self) -> int:
         """Floating-point operations of one run, loops times their trip counts."""
         return sum(op.flops for op in self.ops)

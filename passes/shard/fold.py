@@ -46,17 +46,12 @@ class Fold:
     whole graph, bodies included, the value of the folded graph that stands for it.
     """
 
-    wiring: Wiring
+    whole: Graph
     graph: Graph
     classes: tuple[int, ...]
     variants: tuple[tuple[Variant, ...], ...]
     homes: Mapping[str, str]
     counts: Mapping[str, int]  # value of the folded graph -> values that it stands for
-
-    @property
-    def whole(self) -> Graph:
-        """The graph that was folded."""
-        return self.wiring.graph
 
     def outputs(self) -> Iterator[tuple[Operand, str | None, int]]:
         """(folded operand, folded input that it returns to, how often) of the graph's outputs."""
@@ -75,7 +70,7 @@ def unfolded(graph: Graph) -> Fold:
     names = {name: name for name in graph.nested_values}
     variants = tuple((Variant(op, 1, i),) for i, op in enumerate(graph.ops))
     ones = dict.fromkeys(names, 1)
-    return Fold(wire(graph), graph, tuple(range(len(graph.ops))), variants, names, ones)
+    return Fold(graph, graph, tuple(range(len(graph.ops))), variants, names, ones)
 
 
 def fold(graph: Graph, hops: int, marks: Mapping[str, object]) -> Fold:
@@ -101,7 +96,7 @@ def fold(graph: Graph, hops: int, marks: Mapping[str, object]) -> Fold:
     )
     forms = _numbered(_read_from(wiring, classes)[first:stop])
     variants = _variants(graph, op_classes, forms, homes)
-    return Fold(wiring, inner, tuple(_listed(op_classes)), variants, homes, counts)
+    return Fold(graph, inner, tuple(_listed(op_classes)), variants, homes, counts)
 
 
 # -- colors ------------------------------------------------------------------------------------
@@ -154,8 +149,7 @@ def _refined(wiring: Wiring, colors: Hashes, hops: int) -> Hashes:
     """
     layers = np.array([*_is_layer(wiring)], dtype=bool)
     makers = wiring.makers[wiring.sources]
-    slots = (wiring.slots.astype(np.uint64) + np.uint64(1)) * _SLOT
-    slots += wiring.places[wiring.sources].astype(np.uint64) * _STEP
+    slots = _arc_hashes(wiring)
     for hop in range(hops):
         down = _summed(_mixed(colors[makers] + slots), wiring.readers, len(colors))
         up = _summed(_mixed(colors[wiring.readers] ^ (slots * _MIX_B)), makers, len(colors))
@@ -174,11 +168,17 @@ def _is_layer(wiring: Wiring) -> Iterator[bool]:
 def _read_from(wiring: Wiring, classes: Ints) -> Hashes:
     """A hash for every node of its class and the classes that it reads, slot by slot."""
     colors = _mixed(classes.astype(np.uint64) + _STEP)
-    slots = (wiring.slots.astype(np.uint64) + np.uint64(1)) * _SLOT
-    slots += wiring.places[wiring.sources].astype(np.uint64) * _STEP
+    slots = _arc_hashes(wiring)
     seen = _mixed(colors[wiring.makers[wiring.sources]] + slots)
     found: Hashes = _mixed(colors + _summed(seen, wiring.readers, len(colors)))
     return found
+
+
+def _arc_hashes(wiring: Wiring) -> Hashes:
+    """A hash for every arc of which result is read, and as which operand."""
+    slots = (wiring.slots.astype(np.uint64) + np.uint64(1)) * _SLOT
+    hashes: Hashes = slots + wiring.places[wiring.sources].astype(np.uint64) * _STEP
+    return hashes
 
 
 def _mixed(x: Hashes) -> Hashes:

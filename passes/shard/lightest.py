@@ -11,6 +11,7 @@ from autopar.passes.base import Setting
 from autopar.passes.shard.base import AbstractSharding
 from autopar.passes.shard.floor import known_solution
 from autopar.passes.shard.infeasible import lightest
+from autopar.passes.shard.moves import MoveTables
 from autopar.passes.shard.optimal import Optimal, counted, plan_of, weigher
 from autopar.passes.shard.recipes import AbstractRecipe, Free
 
@@ -21,10 +22,11 @@ class Lightest(AbstractSharding):
 
     name: ClassVar[str] = "lightest"
     recipe: AbstractRecipe = field(default_factory=Free)
+    tables: MoveTables | None = field(default=None, compare=False)
 
     def run(self, given: Graph, setting: Setting) -> ShardingPlan:
         """The plan; raises PinError or InfeasibleError where there is none at all."""
-        optimal = Optimal(recipe=self.recipe)
+        optimal = Optimal(recipe=self.recipe, tables=self.tables)
         posed = optimal.pose(given, counted(setting), setting.pins, self.recipe)
         problem = posed.assembled.problem
         choice, _ = lightest(posed, weigher(given, setting))

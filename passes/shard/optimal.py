@@ -78,7 +78,7 @@ class Optimal(AbstractSharding):
     ) -> Posed:
         """The problem under pins and a recipe, the step's constraints at `loose` lines let go."""
         fixed = resolve_pins(given, pins, setting.mesh)
-        deep = sum(1 for _ in given.walk()) > self.fold_above
+        deep = given.op_count > self.fold_above
         folded = fold(given, self.hops, fixed) if deep else unfolded(given)
         reading = loosened(apply_pins(read_graph(folded), fixed, setting.mesh), loose)
         choices = recipe.restrict(reading, all_choices(reading, setting.mesh), setting.mesh)

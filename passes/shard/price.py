@@ -36,7 +36,7 @@ class PricedStart:
 
 def priced_start(problem: Problem, times: Sequence[int]) -> PricedStart:
     """Search one price for all the times: dear enough to fit, then as cheap as still fits."""
-    weights = _weights(problem, times)
+    weights = weights_at(problem, times)
     allowance = problem.limit_bytes * len(times)
     plain = replace(problem, usages=())
     every = tuple(np.arange(len(c)) for c in problem.costs)
@@ -45,7 +45,7 @@ def priced_start(problem: Problem, times: Sequence[int]) -> PricedStart:
     tried: list[tuple[float, Bounded]] = []
     for step in range(_DOUBLINGS + _HALVINGS):
         price = 0.5 * (low + high) if best else high
-        answer = bound_problem(_priced(plain, weights, price), _SWEEPS)
+        answer = bound_problem(priced(plain, weights, price), _SWEEPS)
         tried.append((price, answer))
         bound = max(bound, answer.bound_seconds - price * allowance)
         if _fits(problem, answer.choice, times):
@@ -61,7 +61,7 @@ def priced_start(problem: Problem, times: Sequence[int]) -> PricedStart:
     return PricedStart(bound, seconds, best, left)
 
 
-def _weights(problem: Problem, times: Sequence[int]) -> list[Floats]:
+def weights_at(problem: Problem, times: Sequence[int]) -> list[Floats]:
     """Bytes of each node's choices, summed over the times."""
     weights = [np.zeros(len(c)) for c in problem.costs]
     for usage in problem.usages:
@@ -77,7 +77,8 @@ def _first_price(problem: Problem, weights: Sequence[Floats]) -> float:
     return seconds / nbytes
 
 
-def _priced(problem: Problem, weights: Sequence[Floats], price: float) -> Problem:
+def priced(problem: Problem, weights: Sequence[Floats], price: float) -> Problem:
+    """The problem with every choice's weight paid for."""
     costs = tuple(c + price * w for c, w in zip(problem.costs, weights, strict=True))
     return replace(problem, costs=costs)
 
@@ -97,5 +98,5 @@ def _possible(
     """Choices that the best of the tried prices cannot rule out below a known answer's seconds."""
     price, _ = max(tried, key=lambda t: t[1].bound_seconds - t[0] * allowance)
     return bound_problem(
-        _priced(problem, weights, price), _SWEEPS * 2, limit=seconds + price * allowance
+        priced(problem, weights, price), _SWEEPS * 2, limit=seconds + price * allowance
     ).left

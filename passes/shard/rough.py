@@ -5,12 +5,12 @@ Nothing is proven by it. It serves where an assignment has to be had for many pr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from autopar.passes.shard.bound import bound_problem
+from autopar.passes.shard.price import priced, weights_at
 from autopar.passes.shard.problem import Edge, Floats, Problem
 from autopar.passes.shard.reduce import reduce_problem
 
@@ -31,10 +31,10 @@ def rough_answer(problem: Problem) -> tuple[int, ...]:
     for _ in range(_STEPS):
         held = problem.held_bytes(choice)
         if not high:
-            weights = _weights(problem, _binding(held, problem.limit_bytes))
+            weights = weights_at(problem, _binding(held, problem.limit_bytes))
             high = problem.seconds(choice) / max(float(held.max()), 1.0) / 4
         price = 0.5 * (low + high) if best else high
-        choice = near_answer(_priced(plain, weights, price))
+        choice = near_answer(priced(plain, weights, price))
         if problem.fits(choice) and np.isfinite(problem.seconds(choice)):
             high = price
             if not best or problem.seconds(choice) < problem.seconds(best):
@@ -85,18 +85,3 @@ def _binding(held: Floats, limit_bytes: float) -> list[int]:
     parts = [part for part in np.array_split(np.arange(len(held)), 4) if len(part)]
     worst = [int(part[held[part].argmax()]) for part in parts]
     return [t for t in worst if held[t] > limit_bytes]
-
-
-def _weights(problem: Problem, times: Sequence[int]) -> list[Floats]:
-    """Bytes of each node's choices, summed over the times."""
-    weights = [np.zeros(len(c)) for c in problem.costs]
-    for usage in problem.usages:
-        hits = sum(usage.first <= t <= usage.last for t in times)
-        if hits:
-            weights[usage.node] += hits * usage.nbytes
-    return weights
-
-
-def _priced(problem: Problem, weights: Sequence[Floats], price: float) -> Problem:
-    costs = tuple(c + price * w for c, w in zip(problem.costs, weights, strict=True))
-    return replace(problem, costs=costs)
