@@ -9,10 +9,7 @@ from dataclasses import dataclass, replace
 
 from autopar.cost.memory import Held, held_bytes
 from autopar.cost.prices import Prices
-from autopar.errors import (
-    InfeasibleError,
-    MemoryLimitError,
-)
+from autopar.errors import AutoparError, InfeasibleError, MemoryLimitError
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
 from autopar.ir.outcome import Status
@@ -109,20 +106,27 @@ class Found:
 
 
 def plan_on(site: Site, plain: Form) -> Found:
-    """The plan on one mesh; where memory binds, recomputing is weighed against sharding more."""
+    """The plan on one mesh; where memory binds, recomputing is weighed against sharding more.
+
+    Raises InfeasibleError, in brief, where there is none: `refusal` tells why.
+    """
     roomy = site.cheapest(plain, _ROOMY)
     if roomy.held.peak_bytes <= site.request.budget_bytes:
         return roomy
     best: Found | None = None
-    failure = InfeasibleError("no form of the step fits")
     try:
         best = _fitted(site, plain, roomy)
-    except InfeasibleError as error:
-        failure = error
+    except InfeasibleError:
+        best = None
     best = _best_recipe(site, plain, roomy, best)
     if best is None:
-        raise failure
+        raise MemoryLimitError(f"no form of the step fits on ({site.mesh})")
     return best
+
+
+def refusal(site: Site, plain: Form) -> AutoparError:
+    """Why a step has no plan on a mesh: what cannot be kept together, and which limit would do."""
+    return site.optimal().refusal(plain.graph, site.setting(site.request.budget_bytes))
 
 
 def _fitted(site: Site, plain: Form, roomy: Found) -> Found:
@@ -206,4 +210,4 @@ def _within(site: Site, form: Form) -> Found:
     found = site.lightest(form)
     if found.held.peak_bytes <= budget:
         return found
-    raise site.optimal().refusal(found.decided.graph, site.setting(budget))
+    raise MemoryLimitError(f"the lightest plan on ({site.mesh}) does not fit")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Generic, TypeVar
 
@@ -30,6 +30,10 @@ class Watcher:
     after: Callable[[str, object, object, float], None]
 
 
+def _none() -> Mapping[str, int]:
+    return {}
+
+
 @dataclass(frozen=True)
 class Setting:
     """What a pass may know beside its input: the cluster, the mesh, the limits, the pins.
@@ -37,7 +41,7 @@ class Setting:
     `memory_bytes` is the budget of one device. `pins` are (path pattern, dims) pairs, dims
     being tuples of axis names for each tensor dim. The clock is handed in so that no pass
     reads one by itself; so is `weigh`, the bytes that a plan is known to need beside what the
-    pass counts.
+    pass counts. `in_flight` names the values of which several microbatches' are held at once.
     """
 
     cluster: Cluster
@@ -48,6 +52,7 @@ class Setting:
     weigh: Weigh = field(default=lambda graph, plan: 0.0, compare=False)
     watchers: tuple[Watcher, ...] = field(default=(), compare=False)
     resharder: Resharder | None = field(default=None, compare=False)  # with what it has priced
+    in_flight: Mapping[str, int] = field(default_factory=_none, compare=False)
 
     def watched(self, name: str, given: object, run: Callable[[], Out]) -> Out:
         """What `run` gives; the watchers are told how long it took."""

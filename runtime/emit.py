@@ -157,6 +157,8 @@ def _renamed(program: FlatProgram) -> Iterator[tuple[int, int | Const]]:
             body = equation.bodies[0]
             yield from zip(body.inputs, equation.operands, strict=True)
             yield from zip(equation.results, body.outputs, strict=True)
+        elif equation.primitive.name == "optimization_barrier":
+            yield from zip(equation.results, equation.operands, strict=True)
 
 
 def _constant(const: Const) -> Any:

@@ -6,7 +6,7 @@ there is a listing agrees with what is held once there is one; moves between sha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from autopar.cost.kernels import Kernel, Sizes, stored_kernels
 from autopar.cost.order import depth_first
@@ -82,6 +82,11 @@ class _Lister:
             if op.kind in _REMAT:
                 yield from self._remat(op, here)
                 continue
+            if op.kind == "optimization_barrier":
+                sources = map(self._resolved, op.operands)
+                names = (r.name for r in op.results)
+                yield from self._fence(list(zip(names, sources, strict=True)))
+                continue
             operands = tuple(self._name(o) for o in op.operands)
             results = tuple(r.name for r in op.results)
             laid = tuple(replicated(len(r.shape)) for r in op.results)
@@ -96,14 +101,19 @@ class _Lister:
         body = op.graphs[0]
         names = [i.value.name for i in body.inputs]
         given = list(zip(names, map(self._resolved, op.operands), strict=True))
-        fenced = [(n, o) for n, o in given if isinstance(o, str)]
-        if dict(op.params).get("prevent_cse", True) and fenced:
-            yield Fence(tuple(o for _, o in fenced), tuple(n for n, _ in fenced))
-            given = [(n, o) for n, o in given if not isinstance(o, str)]
-        self._same.update(given)
+        if dict(op.params).get("prevent_cse", True):
+            yield from self._fence(given)
+        else:
+            self._same.update(given)
         yield from self._steps(body, (*path, 0))
         for result, output in zip(op.results, body.outputs, strict=True):
             self._same[result.name] = output
+
+    def _fence(self, given: Sequence[tuple[str, Operand]]) -> Iterator[Instruction]:
+        fenced = [(n, o) for n, o in given if isinstance(o, str)]
+        if fenced:
+            yield Fence(tuple(o for _, o in fenced), tuple(n for n, _ in fenced))
+        self._same.update((n, o) for n, o in given if not isinstance(o, str))
 
     def _resolved(self, operand: Operand) -> Operand:
         while isinstance(operand, str) and operand in self._same:

@@ -52,7 +52,8 @@ class Origin:
 class Op:
     """One operation: its kind is the JAX primitive's name, its params are plain data.
 
-    `graphs` are the bodies of scan, while, cond and remat. `flops` counts one run of the op.
+    `graphs` are the bodies of scan, while, cond and remat. `flops` counts one run of the op, of
+    which a step of several microbatches makes `runs`.
     """
 
     kind: str
@@ -63,6 +64,7 @@ class Op:
     origin: Origin = Origin()
     graphs: tuple[Graph, ...] = ()
     rule: Rule | None = field(default=None, compare=False)
+    runs: int = 1
 
     def param(self, name: str) -> Plain:
         """A parameter by name; raises GraphError where the op has none of that name."""
@@ -249,6 +251,7 @@ def _notes(op: Op) -> str:
     notes = (
         f"{op.origin.region:<8}",
         f"flops={op.flops}" if op.flops else "",
+        f"runs={op.runs}" if op.runs != 1 else "",
         json.dumps(op.origin.module, ensure_ascii=False) if op.origin.module else "",
         f"{{{params}}}" if params else "",
     )

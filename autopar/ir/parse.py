@@ -6,7 +6,7 @@ import ast
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn, TypeVar, cast
 
 from autopar.errors import GraphSyntaxError
@@ -26,6 +26,7 @@ _LITERAL = re.compile(r"([^\s,:%\"]+):(?=[A-Za-z])")
 _STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 _PARAMS = re.compile(r"""(?:[^'"{}]|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")*""")
 _FLOPS = re.compile(r"flops=(\d+)")
+_RUNS = re.compile(r"runs=(\d+)")
 _ROLE = re.compile(r"(?:state|batch|constant)\b")
 _REGION = re.compile(rf"(?:{'|'.join(REGIONS)})\b")
 
@@ -199,30 +200,44 @@ def _op(reader: _Reader) -> Op:
     kind = reader.take(_KIND, "an op or return")[0]
     reader.mark("(")
     operands = reader.list_of(_operand, ")")
-    flops, region, module, params = _notes(reader)
+    notes = _notes(reader)
     has_bodies = reader.sees("[")
-    origin = Origin(region, module, reader.comment())
+    origin = Origin(notes.region, notes.module, reader.comment())
     bodies: list[Graph] = []
     while has_bodies and not reader.sees("]"):
         bodies.append(_graph(reader))
-    return Op(kind, operands, results, params, flops, origin, tuple(bodies))
+    return Op(
+        kind, operands, results, notes.params, notes.flops, origin, tuple(bodies), runs=notes.runs
+    )
 
 
-def _notes(reader: _Reader) -> tuple[int, str, str, tuple[tuple[str, Plain], ...]]:
-    """FLOPs, region, module and parameters of an op, which stand in any order."""
-    flops, region, module = 0, REGIONS[0], ""
+@dataclass(frozen=True)
+class _Notes:
+    """What follows an op's operands."""
+
+    flops: int = 0
+    runs: int = 1
+    region: str = REGIONS[0]
+    module: str = ""
     params: tuple[tuple[str, Plain], ...] = ()
+
+
+def _notes(reader: _Reader) -> _Notes:
+    """FLOPs, runs, region, module and parameters of an op, which stand in any order."""
+    notes = _Notes()
     while True:
         if found := reader.maybe(_FLOPS):
-            flops = int(found[1])
+            notes = replace(notes, flops=int(found[1]))
+        elif found := reader.maybe(_RUNS):
+            notes = replace(notes, runs=int(found[1]))
         elif found := reader.maybe(_REGION):
-            region = found[0]
+            notes = replace(notes, region=found[0])
         elif text := _string(reader):
-            module = text
+            notes = replace(notes, module=text)
         elif reader.sees("{"):
-            params = _params(reader)
+            notes = replace(notes, params=_params(reader))
         else:
-            return flops, region, module, params
+            return notes
 
 
 def _params(reader: _Reader) -> tuple[tuple[str, Plain], ...]:

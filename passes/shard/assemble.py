@@ -43,9 +43,13 @@ def assemble(
     choices: Sequence[tuple[Choice, ...]],
     moves: MoveTables,
     limit_bytes: float,
+    in_flight: Mapping[str, int] | None = None,
 ) -> Assembled:
-    """The problem of a reading whose decisions may take `choices`."""
-    return _Assembler(reading, choices, moves).assembled(limit_bytes)
+    """The problem of a reading whose decisions may take `choices`.
+
+    `in_flight` says of which values several microbatches' are held at once.
+    """
+    return _Assembler(reading, choices, moves, in_flight or {}).assembled(limit_bytes)
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,9 @@ class _Assembler:
         reading: Reading,
         choices: Sequence[tuple[Choice, ...]],
         moves: MoveTables,
+        in_flight: Mapping[str, int],
     ) -> None:
+        self._in_flight = in_flight
         self._reading, self._moves, self._prices = reading, moves, moves.prices
         self._mesh: MeshShape = moves.prices.mesh
         self._counts = reading.fold.counts
@@ -142,9 +148,9 @@ class _Assembler:
         """Element-wise work: every kept member is written once and read once."""
         for index, decision in enumerate(self._reading.decisions):
             written: dict[tuple[int, ...], float] = defaultdict(float)
-            for value, place, path, count in decision.members:
+            for value, place, path, count, runs in decision.members:
                 if path and value.name in kept:
-                    written[place.dims] += 2.0 * value.nbytes * decision.runs * count
+                    written[place.dims] += 2.0 * value.nbytes * runs * count
             for dims, nbytes in sorted(written.items()):
                 shares = self._shares(index, dims)
                 # The start of a kernel is paid by each of the look-alikes.
@@ -168,15 +174,16 @@ class _Assembler:
 
     def _usages(self, limit_bytes: float) -> tuple[Usage, ...]:
         """What is held and when; nothing where all of it together is within the limit."""
-        values, counts = self._values, self._counts
-        if sum(v.nbytes * counts[name] for name, v in values.items()) <= limit_bytes:
+        values, counts, most = self._values, self._counts, max(self._in_flight.values(), default=1)
+        if most * sum(v.nbytes * counts[name] for name, v in values.items()) <= limit_bytes:
             return ()
-        weighed: dict[tuple[str, Place], Floats] = {}
+        weighed: dict[tuple[str, Place, int], Floats] = {}
         usages: list[Usage] = []
-        for value, place, first, last in lifetimes(self._reading):
-            key = (value.name, place)
+        for name, value, place, first, last in lifetimes(self._reading):
+            copies = self._in_flight.get(name, 1)
+            key = (value.name, place, copies)
             if key not in weighed:
-                weighed[key] = value.nbytes / self._shares(place.decision, place.dims)
+                weighed[key] = copies * value.nbytes / self._shares(place.decision, place.dims)
             usages.append(Usage(place.decision, first, last, weighed[key]))
         return tuple(usages)
 
@@ -249,8 +256,9 @@ class _Assembler:
 
     def _price_outputs(self) -> None:
         """Outputs that are no state leave as they lie, but as no partial sums."""
+        runs = {r.name: op.runs for op in self._reading.graph.ops for r in op.results}
         leaving = {
-            o: count
+            o: count * runs.get(o, 1)
             for o, home, count in self._reading.outputs
             if home is None and isinstance(o, str)
         }

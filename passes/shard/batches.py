@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autopar.ir.graph import Graph, Op
+from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.rule import Rule
 from autopar.ir.values import Role, Value
 
 _ALIASES = ("remat2", "checkpoint")
+_BARRIER = "optimization_barrier"
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ def _follow(graph: Graph, found: dict[str, int]) -> None:
     for op in graph.ops:
         if op.kind in _ALIASES:
             _through(op, found)
+        elif op.kind == _BARRIER:
+            _pass(op.operands, op.results, found)
         elif op.graphs:
             _through_loop(op, found)
         elif op.rule is not None:
@@ -78,6 +81,12 @@ def _through_rule(op: Op, rule: Rule, found: dict[str, int]) -> None:
             major = next((f for f in dim if rule.factors[f].size > 1), None)
             if major == factor:
                 found[result.name] = d
+
+
+def _pass(operands: Sequence[Operand], results: Sequence[Value], found: dict[str, int]) -> None:
+    for operand, result in zip(operands, results, strict=True):
+        if isinstance(operand, str) and operand in found:
+            found[result.name] = found[operand]
 
 
 def _through(op: Op, found: dict[str, int]) -> None:

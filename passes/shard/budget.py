@@ -18,10 +18,12 @@ class Budget:
     """Limits; a unit of work is some 100,000 table entries looked at, a millisecond or less.
 
     With work alone the same problem and seed give the same answer, however busy the machine.
+    `exact` allows integer programming where what is left is small.
     """
 
     seconds: float | None = None
     work: int | None = None
+    exact: bool = True
 
 
 class Meter:

@@ -60,19 +60,24 @@ Standing = Place | Demand | None  # None is a literal
 
 
 class Member(NamedTuple):
-    """A value of a group, the op that makes it, and how many values of the step it stands for."""
+    """A value of a group, the op that makes it, and how many values of the step it stands for.
+
+    `runs` is how often a step makes each of them.
+    """
 
     value: Value
     place: Place
     path: OpPath
     copies: int
+    runs: int = 1
 
 
 @dataclass
 class Decision:
     """A decision while the graph is being read; `sizes` bound how its dims may be divided.
 
-    `runs` are the trips of the loops around it; `count` says how many look-alikes share it.
+    `runs` are the trips of the loops around it, times its microbatches; `count` says how many
+    look-alikes share it.
     """
 
     kind: DecisionKind

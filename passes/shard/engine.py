@@ -172,7 +172,8 @@ class _Hunt:
 
     def _finish(self) -> None:
         """Where what is left is small, integer programming: exact, or at least a better bound."""
-        if self.best is None or len(self._flat.entries) // 2 > _EXACT_ENTRIES:
+        small = len(self._flat.entries) // 2 <= _EXACT_ENTRIES
+        if self.best is None or not small or not self._meter.budget.exact:
             return
         until = self._meter.share + _EXACT_SHARE * (1 - self._meter.share)
         found = solve_exactly(self._flat, self.best, self.prices, self._meter, until)

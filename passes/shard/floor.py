@@ -49,7 +49,7 @@ def recipe_floor(
 
     `assembled` holds every choice that the pins leave; `solve` need not be exact.
     """
-    if not assembled.problem.costs:
+    if not assembled.problem.costs or not mesh.names:
         return Floor()
     margins: list[Margin] = []
     best: tuple[int, ...] = ()

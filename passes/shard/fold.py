@@ -119,7 +119,7 @@ def _bases(graph: Graph, marks: Mapping[str, object]) -> Hashes:
 def _op_key(op: Op) -> object:
     """What two ops must share; one rule object stands for kind, types and parameters."""
     if op.rule is not None and not op.graphs:
-        return (id(op.rule), op.origin.region)
+        return (id(op.rule), op.origin.region, op.runs)
     return _deep_key(op)
 
 
@@ -128,7 +128,7 @@ def _deep_key(op: Op) -> object:
     types = tuple((r.shape, r.dtype) for r in op.results)
     literals = tuple(o if not isinstance(o, str) else None for o in op.operands)
     bodies = tuple(_body_key(g) for g in op.graphs)
-    return (op.kind, op.params, types, literals, op.origin.region, bodies)
+    return (op.kind, op.params, types, literals, op.origin.region, op.runs, bodies)
 
 
 def _body_key(graph: Graph) -> object:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from autopar.cost.spans import Span, stored_spans
 from autopar.ir.graph import Graph, Op
@@ -54,8 +55,18 @@ def _sources(standing: Standing, value: Value) -> Iterator[str]:
             yield from _sources(inner, held)
 
 
-def lifetimes(reading: Reading) -> Iterator[tuple[Value, Place, int, int]]:
-    """(value, place, first, last) of everything held; inputs are held over the whole step.
+class Held(NamedTuple):
+    """A value of the whole step, under the value that stands for it, and when it is there."""
+
+    name: str
+    value: Value
+    place: Place
+    first: int
+    last: int
+
+
+def lifetimes(reading: Reading) -> Iterator[Held]:
+    """Everything that is held and when; inputs are held over the whole step.
 
     Every value of the whole step has its own time, though look-alikes share a place. Outputs
     that return to a donated input reuse its buffer and are not counted again.
@@ -70,7 +81,7 @@ def lifetimes(reading: Reading) -> Iterator[tuple[Value, Place, int, int]]:
     for name, (first, last) in _timeline(whole).items():
         item = held.get(homes[name])
         if item is not None and name not in returned:
-            yield *item, first, last
+            yield Held(name, *item, first, last)
 
 
 def _timeline(graph: Graph) -> Mapping[str, Span]:

@@ -73,6 +73,10 @@ class _Reader:
     def read_aliases(self, graph: Graph) -> None:
         """The results of remat ops are values of their bodies."""
         for op in graph.ops:
+            if op.kind == "optimization_barrier":
+                for result, given in zip(op.results, op.operands, strict=True):
+                    held = 0.0 if isinstance(given, Literal) else self.nbytes[given]
+                    self.nbytes[result.name] = held
             for body in op.graphs:
                 self.read_aliases(body)
                 if op.kind in ("remat2", "checkpoint"):

@@ -153,6 +153,8 @@ class _LoopReader:
         """The port of a scan's stacked result: one slice of it."""
         port = self._port(Value(f"{stacked.name}.slice", stacked.shape[1:], stacked.dtype))
         self._reader.place(stacked, port, (-1, *range(len(stacked.shape) - 1)))
+        if stacked.is_floating:  # gradients of stacked weights may be summed after the loop
+            self._reader.mark_partial(port, stacked)
         return port
 
     def _exit(self, graph: Graph, operand: Operand, port: int) -> None:

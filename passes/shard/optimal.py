@@ -40,7 +40,8 @@ class Optimal(AbstractSharding):
 
     In graphs of more than `fold_above` ops those that look alike within `hops` share a decision.
     Runs on one cluster and mesh may be given the same `tables`, so that moves are priced once.
-    Where nothing fits, `brief` leaves the reasons, which take time to find, to `refusal`.
+    Where nothing fits, `brief` leaves the reasons, which take time to find, to `refusal`. A
+    `quick` answer is good but need not be the best, and no recipes are looked at beside it.
     """
 
     name: ClassVar[str] = "optimal"
@@ -49,6 +50,7 @@ class Optimal(AbstractSharding):
     hops: int = 4
     tables: MoveTables | None = field(default=None, compare=False)
     brief: bool = False
+    quick: bool = False
 
     def run(self, given: Graph, setting: Setting) -> ShardingPlan:
         """The plan; raises PinError, MemoryLimitError or InfeasibleError where there is none."""
@@ -64,9 +66,10 @@ class Optimal(AbstractSharding):
 
     def _answer(self, posed: Posed, mesh: MeshShape) -> tuple[Floor, Solution]:
         """The recipes, where they are not what is asked for, and an answer no dearer than they."""
-        free = isinstance(self.recipe, Free)
+        free = not self.quick and isinstance(self.recipe, Free)
         floor = recipe_floor(posed.reading, posed.assembled, mesh) if free else Floor()
-        return floor, at_least(_solved(posed.assembled.problem, floor.choice), floor)
+        solution = _solved(posed.assembled.problem, floor.choice, self.quick)
+        return floor, at_least(solution, floor)
 
     def pose(
         self,
@@ -81,8 +84,11 @@ class Optimal(AbstractSharding):
         deep = given.op_count > self.fold_above
         folded = fold(given, self.hops, fixed) if deep else unfolded(given)
         reading = loosened(apply_pins(read_graph(folded), fixed, setting.mesh), loose)
-        choices = recipe.restrict(reading, all_choices(reading, setting.mesh), setting.mesh)
-        assembled = assemble(reading, choices, self._tables(setting), setting.memory_bytes)
+        choices = all_choices(reading, setting.mesh)
+        if setting.mesh.names:  # on one device all recipes are alike
+            choices = recipe.restrict(reading, choices, setting.mesh)
+        tables = self._tables(setting)
+        assembled = assemble(reading, choices, tables, setting.memory_bytes, setting.in_flight)
         return Posed(reading, assembled)
 
     def _tables(self, setting: Setting) -> MoveTables:
@@ -116,12 +122,12 @@ def weigher(given: Graph, setting: Setting) -> Weigh:
     return weigh
 
 
-def _solved(problem: Problem, start: tuple[int, ...]) -> Solution:
+def _solved(problem: Problem, start: tuple[int, ...], quick: bool) -> Solution:
     """The cheapest assignment that fits, or what holds the least if nothing else was found."""
     if needed_bytes(problem) > problem.limit_bytes * (1 + 1e-9):
         nothing = known_solution(problem, (), "No assignment fits.")
         return replace(nothing, proven_infeasible=True)
-    solution = solve(problem, start or None)
+    solution = solve(problem, start or None, quick)
     if solution.feasible:
         return solution
     least = least_memory(problem)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.rule import Kind, Rule
 from autopar.ir.values import Literal, Value
+from autopar.passes.shard.constraints import is_constraint, read_constraint
 from autopar.passes.shard.decisions import (
     Decision,
     DecisionKind,
@@ -27,11 +28,12 @@ from autopar.passes.shard.follow import (
     label,
     major_factor,
     renaming_of,
-    spec,
 )
 from autopar.passes.shard.loops import read_loop
+from autopar.passes.shard.sums import Sums
 
 _ALIASES = ("remat2", "checkpoint")
+_BARRIER = "optimization_barrier"
 _LOOPS = ("scan", "while", "cond")
 
 
@@ -88,6 +90,7 @@ class Reader:
         self.partial_operands: dict[OpPath, tuple[int, ...]] = {}
         self.op_decisions: dict[OpPath, int] = {}
         self._linear: set[str] = set()  # values that may still be partial sums of their root
+        self._sums = Sums()
 
     # -- decisions -------------------------------------------------------------------------
 
@@ -109,12 +112,14 @@ class Reader:
         self.decisions[index].members.append(Member(value, place, (), self.count))
         return index
 
-    def place(self, value: Value, decision: int, dims: tuple[int, ...], path: OpPath = ()) -> None:
+    def place(
+        self, value: Value, decision: int, dims: tuple[int, ...], path: OpPath = (), runs: int = 1
+    ) -> None:
         """Put a value into a group."""
         place = Place(decision, dims)
         self.standings[value.name] = place
         self.decisions[decision].narrow(dims, value.shape)
-        self.decisions[decision].members.append(Member(value, place, path, self.count))
+        self.decisions[decision].members.append(Member(value, place, path, self.count, runs))
 
     def mark_partial(self, decision: int, value: Value) -> None:
         """A group that may hold a partial sum, as seen through one of its values."""
@@ -131,7 +136,7 @@ class Reader:
         own = dims if dims is not None else tuple(range(len(value.shape)))
         partial_ok = self.decisions[target].may_be_partial
         self.reads.append(
-            Read(value, self.standings[operand], target, ReadKind.EXACT, 0, None, own, partial_ok,
+            Read(value, self.standing(operand), target, ReadKind.EXACT, 0, None, own, partial_ok,
                  runs, region, line, self.count)
         )  # fmt: skip
 
@@ -151,15 +156,16 @@ class Reader:
     def read_variant(self, graph: Graph, index: int, variant: Variant) -> None:
         """The same op where it reads from other classes."""
         op, path = graph.ops[index], (index,)
-        if op.graphs:
+        if op.graphs or op.kind == _BARRIER:
             self._tie(op, variant.op)
             return
         self.count = variant.count
+        self._sums.enter(self, graph, variant.op)
         home = self.standings[op.results[0].name] if op.results else None
         if path in self.op_decisions:
-            self._read_operands(graph, variant.op, path, self.op_decisions[path], (), 1)
+            self.read_operands(graph, variant.op, path, self.op_decisions[path], (), op.runs)
         elif isinstance(home, Place):
-            self._read_operands(graph, variant.op, path, home.decision, home.dims, 1)
+            self.read_operands(graph, variant.op, path, home.decision, home.dims, op.runs)
 
     def _tie(self, op: Op, other: Op) -> None:
         """An op with bodies is read once, so what its look-alikes read must lie alike."""
@@ -175,11 +181,17 @@ class Reader:
         for i, op in enumerate(graph.ops):
             self._read_any(graph, op, (*path, i), runs)
 
-    def _read_any(self, graph: Graph, op: Op, path: OpPath, runs: int) -> None:
+    def _read_any(self, graph: Graph, op: Op, path: OpPath, trips: int) -> None:
+        runs = trips * op.runs
+        if len(path) == 1:
+            self._sums.enter(self, graph, op)
         if op.kind in _LOOPS:
             read_loop(self, graph, op, path, runs)
         elif op.kind in _ALIASES:
             self._read_alias(op, path, runs)
+        elif op.kind == _BARRIER:
+            for operand, result in zip(op.operands, op.results, strict=True):
+                self._name(result.name, operand)
         else:
             self._read_op(graph, op, path, runs)
 
@@ -187,25 +199,29 @@ class Reader:
         """Remat: the body's inputs and outputs are the outer values under other names."""
         body = op.graphs[0]
         for given, operand in zip(body.inputs, op.operands, strict=True):
-            self.standings[given.value.name] = self.standing(operand)
-            if isinstance(operand, str) and operand in self._linear:
-                self._linear.add(given.value.name)
+            self._name(given.value.name, operand)
         self.read_ops(body, (*path, 0), runs)
         for result, inner in zip(op.results, body.outputs, strict=True):
-            self.standings[result.name] = self.standing(inner)
-            if isinstance(inner, str) and inner in self._linear:
-                self._linear.add(result.name)
+            self._name(result.name, inner)
+
+    def _name(self, name: str, operand: Operand) -> None:
+        """Another name for what an operand is."""
+        self.standings[name] = self.standing(operand)
+        if isinstance(operand, str) and operand in self._linear:
+            self._linear.add(name)
 
     def standing(self, operand: Operand) -> Standing:
         """Where an operand stands; None for literals."""
-        return self.standings[operand] if isinstance(operand, str) else None
+        if not isinstance(operand, str):
+            return None
+        return self._sums.late(operand) or self.standings[operand]
 
     def _read_op(self, graph: Graph, op: Op, path: OpPath, runs: int) -> None:
         rule = op.rule
         assert rule is not None
         standings = tuple(self.standing(o) for o in op.operands)
-        if self._is_constraint(op):
-            self._read_constraint(graph, op, path, runs)
+        if is_constraint(op):
+            read_constraint(self, graph, op, path, runs)
         elif is_pure_demand(op, rule, standings):
             self._add_demand(graph, op, path, standings)
         elif (main := self._main_operand(op, rule, standings)) is not None and not self._joins(
@@ -274,10 +290,10 @@ class Reader:
         renaming = renaming_of(rule, main)
         assert renaming is not None
         dims = tuple(place.dims[d] if d >= 0 else -1 for d in renaming)
-        self.place(result, place.decision, dims, path)
+        self.place(result, place.decision, dims, path, runs)
         self.followers[path] = place.decision
         self._keep_linear(op, rule, main, path)
-        self._read_operands(graph, op, path, place.decision, dims, runs)
+        self.read_operands(graph, op, path, place.decision, dims, runs)
 
     def _keep_linear(self, op: Op, rule: Rule, main: int, path: OpPath) -> None:
         operand = op.operands[main]
@@ -299,8 +315,8 @@ class Reader:
             DecisionKind.GROUP, result, label(op), runs, op.origin.region, op.origin.line
         )
         decision = self.decisions[index]
-        decision.members[0] = decision.members[0]._replace(path=path)
-        decision.depth = self._depth(op)
+        decision.members[0] = decision.members[0]._replace(path=path, runs=runs)
+        decision.depth = self.depth(op)
         self._narrow_to_rule(index, rule)
         self.followers[path] = index
         joint = [g for g in rule.linear if len(g) > 1 and self._all_placed(op, g)]
@@ -308,7 +324,7 @@ class Reader:
             self.partial_operands[path] = joint[0]
             decision.may_be_partial = True
             self._linear.add(result.name)
-        self._read_operands(graph, op, path, index, tuple(range(len(result.shape))), runs)
+        self.read_operands(graph, op, path, index, tuple(range(len(result.shape))), runs)
 
     def _all_placed(self, op: Op, group: Sequence[int]) -> bool:
         return all(isinstance(self.standing(op.operands[i]), Place) for i in group)
@@ -328,11 +344,11 @@ class Reader:
         index = len(self.decisions)
         decision = Decision(
             DecisionKind.OP, label(op), None, [], runs, op.origin.region, op.origin.line,
-            depth=self._depth(op) + 1, op=op, path=path, count=self.count,
+            depth=self.depth(op) + 1, op=op, path=path, count=self.count,
         )  # fmt: skip
         self.decisions.append(decision)
         self.op_decisions[path] = index
-        self._read_operands(graph, op, path, index, (), runs)
+        self.read_operands(graph, op, path, index, (), runs)
         leaves_sums = any(f.kind is Kind.REDUCE and f.combiner == "sum" for f in rule.factors)
         for position, result in enumerate(op.results):
             group = self.add_group(
@@ -348,39 +364,22 @@ class Reader:
                      (), home.may_be_partial, runs, op.origin.region, op.origin.line, self.count)
             )  # fmt: skip
 
-    def _read_operands(
+    def read_operands(
         self, graph: Graph, op: Op, path: OpPath, reader: int, dims: tuple[int, ...], runs: int
     ) -> None:
+        """What an op reads, by the decision that it computes in."""
         kind = ReadKind.GROUP if path in self.followers else ReadKind.OP
         shared = self.partial_operands.get(path, ())
         for i, operand in enumerate(op.operands):
             if isinstance(operand, str):
                 self.reads.append(
-                    Read(graph.value(operand), self.standings[operand], reader, kind, i, op, dims,
+                    Read(graph.value(operand), self.standing(operand), reader, kind, i, op, dims,
                          i in shared, runs, op.origin.region, op.origin.line, self.count)
                 )  # fmt: skip
 
-    def _depth(self, op: Op) -> int:
+    def depth(self, op: Op) -> int:
+        """How many decisions stand between the inputs and an op, at most."""
         places = [self.standing(o) for o in op.operands]
         return max(
             (self.decisions[p.decision].depth for p in places if isinstance(p, Place)), default=0
         )
-
-    # -- the user's own constraints ----------------------------------------------------------
-
-    @staticmethod
-    def _is_constraint(op: Op) -> bool:
-        return op.kind == "sharding_constraint" and any(k == "spec" for k, _ in op.params)
-
-    def _read_constraint(self, graph: Graph, op: Op, path: OpPath, runs: int) -> None:
-        result = op.results[0]
-        index = self.add_group(
-            DecisionKind.GROUP, result, "with_sharding_constraint", runs, op.origin.region,
-            op.origin.line,
-        )  # fmt: skip
-        decision = self.decisions[index]
-        decision.members[0] = decision.members[0]._replace(path=path)
-        decision.depth = self._depth(op)
-        decision.fixed = spec(op)
-        self.followers[path] = index
-        self._read_operands(graph, op, path, index, tuple(range(len(result.shape))), runs)

@@ -71,11 +71,14 @@ class _Answer:
     price: float = 0.0
 
 
-def solve(problem: Problem, start: Sequence[int] | None = None) -> Solution:
-    """The cheapest assignment that fits, and never a dearer one than a `start` that fits."""
+def solve(problem: Problem, start: Sequence[int] | None = None, quick: bool = False) -> Solution:
+    """The cheapest assignment that fits, and never a dearer one than a `start` that fits.
+
+    A `quick` answer to a large problem is the first good one.
+    """
     if not problem.costs:
         return Solution((), 0.0, 0.0, Status.FIXED, "Nothing to decide.")
-    answer = _answer(problem, start)
+    answer = _answer(problem, start, quick)
     choice = answer.choice
     if start is not None and problem.fits(start):
         choice = min((choice or tuple(start), tuple(start)), key=problem.seconds)
@@ -99,7 +102,7 @@ def _none(answer: _Answer) -> Solution:
     return Solution((), endless, endless, Status.FEASIBLE, sentence, proven)
 
 
-def _answer(problem: Problem, start: Sequence[int] | None) -> _Answer:
+def _answer(problem: Problem, start: Sequence[int] | None, quick: bool) -> _Answer:
     """Small problems by integer programming, others by the engine."""
     entries = sum(e.table.size for e in problem.edges)
     if entries <= _SMALL:
@@ -108,7 +111,7 @@ def _answer(problem: Problem, start: Sequence[int] | None) -> _Answer:
             return replace(answer, price=_memory_price(problem))
         if answer.choice or answer.proven_infeasible:
             return answer
-    return _searched(problem, start, entries)
+    return _searched(problem, start, entries, quick)
 
 
 # The engine brings numba along, so it is imported only where a problem needs it.
@@ -120,12 +123,12 @@ def _memory_price(problem: Problem) -> float:
     return memory_price(problem)
 
 
-def _searched(problem: Problem, start: Sequence[int] | None, entries: int) -> _Answer:
+def _searched(problem: Problem, start: Sequence[int] | None, entries: int, quick: bool) -> _Answer:
     """The engine's answer, with more work while its gap is wide."""
     from autopar.passes.shard.engine import search_problem
 
-    found = search_problem(problem, Budget(work=_WORK[0]), start=start)
-    for work in _WORK[1:]:
+    found = search_problem(problem, Budget(work=_WORK[0], exact=not quick), start=start)
+    for work in _WORK[1:] if not quick else ():
         enough = _GOOD_GAP if found.seconds_per_byte > 0 or work > _WORK[1] else 10 * _GAP
         if found.proven_infeasible or found.gap <= enough:
             break
@@ -134,7 +137,8 @@ def _searched(problem: Problem, start: Sequence[int] | None, entries: int) -> _A
         again = search_problem(problem, Budget(work=work), start=found.choice or start)
         found = replace(again, bound_seconds=max(found.bound_seconds, again.bound_seconds))
     binds = found.seconds_per_byte > 0
-    if found.choice and not binds and found.gap > 10 * _GAP and entries <= _LARGE:
+    unsure = found.gap > 10 * _GAP and not quick
+    if found.choice and not binds and unsure and entries <= _LARGE:
         return _unlimited(problem)
     rows = len(found.binding_times)
     return _Answer(

@@ -179,8 +179,7 @@ def memory_of(graph: Graph, hops: int | None) -> list[tuple[str, int, int]]:
     """(type, first, last) of everything held."""
     folded = unfolded(graph) if hops is None else fold(graph, hops, {})
     reading = read_graph(folded)
-    spans = lifetimes(reading)
-    return sorted((value.type_text, first, last) for value, _, first, last in spans)
+    return sorted((held.value.type_text, held.first, held.last) for held in lifetimes(reading))
 
 
 @pytest.mark.parametrize("remat", [False, True])
