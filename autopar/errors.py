@@ -9,6 +9,11 @@
     + ArgumentError          arguments that do not fit the step or its plan
     + GraphSyntaxError       text that does not parse as a graph
     + GraphError             a graph that breaks its own laws
+    + BatchError             a step that cannot be cut into microbatches exactly
+      - RowsError            an operation mixes rows of the batch, or may do so
+      - BatchStatisticError  a statistic of the whole batch decides what becomes of its rows
+    + ScheduleError          a schedule that is unknown, or cannot be made or timed as asked
+    + GridError              a grid that breaks the laws of every schedule
   x PlanError                a plan and what it meets
     + PlanFileError          a plan file that is damaged, or of another version
     + PlanMismatchError      a plan that was made for another model, cluster or JAX
@@ -52,6 +57,26 @@ class GraphSyntaxError(InputError):
 
 class GraphError(InputError):
     """A graph that breaks its own laws."""
+
+
+class BatchError(InputError):
+    """A step that cannot be cut into microbatches exactly."""
+
+
+class RowsError(BatchError):
+    """An operation mixes rows of the batch, or may do so."""
+
+
+class BatchStatisticError(BatchError):
+    """A statistic of the whole batch decides what becomes of its rows."""
+
+
+class ScheduleError(InputError):
+    """A schedule that is unknown, or that cannot be made or timed for what was asked."""
+
+
+class GridError(InputError):
+    """A grid that breaks the laws of every schedule."""
 
 
 class PlanError(AutoparError):

@@ -1,1 +1,1 @@
-"""Room."""
+"""Who runs what when: pipeline schedules as data, their laws, and how long they take."""

@@ -1,0 +1,191 @@
+"""`autopar schedule`: a pipeline schedule drawn in time, its bubbles and what it keeps."""
+
+from __future__ import annotations
+
+import math
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from autopar.cli.console import out, print_json, print_warnings, told
+from autopar.errors import ScheduleError
+from autopar.ir.json_reader import Json
+from autopar.report.schedule import Drawing, legend
+from autopar.report.style import ACCENT, QUIET, facts, percent
+from autopar.schedule.grid import Kind
+from autopar.schedule.simulate import Simulation, simulate
+from autopar.schedule.table import SCHEDULES, Schedule, make_grid, schedule_named
+from autopar.schedule.times import even_times
+
+Costs = dict[str, float]
+
+_EXAMPLE = "write --times F=1,I=1,W=1, or F=1,B=2 for schedules that do not split the backward"
+_MOST_TASKS = 1_000_000
+_LONGEST_TIME = 1e30
+_MOST_LINES = 60
+
+
+@click.command("schedule", epilog=f"Schedules: {', '.join(SCHEDULES)}.")
+@click.argument("name")
+@click.option("--stages", type=int, required=True, help="Devices (or submeshes) in the pipeline.")
+@click.option("--microbatches", type=int, required=True, help="Parts the batch is cut into.")
+@click.option("--chunks", type=int, help="Stages a device holds; if not given, what is usual.")
+@click.option(
+    "--times",
+    default="F=1,I=1,W=1",
+    show_default=True,
+    help="Times of a device's forward, input and weight gradient; B is I and W together.",
+)
+@click.option("--latency", default="0", help="Time of a transfer between devices.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@told
+def schedule_command(
+    name: str,
+    stages: int,
+    microbatches: int,
+    chunks: int | None,
+    times: str,
+    latency: str,
+    as_json: bool,
+) -> None:
+    """Draw a pipeline schedule: one row a device, time to the right."""
+    schedule = schedule_named(name)
+    costs, delay = _read_times(times, schedule), _time(latency, "latency")
+    v = schedule.usual_chunks if chunks is None else chunks
+    _refuse_endless(stages, microbatches, v)
+    grid = make_grid(name, stages, microbatches, v)
+    seconds = even_times(
+        stages,
+        v,
+        forward=costs["F"],
+        input_gradient=costs["B"] if "B" in costs else costs["I"],
+        weight_gradient=0.0 if "B" in costs else costs["W"],
+        latency=delay,
+    )
+    done = simulate(grid, seconds)
+    if as_json:
+        print_json(_data(done, costs, delay))
+    else:
+        _draw(out(), schedule, done, _given(costs, delay))
+
+
+def _read_times(text: str, schedule: Schedule) -> Costs:
+    """Times by kind, as in F=1,B=2; what is left out takes 1."""
+    costs: Costs = {}
+    for part in text.split(","):
+        kind, _, number = (word.strip() for word in part.partition("="))
+        if kind not in tuple(Kind):
+            raise ScheduleError(f"times {text!r}: {kind!r} is no kind of task; {_EXAMPLE}")
+        if kind in costs:
+            raise ScheduleError(f"times {text!r}: {kind} is there twice; {_EXAMPLE}")
+        costs[kind] = _time(number, f"times {text!r}")
+    if "B" in costs and (schedule.needs_split or "I" in costs or "W" in costs):
+        why = f"{schedule.name} splits B" if schedule.needs_split else "B is I and W together"
+        raise ScheduleError(f"times {text!r}: {why}; {_EXAMPLE}")
+    usual = ("F",) if "B" in costs else ("F", "I", "W")
+    return {**dict.fromkeys(usual, 1.0), **costs}
+
+
+def _time(text: str, where: str) -> float:
+    try:
+        time = float(text)
+    except ValueError:
+        time = math.nan
+    if not 0 <= time <= _LONGEST_TIME:
+        raise ScheduleError(f"{where}: {text!r} is no time; write a number from 0 on")
+    return time
+
+
+def _refuse_endless(stages: int, microbatches: int, chunks: int) -> None:
+    tasks = 3 * stages * microbatches * chunks
+    if tasks > _MOST_TASKS:
+        raise ScheduleError(
+            f"{stages} stages x {microbatches} microbatches x {chunks} chunks are too many tasks; "
+            "take fewer: once the pipeline is full, more microbatches leave the bubble as it is"
+        )
+
+
+def _data(done: Simulation, costs: Costs, latency: float) -> dict[str, Json]:
+    """The schedule in time as one JSON object, in the unit of the times given."""
+    digits = 12 - math.ceil(math.log10(done.makespan_seconds or 1.0))
+    return {
+        "schedule": done.grid.name,
+        "stages": done.grid.device_count,
+        "microbatches": done.grid.microbatches,
+        "chunks": done.grid.chunks,
+        "times": dict(costs),
+        "latency": latency,
+        "makespan": round(done.makespan_seconds, digits),
+        "makespan_bubble": round(done.makespan_bubble, digits),
+        "span_bubble": round(done.span_bubble, digits),
+        "peak_in_flight": list(done.peak_in_flight),
+        "devices": [
+            [
+                {
+                    "task": str(span.task),
+                    "kind": span.task.kind.value,
+                    "stage": span.task.stage,
+                    "microbatch": span.task.microbatch,
+                    "start": round(span.start_seconds, digits),
+                    "end": round(span.end_seconds, digits),
+                }
+                for span in spans
+            ]
+            for spans in done.spans
+        ],
+    }
+
+
+def _draw(console: Console, schedule: Schedule, done: Simulation, times: str) -> None:
+    grid = done.grid
+    console.print(Text.assemble(("schedule ", QUIET), (grid.name, f"bold {ACCENT}")))
+    console.print(schedule.sentence, style=QUIET)
+    console.print()
+    console.print(Drawing(done.picture, _MOST_LINES, unabridged=": --json has it all"), crop=False)
+    console.print(legend(grid.kinds, grid.chunks))
+    console.print()
+    console.print(facts(_facts(done, times)))
+    fewest = schedule.filling(grid.device_count)
+    if grid.microbatches < fewest:
+        words = f"{grid.device_count} devices are kept busy only from {fewest} microbatches on"
+        print_warnings([f"{grid.name}: {words}"])
+
+
+def _facts(done: Simulation, times: str) -> list[tuple[str, str | Text]]:
+    grid = done.grid
+    whole = done.makespan_seconds or 1.0
+    bubble, span_bubble = f"{done.makespan_bubble:.6g}", f"{done.span_bubble:.6g}"
+    share = percent(done.makespan_bubble / whole)
+    devices = _count(grid.device_count, "device")
+    microbatches = _count(grid.microbatches, "microbatch")
+    pairs: list[tuple[str, str | Text]] = [
+        ("pipeline", f"{devices}, {microbatches}"),
+        ("times", times),
+        ("makespan", f"{done.makespan_seconds:.6g}"),
+        ("bubble", f"{bubble} ({share} of the makespan) in which a device does not work"),
+        ("span bubble", f"{span_bubble} of it between the device's first and last task"),
+    ]
+    if grid.kinds != (Kind.FORWARD,):
+        peaks = " ".join(map(str, done.peak_in_flight))
+        what = "chunks of microbatches" if grid.chunks > 1 else "microbatches"
+        pairs.append(
+            ("in flight", f"at most {peaks}, by device: {what} that wait for their backward")
+        )
+    if grid.chunks > 1:
+        held = (
+            f"{device}: {' '.join(str(s) for s, d in enumerate(grid.device_of) if d == device)}"
+            for device in range(grid.device_count)
+        )
+        pairs.insert(1, ("stages", f"by device, {', '.join(held)}"))
+    return pairs
+
+
+def _count(count: int, noun: str) -> str:
+    plural = noun if count == 1 else f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{count} {plural}"
+
+
+def _given(costs: Costs, latency: float) -> str:
+    times = ", ".join(f"{kind} {cost:g}" for kind, cost in costs.items())
+    return f"{times} a device; {latency:g} a transfer"

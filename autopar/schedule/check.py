@@ -1,0 +1,158 @@
+"""The laws that every grid obeys, whatever made it.
+
+* Each stage is on one device, and runs each kind of task once for every microbatch.
+* A backward comes after the forward of its stage, a weight gradient after the input gradient.
+* Each stage takes the microbatches in order, kind by kind: gradients are then added in the same
+  order as in the plain loop, which makes the two equal bit for bit.
+* What one stage sends another is read in the order in which it is sent.
+* What a device keeps for the backward pass is given back, and not before it is there.
+* The devices' orders fit together: no task waits for one that waits for it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+
+from autopar.errors import GridError, listing
+from autopar.schedule.grid import Grid
+from autopar.schedule.task import Kind, Task
+from autopar.schedule.wiring import awaited_stage
+
+F, B, I, W = Kind  # noqa: E741
+_SHAPES = ((F,), (F, B), (F, I, W))
+_NEEDS = {B: F, I: F, W: I}  # of its own stage
+_SHOWN = 20
+
+# The microbatches of each kind of task of each stage, in the order in which its device runs them.
+Runs = dict[tuple[Kind, int], list[int]]
+
+
+def check_grid(grid: Grid) -> None:
+    """Raises GridError that lists the ways in which the grid breaks a law, and where.
+
+    With 2 microbatches, what a row makes it say:
+
+        F0.0 B0.0 F0.1 B0.1 F0.1    F0.1 runs 2 times
+        F0.0 F0.1 B0.0              B0.1 does not run; device 0 still keeps 1 of its forwards ...
+        B0.0 F0.0 F0.1 B0.1         B0.0 runs before F0.0, which it needs
+        F0.1 F0.0 B0.0 B0.1         stage 0 runs F0.1 before F0.0
+    """
+    faults = list(_shape_faults(grid))
+    if not faults:
+        runs = _runs(grid)
+        faults += [
+            *_task_faults(grid),
+            *_turn_faults(grid),
+            *_microbatch_faults(runs),
+            *_channel_faults(grid, runs),
+            *_flight_faults(grid),
+            *_deadlocks(grid),
+        ]
+    if faults:
+        rest = len(faults) - _SHOWN
+        shown = faults[:_SHOWN] + ([f"and {rest} more"] if rest > 0 else [])
+        headline = f"grid {grid.name} breaks the laws that every schedule obeys:"
+        raise GridError(listing(headline, shown, "Grids of make_grid obey them all."))
+
+
+def _shape_faults(grid: Grid) -> Iterator[str]:
+    """What makes every other question meaningless."""
+    if grid.kinds not in _SHAPES:
+        kinds = " ".join(kind.value for kind in grid.kinds)
+        yield f"its tasks are of the kinds {kinds!r}, not F, F and B, or F, I and W"
+    for stage, device in enumerate(grid.device_of):
+        if not 0 <= device < grid.device_count:
+            yield f"stage {stage} is on device {device}, of {grid.device_count}"
+    for task in grid.tasks():
+        if not 0 <= task.stage < grid.stage_count:
+            yield f"{task} is of a stage that there is not, of {grid.stage_count}"
+        if not 0 <= task.microbatch < grid.microbatches:
+            yield f"{task} is of a microbatch that there is not, of {grid.microbatches}"
+
+
+def _runs(grid: Grid) -> Runs:
+    runs: Runs = {(kind, s): [] for kind in grid.kinds for s in range(grid.stage_count)}
+    for task in grid.tasks():
+        runs[task.kind, task.stage].append(task.microbatch)
+    return runs
+
+
+def _task_faults(grid: Grid) -> Iterator[str]:
+    """Tasks that are missing, run again, or run where their stage is not."""
+    times = Counter(grid.tasks())
+    for kind in grid.kinds:
+        for stage in range(grid.stage_count):
+            for microbatch in range(grid.microbatches):
+                task = Task(kind, stage, microbatch)
+                if times[task] != 1:
+                    yield (
+                        f"{task} runs {times[task]} times"
+                        if times[task]
+                        else (f"{task} does not run")
+                    )
+    for device, row in enumerate(grid.rows):
+        for task in row:
+            if grid.device_of[task.stage] != device:
+                home = grid.device_of[task.stage]
+                yield f"{task} runs on device {device}, but its stage is on device {home}"
+
+
+def _turn_faults(grid: Grid) -> Iterator[str]:
+    """Tasks that run before what they need of their own stage."""
+    for row in grid.rows:
+        done: set[Task] = set()
+        present = set(row)
+        for task in row:
+            done.add(task)
+            if task.kind not in _NEEDS:
+                continue
+            needed = Task(_NEEDS[task.kind], task.stage, task.microbatch)
+            if needed in present and needed not in done:
+                yield f"{task} runs before {needed}, which it needs"
+
+
+def _microbatch_faults(runs: Runs) -> Iterator[str]:
+    for (kind, stage), order in runs.items():
+        for first, then in pairwise(order):
+            if first > then:
+                tasks = Task(kind, stage, first), Task(kind, stage, then)
+                yield f"stage {stage} runs {tasks[0]} before {tasks[1]}"
+
+
+def _channel_faults(grid: Grid, runs: Runs) -> Iterator[str]:
+    """Where a stage does not read in the order in which the stage before it sends."""
+    for (kind, stage), reads in runs.items():
+        sender = awaited_stage(kind, stage, grid.stage_count)
+        if sender is None or grid.device_of[sender] == grid.device_of[stage]:
+            continue
+        for sent, read in zip(runs[kind, sender], reads, strict=False):
+            if sent != read:
+                tasks = Task(kind, sender, sent), Task(kind, sender, read)
+                yield f"stage {sender} sends {tasks[0]} where stage {stage} reads {tasks[1]}"
+                break
+
+
+def _flight_faults(grid: Grid) -> Iterator[str]:
+    """Where a device gives back what it does not keep, or keeps something for ever."""
+    if grid.kinds == (F,):
+        return
+    for device, row in enumerate(grid.rows):
+        kept = 0
+        for task in row:
+            kept += (task.kind is F) - (task.kind in (B, W))
+            if kept < 0:
+                yield f"device {device} gives back at {task} what it does not keep"
+                break
+        if kept > 0:
+            yield f"device {device} still keeps {kept} of its forwards at the end"
+
+
+def _deadlocks(grid: Grid) -> Iterator[str]:
+    for task in grid.wiring.stuck:
+        stage = awaited_stage(task.kind, task.stage, grid.stage_count)
+        if stage is not None:
+            needed = Task(task.kind, stage, task.microbatch)
+            home = grid.device_of[task.stage]
+            yield f"device {home} waits for ever: {task} reads {needed}, which never runs"

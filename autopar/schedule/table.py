@@ -1,0 +1,245 @@
+"""The schedules by name: what each needs, allows and keeps in flight, and their grids.
+
+Legend: p devices, m microbatches, v chunks, g microbatches a group, d a device.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from autopar.errors import ScheduleError
+from autopar.schedule.flush import breadth_first, interleaved, one_forward_one_backward
+from autopar.schedule.grid import Grid
+from autopar.schedule.order import group_size, groups_evenly
+from autopar.schedule.plain import forward_only, one_by_one, serial, serial_split
+from autopar.schedule.task import Task
+from autopar.schedule.zero_bubble import handcrafted_1, handcrafted_2, vee
+
+# The tasks of device d in order, and the most it keeps in flight, both from p, m, v and d.
+RowMaker = Callable[[int, int, int, int], Iterator[Task]]
+PeakFormula = Callable[[int, int, int, int], int]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What there is to know of a schedule before a grid is made of it.
+
+    `chunks` are the fewest and the most stages that a device may hold, None for any number, and
+    `usual_chunks` what it is used with. The loop placement puts stages d, p+d, 2p+d, ... on device
+    d, the V placement stages d and 2p-1-d. `needs_split` asks for input and weight gradients as
+    tasks of their own; `allows_barrier` says that all forwards end before any backward begins.
+    `even_groups` asks with several chunks that m // p groups come out even. From `filling(p)`
+    microbatches on more of them leave the bubbles as they are; with fewer there is more waiting.
+    """
+
+    name: str
+    sentence: str
+    row: RowMaker
+    peak: PeakFormula
+    filling: Callable[[int], int] = lambda p: 1
+    placement: Literal["loop", "V"] = "loop"
+    chunks: tuple[int, int | None] = (1, 1)
+    usual_chunks: int = 1
+    needs_split: bool = False
+    has_backward: bool = True
+    allows_barrier: bool = False
+    even_groups: bool = False
+
+
+def _listed(*schedules: Schedule) -> MappingProxyType[str, Schedule]:
+    return MappingProxyType({schedule.name: schedule for schedule in schedules})
+
+
+SCHEDULES = _listed(
+    Schedule(
+        "gpipe",
+        "All forwards, then all backwards: simple, and every microbatch is kept.",
+        breadth_first,
+        lambda p, m, v, d: m,
+        allows_barrier=True,
+    ),
+    Schedule(
+        "1f1b",
+        "Each backward as early as it can be, so that few microbatches are kept.",
+        one_forward_one_backward,
+        lambda p, m, v, d: min(m, p - d),
+    ),
+    Schedule(
+        "eager-1f1b",
+        "1f1b that runs further ahead, so that slow transfers are hidden.",
+        interleaved,
+        lambda p, m, v, d: min(m, 2 * (p - d) - 1),
+    ),
+    Schedule(
+        "interleaved",
+        "1f1b over several chunks a device: its bubble is divided by their number.",
+        interleaved,
+        lambda p, m, v, d: min(m * v, (v - 1) * group_size(p, m) + 2 * (p - d) - 1),
+        lambda p: p,
+        chunks=(1, None),
+        usual_chunks=2,
+        even_groups=True,
+    ),
+    Schedule(
+        "looped-bfs",
+        "gpipe over several chunks a device, one chunk after the other.",
+        breadth_first,
+        lambda p, m, v, d: m * v,
+        lambda p: p,
+        chunks=(1, None),
+        usual_chunks=2,
+        allows_barrier=True,
+    ),
+    Schedule(
+        "zb-h1",
+        "1f1b whose weight gradients fill the gaps: about a third of its bubble.",
+        handcrafted_1,
+        lambda p, m, v, d: min(m, p),
+        lambda p: p,
+        needs_split=True,
+    ),
+    Schedule(
+        "zb-h2",
+        "No device waits once it has begun, for nearly twice the memory.",
+        handcrafted_2,
+        lambda p, m, v, d: min(m, 2 * p - 1),
+        lambda p: 2 * p - 1,
+        needs_split=True,
+    ),
+    Schedule(
+        "zb-v",
+        "No device waits once it has begun, in 1f1b's memory: two chunks a device, placed as a V.",
+        vee,
+        lambda p, m, v, d: min(2 * m, m + 1 + d, 2 * p),
+        lambda p: 2 * p - 1,
+        placement="V",
+        chunks=(2, 2),
+        usual_chunks=2,
+        needs_split=True,
+    ),
+    Schedule(
+        "zb-interleaved",
+        "zb-h1 over several chunks a device: its bubble is divided by their number.",
+        handcrafted_1,
+        lambda p, m, v, d: min(m * v, (v - 1) * group_size(p, m) + p),
+        lambda p: p,
+        chunks=(1, None),
+        usual_chunks=2,
+        needs_split=True,
+        even_groups=True,
+    ),
+    Schedule(
+        "serial",
+        "The plain loop: one microbatch after the other through all stages and back.",
+        serial,
+        lambda p, m, v, d: v,
+        chunks=(1, None),
+    ),
+    Schedule(
+        "serial-split",
+        "The plain loop with input and weight gradients as tasks of their own.",
+        serial_split,
+        lambda p, m, v, d: v,
+        chunks=(1, None),
+        needs_split=True,
+    ),
+    Schedule(
+        "forward-only",
+        "Every forward and no backward, as in evaluation.",
+        forward_only,
+        lambda p, m, v, d: 0,
+        chunks=(1, None),
+        has_backward=False,
+    ),
+)
+
+
+def schedule_named(name: str) -> Schedule:
+    """The schedule of that name; raises ScheduleError that lists the names there are."""
+    if name not in SCHEDULES:
+        near = difflib.get_close_matches(name, SCHEDULES, n=2)
+        close = f" Close: {', '.join(near)}." if near else ""
+        raise ScheduleError(
+            f"no schedule is called {name!r}.{close} Schedules: {', '.join(SCHEDULES)}"
+        )
+    return SCHEDULES[name]
+
+
+def make_grid(name: str, devices: int, microbatches: int, chunks: int = 1) -> Grid:
+    """The tasks of every device in order.
+
+    Raises ScheduleError where the name is unknown or the schedule does not allow these numbers.
+    """
+    schedule = schedule_named(name)
+    _check_numbers(schedule, devices, microbatches, chunks)
+    rows = (schedule.row(devices, microbatches, chunks, d) for d in range(devices))
+    return Grid(
+        name=name,
+        microbatches=microbatches,
+        device_of=device_order(name, devices, chunks),
+        rows=tuple(tuple(row) for row in rows),
+    )
+
+
+def plain_loop(grid: Grid) -> Grid:
+    """The loop over microbatches that the grid must equal bit for bit, on the same devices."""
+    stages: list[list[int]] = [[] for _ in grid.rows]
+    for stage, device in enumerate(grid.device_of):
+        stages[device].append(stage)
+    rows = (one_by_one(held, grid.microbatches, grid.kinds[1:]) for held in stages)
+    return Grid(
+        name="serial-split" if grid.splits_backward else "serial",
+        microbatches=grid.microbatches,
+        device_of=grid.device_of,
+        rows=tuple(tuple(row) for row in rows),
+    )
+
+
+def device_order(name: str, devices: int, chunks: int) -> tuple[int, ...]:
+    """The device of each stage."""
+    if schedule_named(name).placement == "V":
+        return (*range(devices), *reversed(range(devices)))
+    return tuple(range(devices)) * chunks
+
+
+def in_flight(name: str, devices: int, microbatches: int, chunks: int) -> tuple[int, ...]:
+    """For each device the most microbatches that it keeps for the backward pass, by chunk.
+
+    A closed formula: equal to the grid's own `peak_in_flight`, which is counted.
+    """
+    peak = schedule_named(name).peak
+    return tuple(peak(devices, microbatches, chunks, d) for d in range(devices))
+
+
+def _check_numbers(schedule: Schedule, p: int, m: int, v: int) -> None:
+    if p < 1 or m < 1:
+        raise ScheduleError(
+            f"{schedule.name} on {p} devices with {m} microbatches: take at least one of each"
+        )
+    least, most = schedule.chunks
+    if v < least or (most is not None and v > most):
+        raise ScheduleError(f"{schedule.name} {_chunk_rule(least, most)}, not {v}")
+    if v > 1 and schedule.even_groups and not groups_evenly(p, m):
+        raise ScheduleError(
+            f"{schedule.name} on {p} devices: {m} microbatches do not make {m // p} equal groups; "
+            f"take {_even(p, m, -1)} or {_even(p, m, 1)} microbatches, or one chunk"
+        )
+
+
+def _chunk_rule(least: int, most: int | None) -> str:
+    if most is None:
+        return f"needs at least {least} chunk a device"
+    if most == 1:
+        chunked = ", ".join(s.name for s in SCHEDULES.values() if s.usual_chunks > 1)
+        return f"has 1 chunk a device (more chunks: {chunked})"
+    return f"needs {most} chunks a device"
+
+
+def _even(p: int, m: int, step: int) -> int:
+    while not groups_evenly(p, m):
+        m += step
+    return m

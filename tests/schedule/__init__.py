@@ -1,0 +1,1 @@
+"""Tests of pipeline schedules: their pictures, their laws, and their times."""
