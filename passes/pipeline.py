@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder
+from autopar.ir.batching import BatchGraphs
 from autopar.ir.graph import Graph
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.spmd import SpmdProgram
@@ -34,7 +35,11 @@ class Decided:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """One pass for each slot; a variant is another final class in the slot's folder."""
+    """The slots of a step that is one program on one mesh: no microbatches, one stage.
+
+    A variant of a pass is another final class in the slot's folder. Steps of several programs go
+    through the same slots in `autopar.staging`, where the stages' prices come from sharding.
+    """
 
     batch: AbstractBatching = field(default_factory=Whole)
     layer: AbstractLayering = field(default_factory=Single)
@@ -45,16 +50,17 @@ class Pipeline:
         """Every slot in turn; raises what its pass raises."""
         graph.verify()
         watch = setting.watched
-        batched = watch("batch", graph, lambda: self.batch.run(graph, setting))
-        batched.verify()
-        layers = watch("layer", batched, lambda: self.layer.run(batched, setting))
+        graphs = BatchGraphs(graph, graph, 1)
+        batching = watch("batch", graph, lambda: self.batch.run(graphs, setting))
+        batching.verify()
+        layers = watch("layer", batching, lambda: self.layer.run(batching, setting))
         layers.verify()
         stages = watch("stage", layers, lambda: self.stage.run(layers, setting))
         stages.verify()
-        sharding = watch("shard", stages, lambda: self.shard.run(batched, setting))
-        sharding.verify(batched)
-        program = watch("lower", sharding, lambda: lower(batched, sharding, setting))
-        return Decided(batched, stages, sharding, program)
+        sharding = watch("shard", stages, lambda: self.shard.run(graph, setting))
+        sharding.verify(graph)
+        program = watch("lower", sharding, lambda: lower(graph, sharding, setting))
+        return Decided(graph, stages, sharding, program)
 
 
 def lower(graph: Graph, sharding: ShardingPlan, setting: Setting) -> SpmdProgram:

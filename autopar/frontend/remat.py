@@ -38,8 +38,8 @@ def rematerialize(traced: TracedStep, names: Collection[str]) -> TracedStep:
     if not names:
         return traced
     chosen = frozenset(int(name.removeprefix("%")) for name in names)
-    fresh = itertools.count(1 + max(_every_ref(traced.program)))
-    program = _Rewriter(chosen, fresh).whole(traced.program, step_regions(traced))
+    rewriter = _Rewriter(chosen, traced.program.fresh())
+    program = rewriter.whole(traced.program, step_regions(traced))
     again = replace(traced, program=program)
     return replace(again, graph=build(again))
 
@@ -47,14 +47,6 @@ def rematerialize(traced: TracedStep, names: Collection[str]) -> TracedStep:
 def value_names(traced: TracedStep) -> frozenset[str]:
     """The names of all values that a step's equations make, bodies included."""
     return frozenset(f"%{r}" for e in traced.program.walk() for r in e.results)
-
-
-def _every_ref(program: FlatProgram) -> Iterator[Ref]:
-    yield from program.inputs
-    for equation in program.equations:
-        yield from equation.results
-        for body in equation.bodies:
-            yield from _every_ref(body)
 
 
 class _Rewriter:
@@ -81,9 +73,7 @@ class _Scope:
         fresh: Iterator[Ref],
     ) -> None:
         self._fresh, self._regions, self._equations = fresh, regions, program.equations
-        self._avals: dict[Ref, Any] = dict(zip(program.inputs, program.input_avals, strict=True))
-        for equation in program.equations:
-            self._avals.update(zip(equation.results, equation.result_avals, strict=True))
+        self._avals: dict[Ref, Any] = dict(program.avals())
         able = [r == "forward" for r in regions]
         self._makers: Makers = makers_of(itertools.compress(program.equations, able), chosen)
         self._inputs = frozenset(program.inputs)

@@ -34,6 +34,13 @@ def trace(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> Traced
     trace; ArgumentError where an argument is neither array nor declared static, or where the
     declared state does not come back.
     """
+    sealed = seal(spec, args, kwargs)
+    graph = build(sealed)
+    return replace(sealed, key=structural_key(graph), graph=graph)
+
+
+def seal(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedStep:
+    """The step as `trace` gives it, but with no graph and no key yet."""
     arguments = dynamic_arguments(spec, args, kwargs)
     check_arrays(spec, arguments)
     traced = _trace(spec, args, kwargs)
@@ -46,7 +53,7 @@ def trace(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> Traced
         )
     program, constants = flatten(closed)
     donated = state_pairs(spec, args, arguments, traced.out_info, program) or donated_pairs(traced)
-    sealed = TracedStep(
+    return TracedStep(
         name=spec.name,
         program=program,
         constants=constants,
@@ -59,8 +66,6 @@ def trace(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> Traced
         key="",
         graph=Graph(spec.name, (), (), ()),
     )
-    graph = build(sealed)
-    return replace(sealed, key=structural_key(graph), graph=graph)
 
 
 def _trace(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -87,7 +92,8 @@ def _unplaced(tree: Any) -> Any:
 
 
 def _type_alone(leaf: Any) -> Any:
-    if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+    is_array = isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)
+    if not is_array and getattr(leaf, "__jax_array__", None) is None:
         return leaf
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -59,12 +60,37 @@ class FlatProgram:
             for body in equation.bodies:
                 yield from body.walk()
 
+    def avals(self) -> Iterator[tuple[Ref, Any]]:
+        """Every value with its type, those of bodies left out."""
+        yield from zip(self.inputs, self.input_avals, strict=True)
+        for equation in self.equations:
+            yield from zip(equation.results, equation.result_avals, strict=True)
+
+    def fresh(self) -> Iterator[Ref]:
+        """Numbers that no value of the program has, bodies included."""
+        bodies = (body for equation in self.walk() for body in equation.bodies)
+        made = (r for equation in self.walk() for r in equation.results)
+        given = (r for program in (self, *bodies) for r in program.inputs)
+        return itertools.count(1 + max(itertools.chain(made, given), default=-1))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows `start` to `stop` (left out) of dim 0 of a flat leaf; all of it where `stop` is None."""
+
+    leaf: int
+    start: int = 0
+    stop: int | None = None
+
 
 @dataclass(frozen=True)
 class TracedStep:
     """A traced step: its program with the closed-over arrays as last inputs, and its trees.
 
-    `donated` pairs (flat output, flat input) that hold the same piece of state.
+    `donated` pairs (flat output, flat input) that hold the same piece of state. Where leaves are
+    cut, `input_pieces` and `output_pieces` tell what part of which leaf of the trees each input
+    and output of the program is, in order; else both are empty. Closed-over arrays count as
+    leaves after the arguments'. `notes` tell what cutting cost.
     """
 
     name: str
@@ -78,6 +104,9 @@ class TracedStep:
     donated: tuple[tuple[int, int], ...]
     key: str
     graph: Graph  # op i is equation i of the program; its ops have no rules yet
+    input_pieces: tuple[Piece, ...] = ()
+    output_pieces: tuple[Piece, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         count = sum(1 for _ in self.program.walk())

@@ -10,6 +10,7 @@ from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
 from autopar.ir.outcome import Outcome
 from autopar.ir.peak import Peak
+from autopar.ir.pipeline import PipelinePlan
 from autopar.ir.recomputation import Recomputation
 from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_plan import ShardingPlan
@@ -17,18 +18,19 @@ from autopar.ir.spmd import COLLECTIVES, SpmdProgram
 from autopar.ir.text import columns, show_bytes, show_seconds
 from autopar.ir.values import Role, item_bytes
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument or output of the step, and how it lies."""
+    """An argument or output of the step, and how it lies on a submesh of the plan."""
 
     path: str
     shape: tuple[int, ...]
     dtype: str
     role: str
     sharding: Sharding
+    submesh: int = 0
 
     def local_bytes(self, mesh: MeshShape) -> int:
         """Bytes of one device's piece."""
@@ -83,7 +85,11 @@ class Origin:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that running a step on a mesh needs, with no solving left."""
+    """Everything that running a step needs, with no solving left.
+
+    A step that is cut into stages or microbatches has a `pipeline`; `sharding` and `mesh` are
+    then those of its first submesh.
+    """
 
     origin: Origin
     sharding: ShardingPlan
@@ -94,6 +100,7 @@ class Plan:
     stage_count: int = 1
     microbatches: int = 1
     recomputation: Recomputation = field(default_factory=Recomputation)
+    pipeline: PipelinePlan | None = None
 
     @property
     def recomputed(self) -> tuple[str, ...]:
@@ -106,9 +113,18 @@ class Plan:
         return self.sharding.mesh
 
     @property
+    def device_count(self) -> int:
+        """How many devices the plan is for."""
+        return self.mesh.device_count if self.pipeline is None else self.pipeline.device_count
+
+    def mesh_of(self, argument: Argument) -> MeshShape:
+        """The logical mesh that an argument lies on."""
+        return self.mesh if self.pipeline is None else self.pipeline.mesh_of(argument.submesh)
+
+    @property
     def outcome(self) -> Outcome:
         """What the solver said."""
-        return self.sharding.outcome
+        return self.sharding.outcome if self.pipeline is None else self.pipeline.outcome
 
     # The JSON form knows this type, so it is imported where it is asked for.
 
@@ -131,8 +147,11 @@ class Plan:
     def _lines(self) -> Iterator[str]:
         p = self.prediction
         o = self.origin
-        yield f"plan {o.step} on {o.cluster_name} ({self.mesh}), {o.method}"
+        where = f"({self.mesh})" if self.pipeline is None else f"{self.device_count} devices"
+        yield f"plan {o.step} on {o.cluster_name} {where}, {o.method}"
         yield f"  {self.outcome}"
+        if self.pipeline is not None:
+            yield from (f"  {line}" for line in str(self.pipeline).splitlines())
         yield (
             f"  predicted {show_seconds(p.seconds)} a step, of which communication "
             f"{show_seconds(p.communication_seconds)}; {show_bytes(p.peak_bytes)} a device"

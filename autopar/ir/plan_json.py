@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from pathlib import Path
-from typing import TypeVar
 
 from autopar.errors import PlanFileError
-from autopar.ir.assignment import Assignment
-from autopar.ir.mesh import MeshShape
-from autopar.ir.outcome import Margin, Outcome, Status
+from autopar.ir.json_reader import Json, Reader, a_list, ints, row_of, texts, typed
 from autopar.ir.peak import HeldItem, HeldKind, Peak
+from autopar.ir.pipeline_json import pipeline_json, read_pipeline
 from autopar.ir.plan import FORMAT, Argument, Origin, Plan, Prediction, Traffic
 from autopar.ir.recomputation import Recomputation
 from autopar.ir.sharding import Sharding
-from autopar.ir.sharding_plan import ShardingPlan
-
-Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
-T = TypeVar("T")
+from autopar.ir.sharding_json import ShardingTable, read_sharding, read_table, sharding_json
+from autopar.ir.text_file import write_text
 
 
 def plan_to_json(plan: Plan) -> str:
@@ -49,22 +43,14 @@ def plan_from_json(text: str, where: str = "the plan") -> Plan:
             "restore it."
         )
     try:
-        return _plan(_Reader(body))
+        return _plan(Reader(body))
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise PlanFileError(f"{where} is damaged: {type(error).__name__} {error}") from None
 
 
 def save_plan(plan: Plan, path: str | Path) -> None:
     """Write the plan to a temporary file beside `path`, then put it in place."""
-    target = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name)
-    try:
-        with os.fdopen(handle, "w", encoding="ascii") as out:
-            out.write(plan_to_json(plan))
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_text(plan_to_json(plan), path)
 
 
 def load_plan(path: str | Path) -> Plan:
@@ -81,31 +67,9 @@ def _checksum(body: dict[str, Json]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-class _Shardings:
-    """Every distinct sharding once, by number."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[Sharding, int] = {}
-
-    def number(self, sharding: Sharding) -> int:
-        return self._numbers.setdefault(sharding, len(self._numbers))
-
-    def table(self) -> Json:
-        return [
-            {"dims": [list(axes) for axes in s.dims], "partial": list(s.partial)}
-            for s in self._numbers
-        ]
-
-
 def _body(plan: Plan) -> dict[str, Json]:
-    shardings = _Shardings()
-    sharding, o, p = plan.sharding, plan.origin, plan.prediction
-    decided: dict[str, Json] = {
-        "values": {name: shardings.number(s) for name, s in sharding.values},
-        "assignments": [[list(path), list(a.factors)] for path, a in sharding.assignments],
-        "uses": [[n, region, shardings.number(s)] for n, region, s in sharding.uses],
-        "shared_partials": [[list(path), list(held)] for path, held in sharding.shared_partials],
-    }
+    shardings = ShardingTable()
+    o, p = plan.origin, plan.prediction
     ends: dict[str, Json] = {
         "arguments": [_argument(a, shardings) for a in plan.arguments],
         "outputs": [_argument(a, shardings) for a in plan.outputs],
@@ -120,7 +84,6 @@ def _body(plan: Plan) -> dict[str, Json]:
             "fingerprint": o.cluster_fingerprint,
             "toml": o.cluster,
         },
-        "mesh": [[n, s] for n, s in zip(plan.mesh.names, plan.mesh.sizes, strict=True)],
         "method": o.method,
         "memory_bytes": o.memory_bytes,
         "pins": [[pattern, [list(axes) for axes in dims]] for pattern, dims in o.pins],
@@ -131,14 +94,6 @@ def _body(plan: Plan) -> dict[str, Json]:
             "values": list(plan.recomputed),
             "seconds": plan.recomputation.seconds,
             "saved_bytes": plan.recomputation.saved_bytes,
-        },
-        "outcome": {
-            "status": plan.outcome.status.value,
-            "seconds": plan.outcome.seconds,
-            "bound_seconds": plan.outcome.bound_seconds,
-            "sentence": plan.outcome.sentence,
-            "recipes": [[m.name, m.seconds, m.note] for m in plan.outcome.recipes],
-            "memory_price_seconds_per_byte": plan.outcome.memory_price_seconds_per_byte,
         },
         "prediction": {
             "seconds": p.seconds,
@@ -153,12 +108,13 @@ def _body(plan: Plan) -> dict[str, Json]:
             ],
         },
         **ends,
-        **decided,
-        "shardings": shardings.table(),
+        **sharding_json(plan.sharding, shardings),
+        "pipeline": pipeline_json(plan.pipeline, shardings) if plan.pipeline else None,
+        "shardings": shardings.rows(),
     }  # fmt: skip
 
 
-def _peak(peak: Peak | None, shardings: _Shardings) -> Json:
+def _peak(peak: Peak | None, shardings: ShardingTable) -> Json:
     if peak is None:
         return None
     return {
@@ -176,86 +132,16 @@ def _peak(peak: Peak | None, shardings: _Shardings) -> Json:
     }  # fmt: skip
 
 
-def _argument(a: Argument, shardings: _Shardings) -> Json:
-    return [a.path, list(a.shape), a.dtype, a.role, shardings.number(a.sharding)]
+def _argument(a: Argument, shardings: ShardingTable) -> Json:
+    return [a.path, list(a.shape), a.dtype, a.role, shardings.number(a.sharding), a.submesh]
 
 
-class _Reader:
-    """A JSON object whose fields are read by type; a wrong type raises TypeError."""
-
-    def __init__(self, data: Json) -> None:
-        self._data = _object(data)
-
-    def text(self, key: str) -> str:
-        return _typed(self._data[key], str)
-
-    def whole(self, key: str) -> int:
-        return _typed(self._data[key], int)
-
-    def number(self, key: str, missing: float | None = None) -> float:
-        """The number at a key; where it is not there, `missing` if that is given."""
-        if missing is not None and key not in self._data:
-            return missing
-        value = self._data[key]
-        return float(value) if isinstance(value, int) else _typed(value, float)
-
-    def has(self, key: str) -> bool:
-        """Whether something other than null is at a key."""
-        return self._data.get(key) is not None
-
-    def inner(self, key: str) -> _Reader:
-        return _Reader(self._data[key])
-
-    def items(self, key: str, missing: tuple[()] | None = None) -> list[Json]:
-        """The list at a key; where it is not there, none if that is allowed."""
-        return [] if missing is not None and key not in self._data else _list(self._data[key])
-
-    def pairs(self, key: str) -> list[tuple[str, Json]]:
-        return list(_object(self._data[key]).items())
-
-
-def _typed(value: Json, kind: type[T]) -> T:
-    if not isinstance(value, kind):
-        raise TypeError(f"{str(value)[:40]!r} is not of type {kind.__name__}")
-    return value
-
-
-def _object(value: Json) -> dict[str, Json]:
-    if not isinstance(value, dict):
-        raise TypeError(f"{str(value)[:40]!r} is no object")
-    return value
-
-
-def _list(value: Json) -> list[Json]:
-    if not isinstance(value, list):
-        raise TypeError(f"{str(value)[:40]!r} is no list")
-    return value
-
-
-def _ints(value: Json) -> tuple[int, ...]:
-    return tuple(_typed(v, int) for v in _list(value))
-
-
-def _texts(value: Json) -> tuple[str, ...]:
-    return tuple(_typed(v, str) for v in _list(value))
-
-
-def _row(value: Json, length: int) -> list[Json]:
-    row = _list(value)
-    if len(row) != length:
-        raise ValueError(f"a row of {len(row)} entries should have {length}")
-    return row
-
-
-def _plan(data: _Reader) -> Plan:
-    mesh_rows = [_row(r, 2) for r in data.items("mesh")]
-    mesh = MeshShape(
-        tuple(_typed(n, str) for n, _ in mesh_rows), tuple(_typed(s, int) for _, s in mesh_rows)
-    )
-    table = [_sharding(_Reader(row)) for row in data.items("shardings")]
+def _plan(data: Reader) -> Plan:
+    table = read_table(data.items("shardings"))
+    sharding = read_sharding(data, table)
     return Plan(
         origin=_origin(data),
-        sharding=_sharding_plan(data, mesh, table),
+        sharding=sharding,
         arguments=tuple(_read_argument(r, table) for r in data.items("arguments")),
         outputs=tuple(_read_argument(r, table) for r in data.items("outputs")),
         prediction=_prediction(data.inner("prediction"), table),
@@ -263,18 +149,21 @@ def _plan(data: _Reader) -> Plan:
         stage_count=data.whole("stages"),
         microbatches=data.whole("microbatches"),
         recomputation=_recomputation(data.inner("recomputed")),
+        pipeline=read_pipeline(data.inner("pipeline"), sharding, table)
+        if data.has("pipeline")
+        else None,
     )
 
 
-def _recomputation(data: _Reader) -> Recomputation:
+def _recomputation(data: Reader) -> Recomputation:
     return Recomputation(
-        _texts(data.items("values")), data.number("seconds"), data.whole("saved_bytes")
+        texts(data.items("values")), data.number("seconds"), data.whole("saved_bytes")
     )
 
 
-def _origin(data: _Reader) -> Origin:
+def _origin(data: Reader) -> Origin:
     cluster = data.inner("cluster")
-    pins = [_row(r, 2) for r in data.items("pins")]
+    pins = [row_of(r, 2) for r in data.items("pins")]
     return Origin(
         step=data.text("step"),
         graph_key=data.text("graph"),
@@ -285,60 +174,28 @@ def _origin(data: _Reader) -> Origin:
         method=data.text("method"),
         memory_bytes=data.whole("memory_bytes"),
         pins=tuple(
-            (_typed(pattern, str), tuple(_texts(axes) for axes in _list(dims)))
+            (typed(pattern, str), tuple(texts(axes) for axes in a_list(dims)))
             for pattern, dims in pins
         ),
     )
 
 
-def _sharding(row: _Reader) -> Sharding:
-    return Sharding(tuple(_texts(axes) for axes in row.items("dims")), _texts(row.items("partial")))
-
-
 def _read_argument(value: Json, table: list[Sharding]) -> Argument:
-    path, shape, dtype, role, number = _row(value, 5)
+    path, shape, dtype, role, number, submesh = row_of(value, 6)
     return Argument(
-        _typed(path, str), _ints(shape), _typed(dtype, str), _typed(role, str),
-        table[_typed(number, int)],
+        typed(path, str), ints(shape), typed(dtype, str), typed(role, str),
+        table[typed(number, int)], typed(submesh, int),
     )  # fmt: skip
 
 
-def _sharding_plan(data: _Reader, mesh: MeshShape, table: list[Sharding]) -> ShardingPlan:
-    outcome = data.inner("outcome")
-    uses = [_row(r, 3) for r in data.items("uses")]
-    assigned = [_row(r, 2) for r in data.items("assignments")]
-    shared = [_row(r, 2) for r in data.items("shared_partials")]
-    return ShardingPlan(
-        mesh,
-        tuple((name, table[_typed(n, int)]) for name, n in data.pairs("values")),
-        tuple((_ints(path), Assignment(_ints(factors))) for path, factors in assigned),
-        tuple((_typed(n, str), _typed(r, str), table[_typed(s, int)]) for n, r, s in uses),
-        tuple((_ints(path), _ints(held)) for path, held in shared),
-        Outcome(
-            Status(outcome.text("status")),
-            outcome.number("seconds"),
-            outcome.number("bound_seconds"),
-            outcome.text("sentence"),
-            tuple(_margin(row) for row in outcome.items("recipes", missing=())),
-            outcome.number("memory_price_seconds_per_byte", missing=0.0),
-        ),
-    )
-
-
-def _margin(value: Json) -> Margin:
-    name, seconds, note = _row(value, 3)
-    spent = None if seconds is None else float(_typed(seconds, float))
-    return Margin(_typed(name, str), spent, _typed(note, str))
-
-
-def _prediction(data: _Reader, table: list[Sharding]) -> Prediction:
-    rows = [_Reader(r) for r in data.items("traffic")]
+def _prediction(data: Reader, table: list[Sharding]) -> Prediction:
+    rows = [Reader(r) for r in data.items("traffic")]
     return Prediction(
         seconds=data.number("seconds"),
         communication_seconds=data.number("communication_seconds"),
         traffic=tuple(
             Traffic(
-                r.text("kind"), _texts(r.items("axes")), r.whole("count"), r.whole("bytes"),
+                r.text("kind"), texts(r.items("axes")), r.whole("count"), r.whole("bytes"),
                 r.number("seconds"),
             )
             for r in rows
@@ -349,8 +206,8 @@ def _prediction(data: _Reader, table: list[Sharding]) -> Prediction:
     )  # fmt: skip
 
 
-def _read_peak(data: _Reader, table: list[Sharding]) -> Peak:
-    kinds = [_row(r, 2) for r in data.items("bytes_by_kind")]
+def _read_peak(data: Reader, table: list[Sharding]) -> Peak:
+    kinds = [row_of(r, 2) for r in data.items("bytes_by_kind")]
     return Peak(
         op=data.text("op"),
         module=data.text("module"),
@@ -358,13 +215,13 @@ def _read_peak(data: _Reader, table: list[Sharding]) -> Peak:
         line=data.text("line"),
         step_share=data.number("step_share"),
         items=tuple(_held_item(r, table) for r in data.items("largest")),
-        totals=tuple((HeldKind(_typed(kind, str)), _typed(n, int)) for kind, n in kinds),
+        totals=tuple((HeldKind(typed(kind, str)), typed(n, int)) for kind, n in kinds),
     )
 
 
 def _held_item(value: Json, table: list[Sharding]) -> HeldItem:
-    name, kind, shape, dtype, number, nbytes, line = _row(value, 7)
+    name, kind, shape, dtype, number, nbytes, line = row_of(value, 7)
     return HeldItem(
-        _typed(name, str), HeldKind(_typed(kind, str)), _ints(shape), _typed(dtype, str),
-        table[_typed(number, int)], _typed(nbytes, int), _typed(line, str),
+        typed(name, str), HeldKind(typed(kind, str)), ints(shape), typed(dtype, str),
+        table[typed(number, int)], typed(nbytes, int), typed(line, str),
     )  # fmt: skip

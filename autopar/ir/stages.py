@@ -1,4 +1,4 @@
-"""Layers on submeshes: which stage runs what, on how many devices, in which schedule."""
+"""Layers on submeshes: which stage runs what, on which devices, in which schedule."""
 
 from __future__ import annotations
 
@@ -10,12 +10,28 @@ from autopar.ir.mesh import MeshShape
 
 
 @dataclass(frozen=True)
+class Submesh:
+    """A logical mesh on devices of its own: `devices` are numbers in the cluster, row-major.
+
+    Empty `devices` are those of the whole cluster, in the order that suits the mesh.
+    """
+
+    mesh: MeshShape
+    devices: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class Stage:
-    """Layers first..last (both included) on a mesh of their own."""
+    """Layers first..last (both included) on a submesh, by number.
+
+    Schedules with several chunks a device give a submesh several stages.
+    """
 
     first: int
     last: int
-    mesh: MeshShape
+    submesh: int = 0
+    recompute: bool = False  # its forward part runs again in its backward part
+    cuts: tuple[int, ...] = ()  # numbers of ops: what crosses them is kept where it recomputes
 
 
 @dataclass(frozen=True)
@@ -24,22 +40,45 @@ class StagePlan:
 
     layers: LayerSequence
     stages: tuple[Stage, ...]
+    submeshes: tuple[Submesh, ...]
     microbatches: int = 1
     schedule: str = "none"
 
+    @property
+    def is_one_program(self) -> bool:
+        """Whether the step is one program on one mesh: no stages and no microbatches."""
+        return self.microbatches == 1 and len(self.submeshes) <= 1 and self.schedule == "none"
+
+    @property
+    def chunks(self) -> int:
+        """How many stages each submesh has."""
+        return max(1, len(self.stages) // max(1, len(self.submeshes)))
+
+    def stage_of_layer(self, layer: int) -> int:
+        """The stage that a layer is in."""
+        return next(i for i, s in enumerate(self.stages) if s.first <= layer <= s.last)
+
     def verify(self) -> None:
-        """Raise GraphError unless the stages cover the layers in order."""
+        """Raise GraphError unless the stages cover the layers in order, on submeshes there are."""
         expected = 0
         for stage in self.stages:
             if stage.first != expected or stage.last < stage.first:
                 raise GraphError(f"stage {stage.first}..{stage.last} should start at {expected}")
+            if not 0 <= stage.submesh < len(self.submeshes):
+                raise GraphError(f"stage {stage.first}..{stage.last} has no submesh")
             expected = stage.last + 1
         if expected != len(self.layers.layers):
             raise GraphError(f"stages end at layer {expected - 1}, not at the last")
+        taken = [d for s in self.submeshes for d in s.devices]
+        if len(set(taken)) != len(taken):
+            raise GraphError("two submeshes share a device")
 
     def __str__(self) -> str:
         lines = [
-            f"  S{i}: L{s.first}..L{s.last}  mesh{i} ({s.mesh})" for i, s in enumerate(self.stages)
+            f"  S{i}: L{s.first}..L{s.last}  mesh{s.submesh} ({self.submeshes[s.submesh].mesh})"
+            + ("  forward recomputed" if s.recompute else "")
+            for i, s in enumerate(self.stages)
         ]
-        head = f"stages {self.layers.graph.name}  microbatches {self.microbatches} {{"
+        how = "" if self.schedule == "none" else f", {self.schedule}"
+        head = f"stages {self.layers.graph.name}  microbatches {self.microbatches}{how} {{"
         return "\n".join([head, *lines, "}"])

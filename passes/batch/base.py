@@ -1,13 +1,13 @@
-"""What a batch pass is: a graph in, the graph of one microbatch out."""
+"""What a batch pass is: a step traced on the whole batch and on a part, in; how to cut it, out."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autopar.ir.graph import Graph
+from autopar.ir.batching import BatchGraphs, Batching
 from autopar.passes.base import AbstractPass
 
 
 @dataclass(frozen=True)
-class AbstractBatching(AbstractPass[Graph, Graph]):
-    """Decides how the batch is cut into microbatches."""
+class AbstractBatching(AbstractPass[BatchGraphs, Batching]):
+    """Decides how the step is cut into microbatches."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from autopar.ir.graph import Graph
+from autopar.ir.batching import Batching
 from autopar.ir.layers import Layer, LayerSequence
 from autopar.passes.base import Setting
 from autopar.passes.layer.base import AbstractLayering
@@ -17,9 +17,10 @@ class Single(AbstractLayering):
 
     name: ClassVar[str] = "single"
 
-    def run(self, given: Graph, setting: Setting) -> LayerSequence:
+    def run(self, given: Batching, setting: Setting) -> LayerSequence:
         """A sequence of one layer; of none for a step without ops."""
         del setting
-        count = len(given.ops)
-        layers = (Layer(0, count - 1, given.flops, 0),) if count else ()
-        return LayerSequence(given, layers)
+        graph = given.graph
+        count = len(graph.ops)
+        layers = (Layer(0, count - 1, graph.flops, 0),) if count else ()
+        return LayerSequence(graph, layers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from autopar.cost.reshard import Resharder, Route
@@ -24,17 +24,25 @@ from autopar.ir.spmd import (
 from autopar.ir.values import Literal, Value
 
 _REMAT = ("remat2", "checkpoint")
+_BARRIER = "optimization_barrier"
 _LOOPS = ("scan", "while", "cond")
 
 
-def lower_spmd(graph: Graph, plan: ShardingPlan, resharder: Resharder) -> SpmdProgram:
-    """The listing of a step: what is moved is what the plan decided, once for each region."""
+def lower_spmd(
+    graph: Graph, plan: ShardingPlan, resharder: Resharder, left_partial: Collection[str] = ()
+) -> SpmdProgram:
+    """The listing of a step: what is moved is what the plan decided, once for each region.
+
+    Outputs are combined where they are partial sums, but for those that are `left_partial`.
+    """
     scope = _Scope(graph, plan, resharder)
     names = tuple(i.value.name for i in graph.inputs)
     scope.lower_ops(graph, ())
     returns = dict(graph.donated)
     wanted = [
-        plan.sharding_of[names[returns[i]]] if i in returns else scope.final_sharding(o)
+        plan.sharding_of[names[returns[i]]]
+        if i in returns
+        else scope.final_sharding(o, o in left_partial)
         for i, o in enumerate(graph.outputs)
     ]
     outputs = tuple(
@@ -74,6 +82,8 @@ class _Scope:
             here = (*path, i)
             if op.kind in _REMAT:
                 self._lower_remat(op, here)
+            elif op.kind == _BARRIER:
+                self._fence(op.operands, [r.name for r in op.results])
             elif op.kind in _LOOPS:
                 self._lower_loop(op, here)
             elif op.results and op.results[0].name not in self._plan.sharding_of:
@@ -188,14 +198,15 @@ class _Scope:
         self.instructions.append(Run(made.path, operands, results, asked, laid))
         return piece
 
-    def final_sharding(self, operand: Operand) -> Sharding:
-        """How an output that is no state lies: as it is, but never a partial sum."""
+    def final_sharding(self, operand: Operand, left_partial: bool) -> Sharding:
+        """How an output that is no state lies: as it is, a partial sum only where it is left so."""
         operand = self._resolve(operand)
         if isinstance(operand, Literal):
             return replicated(len(operand.shape))
         if operand in self._demands:
             return replicated(len(self._values[operand].shape))
-        return Sharding(self._plan.sharding_of[operand].dims)
+        sharding = self._plan.sharding_of[operand]
+        return sharding if left_partial else Sharding(sharding.dims)
 
     # -- moving ----------------------------------------------------------------------------
 
@@ -241,21 +252,27 @@ class _Scope:
         """
         body = op.graphs[0]
         self._values.update(body.values)
-        fenced: list[tuple[str, str]] = []
-        prevents = dict(op.params).get("prevent_cse", True)
-        for given, operand in zip(body.inputs, op.operands, strict=True):
-            inner = given.value.name
-            outer = self._resolve(operand)
-            if isinstance(outer, Literal) or outer in self._demands or not prevents:
-                self._aliases[inner] = outer
-            else:
-                fenced.append((outer, inner))
-        if fenced:
-            sources, results = zip(*fenced, strict=True)
-            self.instructions.append(Fence(sources, results, tied=not body.ops))
+        inputs = [i.value.name for i in body.inputs]
+        if dict(op.params).get("prevent_cse", True):
+            self._fence(op.operands, inputs, tied=not body.ops)
+        else:
+            self._aliases.update(zip(inputs, map(self._resolve, op.operands), strict=True))
         self.lower_ops(body, (*path, 0))
         for result, output in zip(op.results, body.outputs, strict=True):
             self._aliases[result.name] = output
+
+    def _fence(self, operands: Sequence[Operand], names: Sequence[str], tied: bool = False) -> None:
+        """Other names for operands, behind a fence but for what is a literal or made on demand."""
+        fenced: list[tuple[str, str]] = []
+        for name, operand in zip(names, operands, strict=True):
+            outer = self._resolve(operand)
+            if isinstance(outer, Literal) or outer in self._demands:
+                self._aliases[name] = outer
+            else:
+                fenced.append((outer, name))
+        if fenced:
+            sources, results = zip(*fenced, strict=True)
+            self.instructions.append(Fence(sources, results, tied))
 
     def _lower_loop(self, op: Op, path: OpPath) -> None:
         entries, exits = _loop_shardings(op, self._plan)

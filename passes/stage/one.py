@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autopar.ir.layers import LayerSequence
-from autopar.ir.stages import Stage, StagePlan
+from autopar.ir.stages import Stage, StagePlan, Submesh
 from autopar.passes.base import Setting
 from autopar.passes.stage.base import AbstractStaging
 
@@ -20,5 +20,5 @@ class One(AbstractStaging):
     def run(self, given: LayerSequence, setting: Setting) -> StagePlan:
         """A plan of one stage; of none for a step without layers."""
         count = len(given.layers)
-        stages = (Stage(0, count - 1, setting.mesh),) if count else ()
-        return StagePlan(given, stages)
+        stages = (Stage(0, count - 1),) if count else ()
+        return StagePlan(given, stages, (Submesh(setting.mesh),))

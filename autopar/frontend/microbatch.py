@@ -1,0 +1,154 @@
+"""Traces a step a second time, on the rows of one microbatch, and makes the two agree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from autopar.errors import BatchError, RowsError, TraceError, listing
+from autopar.frontend.align import aligned
+from autopar.frontend.arguments import StepSpec
+from autopar.frontend.build import build
+from autopar.frontend.dtypes import type_of
+from autopar.frontend.open import opened, rows_behind_barriers
+from autopar.frontend.own_rows import with_own_rows
+from autopar.frontend.resize import Trial, resized
+from autopar.frontend.rows import BatchAxes, BatchInputs, batch_inputs, rows_of_one, with_rows
+from autopar.frontend.sources import part_from_sources, whole_from_sources
+from autopar.frontend.survey import Sizes, survey
+from autopar.frontend.trace import seal, trace
+from autopar.frontend.traced import Equation, FlatProgram, TracedStep
+from autopar.ir.batching import Rows
+from autopar.ir.values import Value
+
+_OTHER_ROWS = (2, 3)
+
+
+@dataclass(frozen=True)
+class MicrobatchTrace:
+    """A step on the whole batch and on the rows of one microbatch: op for op alike, remat opened.
+
+    In `part` every constant that stems from the batch size is the whole batch's, and what does
+    not come from the batch but has rows of it is that microbatch's rows: `index` is the input
+    that holds its number, 0 first; empty where nothing needs it. In `whole` the number is the
+    literal 0. `sources` are the values that have rows though nothing of the batch is in them.
+    """
+
+    whole: TracedStep
+    part: TracedStep
+    microbatches: int
+    index: str = ""
+    sources: tuple[tuple[str, Rows], ...] = ()
+
+
+def trace_microbatch(
+    spec: StepSpec,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    microbatches: int,
+    batch_axes: BatchAxes | None = None,
+    traced: TracedStep | None = None,
+) -> MicrobatchTrace:
+    """Trace the step on the whole batch and on one of so many equal parts of its rows.
+
+    The rows are axis 0 of every array that is given anew at each step, keys and scalars left out;
+    `batch_axes` names other axes by path, or None for what has no rows. Raises ArgumentError where
+    the batch does not divide so; BatchError where extents disagree (E1), the step's structure
+    depends on the batch size (E2), the batch size says which rows to read (E3), or a microbatch's
+    rows of what the step makes by itself cannot be told (E7, E9). `traced` is the step's trace on
+    these arguments, where it is there already.
+    """
+    traced = trace(spec, args, kwargs) if traced is None else traced
+    whole = replace(traced, program=_prepared(traced.program))
+    if microbatches == 1:
+        whole = replace(whole, graph=build(whole))
+        return MicrobatchTrace(whole, whole, 1)
+    batch = batch_inputs(whole, batch_axes)
+    rows = rows_of_one(batch.extent, microbatches)
+    program = _part_program(spec, args, kwargs, whole, batch, rows)
+    programs = rows_behind_barriers(whole.program, program)
+    whole, part = (replace(whole, program=program) for program in programs)
+    return _from_sources(whole, part, Sizes(spec.name, batch.extent, rows))
+
+
+def _prepared(program: FlatProgram) -> FlatProgram:
+    """A trace as it is compared: remat opened, rows read by their own numbers as such."""
+    return with_own_rows(opened(program))
+
+
+def _part_program(
+    spec: StepSpec,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    whole: TracedStep,
+    batch: BatchInputs,
+    rows: int,
+) -> FlatProgram:
+    """The program of so many rows, alike with the whole's but for sizes.
+
+    On a single row JAX writes other operations than on many, so one on another number of rows is
+    taken, its sizes brought down.
+    """
+    tried = rows if rows > 1 else _OTHER_ROWS[batch.extent == _OTHER_ROWS[0]]
+    few = with_rows(spec, args, kwargs, batch, tried)
+    try:
+        part = seal(spec, *few)
+        part = replace(part, program=_prepared(part.program))
+    except TraceError as error:
+        raise BatchError(_untraced(whole.name, batch.extent, tried, error)) from error
+    try:
+        program = aligned(whole, part)
+    except BatchError as error:
+        pair = _first_pairs(whole.program, part.program)
+        raise error if pair is None else RowsError(_compares(whole.name, pair)) from error
+    return (
+        program
+        if tried == rows
+        else resized(whole.program, program, Trial(batch.extent, tried, rows))
+    )
+
+
+def _first_pairs(whole: FlatProgram, part: FlatProgram) -> Equation | None:
+    """The first equation that makes a value with two dims of rows, as far as the traces agree.
+
+    What goes wrong after it goes wrong because of it: a diagonal is read by the batch size.
+    """
+    for one, own in zip(whole.walk(), part.walk(), strict=False):
+        if one.primitive is not own.primitive or one.line != own.line:
+            return None
+        for a, b in zip(one.result_avals, own.result_avals, strict=True):
+            differing = [n for n, m in zip(type_of(a)[0], type_of(b)[0], strict=False) if n != m]
+            if len(differing) > 1:
+                return one
+    return None
+
+
+def _compares(name: str, equation: Equation) -> str:
+    shown = ", ".join(Value("", *type_of(a)).type_text for a in equation.result_avals)
+    return listing(
+        f"{name} cannot be cut into microbatches: every row of the batch meets every other.",
+        [f"{equation.primitive.name} at {equation.line or '?'} makes {shown}, with rows twice"],
+        "A loss over pairs of rows needs the whole batch: compare rows within fixed groups, or "
+        "take microbatches=1.",
+    )
+
+
+def _untraced(name: str, batch: int, rows: int, error: TraceError) -> str:
+    return listing(
+        f"{name} cannot be cut into microbatches: it traces on {batch} rows but not on {rows}.",
+        [str(error)],
+        "State must not hold rows of the batch, nor the step ask for one batch size.",
+    )
+
+
+def _from_sources(whole: TracedStep, part: TracedStep, sizes: Sizes) -> MicrobatchTrace:
+    """Both traces with their sources rewritten, and their graphs built."""
+    found, index = survey(whole, part.program, sizes), ""
+    rows = found.rows
+    if not found.is_empty:
+        whole = whole_from_sources(whole, found)
+        numbered = part_from_sources(part, found, sizes.part)
+        part, index, rows = numbered.step, numbered.index, numbered.rows
+    whole, part = (replace(t, graph=build(t)) for t in (whole, part))
+    return MicrobatchTrace(whole, part, sizes.batch // sizes.part, index, rows)

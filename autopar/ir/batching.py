@@ -1,0 +1,183 @@
+"""A step cut into microbatches: what runs once, what runs in every microbatch, what is summed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+
+from autopar.errors import GraphError
+from autopar.ir.graph import Graph
+from autopar.ir.text import columns
+
+
+class When(Enum):
+    """How often an op of the step runs, and when."""
+
+    FREE = "free"  # once, at any time: nothing of the batch is in it
+    LOOP = "loop"  # once for each microbatch
+    ONCE = "once"  # once, after the loop whose sums it reads
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When an op runs.
+
+    A loop op runs in each of `loops`, of which all but one have it only to recompute what is
+    cheap; a once op runs when loop `loops[0]` has ended; a free op has none.
+    """
+
+    when: When
+    loops: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join([self.when.value, *map(str, self.loops)])
+
+
+FREE = Moment(When.FREE)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where a value has the rows of the batch: dim `dim` is outer x batch x inner."""
+
+    dim: int
+    outer: int = 1
+    inner: int = 1
+
+    def __str__(self) -> str:
+        around = (
+            f" ({self.outer} x rows x {self.inner})" if (self.outer, self.inner) != (1, 1) else ""
+        )
+        return f"dim {self.dim}{around}"
+
+
+@dataclass(frozen=True)
+class Accumulator:
+    """A result of a loop op that is combined over the microbatches: "sum", "max", "min", ..."""
+
+    value: str
+    loop: int
+    combiner: str = "sum"
+    dtype: str = ""  # what it is accumulated in; empty: the value's own
+
+
+@dataclass(frozen=True)
+class Hoist:
+    """Values that every microbatch reads but the whole batch decides, such as a mask's count.
+
+    `graph` computes them on the whole batch, once, before the first loop; its outputs are
+    `values` of the microbatch's graph, in order, and its inputs bear the step's paths.
+    """
+
+    graph: Graph
+    values: tuple[str, ...]
+    # op i of the graph is equation equations[i] of the step as traced on the whole batch
+    equations: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class BatchGraphs:
+    """A step traced on the whole batch and on the rows of one microbatch: op for op alike.
+
+    In `part` every constant that stems from the size of the batch is already the whole batch's.
+    `index` is the input of `part` that holds the number of the microbatch; empty where none does.
+    `sources` tell where values have rows that no operand gives them, bodies included: `part`
+    makes them as they are in the whole batch, by its number where the rows are not all alike.
+    """
+
+    whole: Graph
+    part: Graph
+    microbatches: int
+    index: str = ""
+    sources: tuple[tuple[str, Rows], ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.part}\n# one of {self.microbatches} microbatches"
+
+
+@dataclass(frozen=True)
+class Rescale:
+    """A once value that enters a later loop only as a factor of everything it reaches.
+
+    The loop may run with 1 in its place, if the accumulators are multiplied by it afterwards.
+    """
+
+    value: str
+    accumulators: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Batching:
+    """The graph of one microbatch, and how its ops and outputs make up the whole step.
+
+    `rows` tell of every top-level value that holds rows of the batch. An output that holds rows
+    is the concatenation over microbatches; all others are there once. `barrier` says that a
+    later loop reads what an earlier one left for each microbatch, so that only a schedule with
+    all forwards before all backwards is exact. `index` is the input that holds the number of
+    the microbatch, where an op needs it.
+    """
+
+    graph: Graph
+    microbatches: int = 1
+    batch: int = 0  # rows of the whole batch
+    moments: tuple[Moment, ...] = ()
+    rows: tuple[tuple[str, Rows], ...] = ()
+    accumulators: tuple[Accumulator, ...] = ()
+    hoist: Hoist | None = None
+    loops: int = 1
+    barrier: bool = False
+    index: str = ""
+    rescales: tuple[Rescale, ...] = ()  # rewritings that would make do with fewer loops
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def whole(cls, graph: Graph) -> Batching:
+        """The step as one microbatch, run once."""
+        return cls(graph)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the step is left as it is."""
+        return not self.moments
+
+    @cached_property
+    def rows_of(self) -> Mapping[str, Rows]:
+        """Value name -> where its rows are."""
+        return dict(self.rows)
+
+    @cached_property
+    def accumulator_of(self) -> Mapping[str, Accumulator]:
+        """Value name -> how it is accumulated."""
+        return {a.value: a for a in self.accumulators}
+
+    def verify(self) -> None:
+        """Raise GraphError unless the moments and names are of the graph."""
+        self.graph.verify()
+        if self.is_whole:
+            return
+        if len(self.moments) != len(self.graph.ops):
+            raise GraphError(f"{len(self.moments)} moments for {len(self.graph.ops)} ops")
+        hoisted = self.hoist.values if self.hoist is not None else ()
+        for name in (*self.rows_of, *self.accumulator_of, *hoisted):
+            if name not in self.graph.values:
+                raise GraphError(f"the batching names {name}, which {self.graph.name} has not")
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        """A step that is left whole prints as its graph."""
+        if self.is_whole:
+            yield str(self.graph)
+            return
+        yield (
+            f"batch {self.graph.name}: {self.microbatches} microbatches of "
+            f"{self.batch // self.microbatches} rows, {self.loops} loop(s)"
+            + (", all forwards before all backwards" if self.barrier else "")
+        )
+        yield from (f"  {note}" for note in self.notes)
+        yield from columns(
+            [[a.value, a.combiner, f"loop {a.loop}"] for a in self.accumulators], "  "
+        )

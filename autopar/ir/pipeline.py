@@ -1,0 +1,89 @@
+"""What a plan of several stage programs holds beside its arguments: stages, submeshes, schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from autopar.ir.mesh import MeshShape
+from autopar.ir.outcome import Outcome
+from autopar.ir.sharding_plan import ShardingPlan
+from autopar.ir.stages import Submesh
+from autopar.ir.text import columns, show_bytes, show_seconds
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """A stage: the layers it runs, where, and what that should take a microbatch.
+
+    `stop` is the number of ops of the microbatch's graph that its layers and those before end
+    with; `name` are the user's modules. Where the forward is recomputed, what crosses the `cuts`
+    (numbers of ops) is kept. Seconds are of one microbatch, `once_seconds` of a step;
+    `peak_bytes` are what one device of its submesh holds at most.
+    """
+
+    name: str
+    layers: int
+    stop: int
+    submesh: int
+    recompute: bool
+    cuts: tuple[int, ...]
+    forward_seconds: float
+    input_gradient_seconds: float
+    weight_gradient_seconds: float
+    once_seconds: float
+    peak_bytes: int
+
+    @property
+    def backward_seconds(self) -> float:
+        """Both halves of the backward of one microbatch."""
+        return self.input_gradient_seconds + self.weight_gradient_seconds
+
+
+@dataclass(frozen=True)
+class PipelinePlan:
+    """Stages on submeshes, and the schedule that takes microbatches through them.
+
+    `batch` rows are cut into `microbatches`. `scan_cuts` are where scans over layers are cut: in
+    trips, 0 and the trip count left out. `shardings` has one plan for each submesh.
+    `bubble_seconds` is how long the busiest device waits in a step. `notes` say what makes the
+    microbatches exact.
+    """
+
+    schedule: str
+    microbatches: int
+    batch: int
+    submeshes: tuple[Submesh, ...]
+    stages: tuple[PlannedStage, ...]
+    shardings: tuple[ShardingPlan, ...]
+    outcome: Outcome
+    bubble_seconds: float
+    peak_in_flight: tuple[int, ...]
+    scan_cuts: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def device_count(self) -> int:
+        """Devices of all submeshes."""
+        return sum(s.mesh.device_count for s in self.submeshes)
+
+    def mesh_of(self, submesh: int) -> MeshShape:
+        """The logical mesh of a submesh."""
+        return self.submeshes[submesh].mesh
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield (
+            f"{len(self.stages)} stages on {len(self.submeshes)} submeshes, {self.schedule}, "
+            f"{self.microbatches} microbatches of {self.batch // self.microbatches} rows"
+        )
+        rows = [
+            [f"S{i}", f"mesh{s.submesh} ({self.mesh_of(s.submesh)})", f"{s.layers} layers",
+             f"F {show_seconds(s.forward_seconds)}", f"B {show_seconds(s.backward_seconds)}",
+             f"once {show_seconds(s.once_seconds)}", show_bytes(s.peak_bytes), s.name]
+            for i, s in enumerate(self.stages)
+        ]  # fmt: skip
+        yield from columns(rows, "  ")
+        yield from (f"  {note}" for note in self.notes)

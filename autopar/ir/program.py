@@ -1,0 +1,229 @@
+"""What submeshes run: parts of the step, and the list of instructions that runs them in order.
+
+A part is a piece of the step that one submesh runs as one compiled program. The list is global
+and plain: whoever drives some of the submeshes walks it and skips what is not theirs. Values lie
+in registers, numbered for each submesh; a register is written once in a step, but for those of
+accumulators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from autopar.ir.batching import Accumulator, Rows
+from autopar.ir.graph import Graph
+from autopar.ir.sharding import Sharding
+from autopar.ir.spmd import SpmdProgram
+from autopar.ir.stages import Submesh
+from autopar.ir.values import Value
+
+ONCE = -1  # the microbatch of what runs once a step
+
+
+class PartKind(Enum):
+    """What a part does for its stage."""
+
+    HOIST = "hoist"  # on the whole batch, before everything
+    SETUP = "setup"  # what no microbatch changes, before the first
+    FORWARD = "F"
+    BACKWARD = "B"
+    INPUT_GRADIENT = "I"
+    WEIGHT_GRADIENT = "W"
+    UPDATE = "update"  # what needs the sums: between loops, and after the last
+
+
+@dataclass(frozen=True)
+class Part:
+    """Ops that one stage runs together: a graph of its own, whose values keep their names.
+
+    Op i is equation `equations[i]` of the microbatch's program (of the whole batch's, for a
+    hoist). Outputs that are `accumulators` are combined into what the submesh has of them, and
+    the part gives back the combination. An update part has a `round`: each waits for scalars of
+    the one before; so may a setup part.
+    """
+
+    kind: PartKind
+    stage: int
+    submesh: int
+    graph: Graph
+    equations: tuple[int, ...]
+    loop: int = 0
+    round: int = 0
+    accumulators: tuple[Accumulator, ...] = ()
+
+    @property
+    def is_looped(self) -> bool:
+        """Whether it runs once for each microbatch."""
+        return self.kind not in (PartKind.HOIST, PartKind.SETUP, PartKind.UPDATE)
+
+    @property
+    def name(self) -> str:
+        """What it is called in lists, grids and traces: F2, B0, update1.0."""
+        tail = f".{self.round}" if self.kind is PartKind.UPDATE or self.round else ""
+        return f"{self.kind.value}{self.stage}{tail}" + (f"'{self.loop}" if self.loop else "")
+
+
+@dataclass(frozen=True)
+class SubmeshGraph:
+    """All that a submesh runs in a step as one graph, so that its sharding is one decision.
+
+    Op j is equation `equations[j]` of the microbatch's program, once even if several parts repeat
+    it, and its `runs` are those of all parts together. Inputs are arguments and what other
+    submeshes send; outputs are what is returned or sent. `stashed` are values of a microbatch that
+    wait from one part to another, one for each microbatch in flight. Values that are `final` never
+    lie as partial sums between parts; all others may.
+    """
+
+    submesh: int
+    graph: Graph
+    equations: tuple[int, ...]
+    stashed: tuple[str, ...]
+    final: frozenset[str]
+
+
+@dataclass(frozen=True)
+class PartProgram:
+    """A part as its submesh runs it; `donated` are positions of inputs whose buffers it may reuse.
+
+    The listing's inputs and outputs are the graph's. A sharding with partial axes lies as a stack:
+    one leading dim, sharded over those axes, of what is yet to be combined. Accumulators come in
+    after the inputs, in order, each lying as the output that it is added to, and are always
+    donated.
+    """
+
+    part: Part
+    listing: SpmdProgram
+    donated: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Run:
+    """Run a part: registers in and out, of its submesh. Accumulators are overwritten in place.
+
+    `outputs` has a register for each output that is no accumulator.
+    """
+
+    part: int
+    microbatch: int
+    inputs: tuple[int, ...]
+    accumulators: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """One value on its way: register `source` of one submesh becomes `target` of another."""
+
+    value: Value
+    source: int
+    target: int
+    before: Sharding
+    after: Sharding
+
+
+@dataclass(frozen=True)
+class Send:
+    """Values of one part that another submesh reads, together."""
+
+    source: int
+    target: int
+    parcels: tuple[Parcel, ...]
+    microbatch: int
+
+
+@dataclass(frozen=True)
+class Start:
+    """Give each accumulator of a submesh its neutral value: zero for sums."""
+
+    submesh: int
+    accumulators: tuple[Accumulator, ...]
+    values: tuple[Value, ...]
+    shardings: tuple[Sharding, ...]
+    registers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Free:
+    """Drop registers after their last use."""
+
+    submesh: int
+    registers: tuple[int, ...]
+
+
+Instruction = Run | Send | Start | Free
+
+
+@dataclass(frozen=True)
+class Feed:
+    """An argument of the step on a submesh that reads it: one register, or one a microbatch.
+
+    `input` counts the graph's inputs. With `rows` the registers hold the microbatches' slices in
+    order; of the index input they hold the microbatches' numbers; else there is one register.
+    """
+
+    input: int
+    submesh: int
+    sharding: Sharding
+    registers: tuple[int, ...]
+    rows: Rows | None = None
+    is_index: bool = False
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """An output of the step: where it lies at the end. With `rows`, one register a microbatch."""
+
+    output: int
+    submesh: int
+    sharding: Sharding
+    registers: tuple[int, ...]
+    rows: Rows | None = None
+
+
+@dataclass(frozen=True)
+class Program:
+    """The whole step on its submeshes: parts, instructions in a global order, what goes in and out.
+
+    `register_counts` has one number for each submesh.
+    """
+
+    submeshes: tuple[Submesh, ...]
+    parts: tuple[PartProgram, ...]
+    instructions: tuple[Instruction, ...]
+    feeds: tuple[Feed, ...]
+    fetches: tuple[Fetch, ...]
+    register_counts: tuple[int, ...]
+    microbatches: int
+
+    def submesh_of(self, instruction: Instruction) -> int:
+        """The submesh that runs an instruction; the sending one of a send."""
+        if isinstance(instruction, Run):
+            return self.parts[instruction.part].part.submesh
+        return instruction.source if isinstance(instruction, Send) else instruction.submesh
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        for number, step in enumerate(self.instructions):
+            yield f"{number:5} mesh{self.submesh_of(step)} {self._text(step)}"
+
+    def _text(self, step: Instruction) -> str:
+        if isinstance(step, Run):
+            name = self.parts[step.part].part.name
+            which = "" if step.microbatch == ONCE else f".{step.microbatch}"
+            return (
+                f"run {name}{which} ({_registers(step.inputs)}) -> {_registers(step.outputs)}"
+                + (f" += {_registers(step.accumulators)}" if step.accumulators else "")
+            )
+        if isinstance(step, Send):
+            sent = ", ".join(f"{p.value.type_text} r{p.source}->r{p.target}" for p in step.parcels)
+            return f"send -> mesh{step.target}: {sent}"
+        verb = "start" if isinstance(step, Start) else "free"
+        return f"{verb} {_registers(step.registers)}"
+
+
+def _registers(numbers: tuple[int, ...]) -> str:
+    return ", ".join(f"r{n}" for n in numbers)

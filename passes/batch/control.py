@@ -1,0 +1,173 @@
+"""Facts through scan, while, cond and remat: bodies are read until what they carry is settled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import Protocol
+
+from autopar.ir.graph import Op
+from autopar.passes.batch.facts import SAME, Fact, Share, bound
+from autopar.passes.batch.tags import ONE_BY_ONE
+
+_REMAT = ("remat2", "checkpoint")
+_IDEMPOTENT = ("max", "min", "and", "or")
+
+
+class Bodies(Protocol):
+    """The bodies of one op, as its reader sees them."""
+
+    def run(self, body: int, given: Sequence[Fact], *, trial: bool) -> tuple[Fact, ...]:
+        """The facts of a body's outputs; a trial notes no faults."""
+        ...
+
+    def fault(self, text: str) -> None:
+        """Note what forbids cutting the op."""
+        ...
+
+    def opaque(self) -> None:
+        """Note that the op's bodies are not understood."""
+        ...
+
+
+def through(op: Op, given: Sequence[Fact], bodies: Bodies) -> tuple[Fact, ...]:
+    """The facts of the op's results."""
+    if op.kind == "scan":
+        return _scan(op, given, bodies)
+    if op.kind == "while":
+        return _while(op, given, bodies)
+    if op.kind == "cond":
+        return _cond(op, given, bodies)
+    if op.kind in _REMAT:
+        return bodies.run(0, given, trial=False)
+    bodies.opaque()
+    return (SAME,) * len(op.results)
+
+
+def _scan(op: Op, given: Sequence[Fact], bodies: Bodies) -> tuple[Fact, ...]:
+    consts, carried = op.whole("num_consts"), op.whole("num_carry")
+    first = consts + carried
+    if any(f.rows is not None and f.rows.dim == 0 for f in given[first:]):
+        bodies.fault(ONE_BY_ONE)
+        return (SAME,) * len(op.results)
+    slices = tuple(_moved(f, -1) for f in given[first:])
+    carry = _settled(given[consts:first], 0, (given[:consts], slices), bodies)
+    outputs = bodies.run(0, [*given[:consts], *carry, *slices], trial=False)
+    _check_carry(carry, outputs[:carried], given[consts:first], bodies)
+    return (*carry, *(_moved(f, 1) for f in outputs[carried:]))
+
+
+def _while(op: Op, given: Sequence[Fact], bodies: Bodies) -> tuple[Fact, ...]:
+    tests, consts = op.whole("cond_nconsts"), op.whole("body_nconsts")
+    first = tests + consts
+    carry = _settled(given[first:], 1, (given[tests:first], ()), bodies)
+    outputs = bodies.run(1, [*given[tests:first], *carry], trial=False)
+    _check_carry(carry, outputs, given[first:], bodies)
+    (test,) = bodies.run(0, [*given[:tests], *carry], trial=False)
+    if test.is_own:
+        bodies.fault("runs for as many rounds as the rows of the batch say")
+    return tuple(bound(f, test.scalars) if test.scalars else f for f in carry)
+
+
+def _cond(op: Op, given: Sequence[Fact], bodies: Bodies) -> tuple[Fact, ...]:
+    if given[0].is_own:
+        bodies.fault("chooses its branch by the rows of the batch")
+        return (SAME,) * len(op.results)
+    branches = [bodies.run(b, given[1:], trial=False) for b in range(len(op.graphs))]
+    found: list[Fact] = []
+    for facts in zip(*branches, strict=True):
+        joined = reduce(join, facts)
+        for fact in facts:
+            _check_parts(joined, fact, bodies)
+        found.append(bound(joined, given[0].scalars) if given[0].scalars else joined)
+    return tuple(found)
+
+
+def _settled(
+    start: Sequence[Fact],
+    body: int,
+    around: tuple[Sequence[Fact], Sequence[Fact]],
+    bodies: Bodies,
+) -> tuple[Fact, ...]:
+    """What is known of carried values before every trip of a loop.
+
+    What would become a part if it started from zero is taken to be one: whether it does start
+    so is for the caller to check.
+    """
+    hopeful = tuple(replace(f, zero=True) if f.share is Share.SAME else f for f in start)
+    if hopeful != tuple(start):
+        found = _fixed_point(hopeful, body, around, bodies)
+        pairs = zip(start, found, strict=True)
+        start = tuple(f if f.share is Share.PART else own for own, f in pairs)
+    return _fixed_point(start, body, around, bodies)
+
+
+def _fixed_point(
+    start: Sequence[Fact],
+    body: int,
+    around: tuple[Sequence[Fact], Sequence[Fact]],
+    bodies: Bodies,
+) -> tuple[Fact, ...]:
+    before, after = around
+    carry = tuple(start)
+    while True:
+        outputs = bodies.run(body, [*before, *carry, *after], trial=True)
+        joined = tuple(join(a, b) for a, b in zip(carry, outputs[: len(carry)], strict=True))
+        if joined == carry:
+            return carry
+        carry = joined
+
+
+def join(one: Fact, other: Fact) -> Fact:
+    """What is known of a value that is one of two; a part where either is a part."""
+    multiple = frozenset(
+        s
+        for s in one.multiple_of | other.multiple_of
+        if all(f.zero or s in f.multiple_of for f in (one, other))
+    )
+    rest_of = (one.scalars | other.scalars) - multiple
+    zero = one.zero and other.zero
+    main, rest = (one, other) if _weight(one) >= _weight(other) else (other, one)
+    uniform = main.uniform and (rest.uniform or rest.rows is None)
+    rows = main.rows
+    if rest.rows is not None and main.uniform:
+        rows = rest.rows
+    return replace(
+        main, rows=rows, uniform=uniform, zero=zero, multiple_of=multiple, bound_to=rest_of
+    )
+
+
+def _check_carry(
+    carry: Sequence[Fact], after: Sequence[Fact], start: Sequence[Fact], bodies: Bodies
+) -> None:
+    """What a trip leaves must be what the next may start from, and so must the first."""
+    for held, left, first in zip(carry, after, start, strict=True):
+        _check_parts(held, first, bodies)
+        _check_parts(held, left, bodies)
+        if held.rows != left.rows and not held.uniform and not left.uniform:
+            bodies.fault("carries rows of the batch that change their order from trip to trip")
+
+
+def _check_parts(held: Fact, given: Fact, bodies: Bodies) -> None:
+    """Whatever stands for a part must be one, or nothing."""
+    if held.share is not Share.PART:
+        return
+    part = given.share is Share.PART and given.combiner == held.combiner
+    same = given.share is Share.SAME and held.combiner in _IDEMPOTENT
+    if not (part or same or given.zero):
+        bodies.fault(
+            f"makes a value a {held.combiner} over rows of the batch, and elsewhere what is "
+            "neither that nor zero"
+        )
+
+
+def _weight(fact: Fact) -> int:
+    return (Share.SAME, Share.OWN, Share.ROWS, Share.PART).index(fact.share)
+
+
+def _moved(fact: Fact, step: int) -> Fact:
+    """A fact of a slice from that of the stack, or the other way round."""
+    if fact.rows is None:
+        return fact
+    return replace(fact, rows=replace(fact.rows, dim=fact.rows.dim + step))

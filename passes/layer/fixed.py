@@ -1,0 +1,35 @@
+"""Layers that the user cut by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from autopar.errors import GraphError
+from autopar.ir.batching import Batching
+from autopar.ir.layers import LayerSequence
+from autopar.passes.base import Setting
+from autopar.passes.layer.base import AbstractLayering
+from autopar.passes.layer.forward import forward_of
+from autopar.passes.layer.sequence import layers_from
+
+
+@dataclass(frozen=True)
+class Fixed(AbstractLayering):
+    """The second and later layers begin with the ops `cuts`, by their number in the graph."""
+
+    name: ClassVar[str] = "fixed"
+    cuts: tuple[int, ...] = ()
+
+    def run(self, given: Batching, setting: Setting) -> LayerSequence:
+        """The layers between the cuts; raises GraphError where a layer has no forward op."""
+        del setting
+        forward = forward_of(given)
+        starts = [0, *(sum(i < cut for i in forward.positions) for cut in self.cuts)]
+        ends = [*starts[1:], len(forward.positions)]
+        if any(a >= b for a, b in zip(starts, ends, strict=True)):
+            raise GraphError(
+                f"cuts {self.cuts} leave a layer of {given.graph.name} without forward ops, which "
+                f"end with op {max(forward.positions, default=-1)}. Give them in rising order."
+            )
+        return layers_from(given, forward, starts)

@@ -1,0 +1,185 @@
+"""Cuts the forward pass where little crosses, into layers of even work (Alpa, OSDI 2022, §5.2).
+
+Repeated blocks are layers by themselves where nothing else is asked for. Else a dynamic program
+over the places where a cut is cheap: the largest cut is as small as it can be, and among such
+cuts the work is as even as it can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from autopar.ir.batching import Batching
+from autopar.ir.layers import LayerSequence
+from autopar.ir.values import Role
+from autopar.passes.base import Setting
+from autopar.passes.layer.base import AbstractLayering
+from autopar.passes.layer.forward import Forward, Ints, forward_of
+from autopar.passes.layer.repeat import Repeat, find_repeats
+from autopar.passes.layer.sequence import layers_from
+from autopar.passes.layer.single import Single
+
+Floats = npt.NDArray[np.float64]
+
+_MOST_CANDIDATES = 512
+# A stretch beside repeated blocks is a layer of its own from this share of a block's work or
+# parameters on.
+_OWN_SHARE = 0.1
+# Without repeated blocks: the most layers, and one layer at most for each op with this share.
+_MOST_LAYERS, _HEAVY_SHARE = 12, 0.02
+
+
+@dataclass(frozen=True)
+class MinCut(AbstractLayering):
+    """So many layers, or as many as the model's structure suggests.
+
+    No layer has more FLOPs than (1 + balance) times the mean, if any cuts allow that.
+    """
+
+    name: ClassVar[str] = "min-cut"
+    layers: int | None = None
+    balance: float = 0.5
+
+    def run(self, given: Batching, setting: Setting) -> LayerSequence:
+        """The layers; one of all ops for a step without a forward pass."""
+        forward = forward_of(given)
+        if not forward.positions:
+            return Single().run(given, setting)
+        blocks = _blocks(forward, find_repeats(forward))
+        if self.layers is None and len(blocks) > 1:
+            return layers_from(given, forward, blocks)
+        count = self.layers if self.layers is not None else _count_of_heavy(forward)
+        return layers_from(given, forward, self._starts(forward, count, blocks))
+
+    def _starts(self, forward: Forward, count: int, blocks: Sequence[int]) -> list[int]:
+        """Where the layers begin: between repeated blocks if these make layers even enough."""
+        places = blocks[1:]
+        limit = (1 + self.balance) * forward.flops.sum() / count
+        if len(blocks) < count or _least_largest(_segments(forward.flops, places), count) > limit:
+            places = sorted({*_cheap_places(forward.crossing), *blocks[1:]})
+        count = min(count, len(places) + 1)
+        return [0, *cheapest_cuts(forward.flops, forward.crossing, places, count, self.balance)]
+
+
+# -- structure ---------------------------------------------------------------------------------
+
+
+def _blocks(forward: Forward, repeats: Sequence[Repeat]) -> list[int]:
+    """Where blocks begin: the repeated ones, and the stretches around them that are large."""
+    if not repeats:
+        return [0]
+    inner = [bound for repeat in repeats for bound in repeat.bounds]
+    starts = sorted({0, *inner} - {len(forward.positions)})
+    stops = [*starts[1:], len(forward.positions)]
+    repeated = {bound for repeat in repeats for bound in list(repeat.bounds)[:-1]}
+    weigh = _Weights(forward)
+    blocks = [weigh.of(a, b) for a, b in zip(starts, stops, strict=True) if a in repeated]
+    least = _OWN_SHARE * np.mean(blocks, axis=0)
+    kept = [
+        bool(a in repeated or (weigh.of(a, b) > least).any())
+        for a, b in zip(starts, stops, strict=True)
+    ]
+    return _merged(starts, kept)
+
+
+def _merged(starts: Sequence[int], kept: Sequence[bool]) -> list[int]:
+    """Small stretches join the one before them; at the very beginning the one after."""
+    found = [start for start, keep in zip(starts, kept, strict=True) if keep]
+    return [0, *found[1:]]
+
+
+class _Weights:
+    """FLOPs and bytes of parameters of stretches of forward ops."""
+
+    def __init__(self, forward: Forward) -> None:
+        graph = forward.graph
+        state = {i.value.name: i.value.nbytes for i in graph.inputs if i.role is Role.STATE}
+        for i, (op, moment) in enumerate(zip(graph.ops, forward.moments, strict=True)):
+            read = [state[n] for n in op.value_operands() if n in state]
+            if read and not moment.loops and i <= forward.positions[-1]:
+                state.update((r.name, max(read)) for r in op.results if r.nbytes >= max(read) // 2)
+        self._forward, self._state = forward, state
+
+    def of(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """FLOPs, bytes."""
+        ops = (self._forward.graph.ops[i] for i in self._forward.positions[start:stop])
+        read = dict.fromkeys(n for op in ops for n in op.value_operands())
+        nbytes = sum(self._state.get(n, 0) for n in read)
+        return np.array([self._forward.flops[start:stop].sum(), nbytes], dtype=np.int64)
+
+
+def _count_of_heavy(forward: Forward) -> int:
+    heavy = int((forward.flops > _HEAVY_SHARE * forward.flops.sum()).sum())
+    return max(1, min(_MOST_LAYERS, heavy))
+
+
+def _cheap_places(crossing: Ints) -> list[int]:
+    """Places for cuts: nothing beside them costs less; the cheapest where there are many."""
+    cost = crossing[:-1]
+    if not len(cost):
+        return []
+    before = np.concatenate([[np.iinfo(np.int64).max], cost[:-1]])
+    after = np.concatenate([cost[1:], [np.iinfo(np.int64).max]])
+    # Of a level stretch the last place is taken.
+    places = np.flatnonzero((cost <= before) & (cost < after)) + 1
+    order = np.lexsort((places, cost[places - 1]))[:_MOST_CANDIDATES]
+    return cast("list[int]", np.sort(places[order]).tolist())
+
+
+# -- the dynamic program -----------------------------------------------------------------------
+
+
+def cheapest_cuts(
+    flops: Ints, crossing: Ints, places: Sequence[int], count: int, balance: float
+) -> list[int]:
+    """`count` - 1 of the places: the largest cut least, then the squares of the work least.
+
+    A cut at place i lies before op i and costs `crossing[i - 1]`. A layer may have (1 + balance)
+    times the mean work, or as much as the evenest layers need.
+    """
+    work = _segments(flops, places)
+    allowed = work <= max((1 + balance) * flops.sum() / count, _least_largest(work, count))
+    cost = np.array([*crossing[np.array(places, dtype=np.int64) - 1], 0], dtype=np.float64)
+    bottleneck, _ = _best(np.where(allowed, cost[None, :], np.inf), count, np.maximum)
+    mean = max(1.0, work[0, -1] / count)
+    squares = np.where(allowed & (cost[None, :] <= bottleneck), (work / mean) ** 2, np.inf)
+    _, chosen = _best(squares, count, np.add)
+    return [places[i] for i in chosen]
+
+
+def _least_largest(work: Floats, count: int) -> float:
+    return _best(work, count, np.maximum)[0]
+
+
+def _segments(flops: Ints, places: Sequence[int]) -> Floats:
+    """Work of the layer that begins at place i (0: the start) and ends with place j; or inf."""
+    sums = np.concatenate([[0], np.cumsum(flops)]).astype(np.float64)
+    bounds = sums[[0, *places, len(flops)]]
+    work = bounds[None, 1:] - bounds[:-1, None]
+    return np.where(np.tri(len(work), k=-1, dtype=np.bool_), np.inf, work)
+
+
+def _best(price: Floats, count: int, join: np.ufunc) -> tuple[float, list[int]]:
+    """The least joined price of `count` segments in a row, and where they meet.
+
+    `price[i, j]` is the segment from bound i to bound j + 1. Of equals the latest cuts are taken.
+    """
+    total = len(price)
+    best = price[0].copy()  # over the end, with one segment
+    chosen: list[npt.NDArray[np.int64]] = []
+    for _ in range(count - 1):
+        joined = join(np.concatenate([[np.inf], best[:-1]])[:, None], price)
+        at = total - 1 - np.argmin(joined[::-1], axis=0)
+        chosen.append(at)
+        best = joined[at, np.arange(total)]
+    cuts: list[int] = []
+    end = total - 1
+    for at in reversed(chosen):
+        end = int(at[end]) - 1
+        cuts.append(end)
+    return float(best[-1]), cuts[::-1]

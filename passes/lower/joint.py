@@ -1,0 +1,179 @@
+"""The parts of a submesh as one graph to shard, and the sharding of that graph part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from autopar.ir.graph import Graph, Op
+from autopar.ir.program import Part, PartKind, SubmeshGraph
+from autopar.ir.sharding import Sharding, replicated
+from autopar.ir.sharding_plan import ShardingPlan
+from autopar.ir.values import Input
+from autopar.passes.lower.links import Links
+from autopar.passes.lower.outline import Outline
+from autopar.passes.lower.seats import Seat
+
+_REMAT = ("remat2", "checkpoint")
+
+
+def joint_graph(links: Links, submesh: int) -> SubmeshGraph:
+    """What one submesh runs, as one graph whose ops stand in the order of the step's.
+
+    What a hoist runs is not in it: that is of the whole batch, and lies whole on every device.
+    """
+    outline = links.outline
+    parts = [
+        part for part in links.parts if part.submesh == submesh and part.kind is not PartKind.HOIST
+    ]
+    runs = _runs(parts, outline.batching.microbatches)
+    ops = tuple(replace(outline.ops[i], runs=runs[i]) for i in sorted(runs))
+    made = {r.name for op in ops for r in op.results}
+    inputs = [i for i in _inputs(outline, parts) if i.value.name not in made]
+    outputs, paths, donated = _outputs(links, parts, [i.value.name for i in inputs])
+    graph = Graph(
+        f"{outline.graph.name}.mesh{submesh}", tuple(inputs), ops, outputs, paths, donated
+    )
+    graph.verify()
+    stashed = tuple(_stashed(links, parts))
+    return SubmeshGraph(
+        submesh, graph, tuple(sorted(runs)), stashed, links.final.get(submesh, frozenset())
+    )
+
+
+def _runs(parts: Sequence[Part], microbatches: int) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for part in parts:
+        more = microbatches if Seat.of(part).is_looped else 1
+        for i in part.equations:
+            found[i] = found.get(i, 0) + more
+    return found
+
+
+def _inputs(outline: Outline, parts: Sequence[Part]) -> list[Input]:
+    found = {i.value.name: i for part in parts for i in part.graph.inputs}
+    return sorted(found.values(), key=lambda i: outline.input_index.get(i.value.name, len(found)))
+
+
+def _outputs(
+    links: Links, parts: Sequence[Part], inputs: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[int, int], ...]]:
+    """What leaves the submesh, its paths, and the state that it replaces."""
+    names: list[str] = []
+    paths: list[str] = []
+    donated: list[tuple[int, int]] = []
+    for part in parts:
+        summed = {a.value for a in part.accumulators}
+        returns = {o: part.graph.inputs[i].value.name for o, i in part.graph.donated}
+        for o, name in enumerate(map(str, part.graph.outputs)):
+            if name in summed or name not in links.final[part.submesh]:
+                continue
+            if o in returns:
+                donated.append((len(names), inputs.index(returns[o])))
+            elif name in names:
+                continue
+            names.append(name)
+            paths.append(part.graph.output_paths[o] if part.graph.output_paths else "")
+    return tuple(names), tuple(paths) if any(paths) else (), tuple(donated)
+
+
+def _stashed(links: Links, parts: Sequence[Part]) -> Iterator[str]:
+    """Values of the loops that more than one part of the submesh makes or reads."""
+    touched: dict[str, set[Seat]] = {}
+    for part in parts:
+        seat = Seat.of(part)
+        if not seat.is_looped:
+            continue
+        summed = {a.value for a in part.accumulators}
+        for name in (*map(str, part.graph.outputs), *(i.value.name for i in part.graph.inputs)):
+            if name not in summed and _is_of_loop(links, name):
+                touched.setdefault(name, set()).add(seat)
+    yield from (name for name, seats in touched.items() if len(seats) > 1)
+
+
+def _is_of_loop(links: Links, name: str) -> bool:
+    makers = links.makers.plain.get(name, ())
+    return any(maker.is_looped for maker in makers)
+
+
+# -- the plan of a part ----------------------------------------------------------------------
+
+
+def part_plan(part: Part, joint: SubmeshGraph, plan: ShardingPlan) -> ShardingPlan:
+    """The sharding of one part as that of its whole submesh says, for the part's own op paths.
+
+    What comes into the part lies as the part that made it leaves it; a hoist lies whole.
+    """
+    if part.kind is PartKind.HOIST:
+        return _plan_of_hoist(part.graph, plan)
+    inside = part.graph.nested_values
+    values = {name: sharding for name, sharding in plan.values if name in inside}
+    lies = _Lies(joint, plan)
+    values.update((i.value.name, lies.incoming(part, i)) for i in part.graph.inputs)
+    place = {e: j for j, e in enumerate(joint.equations)}
+    path_of = {place[e]: i for i, e in enumerate(part.equations)}
+    return ShardingPlan(
+        plan.mesh,
+        tuple(values.items()),
+        tuple(((path_of[p[0]], *p[1:]), given) for p, given in plan.assignments if p[0] in path_of),
+        tuple(use for use in plan.uses if use[0] in inside),
+        tuple(
+            ((path_of[p[0]], *p[1:]), operands)
+            for p, operands in plan.shared_partials
+            if p[0] in path_of
+        ),
+        plan.outcome,
+    )
+
+
+def left_partial(part: Part, joint: SubmeshGraph) -> frozenset[str]:
+    """The outputs of a part that may stay partial sums until another part reads them."""
+    summed = frozenset(a.value for a in part.accumulators)
+    return summed | (frozenset(map(str, part.graph.outputs)) - joint.final)
+
+
+def _plan_of_hoist(graph: Graph, plan: ShardingPlan) -> ShardingPlan:
+    """Everything whole on every device, but for results that the other parts read otherwise."""
+    values = {name: replicated(len(v.shape)) for name, v in graph.nested_values.items()}
+    values.update(
+        (o, plan.sharding_of[o]) for o in map(str, graph.outputs) if o in plan.sharding_of
+    )
+    return ShardingPlan(plan.mesh, tuple(values.items()), (), (), (), plan.outcome)
+
+
+class _Lies:
+    """How values lie between the parts of a submesh."""
+
+    def __init__(self, joint: SubmeshGraph, plan: ShardingPlan) -> None:
+        self._joint, self._plan = joint, plan
+        self._aliases = dict(_aliases(joint.graph.ops))
+
+    def incoming(self, part: Part, given: Input) -> Sharding:
+        """How an input of a part lies: an accumulator as it was summed, what is final whole."""
+        name = given.value.name
+        sharding = self._sharding(name, len(given.value.shape))
+        is_passed = name in part.graph.outputs
+        if name in self._joint.final and not is_passed:
+            return Sharding(sharding.dims)
+        return sharding
+
+    def _sharding(self, name: str, rank: int) -> Sharding:
+        seen: Mapping[str, Sharding] = self._plan.sharding_of
+        while name not in seen and name in self._aliases:
+            name = self._aliases[name]
+        return seen.get(name, replicated(rank))
+
+
+def _aliases(ops: Sequence[Op]) -> Iterator[tuple[str, str]]:
+    """What a remat gives back, by the names that its body has for it."""
+    for op in ops:
+        if op.kind not in _REMAT:
+            continue
+        body = op.graphs[0]
+        for result, output in zip(op.results, body.outputs, strict=True):
+            if isinstance(output, str):
+                yield result.name, output
+        for inner, operand in zip(body.inputs, op.operands, strict=True):
+            if isinstance(operand, str):
+                yield inner.value.name, operand
+        yield from _aliases(body.ops)

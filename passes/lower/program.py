@@ -1,0 +1,201 @@
+"""The parts of a step become one list of instructions for all submeshes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import cast
+
+from autopar.cost.reshard import Resharder
+from autopar.ir.batching import Batching
+from autopar.ir.program import (
+    ONCE,
+    Parcel,
+    Part,
+    PartKind,
+    PartProgram,
+    Program,
+    Run,
+    Send,
+    Start,
+)
+from autopar.ir.sharding_plan import ShardingPlan
+from autopar.ir.spmd import SpmdProgram
+from autopar.ir.stages import StagePlan
+from autopar.passes.lower.check import check_program
+from autopar.passes.lower.frees import Group, freed
+from autopar.passes.lower.joint import joint_graph, left_partial, part_plan
+from autopar.passes.lower.links import Links
+from autopar.passes.lower.outline import Outline, grid_of
+from autopar.passes.lower.seats import Seat
+from autopar.passes.lower.spmd import lower_spmd
+from autopar.passes.lower.wires import Passage, Slot, Wires
+from autopar.schedule.grid import Grid, Kind, Task
+from autopar.schedule.wiring import Indices
+
+_KINDS = {
+    Kind.FORWARD: PartKind.FORWARD,
+    Kind.BACKWARD: PartKind.BACKWARD,
+    Kind.INPUT_GRADIENT: PartKind.INPUT_GRADIENT,
+    Kind.WEIGHT_GRADIENT: PartKind.WEIGHT_GRADIENT,
+}
+
+
+def lower_pipeline(
+    batching: Batching,
+    stages: StagePlan,
+    parts: tuple[Part, ...],
+    plans: tuple[ShardingPlan, ...],
+    resharders: tuple[Resharder, ...],
+) -> Program:
+    """The program of a step that `split` has cut, given a sharding of each submesh's graph.
+
+    It is checked: raises GraphError where it could not run.
+    """
+    links = Links(Outline.of(batching, stages), parts)
+    listings = list_parts(links, plans, resharders)
+    wires = Wires(links, listings)
+    groups = list(_Order(links, wires).groups())
+    instructions, donated = freed(groups, parts, wires)
+    program = Program(
+        stages.submeshes,
+        tuple(
+            PartProgram(part, listing, positions)
+            for part, listing, positions in zip(parts, listings, donated, strict=True)
+        ),
+        instructions,
+        wires.feeds,
+        wires.fetches,
+        tuple(wires.register_counts),
+        batching.microbatches,
+    )
+    check_program(program)
+    return program
+
+
+def list_parts(
+    links: Links, plans: Sequence[ShardingPlan], resharders: Sequence[Resharder]
+) -> tuple[SpmdProgram, ...]:
+    """What each device of its submesh runs of every part."""
+    joints = [joint_graph(links, submesh) for submesh in range(len(plans))]
+    found: list[SpmdProgram] = []
+    for part in links.parts:
+        joint = joints[part.submesh]
+        plan = part_plan(part, joint, plans[part.submesh])
+        partial = left_partial(part, joint)
+        found.append(lower_spmd(part.graph, plan, resharders[part.submesh], partial))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class _Order:
+    """The order in which the parts of a step run, each sending at once what others wait for."""
+
+    links: Links
+    wires: Wires
+
+    def groups(self) -> Iterator[Group]:
+        """Runs with what is sent after each, in the order of the whole step."""
+        batching = self.links.outline.batching
+        yield from self._sends(self.wires.fed, ONCE)
+        yield from self._once(range(-2, 0))
+        for loop in range(batching.loops):
+            yield from ([start] for start in self._starts(loop))
+            grid = grid_of(self.links.outline.stages, batching.microbatches)
+            for task in in_time(grid):
+                yield from self._task(loop, task)
+            yield from self._once([2 * loop + 1])
+
+    def _once(self, times: Sequence[int]) -> Iterator[Group]:
+        for k, part in enumerate(self.links.parts):
+            seat = Seat.of(part)
+            if not seat.is_looped and seat.order[0] in times:
+                yield from self._run(k, ONCE)
+
+    def _task(self, loop: int, task: Task) -> Iterator[Group]:
+        k = self._part_of(loop, task)
+        if k is not None:
+            yield from self._run(k, task.microbatch)
+
+    def _part_of(self, loop: int, task: Task) -> int | None:
+        """The part that a task runs; one with no ops has none.
+
+        Where lower stages wait for nothing, all of the backward pass is W and runs in I's place.
+        """
+        submesh = self.links.outline.submesh(task.stage)
+
+        def part_of(kind: PartKind) -> int | None:
+            return self.links.number.get(Seat(kind, task.stage, submesh, loop))
+
+        inputs = part_of(PartKind.INPUT_GRADIENT)
+        if task.kind is Kind.INPUT_GRADIENT and inputs is None:
+            return part_of(PartKind.WEIGHT_GRADIENT)
+        if task.kind is Kind.WEIGHT_GRADIENT and inputs is None:
+            return None
+        return part_of(_KINDS[task.kind])
+
+    def _run(self, k: int, microbatch: int) -> Iterator[Group]:
+        wires, i = self.wires.parts[k], max(microbatch, 0)
+        run = Run(
+            k,
+            microbatch,
+            tuple(slot.register(i) for slot in wires.inputs),
+            tuple(slot.register(i) for slot in wires.accumulators),
+            tuple(slot.register(i) for slot in wires.outputs),
+        )
+        sends = [send for group in self._sends(wires.outputs, microbatch) for send in group]
+        yield [run, *sends]
+
+    def _sends(self, slots: Sequence[Slot], microbatch: int) -> Iterator[Group]:
+        for submesh, mine in groupby(slots, key=lambda slot: slot.submesh):
+            for target, passages in self.wires.sends(list(mine)).items():
+                yield [_send(submesh, target, passages, microbatch)]
+
+    def _starts(self, loop: int) -> Iterator[Start]:
+        found: dict[int, list[tuple[int, int]]] = {}
+        for k, part in enumerate(self.links.parts):
+            if part.loop == loop:
+                for a in range(len(part.accumulators)):
+                    found.setdefault(part.submesh, []).append((k, a))
+        for submesh, places in sorted(found.items()):
+            slots = [self.wires.parts[k].accumulators[a] for k, a in places]
+            yield Start(
+                submesh,
+                tuple(self.links.parts[k].accumulators[a] for k, a in places),
+                tuple(slot.value for slot in slots),
+                tuple(slot.sharding for slot in slots),
+                tuple(slot.first for slot in slots),
+            )
+
+
+def _send(submesh: int, target: int, passages: Sequence[Passage], microbatch: int) -> Send:
+    i = max(microbatch, 0)
+    parcels = tuple(
+        Parcel(a.value, a.register(i), b.register(i), a.sharding, b.sharding) for a, b in passages
+    )
+    return Send(submesh, target, parcels, microbatch)
+
+
+def in_time(grid: Grid) -> list[Task]:
+    """The tasks of a grid in the order in which they start if each takes one slot.
+
+    So whoever drives several submeshes keeps all of them busy, and each task comes after those
+    that it waits for.
+    """
+    wiring, free = grid.wiring, [0] * grid.device_count
+    slots: list[int] = []
+    for device, awaited in zip(_listed(wiring.device), _listed(wiring.awaits), strict=True):
+        slot = max(free[device], slots[awaited] + 1 if awaited >= 0 else 0)
+        slots.append(slot)
+        free[device] = slot + 1
+    found = [
+        (slots[t], device, task)
+        for device, (row, numbers) in enumerate(zip(grid.rows, wiring.rows, strict=True))
+        for task, t in zip(row, _listed(numbers), strict=True)
+    ]
+    return [task for _, _, task in sorted(found, key=lambda entry: entry[:2])]
+
+
+def _listed(numbers: Indices) -> list[int]:
+    return cast(list[int], numbers.tolist())

@@ -1,0 +1,245 @@
+"""Partitions under a schedule that may be the best: what each takes by a formula, and simulated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from autopar.cluster.submesh import Block, Link, link_between, place
+from autopar.passes.stage.dynamic import Part
+from autopar.passes.stage.gaps import gap_of, gap_seconds
+from autopar.passes.stage.prices import ChosenStage, LayerPrice, Option, StageTable
+from autopar.passes.stage.ranges import Ranges
+from autopar.schedule.grid import Grid
+from autopar.schedule.simulate import simulate
+from autopar.schedule.table import SCHEDULES, device_order, in_flight
+from autopar.schedule.times import StageTimes
+
+
+@dataclass(frozen=True)
+class StageSums:
+    """A stage's layers added up, for one microbatch on one device; see LayerPrice."""
+
+    forward: float
+    input_gradient: float
+    weight_gradient: float
+    once: float
+    fixed_bytes: int
+    activation_bytes: int
+    kept_bytes: int
+    working_bytes: int
+
+
+def chunks_of(schedule: str) -> int:
+    """How many stages the search puts on each device of a schedule."""
+    return SCHEDULES[schedule].usual_chunks
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Stages in order under a schedule, in the submeshes of one family.
+
+    `tight`: the stages were chosen for what this very schedule holds in flight.
+    """
+
+    table: StageTable
+    ranges: Ranges
+    family: int
+    parts: tuple[Part, ...]
+    schedule: str
+    tight: bool
+
+    @property
+    def microbatches(self) -> int:
+        """m, microbatches of a step."""
+        return self.ranges.microbatches
+
+    @property
+    def chunks(self) -> int:
+        """v, stages on each block of devices."""
+        return chunks_of(self.schedule)
+
+    @property
+    def devices(self) -> int:
+        """p, blocks of devices: what a schedule calls its devices."""
+        return len(self.parts) // self.chunks
+
+    @property
+    def task_count(self) -> int:
+        """How many tasks a simulation has to run."""
+        return (3 if self._splits else 2) * len(self.parts) * self.microbatches
+
+    @cached_property
+    def device_of(self) -> tuple[int, ...]:
+        """The schedule's device of each stage."""
+        return device_order(self.schedule, self.devices, self.chunks)
+
+    @cached_property
+    def sums(self) -> tuple[StageSums, ...]:
+        """The price of each stage, with the dispatch of F, I and, where it is a task, W."""
+        second = self.table.task_seconds
+        tasks = (second, second, second if self._splits else 0.0)
+        return tuple(_added(self.ranges.options[part.option], part, tasks) for part in self.parts)
+
+    @cached_property
+    def pace_seconds(self) -> float:
+        """At the least, the seconds between two microbatches.
+
+        That is what the slowest device or the busiest wire takes for one; or, with so many in
+        flight as the schedule has on a device, the round trips from its stages over their number.
+        """
+        held = [0.0] * self.devices
+        for trip, device in zip(self._trips, self.device_of, strict=True):
+            held[device] += trip
+        waits = [
+            trip / count
+            for trip, count in zip(held, self._flights, strict=True)
+            if count < self.microbatches * self.chunks
+        ]
+        return max([*self._busy_seconds, self._busiest_wire, *waits])
+
+    @cached_property
+    def formula_seconds(self) -> float:
+        """m - 1 times the pace, the slowest device once, the gaps of the others, and the cuts.
+
+        v chunks a device divide the gaps by v. With one, and where no weight gradient fills the
+        gaps, this is what the dynamic program minimises, for links where they are.
+        """
+        busy, ranges = self._busy_seconds, self.ranges
+        gap = gap_of(self.schedule)
+        gaps, whole = [0.0] * self.devices, [0.0] * self.devices
+        for part, device in zip(self.parts, self.device_of, strict=True):
+            at = part.option, part.first, part.last
+            whole[device] += float(ranges.whole[at])
+            waits = gap_seconds(gap, ranges.whole[at], ranges.forward[at], ranges.weight[at])
+            gaps[device] += float(waits)
+        slowest = max(range(self.devices), key=busy.__getitem__)
+        others = (sum(gaps) - gaps[slowest]) / self.chunks
+        cuts = sum(2 * link.seconds(nbytes) for link, nbytes in self._wires)
+        return (self.microbatches - 1) * self.pace_seconds + whole[slowest] + others + cuts
+
+    @cached_property
+    def formula_bytes(self) -> tuple[int, ...]:
+        """The most bytes on one device of each block, if nothing leaves before its W."""
+        flights = self._flights
+        held = [0] * self.devices
+        for sums, device in zip(self.sums, self.device_of, strict=True):
+            held[device] = max(held[device], flights[device] * sums.activation_bytes)
+        return self._on_devices(tuple(held))
+
+    def simulated(self, grid: Grid) -> tuple[float, tuple[int, ...]]:
+        """Seconds of the step, and the most bytes on one device of each block.
+
+        After its last task a device does what is done once a step. All microbatches but one queue
+        for the busiest wire, which the simulator does not see.
+        """
+        sums = self.sums
+        run = simulate(
+            grid,
+            StageTimes(
+                forward=tuple(s.forward for s in sums),
+                input_gradient=tuple(s.input_gradient for s in sums),
+                weight_gradient=tuple(s.weight_gradient for s in sums),
+                send_seconds=tuple(link.seconds(nbytes) for link, nbytes in self._wires),
+                activation_bytes=tuple(s.activation_bytes for s in sums),
+                kept_bytes=tuple(s.kept_bytes for s in sums),
+            ),
+        )
+        ends = [float(run.ends[row[-1]]) for row in grid.wiring.rows]
+        for stage, device in zip(sums, self.device_of, strict=True):
+            ends[device] += stage.once
+        queued = self._trips[0] + (self.microbatches - 1) * self._busiest_wire
+        return max(*ends, queued), self._on_devices(run.peak_bytes)
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """The devices of each of the schedule's devices."""
+        table, ranges = self.table, self.ranges
+        firsts = self.parts[: self.devices]
+        shapes = [table.submeshes[int(ranges.submesh[part.option])] for part in firsts]
+        return place(table.cluster, shapes)
+
+    @property
+    def stages(self) -> tuple[ChosenStage, ...]:
+        """The stages as the answer has them."""
+        options = self.ranges.options
+        return tuple(
+            ChosenStage(
+                part.first,
+                part.last,
+                self.blocks[device],
+                options[part.option].mesh,
+                options[part.option].recompute,
+                options[part.option].recipe,
+            )
+            for part, device in zip(self.parts, self.device_of, strict=True)
+        )
+
+    @property
+    def _splits(self) -> bool:
+        """Whether I and W are tasks of their own."""
+        return SCHEDULES[self.schedule].needs_split
+
+    @cached_property
+    def _flights(self) -> tuple[int, ...]:
+        """The most microbatches in flight on each device, counted by chunk."""
+        return in_flight(self.schedule, self.devices, self.microbatches, self.chunks)
+
+    @cached_property
+    def _busy_seconds(self) -> list[float]:
+        """What each device takes for one microbatch, with a share of what is done once."""
+        busy = [0.0] * self.devices
+        for part, device in zip(self.parts, self.device_of, strict=True):
+            busy[device] += float(self.ranges.seconds[part.option, part.first, part.last])
+        return busy
+
+    @cached_property
+    def _trips(self) -> list[float]:
+        """From the start of each stage's F to the end of its I, if no microbatch is in the way."""
+        trips: list[float] = []
+        trip = 0.0
+        cuts = [*(2 * link.seconds(nbytes) for link, nbytes in self._wires), 0.0]
+        for sums, cut in reversed(list(zip(self.sums, cuts, strict=True))):
+            trip += sums.forward + sums.input_gradient + cut
+            trip += 0.0 if self._splits else sums.weight_gradient
+            trips.append(trip)
+        return trips[::-1]
+
+    @cached_property
+    def _busiest_wire(self) -> float:
+        """The most seconds that one way of a link is busy for a microbatch."""
+        return max((nbytes / link.bytes_per_second for link, nbytes in self._wires), default=0.0)
+
+    @cached_property
+    def _wires(self) -> list[tuple[Link, int]]:
+        """Behind each stage but the last: its link, and the bytes of a microbatch that cross it."""
+        devices, cut_bytes = self.device_of, self.ranges.batch.cut_bytes
+        return [
+            (
+                link_between(self.table.cluster, self.blocks[left], self.blocks[right]),
+                cut_bytes[part.last] if left != right else 0,
+            )
+            for part, left, right in zip(self.parts, devices, devices[1:], strict=False)
+        ]
+
+    def _on_devices(self, held: tuple[int, ...]) -> tuple[int, ...]:
+        """`held` by device, with what a device holds throughout and works in."""
+        fixed, working = [0] * self.devices, [0] * self.devices
+        for sums, device in zip(self.sums, self.device_of, strict=True):
+            fixed[device] += sums.fixed_bytes
+            working[device] = max(working[device], sums.working_bytes)
+        return tuple(map(sum, zip(held, fixed, working, strict=True)))
+
+
+def _added(option: Option, part: Part, tasks: tuple[float, float, float]) -> StageSums:
+    layers: tuple[LayerPrice, ...] = option.layers[part.first : part.last + 1]
+    return StageSums(
+        forward=sum(layer.forward_seconds for layer in layers) + tasks[0],
+        input_gradient=sum(layer.input_gradient_seconds for layer in layers) + tasks[1],
+        weight_gradient=sum(layer.weight_gradient_seconds for layer in layers) + tasks[2],
+        once=sum(layer.once_seconds for layer in layers),
+        fixed_bytes=sum(layer.fixed_bytes for layer in layers),
+        activation_bytes=sum(layer.activation_bytes for layer in layers),
+        kept_bytes=sum(layer.kept_bytes for layer in layers),
+        working_bytes=max(layer.working_bytes for layer in layers),
+    )

@@ -1,0 +1,227 @@
+"""PipeDream's partition of a chain of layers into stages with replicas.
+
+    N, M     layers of the chain, workers
+    T_l      ms of layer l, forward and backward, of one minibatch on one worker
+    C_i      ms of the bytes that cross the cut after layer i, one way
+    W_l^m    ms in which m replicas synchronise the weights of layer l
+    T(i,j,m) = 1/m max(sum T_l, sum W_l^m), l = i+1..j: a stage on m workers, per minibatch
+    A(j,m)   = min(T(0,j,m), min over i<j, m'<m of max(A(i,m-m'), 2 C_i, T(i,j,m')))
+
+A(N,M) is the time between two minibatches of a full pipeline that uses all M workers: not the
+latency of one, and not a step of a schedule that flushes. (Harlap et al., "PipeDream: Fast and
+Efficient Pipeline Parallel DNN Training", 2018; the form for levels is that of Narayanan et al.,
+SOSP 2019.) `autopar.passes.stage.pipedream_recurrence` computes it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal, get_args
+
+import numpy as np
+
+from autopar.errors import InputError
+from autopar.ir.profile import Chain
+from autopar.ir.text import columns
+from autopar.passes.stage.pipedream_recurrence import (
+    Floats,
+    Ints,
+    StageTimes,
+    Within,
+    bottlenecks,
+    fewest_stages,
+)
+
+Sync = Literal["ps", "ring", "sosp19"]
+SYNCS: tuple[Sync, ...] = get_args(Sync)
+
+
+@dataclass(frozen=True)
+class Level:
+    """Equal components joined by one kind of link: GPUs of a server, or servers of a cluster."""
+
+    count: int
+    bytes_per_ms: float
+
+    def verify(self) -> None:
+        """Raise InputError unless there is a component, and a link to reach it by."""
+        if self.count < 1:
+            raise InputError(f"{self.count} workers cannot run anything: give 1 or more")
+        if not 0 < self.bytes_per_ms < math.inf:
+            raise InputError(
+                f"a bandwidth of {self.bytes_per_ms} bytes/ms cannot be used: give a positive one, "
+                "such as 1.25e6 for 10 Gbit/s"
+            )
+
+
+@dataclass(frozen=True)
+class PipelineStage:
+    """Layers first..last of the chain, counted from 1, on `replicas` components of its level.
+
+    Times are ms per minibatch: what the stage computes and synchronises, shared by its replicas,
+    and what goes over the cut behind it, there and back. `in_flight` minibatches are begun and
+    not ended at once in each replica. `stages` divide the layers within a component, where that
+    has workers of its own.
+    """
+
+    first: int
+    last: int
+    replicas: int
+    compute_ms: float
+    sync_ms: float
+    transfer_ms: float
+    in_flight: int
+    stages: tuple[PipelineStage, ...] = ()
+
+    @property
+    def bottleneck_ms(self) -> float:
+        """The longest of the three: they overlap."""
+        return max(self.compute_ms, self.sync_ms, self.transfer_ms)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A chain in stages on all workers; one minibatch ends every `bottleneck_ms`."""
+
+    workers: int
+    sync: Sync
+    stages: tuple[PipelineStage, ...]
+
+    @property
+    def bottleneck_ms(self) -> float:
+        """The longest time of any stage or transfer."""
+        return max(stage.bottleneck_ms for stage in self.stages)
+
+    def __str__(self) -> str:
+        head = f"partition {self.workers} workers, {self.sync}, {self.bottleneck_ms:.3f} ms {{"
+        return "\n".join([head, *columns(_rows(self.stages, ""), "  "), "}"])
+
+
+def partition(chain: Chain, levels: Sequence[Level], sync: Sync = "ps") -> Partition:
+    """The partition of least bottleneck over all workers of the levels, innermost first.
+
+    One level is the recurrence as it stands. With more, a component of a level is a pipeline over
+    all components of the level below, whose bottleneck takes the place of sum T_l in T. Of equal
+    partitions it is the one of fewest stages; of these the one whose last stage has the fewest
+    replicas, then the most layers; and so on to the first stage. Raises InputError for a chain of
+    no layers, and for levels or a `sync` that make no sense.
+    """
+    if not chain.layers:
+        raise InputError("the chain has no layers to make stages of")
+    if not levels:
+        raise InputError("there are no levels: give at least one, as Level(4, 1.25e6)")
+    for level in levels:
+        level.verify()
+    if sync not in SYNCS:
+        raise InputError(f"there is no sync {sync!r}; write {', '.join(SYNCS)}")
+    times = _times_of_levels(chain, levels, sync)
+    counts = [level.count for level in levels]
+    stages = _stages(times, counts, 0, len(chain.layers))
+    return Partition(math.prod(counts), sync, stages)
+
+
+def _times_of_levels(chain: Chain, levels: Sequence[Level], sync: Sync) -> list[StageTimes]:
+    """T of each level: of layers on one worker, then on components of the level below."""
+    compute = _sums([layer.compute_ms for layer in chain.layers])
+    parameters = _sums([layer.parameter_bytes for layer in chain.layers])
+    cuts = np.array([0, *chain.cut_bytes], dtype=np.float64)
+
+    def summed(first: Ints, last: Ints) -> Floats:
+        return np.asarray(compute[last] - compute[first])
+
+    within: Within = summed
+    found: list[StageTimes] = []
+    for level in levels:
+        if found:
+            within = _looked_up(_all_ranges(found[-1], levels[len(found) - 1].count))
+        bandwidth = level.bytes_per_ms
+        per_byte = [_sync_ms(sync, m, 1.0, bandwidth) for m in range(1, level.count + 1)]
+        times = StageTimes(
+            layer_count=len(chain.layers),
+            within=within,
+            parameter_bytes=parameters,
+            sync_ms=np.array([0.0, *per_byte]),
+            cut_ms=2 * cuts / bandwidth,
+            falls=not found,
+        )
+        found.append(times)
+    return found
+
+
+def _sync_ms(sync: Sync, replicas: int, nbytes: float, bytes_per_ms: float) -> float:
+    """W of `nbytes` of weights on some replicas, ms.
+
+    "ps": parameter servers spread over the m replicas, each of which sends and receives (m-1)/m of
+    the bytes twice. "ring": what one replica sends in a ring all-reduce. "sosp19": the formula of
+    that paper, with no 1/m in it.
+    """
+    share = nbytes * (replicas - 1) / bytes_per_ms
+    return {"ps": 4 * share / replicas, "ring": 2 * share / replicas, "sosp19": 2 * share}[sync]
+
+
+def _looked_up(table: Floats) -> Within:
+    def within(first: Ints, last: Ints) -> Floats:
+        return np.asarray(table[first, last])
+
+    return within
+
+
+def _sums(figures: Sequence[float]) -> Floats:
+    """[i], the sum of the first i."""
+    return np.array([0.0, *accumulate(figures)], dtype=np.float64)
+
+
+def _all_ranges(times: StageTimes, workers: int) -> Floats:
+    """A of layers i+1..j on all components of a level, as [i, j]."""
+    count = times.layer_count
+    found = np.full((count + 1, count + 1), np.inf)
+    for first in range(count):
+        found[first, first:] = bottlenecks(times.of(first, count), workers)[workers]
+    return found
+
+
+def _stages(
+    times: Sequence[StageTimes], counts: Sequence[int], start: int, stop: int
+) -> tuple[PipelineStage, ...]:
+    """The stages of layers start+1..stop on all components of the outermost of some levels."""
+    here, workers = times[-1], counts[-1]
+    left, stages = workers, list[PipelineStage]()
+    for first, last, replicas in fewest_stages(here.of(start, stop), workers):
+        ends = np.array(start + first), np.array(start + last)
+        sync = here.sync_ms_on(*ends, np.array(replicas))
+        stages.append(
+            PipelineStage(
+                first=start + first + 1,
+                last=start + last,
+                replicas=replicas,
+                compute_ms=float(here.compute_ms(*ends)) / replicas,
+                sync_ms=float(sync) / replicas,
+                transfer_ms=float(here.cut_ms[start + last]) if start + last < stop else 0.0,
+                in_flight=math.ceil(left / replicas),
+                stages=_stages(times[:-1], counts[:-1], start + first, start + last)
+                if len(times) > 1
+                else (),
+            )
+        )
+        left -= replicas
+    return tuple(stages)
+
+
+def _rows(stages: Sequence[PipelineStage], indent: str) -> list[list[str]]:
+    rows: list[list[str]] = []
+    for stage in stages:
+        rows.append(
+            [
+                f"{indent}{stage.first}..{stage.last}",
+                f"x{stage.replicas}",
+                f"compute {stage.compute_ms:.3f} ms",
+                f"sync {stage.sync_ms:.3f} ms",
+                f"transfer {stage.transfer_ms:.3f} ms",
+                f"in flight {stage.in_flight}",
+            ]
+        )
+        rows += _rows(stage.stages, indent + "  ")
+    return rows

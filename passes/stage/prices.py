@@ -1,0 +1,182 @@
+"""What the stage search reads, the price of every layer on every submesh, and what it answers.
+
+Whoever fills a `StageTable` prices one layer at a time: layers that are equal share one
+`LayerPrice`, and a range of layers is priced by adding (working bytes: by the largest). Letters:
+m microbatches of a step, p stages, F forward, I and W the input- and weight-gradient halves of a
+backward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from autopar.cluster import Cluster
+from autopar.cluster.submesh import Block, Submesh
+from autopar.errors import GraphError
+from autopar.ir.mesh import MeshShape
+
+
+@dataclass(frozen=True)
+class LayerPrice:
+    """One layer on one device of a submesh, for one microbatch: seconds and bytes.
+
+    `once_seconds` are spent once a step: gradient reductions and the update. `fixed_bytes` are
+    held throughout (parameters, optimizer state, gradient accumulators), `activation_bytes` from
+    F to I of one microbatch, and `kept_bytes` of these from I to W. `working_bytes` exist while
+    the layer runs.
+    """
+
+    forward_seconds: float
+    input_gradient_seconds: float
+    weight_gradient_seconds: float
+    once_seconds: float
+    fixed_bytes: int
+    activation_bytes: int
+    kept_bytes: int
+    working_bytes: int
+
+    @property
+    def seconds(self) -> float:
+        """F, I and W of one microbatch."""
+        return self.forward_seconds + self.input_gradient_seconds + self.weight_gradient_seconds
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to run layers on a submesh: a logical mesh, and whether forwards are recomputed.
+
+    With `recompute` the prices of `layers` have the second forward in I and fewer activations.
+    `recipe` is what the shardings behind the prices were restricted to.
+    """
+
+    mesh: MeshShape
+    recompute: bool
+    layers: tuple[LayerPrice, ...] = field(repr=False)
+    recipe: str = "auto"
+
+
+@dataclass(frozen=True)
+class BatchPrices:
+    """The prices for one number of microbatches.
+
+    `cut_bytes[b]` cross the boundary between layers b and b + 1 forwards, and as many backwards,
+    for one microbatch over all devices. `options[u]` are for submesh u of the table.
+    """
+
+    microbatches: int
+    cut_bytes: tuple[int, ...]
+    options: tuple[tuple[Option, ...], ...]
+
+
+@dataclass(frozen=True)
+class StageTable:
+    """Everything that the search reads.
+
+    `memory_bytes` is the budget of one device. `batches` has one entry for each number of
+    microbatches to try. `schedules` are the names that the loss allows. `task_seconds` is what
+    dispatching one F, B, I or W takes beside its layers. No stage may end at the boundaries
+    `joined` (boundary b lies between layers b and b + 1).
+    """
+
+    cluster: Cluster
+    memory_bytes: int
+    submeshes: tuple[Submesh, ...]
+    batches: tuple[BatchPrices, ...]
+    schedules: tuple[str, ...]
+    task_seconds: float = 0.0
+    joined: tuple[int, ...] = ()
+
+    @property
+    def layer_count(self) -> int:
+        """How many layers there are."""
+        return len(self.batches[0].cut_bytes) + 1
+
+    def verify(self) -> None:
+        """Raise GraphError unless every part speaks of the same layers, submeshes and devices."""
+        if not self.batches or not self.submeshes or not self.schedules:
+            raise GraphError("a stage table needs a submesh, a number of microbatches, a schedule")
+        for batch in self.batches:
+            name = f"the stage table for {batch.microbatches} microbatches"
+            if len(batch.cut_bytes) + 1 != self.layer_count:
+                raise GraphError(f"{name} has {len(batch.cut_bytes)} boundaries between layers")
+            if not any(batch.options) or len(batch.options) != len(self.submeshes):
+                raise GraphError(f"{name} has options for {len(batch.options)} submeshes")
+            for submesh, options in zip(self.submeshes, batch.options, strict=True):
+                _check_options(name, submesh, options, self.layer_count)
+        if any(not 0 <= b < self.layer_count - 1 for b in self.joined):
+            raise GraphError(f"joined boundaries {self.joined} are not between layers")
+
+
+def _check_options(
+    name: str, submesh: Submesh, options: tuple[Option, ...], layer_count: int
+) -> None:
+    for option in options:
+        if len(option.layers) != layer_count:
+            raise GraphError(f"{name} prices {len(option.layers)} of {layer_count} layers")
+        if option.mesh.device_count != submesh.device_count:
+            raise GraphError(f"{name} has mesh {option.mesh} for a submesh of {submesh}")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user fixed; None leaves it to the search."""
+
+    stages: int | None = None
+    microbatches: int | None = None
+    schedule: str | None = None
+
+
+@dataclass(frozen=True)
+class ChosenStage:
+    """Layers first..last (both included) on a block of devices, as a logical mesh."""
+
+    first: int
+    last: int
+    block: Block
+    mesh: MeshShape
+    recompute: bool
+    recipe: str = "auto"
+
+    def __str__(self) -> str:
+        again = ", recomputed" if self.recompute else ""
+        return f"L{self.first}..L{self.last} on {self.block} ({self.mesh}){again}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Stages in the order of their layers, with what runs them and what that takes.
+
+    With `chunks` v > 1 there are v stages on each block of devices. `seconds` is the simulated
+    step, `formula_seconds` what the formula gave before that, and `peak_bytes` the most bytes on
+    one device of each block, in the order of the schedule's devices.
+    """
+
+    stages: tuple[ChosenStage, ...]
+    microbatches: int
+    schedule: str
+    chunks: int
+    seconds: float
+    formula_seconds: float
+    peak_bytes: tuple[int, ...]
+
+    @property
+    def devices(self) -> int:
+        """p, blocks of devices that the stages are on."""
+        return len(self.stages) // self.chunks
+
+    def __str__(self) -> str:
+        head = f"{self.schedule}, {self.microbatches} microbatches, {self.seconds:.6g} s"
+        return "\n".join([head, *(f"  S{s}: {stage}" for s, stage in enumerate(self.stages))])
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """The best choice, the runners-up in order, and how the best was found.
+
+    `examined` counts the choices that were simulated and fit.
+    """
+
+    best: Choice
+    others: tuple[Choice, ...]
+    examined: int
+    sentence: str

@@ -1,0 +1,49 @@
+"""Seconds of listings, by hand."""
+
+import pytest
+
+from autopar.cluster import Cluster
+from autopar.cost.listing import Seconds, listing_seconds
+from autopar.cost.prices import Prices
+from autopar.ir.mesh import MeshShape
+from autopar.ir.parse import parse_graph
+from autopar.passes.base import Setting
+from autopar.passes.pipeline import lower
+from autopar.passes.shard.optimal import Optimal
+from autopar.rules import attach_rules
+
+DOT = """
+graph step(%x: f32[64,512] batch "x", %w: f32[512,256] state "w") {
+  %y: f32[64,256] = dot_general(%x, %w)
+    flops=16777216 {dimension_numbers=(((1,), (0,)), ((), ()))}
+  %z: f32[64,256] = tanh(%y) flops=16384
+  %s: f32[] = reduce_sum(%z) flops=16384 {axes=(0, 1)}
+  return %s
+}
+"""
+ROWS = (("x", (("data",), ())), ("w", ((), ())))
+
+
+def priced(count: int) -> tuple[Seconds, Prices]:
+    """The step with its rows over so many devices."""
+    graph = attach_rules(parse_graph(DOT))
+    cluster, mesh = Cluster.parse("8xh100"), MeshShape.of((count,))
+    setting = Setting(cluster, mesh, 2**60, pins=ROWS)
+    program = lower(graph, Optimal().run(graph, setting), setting)
+    prices = Prices(cluster, mesh)
+    return listing_seconds(graph, program, prices), prices
+
+
+def test_a_dot_and_a_fused_reduction() -> None:
+    """On 8 devices the dot has an eighth of the work; tanh runs within the sum that reads it."""
+    seconds, prices = priced(8)
+    x, w, y = 64 * 512 * 4 / 8, 512 * 256 * 4, 64 * 256 * 4 / 8
+    dot = prices.compute(16777216 / 8, x + w + y, "f32")
+    total = prices.elementwise(y + 4)
+    assert seconds.compute == pytest.approx(dot + total)
+    assert seconds.communication == prices.collective("all-reduce", 4, ("data",))
+
+
+def test_seconds_add_up() -> None:
+    once = Seconds(1.0, 2.0)
+    assert (once + once.times(2)).total == 9.0

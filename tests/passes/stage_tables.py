@@ -1,0 +1,183 @@
+"""Small stage tables, some with a known answer, and the search through all of their stages."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from autopar.cluster import Cluster
+from autopar.cluster.submesh import Submesh, links_in_a_row, submeshes
+from autopar.ir.mesh import MeshShape
+from autopar.passes.stage.dynamic import Part
+from autopar.passes.stage.prices import BatchPrices, LayerPrice, Option, StageTable
+
+FLAT = ("gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2")
+EVERY = (*FLAT, "interleaved", "zb-v")
+PLENTY = 1 << 50
+
+
+def even_price(seconds: float, *, once: float = 0.0, held: int = 0, kept: int = 0) -> LayerPrice:
+    """A layer whose F, I and W take a third of `seconds` each."""
+    third = seconds / 3
+    return LayerPrice(third, third, third, once, 0, held, kept, 0)
+
+
+def mesh_of(submesh: Submesh) -> MeshShape:
+    return MeshShape(("data",), (submesh.device_count,))
+
+
+def scaled_table(
+    cluster: str,
+    weights: Sequence[float],
+    microbatches: Sequence[int],
+    penalty: float,
+    schedules: tuple[str, ...] = ("1f1b",),
+) -> StageTable:
+    """Layers that take weight / n * (1 + penalty * log2 n) on n devices, and nothing else."""
+    whole = Cluster.parse(cluster)
+    shapes = submeshes(whole)
+
+    def option(shape: Submesh) -> Option:
+        n = shape.device_count
+        rate = (1 + penalty * math.log2(n)) / n
+        return Option(mesh_of(shape), False, tuple(even_price(w * rate) for w in weights))
+
+    options = tuple((option(shape),) for shape in shapes)
+    cuts = (0,) * (len(weights) - 1)
+    batches = tuple(BatchPrices(m, cuts, options) for m in microbatches)
+    return StageTable(whole, PLENTY, shapes, batches, schedules)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A partition and the formula's seconds of it."""
+
+    seconds: float
+    parts: tuple[Part, ...]
+
+
+def every_partition(table: StageTable, batch: BatchPrices) -> Iterator[tuple[Part, ...]]:
+    """All ways to cut the layers, to give each stage a submesh, and each an option."""
+    owners = [u for u, options in enumerate(batch.options) for _ in options]
+    devices = [table.submeshes[u].device_count for u in owners]
+    boundaries = [b for b in range(table.layer_count - 1) if b not in table.joined]
+    for count in range(len(boundaries) + 1):
+        for cuts in itertools.combinations(boundaries, count):
+            firsts = [0, *(b + 1 for b in cuts)]
+            lasts = [*cuts, table.layer_count - 1]
+            for options in itertools.product(range(len(owners)), repeat=count + 1):
+                if sum(devices[o] for o in options) == table.cluster.device_count:
+                    yield tuple(map(Part, firsts, lasts, options))
+
+
+def partition_bytes(batch: BatchPrices, parts: Sequence[Part], flights: Sequence[int]) -> int:
+    """The most that a device holds, with `flights[s]` microbatches in flight at stage s."""
+    options = [option for options in batch.options for option in options]
+    most = 0
+    for part, flight in zip(parts, flights, strict=True):
+        layers = options[part.option].layers[part.first : part.last + 1]
+        held = sum(layer.fixed_bytes + flight * layer.activation_bytes for layer in layers)
+        most = max(most, held + max(layer.working_bytes for layer in layers))
+    return most
+
+
+def partition_seconds(
+    table: StageTable, batch: BatchPrices, parts: Sequence[Part], window: int
+) -> float:
+    """The formula of `dynamic`, added up layer by layer, for schedules without zero bubble."""
+    options = [(u, option) for u, options in enumerate(batch.options) for option in options]
+    m = batch.microbatches
+    cuts = (0, *batch.cut_bytes, 0)
+    trip = slowest = 0.0
+    for part in parts:
+        u, option = options[part.option]
+        layers = option.layers[part.first : part.last + 1]
+        seconds = sum(layer.seconds for layer in layers) + 2 * table.task_seconds
+        once = sum(layer.once_seconds for layer in layers)
+        links = links_in_a_row(table.cluster, table.submeshes[u])
+        ends = [nbytes for nbytes in (cuts[part.first], cuts[part.last + 1]) if nbytes]
+        for nbytes in ends if links else ():
+            trip += sum(link.seconds(nbytes) for link in links) / len(links)
+            slowest = max(slowest, *(nbytes / link.bytes_per_second for link in links))
+        trip += seconds + (once if m == 1 else 0.0)
+        slowest = max(slowest, seconds + (once / (m - 1) if m > 1 else 0.0))
+    return trip + (m - 1) * max(slowest, trip / window if window < m else 0.0)
+
+
+def best_partition(
+    table: StageTable, batch: BatchPrices, flights: Callable[[int], Sequence[int]]
+) -> Found | None:
+    """The least seconds of all partitions that fit, under the flights of so many stages."""
+    best: Found | None = None
+    for parts in every_partition(table, batch):
+        counts = flights(len(parts))
+        if partition_bytes(batch, parts, counts) > table.memory_bytes:
+            continue
+        seconds = partition_seconds(table, batch, parts, counts[0])
+        if best is None or seconds < best.seconds:
+            best = Found(seconds, parts)
+    return best
+
+
+@st.composite
+def layer_prices(draw: st.DrawFn) -> LayerPrice:
+    """A layer of up to 12 s and 200 bytes."""
+    forward, input_gradient, weight_gradient = (draw(st.integers(1, 4)) / 1.0 for _ in range(3))
+    activation = draw(st.integers(0, 40))
+    return LayerPrice(
+        forward,
+        input_gradient,
+        weight_gradient,
+        once_seconds=float(draw(st.integers(0, 6))),
+        fixed_bytes=draw(st.integers(0, 60)),
+        activation_bytes=activation,
+        kept_bytes=draw(st.integers(0, activation)),
+        working_bytes=draw(st.integers(0, 20)),
+    )
+
+
+@st.composite
+def stage_tables(draw: st.DrawFn, schedules: tuple[str, ...] = ("1f1b",)) -> StageTable:
+    """Up to 4 layers on up to 4 devices, memory that often binds, links that often matter."""
+    cluster = Cluster.parse(draw(st.sampled_from(["2xcpu", "3xcpu", "4xcpu", "2x2xcpu"])))
+    shapes = submeshes(cluster)
+    count = draw(st.integers(1, 4))
+    kinds = draw(st.lists(layer_prices(), min_size=1, max_size=3))
+    pattern = draw(st.lists(st.integers(0, len(kinds) - 1), min_size=count, max_size=count))
+    batches: list[BatchPrices] = []
+    for m in draw(st.sampled_from([(1,), (2,), (5,), (2, 6)])):
+        options: list[tuple[Option, ...]] = []
+        for shape in shapes:
+            rows: list[Option] = []
+            for recompute in draw(st.sampled_from([(False,), (False, True), (True, False)])):
+                share = draw(st.integers(1, 4)) / 4
+                layers = [_scaled(kind, share, recompute, m) for kind in kinds]
+                rows.append(Option(mesh_of(shape), recompute, tuple(layers[k] for k in pattern)))
+            options.append(tuple(rows))
+        gigabytes = draw(
+            st.lists(st.sampled_from([0, 1, 4, 30]), min_size=count - 1, max_size=count - 1)
+        )
+        batches.append(BatchPrices(m, tuple(g * 10**9 for g in gigabytes), tuple(options)))
+    joined = draw(st.lists(st.integers(0, count - 2), max_size=1)) if count > 1 else []
+    limit = draw(st.sampled_from([100, 200, 300, 400, 1000]))
+    tasks = draw(st.sampled_from([0.0, 0.25]))
+    return StageTable(cluster, limit, shapes, tuple(batches), schedules, tasks, tuple(joined))
+
+
+def _scaled(price: LayerPrice, share: float, recompute: bool, microbatches: int) -> LayerPrice:
+    """The layer on a share of it, for one of so many microbatches."""
+    part = share / microbatches
+    return LayerPrice(
+        price.forward_seconds * part,
+        (price.input_gradient_seconds + (price.forward_seconds if recompute else 0.0)) * part,
+        price.weight_gradient_seconds * part,
+        price.once_seconds * share,
+        price.fixed_bytes,
+        price.activation_bytes // (4 if recompute else 1),
+        price.kept_bytes // (4 if recompute else 1),
+        price.working_bytes,
+    )
