@@ -40,6 +40,33 @@ def partition_spec(sharding: Sharding) -> PartitionSpec:
     return PartitionSpec(*entries)
 
 
+def lying_spec(sharding: Sharding) -> PartitionSpec:
+    """How an array lies between programs: one with partial axes as a stack over them.
+
+    The stack has a leading dim, sharded over the partial axes, of what is yet to be combined.
+    """
+    if not sharding.partial:
+        return partition_spec(sharding)
+    return partition_spec(Sharding((sharding.partial, *sharding.dims)))
+
+
+def lying_shape(shape: Sequence[int], sharding: Sharding, mesh: MeshShape) -> tuple[int, ...]:
+    """The shape of the whole array as it lies: a stack has a leading dim."""
+    return (mesh.size(sharding.partial), *shape) if sharding.partial else tuple(shape)
+
+
+def with_axis(mesh: Mesh) -> Mesh:
+    """The mesh, one of a lone device with an axis of size 1: JAX tells it from no mesh by that."""
+    if mesh.axis_names:
+        return mesh
+    return Mesh(mesh.devices.reshape(1), ("one",), axis_types=(AxisType.Auto,))
+
+
+def mesh_shape(mesh: Mesh) -> MeshShape:
+    """The logical mesh that was bound."""
+    return MeshShape(tuple(mesh.axis_names), tuple(mesh.devices.shape))
+
+
 def named_sharding(sharding: Sharding, mesh: Mesh) -> NamedSharding:
     """A sharding on a bound mesh."""
     return NamedSharding(mesh, partition_spec(sharding))

@@ -8,10 +8,9 @@ from typing import Any
 import jax
 
 from autopar.frontend.traced import TracedStep
-from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding import Sharding
 from autopar.ir.spmd import SpmdProgram
-from autopar.runtime.bind import named_sharding, partition_spec
+from autopar.runtime.bind import mesh_shape, named_sharding, partition_spec
 from autopar.runtime.emit import local_function
 from autopar.runtime.place import place
 
@@ -45,7 +44,7 @@ class Executor:
         return str(self._mesh.devices.flat[0].platform)
 
     def _jit(self, program: SpmdProgram, donate: bool) -> Any:
-        shape = _mesh_shape(self._mesh)
+        shape = mesh_shape(self._mesh)
         mapped = jax.shard_map(
             local_function(self._traced.program, program, shape, self._platform),
             mesh=self._mesh,
@@ -82,10 +81,6 @@ class Executor:
             ]
             self._compiled = self._jitted.lower(*shaped).compile()
         return self._compiled
-
-
-def _mesh_shape(mesh: jax.sharding.Mesh) -> MeshShape:
-    return MeshShape(tuple(mesh.axis_names), tuple(mesh.devices.shape))
 
 
 def storage_sharding(shape: Sequence[int], axes: Sequence[str], count: int) -> Sharding:

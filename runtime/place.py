@@ -9,6 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from autopar.runtime.pieces import StackedPieces
+
 Shardings = Sequence[jax.sharding.NamedSharding]
 
 
@@ -33,6 +35,8 @@ def place(leaves: Sequence[Any], shardings: Shardings, state: Collection[int]) -
 
 def _sent(leaf: Any, sharding: jax.sharding.NamedSharding, is_state: bool) -> Any:
     """A leaf from the host or one device; of state a copy, for the step consumes what it gets."""
+    if isinstance(leaf, StackedPieces):
+        return leaf.gather(sharding)
     if is_state:
         return jax.device_put(_on_host(leaf), sharding, may_alias=False)
     return jax.device_put(leaf, sharding)

@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from autopar.runtime.pieces import StackedPieces
 from autopar.runtime.place import place
 
 WHOLE = np.arange(64.0, dtype=np.float32).reshape(8, 8)
@@ -31,6 +32,12 @@ def _given(mesh: Mesh) -> dict[str, Any]:
         "across": jax.device_put(WHOLE, NamedSharding(mesh, P(None, "b"))),
         "on some of the devices": jax.device_put(WHOLE, NamedSharding(other, P("c"))),
         "a key": jax.random.key(1),
+        "in pieces": StackedPieces(
+            (
+                jax.device_put(WHOLE[:3], mesh.devices.flat[1]),
+                jax.device_put(WHOLE[3:], mesh.devices.flat[5]),
+            )
+        ),
     }
 
 
@@ -54,7 +61,7 @@ def test_what_lies_right_is_handed_on(mesh: Mesh) -> None:
         assert placed is x
 
 
-@pytest.mark.parametrize("name", ["on the host", "on one device", "a key"])
+@pytest.mark.parametrize("name", ["on the host", "on one device", "a key", "in pieces"])
 def test_state_from_elsewhere_is_copied(mesh: Mesh, name: str) -> None:
     given = _given(mesh)[name]
     (placed,) = place([given], [NamedSharding(mesh, P())], (0,))

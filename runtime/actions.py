@@ -1,0 +1,122 @@
+"""Instructions as functions of no arguments, bound to their programs and registers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from autopar.ir.program import Free, Instruction, Program, Run, Send, Start
+from autopar.runtime.arrays import ArrayType
+from autopar.runtime.feeds import Registers
+from autopar.runtime.parts import neutral
+from autopar.runtime.registers import RegisterTypes
+from autopar.runtime.send import AbstractTransport, Carrier, End
+from autopar.runtime.window import Admit, window
+
+# What it gives is ready when the instruction is done; None where that is at once.
+Action = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What instructions are bound to: compiled parts, meshes, registers, the way between meshes."""
+
+    program: Program
+    compiled: Sequence[Any]
+    meshes: Sequence[Mesh]
+    registers: Registers
+    transport: AbstractTransport
+    limit: int  # of programs under way on a submesh; 0 for none
+
+    def actions(self, types: RegisterTypes) -> tuple[Action, ...]:
+        """An action for each instruction, in order."""
+        ends = [End(mesh, window(self.limit)) for mesh in self.meshes]
+        return tuple(
+            self._action(number, step, types, ends)
+            for number, step in enumerate(self.program.instructions)
+        )
+
+    def _action(
+        self, number: int, step: Instruction, types: RegisterTypes, ends: Sequence[End]
+    ) -> Action:
+        registers = self.registers
+        if isinstance(step, Run):
+            submesh = self.program.submesh_of(step)
+            return _run(step, self.compiled[step.part], registers[submesh], ends[submesh].admit)
+        if isinstance(step, Send):
+            carry = self.transport.carrier(types.ways[number], ends[step.source], ends[step.target])
+            return _send(step, carry, registers[step.source], registers[step.target])
+        if isinstance(step, Start):
+            make = _starter(step, types.starts[number], self.meshes[step.submesh])
+            return _start(step, make, registers[step.submesh])
+        return _free(step, registers[step.submesh])
+
+
+def _run(run: Run, compiled: Any, held: list[Any], admit: Admit) -> Action:
+    read = _reader((*run.inputs, *run.accumulators))
+    writes = (*run.outputs, *run.accumulators)
+
+    def act() -> Any:
+        *made, token = compiled(*read(held))
+        for register, array in zip(writes, made, strict=True):
+            held[register] = array
+        admit(token)
+        return token
+
+    return act
+
+
+def _send(send: Send, carry: Carrier, here: list[Any], there: list[Any]) -> Action:
+    read = _reader([p.source for p in send.parcels])
+    targets = [p.target for p in send.parcels]
+
+    def act() -> Any:
+        arrived = carry(read(here))
+        for register, array in zip(targets, arrived, strict=True):
+            there[register] = array
+        return arrived[0]
+
+    return act
+
+
+def _starter(start: Start, kinds: Sequence[ArrayType], mesh: Mesh) -> Callable[[], Sequence[Any]]:
+    """One program that makes every accumulator of a submesh."""
+
+    def begin() -> list[Any]:
+        pairs = zip(start.accumulators, kinds, strict=True)
+        return [neutral(a.combiner, kind) for a, kind in pairs]
+
+    return jax.jit(begin, out_shardings=[k.sharding(mesh) for k in kinds]).lower().compile()
+
+
+def _start(start: Start, make: Callable[[], Sequence[Any]], held: list[Any]) -> Action:
+    def act() -> None:
+        for register, array in zip(start.registers, make(), strict=True):
+            held[register] = array
+
+    return act
+
+
+def _free(free: Free, held: list[Any]) -> Action:
+    registers = free.registers
+
+    def act() -> None:
+        for register in registers:
+            held[register] = None
+
+    return act
+
+
+def _reader(registers: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
+    """The values of some registers, always as a tuple."""
+    if len(registers) > 1:
+        return itemgetter(*registers)
+    if not registers:
+        return lambda held: ()
+    only = registers[0]
+    return lambda held: (held[only],)

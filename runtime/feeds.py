@@ -1,0 +1,221 @@
+"""Puts the arguments of a step into the registers of the submeshes that read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from autopar.ir.batching import Rows
+from autopar.ir.program import Feed
+from autopar.runtime.arrays import ArrayType
+from autopar.runtime.place import place
+from autopar.runtime.send import AbstractTransport, End, Way
+
+Registers = list[list[Any]]
+Held = tuple[int, int, Any]  # submesh, register, array
+
+
+@dataclass(frozen=True)
+class Home:
+    """Where a piece of state lies from the second step on: as the step gave it back."""
+
+    submesh: int
+    kind: ArrayType
+
+
+@dataclass(frozen=True)
+class FeedType:
+    """A feed and what each of its registers holds; `home` if its state comes back elsewhere."""
+
+    feed: Feed
+    kind: ArrayType
+    home: Home | None = None
+
+
+class Feeder:
+    """Fills registers from the step's inputs; what lies right already is handed on.
+
+    Rows of a batch are laid out as one array a submesh, microbatches along a first dim of their
+    own, and one program there takes all of them apart. `constants` are inputs that no call gives;
+    they and the microbatches' numbers are placed once.
+    """
+
+    def __init__(
+        self,
+        feeds: Sequence[FeedType],
+        meshes: Sequence[Mesh],
+        state: Collection[int],
+        constants: Mapping[int, Any],
+        transport: AbstractTransport,
+    ) -> None:
+        given = [f for f in feeds if f.feed.input not in constants and not f.feed.is_index]
+        held = [f for f in feeds if f.feed.input in constants]
+        self._groups = _by_submesh(given, meshes, state)
+        self._bridges = [_Bridge(f, meshes, transport) for f in given if f.home is not None]
+        self._held = [*_numbers(feeds, meshes), *_placed(held, meshes, constants)]
+
+    def fill(self, inputs: Sequence[Any], registers: Registers) -> None:
+        """Every register that a feed writes."""
+        for submesh, register, array in self._held:
+            registers[submesh][register] = array
+        carried = dict(b.carried(inputs) for b in self._bridges)
+        for submesh, group in self._groups:
+            group.fill(_Seen(inputs, carried, submesh), registers[submesh])
+
+
+def _by_submesh(
+    feeds: Sequence[FeedType], meshes: Sequence[Mesh], state: Collection[int]
+) -> list[tuple[int, _SubmeshFeeds]]:
+    own = [[f for f in feeds if f.feed.submesh == s] for s in range(len(meshes))]
+    return [(s, _SubmeshFeeds(own[s], meshes[s], state)) for s in range(len(meshes)) if own[s]]
+
+
+def _numbers(feeds: Sequence[FeedType], meshes: Sequence[Mesh]) -> Iterator[Held]:
+    """The microbatches' numbers, for feeds of the index."""
+    for f in feeds:
+        sharding = f.kind.sharding(meshes[f.feed.submesh])
+        for i, register in enumerate(f.feed.registers if f.feed.is_index else ()):
+            yield f.feed.submesh, register, jax.device_put(np.asarray(i, f.kind.dtype), sharding)
+
+
+def _placed(
+    feeds: Sequence[FeedType], meshes: Sequence[Mesh], constants: Mapping[int, Any]
+) -> Iterator[Held]:
+    """What feeds of constants write, at every step alike."""
+    for submesh, group in _by_submesh(feeds, meshes, ()):
+        written: dict[int, Any] = {}
+        group.fill(constants, written)
+        yield from ((submesh, register, array) for register, array in written.items())
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """The inputs as one submesh sees them: some were brought to it by a bridge."""
+
+    inputs: Sequence[Any]
+    carried: Mapping[tuple[int, int], Any]
+    submesh: int
+
+    def __getitem__(self, number: int) -> Any:
+        return self.carried.get((self.submesh, number), self.inputs[number])
+
+
+class _Bridge:
+    """Takes state that the last step left on one submesh to another that reads it too."""
+
+    def __init__(
+        self, feed: FeedType, meshes: Sequence[Mesh], transport: AbstractTransport
+    ) -> None:
+        assert feed.home is not None
+        home, self._feed = feed.home, feed.feed
+        self._lies = home.kind.sharding(meshes[home.submesh])
+        self._carry = transport.carrier(
+            [Way(home.kind, feed.kind)],
+            End(meshes[home.submesh]),
+            End(meshes[feed.feed.submesh]),
+        )
+
+    def carried(self, inputs: Sequence[Any]) -> tuple[tuple[int, int], Any]:
+        """(submesh, input) and the leaf, there if it came from the last step."""
+        leaf, place = inputs[self._feed.input], (self._feed.submesh, self._feed.input)
+        lies = isinstance(leaf, jax.Array) and leaf.sharding == self._lies
+        return place, self._carry([leaf])[0] if lies else leaf
+
+
+class _SubmeshFeeds:
+    """The feeds of one submesh."""
+
+    def __init__(self, feeds: Sequence[FeedType], mesh: Mesh, state: Collection[int]) -> None:
+        self._whole = [f for f in feeds if f.feed.rows is None]
+        self._cut = [f for f in feeds if f.feed.rows is not None]
+        self._mesh = mesh
+        self._shardings = tuple(
+            f.kind.sharding(mesh) if f.feed.rows is None else _stack_of(f).sharding(mesh)
+            for f in (*self._whole, *self._cut)
+        )
+        self._state = [i for i, f in enumerate(self._whole) if f.feed.input in state]
+        self._split = _splitter([_stack_of(f) for f in self._cut], mesh)
+
+    def fill(self, inputs: Any, registers: list[Any] | dict[int, Any]) -> None:
+        """Place all leaves at once, then take those with rows apart."""
+        leaves = [inputs[f.feed.input] for f in self._whole]
+        leaves += [self._stacked(inputs[f.feed.input], f) for f in self._cut]
+        placed = place(leaves, self._shardings, self._state)
+        for feed, array in zip(self._whole, placed, strict=False):
+            for register in feed.feed.registers:
+                registers[register] = array
+        slices = self._split(*placed[len(self._whole) :])
+        for feed, parts in zip(self._cut, slices, strict=True):
+            for register, part in zip(feed.feed.registers, parts, strict=True):
+                registers[register] = part
+
+    def _stacked(self, leaf: Any, feed: FeedType) -> Any:
+        """A leaf with the microbatches along a first dim: on the host, or where it lies.
+
+        An array on this very submesh changes its layout in one program there. From elsewhere it
+        comes by way of the host, which cuts without computing.
+        """
+        rows, count = feed.feed.rows, len(feed.feed.registers)
+        assert rows is not None
+        if not isinstance(leaf, jax.Array):
+            return stack_rows(np.asarray(leaf), rows, count)
+        if leaf.sharding.device_set == set(self._mesh.devices.flat):
+            sharding = _stack_of(feed).sharding(self._mesh)
+            return _stacker(rows, count, sharding)(leaf)
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+            return stack_rows(leaf, rows, count)
+        return stack_rows(np.asarray(leaf), rows, count)
+
+
+def _stack_of(feed: FeedType) -> ArrayType:
+    return feed.kind.stacked(len(feed.feed.registers))
+
+
+def stack_rows(leaf: Any, rows: Rows, count: int) -> Any:
+    """[..., outer x batch x inner, ...] -> [count, ..., outer x batch/count x inner, ...].
+
+    Microbatch i has rows i*b .. (i+1)*b of the batch. Of a host array it is a view where no dim
+    stands before the rows.
+    """
+    front, back = leaf.shape[: rows.dim], leaf.shape[rows.dim + 1 :]
+    size = leaf.shape[rows.dim] // (rows.outer * count * rows.inner)
+    apart = leaf.reshape(*front, rows.outer, count, size, rows.inner, *back)
+    place = rows.dim + 1
+    first = apart.transpose(place, *(d for d in range(apart.ndim) if d != place))
+    return first.reshape(count, *front, rows.outer * size * rows.inner, *back)
+
+
+def unstack_rows(stack: Any, rows: Rows) -> Any:
+    """What `stack_rows` cut, put together again."""
+    count, front, back = stack.shape[0], stack.shape[1 : rows.dim + 1], stack.shape[rows.dim + 2 :]
+    size = stack.shape[rows.dim + 1] // (rows.outer * rows.inner)
+    apart = stack.reshape(count, *front, rows.outer, size, rows.inner, *back)
+    order = [*range(1, rows.dim + 2), 0, *range(rows.dim + 2, apart.ndim)]
+    return apart.transpose(order).reshape(*front, rows.outer * count * size * rows.inner, *back)
+
+
+@lru_cache(maxsize=256)
+def _stacker(rows: Rows, count: int, sharding: NamedSharding) -> Callable[[Any], Any]:
+    def stack(leaf: Any) -> Any:
+        return stack_rows(leaf, rows, count)
+
+    return jax.jit(stack, out_shardings=sharding)
+
+
+def _splitter(stacks: Sequence[ArrayType], mesh: Mesh) -> Callable[..., Sequence[Sequence[Any]]]:
+    """One program that takes stacks apart: a list of microbatches for each."""
+    if not stacks:
+        return lambda: ()
+
+    def split(*given: Any) -> list[list[Any]]:
+        return [[stack[i] for i in range(stack.shape[0])] for stack in given]
+
+    out = [[NamedSharding(mesh, type(t.spec)(*t.spec[1:]))] * t.shape[0] for t in stacks]
+    types = [t.on(mesh) for t in stacks]
+    return jax.jit(split, out_shardings=out).lower(*types).compile()

@@ -1,0 +1,200 @@
+"""What goes into a program of stages and comes out of it, by the types of the traced step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from autopar.errors import GraphError
+from autopar.frontend.microbatch import MicrobatchTrace
+from autopar.frontend.part import part_program
+from autopar.frontend.traced import FlatProgram
+from autopar.ir.mesh import MeshShape
+from autopar.ir.program import Feed, Fetch, PartKind, PartProgram, Program, Run, Start
+from autopar.runtime.arrays import ArrayType, output_avals
+from autopar.runtime.feeds import FeedType, Home
+from autopar.runtime.fetches import FetchType
+from autopar.runtime.parts import PartSource
+from autopar.runtime.pieces import Sizes, cut_leaves, piece_sizes
+from autopar.runtime.registers import RegisterTypes
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A step as it was traced, and the program of stages that was made of it.
+
+    Inputs are counted as the microbatch's program counts them: arguments, closed-over arrays, and
+    among them the number of the microbatch where there is one.
+    """
+
+    trace: MicrobatchTrace
+    program: Program
+    meshes: tuple[MeshShape, ...]
+
+    @cached_property
+    def index(self) -> int | None:
+        """The input that holds the microbatch's number."""
+        name = self.trace.index
+        refs = self.trace.part.program.inputs
+        return refs.index(int(name.removeprefix("%"))) if name else None
+
+    @cached_property
+    def input_sizes(self) -> tuple[Sizes, ...]:
+        """How each of the user's leaves, and then of the closed-over arrays, is cut."""
+        return piece_sizes(self.trace.whole.input_pieces)
+
+    @cached_property
+    def output_sizes(self) -> tuple[Sizes, ...]:
+        """How each of the user's results is cut."""
+        return piece_sizes(self.trace.whole.output_pieces)
+
+    def inputs(self, leaves: Sequence[Any]) -> list[Any]:
+        """The step's inputs from its flat arguments; None for those that no call gives."""
+        given = cut_leaves(leaves, self.input_sizes[: len(leaves)])
+        missing = len(self.trace.whole.program.inputs) - len(given)
+        return self.with_index([*given, *(None,) * missing])
+
+    @cached_property
+    def constants(self) -> dict[int, Any]:
+        """The closed-over arrays by input."""
+        values = self.trace.whole.constants
+        held = cut_leaves(values, self.input_sizes[len(self.input_sizes) - len(values) :])
+        first = len(self.trace.whole.program.inputs) - len(held)
+        numbers = self.with_index(range(first + len(held)), -1)
+        return {numbers.index(first + i): value for i, value in enumerate(held)}
+
+    def with_index(self, given: Sequence[Any], index: Any = None) -> list[Any]:
+        """Something for each input of the whole step, in the count of the microbatch's program."""
+        listed = list(given)
+        if self.index is not None:
+            listed.insert(self.index, index)
+        return listed
+
+    # -- parts -----------------------------------------------------------------------------
+
+    def sources(self, platform: str, donate_state: bool) -> tuple[PartSource, ...]:
+        """Each part with the equations that it runs; a hoist's are of the whole batch."""
+        kept, sums = self._kept(donate_state), self._sums
+        return tuple(
+            PartSource(
+                self._flat(number, part),
+                part,
+                self.meshes[part.part.submesh],
+                platform,
+                frozenset(kept[number]),
+                sums[number],
+            )
+            for number, part in enumerate(self.program.parts)
+        )
+
+    def _kept(self, donate_state: bool) -> dict[int, set[int]]:
+        """Of each part the inputs that the user, or the next step, still has a use for."""
+        state = self.trace.part.state_inputs if donate_state else ()
+        held = {
+            (f.submesh, r)
+            for f in self.program.feeds
+            if f.input in self.constants or (f.rows is None and f.input not in state)
+            for r in f.registers
+        }
+        kept: dict[int, set[int]] = defaultdict(set)
+        for step in self.program.instructions:
+            if isinstance(step, Run):
+                submesh = self.program.submesh_of(step)
+                kept[step.part] |= {i for i, r in enumerate(step.inputs) if (submesh, r) in held}
+        return kept
+
+    @cached_property
+    def _sums(self) -> dict[int, dict[int, str]]:
+        """Of each part the inputs that are sums in a dtype of their own."""
+        held = {
+            (s.submesh, r): a.dtype
+            for s in self.program.instructions
+            if isinstance(s, Start)
+            for r, a in zip(s.registers, s.accumulators, strict=True)
+            if a.dtype
+        }
+        found: dict[int, dict[int, str]] = defaultdict(dict)
+        for step in self.program.instructions:
+            if isinstance(step, Run):
+                places = [(self.program.submesh_of(step), r) for r in step.inputs]
+                found[step.part] |= {i: held[p] for i, p in enumerate(places) if p in held}
+        return found
+
+    def _flat(self, number: int, program: PartProgram) -> FlatProgram:
+        part, traced = program.part, self.trace.part
+        inputs = [i.value.name for i in part.graph.inputs]
+        if part.kind is PartKind.HOIST:  # of the whole batch, whose inputs it knows by their paths
+            traced = self.trace.whole
+            refs = dict(zip(traced.input_paths, traced.program.inputs, strict=True))
+            inputs = [f"%{refs[i.path]}" for i in part.graph.inputs]
+        literals = self._literals.get(number, {})
+        outputs = [
+            o if isinstance(o, str) else literals[i] for i, o in enumerate(part.graph.outputs)
+        ]
+        return part_program(traced.program, part.equations, inputs, outputs)
+
+    @cached_property
+    def _literals(self) -> dict[int, dict[int, int]]:
+        """Of parts that return literals: which output of the step each of their outputs is."""
+        fetched = {(f.submesh, r): f.output for f in self.program.fetches for r in f.registers}
+        found: dict[int, dict[int, int]] = {}
+        for step in self.program.instructions:
+            if isinstance(step, Run):
+                submesh = self.program.submesh_of(step)
+                registers = zip(self._plain_outputs(step.part), step.outputs, strict=True)
+                found[step.part] = {
+                    i: fetched[submesh, r] for i, r in registers if (submesh, r) in fetched
+                }
+        return found
+
+    def _plain_outputs(self, number: int) -> list[int]:
+        part = self.program.parts[number].part
+        summed = {a.value for a in part.accumulators}
+        return [i for i, o in enumerate(part.graph.outputs) if o not in summed]
+
+    # -- feeds and fetches -----------------------------------------------------------------
+
+    @cached_property
+    def feeds(self) -> tuple[FeedType, ...]:
+        """Each feed with what its registers hold."""
+        homes = dict(self._homes())
+        return tuple(self._feed(f, homes.get(f.input)) for f in self.program.feeds)
+
+    def _feed(self, feed: Feed, home: Home | None) -> FeedType:
+        one = self.trace.part.program.input_avals
+        all_rows = self.with_index(self.trace.whole.program.input_avals, one[self.index or 0])
+        aval = one[feed.input] if feed.rows is not None else all_rows[feed.input]
+        elsewhere = home if home is not None and home.submesh != feed.submesh else None
+        return FeedType(feed, self._lying(aval, feed), elsewhere)
+
+    def _homes(self) -> Iterator[tuple[int, Home]]:
+        """Input -> where the state that it holds is left by a step."""
+        avals = list(output_avals(self.trace.whole.program))
+        fetches = {f.output: f for f in self.program.fetches if f.rows is None}
+        for output, given in self.trace.part.donated:
+            if output in fetches:
+                fetch = fetches[output]
+                yield given, Home(fetch.submesh, self._lying(avals[output], fetch))
+
+    def fetches(self, types: RegisterTypes) -> tuple[FetchType, ...]:
+        """Each fetch with what its registers hold at the end, and what the user is given.
+
+        Raises GraphError where the user would be given partial sums.
+        """
+        avals = list(output_avals(self.trace.whole.program))
+        for fetch in self.program.fetches:
+            if fetch.sharding.partial:
+                raise GraphError(
+                    f"output {fetch.output} is left as a partial sum: {fetch.sharding}"
+                )
+        return tuple(
+            FetchType(f, types.of_fetch(f), self._lying(avals[f.output], f))
+            for f in self.program.fetches
+        )
+
+    def _lying(self, aval: Any, place: Feed | Fetch) -> ArrayType:
+        mesh = self.meshes[place.submesh]
+        return ArrayType.lying(tuple(aval.shape), aval.dtype, place.sharding, mesh)

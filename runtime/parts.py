@@ -1,0 +1,233 @@
+"""A part of the step as one compiled program of its submesh."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
+
+from autopar.errors import GraphError
+from autopar.frontend.dtypes import dtype_name
+from autopar.frontend.traced import FlatProgram
+from autopar.ir.mesh import MeshShape
+from autopar.ir.program import PartProgram
+from autopar.ir.sharding import Sharding
+from autopar.runtime.arrays import ArrayType, output_avals
+from autopar.runtime.emit import local_function
+
+_COMBINES: dict[str, Callable[[Any, Any], Any]] = {
+    "sum": jnp.add,
+    "mul": jnp.multiply,
+    "max": jnp.maximum,
+    "min": jnp.minimum,
+    "and": jnp.logical_and,
+    "or": jnp.logical_or,
+    "xor": jnp.bitwise_xor,
+    "same": lambda held, fresh: fresh,  # it is equal in every microbatch
+}
+_CALLS_BACK = re.compile("callback|debug|infeed|outfeed")
+_TOKEN = ArrayType((), jnp.dtype(bool), PartitionSpec())
+
+
+@dataclass(frozen=True)
+class PartSource:
+    """All that a part's program is made of: its equations, its listing, its mesh.
+
+    `kept` are inputs that must outlive it, whatever the program says of them. `sums` are inputs
+    that come as they were summed over microbatches, each with the dtype that it was summed in: the
+    program rounds them first.
+    """
+
+    flat: FlatProgram
+    program: PartProgram
+    mesh: MeshShape
+    platform: str
+    kept: frozenset[int] = frozenset()
+    sums: Mapping[int, str] = field(default_factory=dict[int, str])
+
+    @property
+    def name(self) -> str:
+        """What profiles and HLO dumps show."""
+        return self.program.part.name
+
+    @cached_property
+    def inputs(self) -> tuple[ArrayType, ...]:
+        """How the part's inputs lie, accumulators left out."""
+        avals, shardings = self.flat.input_avals, self.program.listing.input_shardings
+        given = (self._lying(a, s) for a, s in zip(avals, shardings, strict=True))
+        return tuple(held_in(self.sums.get(i, ""), t) for i, t in enumerate(given))
+
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """Which of the listing's outputs each accumulator is added to."""
+        outputs = self.program.part.graph.outputs
+        return tuple(outputs.index(a.value) for a in self.program.part.accumulators)
+
+    @cached_property
+    def outputs(self) -> tuple[ArrayType, ...]:
+        """How the outputs that are no accumulators lie."""
+        return tuple(t for i, t in enumerate(self._made) if i not in self.places)
+
+    @cached_property
+    def accumulators(self) -> tuple[ArrayType, ...]:
+        """How the accumulators lie: as the outputs that they are added to, in their own dtype."""
+        pairs = zip(self.program.part.accumulators, self.places, strict=True)
+        return tuple(held_in(a.dtype, self._made[i]) for a, i in pairs)
+
+    @cached_property
+    def donated(self) -> tuple[int, ...]:
+        """Positions of arguments whose buffers an output takes; the accumulators among them.
+
+        Of the inputs that may be consumed these are the ones for which there is such an output.
+        """
+        free = Counter(self.outputs)
+        taken: list[int] = []
+        for position in self.program.donated:
+            if position not in self.kept and free[self.inputs[position]] > 0:
+                free[self.inputs[position]] -= 1
+                taken.append(position)
+        count = len(self.inputs)
+        return (*taken, *range(count, count + len(self.accumulators)))
+
+    @cached_property
+    def _made(self) -> tuple[ArrayType, ...]:
+        shardings = self.program.listing.output_shardings
+        avals = output_avals(self.flat)
+        return tuple(self._lying(a, s) for a, s in zip(avals, shardings, strict=True))
+
+    def _lying(self, aval: Any, sharding: Sharding) -> ArrayType:
+        return ArrayType.lying(tuple(aval.shape), aval.dtype, sharding, self.mesh)
+
+    @cached_property
+    def needs_devices(self) -> bool:
+        """Whether it calls back to the host, for which JAX wants to know the devices early."""
+        return any(_CALLS_BACK.search(e.primitive.name) for e in self.flat.walk())
+
+    def lower(self, bound: Mesh) -> Any:
+        """The program, traced but not compiled: for any devices of the mesh's shape.
+
+        One that needs devices is for those of the bound mesh alone. The program maps inputs and
+        accumulators to outputs, accumulators and a token: a scalar that is ready when the program
+        has run, and that nobody donates.
+        """
+        mesh = bound if self.needs_devices else abstract_mesh(self.mesh)
+        given = (*self.inputs, *self.accumulators)
+        made = (*self.outputs, *self.accumulators, _TOKEN)
+        mapped = jax.shard_map(
+            self._local(),
+            mesh=mesh,
+            in_specs=tuple(t.spec for t in given),
+            out_specs=tuple(t.spec for t in made),
+            check_vma=False,
+        )
+        mapped.__name__ = self.name
+        jitted = jax.jit(
+            mapped,
+            in_shardings=tuple(t.on(mesh).sharding for t in given),
+            out_shardings=tuple(t.on(mesh).sharding for t in made),
+            donate_argnums=self.donated,
+        )
+        return lowered(jitted, [t.on(mesh) for t in given], self.platform)
+
+    def _local(self) -> Callable[..., tuple[Any, ...]]:
+        listing, accumulators = self.program.listing, self.program.part.accumulators
+        step = local_function(self.flat, listing, self.mesh, self.platform)
+
+        def run(*given: Any) -> tuple[Any, ...]:
+            pieces, held = given[: len(self.inputs)], given[len(self.inputs) :]
+            rounded = (
+                p.astype(self.flat.input_avals[i].dtype) if i in self.sums else p
+                for i, p in enumerate(pieces)
+            )
+            made = step(*map(_unstacked, rounded, listing.input_shardings))
+            lying = tuple(map(_stacked, made, listing.output_shardings))
+            plain = (lying[i] for i in range(len(lying)) if i not in self.places)
+            sums = (
+                combined(a.combiner, h, lying[i])
+                for a, h, i in zip(accumulators, held, self.places, strict=True)
+            )
+            return (*plain, *sums, jnp.zeros((), bool))
+
+        return run
+
+
+def abstract_mesh(mesh: MeshShape) -> AbstractMesh:
+    """A mesh with no devices yet: what is lowered for it is compiled for any of its shape."""
+    return AbstractMesh(mesh.sizes, mesh.names, axis_types=(AxisType.Auto,) * len(mesh.names))
+
+
+def lowered(jitted: Any, given: Sequence[Any], platform: str) -> Any:
+    """A jitted function of arrays on abstract meshes, lowered for a platform."""
+    return jitted.trace(*given).lower(lowering_platforms=(_lowering_name(platform),))
+
+
+def _lowering_name(platform: str) -> str:
+    """What lowerings call a device's platform: a GPU is of one maker or the other."""
+    if platform != "gpu":
+        return platform
+    version = jax.devices("gpu")[0].client.platform_version
+    return "rocm" if "rocm" in version.lower() else "cuda"
+
+
+def held_in(name: str, value: ArrayType) -> ArrayType:
+    """How an accumulator lies whose summands are such values; no name keeps their dtype."""
+    if not name or name == dtype_name(value.dtype):
+        return value
+    return ArrayType(value.shape, dtype_of(name), value.spec)
+
+
+def combined(combiner: str, held: Any, fresh: Any) -> Any:
+    """What an accumulator holds after one more microbatch."""
+    return _COMBINES[combiner](held, fresh.astype(held.dtype))
+
+
+def neutral(combiner: str, kind: ArrayType) -> Any:
+    """An array that changes nothing that is combined with it; raises GraphError for no combiner."""
+    if combiner in ("sum", "xor", "same"):
+        return jnp.zeros(kind.shape, kind.dtype)
+    if combiner in ("mul", "and", "or"):
+        return jnp.full(kind.shape, combiner != "or", kind.dtype)
+    if combiner not in ("max", "min"):
+        raise GraphError(
+            f"nothing is accumulated by {combiner!r}; there are {', '.join(_COMBINES)}"
+        )
+    if jnp.issubdtype(kind.dtype, jnp.inexact):
+        return jnp.full(kind.shape, -jnp.inf if combiner == "max" else jnp.inf, kind.dtype)
+    if kind.dtype == jnp.bool_:
+        return jnp.full(kind.shape, combiner == "min", kind.dtype)
+    limits = np.iinfo(kind.dtype)
+    return jnp.full(kind.shape, limits.min if combiner == "max" else limits.max, kind.dtype)
+
+
+def dtype_of(name: str) -> Any:
+    """The dtype of a short name: f32 is float32. Keys have none that arithmetic knows."""
+    for dtype in _DTYPES:
+        if dtype_name(dtype) == name:
+            return dtype
+    raise GraphError(f"nothing is accumulated in {name!r}")
+
+
+_DTYPES = tuple(
+    jnp.dtype(t)
+    for t in (
+        jnp.float32, jnp.bfloat16, jnp.float16, jnp.float64, jnp.bool_, jnp.int32, jnp.int64,
+        jnp.int16, jnp.int8, jnp.uint32, jnp.uint64, jnp.uint16, jnp.uint8, jnp.complex64,
+        jnp.complex128,
+    )
+)  # fmt: skip
+
+
+def _unstacked(piece: Any, sharding: Sharding) -> Any:
+    return piece.reshape(piece.shape[1:]) if sharding.partial else piece
+
+
+def _stacked(piece: Any, sharding: Sharding) -> Any:
+    return piece[None] if sharding.partial else piece

@@ -1,0 +1,145 @@
+"""A leaf of the user's whose rows live on several submeshes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, islice
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from autopar.errors import ArgumentError
+from autopar.frontend.traced import Piece
+
+
+@dataclass(frozen=True, eq=False)
+class StackedPieces:
+    """An array that is cut along dim 0, each piece an array on a submesh of its own.
+
+    A stack of layers that stages share comes back from a step so, and the next step takes it so.
+    To trees it is a leaf with a shape and a dtype; `np.asarray` makes it whole on the host, and so
+    does whatever saves or compares host arrays. Other functions of JAX than
+    `jnp.asarray` want what `gather` gives.
+    """
+
+    pieces: tuple[jax.Array, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole array."""
+        first = self.pieces[0].shape
+        return (sum(p.shape[0] for p in self.pieces), *first[1:])
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of every piece."""
+        return self.pieces[0].dtype
+
+    @property
+    def ndim(self) -> int:
+        """How many dims the array has."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """How many items the whole array has."""
+        return int(np.prod(self.shape))
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        if copy is False:
+            raise ValueError("the pieces of an array on several submeshes cannot be viewed as one")
+        whole = np.concatenate([np.asarray(p) for p in self.pieces])
+        return whole if dtype is None else whole.astype(dtype, copy=False)
+
+    def __jax_array__(self) -> jax.Array:
+        return self.gather()
+
+    def gather(self, sharding: Any = None) -> jax.Array:
+        """The whole array, by way of the host: on JAX's default device, or as `sharding` says."""
+        if jax.dtypes.issubdtype(self.dtype, jax.dtypes.extended):
+            data = np.concatenate([np.asarray(jax.random.key_data(p)) for p in self.pieces])
+            keys = jax.random.wrap_key_data(
+                jnp.asarray(data), impl=jax.random.key_impl(self.pieces[0])
+            )
+            return keys if sharding is None else jax.device_put(keys, sharding)
+        whole = np.asarray(self)
+        return jnp.asarray(whole) if sharding is None else jax.device_put(whole, sharding)
+
+    def block_until_ready(self) -> StackedPieces:
+        """Itself, once every piece has been computed."""
+        jax.block_until_ready(self.pieces)
+        return self
+
+    def __repr__(self) -> str:
+        places = ", ".join(
+            f"{sum(p.shape[0] for p in own)} on {devices}"
+            for devices, own in groupby(self.pieces, _devices)
+        )
+        return f"StackedPieces({self.dtype}[{','.join(map(str, self.shape))}]: {places})"
+
+
+def cut(leaf: Any, sizes: Sequence[int]) -> Sequence[Any]:
+    """A leaf as pieces of so many rows: one that is in such pieces already gives them back.
+
+    Raises ArgumentError where its rows are not that many.
+    """
+    if isinstance(leaf, StackedPieces):
+        if tuple(p.shape[0] for p in leaf.pieces) == tuple(sizes):
+            return leaf.pieces
+        leaf = leaf.gather()
+    if leaf.shape[0] != sum(sizes):
+        raise ArgumentError(f"a leaf of {leaf.shape[0]} rows is to be cut into {list(sizes)}")
+    return list(_slices(_sliceable(leaf), sizes))
+
+
+def _sliceable(leaf: Any) -> Any:
+    """A leaf on the host, where a slice costs nothing; keys have no such form."""
+    if isinstance(leaf, jax.Array) and not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+        return np.asarray(leaf)
+    return leaf
+
+
+def _slices(leaf: Any, sizes: Sequence[int]) -> Iterator[Any]:
+    start = 0
+    for size in sizes:
+        yield leaf[start : start + size]
+        start += size
+
+
+def _devices(piece: jax.Array) -> str:
+    numbers = sorted(d.id for d in piece.devices())
+    platform = next(iter(piece.devices())).platform
+    return f"{platform} {', '.join(map(str, numbers))}"
+
+
+Sizes = tuple[int, ...]  # rows of each piece of a leaf; none where it is whole
+
+
+def piece_sizes(pieces: Sequence[Piece]) -> tuple[Sizes, ...]:
+    """The rows of the pieces of each leaf, from all pieces in order."""
+    leaves = [list(own) for _, own in groupby(pieces, lambda piece: piece.leaf)]
+    return tuple(
+        tuple(piece.stop - piece.start for piece in own if piece.stop is not None) for own in leaves
+    )
+
+
+def cut_leaves(leaves: Sequence[Any], sizes: Sequence[Sizes]) -> list[Any]:
+    """The program's inputs from the user's leaves; no sizes at all mean that they are the same."""
+    if not sizes:
+        return list(leaves)
+    cuts = (cut(leaf, own) if own else (leaf,) for leaf, own in zip(leaves, sizes, strict=True))
+    return [piece for pieces in cuts for piece in pieces]
+
+
+def join_outputs(outputs: Sequence[Any], sizes: Sequence[Sizes]) -> list[Any]:
+    """The user's results from the program's outputs."""
+    if not sizes:
+        return list(outputs)
+    left = iter(outputs)
+    return [StackedPieces(tuple(islice(left, len(own)))) if own else next(left) for own in sizes]

@@ -1,0 +1,209 @@
+"""Takes arrays from one submesh to another without ever waiting for them.
+
+`jax.device_put` is asynchronous only between equal layouts: the same number of devices, and the
+same box of the array on each in turn. So a value that is to lie otherwise is laid out anew by a
+compiled program on one side, and what travels looks alike on both.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from autopar.frontend.compat import copier
+from autopar.runtime.arrays import ArrayType
+from autopar.runtime.window import Admit, no_window
+
+Carrier = Callable[[Sequence[Any]], Sequence[Any]]
+_COPY = "copy"
+
+
+@dataclass(frozen=True)
+class Way:
+    """One array's way: how it lies on the mesh it leaves, and on the one it arrives at."""
+
+    before: ArrayType
+    after: ArrayType
+
+
+@dataclass(frozen=True)
+class End:
+    """A submesh at one end of a way; `admit` takes the token of each program that runs there."""
+
+    mesh: Mesh
+    admit: Admit = no_window
+
+
+class AbstractTransport(abc.ABC):
+    """How arrays travel between submeshes: within a process, or between processes."""
+
+    @abc.abstractmethod
+    def carrier(self, ways: Sequence[Way], source: End, target: End) -> Carrier:
+        """A function of arrays on `source` that gives those on `target`, and does not block."""
+
+
+class LocalTransport(AbstractTransport):
+    """All devices are this process's own."""
+
+    def carrier(self, ways: Sequence[Way], source: End, target: End) -> Carrier:
+        """Lay out where needed, put, lay out again where needed; everything compiled here."""
+        bridges = [_bridge(way, source.mesh, target.mesh) for way in ways]
+        before = [w.before.sharding(source.mesh) for w in ways]
+        after = [w.after.sharding(target.mesh) for w in ways]
+        leave = _relay(before, [b.leaving for b in bridges], ways, source.admit)
+        put = _puts(bridges, ways)
+        arrive = _relay([b.arriving for b in bridges], after, ways, target.admit)
+        steps = [step for step in (leave, put, arrive) if step is not None]
+        return steps[0] if len(steps) == 1 else _chain(steps)
+
+
+@dataclass(frozen=True)
+class _Bridge:
+    """Two layouts in which target device i holds what some source device holds.
+
+    With equal numbers of devices that is device i; else each piece lies several times on the side
+    that has more of them.
+    """
+
+    leaving: NamedSharding
+    arriving: NamedSharding
+
+    @property
+    def is_even(self) -> bool:
+        """Whether both sides have as many devices."""
+        return len(self.leaving.device_set) == len(self.arriving.device_set)
+
+
+def _bridge(way: Way, source: Mesh, target: Mesh) -> _Bridge:
+    before, after = way.before.sharding(source), way.after.sharding(target)
+    many, more = source.devices.size, target.devices.size
+    if many == more:
+        if _boxes(before, way) == _boxes(after, way):
+            return _Bridge(before, after)
+        if _piece_bytes(after, way) <= _piece_bytes(before, way):
+            return _Bridge(_over(target, source, way.after.spec), after)
+        return _Bridge(before, _over(source, target, way.before.spec))
+    if more % many == 0:
+        return _Bridge(before, _copied(source, target, way.before.spec))
+    if many % more == 0:
+        return _Bridge(_copied(target, source, way.after.spec), after)
+    whole = PartitionSpec()
+    return _Bridge(NamedSharding(source, whole), NamedSharding(target, whole))
+
+
+def _boxes(sharding: NamedSharding, way: Way) -> list[Any]:
+    """What each device in turn holds."""
+    boxes = sharding.devices_indices_map(way.before.shape)
+    mesh: Any = sharding.mesh
+    return [boxes[d] for d in mesh.devices.flat]
+
+
+def _piece_bytes(sharding: NamedSharding, way: Way) -> int:
+    return math.prod(sharding.shard_shape(way.before.shape))
+
+
+def _over(shape: Mesh, devices: Mesh, spec: PartitionSpec) -> NamedSharding:
+    """One submesh's layout on another's devices."""
+    return NamedSharding(
+        _mesh(devices.devices.reshape(shape.devices.shape), shape.axis_names), spec
+    )
+
+
+def _copied(shape: Mesh, devices: Mesh, spec: PartitionSpec) -> NamedSharding:
+    """The layout of a smaller submesh on the devices of a larger one, each piece several times."""
+    grid = devices.devices.reshape(*shape.devices.shape, -1)
+    return NamedSharding(_mesh(grid, (*shape.axis_names, _COPY)), spec)
+
+
+def _mesh(grid: Any, names: Sequence[str]) -> Mesh:
+    return Mesh(grid, tuple(names), axis_types=(AxisType.Auto,) * len(names))
+
+
+def _relay(
+    before: Sequence[NamedSharding],
+    after: Sequence[NamedSharding],
+    ways: Sequence[Way],
+    admit: Admit,
+) -> Carrier | None:
+    """One program that changes layouts on one submesh; None where all lie right already."""
+    off = [
+        i
+        for i, (b, a, w) in enumerate(zip(before, after, ways, strict=True))
+        if not b.is_equivalent_to(a, len(w.before.shape))
+    ]
+    if not off:
+        return None
+    kinds = [ways[i].before for i in off]
+    types = [
+        jax.ShapeDtypeStruct(k.shape, k.dtype, sharding=before[i])
+        for i, k in zip(off, kinds, strict=True)
+    ]
+    program = _layout_program(tuple(types), tuple(after[i] for i in off))
+
+    def relay(arrays: Sequence[Any]) -> Sequence[Any]:
+        laid = list(arrays)
+        *moved, token = program(*(arrays[i] for i in off))
+        admit(token)
+        for i, array in zip(off, moved, strict=True):
+            laid[i] = array
+        return laid
+
+    return relay
+
+
+@lru_cache(maxsize=1024)
+def _layout_program(types: tuple[Any, ...], after: tuple[NamedSharding, ...]) -> Any:
+    """Arrays as they are, to lie otherwise, and a token; sends that are alike share one."""
+
+    def relaid(*given: Any) -> tuple[Any, ...]:
+        return *given, jnp.zeros((), bool)
+
+    token = NamedSharding(after[0].mesh, PartitionSpec())
+    return jax.jit(relaid, out_shardings=(*after, token)).lower(*types).compile()
+
+
+def _puts(bridges: Sequence[_Bridge], ways: Sequence[Way]) -> Carrier:
+    """Between as many devices all arrays in one call; else one by one."""
+    if all(b.is_even for b in bridges):
+        shardings = [b.arriving for b in bridges]
+        if not any(_is_key(w) for w in ways):
+            return copier(shardings)
+        return lambda arrays: jax.device_put(list(arrays), shardings)
+    puts = [_fan(b) for b in bridges]
+    return lambda arrays: [put(a) for put, a in zip(puts, arrays, strict=True)]
+
+
+def _is_key(way: Way) -> bool:
+    return bool(jax.dtypes.issubdtype(way.before.dtype, jax.dtypes.extended))
+
+
+def _fan(bridge: _Bridge) -> Callable[[Any], Any]:
+    """Piece by piece: each to its copies on the target, or one of its copies to the target."""
+    leaving: Any = bridge.leaving.mesh
+    arriving: Any = bridge.arriving.mesh
+    sources, targets = list(leaving.devices.flat), list(arriving.devices.flat)
+    taken = [sources[i * len(sources) // len(targets)] for i in range(len(targets))]
+
+    def put(array: Any) -> Any:
+        piece_of = {s.device: s.data for s in array.addressable_shards}
+        pieces = jax.device_put([piece_of[d] for d in taken], targets)
+        return jax.make_array_from_single_device_arrays(array.shape, bridge.arriving, pieces)
+
+    return put
+
+
+def _chain(steps: Sequence[Carrier]) -> Carrier:
+    def carry(arrays: Sequence[Any]) -> Sequence[Any]:
+        for step in steps:
+            arrays = step(arrays)
+        return arrays
+
+    return carry

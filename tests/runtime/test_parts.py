@@ -1,0 +1,202 @@
+"""A part combines what it accumulates, and is the same program wherever it is the same part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from autopar.errors import GraphError
+from autopar.frontend import StepSpec, trace
+from autopar.ir.batching import Accumulator
+from autopar.ir.graph import Graph
+from autopar.ir.mesh import MeshShape
+from autopar.ir.program import Part, PartKind, PartProgram
+from autopar.ir.sharding import Sharding
+from autopar.ir.spmd import Block, Run, SpmdProgram
+from autopar.runtime.arrays import ArrayType
+from autopar.runtime.bind import bind_mesh
+from autopar.runtime.compile import compile_parts
+from autopar.runtime.likeness import part_key
+from autopar.runtime.parts import PartSource, dtype_of, neutral
+from autopar.runtime.relocate import Portable
+
+ROWS, SUMS = Sharding((("data",),)), Sharding(((),), ("data",))
+
+
+def source(
+    fun: Callable[..., Any], *args: Any, combiner: str = "", dtype: str = "", **made: Any
+) -> PartSource:
+    """A function of vectors as a part on two devices; its one output may be accumulated."""
+    traced = trace(StepSpec(fun), args, {})
+    graph: Graph = traced.graph
+    (output,) = graph.outputs
+    shardings = {v: made.get("lies", ROWS) for v in graph.values}
+    steps = tuple(
+        Run(
+            (i,),
+            tuple(o if isinstance(o, str) else None for o in op.operands),
+            tuple(r.name for r in op.results),
+            tuple(shardings.get(str(o), Sharding(())) for o in op.operands),
+            tuple(shardings[r.name] for r in op.results),
+        )
+        for i, op in enumerate(graph.ops)
+    )
+    names = tuple(i.value.name for i in graph.inputs)
+    listing = SpmdProgram(
+        Block(names, steps, (str(output),)),
+        tuple(shardings[n] for n in names),
+        (shardings[str(output)],),
+    )
+    sums = (Accumulator(str(output), 0, combiner, dtype),) if combiner else ()
+    part = Part(
+        PartKind.FORWARD, made.get("stage", 0), made.get("submesh", 0), graph,
+        tuple(range(len(graph.ops))), accumulators=sums,
+    )  # fmt: skip
+    program = PartProgram(part, listing, made.get("donated", ()))
+    return PartSource(traced.program, program, MeshShape.of(2), "cpu")
+
+
+def run(made: PartSource, devices: list[jax.Device], *args: Any) -> Any:
+    """The outputs of a part that is compiled for the first two devices, token left out."""
+    mesh = bind_mesh(made.mesh, range(2), devices)
+    (program,), _ = compile_parts([made], [mesh])
+    kinds = (*made.inputs, *made.accumulators)
+    placed = [jax.device_put(a, k.sharding(mesh)) for a, k in zip(args, kinds, strict=True)]
+    *outputs, token = program(*placed)
+    assert token.shape == ()
+    return outputs, placed
+
+
+def double(x: Any) -> Any:
+    return x + x
+
+
+NUMBERS = np.array([1, -2, 3, 4], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("combiner", "combine"),
+    [("sum", np.add), ("max", np.maximum), ("min", np.minimum), ("mul", np.multiply)],
+)
+def test_every_combiner_starts_from_what_changes_nothing(
+    combiner: str, combine: Any, devices: list[jax.Device]
+) -> None:
+    made = source(double, NUMBERS, combiner=combiner)
+    (kind,) = made.accumulators
+    (first,), _ = run(made, devices, NUMBERS, neutral(combiner, kind))
+    np.testing.assert_array_equal(first, 2 * NUMBERS)
+    (second,), placed = run(made, devices, -NUMBERS, np.asarray(first))
+    np.testing.assert_array_equal(second, combine(2 * NUMBERS, -2 * NUMBERS))
+    assert placed[1].is_deleted()
+    assert not placed[0].is_deleted()
+
+
+@pytest.mark.parametrize(
+    ("combiner", "wanted"),
+    [("and", [True, False, False, False]), ("or", [True, True, True, False])],
+)
+def test_truth_is_accumulated(combiner: str, wanted: list[bool], devices: list[jax.Device]) -> None:
+    given = np.array([True, True, False, False])
+    made = source(lambda x: x & x, given, combiner=combiner)
+    (kind,) = made.accumulators
+    np.testing.assert_array_equal(neutral(combiner, kind), [combiner == "and"] * 4)
+    held = np.array([True, False, True, False])
+    (got,), _ = run(made, devices, given, held)
+    np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("combiner", ["max", "min"])
+@pytest.mark.parametrize("dtype", [jnp.int32, jnp.bool_, jnp.bfloat16])
+def test_neutral_values_of_other_types(combiner: str, dtype: Any) -> None:
+    kind = ArrayType((), jnp.dtype(dtype), jax.sharding.PartitionSpec())
+    combine = {"max": jnp.maximum, "min": jnp.minimum}[combiner]
+    for x in (jnp.ones((), dtype), jnp.zeros((), dtype)):
+        assert combine(neutral(combiner, kind), x) == x
+
+
+def test_what_is_no_combiner_or_no_number_is_refused() -> None:
+    with pytest.raises(GraphError, match="nothing is accumulated by 'median'"):
+        neutral("median", ArrayType((), jnp.dtype("f4"), jax.sharding.PartitionSpec()))
+    with pytest.raises(GraphError, match="nothing is accumulated in 'key<fry>'"):
+        dtype_of("key<fry>")
+
+
+def test_a_sum_may_be_wider_than_its_summands(devices: list[jax.Device]) -> None:
+    given = jnp.asarray(NUMBERS, jnp.bfloat16)
+    made = source(double, given, combiner="sum", dtype="f32")
+    (kind,) = made.accumulators
+    assert kind.dtype == jnp.float32
+    (got,), _ = run(made, devices, given, np.full(4, 1 / 3, np.float32))
+    np.testing.assert_array_equal(got, np.float32(1 / 3) + 2 * NUMBERS)
+
+
+def test_partial_sums_lie_as_a_stack(devices: list[jax.Device]) -> None:
+    made = source(double, NUMBERS, combiner="sum", lies=SUMS)
+    assert made.inputs[0].shape == made.accumulators[0].shape == (2, 4)
+    stack = np.stack([NUMBERS, 10 * NUMBERS])
+    (got,), _ = run(made, devices, stack, np.ones((2, 4), np.float32))
+    np.testing.assert_array_equal(got, 1 + 2 * stack)
+
+
+def test_only_what_an_output_can_take_is_donated(devices: list[jax.Device]) -> None:
+    made = source(lambda x, y: x + y, NUMBERS, NUMBERS, donated=(0, 1))
+    assert made.donated == (0,)
+    _, placed = run(made, devices, NUMBERS, NUMBERS)
+    assert [p.is_deleted() for p in placed] == [True, False]
+    assert replace(made, kept=frozenset({0})).donated == (1,)
+    assert replace(made, kept=frozenset({0, 1})).donated == ()
+
+
+def same(left: PartSource, right: PartSource) -> bool:
+    return part_key(left) == part_key(right)
+
+
+def scaled(factor: float) -> Callable[[Any], Any]:
+    return lambda x: x * factor + 1
+
+
+def test_parts_are_alike_whatever_their_names() -> None:
+    def dead_code_first(x: Any, y: Any) -> Any:
+        return jnp.tanh(y) * x
+
+    assert same(source(scaled(2), NUMBERS), source(scaled(2), NUMBERS, stage=3, submesh=1))
+    assert same(
+        source(dead_code_first, NUMBERS, NUMBERS),
+        source(lambda a, b: jnp.tanh(b) * a, NUMBERS, NUMBERS),
+    )
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        source(scaled(3), NUMBERS),
+        source(scaled(2), NUMBERS[:2]),
+        source(scaled(2), NUMBERS, combiner="sum"),
+        source(scaled(2), NUMBERS, combiner="max"),
+        source(scaled(2), NUMBERS, donated=(0,)),
+        source(scaled(2), NUMBERS, lies=Sharding(((),))),
+        replace(source(scaled(2), NUMBERS), mesh=MeshShape.of(4)),
+    ],
+    ids=["literal", "shape", "accumulates", "combiner", "donates", "sharding", "mesh"],
+)
+def test_parts_differ_by_anything_that_is_compiled(other: PartSource) -> None:
+    assert not same(source(scaled(2), NUMBERS), other)
+
+
+def test_a_program_moves_to_other_devices(devices: list[jax.Device]) -> None:
+    made = source(lambda x: jax.lax.sort(x * 2), NUMBERS, lies=Sharding(((),)))
+    meshes = [bind_mesh(MeshShape.of(2), range(2), devices[s : s + 2]) for s in (0, 4)]
+    (here,), _ = compile_parts([made], meshes)
+    portable = Portable(here)
+    there = portable.on(devices[4:6])
+    assert there is not None
+    array, _ = there(jax.device_put(NUMBERS, made.inputs[0].sharding(meshes[1])))
+    assert array.devices() == set(devices[4:6])
+    np.testing.assert_array_equal(array, np.sort(NUMBERS * 2))
+    assert portable.on(devices[4:7]) is None

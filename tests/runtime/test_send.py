@@ -1,0 +1,108 @@
+"""Arrays reach another submesh in whatever layout is wanted there."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from autopar.ir.mesh import MeshShape
+from autopar.runtime.arrays import ArrayType
+from autopar.runtime.bind import bind_mesh
+from autopar.runtime.send import End, LocalTransport, Way
+from autopar.runtime.window import window
+
+WHOLE = np.arange(64.0, dtype=np.float32).reshape(8, 8)
+SIZES: list[tuple[int, ...]] = [(1,), (2,), (3,), (4,), (2, 2)]
+
+
+def meshes(
+    left: tuple[int, ...], right: tuple[int, ...], devices: list[jax.Device]
+) -> tuple[Mesh, Mesh]:
+    """One from the first devices, one from those that follow."""
+    shapes = MeshShape.of(left), MeshShape.of(right)
+    first, second = (s.device_count for s in shapes)
+    return (
+        bind_mesh(shapes[0], range(first), devices[:first]),
+        bind_mesh(shapes[1], range(second), devices[first : first + second]),
+    )
+
+
+def specs(mesh: Mesh) -> list[P]:
+    """Whole, by rows, by columns, and by both where there are two axes."""
+    if mesh.devices.size == 3:
+        return [P()]
+    names = mesh.axis_names
+    both = [P(*names), P(tuple(names)), P(None, (names[-1], names[0]))] if len(names) == 2 else []
+    return [P(), P("data"), P(None, "data"), *both]
+
+
+@pytest.mark.parametrize(("left", "right"), list(itertools.product(SIZES, SIZES)), ids=str)
+def test_every_layout_reaches_every_other(
+    left: tuple[int, ...], right: tuple[int, ...], devices: list[jax.Device]
+) -> None:
+    source, target = meshes(left, right, devices)
+    pairs = list(itertools.product(specs(source), specs(target)))
+    ways = [
+        Way(ArrayType(WHOLE.shape, jnp.dtype("f4"), b), ArrayType(WHOLE.shape, jnp.dtype("f4"), a))
+        for b, a in pairs
+    ]
+    carry = LocalTransport().carrier(ways, End(source), End(target))
+    given = [jax.device_put(WHOLE + i, w.before.sharding(source)) for i, w in enumerate(ways)]
+    for i, (got, way) in enumerate(zip(carry(given), ways, strict=True)):
+        assert got.sharding.is_equivalent_to(way.after.sharding(target), 2)
+        np.testing.assert_array_equal(got, WHOLE + i, err_msg=f"{way.before} -> {way.after}")
+        assert not given[i].is_deleted()
+
+
+@pytest.mark.parametrize("right", [(2,), (4,)])
+def test_scalars_and_keys_travel(right: tuple[int, ...], devices: list[jax.Device]) -> None:
+    source, target = meshes((2,), right, devices)
+    given: list[Any] = [jnp.float32(3), jax.random.key(7), jax.random.split(jax.random.key(1), 4)]
+    kinds = [ArrayType(x.shape, x.dtype, P()) for x in given]
+    carry = LocalTransport().carrier([Way(k, k) for k in kinds], End(source), End(target))
+    placed = [jax.device_put(x, k.sharding(source)) for x, k in zip(given, kinds, strict=True)]
+    number, *keys = carry(placed)
+    assert float(number) == 3
+    for got, key in zip(keys, given[1:], strict=True):
+        assert got.devices() == set(target.devices.flat)
+        np.testing.assert_array_equal(jax.random.key_data(got), jax.random.key_data(key))
+
+
+def test_nothing_is_waited_for(devices: list[jax.Device]) -> None:
+    """Whatever the layouts, an array can be sent that is not computed yet."""
+    source, target = meshes((2,), (4,), devices)
+    square = ArrayType((512, 512), jnp.dtype("f4"), P("data"))
+    across = ArrayType((512, 512), jnp.dtype("f4"), P(None, "data"))
+    carry = LocalTransport().carrier([Way(square, across)], End(source), End(target))
+
+    def slowly(x: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, 200, lambda _, y: jnp.tanh(y @ x) / 2, x)
+
+    slow = jax.jit(slowly, out_shardings=square.sharding(source))
+    x = jax.device_put(np.eye(512, dtype=np.float32), square.sharding(source))
+    carry([jax.block_until_ready(slow(x))])
+    made = slow(x)
+    (sent,) = carry([made])
+    assert not made.is_ready()
+    np.testing.assert_array_equal(sent, made)
+
+
+def test_a_window_waits_for_the_one_that_falls_out() -> None:
+    class Token:
+        waited = 0
+
+        def block_until_ready(self) -> None:
+            self.waited += 1
+
+    tokens = [Token() for _ in range(20)]
+    admit = window(16)
+    for token in tokens:
+        admit(token)
+    assert [t.waited for t in tokens] == [1] * 4 + [0] * 16

@@ -1,0 +1,80 @@
+"""A step that hangs is reported: which program, on which submesh, and who waits for it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import jax
+import numpy as np
+
+from autopar.ir.mesh import MeshShape
+from autopar.ir.program import Program, Run
+from autopar.runtime.pipeline import PipelineExecutor, PipelineOptions
+from autopar.runtime.watchdog import standstill
+from tests.runtime.stages import Builder, Model
+from tests.runtime.test_pipeline import bound, staged
+
+
+def small_program() -> Program:
+    model = Model(layers=2, batch=4)
+    graph = model.trace(2).part.graph
+    return Builder(graph, 2, 2, (MeshShape.of(1),) * 2, 2).program()
+
+
+def number_of(program: Program, name: str, microbatch: int) -> int:
+    return next(
+        n
+        for n, step in enumerate(program.instructions)
+        if isinstance(step, Run)
+        and program.parts[step.part].part.name == name
+        and step.microbatch == microbatch
+    )
+
+
+def test_what_hangs_is_told_from_what_waits() -> None:
+    program = small_program()
+    hangs = number_of(program, "B1", 0)
+    done = [number_of(program, name, 0) for name in ("F0", "F1")]
+    text = standstill(program, done)
+    assert "mesh0  did F0.0; waits for B1.0 to run B0.0, then F0.1" in text
+    assert "mesh1  did F1.0; HANGS in B1.0, then F1.1" in text
+    marked = [line for line in text.splitlines() if line.startswith(">")]
+    assert [line.split()[1] for line in marked] == [str(hangs)]
+
+
+def test_a_submesh_may_have_done_all_or_nothing() -> None:
+    program = small_program()
+    own = {
+        n
+        for n, step in enumerate(program.instructions)
+        if isinstance(step, Run) and program.submesh_of(step) == 1
+    }
+    text = standstill(program, own)
+    assert "mesh0  did nothing; HANGS in F0.0, then B0.0" in text
+    assert "mesh1  has done all, update1.0 last" in text
+
+
+def test_a_blocked_program_is_reported_and_goes_on(devices: list[jax.Device]) -> None:
+    """The last forward waits on the host until it has been reported."""
+    goes_on, reported, texts = threading.Event(), threading.Event(), list[str]()
+
+    def held_up(h: Any) -> Any:
+        goes_on.wait(60)
+        return np.zeros_like(h)
+
+    def report(text: str) -> None:
+        texts.append(text)
+        reported.set()
+
+    model, meshes = Model(held_up=held_up), bound([(1,), (1,)], devices)
+    trace, program = staged(model, meshes)
+    run = PipelineExecutor(trace, program, meshes, PipelineOptions(patience=0.2, report=report))
+    state, loss, _ = run(model.flat(model.weights()))
+    assert reported.wait(60)
+    goes_on.set()
+    jax.block_until_ready(state)
+    assert np.isfinite(loss)
+    assert "mesh1  did nothing; HANGS in F1.0, then B1.0" in texts[0]
+    assert "mesh0  did F0.0; waits for B1.0 to run B0.0" in texts[0]
+    assert len(texts) == 1
