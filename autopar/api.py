@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,18 +18,36 @@ from autopar.frontend import StepSpec, read_call, trace
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan
 from autopar.ir.plan_json import load_plan, save_plan
+from autopar.ir.text_file import write_text
 from autopar.matching import check_cluster
 from autopar.passes.base import Watcher as Watcher
 from autopar.planning import Planned as Planned
-from autopar.planning import graph_of, make_plan, planned_before, replan
-from autopar.request import Request, pins_of
+from autopar.planning import graph_of, plan_step, planned_before, replan_any
+from autopar.request import Request, count_of, microbatches_of, pins_of, schedule_of
 from autopar.rules import RuleBook
 from autopar.runtime.bind import BoundMesh, bind_mesh
 from autopar.runtime.devices import keep_to_cpu as keep_to_cpu
 from autopar.runtime.executor import Executor
-from autopar.runtime.state import create_planned, create_spread
+from autopar.runtime.pipeline import PipelineExecutor, PipelineOptions
+from autopar.runtime.state import create_on_submeshes, create_planned, create_spread
+from autopar.runtime.timeline import Timeline, chrome_trace
+from autopar.schedule.simulate import Simulation
+from autopar.staging.plan import PlannedStages as PlannedStages
+from autopar.staging.plan import stages_before
+from autopar.staging.source import Source
 
 MeshLike = MeshShape | str | int | Sequence[int] | Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A step of stage programs as it was measured, and as the plan had it."""
+
+    measured: Timeline
+    predicted: Simulation
+
+    def __str__(self) -> str:
+        return f"{self.measured}\n{self.predicted}"
 
 
 class ParallelStep:
@@ -41,9 +61,11 @@ class ParallelStep:
     ) -> None:
         self._spec, self._request, self._donate = spec, request, donate
         self._given = plan
-        self._planned: dict[Hashable, Planned] = {}
-        self._executors: dict[Hashable, Executor] = {}
-        self._latest: Planned | None = None
+        self._planned: dict[Hashable, Planned | PlannedStages] = {}
+        self._executors: dict[Hashable, Executor | PipelineExecutor] = {}
+        self._latest: Planned | PlannedStages | None = None
+        self._trace_path: Path | None = None
+        self._recording: Recording | None = None
         self.__name__ = spec.name
         self.__wrapped__ = spec.fun
 
@@ -61,7 +83,37 @@ class ParallelStep:
         if executor is None:
             executor = self._executor(args, kwargs)
         self._latest = self._planned[call.signature]
+        if self._trace_path is not None:
+            return self._recorded(executor, call.leaves)
         return executor(call.leaves)
+
+    def trace(self, path: str | Path) -> None:
+        """Measure the next step of stage programs and write its spans to `path`.
+
+        The file has Chrome's trace form (chrome://tracing, Perfetto); `recording` then holds the
+        measured grid beside the predicted one.
+        """
+        self._trace_path = Path(path)
+
+    @property
+    def recording(self) -> Recording:
+        """The step that was measured last; raises PlanError before there is one."""
+        if self._recording is None:
+            raise PlanError(f"no step was measured yet: {self.__name__}.trace('t.json'), then step")
+        return self._recording
+
+    def _recorded(self, executor: Executor | PipelineExecutor, leaves: Sequence[Any]) -> Any:
+        path, self._trace_path = self._trace_path, None
+        planned = self._latest
+        if isinstance(executor, Executor) or not isinstance(planned, PlannedStages):
+            raise PlanError(
+                f"{self.__name__} is one program, which jax.profiler.trace measures; "
+                "trace() is for stages or microbatches"
+            )
+        result, measured = executor.run_traced(leaves)
+        self._recording = Recording(measured, planned.timing.simulation)
+        write_text(json.dumps(chrome_trace(measured)), path or Path("trace.json"))
+        return result
 
     def init(self, create_state: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The state that `create_state(*args)` makes, every leaf born on its devices.
@@ -70,6 +122,8 @@ class ParallelStep:
         moves them once.
         """
         plan = self._latest.plan if self._latest is not None else self._given
+        if plan is not None and plan.pipeline is not None:
+            return create_on_submeshes(create_state, args, kwargs, plan.arguments, _submeshes(plan))
         if plan is not None:
             return create_planned(create_state, args, kwargs, plan, self._bound(plan))
         count = self._request.cluster.device_count
@@ -77,8 +131,12 @@ class ParallelStep:
         return create_spread(create_state, args, kwargs, bind_mesh(flat, range(count)))
 
     def compile(self, *args: Any, **kwargs: Any) -> Any:
-        """The compiled object of the step: `.as_text()`, `.memory_analysis()`."""
-        return self._executor(args, kwargs).compile()
+        """The compiled object of the step: `.as_text()`, `.memory_analysis()`.
+
+        Of stage programs a mapping: the name of each part, such as "F0", to its compiled object.
+        """
+        executor = self._executor(args, kwargs)
+        return executor.compile()
 
     # -- planning --------------------------------------------------------------------------
 
@@ -98,7 +156,9 @@ class ParallelStep:
         """Plan for these arguments, concrete or abstract, without running."""
         return self.planned(*args, watchers=watchers, **kwargs).plan
 
-    def planned(self, *args: Any, watchers: Sequence[Watcher] = (), **kwargs: Any) -> Planned:
+    def planned(
+        self, *args: Any, watchers: Sequence[Watcher] = (), **kwargs: Any
+    ) -> Planned | PlannedStages:
         """The trace, graph, plan and program for these arguments."""
         key = read_call(self._spec, args, kwargs).signature
         if key not in self._planned:
@@ -118,34 +178,52 @@ class ParallelStep:
         if self._latest is None:
             raise PlanError(f"{self._spec.name} has no plan yet: call it, or its plan_for, first.")
         limit = _memory_bytes(memory_gb)
-        limit = limit if limit is not None else self._latest.site.request.memory_bytes
+        limit = limit if limit is not None else self._request.memory_bytes
         with paused_collection():
-            return replan(self._latest, pins_of(pins), limit).plan
+            return replan_any(self._latest, pins_of(pins), limit).plan
 
     def _make(
         self, args: Sequence[Any], kwargs: dict[str, Any], watchers: Sequence[Watcher]
-    ) -> Planned:
+    ) -> Planned | PlannedStages:
         start = time.perf_counter()
         with paused_collection():
             traced = trace(self._spec, args, kwargs)
             graph = graph_of(traced, self._request.rules)
             for watcher in watchers:
                 watcher.after("trace", self._spec, graph, time.perf_counter() - start)
-            if self._given is not None:
-                return planned_before(self._given, traced, graph, self._request.rules)
-            return make_plan(traced, graph, self._request, watchers)
+            source = Source.of(self._spec, args, kwargs, traced, self._request)
+            if self._given is None:
+                return plan_step(graph, self._request, source, watchers)
+            if self._given.pipeline is not None:
+                return stages_before(self._given, source, self._request.rules)
+            return planned_before(self._given, traced, graph, self._request.rules)
 
-    def _executor(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Executor:
+    def _executor(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Executor | PipelineExecutor:
         key = read_call(self._spec, args, kwargs).signature
         if key not in self._executors:
             planned = self.planned(*args, **kwargs)
-            mesh = self._bound(planned.plan)
-            self._executors[key] = Executor(planned.traced, planned.program, mesh, self._donate)
+            self._executors[key] = self._compiled(planned)
         return self._executors[key]
+
+    def _compiled(self, planned: Planned | PlannedStages) -> Executor | PipelineExecutor:
+        if isinstance(planned, Planned):
+            mesh = self._bound(planned.plan)
+            return Executor(planned.traced, planned.program, mesh, self._donate)
+        staged = planned.staged
+        options = PipelineOptions(donate=self._donate)
+        return PipelineExecutor(
+            staged.sliced.trace, staged.program, _submeshes(planned.plan), options
+        )
 
     def _bound(self, plan: Plan) -> BoundMesh:
         cluster = Cluster.from_toml_text(plan.origin.cluster, "the plan's cluster")
         return bind_mesh(plan.mesh, device_order(cluster, plan.mesh))
+
+
+def _submeshes(plan: Plan) -> tuple[BoundMesh, ...]:
+    """The meshes of a plan's submeshes on their devices."""
+    pipeline = plan.pipeline
+    return tuple(bind_mesh(s.mesh, s.devices) for s in pipeline.submeshes) if pipeline else ()
 
 
 def parallelize(
@@ -164,6 +242,10 @@ def parallelize(
     mesh_axes: int = 2,
     rules: RuleBook = RuleBook(),
     remat: Literal["auto", False] = "auto",
+    stages: Literal["auto"] | int = 1,
+    microbatches: Literal["auto"] | int | None = None,
+    schedule: str = "auto",
+    batch_axes: Mapping[str, int | None] | None = None,
 ) -> Any:
     """Make a train step run on a whole cluster.
 
@@ -185,6 +267,13 @@ def parallelize(
         rules: sharding rules for primitives that autopar does not know.
         remat: "auto" computes forward values again for the backward pass where memory binds and
             that is cheaper than sharding more; False never does.
+        stages: pipeline stages, each on a submesh of its own; "auto" searches them, and may find
+            that one program is best.
+        microbatches: into how many the batch is cut, exactly, or "auto"; None is 1 for one stage
+            and "auto" for more.
+        schedule: "auto" or one of `autopar schedule`: "gpipe", "1f1b", "eager-1f1b",
+            "interleaved", "zb-h1", "zb-h2", "zb-v", ...
+        batch_axes: {path pattern: axis} of arguments whose rows are not on axis 0, None for none.
 
     Returns a ParallelStep. Raises ClusterError, MeshError or PinError for bad options; planning
     errors come at the first call.
@@ -194,7 +283,8 @@ def parallelize(
             parallelize, cluster=cluster, mesh=mesh, method=method, memory_gb=memory_gb, pins=pins,
             plan=plan, donate=donate, static_argnums=static_argnums,
             static_argnames=static_argnames, state_argnums=state_argnums, mesh_axes=mesh_axes,
-            rules=rules, remat=remat,
+            rules=rules, remat=remat, stages=stages, microbatches=microbatches,
+            schedule=schedule, batch_axes=batch_axes,
         )  # fmt: skip
     spec = (
         fun.spec
@@ -215,6 +305,10 @@ def parallelize(
         mesh_axes=mesh_axes,
         rules=rules,
         remat=_wants_remat(remat),
+        stages=count_of(stages, "stages"),
+        microbatches=microbatches_of(microbatches, count_of(stages, "stages")),
+        schedule=schedule_of(schedule),
+        batch_axes=tuple(sorted((batch_axes or {}).items())),
     )
     return ParallelStep(spec, request, donate, plan)
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autopar.cluster import Cluster, mesh_shapes
-from autopar.errors import (
-    InfeasibleError,
-    MeshError,
-)
-from autopar.fitting import Found, Site, plan_on
+from autopar.errors import BatchError, InfeasibleError, MeshError
+from autopar.fitting import Found, Site, plan_on, refusal
 from autopar.frontend import TracedStep
 from autopar.frontend.compat import jax_minor
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
-from autopar.ir.plan import Origin, Plan, Prediction, arguments_of, outputs_of, traffic_of
+from autopar.ir.plan import Plan, Prediction, arguments_of, outputs_of, traffic_of
 from autopar.ir.spmd import SpmdProgram
 from autopar.matching import check_plan
 from autopar.passes.base import Setting, Watcher
@@ -24,8 +22,11 @@ from autopar.passes.pipeline import lower
 from autopar.remat import Form, form_of
 from autopar.request import Pins, Request
 from autopar.rules import RuleBook, attach_rules, unknown_ops
+from autopar.staging.plan import PlannedStages, plan_stages
+from autopar.staging.source import Source
 
 _NO_GAIN = 1e-9
+_SMALL = 1500  # ops up to which one program is planned beside stages
 
 
 @dataclass(frozen=True)
@@ -66,19 +67,65 @@ def make_plan(
     """
     plain = Form(traced, graph)
     best: tuple[Site, Found] | None = None
-    failure: InfeasibleError | None = None
-    for mesh in _meshes(request):
-        site = Site.of(mesh, request, watchers)
+    sites = [Site.of(mesh, request, watchers) for mesh in _meshes(request)]
+    for site in sites:
         try:
             found = plan_on(site, plain)
-        except InfeasibleError as error:
-            failure = failure or error
+        except InfeasibleError:
             continue
         if best is None or found.seconds < best[1].seconds * (1 - _NO_GAIN):
             best = site, found
     if best is None:
-        raise failure or InfeasibleError("no mesh fits the cluster")
+        raise refusal(sites[0], plain) if sites else InfeasibleError("no mesh fits the cluster")
     return _planned(*best, plain)
+
+
+def plan_step(
+    graph: Graph, request: Request, source: Source, watchers: Sequence[Watcher] = ()
+) -> Planned | PlannedStages:
+    """One program or stage programs, as the request says; the faster where it leaves that open.
+
+    Where stages or microbatches are not asked for by number, a step that cannot be cut into them
+    is one program. Small steps are planned both ways and compared; of large ones the search over
+    stages says which is faster, as its prices are closer and planning takes longer.
+    """
+    if request.is_one_program:
+        return make_plan(source.traced, graph, request, watchers)
+    try:
+        stages = plan_stages(source, request, _setting(request, watchers))
+    except (BatchError, InfeasibleError):
+        if not request.may_be_one_program:
+            raise
+        stages = None
+    if stages is None:
+        return make_plan(source.traced, graph, request, watchers)
+    if not request.may_be_one_program or graph.op_count > _SMALL:
+        return stages
+    try:
+        whole = make_plan(source.traced, graph, request, watchers)
+    except InfeasibleError:
+        return stages
+    faster = whole.plan.prediction.seconds <= stages.plan.prediction.seconds
+    return whole if faster else stages
+
+
+def _setting(request: Request, watchers: Sequence[Watcher] = ()) -> Setting:
+    """What passes are given before there is a mesh."""
+    return Setting(
+        request.cluster, MeshShape((), ()), request.budget_bytes, (), time.perf_counter,
+        watchers=tuple(watchers),
+    )  # fmt: skip
+
+
+def replan_any(
+    before: Planned | PlannedStages, pins: Pins, memory_bytes: int | None
+) -> Planned | PlannedStages:
+    """The same step, in one program or in stages as before, under other pins and another limit."""
+    if isinstance(before, Planned):
+        return replan(before, pins, memory_bytes)
+    request = replace(before.request, pins=pins, memory_bytes=memory_bytes)
+    graph = graph_of(before.source.traced, request.rules)
+    return plan_step(graph, request, before.source)
 
 
 def replan(before: Planned, pins: Pins, memory_bytes: int | None) -> Planned:
@@ -89,7 +136,10 @@ def replan(before: Planned, pins: Pins, memory_bytes: int | None) -> Planned:
     """
     request = replace(before.site.request, pins=pins, memory_bytes=memory_bytes)
     site = replace(before.site, request=request, watchers=())
-    return _planned(site, plan_on(site, before.plain), before.plain)
+    try:
+        return _planned(site, plan_on(site, before.plain), before.plain)
+    except InfeasibleError:
+        raise refusal(site, before.plain) from None
 
 
 def _planned(site: Site, found: Found, plain: Form) -> Planned:
@@ -124,17 +174,7 @@ def _plan(found: Found, request: Request) -> Plan:
     traffic = traffic_of(program)
     communication = sum(t.seconds for t in traffic)
     return Plan(
-        origin=Origin(
-            step=form.traced.name,
-            graph_key=form.traced.key,
-            cluster=request.cluster.to_toml(),
-            cluster_name=request.cluster.name,
-            cluster_fingerprint=request.cluster.fingerprint(),
-            jax_minor=jax_minor(),
-            method=request.method,
-            memory_bytes=request.budget_bytes,
-            pins=request.pins,
-        ),
+        origin=request.origin(form.traced.name, form.traced.key, jax_minor()),
         sharding=decided.sharding,
         arguments=arguments_of(graph, program),
         outputs=outputs_of(graph, program),

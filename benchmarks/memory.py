@@ -18,6 +18,7 @@ from typing import Any
 import jax
 
 import autopar
+from autopar.api import Planned
 from autopar.errors import AutoparError
 from autopar.runtime.bind import bind_mesh
 from autopar.runtime.executor import Executor
@@ -130,6 +131,7 @@ def measured(case: Case, devices: Sequence[Any]) -> dict[str, Any]:
         function, cluster=case.cluster, mesh=case.mesh, method=case.method
     )
     planned = step.planned(*args)
+    assert isinstance(planned, Planned)  # one program, as nothing else is asked for
     mesh = bind_mesh(planned.plan.mesh, range(DEVICES), devices)
     memory = Executor(planned.traced, planned.program, mesh, True).compile().memory_analysis()
     compiled = (

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from autopar.errors import AutoparError, InputError, PlanFileError
-from autopar.ir.plan_json import Json
+from autopar.ir.json_reader import Json
 
 IMPOSSIBLE, MISUSED = 1, 2
 

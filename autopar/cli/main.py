@@ -8,7 +8,10 @@ import click
 
 from autopar.cli.clusters import clusters_command
 from autopar.cli.demo import demo_command
+from autopar.cli.partition import partition_command
 from autopar.cli.plan import plan_command
+from autopar.cli.profile import profile_command
+from autopar.cli.schedule import schedule_command
 from autopar.cli.show import show_command
 
 
@@ -21,5 +24,13 @@ def main() -> None:
     """
 
 
-for _command in (plan_command, show_command, clusters_command, demo_command):
+for _command in (
+    plan_command,
+    show_command,
+    clusters_command,
+    schedule_command,
+    profile_command,
+    partition_command,
+    demo_command,
+):
     main.add_command(_command)

@@ -13,8 +13,10 @@ from autopar.cli.console import err, gathered_warnings, out, print_json, print_w
 from autopar.cli.loading import Target, last_line_in, load_target
 from autopar.cli.pins import read_pins
 from autopar.cli.planning import Trail, watched_planning
+from autopar.cli.stages import Count, stage_options
 from autopar.errors import InputError, TraceError
 from autopar.ir.plan import Plan
+from autopar.report.pipeline import pipeline
 from autopar.report.plan import collectives, headline, margins, parameters
 from autopar.report.view import plan_data
 
@@ -31,6 +33,9 @@ method_option = click.option(
 AFTER = ("graph", "batch", "layer", "stage", "shard", "lower")
 
 
+Planned = api.Planned | api.PlannedStages
+
+
 @dataclass(frozen=True)
 class Wanted:
     """What to plan for, as the options say it."""
@@ -42,13 +47,16 @@ class Wanted:
     memory_gb: float | None
     no_remat: bool
     pins: tuple[str, ...]
+    stages: Count
+    microbatches: Count | None
+    schedule: str
 
 
 @dataclass(frozen=True)
 class Made:
     """A plan, how long it took, what was warned of, and the IR that was asked for."""
 
-    planned: api.Planned
+    planned: Planned
     seconds: float
     after_text: str
     warnings: tuple[str, ...]
@@ -68,6 +76,7 @@ class Made:
     help="The most axes of a searched mesh.",
 )
 @method_option
+@stage_options
 @click.option("--memory-gb", type=float, help="GiB that one device may hold. Default: all it has.")
 @click.option(
     "--no-remat", is_flag=True, help="Never recompute forward values, even where memory binds."
@@ -123,17 +132,18 @@ def _make(loaded: Target, wanted: Wanted, after: str | None) -> Made:
         pins=read_pins(wanted.pins),
         mesh_axes=wanted.mesh_axes,
         remat=False if wanted.no_remat else "auto",
+        stages=wanted.stages,
+        microbatches=wanted.microbatches,
+        schedule=wanted.schedule,
     )
     with gathered_warnings() as messages, watched_planning(err()) as trail:
         planned = _planned(step, loaded, trail)
     seconds = time.perf_counter() - start
-    text = str(planned.graph) if after == "graph" else ""
-    if after is not None and after != "graph":
-        text = trail.text_after(after, planned.plan.mesh)
+    text = trail.text_after(after, planned) if after is not None else ""
     return Made(planned, seconds, text, tuple(messages))
 
 
-def _planned(step: api.ParallelStep, loaded: Target, trail: Trail) -> api.Planned:
+def _planned(step: api.ParallelStep, loaded: Target, trail: Trail) -> Planned:
     try:
         return step.planned(*loaded.args, watchers=[trail.watcher], **loaded.kwargs)
     except TraceError as error:
@@ -154,6 +164,9 @@ def _print(made: Made, output: Path | None) -> None:
     console, plan = out(), made.planned.plan
     console.print(headline(plan))
     console.print()
+    if isinstance(made.planned, api.PlannedStages) and plan.pipeline is not None:
+        console.print(pipeline(plan.pipeline, made.planned.timing.simulation))
+        console.print()
     if plan.outcome.recipes:
         console.print(margins(plan))
         console.print()

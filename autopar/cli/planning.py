@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from autopar.api import Watcher
+from autopar.api import Planned, PlannedStages, Watcher
+from autopar.ir.layers import LayerSequence
 from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.stages import StagePlan
@@ -25,16 +26,33 @@ class Trail:
         self._task = progress.add_task("tracing", total=None)
         self._mesh: MeshShape | None = None
         self._given: dict[tuple[MeshShape | None, str], object] = {}
+        self._layers: list[LayerSequence] = []
 
     @property
     def watcher(self) -> Watcher:
         """What to hand to the planner."""
         return Watcher(after=self._after)
 
-    def text_after(self, slot: str, mesh: MeshShape) -> str:
-        """What a slot gave on a mesh, or on all alike, as it prints."""
-        given = self._given.get((mesh, slot), self._given.get((None, slot)))
+    def text_after(self, slot: str, planned: Planned | PlannedStages) -> str:
+        """What a slot gave on the way to the plan that was made, as it prints."""
+        if slot == "graph":
+            return str(planned.graph)
+        if isinstance(planned, PlannedStages):
+            return self._text_of_stages(slot, planned)
+        given = self._given.get((planned.plan.mesh, slot), self._given.get((None, slot)))
         return str(given)
+
+    def _text_of_stages(self, slot: str, planned: PlannedStages) -> str:
+        made = planned.staged
+        if slot == "layer":  # as they were before those of a stage were joined
+            joined = made.sliced.layers
+            found = (s for s in reversed(self._layers) if s.graph is joined.graph)
+            return str(next(found, joined))
+        if slot == "shard":
+            return "\n".join(f"mesh{k}: {plan}" for k, plan in enumerate(made.plans))
+        return str(
+            {"batch": made.sliced.batching, "stage": made.stages, "lower": made.program}[slot]
+        )
 
     def _after(self, slot: str, given: object, made: object, seconds: float) -> None:
         del given
@@ -43,9 +61,11 @@ class Trail:
         if slot == _SLOTS[0]:
             self._mesh = None
         if isinstance(made, StagePlan):
-            self._mesh = made.stages[0].mesh
-        self._given[self._mesh, slot] = made
-        if isinstance(made, ShardingPlan):
+            self._mesh = made.submeshes[0].mesh
+        if isinstance(made, LayerSequence):
+            self._layers.append(made)
+        self._given.setdefault((self._mesh, slot), made)  # one program is tried before stages
+        if isinstance(made, ShardingPlan) and self._mesh is not None:  # of a whole step
             self._told(made, seconds)
         done = _SLOTS.index(slot)
         following = _SLOTS[(done + 1) % len(_SLOTS)]

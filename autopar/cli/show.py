@@ -9,6 +9,7 @@ import click
 from autopar import api
 from autopar.cli.console import out, print_json, told
 from autopar.report.memory import memory, memory_in_full
+from autopar.report.pipeline import pipeline
 from autopar.report.plan import collectives, headline, margins, parameters
 from autopar.report.view import plan_data
 
@@ -33,6 +34,8 @@ def show_command(path: Path, params: bool, comm: bool, with_memory: bool, as_jso
         return
     everything = not (params or comm or with_memory)
     parts = [headline(plan)] if everything else []
+    if everything and plan.pipeline is not None:
+        parts.append(pipeline(plan.pipeline))
     if everything and plan.outcome.recipes:
         parts.append(margins(plan))
     if comm or everything:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
+from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from autopar import api, demo
 from autopar.cli.console import err, out, print_json
 from autopar.cli.planning import watched_planning
+from autopar.cli.stages import Count
+from autopar.ir.json_reader import Json
 from autopar.ir.plan import Plan
-from autopar.ir.plan_json import Json
 from autopar.report.memory import memory
+from autopar.report.pipeline import pipeline
 from autopar.report.plan import collectives, headline, parameters
 from autopar.report.training import Learnt, Line, comparison, learnt
 from autopar.report.view import plan_data
@@ -30,6 +34,9 @@ class Asked:
     method: str
     quick: bool
     as_json: bool
+    stages: Count
+    microbatches: Count | None
+    schedule: str
 
 
 def run_demo(asked: Asked, start: float) -> bool:
@@ -38,12 +45,19 @@ def run_demo(asked: Asked, start: float) -> bool:
     config = demo.QUICK if asked.quick else demo.CONFIG
     config = replace(config, steps=asked.steps or config.steps)
     step: api.ParallelStep = api.parallelize(
-        demo.train_step, cluster=f"{_DEVICES}xcpu", mesh=asked.mesh, method=asked.method
+        demo.train_step,
+        cluster=f"{_DEVICES}xcpu",
+        mesh=asked.mesh,
+        method=asked.method,
+        stages=asked.stages,
+        microbatches=asked.microbatches,
+        schedule=asked.schedule,
     )
     console = err() if asked.as_json else out()
     with watched_planning(err()) as trail:
-        plan = step.plan_for(*demo.example_args(config), watchers=[trail.watcher])
-    for part in (headline(plan), collectives(plan), parameters(plan, 6), memory(plan)):
+        planned = step.planned(*demo.example_args(config), watchers=[trail.watcher])
+    plan = planned.plan
+    for part in _parts(planned):
         console.print(part)
         console.print()
     with err().status("reading the corpus") as status:
@@ -59,6 +73,17 @@ def run_demo(asked: Asked, start: float) -> bool:
     if asked.as_json:
         _print_data(plan, compared, found, seconds)
     return compared.holds and found.holds
+
+
+def _parts(planned: api.Planned | api.PlannedStages) -> Iterator[RenderableType]:
+    plan = planned.plan
+    yield headline(plan)
+    if isinstance(planned, api.PlannedStages) and plan.pipeline is not None:
+        yield pipeline(plan.pipeline, planned.timing.simulation)
+    yield collectives(plan)
+    yield parameters(plan, 6)
+    if plan.prediction.peak is not None:
+        yield memory(plan)
 
 
 def _trained(

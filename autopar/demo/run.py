@@ -126,7 +126,8 @@ def held_out_loss(state: Any, corpus: Corpus, config: GptConfig) -> float:
     """The mean loss on windows of the held-out files, in nats a byte."""
     judge = jax.jit(eval_loss)
     source = batches(corpus.held_out, 2, config.batch, config.sequence)
-    return float(np.mean([float(judge(state, next(source))) for _ in range(_JUDGED_BATCHES)]))
+    whole = jax.device_get(state)  # its leaves may lie on several submeshes
+    return float(np.mean([float(judge(whole, next(source))) for _ in range(_JUDGED_BATCHES)]))
 
 
 def entropy(text: Text) -> float:

@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from autopar.ir.outcome import Status
+from autopar.ir.pipeline import PipelinePlan
 from autopar.ir.plan import Plan
 from autopar.ir.text import show_bytes, show_seconds
 from autopar.report.style import ACCENT, GOOD, QUIET, SlashedPath, bar, facts, percent, plain_table
@@ -17,11 +18,16 @@ _SHOWN = 12
 def headline(plan: Plan) -> RenderableType:
     """What was planned for what, how sure the answer is, and what it should take."""
     o, p, outcome = plan.origin, plan.prediction, plan.outcome
-    mesh = Text(str(plan.mesh)) + Text(f"  ({plan.mesh.device_count} devices)", style=QUIET)
+    shape = str(plan.mesh) if plan.pipeline is None else _submeshes(plan.pipeline)
+    mesh = Text(shape) + Text(f"  ({plan.device_count} devices)", style=QUIET)
     proven = outcome.status is not Status.FEASIBLE
+    bound = show_seconds(outcome.bound_seconds)
+    within = f"within {outcome.gap:.2%} of the bound {bound}. "
+    if plan.pipeline is not None:  # a bound for these stages, not for all that there might be
+        within = f"within {outcome.gap:.2%} of {bound}, which its busiest device works. "
     solved = Text.assemble(
         (outcome.status.value, f"bold {GOOD if proven else 'yellow'}"),
-        f"  within {outcome.gap:.2%} of the bound {show_seconds(outcome.bound_seconds)}. ",
+        f"  {within}",
         (outcome.sentence, QUIET),
     )
     predicted = Text.assemble(
@@ -42,8 +48,8 @@ def headline(plan: Plan) -> RenderableType:
     ]
     if p.peak is not None:
         pairs.append(("peak", Text(str(p.peak))))
-    if plan.stage_count > 1:
-        pairs.insert(2, ("stages", f"{plan.stage_count}, {plan.microbatches} microbatches"))
+    if plan.pipeline is not None:
+        pairs.insert(2, ("stages", _cut(plan, plan.pipeline)))
     title = Text.assemble(
         ("plan ", QUIET),
         (o.step, f"bold {ACCENT}"),
@@ -51,6 +57,23 @@ def headline(plan: Plan) -> RenderableType:
         (o.cluster_name, f"bold {ACCENT}"),
     )
     return Group(title, facts(pairs))
+
+
+def _cut(plan: Plan, pipeline: PipelinePlan) -> str:
+    """Into how many stages and microbatches the step is cut, and what runs them."""
+    submeshes, microbatches = len(pipeline.submeshes), f"{plan.microbatches} microbatches"
+    if submeshes == 1:
+        return f"one, {microbatches}: gradients add up over them"
+    chunks = "" if plan.stage_count == submeshes else f" on {submeshes} submeshes"
+    return f"{plan.stage_count}{chunks}, {microbatches}, {pipeline.schedule}"
+
+
+def _submeshes(plan: PipelinePlan) -> str:
+    """Equal meshes together: 4 x (data=2)."""
+    meshes = [str(s.mesh) for s in plan.submeshes]
+    if len(meshes) == 1:
+        return meshes[0]
+    return " + ".join(f"{meshes.count(m)} x ({m})" for m in dict.fromkeys(meshes))
 
 
 def margins(plan: Plan) -> RenderableType:
@@ -72,7 +95,8 @@ def collectives(plan: Plan) -> RenderableType:
     """Every collective of one step by kind and axes, the costliest first."""
     traffic = sorted(plan.prediction.traffic, key=lambda t: -t.seconds)
     if not traffic:
-        return Text("No collectives: no device waits for another.", style=QUIET)
+        where = "" if plan.pipeline is None else " within a stage"
+        return Text(f"No collectives{where}: no device waits for another.", style=QUIET)
     table = plain_table(
         "Collectives in a step", "kind", "~axes", ">count", ">bytes", ">time", ">share"
     )
@@ -95,19 +119,31 @@ def collectives(plan: Plan) -> RenderableType:
 def parameters(plan: Plan, shown: int | None = _SHOWN) -> RenderableType:
     """How the step's arguments lie, the largest first; all of them where `shown` is None."""
     rows = rows_of(plan)
+    cut = plan.pipeline is not None and len(plan.pipeline.submeshes) > 1
+    where = ("mesh",) if cut else ()
     table = plain_table(
-        "Arguments and their shardings", "~path", "type", "role", "~sharding", ">a device"
+        "Arguments and their shardings", "~path", "type", "role", *where, "~sharding", ">a device"
     )
     for r in rows[:shown]:
         times = f"{r.count} x " if r.count > 1 else ""
         kind = f"{times}{r.dtype}[{','.join(map(str, r.shape))}]"
         style = QUIET if r.spec == "P()" else ""
+        meshes = (_numbers(r.submeshes),) if cut else ()
         table.add_row(
-            SlashedPath(r.path), kind, r.role, Text(r.spec, style=style), show_bytes(r.local_bytes)
-        )
+            SlashedPath(r.path), kind, r.role, *meshes, Text(r.spec, style=style),
+            show_bytes(r.local_bytes),
+        )  # fmt: skip
     if shown is None or len(rows) <= shown:
         return table
     return Group(table, _rest(rows[shown:]))
+
+
+def _numbers(numbers: tuple[int, ...]) -> str:
+    """Numbers in a row as their first and last: 0..3; others one by one."""
+    first, last = numbers[0], numbers[-1]
+    if len(numbers) > 1 and last - first == len(numbers) - 1:
+        return f"{first}..{last}"
+    return ", ".join(map(str, numbers))
 
 
 def _rest(rows: tuple[object, ...]) -> Text:

@@ -6,18 +6,20 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from autopar.ir.json_reader import Json
 from autopar.ir.peak import Peak
 from autopar.ir.plan import Argument, Plan
-from autopar.ir.plan_json import Json
 from autopar.ir.sharding import Sharding
 from autopar.ir.values import Role, item_bytes
+from autopar.report.pipeline import pipeline_data
 
 
 @dataclass(frozen=True)
 class Row:
     """Arguments that lie alike and whose paths differ in numbers only, as one line.
 
-    `nbytes` and `local_bytes` are of all of them together: whole, and of one device's pieces.
+    `nbytes` and `local_bytes` are of all of them together: whole, and of one device's pieces, where
+    they are most. `submeshes` are where they lie, by number.
     """
 
     path: str
@@ -28,6 +30,7 @@ class Row:
     spec: str
     nbytes: int
     local_bytes: int
+    submeshes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,9 @@ def holdings_of(plan: Plan) -> tuple[Holding, ...]:
         groups.setdefault("/".join(a.path.split("/")[:depth]), []).append(a)
     held = [
         Holding(
-            what, sum(_whole_bytes(a) for a in group), sum(a.local_bytes(plan.mesh) for a in group)
+            what,
+            sum(_whole_bytes(a) for a in group),
+            _local_bytes(plan, group),
         )
         for what, group in groups.items()
     ]
@@ -81,7 +86,7 @@ def plan_data(plan: Plan) -> dict[str, Json]:
     return {
         "step": o.step,
         "cluster": o.cluster_name,
-        "devices": plan.mesh.device_count,
+        "devices": plan.device_count,
         "mesh": dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True)),
         "method": o.method,
         "jax": o.jax_minor,
@@ -119,6 +124,7 @@ def plan_data(plan: Plan) -> dict[str, Json]:
             "peak": _peak_data(p.peak),
             "price_seconds_per_gib": price_per_gib(plan),
         },
+        "pipeline": pipeline_data(plan.pipeline) if plan.pipeline is not None else None,
         "collectives": [
             {"kind": t.kind, "axes": list(t.axes), "count": t.count, "bytes": t.nbytes,
              "seconds": t.seconds}
@@ -166,7 +172,8 @@ def _argument_data(plan: Plan, arguments: Iterable[Argument]) -> list[Json]:
             "role": a.role,
             "sharding": spec_text(a.sharding),
             "bytes": _whole_bytes(a),
-            "local_bytes": a.local_bytes(plan.mesh),
+            "local_bytes": a.local_bytes(plan.mesh_of(a)),
+            "submesh": a.submesh,
         }
         for a in sorted(arguments, key=lambda a: (-_whole_bytes(a), a.path))
     ]
@@ -182,8 +189,17 @@ def _row(plan: Plan, group: list[Argument]) -> Row:
         role=first.role,
         spec=spec_text(first.sharding),
         nbytes=_whole_bytes(first) * len(group),
-        local_bytes=first.local_bytes(plan.mesh) * len(group),
+        local_bytes=_local_bytes(plan, group),
+        submeshes=tuple(sorted({a.submesh for a in group})),
     )
+
+
+def _local_bytes(plan: Plan, group: list[Argument]) -> int:
+    """What one device holds of some arguments, on the submesh that holds most of them."""
+    held: dict[int, int] = {}
+    for a in group:
+        held[a.submesh] = held.get(a.submesh, 0) + a.local_bytes(plan.mesh_of(a))
+    return max(held.values())
 
 
 def _common_path(paths: list[str]) -> str:

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from autopar.cli.main import main
 
+COLUMNS = "120"
 STEP = """
 import jax
 import jax.numpy as jnp
@@ -43,7 +44,7 @@ class Ran:
 
 def run(*words: str | Path) -> Ran:
     """The command `autopar WORDS...`."""
-    done = CliRunner(env={"COLUMNS": "120"}).invoke(main, [str(w) for w in words])
+    done = CliRunner(env={"COLUMNS": COLUMNS}).invoke(main, [str(w) for w in words])
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     return Ran(done.exit_code, done.stdout, done.stderr)

@@ -1,5 +1,7 @@
 """`autopar demo`: it plans, compares, trains and judges, and its exit code is its verdict."""
 
+import pytest
+
 from tests.cli.running import run
 
 
@@ -16,6 +18,18 @@ def test_the_quick_demo_learns_and_agrees() -> None:
         assert equality["relative_difference"][what] <= limit
     assert training["held_out_nats"] < training["unigram_nats"]
     assert "the steps equal the plain ones to rounding" in done.err
+
+
+@pytest.mark.slow
+def test_the_quick_demo_learns_and_agrees_in_four_stages() -> None:
+    done = run("demo", "--quick", "--stages", "4", "--json")
+    assert done.code == 0, done.err
+    plan = done.data["plan"]
+    assert plan["stages"] in (4, 8)  # one or two of each device
+    assert [len(s["devices"]) for s in plan["pipeline"]["submeshes"]] == [2, 2, 2, 2]
+    assert "Stages under" in done.err
+    assert "the steps equal the plain ones to rounding" in done.err
+    assert done.data["training"]["held_out_nats"] < done.data["training"]["unigram_nats"]
 
 
 def test_too_few_steps_to_learn_end_with_1() -> None:

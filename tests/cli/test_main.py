@@ -10,7 +10,16 @@ from tests.cli.running import run
 def test_help_names_every_command_and_exit_code() -> None:
     done = run("--help")
     assert done.code == 0
-    for word in ("plan", "show", "clusters", "demo", "Exit codes: 0"):
+    for word in (
+        "plan",
+        "show",
+        "clusters",
+        "schedule",
+        "profile",
+        "partition",
+        "demo",
+        "Exit codes: 0",
+    ):
         assert word in done.out
 
 

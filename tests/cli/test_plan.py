@@ -9,7 +9,7 @@ from tests.cli.running import STEP, run, written
 SECTIONS = {
     "step", "cluster", "devices", "mesh", "method", "jax", "layers", "stages", "microbatches",
     "pins", "outcome", "predicted", "memory", "collectives", "parameters", "planning_seconds",
-    "output", "warnings",
+    "output", "warnings", "pipeline",
 }  # fmt: skip
 
 
@@ -37,7 +37,7 @@ def test_json_is_one_object_and_nothing_else(tmp_path: Path) -> None:
     assert done.data["method"] == "fsdp"
     assert set(done.data["collectives"][0]) == {"kind", "axes", "count", "bytes", "seconds"}
     assert set(done.data["parameters"][0]) == {
-        "path", "shape", "dtype", "role", "sharding", "bytes", "local_bytes",
+        "path", "shape", "dtype", "role", "sharding", "bytes", "local_bytes", "submesh",
     }  # fmt: skip
     assert "hello" in done.err
 

@@ -1,8 +1,9 @@
 """Every code block and command of the README and the documentation runs as it stands there.
 
 A block that opens with a comment naming a file is that file; other Python blocks of a page run one
-after another in one namespace. In console blocks each `$ autopar` line is run, and the lines below
-it are what it must print, numbers aside; `...` is any lines.
+after another in one namespace, with the repository's examples beside them. In console blocks each
+`$ autopar` line is run, and the lines below it are what it must print, numbers aside; `...` is any
+lines.
 """
 
 import re
@@ -46,6 +47,7 @@ def test_the_blocks_of_a_page_run(
 ) -> None:
     del devices  # the pages assume eight
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.syspath_prepend(tmp_path)
     names: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks_of(page):

@@ -1,0 +1,229 @@
+"""`autopar partition`: cuts a profiled model into pipeline stages, as PipeDream does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+import click
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from autopar.cli.console import out, print_json, told
+from autopar.errors import InputError
+from autopar.ir.json_reader import Json
+from autopar.ir.profile import Chain, Profile, load_profile
+from autopar.passes.stage.pipedream import SYNCS, Level, Partition, PipelineStage, Sync, partition
+from autopar.report.style import ACCENT, BAD, QUIET, facts, plain_table
+
+_BANDWIDTH = re.compile(r"(?P<number>.+?)\s*(?P<prefix>[kKMGT]?)(?P<unit>i?B|i?bytes?|bits?)/s")
+_DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_BINARY = {"k": 2.0**10, "K": 2.0**10, "M": 2.0**20, "G": 2.0**30, "T": 2.0**40}
+_MOST_WORKERS = 4096
+
+
+@click.command("partition")
+@click.argument("profile_path", metavar="PROFILE.json", type=click.Path())
+@click.option("--workers", type=int, metavar="M", help="Use exactly so many equal workers.")
+@click.option("--bandwidth", help="Of each worker's link: 10Gbit/s, 25Gbit/s, 1GB/s, 12.5GiB/s.")
+@click.option(
+    "--levels",
+    metavar="4x100Gbit/s,8x10Gbit/s",
+    help="Instead of both: a cluster of servers, innermost first. Here 8 servers of 4 workers.",
+)
+@click.option(
+    "--sync",
+    type=click.Choice(SYNCS),
+    default="ps",
+    show_default=True,
+    help="What synchronising weights costs: parameter servers, a ring, or the 2019 paper's form.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@told
+def partition_command(
+    profile_path: str,
+    workers: int | None,
+    bandwidth: str | None,
+    levels: str | None,
+    sync: Sync,
+    as_json: bool,
+) -> None:
+    """Cut a profiled model into pipeline stages with replicas, for asynchronous 1F1B.
+
+    The profile is one of `autopar profile`, or of PipeDream. Layers are counted from 1, after
+    Input layers and unused __getitem__ outputs are dropped. The bottleneck is the time between
+    two minibatches of a full pipeline.
+    """
+    wanted = _levels(workers, bandwidth, levels)
+    profile = load_profile(profile_path)
+    chain = profile.chain()
+    found = partition(chain, wanted, sync)
+    if as_json:
+        print_json(_data(profile, chain, found))
+        return
+    console = out()
+    console.print(_headline(profile, chain, found, wanted))
+    console.print()
+    console.print(_table(chain, found))
+
+
+def bytes_per_ms(text: str) -> float:
+    """A bandwidth as 10Gbit/s, 100Mbit/s, 1.25GB/s, 1GiB/s or 1e9bytes/s; raises InputError."""
+    read = _BANDWIDTH.fullmatch(text.strip())
+    number = _number(read["number"]) if read is not None else None
+    if read is None or number is None:
+        raise InputError(
+            f"bandwidth {text!r} is not understood; write a number and a unit, as 10Gbit/s, "
+            "100Mbit/s, 1.25GB/s, 1GiB/s or 1e9bytes/s"
+        )
+    prefix, unit = read["prefix"], read["unit"]
+    if unit.startswith("i") and not prefix:
+        raise InputError(f"bandwidth {text!r} has an i with no K, M, G or T before it")
+    scale = _BINARY[prefix] if unit.startswith("i") else _DECIMAL[prefix]
+    found = number * scale / (8 if unit.startswith("bit") else 1) / 1e3
+    if not 0 < found < float("inf"):
+        raise InputError(f"bandwidth {text!r} cannot be used: give a positive one, as 10Gbit/s")
+    return found
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _levels(workers: int | None, bandwidth: str | None, levels: str | None) -> list[Level]:
+    """The levels that the options describe, innermost first."""
+    if levels is not None:
+        if workers is not None or bandwidth is not None:
+            raise InputError("--levels says it all: leave out --workers and --bandwidth")
+        found = [_level(part) for part in levels.split(",")]
+    elif workers is None or bandwidth is None:
+        missing = "--workers" if workers is None else "--bandwidth"
+        raise InputError(
+            f"{missing} is missing: give --workers 8 --bandwidth 10Gbit/s, or for a cluster of "
+            "servers --levels 4x100Gbit/s,8x10Gbit/s"
+        )
+    else:
+        found = [Level(workers, bytes_per_ms(bandwidth))]
+    for level in found:
+        level.verify()
+        if level.count > _MOST_WORKERS:
+            raise InputError(
+                f"{level.count} workers on one level are more than {_MOST_WORKERS}: group them in "
+                "servers, as --levels 8x600GB/s,128x25GB/s"
+            )
+    return found
+
+
+def _level(text: str) -> Level:
+    count, times, bandwidth = text.partition("x")
+    if not times or not count.strip().isdecimal():
+        raise InputError(
+            f"level {text!r} is not understood; write a count and a bandwidth, as 4x100Gbit/s"
+        )
+    return Level(int(count), bytes_per_ms(bandwidth))
+
+
+def _data(profile: Profile, chain: Chain, found: Partition) -> dict[str, Json]:
+    return {
+        "model": profile.model,
+        "workers": found.workers,
+        "sync": found.sync,
+        "first_layer": 1,
+        "layers": len(chain.layers),
+        "bottleneck_ms": found.bottleneck_ms,
+        "one_worker_ms": chain.compute_ms,
+        "stages": [_stage_data(stage) for stage in found.stages],
+    }
+
+
+def _stage_data(stage: PipelineStage) -> dict[str, Json]:
+    return {
+        "first": stage.first,
+        "last": stage.last,
+        "replicas": stage.replicas,
+        "compute_ms": stage.compute_ms,
+        "sync_ms": stage.sync_ms,
+        "transfer_ms": stage.transfer_ms,
+        "in_flight": stage.in_flight,
+        **({"stages": [_stage_data(s) for s in stage.stages]} if stage.stages else {}),
+    }
+
+
+def _headline(
+    profile: Profile, chain: Chain, found: Partition, levels: Sequence[Level]
+) -> RenderableType:
+    alone, bottleneck = chain.compute_ms, found.bottleneck_ms
+    faster = f", {alone / bottleneck:.2f} times as fast" if bottleneck > 0 else ""
+    return facts(
+        [
+            ("model", Text(f"{profile.model or '(no name)'}, {len(chain.layers)} layers")),
+            ("workers", Text(_workers_text(levels))),
+            ("sync", found.sync),
+            ("one worker", f"{alone:.3f} ms a minibatch"),
+            ("bottleneck", Text.assemble(
+                (f"{bottleneck:.3f} ms", f"bold {ACCENT}"),
+                f" between minibatches, {_reason(found)}{faster}",
+            )),
+        ]
+    )  # fmt: skip
+
+
+def _reason(found: Partition) -> str:
+    """What everything waits for, as `compute of stage 0`."""
+    for i, stage in enumerate(found.stages):
+        kinds = (
+            ("compute of", stage.compute_ms),
+            ("sync of", stage.sync_ms),
+            ("transfer behind", stage.transfer_ms),
+        )
+        for kind, ms in kinds:
+            if ms == found.bottleneck_ms:
+                return f"{kind} stage {i}"
+    raise AssertionError("the bottleneck is one of these times")
+
+
+def _workers_text(levels: Sequence[Level]) -> str:
+    """As `4 at 12.5 GB/s, in each of 8 at 1.25 GB/s`."""
+    return ", in each of ".join(f"{v.count} at {v.bytes_per_ms / 1e6:.4g} GB/s" for v in levels)
+
+
+def _table(chain: Chain, found: Partition) -> Table:
+    table = plain_table(
+        "Stages, ms per minibatch",
+        "#", "layers", "~names", ">replicas", ">compute", ">sync", ">transfer", ">in flight",
+    )  # fmt: skip
+    for name, stage, is_outer in _numbered(found.stages):
+        slowest = found.bottleneck_ms if is_outer else None
+        table.add_row(
+            name,
+            f"{stage.first}..{stage.last}",
+            Text(_names(chain, stage)),
+            str(stage.replicas),
+            *(_ms(ms, slowest) for ms in (stage.compute_ms, stage.sync_ms, stage.transfer_ms)),
+            str(stage.in_flight),
+            style="" if is_outer else QUIET,
+        )
+    return table
+
+
+def _names(chain: Chain, stage: PipelineStage) -> str:
+    first, last = chain.layers[stage.first - 1].name, chain.layers[stage.last - 1].name
+    return first if stage.first == stage.last else f"{first} .. {last}"
+
+
+def _numbered(
+    stages: Sequence[PipelineStage], outer: str = ""
+) -> Iterator[tuple[str, PipelineStage, bool]]:
+    """Stages with their numbers, each before those within it: 0, 0.0, 0.1, 1."""
+    for i, stage in enumerate(stages):
+        yield f"{outer}{i}", stage, not outer
+        yield from _numbered(stage.stages, f"{outer}{i}.")
+
+
+def _ms(found: float, slowest: float | None) -> Text:
+    """A time; the one that everything waits for stands out."""
+    return Text(f"{found:.3f}", style=f"bold {BAD}" if found == slowest and found > 0 else "")

@@ -1,0 +1,121 @@
+"""`autopar profile`: what each layer of a model should take, as a file for `autopar partition`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from autopar import api
+from autopar.cli.console import err, gathered_warnings, out, print_warnings, told
+from autopar.cli.loading import Target, last_line_in, load_target
+from autopar.cost.profile import profile_of
+from autopar.errors import TraceError
+from autopar.frontend import trace
+from autopar.ir.graph import Graph
+from autopar.ir.profile import Profile, profile_to_json, save_profile
+from autopar.ir.text import show_bytes, show_seconds
+from autopar.planning import graph_of
+from autopar.report.style import QUIET, SlashedPath, plain_table
+from autopar.rules import RuleBook
+
+_NO_STATE = (
+    "no argument of the step comes back as new state, so no layer has parameters: let it return "
+    "its parameters, as `new_state, metrics`"
+)
+
+
+@click.command("profile")
+@click.argument("target", metavar="FILE.py:FUNCTION")
+@click.option(
+    "--cluster",
+    default="local",
+    show_default=True,
+    help="Whose chip the times are predicted for: a name such as 8xh100, or a .toml file.",
+)
+@click.option(
+    "--depth",
+    type=click.IntRange(min=1),
+    help="How many parts of a module path tell layers apart. Default: the least for six layers.",
+)
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Save it there."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the profile as one JSON object.")
+@told
+def profile_command(
+    target: str, cluster: str, depth: int | None, output: Path | None, as_json: bool
+) -> None:
+    """Predict a step's times and bytes layer by layer, on one device with the whole batch.
+
+    Layers are runs of one module path in the order of the forward pass; each trip of a scan over
+    stacked weights is one. Backward work counts with the layer that it differentiates; the update
+    is left out. The file's example_args() gives the arguments, as for `autopar plan`.
+    """
+    if cluster.strip().lower() != "local":
+        api.keep_to_cpu()
+    chosen = api.Cluster.parse(cluster)
+    with err().status("reading the file"):
+        loaded = load_target(target)
+    with gathered_warnings() as messages:
+        graph = _graph(loaded)
+    source = f"predicted by autopar for one device of {chosen.name}"
+    profile = profile_of(graph, chosen.chip, depth, source)
+    if output is not None:
+        save_profile(profile, output)
+    if not any(layer.parameter_bytes for layer in profile.layers):
+        messages.append(_NO_STATE)
+    print_warnings(messages)
+    if as_json:
+        click.echo(profile_to_json(profile), nl=False)
+        return
+    _print(profile, output)
+
+
+def _graph(loaded: Target) -> Graph:
+    step: api.ParallelStep = api.parallelize(loaded.step)
+    try:
+        traced = trace(step.spec, loaded.args, loaded.kwargs)
+    except TraceError as error:
+        where = last_line_in(error.__cause__ or error, loaded.path.resolve())
+        if not where:
+            raise
+        raise TraceError(f"{error}\n  {loaded.path}, {where}") from error
+    return graph_of(traced, RuleBook())
+
+
+def _print(profile: Profile, output: Path | None) -> None:
+    console = out()
+    console.print(_table(profile))
+    console.print()
+    saved = f", saved to {output}" if output is not None else ""
+    console.print(
+        f"{profile.model}: {profile.source}{saved}",
+        style=QUIET, markup=False, soft_wrap=True,
+    )  # fmt: skip
+
+
+def _table(profile: Profile) -> Table:
+    table = plain_table(
+        "Layers of one minibatch", "~layer", ">forward", ">backward", ">sends", ">parameters"
+    )
+    for layer in profile.layers:
+        table.add_row(
+            SlashedPath(layer.name),
+            show_seconds(layer.forward_ms / 1e3),
+            show_seconds(layer.backward_ms / 1e3),
+            show_bytes(layer.activation_bytes),
+            show_bytes(layer.parameter_bytes),
+        )
+    table.add_section()
+    table.add_row(
+        Text("all"),
+        show_seconds(sum(layer.forward_ms for layer in profile.layers) / 1e3),
+        show_seconds(sum(layer.backward_ms for layer in profile.layers) / 1e3),
+        "",
+        show_bytes(sum(layer.parameter_bytes for layer in profile.layers)),
+        style="bold",
+    )
+    return table

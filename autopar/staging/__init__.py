@@ -1,0 +1,1 @@
+"""From a step to stage programs: microbatches, layers, priced stages, sharded submeshes."""

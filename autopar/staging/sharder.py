@@ -1,0 +1,192 @@
+"""Shards the stages of each submesh within the memory of its devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from autopar.cluster import Cluster
+from autopar.cluster.submesh import Block, cut_out
+from autopar.cost.prices import Prices
+from autopar.cost.reshard import Resharder
+from autopar.errors import InfeasibleError, MemoryLimitError
+from autopar.ir.program import Part, SubmeshGraph
+from autopar.ir.sharding_plan import ShardingPlan
+from autopar.ir.stages import StagePlan, Submesh
+from autopar.ir.text import show_bytes
+from autopar.passes.base import Setting
+from autopar.passes.lower.joint import joint_graph
+from autopar.passes.lower.links import Links
+from autopar.passes.lower.outline import Outline
+from autopar.passes.shard.base import AbstractSharding
+from autopar.passes.shard.lightest import Lightest
+from autopar.passes.shard.moves import MoveTables
+from autopar.passes.shard.optimal import Optimal
+from autopar.passes.shard.pins import matches
+from autopar.passes.shard.recipes import recipe_named
+from autopar.request import Pins, Request
+from autopar.schedule.table import in_flight
+from autopar.staging.alike import likeness, renamed
+from autopar.staging.costs import StageCosts, stage_costs
+from autopar.staging.sliced import Sliced
+
+_ROOMY = 2**60  # bytes that bind nothing
+_LEAN = ("megatron", "fsdp", "fsdp+tp")  # recipes that cut up parameters and optimizer state
+
+
+@dataclass(frozen=True)
+class Ground:
+    """A submesh as its stages find it: the cluster that it is by itself, and the prices there."""
+
+    cluster: Cluster
+    tables: MoveTables
+
+    @property
+    def resharder(self) -> Resharder:
+        """Routes from one sharding to another."""
+        return self.tables.resharder
+
+
+def ground_of(cluster: Cluster, block: Block, submesh: Submesh) -> Ground:
+    """A submesh's part of the cluster, where nothing is priced yet."""
+    part = cut_out(cluster, block.submesh)
+    return Ground(part, MoveTables(Prices(part, submesh.mesh)))
+
+
+def costs_of(
+    stage: int, parts: Sequence[Part], joint: SubmeshGraph, plan: ShardingPlan,
+    tables: MoveTables, microbatches: int,
+) -> StageCosts:  # fmt: skip
+    """What one stage takes on its submesh."""
+    own = [p for p in parts if p.stage == stage]
+    return stage_costs(own, own, joint, plan, tables, microbatches)
+
+
+def flights_of(stages: StagePlan) -> tuple[int, ...]:
+    """Of how many microbatches each submesh keeps a stage's activations at most."""
+    count, chunks = len(stages.submeshes), stages.chunks
+    flying = in_flight(stages.schedule, count, stages.microbatches, chunks)
+    return tuple(-(-n // chunks) for n in flying)
+
+
+def peak_bytes(costs: Sequence[StageCosts], flight: int) -> int:
+    """The most that a device holds for its stages, so many microbatches in flight."""
+    held = sum(c.fixed_bytes + flight * c.activation_bytes for c in costs)
+    return held + max((c.working_bytes for c in costs), default=0)
+
+
+class Sharder:
+    """Shards submeshes; those whose stages are alike take one answer."""
+
+    def __init__(
+        self,
+        sliced: Sliced,
+        stages: StagePlan,
+        parts: tuple[Part, ...],
+        request: Request,
+        setting: Setting,
+    ) -> None:
+        self._sliced, self._stages, self._parts = sliced, stages, parts
+        self._request, self._setting = request, setting
+        self._flights = flights_of(stages)
+        self._links = Links(Outline.of(sliced.batching, stages), parts)
+        self._known: dict[object, tuple[SubmeshGraph, ShardingPlan]] = {}
+
+    def sharded(self, submesh: int, ground: Ground, recipe: str) -> ShardingPlan:
+        """The plan of a submesh; raises MemoryLimitError where nothing fits its devices.
+
+        First the recipe that the stage's price is of, without a limit: it is known to fit, or
+        nearly.
+        """
+        joint = joint_graph(self._links, submesh)
+        pins = self._pins(joint)
+        mesh = ground.tables.prices.mesh
+        key = (likeness(joint.graph), mesh, str(ground.cluster), pins, recipe)
+        known = self._known.get(key)
+        plan: ShardingPlan | None
+        if known is not None:
+            plan = renamed(known[1], known[0].graph, joint.graph)
+        else:
+            shard = Optimal(
+                recipe=recipe_named(recipe), tables=ground.tables, brief=True, quick=True
+            )
+            setting = self._setting_of(joint, ground, pins, submesh)
+            plan = self._tried(joint, shard, replace(setting, memory_bytes=_ROOMY))
+        if plan is not None:
+            self._known[key] = joint, plan
+            if self._peak_of(submesh, joint, plan, ground) <= self._request.budget_bytes:
+                return plan
+        return self._fitted(submesh, joint, ground, pins)
+
+    def _setting_of(self, joint: SubmeshGraph, ground: Ground, pins: Pins, submesh: int) -> Setting:
+        flight = self._flights[submesh]
+        return replace(
+            self._setting, cluster=ground.cluster, mesh=ground.tables.prices.mesh, pins=pins,
+            resharder=ground.resharder, in_flight=dict.fromkeys(joint.stashed, flight),
+        )  # fmt: skip
+
+    def _pins(self, joint: SubmeshGraph) -> Pins:
+        """The pins of what the submesh holds."""
+        paths = [i.path for i in joint.graph.inputs]
+        return tuple(
+            (pattern, dims)
+            for pattern, dims in self._request.pins
+            if any(matches(pattern, p) for p in paths)
+        )
+
+    def _fitted(
+        self, submesh: int, joint: SubmeshGraph, ground: Ground, pins: Pins
+    ) -> ShardingPlan:
+        """A plan whose peak is within the budget: by recipes, then under a limit."""
+        budget = self._request.budget_bytes
+        setting = self._setting_of(joint, ground, pins, submesh)
+        least = _ROOMY
+        for shard, memory_bytes in self._attempts(ground, budget):
+            plan = self._tried(joint, shard, replace(setting, memory_bytes=memory_bytes))
+            if plan is None:
+                continue
+            peak = self._peak_of(submesh, joint, plan, ground)
+            if peak <= budget:
+                return plan
+            least = min(least, peak)
+        raise self._refusal(submesh, least)
+
+    def _attempts(self, ground: Ground, budget: int) -> Iterator[tuple[AbstractSharding, int]]:
+        """Passes and their limits, the quick ones first."""
+        method = self._request.method
+        for name in _LEAN if method == "auto" else ():
+            recipe = recipe_named(name)
+            yield Optimal(recipe=recipe, tables=ground.tables, brief=True, quick=True), _ROOMY
+        recipe = recipe_named(method)
+        yield Optimal(recipe=recipe, tables=ground.tables, brief=True, quick=True), budget
+        yield Lightest(recipe=recipe, tables=ground.tables), budget
+
+    def _tried(
+        self, joint: SubmeshGraph, shard: AbstractSharding, setting: Setting
+    ) -> ShardingPlan | None:
+        try:
+            return setting.watched("shard", joint, lambda: shard.run(joint.graph, setting))
+        except InfeasibleError:
+            return None
+
+    def _peak_of(
+        self, submesh: int, joint: SubmeshGraph, plan: ShardingPlan, ground: Ground
+    ) -> int:
+        costs = [
+            costs_of(s, self._parts, joint, plan, ground.tables, self._stages.microbatches)
+            for s, stage in enumerate(self._stages.stages)
+            if stage.submesh == submesh
+        ]  # fmt: skip
+        return peak_bytes(costs, self._flights[submesh])
+
+    def _refusal(self, submesh: int, least: int) -> MemoryLimitError:
+        layers = self._stages.layers.layers
+        held = [s for s in self._stages.stages if s.submesh == submesh]
+        names = ", ".join(f"{layers[s.first].name}..{layers[s.last].name}" for s in held)
+        flight = self._flights[submesh]
+        return MemoryLimitError(
+            f"stage {names} on mesh{submesh} ({self._stages.submeshes[submesh].mesh}) needs "
+            f"{show_bytes(least)} a device and may hold {show_bytes(self._request.budget_bytes)}, "
+            f"with {flight} microbatches in flight under {self._stages.schedule}.\n"
+            "Try more stages, more microbatches, schedule='1f1b', or more devices."
+        )

@@ -1,0 +1,125 @@
+"""Stages that were chosen become programs: each submesh sharded within its memory, then lowered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autopar.cluster import Cluster, device_order
+from autopar.cluster.submesh import Block, cut_out
+from autopar.ir.layers import Layer, LayerSequence
+from autopar.ir.program import Part, Program
+from autopar.ir.sharding_plan import ShardingPlan
+from autopar.ir.stages import Stage, StagePlan, Submesh
+from autopar.passes.base import Setting
+from autopar.passes.lower.joint import joint_graph
+from autopar.passes.lower.links import Links
+from autopar.passes.lower.outline import Outline
+from autopar.passes.lower.program import lower_pipeline
+from autopar.passes.lower.split import split
+from autopar.passes.stage.prices import Choice, ChosenStage
+from autopar.request import Request
+from autopar.staging.costs import StageCosts
+from autopar.staging.sharder import Ground, Sharder, costs_of, flights_of, ground_of, peak_bytes
+from autopar.staging.sliced import Sliced
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A step as stage programs: what was decided for each submesh, and what each stage takes."""
+
+    sliced: Sliced
+    stages: StagePlan
+    parts: tuple[Part, ...]
+    plans: tuple[ShardingPlan, ...]
+    costs: tuple[StageCosts, ...]  # by stage
+    peak_bytes: tuple[int, ...]  # by submesh
+    program: Program
+
+    @property
+    def argument_bytes(self) -> tuple[int, ...]:
+        """Bytes that each submesh holds throughout, on one device."""
+        held = [0] * len(self.plans)
+        for stage, costs in zip(self.stages.stages, self.costs, strict=True):
+            held[stage.submesh] += costs.fixed_bytes
+        return tuple(held)
+
+
+def stage_plan(
+    joined: LayerSequence, layers: Sequence[Layer], choice: Choice, cluster: Cluster
+) -> StagePlan:
+    """What was chosen of some layers, each stage one of those that are `joined` of them.
+
+    A submesh's devices stand in the order of its logical mesh.
+    """
+    blocks = list(dict.fromkeys(s.block for s in choice.stages))
+    meshes = {s.block: s.mesh for s in choice.stages}
+    return StagePlan(
+        joined,
+        tuple(
+            Stage(i, i, blocks.index(s.block), s.recompute, _cuts(layers, s))
+            for i, s in enumerate(choice.stages)
+        ),
+        tuple(Submesh(meshes[b], _devices(cluster, b, Submesh(meshes[b]))) for b in blocks),
+        choice.microbatches,
+        choice.schedule,
+    )
+
+
+def _cuts(layers: Sequence[Layer], stage: ChosenStage) -> tuple[int, ...]:
+    """Where the layers of a stage that is recomputed meet."""
+    return tuple(layers[i].last + 1 for i in range(stage.first, stage.last) if stage.recompute)
+
+
+def _devices(cluster: Cluster, block: Block, submesh: Submesh) -> tuple[int, ...]:
+    order = device_order(cut_out(cluster, block.submesh), submesh.mesh)
+    return tuple(block.start + i for i in order)
+
+
+def build_stages(
+    sliced: Sliced, stages: StagePlan, choice: Choice, request: Request, setting: Setting
+) -> Staged:
+    """Every submesh sharded within the memory of its devices, and all of them lowered.
+
+    Raises MemoryLimitError where a submesh's stages do not fit.
+    """
+    parts = split(sliced.batching, stages)
+    recipes = {s.block: s.recipe for s in choice.stages}
+    grounds = [
+        ground_of(request.cluster, b, s) for b, s in zip(recipes, stages.submeshes, strict=True)
+    ]
+    builder = Sharder(sliced, stages, parts, request, setting)
+    made = [
+        builder.sharded(k, ground, recipe)
+        for k, (ground, recipe) in enumerate(zip(grounds, recipes.values(), strict=True))
+    ]
+    return staged(sliced, stages, parts, made, grounds)
+
+
+def staged(
+    sliced: Sliced,
+    stages: StagePlan,
+    parts: tuple[Part, ...],
+    plans: Sequence[ShardingPlan],
+    grounds: Sequence[Ground],
+) -> Staged:
+    """Stage programs of plans that were made, now or before."""
+    batching = sliced.batching
+    links = Links(Outline.of(batching, stages), parts)
+    joints = [joint_graph(links, k) for k in range(len(stages.submeshes))]
+    costs = tuple(
+        costs_of(s, parts, joints[stage.submesh], plans[stage.submesh],
+                  grounds[stage.submesh].tables, stages.microbatches)
+        for s, stage in enumerate(stages.stages)
+    )  # fmt: skip
+    flights = flights_of(stages)
+    peaks = tuple(
+        peak_bytes(
+            [c for c, s in zip(costs, stages.stages, strict=True) if s.submesh == k], flights[k]
+        )
+        for k in range(len(stages.submeshes))
+    )
+    program = lower_pipeline(
+        batching, stages, parts, tuple(plans), tuple(g.resharder for g in grounds)
+    )
+    return Staged(sliced, stages, parts, tuple(plans), costs, peaks, program)

@@ -1,0 +1,175 @@
+"""Steps on stages that are laid out by hand, so that no search decides what a test is about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from autopar.cluster.submesh import Block, submeshes
+from autopar.frontend import StepSpec, read_call, trace
+from autopar.ir.mesh import MeshShape
+from autopar.passes.base import Setting
+from autopar.passes.layer.fixed import Fixed
+from autopar.passes.lower import program as lowering
+from autopar.passes.lower.outline import grid_of
+from autopar.passes.stage.prices import Choice, ChosenStage
+from autopar.request import Request
+from autopar.runtime.bind import bind_mesh
+from autopar.runtime.pipeline import PipelineExecutor
+from autopar.schedule.table import SCHEDULES, device_order, plain_loop
+from autopar.staging.sliced import Sliced, slice_step
+from autopar.staging.source import Source
+from autopar.staging.stages import Staged, build_stages, stage_plan
+from tests.end_to_end.running import EAGER, STEPS, Leaf, numbers
+from tests.zoo import Case, Optimizer, cases
+from tests.zoo.staged import staged_cases
+
+_SETTING = Setting(EAGER, MeshShape((), ()), EAGER.memory_bytes)
+_SHAPES = {shape.device_count: shape for shape in submeshes(EAGER)}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Submeshes of so many devices one after the other, each with its share of the layers."""
+
+    sizes: tuple[int, ...]
+    microbatches: int
+    schedule: str
+    recompute: bool = False
+    method: str = "auto"
+
+    @property
+    def chunks(self) -> int:
+        """Stages on each submesh."""
+        return SCHEDULES[self.schedule].usual_chunks
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """Where the submeshes are."""
+        starts = np.cumsum([0, *self.sizes]).tolist()
+        return tuple(Block(int(a), _SHAPES[n]) for a, n in zip(starts, self.sizes, strict=False))
+
+    def __str__(self) -> str:
+        again = "-again" if self.recompute else ""
+        sizes = "+".join(map(str, self.sizes))
+        return f"{self.schedule}-{sizes}-m{self.microbatches}{again}"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A step with the state that it starts from and its batches."""
+
+    step: Callable[[Any, Any], Any]
+    state: Any
+    batch: Callable[[int], Any]
+    _sliced: dict[tuple[int, int], Sliced] = field(default_factory=dict[tuple[int, int], Sliced])
+
+    @property
+    def spec(self) -> StepSpec:
+        """How the step is called."""
+        return StepSpec(self.step)
+
+    def request(self, layout: Layout) -> Request:
+        """What would be asked for to come to a layout."""
+        stages = len(layout.sizes) * layout.chunks
+        return Request(
+            EAGER, None, layout.method, stages=stages, microbatches=layout.microbatches,
+            schedule=layout.schedule,
+        )  # fmt: skip
+
+    def sliced(self, layout: Layout) -> Sliced:
+        """The step cut into microbatches and layers; raises BatchError where it cannot be."""
+        request = self.request(layout)
+        key = layout.microbatches, request.stages or 1
+        if key not in self._sliced:
+            args = (self.state, self.batch(0))
+            source = Source.of(self.spec, args, {}, trace(self.spec, args, {}), request)
+            cut = source.trace_at(layout.microbatches, cut=request.stages != 1)
+            self._sliced[key] = slice_step(cut, request.rules, _SETTING, request.stages or 1)
+        return self._sliced[key]
+
+    def plain(self) -> tuple[Leaf, ...]:
+        """The last state and all results of three steps of plain `jax.jit`."""
+        step = jax.jit(self.step)
+        return self._stepped(lambda state, batch: step(state, batch))
+
+    def run(self, executor: PipelineExecutor) -> tuple[Leaf, ...]:
+        """The same of stage programs."""
+        spec = self.spec
+        return self._stepped(
+            lambda state, batch: executor(read_call(spec, (state, batch), {}).leaves)
+        )
+
+    def _stepped(self, step: Callable[[Any, Any], Any]) -> tuple[Leaf, ...]:
+        state, told = self.state, []
+        for seed in range(STEPS):
+            state, result = step(state, self.batch(seed))
+            told.append(result)
+        return numbers((state, told))
+
+
+@cache
+def zoo_subject(model: str, optimizer: Optimizer) -> Subject:
+    """A case of the zoo, or one that is hard to cut into stages."""
+    case: Case = (cases(optimizer) | staged_cases(optimizer))[model]
+    return Subject(case.step, case.create_state(jax.random.key(0)), case.batch)
+
+
+@cache
+def plain_zoo(model: str, optimizer: Optimizer) -> tuple[Leaf, ...]:
+    """Three plain steps of it."""
+    return zoo_subject(model, optimizer).plain()
+
+
+def on_stages(subject: Subject, layout: Layout) -> Staged:
+    """The programs of a step's stages; raises GraphError where the schedule would not be exact."""
+    sliced = subject.sliced(layout)
+    layers, choice = sliced.layers.layers, _choice(len(sliced.layers.layers), layout)
+    cuts = Fixed(tuple(layers[s.last].last + 1 for s in choice.stages[:-1]))
+    joined = replace(sliced, layers=cuts.run(sliced.batching, _SETTING))
+    plan = stage_plan(joined.layers, layers, choice, EAGER)
+    return build_stages(joined, plan, choice, subject.request(layout), _SETTING)
+
+
+def _choice(layers: int, layout: Layout) -> Choice:
+    """Layers dealt out as evenly as they can be."""
+    placed = device_order(layout.schedule, len(layout.sizes), layout.chunks)
+    bounds = pairwise(round(layers * i / len(placed)) for i in range(len(placed) + 1))
+    stages = tuple(
+        ChosenStage(
+            first, stop - 1, layout.blocks[device], _mesh(layout.sizes[device]),
+            layout.recompute, layout.method,
+        )
+        for (first, stop), device in zip(bounds, placed, strict=True)
+    )  # fmt: skip
+    return Choice(stages, layout.microbatches, layout.schedule, layout.chunks, 0.0, 0.0, ())
+
+
+def _mesh(count: int) -> MeshShape:
+    return MeshShape.of((count,)) if count > 1 else MeshShape((), ())
+
+
+def executor_of(made: Staged) -> PipelineExecutor:
+    """The programs on the devices of their submeshes."""
+    meshes = [bind_mesh(s.mesh, s.devices) for s in made.stages.submeshes]
+    return PipelineExecutor(made.sliced.trace, made.program, meshes)
+
+
+def in_plain_order(subject: Subject, layout: Layout) -> Staged:
+    """The same parts on the same submeshes, one microbatch after the other."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lowering, "grid_of", lambda plan, m: plain_loop(grid_of(plan, m)))
+        return on_stages(subject, layout)
+
+
+def differing_bits(one: tuple[Leaf, ...], other: tuple[Leaf, ...]) -> list[str]:
+    """Paths of what is not the same to the last bit."""
+    pairs = zip(one, other, strict=True)
+    return [path for (path, a), (_, b) in pairs if a.tobytes() != b.tobytes()]

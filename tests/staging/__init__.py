@@ -1,0 +1,1 @@
+"""Tests of the stage search as a whole."""
