@@ -42,6 +42,8 @@ class Setting:
     being tuples of axis names for each tensor dim. The clock is handed in so that no pass
     reads one by itself; so is `weigh`, the bytes that a plan is known to need beside what the
     pass counts. `in_flight` names the values of which several microbatches' are held at once.
+    With `partial_sums` what is summed over microbatches may stay partial over devices until the
+    last: that is combined once, but each device holds all of it.
     """
 
     cluster: Cluster
@@ -53,6 +55,7 @@ class Setting:
     watchers: tuple[Watcher, ...] = field(default=(), compare=False)
     resharder: Resharder | None = field(default=None, compare=False)  # with what it has priced
     in_flight: Mapping[str, int] = field(default_factory=_none, compare=False)
+    partial_sums: bool = True
 
     def watched(self, name: str, given: object, run: Callable[[], Out]) -> Out:
         """What `run` gives; the watchers are told how long it took."""

@@ -34,6 +34,7 @@ class Way:
     """
 
     recipe: str
+    partial_sums: bool
     unit: int
     rows: tuple[int, int]
     costs: Mapping[int, tuple[StageCosts, StageCosts]]  # by class
@@ -47,10 +48,14 @@ class Way:
         """What it offers at some number of rows, with and without recomputation."""
         at = Line.through(*self.rows, rows)
         prices = {c: _price(*costs, at) for c, costs in self.costs.items()}
-        yield Option(mesh, False, tuple(prices[c] for c in self.homes), self.recipe)
+        yield Option(
+            mesh, False, tuple(prices[c] for c in self.homes), self.recipe, self.partial_sums
+        )
         if remat:
             again = {c: _recomputed(prices[c], *costs, at) for c, costs in self.costs.items()}
-            yield Option(mesh, True, tuple(again[c] for c in self.homes), self.recipe)
+            yield Option(
+                mesh, True, tuple(again[c] for c in self.homes), self.recipe, self.partial_sums
+            )
 
 
 class Bench:
@@ -76,44 +81,52 @@ class Bench:
         met: set[int] = set()
         tight = False
         for rows in reversed(sizes):
-            way = self._tried(rows, sizes, self._recipe)
+            way = self._tried(rows, sizes, self._recipe, partial_sums=True)
             if way is not None:
                 tight = tight or _most_bytes(way) > budget_bytes
                 if way.unit not in met:
                     met.add(way.unit)
                     yield way
+            if tight and len(self._setting.mesh.names) > 1:
+                break  # recipes for small microbatches follow
         if tight and self._recipe == "auto":
             yield from self._lean(sizes)
 
     def _lean(self, sizes: Sequence[int]) -> Iterator[Way]:
-        """Recipes that cut up parameters and optimizer state.
+        """Recipes that cut up parameters, optimizer state and the sums of gradients.
 
         Over tensor dims it takes no more than one row, over rows as many as there are devices.
         """
         mixed = "fsdp" if len(self._setting.mesh.names) < 2 else "fsdp+tp"
         for recipe, rows in (("megatron", sizes[0]), (mixed, sizes[-1])):
-            way = self._tried(rows, sizes, recipe)
+            way = self._tried(rows, sizes, recipe, partial_sums=False)
             if way is not None:
                 yield way
 
-    def _tried(self, rows: int, sizes: Sequence[int], recipe: str) -> Way | None:
+    def _tried(
+        self, rows: int, sizes: Sequence[int], recipe: str, partial_sums: bool
+    ) -> Way | None:
         """Every class sharded by a recipe; None where it has no plan on this mesh."""
         shard = Optimal(recipe=recipe_named(recipe), tables=self._tables, brief=True, quick=True)
+        setting = replace(self._setting, partial_sums=partial_sums)
         try:
             plans = {
-                c: shard.run(self._apart.at(c, rows).joint.graph, self._setting)
-                for c in self._classes
+                c: shard.run(self._apart.at(c, rows).joint.graph, setting) for c in self._classes
             }
         except InfeasibleError:
             return None
-        return self._way(recipe, rows, sizes, plans)
+        unit, priced, costs = self._priced(rows, sizes, plans)
+        return Way(recipe, partial_sums, unit, priced, costs, self._homes)
 
-    def _way(self, recipe: str, solved: int, sizes: Sequence[int], plans: Plans) -> Way:
+    def _priced(
+        self, solved: int, sizes: Sequence[int], plans: Plans
+    ) -> tuple[int, tuple[int, int], Mapping[int, tuple[StageCosts, StageCosts]]]:
+        """The unit of rows, the two numbers of rows that are priced, and the costs by class."""
         unit = math.lcm(*(_unit(plan, self._apart.batching) for plan in plans.values()))
         fewest = -(-max(sizes[0], 2) // unit) * unit
-        rows = (fewest, max(sizes[-1], fewest)) if solved > 1 else (1, 1)
-        costs = {c: self._both(c, plan, rows) for c, plan in plans.items()}
-        return Way(recipe, unit, rows, costs, self._homes)
+        most = max(sizes[-1], min(2 * fewest, self._apart.batching.batch))
+        rows = (fewest, most) if solved > 1 else (1, 1)
+        return unit, rows, {c: self._both(c, plan, rows) for c, plan in plans.items()}
 
     def _both(
         self, layer: int, plan: ShardingPlan, rows: tuple[int, int]

@@ -25,7 +25,7 @@ from autopar.staging.timing import Timing, timing_of
 # that these have made small, and each costs a launch.
 _MOST_MICROBATCHES = 512
 # Of the memory, what is planned for: a stage may hold more than its layers' prices add up to.
-_SHARES = (1.0, 0.93, 0.86, 0.75)
+_SHARES = (1.0, 0.87, 0.75)
 
 
 @dataclass(frozen=True)

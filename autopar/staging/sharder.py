@@ -31,6 +31,7 @@ from autopar.staging.costs import StageCosts, stage_costs
 from autopar.staging.sliced import Sliced
 
 _ROOMY = 2**60  # bytes that bind nothing
+_SMALL = 1500  # ops of a stage up to which other shardings are tried where one does not fit
 _LEAN = ("megatron", "fsdp", "fsdp+tp")  # recipes that cut up parameters and optimizer state
 
 
@@ -92,7 +93,9 @@ class Sharder:
         self._links = Links(Outline.of(sliced.batching, stages), parts)
         self._known: dict[object, tuple[SubmeshGraph, ShardingPlan]] = {}
 
-    def sharded(self, submesh: int, ground: Ground, recipe: str) -> ShardingPlan:
+    def sharded(
+        self, submesh: int, ground: Ground, recipe: str, partial_sums: bool
+    ) -> ShardingPlan:
         """The plan of a submesh; raises MemoryLimitError where nothing fits its devices.
 
         First the recipe that the stage's price is of, without a limit: it is known to fit, or
@@ -101,9 +104,10 @@ class Sharder:
         joint = joint_graph(self._links, submesh)
         pins = self._pins(joint)
         mesh = ground.tables.prices.mesh
-        key = (likeness(joint.graph), mesh, str(ground.cluster), pins, recipe)
+        key = (likeness(joint.graph), mesh, str(ground.cluster), pins, recipe, partial_sums)
         known = self._known.get(key)
         plan: ShardingPlan | None
+        peak = _ROOMY
         if known is not None:
             plan = renamed(known[1], known[0].graph, joint.graph)
         else:
@@ -111,12 +115,14 @@ class Sharder:
                 recipe=recipe_named(recipe), tables=ground.tables, brief=True, quick=True
             )
             setting = self._setting_of(joint, ground, pins, submesh)
-            plan = self._tried(joint, shard, replace(setting, memory_bytes=_ROOMY))
+            roomy = replace(setting, memory_bytes=_ROOMY, partial_sums=partial_sums)
+            plan = self._tried(joint, shard, roomy)
         if plan is not None:
             self._known[key] = joint, plan
-            if self._peak_of(submesh, joint, plan, ground) <= self._request.budget_bytes:
+            peak = self._peak_of(submesh, joint, plan, ground)
+            if peak <= self._request.budget_bytes:
                 return plan
-        return self._fitted(submesh, joint, ground, pins)
+        return self._fitted(submesh, joint, ground, pins, peak)
 
     def _setting_of(self, joint: SubmeshGraph, ground: Ground, pins: Pins, submesh: int) -> Setting:
         flight = self._flights[submesh]
@@ -135,14 +141,19 @@ class Sharder:
         )
 
     def _fitted(
-        self, submesh: int, joint: SubmeshGraph, ground: Ground, pins: Pins
+        self, submesh: int, joint: SubmeshGraph, ground: Ground, pins: Pins, known: int
     ) -> ShardingPlan:
-        """A plan whose peak is within the budget: by recipes, then under a limit."""
+        """A plan whose peak is within the budget: by recipes, then under a limit.
+
+        Large stages are not tried again: other stages are sooner found than another sharding.
+        """
         budget = self._request.budget_bytes
         setting = self._setting_of(joint, ground, pins, submesh)
-        least = _ROOMY
-        for shard, memory_bytes in self._attempts(ground, budget):
-            plan = self._tried(joint, shard, replace(setting, memory_bytes=memory_bytes))
+        least = known
+        attempts = self._attempts(ground, budget) if joint.graph.op_count <= _SMALL else ()
+        for shard, memory_bytes in attempts:
+            within = replace(setting, memory_bytes=memory_bytes, partial_sums=False)
+            plan = self._tried(joint, shard, within)
             if plan is None:
                 continue
             peak = self._peak_of(submesh, joint, plan, ground)

@@ -84,14 +84,14 @@ def build_stages(
     Raises MemoryLimitError where a submesh's stages do not fit.
     """
     parts = split(sliced.batching, stages)
-    recipes = {s.block: s.recipe for s in choice.stages}
+    ways = {s.block: (s.recipe, s.partial_sums) for s in choice.stages}
     grounds = [
-        ground_of(request.cluster, b, s) for b, s in zip(recipes, stages.submeshes, strict=True)
+        ground_of(request.cluster, b, s) for b, s in zip(ways, stages.submeshes, strict=True)
     ]
     builder = Sharder(sliced, stages, parts, request, setting)
     made = [
-        builder.sharded(k, ground, recipe)
-        for k, (ground, recipe) in enumerate(zip(grounds, recipes.values(), strict=True))
+        builder.sharded(k, ground, *way)
+        for k, (ground, way) in enumerate(zip(grounds, ways.values(), strict=True))
     ]
     return staged(sliced, stages, parts, made, grounds)
 

@@ -83,7 +83,9 @@ class Optimal(AbstractSharding):
         fixed = resolve_pins(given, pins, setting.mesh)
         deep = given.op_count > self.fold_above
         folded = fold(given, self.hops, fixed) if deep else unfolded(given)
-        reading = loosened(apply_pins(read_graph(folded), fixed, setting.mesh), loose)
+        reading = loosened(
+            apply_pins(read_graph(folded, setting.partial_sums), fixed, setting.mesh), loose
+        )
         choices = all_choices(reading, setting.mesh)
         if setting.mesh.names:  # on one device all recipes are alike
             choices = recipe.restrict(reading, choices, setting.mesh)

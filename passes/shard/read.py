@@ -37,9 +37,12 @@ _BARRIER = "optimization_barrier"
 _LOOPS = ("scan", "while", "cond")
 
 
-def read_graph(fold: Fold) -> Reading:
-    """Decisions, standings and reads of a whole step; ops must carry their rules."""
-    reader = Reader()
+def read_graph(fold: Fold, partial_sums: bool = True) -> Reading:
+    """Decisions, standings and reads of a whole step; ops must carry their rules.
+
+    `partial_sums` as a pass's setting has it.
+    """
+    reader = Reader(Sums(partial_sums))
     graph = fold.graph
     for given in graph.inputs:
         reader.count = fold.counts[given.value.name]
@@ -80,7 +83,8 @@ class Reader:
     `count` is how many ops of the step the one being read stands for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sums: Sums) -> None:
+        self._sums = sums
         self.count = 1
         self.ties: list[tuple[int, int]] = []
         self.decisions: list[Decision] = []
@@ -90,7 +94,6 @@ class Reader:
         self.partial_operands: dict[OpPath, tuple[int, ...]] = {}
         self.op_decisions: dict[OpPath, int] = {}
         self._linear: set[str] = set()  # values that may still be partial sums of their root
-        self._sums = Sums()
 
     # -- decisions -------------------------------------------------------------------------
 

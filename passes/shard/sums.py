@@ -15,16 +15,22 @@ if TYPE_CHECKING:
 
 
 class Sums:
-    """What every microbatch makes, and where ops that run once a step find it."""
+    """What every microbatch makes, and where ops that run once a step find it.
 
-    def __init__(self) -> None:
+    If not `apart`, they find it as it is, so that it lies no other way than they read it.
+    """
+
+    def __init__(self, apart: bool = True) -> None:
+        self._apart = apart
         self._looped: set[str] = set()
         self._late: dict[str, Place] = {}
         self._runs_once = True  # whether the op being read does
 
     def enter(self, reader: Reader, graph: Graph, op: Op) -> None:
         """Begin with an op of the step; one that runs once gets groups for the sums it reads."""
-        self._runs_once = op.runs == 1
+        self._runs_once = op.runs == 1 or not self._apart
+        if not self._apart:
+            return
         if not self._runs_once:
             self._looped.update(r.name for r in op.results)
             return

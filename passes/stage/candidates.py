@@ -171,6 +171,7 @@ class Candidate:
                 options[part.option].mesh,
                 options[part.option].recompute,
                 options[part.option].recipe,
+                options[part.option].partial_sums,
             )
             for part, device in zip(self.parts, self.device_of, strict=True)
         )

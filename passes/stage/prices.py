@@ -46,13 +46,15 @@ class Option:
     """One way to run layers on a submesh: a logical mesh, and whether forwards are recomputed.
 
     With `recompute` the prices of `layers` have the second forward in I and fewer activations.
-    `recipe` is what the shardings behind the prices were restricted to.
+    `recipe` is what the shardings behind the prices were restricted to, and with `partial_sums`
+    gradients are combined over devices once a step.
     """
 
     mesh: MeshShape
     recompute: bool
     layers: tuple[LayerPrice, ...] = field(repr=False)
     recipe: str = "auto"
+    partial_sums: bool = True
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,7 @@ class ChosenStage:
     mesh: MeshShape
     recompute: bool
     recipe: str = "auto"
+    partial_sums: bool = True
 
     def __str__(self) -> str:
         again = ", recomputed" if self.recompute else ""
