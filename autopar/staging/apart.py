@@ -47,7 +47,7 @@ class Apart:
             sliced.microbatches,
             schedule,
         )
-        self._rules, self._batching = rules, sliced.batching
+        self._rules = rules
         self._whole = sliced.trace.whole.graph
         self._parts = split(sliced.batching, stages)
         self._links = Links(Outline.of(sliced.batching, stages), self._parts)
@@ -58,7 +58,7 @@ class Apart:
     @property
     def rows(self) -> int:
         """Rows of the microbatch that it was traced on."""
-        return self._batching.batch // self._batching.microbatches
+        return self.batching.batch // self.batching.microbatches
 
     def at(self, layer: int, rows: int) -> Alone:
         """A layer with so many rows a microbatch."""
@@ -71,7 +71,7 @@ class Apart:
             parts = tuple(p for p in self._parts if p.stage == layer)
             return Alone(parts, joint_graph(self._links, layer))
         traced = self.at(layer, self.rows)
-        spare = self._batching.batch - self.rows
+        spare = self.batching.batch - self.rows
         if not spare:
             raise GraphError(f"{self._whole.name} was traced on {self.rows} rows alone")
         sizes = Between(Fraction(rows - self.rows, spare))
