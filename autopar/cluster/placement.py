@@ -49,7 +49,7 @@ def axis_links(cluster: Cluster, mesh: MeshShape, axes: Sequence[str]) -> tuple[
     shares = _shares(cluster, mesh)
     rows = [mesh.names.index(axis) for axis in axes]
     levels: list[LinkLevel] = []
-    for p in range(len(_lengths(cluster))):
+    for p in range(len(cluster.topology.lengths)):
         size = math.prod(shares[m][p] for m in rows)
         if size > 1:
             # Groups that interleave with this one along the physical axis.
@@ -66,7 +66,7 @@ def device_order(cluster: Cluster, mesh: MeshShape) -> tuple[int, ...]:
     Devices are numbered as JAX does: fastest along the cores of a chip, then x, y, z, slice; on
     switches within a host first. Raises MeshError where the mesh does not lie on the cluster.
     """
-    return device_numbers(_shares(cluster, mesh), _lengths(cluster))
+    return device_numbers(_shares(cluster, mesh), cluster.topology.lengths)
 
 
 def mesh_shapes(device_count: int, max_axes: int = 2) -> tuple[MeshShape, ...]:
@@ -96,17 +96,9 @@ def _products(total: int, count: int) -> list[tuple[int, ...]]:
     return [(size, *rest) for size in firsts for rest in _products(total // size, count - 1)]
 
 
-def _lengths(cluster: Cluster) -> tuple[int, ...]:
-    """The physical axes, fastest first: on a torus the chip's devices, x, y, z, slices."""
-    topology = cluster.topology
-    if isinstance(topology, Switch):
-        return tuple(level.size for level in topology.levels)
-    return (topology.devices_per_chip, *topology.shape, topology.slices)
-
-
 def _shares(cluster: Cluster, mesh: MeshShape) -> Shares:
     _check_fit(cluster, mesh)
-    lengths = _lengths(cluster)
+    lengths = cluster.topology.lengths
     if isinstance(cluster.topology, Switch):
         return greedy_shares(mesh.sizes, lengths)
     # A chip's own devices go to the fastest axes and slices to the slowest; the search has

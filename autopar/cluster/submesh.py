@@ -72,7 +72,7 @@ def submesh_families(cluster: Cluster) -> tuple[tuple[Submesh, ...], ...]:
     Along the outermost axis blocks lie side by side in any sizes; further in, sizes must divide
     one another, so there is one family for each chain of divisors (on powers of two, just one).
     """
-    lengths = _lengths(cluster.topology)
+    lengths = cluster.topology.lengths
     top = max((p for p, length in enumerate(lengths) if length > 1), default=0)
     families: list[tuple[tuple[int, ...], ...]] = [((1,) * len(lengths),)]
     for p, length in enumerate(lengths[: top + 1]):
@@ -142,7 +142,7 @@ def link_between(cluster: Cluster, left: Block, right: Block) -> Link:
     torus the wires are those through the smaller face, and every hop adds its time.
     """
     topology = cluster.topology
-    lengths = _lengths(topology)
+    lengths = topology.lengths
     distances = _distances(lengths, left, right)
     outermost = max((p for p, distance in enumerate(distances) if distance), default=0)
     narrow = min(left.submesh.device_count, right.submesh.device_count)
@@ -168,13 +168,6 @@ def links_in_a_row(cluster: Cluster, submesh: Submesh) -> tuple[Link, ...]:
         link_between(cluster, Block(start, submesh), Block(start + size, submesh))
         for start in starts
     )
-
-
-def _lengths(topology: Topology) -> tuple[int, ...]:
-    """The physical axes, fastest first."""
-    if isinstance(topology, Switch):
-        return tuple(level.size for level in topology.levels)
-    return (topology.devices_per_chip, *topology.shape, topology.slices)
 
 
 def _extents(lengths: tuple[int, ...], p: int, count: int) -> tuple[int, ...]:
@@ -215,7 +208,7 @@ def _sliced(network: Level | None, slices: int) -> Level | None:
 
 def _lies(topology: Topology, block: Block) -> bool:
     """Whether the block starts where its shape can lie."""
-    lengths = _lengths(topology)
+    lengths = topology.lengths
     partial = max((p for p, extent in enumerate(block.submesh.extents) if extent > 1), default=0)
     unit = math.prod(lengths[:partial])
     place_along = block.start // unit % lengths[partial]

@@ -52,6 +52,11 @@ class Switch:
             raise ClusterError("a switched topology needs one level or more, and hosts of >= 1")
 
     @property
+    def lengths(self) -> tuple[int, ...]:
+        """The physical axes, fastest first: the levels."""
+        return tuple(level.size for level in self.levels)
+
+    @property
     def device_count(self) -> int:
         """How many devices hang on the switches."""
         return math.prod(level.size for level in self.levels)
@@ -101,6 +106,11 @@ class Torus:
     def slices(self) -> int:
         """How many grids there are."""
         return self.network.size if self.network else 1
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The physical axes, fastest first: the chip's devices, x, y, z, slices."""
+        return (self.devices_per_chip, *self.shape, self.slices)
 
     @property
     def device_count(self) -> int:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from autopar.cost.compute import HEAVY
 from autopar.cost.kernels import Kernel, Sizes, Stored, stored_kernels
 from autopar.cost.prices import Prices
 from autopar.ir.graph import Graph, Op
 from autopar.ir.spmd import Block, Loop, Move, Run, SpmdProgram
-
-_HEAVY = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class _Timer:
 
     def _run(self, run: Run, nbytes: int) -> float:
         op = self._sizes.op(run.equation)
-        if op.kind not in _HEAVY:
+        if op.kind not in HEAVY:
             return self._prices.elementwise(nbytes)
         return self._prices.compute(op.flops / self._share(run), nbytes, op.results[0].dtype)
 

@@ -44,8 +44,7 @@ class PlannedStage:
 class PipelinePlan:
     """Stages on submeshes, and the schedule that takes microbatches through them.
 
-    `batch` rows are cut into `microbatches`. `scan_cuts` are where scans over layers are cut: in
-    trips, 0 and the trip count left out. `shardings` has one plan for each submesh.
+    `batch` rows are cut into `microbatches`. `shardings` has one plan for each submesh.
     `bubble_seconds` is how long the busiest device waits in a step. `notes` say what makes the
     microbatches exact.
     """
@@ -59,7 +58,6 @@ class PipelinePlan:
     outcome: Outcome
     bubble_seconds: float
     peak_in_flight: tuple[int, ...]
-    scan_cuts: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

@@ -31,7 +31,6 @@ def pipeline_json(plan: PipelinePlan, table: ShardingTable) -> Json:
         "outcome": outcome_json(plan.outcome),
         "bubble_seconds": plan.bubble_seconds,
         "peak_in_flight": list(plan.peak_in_flight),
-        "scan_cuts": list(plan.scan_cuts),
         "notes": list(plan.notes),
         "other_shardings": [sharding_json(s, table) for s in plan.shardings[1:]],
     }
@@ -53,7 +52,6 @@ def read_pipeline(data: Reader, first: ShardingPlan, table: list[Sharding]) -> P
         outcome=read_outcome(data.inner("outcome")),
         bubble_seconds=data.number("bubble_seconds"),
         peak_in_flight=ints(data.items("peak_in_flight")),
-        scan_cuts=ints(data.items("scan_cuts")),
         notes=texts(data.items("notes")),
     )
 

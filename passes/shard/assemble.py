@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autopar.cost.compute import HEAVY
 from autopar.ir.assignment import Assignment
 from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding import Sharding, replicated
@@ -125,7 +126,7 @@ class _Assembler:
                 else choice.result_sharding(op.rule, i - len(op.operands), self._mesh)
             )
             nbytes += value.nbytes / self._mesh.size([a for d in sharding.dims for a in d])
-        heavy = op.kind in ("dot_general", "conv_general_dilated", "ragged_dot_general")
+        heavy = op.kind in HEAVY
         dtype = op.results[0].dtype if op.results else "f32"
         seconds = (
             self._prices.compute(op.flops / share, nbytes, dtype)

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from autopar.passes.compiled import compiled, internal
 from autopar.passes.shard.arrays import Floats
-from autopar.passes.shard.compiled import compiled, internal
 from autopar.passes.shard.flat import Flat, Ints
 from autopar.passes.shard.peaks import add, worst_row
 

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from autopar.cost.compute import HEAVY
 from autopar.cost.prices import Prices
 from autopar.ir.assignment import Assignment
 from autopar.ir.graph import Graph, Op, Operand
@@ -17,7 +18,6 @@ from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.spmd import Block, Loop, Move, Run, SpmdProgram
 from autopar.ir.values import Literal, Value, item_bytes
 
-_HEAVY = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 # Element-wise work whose result is fused into what reads it costs next to nothing, but not nothing.
 _FUSED_SHARE = 0.05
 
@@ -100,7 +100,7 @@ class _Reader:
         values = map(self._operand, op.operands)
         laid = zip(values, run.operand_shardings, strict=True)
         read = sum(self._local(value, sharding) for value, sharding in laid)
-        if op.kind not in _HEAVY:
+        if op.kind not in HEAVY:
             return self._prices.elementwise(read + made)
         given = self._plan.assignment_of.get(run.equation)
         share = given.share(self._mesh) if isinstance(given, Assignment) else 1

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from autopar.passes.compiled import compiled, internal
 from autopar.passes.shard.arrays import Floats
-from autopar.passes.shard.compiled import compiled, internal
 from autopar.passes.shard.flat import Flat, Ints
 
 

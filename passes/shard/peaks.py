@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from autopar.passes.shard.compiled import internal
+from autopar.passes.compiled import internal
 from autopar.passes.shard.flat import Ints
 
 _NOTHING = -(2**60)

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar, cast
-
-import numba
 import numpy as np
 import numpy.typing as npt
+
+from autopar.passes.compiled import compiled
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-_Function = TypeVar("_Function", bound=Callable[..., object])
-_Compiler = Callable[..., Callable[[_Function], _Function]]
 
-
-def _compiled(function: _Function) -> _Function:
-    """The function as machine code; minima are vectorized only where no value may be a NaN."""
-    compiler = cast(_Compiler[_Function], numba.njit)
-    return compiler(cache=True, nogil=True, fastmath={"nnan", "nsz"})(function)
-
-
-@_compiled
+@compiled
 def fill_sums(
     sums: Floats, stages: tuple[Floats, Floats, Ints], cut: Floats, devices: Ints, flights: Ints,
     threshold: float,
