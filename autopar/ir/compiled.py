@@ -1,0 +1,62 @@
+"""What a compiler made of a program, read off its output: nothing here was predicted by us."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Level(Enum):
+    """How far a plan is verified; each level takes longer than the one before."""
+
+    NUMERICS = "numerics"  # run on virtual CPU devices, beside the plain step
+    COLLECTIVES = "collectives"  # compiled for the hardware: what is sent, by kind
+    MEMORY = "memory"  # and what a device holds (and, of GPUs, the compiler's timeline)
+    FULL = "full"  # code generation as well: of TPUs, the cycles of each kernel
+
+
+@dataclass(frozen=True)
+class CompiledCollective:
+    """One collective of a compiled program, `runs` times a step.
+
+    `nbytes` is the whole local buffer of one device and one run, as `ir.spmd.Collective` has it.
+    `axes` are mesh axes, () where its groups are those of no axes. `op` and `line` are the user's
+    module path and file:line as the compiler kept them, "" where it did not.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    dtype: str
+    nbytes: int
+    runs: int
+    op: str = ""
+    line: str = ""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A program compiled for hardware that need not exist: figures of one device and one step.
+
+    `peak_bytes` is what it holds at most, arguments included. `seconds` is the makespan of the
+    compiler's own timeline, or the sum of its kernels' cycles; `exposed_seconds` what
+    of it waits for collectives; both are None where the compiler says nothing.
+    `out_of_memory` is its own sentence where the program does not fit.
+    """
+
+    target: str
+    compiler: str
+    argument_bytes: int
+    peak_bytes: int
+    collectives: tuple[CompiledCollective, ...]
+    seconds: float | None = None
+    exposed_seconds: float | None = None
+    out_of_memory: str = ""
+
+    @property
+    def bytes_by_kind(self) -> dict[str, int]:
+        """Bytes of all runs of each kind of collective."""
+        total = Counter[str]()
+        for c in self.collectives:
+            total[c.kind] += c.nbytes * c.runs
+        return dict(sorted(total.items()))
