@@ -6,6 +6,7 @@ from autopar.api import load as load
 from autopar.api import parallelize as parallelize
 from autopar.api import plan as plan
 from autopar.api import save as save
+from autopar.api import verify as verify
 from autopar.cluster import Cluster as Cluster
 from autopar.ir.mesh import MeshShape as MeshShape
 from autopar.ir.plan import Plan as Plan
@@ -22,4 +23,5 @@ __all__ = [
     "parallelize",
     "plan",
     "save",
+    "verify",
 ]

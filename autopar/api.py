@@ -6,24 +6,33 @@ import functools
 import json
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from autopar.cluster import Cluster as Cluster
 from autopar.cluster import device_order
 from autopar.collection import paused_collection
-from autopar.errors import ArgumentError, PlanError
+from autopar.errors import PlanError
 from autopar.frontend import StepSpec, read_call, trace
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan
 from autopar.ir.plan_json import load_plan, save_plan
 from autopar.ir.text_file import write_text
+from autopar.ir.verification import Verification as Verification
 from autopar.matching import check_cluster
 from autopar.passes.base import Watcher as Watcher
 from autopar.planning import Planned as Planned
 from autopar.planning import graph_of, plan_step, planned_before, replan_any
-from autopar.request import Request, count_of, microbatches_of, pins_of, schedule_of
+from autopar.request import (
+    Request,
+    count_of,
+    memory_bytes_of,
+    microbatches_of,
+    pins_of,
+    schedule_of,
+    wants_remat,
+)
 from autopar.rules import RuleBook
 from autopar.runtime.bind import BoundMesh, bind_mesh
 from autopar.runtime.devices import keep_to_cpu as keep_to_cpu
@@ -31,10 +40,14 @@ from autopar.runtime.executor import Executor
 from autopar.runtime.pipeline import PipelineExecutor, PipelineOptions
 from autopar.runtime.state import create_on_submeshes, create_planned, create_spread
 from autopar.runtime.timeline import Timeline, chrome_trace
+from autopar.runtime.trial.steps import open_cpu_devices as open_cpu_devices
+from autopar.runtime.trial.steps import with_created as with_created
 from autopar.schedule.simulate import Simulation
 from autopar.staging.plan import PlannedStages as PlannedStages
 from autopar.staging.plan import stages_before
 from autopar.staging.source import Source
+from autopar.verifying.shrink import Called
+from autopar.verifying.verify import Inquiry, level_named, verify_planned
 
 MeshLike = MeshShape | str | int | Sequence[int] | Mapping[str, int]
 
@@ -177,10 +190,38 @@ class ParallelStep:
         """
         if self._latest is None:
             raise PlanError(f"{self._spec.name} has no plan yet: call it, or its plan_for, first.")
-        limit = _memory_bytes(memory_gb)
+        limit = memory_bytes_of(memory_gb)
         limit = limit if limit is not None else self._request.memory_bytes
         with paused_collection():
             return replan_any(self._latest, pins_of(pins), limit).plan
+
+    def verify(
+        self,
+        *args: Any,
+        level: str = "memory",
+        target: Cluster | str | None = None,
+        steps: int = 3,
+        devices: int | None = None,
+        limit_seconds: float = 600.0,
+        **kwargs: Any,
+    ) -> Verification:
+        """The plan for these arguments, arrays or shapes, beside the truth.
+
+        Level "numerics" runs it and the plain step for some `steps` on virtual CPU devices, at most
+        so many `devices`. "collectives" and "memory" ask the compiler of the cluster, or of another
+        `target`, for which no device of it is needed; "full" has a TPU's generate code as well.
+        Raises VerifyError where the compiler is not installed, or has no answer within the limit.
+        """
+        chosen = Cluster.parse(target) if target is not None else None
+        inquiry = Inquiry(level_named(level), chosen, steps, devices, limit_seconds)
+        planned = self.planned(*args, **kwargs)
+        return verify_planned(planned, Called(self._spec, args, kwargs), inquiry)
+
+    def under(self, plan: Plan) -> ParallelStep:
+        """The same step and options under a plan that was made before."""
+        cluster = Cluster.from_toml_text(plan.origin.cluster, "the plan's cluster")
+        request = replace(self._request, cluster=cluster)
+        return ParallelStep(self._spec, request, self._donate, plan)
 
     def _make(
         self, args: Sequence[Any], kwargs: dict[str, Any], watchers: Sequence[Watcher]
@@ -300,11 +341,11 @@ def parallelize(
         cluster=chosen,
         mesh=MeshShape.of(mesh) if mesh is not None else None,
         method=method,
-        memory_bytes=_memory_bytes(memory_gb),
+        memory_bytes=memory_bytes_of(memory_gb),
         pins=pins_of(pins),
         mesh_axes=mesh_axes,
         rules=rules,
-        remat=_wants_remat(remat),
+        remat=wants_remat(remat),
         stages=count_of(stages, "stages"),
         microbatches=microbatches_of(microbatches, count_of(stages, "stages")),
         schedule=schedule_of(schedule),
@@ -317,6 +358,15 @@ def plan(fun: Callable[..., Any], *args: Any, **options: Any) -> Plan:
     """The plan of a step on these arguments, concrete or abstract; options as for parallelize."""
     step: ParallelStep = parallelize(fun, **options)
     return step.plan_for(*args)
+
+
+def verify(plan: Plan, fun: Callable[..., Any], *args: Any, **options: Any) -> Verification:
+    """A plan beside the truth, for the step that it was made for: see ParallelStep.verify.
+
+    Raises PlanMismatchError, naming what differs, where it was made for another step.
+    """
+    step = fun if isinstance(fun, ParallelStep) else parallelize(fun, plan=plan)
+    return step.under(plan).verify(*args, **options)
 
 
 def load(path: str | Path) -> Plan:
@@ -335,20 +385,6 @@ def _cluster(given: Cluster | str | None, plan: Plan | None) -> Cluster:
             return Cluster.from_toml_text(plan.origin.cluster, "the plan's cluster")
         return Cluster.local()
     return Cluster.parse(given)
-
-
-def _memory_bytes(memory_gb: float | None) -> int | None:
-    if memory_gb is None:
-        return None
-    if memory_gb <= 0:
-        raise ArgumentError(f"memory_gb is {memory_gb}; give the GiB of one device, such as 16")
-    return int(memory_gb * 2**30)
-
-
-def _wants_remat(remat: object) -> bool:
-    if remat not in ("auto", False):
-        raise ArgumentError(f"remat is {remat!r}; write 'auto' or False")
-    return remat == "auto"
 
 
 def _numbers(given: int | Sequence[int] | None) -> tuple[int, ...] | None:

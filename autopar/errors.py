@@ -17,6 +17,7 @@
   x PlanError                a plan and what it meets
     + PlanFileError          a plan file that is damaged, or of another version
     + PlanMismatchError      a plan that was made for another model, cluster or JAX
+    + VerifyError            a plan's program of which no compiler could be asked, or answered
   x InfeasibleError          no plan satisfies the limits
     + MemoryLimitError       the devices' memory is too small
   x SolverError              no solver could be run, or it stopped with no answer
@@ -89,6 +90,10 @@ class PlanFileError(PlanError):
 
 class PlanMismatchError(PlanError):
     """A plan that was made for another model, cluster or JAX."""
+
+
+class VerifyError(PlanError):
+    """The compiler to ask about a plan's program is not installed, or it gave no answer."""
 
 
 class InfeasibleError(AutoparError):

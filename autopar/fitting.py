@@ -7,7 +7,9 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from autopar.cost.listing import Seconds
 from autopar.cost.memory import Held, held_bytes
+from autopar.cost.overlap import listing_seconds
 from autopar.cost.prices import Prices
 from autopar.errors import AutoparError, InfeasibleError, MemoryLimitError
 from autopar.ir.graph import Graph
@@ -51,9 +53,10 @@ class Site:
         """What passes are given here within a limit."""
 
         def weigh(graph: Graph, plan: ShardingPlan) -> float:
-            return held_bytes(graph, lower(graph, plan, setting), self.mesh).peak_bytes
+            return held_bytes(graph, lower(graph, plan, setting), self.mesh, platform).peak_bytes
 
         request = self.request
+        platform = request.cluster.chip.platform
         setting = Setting(
             request.cluster, self.mesh, memory_bytes, request.pins, time.perf_counter, weigh,
             self.watchers, self.tables.resharder,
@@ -68,6 +71,11 @@ class Site:
         """The cheapest plan of which the pass counts no more than a limit."""
         return self._found(form, self.optimal(), self.setting(memory_bytes))
 
+    def keeping(self, form: Form) -> Found:
+        """The cheapest plan, whatever it holds, that gathers once for both passes."""
+        shard = replace(self.optimal(), keeps=True)
+        return self._found(form, shard, self.setting(_ROOMY))
+
     def lightest(self, form: Form) -> Found:
         """The plan that holds the least."""
         shard = Lightest(recipe=recipe_named(self.request.method), tables=self.tables)
@@ -75,20 +83,32 @@ class Site:
 
     def _found(self, form: Form, shard: AbstractSharding, setting: Setting) -> Found:
         decided = Pipeline(shard=shard).run(form.graph, setting)
-        return Found(form, decided, held_bytes(decided.graph, decided.program, self.mesh))
+        graph, program = decided.graph, decided.program
+        held = held_bytes(graph, program, self.mesh, self.request.cluster.chip.platform)
+        return Found(form, decided, held, listing_seconds(graph, program, self.tables.prices))
 
 
 @dataclass(frozen=True)
 class Found:
-    """A form of the step, what was decided for it, and what that holds."""
+    """A form of the step, what was decided for it, what that holds and how long it takes.
+
+    `cost` is the solver's sum, in which all work is done one after the other; `seconds` has
+    collectives beside the work that does not wait for them.
+    """
 
     form: Form
     decided: Decided
     held: Held
+    timed: Seconds
 
     @property
     def seconds(self) -> float:
         """What a step should take."""
+        return self.timed.total
+
+    @property
+    def cost(self) -> float:
+        """What the solver made as small as it could."""
         return self.decided.sharding.outcome.seconds
 
     def told_by(self, recipe: str, roomy: Found) -> Found:
@@ -97,7 +117,7 @@ class Found:
         outcome = replace(
             self.decided.sharding.outcome,
             status=Status.FEASIBLE,
-            bound_seconds=min(told.bound_seconds, self.seconds),
+            bound_seconds=min(told.bound_seconds, self.cost),
             sentence=f"The answer of {recipe}.",
             recipes=told.recipes,
         )
@@ -112,7 +132,7 @@ def plan_on(site: Site, plain: Form) -> Found:
     """
     roomy = site.cheapest(plain, _ROOMY)
     if roomy.held.peak_bytes <= site.request.budget_bytes:
-        return roomy
+        return _kept(site, plain, roomy)
     best: Found | None = None
     try:
         best = _fitted(site, plain, roomy)
@@ -122,6 +142,19 @@ def plan_on(site: Site, plain: Form) -> Found:
     if best is None:
         raise MemoryLimitError(f"no form of the step fits on ({site.mesh})")
     return best
+
+
+def _kept(site: Site, plain: Form, roomy: Found) -> Found:
+    """The plan that holds what it gathers until both passes have read it, where that is better.
+
+    A recipe gathers as its textbook has it.
+    """
+    twice = any(m.repeat for m, _ in roomy.decided.program.moves())
+    if site.request.method != "auto" or not twice:
+        return roomy
+    kept = site.keeping(plain)
+    fits = kept.held.peak_bytes <= site.request.budget_bytes
+    return kept if fits and kept.seconds < roomy.seconds * (1 - _NO_GAIN) else roomy
 
 
 def refusal(site: Site, plain: Form) -> AutoparError:
@@ -137,7 +170,7 @@ def _fitted(site: Site, plain: Form, roomy: Found) -> Found:
     setting = site.setting(request.budget_bytes)
     forms = leaner_forms(plain, roomy.decided, roomy.held, setting, request.rules)
     leaner = _first_that_fits(site, forms)
-    if leaner is not None and leaner.seconds <= roomy.seconds * (1 + _CLOSE):
+    if leaner is not None and leaner.cost <= roomy.cost * (1 + _CLOSE):
         return leaner  # no plan within a limit that binds can cost less
     try:
         sharded = _within(site, plain)
@@ -159,7 +192,7 @@ def _best_recipe(site: Site, plain: Form, roomy: Found, best: Found | None) -> F
     small = plain.graph.op_count <= _SMALL
     for margin in roomy.decided.sharding.outcome.recipes if request.method == "auto" else ():
         least = (margin.seconds or math.inf) * (_ROUGH if small else 1.0)
-        if (best is not None and least >= best.seconds) or least == math.inf:
+        if (best is not None and least >= best.cost) or least == math.inf:
             continue
         own = replace(site, request=replace(request, method=margin.name))
         try:

@@ -172,15 +172,15 @@ def _plan(found: Found, request: Request) -> Plan:
     form, decided, held = found.form, found.decided, found.held
     graph, program = decided.graph, decided.program
     traffic = traffic_of(program)
-    communication = sum(t.seconds for t in traffic)
     return Plan(
         origin=request.origin(form.traced.name, form.traced.key, jax_minor()),
         sharding=decided.sharding,
         arguments=arguments_of(graph, program),
         outputs=outputs_of(graph, program),
         prediction=Prediction(
-            seconds=decided.sharding.outcome.seconds,
-            communication_seconds=communication,
+            seconds=found.timed.total,
+            communication_seconds=found.timed.communication,
+            exposed_seconds=found.timed.exposed,
             traffic=traffic,
             argument_bytes=held.argument_bytes,
             peak_bytes=held.peak_bytes,

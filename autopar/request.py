@@ -92,6 +92,22 @@ def schedule_of(given: str) -> str | None:
     return given
 
 
+def memory_bytes_of(memory_gb: float | None) -> int | None:
+    """Bytes of a device's GiB, None where the cluster's figure counts; raises ArgumentError."""
+    if memory_gb is None:
+        return None
+    if memory_gb <= 0:
+        raise ArgumentError(f"memory_gb is {memory_gb}; give the GiB of one device, such as 16")
+    return int(memory_gb * 2**30)
+
+
+def wants_remat(given: object) -> bool:
+    """Whether recomputing may be weighed; raises ArgumentError for anything but "auto", False."""
+    if given not in ("auto", False):
+        raise ArgumentError(f"remat is {given!r}; write 'auto' or False")
+    return given == "auto"
+
+
 def pins_of(given: Mapping[str, object] | None) -> Pins:
     """Pins from {path pattern: PartitionSpec or tuple of axis names}; raises InputError."""
     found: list[tuple[str, tuple[tuple[str, ...], ...]]] = []

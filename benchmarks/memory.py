@@ -91,9 +91,24 @@ def large_cases() -> Iterator[Case]:
         (one, "fsdp"), (two, "megatron"),
     )  # fmt: skip
     yield from case(
-        "moe", lambda: models.moe(4, 768, 12, 8, 3072, 32768, sequence=512, batch=16),
-        (one, "dp"), (two, "auto"),
+        "llama remat", lambda: models.llama(4, 1024, 16, 4, 2816, 32768, sequence=1024, batch=32,
+                                            remat=True),
+        (one, "fsdp"), (two, "auto"),
     )  # fmt: skip
+    yield from case(
+        "moe", lambda: models.moe(4, 768, 12, 8, 3072, 32768, sequence=512, batch=16),
+        (one, "dp"), (one, "expert"), (two, "auto"),
+    )  # fmt: skip
+    wide = (2, 4096, 32, 50304, 1024, 8)
+    yield from case(
+        "wide gpt", lambda: models.gpt(*wide), (one, "fsdp"), (two, "megatron"), (two, "auto")
+    )
+    yield from case(
+        "wide gpt scan remat",
+        lambda: models.gpt(4, *wide[1:], scan=True, remat=True),
+        (one, "fsdp"),
+        (two, "megatron"),
+    )
 
 
 def zoo_cases() -> Iterator[Case]:
@@ -125,7 +140,11 @@ def devices_of(target: str) -> Sequence[Any]:
 
 
 def measured(case: Case, devices: Sequence[Any]) -> dict[str, Any]:
-    """Bytes of one device, predicted and compiled."""
+    """Bytes of one device, predicted and compiled.
+
+    What a device must have free is what is allocated: one block for all temporaries, the holes in
+    it as well. `compiled_peak_bytes` leaves those out.
+    """
     function, *args = case.build()
     step: autopar.ParallelStep = autopar.parallelize(
         function, cluster=case.cluster, mesh=case.mesh, method=case.method

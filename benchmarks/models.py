@@ -133,7 +133,7 @@ class Experts(nn.Module):
         """Map [group, token, width] to the same shape; sow each group's balance loss."""
         s = self.sizes
         gates = jax.nn.softmax(nn.Dense(s.experts, use_bias=False, name="gate")(x))
-        combine, choice = self._routes(gates)
+        combine, choice = self.routes(gates)
         balance = jnp.mean(gates.mean(axis=1) * choice.mean(axis=1)) * s.experts**2
         self.sow("losses", "balance", balance)
         init = nn.initializers.lecun_normal(batch_axis=(0,))
@@ -145,7 +145,7 @@ class Experts(nn.Module):
         outputs = jnp.einsum("egch,ehd->egcd", hidden, down)
         return jnp.einsum("gtec,egcd->gtd", combine.astype(s.dtype), outputs)
 
-    def _routes(self, gates: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def routes(self, gates: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Weights, [group, token, expert, slot], and the first choice, one-hot over experts."""
         s, (groups, tokens, experts) = self.sizes, gates.shape
         capacity = max(1, int(s.capacity_factor * s.top * tokens / experts))

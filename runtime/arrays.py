@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from autopar.frontend.dtypes import dtype_name
 from autopar.frontend.traced import Const, FlatProgram
 from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding import Sharding
+from autopar.ir.values import item_bytes
 from autopar.runtime.bind import lying_shape, lying_spec
 
 
@@ -38,6 +40,15 @@ class ArrayType:
     def sharding(self, mesh: Mesh) -> NamedSharding:
         """The sharding on a bound mesh."""
         return NamedSharding(mesh, self.spec)
+
+    def local_bytes(self, mesh: MeshShape) -> int:
+        """Bytes of one device's piece on a mesh."""
+        dims = (d if isinstance(d, tuple) else () if d is None else (d,) for d in self.spec)
+        return (
+            math.prod(self.shape)
+            * item_bytes(dtype_name(self.dtype))
+            // math.prod(mesh.size(axes) for axes in dims)
+        )
 
     def stacked(self, count: int) -> ArrayType:
         """The type of `count` such arrays as one, along a new first dim that is not sharded."""

@@ -27,8 +27,10 @@ def run_move(piece: Any, move: Move, mesh: MeshShape) -> Any:
     extra = move.repeat if move.collectives else 0
     if extra:
         piece = lax.optimization_barrier(piece).reshape((1,) * extra + piece.shape)
-    for step in move.steps:
-        piece = _STEPS[step.kind](piece, _shifted(step, extra), move.combiner, mesh)
+    # The compiler keeps scopes: what it makes of a collective is traced to its value by them.
+    with jax.named_scope(f"{move.value.name}/{move.line}".rstrip("/")):
+        for step in move.steps:
+            piece = _STEPS[step.kind](piece, _shifted(step, extra), move.combiner, mesh)
     return piece.reshape(piece.shape[extra:])
 
 
@@ -85,7 +87,9 @@ def _all_gather(piece: Any, step: MoveStep, combiner: str, mesh: MeshShape) -> A
 
 
 def _reduce_scatter(piece: Any, step: MoveStep, combiner: str, mesh: MeshShape) -> Any:
-    del combiner, mesh
+    if combiner != "sum":  # JAX scatters sums only; XLA makes one op of the two
+        whole = _all_reduce(piece, step, combiner, mesh)
+        return local_slice(whole, step.dim, step.axes, mesh)
     return lax.psum_scatter(piece, step.axes, scatter_dimension=step.dim, tiled=True)
 
 

@@ -119,7 +119,16 @@ class PartSource:
         has run, and that nobody donates.
         """
         mesh = bound if self.needs_devices else abstract_mesh(self.mesh)
-        given = (*self.inputs, *self.accumulators)
+        return lowered(self.jitted(mesh), [t.on(mesh) for t in self.given], self.platform)
+
+    @property
+    def given(self) -> tuple[ArrayType, ...]:
+        """What the program is given: inputs, then accumulators."""
+        return (*self.inputs, *self.accumulators)
+
+    def jitted(self, mesh: Any) -> Any:
+        """The program as a jitted function of arrays on a mesh, which may be an abstract one."""
+        given = self.given
         made = (*self.outputs, *self.accumulators, _TOKEN)
         mapped = jax.shard_map(
             self._local(),
@@ -129,13 +138,12 @@ class PartSource:
             check_vma=False,
         )
         mapped.__name__ = self.name
-        jitted = jax.jit(
+        return jax.jit(
             mapped,
             in_shardings=tuple(t.on(mesh).sharding for t in given),
             out_shardings=tuple(t.on(mesh).sharding for t in made),
             donate_argnums=self.donated,
         )
-        return lowered(jitted, [t.on(mesh) for t in given], self.platform)
 
     def _local(self) -> Callable[..., tuple[Any, ...]]:
         listing, accumulators = self.program.listing, self.program.part.accumulators

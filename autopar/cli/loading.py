@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import cast
 
+from autopar.api import with_created
 from autopar.errors import InputError
 
 _DEFAULT_STEP = "train_step"
@@ -27,6 +28,17 @@ class Target:
     step: Callable[..., object]
     args: tuple[object, ...]
     kwargs: dict[str, object]
+    create_state: Callable[..., object] | None = None
+
+    def with_state(self) -> tuple[object, ...]:
+        """The arguments with a fresh state in the place of its shapes, if the file can make one.
+
+        That is what `create_state(key)` gives, for the first argument of its type.
+        """
+        if self.create_state is None:
+            return self.args
+        with _told(self.path, "is what create_state() does; let it return"):
+            return with_created(self.create_state, self.args)
 
 
 def load_target(text: str) -> Target:
@@ -56,7 +68,11 @@ def load_target(text: str) -> Target:
             f"{path}: example_kwargs() returned {type(kwargs).__name__}; return a dict of the "
             f"keyword arguments that {function} is called with"
         )
-    return Target(path, step, cast("tuple[object, ...]", args), cast("dict[str, object]", kwargs))
+    create: object = vars(module).get("create_state")
+    return Target(
+        path, step, cast("tuple[object, ...]", args), cast("dict[str, object]", kwargs),
+        create if callable(create) else None,
+    )  # fmt: skip
 
 
 def last_line_in(error: BaseException, path: Path) -> str:

@@ -6,6 +6,7 @@ from importlib.metadata import version
 
 import click
 
+from autopar.cli.calibrate import calibrate_command
 from autopar.cli.clusters import clusters_command
 from autopar.cli.demo import demo_command
 from autopar.cli.partition import partition_command
@@ -13,6 +14,7 @@ from autopar.cli.plan import plan_command
 from autopar.cli.profile import profile_command
 from autopar.cli.schedule import schedule_command
 from autopar.cli.show import show_command
+from autopar.cli.verify import verify_command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -27,7 +29,9 @@ def main() -> None:
 for _command in (
     plan_command,
     show_command,
+    verify_command,
     clusters_command,
+    calibrate_command,
     schedule_command,
     profile_command,
     partition_command,

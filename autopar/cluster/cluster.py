@@ -6,14 +6,23 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
+from autopar.cluster.calibration import Calibration
 from autopar.cluster.chip import Chip
 from autopar.cluster.local import local_name, read_local_devices
 from autopar.cluster.names import read_name
-from autopar.cluster.table import Table, content, read_chip, read_topology, to_toml
+from autopar.cluster.table import (
+    Table,
+    content,
+    measurements,
+    read_calibration,
+    read_chip,
+    read_topology,
+    to_toml,
+)
 from autopar.cluster.topology import Topology, Torus
 from autopar.errors import ClusterError
 from autopar.ir.text import columns, show_bytes, show_count, show_seconds
@@ -21,11 +30,15 @@ from autopar.ir.text import columns, show_bytes, show_count, show_seconds
 
 @dataclass(frozen=True)
 class Cluster:
-    """Equal devices and the wires between them; nothing about meshes."""
+    """Equal devices and the wires between them; nothing about meshes.
+
+    `calibration` is what the figures were fitted to, where they were measured here.
+    """
 
     name: str
     chip: Chip
     topology: Topology
+    calibration: Calibration | None = field(default=None, hash=False)
 
     @property
     def device_count(self) -> int:
@@ -86,11 +99,17 @@ class Cluster:
         name = table.get("name")
         if not isinstance(name, str):
             raise ClusterError(f"cluster file {where!r} needs name = '...' (and found {name!r})")
-        return cls(name, read_chip(table, where), read_topology(table, where))
+        return cls(
+            name,
+            read_chip(table, where),
+            read_topology(table, where),
+            read_calibration(table, where),
+        )
 
     def to_toml(self) -> str:
         """The whole content as TOML; `from_toml` of it gives an equal cluster."""
-        return to_toml({"name": self.name, **content(self.chip, self.topology)})
+        measured = measurements(self.calibration) if self.calibration else {}
+        return to_toml({"name": self.name, **content(self.chip, self.topology), **measured})
 
     @classmethod
     def local(cls) -> Cluster:
@@ -106,7 +125,7 @@ class Cluster:
         return cluster
 
     def fingerprint(self) -> str:
-        """A sha256, in hex, of every figure; two names of one cluster share it."""
+        """A sha256, in hex, of every figure that plans rest on; two names of a cluster share it."""
         text = json.dumps(content(self.chip, self.topology), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 

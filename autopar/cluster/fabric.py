@@ -38,41 +38,40 @@ class TorusFabric:
 
 
 def _nvlink(gigabytes: float, pair: float, reduction: float = 0.0) -> Level:
-    """NVLink or NVSwitch inside a host, in GB/s per GPU.
+    """NVLink or NVSwitch inside a host, in GB/s per GPU, of a ring and of one pair.
 
-    8.4 us to start and 3.4 us a step are NCCL's Simple protocol (its tuning table). On H100 they
-    and 320 GB/s meet XLA's speed-of-light figures: 32 MiB over 8 GPUs, all-gather 129 us. So
-    does the pair rate (collective-permute 452 us). NCCL's table starts NVLS at 25 us; 75 us is
-    what keeps a 32 MiB all-reduce near XLA's 226 us.
+    Fitted for H100 and B200 to XLA's tables of measured collectives over 2, 4 and 8 GPUs (probed
+    with benchmarks/collectives.py): from 8 MiB on within 15 % but for all-to-alls over 2 and 4 GPUs
+    (25 %), below within 2x. Its own figures scatter as much there. Pairs exchange 76 (B200: 82)
+    GB/s up to 64 MiB, and four times that above 128 MiB, which no formula here follows; two GPUs
+    alone reach 116.
     """
     return Level(
         "nvlink",
         8,
         gigabytes * _GIGA,
-        3.4 * _US,
-        start_seconds=8.4 * _US,
+        2.4 * _US,
+        start_seconds=20 * _US,
         pair_bytes_per_second=pair * _GIGA,
+        shuffle_bytes_per_second=0.86 * gigabytes * _GIGA,
         reduction_efficiency=reduction,
-        reduction_start_seconds=75 * _US if reduction else 0.0,
+        reduction_start_seconds=60 * _US if reduction else 0.0,
+        local_bytes_per_second=2.5 * gigabytes * _GIGA,
     )
 
 
-def _network(gigabytes: float) -> Level:
-    """InfiniBand or Ethernet between hosts, nominal one-way GB/s per GPU.
+def _network(gigabytes: float, start: float, step: float) -> Level:
+    """InfiniBand or Ethernet between hosts: the one-way GB/s that a GPU reaches, microseconds.
 
-    A 400 Gb/s port of 50 GB/s reaches 39 in NCCL and 23 in XLA's model; 35 is between the two.
-    XLA gives one pair, and an all-to-all, 22 of 50 GB/s (32 MiB between two H100 hosts:
-    1530 us). 14 us a step is NCCL's Simple protocol.
+    Of H100, H200 and B200 they are XLA's, which takes the first to have half the port of the
+    others: with them whole hosts, and GPUs of one number in each host, are within 10 % of its
+    all-gathers, reduce-scatters, all-reduces (4 hosts) and permutes. Not followed, because it is
+    no physical figure: groups of some GPUs of each host pay a network step for every member
+    (8 in 2 hosts: 332 us for 64 KiB); an all-to-all sends the share that stays at home as well;
+    two whole hosts of four are half as fast as two of two; and a group of every second host is 5 ms
+    whatever its size.
     """
-    return Level(
-        "network",
-        1,
-        0.7 * gigabytes * _GIGA,
-        14 * _US,
-        start_seconds=8.4 * _US,
-        pair_bytes_per_second=0.44 * gigabytes * _GIGA,
-        shuffle_bytes_per_second=0.44 * gigabytes * _GIGA,
-    )
+    return Level("network", 1, gigabytes * _GIGA, step * _US, start_seconds=start * _US)
 
 
 def _data_center(gigabits_per_chip: float, devices_per_chip: int = 1) -> Level:
@@ -87,15 +86,16 @@ _CPU_NETWORK = Level("network", 1, 1 * _GIGA, 50 * _US, start_seconds=100 * _US)
 
 _SWITCHES: dict[str, SwitchFabric] = {
     "cpu": SwitchFabric(1024, 1024, _CPU_INSIDE, _CPU_NETWORK),
-    # 25 Gb/s for a whole p3.16xlarge of 8 GPUs: 0.39 GB/s each.
-    "v100-16gb": SwitchFabric(8, 8, _nvlink(120, 40), _network(0.39)),
-    "a100-40gb": SwitchFabric(8, 8, _nvlink(230, 58), _network(25)),
-    "a100-80gb": SwitchFabric(8, 8, _nvlink(230, 58), _network(25)),
-    "h100": SwitchFabric(8, 8, _nvlink(320, 76, 0.85), _network(50)),
-    "h200": SwitchFabric(8, 8, _nvlink(320, 76, 0.85), _network(50)),
-    "b200": SwitchFabric(8, 8, _nvlink(640, 152, 0.74), _network(50)),
+    # 25 Gb/s for a whole p3.16xlarge of 8 GPUs: 0.39 GB/s each. 8.4 and 14 us are NCCL's table.
+    "v100-16gb": SwitchFabric(8, 8, _nvlink(120, 40), _network(0.35, 8.4, 14)),
+    # Ports of 200 Gb/s, nine tenths reached.
+    "a100-40gb": SwitchFabric(8, 8, _nvlink(230, 58), _network(22.5, 8.4, 14)),
+    "a100-80gb": SwitchFabric(8, 8, _nvlink(230, 58), _network(22.5, 8.4, 14)),
+    "h100": SwitchFabric(8, 8, _nvlink(361, 76, 0.6), _network(22.8, 47, 37)),
+    "h200": SwitchFabric(8, 8, _nvlink(361, 76, 0.6), _network(43.5, 47, 37)),
+    "b200": SwitchFabric(8, 8, _nvlink(640, 82), _network(46, 42, 22)),
     # One NVLink domain is a rack of 72; a host drives 4 of them.
-    "gb200": SwitchFabric(72, 4, _nvlink(640, 152, 0.74), _network(50)),
+    "gb200": SwitchFabric(72, 4, _nvlink(640, 82), _network(46, 42, 22)),
 }
 
 # 46.6 and 93.4 GB/s one way are what libtpu's own collective estimates imply (v4: scaling book).

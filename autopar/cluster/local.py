@@ -56,6 +56,11 @@ def read_local_devices() -> tuple[DeviceFacts, ...]:
     return tuple(read())
 
 
+def chip_of_kind(kind: str) -> str | None:
+    """The catalog's name for what JAX calls a kind of device, None where it has none."""
+    return next((chip for part, chip in _KINDS if part in kind.lower()), None)
+
+
 def local_name(facts: Sequence[DeviceFacts]) -> str:
     """The cluster name ("8xh100", "v5e:2x4", ...) that fits some present devices.
 
@@ -67,13 +72,12 @@ def local_name(facts: Sequence[DeviceFacts]) -> str:
     if any((f.platform, f.kind) != (first.platform, first.kind) for f in facts):
         kinds = sorted({f.kind for f in facts})
         raise ClusterError(f"local devices are of several kinds {kinds}; describe them in a TOML")
-    if first.platform == "cpu":
-        return f"{len(facts)}xcpu"
-    name = next((chip for part, chip in _KINDS if part in first.kind.lower()), None)
+    name = "cpu" if first.platform == "cpu" else chip_of_kind(first.kind)
     if name is None:
         raise ClusterError(
             f"device kind {first.kind!r} is not in the catalog; write a TOML file for the cluster "
-            "and pass its path (Cluster.parse('8xh100').to_toml() shows the form)"
+            "and pass its path (autopar calibrate measures one, and "
+            "Cluster.parse('8xh100').to_toml() shows the form)"
         )
     if first.platform == "tpu":
         return _torus_name(name, facts)

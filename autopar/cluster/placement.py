@@ -21,7 +21,8 @@ class LinkLevel:
     `bytes_per_second` is one-way per device over all links it can use at this level, and
     `pair_bytes_per_second` that of one transfer to one neighbor. On a torus a level is one
     direction; `wraps` says it closes into a ring. `reduces_in_switch` is the share of the rate
-    that the switch keeps while adding up, None where it cannot; see Level for the other figures.
+    that the switch keeps while adding up, None where it cannot; `local_bytes_per_second` is None
+    where a device's own share takes no time; see Level for the other figures.
     """
 
     name: str
@@ -36,6 +37,7 @@ class LinkLevel:
     full_gather: bool = False
     reduces_in_switch: float | None = None
     reduction_start_seconds: float = 0.0
+    local_bytes_per_second: float | None = None
 
 
 def axis_links(cluster: Cluster, mesh: MeshShape, axes: Sequence[str]) -> tuple[LinkLevel, ...]:
@@ -180,4 +182,5 @@ def _level_link(level: Level, size: int) -> LinkLevel:
         start_seconds=level.start_seconds,
         reduces_in_switch=level.reduction_efficiency or None,
         reduction_start_seconds=level.reduction_start_seconds,
+        local_bytes_per_second=level.local_bytes_per_second or None,
     )

@@ -7,11 +7,18 @@ import json
 from collections.abc import Mapping
 from typing import Any, cast
 
+from autopar.cluster.calibration import Bar, Calibration, Residual, Series
 from autopar.cluster.chip import Chip, Source
 from autopar.cluster.topology import Level, Switch, Topology, Torus
 from autopar.errors import ClusterError
 
 Table = dict[str, object]
+# Lists of plain items, by how a dataclass writes their type.
+_ITEMS: dict[str, type] = {
+    "tuple[int, ...]": int,
+    "tuple[bool, ...]": bool,
+    "tuple[float, ...]": float,
+}
 
 
 def content(chip: Chip, topology: Topology) -> Table:
@@ -22,7 +29,12 @@ def content(chip: Chip, topology: Topology) -> Table:
     return {"chip": figures, kind: _plain(topology)}
 
 
-def _plain(value: Chip | Topology) -> Table:
+def measurements(calibration: Calibration) -> Table:
+    """A calibration as nested tables likewise."""
+    return {"calibration": _plain(calibration)}
+
+
+def _plain(value: Chip | Topology | Calibration) -> Table:
     """As JSON would hold it: tuples become lists; absent entries are left out."""
     table = cast(Table, json.loads(json.dumps(dataclasses.asdict(value))))
     return {key: entry for key, entry in table.items() if entry is not None}
@@ -59,6 +71,21 @@ def read_topology(table: Mapping[str, object], where: str) -> Topology:
     return Torus(**fields)
 
 
+def read_calibration(table: Mapping[str, object], where: str) -> Calibration | None:
+    """What a file's [calibration] table holds, None where it has none."""
+    if "calibration" not in table:
+        return None
+    calibration = _table(table, "calibration", where)
+    fields = _checked(Calibration, calibration, f"{where}: [calibration]")
+    for name, kind in (("bars", Bar), ("residuals", Residual), ("series", Series)):
+        place = f"{where}: [[calibration.{name}]]"
+        rows = fields[name]
+        if not isinstance(rows, list):
+            raise ClusterError(f"{place} must be a list of tables")
+        fields[name] = tuple(kind(**_checked(kind, row, place)) for row in cast(list[Table], rows))
+    return Calibration(**fields)
+
+
 def _level(table: Mapping[str, object], where: str) -> Level:
     return Level(**_checked(Level, table, where))
 
@@ -76,9 +103,10 @@ def _number(key: str, entry: object, where: str) -> float:
     return float(entry)
 
 
-def _checked(
-    kind: type[Chip | Source | Level | Switch | Torus], table: Mapping[str, object], where: str
-) -> dict[str, Any]:
+_Kind = Chip | Source | Level | Switch | Torus | Calibration | Bar | Residual | Series
+
+
+def _checked(kind: type[_Kind], table: Mapping[str, object], where: str) -> dict[str, Any]:
     """The entries of a table as keyword arguments of `kind`.
 
     Raises ClusterError on entries that are missing, unknown, or of another type.
@@ -107,14 +135,24 @@ def _fitted(kind: str, name: str, entry: object, where: str) -> object:
         raise ClusterError(f"{where}: {name} = {entry!r} must be a whole number")
     if kind in ("str", "Platform", "Confidence") and not isinstance(entry, str):
         raise ClusterError(f"{where}: {name} = {entry!r} must be a text")
-    if kind.startswith(("tuple[int", "tuple[bool")):
-        item = int if "int" in kind else bool
-        if not isinstance(entry, list) or any(
-            type(e) is not item for e in cast(list[object], entry)
-        ):
-            raise ClusterError(f"{where}: {name} = {entry!r} must be a list of {item.__name__}s")
-        return tuple(cast(list[object], entry))
+    if kind == "tuple[tuple[int, ...], ...]":
+        rows = cast(list[object], entry if isinstance(entry, list) else [entry])
+        return tuple(_listed("tuple[int, ...]", name, row, where) for row in rows)
+    if kind in _ITEMS:
+        return _listed(kind, name, entry, where)
     return entry
+
+
+def _listed(kind: str, name: str, entry: object, where: str) -> tuple[object, ...]:
+    """A list of items of one type, floats also from whole numbers."""
+    item = _ITEMS[kind]
+    accepted: tuple[type, ...] = (float, int) if item is float else (item,)
+    if not isinstance(entry, list) or any(
+        type(e) not in accepted for e in cast(list[object], entry)
+    ):
+        raise ClusterError(f"{where}: {name} = {entry!r} must be a list of {item.__name__}s")
+    items = tuple(cast(list[object], entry))
+    return tuple(float(cast(float, e)) for e in items) if item is float else items
 
 
 def to_toml(table: Mapping[str, object]) -> str:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autopar.cluster.chip import Platform
 from autopar.cluster.cluster import Cluster
-from autopar.cluster.topology import Switch
-from autopar.errors import ClusterError
+from autopar.cluster.submesh import cut_out, submeshes
+from autopar.cluster.topology import Switch, Torus
+from autopar.errors import ClusterError, MeshError
+
+_AXES = 3  # what TPU topologies are described by, also where chips lie in a plane
 
 
 @dataclass(frozen=True)
 class Target:
-    """A chip and the topology text of its compiler; `options` are the topology's own keywords.
+    """A chip and the topology text of its compiler: "1 x hosts x devices of a host" of a GPU.
 
-    A GPU topology is "partitions x hosts x devices of a host", a TPU's "kind:AxB[xC]".
+    That of a TPU is "kind:AxB[xC]" of one of `slices` slices; `host_bounds` are the chips of a host
+    along x, y, z and `wraps` the rings. `devices_per_chip` and `memory_bytes`, what one device has
+    (0: not known), are the cluster's.
     """
 
     platform: Platform
@@ -22,23 +29,72 @@ class Target:
     topology: str
     device_count: int
     slices: int = 1
+    host_bounds: tuple[int, ...] = ()
+    wraps: tuple[bool, ...] = ()
+    devices_per_chip: int = 1
+    memory_bytes: int = 0
 
     @classmethod
     def of(cls, cluster: Cluster) -> Target:
-        """The target of a cluster; raises ClusterError where its wiring has no such name."""
-        chip, topology = cluster.chip, cluster.topology
+        """The target of a cluster or of a block that was cut out of one.
+
+        Raises ClusterError where no compiler has a name for its wiring.
+        """
+        topology = cluster.topology
         if isinstance(topology, Switch):
-            hosts, rest = divmod(topology.device_count, topology.devices_per_host)
-            if rest:
-                raise ClusterError(
-                    f"cluster {cluster.name} has a host that is part full; compiling ahead of "
-                    f"time wants a multiple of {topology.devices_per_host} devices"
-                )
-            text = f"1x{hosts}x{topology.devices_per_host}"
-            return cls(chip.platform, chip.name, text, topology.device_count)
+            return cls._switched(cluster, topology)
+        return cls._torus(cluster, topology)
+
+    @classmethod
+    def _switched(cls, cluster: Cluster, topology: Switch) -> Target:
+        # To the compiler a host is what shares the fastest switch, as a rack of GB200 does.
+        together = max(topology.devices_per_host, topology.levels[0].size)
+        hosts, rest = divmod(topology.device_count, together)
+        if rest:
+            raise ClusterError(
+                f"cluster {cluster.name} has {topology.device_count} devices in hosts of "
+                f"{together}, one of them part full; compiling ahead of time wants full hosts, "
+                f"as in '{hosts + 1}x{together}x{cluster.chip.name}'"
+            )
+        return cls(
+            cluster.chip.platform,
+            cluster.chip.name,
+            f"1x{hosts}x{together}",
+            topology.device_count,
+            memory_bytes=cluster.memory_bytes,
+        )
+
+    @classmethod
+    def _torus(cls, cluster: Cluster, topology: Torus) -> Target:
         sizes = "x".join(map(str, topology.shape))
-        text = f"{chip.name}:{sizes}"
-        return cls(chip.platform, chip.name, text, topology.device_count, topology.slices)
+        flat = _AXES - len(topology.shape)
+        # A host that is wider than what was cut out, or does not divide it, has fewer chips there.
+        bounds = [math.gcd(b, s) for b, s in zip(topology.host_bounds, topology.shape, strict=True)]
+        return cls(
+            cluster.chip.platform,
+            cluster.chip.name,
+            f"{cluster.chip.name}:{sizes}",
+            topology.device_count,
+            topology.slices,
+            (*bounds, *(1,) * flat),
+            (*topology.wraps, *(False,) * flat),
+            topology.devices_per_chip,
+            cluster.memory_bytes,
+        )
 
     def __str__(self) -> str:
-        return self.topology if self.platform == "tpu" else f"{self.chip} {self.topology}"
+        if self.platform != "tpu":
+            return f"{self.chip} {self.topology}"
+        return f"{self.slices}x{self.topology}" if self.slices > 1 else self.topology
+
+
+def target_within(cluster: Cluster, devices: Sequence[int]) -> tuple[Target, tuple[int, ...]]:
+    """The target of the block that some devices of a cluster are, and their numbers in it.
+
+    Raises MeshError where they are no block of it.
+    """
+    first = min(devices)
+    shape = next((s for s in submeshes(cluster) if s.device_count == len(devices)), None)
+    if shape is None or sorted(devices) != list(range(first, first + len(devices))):
+        raise MeshError(f"devices {list(devices)} of {cluster.name} are no block of neighbours")
+    return Target.of(cut_out(cluster, shape)), tuple(d - first for d in devices)

@@ -16,8 +16,10 @@ class Level:
     `latency_seconds` is paid by each step of an algorithm and `start_seconds` once a collective.
     `pair_bytes_per_second` is what one pair of devices reaches alone (0: the same rate), and
     `shuffle_bytes_per_second` what each device reaches when everyone sends to everyone (0: same).
-    A switch that adds up by itself (NVLS, SHARP) has `reduction_efficiency` > 0, the share of
-    `bytes_per_second` it keeps while doing so, after `reduction_start_seconds`.
+    `local_bytes_per_second` is what a device takes in of its own share, which goes over no wire:
+    it is copied, or added to what came (0: for nothing). A switch that adds up by itself (NVLS,
+    SHARP) has `reduction_efficiency` > 0, the share of `bytes_per_second` it keeps while doing so,
+    after `reduction_start_seconds`.
     """
 
     name: str
@@ -29,6 +31,7 @@ class Level:
     shuffle_bytes_per_second: float = 0.0
     reduction_efficiency: float = 0.0
     reduction_start_seconds: float = 0.0
+    local_bytes_per_second: float = 0.0
 
     def __post_init__(self) -> None:
         if self.size < 1 or not self.bytes_per_second > 0 or self.latency_seconds < 0:

@@ -3,16 +3,21 @@
 V is the whole local buffer in bytes (the result of an all-gather; the operand of every other
 kind), n the number of devices, B one-way bytes/s per device, a the seconds of a step.
 
-On switches (NCCL's ring and double binary tree; in-switch addition where there is any):
+On switches (NCCL's ring and double binary tree; in-switch addition where there is any), with C
+the rate of what a device takes in of its own share:
 
-    all-gather, reduce-scatter   s + (n-1) a + (n-1)/n V/B
-    all-reduce                   min( s + 2(n-1) a + 2(n-1)/n V/B,
-                                      s + 2 log2(n) a + 2V/B,
+    all-gather                   s + (n-1) a + (n-1)/n V/B + 1/n V/C
+    reduce-scatter               the same with 2 V/C: read, and added to
+    all-reduce                   min( s + 2(n-1) a + 2(n-1)/n V/B + 3/n V/C,
+                                      s + 2 log2(n) a + 2V/B + 3 V/C,
                                       s' + V/(e B) )
-    all-to-all                   s + (n-1) a + (n-1)/n V/B
+    all-to-all                   s + (n-1) a + (n-1)/n V/B(shuffle) + 1/n V/C
     permute                      s + a + V/B(pair)
 
-over several levels each level works on what the levels inside it leave: V, V/g, V/(g h), ...
+A ring over several levels is one ring: it crosses each level as often as the group has members
+at one place of it, so the slowest of B, g B', g h B'', ... sets its pace, and waits for all of
+them. An all-reduce may also go level by level, each working on what those inside leave: V, V/g,
+V/(g h), ... In an all-to-all the levels work at the same time, each on what is for others there.
 
 On a torus with k directions of L bytes/s per link and way, as libtpu's own estimates have it
 (all checked rows within 5 %):
@@ -30,7 +35,7 @@ and neither do we, but for the hops; groups that interleave along a direction sh
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, get_args
 
 from autopar.cluster import LinkLevel
@@ -92,34 +97,62 @@ def _hops(level: LinkLevel) -> int:
 
 def _on_switches(kind: str, nbytes: float, levels: Sequence[LinkLevel]) -> float:
     if kind == "all-to-all":
-        return sum(
-            _shuffle(nbytes, level, math.prod(inner.size for inner in levels[:at]))
-            for at, level in enumerate(levels)
-        )
-    seconds = 0.0
+        parts = (_shuffle(nbytes, level, inside) for level, inside in _with_inside(levels))
+        return _own(nbytes, levels) + max(parts)
+    if kind == "all-gather":
+        return _ring(nbytes, levels, 1) + _own(nbytes, levels)
+    if kind == "reduce-scatter":
+        return _ring(nbytes, levels, 1) + 2 * _own(nbytes, levels)
+    by_level = sum(_all_reduce(nbytes / inside, level) for level, inside in _with_inside(levels))
+    return min(_ring_all_reduce(nbytes, levels), by_level)
+
+
+def _with_inside(levels: Sequence[LinkLevel]) -> Iterator[tuple[LinkLevel, int]]:
+    """Each level with how many members of the group are at one place of it."""
+    inside = 1
     for level in levels:
-        one_level = _all_reduce if kind == "all-reduce" else _gather
-        seconds += one_level(nbytes, level)
-        nbytes /= level.size
-    return seconds
+        yield level, inside
+        inside *= level.size
 
 
-def _gather(nbytes: float, level: LinkLevel) -> float:
-    """An all-gather or reduce-scatter around the ring of one level (NCCL has no other)."""
-    fraction = (level.size - 1) / level.size
-    steps = (level.size - 1) * level.latency_seconds
-    return level.start_seconds + steps + _wire(nbytes * fraction, level)
+def _ring(nbytes: float, levels: Sequence[LinkLevel], rounds: int) -> float:
+    """A buffer sent so many times around one ring through all members of a group."""
+    devices = math.prod(level.size for level in levels)
+    waits = sum(
+        level.start_seconds + rounds * (level.size - 1) * level.latency_seconds for level in levels
+    )
+    pace = min(inside * level.bytes_per_second for level, inside in _with_inside(levels))
+    return waits + rounds * nbytes * (devices - 1) / devices / pace
+
+
+def _own(nbytes: float, levels: Sequence[LinkLevel]) -> float:
+    """What it takes a device to read its own share once."""
+    return _taken_in(nbytes / math.prod(level.size for level in levels), levels[0])
+
+
+def _taken_in(nbytes: float, level: LinkLevel) -> float:
+    return nbytes / level.local_bytes_per_second if level.local_bytes_per_second else 0.0
+
+
+def _ring_all_reduce(nbytes: float, levels: Sequence[LinkLevel]) -> float:
+    """A reduce-scatter and an all-gather in one."""
+    return _ring(nbytes, levels, 2) + 3 * _own(nbytes, levels)
 
 
 def _all_reduce(nbytes: float, level: LinkLevel) -> float:
-    fraction = (level.size - 1) / level.size
-    ring = 2 * (level.size - 1) * level.latency_seconds + 2 * _wire(nbytes * fraction, level)
-    tree = 2 * _rounds(level.size) * level.latency_seconds + 2 * _wire(nbytes, level)
-    best = level.start_seconds + min(ring, tree)
+    """The best way to add up over one level."""
+    best = min(_ring_all_reduce(nbytes, (level,)), _tree(nbytes, level))
     if level.reduces_in_switch:
-        summed = _wire(nbytes, level) / level.reduces_in_switch
+        summed = nbytes / level.bytes_per_second / level.reduces_in_switch
         best = min(best, level.reduction_start_seconds + summed)
     return best
+
+
+def _tree(nbytes: float, level: LinkLevel) -> float:
+    """Up and down a double binary tree: few steps, and every device adds up the whole buffer."""
+    steps = 2 * math.ceil(math.log2(level.size)) * level.latency_seconds
+    moved = 2 * nbytes / level.bytes_per_second + 3 * _taken_in(nbytes, level)
+    return level.start_seconds + steps + moved
 
 
 def _shuffle(nbytes: float, level: LinkLevel, inside: int) -> float:
@@ -131,11 +164,3 @@ def _shuffle(nbytes: float, level: LinkLevel, inside: int) -> float:
     messages = (level.size - 1) * inside
     moved = nbytes * fraction / level.shuffle_bytes_per_second
     return level.start_seconds + messages * level.latency_seconds + moved
-
-
-def _wire(nbytes: float, level: LinkLevel) -> float:
-    return nbytes / level.bytes_per_second
-
-
-def _rounds(size: int) -> int:
-    return math.ceil(math.log2(size))

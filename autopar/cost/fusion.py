@@ -1,7 +1,7 @@
 """What compilers fuse: which ops are computed inside their readers, and which read that way.
 
 Nothing of a fused op is written to memory: each kernel that wants its result computes it anew
-from what is stored. These rules are those of XLA's GPU compiler, and near to the TPU's.
+from what is stored. These rules are those of XLA's compilers for GPUs and TPUs.
 """
 
 from __future__ import annotations
@@ -24,6 +24,14 @@ _OWN_KERNELS = frozenset(
     }
 )  # fmt: skip
 
+# A TPU's compiler computes their operands in their kernels, as it does those of reductions.
+PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
+
+# They put items into what is there.
+SCATTERS = frozenset({"scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max"})
+# A scatter into zeros that is added to something may put its items there instead.
+ADDITIONS = frozenset({"add", "add_any"})
+
 # They compute what they read, as element-wise ops do, but their results are written to memory.
 _REDUCTIONS = frozenset(
     {
@@ -44,7 +52,7 @@ _MOVERS = frozenset(
 # What one item costs to compute again, as the bytes that the chip could load in that time:
 # the cost models weigh the two. `exp` has an instruction of its own.
 _WORK_BYTES = {
-    "tanh": 4.0, "erf": 4.0, "erfc": 4.0, "erf_inv": 4.0, "logistic": 4.0, "pow": 4.0, "log": 4.0,
+    "tanh": 4.0, "erf": 4.0, "erfc": 4.0, "erf_inv": 4.0, "logistic": 1.5, "pow": 4.0, "log": 4.0,
     "log1p": 4.0, "expm1": 4.0, "sin": 4.0, "cos": 4.0, "exp": 1.0, "div": 1.0, "sqrt": 1.0,
     "rsqrt": 1.0, "random_bits": 16.0,
 }  # fmt: skip
@@ -69,6 +77,17 @@ def is_fused_into_readers(op: Op) -> bool:
 def is_reduction(op: Op) -> bool:
     """Whether the op computes what it reads instead of loading it, and stores its own results."""
     return op.kind in _REDUCTIONS
+
+
+def has_filter(op: Op) -> bool:
+    """Whether a convolution's second operand is a filter: small beside the first."""
+    if op.rule is None:
+        return False
+    factors = op.rule.factors
+    image, second = (
+        math.prod(factors[f].size for dim in dims for f in dim) for dims in op.rule.operands[:2]
+    )
+    return second < image
 
 
 def works_in_place(op: Op) -> bool:

@@ -28,17 +28,23 @@ class _Made:
 
 
 def peak_of(
-    graph: Graph, program: SpmdProgram, given: Mapping[str, int], moments: Sequence[Moment]
+    graph: Graph,
+    program: SpmdProgram,
+    given: Mapping[str, int],
+    moments: Sequence[Moment],
+    peak_bytes: int,
 ) -> Peak:
-    """The peak that some moments, outermost first, come to beside the step's arguments."""
+    """The peak that some moments, outermost first, come to beside the step's arguments.
+
+    Of the `peak_bytes`, what no value accounts for is temporary: scratch, and what is set aside.
+    """
     items = list(_arguments(graph, program, given))
     for depth, moment in enumerate(moments):
         items += _pieces(graph, moment, at_top=depth == 0)
     totals = Counter[HeldKind]()
     for item in items:
         totals[item.kind] += item.local_bytes
-    whole = sum(given.values()) + (moments[0].nbytes if moments else 0)
-    totals[HeldKind.TEMPORARY] += whole - totals.total()  # the scratch of kernels
+    totals[HeldKind.TEMPORARY] += peak_bytes - totals.total()
     largest = sorted(items, key=lambda i: -i.local_bytes)[:SHOWN_ITEMS]
     what, origin = _running(graph, moments[-1])
     outer = moments[0]
@@ -131,7 +137,7 @@ def _reader_regions(graph: Graph, moment: Moment, wanted: Collection[str]) -> di
     """In which regions each piece is read, by kernels that fuse others too."""
     found: dict[str, set[str]] = {name: set() for name in wanted}
     for kernel in moment.stored.kernels:
-        region = _region(graph, moment.block.instructions[max(0, kernel.at)])
+        region = _region(graph, moment.block.instructions[kernel.at]) if kernel.at >= 0 else ""
         for name in kernel.reads:
             if name in found:
                 found[name].add(region)
@@ -149,7 +155,9 @@ def _running(graph: Graph, moment: Moment) -> tuple[str, OpOrigin]:
     kernel: Kernel | None = moment.kernel
     if kernel is None or not moment.block.instructions:
         return "", OpOrigin()
-    step = moment.block.instructions[max(0, kernel.at)]
+    if kernel.at < 0:
+        return "copy", OpOrigin()
+    step = moment.block.instructions[kernel.at]
     if isinstance(step, Run | Loop):
         op: Op = graph.op_at(step.equation)
         return op.kind, op.origin

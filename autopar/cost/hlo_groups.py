@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
+
+from autopar.ir.mesh import MeshShape
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -22,16 +25,51 @@ def read_groups(attributes: Mapping[str, str], device_count: int) -> Groups:
     No groups, or empty ones, mean all devices.
     """
     if "source_target_pairs" in attributes:
-        return _connected(_lists(attributes["source_target_pairs"]))
+        return joined(_lists(attributes["source_target_pairs"]))
     text = attributes.get("replica_groups", "")
     if found := _IOTA.match(text):
         shape, dims, order = (_numbers(part or "") for part in found.groups())
         flat = _transposed(dims, order or tuple(range(len(dims))))
         width = shape[-1] if len(shape) > 1 else math.prod(shape)
-        return tuple(flat[at : at + width] for at in range(0, len(flat), width))
+        return _cut(flat, width)
     if found := _MESH.match(text):
         return _on_mesh(found.group(1), found.group(2), found.group(3))
     return _lists(text) or (tuple(range(device_count)),)
+
+
+def axes_of(groups: Groups, mesh: MeshShape) -> tuple[str, ...]:
+    """The axes that groups of mesh positions run over: () where they are those of no axes.
+
+    Positions count row-major. Groups of one device are taken to be left out.
+    """
+    wanted = {frozenset(group) for group in groups}
+    names = tuple(n for n, size in zip(mesh.names, mesh.sizes, strict=True) if size > 1)
+    for count in range(1, len(names) + 1):
+        for axes in itertools.combinations(names, count):
+            if {frozenset(group) for group in _along(axes, mesh)} == wanted:
+                return axes
+    return ()
+
+
+def axes_crossed(groups: Groups, mesh: MeshShape) -> tuple[str, ...]:
+    """The axes along which the devices of any group differ from each other."""
+    places = {at: place for at, place in enumerate(itertools.product(*map(range, mesh.sizes)))}
+    return tuple(
+        name
+        for dim, name in enumerate(mesh.names)
+        if any(len({places[at][dim] for at in group if at in places}) > 1 for group in groups)
+    )
+
+
+def _along(axes: Sequence[str], mesh: MeshShape) -> Groups:
+    """The groups of mesh positions along some axes."""
+    grouped = [dim for dim, name in enumerate(mesh.names) if name in axes]
+    rest = [dim for dim, name in enumerate(mesh.names) if name not in axes]
+    return _cut(_transposed(mesh.sizes, (*rest, *grouped)), mesh.size(axes))
+
+
+def _cut(flat: Sequence[int], width: int) -> Groups:
+    return tuple(tuple(flat[at : at + width]) for at in range(0, len(flat), width))
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -71,12 +109,11 @@ def _on_mesh(axes: str, between: str, chosen: str) -> Groups:
         _, ids, order = (_numbers(part or "") for part in found.groups())
         devices = _transposed(ids, order or tuple(range(len(ids))))
         flat = tuple(devices[n] for n in flat)
-    width = math.prod(dims[at] for at in grouped)
-    return tuple(flat[at : at + width] for at in range(0, len(flat), width))
+    return _cut(flat, math.prod(dims[at] for at in grouped))
 
 
-def _connected(pairs: Groups) -> Groups:
-    """The sets of devices that source-target pairs connect, each in rising order."""
+def joined(sets: Groups) -> Groups:
+    """The sets of devices that overlapping sets connect, each in rising order."""
     root: dict[int, int] = {}
 
     def find(device: int) -> int:
@@ -84,9 +121,11 @@ def _connected(pairs: Groups) -> Groups:
             device = root[device]
         return device
 
-    for source, target in (pair for pair in pairs if len(pair) == 2):
-        low, high = sorted((find(source), find(target)))
-        root[high] = low
+    for first, *others in sets:
+        find(first)
+        for other in others:
+            low, high = sorted((find(first), find(other)))
+            root[high] = low
     members: dict[int, list[int]] = {}
     for device in sorted(root):
         members.setdefault(find(device), []).append(device)

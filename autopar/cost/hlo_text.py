@@ -22,6 +22,8 @@ _LEAF = re.compile(r"([a-z]\w*)\[([\d,<=\s]*)\]")
 _COMMENT = re.compile(r"/\*.*?\*/")
 _REFERENCE = re.compile(r"%?([A-Za-z_][\w.\-~]*)")
 _ENTRY_OF_TABLE = re.compile(r'(\d+) (?:"(.*)"|\{(.*)\})\s*$')
+# The attributes that name a computation which runs as part of an instruction.
+CALLS = ("calls", "to_apply", "called_computations", "async_wrapped")
 _BITS = {"pred": 8, "token": 0, "opaque": 0, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "f4e2m1fn": 4}
 
 
@@ -70,12 +72,16 @@ class Computation:
     by_name: Mapping[str, Instruction] = field(repr=False)
     users: Mapping[str, tuple[Instruction, ...]] = field(repr=False)
 
-    def parameter(self, number: int) -> Instruction | None:
-        """The instruction that stands for an argument."""
-        wanted = str(number)
-        return next(
-            (i for i in self.instructions if i.opcode == "parameter" and i.literal == wanted), None
-        )
+    @property
+    def root(self) -> Instruction | None:
+        """The instruction whose value is the result."""
+        return next((i for i in self.instructions if i.is_root), None)
+
+    @property
+    def parameters(self) -> tuple[Instruction, ...]:
+        """The instructions that stand for the arguments, in their order."""
+        found = [i for i in self.instructions if i.opcode == "parameter"]
+        return tuple(sorted(found, key=lambda i: int(i.literal or 0)))
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,12 @@ than storing it, so a kernel reads the stored pieces behind everything that is f
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from autopar.cluster.chip import Platform
 from autopar.cost import fusion
+from autopar.cost.reads import Line, read_line
 from autopar.ir.graph import Graph, Op
 from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding import Sharding
@@ -29,8 +30,10 @@ _READERS = 6
 class Kernel:
     """One kernel: pieces that it makes and reads, and scratch that lives as long as it runs.
 
-    `at` is its instruction's index in the block, -1 for what a loop cuts out before its body.
-    `group` are the kind, axes and dtype of a collective that may be combined with its like.
+    `at` is its instruction's index in the block, -1 for what is no instruction: a slice that a loop
+    cuts out, a copy in another order. `group` are the kind, axes and dtype of a collective that
+    may be combined with its like. A light one may be fused with others that read the same; an early
+    one need not wait for its readers' turn: it gathers.
     """
 
     at: int
@@ -40,6 +43,8 @@ class Kernel:
     in_place: bool = False
     group: tuple[str, tuple[str, ...], str] | None = None
     moved_bytes: int = 0
+    is_light: bool = False
+    is_early: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,10 +57,11 @@ class Stored:
 
 
 class Sizes:
-    """Looks up ops and weighs pieces on one mesh."""
+    """Looks up ops and weighs pieces on one mesh of devices of a platform."""
 
-    def __init__(self, graph: Graph, mesh: MeshShape) -> None:
+    def __init__(self, graph: Graph, mesh: MeshShape, platform: Platform = "gpu") -> None:
         self._graph, self._mesh = graph, mesh
+        self.platform: Platform = platform
         self._known: dict[tuple[tuple[int, ...], str, Sharding], int] = {}
 
     def of(self, shape: tuple[int, ...], dtype: str, sharding: Sharding) -> int:
@@ -80,18 +86,6 @@ class Sizes:
         return run.operand_shardings[0].shard_shape(shape, self._mesh)
 
 
-@dataclass
-class _Line:
-    """What a pass over a block's instructions found, by instruction index."""
-
-    ops: list[Op | None] = field(default_factory=list[Op | None])
-    reads: list[Sequence[str]] = field(default_factory=list[Sequence[str]])
-    makes: list[Sequence[str]] = field(default_factory=list[Sequence[str]])
-    fused: list[bool] = field(default_factory=list[bool])
-    readers: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    loaded: set[str] = field(default_factory=set[str])  # read by what fuses nothing, or returned
-
-
 InnerBytes = Callable[[Loop, Op, Mapping[str, int]], int]
 
 
@@ -109,7 +103,7 @@ def stored_kernels(
     cuts out of them; `stacked` are outputs that a loop writes into place as they are made.
     `inner_bytes` says what the body of a loop holds at most.
     """
-    line = _read(block, sizes)
+    line = read_line(block, sizes.op, sizes.platform)
     alive, roots = _roots(line, len(block.instructions), block)
     writer = _Writer(line, sizes, given, inner_bytes, stacked)
     for name, nbytes in (slices or {}).items():
@@ -120,41 +114,7 @@ def stored_kernels(
     return writer.stored(block)
 
 
-def _read(block: Block, sizes: Sizes) -> _Line:
-    line = _Line()
-    for i, step in enumerate(block.instructions):
-        op, through = None, False
-        if isinstance(step, Run):
-            op = sizes.op(step.equation)
-            fused = fusion.is_fused_into_readers(op)
-            through = fused or fusion.is_reduction(op)
-            reads, makes = _given(step.operands), step.results
-        elif isinstance(step, Move):
-            fused = through = not any(s.kind not in ("slice", "mask") for s in step.steps)
-            reads, makes = (step.source,), (step.result,)
-        elif isinstance(step, Fence):
-            fused, reads, makes = False, step.sources, step.results
-        else:
-            op, fused = sizes.op(step.equation), False
-            reads, makes = _given(step.operands), step.results
-        line.ops.append(op)
-        line.reads.append(reads)
-        line.makes.append(makes)
-        line.fused.append(fused)
-        if not through:
-            line.loaded.update(reads)
-        for name in reads:
-            line.readers[name].append(i)
-    line.loaded.update(o for o in block.outputs if o is not None)
-    return line
-
-
-def _given(operands: Sequence[str | None]) -> Sequence[str]:
-    """The operands that are no literals."""
-    return tuple(o for o in operands if o is not None)
-
-
-def _roots(line: _Line, count: int, block: Block) -> tuple[list[bool], list[int]]:
+def _roots(line: Line, count: int, block: Block) -> tuple[list[bool], list[int]]:
     """For each instruction, whether anyone wants it, and into which kernels it may be fused.
 
     The latter are bits of a number, kernel j's being bit j of its lowest 64: far kernels may
@@ -185,7 +145,7 @@ class _Writer:
 
     def __init__(
         self,
-        line: _Line,
+        line: Line,
         sizes: Sizes,
         given: Mapping[str, int],
         inner_bytes: InnerBytes,
@@ -196,6 +156,8 @@ class _Writer:
         self._nbytes: dict[str, int] = dict(given)
         self._behind: dict[str, Pieces] = {name: frozenset((name,)) for name in given}
         self._work: dict[str, float] = {}  # of a fused piece, in bytes
+        # What lies behind element-wise work, and its bytes, though it may be stored as well.
+        self._computed: dict[str, tuple[Pieces, int]] = {}
         self._kernels: list[Kernel] = []
 
     def stored(self, block: Block) -> Stored:
@@ -212,11 +174,14 @@ class _Writer:
 
     def visit(self, i: int, step: Instruction, roots: int) -> None:
         """Fuse an instruction into its readers, or write its kernel."""
-        sources = self._sources(self._line.reads[i])
+        copies = i in self._line.copied
+        sources = self._copied(i) if copies else self._sources(self._line.reads[i])
         if isinstance(step, Fence):
             self._fence(i, step, sources)
             return
         nbytes = self._result_bytes(i, step)
+        if self._line.copied and self._line.fused[i]:
+            self._computed[self._line.makes[i][0]] = sources, nbytes[0]
         readers = min(_READERS, roots.bit_count())
         if readers and self._fused(i, sources, sum(nbytes), readers):
             return
@@ -226,6 +191,18 @@ class _Writer:
             self._nbytes[name] = 0 if in_stack and not self._line.readers.get(name) else size
             self._behind[name] = frozenset((name,))
         self._kernels.append(self._kernel(i, step, makes, sources))
+
+    def _copied(self, i: int) -> Pieces:
+        """The pieces that a kernel reads, of which some are written out in another order before."""
+        reads, copies = self._line.reads[i], self._line.copied[i]
+        sources = self._sources([r for r in reads if r not in copies])
+        for name, copy in copies.items():
+            if copy not in self._nbytes:
+                stored = self._behind.get(name, _NONE), self._nbytes.get(name, 0)
+                behind, self._nbytes[copy] = self._computed.get(name, stored)
+                self._kernels.append(Kernel(-1, (copy,), behind, is_light=True))
+            sources |= {copy}
+        return sources
 
     def _sources(self, reads: Sequence[str]) -> Pieces:
         """The stored pieces behind some others."""
@@ -247,6 +224,9 @@ class _Writer:
             return [self._sizes.of(step.value.shape, step.value.dtype, step.after)]
         op = self._line.ops[i]
         assert op is not None
+        if len(op.results) == 1:
+            value = op.results[0]
+            return [self._sizes.of(value.shape, value.dtype, step.result_shardings[0])]
         laid = zip(op.results, step.result_shardings, strict=True)
         return [self._sizes.of(v.shape, v.dtype, s) for v, s in laid]
 
@@ -280,16 +260,19 @@ class _Writer:
             items = self._nbytes[makes[0]] // item_bytes(op.results[0].dtype)
             shard = self._sizes.shard(step, op)
             scratch = fusion.split_bytes(op, items, step.operand_shardings[0], shard)
-        return Kernel(i, makes, sources, scratch, fusion.works_in_place(op))
+        light = self._line.fused[i] or fusion.is_reduction(op)
+        in_place = fusion.works_in_place(op)
+        return Kernel(i, makes, sources, scratch, in_place, is_light=light)
 
 
 def _move_kernel(i: int, step: Move, makes: tuple[str, ...], sources: Pieces) -> Kernel:
     moved = step.collectives
+    gathers = bool(moved) and moved[-1].kind == "all-gather"
     if len(step.steps) == 1 and len(moved) == 1:
         only = moved[0]
         group = (only.kind, only.axes, step.value.dtype)
         in_place = only.kind == "all-reduce"
-        return Kernel(i, makes, sources, 0, in_place, group, only.nbytes)
+        return Kernel(i, makes, sources, 0, in_place, group, only.nbytes, is_early=gathers)
     # Between two collectives lies a piece that is neither the source nor the result.
     middle = list(moved)
     if middle and step.steps[0].kind == middle[0].kind != "all-gather":
@@ -297,4 +280,4 @@ def _move_kernel(i: int, step: Move, makes: tuple[str, ...], sources: Pieces) ->
     if middle and step.steps[-1].kind == middle[-1].kind != "reduce-scatter":
         middle.pop()
     scratch = max((c.nbytes for c in middle), default=0)
-    return Kernel(i, makes, sources, scratch, in_place=not moved)
+    return Kernel(i, makes, sources, scratch, in_place=not moved, is_early=gathers)

@@ -1,75 +1,78 @@
-"""How long a listing takes on each device of its mesh: its kernels, one after the other."""
+"""How long each kernel of a listing takes on each device of its mesh."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.cost.compute import HEAVY
-from autopar.cost.kernels import Kernel, Sizes, Stored, stored_kernels
+from autopar.cost.kernels import Kernel, Sizes, Stored
 from autopar.cost.prices import Prices
-from autopar.ir.graph import Graph, Op
-from autopar.ir.spmd import Block, Loop, Move, Run, SpmdProgram
+from autopar.ir.graph import Op
+from autopar.ir.spmd import Block, Loop, Move, Run
 
 
 @dataclass(frozen=True)
 class Seconds:
-    """What one run of a listing takes: work on the device, and collectives."""
+    """What one run of a listing takes: work on the device, and collectives.
+
+    `exposed` is the part of the collectives that no work hides.
+    """
 
     compute: float = 0.0
     communication: float = 0.0
+    exposed: float = 0.0
 
     @property
     def total(self) -> float:
-        """Both, as nothing overlaps."""
-        return self.compute + self.communication
+        """From the start to the end."""
+        return self.compute + self.exposed
 
     def __add__(self, other: Seconds) -> Seconds:
-        return Seconds(self.compute + other.compute, self.communication + other.communication)
+        return Seconds(
+            self.compute + other.compute,
+            self.communication + other.communication,
+            self.exposed + other.exposed,
+        )
 
     def times(self, runs: int) -> Seconds:
-        """The same several times over."""
-        return Seconds(self.compute * runs, self.communication * runs)
+        """The same several times over, one after the other."""
+        return Seconds(self.compute * runs, self.communication * runs, self.exposed * runs)
 
 
-def listing_seconds(graph: Graph, program: SpmdProgram, prices: Prices) -> Seconds:
-    """One run of a listing of `graph`.
+class KernelTimes:
+    """Times the kernels of a block that are no loops."""
 
-    Element-wise work is fused as `stored_kernels` has it, and pays for what it loads and stores.
-    """
-    sizes = Sizes(graph, prices.mesh)
-    given = {
-        i.value.name: sizes.of(i.value.shape, i.value.dtype, s)
-        for i, s in zip(graph.inputs, program.input_shardings, strict=True)
-    }
-    return _Timer(sizes, prices).block(program.block, given)
+    def __init__(self, sizes: Sizes, prices: Prices, block: Block, stored: Stored) -> None:
+        self._sizes, self._prices, self._block, self._stored = sizes, prices, block, stored
+        self._moves = {m.result: m for m in block.instructions if isinstance(m, Move)}
 
-
-class _Timer:
-    """Times blocks, loops by their bodies."""
-
-    def __init__(self, sizes: Sizes, prices: Prices) -> None:
-        self._sizes, self._prices = sizes, prices
-
-    def block(self, block: Block, given: Mapping[str, int]) -> Seconds:
-        """Every kernel of a block."""
-        stored = stored_kernels(block, self._sizes, given, _nothing_inside)
-        total = Seconds()
-        for kernel in stored.kernels:
-            if kernel.at >= 0:
-                total += self._kernel(block, kernel, stored)
-        return total
-
-    def _kernel(self, block: Block, kernel: Kernel, stored: Stored) -> Seconds:
-        step = block.instructions[kernel.at]
-        moved = sum(stored.nbytes.get(name, 0) for name in (*kernel.makes, *kernel.reads))
+    def seconds(self, kernel: Kernel) -> Seconds:
+        """One run of a kernel, its collectives wholly exposed."""
+        if kernel.at < 0:
+            return Seconds()
+        step = self._block.instructions[kernel.at]
         if isinstance(step, Move):
-            return Seconds(0.0, sum(c.seconds for c in step.collectives))
-        if isinstance(step, Loop):
-            return self._loop(step, stored)
+            return self._moving([self._moves[name] for name in kernel.makes], kernel)
         if isinstance(step, Run):
-            return Seconds(self._run(step, moved))
+            return Seconds(self._run(step, self._moved(kernel)))
         return Seconds()
+
+    def _moved(self, kernel: Kernel) -> int:
+        nbytes = self._stored.nbytes
+        return sum(nbytes.get(name, 0) for name in (*kernel.makes, *kernel.reads))
+
+    def _moving(self, moves: Sequence[Move], kernel: Kernel) -> Seconds:
+        """A move's collectives; of several that run as one, one collective of all their bytes."""
+        if not any(m.collectives for m in moves):
+            return Seconds(self._prices.elementwise(self._moved(kernel)))
+        if len(moves) == 1:
+            seconds = sum(c.seconds for c in moves[0].collectives)
+        else:
+            first = moves[0].collectives[0]
+            nbytes = sum(c.nbytes for m in moves for c in m.collectives)
+            seconds = self._prices.collective(first.kind, nbytes, first.axes)
+        return Seconds(0.0, seconds, seconds)
 
     def _run(self, run: Run, nbytes: int) -> float:
         op = self._sizes.op(run.equation)
@@ -83,15 +86,8 @@ class _Timer:
         axes = {a for s in laid for dim in s.dims for a in dim}
         return self._prices.mesh.size(sorted(axes))
 
-    def _loop(self, loop: Loop, stored: Stored) -> Seconds:
-        op = self._sizes.op(loop.equation)
-        total = Seconds()
-        for body in loop.bodies:
-            total += self.block(body, _entering(op, loop, body, stored.nbytes))
-        return total.times(loop.runs)
 
-
-def _entering(op: Op, loop: Loop, body: Block, nbytes: Mapping[str, int]) -> dict[str, int]:
+def entering(op: Op, loop: Loop, body: Block, nbytes: Mapping[str, int]) -> dict[str, int]:
     """Bytes of what a body is given; of what a scan goes through, one trip's slice."""
     outer = [0 if o is None else nbytes.get(o, 0) for o in loop.operands]
     if op.kind != "scan":
@@ -100,8 +96,3 @@ def _entering(op: Op, loop: Loop, body: Block, nbytes: Mapping[str, int]) -> dic
     length = max(1, op.whole("length"))
     sizes = [n if k < start else n // length for k, n in enumerate(outer)]
     return dict(zip(body.inputs, sizes, strict=True))
-
-
-def _nothing_inside(loop: Loop, op: Op, nbytes: Mapping[str, int]) -> int:
-    del loop, op, nbytes
-    return 0

@@ -31,59 +31,93 @@ class Moment:
 
 def busiest(block: Block, stored: Stored, outside: Collection[str]) -> Moment:
     """When a block holds the most; pieces `outside` have buffers that are held all along."""
-    kernels, nbytes = stored.kernels, stored.nbytes
-    last = _last_reads(stored)
-    dying: dict[int, list[str]] = defaultdict(list)
-    for name, k in last.items():
-        dying[k].append(name)
-    now = most = at = 0
-    sizes: dict[str, int] = {}
-    for k, kernel in enumerate(kernels):
+    lives = _Lives.of(stored, outside)
+    at, most = _peak(stored, lives, in_place=True)
+    return Moment(block, stored, at, most, _held_at(stored, at, lives))
+
+
+def most_bytes(stored: Stored, outside: Collection[str]) -> int:
+    """The most that is held where every kernel has new buffers for what it makes.
+
+    So much XLA counts when it chooses between orders.
+    """
+    return _peak(stored, _Lives.of(stored, outside), in_place=False)[1]
+
+
+@dataclass(frozen=True)
+class _Lives:
+    """Rounded bytes of pieces, their last readers, and which pieces have several readers."""
+
+    sizes: dict[str, int]
+    last: dict[str, int]
+    shared: set[str]
+
+    @classmethod
+    def of(cls, stored: Stored, outside: Collection[str]) -> _Lives:
+        """The lives of the pieces that are not outside."""
+        nbytes, sizes = stored.nbytes, dict[str, int]()
+        last, made, shared = dict[str, int](), dict[str, int](), set[str]()
+        for k, kernel in enumerate(stored.kernels):
+            for name in kernel.reads:
+                if name in last:
+                    shared.add(name)
+                last[name] = k
+            for name in kernel.makes:
+                made[name] = k
+                if name not in outside:
+                    sizes[name] = -(-nbytes[name] // _ALIGNMENT) * _ALIGNMENT
+        last = {**made, **last}
+        last.update(dict.fromkeys(stored.kept, len(stored.kernels)))
+        return cls(sizes, last, shared)
+
+    def taken(self, kernel: Kernel, dead: Collection[str]) -> tuple[str, ...]:
+        """Results of an in-place kernel that take the buffer of an operand which dies in it.
+
+        One that others read too, element-wise work leaves alone.
+        """
+        sizes, shared = self.sizes, self.shared
+        free = sorted(
+            sizes[name]
+            for name in dead
+            if name not in kernel.makes and not (kernel.is_light and name in shared)
+        )
+        taken: list[str] = []
         for name in kernel.makes:
-            if name not in outside:
-                sizes[name] = -(-nbytes[name] // _ALIGNMENT) * _ALIGNMENT
-                now += sizes[name]
-        dead = [name for name in dying.get(k, ()) if name in sizes]
+            if name in sizes and sizes[name] in free:
+                free.remove(sizes[name])
+                taken.append(name)
+        return tuple(taken)
+
+
+def _peak(stored: Stored, lives: _Lives, in_place: bool) -> tuple[int, int]:
+    """The kernel at which the most is held, and the bytes."""
+    sizes, dying = lives.sizes, defaultdict[int, list[str]](list)
+    for name, k in lives.last.items():
+        if name in sizes:
+            dying[k].append(name)
+    now = most = at = 0
+    for k, kernel in enumerate(stored.kernels):
+        for name in kernel.makes:
+            now += sizes.get(name, 0)
+        dead = dying.get(k, ())
         total = now + kernel.scratch_bytes
         if total > most:
-            taken = _taken(kernel, dead, sizes) if kernel.in_place and dead else ()
-            total -= sum(sizes[name] for name in taken)
+            if in_place and kernel.in_place and dead:
+                total -= sum(sizes[name] for name in lives.taken(kernel, dead))
             if total > most:
                 most, at = total, k
         for name in dead:
             now -= sizes[name]
-    return Moment(block, stored, at, most, _held_at(stored, at, last, sizes))
+    return at, most
 
 
-def _last_reads(stored: Stored) -> dict[str, int]:
-    last: dict[str, int] = {}
-    for k, kernel in enumerate(stored.kernels):
-        last.update(dict.fromkeys(kernel.reads, k))
-        for name in kernel.makes:
-            last.setdefault(name, k)
-    last.update(dict.fromkeys(stored.kept, len(stored.kernels)))
-    return last
-
-
-def _taken(kernel: Kernel, dead: Collection[str], sizes: dict[str, int]) -> tuple[str, ...]:
-    """Results of an in-place kernel that take the buffer of an operand which dies in it."""
-    free = sorted(sizes[name] for name in dead if name not in kernel.makes)
-    taken: list[str] = []
-    for name in kernel.makes:
-        if name in sizes and sizes[name] in free:
-            free.remove(sizes[name])
-            taken.append(name)
-    return tuple(taken)
-
-
-def _held_at(
-    stored: Stored, at: int, last: dict[str, int], sizes: dict[str, int]
-) -> tuple[tuple[str, int], ...]:
+def _held_at(stored: Stored, at: int, lives: _Lives) -> tuple[tuple[str, int], ...]:
     """The pieces that are held while a kernel runs, with their bytes, in the order made."""
+    sizes, last = lives.sizes, lives.last
     held: list[tuple[str, int]] = []
     for k, kernel in enumerate(stored.kernels[: at + 1]):
         dead = [r for r in kernel.reads if last[r] == at and r in sizes] if k == at else []
-        taken = _taken(kernel, dead, sizes) if kernel.in_place else ()
+        taken = lives.taken(kernel, dead) if kernel.in_place else ()
         for name in kernel.makes:
             if name in sizes and last[name] >= at and (k < at or name not in taken):
                 held.append((name, sizes[name]))

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from autopar.cluster.chip import Platform
 from autopar.cost.held import peak_of
-from autopar.cost.kernels import Pieces, Sizes, stored_kernels
-from autopar.cost.liveness import Moment, busiest
-from autopar.cost.order import combined, depth_first
+from autopar.cost.kernels import Kernel, Pieces, Sizes, Stored, stored_kernels
+from autopar.cost.liveness import Moment, busiest, most_bytes
+from autopar.cost.order import ahead, combined, depth_first
+from autopar.cost.ready import least_first
 from autopar.ir.graph import Graph, Op
 from autopar.ir.mesh import MeshShape
 from autopar.ir.peak import Peak
-from autopar.ir.spmd import Block, Loop, SpmdProgram
+from autopar.ir.spmd import Block, Loop, Move, SpmdProgram
+
+# Of what a step for several devices holds beside its arguments: for what its compiler's scheduler
+# does that is not followed here, and for the holes that its allocator leaves.
+SPARE_SHARE = 0.05
 
 
 @dataclass(frozen=True)
@@ -24,15 +30,17 @@ class Held:
     peak: Peak
 
 
-def held_bytes(graph: Graph, program: SpmdProgram, mesh: MeshShape) -> Held:
-    """What one device holds over a step.
+def held_bytes(
+    graph: Graph, program: SpmdProgram, mesh: MeshShape, platform: Platform = "gpu"
+) -> Held:
+    """What one device of a platform holds over a step.
 
     The listing becomes kernels, as compilers fuse it; collectives are combined and kernels
     ordered as XLA does. A stored piece lives from the kernel that makes it to the last that
     reads it. Arguments are held throughout, and state that comes back takes their buffers. A
     loop holds what its body holds at most, beside what is held around it.
     """
-    sizes = Sizes(graph, mesh)
+    sizes = Sizes(graph, mesh, platform)
     given = {
         i.value.name: sizes.of(i.value.shape, i.value.dtype, s)
         for i, s in zip(graph.inputs, program.input_shardings, strict=True)
@@ -43,8 +51,9 @@ def held_bytes(graph: Graph, program: SpmdProgram, mesh: MeshShape) -> Held:
     moment = walk.busiest(block, given, {*given, *(o for o in returned if o is not None)})
     moments = walk.inward(moment)
     argument_bytes = sum(given.values())
-    peak = peak_of(graph, program, given, moments)
-    return Held(argument_bytes, argument_bytes + moment.nbytes, peak)
+    spare = int(moment.nbytes * SPARE_SHARE) if mesh.device_count > 1 else 0
+    peak_bytes = argument_bytes + moment.nbytes + spare
+    return Held(argument_bytes, peak_bytes, peak_of(graph, program, given, moments, peak_bytes))
 
 
 class _Walk:
@@ -52,6 +61,7 @@ class _Walk:
 
     def __init__(self, sizes: Sizes) -> None:
         self._sizes = sizes
+        self._trips: dict[tuple[str, ...], _FirstTrip] = {}
         self._inside: dict[tuple[str, ...], Moment] = {}
 
     def busiest(
@@ -64,13 +74,34 @@ class _Walk:
     ) -> Moment:
         """The moment of a block, its loops at their own moments."""
         stored = stored_kernels(block, self._sizes, given, self._inner, slices, stacked)
-        return busiest(block, depth_first(combined(stored), block.outputs), outside)
+        stored = combined(self._with_first_trips(block, stored))
+        return _scheduled(block, stored, outside, self._sizes.platform)
+
+    def _with_first_trips(self, block: Block, stored: Stored) -> Stored:
+        """The kernels, and what loops' first trips make before they need what the loops carry.
+
+        Where a loop adds up over devices what it stacks, XLA takes the first trip out of it and
+        its scheduler runs as much of that as it can beside earlier collectives.
+        """
+        if not self._trips:
+            return stored
+        kernels, nbytes = list[Kernel](), dict(stored.nbytes)
+        for kernel in stored.kernels:
+            step = block.instructions[kernel.at] if kernel.at >= 0 else None
+            trip = self._trips.get(step.results) if isinstance(step, Loop) else None
+            if trip is not None:
+                name = f"first trip {kernel.at}"
+                nbytes[name] = trip.nbytes
+                kernels.append(Kernel(-1, (name,), kernel.reads - trip.waits, is_early=True))
+                kernel = replace(kernel, reads=kernel.reads | {name})
+            kernels.append(kernel)
+        return replace(stored, kernels=tuple(kernels), nbytes=nbytes)
 
     def inward(self, moment: Moment) -> tuple[Moment, ...]:
         """A moment and, where a loop runs in it, those of its body, outermost first."""
         found = [moment]
-        while moment.kernel is not None:
-            step = moment.block.instructions[max(0, moment.kernel.at)]
+        while moment.kernel is not None and moment.kernel.at >= 0:
+            step = moment.block.instructions[moment.kernel.at]
             if not isinstance(step, Loop) or step.results not in self._inside:
                 break
             moment = self._inside[step.results]
@@ -99,4 +130,80 @@ class _Walk:
         }
         carried = {o for o in body.outputs[:carries] if o is not None}
         stacked = frozenset(o for o in body.outputs[carries:] if o is not None) - carried
-        return self.busiest(body, given, given, slices, stacked)
+        moment = self.busiest(body, given, given, slices, stacked)
+        if self._sizes.platform == "gpu" and _stacks_sums(moment, stacked):
+            consts = op.whole("num_consts")
+            early = _free_of(moment.stored, body.inputs[consts:start])
+            waits = frozenset(o for o in loop.operands[consts:start] if o is not None)
+            self._trips[loop.results] = _FirstTrip(early, waits)
+        return moment
+
+
+@dataclass(frozen=True)
+class _FirstTrip:
+    """What a loop's first trip makes before it needs the values that the loop starts from."""
+
+    nbytes: int
+    waits: Pieces
+
+
+def _scheduled(
+    block: Block, stored: Stored, outside: Collection[str], platform: Platform
+) -> Moment:
+    """The busiest moment in the order that XLA would choose: the one that holds less.
+
+    On GPUs its latency-hiding scheduler then moves collectives, and weight gradients to run beside
+    them. What is held then lies between the two orders: at the greater where all that it has are
+    all-reduces, which take longest; else the gradients of one reduction wait at a time.
+    """
+    deep, light = depth_first(stored, block.outputs), least_first(stored)
+    is_deep = most_bytes(deep, outside) <= most_bytes(light, outside)
+    chosen, other = (deep, light) if is_deep else (light, deep)
+    moment = busiest(block, ahead(chosen), outside)
+    kinds = {k.group[0] for k in stored.kernels if k.group is not None}
+    waits = kinds == {"all-reduce"}
+    if platform != "gpu" or not kinds or (is_deep and not waits):
+        return moment
+    later = busiest(block, ahead(other), outside)
+    if later.nbytes <= moment.nbytes:
+        return moment
+    if waits:
+        return later
+    late = min((later.nbytes - moment.nbytes) // 2, _read_for_sums(stored))
+    return replace(moment, nbytes=moment.nbytes + late)
+
+
+def _read_for_sums(stored: Stored) -> int:
+    """The most bytes that the makers of what is summed over devices at once have read."""
+    makers = {name: kernel for kernel in stored.kernels for name in kernel.makes}
+    most = 0
+    for kernel in stored.kernels:
+        if kernel.group is not None and kernel.group[0] in ("reduce-scatter", "all-reduce"):
+            reads = {r for name in kernel.reads if name in makers for r in makers[name].reads}
+            most = max(most, sum(stored.nbytes[r] for r in reads if r in makers))
+    return most
+
+
+def _stacks_sums(moment: Moment, stacked: Pieces) -> bool:
+    """Whether a loop reduces what it stacks, each device keeping its share."""
+    summed = {
+        m.result
+        for m in moment.block.instructions
+        if isinstance(m, Move) and m.collectives and m.collectives[-1].kind == "reduce-scatter"
+    }
+    ends = (k for k in moment.stored.kernels if not stacked.isdisjoint(k.makes))
+    return any(not summed.isdisjoint((*k.makes, *k.reads)) for k in ends)
+
+
+def _free_of(stored: Stored, carried: Collection[str]) -> int:
+    """Bytes that are made without what a loop carries, and read with it."""
+    bound = set(carried)
+    free: dict[str, int] = {}
+    total = 0
+    for kernel in stored.kernels:
+        if bound.isdisjoint(kernel.reads):
+            free.update((name, stored.nbytes[name]) for name in kernel.makes)
+        else:
+            bound.update(kernel.makes)
+            total += sum(free.pop(name, 0) for name in kernel.reads)
+    return total

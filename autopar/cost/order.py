@@ -10,6 +10,11 @@ from autopar.cost.kernels import Kernel, Stored
 # Neighboring collectives of a kind, axes and dtype are combined up to so many bytes.
 COMBINED_BYTES = 30 * 2**20
 
+# How many collectives before its reader a gather starts; wide models on H100s, whose wires are busy
+# throughout, show three.
+_AHEAD = 3
+_MUCH = 16  # times more that a light kernel reads than it makes
+
 
 @dataclass
 class _Group:
@@ -91,7 +96,7 @@ def depth_first(stored: Stored, outputs: Sequence[str | None]) -> Stored:
         need.sort(key=rank.__getitem__)
     ends = sorted({made[o] for o in outputs if o is not None and o in made}, key=rank.__getitem__)
     order = _visited(needs, [*ends, *range(len(kernels))])
-    return replace(stored, kernels=tuple(kernels[k] for k in order))
+    return lightened(replace(stored, kernels=tuple(kernels[k] for k in order)))
 
 
 def _ranks(
@@ -136,3 +141,49 @@ def _visited(needs: Sequence[Sequence[int]], starts: Sequence[int]) -> list[int]
                 order.append(k)
                 path.pop()
     return order
+
+
+def lightened(stored: Stored) -> Stored:
+    """The same kernels, light ones that read much more than they make moved up.
+
+    A compiler fuses a reduction, or the look-up of a few items, with others that read the same
+    piece, so that the piece need not wait for it.
+    """
+    kernels, nbytes = stored.kernels, stored.nbytes
+    made = {name: k for k, kernel in enumerate(kernels) for name in kernel.makes}
+    place = list(range(len(kernels)))
+    for k, kernel in enumerate(kernels):
+        if not kernel.is_light:
+            continue
+        read = [r for r in kernel.reads if r in made]
+        most = max((nbytes[r] for r in read), default=0)
+        if most and most >= _MUCH * sum(nbytes[m] for m in kernel.makes):
+            place[k] = max(place[made[r]] for r in read)
+    return _placed(stored, place)
+
+
+def ahead(stored: Stored) -> Stored:
+    """The same kernels, early ones some collectives before their readers.
+
+    XLA's latency-hiding scheduler lets gathers run beside the work before they are needed; what
+    they gather is held from then on. Early work that is no collective runs as soon as it can.
+    """
+    kernels = stored.kernels
+    made = {name: k for k, kernel in enumerate(kernels) for name in kernel.makes}
+    place, before = list(range(len(kernels))), [-1] * _AHEAD
+    for k, kernel in enumerate(kernels):
+        if kernel.is_early:
+            after = before[-_AHEAD] if kernel.at >= 0 else -1
+            place[k] = max((place[made[r]] for r in kernel.reads if r in made), default=after)
+            place[k] = max(place[k], after)
+        if kernel.group is not None or (kernel.is_early and kernel.at >= 0):
+            before.append(k)
+    return _placed(stored, place)
+
+
+def _placed(stored: Stored, place: Sequence[int]) -> Stored:
+    """The kernels by their places, each behind the one whose place it has."""
+    order = sorted(
+        range(len(place)), key=place.__getitem__
+    )  # which keeps those of a place in order
+    return replace(stored, kernels=tuple(stored.kernels[k] for k in order))

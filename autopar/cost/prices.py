@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autopar.cluster import Cluster, LinkLevel, axis_links
-from autopar.cost.collective import collective_seconds
+from autopar.cost.collective import COLLECTIVE_KINDS, collective_seconds
 from autopar.cost.compute import compute_seconds, elementwise_seconds
 from autopar.errors import MeshError
 from autopar.ir.mesh import MeshShape
 
 _TIE = 0.999
+
+# What each platform's compiler runs beside work: XLA makes every collective of a GPU asynchronous,
+# on TPUs only these, and none on CPUs.
+_BESIDE: Mapping[str, frozenset[str]] = {
+    "gpu": frozenset(COLLECTIVE_KINDS),
+    "tpu": frozenset({"all-gather", "collective-permute"}),
+    "cpu": frozenset(),
+}
+# The first and the last collectives of a step have no work to run beside, and what runs beside work
+# slows it a little.
+_EXPOSED_SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,15 @@ class Prices:
         # a reduce-scatter, so of equals the plan takes the reduce-scatter.
         reduced = collective_seconds("all-reduce", nbytes, self.links(axes))
         return min(seconds, _TIE * reduced)
+
+    @property
+    def beside(self) -> frozenset[str]:
+        """The kinds of collectives that run beside work which does not wait for them."""
+        return _BESIDE[self.cluster.chip.platform]
+
+    def exposed_share(self, kind: str) -> float:
+        """What of a collective off the critical path a step should be expected to wait for."""
+        return _EXPOSED_SHARE if kind in self.beside else 1.0
 
     def compute(self, flops: float, nbytes: float, dtype: str = "bf16") -> float:
         """Seconds of one op of `flops` in `dtype` that moves `nbytes`, both of one device."""

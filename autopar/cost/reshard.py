@@ -8,6 +8,7 @@ paths are read back for the program, from the same edge prices.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -24,6 +25,7 @@ Floats = npt.NDArray[np.float64]
 
 # A local slice or mask touches memory once; priced so that no path takes one without need.
 _LOCAL_SECONDS = 1e-8
+_TIE = 0.999  # of equals the plan takes the reduce-scatter
 
 _TableKey = tuple[tuple[int, ...], int, bool]  # shape, bytes an item, with partial sums
 
@@ -38,6 +40,10 @@ class CollectivePrices(Protocol):
 
     def collective(self, kind: str, nbytes: int, axes: tuple[str, ...]) -> float:
         """Seconds of one collective."""
+        ...
+
+    def elementwise(self, nbytes: float) -> float:
+        """Seconds of a local pass that moves so many bytes to and from memory."""
         ...
 
 
@@ -153,7 +159,27 @@ def _priced_steps(
         if step.kind in COLLECTIVES:
             nbytes = _full_bytes(step, shape, size, state, prices.mesh)
             seconds = prices.collective(step.kind, nbytes, _axes_of(step))
+            if _is_rearranged(step, shape, state, prices.mesh):
+                seconds += prices.elementwise(2 * nbytes)
+                if step.kind == "reduce-scatter":
+                    # It is also what compilers make of an all-reduce that is sliced at once.
+                    reduced = prices.collective("all-reduce", nbytes, step.axes)
+                    seconds = min(seconds, _TIE * reduced)
         yield step, after, seconds
+
+
+def _is_rearranged(step: MoveStep, shape: Sequence[int], before: Sharding, mesh: MeshShape) -> bool:
+    """Whether a copy of the buffer is made so that the devices' parts lie one after the other.
+
+    Compilers choose layouts in which the first or the last dim is outermost for nothing, as matrix
+    products read either; a dim between others that are really there costs a pass through memory.
+    """
+    inner = 0 < step.dim < len(shape) - 1 or 0 < step.to_dim < len(shape) - 1
+    if step.kind in ("all-reduce", "collective-permute") or not inner:
+        return False
+    dims = [d for d in (step.dim, step.to_dim) if 0 < d < len(shape) - 1]
+    local = before.shard_shape(shape, mesh)
+    return any(math.prod(local[:d]) > 1 for d in dims)
 
 
 def _seconds_of(priced: tuple[MoveStep, Sharding, float]) -> float:

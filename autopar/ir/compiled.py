@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -35,13 +35,37 @@ class CompiledCollective:
 
 
 @dataclass(frozen=True)
+class Span:
+    """When an instruction runs by the compiler's timeline: seconds from its computation's start.
+
+    `runs` is how often a step runs the computation. Of an async collective the start and the done
+    are two instructions; what lies between them is its time.
+    """
+
+    name: str
+    opcode: str
+    start: float
+    end: float
+    computation: str
+    runs: int
+
+    @property
+    def seconds(self) -> float:
+        """How long one run takes."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
 class Compiled:
     """A program compiled for hardware that need not exist: figures of one device and one step.
 
-    `peak_bytes` is what it holds at most, arguments included. `seconds` is the makespan of the
-    compiler's own timeline, or the sum of its kernels' cycles; `exposed_seconds` what
-    of it waits for collectives; both are None where the compiler says nothing.
-    `out_of_memory` is its own sentence where the program does not fit.
+    `peak_bytes` is the memory that the compiler lays out, arguments and gaps included, and
+    `memory_bytes` what a device has (0: not known). `out_of_memory` is the sentence that says so
+    where the program does not fit; a TPU's program then has no collectives.
+    `seconds` is, on GPUs, the makespan of the compiler's own timeline, `exposed_seconds` what of it
+    waits for collectives, and `spans` the timeline; on TPUs, at level FULL, it is what the kernels
+    take, without collectives. They are None where the compiler says nothing, or nothing of the
+    computations in `untimed`. `hlo` is the optimized program.
     """
 
     target: str
@@ -52,6 +76,10 @@ class Compiled:
     seconds: float | None = None
     exposed_seconds: float | None = None
     out_of_memory: str = ""
+    memory_bytes: int = 0
+    untimed: tuple[str, ...] = ()
+    spans: tuple[Span, ...] = field(default=(), repr=False)
+    hlo: str = field(default="", repr=False)
 
     @property
     def bytes_by_kind(self) -> dict[str, int]:

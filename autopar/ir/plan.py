@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import importlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
@@ -17,8 +19,9 @@ from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.spmd import COLLECTIVES, SpmdProgram
 from autopar.ir.text import columns, show_bytes, show_seconds
 from autopar.ir.values import Role, item_bytes
+from autopar.ir.verification import Verification
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -53,10 +56,15 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What one step should take on each device: seconds, traffic, bytes, and when most are held."""
+    """What one step should take on each device: seconds, traffic, bytes, and when most are held.
+
+    `communication_seconds` are those of all collectives, `exposed_seconds` what of them runs beside
+    no work and so is waited for.
+    """
 
     seconds: float
     communication_seconds: float
+    exposed_seconds: float
     traffic: tuple[Traffic, ...]
     argument_bytes: int
     peak_bytes: int
@@ -64,8 +72,8 @@ class Prediction:
 
     @property
     def compute_seconds(self) -> float:
-        """Seconds of work on the device, communication left out."""
-        return max(0.0, self.seconds - self.communication_seconds)
+        """Seconds of the step in which the device does not wait for communication."""
+        return max(0.0, self.seconds - self.exposed_seconds)
 
 
 @dataclass(frozen=True)
@@ -141,6 +149,15 @@ class Plan:
 
         return load_plan(path)
 
+    def verify(self, fun: Callable[..., object], *args: object, **options: object) -> Verification:
+        """The plan beside the truth for the step that it was made for: see `autopar.verify`.
+
+        A plan holds no program, so it asks for the step and its arguments. The door is looked up
+        by name when it is asked for, as no module below it may import it.
+        """
+        door = importlib.import_module("autopar.api")
+        return cast("Verification", door.verify(self, fun, *args, **options))
+
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
@@ -153,8 +170,10 @@ class Plan:
         if self.pipeline is not None:
             yield from (f"  {line}" for line in str(self.pipeline).splitlines())
         yield (
-            f"  predicted {show_seconds(p.seconds)} a step, of which communication "
-            f"{show_seconds(p.communication_seconds)}; {show_bytes(p.peak_bytes)} a device"
+            f"  predicted {show_seconds(p.seconds)} a step, "
+            f"{show_seconds(p.exposed_seconds)} of it "
+            f"waiting for communication (of {show_seconds(p.communication_seconds)}); "
+            f"{show_bytes(p.peak_bytes)} a device"
         )
         if self.recomputed:
             yield f"  {self.recomputation}"

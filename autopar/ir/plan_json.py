@@ -98,6 +98,7 @@ def _body(plan: Plan) -> dict[str, Json]:
         "prediction": {
             "seconds": p.seconds,
             "communication_seconds": p.communication_seconds,
+            "exposed_seconds": p.exposed_seconds,
             "argument_bytes": p.argument_bytes,
             "peak_bytes": p.peak_bytes,
             "peak": _peak(p.peak, shardings),
@@ -193,6 +194,7 @@ def _prediction(data: Reader, table: list[Sharding]) -> Prediction:
     return Prediction(
         seconds=data.number("seconds"),
         communication_seconds=data.number("communication_seconds"),
+        exposed_seconds=data.number("exposed_seconds"),
         traffic=tuple(
             Traffic(
                 r.text("kind"), texts(r.items("axes")), r.whole("count"), r.whole("bytes"),

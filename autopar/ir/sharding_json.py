@@ -46,6 +46,7 @@ def sharding_json(plan: ShardingPlan, table: ShardingTable) -> dict[str, Json]:
         "assignments": [[list(path), list(a.factors)] for path, a in plan.assignments],
         "uses": [[n, region, table.number(s)] for n, region, s in plan.uses],
         "shared_partials": [[list(path), list(held)] for path, held in plan.shared_partials],
+        "keeps": plan.keeps,
     }
 
 
@@ -61,6 +62,7 @@ def read_sharding(data: Reader, table: list[Sharding]) -> ShardingPlan:
         tuple((typed(n, str), typed(r, str), table[typed(s, int)]) for n, r, s in uses),
         tuple((ints(path), ints(held)) for path, held in shared),
         read_outcome(data.inner("outcome")),
+        data.flag("keeps"),
     )
 
 

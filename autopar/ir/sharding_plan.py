@@ -16,6 +16,11 @@ from autopar.ir.sharding import Sharding
 OpPath = tuple[int, ...]  # (op index) or, inside bodies, (op, body, op, ...)
 
 
+def phase_of(region: str, keeps: bool) -> str:
+    """What a region is part of: forward and backward are one where moved values are kept."""
+    return "forward" if keeps and region == "backward" else region
+
+
 @dataclass(frozen=True)
 class ShardingPlan:
     """How everything lies on `mesh`.
@@ -23,7 +28,8 @@ class ShardingPlan:
     A value without an entry is made on demand where it is read. An op without an assignment
     computes in its result's sharding. `uses` tell where several ops of a region read a value in
     another sharding than its own: it is moved there once. `shared_partials` name the operands
-    that are partial sums when an op's result is one.
+    that are partial sums when an op's result is one. A plan that `keeps` holds what it moved for
+    the forward pass until the backward pass has read it too; others move it again.
     """
 
     mesh: MeshShape
@@ -32,6 +38,11 @@ class ShardingPlan:
     uses: tuple[tuple[str, str, Sharding], ...]
     shared_partials: tuple[tuple[OpPath, tuple[int, ...]], ...]
     outcome: Outcome
+    keeps: bool = False
+
+    def phase_of(self, region: str) -> str:
+        """The regions within which a value is moved once, by the name of the first."""
+        return phase_of(region, self.keeps)
 
     @cached_property
     def sharding_of(self) -> Mapping[str, Sharding]:
@@ -45,7 +56,7 @@ class ShardingPlan:
 
     @cached_property
     def use_of(self) -> Mapping[tuple[str, str], Sharding]:
-        """(value name, region) -> the sharding in which the region's ops read it."""
+        """(value name, phase) -> the sharding in which the ops of a phase read it."""
         return {(name, region): s for name, region, s in self.uses}
 
     @cached_property

@@ -12,6 +12,7 @@ from autopar.cluster import Cluster, Torus, axis_links, mesh_shapes
 from autopar.ir.json_reader import Json
 from autopar.ir.mesh import MeshShape
 from autopar.ir.text import show_bytes, show_count, show_seconds
+from autopar.report.calibration import calibration_data, calibration_tables
 from autopar.report.style import ACCENT, BAD, GOOD, QUIET, facts, plain_table
 
 _TRUST = {"high": GOOD, "medium": "yellow", "low": BAD}
@@ -28,7 +29,7 @@ def usual_meshes(cluster: Cluster) -> tuple[MeshShape, ...]:
 
 def cluster_data(cluster: Cluster) -> dict[str, Json]:
     """A cluster's figures as one JSON object: bytes, seconds, FLOP/s."""
-    chip = cluster.chip
+    chip, measured = cluster.chip, cluster.calibration
     return {
         "name": cluster.name,
         "chip": chip.name,
@@ -46,6 +47,7 @@ def cluster_data(cluster: Cluster) -> dict[str, Json]:
             "date": chip.source.date,
             "confidence": chip.source.confidence,
         },
+        "calibration": calibration_data(cluster, measured) if measured else None,
     }
 
 
@@ -109,6 +111,8 @@ def detail(cluster: Cluster) -> RenderableType:
     parts: list[RenderableType] = [title, facts(pairs)]
     if meshes := usual_meshes(cluster):
         parts += [Text(), _mesh_table(cluster, meshes)]
+    if cluster.calibration is not None:
+        parts += [Text(), calibration_tables(cluster, cluster.calibration)]
     return Group(*parts)
 
 

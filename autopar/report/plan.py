@@ -5,12 +5,13 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from autopar.cluster import Cluster
 from autopar.ir.outcome import Status
 from autopar.ir.pipeline import PipelinePlan
 from autopar.ir.plan import Plan
 from autopar.ir.text import show_bytes, show_seconds
 from autopar.report.style import ACCENT, GOOD, QUIET, SlashedPath, bar, facts, percent, plain_table
-from autopar.report.view import communication_share, rows_of
+from autopar.report.view import exposed_share, rows_of
 
 _SHOWN = 12
 
@@ -32,8 +33,8 @@ def headline(plan: Plan) -> RenderableType:
     )
     predicted = Text.assemble(
         (show_seconds(p.seconds), "bold"),
-        f" a step, {percent(communication_share(plan))} of it communication ",
-        (f"({show_seconds(p.communication_seconds)})", QUIET),
+        f" a step, {percent(exposed_share(plan))} waits for communication ",
+        (f"({show_seconds(p.exposed_seconds)} of {show_seconds(p.communication_seconds)})", QUIET),
     )
     share = p.peak_bytes / o.memory_bytes
     memory = Text.assemble(
@@ -50,6 +51,8 @@ def headline(plan: Plan) -> RenderableType:
         pairs.append(("peak", Text(str(p.peak))))
     if plan.pipeline is not None:
         pairs.insert(2, ("stages", _cut(plan, plan.pipeline)))
+    source = Cluster.from_toml_text(o.cluster, "the plan's cluster").chip.source
+    pairs.append(("figures", f"{source.what} ({source.date}, {source.confidence})"))
     title = Text.assemble(
         ("plan ", QUIET),
         (o.step, f"bold {ACCENT}"),

@@ -111,7 +111,8 @@ def plan_data(plan: Plan) -> dict[str, Json]:
             "seconds": p.seconds,
             "compute_seconds": p.compute_seconds,
             "communication_seconds": p.communication_seconds,
-            "communication_share": communication_share(plan),
+            "exposed_communication_seconds": p.exposed_seconds,
+            "exposed_communication_share": exposed_share(plan),
         },
         "memory": {
             "argument_bytes": p.argument_bytes,
@@ -157,10 +158,10 @@ def _peak_data(peak: Peak | None) -> Json:
     }  # fmt: skip
 
 
-def communication_share(plan: Plan) -> float:
-    """The share of the predicted step that is communication."""
+def exposed_share(plan: Plan) -> float:
+    """The share of the predicted step that waits for communication."""
     p = plan.prediction
-    return p.communication_seconds / p.seconds if p.seconds > 0 else 0.0
+    return p.exposed_seconds / p.seconds if p.seconds > 0 else 0.0
 
 
 def _argument_data(plan: Plan, arguments: Iterable[Argument]) -> list[Json]:

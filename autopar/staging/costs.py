@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autopar.cost.listing import Seconds, listing_seconds
+from autopar.cost.listing import Seconds
 from autopar.cost.memory import held_bytes
+from autopar.cost.overlap import listing_seconds
 from autopar.ir.batching import Accumulator
 from autopar.ir.plan import Traffic, traffic_of
 from autopar.ir.program import Part, PartKind, SubmeshGraph
@@ -55,12 +56,13 @@ def stage_costs(
     Only those that are `timed` are run in thought; the others count as holding nothing more.
     """
     spent = {kind: Seconds() for kind in PartKind}
+    platform = tables.prices.cluster.chip.platform
     working, traffic = 0, list[tuple[Traffic, int]]()
     for part in timed:
         own, loose = part_plan(part, joint, plan), left_partial(part, joint)
         listing = lower_spmd(part.graph, own, tables.resharder, loose)
         spent[part.kind] += listing_seconds(part.graph, listing, tables.prices)
-        held = held_bytes(part.graph, listing, plan.mesh)
+        held = held_bytes(part.graph, listing, plan.mesh, platform)
         working = max(working, held.peak_bytes - held.argument_bytes)
         often = 1 if part.kind in _ONCE else runs
         traffic += [(t, often) for t in traffic_of(listing)]

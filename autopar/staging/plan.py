@@ -118,6 +118,7 @@ def _plan(found: Searched, request: Request) -> Plan:
         prediction=Prediction(
             seconds=timing.seconds,
             communication_seconds=sum(t.seconds for t in traffic),
+            exposed_seconds=_exposed(made, busiest),
             traffic=traffic,
             argument_bytes=max(made.argument_bytes),
             peak_bytes=max(made.peak_bytes),
@@ -215,3 +216,13 @@ def _traffic(made: Staged, submesh: int) -> Iterator[Traffic]:
                 seconds=held.seconds + found.seconds * runs,
             )
     yield from (table[key] for key in sorted(table))
+
+
+def _exposed(made: Staged, submesh: int) -> float:
+    """Seconds of a step in which one submesh waits for its own collectives."""
+    runs = made.stages.microbatches
+    return sum(
+        runs * (c.forward + c.input_gradient + c.weight_gradient).exposed + c.once.exposed
+        for c, stage in zip(made.costs, made.stages.stages, strict=True)
+        if stage.submesh == submesh
+    )

@@ -22,16 +22,18 @@ from autopar.ir.spmd import (
     SpmdProgram,
 )
 from autopar.ir.values import Literal, Value
+from autopar.passes.lower.peephole import combine_once, move_once, scattered
 
 _REMAT = ("remat2", "checkpoint")
 _BARRIER = "optimization_barrier"
 _LOOPS = ("scan", "while", "cond")
+_SUMS = ("add", "add_any")
 
 
 def lower_spmd(
     graph: Graph, plan: ShardingPlan, resharder: Resharder, left_partial: Collection[str] = ()
 ) -> SpmdProgram:
-    """The listing of a step: what is moved is what the plan decided, once for each region.
+    """The listing of a step: what is moved is what the plan decided, once for each phase.
 
     Outputs are combined where they are partial sums, but for those that are `left_partial`.
     """
@@ -48,7 +50,7 @@ def lower_spmd(
     outputs = tuple(
         scope.fetch(o, w, "update", "") for o, w in zip(graph.outputs, wanted, strict=True)
     )
-    block = Block(names, tuple(scope.instructions), outputs)
+    block = scope.block(names, outputs)
     return SpmdProgram(block, tuple(plan.sharding_of[n] for n in names), tuple(wanted))
 
 
@@ -73,6 +75,13 @@ class _Scope:
         self._pieces: dict[tuple[str, Sharding, str], str] = {}
         self._moved: dict[tuple[str, Sharding], int] = {}
         self._count = 0
+        self._sums: set[OpPath] = set()
+
+    def block(self, inputs: tuple[str, ...], outputs: tuple[str | None, ...]) -> Block:
+        """What was lowered, with no move that another makes needless."""
+        steps = combine_once(self.instructions, outputs, self._sums)
+        moved = move_once(steps, outputs, self._plan.mesh, self._resharder)
+        return Block(inputs, tuple(moved), outputs)
 
     # -- ops -------------------------------------------------------------------------------
 
@@ -118,6 +127,8 @@ class _Scope:
         combiner: str,
     ) -> None:
         region, line = op.origin.region, op.origin.line
+        if op.kind in _SUMS:
+            self._sums.add(path)
         through_use = path in self._plan.assignment_of
         operands = tuple(
             self.fetch(o, w, region, line, through_use)
@@ -147,10 +158,11 @@ class _Scope:
         home = self._plan.sharding_of[operand]
         if wanted == home:
             return operand
-        held = self._pieces.get((operand, wanted, region))
+        phase = self._plan.phase_of(region)
+        held = self._pieces.get((operand, wanted, phase))
         if held is not None:
             return held
-        use = self._plan.use_of.get((str(asked), region), home) if through_use else home
+        use = self._plan.use_of.get((str(asked), phase), home) if through_use else home
         source, before = operand, home
         if use not in (home, wanted):
             source, before = self.fetch(operand, use, region, line) or operand, use
@@ -162,7 +174,7 @@ class _Scope:
     def _piece(self, name: str, wanted: Sharding, region: str) -> str:
         self._count += 1
         piece = f"{name}@{self._count}"
-        self._pieces[name, wanted, region] = piece
+        self._pieces[name, wanted, self._plan.phase_of(region)] = piece
         return piece
 
     def _resolve(self, operand: Operand) -> Operand:
@@ -173,7 +185,7 @@ class _Scope:
     def _make(self, name: str, wanted: Sharding, region: str, line: str, through_use: bool) -> str:
         """A value made on demand in a sharding; a partial sum of it by masking."""
         made = self._demands[name]
-        held = self._pieces.get((name, wanted, made.op.origin.region))
+        held = self._pieces.get((name, wanted, self._plan.phase_of(made.op.origin.region)))
         if held is not None:
             return held
         rule = made.op.rule
@@ -221,7 +233,7 @@ class _Scope:
         line: str,
         combiner: str = "sum",
     ) -> None:
-        route = self._route(value, before, after, combiner)
+        route = scattered(self._route(value, before, after, combiner))
         repeat = self._moved.get((value.name, after), 0)
         self._moved[value.name, after] = repeat + 1
         self.instructions.append(
@@ -296,8 +308,7 @@ class _Scope:
             scope.fetch(o, w, op.origin.region, op.origin.line)
             for o, w in zip(body.outputs, wanted, strict=True)
         )
-        inputs = tuple(i.value.name for i in body.inputs)
-        return Block(inputs, tuple(scope.instructions), outputs)
+        return scope.block(tuple(i.value.name for i in body.inputs), outputs)
 
 
 def _loop_shardings(

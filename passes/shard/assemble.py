@@ -12,6 +12,7 @@ from autopar.cost.compute import HEAVY
 from autopar.ir.assignment import Assignment
 from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding import Sharding, replicated
+from autopar.ir.sharding_plan import phase_of
 from autopar.ir.values import Value
 from autopar.passes.shard.choices import canonical_shardings
 from autopar.passes.shard.decisions import Decision, Place, Read, Reading, ReadKind
@@ -19,14 +20,15 @@ from autopar.passes.shard.lifetimes import lifetimes, materialized
 from autopar.passes.shard.moves import MoveTables
 from autopar.passes.shard.needs import Choice, required, sources
 from autopar.passes.shard.problem import Edge, Floats, Problem, Usage
+from autopar.passes.shard.slack import Slack, find_slack
 
 
 @dataclass(frozen=True)
 class UseKey:
-    """A value as the ops of one region read it."""
+    """A value as the ops of one phase read it."""
 
     value: str
-    region: str
+    phase: str
     runs: int
 
 
@@ -45,12 +47,14 @@ def assemble(
     moves: MoveTables,
     limit_bytes: float,
     in_flight: Mapping[str, int] | None = None,
+    keeps: bool = False,
 ) -> Assembled:
     """The problem of a reading whose decisions may take `choices`.
 
-    `in_flight` says of which values several microbatches' are held at once.
+    `in_flight` says of which values several microbatches' are held at once. A plan that `keeps`
+    moves a value for the forward and the backward pass once.
     """
-    return _Assembler(reading, choices, moves, in_flight or {}).assembled(limit_bytes)
+    return _Assembler(reading, choices, moves, in_flight or {}, keeps).assembled(limit_bytes)
 
 
 @dataclass(frozen=True)
@@ -71,8 +75,9 @@ class _Assembler:
         choices: Sequence[tuple[Choice, ...]],
         moves: MoveTables,
         in_flight: Mapping[str, int],
+        keeps: bool,
     ) -> None:
-        self._in_flight = in_flight
+        self._in_flight, self._keeps = in_flight, keeps
         self._reading, self._moves, self._prices = reading, moves, moves.prices
         self._mesh: MeshShape = moves.prices.mesh
         self._counts = reading.fold.counts
@@ -81,6 +86,9 @@ class _Assembler:
         self._tables: dict[tuple[int, int], Floats] = {}
         self._uses: dict[UseKey, int] = {}
         self._laid: dict[tuple[int, tuple[int, ...]], tuple[Sharding, ...]] = {}
+        self._slack: Slack = find_slack(reading)
+        self._gathered = moves.prices.exposed_share("all-gather")
+        self._reduced = moves.prices.exposed_share("reduce-scatter")
 
     def assembled(self, limit_bytes: float) -> Assembled:
         kept = materialized(self._reading)
@@ -146,12 +154,13 @@ class _Assembler:
         return self._reading.values
 
     def _price_groups(self, kept: frozenset[str]) -> None:
-        """Element-wise work: every kept member is written once and read once."""
+        """Element-wise work: every kept member is loaded or stored once by it; other ops pay for
+        what they read themselves."""
         for index, decision in enumerate(self._reading.decisions):
             written: dict[tuple[int, ...], float] = defaultdict(float)
             for value, place, path, count, runs in decision.members:
                 if path and value.name in kept:
-                    written[place.dims] += 2.0 * value.nbytes * runs * count
+                    written[place.dims] += value.nbytes * runs * count
             for dims, nbytes in sorted(written.items()):
                 shares = self._shares(index, dims)
                 # The start of a kernel is paid by each of the look-alikes.
@@ -205,14 +214,16 @@ class _Assembler:
         combiners = tuple(c.combiner(rule) for c in choices if isinstance(c, Assignment))
         after = self._shardings(group, read.standing.dims)
         table = self._moves.matrix(read.value, raw, after, combiners)
-        self._add(read.reader, group, table * (read.runs * read.count))
+        share = self._reduced if self._slack.reduces(read) else 1.0
+        self._add(read.reader, group, table * (share * read.runs * read.count))
 
     def _connect_needs(self) -> None:
         direct: list[_Need] = []
         shared: dict[UseKey, list[_Need]] = defaultdict(list)
         for need in self._needs():
             if need.read.kind is ReadKind.OP and need.reader != need.place.decision:
-                key = UseKey(need.value.name, need.read.region, need.read.runs)
+                phase = phase_of(need.read.region, self._keeps)
+                key = UseKey(need.value.name, phase, need.read.runs)
                 shared[key].append(need)
             else:
                 direct.append(need)
@@ -226,9 +237,13 @@ class _Assembler:
             table = self._moves.matrix(need.value, before, need.wanted)
             self._add(need.place.decision, need.reader, table * self._times(need))
 
-    def _times(self, need: _Need) -> int:
-        """How often a step moves a value for a reader: once for each copy of it, at most."""
-        return need.read.runs * min(need.read.count, self._counts.get(need.value.name, 1))
+    def _times(self, need: _Need) -> float:
+        """How often a step moves a value for a reader: once for each copy of it, at most.
+
+        A move that runs beside work counts for the share that stays exposed.
+        """
+        share = self._gathered if self._slack.gathers(need.place, need.read) else 1.0
+        return share * need.read.runs * min(need.read.count, self._counts.get(need.value.name, 1))
 
     def _needs(self) -> Iterator[_Need]:
         for read in self._reading.reads:

@@ -41,7 +41,8 @@ class Optimal(AbstractSharding):
     In graphs of more than `fold_above` ops those that look alike within `hops` share a decision.
     Runs on one cluster and mesh may be given the same `tables`, so that moves are priced once.
     Where nothing fits, `brief` leaves the reasons, which take time to find, to `refusal`. A
-    `quick` answer is good but need not be the best, and no recipes are looked at beside it.
+    `quick` answer is good but need not be the best, and no recipes are looked at beside it. One
+    that `keeps` holds what the forward pass gathered for the backward pass.
     """
 
     name: ClassVar[str] = "optimal"
@@ -51,6 +52,7 @@ class Optimal(AbstractSharding):
     tables: MoveTables | None = field(default=None, compare=False)
     brief: bool = False
     quick: bool = False
+    keeps: bool = False
 
     def run(self, given: Graph, setting: Setting) -> ShardingPlan:
         """The plan; raises PinError, MemoryLimitError or InfeasibleError where there is none."""
@@ -62,7 +64,9 @@ class Optimal(AbstractSharding):
             raise MemoryLimitError(f"{self.recipe.name} found no plan on ({setting.mesh})")
         if not solution.feasible:
             raise self._refused(given, setting, posed).error()
-        return plan_of(posed.reading, posed.assembled, solution, setting.mesh, floor.margins)
+        return plan_of(
+            posed.reading, posed.assembled, solution, setting.mesh, floor.margins, self.keeps
+        )
 
     def _answer(self, posed: Posed, mesh: MeshShape) -> tuple[Floor, Solution]:
         """The recipes, where they are not what is asked for, and an answer no dearer than they."""
@@ -90,7 +94,9 @@ class Optimal(AbstractSharding):
         if setting.mesh.names:  # on one device all recipes are alike
             choices = recipe.restrict(reading, choices, setting.mesh)
         tables = self._tables(setting)
-        assembled = assemble(reading, choices, tables, setting.memory_bytes, setting.in_flight)
+        assembled = assemble(
+            reading, choices, tables, setting.memory_bytes, setting.in_flight, self.keeps
+        )
         return Posed(reading, assembled)
 
     def _tables(self, setting: Setting) -> MoveTables:
@@ -152,13 +158,14 @@ def plan_of(
     solution: Solution,
     mesh: MeshShape,
     recipes: tuple[Margin, ...] = (),
+    keeps: bool = False,
 ) -> ShardingPlan:
     """What an assignment of a problem means for every value and op of the whole step."""
     picked: Sequence[Choice] = [
         options[i] for options, i in zip(assembled.choices, solution.choice, strict=True)
     ]
     uses = {
-        (key.value, key.region): chosen
+        (key.value, key.phase): chosen
         for key, node in assembled.uses.items()
         if isinstance(chosen := picked[node], Sharding)
     }
@@ -180,6 +187,7 @@ def plan_of(
             recipes,
             solution.memory_price_seconds_per_byte,
         ),
+        keeps,
     )
 
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import json
+import math
+import os
+import shutil
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
-import jaxlib
 import numpy as np
 from jax import export
-from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
 from autopar.cluster.target import Target
-from autopar.runtime.aot.gpu_specs import gpu_spec
+from autopar.runtime.aot.answer import write_answer, write_overflow
+from autopar.runtime.aot.devices import devices_of as devices_of
 from autopar.runtime.aot.job import Job
 
 
@@ -23,39 +26,35 @@ def main(folder: Path) -> None:
     """Compile the job of a folder; leaves `hlo.txt`, `answer.json` and the compiler's dumps."""
     job = Job.read(folder)
     exported = export.deserialize(bytearray(job.program))
+    given = _arguments(exported, job)
+    lowered = jax.jit(_named(exported), donate_argnums=job.donated).lower(*given)
+    try:
+        compiled = lowered.compile(compiler_options=options_of(job.target, folder))
+    except jax.errors.JaxRuntimeError as error:
+        pieces = (math.prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize for a in given)
+        write_overflow(folder, str(error), sum(pieces))
+        return
+    (folder / "hlo.txt").write_text(compiled.as_text() or "")
+    write_answer(folder)
+
+
+def _arguments(exported: export.Exported, job: Job) -> list[Any]:
+    """Shapes of the arguments, as they lie on the target's devices."""
     devices = devices_of(job.target)
     grid = np.array([devices[i] for i in job.order], dtype=object).reshape(job.mesh.sizes)
     mesh = Mesh(grid, job.mesh.names, axis_types=(AxisType.Auto,) * len(job.mesh.names))
-    shapes = [
-        jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s)
-        for a, s in zip(exported.in_avals, exported.in_shardings_jax(mesh), strict=True)
-    ]
-    lowered = jax.jit(exported.call, donate_argnums=job.donated).lower(*shapes)
-    compiled = lowered.compile(compiler_options=options_of(job.target, folder))
-    (folder / "hlo.txt").write_text(compiled.as_text())
-    memory = compiled.memory_analysis()
-    answer = {
-        "argument_bytes": memory.argument_size_in_bytes,
-        "temp_bytes": memory.temp_size_in_bytes,
-        "output_bytes": memory.output_size_in_bytes,
-        "alias_bytes": memory.alias_size_in_bytes,
-        "peak_bytes": memory.peak_memory_in_bytes,
-        "compiler": f"jaxlib {jaxlib.__version__}",
-    }
-    (folder / "answer.json").write_text(json.dumps(answer))
+    lying = zip(exported.in_avals, exported.in_shardings_jax(mesh), strict=True)
+    return [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s) for a, s in lying]
 
 
-def devices_of(target: Target) -> list[Any]:
-    """The devices of a target, none of which need exist, in the order that JAX numbers them."""
-    if target.platform == "gpu":
-        found = topologies.get_topology_desc(
-            platform="cuda", topology=target.topology, target_config=gpu_spec(target.chip)
-        )
-    else:
-        found = topologies.get_topology_desc(
-            topology_name=target.topology, platform="tpu", num_slices=target.slices
-        )
-    return list(found.devices)
+def _named(exported: export.Exported) -> Callable[..., Any]:
+    """The program under its own name, which dumps show."""
+
+    def run(*given: Any) -> Any:
+        return exported.call(*given)
+
+    run.__name__ = exported.fun_name
+    return run
 
 
 def options_of(target: Target, folder: Path) -> dict[str, Any]:
@@ -66,8 +65,22 @@ def options_of(target: Target, folder: Path) -> dict[str, Any]:
     }
     if target.platform == "gpu":
         options["xla_gpu_enable_latency_hiding_scheduler"] = True
+        # Without a device nothing is tuned: Triton would get tiles that its times are wrong for.
+        options["xla_gpu_enable_triton_gemm"] = False
     return options
 
 
+def leave_with_parent(folder: Path) -> None:
+    """End this process, and its folder with it, when the one that started it is gone."""
+
+    def wait() -> None:
+        os.read(0, 1)  # the other end is closed when that process ends, however it does
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 if __name__ == "__main__":
+    leave_with_parent(Path(sys.argv[1]))
     main(Path(sys.argv[1]))

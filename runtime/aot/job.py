@@ -7,25 +7,30 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 from jax import export
-from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import NamedSharding
 
 from autopar.cluster.target import Target
+from autopar.errors import VerifyError
 from autopar.frontend import TracedStep
 from autopar.ir.mesh import MeshShape
 from autopar.ir.spmd import SpmdProgram
+from autopar.runtime.aot.extras import check_extras
+from autopar.runtime.aot.gpu_specs import gpu_spec
 from autopar.runtime.bind import partition_spec
 from autopar.runtime.emit import local_function
+from autopar.runtime.parts import abstract_mesh as abstract_mesh
 
-_PLATFORMS = {"gpu": "cuda", "tpu": "tpu", "cpu": "cpu"}
+_EXPORTED = {"gpu": "cuda", "tpu": "tpu", "cpu": "cpu"}
 
 
 @dataclass(frozen=True)
 class Job:
     """A program, as JAX exports it, with the mesh it is for and what it is compiled to.
 
-    Position i of the mesh (row-major) is device `order[i]` of the target; `donated` are flat
-    arguments whose buffers the outputs may take.
+    Position i of the mesh (row-major) is device `order[i]` of the target, by our numbers;
+    `donated` are flat arguments whose buffers the outputs may take.
     """
 
     program: bytes
@@ -50,18 +55,15 @@ class Job:
     def read(cls, folder: Path) -> Job:
         """The job that was written to a folder."""
         known = json.loads((folder / "job.json").read_text())
+        target: dict[str, Any] = known["target"]
+        target.update({k: tuple(target[k]) for k in ("host_bounds", "wraps")})
         return cls(
             (folder / "program.bin").read_bytes(),
             MeshShape(tuple(known["names"]), tuple(known["sizes"])),
             tuple(known["order"]),
             tuple(known["donated"]),
-            Target(**known["target"]),
+            Target(**target),
         )
-
-
-def abstract_mesh(mesh: MeshShape) -> AbstractMesh:
-    """A mesh of no devices in particular."""
-    return AbstractMesh(mesh.sizes, mesh.names, axis_types=(AxisType.Auto,) * len(mesh.names))
 
 
 def job_of_jitted(
@@ -75,10 +77,22 @@ def job_of_jitted(
     """The job of any jitted function whose shardings are over `abstract_mesh(mesh)`.
 
     `args` are shapes, with shardings where the function has none of its own; `donated` counts
-    flat arguments.
+    flat arguments. Raises VerifyError where the target's compiler is not installed or JAX cannot
+    export the function, ClusterError where the compiler does not know the chip.
     """
-    lowered = export.export(jitted, platforms=[_PLATFORMS[target.platform]])(*args)
-    return Job(bytes(lowered.serialize()), mesh, order, donated, target)
+    if target.platform != "cpu":
+        check_extras(target.platform)
+    if target.platform == "gpu":
+        gpu_spec(target.chip)
+    try:
+        exported = export.export(jitted, platforms=[_EXPORTED[target.platform]])(*args)
+    except (NotImplementedError, RuntimeError, ValueError) as error:
+        raise VerifyError(
+            f"JAX cannot hand the program to the compiler of {target}: {error}. What calls back to "
+            "this host (jax.debug.print, callbacks) or asks its libraries (cuDNN attention) must "
+            "be left out to compile for hardware that is not here."
+        ) from error
+    return Job(bytes(exported.serialize()), mesh, order, donated, target)
 
 
 def job_of_step(
@@ -89,15 +103,17 @@ def job_of_step(
     target: Target,
     donate: bool = True,
 ) -> Job:
-    """The job of a planned step: the very program that an Executor would run."""
-    import jax
+    """The job of a planned step: the very program that an Executor would run.
 
-    abstract = abstract_mesh(mesh)
+    Raises what `job_of_jitted` raises.
+    """
+    # A mesh of one device has an axis of size 1: JAX tells it from no mesh by that.
+    lies = mesh if mesh.names else MeshShape(("one",), (1,))
+    abstract = abstract_mesh(lies)
     given = tuple(NamedSharding(abstract, partition_spec(s)) for s in program.input_shardings)
     made = tuple(NamedSharding(abstract, partition_spec(s)) for s in program.output_shardings)
-    platform = _PLATFORMS[target.platform]
     mapped = jax.shard_map(
-        local_function(traced.program, program, mesh, platform),
+        local_function(traced.program, program, mesh, target.platform),
         mesh=abstract,
         in_specs=tuple(s.spec for s in given),
         out_specs=tuple(s.spec for s in made),
@@ -110,4 +126,4 @@ def job_of_step(
     )
     jitted = jax.jit(mapped, in_shardings=given, out_shardings=made)
     donated = traced.state_inputs if donate else ()
-    return job_of_jitted(jitted, shapes, mesh, order, tuple(donated), target)
+    return job_of_jitted(jitted, shapes, lies, order, tuple(donated), target)

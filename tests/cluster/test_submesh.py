@@ -148,11 +148,11 @@ def test_links_within_a_host_and_between_hosts() -> None:
     near = link_between(cluster, Block(0, pair), Block(4, pair))
     assert near.bytes_per_second == pytest.approx(2 * 76e9)
     far = link_between(cluster, Block(6, pair), Block(8, host))
-    assert far.bytes_per_second == pytest.approx(2 * 0.44 * 50e9)
+    assert far.bytes_per_second == pytest.approx(2 * 22.8e9)
     assert far.start_seconds > near.start_seconds
     assert link_between(cluster, Block(8, host), Block(6, pair)) == far
     assert far.seconds(0) == 0
-    assert far.seconds(44_000_000_000) == pytest.approx(1.0 + far.start_seconds)
+    assert far.seconds(45_600_000_000) == pytest.approx(1.0 + far.start_seconds)
 
 
 def test_links_on_a_torus_are_those_through_the_smaller_face() -> None:

@@ -13,6 +13,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from autopar.cost import HloCollective, read_collectives
+from autopar.cost.hlo import compiled_collectives
+from autopar.ir.mesh import MeshShape
 
 ROWS = ((0, 1, 2, 3), (4, 5, 6, 7))
 COLUMNS = ((0, 4), (1, 5), (2, 6), (3, 7))
@@ -119,7 +121,7 @@ metadata={op_name="jit(f)/ag" source_file="m.py" source_line=7}
         """
     )
     assert facts(found) == [("all-gather", 1536, (tuple(range(8)),))]
-    assert (found[0].operands, found[0].op_name, found[0].source) == (2, "jit(f)/ag", "m.py:7")
+    assert (len(found[0].parts), found[0].op_name, found[0].source) == (2, "jit(f)/ag", "m.py:7")
 
 
 def test_wrapped_async_calls_count_once() -> None:
@@ -271,3 +273,98 @@ def test_an_all_reduce_of_which_two_different_slices_are_kept_stays_one(mesh: Me
 
     (found,) = compiled(step, mesh)
     assert (found.kind, found.nbytes) == ("all-reduce", 1024)
+
+
+def test_a_loop_that_counts_in_steps() -> None:
+    # From 2 to below 9 in steps of 3: 2, 5, 8.
+    found = entry(
+        """
+        %p = f32[16]{0} parameter(0)
+        %two = s32[] constant(2)
+        %from = s32[] copy(%two)
+        %state = (s32[], f32[16]{0}) tuple(%from, %p)
+        ROOT %w = (s32[], f32[16]{0}) while(%state), condition=%cond, body=%body
+        """,
+        """
+        %body (b: (s32[], f32[16])) -> (s32[], f32[16]) {
+          %b = (s32[], f32[16]{0}) parameter(0)
+          %at = s32[] get-tuple-element(%b), index=0
+          %x = f32[16]{0} get-tuple-element(%b), index=1
+          %ar = f32[16]{0} all-reduce(%x), replica_groups={}, to_apply=%add
+          %three = s32[] constant(3)
+          %next = s32[] add(%at, %three)
+          ROOT %r = (s32[], f32[16]{0}) tuple(%next, %ar)
+        }
+        %cond (c: (s32[], f32[16])) -> pred[] {
+          %c = (s32[], f32[16]{0}) parameter(0)
+          %i = s32[] get-tuple-element(%c), index=0
+          %n = s32[] constant(9)
+          ROOT %lt = pred[] compare(%i, %n), direction=LT
+        }
+        """,
+    )
+    assert [c.trips for c in found] == [3]
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "nbytes"),
+    [
+        # One device's 64 bytes for everyone.
+        ("collective-broadcast(%a), replica_groups={}", "all-gather", 64),
+        # The operands after the first are offsets and sizes.
+        ("ragged-all-to-all(%a, %b, %i, %i, %i, %i), replica_groups={}", "all-to-all", 64),
+        # Two blocks of one tensor.
+        ("all-to-all(%a, %b), replica_groups={{0,1}}", "all-to-all", 80),
+    ],
+)
+def test_rare_spellings(line: str, kind: str, nbytes: int) -> None:
+    (found,) = entry(
+        f"""
+        %a = f32[16]{{0}} parameter(0)
+        %b = f32[4]{{0}} parameter(1)
+        %i = s32[8]{{0}} parameter(2)
+        ROOT %c = f32[16]{{0}} {line}
+        """
+    )
+    assert (found.kind, found.nbytes, len(found.parts)) == (kind, nbytes, 1)
+
+
+@pytest.mark.parametrize(
+    ("base", "offset", "kind"),
+    [
+        ("%zeros", "%id", "all-gather"),
+        ("%given", "%id", "all-reduce"),  # what is written into counts as well
+        ("%zeros", "%zero", "all-reduce"),  # each device writes to the same place
+    ],
+)
+def test_a_sum_of_slices_in_zeros_is_an_all_gather(base: str, offset: str, kind: str) -> None:
+    (found,) = entry(
+        f"""
+        %given = f32[16]{{0}} parameter(0)
+        %own = f32[2]{{0}} parameter(1)
+        %zero = u32[] constant(0)
+        %zeros = f32[16]{{0}} broadcast(%zero), dimensions={{}}
+        %id = u32[] partition-id()
+        %slot = f32[16]{{0}} dynamic-update-slice({base}, %own, {offset})
+        ROOT %ar = f32[16]{{0}} all-reduce(%slot), replica_groups={{}}, to_apply=%add
+        """
+    )
+    assert (found.kind, found.nbytes) == (kind, 64)
+
+
+def test_axes_of_what_is_compiled(mesh: Mesh) -> None:
+    shape = MeshShape(("data", "model"), (2, 4))
+
+    def step(x: jax.Array) -> jax.Array:
+        both = jax.lax.psum(jax.lax.psum(x, "model") * 2, ("data", "model")) * 2
+        # The first two of four devices on the model axis are no axis of the mesh.
+        pairs = jax.lax.psum(both, "model", axis_index_groups=[[0, 1], [2, 3]]) * 2
+        return jax.lax.ppermute(pairs, "data", [(0, 1), (1, 0)])
+
+    spec = P(("data", "model"))
+    mapped = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
+    block = jax.ShapeDtypeStruct((64, 32), jnp.int32, sharding=NamedSharding(mesh, spec))
+    text = mapped.lower(block).compile().as_text() or ""
+    found = compiled_collectives(text, shape)
+    assert [c.axes for c in found] == [("model",), ("data", "model"), (), ("data",)]
+    assert {c.dtype for c in found} == {"i32"}

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
+import numpy as np
 import pytest
 
-from autopar.cost.hlo_groups import read_groups
+from autopar.cost.hlo_groups import axes_crossed, axes_of, read_groups
 from autopar.cost.hlo_text import Leaf, read_module, split_top
+from autopar.ir.mesh import MeshShape
 
 # A TPU layout with brackets, a comment in a tuple, a quoted brace and an old-style typed operand.
 TEXT = """HloModule jit_f, is_scheduled=true, num_partitions=4
@@ -73,3 +77,25 @@ def test_replica_groups(spelling: str, groups: tuple[tuple[int, ...], ...]) -> N
 def test_source_target_pairs_are_the_sets_they_connect() -> None:
     pairs = {"source_target_pairs": "{{0,1},{1,0},{2,3},{3,2},{4,4}}"}
     assert read_groups(pairs, 8) == ((0, 1), (2, 3), (4,))
+
+
+MESH = MeshShape(("a", "b", "c"), (2, 3, 2))
+SUBSETS = [s for n in range(1, 4) for s in itertools.combinations(MESH.names, n)]
+
+
+@pytest.mark.parametrize("axes", SUBSETS)
+def test_groups_along_axes_are_told_from_all_others(axes: tuple[str, ...]) -> None:
+    grid = np.arange(12).reshape(MESH.sizes)
+    chosen = [MESH.names.index(axis) for axis in axes]
+    rows = np.moveaxis(grid, chosen, range(-len(axes), 0)).reshape(-1, MESH.size(axes))
+    groups = tuple(tuple(int(at) for at in row) for row in rows)
+    assert axes_of(groups, MESH) == axes
+    # In whatever order, but with all of them.
+    assert axes_of(tuple(group[::-1] for group in groups[::-1]), MESH) == axes
+    if len(groups) > 1:
+        assert axes_of(groups[1:], MESH) == ()
+    assert axes_crossed(groups[:1], MESH) == axes
+
+
+def test_an_axis_of_one_is_no_axis() -> None:
+    assert axes_of(((0, 1),), MeshShape(("one", "two"), (1, 2))) == ("two",)

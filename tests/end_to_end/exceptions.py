@@ -47,3 +47,22 @@ _MERGED: dict[tuple[str, str], frozenset[str]] = {
 def merged(combo: Combo) -> frozenset[str]:
     """Kinds of collectives whose compiled bytes may stay below the plan's."""
     return _MERGED.get((combo.model, combo.method), frozenset())
+
+
+# (model, method): kinds of which XLA's GPU compiler by itself sends less than planned, and why.
+# lstm: the gradients of its gates are summed over the devices before they are split, and a plan
+#   takes no partial sums through a split, so each trip's are combined; XLA takes the all-reduce
+#   out of the loop.
+# moe, moe_switch: a mask is made float and then gathered; XLA gathers its booleans, a quarter.
+# gpt_scan: as above, with a mask that this plan gathers and slices in the loop.
+_LESS_ON_GPUS: dict[tuple[str, str], frozenset[str]] = {
+    ("gpt_scan", "sequence"): frozenset({"all-gather"}),
+    ("lstm", "zero1"): frozenset({"all-reduce"}),
+    ("moe", "auto"): frozenset({"all-gather"}),
+    ("moe_switch", "auto"): frozenset({"all-gather"}),
+}
+
+
+def less_on_gpus(combo: Combo) -> frozenset[str]:
+    """Kinds of collectives of which a GPU may send less than planned."""
+    return _LESS_ON_GPUS.get((combo.model, combo.method), frozenset())

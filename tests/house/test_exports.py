@@ -15,6 +15,7 @@ PUBLIC_NAMES = [
     "parallelize",
     "plan",
     "save",
+    "verify",
 ]
 
 

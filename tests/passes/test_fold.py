@@ -145,7 +145,7 @@ def expressed(plan: ShardingPlan, reading: Reading, whole: Assembled) -> tuple[i
         if decision.value is not None:
             wanted[node] = plan.sharding_of[decision.value.name]
     for key, node in whole.uses.items():
-        wanted[node] = plan.use_of.get((key.value, key.region))
+        wanted[node] = plan.use_of.get((key.value, key.phase))
     return tuple(
         options.index(want) if want in options else 0
         for options, want in zip(whole.choices, wanted, strict=True)

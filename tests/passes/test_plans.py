@@ -83,18 +83,22 @@ def test_one_device_costs_no_communication(name: str) -> None:
 
 
 @dataclass(frozen=True)
-class Mute:
-    """Prices at which talk is free, so that what is left of an objective is work."""
+class InARow:
+    """Prices at which nothing runs beside work; talk is free where it is `mute`."""
 
     real: Prices
+    mute: bool
 
     @property
     def mesh(self) -> MeshShape:
         return self.real.mesh
 
     def collective(self, kind: str, nbytes: float, axes: Sequence[str]) -> float:
-        del kind, nbytes, axes
-        return 0.0
+        return 0.0 if self.mute else self.real.collective(kind, nbytes, axes)
+
+    def exposed_share(self, kind: str) -> float:
+        del kind
+        return 1.0
 
     def compute(self, flops: float, nbytes: float, dtype: str = "bf16") -> float:
         return self.real.compute(flops, nbytes, dtype)
@@ -105,11 +109,13 @@ class Mute:
 
 def law(step: Traced, given: Setting, seed: int | None) -> None:
     """The listing's collectives take no longer than the objective allots to moves."""
-    reading, whole = assembled(step.graph, given)
+    reading, _ = assembled(step.graph, given)
     prices = Prices(given.cluster, given.mesh)
-    mute = cast(Prices, Mute(prices))
     free = all_choices(reading, given.mesh)
-    silent = assemble(reading, free, MoveTables(mute), given.memory_bytes).problem
+    whole, silent = (
+        assemble(reading, free, MoveTables(cast(Prices, InARow(prices, m))), given.memory_bytes)
+        for m in (False, True)
+    )
     costs = whole.problem.costs
     if seed is not None:
         rng = np.random.default_rng(seed)
@@ -117,8 +123,9 @@ def law(step: Traced, given: Setting, seed: int | None) -> None:
     solution = solve(replace(whole.problem, costs=costs))
     plan = plan_of(reading, whole, solution, given.mesh)
     listing = lowered(step.graph, plan, given)
-    talk = sum(c.seconds * c.runs for _, c in listing.collectives())
-    allotted = whole.problem.seconds(solution.choice) - silent.seconds(solution.choice)
+    moved = [c for _, c in listing.collectives()]
+    talk = sum(c.runs * prices.collective(c.kind, c.nbytes, c.axes) for c in moved)
+    allotted = whole.problem.seconds(solution.choice) - silent.problem.seconds(solution.choice)
     assert talk <= allotted * (1 + 1e-9) + 1e-12, f"{talk} > {allotted}\n{plan}\n{listing}"
     table = Resharder(prices)
     for move, _ in listing.moves():

@@ -29,9 +29,10 @@ def plan_of(*traffic: Traffic) -> Plan:
         Argument("state/params/head", (4, 4), "f32", "state", WHOLE),
         Argument("batch", (8,), "i32", "batch", Sharding((("data", "model"),))),
     )
-    origin = Origin("step", "k", "", "8xcpu", "f", "0.10", "auto", 4096)
+    cluster = Cluster.parse("8xcpu")
+    origin = Origin("step", "k", cluster.to_toml(), "8xcpu", "f", "0.10", "auto", 4096)
     outcome = Outcome(Status.OPTIMAL, 0.01, 0.01, "Proven best.")
-    prediction = Prediction(0.01, 0.004, traffic, 192, 1024)
+    prediction = Prediction(0.01, 0.004, 0.002, traffic, 192, 1024)
     sharding = ShardingPlan(mesh, (), (), (), (), outcome)
     return Plan(origin, sharding, arguments, (), prediction)
 
@@ -111,7 +112,8 @@ def test_recipes_are_drawn_cheapest_first_and_those_that_fail_with_why() -> None
 def test_the_headline_says_what_for_what() -> None:
     lines = drawn(headline(PLAN)).splitlines()
     assert lines[0] == "plan step on 8xcpu"
-    assert "10.0 ms a step, 40.0% of it communication (4.00 ms)" in lines[4]
+    assert "10.0 ms a step, 20.0% waits for communication (2.00 ms of 4.00 ms)" in lines[4]
+    assert lines[6].startswith("figures    a guess at one of eight virtual devices")
     assert "1.00 KiB a device of 4.00 KiB  █████···············  25.0%" in lines[5].replace(
         "· 25", "·  25"
     )

@@ -188,6 +188,22 @@ def test_other_combiners_than_sums(combiner: str, dtype: str, devices: list[jax.
     np.testing.assert_array_equal(jax.jit(region)(given), combines[combiner](given, axis=0))
 
 
+def test_other_combiners_scatter_too(devices: list[jax.Device]) -> None:
+    mesh = MeshShape.of("2,4")
+    given = np.random.default_rng(1).standard_normal((4, 2, 8)).astype(np.float32)
+    step = MoveStep("reduce-scatter", ("model",), 1)
+    before, after = Sharding((("data",), ()), ("model",)), Sharding((("data",), ("model",)))
+    move = Move(Value("%0", (2, 8), "f32"), "%0", "%1", before, after, (step,), "max")
+    region = jax.shard_map(
+        lambda p: run_move(p[0], move, mesh),
+        mesh=bind_mesh(mesh, range(8)),
+        in_specs=PartitionSpec("model", "data"),
+        out_specs=PartitionSpec("data", "model"),
+        check_vma=False,
+    )
+    np.testing.assert_array_equal(jax.jit(region)(given), given.max(axis=0))
+
+
 def test_and_over_numbers_is_refused(devices: list[jax.Device]) -> None:
     mesh = MeshShape.of("2")
     step = MoveStep("all-reduce", ("data",))

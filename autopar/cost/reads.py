@@ -1,0 +1,144 @@
+"""What each instruction of a block reads and makes, and which of them a compiler fuses."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from autopar.cluster.chip import Platform
+from autopar.cost import fusion
+from autopar.cost.layouts import Layouts
+from autopar.ir.graph import Op
+from autopar.ir.spmd import Block, Fence, Instruction, Loop, Move, Run
+from autopar.ir.values import Literal
+
+OpOf = Callable[[tuple[int, ...]], Op]
+
+
+@dataclass
+class Line:
+    """A block's instructions, by index: their ops, and what they read and make.
+
+    A `fused` one may be computed in its readers. `loaded` are pieces that something reads from
+    memory, or that the block returns. `copied` are those that an instruction reads in another
+    order than they lie in, with names for the copies. Work is fused `into_products` on a TPU.
+    """
+
+    into_products: bool = False
+    ops: list[Op | None] = field(default_factory=list[Op | None])
+    reads: list[Sequence[str]] = field(default_factory=list[Sequence[str]])
+    makes: list[Sequence[str]] = field(default_factory=list[Sequence[str]])
+    fused: list[bool] = field(default_factory=list[bool])
+    readers: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    maker: dict[str, int] = field(default_factory=dict[str, int])
+    loaded: set[str] = field(default_factory=set[str])
+    copied: dict[int, Mapping[str, str]] = field(default_factory=dict[int, Mapping[str, str]])
+
+
+def read_line(block: Block, op_of: OpOf, platform: Platform) -> Line:
+    """One pass over a block; `op_of` looks up the op of an instruction."""
+    line, layouts = Line(into_products=platform == "tpu"), Layouts()
+    for i, step in enumerate(block.instructions):
+        op = None if isinstance(step, Move | Fence) else op_of(step.equation)
+        reads, makes = _read_and_made(step)
+        line.ops.append(op)
+        line.reads.append(reads)
+        line.makes.append(makes)
+        if isinstance(step, Run) and op is not None:
+            line.fused.append(fusion.is_fused_into_readers(op))
+            line.loaded.update(_read_from_memory(line, layouts, i, step, op))
+        else:
+            line.fused.append(isinstance(step, Move) and _is_local(step))
+            if not line.fused[i]:
+                line.loaded.update(reads)
+        for name in reads:
+            line.readers[name].append(i)
+        for name in makes:
+            line.maker[name] = i
+    line.loaded.update(o for o in block.outputs if o is not None)
+    _scatter_into_sums(line)
+    return line
+
+
+def _read_and_made(step: Instruction) -> tuple[Sequence[str], Sequence[str]]:
+    if isinstance(step, Run | Loop):
+        return tuple(o for o in step.operands if o is not None), step.results
+    if isinstance(step, Move):
+        return (step.source,), (step.result,)
+    return step.sources, step.results
+
+
+def _is_local(move: Move) -> bool:
+    return all(s.kind in ("slice", "mask") for s in move.steps)
+
+
+def _read_from_memory(
+    line: Line, layouts: Layouts, i: int, run: Run, op: Op
+) -> Sequence[str] | set[str]:
+    """What must be stored for a run, which is not what it computes itself."""
+    if line.fused[i]:
+        stored = layouts.element_wise(op, run.operands, run.results[0]) if layouts.any else None
+        return () if stored is None else (stored,)
+    if fusion.is_reduction(op) or (line.into_products and op.kind in fusion.PRODUCTS):
+        return ()
+    if op.kind in fusion.SCATTERS:  # it computes what it puts, and puts it into what is there
+        return line.reads[i][:1] if run.operands[0] is not None else ()
+    if op.kind == "conv_general_dilated":
+        return set(line.reads[i]) - _laid_out_filter(line, i, op, run)
+    if op.kind == "dot_general":
+        copied = layouts.product(op, run.operands, run.results[0])
+        if copied:
+            line.copied[i] = copied
+            return set(line.reads[i]) - copied.keys()
+    return line.reads[i]
+
+
+def _laid_out_filter(line: Line, i: int, op: Op, run: Run) -> set[str]:
+    """Filters are read in an order of their own, and in that again for the input's gradient.
+
+    That one reads them turned round, which the kernel does itself.
+    """
+    filters = run.operands[1]
+    if filters is None or not fusion.has_filter(op):
+        return set()
+    at = line.maker.get(filters)
+    turns = line.ops[at] if at is not None else None
+    if at is None or turns is None or turns.kind != "rev":
+        at, original = i, filters
+    else:
+        original = line.reads[at][0]
+    line.copied[at] = {original: f"{original} as filters"}
+    return {filters}
+
+
+def _scatter_into_sums(line: Line) -> None:
+    """A scatter into zeros that is only added to something scatters into that instead."""
+    for i, op in enumerate(line.ops):
+        if op is None or op.kind not in fusion.SCATTERS:
+            continue
+        sums = _only_reader(line, line.makes[i][0])
+        zeros = line.maker.get(line.reads[i][0], -1)
+        if sums is None or zeros < 0 or not _is_zeros(line.ops[zeros]):
+            continue
+        adds = line.ops[sums]
+        lonely = _only_reader(line, line.reads[i][0], but_loaded=True) is not None
+        if lonely and adds is not None and adds.kind in fusion.ADDITIONS:
+            line.fused[i], line.fused[sums] = True, False
+            line.loaded.difference_update(line.makes[zeros])
+            line.loaded.update(r for r in line.reads[sums] if r not in line.makes[i])
+
+
+def _only_reader(line: Line, name: str, but_loaded: bool = False) -> int | None:
+    """The one instruction that reads a piece which nothing else wants."""
+    readers = line.readers.get(name, ())
+    if len(readers) != 1 or (name in line.loaded and not but_loaded):
+        return None
+    return readers[0]
+
+
+def _is_zeros(op: Op | None) -> bool:
+    if op is None or op.kind != "broadcast_in_dim":
+        return False
+    filled = op.operands[0]
+    return isinstance(filled, Literal) and filled.text in ("0", "0.0", "-0.0")

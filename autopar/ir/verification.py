@@ -1,0 +1,175 @@
+"""What verifying a plan found: every predicted figure beside a compiler's, every output's error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from autopar.ir.compiled import Compiled, Level
+from autopar.ir.text import columns, show_bytes, show_seconds
+
+
+class Unit(Enum):
+    """What a figure counts."""
+
+    BYTES = "bytes"
+    SECONDS = "seconds"
+
+    def show(self, number: float) -> str:
+        """A number with a fitting unit."""
+        return show_bytes(number) if self is Unit.BYTES else show_seconds(number)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of one device and one step, as planned and as compiled.
+
+    `kind` and `axes` are those of collectives, "" and () for anything else. `agrees` is None where
+    the figure is told only and decides nothing; a gap is `negligible` where it agrees for being
+    small beside the device.
+    """
+
+    name: str
+    unit: Unit
+    predicted: float
+    compiled: float
+    agrees: bool | None = None
+    negligible: bool = False
+    kind: str = ""
+    axes: tuple[str, ...] = ()
+
+    @property
+    def ratio(self) -> float | None:
+        """Predicted over compiled; None where nothing was compiled."""
+        return self.predicted / self.compiled if self.compiled else None
+
+    @property
+    def verdict(self) -> str:
+        """The word for it."""
+        if self.negligible:
+            return "negligible"
+        return {True: "agrees", False: "differs", None: ""}[self.agrees]
+
+    def __str__(self) -> str:
+        planned, real = self.unit.show(self.predicted), self.unit.show(self.compiled)
+        return f"{self.name}: {planned} planned, {real} compiled {self.verdict}".rstrip()
+
+
+@dataclass(frozen=True)
+class CompiledPart:
+    """A program of the plan beside what the compiler made of it.
+
+    `name` is "" for a step in one program, else that of the stage part; `alike` are further parts
+    that are the same program. `device_bytes` are what a device of the target holds.
+    `differences` are sentences that name what the compiler did otherwise, with op and line where
+    they are known.
+    """
+
+    name: str
+    figures: tuple[Figure, ...]
+    compiled: Compiled
+    device_bytes: int
+    differences: tuple[str, ...] = ()
+    alike: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether the compiled program fits a device."""
+        return not self.compiled.out_of_memory and self.compiled.peak_bytes <= self.device_bytes
+
+    @property
+    def agrees(self) -> bool:
+        """Whether no figure differs and the program fits."""
+        return self.fits and all(f.agrees is not False for f in self.figures)
+
+
+@dataclass(frozen=True)
+class OutputError:
+    """How far an output of the planned step is from the plain step's, at worst over the steps.
+
+    All three are shares of the largest magnitude that the plain step has there. `noise` is how far
+    the plain step goes from itself when its arguments change by one rounding; an error counts
+    above the `tolerance`.
+    """
+
+    path: str
+    error: float
+    noise: float
+    tolerance: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the error is rounding; one that is no number is not."""
+        return self.error <= self.tolerance
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """The planned step beside the plain one on virtual CPU devices, over some steps.
+
+    `where` are the meshes that it ran on, smaller than the plan's where it was shrunk. `rounding`
+    is the relative rounding of the narrowest floats in the step.
+    """
+
+    steps: int
+    devices: int
+    where: str
+    rounding: float
+    outputs: tuple[OutputError, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every output does."""
+        return all(o.agrees for o in self.outputs)
+
+    @property
+    def worst(self) -> tuple[OutputError, ...]:
+        """The outputs, those that differ first, then by how much of their tolerance they use."""
+
+        def use(output: OutputError) -> float:
+            if output.error != output.error:
+                return float("inf")
+            return output.error / output.tolerance if output.tolerance > 0 else output.error
+
+        return tuple(sorted(self.outputs, key=lambda o: (o.agrees, -use(o), o.path)))
+
+
+@dataclass(frozen=True)
+class Verification:
+    """A plan beside the plain step (`numerics`), or beside what a compiler made of it (`parts`).
+
+    `target` is what was compiled for, "" where nothing was. `notes` are what a reader of the
+    figures should know.
+    """
+
+    step: str
+    cluster: str
+    level: Level
+    target: str = ""
+    numerics: Numerics | None = None
+    parts: tuple[CompiledPart, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def agrees(self) -> bool:
+        """The verdict."""
+        same = self.numerics is None or self.numerics.agrees
+        return same and all(p.agrees for p in self.parts)
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        verdict = "agrees" if self.agrees else "differs"
+        yield f"plan {self.step} on {self.cluster}, level {self.level.value}: {verdict}"
+        if self.numerics is not None:
+            told = [
+                [o.path, f"{o.error:.1e}", f"of {o.tolerance:.1e}"] for o in self.numerics.worst
+            ]
+            yield from columns(told, "  ")
+        for part in self.parts:
+            yield from (f"  {part.name} {figure}" for figure in part.figures)
+            yield from (f"  {part.name} {difference}" for difference in part.differences)
+        yield from (f"  {note}" for note in self.notes)

@@ -1,0 +1,178 @@
+"""A verification drawn for a terminal: predicted beside compiled, errors beside tolerances."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from autopar.ir.compiled import Level
+from autopar.ir.text import show_bytes
+from autopar.ir.verification import CompiledPart, Figure, Numerics, Verification
+from autopar.report.style import (
+    ACCENT,
+    BAD,
+    GOOD,
+    QUIET,
+    SlashedPath,
+    bar,
+    facts,
+    percent,
+    plain_table,
+)
+
+_SHOWN = 12
+_RULES = (
+    "Bytes of collectives and arguments agree within 5 %; a peak may be predicted higher, but no "
+    "more than 2 % lower. Gaps of less than a thousandth of the device's memory, or of all bytes "
+    "sent, are negligible. Seconds are the compiler's own estimate and decide nothing."
+)
+
+
+def verification(found: Verification) -> RenderableType:
+    """What was verified, every figure, and the verdict."""
+    parts: list[RenderableType] = [_head(found)]
+    if found.numerics is not None:
+        parts += ["", _numerics(found.numerics)]
+    if len(found.parts) > 1:
+        parts += ["", _overview(found)]
+    for part in found.parts:
+        if len(found.parts) == 1 or not part.agrees or part.differences:
+            parts += ["", *_part(part, found.level)]
+    if found.parts:
+        parts += ["", Text(_RULES, style=QUIET)]
+    notes = (*found.notes, *(found.numerics.notes if found.numerics else ()))
+    parts += [Text(f"note: {note}", style=QUIET) for note in notes]
+    return Group(*parts)
+
+
+def _head(found: Verification) -> RenderableType:
+    title = Text.assemble(
+        ("verify ", QUIET),
+        (found.step, f"bold {ACCENT}"),
+        (" on ", QUIET),
+        (found.cluster, f"bold {ACCENT}"),
+    )
+    pairs: list[tuple[str, str | Text]] = [("level", found.level.value)]
+    if found.parts:
+        compilers = ", ".join(dict.fromkeys(p.compiled.compiler for p in found.parts))
+        pairs.append(("compiled", f"for {found.target} by {compilers}"))
+    if found.numerics is not None:
+        n = found.numerics
+        pairs.append(("ran", f"{n.steps} steps on {n.devices} virtual CPU devices: {n.where}"))
+    pairs.append(("verdict", _verdict(found)))
+    return Group(title, facts(pairs))
+
+
+def _verdict(found: Verification) -> Text:
+    if found.agrees:
+        what = "to rounding" if found.numerics is not None else "with the compiler"
+        return Text.assemble(("agrees", f"bold {GOOD}"), f" {what}")
+    return Text.assemble(("differs", f"bold {BAD}"), ": ", ", ".join(_culprits(found)))
+
+
+def _culprits(found: Verification) -> Iterator[str]:
+    """What speaks against the plan, the first few by name."""
+    if found.numerics is not None:
+        wrong = [o.path for o in found.numerics.worst if not o.agrees]
+        yield f"{len(wrong)} of {len(found.numerics.outputs)} outputs"
+    for part in found.parts:
+        prefix = f"{part.name} " if part.name else ""
+        yield from (f"{prefix}{f.name}" for f in part.figures if f.agrees is False)
+        if not part.fits:
+            yield f"{prefix}it does not fit a device"
+
+
+# -- numerics ----------------------------------------------------------------------------------
+
+
+def _numerics(found: Numerics) -> RenderableType:
+    table = plain_table(
+        "Worst errors, as shares of each output's largest number", "~output", ">error",
+        ">own noise", ">tolerance", "",
+    )  # fmt: skip
+    for o in found.worst[:_SHOWN]:
+        table.add_row(
+            SlashedPath(o.path), _share(o.error), _share(o.noise), _share(o.tolerance),
+            _word(o.agrees, "agrees" if o.agrees else "differs"),
+        )  # fmt: skip
+    rest = found.worst[_SHOWN:]
+    under = Text(
+        "own noise: how far the plain step goes from itself when its arguments change by one "
+        f"rounding ({found.rounding:.1e})",
+        style=QUIET,
+    )
+    more = [Text(f"and {len(rest)} more that use less of theirs", style=QUIET)] if rest else []
+    return Group(table, *more, under)
+
+
+def _share(number: float) -> str:
+    return f"{number:.1e}" if math.isfinite(number) and number else f"{number:g}"
+
+
+def _word(agrees: bool, word: str) -> Text:
+    return Text(word, style=GOOD if agrees else f"bold {BAD}")
+
+
+# -- compiled ----------------------------------------------------------------------------------
+
+
+def _overview(found: Verification) -> Table:
+    """A row for each program of a plan of stages; those that differ follow in full."""
+    memory = (">peak", ">compiled", ">ratio") if found.level is not Level.COLLECTIVES else ()
+    table = plain_table(
+        "Programs of the plan, of a device and one run", "~part", ">sends", ">compiled", *memory, ""
+    )
+    for part in found.parts:
+        sent = [f for f in part.figures if f.kind]
+        held = [f for f in part.figures if f.name == "peak" and memory]
+        alike = Text(f" = {', '.join(part.alike)}" if part.alike else "", style=QUIET)
+        table.add_row(
+            Text(part.name) + alike,
+            show_bytes(sum(f.predicted for f in sent)),
+            show_bytes(sum(f.compiled for f in sent)),
+            *(cell for f in held for cell in _cells(f)),
+            _word(part.agrees, "agrees" if part.agrees else "differs"),
+        )
+    return table
+
+
+def _part(part: CompiledPart, level: Level) -> Iterator[RenderableType]:
+    yield _figures(part)
+    made = part.compiled
+    if level is not Level.COLLECTIVES:
+        share = made.peak_bytes / part.device_bytes
+        yield Text.assemble(
+            "compiled, a device holds ", (show_bytes(made.peak_bytes), "bold"),
+            f" of {show_bytes(part.device_bytes)}  ", bar(share), (f" {percent(share)}", QUIET),
+        )  # fmt: skip
+    if made.out_of_memory:
+        yield Text.assemble(("the compiler: ", BAD), made.out_of_memory)
+    if part.differences:
+        yield ""
+        yield Text("What the compiler did otherwise", style=f"bold {ACCENT}")
+        shown = part.differences[:_SHOWN]
+        yield from (Text(f"* {difference}") for difference in shown)
+        if rest := len(part.differences) - len(shown):
+            yield Text(f"and {rest} of fewer bytes: --json lists them", style=QUIET)
+
+
+def _figures(part: CompiledPart) -> Table:
+    title = "Of a device and a step"
+    if part.name:
+        title = f"{part.name}, of a device and one run"
+    table = plain_table(title, "~what", ">predicted", ">compiled", ">ratio", "")
+    for figure in part.figures:
+        table.add_row(
+            figure.name, *_cells(figure), _word(figure.agrees is not False, figure.verdict)
+        )  # fmt: skip
+    return table
+
+
+def _cells(figure: Figure) -> tuple[str, str, str]:
+    """Predicted, compiled, and the first over the second."""
+    ratio = "" if figure.ratio is None else f"{figure.ratio:.3f}"
+    return figure.unit.show(figure.predicted), figure.unit.show(figure.compiled), ratio

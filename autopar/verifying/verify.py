@@ -1,0 +1,199 @@
+"""Verifies a plan at a level: its numbers beside the plain step's, or its figures beside XLA's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from autopar.cluster import Cluster
+from autopar.cluster.target import Target
+from autopar.errors import ArgumentError, VerifyError
+from autopar.frontend import TracedStep, read_call
+from autopar.ir.compiled import Compiled, Level
+from autopar.ir.mesh import MeshShape
+from autopar.ir.plan import Plan
+from autopar.ir.spmd import SpmdProgram
+from autopar.ir.values import item_bytes
+from autopar.ir.verification import CompiledPart, Numerics, Verification
+from autopar.planning import Planned
+from autopar.runtime.aot.job import Job, job_of_step
+from autopar.runtime.aot.launch import compile_ahead
+from autopar.runtime.trial.compiled import CpuProgram
+from autopar.runtime.trial.numerics import STEPS, Trial, numerics
+from autopar.runtime.trial.remote import remote_step
+from autopar.runtime.trial.steps import (
+    FlatStep,
+    check_host_memory,
+    plain_step,
+    planned_stages,
+    planned_step,
+    runs_here,
+)
+from autopar.staging.plan import PlannedStages
+from autopar.verifying.figures import Judge
+from autopar.verifying.programs import programs_of
+from autopar.verifying.shrink import Called, shrunk
+
+# A program, exported when it is asked for, the level and the seconds to what became of it.
+Compile = Callable[[Callable[[], Job], Level, float], Compiled]
+
+_CPU_NOTE = (
+    "XLA on CPU fuses less, widens narrow floats and has no timeline: its peak decides nothing, "
+    "and bytes of narrow floats may differ. A target such as {count}xh100 asks a GPU's compiler"
+)
+
+
+def compile_program(export: Callable[[], Job], level: Level, limit_seconds: float) -> Compiled:
+    """What the compiler of the program's target makes of it; raises VerifyError as it does."""
+    return compile_ahead(export(), level, limit_seconds)
+
+
+@dataclass(frozen=True)
+class Inquiry:
+    """What is asked about a plan.
+
+    `target` is another cluster to compile for than the plan's own. Numbers are compared over so
+    many `steps`, on at most `devices` where that is given. A compiler gets `limit_seconds` for
+    each program.
+    """
+
+    level: Level = Level.MEMORY
+    target: Cluster | None = None
+    steps: int = STEPS
+    devices: int | None = None
+    limit_seconds: float = 600.0
+    compile: Compile = compile_program
+
+
+def level_named(name: str | Level) -> Level:
+    """The level of a name; raises ArgumentError for no such name."""
+    try:
+        return Level(name)
+    except ValueError:
+        raise ArgumentError(
+            f"there is no level {name!r}; write {', '.join(level.value for level in Level)}"
+        ) from None
+
+
+def verify_planned(
+    planned: Planned | PlannedStages, called: Called, inquiry: Inquiry
+) -> Verification:
+    """What verifying found.
+
+    Raises VerifyError where that cannot be done here: a compiler is missing or gave no answer, or
+    there are too few CPU devices.
+    """
+    origin = planned.plan.origin
+    level = inquiry.level
+    if level is Level.NUMERICS:
+        found = _numerics(planned, called, inquiry)
+        return Verification(origin.step, origin.cluster_name, level, numerics=found)
+    cluster = _target_cluster(planned, inquiry)
+    target = Target.of(cluster)
+    parts = tuple(_parts(planned, cluster, target, inquiry))
+    is_cpu = target.platform == "cpu"
+    notes = (_CPU_NOTE.format(count=planned.plan.device_count),) if is_cpu else ()
+    return Verification(origin.step, origin.cluster_name, level, str(target), None, parts, notes)
+
+
+# -- numerics ----------------------------------------------------------------------------------
+
+
+def _numerics(planned: Planned | PlannedStages, called: Called, inquiry: Inquiry) -> Numerics:
+    _check_memory(planned.plan, inquiry.devices)
+    if not isinstance(planned, Planned):
+        return numerics(_trial_of_stages(planned, called, inquiry.devices), inquiry.steps)
+    with _trial(planned, called, inquiry.devices) as trial:
+        return numerics(trial, inquiry.steps)
+
+
+def _check_memory(plan: Plan, devices: int | None) -> None:
+    """Raise VerifyError where both runs would not fit this machine.
+
+    The devices hold what they are planned to; the plain step and the copies of arguments and
+    results on the host come to some four times the arguments.
+    """
+    whole = sum(item_bytes(a.dtype) * math.prod(a.shape) for a in plan.arguments)
+    count = min(plan.device_count, devices or plan.device_count)
+    check_host_memory(plan.prediction.peak_bytes * count + 4 * whole)
+
+
+@contextmanager
+def _trial(planned: Planned, called: Called, devices: int | None) -> Generator[Trial]:
+    mesh, traced, program = planned.plan.mesh, planned.traced, planned.program
+    plain, notes = planned.plain.traced, tuple[str, ...]()
+    if devices is not None and devices < mesh.device_count:
+        small = shrunk(planned, called, devices)
+        called, mesh, traced, program = small.called, small.mesh, small.traced, small.program
+        plain, notes = small.plain, (small.note,)
+    with _on_cpu(traced, program, mesh) as step:
+        yield Trial(
+            plain,
+            read_call(called.spec, called.args, called.kwargs).leaves,
+            plain_step(called.spec, called.args, called.kwargs),
+            step,
+            str(mesh),
+            mesh.device_count,
+            notes,
+        )
+
+
+@contextmanager
+def _on_cpu(traced: TracedStep, program: SpmdProgram, mesh: MeshShape) -> Generator[FlatStep]:
+    """The planned step on this process's CPU devices, or on those of another one."""
+    count = mesh.device_count
+    if runs_here(count):
+        yield planned_step(traced, program, mesh)
+        return
+    target = Target.of(Cluster.parse(f"{count}xcpu"))
+    job = job_of_step(traced, program, mesh, tuple(range(count)), target, donate=False)
+    with remote_step(job, traced.constants) as step:
+        yield step
+
+
+def _trial_of_stages(planned: PlannedStages, called: Called, devices: int | None) -> Trial:
+    plan, made = planned.plan, planned.staged
+    if devices is not None and devices < plan.device_count:
+        raise VerifyError(
+            f"a plan of stages runs on its own {plan.device_count} devices, not on {devices}: its "
+            "submeshes are not shrunk. Plan the same stages for a smaller cluster to compare them."
+        )
+    return Trial(
+        planned.source.traced,
+        read_call(called.spec, called.args, called.kwargs).leaves,
+        plain_step(called.spec, called.args, called.kwargs),
+        planned_stages(made.sliced.trace, made.program),
+        ", ".join(f"mesh{i} ({s.mesh})" for i, s in enumerate(made.program.submeshes)),
+        plan.device_count,
+    )
+
+
+# -- compilers ---------------------------------------------------------------------------------
+
+
+def _target_cluster(planned: Planned | PlannedStages, inquiry: Inquiry) -> Cluster:
+    """The cluster to compile for; raises ArgumentError where it has other numbers of devices."""
+    plan = planned.plan
+    if inquiry.target is None:
+        return Cluster.from_toml_text(plan.origin.cluster, "the plan's cluster")
+    if inquiry.target.device_count != plan.device_count:
+        raise ArgumentError(
+            f"target {inquiry.target.name} has {inquiry.target.device_count} devices and the plan "
+            f"is for {plan.device_count}"
+        )
+    return inquiry.target
+
+
+def _parts(
+    planned: Planned | PlannedStages, cluster: Cluster, target: Target, inquiry: Inquiry
+) -> Iterator[CompiledPart]:
+    judge = Judge(inquiry.level, target.platform, cluster.memory_bytes)
+    for program in programs_of(planned, cluster, target):
+        export = program.export
+        if isinstance(export, CpuProgram):
+            compiled = export.compiled()
+        else:
+            compiled = inquiry.compile(export, inquiry.level, inquiry.limit_seconds)
+        yield judge.part(program, compiled)

@@ -1,0 +1,53 @@
+"""Compiles programs ahead of time and keeps what came of each, so that none is compiled twice."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from jax import export
+
+from autopar.ir.compiled import Compiled, Level
+from autopar.runtime.aot.child import options_of
+from autopar.runtime.aot.job import Job
+from autopar.runtime.aot.launch import compile_in, read_answer
+
+# Where an op came from, in a program's text.
+_LINES = re.compile(r"^#loc.*\n| loc\([^()\n]*(?:\([^()\n]*\))?\)", re.MULTILINE)
+
+
+def compiled_once(job: Job, cache: Path) -> tuple[str, Compiled]:
+    """The name of a job's program and the compiler's figures, from `cache` where it has them.
+
+    What the compiler wrote is kept, and read by the readers as they are now.
+    """
+    key = program_key(job)
+    folder = cache / key
+    if not (folder / "answer.json").exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="compiling-", dir=cache) as name:
+            compile_in(Path(name), job, Level.FULL)
+            _keep_schedule(Path(name))
+            shutil.copytree(name, folder, dirs_exist_ok=True)
+    return key, read_answer(job, folder)
+
+
+def program_key(job: Job) -> str:
+    """A name for a program without its source lines, its devices and the compiler's options."""
+    text = export.deserialize(bytearray(job.program)).mlir_module()
+    digest = hashlib.sha256(_LINES.sub("", text).encode())
+    options = options_of(job.target, Path("/"))
+    digest.update(repr((job.mesh, job.order, job.donated, job.target, options)).encode())
+    return digest.hexdigest()[:16]
+
+
+def _keep_schedule(folder: Path) -> None:
+    """Drop the bulk of the dumps."""
+    for path in (folder / "dump").iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif not path.name.endswith(".schedule.txt"):
+            path.unlink()

@@ -1,0 +1,80 @@
+"""Wide residual networks of bottleneck blocks, as Alpa's benchmark has them, with group norm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from benchmarks.models import Model
+from benchmarks.zoo.training import classified, images, trained
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3 and 1x1 convolutions, and a way round them."""
+
+    features: int
+    widen: int
+    stride: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Map [batch, side, side, channel] to side / stride and four times the features."""
+        inside, outside = self.features * self.widen, self.features * 4
+        around, strides = x, (self.stride, self.stride)
+        h = nn.relu(_norm(_conv(inside, 1)(x)))
+        h = nn.relu(_norm(_conv(inside, 3, strides)(h)))
+        h = _norm(_conv(outside, 1)(h))
+        if around.shape != h.shape:
+            around = _norm(_conv(outside, 1, strides)(around))
+        return nn.relu(around + h)
+
+
+class WideResNet(nn.Module):
+    """A stem, stages of blocks each at half the side and twice the features, and a head."""
+
+    stages: Sequence[int]
+    features: int
+    widen: int
+    classes: int
+    remat: bool
+
+    @nn.compact
+    def __call__(self, pixels: jax.Array) -> jax.Array:
+        """Map [batch, side, side, 3] to float32 logits, [batch, classes]."""
+        x = nn.relu(_norm(_conv(self.features, 7, (2, 2))(pixels)))
+        x = nn.max_pool(x, (3, 3), (2, 2), "SAME")
+        block = nn.remat(Bottleneck) if self.remat else Bottleneck
+        for stage, count in enumerate(self.stages):
+            for i in range(count):
+                stride = 2 if stage and not i else 1
+                name = f"stage{stage}_layer{i}"
+                x = block(self.features * 2**stage, self.widen, stride, name=name)(x)
+        x = x.mean(axis=(1, 2))
+        return nn.Dense(self.classes, dtype="bfloat16", name="classes")(x).astype(jnp.float32)
+
+
+def wide_resnet(
+    stages: Sequence[int] = (3, 4, 6, 3),
+    features: int = 320,
+    widen: int = 2,
+    side: int = 224,
+    classes: int = 1024,
+    batch: int = 256,
+    remat: bool = False,
+) -> Model:
+    """WideResNet-50; by default about a thousand million parameters."""
+    module = WideResNet(tuple(stages), features, widen, classes, remat)
+    return trained(module, images(batch, side), classified)
+
+
+def _conv(features: int, side: int, strides: tuple[int, int] = (1, 1)) -> nn.Conv:
+    return nn.Conv(features, (side, side), strides, use_bias=False, dtype="bfloat16")
+
+
+def _norm(x: jax.Array) -> jax.Array:
+    """Group norm of 32 groups, in a module of its own."""
+    normed: jax.Array = nn.GroupNorm(32, dtype="bfloat16")(x)
+    return normed

@@ -1,0 +1,152 @@
+"""Rewrites of a straight line of instructions that send less and change no value.
+
+XLA makes the same of all-reduces and reduce-scatters by itself, so without them a plan would
+count what no device sends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+
+from autopar.cost.reshard import Resharder, Route
+from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding_plan import OpPath
+from autopar.ir.spmd import (
+    COLLECTIVES,
+    Collective,
+    Fence,
+    Instruction,
+    Loop,
+    Move,
+    MoveStep,
+    Run,
+)
+
+
+def combine_once(
+    steps: Sequence[Instruction], outputs: Sequence[str | None], sums: Collection[OpPath]
+) -> list[Instruction]:
+    """Two partial sums that are only added to each other are added first, and combined then.
+
+    `sums` are the ops that add. Equal moves must take both operands from partial sums; the result
+    may itself be an operand of the next.
+    """
+    uses = _uses(steps, outputs)
+    moves: dict[str, Move] = {}
+    dropped: set[str] = set()
+    kept: list[Instruction] = []
+    for step in steps:
+        made: Sequence[Instruction] = (step,)
+        if isinstance(step, Run) and step.equation in sums and _alike(step, moves, uses):
+            dropped.update(name for name in step.operands if name)
+            made = _combined(step, moves)
+        kept += made
+        moves.update((m.result, m) for m in made if isinstance(m, Move))
+    return [s for s in kept if not (isinstance(s, Move) and s.result in dropped)]
+
+
+def move_once(
+    steps: Sequence[Instruction],
+    outputs: Sequence[str | None],
+    mesh: MeshShape,
+    resharder: Resharder,
+) -> list[Instruction]:
+    """What is moved only to be moved on, to no larger a piece, goes there at once."""
+    uses = _uses(steps, outputs)
+    first = {s.result: at for at, s in enumerate(steps) if isinstance(s, Move)}
+    kept: list[Instruction | None] = list(steps)
+    for at, step in enumerate(steps):
+        if not isinstance(step, Move) or uses[step.source] != 1 or step.source not in first:
+            continue
+        earlier = kept[first[step.source]]
+        if isinstance(earlier, Move) and _goes_on(earlier, step, mesh):
+            route = scattered(resharder.route(earlier.value, earlier.before, step.after))
+            kept[at] = None
+            kept[first[step.source]] = replace(
+                step, value=earlier.value, source=earlier.source, before=earlier.before,
+                steps=route.steps, collectives=route.collectives,
+            )  # fmt: skip
+            first[step.result] = first[step.source]
+    return [s for s in kept if s is not None]
+
+
+def scattered(route: Route) -> Route:
+    """A route in which an all-reduce that is sliced at once is a reduce-scatter, as to XLA.
+
+    It takes no longer than the pair that was chosen.
+    """
+    steps: list[MoveStep] = []
+    moved: list[Collective] = []
+    collectives = iter(route.collectives)
+    waiting = list(route.steps)
+    while waiting:
+        step = waiting.pop(0)
+        collective = next(collectives) if step.kind in COLLECTIVES else None
+        slices = waiting[: len(step.axes)]
+        if step.kind == "all-reduce" and collective and _slice_all(step.axes, slices):
+            del waiting[: len(slices)]
+            step = MoveStep("reduce-scatter", step.axes, slices[0].dim)
+            collective = replace(collective, kind=step.kind)
+        steps.append(step)
+        moved += [collective] if collective else []
+    return Route(tuple(steps), tuple(moved), route.seconds)
+
+
+def _slice_all(axes: tuple[str, ...], slices: Sequence[MoveStep]) -> bool:
+    """Whether steps slice one dim by these axes, in their order."""
+    sliced = tuple(a for s in slices for a in s.axes)
+    return all(s.kind == "slice" and s.dim == slices[0].dim for s in slices) and sliced == axes
+
+
+def _uses(steps: Sequence[Instruction], outputs: Sequence[str | None]) -> Counter[str | None]:
+    uses = Counter(outputs)
+    uses.update(name for step in steps for name in _read(step))
+    return uses
+
+
+def _read(step: Instruction) -> Iterator[str]:
+    """The names that an instruction reads; a loop's bodies have names of their own."""
+    if isinstance(step, Move):
+        yield step.source
+    elif isinstance(step, Fence):
+        yield from step.sources
+    else:
+        assert isinstance(step, Run | Loop)
+        yield from (name for name in step.operands if name is not None)
+
+
+def _alike(run: Run, moves: dict[str, Move], uses: Counter[str | None]) -> bool:
+    """Whether both operands are combined in the same way, for this sum alone."""
+    found = [moves[name] for name in run.operands if name in moves and uses[name] == 1]
+    if len(found) != 2:
+        return False
+    one, other = found
+    return (
+        bool(one.before.partial)
+        and not one.after.partial
+        and one.combiner == other.combiner == "sum"
+        and (one.before, one.after, one.steps) == (other.before, other.after, other.steps)
+        and run.result_shardings == (one.after,)
+    )
+
+
+def _combined(run: Run, moves: dict[str, Move]) -> tuple[Run, Move]:
+    """The sum of what was moved, and one move of it."""
+    one, other = (moves[name] for name in run.operands if name)
+    (result,) = run.results
+    summed = f"{result}.partial"
+    added = Run(
+        run.equation, (one.source, other.source), (summed,), (one.before,) * 2, (one.before,)
+    )
+    value = replace(one.value, name=result)
+    return added, replace(other, value=value, source=summed, result=result, repeat=0)
+
+
+def _goes_on(earlier: Move, step: Move, mesh: MeshShape) -> bool:
+    """Whether two moves of one value may be one, where the first is."""
+    shape = earlier.value.shape
+    sizes = [math.prod(m.after.shard_shape(shape, mesh)) for m in (earlier, step)]
+    return earlier.combiner == step.combiner == "sum" and sizes[1] <= sizes[0]

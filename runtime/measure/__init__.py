@@ -1,0 +1,1 @@
+"""Times what devices do: matmuls, passes over memory, tiny ops and collectives."""

@@ -1,0 +1,1 @@
+"""The planned step beside the plain one, on virtual CPU devices."""

@@ -1,0 +1,187 @@
+"""Steps on virtual CPU devices, plain and planned, as functions of flat host arrays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import jax
+import numpy as np
+
+from autopar.errors import VerifyError
+from autopar.frontend.arguments import StepSpec, split_static
+from autopar.frontend.microbatch import MicrobatchTrace
+from autopar.frontend.traced import FlatProgram, TracedStep
+from autopar.ir.mesh import MeshShape
+from autopar.ir.program import Program
+from autopar.ir.spmd import SpmdProgram
+from autopar.ir.text import show_bytes
+from autopar.runtime.bind import bind_mesh
+from autopar.runtime.executor import Executor
+from autopar.runtime.pipeline import PipelineExecutor, PipelineOptions
+
+# Flat arguments of the step, on the host, to its flat results there.
+FlatStep = Callable[[Sequence[Any]], list[Any]]
+
+_KEYS = ("threefry2x32", "rbg", "unsafe_rbg")
+
+
+def open_cpu_devices(count: int) -> None:
+    """Make this process show so many virtual CPU devices, unless JAX has started already."""
+    jax.config.update("jax_platforms", "cpu")
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:
+        pass  # whoever runs a step says whether those that there are will do
+
+
+def runs_here(count: int) -> bool:
+    """Whether a program of so many devices runs in this process.
+
+    It must where what JAX writes programs with is not installed: no other process could read it.
+    """
+    return len(jax.devices("cpu")) >= count or find_spec("flatbuffers") is None
+
+
+def cpu_devices(count: int) -> list[Any]:
+    """So many CPU devices of this process; raises VerifyError where there are fewer."""
+    found = jax.devices("cpu")
+    if len(found) < count:
+        raise VerifyError(
+            f"comparing numbers needs {count} CPU devices and this process has {len(found)}: "
+            f'call jax.config.update("jax_num_cpu_devices", {count}) before JAX starts, or use '
+            "`autopar verify`, which does"
+        )
+    return list(found[:count])
+
+
+def check_host_memory(nbytes: int) -> None:
+    """Raise VerifyError where this machine has less memory than that."""
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if nbytes > whole:
+        raise VerifyError(
+            f"comparing numbers would hold about {show_bytes(nbytes)} and this machine has "
+            f"{show_bytes(whole)}: shrink the plan to fewer devices, or a smaller model to the "
+            "same shardings; levels other than numerics hold nothing"
+        )
+
+
+def plain_step(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> FlatStep:
+    """The user's own step under `jax.jit` on one CPU device; of the arguments only trees count."""
+    numbers, names = spec.static(args)
+    tree = jax.tree_util.tree_structure(split_static(spec, args, kwargs))
+    fun: Any = spec.fun
+    if not isinstance(fun, jax.stages.Wrapped):
+        fun = jax.jit(fun, static_argnums=numbers, static_argnames=names)
+    (device,) = cpu_devices(1)
+
+    def run(leaves: Sequence[Any]) -> list[Any]:
+        # Copies, as the user may have jitted it with donation.
+        placed = [jax.device_put(leaf, device, may_alias=False) for leaf in leaves]
+        dynamic, named = jax.tree_util.tree_unflatten(tree, placed)
+        rest = iter(dynamic)
+        given = [a if i in numbers else next(rest) for i, a in enumerate(args)]
+        return on_host(jax.tree_util.tree_leaves(fun(*given, **{**kwargs, **named})))
+
+    return run
+
+
+def planned_step(traced: TracedStep, program: SpmdProgram, mesh: MeshShape) -> FlatStep:
+    """A planned step in one program on CPU devices."""
+    devices = cpu_devices(mesh.device_count)
+    bound = bind_mesh(mesh, range(mesh.device_count), devices)
+    executor = Executor(traced, program, bound, donate=True)
+    return lambda leaves: on_host(jax.tree_util.tree_leaves(executor(leaves)))
+
+
+def planned_stages(trace: MicrobatchTrace, program: Program) -> FlatStep:
+    """A planned step of stage programs on CPU devices."""
+    count = 1 + max(d for s in program.submeshes for d in s.devices)
+    devices = cpu_devices(count)
+    meshes = [bind_mesh(s.mesh, s.devices, devices) for s in program.submeshes]
+    executor = PipelineExecutor(trace, program, meshes, PipelineOptions())
+    return lambda leaves: on_host(jax.tree_util.tree_leaves(executor(leaves)))
+
+
+def on_host(leaves: Sequence[Any]) -> list[Any]:
+    """Arrays as NumPy's; typed random keys stay what they are, on one CPU device."""
+    return [_on_host(leaf) for leaf in leaves]
+
+
+def _on_host(leaf: Any) -> Any:
+    if not is_key(leaf.dtype):
+        return np.array(leaf)
+    data: Any = np.asarray(jax.random.key_data(leaf))
+    with jax.default_device(cpu_devices(1)[0]):
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+
+
+def packed(leaf: Any) -> tuple[str, Any]:
+    """An array as another process can read it: the kind of its random keys or "", and numbers."""
+    if not is_key(leaf.dtype):
+        return "", np.asarray(leaf)
+    return str(jax.random.key_impl(leaf)), np.asarray(jax.random.key_data(leaf))
+
+
+def unpacked(leaf: tuple[str, Any]) -> Any:
+    """The array that was packed."""
+    impl, numbers = leaf
+    return jax.random.wrap_key_data(numbers, impl=impl) if impl else numbers
+
+
+def as_numbers(leaf: Any) -> np.ndarray[Any, Any]:
+    """An array's numbers, of keys their bits."""
+    return np.asarray(jax.random.key_data(leaf) if is_key(leaf.dtype) else leaf)
+
+
+def is_key(dtype: Any) -> bool:
+    """Whether a dtype is that of typed random keys."""
+    return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key))
+
+
+def drawn_keys(shape: tuple[int, ...], dtype: Any, seed: int) -> Any:
+    """Typed random keys of a dtype; raises VerifyError for a kind that JAX does not ship."""
+    with jax.default_device(cpu_devices(1)[0]):
+        for name in _KEYS:
+            key = jax.random.key(seed, impl=name)
+            if key.dtype == dtype:
+                return jax.random.split(key, shape) if shape else key
+    raise VerifyError(f"random keys of kind {dtype} cannot be drawn: give the argument itself")
+
+
+def with_created(create: Callable[..., Any], args: Sequence[Any]) -> tuple[Any, ...]:
+    """Arguments with what `create(key)` makes in the place of the first that is its type.
+
+    The arguments as they are where it makes nothing from one key, or nothing of any one's type.
+    """
+    key = jax.random.key(0)
+    try:
+        made = _types(jax.eval_shape(create, key))
+    except TypeError:
+        return tuple(args)
+    at = next((i for i, a in enumerate(args) if _types(a) == made and _is_abstract(a)), None)
+    if at is None:
+        return tuple(args)
+    return (*args[:at], jax.jit(create)(key), *args[at + 1 :])
+
+
+def _types(tree: Any) -> Any:
+    leaves, structure = jax.tree_util.tree_flatten(tree)
+    shapes = [(getattr(a, "shape", None), getattr(a, "dtype", None)) for a in leaves]
+    return structure, shapes
+
+
+def _is_abstract(tree: Any) -> bool:
+    leaves = jax.tree_util.tree_leaves(tree)
+    return bool(leaves) and all(isinstance(a, jax.ShapeDtypeStruct) for a in leaves)
+
+
+def rounding_of(program: FlatProgram) -> float:
+    """The relative rounding of the narrowest floats that a program computes."""
+    made = (a for e in program.walk() for a in e.result_avals)
+    kinds = {a.dtype for a in (*program.input_avals, *made) if getattr(a, "dtype", None)}
+    floats = (d for d in kinds if jax.dtypes.issubdtype(d, jax.numpy.inexact))
+    info: Any = jax.numpy.finfo
+    return max((float(info(d).eps) for d in floats), default=0.0)

@@ -1,0 +1,97 @@
+"""Hand-written layouts: the step under each has the loss of the plain step, on eight devices."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, PartitionSpec
+
+from benchmarks import models
+from benchmarks.hand.decoder import data_layouts, decoder_layouts
+from benchmarks.hand.layout import Layout, hand_step, split_more
+from benchmarks.models import Model
+from benchmarks.zoo.vit import vit
+from benchmarks.zoo.wide_resnet import wide_resnet
+
+P = PartitionSpec
+MODELS = {
+    "llama": lambda: models.llama(1, 16, 16, 8, 32, vocab=32, sequence=8, batch=8),
+    "moe": lambda: models.moe(1, 16, 8, 8, 32, vocab=32, sequence=8, batch=8, remat=True),
+    "vit": lambda: vit(1, 16, 8, 8, 2, 16, 8),
+    "wide-resnet": lambda: wide_resnet((1,), 32, 1, 8, 8, 8),
+}
+PAIRS = [
+    ("llama", "fsdp+tp 2x4"),
+    ("wide-resnet", "fsdp 8"),
+    *(
+        pytest.param(*pair, marks=pytest.mark.slow)
+        for pair in (("moe", "fsdp+ep 1x8"), ("vit", "fsdp+tp 2x4"), ("llama", "zero1 8"))
+    ),
+]
+
+
+def layout_named(model: str, name: str) -> Layout:
+    if model == "wide-resnet":
+        return dict(data_layouts(8))[name]
+    found = decoder_layouts(8, experts=8 if model == "moe" else 0)
+    return dict(found)[name]
+
+
+def arrays_of(model: Model) -> list[np.ndarray]:
+    """The state and a batch of a model, as flat host arrays."""
+    rng = np.random.default_rng(0)
+    batch = {
+        name: rng.integers(8, size=a.shape).astype(np.dtype(a.dtype))
+        for name, a in model.example_batch.items()
+    }
+    state = jax.jit(model.create_state)(jax.random.key(0))
+    return [np.asarray(leaf) for leaf in jax.tree.leaves((state, batch))]
+
+
+@pytest.mark.parametrize(("name", "layout"), PAIRS)
+def test_a_layout_changes_where_not_what(name: str, layout: str) -> None:
+    model, given = MODELS[name](), layout_named(name, layout)
+    names, sizes = zip(*given.axes, strict=True)
+    grid = np.array(jax.devices()[:8]).reshape(sizes)
+    mesh = Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
+    step = hand_step(model, given, mesh)
+    arrays = arrays_of(model)
+    placed = [jax.device_put(a, s.sharding) for a, s in zip(arrays, step.arguments, strict=True)]
+
+    new = step.jitted(*placed)
+
+    tree = jax.tree.structure(
+        (jax.eval_shape(model.create_state, jax.random.key(0)), model.example_batch)
+    )
+    _, metrics = jax.jit(model.step)(*jax.tree.unflatten(tree, arrays))
+    np.testing.assert_allclose(new[-1], metrics["loss"], rtol=5e-3)  # bfloat16 adds up elsewhere
+
+
+def test_fsdp_keeps_an_eighth_of_every_matrix() -> None:
+    axes = (("data", 8),)
+    layout = dict(data_layouts(8))["fsdp 8"]
+    assert layout.axes == axes
+    assert layout.stored("layer0/mlp/up/kernel", (16, 64)) == P(None, "data")
+    assert layout.used("layer0/mlp/up/kernel", (16, 64)) == P()
+    assert layout.stored("norm/scale", (12,)) == P(None)
+
+
+def test_megatron_cuts_columns_then_rows() -> None:
+    layout = dict(decoder_layouts(8))["fsdp+tp 2x4"]
+    assert layout.used("layer0/mlp/up/kernel", (16, 64)) == P(None, "model")
+    assert layout.used("layer0/mlp/down/kernel", (64, 16)) == P("model", None)
+    assert layout.stored("layer0/mlp/down/kernel", (64, 16)) == P("model", "data")
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "expected"),
+    [
+        (P(), (6, 8), P(None, "data")),
+        (P(None, "model"), (8, 64), P("data", "model")),
+        (P(), (3, 5), P(None, None)),
+        (P(), (), P()),
+    ],
+)
+def test_one_more_axis_takes_the_largest_dim_that_divides(
+    spec: PartitionSpec, shape: tuple[int, ...], expected: PartitionSpec
+) -> None:
+    assert split_more(spec, shape, "data", 8) == expected

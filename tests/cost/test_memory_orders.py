@@ -1,0 +1,143 @@
+"""The orders that XLA's schedulers choose between, and what their kernels read otherwise."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autopar.cost.kernels import Kernel, Sizes, Stored, stored_kernels
+from autopar.cost.liveness import most_bytes
+from autopar.cost.memory import held_bytes
+from autopar.cost.order import ahead, depth_first
+from autopar.cost.ready import least_first
+from autopar.ir.graph import Graph
+from tests.cost.test_memory import ONE, dot, element, graph_of, listing
+
+
+def stored(*kernels: tuple[str, str, int], kept: str = "") -> Stored:
+    """Kernels by what each makes, what it reads, and the bytes of what it makes."""
+    made = [Kernel(k, (name,), frozenset(reads)) for k, (name, reads, _) in enumerate(kernels)]
+    return Stored(tuple(made), {name: n for name, _, n in kernels}, frozenset(kept))
+
+
+def made(order: Stored) -> str:
+    """What an order makes, one after the other."""
+    return "".join(kernel.makes[0] for kernel in order.kernels)
+
+
+@pytest.mark.smoke
+def test_what_frees_the_most_runs_first() -> None:
+    # The gradients of weights, w and v, free what they read; depth first they come last.
+    step = stored(
+        ("a", "", 64), ("b", "a", 64), ("c", "b", 64), ("w", "bc", 1), ("d", "c", 64),
+        ("v", "ad", 1), ("e", "d", 64), kept="ewv",
+    )  # fmt: skip
+    light, deep = least_first(step), depth_first(step, ("e", "w", "v"))
+    assert made(light).index("w") < made(light).index("d")
+    assert most_bytes(light, ()) <= most_bytes(deep, ())
+
+
+@given(st.data())
+def test_every_order_runs_each_kernel_once_and_after_what_it_reads(data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 12))
+    names = "abcdefghijkl"[:count]
+    kernels = [
+        (name, "".join(data.draw(st.sets(st.sampled_from(names[:k])) if k else st.just(""))),
+         data.draw(st.integers(0, 1000)))
+        for k, name in enumerate(names)
+    ]  # fmt: skip
+    step = stored(*kernels, kept=names[-1])
+    for order in (least_first(step), depth_first(step, (names[-1],)), ahead(step)):
+        assert sorted(made(order)) == sorted(names)
+        place = {name: k for k, name in enumerate(made(order))}
+        assert all(place[r] < place[k.makes[0]] for k in order.kernels for r in k.reads)
+
+
+def test_a_gather_starts_three_collectives_before_its_reader() -> None:
+    kernels = [
+        Kernel(k, (name,), frozenset(reads), group=("all-gather", ("data",), "f32"), is_early=True)
+        if name.isupper()
+        else Kernel(k, (name,), frozenset(reads))
+        for k, (name, reads) in enumerate(
+            [("A", ""), ("a", "A"), ("B", ""), ("b", "aB"), ("C", ""), ("c", "bC"), ("D", ""),
+             ("d", "cD"), ("E", ""), ("e", "dE")]
+        )
+    ]  # fmt: skip
+    step = Stored(tuple(kernels), dict.fromkeys("aAbBcCdDeE", 1), frozenset("e"))
+    assert made(ahead(step)) == "ABCDaEbcde"
+
+
+def kernels_of(graph: Graph, platform: str = "gpu") -> list[tuple[str, ...]]:
+    """What is written, in the listing's order."""
+    sizes = Sizes(graph, ONE, "tpu" if platform == "tpu" else "gpu")
+    given_bytes = {i.value.name: i.value.nbytes for i in graph.inputs}
+    found = stored_kernels(listing(graph).block, sizes, given_bytes, lambda *_: 0)
+    return [kernel.makes for kernel in found.kernels]
+
+
+def test_a_tpu_computes_what_its_products_read() -> None:
+    graph = graph_of(
+        dot("%a", "%x", "%x"), element("%e", "neg", "%a"), dot("%b", "%e", "%x"),
+        returns='%b "y"',
+    )  # fmt: skip
+    assert kernels_of(graph) == [("%a",), ("%e",), ("%b",)]
+    assert kernels_of(graph, "tpu") == [("%a",), ("%b",)]
+    whole = listing(graph)
+    assert (
+        held_bytes(graph, whole, ONE, "tpu").peak_bytes <= held_bytes(graph, whole, ONE).peak_bytes
+    )
+
+
+SCATTER = (
+    "{dimension_numbers=(('update_window_dims', (1,)), ('inserted_window_dims', (0,)), "
+    "('scatter_dims_to_operand_dims', (0,)), ('operand_batching_dims', ()), "
+    "('scatter_indices_batching_dims', ())), indices_are_sorted=False, unique_indices=False, "
+    "mode='clip', update_consts=()}"
+)
+
+
+def test_a_scatter_into_zeros_that_is_added_to_something_is_done_there() -> None:
+    graph = graph_of(
+        dot("%a", "%x", "%x"),
+        element("%g", "mul", "%a, %a"),
+        "%z: f32[64,64] = broadcast_in_dim(0.0:f32) forward "
+        "{shape=(64, 64), broadcast_dimensions=(), sharding=None}",
+        f"%s: f32[64,64] = scatter-add(%z, %i, %u) forward {SCATTER}",
+        element("%t", "add_any", "%g, %s"),
+        dot("%y", "%t", "%x"),
+        inputs='%x: f32[64,64] batch "x",\n%i: i32[1,1] batch "i",\n%u: f32[1,64] batch "u"',
+        returns='%y "y"',
+    )
+    assert kernels_of(graph) == [("%a",), ("%g",), ("%t",), ("%y",)]
+
+
+BATCHED = "{dimension_numbers=(((2,), (2,)), ((0,), (0,)))}"
+
+
+def test_element_wise_work_lies_as_the_first_product_does() -> None:
+    # %s lies by rows of its second dim in %e, and %g by those of its first: %n is written out.
+    graph = graph_of(
+        f"%s: f32[4,8,16] = dot_general(%k, %q) forward {BATCHED}",
+        "%e: f32[4,16,8] = transpose(%s) forward {permutation=(0, 2, 1)}",
+        f"%g: f32[4,16,8] = dot_general(%q, %k) forward {BATCHED}",
+        "%n: f32[4,16,8] = neg(%g) forward",
+        "%y: f32[4,16,8] = mul(%e, %n) forward",
+        inputs='%q: f32[4,16,32] batch "q",\n%k: f32[4,8,32] batch "k"',
+        returns='%y "y"',
+    )
+    assert kernels_of(graph) == [("%s",), ("%g",), ("%n",), ("%y",)]
+
+
+def test_a_product_has_the_dims_that_it_keeps_side_by_side() -> None:
+    # The sum over %p's last dim keeps two dims, which lie in %s the other way round.
+    graph = graph_of(
+        "%s: f32[4,16,8,3] = dot_general(%k, %q) forward "
+        "{dimension_numbers=(((2,), (3,)), ((0,), (0,)))}",
+        "%p: f32[4,3,8,16] = transpose(%s) forward {permutation=(0, 3, 2, 1)}",
+        "%y: f32[4,3,8,32] = dot_general(%p, %k) forward "
+        "{dimension_numbers=(((3,), (1,)), ((0,), (0,)))}",
+        inputs='%q: f32[4,8,3,32] batch "q",\n%k: f32[4,16,32] batch "k"',
+        returns='%y "y"',
+    )
+    assert kernels_of(graph) == [("%s",), ("%p sums last",), ("%y",)]

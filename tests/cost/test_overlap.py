@@ -1,0 +1,106 @@
+"""Collectives beside work: two streams, checked by hand, by bounds and on a real compiler's law."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopar.cluster import Cluster
+from autopar.cost.kernels import Kernel
+from autopar.cost.listing import Seconds
+from autopar.cost.overlap import in_two_streams, listing_seconds
+from autopar.cost.prices import Prices
+from autopar.ir.mesh import MeshShape
+from autopar.ir.parse import parse_graph
+from autopar.passes.base import Setting
+from autopar.passes.pipeline import lower
+from autopar.passes.shard.optimal import Optimal
+from autopar.rules import attach_rules
+
+# Two layers whose weights are cut up: the second's can be gathered while the first works.
+LAYERS = """
+graph step(%x: f32[4096,4096] batch "x", %v: f32[4096,4096] state "v",
+           %w: f32[4096,4096] state "w") {
+  %y: f32[4096,4096] = dot_general(%x, %v)
+    flops=137438953472 {dimension_numbers=(((1,), (0,)), ((), ()))}
+  %z: f32[4096,4096] = dot_general(%y, %w)
+    flops=137438953472 {dimension_numbers=(((1,), (0,)), ((), ()))}
+  return %z
+}
+"""
+ROWS = ("data",), ()
+PINS = (("x", ROWS), ("v", ROWS), ("w", ROWS))
+
+
+def timed(name: str) -> tuple[Seconds, Prices]:
+    """The layers with rows and weights cut up over eight devices of a kind."""
+    graph = attach_rules(parse_graph(LAYERS))
+    cluster, mesh = Cluster.parse(name), MeshShape.of((8,))
+    setting = Setting(cluster, mesh, 2**60, pins=PINS)
+    program = lower(graph, Optimal().run(graph, setting), setting)
+    prices = Prices(cluster, mesh)
+    return listing_seconds(graph, program, prices), prices
+
+
+def test_a_gather_runs_beside_the_layer_before() -> None:
+    seconds, prices = timed("8xh100")
+    gather = prices.collective("all-gather", 4096 * 4096 * 4, ("data",))
+    work = prices.compute(2 * 4096**3 / 8, 4096 * 4096 * 4 * (1 + 2 / 8), "f32")
+    assert seconds.communication == pytest.approx(2 * gather)
+    # The first has nothing to run beside; of the second a layer hides most of its own length.
+    assert seconds.exposed == pytest.approx(2 * gather - 0.8 * min(gather, work))
+
+
+def test_cpus_run_collectives_by_themselves() -> None:
+    seconds, cpu = timed("8xcpu")
+    assert seconds.exposed == seconds.communication > 0
+    gpu, tpu = (Prices(Cluster.parse(n), MeshShape.of((8,))) for n in ("8xh100", "v5e:2x4"))
+    assert cpu.exposed_share("all-gather") == tpu.exposed_share("all-reduce") == 1.0
+    assert tpu.exposed_share("all-gather") == gpu.exposed_share("all-reduce") < 1.0
+
+
+def kernel(at: int, needs: frozenset[int]) -> Kernel:
+    return Kernel(at, (f"k{at}",), frozenset(f"k{n}" for n in needs))
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> tuple[list[Kernel], list[Seconds], list[bool]]:
+    """Kernels in an order that can run, each of work or a collective of so many seconds."""
+    count = draw(st.integers(1, 12))
+    kernels = [
+        kernel(at, draw(st.frozensets(st.integers(0, at - 1), max_size=3)) if at else frozenset())
+        for at in range(count)
+    ]
+    on_wires = [draw(st.booleans()) for _ in range(count)]
+    lengths = [float(draw(st.integers(0, 9))) for _ in range(count)]
+    spent = [
+        Seconds(0.0, n, n) if wires else Seconds(n)
+        for n, wires in zip(lengths, on_wires, strict=True)
+    ]
+    return kernels, spent, on_wires
+
+
+def longest(kernels: list[Kernel], spent: list[Seconds]) -> float:
+    ends: dict[str, float] = {}
+    for k, s in zip(kernels, spent, strict=True):
+        ends[k.makes[0]] = s.total + max((ends[r] for r in k.reads), default=0.0)
+    return max(ends.values())
+
+
+@given(graphs())
+@settings(max_examples=200, deadline=None)
+def test_two_streams_lie_between_the_bounds(
+    made: tuple[list[Kernel], list[Seconds], list[bool]],
+) -> None:
+    kernels, spent, on_wires = made
+    found = in_two_streams(kernels, spent, on_wires)
+    work, wires = sum(s.compute for s in spent), sum(s.communication for s in spent)
+    assert found.compute == work
+    assert found.communication == wires
+    assert max(work, wires, longest(kernels, spent)) - 1e-9 <= found.total <= work + wires + 1e-9
+
+
+def test_without_collectives_beside_all_is_in_a_row() -> None:
+    kernels = [kernel(0, frozenset()), kernel(1, frozenset())]
+    spent = [Seconds(2.0), Seconds(0.0, 3.0, 3.0)]
+    assert in_two_streams(kernels, spent, [False, False]).total == 5.0
+    assert in_two_streams(kernels, spent, [False, True]) == Seconds(2.0, 3.0, 1.0 + 0.2 * 2.0)

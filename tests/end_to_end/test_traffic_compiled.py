@@ -1,0 +1,50 @@
+"""Collective bytes of planned steps beside what XLA's GPU compiler makes of them, ahead of time.
+
+The zoo's models are planned for eager devices, so that even `auto` cuts them up, and compiled for
+eight H100s that need not be here.
+"""
+
+from __future__ import annotations
+
+import jax
+import pytest
+
+import autopar
+from autopar.cluster import Cluster, device_order
+from autopar.cluster.target import Target
+from autopar.planning import Planned
+from autopar.runtime.aot.job import job_of_step
+from autopar.runtime.aot.launch import compile_ahead
+from tests.end_to_end.combos import Combo, sampled_combos
+from tests.end_to_end.exceptions import less_on_gpus, merged, refusal
+from tests.end_to_end.running import EAGER, predicted_bytes, traffic_gaps, zoo_case
+from tests.runtime.aot_jobs import needs_gpu_compiler
+
+TARGET = Target.of(Cluster.parse("8xh100"))
+# Sums that are added, a loop, an all-to-all.
+FAST = {"gqa_llama-2x4-auto-adam", "gpt_scan-8-fsdp-sgd", "moe-2x4-expert-adam"}
+COMBOS = sorted((c for c in sampled_combos() if refusal(c) is None), key=str)
+
+
+def _marks(combo: Combo) -> list[pytest.MarkDecorator]:
+    return [] if str(combo) in FAST else [pytest.mark.slow]
+
+
+@needs_gpu_compiler
+@pytest.mark.parametrize("combo", [pytest.param(c, id=str(c), marks=_marks(c)) for c in COMBOS])
+def test_a_gpu_sends_what_was_planned(combo: Combo) -> None:
+    case = zoo_case(combo.model, combo.optimizer)
+    step: autopar.ParallelStep = autopar.parallelize(
+        case.step, cluster=EAGER, mesh=combo.mesh, method=combo.method
+    )
+    state = jax.eval_shape(case.create_state, jax.random.key(0))
+    planned = step.planned(state, case.batch(0))
+    assert isinstance(planned, Planned)
+    mesh = planned.plan.mesh
+    order = device_order(EAGER, mesh)
+    job = job_of_step(planned.traced, planned.program, mesh, order, TARGET)
+    predicted, compiled = predicted_bytes(planned.plan), compile_ahead(job).bytes_by_kind
+    gaps = traffic_gaps(predicted, compiled)
+    excused = merged(combo) | less_on_gpus(combo)
+    fewer = {kind for kind in excused if compiled.get(kind, 0) < predicted[kind]}
+    assert not [text for kind, text in gaps.items() if kind not in fewer]

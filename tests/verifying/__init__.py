@@ -1,0 +1,1 @@
+"""Tests of what verifying a plan finds, and of what it does not let pass."""
