@@ -14,7 +14,7 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ import autopar
 from autopar.api import Planned
 from autopar.cluster import Cluster, device_order
 from autopar.cluster.target import Target
+from autopar.cost.prices import Prices
 from autopar.errors import AutoparError, InfeasibleError
 from autopar.ir.compiled import Compiled
 from autopar.ir.mesh import MeshShape
@@ -51,7 +52,20 @@ class Site:
     def compiled(self, job: Job) -> Compiled:
         """What the compiler makes of a job, from the cache where it has seen the same program."""
         _, compiled = compiled_once(job, self.cache)
+        if job.target.platform == "tpu":
+            return with_collectives(compiled, Prices(self.cluster, job.mesh))
         return with_convolutions(compiled, self.cluster.chip)
+
+
+def with_collectives(compiled: Compiled, prices: Prices) -> Compiled:
+    """Cycles of a TPU's kernels and, one after the other, its collectives as they are priced.
+
+    libtpu estimates no cycles of collectives. What runs over no set of axes is left out.
+    """
+    if compiled.seconds is None:
+        return compiled
+    moved = sum(c.runs * prices.collective(c.kind, c.nbytes, c.axes) for c in compiled.collectives)
+    return replace(compiled, seconds=compiled.seconds + moved, exposed_seconds=moved)
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,9 @@ class KernelTimes:
 
     def seconds(self, kernel: Kernel) -> Seconds:
         """One run of a kernel, its collectives wholly exposed."""
-        if kernel.at < 0:
-            return Seconds()
+        if kernel.at < 0:  # a copy
+            copied = sum(self._stored.nbytes.get(name, 0) for name in kernel.makes)
+            return Seconds(self._prices.elementwise(2 * copied))
         step = self._block.instructions[kernel.at]
         if isinstance(step, Move):
             return self._moving([self._moves[name] for name in kernel.makes], kernel)

@@ -38,7 +38,7 @@ def refusal(combo: Combo) -> str | None:
 #   2x2x2: an all-to-all and a permute of 8 KiB); XLA runs the shared start once.
 # gpt_scan: a mask that is the same in every trip is moved in the loop; XLA moves it once, before.
 _MERGED: dict[tuple[str, str], frozenset[str]] = {
-    ("gpt_scan", "sequence"): frozenset({"all-to-all"}),
+    ("gpt_scan", "sequence"): frozenset({"all-gather", "all-to-all"}),
     ("lstm", "auto"): frozenset({"all-to-all"}),
     ("wide_resnet_bn", "auto"): frozenset({"all-to-all", "collective-permute"}),
 }
