@@ -53,10 +53,10 @@ class Site:
         """What passes are given here within a limit."""
 
         def weigh(graph: Graph, plan: ShardingPlan) -> float:
-            return held_bytes(graph, lower(graph, plan, setting), self.mesh, platform).peak_bytes
+            listing = lower(graph, plan, setting)
+            return held_bytes(graph, listing, self.mesh, request.cluster.chip.platform).peak_bytes
 
         request = self.request
-        platform = request.cluster.chip.platform
         setting = Setting(
             request.cluster, self.mesh, memory_bytes, request.pins, time.perf_counter, weigh,
             self.watchers, self.tables.resharder,

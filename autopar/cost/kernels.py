@@ -248,7 +248,7 @@ class _Writer:
         self, i: int, step: Run | Move | Loop, makes: tuple[str, ...], sources: Pieces
     ) -> Kernel:
         if isinstance(step, Move):
-            return _move_kernel(i, step, makes, sources)
+            return _move_kernel(i, step, makes, sources, self._nbytes[makes[0]])
         op = self._line.ops[i]
         assert op is not None
         if isinstance(step, Loop):
@@ -265,14 +265,18 @@ class _Writer:
         return Kernel(i, makes, sources, scratch, in_place, is_light=light)
 
 
-def _move_kernel(i: int, step: Move, makes: tuple[str, ...], sources: Pieces) -> Kernel:
+def _move_kernel(
+    i: int, step: Move, makes: tuple[str, ...], sources: Pieces, result_bytes: int
+) -> Kernel:
     moved = step.collectives
     gathers = bool(moved) and moved[-1].kind == "all-gather"
     if len(step.steps) == 1 and len(moved) == 1:
         only = moved[0]
         group = (only.kind, only.axes, step.value.dtype)
         in_place = only.kind == "all-reduce"
-        return Kernel(i, makes, sources, 0, in_place, group, only.nbytes, is_early=gathers)
+        # How much is combined counts by what comes out.
+        out = result_bytes if only.kind == "reduce-scatter" else only.nbytes
+        return Kernel(i, makes, sources, 0, in_place, group, out, is_early=gathers)
     # Between two collectives lies a piece that is neither the source nor the result.
     middle = list(moved)
     if middle and step.steps[0].kind == middle[0].kind != "all-gather":
