@@ -54,9 +54,7 @@ def merged(combo: Combo) -> frozenset[str]:
 #   takes no partial sums through a split, so each trip's are combined; XLA takes the all-reduce
 #   out of the loop.
 # moe, moe_switch: a mask is made float and then gathered; XLA gathers its booleans, a quarter.
-# gpt_scan: as above, with a mask that this plan gathers and slices in the loop.
 _LESS_ON_GPUS: dict[tuple[str, str], frozenset[str]] = {
-    ("gpt_scan", "sequence"): frozenset({"all-gather"}),
     ("lstm", "zero1"): frozenset({"all-reduce"}),
     ("moe", "auto"): frozenset({"all-gather"}),
     ("moe_switch", "auto"): frozenset({"all-gather"}),
