@@ -19,27 +19,14 @@ import jax
 
 import autopar
 from autopar.api import Planned
+from autopar.cluster.target import Target
 from autopar.errors import AutoparError
+from autopar.runtime.aot.devices import devices_of as ahead_devices
 from autopar.runtime.bind import bind_mesh
 from autopar.runtime.executor import Executor
 from benchmarks import models
 
 DEVICES = 8
-
-# What the GPU compiler wants to know of an H100; from openxla/xla, target_config/specs.
-H100 = """
-gpu_device_info {
-  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
-  shared_memory_per_core: 233472 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
-  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
-  memory_bandwidth: 3352320000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98
-  device_memory_size: 84942979072 shared_memory_per_block_optin: 232448
-  cuda_compute_capability { major: 9 minor: 0 }
-  registers_per_core_limit: 65536 registers_per_block_limit: 65536
-}
-platform_name: "CUDA" dnn_version_info { major: 9 minor: 10 patch: 0 }
-device_description_str: "NVIDIA H100 80GB HBM3"
-"""
 
 
 @dataclass(frozen=True)
@@ -131,12 +118,7 @@ def devices_of(target: str) -> Sequence[Any]:
     """Eight devices to compile for; none of them need exist."""
     if target == "cpu":
         return jax.devices()[:DEVICES]
-    from jax.experimental import topologies
-
-    found = topologies.get_topology_desc(
-        platform="cuda", topology=f"1x1x{DEVICES}", target_config=H100
-    )
-    return list(found.devices)
+    return ahead_devices(Target.of(autopar.Cluster.parse(f"{DEVICES}xh100")))
 
 
 def measured(case: Case, devices: Sequence[Any]) -> dict[str, Any]:

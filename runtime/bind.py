@@ -59,7 +59,13 @@ def with_axis(mesh: Mesh) -> Mesh:
     """The mesh, one of a lone device with an axis of size 1: JAX tells it from no mesh by that."""
     if mesh.axis_names:
         return mesh
-    return Mesh(mesh.devices.reshape(1), ("one",), axis_types=(AxisType.Auto,))
+    shape = shape_with_axis(mesh_shape(mesh))
+    return Mesh(mesh.devices.reshape(shape.sizes), shape.names, axis_types=(AxisType.Auto,))
+
+
+def shape_with_axis(mesh: MeshShape) -> MeshShape:
+    """The shape of what `with_axis` gives."""
+    return mesh if mesh.names else MeshShape(("one",), (1,))
 
 
 def mesh_shape(mesh: Mesh) -> MeshShape:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from autopar.frontend.traced import TracedStep
+from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding import Sharding
 from autopar.ir.spmd import SpmdProgram
 from autopar.runtime.bind import mesh_shape, named_sharding, partition_spec
@@ -45,17 +46,8 @@ class Executor:
 
     def _jit(self, program: SpmdProgram, donate: bool) -> Any:
         shape = mesh_shape(self._mesh)
-        mapped = jax.shard_map(
-            local_function(self._traced.program, program, shape, self._platform),
-            mesh=self._mesh,
-            in_specs=tuple(partition_spec(s) for s in program.input_shardings),
-            out_specs=tuple(partition_spec(s) for s in program.output_shardings),
-            check_vma=False,
-        )
-        # jit's name is what profiles and HLO dumps show.
-        mapped.__name__ = self._traced.name
         return jax.jit(
-            mapped,
+            mapped_step(self._traced, program, self._mesh, shape, self._platform),
             in_shardings=self._in,
             out_shardings=self._out,
             donate_argnums=self._traced.state_inputs if donate else (),
@@ -81,6 +73,22 @@ class Executor:
             ]
             self._compiled = self._jitted.lower(*shaped).compile()
         return self._compiled
+
+
+def mapped_step(
+    traced: TracedStep, program: SpmdProgram, mesh: Any, shape: MeshShape, platform: str
+) -> Any:
+    """A planned step over a mesh, abstract or not: each device runs the listing on its pieces."""
+    mapped = jax.shard_map(
+        local_function(traced.program, program, shape, platform),
+        mesh=mesh,
+        in_specs=tuple(partition_spec(s) for s in program.input_shardings),
+        out_specs=tuple(partition_spec(s) for s in program.output_shardings),
+        check_vma=False,
+    )
+    # jit's name is what profiles and HLO dumps show.
+    mapped.__name__ = traced.name
+    return mapped
 
 
 def storage_sharding(shape: Sequence[int], axes: Sequence[str], count: int) -> Sharding:

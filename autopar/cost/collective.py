@@ -45,6 +45,8 @@ CollectiveKind = Literal[
     "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"
 ]
 COLLECTIVE_KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
+# Of a reduce-scatter and an all-reduce that take as long, a plan takes the reduce-scatter.
+SCATTER_TIE = 0.999
 
 
 def collective_seconds(kind: str, nbytes: float, levels: Sequence[LinkLevel]) -> float:

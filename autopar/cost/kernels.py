@@ -16,7 +16,7 @@ from autopar.cost.reads import Line, read_line
 from autopar.ir.graph import Graph, Op
 from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding import Sharding
-from autopar.ir.spmd import Block, Fence, Instruction, Loop, Move, Run
+from autopar.ir.spmd import Block, Fence, Instruction, Loop, Move, Run, SpmdProgram
 from autopar.ir.values import item_bytes
 
 Pieces = frozenset[str]
@@ -72,6 +72,11 @@ class Sizes:
             found = math.prod(sharding.shard_shape(shape, self._mesh)) * item_bytes(dtype)
             self._known[key] = found
         return found
+
+    def inputs(self, program: SpmdProgram) -> dict[str, int]:
+        """Bytes of one device's pieces of the step's arguments."""
+        lying = zip(self._graph.inputs, program.input_shardings, strict=True)
+        return {i.value.name: self.of(i.value.shape, i.value.dtype, s) for i, s in lying}
 
     def op(self, path: tuple[int, ...]) -> Op:
         """The op that an instruction runs."""

@@ -41,10 +41,7 @@ def held_bytes(
     loop holds what its body holds at most, beside what is held around it.
     """
     sizes = Sizes(graph, mesh, platform)
-    given = {
-        i.value.name: sizes.of(i.value.shape, i.value.dtype, s)
-        for i, s in zip(graph.inputs, program.input_shardings, strict=True)
-    }
+    given = sizes.inputs(program)
     block = program.block
     returned = {block.outputs[o] for o, _ in graph.donated}
     walk = _Walk(sizes)

@@ -31,11 +31,7 @@ def listing_seconds(graph: Graph, program: SpmdProgram, prices: Prices) -> Secon
     neighboring collectives run as one, as `combined` has it; loops wait for what is before them.
     """
     sizes = Sizes(graph, prices.mesh, prices.cluster.chip.platform)
-    given = {
-        i.value.name: sizes.of(i.value.shape, i.value.dtype, s)
-        for i, s in zip(graph.inputs, program.input_shardings, strict=True)
-    }
-    return _Timer(sizes, prices).block(program.block, given)
+    return _Timer(sizes, prices).block(program.block, sizes.inputs(program))
 
 
 class _Timer:

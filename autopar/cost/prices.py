@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autopar.cluster import Cluster, LinkLevel, axis_links
-from autopar.cost.collective import COLLECTIVE_KINDS, collective_seconds
+from autopar.cost.collective import COLLECTIVE_KINDS, SCATTER_TIE, collective_seconds
 from autopar.cost.compute import compute_seconds, elementwise_seconds
 from autopar.errors import MeshError
 from autopar.ir.mesh import MeshShape
-
-_TIE = 0.999
 
 # What each platform's compiler runs beside work: XLA makes every collective of a GPU asynchronous,
 # on TPUs only these, and none on CPUs.
@@ -68,7 +66,7 @@ class Prices:
         # It may always be done as an all-reduce that is then sliced; XLA turns that pair back into
         # a reduce-scatter, so of equals the plan takes the reduce-scatter.
         reduced = collective_seconds("all-reduce", nbytes, self.links(axes))
-        return min(seconds, _TIE * reduced)
+        return min(seconds, SCATTER_TIE * reduced)
 
     @property
     def beside(self) -> frozenset[str]:

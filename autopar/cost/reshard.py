@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from autopar.cost.collective import SCATTER_TIE
 from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding import Sharding
 from autopar.ir.spmd import COLLECTIVES, Collective, MoveStep
@@ -25,7 +26,6 @@ Floats = npt.NDArray[np.float64]
 
 # A local slice or mask touches memory once; priced so that no path takes one without need.
 _LOCAL_SECONDS = 1e-8
-_TIE = 0.999  # of equals the plan takes the reduce-scatter
 
 _TableKey = tuple[tuple[int, ...], int, bool]  # shape, bytes an item, with partial sums
 
@@ -164,7 +164,7 @@ def _priced_steps(
                 if step.kind == "reduce-scatter":
                     # It is also what compilers make of an all-reduce that is sliced at once.
                     reduced = prices.collective("all-reduce", nbytes, step.axes)
-                    seconds = min(seconds, _TIE * reduced)
+                    seconds = min(seconds, SCATTER_TIE * reduced)
         yield step, after, seconds
 
 
@@ -174,8 +174,7 @@ def _is_rearranged(step: MoveStep, shape: Sequence[int], before: Sharding, mesh:
     Compilers choose layouts in which the first or the last dim is outermost for nothing, as matrix
     products read either; a dim between others that are really there costs a pass through memory.
     """
-    inner = 0 < step.dim < len(shape) - 1 or 0 < step.to_dim < len(shape) - 1
-    if step.kind in ("all-reduce", "collective-permute") or not inner:
+    if step.kind in ("all-reduce", "collective-permute"):
         return False
     dims = [d for d in (step.dim, step.to_dim) if 0 < d < len(shape) - 1]
     local = before.shard_shape(shape, mesh)

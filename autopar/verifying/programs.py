@@ -12,14 +12,12 @@ from autopar.cluster.target import Target
 from autopar.cost.memory import held_bytes
 from autopar.cost.overlap import listing_seconds
 from autopar.cost.prices import Prices
-from autopar.ir.mesh import MeshShape
 from autopar.ir.spmd import Collective, Move
-from autopar.ir.stages import Submesh
 from autopar.planning import Planned
 from autopar.runtime.aot.job import Job, job_of_step
-from autopar.runtime.aot.stages import jobs_of_stages
+from autopar.runtime.aot.stages import alike_parts, job_of_part
+from autopar.runtime.bind import shape_with_axis
 from autopar.runtime.interface import Interface
-from autopar.runtime.likeness import part_key
 from autopar.runtime.parts import PartSource
 from autopar.runtime.trial.compiled import CpuProgram, cpu_program_of_part, cpu_program_of_step
 from autopar.staging.plan import PlannedStages
@@ -78,28 +76,15 @@ def _whole(planned: Planned, cluster: Cluster, target: Target) -> PlannedProgram
 
 def _parts(planned: PlannedStages, cluster: Cluster, target: Target) -> Iterator[PlannedProgram]:
     program = planned.staged.program
-    meshes = tuple(_with_axis(s.mesh) for s in program.submeshes)
+    meshes = tuple(shape_with_axis(s.mesh) for s in program.submeshes)
     interface = Interface(planned.staged.sliced.trace, program, meshes)
-    alike: dict[object, list[PartSource]] = {}
-    for source in interface.sources(target.platform, donate_state=True):
-        alike.setdefault(part_key(source), []).append(source)
-    for sources in alike.values():
+    for sources in alike_parts(interface.sources(target.platform, donate_state=True)):
         submesh = program.submeshes[sources[0].program.part.submesh]
         shape = next(s for s in submeshes(cluster) if s.device_count == len(submesh.devices))
-        ahead = partial(_job_of_part, sources[0], program.submeshes, cluster)
+        ahead = partial(job_of_part, sources[0], program.submeshes, cluster)
         is_cpu = target.platform == "cpu"
         export = cpu_program_of_part(sources[0]) if is_cpu else ahead
         yield _part(sources, export, cut_out(cluster, shape))
-
-
-def _job_of_part(source: PartSource, submeshes: Sequence[Submesh], cluster: Cluster) -> Job:
-    (only,) = jobs_of_stages([source], submeshes, cluster)
-    return only.job
-
-
-def _with_axis(mesh: MeshShape) -> MeshShape:
-    """A mesh, that of one device with an axis of size 1: parts run on it so."""
-    return mesh if mesh.names else MeshShape(("one",), (1,))
 
 
 def _part(

@@ -18,8 +18,8 @@ from autopar.ir.mesh import MeshShape
 from autopar.ir.spmd import SpmdProgram
 from autopar.runtime.aot.extras import check_extras
 from autopar.runtime.aot.gpu_specs import gpu_spec
-from autopar.runtime.bind import partition_spec
-from autopar.runtime.emit import local_function
+from autopar.runtime.bind import partition_spec, shape_with_axis
+from autopar.runtime.executor import mapped_step
 from autopar.runtime.parts import abstract_mesh as abstract_mesh
 
 _EXPORTED = {"gpu": "cuda", "tpu": "tpu", "cpu": "cpu"}
@@ -107,19 +107,11 @@ def job_of_step(
 
     Raises what `job_of_jitted` raises.
     """
-    # A mesh of one device has an axis of size 1: JAX tells it from no mesh by that.
-    lies = mesh if mesh.names else MeshShape(("one",), (1,))
+    lies = shape_with_axis(mesh)
     abstract = abstract_mesh(lies)
     given = tuple(NamedSharding(abstract, partition_spec(s)) for s in program.input_shardings)
     made = tuple(NamedSharding(abstract, partition_spec(s)) for s in program.output_shardings)
-    mapped = jax.shard_map(
-        local_function(traced.program, program, mesh, target.platform),
-        mesh=abstract,
-        in_specs=tuple(s.spec for s in given),
-        out_specs=tuple(s.spec for s in made),
-        check_vma=False,
-    )
-    mapped.__name__ = traced.name
+    mapped = mapped_step(traced, program, abstract, mesh, target.platform)
     shapes = tuple(
         jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s)
         for a, s in zip(traced.program.input_avals, given, strict=True)

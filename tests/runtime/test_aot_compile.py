@@ -21,7 +21,7 @@ from autopar.ir.mesh import MeshShape
 from autopar.planning import Planned
 from autopar.runtime.aot.job import Job, abstract_mesh, job_of_jitted, job_of_step
 from autopar.runtime.aot.launch import compile_ahead
-from autopar.runtime.aot.stages import jobs_of_stages
+from autopar.runtime.aot.stages import alike_parts, job_of_part
 from autopar.runtime.interface import Interface
 from autopar.staging.plan import PlannedStages
 from tests.end_to_end.running import zoo_case
@@ -188,12 +188,13 @@ def test_each_different_part_of_a_pipeline_is_one_job() -> None:
     program = planned.staged.program
     meshes = tuple(s.mesh for s in program.submeshes)
     sources = Interface(planned.staged.sliced.trace, program, meshes).sources("gpu", True)
-    jobs = jobs_of_stages(sources, program.submeshes, cluster)
-    assert [n for j in jobs for n in j.names] == [s.name for s in sources]
-    assert {j.job.target.topology for j in jobs} == {"1x1x4"}
-    assert all(sorted(j.job.order) == [0, 1, 2, 3] for j in jobs)
-    (last,) = (j for j in jobs if "B1" in j.names)
-    assert compile_ahead(last.job).peak_bytes > 0
+    groups = [[s.name for s in same] for same in alike_parts(sources)]
+    jobs = [job_of_part(same[0], program.submeshes, cluster) for same in alike_parts(sources)]
+    assert [n for names in groups for n in names] == [s.name for s in sources]
+    assert {j.target.topology for j in jobs} == {"1x1x4"}
+    assert all(sorted(j.order) == [0, 1, 2, 3] for j in jobs)
+    (last,) = (j for names, j in zip(groups, jobs, strict=True) if "B1" in names)
+    assert compile_ahead(last).peak_bytes > 0
 
 
 # -- what cannot be handed over -----------------------------------------------------------------
