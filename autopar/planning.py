@@ -12,9 +12,11 @@ from autopar.errors import BatchError, InfeasibleError, MeshError
 from autopar.fitting import Found, Site, plan_on, refusal
 from autopar.frontend import TracedStep
 from autopar.frontend.compat import jax_minor
+from autopar.ir.batching import Batching
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan, Prediction, arguments_of, outputs_of, traffic_of
+from autopar.ir.record import Record
 from autopar.ir.spmd import SpmdProgram
 from autopar.matching import check_plan
 from autopar.passes.base import Setting, Watcher
@@ -190,6 +192,7 @@ def _plan(found: Found, request: Request) -> Plan:
         stage_count=len(decided.stages.stages),
         microbatches=decided.stages.microbatches,
         recomputation=form.recomputed,
+        record=Record.of(Batching.whole(form.graph), request.rules.extra),
     )
 
 

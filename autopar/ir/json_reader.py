@@ -30,8 +30,7 @@ class Reader:
         """The number at a key; where it is not there, `missing` if that is given."""
         if missing is not None and key not in self._data:
             return missing
-        value = self._data[key]
-        return float(value) if isinstance(value, int) else typed(value, float)
+        return _number(self._data[key])
 
     def has(self, key: str) -> bool:
         """Whether something other than null is at a key."""
@@ -76,9 +75,18 @@ def ints(value: Json) -> tuple[int, ...]:
     return tuple(typed(v, int) for v in a_list(value))
 
 
+def numbers(value: Json) -> tuple[float, ...]:
+    """A list of numbers."""
+    return tuple(_number(v) for v in a_list(value))
+
+
 def texts(value: Json) -> tuple[str, ...]:
     """A list of texts."""
     return tuple(typed(v, str) for v in a_list(value))
+
+
+def _number(value: Json) -> float:
+    return float(value) if isinstance(value, int) else typed(value, float)
 
 
 def row_of(value: Json, length: int) -> list[Json]:

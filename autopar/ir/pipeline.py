@@ -19,7 +19,8 @@ class PlannedStage:
     `stop` is the number of ops of the microbatch's graph that its layers and those before end
     with; `name` are the user's modules. Where the forward is recomputed, what crosses the `cuts`
     (numbers of ops) is kept. Seconds are of one microbatch, `once_seconds` of a step;
-    `peak_bytes` are what one device of its submesh holds at most.
+    `activation_bytes` are kept from a microbatch's forward to its backward, `kept_bytes` of them
+    until its weight gradients; `peak_bytes` are what one device of its submesh holds at most.
     """
 
     name: str
@@ -32,6 +33,8 @@ class PlannedStage:
     input_gradient_seconds: float
     weight_gradient_seconds: float
     once_seconds: float
+    activation_bytes: int
+    kept_bytes: int
     peak_bytes: int
 
     @property
@@ -45,7 +48,9 @@ class PipelinePlan:
     """Stages on submeshes, and the schedule that takes microbatches through them.
 
     `batch` rows are cut into `microbatches`. `shardings` has one plan for each submesh.
-    `bubble_seconds` is how long the busiest device waits in a step. `notes` say what makes the
+    `send_seconds` is how long what a stage sends to the next is under way, `launch_seconds` what
+    starting a part takes. `bubble_seconds` is how long the device that waits longest waits in a
+    step, and `notes` say what makes the
     microbatches exact.
     """
 
@@ -56,6 +61,8 @@ class PipelinePlan:
     stages: tuple[PlannedStage, ...]
     shardings: tuple[ShardingPlan, ...]
     outcome: Outcome
+    send_seconds: tuple[float, ...]
+    launch_seconds: float
     bubble_seconds: float
     peak_in_flight: tuple[int, ...]
     notes: tuple[str, ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autopar.ir.json_reader import Json, Reader, ints, texts
+from autopar.ir.json_reader import Json, Reader, ints, numbers, texts
 from autopar.ir.pipeline import PipelinePlan, PlannedStage
 from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_json import (
@@ -29,6 +29,8 @@ def pipeline_json(plan: PipelinePlan, table: ShardingTable) -> Json:
         ],
         "stages": [_stage(s) for s in plan.stages],
         "outcome": outcome_json(plan.outcome),
+        "send_seconds": list(plan.send_seconds),
+        "launch_seconds": plan.launch_seconds,
         "bubble_seconds": plan.bubble_seconds,
         "peak_in_flight": list(plan.peak_in_flight),
         "notes": list(plan.notes),
@@ -50,6 +52,8 @@ def read_pipeline(data: Reader, first: ShardingPlan, table: list[Sharding]) -> P
         stages=tuple(_read_stage(Reader(s)) for s in data.items("stages")),
         shardings=(first, *others),
         outcome=read_outcome(data.inner("outcome")),
+        send_seconds=numbers(data.items("send_seconds")),
+        launch_seconds=data.number("launch_seconds"),
         bubble_seconds=data.number("bubble_seconds"),
         peak_in_flight=ints(data.items("peak_in_flight")),
         notes=texts(data.items("notes")),
@@ -68,6 +72,8 @@ def _stage(stage: PlannedStage) -> Json:
         "input_gradient_seconds": stage.input_gradient_seconds,
         "weight_gradient_seconds": stage.weight_gradient_seconds,
         "once_seconds": stage.once_seconds,
+        "activation_bytes": stage.activation_bytes,
+        "kept_bytes": stage.kept_bytes,
         "peak_bytes": stage.peak_bytes,
     }
 
@@ -84,5 +90,7 @@ def _read_stage(data: Reader) -> PlannedStage:
         input_gradient_seconds=data.number("input_gradient_seconds"),
         weight_gradient_seconds=data.number("weight_gradient_seconds"),
         once_seconds=data.number("once_seconds"),
+        activation_bytes=data.whole("activation_bytes"),
+        kept_bytes=data.whole("kept_bytes"),
         peak_bytes=data.whole("peak_bytes"),
     )

@@ -14,6 +14,7 @@ from autopar.ir.outcome import Outcome
 from autopar.ir.peak import Peak
 from autopar.ir.pipeline import PipelinePlan
 from autopar.ir.recomputation import Recomputation
+from autopar.ir.record import Record
 from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.spmd import COLLECTIVES, SpmdProgram
@@ -21,7 +22,7 @@ from autopar.ir.text import columns, show_bytes, show_seconds
 from autopar.ir.values import Role, item_bytes
 from autopar.ir.verification import Verification
 
-FORMAT = 3
+FORMAT = 4
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,8 @@ class Plan:
     """Everything that running a step needs, with no solving left.
 
     A step that is cut into stages or microbatches has a `pipeline`; `sharding` and `mesh` are
-    then those of its first submesh.
+    then those of its first submesh. The `record` is the step itself as text: what a plan means is
+    told from it, and running does not need it.
     """
 
     origin: Origin
@@ -109,6 +111,7 @@ class Plan:
     microbatches: int = 1
     recomputation: Recomputation = field(default_factory=Recomputation)
     pipeline: PipelinePlan | None = None
+    record: Record | None = field(default=None, repr=False)
 
     @property
     def recomputed(self) -> tuple[str, ...]:

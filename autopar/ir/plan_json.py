@@ -12,6 +12,7 @@ from autopar.ir.peak import HeldItem, HeldKind, Peak
 from autopar.ir.pipeline_json import pipeline_json, read_pipeline
 from autopar.ir.plan import FORMAT, Argument, Origin, Plan, Prediction, Traffic
 from autopar.ir.recomputation import Recomputation
+from autopar.ir.record_json import read_record, record_json
 from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_json import ShardingTable, read_sharding, read_table, sharding_json
 from autopar.ir.text_file import write_text
@@ -112,6 +113,7 @@ def _body(plan: Plan) -> dict[str, Json]:
         **sharding_json(plan.sharding, shardings),
         "pipeline": pipeline_json(plan.pipeline, shardings) if plan.pipeline else None,
         "shardings": shardings.rows(),
+        "record": record_json(plan.record) if plan.record is not None else None,
     }  # fmt: skip
 
 
@@ -153,6 +155,7 @@ def _plan(data: Reader) -> Plan:
         pipeline=read_pipeline(data.inner("pipeline"), sharding, table)
         if data.has("pipeline")
         else None,
+        record=read_record(data.inner("record")) if data.has("record") else None,
     )
 
 

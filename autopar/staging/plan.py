@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from autopar.cluster import Cluster
-from autopar.cluster.submesh import Block, submeshes
 from autopar.frontend.compat import jax_minor
 from autopar.ir.graph import Graph
 from autopar.ir.outcome import Outcome, Status
 from autopar.ir.pipeline import PipelinePlan, PlannedStage
 from autopar.ir.plan import Argument, Plan, Prediction, Traffic
 from autopar.ir.program import Feed, Fetch
+from autopar.ir.record import Record
 from autopar.ir.sharding import Sharding, replicated
-from autopar.ir.stages import Stage, StagePlan
 from autopar.ir.text import show_seconds
 from autopar.ir.values import Role
 from autopar.matching import check_plan
 from autopar.passes.base import Setting
 from autopar.passes.layer.fixed import Fixed
-from autopar.passes.lower.split import split
 from autopar.request import Request
 from autopar.rules import RuleBook
+from autopar.staging.laid import cuts_of, laid_out
 from autopar.staging.search import Searched, search_stages
-from autopar.staging.sharder import ground_of
 from autopar.staging.sliced import slice_at
 from autopar.staging.source import Source
 from autopar.staging.stages import Staged, staged
@@ -77,28 +75,11 @@ def stages_before(plan: Plan, source: Source, rules: RuleBook) -> PlannedStages:
         stages=plan.stage_count, microbatches=pipeline.microbatches, schedule=pipeline.schedule,
     )  # fmt: skip
     setting = Setting(cluster, plan.mesh, origin.memory_bytes)
-    cuts = tuple(s.stop for s in pipeline.stages[:-1])
-    sliced = slice_at(trace, rules, setting, Fixed(cuts))
-    stages = StagePlan(
-        sliced.layers,
-        tuple(Stage(i, i, s.submesh, s.recompute, s.cuts) for i, s in enumerate(pipeline.stages)),
-        pipeline.submeshes,
-        pipeline.microbatches,
-        pipeline.schedule,
-    )
-    stages.verify()
-    blocks = [_block(cluster, s.devices) for s in pipeline.submeshes]
-    grounds = [ground_of(cluster, b, s) for b, s in zip(blocks, stages.submeshes, strict=True)]
-    parts = split(sliced.batching, stages)
-    made = staged(sliced, stages, parts, pipeline.shardings, grounds)
-    timing = timing_of(stages, made.costs, blocks, cluster)
+    sliced = slice_at(trace, rules, setting, Fixed(cuts_of(pipeline)))
+    laid = laid_out(pipeline, sliced.batching, sliced.layers, cluster)
+    made = staged(sliced, laid.stages, laid.parts, pipeline.shardings, laid.grounds)
+    timing = timing_of(laid.stages, made.costs, laid.blocks, cluster)
     return PlannedStages(source, request, made, timing, plan)
-
-
-def _block(cluster: Cluster, devices: Sequence[int]) -> Block:
-    """The block of a cluster that some devices are."""
-    shape = next(s for s in submeshes(cluster) if s.device_count == len(devices))
-    return Block(min(devices), shape)
 
 
 # -- the plan ----------------------------------------------------------------------------------
@@ -117,7 +98,7 @@ def _plan(found: Searched, request: Request) -> Plan:
         outputs=tuple(_outputs(made)),
         prediction=Prediction(
             seconds=timing.seconds,
-            communication_seconds=sum(t.seconds for t in traffic),
+            communication_seconds=sum((t.seconds for t in traffic), 0.0),
             exposed_seconds=_exposed(made, busiest),
             traffic=traffic,
             argument_bytes=max(made.argument_bytes),
@@ -127,6 +108,7 @@ def _plan(found: Searched, request: Request) -> Plan:
         stage_count=len(made.stages.stages),
         microbatches=made.stages.microbatches,
         pipeline=pipeline,
+        record=Record.of(made.sliced.batching, request.rules.extra),
     )
 
 
@@ -147,6 +129,8 @@ def _pipeline(found: Searched) -> PipelinePlan:
         stages=tuple(_stages(found)),
         shardings=made.plans,
         outcome=outcome,
+        send_seconds=timing.simulation.times.send_seconds,
+        launch_seconds=timing.launch_seconds,
         bubble_seconds=timing.bubble_seconds,
         peak_in_flight=timing.simulation.peak_in_flight,
         notes=made.sliced.batching.notes,
@@ -168,6 +152,8 @@ def _stages(found: Searched) -> Iterator[PlannedStage]:
             input_gradient_seconds=costs.input_gradient.total,
             weight_gradient_seconds=costs.weight_gradient.total,
             once_seconds=costs.once.total,
+            activation_bytes=costs.activation_bytes,
+            kept_bytes=costs.kept_bytes,
             peak_bytes=made.peak_bytes[stage.submesh],
         )
 

@@ -19,6 +19,7 @@ class Timing:
 
     simulation: Simulation
     once_seconds: tuple[float, ...]  # by submesh
+    launch_seconds: float  # what starting a part takes
 
     @property
     def seconds(self) -> float:
@@ -70,4 +71,4 @@ def timing_of(
     once = [0.0] * count
     for stage, cost in zip(stages.stages, costs, strict=True):
         once[stage.submesh] += cost.once.total
-    return Timing(simulate(grid, times), tuple(once))
+    return Timing(simulate(grid, times), tuple(once), launch)

@@ -9,7 +9,7 @@ MAX_FUNCTION_LINES = 60
 MAX_INIT_LINES = 40
 
 # Everything that is shipped. Raise it on purpose, in a change that says what was bought with it.
-LINE_BUDGET = 48_000
+LINE_BUDGET = 58_000
 
 
 def test_no_file_is_long() -> None:

@@ -1,0 +1,1 @@
+"""What a plan means and could have been, told from its file alone."""

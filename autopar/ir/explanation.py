@@ -1,0 +1,81 @@
+"""Why a tensor or an op lies as it does: the choice beside the next best, and what binds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autopar.ir.sharding import Sharding
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a plan takes in a step on one device, by the same models for every plan compared."""
+
+    seconds: float  # of a step, collectives beside work
+    solver_seconds: float  # what the solver makes small: all work one after the other
+    compute_seconds: float
+    communication_seconds: float
+    exposed_seconds: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Another choice with everything else chosen anew around it; why not, where it cannot be.
+
+    `changes` tell in a sentence each what else would differ: collectives that come or go, other
+    tensors that move along. `price` is None where there is no such plan; `refusal` says why.
+    """
+
+    choice: str  # as its user writes it: P('data', None)
+    sharding: Sharding | None
+    price: Price | None
+    changes: tuple[str, ...] = ()
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A value or op of a plan, its choice and price, the next best, and what binds.
+
+    `subject` is a path or an op ("dot_general model.py:12"); `shared_by` are others that take the
+    same decision with it (tied state, ops that look alike), by path. `binds` are sentences: pins,
+    memory and its price, dims that do not divide, rules that leave no choice.
+    """
+
+    subject: str
+    shape: tuple[int, ...]
+    dtype: str
+    submesh: int
+    choice: str
+    sharding: Sharding
+    local_bytes: int
+    reads: tuple[str, ...]  # which ops read it and in which sharding, a sentence each
+    price: Price
+    alternatives: tuple[Alternative, ...]
+    shared_by: tuple[str, ...]
+    binds: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TrafficChange:
+    """Collectives of one kind over the same axes, before and after."""
+
+    kind: str
+    axes: tuple[str, ...]
+    count: tuple[int, int]
+    nbytes: tuple[int, int]
+    seconds: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Counterfactual:
+    """What a pin would change: the plan's price and the pinned one's, or why there is none."""
+
+    pins: tuple[str, ...]  # as the user wrote them
+    price: Price
+    pinned: Price | None
+    traffic: tuple[TrafficChange, ...]
+    moved: tuple[tuple[str, str, str], ...]  # path, choice before, choice after
+    refusal: str = ""
+    notes: tuple[str, ...] = ()  # what was held as it is: mesh, stages, recomputation

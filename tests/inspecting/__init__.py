@@ -1,0 +1,1 @@
+"""What plans mean, told from their files alone."""
