@@ -1,10 +1,13 @@
 """A GPT in raw JAX and optax, parallelized by one call and nothing else.
 
 The parameters are a plain dictionary, the layers are stacked and scanned, and each is
-rematerialized in the backward pass. `python examples/gpt.py` trains it on 8 virtual CPU devices to
-reverse a sequence, which takes attention over the whole of it.
+rematerialized in the backward pass. `python examples/gpt.py` trains a tiny one on 8 virtual CPU
+devices to reverse a sequence, which takes attention over the whole of it. Plan one of 3.6 billion
+parameters for a cluster that is not here:
+    autopar plan examples/gpt.py:train_step --cluster v5p:4x4x4
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -14,25 +17,38 @@ import optax
 
 import autopar
 
-LAYERS, WIDTH, HEADS, VOCABULARY, HALF, BATCH = 4, 64, 8, 32, 12, 64
-HEAD = WIDTH // HEADS
-LENGTH = 2 * HALF
-
 Params = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large the model and a batch are; the code of the step asks its arguments."""
+
+    layers: int
+    width: int
+    heads: int
+    vocabulary: int
+    length: int
+    batch: int
+
+
+TINY = Size(layers=4, width=64, heads=8, vocabulary=32, length=24, batch=64)
+LARGE = Size(layers=16, width=4096, heads=32, vocabulary=50304, length=1024, batch=64)
 
 optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(3e-3))
 
 
-def create_state(key: jax.Array) -> Params:
+def create_state(key: jax.Array, size: Size = TINY) -> Params:
     """Fresh parameters, stacked over layers where there is one a layer, and optimizer state."""
+    layers, width, heads, head = size.layers, size.width, size.heads, size.width // size.heads
     shapes = {
-        "embed": (VOCABULARY, WIDTH),
-        "positions": (LENGTH, WIDTH),
-        "qkv": (LAYERS, WIDTH, 3, HEADS, HEAD),
-        "out": (LAYERS, HEADS, HEAD, WIDTH),
-        "up": (LAYERS, WIDTH, 4 * WIDTH),
-        "down": (LAYERS, 4 * WIDTH, WIDTH),
-        "head": (WIDTH, VOCABULARY),
+        "embed": (size.vocabulary, width),
+        "positions": (size.length, width),
+        "qkv": (layers, width, 3, heads, head),
+        "out": (layers, heads, head, width),
+        "up": (layers, width, 4 * width),
+        "down": (layers, 4 * width, width),
+        "head": (width, size.vocabulary),
     }
     keys = jax.random.split(key, len(shapes))
     pairs = zip(keys, shapes.items(), strict=True)
@@ -49,7 +65,7 @@ def norm(x: jax.Array) -> jax.Array:
 def block(x: jax.Array, layer: Params) -> tuple[jax.Array, None]:
     """Causal attention and an MLP, as the body of a scan over layers."""
     q, k, v = jnp.einsum("btd,dihc->ibthc", norm(x), layer["qkv"])
-    scores = jnp.einsum("bqhc,bkhc->bhqk", q, k) * HEAD**-0.5
+    scores = jnp.einsum("bqhc,bkhc->bhqk", q, k) * q.shape[-1] ** -0.5
     causal = jnp.tril(jnp.ones((x.shape[1], x.shape[1]), dtype=bool))
     weights = jax.nn.softmax(jnp.where(causal, scores, -1e9))
     x = x + jnp.einsum("bhqk,bkhc,hcd->bqd", weights, v, layer["out"])
@@ -62,8 +78,9 @@ def loss_fn(params: Params, batch: Any) -> jax.Array:
     x = params["embed"][tokens] + params["positions"]
     stacked = {name: params[name] for name in ("qkv", "out", "up", "down")}
     x, _ = jax.lax.scan(block, x, stacked)
-    logits = norm(x)[:, HALF - 1 : -1] @ params["head"]
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, HALF:])
+    half = tokens.shape[1] // 2
+    logits = norm(x)[:, half - 1 : -1] @ params["head"]
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, half:])
     return jnp.mean(losses)
 
 
@@ -80,15 +97,20 @@ def eval_loss(state: Params, batch: Any) -> jax.Array:
     return loss_fn(state["params"], batch)
 
 
-def example_args() -> tuple[Any, dict[str, jax.ShapeDtypeStruct]]:
+def example_args(size: Size = LARGE) -> tuple[Any, dict[str, jax.ShapeDtypeStruct]]:
     """The arguments of `train_step` as shapes: planning allocates nothing."""
-    state = jax.eval_shape(create_state, jax.random.key(0))
-    return state, {"tokens": jax.ShapeDtypeStruct((BATCH, LENGTH), jnp.int32)}
+    state = jax.eval_shape(lambda key: create_state(key, size), jax.random.key(0))
+    return state, {"tokens": jax.ShapeDtypeStruct((size.batch, size.length), jnp.int32)}
+
+
+def tiny_args() -> tuple[Any, dict[str, jax.ShapeDtypeStruct]]:
+    """The same of the model that is trained here: `autopar plan ... --args tiny_args`."""
+    return example_args(TINY)
 
 
 def make_batch(rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Random tokens, and the same ones backwards."""
-    first = rng.integers(VOCABULARY, size=(BATCH, HALF), dtype=np.int32)
+    first = rng.integers(TINY.vocabulary, size=(TINY.batch, TINY.length // 2), dtype=np.int32)
     return {"tokens": np.concatenate([first, first[:, ::-1]], axis=1)}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib.util
+import re
 import sys
 import traceback
 from collections.abc import Callable, Generator
@@ -16,8 +17,9 @@ from typing import cast
 from autopar.api import with_created
 from autopar.errors import InputError
 
-_DEFAULT_STEP = "train_step"
-_EXAMPLE = "def example_args():\n    return state, batch   # arrays, or jax.ShapeDtypeStruct"
+_DEFAULT_STEP, _DEFAULT_ARGUMENTS = "train_step", "example_args"
+_TARGET = re.compile(r"(.*\.py|[^:]*)(?::([^:]+))?(?::([^:]+))?")  # a path may have a drive's colon
+_EXAMPLE = "def {}():\n    return state, batch   # arrays, or jax.ShapeDtypeStruct"
 
 
 @dataclass(frozen=True)
@@ -44,20 +46,20 @@ class Target:
 def load_target(text: str) -> Target:
     """The step that FILE.py:FUNCTION names; FILE.py alone means its train_step.
 
-    `example_args()` of the file returns the tuple of the step's positional arguments, and
-    `example_kwargs()`, where there is one, the dict of its keyword arguments. Raises InputError
-    where the file, the step or the arguments cannot be had.
+    `example_args()` of the file, or what FILE.py:FUNCTION:ARGS names instead, returns the tuple of
+    the step's positional arguments, and `example_kwargs()`, where there is one, the dict of its
+    keyword arguments. Raises InputError where the file, the step or the arguments cannot be had.
     """
-    name, colon, function = text.rpartition(":")
-    if not colon or function.endswith(".py"):
-        name, function = text, _DEFAULT_STEP
+    found = _TARGET.fullmatch(text)
+    name, function, arguments = found.groups() if found is not None else (text, None, None)
     path = Path(name)
+    function, arguments = function or _DEFAULT_STEP, arguments or _DEFAULT_ARGUMENTS
     module = _module(path)
     step = _function(module, path, function)
-    args = _called(module, path, "example_args")
+    args = _called(module, path, arguments)
     if not isinstance(args, tuple):
         raise InputError(
-            f"{path}: example_args() returned {type(args).__name__}; return the tuple of the "
+            f"{path}: {arguments}() returned {type(args).__name__}; return the tuple of the "
             f"arguments that {function} is called with, as in `return state, batch`"
         )
     kwargs: object = {}
@@ -123,7 +125,7 @@ def _called(module: ModuleType, path: Path, name: str) -> object:
     if not callable(make):
         raise InputError(
             f"{path} has no {name}(), so there is nothing to call the step with. Add to it:\n"
-            f"{_EXAMPLE}"
+            f"{_EXAMPLE.format(name)}"
         )
     with _told(path, f"is what {name}() does; let it return"):
         return make()

@@ -21,6 +21,13 @@ def test_a_function_that_is_not_there_lists_those_that_are(tmp_path: Path) -> No
         load_target(f"{written(tmp_path)}:train_stepp")
 
 
+def test_other_arguments_are_named_after_the_step(tmp_path: Path) -> None:
+    more = "def long_args():\n    return (3,)\n"
+    assert load_target(f"{written(tmp_path, STEP + more)}:train_step:long_args").args == (3,)
+    with pytest.raises(InputError, match=r"has no longer_args\(\).*\ndef longer_args\(\):"):
+        load_target(f"{written(tmp_path, STEP + more)}:train_step:longer_args")
+
+
 def test_a_name_that_is_no_function(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="rate is no function"):
         load_target(f"{written(tmp_path, f'rate = 3{STEP}')}:rate")
