@@ -61,27 +61,41 @@ def norm(x: jax.Array) -> jax.Array:
     return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6)
 
 
-@jax.checkpoint
-def block(x: jax.Array, layer: Params) -> tuple[jax.Array, None]:
-    """Causal attention and an MLP, as the body of a scan over layers."""
-    q, k, v = jnp.einsum("btd,dihc->ibthc", norm(x), layer["qkv"])
+@jax.named_scope("attention")
+def attention(x: jax.Array, qkv: jax.Array, out: jax.Array) -> jax.Array:
+    """Causal attention of several heads."""
+    q, k, v = jnp.einsum("btd,dihc->ibthc", x, qkv)
     scores = jnp.einsum("bqhc,bkhc->bhqk", q, k) * q.shape[-1] ** -0.5
     causal = jnp.tril(jnp.ones((x.shape[1], x.shape[1]), dtype=bool))
     weights = jax.nn.softmax(jnp.where(causal, scores, -1e9))
-    x = x + jnp.einsum("bhqk,bkhc,hcd->bqd", weights, v, layer["out"])
-    return x + jax.nn.gelu(norm(x) @ layer["up"]) @ layer["down"], None
+    return jnp.einsum("bhqk,bkhc,hcd->bqd", weights, v, out)
+
+
+@jax.named_scope("mlp")
+def mlp(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
+    """Two products with a nonlinearity between them."""
+    return jax.nn.gelu(x @ up) @ down
+
+
+@jax.checkpoint
+def block(x: jax.Array, layer: Params) -> tuple[jax.Array, None]:
+    """Attention and an MLP, as the body of a scan over layers."""
+    x = x + attention(norm(x), layer["qkv"], layer["out"])
+    return x + mlp(norm(x), layer["up"], layer["down"]), None
 
 
 def loss_fn(params: Params, batch: Any) -> jax.Array:
     """The mean cross entropy of the second half, each token from those before it."""
     tokens = batch["tokens"]
-    x = params["embed"][tokens] + params["positions"]
+    with jax.named_scope("embed"):
+        x = params["embed"][tokens] + params["positions"]
     stacked = {name: params[name] for name in ("qkv", "out", "up", "down")}
     x, _ = jax.lax.scan(block, x, stacked)
     half = tokens.shape[1] // 2
-    logits = norm(x)[:, half - 1 : -1] @ params["head"]
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, half:])
-    return jnp.mean(losses)
+    with jax.named_scope("head"):
+        logits = norm(x)[:, half - 1 : -1] @ params["head"]
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, half:])
+        return jnp.mean(losses)
 
 
 def train_step(state: Params, batch: Any) -> tuple[Params, dict[str, jax.Array]]:
