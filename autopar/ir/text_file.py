@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 
 def write_text(text: str, path: str | Path) -> None:
     """Write ASCII text to a temporary file beside `path`, then put it in place."""
     target = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name)
+    # Not mkstemp, whose files nobody else may read.
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
-        with os.fdopen(handle, "w", encoding="ascii") as out:
+        with temporary.open("w", encoding="ascii") as out:
             out.write(text)
         os.replace(temporary, target)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise

@@ -122,3 +122,11 @@ def test_a_failed_write_leaves_the_old_file(plan: autopar.Plan, tmp_path: Path) 
         plan.save(tmp_path / "no such folder" / "plan.json")
     assert target.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_a_file_may_be_read_by_whoever_the_user_lets(plan: autopar.Plan, tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("")
+    plan.save(tmp_path / "plan.json")
+    modes = [(tmp_path / name).stat().st_mode for name in ("other", "plan.json")]
+    assert modes[0] == modes[1]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["other", "plan.json"]
