@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from autopar.cost.memory import Held
 from autopar.cost.prices import Prices
-from autopar.errors import PlanMismatchError
+from autopar.errors import PlanError, PlanMismatchError
 from autopar.frontend import TracedStep
 from autopar.frontend.remat import rematerialize, value_names
 from autopar.ir.graph import Graph
@@ -25,11 +25,21 @@ _TIGHTENINGS = (0.98, 0.8, 0.6)  # of the bytes that the limit leaves
 
 @dataclass(frozen=True)
 class Form:
-    """A step in the form in which it is planned and run, and what it recomputes."""
+    """A step in the form in which it is planned and run, and what it recomputes.
 
-    traced: TracedStep
+    Where a plan is all that is left of the step there is no `trace`, and no other form to be made.
+    """
+
+    trace: TracedStep | None
     graph: Graph
     recomputed: Recomputation = field(default_factory=Recomputation)
+
+    @property
+    def traced(self) -> TracedStep:
+        """The step as it runs; raises PlanError where the form was read from a plan."""
+        if self.trace is None:
+            raise PlanError("a plan's own step cannot be run or recomputed: plan it from its code")
+        return self.trace
 
 
 def leaner_forms(

@@ -55,6 +55,8 @@ class Explanation:
     alternatives: tuple[Alternative, ...]
     shared_by: tuple[str, ...]
     binds: tuple[str, ...]
+    others: tuple[str, ...] = ()  # what the question may have meant as well, and is not told of
+    is_split: bool = False  # the choice is how an op is cut up: what it reads and what it makes
 
 
 @dataclass(frozen=True)

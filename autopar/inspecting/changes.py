@@ -1,0 +1,165 @@
+"""What differs between two shardings of a scope: collectives, arguments that move, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from autopar.inspecting.scope import AbstractScope, Weighed
+from autopar.inspecting.words import Names, and_more, over, spec
+from autopar.ir.explanation import TrafficChange
+from autopar.ir.paths import common_path, counted_paths, unnumbered
+from autopar.ir.sharding_plan import ShardingPlan
+from autopar.ir.spmd import COLLECTIVES
+from autopar.ir.text import show_bytes, show_seconds
+
+_SHOWN = 3  # paths in one sentence
+_LEAST_SHARE = 1e-3  # of the seconds of all changes, below which one is not told
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Collectives of a step of one kind over the same axes, and the names of what they move."""
+
+    count: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+    names: frozenset[str] = frozenset()
+
+    def plus(self, other: Flow, times: int = 1) -> Flow:
+        """Both together, the other so many times."""
+        return Flow(
+            self.count + times * other.count,
+            self.nbytes + times * other.nbytes,
+            self.seconds + times * other.seconds,
+            self.names | other.names,
+        )
+
+
+Key = tuple[str, tuple[str, ...], str]  # kind, axes, what is moved with its numbers struck out
+
+
+def flows(weighed: Weighed, names: Names) -> dict[Key, Flow]:
+    """All collectives of a step, on one device, by kind, axes and what they move."""
+    found: dict[Key, Flow] = {}
+    for listing in weighed.listings:
+        for move, c in listing.program.collectives():
+            name = names.of(move.value.name)
+            key, runs = (c.kind, c.axes, unnumbered(name)), c.runs * listing.runs
+            flow = Flow(runs, c.nbytes * runs, c.seconds * runs, frozenset([name]))
+            found[key] = found.get(key, Flow()).plus(flow)
+    return found
+
+
+def traffic_changes(
+    before: Sequence[Weighed], after: Sequence[Weighed]
+) -> tuple[TrafficChange, ...]:
+    """Collectives by kind and axes that differ, before and after, in a fixed order."""
+    old, new = _by_axes(before), _by_axes(after)
+    keys = sorted({*old, *new}, key=lambda k: (COLLECTIVES.index(k[0]), k[1]))
+    pairs = ((key, old.get(key, Flow()), new.get(key, Flow())) for key in keys)
+    return tuple(
+        TrafficChange(*key, (a.count, b.count), (a.nbytes, b.nbytes), (a.seconds, b.seconds))
+        for key, a, b in pairs
+        if a != b
+    )
+
+
+def _by_axes(weighed: Sequence[Weighed]) -> dict[tuple[str, tuple[str, ...]], Flow]:
+    found: dict[tuple[str, tuple[str, ...]], Flow] = {}
+    for one in weighed:
+        for listing in one.listings:
+            for _, c in listing.program.collectives():
+                runs = c.runs * listing.runs
+                flow = Flow(runs, c.nbytes * runs, c.seconds * runs)
+                found[c.kind, c.axes] = found.get((c.kind, c.axes), Flow()).plus(flow)
+    return found
+
+
+def moved(
+    scope: AbstractScope, before: ShardingPlan, after: ShardingPlan
+) -> Iterator[tuple[str, str, str]]:
+    """Arguments that lie otherwise: path, sharding before, sharding after; the largest first."""
+    inputs = (i for i in scope.graph.inputs if i.path)
+    for given in sorted(inputs, key=lambda i: -i.value.nbytes):
+        old = before.sharding_of.get(given.value.name)
+        new = after.sharding_of.get(given.value.name)
+        if old is not None and new is not None and old != new:
+            yield given.path, spec(old), spec(new)
+
+
+def sentences(
+    scope: AbstractScope, before: Weighed, after: Weighed, subject: frozenset[str], choice: str
+) -> list[str]:
+    """What comes and goes, the dearest first, and what moves along beside the subject's paths.
+
+    `choice` is how the subject would lie.
+    """
+    names = Names(scope.graph)
+    told = [*_comings(flows(before, names), flows(after, names))]
+    told += _work(before, after)
+    told += _along(scope, before.sharding, after.sharding, subject, choice)
+    return told
+
+
+def _comings(before: dict[Key, Flow], after: dict[Key, Flow]) -> Iterator[str]:
+    """Collectives that come and go, what adds most to a step first; those of a value together."""
+    groups: dict[str, list[tuple[Key, Flow]]] = {}
+    for key in sorted({*before, *after}):
+        change = after.get(key, Flow()).plus(before.get(key, Flow()), -1)
+        if change.seconds:
+            groups.setdefault(key[2], []).append((key, change))
+    total = sum(abs(change.seconds) for group in groups.values() for _, change in group)
+    for group in sorted(groups.values(), key=_net, reverse=True):
+        if max(abs(change.seconds) for _, change in group) > _LEAST_SHARE * total:
+            yield _coming(group)
+
+
+def _net(group: Sequence[tuple[Key, Flow]]) -> float:
+    return sum(change.seconds for _, change in group)
+
+
+def _coming(group: Sequence[tuple[Key, Flow]]) -> str:
+    what = common_path(sorted({name for _, change in group for name in change.names}))
+    more = [_told(key, change) for key, change in group if change.seconds > 0]
+    less = [_told(key, change) for key, change in group if change.seconds < 0]
+    net = _net(group)
+    sign = "+" if net > 0 else "-" if net < 0 else ""
+    if more and less:
+        change = f"{', '.join(more)} instead of {', '.join(less)}"
+        return f"{what}: {change}: {sign}{show_seconds(abs(net))}"
+    return f"{'more' if more else 'less'} for {what}: {', '.join(more or less)}"
+
+
+def _told(key: Key, change: Flow) -> str:
+    kind, axes, _ = key
+    count = f"{abs(change.count)} " if change.count else ""
+    took = f"{show_bytes(abs(change.nbytes))}, {show_seconds(abs(change.seconds))}"
+    return f"{count}{kind} over {over(axes)} ({took})"
+
+
+def _work(before: Weighed, after: Weighed) -> Iterator[str]:
+    more = after.price.compute_seconds - before.price.compute_seconds
+    if abs(more) > _LEAST_SHARE * before.price.seconds:
+        yield f"{'+' if more > 0 else '-'}{show_seconds(abs(more))} of work on each device"
+
+
+def _along(
+    scope: AbstractScope,
+    before: ShardingPlan,
+    after: ShardingPlan,
+    subject: frozenset[str],
+    choice: str,
+) -> Iterator[str]:
+    """Who moves along, by where they go; ops that are split otherwise."""
+    groups: dict[str, list[str]] = {}
+    for path, _, new in moved(scope, before, after):
+        if path not in subject:
+            groups.setdefault(new, []).append(path)
+    for new, paths in groups.items():
+        so = "so too" if new == choice else f"as {new}"
+        yield f"{and_more(counted_paths(paths), _SHOWN)} would lie {so}"
+    old = before.assignment_of
+    split = sum(given != old.get(path) for path, given in after.assignments)
+    if split:
+        yield f"{split} {'op' if split == 1 else 'ops'} would be split otherwise"

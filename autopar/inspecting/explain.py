@@ -1,0 +1,153 @@
+"""Explains one decision of a plan: its choice, the next best with their prices, and what binds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from autopar.collection import paused_collection
+from autopar.inspecting.binding import Bound
+from autopar.inspecting.changes import sentences
+from autopar.inspecting.reads import arrival, reads
+from autopar.inspecting.reopen import Opened
+from autopar.inspecting.scope import AbstractScope, Weighed, too_large
+from autopar.inspecting.subject import Subject, found
+from autopar.inspecting.words import Names, spec, split
+from autopar.ir.assignment import Assignment
+from autopar.ir.explanation import Alternative, Explanation, Price
+from autopar.ir.sharding import Sharding, replicated
+from autopar.ir.text import show_bytes, show_seconds
+from autopar.passes.shard.needs import Choice
+from autopar.passes.shard.why import Case, others, unbound
+
+_SHOWN = 3
+_MOST = 6  # alternatives told of, with those that do not fit
+_NEGLIGIBLE = 1e-6  # of a step
+
+
+def explain(opened: Opened, asked: str) -> Explanation:
+    """The decision that a path, a pattern or an op means.
+
+    Raises ArgumentError where nothing of the plan is meant, or several ops are.
+    """
+    with paused_collection():
+        scope, case, subject = found(opened, asked)
+        return _Explainer(scope, case, subject).explanation()
+
+
+@dataclass(frozen=True)
+class _Explainer:
+    """One subject; `case` is as the plan's pins and method leave it."""
+
+    scope: AbstractScope
+    case: Case
+    subject: Subject
+
+    def explanation(self) -> Explanation:
+        """All that there is to say."""
+        s, kept = self.subject, self._kept.sharding
+        whole = replicated(len(s.value.shape))
+        sharding = kept.sharding_of.get(s.value.name, whole)
+        pieces = kept.mesh.size([a for dim in sharding.dims for a in dim])
+        name, listings = s.value.name, self._kept.listings
+        found = () if s.node is None else tuple(sorted(self._alternatives(s.node), key=_seconds))
+        return Explanation(
+            subject=s.name,
+            shape=s.value.shape,
+            dtype=s.value.dtype,
+            submesh=self.scope.submesh,
+            choice=spec(sharding) if s.node is None else self._text(self.case, self._own),
+            sharding=sharding,
+            local_bytes=s.value.nbytes // pieces,
+            reads=(*reads(listings, name), *arrival(listings, name, Names(self.scope.graph))),
+            price=self._kept.price,
+            alternatives=found,
+            shared_by=s.alike,
+            binds=(*Bound(self.scope, self.case, s).sentences(), *self._bound(found)),
+            others=s.others,
+            is_split=s.node is not None and isinstance(self._own, Assignment),
+        )
+
+    @cached_property
+    def _kept(self) -> Weighed:
+        return self.scope.weighed(self.scope.kept, self.case.seconds)
+
+    @property
+    def _own(self) -> Choice:
+        node = self.subject.node or 0
+        return self.case.choices(node)[self.case.chosen[node]]
+
+    def _text(self, case: Case, choice: Choice) -> str:
+        """A choice of the decision, as the subject's own sharding or as how its op is split."""
+        node, value = self.subject.node or 0, self.subject.value
+        op, place = case.decision(node).op, case.place_of(value.name)
+        if isinstance(choice, Assignment) and op is not None:
+            return split(op, choice, case.mesh)
+        if isinstance(choice, Sharding) and place is not None and place.decision == node:
+            return spec(place.sharding(choice))
+        return str(choice)
+
+    def _alternatives(self, node: int) -> Iterator[Alternative]:
+        """The next best that fit, and what would have been better but does not."""
+        case, scope = self.case, self.scope
+        limit = scope.opened.plan.origin.memory_bytes
+        if not self._free:
+            case = unbound(case, node, scope.kept, scope.tables, scope.setting(scope.own_pins))
+        told, fitting = {self._text(self.case, self._own)}, 0
+        for pick, answer in others(case, node, limit):
+            choice = case.choices(node)[pick]
+            text = self._text(case, choice)
+            if text in told:
+                continue
+            if fitting == _SHOWN or len(told) > _MOST:
+                return
+            told.add(text)
+            weighed, least = scope.fitting(case, {node: pick}, answer)
+            sharding = choice if isinstance(choice, Sharding) else None
+            if weighed is None:
+                yield Alternative(text, sharding, None, (), too_large(least, limit))
+            else:
+                fitting += 1
+                yield Alternative(text, sharding, weighed.price, self._changes(weighed, text))
+
+    @property
+    def _free(self) -> bool:
+        """Whether the plan's pins and method leave more than one choice."""
+        return self.subject.node is not None and len(self.case.choices(self.subject.node)) > 1
+
+    def _bound(self, found: Sequence[Alternative]) -> Iterator[str]:
+        """What memory bars, and what asking for this choice costs."""
+        barred = sum(a.price is None for a in found)
+        if barred:
+            limit = show_bytes(self.scope.opened.plan.origin.memory_bytes)
+            those = "one of its other choices does" if barred == 1 else f"{barred} others do"
+            yield f"{those} not fit {limit} a device, with no more recomputed than now"
+        best = min((a for a in found if a.price), key=lambda a: _seconds(a), default=None)
+        if self._free or best is None:
+            return
+        saved = self._kept.price.seconds - _seconds(best)
+        if saved > _NEGLIGIBLE * self._kept.price.seconds:
+            yield f"if it were free, {best.choice} would take {show_seconds(saved)} less a step"
+
+    def _changes(self, weighed: Weighed, choice: str) -> tuple[str, ...]:
+        subject = frozenset((self.subject.path, *self.subject.alike))
+        told = sentences(self.scope, self._kept, weighed, subject, choice)
+        return (*told, *(_honest(self._kept.price, weighed.price) if self._free else ()))
+
+
+def _seconds(alternative: Alternative) -> float:
+    return alternative.price.seconds if alternative.price is not None else float("inf")
+
+
+def _honest(kept: Price, other: Price) -> Iterator[str]:
+    """Where the two ways to count a plan's seconds do not agree on which is better."""
+    faster = kept.seconds - other.seconds
+    dearer = other.solver_seconds - kept.solver_seconds
+    if faster > _NEGLIGIBLE * kept.seconds and dearer > _NEGLIGIBLE * kept.solver_seconds:
+        yield (
+            f"the step would be {show_seconds(faster)} shorter, with collectives beside work and "
+            f"ops fused; the solver's sum, one thing after another, is {show_seconds(dearer)} more"
+        )
+    elif dearer < -_NEGLIGIBLE * kept.solver_seconds:
+        yield f"the solver's sum would be {show_seconds(-dearer)} less: a better plan than this"

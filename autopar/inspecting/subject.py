@@ -1,0 +1,170 @@
+"""What a question is about: an argument by path or pattern, an op by kind, line or module."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from autopar.errors import ArgumentError, listing
+from autopar.inspecting.reopen import Opened
+from autopar.inspecting.scope import AbstractScope, scopes_of
+from autopar.inspecting.words import and_more, where
+from autopar.ir.graph import Graph, Op
+from autopar.ir.paths import counted_paths, matches
+from autopar.ir.plan import Argument
+from autopar.ir.sharding_plan import OpPath
+from autopar.ir.values import Value
+from autopar.passes.shard.why import Case
+
+_SHOWN = 8
+
+Meant = tuple[AbstractScope, OpPath, Op]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A value of a scope and the decision that it lies by, or that its op is split by.
+
+    `path` is an argument's, `at` is where an op stands in the scope's graph. `alike` share the
+    decision, by path; `others` were meant as well and do not.
+    """
+
+    name: str
+    value: Value
+    node: int | None
+    at: OpPath | None = None
+    path: str = ""
+    alike: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+
+
+def found(opened: Opened, asked: str) -> tuple[AbstractScope, Case, Subject]:
+    """The subject with its scope and case; raises ArgumentError where none, or any, is meant."""
+    given = _arguments(opened, asked)
+    if given:
+        return _argument(opened, given)
+    words = asked.split()
+    ops = [(s, at, op) for s in scopes_of(opened) for at, op in _meant(s.graph, words)]
+    if not ops:
+        raise ArgumentError(_unknown(opened, asked))
+    return _op(asked, ops)
+
+
+# -- arguments ---------------------------------------------------------------------------------
+
+
+def _arguments(opened: Opened, asked: str) -> list[Argument]:
+    """Arguments whose path, or the end of whose path, is meant; the largest first."""
+    arguments = opened.plan.arguments
+    for pattern in (asked, f"**/{asked}"):
+        if given := [a for a in arguments if matches(pattern, a.path)]:
+            return sorted(given, key=lambda a: -Value("", a.shape, a.dtype).nbytes)
+    return []
+
+
+def _argument(opened: Opened, given: Sequence[Argument]) -> tuple[AbstractScope, Case, Subject]:
+    first = given[0]
+    scope = scopes_of(opened)[first.submesh]
+    case = scope.own_case()
+    homes = case.posed.reading.fold.homes
+    values = {i.path: i.value for i in scope.graph.inputs}
+    if first.path not in values:
+        raise ArgumentError(f"no op of the step reads {first.path}: it lies whole, at no price")
+    home = homes[values[first.path].name]
+    alike = [p for p, v in values.items() if p and p != first.path and homes[v.name] == home]
+    others = [a.path for a in given[1:] if a.path not in alike]
+    place = case.place_of(home)
+    subject = Subject(
+        first.path, values[first.path], place.decision if place else None, None, first.path,
+        tuple(alike), tuple(others),
+    )  # fmt: skip
+    return scope, case, subject
+
+
+# -- ops ---------------------------------------------------------------------------------------
+
+
+def _meant(graph: Graph, words: Sequence[str]) -> Iterator[tuple[OpPath, Op]]:
+    """Ops of which every word is the kind, region, result, line, or a part of the module path."""
+    for at, op in _walk(graph, ()):
+        if op.results and all(_names(op, word) for word in words):
+            yield at, op
+
+
+def _walk(graph: Graph, before: OpPath) -> Iterator[tuple[OpPath, Op]]:
+    for i, op in enumerate(graph.ops):
+        yield (*before, i), op
+        for k, body in enumerate(op.graphs):
+            yield from _walk(body, (*before, i, k))
+
+
+def _names(op: Op, word: str) -> bool:
+    origin = op.origin
+    if word in (op.kind, origin.region, origin.line) or word == op.results[0].name:
+        return True
+    if origin.line.endswith(f"/{word}"):
+        return True
+    return bool(origin.module) and matches(f"**/{word.strip('/')}/**", origin.module)
+
+
+def _op(asked: str, ops: Sequence[Meant]) -> tuple[AbstractScope, Case, Subject]:
+    """The one op that is meant: those of one decision are one, and forward comes first."""
+    cases = {k: scope.own_case() for k, scope in {s.submesh: s for s, _, _ in ops}.items()}
+    groups: dict[tuple[int, int | None, str], list[Meant]] = {}
+    for scope, at, op in ops:
+        node = cases[scope.submesh].node_of(at)
+        if node is not None:
+            groups.setdefault((scope.submesh, node, op.kind), []).append((scope, at, op))
+    if not groups:
+        op = ops[0][2]
+        raise ArgumentError(
+            f"{op.kind} ({where(op)}) decides nothing: it is made where it is read, or it is a "
+            "loop whose body's ops decide"
+        )
+    heavy = {k: g for k, g in groups.items() if g[0][2].flops} or groups
+    forward = {k: g for k, g in heavy.items() if g[0][2].origin.region == "forward"}
+    chosen = heavy if len(heavy) == 1 else forward
+    if len(chosen) != 1:
+        raise ArgumentError(_ambiguous(asked, list(groups.values())))
+    (((_, node, _), members),) = chosen.items()
+    scope, at, op = members[0]
+    others = [called(g[0][2]) for g in groups.values() if g is not members]
+    alike = tuple(called(o) for _, _, o in members[1:])
+    return (
+        scope,
+        cases[scope.submesh],
+        Subject(called(op), op.results[0], node, at, "", alike, tuple(others)),
+    )
+
+
+def called(op: Op) -> str:
+    """An op as a question names it: kind, region, module, line."""
+    return " ".join(p for p in (op.kind, op.origin.region, where(op)) if p)
+
+
+def _ambiguous(asked: str, groups: list[list[Meant]]) -> str:
+    order = sorted(groups, key=lambda g: -sum(op.flops for _, _, op in g))
+    rows = [
+        f"{called(op)} {op.results[0].name}" + (f" and {len(g) - 1} alike" if len(g) > 1 else "")
+        for g in order[:_SHOWN]
+        for _, _, op in g[:1]
+    ]
+    if len(order) > _SHOWN:
+        rows.append(f"and {len(order) - _SHOWN} more")
+    headline = f"{asked!r} may be any of {len(order)} decisions:"
+    return listing(
+        headline, rows, "Add words until one is left, or write a value's name, such as %7."
+    )
+
+
+def _unknown(opened: Opened, asked: str) -> str:
+    paths = [a.path for a in opened.plan.arguments]
+    near = difflib.get_close_matches(asked, paths, n=3, cutoff=0.3)
+    known = (
+        f"the nearest paths are {', '.join(near)}" if near else and_more(counted_paths(paths), 5)
+    )
+    return (
+        f"{asked!r} is no argument and no op of {opened.plan.origin.step}: {known}. Write a path, "
+        "a pattern such as '**/kernel', or an op by kind, module or line: 'dot_general model.py:12'"
+    )

@@ -1,0 +1,198 @@
+"""What pins would change: the plan solved again under them on its mesh and in its stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from autopar.collection import paused_collection
+from autopar.errors import InfeasibleError
+from autopar.fitting import Found, Site, plan_on, refusal
+from autopar.inspecting.changes import moved, traffic_changes
+from autopar.inspecting.reopen import Opened
+from autopar.inspecting.scope import (
+    AbstractScope,
+    Listing,
+    Weighed,
+    pins_of,
+    price_of,
+    scopes_of,
+    too_large,
+)
+from autopar.inspecting.words import and_more
+from autopar.ir.explanation import Counterfactual
+from autopar.ir.paths import matches
+from autopar.passes.shard.pins import resolve_pins, show_spec
+from autopar.passes.shard.why import anew, case_of, homed
+from autopar.remat import Form
+from autopar.request import Pins, Request
+
+_SAME = 1e-9  # of the seconds
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A scope as the plan has it and as the pins would."""
+
+    scope: AbstractScope
+    before: Weighed
+    after: Weighed
+
+
+def why_not(opened: Opened, pins: Pins) -> Counterfactual:
+    """What the plan would be with these pins beside its own; where there is none, why.
+
+    The plan's own pins give way where both are of one argument. Raises PinError where a pin matches
+    nothing, names no axis of the mesh, or does not divide what it pins.
+    """
+    asking = _Asking(opened, pins, (*_kept_pins(opened, pins), *pins))
+    asking.check()
+    with paused_collection():
+        pairs = asking.unchanged() if asking.is_kept else asking.pairs()
+    texts = tuple(f"{pattern} = {show_spec(dims)}" for pattern, dims in pins)
+    notes = tuple(asking.notes())
+    if isinstance(pairs, str):
+        (first, *_) = asking.unchanged()
+        return Counterfactual(texts, first.before.price, None, (), (), pairs, notes)
+    changes = (m for p in pairs for m in moved(p.scope, p.before.sharding, p.after.sharding))
+    traffic = traffic_changes([p.before for p in pairs], [p.after for p in pairs])
+    first = pairs[0]
+    return Counterfactual(
+        texts, first.before.price, first.after.price, traffic, tuple(dict.fromkeys(changes)), "",
+        notes,
+    )  # fmt: skip
+
+
+def _kept_pins(opened: Opened, pins: Pins) -> Iterator[tuple[str, tuple[tuple[str, ...], ...]]]:
+    """The plan's own pins, but for what others are asked of now."""
+    paths = [i.path for i in opened.batching.graph.inputs]
+    asked = {path for path in paths if any(matches(pattern, path) for pattern, _ in pins)}
+    for pattern, dims in opened.plan.origin.pins:
+        mine = [path for path in paths if matches(pattern, path)]
+        if asked.isdisjoint(mine):
+            yield pattern, dims
+        else:
+            yield from ((path, dims) for path in mine if path not in asked)
+
+
+@dataclass(frozen=True)
+class _Asking:
+    """The pins that are asked about, and every pin that would then be in force."""
+
+    opened: Opened
+    asked: Pins
+    every: Pins
+
+    def check(self) -> None:
+        """Raise PinError where the pins cannot be meant."""
+        graph, scopes = self.opened.batching.graph, self._scopes
+        for scope in scopes:
+            own = self.asked if self.opened.laid is None else pins_of(scope.graph, self.asked)
+            resolve_pins(scope.graph, own, scope.kept.mesh)
+        if not scopes:
+            resolve_pins(graph, self.asked, self.opened.plan.mesh)
+
+    @cached_property
+    def _scopes(self) -> list[AbstractScope]:
+        """What the pins are about: the step, or the submeshes that hold what is pinned."""
+        scopes = scopes_of(self.opened)
+        if self.opened.laid is None:
+            return scopes
+        return [s for s in scopes if pins_of(s.graph, self.asked)]
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether all that is pinned lies so in the plan."""
+        for scope in self._scopes:
+            own = pins_of(scope.graph, self.asked)
+            fixed = resolve_pins(scope.graph, own, scope.kept.mesh)
+            lies = {i.path: scope.kept.sharding_of[i.value.name].dims for i in scope.graph.inputs}
+            if any(lies[path] != dims for path, dims in fixed.items()):
+                return False
+        return True
+
+    def unchanged(self) -> list[_Pair]:
+        """The plan beside itself."""
+        weighed = [(s, s.weighed(s.kept, s.kept.outcome.seconds)) for s in self._scopes]
+        return [_Pair(s, w, w) for s, w in weighed]
+
+    def pairs(self) -> list[_Pair] | str:
+        """The scopes before and after, or why there is no such plan."""
+        if self.opened.laid is not None:
+            return self._stages()
+        (scope,) = self._scopes
+        origin, plan = self.opened.plan.origin, self.opened.plan
+        request = Request(
+            self.opened.cluster, plan.mesh, origin.method, origin.memory_bytes, self.every,
+            remat=False,
+        )  # fmt: skip
+        site, form = Site.of(plan.mesh, request), Form(None, scope.graph, plan.recomputation)
+        try:
+            found = plan_on(site, form)
+        except InfeasibleError:
+            return str(refusal(site, form))
+        before = scope.weighed(scope.kept, plan.outcome.seconds)
+        return [_Pair(scope, before, self._nearest(scope, found))]
+
+    def _nearest(self, scope: AbstractScope, found: Found) -> Weighed:
+        """The plan that was found, without what it moves for nothing."""
+        sharding, limit = found.decided.sharding, self.opened.plan.origin.memory_bytes
+        price = price_of(found.timed, found.seconds, found.cost, found.held.peak_bytes)
+        listing = Listing(scope.graph, found.decided.program, 1)
+        case = scope.case(self.every, sharding.keeps)
+        chosen = case_of(case.posed, sharding, sharding.keeps).chosen
+        near = homed(case, chosen, (), limit)
+        if near != chosen:
+            weighed = scope.weighed(case.plan(near), found.cost)
+            same = abs(weighed.price.seconds - price.seconds) <= _SAME * price.seconds
+            if same and weighed.price.peak_bytes <= max(limit, price.peak_bytes):
+                return weighed
+        return Weighed(sharding, (listing,), price)
+
+    def _stages(self) -> list[_Pair] | str:
+        """Each submesh that holds what is pinned sharded anew, one after the other."""
+        opened, pairs = self.opened, list[_Pair]()
+        for scope in self._scopes:
+            case = scope.case(pins_of(scope.graph, self.every), scope.kept.keeps)
+            limit = opened.plan.origin.memory_bytes
+            weighed, least = scope.fitting(case, {}, anew(case, {}, limit))
+            if weighed is None:
+                return f"mesh{scope.submesh}: {too_large(least, limit)}"
+            opened = _with(opened, scope.submesh, weighed)
+        others = scopes_of(opened)
+        for scope in self._scopes:
+            before = scope.weighed(scope.kept, scope.kept.outcome.seconds)
+            other = others[scope.submesh]
+            after = other.weighed(other.kept, other.kept.outcome.seconds)
+            pairs.append(_Pair(scope, before, after))
+        return pairs
+
+    def notes(self) -> Iterator[str]:
+        """What was held as it is."""
+        plan, scopes = self.opened.plan, self._scopes
+        if self.is_kept:
+            yield "what is pinned lies so already: nothing changes"
+        if plan.pipeline is None:
+            yield f"the mesh ({plan.mesh}) is held as it is"
+        else:
+            names = ", ".join(f"mesh{s.submesh}" for s in scopes)
+            yield (
+                "stages, microbatches, schedule and meshes are held as they are; sharded anew: "
+                f"{names}, whose collectives these are; memory is that of mesh{scopes[0].submesh}"
+            )
+        if plan.recomputed:
+            yield f"the {len(plan.recomputed)} values that are recomputed are held as they are"
+        kept = [f"{p} = {show_spec(d)}" for p, d in self.every if (p, d) not in self.asked]
+        if kept:
+            yield f"the plan's own pins are kept: {and_more(kept, 3)}"
+
+
+def _with(opened: Opened, submesh: int, weighed: Weighed) -> Opened:
+    """The plan with one submesh sharded otherwise."""
+    pipeline = opened.plan.pipeline
+    assert pipeline is not None
+    shardings = list(pipeline.shardings)
+    shardings[submesh] = weighed.sharding
+    changed = replace(pipeline, shardings=tuple(shardings))
+    return replace(opened, plan=replace(opened.plan, pipeline=changed))

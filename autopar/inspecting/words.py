@@ -1,0 +1,73 @@
+"""How values, ops and shardings are called in what is said of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from autopar.ir.assignment import Assignment
+from autopar.ir.graph import Graph, Op
+from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import Sharding, spec_text
+
+RENAMING = ("convert_element_type", "transpose", "reshape", "squeeze", "copy", "expand_dims")
+
+
+def spec(sharding: Sharding) -> str:
+    """A sharding as its user writes it, trailing Nones left out: P('data', None, 'model')."""
+    partial = f" to be summed over {over(sharding.partial)}" if sharding.partial else ""
+    return f"{spec_text(sharding)}{partial}"
+
+
+def split(op: Op, choice: Assignment, mesh: MeshShape) -> str:
+    """How an op is cut up: the shardings that it reads and what comes of them."""
+    assert op.rule is not None
+    read = [spec(choice.operand_sharding(op.rule, i, mesh)) for i in range(len(op.operands))]
+    made = spec(choice.result_sharding(op.rule, 0, mesh)) if op.results else ""
+    return f"{' x '.join(read)} -> {made}"
+
+
+def over(axes: Sequence[str]) -> str:
+    """Axes in a sentence: data and model."""
+    return " and ".join(axes)
+
+
+def and_more(items: Sequence[str], shown: int) -> str:
+    """The first few of a list, and how many there are besides."""
+    rest = len(items) - shown
+    return ", ".join(items[:shown]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def where(op: Op) -> str:
+    """Where an op comes from: its module and line, as far as they are known."""
+    return " ".join(p for p in (op.origin.module, op.origin.line) if p)
+
+
+class Names:
+    """What values of a graph are called: an argument by its path, others by what makes them."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._paths = {i.value.name: i.path or i.value.name for i in graph.inputs}
+        self._makers = {r.name: op for op in graph.walk() for r in op.results}
+        self._given = dict(_given(graph))
+
+    def of(self, value: str) -> str:
+        """The name of a value; one that is an argument in another form is called as that."""
+        source: str | None = value
+        while source is not None:
+            value, op = source, self._makers.get(source)
+            source = self._given.get(value)
+            if op is not None and op.kind in RENAMING:
+                source = next(iter(op.value_operands()), None)
+        if value in self._paths:
+            return self._paths[value]
+        op = self._makers.get(value)
+        return f"{op.kind} of {where(op)} ({op.origin.region})" if op is not None else value
+
+
+def _given(graph: Graph) -> Iterator[tuple[str, str]]:
+    """What the bodies of scans and the like are given, by the bodies' names for it."""
+    for op in graph.walk():
+        for body in op.graphs:
+            if len(body.inputs) == len(op.operands):
+                pairs = zip(body.inputs, op.operands, strict=True)
+                yield from ((i.value.name, o) for i, o in pairs if isinstance(o, str))

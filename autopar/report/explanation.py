@@ -1,0 +1,256 @@
+"""An explanation and a counterfactual, drawn for a terminal and as data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import cast
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from autopar.ir.explanation import Alternative, Counterfactual, Explanation, Price, TrafficChange
+from autopar.ir.json_reader import Json
+from autopar.ir.paths import common_path, counted_paths, unnumbered
+from autopar.ir.text import show_bytes, show_seconds
+from autopar.report.style import ACCENT, BAD, GOOD, QUIET, SlashedPath, facts, percent, plain_table
+
+_SHOWN = 3  # of each list in the terminal
+_TOLD = 5  # changes of an alternative
+_MOVED = 10  # rows of arguments that move along
+_EQUAL = 1e-6  # of a step: what is nearer is as good
+
+
+def explanation(found: Explanation) -> RenderableType:
+    """Why something lies as it does: in a sentence, then its facts and the next best."""
+    pairs: list[tuple[str, str | Text]] = [
+        ("split" if found.is_split else "lies", _lies(found)),
+        ("takes", _takes(found.price)),
+    ]
+    if found.shared_by:
+        pairs.append(("decides", f"also for {_several(found.shared_by)}"))
+    pairs += _listed("read", found.reads)
+    pairs += _listed("binds", found.binds)
+    if found.others:
+        pairs.append(("not told", f"{_several(found.others)} match as well: ask by the whole path"))
+    title = Text.assemble(("why ", QUIET), (found.subject, f"bold {ACCENT}"))
+    parts: list[RenderableType] = [title, Text(headline(found)), "", facts(pairs), ""]
+    return Group(*parts, *_alternatives(found))
+
+
+def headline(found: Explanation) -> str:
+    """The explanation in a sentence or two: what the choice spares, and the next best's price."""
+    first = f": {found.reads[0]}" if found.reads else ""
+    verb = "is split as" if found.is_split else "lies as"
+    return f"It {verb} {found.choice}{first}. {_next_best(found)}"
+
+
+def _next_best(found: Explanation) -> str:
+    fitting = [a for a in found.alternatives if a.price is not None]
+    if not found.alternatives:
+        return "There is no other choice."
+    if not fitting:
+        nearest = found.alternatives[0]
+        return f"No other choice fits. Of {nearest.choice}: {nearest.refusal}."
+    equal = [a for a in fitting if abs(_more(found.price, a)) <= _EQUAL]
+    other = next((a for a in fitting if a not in equal), None)
+    text = f"{equal[0].choice} would do as well. " if equal else ""
+    if other is None:
+        return text.strip()
+    dearer = _more(found.price, other) > 0
+    who = f"The next best, {other.choice}," if dearer else f"Yet {other.choice}"
+    reason = f": {other.changes[0]}" if other.changes else ""
+    return f"{text}{who} would take {_difference(found.price, other)} a step{reason}."
+
+
+def _more(price: Price, other: Alternative) -> float:
+    """The share of a step that an alternative takes more."""
+    assert other.price is not None
+    return other.price.seconds / price.seconds - 1 if price.seconds > 0 else 0.0
+
+
+def _difference(price: Price, other: Alternative) -> str:
+    assert other.price is not None
+    more = other.price.seconds - price.seconds
+    word = "more" if more > 0 else "less"
+    return f"{show_seconds(abs(more))} ({percent(abs(_more(price, other)))}) {word}"
+
+
+def _lies(found: Explanation) -> Text:
+    kind = f"{found.dtype}[{','.join(map(str, found.shape))}]"
+    where = f" on mesh{found.submesh}" if found.submesh else ""
+    return Text.assemble(
+        (found.choice, "bold"), f"  {kind}{where}, {show_bytes(found.local_bytes)} on each device"
+    )
+
+
+def _takes(price: Price) -> Text:
+    return Text.assemble(
+        (show_seconds(price.seconds), "bold"),
+        f" a step, {show_seconds(price.exposed_seconds)} of it waiting for communication; "
+        f"{show_bytes(price.peak_bytes)} a device",
+    )
+
+
+def _listed(name: str, sentences: Sequence[str]) -> Iterator[tuple[str, str | Text]]:
+    for i, sentence in enumerate(sentences):
+        yield name if i == 0 else "", sentence
+
+
+def _several(paths: Sequence[str]) -> str:
+    """Paths with their numbers left open, the first few."""
+    named = counted_paths(paths)
+    rest = f" and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
+    return ", ".join(named[:_SHOWN]) + rest
+
+
+# -- alternatives ------------------------------------------------------------------------------
+
+
+def _alternatives(found: Explanation) -> Iterator[RenderableType]:
+    if not found.alternatives:
+        return
+    table = plain_table(
+        "Instead, with all else chosen anew", "~choice", ">step", ">", ">solver", ">a device"
+    )
+    for other in found.alternatives:
+        table.add_row(other.choice, *_figures(found.price, other))
+    yield table
+    groups: dict[tuple[str, ...], list[Alternative]] = {}
+    for other in found.alternatives:
+        if other.refusal or abs(_more(found.price, other)) > _EQUAL:
+            groups.setdefault((other.refusal,) if other.refusal else other.changes, []).append(
+                other
+            )
+    for told, alike in groups.items():
+        yield ""
+        yield Text(" or ".join(a.choice for a in alike), style="bold")
+        yield _bullets(told)
+
+
+def _bullets(sentences: Sequence[str]) -> RenderableType:
+    grid = Table.grid(padding=(0, 1))
+    for sentence in sentences[:_TOLD]:
+        grid.add_row(" *", sentence)
+    rest = len(sentences) - _TOLD
+    if rest > 0:
+        grid.add_row("", Text(f"and {rest} more: --json lists them", style=QUIET))
+    return grid
+
+
+def _figures(price: Price, other: Alternative) -> tuple[str | Text, str, str, str]:
+    if other.price is None:
+        return Text("none fits", style=BAD), "", "", ""
+    more = other.price.seconds - price.seconds
+    style = "" if abs(_more(price, other)) <= _EQUAL else BAD if more > 0 else GOOD
+    return (
+        Text(signed_seconds(more), style=style),
+        f"{_more(price, other):+.1%}" if style else "",
+        signed_seconds(other.price.solver_seconds - price.solver_seconds),
+        signed_bytes(other.price.peak_bytes - price.peak_bytes),
+    )
+
+
+def signed_seconds(seconds: float) -> str:
+    """A difference of seconds; less than a nanosecond is none."""
+    if abs(seconds) < 1e-9:
+        return "="
+    return f"{'+' if seconds > 0 else '-'}{show_seconds(abs(seconds))}"
+
+
+def signed_bytes(nbytes: float) -> str:
+    """A difference of bytes."""
+    if nbytes == 0:
+        return "="
+    return f"{'+' if nbytes > 0 else '-'}{show_bytes(abs(nbytes))}"
+
+
+# -- counterfactuals ---------------------------------------------------------------------------
+
+
+def counterfactual(found: Counterfactual) -> RenderableType:
+    """What pins would change, or why there is no plan with them."""
+    title = Text.assemble(("why not ", QUIET), (", ".join(found.pins), f"bold {ACCENT}"))
+    parts: list[RenderableType] = [title, verdict(found)]
+    if found.pinned is not None:
+        parts += ["", _prices(found.price, found.pinned)]
+    if found.traffic:
+        parts += ["", _traffic(found.traffic)]
+    if found.moved:
+        parts += ["", _moved(found.moved)]
+    parts.append("")
+    return Group(*parts, *(Text(f"note: {note}", style=QUIET) for note in found.notes))
+
+
+def verdict(found: Counterfactual) -> Text:
+    """What the pins would come to, in a sentence."""
+    if found.pinned is None:
+        return Text.assemble(("there is no such plan: ", f"bold {BAD}"), found.refusal)
+    more = found.pinned.seconds - found.price.seconds
+    share = more / found.price.seconds if found.price.seconds > 0 else 0.0
+    held = found.pinned.peak_bytes - found.price.peak_bytes
+    room = "as much" if held == 0 else f"{show_bytes(abs(held))} {'more' if held > 0 else 'less'}"
+    if abs(share) <= _EQUAL:
+        return Text(f"The step would take as long; a device would hold {room}.")
+    word, style = ("longer", BAD) if more > 0 else ("shorter", GOOD)
+    return Text.assemble(
+        "The step would take ",
+        (f"{show_seconds(abs(more))} ({percent(abs(share))}) {word}", f"bold {style}"),
+        f"; a device would hold {room}.",
+    )
+
+
+def _prices(plan: Price, pinned: Price) -> RenderableType:
+    table = plain_table("", "~of a step", ">plan", ">pinned", ">change")
+    rows = (
+        ("step", plan.seconds, pinned.seconds),
+        ("work", plan.compute_seconds, pinned.compute_seconds),
+        ("communication", plan.communication_seconds, pinned.communication_seconds),
+        ("of it waited for", plan.exposed_seconds, pinned.exposed_seconds),
+        ("solver's sum", plan.solver_seconds, pinned.solver_seconds),
+    )
+    for name, a, b in rows:
+        table.add_row(name, show_seconds(a), show_seconds(b), signed_seconds(b - a))
+    a, b = plan.peak_bytes, pinned.peak_bytes
+    table.add_row("memory a device", show_bytes(a), show_bytes(b), signed_bytes(b - a))
+    return table
+
+
+def _traffic(changes: Sequence[TrafficChange]) -> RenderableType:
+    table = plain_table("Collectives that change", "kind", "~axes", ">count", ">bytes", ">time")
+    for t in changes:
+        table.add_row(
+            t.kind, " + ".join(t.axes), f"{t.count[1] - t.count[0]:+d}",
+            signed_bytes(t.nbytes[1] - t.nbytes[0]), signed_seconds(t.seconds[1] - t.seconds[0]),
+        )  # fmt: skip
+    return table
+
+
+def _moved(moved: Sequence[tuple[str, str, str]]) -> RenderableType:
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for path, before, after in moved:
+        groups.setdefault((unnumbered(path), before, after), []).append(path)
+    table = plain_table("Arguments that would lie otherwise", "~path", "~plan", "~pinned")
+    for (_, before, after), paths in list(groups.items())[:_MOVED]:
+        times = f"{len(paths)} x " if len(paths) > 1 else ""
+        table.add_row(SlashedPath(times + common_path(paths)), before, after)
+    rest = len(groups) - _MOVED
+    if rest <= 0:
+        return table
+    return Group(table, Text(f"and {rest} more rows: --json lists them", style=QUIET))
+
+
+# -- data --------------------------------------------------------------------------------------
+
+
+def explanation_data(found: Explanation) -> dict[str, Json]:
+    """The same as one JSON object; seconds and bytes."""
+    return {"headline": headline(found), **cast("dict[str, Json]", asdict(found))}
+
+
+def counterfactual_data(found: Counterfactual) -> dict[str, Json]:
+    """The same as one JSON object; seconds and bytes, of traffic before and after."""
+    moved: list[Json] = [{"path": p, "before": a, "after": b} for p, a, b in found.moved]
+    data = cast("dict[str, Json]", asdict(found))
+    return {"verdict": verdict(found).plain, **data, "moved": moved}
