@@ -1,0 +1,272 @@
+"""What differs between two plans, in decisions and in what they cost."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from autopar.inspecting.words import spec
+from autopar.ir.comparison import Change, Comparison, FigureChange, Move, Place
+from autopar.ir.explanation import TrafficChange
+from autopar.ir.mesh import MeshShape
+from autopar.ir.paths import common_path, unnumbered
+from autopar.ir.pipeline import PipelinePlan
+from autopar.ir.plan import Argument, Origin, Plan, Traffic
+from autopar.ir.sharding import Sharding
+from autopar.ir.sharding_plan import ShardingPlan
+from autopar.ir.spmd import COLLECTIVES
+from autopar.ir.text import show_bytes
+
+_TOLD_INNER = 5
+_MADE = re.compile(
+    r"\s*(?P<name>%\w+): (?P<type>\S+).*?= (?P<kind>[\w-]+)\(.*?(?:  # (?P<line>\S+))?$"
+)
+
+Names = Mapping[str, str]  # the second plan's axis -> the first's
+
+
+def compare(a: Plan, b: Plan) -> Comparison:
+    """What is otherwise in plan `b` than in plan `a`; axes that only differ in name are one."""
+    same_graph = a.origin.graph_key == b.origin.graph_key
+    names = _axis_names(a.mesh, b.mesh)
+    inner = list(_inner(a, b)) if same_graph else []
+    return Comparison(
+        step=a.origin.step,
+        same_graph=same_graph,
+        asked=tuple(_changes(_asked(a.origin), _asked(b.origin))),
+        made_with=tuple(_changes(_made_with(a), _made_with(b))),
+        decisions=tuple(_changes(_decisions(a), _decisions(b))),
+        moves=_moves(a, b),
+        inner=tuple(_told(_graph_text(a, b), inner[:_TOLD_INNER])),
+        inner_count=len(inner),
+        traffic=tuple(_traffic(a, b, names)),
+        figures=tuple(_figures(a, b)),
+        renamed=tuple((own, other) for other, own in names.items() if own != other),
+    )
+
+
+def _axis_names(a: MeshShape, b: MeshShape) -> dict[str, str]:
+    """Axes of the second mesh by those of the first: of the same name, else of the same size."""
+    names = {n: n for n in b.names if n in a.names}
+    free = [n for n in a.names if n not in names]
+    for name in (n for n in b.names if n not in names):
+        own = next((n for n in free if a.size([n]) == b.size([name])), None)
+        names[name] = own if own is not None else name
+        free = [n for n in free if n != own]
+    return names
+
+
+def _by(names: Names, sharding: Sharding) -> Sharding:
+    """A sharding of the second plan by the first's names."""
+    dims = tuple(tuple(names.get(x, x) for x in dim) for dim in sharding.dims)
+    return Sharding(dims, tuple(names.get(x, x) for x in sharding.partial))
+
+
+# -- what is said in a word --------------------------------------------------------------------
+
+
+def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[Change]:
+    for name in dict.fromkeys([*before, *after]):
+        if before.get(name, "") != after.get(name, ""):
+            yield Change(name, before.get(name, ""), after.get(name, ""))
+
+
+def _asked(origin: Origin) -> dict[str, str]:
+    pins = {
+        f"pin {pattern}": spec(Sharding(tuple(tuple(axes) for axes in dims)))
+        for pattern, dims in origin.pins
+    }
+    return {
+        "step": origin.step,
+        "cluster": origin.cluster_name,
+        "method": origin.method,
+        "memory limit": show_bytes(origin.memory_bytes),
+        **pins,
+    }
+
+
+def _made_with(plan: Plan) -> dict[str, str]:
+    o, outcome = plan.origin, plan.outcome
+    return {
+        "graph": o.graph_key[:12],
+        "cluster figures": o.cluster_fingerprint[:12],
+        "JAX": o.jax_minor,
+        "outcome": f"{outcome.status.value}, gap {outcome.gap:.2%}",
+    }
+
+
+def _decisions(plan: Plan) -> dict[str, str]:
+    """How a step is cut up, and how much of it is recomputed."""
+    pipeline = plan.pipeline
+    found = {
+        "mesh": str(plan.mesh) if pipeline is None else _submeshes(pipeline),
+        "stages": str(plan.stage_count),
+        "microbatches": str(plan.microbatches),
+        "recomputed": f"{len(plan.recomputed)} values",
+    }
+    if pipeline is None:
+        return found
+    return {**found, "schedule": pipeline.schedule, **_stages(pipeline)}
+
+
+def _submeshes(pipeline: PipelinePlan) -> str:
+    return " + ".join(f"({s.mesh})" for s in pipeline.submeshes)
+
+
+def _stages(pipeline: PipelinePlan) -> dict[str, str]:
+    return {
+        f"stage S{i}": f"{s.name or 'all'}: {s.layers} layers on mesh{s.submesh}"
+        + (", recomputed" if s.recompute else "")
+        for i, s in enumerate(pipeline.stages)
+    }
+
+
+# -- arguments ---------------------------------------------------------------------------------
+
+
+def _moves(a: Plan, b: Plan) -> tuple[Move, ...]:
+    """Arguments that lie otherwise, or are in one plan only; alike ones as one, largest first."""
+    before, after = ({x.path: x for x in plan.arguments} for plan in (a, b))
+    groups: dict[object, list[Move]] = {}
+    for path in dict.fromkeys([*before, *after]):
+        old, new = before.get(path), after.get(path)
+        move = Move(
+            path,
+            1,
+            (old or after[path]).role,
+            _place(a, old, {}),
+            _place(b, new, _names(a, b, old, new)),
+        )
+        if move.before != move.after:
+            key = (unnumbered(path), move.role, _unplaced(move.before), _unplaced(move.after))
+            groups.setdefault(key, []).append(move)
+    found = [_folded(group) for group in groups.values()]
+    return tuple(sorted(found, key=lambda m: (-m.nbytes, len(m.path), m.path)))
+
+
+def _names(a: Plan, b: Plan, old: Argument | None, new: Argument | None) -> Names:
+    if new is None:
+        return {}
+    return _axis_names(a.mesh_of(old) if old is not None else a.mesh, b.mesh_of(new))
+
+
+def _place(plan: Plan, given: Argument | None, names: Names) -> Place | None:
+    if given is None:
+        return None
+    held = given.local_bytes(plan.mesh_of(given))
+    return Place(given.shape, given.dtype, _by(names, given.sharding), held, (given.submesh,))
+
+
+def _unplaced(place: Place | None) -> Place | None:
+    return replace(place, submeshes=()) if place is not None else None
+
+
+def _folded(group: list[Move]) -> Move:
+    first = group[0]
+    path = common_path([m.path for m in group])
+    return replace(
+        first,
+        path=path,
+        count=len(group),
+        before=_joined(first.before, [m.before for m in group]),
+        after=_joined(first.after, [m.after for m in group]),
+    )
+
+
+def _joined(first: Place | None, places: list[Place | None]) -> Place | None:
+    if first is None:
+        return None
+    every = {s for p in places if p is not None for s in p.submeshes}
+    return replace(first, submeshes=tuple(sorted(every)))
+
+
+# -- values within the step --------------------------------------------------------------------
+
+
+def _inner(a: Plan, b: Plan) -> Iterator[Change]:
+    """Results of ops, by name, that one plan recomputes, or that lie or are read otherwise."""
+    kept = "kept", "recomputed"
+    for name in dict.fromkeys([*a.recomputed, *b.recomputed]):
+        if (name in a.recomputed) != (name in b.recomputed):
+            yield Change(name, kept[name in a.recomputed], kept[name in b.recomputed])
+    ours, theirs = _shardings(a), _shardings(b)
+    if len(ours) != len(theirs) or a.microbatches != b.microbatches:
+        return  # other programs: nothing to set side by side
+    given = _given_values(_graph_text(a, b))
+    for one, other in zip(ours, theirs, strict=True):
+        before, after = _lies(one, {}), _lies(other, _axis_names(one.mesh, other.mesh))
+        for name in dict.fromkeys([*before, *after]):
+            if name not in given and before.get(name) != after.get(name):
+                yield Change(name, before.get(name, "on demand"), after.get(name, "on demand"))
+
+
+def _shardings(plan: Plan) -> tuple[ShardingPlan, ...]:
+    return (plan.sharding,) if plan.pipeline is None else plan.pipeline.shardings
+
+
+def _lies(plan: ShardingPlan, names: Names) -> dict[str, str]:
+    """Value -> how it lies, and how it is read where that is otherwise."""
+    found = {name: spec(_by(names, s)) for name, s in plan.values}
+    for name, region, sharding in plan.uses:
+        own, read = found.get(name, "on demand"), spec(_by(names, sharding))
+        found[name] = own if own == read else f"{own}, read in {region} as {read}"
+    return found
+
+
+def _graph_text(a: Plan, b: Plan) -> str:
+    """The graph of both, from the plan that keeps its step."""
+    record = a.record or b.record
+    return record.graph if record is not None else ""
+
+
+def _given_values(graph: str) -> frozenset[str]:
+    """The names of the step's inputs, which are told of as arguments."""
+    return frozenset(re.findall(r"(%\w+): ", graph.partition(") {")[0]))
+
+
+def _told(graph: str, changes: Sequence[Change]) -> Iterator[Change]:
+    """The changes with what makes each value, where the step is kept."""
+    wanted = {c.name for c in changes}
+    lines = graph.splitlines() if wanted else ()
+    made = {m["name"]: m for m in map(_MADE.match, lines) if m is not None and m["name"] in wanted}
+    for change in changes:
+        m = made.get(change.name)
+        line = f" ({m['line']})" if m is not None and m["line"] else ""
+        name = change.name if m is None else f"{m['kind']} {change.name}: {m['type']}{line}"
+        yield replace(change, name=name)
+
+
+# -- collectives and figures -------------------------------------------------------------------
+
+
+def _traffic(a: Plan, b: Plan, names: Names) -> Iterator[TrafficChange]:
+    before = {(t.kind, t.axes): t for t in a.prediction.traffic}
+    after = {(t.kind, tuple(names.get(x, x) for x in t.axes)): t for t in b.prediction.traffic}
+    order = {kind: i for i, kind in enumerate(COLLECTIVES)}
+    for kind, axes in sorted({*before, *after}, key=lambda k: (order.get(k[0], len(order)), k)):
+        none = Traffic(kind, axes, 0, 0, 0.0)
+        old, new = before.get((kind, axes), none), after.get((kind, axes), none)
+        change = TrafficChange(
+            kind, axes, (old.count, new.count), (old.nbytes, new.nbytes), (old.seconds, new.seconds)
+        )
+        if any(pair[0] != pair[1] for pair in (change.count, change.nbytes, change.seconds)):
+            yield change
+
+
+_FIGURES: tuple[tuple[str, str, Callable[[Plan], float]], ...] = (
+    ("step", "seconds", lambda p: p.prediction.seconds),
+    ("compute", "seconds", lambda p: p.prediction.compute_seconds),
+    ("exposed communication", "seconds", lambda p: p.prediction.exposed_seconds),
+    ("communication", "seconds", lambda p: p.prediction.communication_seconds),
+    ("recomputing", "seconds", lambda p: p.recomputation.seconds),
+    ("bubble", "seconds", lambda p: p.pipeline.bubble_seconds if p.pipeline else 0.0),
+    ("memory peak", "bytes", lambda p: p.prediction.peak_bytes),
+    ("arguments", "bytes", lambda p: p.prediction.argument_bytes),
+)
+
+
+def _figures(a: Plan, b: Plan) -> Iterator[FigureChange]:
+    for name, unit, of in _FIGURES:
+        if of(a) != of(b):
+            yield FigureChange(name, unit, of(a), of(b))

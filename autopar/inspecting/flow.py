@@ -1,0 +1,226 @@
+"""A listing followed: where each of its values comes from, who reads it, and when kernels run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from autopar.cost.overlap import Timed, timed_listing
+from autopar.inspecting.reopen import Listed
+from autopar.ir.graph import Op
+from autopar.ir.inspection import Spot
+from autopar.ir.spmd import Block, Fence, Instruction, Loop, Move, Run
+from autopar.ir.values import Role
+
+# What leaves a value the same but for its type, its order or its scale: a piece of an argument
+# stays one.
+_VIEWS = frozenset(
+    {
+        "convert_element_type", "transpose", "reshape", "squeeze", "slice", "split", "copy",
+        "broadcast_in_dim", "dynamic_slice", "rev", "reduce_precision", "mul", "div", "neg",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A listing, every instruction of it with how often it runs in a step, and its names' ways.
+
+    `paths` are of pieces of one argument, `makers` the ops behind all others; `readers` are the
+    first to do more with a name than to move it or to see it otherwise.
+    """
+
+    listed: Listed
+    steps: tuple[tuple[Instruction, int], ...]
+    paths: dict[str, str] = field(repr=False)
+    makers: dict[str, Op] = field(repr=False)
+    readers: dict[str, Run | Loop] = field(repr=False)
+
+    @classmethod
+    def of(cls, listed: Listed, paths: Mapping[str, str], makers: Mapping[str, Op]) -> Flow:
+        """A listing from its first instruction to the last and back.
+
+        `paths` and `makers` are of what other listings make: its inputs that are no arguments.
+        """
+        flow = cls(listed, tuple(_steps(listed.program.block, listed.runs)), {}, {}, {})
+        for given in listed.graph.inputs:
+            name = given.value.name
+            if given.path or name in paths:
+                flow.paths[name] = given.path or paths[name]
+            elif name in makers:
+                flow.makers[name] = makers[name]
+        flow._forward(listed.program.block)
+        flow._back(listed.program.block)
+        return flow
+
+    @cached_property
+    def timed(self) -> Timed:
+        """One run of the listing, kernel by kernel."""
+        return timed_listing(self.listed.graph, self.listed.program, self.listed.prices)
+
+    @cached_property
+    def read_before_update(self) -> frozenset[str]:
+        """The paths of the arguments that the forward or backward pass reads."""
+        graph = self.listed.graph
+        early = (op for op in graph.ops if op.origin.region != "update")
+        names = {name for op in early for name in op.value_operands()}
+        return frozenset(i.path for i in graph.inputs if i.value.name in names)
+
+    @cached_property
+    def batch_paths(self) -> frozenset[str]:
+        """The paths of the arguments that are given anew at every step."""
+        inputs = self.listed.graph.inputs
+        return frozenset(i.path for i in inputs if i.role is Role.BATCH)
+
+    def op(self, step: Run | Loop) -> Op:
+        """The op that an instruction runs."""
+        path = step.equation
+        graph = self.listed.graph
+        return graph.ops[path[0]] if len(path) == 1 else graph.op_at(path)
+
+    def reader(self, name: str) -> Op | None:
+        """The op that a name is read by first; None where it is only returned."""
+        step = self.readers.get(name)
+        return None if step is None else self.op(step)
+
+    def subject(self, name: str) -> str:
+        """A value as its user knows it: an argument's path, else the module and op behind it."""
+        path, op = self.paths.get(name), self.makers.get(name)
+        return path or (_named(op.kind, op.origin.module) if op is not None else name)
+
+    def spot(self, step: Instruction | None) -> Spot:
+        """Where an instruction belongs; a move of an argument to the module that reads it."""
+        stage, part = self.listed.stage, self.listed.part
+        if isinstance(step, Run | Loop):
+            origin = self.op(step).origin
+            return Spot(origin.region, origin.module, origin.line, stage, part)
+        if not isinstance(step, Move):
+            return Spot("", "", "", stage, part)
+        near = self.makers.get(step.source) or self.reader(step.result)
+        module = near.origin.module if near is not None else ""
+        line = step.line or (near.origin.line if near is not None else "")
+        return Spot(step.region, module, line, stage, part)
+
+    def label(self, step: Instruction | None) -> str:
+        """What runs, in a few words: dot_general Block/mlp, all-gather params/w1."""
+        if isinstance(step, Run | Loop):
+            op = self.op(step)
+            return _named(op.kind, op.origin.module, kind_first=True)
+        if not isinstance(step, Move):
+            return "copy" if step is None else "fence"
+        what = step.collectives[0].kind if step.collectives else "copy"
+        return f"{what} {self.subject(step.source)}"
+
+    # -- following ---------------------------------------------------------------------------
+
+    def _forward(self, block: Block) -> None:
+        for step in block.instructions:
+            if isinstance(step, Move):
+                self._same(step.source, step.result)
+            elif isinstance(step, Fence):
+                for source, result in zip(step.sources, step.results, strict=True):
+                    self._same(source, result)
+            elif isinstance(step, Loop):
+                self._into(step)
+            else:
+                op = self.op(step)
+                seen = _seen(step, op) if op.origin.region != "update" else None
+                for name in step.results:
+                    self.makers[name] = op
+                    self._same(seen or "", name)
+
+    def _same(self, source: str, result: str) -> None:
+        if source in self.paths:
+            self.paths[result] = self.paths[source]
+        elif source in self.makers:
+            self.makers.setdefault(result, self.makers[source])
+
+    def _into(self, loop: Loop) -> None:
+        op = self.op(loop)
+        for b, body in enumerate(loop.bodies):
+            for name, (outer, changes) in zip(body.inputs, _entering(op, loop, b), strict=True):
+                if outer is not None and not changes:
+                    self._same(outer, name)
+            self._forward(body)
+        for name in loop.results:
+            self.makers[name] = op
+        for inner, name in _leaving(loop):
+            self.makers[name] = self.makers.get(inner, op)
+
+    def _back(self, block: Block) -> None:
+        readers = self.readers
+        for step in reversed(block.instructions):
+            if isinstance(step, Move):
+                self._read(step.source, step.result)
+            elif isinstance(step, Fence):
+                for source, result in zip(step.sources, step.results, strict=True):
+                    self._read(source, result)
+            elif isinstance(step, Loop):
+                op = self.op(step)
+                for inner, name in _leaving(step):
+                    self._read(inner, name)
+                for b, body in enumerate(step.bodies):
+                    self._back(body)
+                    for name, (outer, _) in zip(body.inputs, _entering(op, step, b), strict=True):
+                        if outer is not None:
+                            readers[outer] = readers.get(name, step)
+            else:
+                seen = _seen(step, self.op(step))
+                users = (readers[r] for r in step.results if seen and r in readers)
+                reader = next(users, step)
+                readers.update((o, reader) for o in step.operands if o is not None)
+
+    def _read(self, source: str, result: str) -> None:
+        if result in self.readers:
+            self.readers[source] = self.readers[result]
+
+
+def flows_of(listings: Sequence[Listed]) -> list[Flow]:
+    """Every listing followed, in the order in which they first run."""
+    flows: list[Flow] = []
+    paths, makers = dict[str, str](), dict[str, Op]()
+    for listed in listings:
+        flow = Flow.of(listed, paths, makers)
+        paths |= flow.paths
+        makers |= flow.makers
+        flows.append(flow)
+    return flows
+
+
+def _seen(run: Run, op: Op) -> str | None:
+    """The one value that an op shows otherwise."""
+    names = {o for o in run.operands if o is not None}
+    return names.pop() if op.kind in _VIEWS and len(names) == 1 else None
+
+
+def _named(kind: str, module: str, kind_first: bool = False) -> str:
+    return " ".join(p for p in ((kind, module) if kind_first else (module, kind)) if p)
+
+
+def _steps(block: Block, runs: int) -> Iterator[tuple[Instruction, int]]:
+    for step in block.instructions:
+        yield step, runs
+        if isinstance(step, Loop):
+            for body in step.bodies:
+                yield from _steps(body, runs * step.runs)
+
+
+def _leaving(loop: Loop) -> Iterator[tuple[str, str]]:
+    """What the last body of a loop gives back (of a while that is no test), and as what."""
+    outputs = loop.bodies[-1].outputs if loop.bodies else ()
+    yield from ((o, r) for o, r in zip(outputs, loop.results, strict=True) if o is not None)
+
+
+def _entering(op: Op, loop: Loop, b: int) -> Sequence[tuple[str | None, bool]]:
+    """For each input of a body, what enters it and whether the loop changes that by and by."""
+    operands = loop.operands
+    if op.kind == "scan":
+        first = op.whole("num_consts")
+        changing = range(first, first + op.whole("num_carry"))
+        return [(o, i in changing) for i, o in enumerate(operands)]
+    if op.kind == "while":
+        tests, consts = op.whole("cond_nconsts"), op.whole("body_nconsts")
+        own = operands[:tests] if b == 0 else operands[tests : tests + consts]
+        return [*((o, False) for o in own), *((o, True) for o in operands[tests + consts :])]
+    return [(o, False) for o in operands[1:]]

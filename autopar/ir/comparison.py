@@ -1,0 +1,127 @@
+"""Two plans side by side: which decisions differ, and what that costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from autopar.ir.explanation import TrafficChange
+from autopar.ir.sharding import Sharding
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something that two plans say otherwise, as each says it; "" where one says nothing."""
+
+    name: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class FigureChange:
+    """A prediction that differs: of a step and of one device, in "seconds" or "bytes"."""
+
+    name: str
+    unit: str
+    before: float
+    after: float
+
+    @property
+    def share(self) -> float | None:
+        """How much more the second is, as a share of the first; None where that is nothing."""
+        return self.after / self.before - 1 if self.before else None
+
+
+@dataclass(frozen=True)
+class Place:
+    """How arguments lie in one plan: their type and sharding, and on which submeshes.
+
+    `local_bytes` are of one device's pieces of one of them.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    sharding: Sharding
+    local_bytes: int
+    submeshes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Move:
+    """Arguments that changed alike and whose paths differ in numbers only; `path` has a star there.
+
+    A place is None in the plan that has no such argument. Axes are those of the first plan.
+    """
+
+    path: str
+    count: int
+    role: str
+    before: Place | None
+    after: Place | None
+
+    @property
+    def nbytes(self) -> int:
+        """The most that a device holds of all of them, in either plan."""
+        return self.count * max(p.local_bytes for p in (self.before, self.after) if p is not None)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What differs from one plan to another, the first being the one to compare with.
+
+    `asked` is what the plans were made for, `made_with` by what they were made and how sure they
+    are, `decisions` what they decide but for shardings, `moves` the arguments that lie otherwise.
+    Of the `inner_count` values within the step that do, `inner` tells the first; they are compared
+    where both plans are of the `same_graph`. The second plan's axes go by the first's names, of
+    which `renamed` has those that differ: (first's, second's).
+    """
+
+    step: str
+    same_graph: bool
+    asked: tuple[Change, ...]
+    made_with: tuple[Change, ...]
+    decisions: tuple[Change, ...]
+    moves: tuple[Move, ...]
+    inner: tuple[Change, ...]
+    inner_count: int
+    traffic: tuple[TrafficChange, ...]
+    figures: tuple[FigureChange, ...]
+    renamed: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def decides_alike(self) -> bool:
+        """Whether both plans decide the same."""
+        return not (
+            self.decisions or self.moves or self.inner_count or any(map(_is_resent, self.traffic))
+        )
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether nothing differs."""
+        told = self.asked or self.made_with or self.traffic or self.figures
+        return self.same_graph and self.decides_alike and not told
+
+    def beyond(self, tolerance: float) -> Comparison:
+        """What matters wherever a step is planned again: decisions, predictions further apart.
+
+        That leaves out the release of JAX and the graph that it traced, how sure the solver was,
+        and the cluster's figures, which speak through what they predict.
+        """
+        return replace(
+            self,
+            same_graph=True,
+            made_with=(),
+            traffic=tuple(
+                t for t in self.traffic if _is_resent(t) or _apart(*t.seconds, tolerance)
+            ),
+            figures=tuple(f for f in self.figures if _apart(f.before, f.after, tolerance)),
+        )
+
+
+def _is_resent(change: TrafficChange) -> bool:
+    """Whether other bytes are sent, or as many in other collectives."""
+    return change.count[0] != change.count[1] or change.nbytes[0] != change.nbytes[1]
+
+
+def _apart(before: float, after: float, tolerance: float) -> bool:
+    return abs(after - before) > tolerance * abs(before)

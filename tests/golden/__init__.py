@@ -1,0 +1,1 @@
+"""The plugin of golden plans, and the golden plans of autopar itself."""
