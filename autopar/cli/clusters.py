@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from autopar.api import Cluster, keep_to_cpu
+from autopar.cli.completion import offered
 from autopar.cli.console import out, print_json, told
 from autopar.report.clusters import catalog, cluster_data, detail, mesh_data
 
@@ -20,7 +21,7 @@ _FORMS = (
 
 
 @click.command("clusters")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=offered(LISTED, or_files=True))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @told
 def clusters_command(name: str | None, as_json: bool) -> None:

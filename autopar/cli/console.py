@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 import sys
 import warnings
 from collections.abc import Callable, Generator
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from typing import ParamSpec
 
 import click
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
 from rich.text import Text
 
 from autopar.errors import AutoparError, InputError, PlanFileError
@@ -24,12 +25,19 @@ P = ParamSpec("P")
 
 def out() -> Console:
     """The console of answers."""
-    return Console(highlight=False)
+    return _as_wide_as_told(Console(highlight=False))
 
 
 def err() -> Console:
     """The console of progress, warnings and errors."""
-    return Console(stderr=True, highlight=False)
+    return _as_wide_as_told(Console(stderr=True, highlight=False))
+
+
+def _as_wide_as_told(console: Console) -> Console:
+    """A dumb terminal is 80 columns wide to rich, whatever it says of itself."""
+    if console.is_dumb_terminal:
+        console.size = ConsoleDimensions(*shutil.get_terminal_size())
+    return console
 
 
 def print_json(data: dict[str, Json]) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import json
+from pathlib import Path
+from typing import cast
 
-from autopar.errors import PinError
+from autopar.errors import InputError, PinError
 
 Dims = tuple[tuple[str, ...] | None, ...]
 
@@ -12,6 +15,24 @@ Dims = tuple[tuple[str, ...] | None, ...]
 def read_pins(texts: tuple[str, ...]) -> dict[str, Dims]:
     """Pins by pattern; raises PinError that names the text which is none."""
     return dict(_read_pin(text) for text in texts)
+
+
+def load_pins(path: Path) -> dict[str, Dims]:
+    """The pins of a file that `autopar import` wrote; raises InputError where it has none."""
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))["pins"]
+        return {pattern: tuple(map(_axes, dims)) for pattern, dims in held.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{str(path)!r} holds no pins ({type(error).__name__}: {error}); write "
+            '{"pins": {PATTERN: [null, AXIS, [AXIS, ...]]}}, as autopar import does'
+        ) from error
+
+
+def _axes(entry: object) -> tuple[str, ...] | None:
+    if entry is None:
+        return None
+    return (entry,) if isinstance(entry, str) else tuple(cast("list[str]", entry))
 
 
 def _read_pin(text: str) -> tuple[str, Dims]:

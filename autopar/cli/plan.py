@@ -9,9 +9,11 @@ from pathlib import Path
 import click
 
 from autopar import api
+from autopar.cli.clusters import LISTED
+from autopar.cli.completion import files, offered
 from autopar.cli.console import err, gathered_warnings, out, print_json, print_warnings, told
 from autopar.cli.loading import Target, last_line_in, load_target
-from autopar.cli.pins import read_pins
+from autopar.cli.pins import Dims, load_pins, read_pins
 from autopar.cli.planning import Trail, watched_planning
 from autopar.cli.stages import Count, stage_options
 from autopar.errors import InputError, TraceError
@@ -47,6 +49,7 @@ class Wanted:
     memory_gb: float | None
     no_remat: bool
     pins: tuple[str, ...]
+    pins_file: Path | None
     stages: Count
     microbatches: Count | None
     schedule: str
@@ -63,9 +66,12 @@ class Made:
 
 
 @click.command("plan")
-@click.argument("target", metavar="FILE.py:FUNCTION")
+@click.argument("target", metavar="FILE.py:FUNCTION", shell_complete=files)
 @click.option(
-    "--cluster", required=True, help="A name such as 8xh100 or v5p:4x4x4, or a .toml file."
+    "--cluster",
+    required=True,
+    help="A name such as 8xh100 or v5p:4x4x4, or a .toml file.",
+    shell_complete=offered(LISTED, or_files=True),
 )
 @click.option("--mesh", help="Sizes or named sizes: 2,4 or data=2,model=4. Default: searched.")
 @click.option(
@@ -87,6 +93,12 @@ class Made:
     multiple=True,
     metavar="PATTERN=P(...)",
     help="Fix a sharding, as in 'params/**/kernel=P(None,\"model\")'; may be repeated.",
+)
+@click.option(
+    "--pins",
+    "pins_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A file of pins, as `autopar import` writes them; --pin counts before it.",
 )
 @click.option(
     "-o",
@@ -129,7 +141,7 @@ def _make(loaded: Target, wanted: Wanted, after: str | None) -> Made:
         mesh=wanted.mesh,
         method=wanted.method,
         memory_gb=wanted.memory_gb,
-        pins=read_pins(wanted.pins),
+        pins=_pins(wanted),
         mesh_axes=wanted.mesh_axes,
         remat=False if wanted.no_remat else "auto",
         stages=wanted.stages,
@@ -141,6 +153,12 @@ def _make(loaded: Target, wanted: Wanted, after: str | None) -> Made:
     seconds = time.perf_counter() - start
     text = trail.text_after(after, planned) if after is not None else ""
     return Made(planned, seconds, text, tuple(messages))
+
+
+def _pins(wanted: Wanted) -> dict[str, Dims]:
+    """Both kinds of pins; one given by hand takes the place of a file's for the same pattern."""
+    held = load_pins(wanted.pins_file) if wanted.pins_file is not None else {}
+    return {**held, **read_pins(wanted.pins)}
 
 
 def _planned(step: api.ParallelStep, loaded: Target, trail: Trail) -> Planned:

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autopar import api
+from autopar.cli.completion import files
 from autopar.cli.console import err, gathered_warnings, out, print_warnings, told
 from autopar.cli.loading import Target, last_line_in, load_target
 from autopar.cost.profile import profile_of
@@ -28,7 +29,7 @@ _NO_STATE = (
 
 
 @click.command("profile")
-@click.argument("target", metavar="FILE.py:FUNCTION")
+@click.argument("target", metavar="FILE.py:FUNCTION", shell_complete=files)
 @click.option(
     "--cluster",
     default="local",

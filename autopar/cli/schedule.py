@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from pathlib import Path
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.text import Text
 
+from autopar.cli.completion import offered
 from autopar.cli.console import out, print_json, print_warnings, told
-from autopar.errors import ScheduleError
+from autopar.cli.planned_schedule import draw_planned, print_saved
+from autopar.errors import InputError, ScheduleError
 from autopar.ir.json_reader import Json
 from autopar.report.schedule import Drawing, legend
 from autopar.report.style import ACCENT, QUIET, facts, percent
+from autopar.report.svg.gantt import gantt_svg
+from autopar.report.svg.save import save_drawing
 from autopar.schedule.grid import Kind
 from autopar.schedule.simulate import Simulation, simulate
 from autopar.schedule.table import SCHEDULES, Schedule, make_grid, schedule_named
@@ -26,10 +33,20 @@ _LONGEST_TIME = 1e30
 _MOST_LINES = 60
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A schedule by its name, simulated with the times that were given."""
+
+    schedule: Schedule
+    done: Simulation
+    costs: Costs
+    latency: float
+
+
 @click.command("schedule", epilog=f"Schedules: {', '.join(SCHEDULES)}.")
-@click.argument("name")
-@click.option("--stages", type=int, required=True, help="Devices (or submeshes) in the pipeline.")
-@click.option("--microbatches", type=int, required=True, help="Parts the batch is cut into.")
+@click.argument("name", required=False, shell_complete=offered(SCHEDULES))
+@click.option("--stages", type=int, help="Devices (or submeshes) in the pipeline.")
+@click.option("--microbatches", type=int, help="Parts the batch is cut into.")
 @click.option("--chunks", type=int, help="Stages a device holds; if not given, what is usual.")
 @click.option(
     "--times",
@@ -38,20 +55,74 @@ _MOST_LINES = 60
     help="Times of a device's forward, input and weight gradient; B is I and W together.",
 )
 @click.option("--latency", default="0", help="Time of a transfer between devices.")
+@click.option(
+    "--plan",
+    metavar="PLAN.json",
+    type=click.Path(path_type=Path),
+    help="Instead of all the above: the schedule of a plan with stages, in its own times.",
+)
+@click.option(
+    "--trace",
+    metavar="TRACE.json",
+    type=click.Path(path_type=Path),
+    help="In the picture of a plan's schedule, the step that step.trace(PATH) measured.",
+)
+@click.option(
+    "-o",
+    "--output",
+    metavar="NAME.svg|png",
+    type=click.Path(path_type=Path),
+    help="Save a picture, as SVG or PNG.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
 @told
 def schedule_command(
-    name: str,
-    stages: int,
-    microbatches: int,
+    context: click.Context,
+    name: str | None,
+    stages: int | None,
+    microbatches: int | None,
     chunks: int | None,
     times: str,
     latency: str,
+    plan: Path | None,
+    trace: Path | None,
+    output: Path | None,
     as_json: bool,
 ) -> None:
     """Draw a pipeline schedule: one row a device, time to the right."""
+    if plan is not None:
+        _refuse_beside_plan(context)
+        draw_planned(plan, trace, output, as_json)
+        return
+    if trace is not None:
+        raise InputError("--trace goes under the schedule of a plan: add --plan PLAN.json")
+    if name is None or stages is None or microbatches is None:
+        raise click.UsageError("Needs NAME, '--stages' and '--microbatches', or '--plan'.", context)
+    asked = _asked(name, (stages, microbatches, chunks), times, latency)
+    if output is not None:
+        save_drawing(gantt_svg(asked.done, show="{:.6g}".format, standalone=True), output)
+    if as_json:
+        print_json(_data(asked.done, asked.costs, asked.latency))
+        return
+    _draw(out(), asked.schedule, asked.done, _given(asked.costs, asked.latency))
+    print_saved(output)
+
+
+def _refuse_beside_plan(context: click.Context) -> None:
+    """Raise InputError where the schedule is named twice."""
+    own = ("name", "stages", "microbatches", "chunks", "times", "latency")
+    given = [p for p in own if context.get_parameter_source(p) is ParameterSource.COMMANDLINE]
+    if given:
+        options = ", ".join("NAME" if p == "name" else f"--{p}" for p in given)
+        raise InputError(f"--plan has a schedule of its own: leave out {options}")
+
+
+def _asked(name: str, sizes: tuple[int, int, int | None], times: str, latency: str) -> Asked:
+    """The schedule in time; `sizes` are devices, microbatches and, if given, chunks."""
     schedule = schedule_named(name)
     costs, delay = _read_times(times, schedule), _time(latency, "latency")
+    stages, microbatches, chunks = sizes
     v = schedule.usual_chunks if chunks is None else chunks
     _refuse_endless(stages, microbatches, v)
     grid = make_grid(name, stages, microbatches, v)
@@ -63,11 +134,7 @@ def schedule_command(
         weight_gradient=0.0 if "B" in costs else costs["W"],
         latency=delay,
     )
-    done = simulate(grid, seconds)
-    if as_json:
-        print_json(_data(done, costs, delay))
-    else:
-        _draw(out(), schedule, done, _given(costs, delay))
+    return Asked(schedule, simulate(grid, seconds), costs, delay)
 
 
 def _read_times(text: str, schedule: Schedule) -> Costs:

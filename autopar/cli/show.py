@@ -1,51 +1,142 @@
-"""`autopar show`: prints a saved plan."""
+"""`autopar show`: prints a saved plan, whole or one part of it in full."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
+from rich.console import RenderableType
+from rich.text import Text
 
 from autopar import api
 from autopar.cli.console import out, print_json, told
+from autopar.errors import InputError
+from autopar.inspecting.inspect import inspect
+from autopar.inspecting.reopen import reopen
+from autopar.ir.inspection import Inspection
+from autopar.ir.json_reader import Json
+from autopar.ir.paths import matches
+from autopar.ir.plan import Plan
+from autopar.report.axes import axes
+from autopar.report.comm import collectives_by_kind, communication
+from autopar.report.inspection_data import inspection_data, schedule_data
 from autopar.report.memory import memory, memory_in_full
+from autopar.report.modules import modules
+from autopar.report.ops import ops
 from autopar.report.pipeline import pipeline
-from autopar.report.plan import collectives, headline, margins, parameters
+from autopar.report.plan import collectives, headline, margins_line, parameters
+from autopar.report.style import QUIET
 from autopar.report.view import plan_data
+from autopar.schedule.planned import simulation_of
+
+_SHOWN = 12
+_NOTHING = Inspection((), (), (), (), (), (), ())
+_VIEWS = ("--params", "--ops", "--stages", "--comm", "--memory")
+
+
+@dataclass(frozen=True)
+class Views:
+    """What of a plan is asked for; nothing means a little of everything."""
+
+    params: bool
+    ops: bool
+    stages: bool
+    comm: bool
+    memory: bool
+
+    @property
+    def is_overview(self) -> bool:
+        """Whether nothing in particular is asked for."""
+        return not any((self.params, self.ops, self.stages, self.comm, self.memory))
 
 
 @click.command("show")
 @click.argument("path", metavar="PLAN.json", type=click.Path(path_type=Path))
-@click.option("--params", is_flag=True, help="How every argument lies, and nothing else.")
-@click.option("--comm", is_flag=True, help="The collectives, and nothing else.")
+@click.option("--params", is_flag=True, help="How every argument lies, by path.")
+@click.option("--ops", is_flag=True, help="What runs where: FLOP, time, sharding, your line.")
+@click.option("--stages", is_flag=True, help="The modules, and the stages with their schedule.")
+@click.option("--comm", is_flag=True, help="Every collective, for which op and line, how hidden.")
+@click.option("--memory", is_flag=True, help="What a device holds, when, and the largest values.")
 @click.option(
-    "--memory",
-    "with_memory",
-    is_flag=True,
-    help="What a device holds, when, and the largest values; nothing else.",
+    "--match",
+    metavar="PATTERN",
+    help="Of arguments, ops and collectives those whose path matches, as in 'params/**/kernel'.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--all", "in_full", is_flag=True, help="Every row of a table.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object with all of it.")
 @told
-def show_command(path: Path, params: bool, comm: bool, with_memory: bool, as_json: bool) -> None:
-    """Print a saved plan: what it was made for, predicts, and decides."""
-    plan = api.load(path)
+def show_command(
+    path: Path, match: str | None, in_full: bool, as_json: bool, **views: bool
+) -> None:
+    """Print a saved plan: what it was made for, predicts and decides.
+
+    Without an option that names a part, a little of everything.
+    """
+    plan, wanted = api.load(path), Views(**views)
+
+    looked_into = wanted.ops or wanted.stages or wanted.comm
+    found = _NOTHING if plan.record is None and not looked_into else inspect(reopen(plan))
     if as_json:
-        print_json(plan_data(plan))
+        print_json(_data(plan, found))
         return
-    everything = not (params or comm or with_memory)
-    parts = [headline(plan)] if everything else []
-    if everything and plan.pipeline is not None:
-        parts.append(pipeline(plan.pipeline))
-    if everything and plan.outcome.recipes:
-        parts.append(margins(plan))
-    if comm or everything:
-        parts.append(collectives(plan))
-    if params or everything:
-        parts.append(parameters(plan, shown=None) if params else parameters(plan))
-    if with_memory or everything:
-        parts.append(memory_in_full(plan) if with_memory else memory(plan))
+    if match is not None:
+        plan, found = _matching(plan, found, match)
+    parts = _overview(plan, found) if wanted.is_overview else _parts(plan, found, wanted, in_full)
     console = out()
     for i, part in enumerate(parts):
         if i:
             console.print()
         console.print(part)
+
+
+def _overview(plan: Plan, found: Inspection) -> Iterator[RenderableType]:
+    """A screen or so."""
+    yield headline(plan)
+    if plan.pipeline is not None:
+        yield pipeline(plan.pipeline)
+    if found.axes:
+        yield axes(found.axes, plan.pipeline)
+    if plan.outcome.recipes:
+        yield margins_line(plan)
+    single = plan.pipeline is None and found.collectives
+    yield collectives_by_kind(found.collectives) if single else collectives(plan)
+    yield parameters(plan, uses=found.axes)
+    yield memory(plan)
+    yield Text(f"In full: autopar show PLAN.json with {', '.join(_VIEWS)}", style=QUIET)
+
+
+def _parts(plan: Plan, found: Inspection, wanted: Views, in_full: bool) -> Iterator[RenderableType]:
+    """What was asked for, in full or up to a screen."""
+    shown = None if in_full else _SHOWN
+    if wanted.params:
+        yield parameters(plan, None, found.axes)
+    if wanted.ops:
+        yield ops(found.ops, shown)
+    if wanted.stages:
+        if plan.pipeline is not None:
+            yield pipeline(plan.pipeline, simulation_of(plan.pipeline))
+        yield modules(found.modules, shown)
+    if wanted.comm:
+        yield communication(found.collectives, shown)
+    if wanted.memory:
+        yield memory_in_full(plan, found.memory)
+
+
+def _matching(plan: Plan, found: Inspection, pattern: str) -> tuple[Plan, Inspection]:
+    """The plan's arguments, ops and collectives whose path matches; InputError where none does."""
+    arguments = tuple(a for a in plan.arguments if matches(pattern, a.path))
+    of = tuple(r for r in found.ops if matches(pattern, r.spot.module))
+    moved = tuple(
+        r for r in found.collectives
+        if any(matches(pattern, name) for name in (r.value, r.spot.module, *r.members))
+    )  # fmt: skip
+    if not (arguments or of or moved):
+        raise InputError(f"no argument, op or collective of the plan matches {pattern!r}")
+    return replace(plan, arguments=arguments), replace(found, ops=of, collectives=moved)
+
+
+def _data(plan: Plan, found: Inspection) -> dict[str, Json]:
+    schedule = schedule_data(simulation_of(plan.pipeline)) if plan.pipeline is not None else None
+    return {**plan_data(plan), "inspection": inspection_data(found), "schedule": schedule}

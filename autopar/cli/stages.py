@@ -53,6 +53,7 @@ def stage_options(command: Command) -> Command:
         click.option(
             "--schedule",
             type=_SCHEDULE,
+            metavar="NAME",
             default="auto",
             show_default=True,
             help="Who runs what when; see `autopar schedule`.",

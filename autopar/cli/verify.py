@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from autopar import api
+from autopar.cli.completion import files
 from autopar.cli.console import (
     IMPOSSIBLE,
     err,
@@ -43,7 +44,7 @@ class Asked:
 
 @click.command("verify")
 @click.argument("path", metavar="PLAN.json", type=click.Path(path_type=Path))
-@click.argument("target", metavar="FILE.py:FUNCTION")
+@click.argument("target", metavar="FILE.py:FUNCTION", shell_complete=files)
 @click.option(
     "--level",
     type=click.Choice(_LEVELS),

@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from autopar.ir.inspection import MemoryCurve
 from autopar.ir.peak import Peak
 from autopar.ir.plan import Plan
+from autopar.ir.sharding import spec_text
 from autopar.ir.text import show_bytes, show_seconds
-from autopar.report.style import QUIET, SlashedPath, percent, plain_table
-from autopar.report.view import holdings_of, price_per_gib, spec_text
+from autopar.report.curve import memory_over_time
+from autopar.report.listing import Listing
+from autopar.report.style import QUIET, percent
+from autopar.report.view import holdings_of, price_per_gib
 
 
-def memory(plan: Plan) -> Table:
+def memory(plan: Plan) -> Listing:
     """What one device holds at the peak of the step."""
     peak, given = plan.prediction.peak_bytes, plan.prediction.argument_bytes
     limit = plan.origin.memory_bytes
-    table = plain_table("Memory of a device", "~what", ">whole", ">a device", ">of the limit")
-    for h in holdings_of(plan):
-        table.add_row(
-            h.what, show_bytes(h.nbytes), show_bytes(h.local_bytes), percent(h.local_bytes / limit)
-        )
+    held = [
+        (h.what, show_bytes(h.nbytes), show_bytes(h.local_bytes), percent(h.local_bytes / limit))
+        for h in holdings_of(plan)
+    ]
     rest = max(0, peak - given)
-    table.add_row("activations, gradients, copies", "", show_bytes(rest), percent(rest / limit))
-    table.add_section()
-    table.add_row("peak", "", show_bytes(peak), percent(peak / limit), style="bold")
-    table.add_row("limit", "", show_bytes(limit), "")
-    return table
+    others = ("activations, gradients, copies", "", show_bytes(rest), percent(rest / limit))
+    return Listing(
+        f"Memory of a device at the peak; limit {show_bytes(limit)}",
+        ("/what", ">whole", ">a device", ">share"),
+        [*held, others],
+        ("peak", "", show_bytes(peak), percent(peak / limit)),
+    )
 
 
-def memory_in_full(plan: Plan) -> RenderableType:
+def memory_in_full(plan: Plan, curves: Sequence[MemoryCurve] = ()) -> RenderableType:
     """What a device holds, when that is most, the largest values then, and a byte's price."""
     parts: list[RenderableType] = [memory(plan)]
     peak = plan.prediction.peak
+    if curves:
+        parts += ["", memory_over_time(curves)]
     if peak is not None:
         parts += ["", _kinds(peak), "", _largest(peak), "", peak_text(peak)]
     return Group(*parts, _price(plan))
@@ -47,25 +55,25 @@ def peak_text(peak: Peak) -> Text:
     )
 
 
-def _kinds(peak: Peak) -> Table:
-    table = plain_table("Held at the peak, by kind", "~kind", ">a device", ">share")
+def _kinds(peak: Peak) -> Listing:
     whole = sum(nbytes for _, nbytes in peak.totals) or 1
-    for kind, nbytes in sorted(peak.totals, key=lambda t: -t[1]):
-        table.add_row(kind.value, show_bytes(nbytes), percent(nbytes / whole))
-    return table
+    rows = [
+        (kind.value, show_bytes(nbytes), percent(nbytes / whole))
+        for kind, nbytes in sorted(peak.totals, key=lambda t: -t[1])
+    ]
+    return Listing("Held at the peak, by kind", ("kind", ">a device", ">share"), rows)
 
 
-def _largest(peak: Peak) -> Table:
-    table = plain_table(
-        "The largest values at the peak", "~what", "kind", "type", "~sharding", ">a device", "~made"
-    )
-    for i in peak.items:
-        kind = f"{i.dtype}[{','.join(map(str, i.shape))}]"
-        table.add_row(
-            SlashedPath(i.name), i.kind.value, kind, Text(spec_text(i.sharding)),
-            show_bytes(i.local_bytes), i.line,
-        )  # fmt: skip
-    return table
+def _largest(peak: Peak) -> Listing:
+    rows = [
+        (
+            i.name, i.kind.value, f"{i.dtype}[{','.join(map(str, i.shape))}]",
+            spec_text(i.sharding), show_bytes(i.local_bytes), i.line,
+        )
+        for i in peak.items
+    ]  # fmt: skip
+    columns = ("/what", "kind", "type", "sharding", ">a device", "made")
+    return Listing("The largest values at the peak", columns, rows)
 
 
 def _price(plan: Plan) -> Text:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from autopar.ir.json_reader import Json
 from autopar.ir.pipeline import PipelinePlan, PlannedStage
 from autopar.ir.text import show_bytes, show_seconds
+from autopar.report.listing import Cell, Listing
 from autopar.report.schedule import Drawing, in_clock, legend
-from autopar.report.style import QUIET, SlashedPath, percent, plain_table
+from autopar.report.style import QUIET, percent
 from autopar.schedule.simulate import Simulation
 
 _MOST_LINES = 24
@@ -23,7 +23,7 @@ _COLUMNS = (
 
 
 def pipeline(plan: PipelinePlan, simulation: Simulation | None = None) -> RenderableType:
-    """The stages of a plan, and where it was just made the schedule that runs them, in time."""
+    """The stages of a plan, and with its simulation the schedule that runs them, in time."""
     parts: list[RenderableType] = [_stages(plan), *_notes(plan)]
     if simulation is not None and len(plan.submeshes) > 1:
         grid = simulation.grid
@@ -32,25 +32,27 @@ def pipeline(plan: PipelinePlan, simulation: Simulation | None = None) -> Render
     return Group(*parts)
 
 
-def _stages(plan: PipelinePlan) -> Table:
-    table = plain_table(
-        _title(plan), "stage", "~modules", ">layers", "~submesh", ">forward", ">backward", ">once",
-        ">memory",
-    )  # fmt: skip
+def _stages(plan: PipelinePlan) -> Listing:
     uneven = len({s.mesh for s in plan.submeshes}) > 1  # else the headline has said it
+    rows: list[tuple[Cell, ...]] = []
     for number, stage in enumerate(plan.stages):
         mesh = f" {plan.mesh_of(stage.submesh)}" if uneven else ""
-        table.add_row(
-            f"S{number}",
-            SlashedPath(stage.name or "all"),
-            str(stage.layers),
-            Text.assemble(f"mesh{stage.submesh}", (mesh, QUIET)),
-            show_seconds(stage.forward_seconds),
-            show_seconds(stage.backward_seconds),
-            show_seconds(stage.once_seconds),
-            show_bytes(stage.peak_bytes),
+        rows.append(
+            (
+                f"S{number}",
+                stage.name or "all",
+                str(stage.layers),
+                Text.assemble(f"mesh{stage.submesh}", (mesh, QUIET)),
+                show_seconds(stage.forward_seconds),
+                show_seconds(stage.backward_seconds),
+                show_seconds(stage.once_seconds),
+                show_bytes(stage.peak_bytes),
+            )
         )
-    return table
+    columns = (
+        "stage", "/modules", ">layers", "submesh", ">forward", ">backward", ">once", ">memory"
+    )  # fmt: skip
+    return Listing(_title(plan), columns, rows, lead=4)
 
 
 def _title(plan: PipelinePlan) -> str:
@@ -97,6 +99,7 @@ def _stage_data(stage: PlannedStage) -> Json:
         "forward_seconds": stage.forward_seconds,
         "input_gradient_seconds": stage.input_gradient_seconds,
         "weight_gradient_seconds": stage.weight_gradient_seconds,
+        "backward_seconds": stage.backward_seconds,
         "once_seconds": stage.once_seconds,
         "peak_bytes": stage.peak_bytes,
     }

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from autopar.cluster import Cluster
+from autopar.ir.inspection import AxisUse
 from autopar.ir.outcome import Status
 from autopar.ir.pipeline import PipelinePlan
 from autopar.ir.plan import Plan
 from autopar.ir.text import show_bytes, show_seconds
-from autopar.report.style import ACCENT, GOOD, QUIET, SlashedPath, bar, facts, percent, plain_table
-from autopar.report.view import exposed_share, rows_of
+from autopar.report.axes import axis_roles, roles_of
+from autopar.report.listing import Cell, Listing
+from autopar.report.style import ACCENT, GOOD, QUIET, bar, facts, percent, plain_table
+from autopar.report.view import exposed_share, numbers_text, rows_of
 
-_SHOWN = 12
+_SHOWN = 6
 
 
 def headline(plan: Plan) -> RenderableType:
@@ -94,60 +99,65 @@ def margins(plan: Plan) -> RenderableType:
     return table
 
 
+def margins_line(plan: Plan) -> Text:
+    """The same in a line or two, without why some are impossible."""
+    found = sorted((m.seconds, m.name) for m in plan.outcome.recipes if m.seconds is not None)
+    best = plan.outcome.seconds
+    words = ", ".join(
+        f"{name} {show_seconds(s)} ({s / best - 1 if best > 0 else 0.0:+.0%})" for s, name in found
+    )
+    none = ", ".join(m.name for m in plan.outcome.recipes if m.seconds is None)
+    return Text.assemble(("recipes ", QUIET), words, (f"; no plan: {none}" if none else "", QUIET))
+
+
 def collectives(plan: Plan) -> RenderableType:
     """Every collective of one step by kind and axes, the costliest first."""
     traffic = sorted(plan.prediction.traffic, key=lambda t: -t.seconds)
     if not traffic:
         where = "" if plan.pipeline is None else " within a stage"
         return Text(f"No collectives{where}: no device waits for another.", style=QUIET)
-    table = plain_table(
-        "Collectives in a step", "kind", "~axes", ">count", ">bytes", ">time", ">share"
-    )
-    total = sum(t.seconds for t in traffic)
-    for t in traffic:
-        share = t.seconds / total if total > 0 else 0.0
-        table.add_row(
-            t.kind, " + ".join(t.axes), str(t.count), show_bytes(t.nbytes), show_seconds(t.seconds),
-            percent(share),
-        )  # fmt: skip
-    if len(traffic) > 1:
-        table.add_section()
-        count, nbytes = sum(t.count for t in traffic), sum(t.nbytes for t in traffic)
-        table.add_row(
-            "all", "", str(count), show_bytes(nbytes), show_seconds(total), "", style="bold"
+    whole = sum(t.seconds for t in traffic)
+    rows = [
+        (
+            t.kind, " + ".join(t.axes), str(t.count), show_bytes(t.nbytes),
+            show_seconds(t.seconds), percent(t.seconds / whole if whole > 0 else 0.0),
         )
-    return table
-
-
-def parameters(plan: Plan, shown: int | None = _SHOWN) -> RenderableType:
-    """How the step's arguments lie, the largest first; all of them where `shown` is None."""
-    rows = rows_of(plan)
-    cut = plan.pipeline is not None and len(plan.pipeline.submeshes) > 1
-    where = ("mesh",) if cut else ()
-    table = plain_table(
-        "Arguments and their shardings", "~path", "type", "role", *where, "~sharding", ">a device"
+        for t in traffic
+    ]  # fmt: skip
+    count, nbytes = sum(t.count for t in traffic), sum(t.nbytes for t in traffic)
+    total = ("all", "", str(count), show_bytes(nbytes), show_seconds(whole), "")
+    return Listing(
+        "Collectives in a step",
+        ("kind", "axes", ">runs", ">bytes", ">time", ">share"),
+        rows,
+        total if len(rows) > 1 else (),
     )
-    for r in rows[:shown]:
+
+
+def parameters(
+    plan: Plan, shown: int | None = _SHOWN, uses: Sequence[AxisUse] = ()
+) -> RenderableType:
+    """How the step's arguments lie, the largest first, or, where `shown` is None, all by path.
+
+    With `uses`, what the axes that each lies over are used for.
+    """
+    found = rows_of(plan)
+    kept = sorted(found, key=lambda r: r.path) if shown is None else found[:shown]
+    cut = plan.pipeline is not None and len(plan.pipeline.submeshes) > 1
+    roles = roles_of(uses)
+    rows: list[tuple[Cell, ...]] = []
+    for r in kept:
         times = f"{r.count} x " if r.count > 1 else ""
         kind = f"{times}{r.dtype}[{','.join(map(str, r.shape))}]"
-        style = QUIET if r.spec == "P()" else ""
-        meshes = (_numbers(r.submeshes),) if cut else ()
-        table.add_row(
-            SlashedPath(r.path), kind, r.role, *meshes, Text(r.spec, style=style),
-            show_bytes(r.local_bytes),
-        )  # fmt: skip
-    if shown is None or len(rows) <= shown:
-        return table
-    return Group(table, _rest(rows[shown:]))
+        meshes = numbers_text(r.submeshes) if cut else ""
+        spec = Text(r.spec, style=QUIET if r.spec == "P()" else "")
+        used = axis_roles(r.sharding, r.role, r.submeshes[0], roles)
+        rows.append((r.path, kind, r.role, meshes, spec, used, show_bytes(r.local_bytes)))
+    columns = ("/path", "type", "kind", "mesh", "sharding", "axis roles", ">a device")
+    table = Listing("Arguments and their shardings", columns, rows)
+    return Group(table, *_rest(len(found) - len(rows)))
 
 
-def _numbers(numbers: tuple[int, ...]) -> str:
-    """Numbers in a row as their first and last: 0..3; others one by one."""
-    first, last = numbers[0], numbers[-1]
-    if len(numbers) > 1 and last - first == len(numbers) - 1:
-        return f"{first}..{last}"
-    return ", ".join(map(str, numbers))
-
-
-def _rest(rows: tuple[object, ...]) -> Text:
-    return Text(f"and {len(rows)} smaller rows: autopar show --params lists them", style=QUIET)
+def _rest(count: int) -> tuple[Text, ...]:
+    words = f"and {count} smaller rows: autopar show --params lists them"
+    return (Text(words, style=QUIET),) if count else ()

@@ -2,54 +2,67 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from rich import box
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.measure import Measurement
-from rich.table import Table
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.table import Column, Table
 from rich.text import Text
 
-ACCENT, GOOD, BAD, QUIET = "cyan", "green", "red", "bright_black"
+from autopar.report.listing import Listing
+from autopar.report.listing import SlashedPath as SlashedPath
+from autopar.report.palette import ACCENT as ACCENT
+from autopar.report.palette import BAD as BAD
+from autopar.report.palette import GOOD as GOOD
+from autopar.report.palette import QUIET as QUIET
+
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _LEVELS = "▁▂▃▄▅▆▇█"
+_LEAST_FOLD = 12  # columns below which a cell that folds is no longer read with ease
 
 
-@dataclass(frozen=True)
-class SlashedPath:
-    """A path that a narrow column breaks after its slashes, later lines set in."""
-
-    path: str
+class PlainTable(Table):
+    """A table that becomes a listing where the terminal is too narrow for its figures."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The path on as many lines as the width asks for."""
-        del console
-        lines = [""]
-        for part in self._parts():
-            if lines[-1].strip() and len(lines[-1]) + len(part) > options.max_width:
-                lines.append("  ")
-            lines[-1] += part
-        yield Text("\n".join(lines), overflow="fold")
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        """From the longest part to the whole path."""
-        del console
-        longest = max(len(part) for part in self._parts()) + 2
-        return Measurement(min(longest, len(self.path)), len(self.path)).with_maximum(
-            options.max_width
-        )
-
-    def _parts(self) -> list[str]:
-        *parents, last = self.path.split("/")
-        return [*(f"{parent}/" for parent in parents), last]
+        """The table, or the same rows on several lines each."""
+        if _least_width(self.columns) <= options.max_width:
+            yield from Table.__rich_console__(self, console, options)
+            return
+        cells = zip(*(map(_text, column.cells) for column in self.columns), strict=True)
+        title = self.title if isinstance(self.title, str) else ""
+        yield Listing(title, tuple(map(_name, self.columns)), list(cells))
 
 
-def plain_table(title: str, *columns: str) -> Table:
+def _least_width(columns: Sequence[Column]) -> int:
+    """The fewest columns of the terminal in which a table can still be read."""
+    found = 3 * (len(columns) - 1)
+    for column in columns:
+        lines = (line for cell in (column.header, *column.cells) for line in _text(cell).split())
+        whole = max((line.cell_len for line in lines), default=0)
+        found += whole if column.no_wrap else min(whole, _LEAST_FOLD)
+    return found
+
+
+def _name(column: Column) -> str:
+    """A column's name as a listing has it."""
+    broken = any(isinstance(cell, SlashedPath) for cell in column.cells)
+    mark = ">" if column.justify == "right" else "/" if broken else ""
+    return mark + _text(column.header).plain.replace("\n", " ")
+
+
+def _text(cell: RenderableType) -> Text:
+    if isinstance(cell, Text):
+        return cell
+    return Text(cell.path if isinstance(cell, SlashedPath) else str(cell))
+
+
+def plain_table(title: str, *columns: str) -> PlainTable:
     """A table with a rule under its head; a column whose name starts with > is set right.
 
     A leading ~ marks the column that folds where the terminal is narrow.
     """
-    table = Table(
+    table = PlainTable(
         title=title or None,
         title_justify="left",
         title_style=f"bold {ACCENT}",

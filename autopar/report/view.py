@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from autopar.ir.json_reader import Json
+from autopar.ir.paths import common_path, unnumbered
 from autopar.ir.peak import Peak
 from autopar.ir.plan import Argument, Plan
-from autopar.ir.sharding import Sharding
+from autopar.ir.sharding import Sharding, spec_text
 from autopar.ir.values import Role, item_bytes
 from autopar.report.pipeline import pipeline_data
 
@@ -31,6 +31,7 @@ class Row:
     nbytes: int
     local_bytes: int
     submeshes: tuple[int, ...]
+    sharding: Sharding
 
 
 @dataclass(frozen=True)
@@ -42,22 +43,19 @@ class Holding:
     local_bytes: int
 
 
-def spec_text(sharding: Sharding) -> str:
-    """A sharding as its user writes it: P('data', None, ('x', 'y')), trailing Nones left out."""
-    entries = [
-        "None" if not axes else repr(axes[0]) if len(axes) == 1 else repr(axes)
-        for axes in sharding.dims
-    ]
-    while entries and entries[-1] == "None":
-        entries.pop()
-    return f"P({', '.join(entries)})"
+def numbers_text(numbers: Sequence[int]) -> str:
+    """Numbers in a row as their first and last: 0..3; others one by one."""
+    first, last = numbers[0], numbers[-1]
+    if len(numbers) > 1 and last - first == len(numbers) - 1:
+        return f"{first}..{last}"
+    return ", ".join(map(str, numbers))
 
 
 def rows_of(plan: Plan) -> tuple[Row, ...]:
     """The step's arguments, those that lie alike folded into one row, the largest first."""
     groups: dict[tuple[object, ...], list[Argument]] = {}
     for a in plan.arguments:
-        key = (re.sub(r"\d+", "#", a.path), a.shape, a.dtype, a.role, a.sharding)
+        key = (unnumbered(a.path), a.shape, a.dtype, a.role, a.sharding)
         groups.setdefault(key, []).append(a)
     rows = [_row(plan, group) for group in groups.values()]
     return tuple(sorted(rows, key=lambda r: (-r.nbytes, len(r.path), r.path)))
@@ -117,6 +115,7 @@ def plan_data(plan: Plan) -> dict[str, Json]:
         "memory": {
             "argument_bytes": p.argument_bytes,
             "peak_bytes": p.peak_bytes,
+            "other_bytes": max(0, p.peak_bytes - p.argument_bytes),
             "limit_bytes": o.memory_bytes,
             "held": [
                 {"what": h.what, "bytes": h.nbytes, "local_bytes": h.local_bytes}
@@ -183,7 +182,7 @@ def _argument_data(plan: Plan, arguments: Iterable[Argument]) -> list[Json]:
 def _row(plan: Plan, group: list[Argument]) -> Row:
     first = group[0]
     return Row(
-        path=_common_path([a.path for a in group]),
+        path=common_path([a.path for a in group]),
         count=len(group),
         shape=first.shape,
         dtype=first.dtype,
@@ -192,6 +191,7 @@ def _row(plan: Plan, group: list[Argument]) -> Row:
         nbytes=_whole_bytes(first) * len(group),
         local_bytes=_local_bytes(plan, group),
         submeshes=tuple(sorted({a.submesh for a in group})),
+        sharding=first.sharding,
     )
 
 
@@ -201,14 +201,6 @@ def _local_bytes(plan: Plan, group: list[Argument]) -> int:
     for a in group:
         held[a.submesh] = held.get(a.submesh, 0) + a.local_bytes(plan.mesh_of(a))
     return max(held.values())
-
-
-def _common_path(paths: list[str]) -> str:
-    """The paths as one: a number that differs among them becomes a star."""
-    if len(paths) == 1:
-        return paths[0]
-    split = [re.split(r"(\d+)", path) for path in paths]
-    return "".join(part[0] if len(set(part)) == 1 else "*" for part in zip(*split, strict=True))
 
 
 def _whole_bytes(a: Argument) -> int:

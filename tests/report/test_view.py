@@ -10,13 +10,13 @@ from autopar.ir.mesh import MeshShape
 from autopar.ir.outcome import Margin, Outcome, Status
 from autopar.ir.peak import HeldItem, HeldKind, Peak
 from autopar.ir.plan import Argument, Origin, Plan, Prediction, Traffic
-from autopar.ir.sharding import Sharding
+from autopar.ir.sharding import Sharding, spec_text
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.report.clusters import usual_meshes
 from autopar.report.memory import memory, memory_in_full
 from autopar.report.plan import collectives, headline, margins, parameters
 from autopar.report.style import SlashedPath, bar, percent, sparkline
-from autopar.report.view import holdings_of, plan_data, rows_of, spec_text
+from autopar.report.view import holdings_of, plan_data, rows_of
 
 WHOLE, SPLIT = Sharding(((), ())), Sharding((("data",), ()))
 
@@ -77,12 +77,12 @@ def test_the_data_keep_every_argument() -> None:
 
 def test_the_collectives_are_drawn_costliest_first() -> None:
     assert drawn(collectives(PLAN)).splitlines()[1:] == [
-        "kind         axes           count      bytes      time   share",
-        "──────────────────────────────────────────────────────────────",
-        "all-reduce   data + model       3   2.00 KiB   3.00 ms   75.0%",
-        "all-gather   data               2   1.00 KiB   1.00 ms   25.0%",
+        "kind         axes           runs      bytes      time   share",
+        "─────────────────────────────────────────────────────────────",
+        "all-reduce   data + model      3   2.00 KiB   3.00 ms   75.0%",
+        "all-gather   data              2   1.00 KiB   1.00 ms   25.0%",
         "",
-        "all                             5   3.00 KiB   4.00 ms",
+        "all                            5   3.00 KiB   4.00 ms",
     ]
     assert drawn(collectives(plan_of())).startswith("No collectives")
 

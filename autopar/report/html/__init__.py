@@ -1,0 +1,1 @@
+"""The report of a plan as one HTML page that needs no network."""

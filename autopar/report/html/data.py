@@ -1,0 +1,218 @@
+"""Everything that a page shows as one JSON object, in the order in which it is shown.
+
+Bytes and seconds are named so at the end of their keys; a share is of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from autopar.cluster import Cluster, axis_links
+from autopar.ir.inspection import AxisRole, AxisUse, CommRow, Inspection
+from autopar.ir.json_reader import Json
+from autopar.ir.plan import Plan
+from autopar.report.clusters import cluster_data
+from autopar.report.comm import by_kind
+from autopar.report.html.mirrors import mirrored, suffix_of
+from autopar.report.html.view import OtherPlan, ReportView
+from autopar.report.inspection_data import inspection_data
+from autopar.report.trace import TracedSpan
+from autopar.report.view import Row, plan_data
+from autopar.schedule.planned import once_seconds_of, simulation_of
+
+MOST_OPS, MOST_COLLECTIVES, MOST_SPANS, MOST_MODULES = 40, 120, 500, 400
+MOST_MEMBERS = 8  # values that a collective's row names
+
+Data = dict[str, Json]
+
+
+def report_data(view: ReportView) -> Data:
+    """The data of a page: the plan's, what it means, and what stands beside it."""
+    plan, found = view.plan, view.inspection
+    cluster = Cluster.from_toml_text(plan.origin.cluster, "the plan's cluster")
+    return {
+        "made_by": view.made_by,
+        "plan": plan_summary(plan),
+        "cluster": cluster_data(cluster),
+        **inspection_data(_few(found)),
+        "alike": [len(c.members) for c in _costliest(found.collectives)],
+        "axes": list(_axes(found.axes, plan, cluster)),
+        "found": {
+            "modules": len(found.modules),
+            "ops": len(found.ops),
+            "collectives": len(found.collectives),
+            "kernels": len(found.spans),
+        },
+        "traffic": list(_traffic(found.collectives)),
+        "schedule": _schedule(plan),
+        "recipes": list(_recipes(plan)),
+        "others": [_other(o, plan) for o in (OtherPlan("this plan", plan), *view.others)],
+        "measured": _measured(view.measured),
+        "verification": view.verification,
+    }
+
+
+def _few(found: Inspection) -> Inspection:
+    """The same with as much as a page can hold: the costliest first, kernels in time."""
+    longest = sorted(found.spans, key=lambda s: s.start_seconds - s.end_seconds)[:MOST_SPANS]
+    return replace(
+        found,
+        modules=found.modules[:MOST_MODULES],
+        ops=tuple(sorted(found.ops, key=lambda o: -o.seconds)[:MOST_OPS]),
+        collectives=tuple(
+            replace(c, members=c.members[:MOST_MEMBERS]) for c in _costliest(found.collectives)
+        ),
+        spans=tuple(sorted(longest, key=lambda s: (s.start_seconds, s.stream))),
+    )
+
+
+def _costliest(rows: Iterable[CommRow]) -> list[CommRow]:
+    return sorted(rows, key=lambda c: (-c.exposed_seconds, -c.seconds))[:MOST_COLLECTIVES]
+
+
+def plan_summary(plan: Plan) -> Data:
+    """The plan's own data with its parameters folded: a model of 1,000 layers has 36,000."""
+    data = plan_data(plan)
+    again = plan.recomputation
+    p = plan.prediction
+    data["parameters"] = [_parameter(rows) for rows in mirrored(plan)]
+    data["recomputed"] = {
+        "value_count": len(again.values), "seconds": again.seconds, "saved_bytes": again.saved_bytes
+    }  # fmt: skip
+    data["hidden_seconds"] = max(0.0, p.communication_seconds - p.exposed_seconds)
+    data["exposed_share"] = p.exposed_seconds / p.seconds if p.seconds > 0 else 0.0
+    data["memory_share"] = p.peak_bytes / plan.origin.memory_bytes
+    data["meshes"] = _meshes(plan)
+    data["sent_bytes"] = sum(t.nbytes for t in p.traffic)
+    return data
+
+
+def _parameter(rows: tuple[Row, ...]) -> Json:
+    """A row with its mirrors: counts and bytes are of all of them."""
+    first, *mirrors = rows
+    suffix = suffix_of(first)
+    return {
+        "path": first.path,
+        "mirrors": [m.path.removesuffix(suffix).rstrip("/") for m in mirrors],
+        "count": sum(r.count for r in rows),
+        "shape": list(first.shape),
+        "dtype": first.dtype,
+        "role": first.role,
+        "sharding": first.spec,
+        "bytes": sum(r.nbytes for r in rows),
+        "local_bytes": sum(r.local_bytes for r in rows),
+        "submeshes": list(first.submeshes),
+    }
+
+
+def _axes(uses: Iterable[AxisUse], plan: Plan, cluster: Cluster) -> Iterator[Json]:
+    """The axes, those of several submeshes that are used alike as one."""
+    groups: dict[tuple[str, int, tuple[AxisRole, ...]], list[AxisUse]] = {}
+    for use in uses:
+        groups.setdefault((use.axis, use.size, use.roles), []).append(use)
+    for (axis, size, roles), group in groups.items():
+        links = axis_links(cluster, plan.mesh, [axis]) if plan.pipeline is None else ()
+        rate = min((level.bytes_per_second for level in links), default=0.0)
+        yield {
+            "submeshes": [use.submesh for use in group],
+            "axis": axis,
+            "size": size,
+            "roles": [role.value for role in roles],
+            "evidence": list(group[0].evidence),
+            "crosses": [level.name for level in links],
+            "bytes_per_second": rate or None,
+        }
+
+
+def _traffic(rows: Sequence[CommRow]) -> Iterator[Json]:
+    """Collectives by submesh, kind and axes, the costliest of each submesh first."""
+    for submesh in sorted({row.submesh for row in rows}):
+        for (kind, axes), group in by_kind([r for r in rows if r.submesh == submesh]).items():
+            yield {
+                "submesh": submesh,
+                "axes": list(axes),
+                "kind": kind,
+                "roles": list(dict.fromkeys(role.value for c in group for role in c.roles)),
+                "runs": sum(c.runs for c in group),
+                "bytes": sum(c.total_bytes for c in group),
+                "seconds": sum(c.seconds for c in group),
+                "exposed_seconds": sum(c.exposed_seconds for c in group),
+                "hidden_seconds": sum(c.hidden_seconds for c in group),
+            }
+
+
+def _schedule(plan: Plan) -> Json:
+    """The simulated schedule of a plan with stages: what each submesh does and when it waits."""
+    pipeline = plan.pipeline
+    if pipeline is None:
+        return None
+    simulation, once = simulation_of(pipeline), once_seconds_of(pipeline)
+    rows = zip(simulation.busy_seconds, once, simulation.peak_in_flight, strict=True)
+    whole = plan.prediction.seconds
+    return {
+        "loop_seconds": simulation.makespan_seconds,
+        "bubble_share": pipeline.bubble_seconds / whole if whole > 0 else 0.0,
+        "devices": [
+            {
+                "loop_seconds": busy,
+                "once_seconds": late,
+                "waiting_seconds": max(0.0, whole - busy - late),
+                "peak_in_flight": held,
+                "activation_bytes": nbytes,
+            }
+            for (busy, late, held), nbytes in zip(rows, simulation.peak_bytes, strict=True)
+        ],
+    }
+
+
+def _recipes(plan: Plan) -> Iterator[Json]:
+    """The textbook strategies, the cheapest first, those that there are none of last."""
+    ours, none = plan.outcome.seconds or 1.0, float("inf")
+    for m in sorted(plan.outcome.recipes, key=lambda m: none if m.seconds is None else m.seconds):
+        more = None if m.seconds is None else m.seconds / ours - 1
+        yield {"name": m.name, "seconds": m.seconds, "more_share": more, "note": m.note}
+
+
+def _other(other: OtherPlan, ours: Plan) -> Json:
+    plan, p = other.plan, other.plan.prediction
+    whole = ours.prediction.seconds
+    return {
+        "name": other.name,
+        "cluster": plan.origin.cluster_name,
+        "method": plan.origin.method,
+        "meshes": _meshes(plan),
+        "stages": plan.stage_count,
+        "microbatches": plan.microbatches,
+        "devices": plan.device_count,
+        "seconds": p.seconds,
+        "more_share": p.seconds / whole - 1 if whole > 0 else 0.0,
+        "work_seconds": p.compute_seconds,
+        "exposed_seconds": p.exposed_seconds,
+        "sent_bytes": sum(t.nbytes for t in p.traffic),
+        "peak_bytes": p.peak_bytes,
+        "limit_bytes": plan.origin.memory_bytes,
+        "gap": plan.outcome.gap,
+    }
+
+
+def _meshes(plan: Plan) -> list[Json]:
+    """The meshes of a plan, equal ones once: 4 x data=2."""
+    if plan.pipeline is None:
+        return [str(plan.mesh)]
+    meshes = [str(s.mesh) for s in plan.pipeline.submeshes]
+    counts = {mesh: meshes.count(mesh) for mesh in meshes}
+    return [f"{n} x ({mesh})" if n > 1 else mesh for mesh, n in counts.items()]
+
+
+def _measured(spans: tuple[TracedSpan, ...]) -> Json:
+    if not spans:
+        return None
+    start, end = min(s.start_seconds for s in spans), max(s.end_seconds for s in spans)
+    return {
+        "step_seconds": end - start,
+        "spans": [
+            [s.submesh, s.kind, s.stage, s.microbatch, s.start_seconds, s.end_seconds, s.name]
+            for s in spans
+        ],
+    }

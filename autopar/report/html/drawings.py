@@ -1,0 +1,109 @@
+"""The drawings of a page, each once: cluster, schedule, communication, memory, tiles, modules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from markupsafe import Markup
+
+from autopar.cluster import Cluster
+from autopar.ir.inspection import CommRow, MemoryCurve
+from autopar.ir.mesh import MeshShape
+from autopar.ir.plan import Plan
+from autopar.ir.sharding import Sharding
+from autopar.ir.stages import Submesh
+from autopar.report.comm import by_kind
+from autopar.report.html.icicle import Bar, icicle
+from autopar.report.html.mirrors import mirrored
+from autopar.report.html.view import ReportView
+from autopar.report.svg import bars
+from autopar.report.svg.gantt import gantt_svg
+from autopar.report.svg.memory import memory_svg
+from autopar.report.svg.mesh import mesh_svg
+from autopar.report.svg.streams import streams_svg
+from autopar.report.svg.tiles import tiles_svg
+from autopar.schedule.planned import once_seconds_of, simulation_of
+
+MOST_CURVES = 8  # submeshes beyond them are told in the table of stages
+
+
+@dataclass(frozen=True)
+class Drawings:
+    """SVG texts; `schedule` is "" where nothing is known of time, `tiles` are by parameter row.
+
+    `memory` has the number of a submesh with each curve, the fullest first.
+    """
+
+    mesh: Markup
+    schedule: Markup
+    communication: Markup
+    memory: tuple[tuple[int, Markup], ...]
+    tiles: tuple[Markup, ...]
+    modules: tuple[Bar, ...]
+
+
+def drawings(view: ReportView) -> Drawings:
+    """All drawings of a view."""
+    plan, found = view.plan, view.inspection
+    cluster = Cluster.from_toml_text(plan.origin.cluster, "the plan's cluster")
+    return Drawings(
+        mesh=_inline(mesh_svg(cluster, _submeshes(plan))),
+        schedule=_inline(_schedule(view)),
+        communication=_inline(
+            bars.bars_svg(_bars(found.collectives), "collectives by axes and kind")
+        ),
+        memory=tuple(_memory(found.memory)),
+        tiles=tuple(_tiles(plan)),
+        modules=icicle(found.modules),
+    )
+
+
+def _submeshes(plan: Plan) -> tuple[Submesh, ...]:
+    return plan.pipeline.submeshes if plan.pipeline is not None else (Submesh(plan.mesh),)
+
+
+def _inline(svg: str) -> Markup:
+    """A drawing as it stands in a page, whose text says µs."""
+    return Markup(re.sub(r"(?<=\d) us\b", " &#181;s", svg))
+
+
+def _schedule(view: ReportView) -> str:
+    pipeline = view.plan.pipeline
+    if pipeline is None:
+        return streams_svg(view.inspection.spans) if view.inspection.spans else ""
+    names = [f"mesh{k}" for k in range(len(pipeline.submeshes))]
+    return gantt_svg(
+        simulation_of(pipeline),
+        once_seconds=once_seconds_of(pipeline),
+        measured=view.measured,
+        names=names,
+    )
+
+
+def _memory(curves: tuple[MemoryCurve, ...]) -> Iterator[tuple[int, Markup]]:
+    fullest = sorted(curves, key=lambda c: (-max(x.nbytes for x in c.levels), c.submesh))
+    for curve in fullest[:MOST_CURVES]:
+        yield curve.submesh, _inline(memory_svg(curve))
+
+
+def _bars(rows: Sequence[CommRow]) -> Iterator[bars.Bar]:
+    """A bar for each kind of collective over the same axes of a submesh."""
+    submeshes = sorted({row.submesh for row in rows})
+    for submesh in submeshes:
+        where = f"mesh{submesh} " if len(submeshes) > 1 else ""
+        for (kind, axes), group in by_kind([r for r in rows if r.submesh == submesh]).items():
+            exposed, hidden = (c.exposed_seconds for c in group), (c.hidden_seconds for c in group)
+            yield bars.Bar(f"{where}{kind} over {'+'.join(axes)}", sum(exposed), sum(hidden))
+
+
+def _tiles(plan: Plan) -> Iterator[Markup]:
+    @cache
+    def tile(shape: tuple[int, ...], sharding: Sharding, mesh: MeshShape) -> Markup:
+        return _inline(tiles_svg(shape, sharding, mesh, worded=False))
+
+    meshes = [s.mesh for s in _submeshes(plan)]
+    for row, *_ in mirrored(plan):
+        yield tile(row.shape, row.sharding, meshes[row.submeshes[0]])

@@ -1,0 +1,172 @@
+"""Rows under columns for a terminal of any width: where it is narrow, a row takes several lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.text import Text
+
+from autopar.report.palette import ACCENT
+
+Cell = str | Text
+Lines = tuple[tuple[int, ...], ...]
+_WIDE, _CLOSE, _INDENT = 3, 2, 2  # blanks between cells, and before later lines
+
+
+@dataclass(frozen=True)
+class SlashedPath:
+    """A path that a narrow column breaks after its slashes, later lines set in."""
+
+    path: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The path on as many lines as the width asks for."""
+        del console
+        lines = [""]
+        for part in self._parts():
+            if lines[-1].strip() and len(lines[-1]) + len(part) > options.max_width:
+                lines.append("  ")
+            lines[-1] += part
+        yield Text("\n".join(lines), overflow="fold")
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        """From the longest part to the whole path."""
+        del console
+        longest = max(len(part) for part in self._parts()) + 2
+        return Measurement(min(longest, len(self.path)), len(self.path)).with_maximum(
+            options.max_width
+        )
+
+    def _parts(self) -> list[str]:
+        *parents, last = self.path.split("/")
+        return [*(f"{parent}/" for parent in parents), last]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Rows of cells under a title and the names of their columns, with nothing ever cut off.
+
+    A name that starts with > is set right; cells of one that starts with / are broken at slashes.
+    Rows that are wider than the terminal begin with their first `lead` cells alone, unless that
+    takes more lines; what follows is set in. A column with nothing in its rows is left out.
+    `total` stands below the rows.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[Cell, ...]]
+    total: tuple[Cell, ...] = ()
+    lead: int = 1
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The rows on as few lines as the width asks for."""
+        del console
+        names = tuple(name.lstrip(">/") for name in self.columns)
+        table = (names, *self.rows, *((self.total,) if self.total else ()))
+        widths = tuple(max(_text(row[i]).cell_len for row in table) for i in range(len(names)))
+        every = tuple(range(len(names)))
+        filled = tuple(i for i in every if any(_text(row[i]) for row in self.rows)) or every
+        columns = _Columns(self.columns, widths, options.max_width)
+        layout = _fitted(columns, filled, self.lead)
+        if self.title:
+            yield Text(self.title, style=f"bold {ACCENT}")
+        yield from layout.drawn(names, "bold")
+        yield Text("─" * layout.width)
+        for row in self.rows:
+            yield from layout.drawn(row, "")
+        if self.total:
+            yield Text()
+            yield from layout.drawn(self.total, "bold")
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Columns by name and width, how far apart they stand, and the room that there is for them."""
+
+    names: tuple[str, ...]
+    widths: tuple[int, ...]
+    room: int
+    gap: int = _WIDE
+
+    def takes(self, line: Sequence[int], set_in: bool) -> int:
+        """How wide a line of some columns is."""
+        gaps = self.gap * (len(line) - 1) + (_INDENT if set_in else 0)
+        return sum(self.widths[i] for i in line) + gaps
+
+    def packed(self, columns: Sequence[int], set_in: bool = True) -> Lines:
+        """Columns on as few lines as they fit on, in their order."""
+        lines: list[tuple[int, ...]] = []
+        for i in columns:
+            if lines and self.takes((*lines[-1], i), set_in or len(lines) > 1) <= self.room:
+                lines[-1] = (*lines[-1], i)
+            else:
+                lines.append((i,))
+        return tuple(lines)
+
+    def apart(self, columns: Sequence[int], lead: int) -> Lines:
+        """The first columns, then the others: words before figures where not all fit on a line."""
+        others = [i for i in columns if i >= lead]
+        words = [i for i in others if not self.names[i].startswith(">")]
+        figures = [i for i in others if self.names[i].startswith(">")]
+        together = self.packed(others)
+        split = self.packed(words) + self.packed(figures)
+        rest = together if len(together) == 1 else min(split, together, key=len)
+        return self.packed([i for i in columns if i < lead], set_in=False) + rest
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Which columns stand on which line of a row."""
+
+    columns: _Columns
+    lines: Lines
+
+    @property
+    def width(self) -> int:
+        """How wide the widest line is."""
+        widest = max(self.columns.takes(line, i > 0) for i, line in enumerate(self.lines))
+        return min(widest, self.columns.room)
+
+    def drawn(self, row: tuple[Cell, ...], style: str) -> Iterator[RenderableType]:
+        """A row's lines; one that is empty is left out, a cell that is too wide is broken."""
+        cells = tuple(map(_text, row))
+        for number, line in enumerate(self.lines):
+            indent = _INDENT if number else 0
+            if len(line) == 1 and cells[line[0]].cell_len > self.columns.room - indent:
+                yield self._broken(cells[line[0]], line[0], style, indent)
+            elif any(cells[i] for i in line):
+                yield self._line(cells, line, style, indent)
+
+    def _line(self, cells: tuple[Text, ...], line: Sequence[int], style: str, indent: int) -> Text:
+        text = Text(" " * indent, style=style)
+        for i in line:
+            blank = " " * (self.columns.widths[i] - cells[i].cell_len)
+            right = self.columns.names[i].startswith(">")
+            gap = " " * self.columns.gap if i != line[0] else ""
+            text.append(gap + (blank if right else "")).append_text(cells[i])
+            text.append("" if right else blank)
+        text.rstrip()
+        return text
+
+    def _broken(self, cell: Text, column: int, style: str, indent: int) -> Padding:
+        path = self.columns.names[column].startswith("/")
+        shown = SlashedPath(cell.plain) if path else cell
+        return Padding(shown, (0, 0, 0, indent), style=style, expand=False)
+
+
+def _fitted(columns: _Columns, shown: tuple[int, ...], lead: int) -> _Layout:
+    """As few lines a row as do, the cells closer together if that saves one."""
+    layouts = [
+        _Layout(spaced, lines)
+        for spaced in (columns, replace(columns, gap=_CLOSE))
+        for lines in (spaced.apart(shown, lead), spaced.packed(shown, set_in=False))
+    ]
+    return min(layouts, key=lambda layout: len(layout.lines))
+
+
+def _text(cell: Cell) -> Text:
+    return cell if isinstance(cell, Text) else Text(cell)

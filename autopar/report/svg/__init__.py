@@ -1,0 +1,1 @@
+"""Drawings as SVG text, each a pure function of what it shows."""
