@@ -74,6 +74,19 @@ def test_replica_groups(spelling: str, groups: tuple[tuple[int, ...], ...]) -> N
     assert read_groups({"replica_groups": spelling}, 8) == groups
 
 
+@pytest.mark.parametrize(
+    ("axis", "groups"),
+    [("b", ((0, 1, 2, 3), (4, 5, 6, 7))), ("c", ((0, 4), (1, 5), (2, 6), (3, 7)))],
+)
+def test_a_mesh_of_devices_in_another_order(axis: str, groups: tuple[tuple[int, ...], ...]) -> None:
+    # As XLA's own partitioner writes it: positions in b x c hold devices 0 4 1 5 2 6 3 7.
+    attributes = {
+        "replica_groups": "mesh['a'=1,'b'=4,'c'=2]",
+        "device_ids": f"([2,4]T(1,0)) {{'{axis}'}}",
+    }
+    assert read_groups(attributes, 8) == groups
+
+
 def test_source_target_pairs_are_the_sets_they_connect() -> None:
     pairs = {"source_target_pairs": "{{0,1},{1,0},{2,3},{3,2},{4,4}}"}
     assert read_groups(pairs, 8) == ((0, 1), (2, 3), (4,))

@@ -1,5 +1,7 @@
 """Collectives beside work: two streams, checked by hand, by bounds and on a real compiler's law."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,10 +9,12 @@ from hypothesis import strategies as st
 from autopar.cluster import Cluster
 from autopar.cost.kernels import Kernel
 from autopar.cost.listing import Seconds
-from autopar.cost.overlap import in_two_streams, listing_seconds
+from autopar.cost.overlap import in_two_streams, listing_seconds, timed_listing
 from autopar.cost.prices import Prices
+from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
 from autopar.ir.parse import parse_graph
+from autopar.ir.spmd import SpmdProgram
 from autopar.passes.base import Setting
 from autopar.passes.pipeline import lower
 from autopar.passes.shard.optimal import Optimal
@@ -31,13 +35,18 @@ ROWS = ("data",), ()
 PINS = (("x", ROWS), ("v", ROWS), ("w", ROWS))
 
 
-def timed(name: str) -> tuple[Seconds, Prices]:
+def lowered(name: str) -> tuple[Graph, SpmdProgram, Prices]:
     """The layers with rows and weights cut up over eight devices of a kind."""
     graph = attach_rules(parse_graph(LAYERS))
     cluster, mesh = Cluster.parse(name), MeshShape.of((8,))
     setting = Setting(cluster, mesh, 2**60, pins=PINS)
     program = lower(graph, Optimal().run(graph, setting), setting)
-    prices = Prices(cluster, mesh)
+    return graph, program, Prices(cluster, mesh)
+
+
+def timed(name: str) -> tuple[Seconds, Prices]:
+    """What they take, and the prices."""
+    graph, program, prices = lowered(name)
     return listing_seconds(graph, program, prices), prices
 
 
@@ -92,15 +101,52 @@ def test_two_streams_lie_between_the_bounds(
     made: tuple[list[Kernel], list[Seconds], list[bool]],
 ) -> None:
     kernels, spent, on_wires = made
-    found = in_two_streams(kernels, spent, on_wires)
+    found = in_two_streams(kernels, spent, on_wires).seconds
     work, wires = sum(s.compute for s in spent), sum(s.communication for s in spent)
     assert found.compute == work
     assert found.communication == wires
     assert max(work, wires, longest(kernels, spent)) - 1e-9 <= found.total <= work + wires + 1e-9
 
 
+@given(graphs())
+@settings(max_examples=200, deadline=None)
+def test_kernels_run_after_what_they_read_one_a_stream(
+    made: tuple[list[Kernel], list[Seconds], list[bool]],
+) -> None:
+    kernels, spent, on_wires = made
+    streams = in_two_streams(kernels, spent, on_wires)
+    spans = dict(zip((k.makes[0] for k in kernels), streams.spans, strict=True))
+    for kernel in kernels:
+        assert all(spans[r][1] <= spans[kernel.makes[0]][0] + 1e-9 for r in kernel.reads)
+    for stream in (False, True):
+        own = sorted(s for s, wires in zip(streams.spans, on_wires, strict=True) if wires == stream)
+        assert all(a[1] <= b[0] + 1e-9 for a, b in pairwise(own))
+    alone = streams.alone
+    assert sum(alone) == pytest.approx(max(streams.left) - streams.seconds.compute)
+    work = [s for s, wires in zip(streams.spans, on_wires, strict=True) if not wires]
+    for k, wires in enumerate(on_wires):
+        start, end = streams.spans[k]
+        ticks = [t + 0.5 for t in range(round(start), round(end))]  # all lengths are whole
+        idle = [t for t in ticks if not any(a < t < b for a, b in work)]
+        assert alone[k] == pytest.approx(len(idle) if wires else 0.0)
+
+
+def test_what_kernels_wait_for_adds_up() -> None:
+    graph, program, prices = lowered("8xh100")
+    timed = timed_listing(graph, program, prices)
+    spent = [seconds for _, _, seconds in timed.spent()]
+    gathers = [s for s in spent if s.communication]
+    work = prices.compute(2 * 4096**3 / 8, 4096 * 4096 * 4 * (1 + 2 / 8), "f32")
+    first, second = gathers
+    assert first.exposed == first.communication
+    hidden = min(second.communication, work)
+    assert second.exposed == pytest.approx(second.communication - 0.8 * hidden)
+    assert sum(spent, Seconds()).exposed == pytest.approx(timed.seconds.exposed)
+
+
 def test_without_collectives_beside_all_is_in_a_row() -> None:
     kernels = [kernel(0, frozenset()), kernel(1, frozenset())]
     spent = [Seconds(2.0), Seconds(0.0, 3.0, 3.0)]
-    assert in_two_streams(kernels, spent, [False, False]).total == 5.0
-    assert in_two_streams(kernels, spent, [False, True]) == Seconds(2.0, 3.0, 1.0 + 0.2 * 2.0)
+    assert in_two_streams(kernels, spent, [False, False]).seconds.total == 5.0
+    found = in_two_streams(kernels, spent, [False, True]).seconds
+    assert found == Seconds(2.0, 3.0, 1.0 + 0.2 * 2.0)

@@ -1,0 +1,164 @@
+"""Reads a step as numbered equations, in which a plan names what it decided."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.extend import core
+
+# ---- reading the step ----
+
+
+@dataclass(frozen=True, eq=False)
+class Written:
+    """An array that is written into an equation."""
+
+    value: Any
+
+
+class Equation(NamedTuple):
+    """An equation of the step; operands are values by number, or what is written into it."""
+
+    eqn: Any
+    operands: tuple[int | Written, ...]
+    results: tuple[int, ...]
+    bodies: tuple[Program, ...]
+
+
+class Program(NamedTuple):
+    """A jaxpr in which what calls would run stands in their place."""
+
+    inputs: tuple[int, ...]
+    equations: tuple[Equation, ...]
+    outputs: tuple[int | Written, ...]
+
+    def kinds(self) -> Iterator[str]:
+        """The primitives in order, those of bodies after what holds them."""
+        for equation in self.equations:
+            yield equation.eqn.primitive.name
+            for body in equation.bodies:
+                yield from body.kinds()
+
+
+_CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "custom_vmap_call": "call",
+    "xla_metadata_call": "jaxpr",
+}
+_BODIES = {
+    "scan": ("jaxpr",),
+    "while": ("cond_jaxpr", "body_jaxpr"),
+    "cond": ("branches",),
+    "remat2": ("jaxpr",),
+    "checkpoint": ("jaxpr",),
+}
+
+_Env = dict[Any, int | Written]
+
+
+class Flattener:
+    """Numbers every value; arrays that the step closes over become its last inputs."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._held: dict[int, tuple[int, Any]] = {}  # id of an array -> its number, itself
+        self._depth = 0
+
+    def whole(self, closed: Any) -> tuple[Program, list[Any]]:
+        """The step's program, and the arrays for those of its inputs that are no arguments."""
+        inputs = tuple(next(self._numbers) for _ in closed.jaxpr.invars)
+        env = _Env(zip(closed.jaxpr.invars, inputs, strict=True))
+        for var, const in zip(closed.jaxpr.constvars, closed.consts, strict=True):
+            number = next(self._numbers)
+            env[var], self._held[id(const)] = number, (number, const)
+        own = len(self._held)
+        program = self._program(closed.jaxpr, inputs, env)
+        read = {o for e in program.equations for o in e.operands} | set(program.outputs)
+        held = [h for i, h in enumerate(self._held.values()) if i < own or h[0] in read]
+        return program._replace(inputs=(*inputs, *(n for n, _ in held))), [a for _, a in held]
+
+    def _program(self, jaxpr: Any, inputs: tuple[int, ...], env: _Env) -> Program:
+        equations = list(self._equations(jaxpr, env))
+        outputs = tuple(self._read(env, v) for v in jaxpr.outvars)
+        wanted, kept = set(outputs), list[Equation]()
+        for equation in reversed(equations):
+            if equation.eqn.effects or wanted.intersection(equation.results):
+                wanted.update(equation.operands)
+                kept.append(equation)
+        return Program(inputs, tuple(reversed(kept)), outputs)
+
+    def _equations(self, jaxpr: Any, env: _Env) -> Iterator[Equation]:
+        for eqn in jaxpr.eqns:
+            operands = tuple(self._read(env, v) for v in eqn.invars)
+            called = eqn.params.get(_CALLS.get(eqn.primitive.name, ""))
+            if called is None:
+                results = tuple(next(self._numbers) for _ in eqn.outvars)
+                env.update(zip(eqn.outvars, results, strict=True))
+                yield Equation(eqn, operands, results, tuple(self._bodies(eqn)))
+                continue
+            inner, mine = self._opened(called)
+            mine.update(zip(inner.invars, operands, strict=True))
+            yield from self._equations(inner, mine)
+            for var, output in zip(eqn.outvars, inner.outvars, strict=True):
+                env[var] = self._read(mine, output)
+
+    def _opened(self, called: Any) -> tuple[Any, _Env]:
+        """A jaxpr, closed or not, and the arrays that it closes over."""
+        jaxpr = getattr(called, "jaxpr", called)
+        pairs = zip(jaxpr.constvars, getattr(called, "consts", ()), strict=True)
+        return jaxpr, {var: self._constant(const, var.aval) for var, const in pairs}
+
+    def _bodies(self, eqn: Any) -> Iterator[Program]:
+        self._depth += 1
+        for name in _BODIES.get(eqn.primitive.name, ()):
+            held = eqn.params[name]
+            for body in held if isinstance(held, tuple) else (held,):
+                jaxpr, env = self._opened(body)
+                inputs = tuple(next(self._numbers) for _ in jaxpr.invars)
+                env.update(zip(jaxpr.invars, inputs, strict=True))
+                yield self._program(jaxpr, inputs, env)
+        self._depth -= 1
+
+    def _read(self, env: _Env, var: Any) -> int | Written:
+        return self._constant(var.val, var.aval) if isinstance(var, core.Literal) else env[var]
+
+    def _constant(self, value: Any, aval: Any) -> int | Written:
+        if self._depth or not aval.shape:
+            is_array = isinstance(value, jax.Array)
+            return Written(value if is_array else np.asarray(value, aval.dtype))
+        if id(value) not in self._held:
+            self._held[id(value)] = next(self._numbers), value
+        return self._held[id(value)][0]
+
+
+def unplaced(tree: Any) -> Any:
+    """Arrays as their types: where they lie now would add equations of its own."""
+
+    def type_alone(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+            return leaf
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
+
+    return jax.tree.map(type_alone, tree)
+
+
+def named(table: dict[Any, str]) -> Iterator[tuple[str, Any]]:
+    """Each result or operand with its route: "4:0" for the "4" or "3-5" of a table."""
+    for route, text in table.items():
+        for word in text.split():
+            where, _, index = word.partition(":")
+            head, slash, last = where.rpartition("/")
+            start, _, stop = last.partition("-")
+            numbers = [start] if start == "out" else range(int(start), int(stop or start) + 1)
+            yield from ((f"{head}{slash}{number}:{index or 0}", route) for number in numbers)

@@ -1,0 +1,1 @@
+"""Plans written for others, and others' rules."""
