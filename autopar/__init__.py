@@ -1,27 +1,32 @@
 """An auto-parallelizing compiler for JAX train steps."""
 
-from autopar import errors as errors
-from autopar.api import ParallelStep as ParallelStep
-from autopar.api import load as load
-from autopar.api import parallelize as parallelize
-from autopar.api import plan as plan
-from autopar.api import save as save
-from autopar.api import verify as verify
-from autopar.cluster import Cluster as Cluster
-from autopar.ir.mesh import MeshShape as MeshShape
-from autopar.ir.plan import Plan as Plan
-from autopar.rules import RuleBook as RuleBook
+from typing import TYPE_CHECKING
 
+from autopar.front import later
+
+if TYPE_CHECKING:
+    from autopar import errors as errors
+    from autopar.api import ParallelStep as ParallelStep
+    from autopar.api import compare as compare
+    from autopar.api import explain as explain
+    from autopar.api import inspect as inspect
+    from autopar.api import lint as lint
+    from autopar.api import load as load
+    from autopar.api import parallelize as parallelize
+    from autopar.api import plan as plan
+    from autopar.api import save as save
+    from autopar.api import verify as verify
+    from autopar.api import why_not as why_not
+    from autopar.api import write_report as write_report
+    from autopar.cluster import Cluster as Cluster
+    from autopar.ir.mesh import MeshShape as MeshShape
+    from autopar.ir.plan import Plan as Plan
+    from autopar.rules import RuleBook as RuleBook
+else:
+    __getattr__, __dir__ = later(__name__)
+
+# fmt: off
 __all__ = [
-    "Cluster",
-    "MeshShape",
-    "ParallelStep",
-    "Plan",
-    "RuleBook",
-    "errors",
-    "load",
-    "parallelize",
-    "plan",
-    "save",
-    "verify",
+    "Cluster", "MeshShape", "ParallelStep", "Plan", "RuleBook", "compare", "errors", "explain",
+    "inspect", "lint", "load", "parallelize", "plan", "save", "verify", "why_not", "write_report",
 ]

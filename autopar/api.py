@@ -4,19 +4,38 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
 from autopar.cluster import Cluster as Cluster
+from autopar.collection import paused_collection
+from autopar.errors import InputError
 from autopar.frontend import StepSpec
+from autopar.inspecting.compare import compare as compare
+from autopar.inspecting.explain import explain as explain_opened
+from autopar.inspecting.inspect import inspect as inspect_opened
+from autopar.inspecting.lint import lint as lint_step
+from autopar.inspecting.reopen import reopen
+from autopar.inspecting.why_not import why_not as why_not_opened
+from autopar.ir.explanation import Counterfactual, Explanation
+from autopar.ir.findings import Findings
+from autopar.ir.inspection import Inspection
+from autopar.ir.json_reader import Json
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan
 from autopar.ir.plan_json import load_plan, save_plan
+from autopar.ir.text_file import write_text
 from autopar.ir.verification import Verification as Verification
+from autopar.ir.verification_json import verification_data
 from autopar.matching import check_cluster
 from autopar.parallel import ParallelStep as ParallelStep
 from autopar.passes.base import Watcher as Watcher
 from autopar.planning import Planned as Planned
+from autopar.report.html.card import html_summary as html_summary
+from autopar.report.html.page import page
+from autopar.report.html.view import OtherPlan, ReportView
+from autopar.report.trace import load_trace
 from autopar.request import (
     Request,
     count_of,
@@ -135,6 +154,74 @@ def verify(plan: Plan, fun: Callable[..., Any], *args: Any, **options: Any) -> V
     """
     step = fun if isinstance(fun, ParallelStep) else parallelize(fun, plan=plan)
     return step.under(plan).verify(*args, **options)
+
+
+def inspect(plan: Plan) -> Inspection:
+    """What a plan means, op by op and over time; raises PlanError where it keeps no step."""
+    with paused_collection():
+        return inspect_opened(reopen(plan))
+
+
+def explain(plan: Plan, subject: str) -> Explanation:
+    """Why an argument ("params/up") or an op ("dot_general model.py:12") lies as it does.
+
+    Raises InputError, with what is near, where the plan has no such thing or several.
+    """
+    with paused_collection():
+        return explain_opened(reopen(plan), subject)
+
+
+def why_not(plan: Plan, pins: Mapping[str, Any]) -> Counterfactual:
+    """What {path pattern: PartitionSpec} would change; mesh, stages and remat are held as they are.
+
+    Raises PinError where a pin cannot be used. `ParallelStep.what_if` plans the whole step anew.
+    """
+    with paused_collection():
+        return why_not_opened(reopen(plan), pins_of(pins))
+
+
+def lint(
+    fun: Callable[..., Any],
+    *args: Any,
+    cluster: Cluster | str | None = None,
+    microbatches: int = 1,
+    kwargs: Mapping[str, Any] | None = None,
+) -> Findings:
+    """What of a step on these arguments, arrays or shapes, can be sharded and cut up.
+
+    `kwargs` are its keyword arguments. Raises TraceError where the step does not trace.
+    """
+    step: ParallelStep = parallelize(fun, cluster=cluster)
+    request = Request(_cluster(cluster, None), microbatches=microbatches)
+    return lint_step(step.spec, args, kwargs or {}, request)
+
+
+def write_report(
+    plan: Plan,
+    path: str | Path,
+    *,
+    against: Mapping[str, Plan] | None = None,
+    trace: str | Path | None = None,
+    verification: Verification | dict[str, Json] | None = None,
+) -> None:
+    """Write a plan as one HTML page that needs no network: whole, or not at all.
+
+    `against` are other plans by name, `trace` what `ParallelStep.trace` wrote, `verification` what
+    `verify` found, or its JSON. Raises InputError where the trace cannot be used.
+    """
+    if trace is not None and plan.pipeline is None:
+        raise InputError(f"{plan.origin.step} is one program, which step.trace cannot measure")
+    if isinstance(verification, Verification):
+        verification = verification_data(verification)
+    view = ReportView(
+        plan=plan,
+        inspection=inspect(plan),
+        made_by=f"autopar {version('autopar')}",
+        others=tuple(OtherPlan(name, other) for name, other in (against or {}).items()),
+        measured=load_trace(Path(trace)) if trace is not None else (),
+        verification=verification,
+    )
+    write_text(page(view), path)
 
 
 def load(path: str | Path) -> Plan:

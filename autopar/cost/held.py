@@ -59,6 +59,23 @@ def peak_of(
     )
 
 
+def argument_kinds(
+    graph: Graph, program: SpmdProgram, given: Mapping[str, int]
+) -> Counter[HeldKind]:
+    """Bytes of the step's arguments, by kind."""
+    totals = Counter[HeldKind]()
+    for item in _arguments(graph, program, given):
+        totals[item.kind] += item.local_bytes
+    return totals
+
+
+def piece_kinds(graph: Graph, moment: Moment, at_top: bool) -> dict[str, HeldKind]:
+    """The kinds of all pieces that a moment's block stores."""
+    made = dict(_makers(graph, moment.block, moment.stored.nbytes))
+    readers = _reader_regions(graph, moment, made) if at_top else {}
+    return {name: _kind(piece, readers.get(name, ()), at_top) for name, piece in made.items()}
+
+
 def _arguments(graph: Graph, program: SpmdProgram, given: Mapping[str, int]) -> Iterator[HeldItem]:
     trained = _read_before_update(graph)
     for i, sharding in zip(graph.inputs, program.input_shardings, strict=True):

@@ -12,6 +12,7 @@ from autopar.ir.mesh import MeshShape
 Groups = tuple[tuple[int, ...], ...]
 
 _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_DEVICES = re.compile(r"\[([\d,]+)\](?:T\(([\d,]+)\))?\)")  # `([2,4]T(1,0))`: no shape of its own
 _MESH = re.compile(r"@?\w*mesh\[([^\]]*)\](.*)\{([^}]*)\}\s*$")
 _AXIS = re.compile(r"'?\"?([A-Za-z_]\w*)'?\"?=(\d+)")
 _CHOSEN = re.compile(r"'?\"?([A-Za-z_]\w*)'?\"?(?::\((\d+)\)(\d+))?")
@@ -21,12 +22,13 @@ def read_groups(attributes: Mapping[str, str], device_count: int) -> Groups:
     """The groups of a collective, over devices 0 to device_count - 1.
 
     Reads replica_groups as lists `{{0,1},{2,3}}`, iota `[2,4]<=[4,2]T(1,0)` and mesh
-    `mesh['a'=2,'b'=4] {'b'}`, and source_target_pairs as the sets that pairs connect.
+    `mesh['a'=2,'b'=4] {'b'}`, the axes behind what says which device is where in it, and
+    source_target_pairs as the sets that pairs connect.
     No groups, or empty ones, mean all devices.
     """
     if "source_target_pairs" in attributes:
         return joined(_lists(attributes["source_target_pairs"]))
-    text = attributes.get("replica_groups", "")
+    text = f"{attributes.get('replica_groups', '')}{attributes.get('device_ids', '')}"
     if found := _IOTA.match(text):
         shape, dims, order = (_numbers(part or "") for part in found.groups())
         flat = _transposed(dims, order or tuple(range(len(dims))))
@@ -105,8 +107,8 @@ def _on_mesh(axes: str, between: str, chosen: str) -> Groups:
             dims.append(piece)
             names.append(name)
     flat = _transposed(dims, (*rest, *grouped))
-    if found := _IOTA.search(axes + between):
-        _, ids, order = (_numbers(part or "") for part in found.groups())
+    if found := _IOTA.search(axes + between) or _DEVICES.search(between):
+        ids, order = (_numbers(part or "") for part in found.groups()[-2:])
         devices = _transposed(ids, order or tuple(range(len(ids))))
         flat = tuple(devices[n] for n in flat)
     return _cut(flat, math.prod(dims[at] for at in grouped))

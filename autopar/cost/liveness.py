@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from autopar.cost.kernels import Kernel, Stored
+from autopar.ir.peak import HeldKind
 from autopar.ir.spmd import Block
 
 _ALIGNMENT = 256  # every buffer's size is rounded up to it
@@ -21,6 +22,7 @@ class Moment:
     at: int
     nbytes: int  # scratch included
     held: tuple[tuple[str, int], ...]
+    outside: Collection[str] = ()  # pieces that are held all along
 
     @property
     def kernel(self) -> Kernel | None:
@@ -33,7 +35,7 @@ def busiest(block: Block, stored: Stored, outside: Collection[str]) -> Moment:
     """When a block holds the most; pieces `outside` have buffers that are held all along."""
     lives = _Lives.of(stored, outside)
     at, most = _peak(stored, lives, in_place=True)
-    return Moment(block, stored, at, most, _held_at(stored, at, lives))
+    return Moment(block, stored, at, most, _held_at(stored, at, lives), outside)
 
 
 def most_bytes(stored: Stored, outside: Collection[str]) -> int:
@@ -42,6 +44,27 @@ def most_bytes(stored: Stored, outside: Collection[str]) -> int:
     So much XLA counts when it chooses between orders.
     """
     return _peak(stored, _Lives.of(stored, outside), in_place=False)[1]
+
+
+def held_kinds(
+    stored: Stored, outside: Collection[str], kinds: Mapping[str, HeldKind]
+) -> Iterator[Counter[HeldKind]]:
+    """What is held while each kernel runs, by kind; scratch, and pieces of none, are temporary."""
+    lives, now = _Lives.of(stored, outside), Counter[HeldKind]()
+    kind_of = {name: kinds.get(name, HeldKind.TEMPORARY) for name in lives.sizes}
+    dying = lives.dying()
+    for k, kernel in enumerate(stored.kernels):
+        for name in kernel.makes:
+            if name in kind_of:
+                now[kind_of[name]] += lives.sizes[name]
+        dead = dying.get(k, ())
+        held = now.copy()
+        held[HeldKind.TEMPORARY] += kernel.scratch_bytes
+        for name in lives.taken(kernel, dead) if kernel.in_place and dead else ():
+            held[kind_of[name]] -= lives.sizes[name]
+        yield held
+        for name in dead:
+            now[kind_of[name]] -= lives.sizes[name]
 
 
 @dataclass(frozen=True)
@@ -70,6 +93,14 @@ class _Lives:
         last.update(dict.fromkeys(stored.kept, len(stored.kernels)))
         return cls(sizes, last, shared)
 
+    def dying(self) -> Mapping[int, list[str]]:
+        """By kernel, what nobody reads any more once it has run."""
+        found = defaultdict[int, list[str]](list)
+        for name, k in self.last.items():
+            if name in self.sizes:
+                found[k].append(name)
+        return found
+
     def taken(self, kernel: Kernel, dead: Collection[str]) -> tuple[str, ...]:
         """Results of an in-place kernel that take the buffer of an operand which dies in it.
 
@@ -91,10 +122,7 @@ class _Lives:
 
 def _peak(stored: Stored, lives: _Lives, in_place: bool) -> tuple[int, int]:
     """The kernel at which the most is held, and the bytes."""
-    sizes, dying = lives.sizes, defaultdict[int, list[str]](list)
-    for name, k in lives.last.items():
-        if name in sizes:
-            dying[k].append(name)
+    sizes, dying = lives.sizes, lives.dying()
     now = most = at = 0
     for k, kernel in enumerate(stored.kernels):
         for name in kernel.makes:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from autopar.cluster.chip import Platform
-from autopar.cost.held import peak_of
+from autopar.cost.held import argument_kinds, peak_of, piece_kinds
 from autopar.cost.kernels import Kernel, Pieces, Sizes, Stored, stored_kernels
-from autopar.cost.liveness import Moment, busiest, most_bytes
+from autopar.cost.liveness import Moment, busiest, held_kinds, most_bytes
 from autopar.cost.order import ahead, combined, depth_first
 from autopar.cost.ready import least_first
 from autopar.ir.graph import Graph, Op
 from autopar.ir.mesh import MeshShape
-from autopar.ir.peak import Peak
+from autopar.ir.peak import HeldKind, Peak
 from autopar.ir.spmd import Block, Loop, Move, SpmdProgram
 
 # Of what a step for several devices holds beside its arguments: for what its compiler's scheduler
@@ -40,17 +41,41 @@ def held_bytes(
     reads it. Arguments are held throughout, and state that comes back takes their buffers. A
     loop holds what its body holds at most, beside what is held around it.
     """
-    sizes = Sizes(graph, mesh, platform)
-    given = sizes.inputs(program)
-    block = program.block
-    returned = {block.outputs[o] for o, _ in graph.donated}
-    walk = _Walk(sizes)
-    moment = walk.busiest(block, given, {*given, *(o for o in returned if o is not None)})
-    moments = walk.inward(moment)
+    walk = _Walk(Sizes(graph, mesh, platform))
+    given, moment = walk.step(graph, program)
     argument_bytes = sum(given.values())
-    spare = int(moment.nbytes * SPARE_SHARE) if mesh.device_count > 1 else 0
-    peak_bytes = argument_bytes + moment.nbytes + spare
-    return Held(argument_bytes, peak_bytes, peak_of(graph, program, given, moments, peak_bytes))
+    peak_bytes = argument_bytes + moment.nbytes + _spare(moment, mesh)
+    peak = peak_of(graph, program, given, walk.inward(moment), peak_bytes)
+    return Held(argument_bytes, peak_bytes, peak)
+
+
+@dataclass(frozen=True)
+class HeldWhile:
+    """What one device holds while a kernel of a block runs, arguments included, by kind."""
+
+    block: Block
+    kernel: Kernel
+    by_kind: Counter[HeldKind]
+
+
+def held_while(
+    graph: Graph, program: SpmdProgram, mesh: MeshShape, platform: Platform = "gpu"
+) -> Iterator[HeldWhile]:
+    """What is held over a step, kernel by kernel; the most is what `held_bytes` tells.
+
+    A loop is one of its trips. What is held for no piece that is known (see `SPARE_SHARE`) is held
+    in proportion to the rest.
+    """
+    walk = _Walk(Sizes(graph, mesh, platform))
+    given, moment = walk.step(graph, program)
+    whole = replace(moment, nbytes=moment.nbytes + _spare(moment, mesh))
+    arguments = argument_kinds(graph, program, given)
+    for level in walk.levels(graph, whole, at_top=True):
+        yield replace(level, by_kind=level.by_kind + arguments)
+
+
+def _spare(moment: Moment, mesh: MeshShape) -> int:
+    return int(moment.nbytes * SPARE_SHARE) if mesh.device_count > 1 else 0
 
 
 class _Walk:
@@ -60,6 +85,33 @@ class _Walk:
         self._sizes = sizes
         self._trips: dict[tuple[str, ...], _FirstTrip] = {}
         self._inside: dict[tuple[str, ...], Moment] = {}
+
+    def step(self, graph: Graph, program: SpmdProgram) -> tuple[dict[str, int], Moment]:
+        """The bytes of a step's arguments, and its moment."""
+        given, block = self._sizes.inputs(program), program.block
+        returned = {block.outputs[o] for o, _ in graph.donated}
+        outside = {*given, *(o for o in returned if o is not None)}
+        return given, self.busiest(block, given, outside)
+
+    def levels(self, graph: Graph, moment: Moment, at_top: bool) -> Iterator[HeldWhile]:
+        """What is held over a block beside what is held around it; the most is its moment's."""
+        held = list(held_kinds(moment.stored, moment.outside, piece_kinds(graph, moment, at_top)))
+        most = max((level.total() for level in held), default=0)
+        for kernel, level in zip(moment.stored.kernels, held, strict=True):
+            unknown = (moment.nbytes - most) * level.total() // max(1, most)
+            level[HeldKind.TEMPORARY] += unknown
+            inner = self._within(moment.block, kernel)
+            if inner is None:
+                yield HeldWhile(moment.block, kernel, level)
+                continue
+            level[HeldKind.TEMPORARY] -= inner.nbytes
+            for trip in self.levels(graph, inner, at_top=False):
+                yield replace(trip, by_kind=trip.by_kind + level)
+
+    def _within(self, block: Block, kernel: Kernel | None) -> Moment | None:
+        """The moment of the loop that a kernel is."""
+        step = block.instructions[kernel.at] if kernel is not None and kernel.at >= 0 else None
+        return self._inside.get(step.results) if isinstance(step, Loop) else None
 
     def busiest(
         self,
@@ -96,13 +148,11 @@ class _Walk:
 
     def inward(self, moment: Moment) -> tuple[Moment, ...]:
         """A moment and, where a loop runs in it, those of its body, outermost first."""
-        found = [moment]
-        while moment.kernel is not None and moment.kernel.at >= 0:
-            step = moment.block.instructions[moment.kernel.at]
-            if not isinstance(step, Loop) or step.results not in self._inside:
-                break
-            moment = self._inside[step.results]
-            found.append(moment)
+        found: list[Moment] = []
+        inner: Moment | None = moment
+        while inner is not None:
+            found.append(inner)
+            inner = self._within(inner.block, inner.kernel)
         return tuple(found)
 
     def _inner(self, loop: Loop, op: Op, nbytes: Mapping[str, int]) -> int:

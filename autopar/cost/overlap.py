@@ -8,8 +8,9 @@ it (list scheduling by critical path), as XLA's latency-hiding scheduler does.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from autopar.cost.kernels import Kernel, Sizes, stored_kernels
 from autopar.cost.listing import KernelTimes, Seconds, entering
@@ -30,8 +31,51 @@ def listing_seconds(graph: Graph, program: SpmdProgram, prices: Prices) -> Secon
     Element-wise work is fused as `stored_kernels` has it, and pays for what it loads and stores;
     neighboring collectives run as one, as `combined` has it; loops wait for what is before them.
     """
+    return timed_listing(graph, program, prices).seconds
+
+
+def timed_listing(graph: Graph, program: SpmdProgram, prices: Prices) -> Timed:
+    """One run of a listing as `listing_seconds` has it, kernel by kernel."""
     sizes = Sizes(graph, prices.mesh, prices.cluster.chip.platform)
     return _Timer(sizes, prices).block(program.block, sizes.inputs(program))
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A block in time: its kernels on two streams, and by kernel the bodies of its loops."""
+
+    block: Block
+    kernels: tuple[Kernel, ...]
+    streams: Streams
+    bodies: Mapping[int, tuple[Timed, ...]]
+
+    @property
+    def seconds(self) -> Seconds:
+        """What the whole of it takes."""
+        return self.streams.seconds
+
+    def spent(self) -> Iterator[tuple[Block, Kernel, Seconds]]:
+        """Each kernel that is no loop, in bodies too, with its block and what all its runs take.
+
+        The seconds of all add up to the block's, `exposed` ones too.
+        """
+        share, alone = self.streams.unhidden_share, self.streams.alone
+        for k, (kernel, own) in enumerate(zip(self.kernels, self.streams.spent, strict=True)):
+            if k not in self.bodies:
+                yield self.block, kernel, _exposed(own, alone[k], share)
+                continue
+            loop = self.block.instructions[kernel.at]
+            assert isinstance(loop, Loop)
+            for body in self.bodies[k]:
+                for block, inner, once in body.spent():
+                    taken = once.times(loop.runs)
+                    yield block, inner, _exposed(taken, taken.exposed, share)
+
+
+def _exposed(spent: Seconds, waiting: float, share: float) -> Seconds:
+    """What is waited for, and a share of what is not."""
+    hidden = max(0.0, spent.communication - waiting)
+    return Seconds(spent.compute, spent.communication, waiting + share * hidden)
 
 
 class _Timer:
@@ -40,27 +84,29 @@ class _Timer:
     def __init__(self, sizes: Sizes, prices: Prices) -> None:
         self._sizes, self._prices = sizes, prices
 
-    def block(self, block: Block, given: Mapping[str, int]) -> Seconds:
+    def block(self, block: Block, given: Mapping[str, int]) -> Timed:
         """The whole of a block on two streams."""
         stored = stored_kernels(block, self._sizes, given, _nothing_inside)
         stored = depth_first(combined(stored), block.outputs)
         times = KernelTimes(self._sizes, self._prices, block, stored)
         spent: list[Seconds] = []
-        for kernel in stored.kernels:
+        bodies: dict[int, tuple[Timed, ...]] = {}
+        for k, kernel in enumerate(stored.kernels):
             step = block.instructions[kernel.at] if kernel.at >= 0 else None
             if isinstance(step, Loop):
-                spent.append(self._loop(step, stored.nbytes))
+                bodies[k] = tuple(self._bodies(step, stored.nbytes))
+                once = sum((body.seconds for body in bodies[k]), Seconds())
+                spent.append(once.times(step.runs))
             else:
                 spent.append(times.seconds(kernel))
-        kernels, beside = stored.kernels, self._prices.beside
-        return in_two_streams(kernels, spent, [_kind(block, k) in beside for k in kernels])
+        kernels, kinds = stored.kernels, self._prices.beside
+        beside = [_kind(block, k) in kinds for k in kernels]
+        return Timed(block, kernels, in_two_streams(kernels, spent, beside), bodies)
 
-    def _loop(self, loop: Loop, nbytes: Mapping[str, int]) -> Seconds:
+    def _bodies(self, loop: Loop, nbytes: Mapping[str, int]) -> Iterator[Timed]:
         op = self._sizes.op(loop.equation)
-        total = Seconds()
         for body in loop.bodies:
-            total += self.block(body, entering(op, loop, body, nbytes))
-        return total.times(loop.runs)
+            yield self.block(body, entering(op, loop, body, nbytes))
 
 
 def _kind(block: Block, kernel: Kernel) -> str:
@@ -69,20 +115,70 @@ def _kind(block: Block, kernel: Kernel) -> str:
     return step.collectives[0].kind if isinstance(step, Move) and step.collectives else ""
 
 
+@dataclass(frozen=True)
+class Streams:
+    """Kernels in time: what each takes by itself, whether it runs `beside` work on the wires.
+
+    Kernel k starts `left[k]` seconds before the last one ends.
+    """
+
+    spent: Sequence[Seconds]
+    beside: Sequence[bool]
+    left: Sequence[float]
+
+    @property
+    def seconds(self) -> Seconds:
+        """What all take together."""
+        total = sum(self.spent, Seconds())
+        if not any(self.beside):
+            return total
+        return _exposed(total, max(self.left) - total.compute, self.unhidden_share)
+
+    @property
+    def unhidden_share(self) -> float:
+        """What of the collectives that work hides is waited for after all."""
+        return _UNHIDDEN_SHARE if any(self.beside) else 0.0
+
+    @property
+    def spans(self) -> list[tuple[float, float]]:
+        """When each kernel starts and ends, in seconds from the first."""
+        whole = max(self.left, default=0.0)
+        return [
+            (whole - left, whole - left + (s.communication if beside else s.total))
+            for s, beside, left in zip(self.spent, self.beside, self.left, strict=True)
+        ]
+
+    @property
+    def alone(self) -> list[float]:
+        """The seconds of each kernel's collectives that run while no work does."""
+        spans = self.spans
+        work = sorted(s for s, beside in zip(spans, self.beside, strict=True) if not beside)
+        found = [s.exposed for s in self.spent]
+        first = 0
+        for start, k in sorted((spans[k][0], k) for k, beside in enumerate(self.beside) if beside):
+            end = spans[k][1]
+            while first < len(work) and work[first][1] <= start:
+                first += 1
+            covered, w = 0.0, first
+            while w < len(work) and work[w][0] < end:
+                covered += min(end, work[w][1]) - max(start, work[w][0])
+                w += 1
+            found[k] = max(0.0, end - start - covered)
+        return found
+
+
 def in_two_streams(
     kernels: Sequence[Kernel], spent: Sequence[Seconds], beside: Sequence[bool]
-) -> Seconds:
-    """What kernels take together, those that may run `beside` work on a stream of their own."""
-    total = sum(spent, Seconds())
+) -> Streams:
+    """Kernels in time, those that may run `beside` work on a stream of their own."""
     if not any(beside):
-        return total
+        from_last = list(accumulate(s.total for s in reversed(spent)))
+        return Streams(spent, beside, from_last[::-1])
     tasks = [
         _Task(s.communication, True) if is_beside else _Task(s.total, False)
         for s, is_beside in zip(spent, beside, strict=True)
     ]
-    waiting = _makespan(kernels, tasks) - total.compute
-    hidden = max(0.0, total.communication - waiting)
-    return Seconds(total.compute, total.communication, waiting + _UNHIDDEN_SHARE * hidden)
+    return Streams(spent, beside, _placed(kernels, tasks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +187,8 @@ class _Task:
     on_wires: bool
 
 
-def _makespan(kernels: Sequence[Kernel], tasks: Sequence[_Task]) -> float:
-    """When the last kernel ends."""
+def _placed(kernels: Sequence[Kernel], tasks: Sequence[_Task]) -> list[float]:
+    """How long before the end each kernel starts."""
     made = {name: k for k, kernel in enumerate(kernels) for name in kernel.makes}
     needs = [{made[r] for r in kernel.reads if r in made} - {k} for k, kernel in enumerate(kernels)]
     users: list[list[int]] = [[] for _ in kernels]
@@ -108,15 +204,15 @@ def _makespan(kernels: Sequence[Kernel], tasks: Sequence[_Task]) -> float:
 def _run(
     tasks: Sequence[_Task], waiting: list[int], needs: Sequence[Sequence[int]],
     ahead: Sequence[float],
-) -> float:  # fmt: skip
+) -> list[float]:  # fmt: skip
     """Two streams from the last kernel to the first, as XLA's scheduler goes.
 
     Of what is ready, because all that reads it is placed, the one with most ahead of it goes first.
     """
+    left = [0.0] * len(tasks)
     ready: tuple[list[tuple[float, int]], ...] = ([], [])  # by stream: (-seconds ahead, kernel)
     running: list[tuple[float, int]] = []  # (end, kernel)
-    busy = [False, False]
-    now = 0.0
+    busy, now = [False, False], 0.0
     for k, count in enumerate(waiting):
         if not count:
             heapq.heappush(ready[tasks[k].on_wires], (-ahead[k], k))
@@ -127,12 +223,13 @@ def _run(
                 busy[stream] = True
                 heapq.heappush(running, (now + tasks[k].seconds, k))
         now, k = heapq.heappop(running)
+        left[k] = now
         busy[tasks[k].on_wires] = False
         for n in needs[k]:
             waiting[n] -= 1
             if not waiting[n]:
                 heapq.heappush(ready[tasks[n].on_wires], (-ahead[n], n))
-    return now
+    return left
 
 
 def _nothing_inside(loop: Loop, op: Op, nbytes: Mapping[str, int]) -> int:

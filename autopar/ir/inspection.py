@@ -113,7 +113,7 @@ class CommRow:
 
 @dataclass(frozen=True)
 class KernelSpan:
-    """A kernel on one of a device's two streams: "work" or "wires"; a loop is one span of work."""
+    """A kernel on one of a device's two streams, "work" or "wires"; a very long loop is one."""
 
     stream: str
     start_seconds: float
@@ -152,11 +152,11 @@ class MemoryCurve:
 
 @dataclass(frozen=True)
 class ModuleRow:
-    """A part of the model by its module path: what it is made of and where it runs.
+    """A part of the model by its module path, with all that is in it, and where it runs.
 
     Modules whose paths differ in numbers and that are alike are one row of `count`. Bytes are of
     whole parameters, `seconds` of a step on one device, forward and backward. `depth` counts the
-    parts of the path.
+    parts of the path; the path "" is the whole step, whose update is of no module.
     """
 
     path: str
@@ -173,8 +173,9 @@ class ModuleRow:
 class Inspection:
     """Everything that can be said of a plan without running it.
 
-    `spans` are of one device over a step (of a plan with stages: empty, as its schedule tells);
-    `meshes` are by submesh.
+    `spans` are of one device over a step, loops trip by trip (none for a plan with stages, as its
+    schedule tells). They end a little before the step's predicted seconds, in which some of what
+    they hide is waited for. `meshes` are by submesh.
     """
 
     meshes: tuple[MeshShape, ...]

@@ -155,11 +155,13 @@ class Plan:
     def verify(self, fun: Callable[..., object], *args: object, **options: object) -> Verification:
         """The plan beside the truth for the step that it was made for: see `autopar.verify`.
 
-        A plan holds no program, so it asks for the step and its arguments. The door is looked up
-        by name when it is asked for, as no module below it may import it.
+        A plan holds no program, so it asks for the step and its arguments.
         """
-        door = importlib.import_module("autopar.api")
-        return cast("Verification", door.verify(self, fun, *args, **options))
+        return cast("Verification", _door("verify")(self, fun, *args, **options))
+
+    def _repr_html_(self) -> str:
+        """The plan as a small card, for notebooks."""
+        return cast("str", _door("html_summary")(self))
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -185,6 +187,12 @@ class Plan:
             for t in p.traffic
         ]
         yield from columns(rows, "  ")
+
+
+def _door(name: str) -> Callable[..., object]:
+    """A function of the front door, looked up when it is called: nothing below may import it."""
+    found: Callable[..., object] = vars(importlib.import_module("autopar.api"))[name]
+    return found
 
 
 def arguments_of(graph: Graph, program: SpmdProgram) -> tuple[Argument, ...]:

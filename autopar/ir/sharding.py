@@ -48,3 +48,14 @@ class Sharding:
 def replicated(rank: int) -> Sharding:
     """The sharding that leaves every device the whole value."""
     return Sharding(((),) * rank)
+
+
+def spec_text(sharding: Sharding) -> str:
+    """A sharding as its user writes it: P('data', None, ('x', 'y')), trailing Nones left out."""
+    entries = [
+        "None" if not axes else repr(axes[0]) if len(axes) == 1 else repr(axes)
+        for axes in sharding.dims
+    ]
+    while entries and entries[-1] == "None":
+        entries.pop()
+    return f"P({', '.join(entries)})"

@@ -10,6 +10,7 @@ from autopar.cluster.submesh import Block, cut_out
 from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder
 from autopar.errors import InfeasibleError, MemoryLimitError
+from autopar.ir.paths import matches
 from autopar.ir.program import Part, SubmeshGraph
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.stages import StagePlan, Submesh
@@ -22,7 +23,6 @@ from autopar.passes.shard.base import AbstractSharding
 from autopar.passes.shard.lightest import Lightest
 from autopar.passes.shard.moves import MoveTables
 from autopar.passes.shard.optimal import Optimal
-from autopar.passes.shard.pins import matches
 from autopar.passes.shard.recipes import recipe_named
 from autopar.request import Pins, Request
 from autopar.schedule.table import in_flight

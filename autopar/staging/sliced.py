@@ -61,14 +61,14 @@ def slice_at(
 ) -> Sliced:
     """Microbatches and layers of a traced step by a given layering; raises as `slice_step`."""
     watch = setting.watched
-    trace, batching = watch("batch", trace.part.graph, lambda: _batched(trace, rules, setting))
+    trace, batching = watch("batch", trace.part.graph, lambda: batched(trace, rules, setting))
     batching.verify()
     layers = watch("layer", batching, lambda: layering.run(batching, setting))
     layers.verify()
     return Sliced(trace, batching, layers)
 
 
-def _batched(
+def batched(
     trace: MicrobatchTrace, rules: RuleBook, setting: Setting
 ) -> tuple[MicrobatchTrace, Batching]:
     """The batching, after factors that may wait until the loop is over were taken out of it."""

@@ -1,22 +1,18 @@
 """The public names are a promise: adding or dropping one is done here, on purpose."""
 
+import subprocess
+import sys
+
 import pytest
 
 import autopar
 
+# fmt: off
 PUBLIC_NAMES = [
-    "Cluster",
-    "MeshShape",
-    "ParallelStep",
-    "Plan",
-    "RuleBook",
-    "errors",
-    "load",
-    "parallelize",
-    "plan",
-    "save",
-    "verify",
+    "Cluster", "MeshShape", "ParallelStep", "Plan", "RuleBook", "compare", "errors", "explain",
+    "inspect", "lint", "load", "parallelize", "plan", "save", "verify", "why_not", "write_report",
 ]
+# fmt: on
 
 
 @pytest.mark.smoke
@@ -28,3 +24,16 @@ def test_public_names_are_these() -> None:
 @pytest.mark.parametrize("name", PUBLIC_NAMES)
 def test_public_name_exists(name: str) -> None:
     assert getattr(autopar, name) is not None
+
+
+@pytest.mark.smoke
+def test_they_are_what_dir_lists_and_nothing_else_is_there() -> None:
+    assert dir(autopar) == sorted(PUBLIC_NAMES)
+    with pytest.raises(AttributeError, match="module 'autopar' has no attribute 'paralelize'"):
+        getattr(autopar, "paralelize")  # noqa: B009
+
+
+def test_importing_it_does_not_import_jax() -> None:
+    code = "import sys, autopar; print('jax' in sys.modules, autopar.plan and 'jax' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]

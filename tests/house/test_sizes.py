@@ -48,6 +48,12 @@ def _body_lines(function: FunctionNode) -> int:
 
 
 def _only_names(front: SourceFile) -> bool:
-    """Whether a package front holds a docstring, imports and assignments alone."""
+    """Whether a package front holds a docstring, imports and assignments alone.
+
+    Imports for type checkers may stand under an `if`.
+    """
     allowed = ast.Import | ast.ImportFrom | ast.Assign | ast.AnnAssign
-    return all(isinstance(node, allowed) for node in front.tree.body[1:])
+    branches = [node for node in front.tree.body if isinstance(node, ast.If)]
+    inner = [n for branch in branches for n in (*branch.body, *branch.orelse)]
+    rest = [n for n in front.tree.body[1:] if not isinstance(n, ast.If)]
+    return all(isinstance(node, allowed) for node in (*rest, *inner))
