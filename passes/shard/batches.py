@@ -42,9 +42,15 @@ def tag_batch(graph: Graph) -> BatchTags:
         return BatchTags(None, "", {})
     size = max(sizes, key=lambda n: (sizes.count(n), -sizes.index(n)))
     carriers = [i for i in given if i.value.shape[0] == size]
-    found = {i.value.name: 0 for i in carriers}
-    _follow(graph, found)
+    found = followed(graph, {i.value.name: 0 for i in carriers})
     return BatchTags(size, carriers[0].path, found)
+
+
+def followed(graph: Graph, dims: Mapping[str, int]) -> Mapping[str, int]:
+    """Some values' dims, and those of all values that they reach."""
+    found = dict(dims)
+    _follow(graph, found)
+    return found
 
 
 def _may_carry(value: Value) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autopar.errors import PinError, listing
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
+from autopar.ir.paths import matches
 from autopar.ir.values import Input
 from autopar.passes.shard.decisions import Decision, Place, Reading
 
@@ -76,25 +76,6 @@ def loosened(reading: Reading, lines: frozenset[str]) -> Reading:
         for d in reading.decisions
     ]
     return replace(reading, decisions=tuple(kept))
-
-
-def matches(pattern: str, path: str) -> bool:
-    """Whether a glob pattern matches a path or what follows its first part; ** spans parts."""
-    parts = path.split("/")
-    wanted = pattern.split("/")
-    return _parts_match(wanted, parts) or _parts_match(wanted, parts[1:])
-
-
-def _parts_match(wanted: Sequence[str], parts: Sequence[str]) -> bool:
-    if not wanted:
-        return not parts
-    if wanted[0] == "**":
-        return any(_parts_match(wanted[1:], parts[i:]) for i in range(len(parts) + 1))
-    return (
-        bool(parts)
-        and fnmatch.fnmatchcase(parts[0], wanted[0])
-        and _parts_match(wanted[1:], parts[1:])
-    )
 
 
 def show_spec(dims: Dims) -> str:

@@ -11,11 +11,12 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from autopar.errors import PinError
+from autopar.ir.paths import matches
 from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.passes.base import Setting
 from autopar.passes.shard.optimal import Optimal
-from autopar.passes.shard.pins import Dims, matches, show_spec
+from autopar.passes.shard.pins import Dims, show_spec
 from tests.passes.corners import CORNERS, floats
 from tests.passes.driving import Traced, largest_error, lowered, run_listing, setting, traced
 
