@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -159,12 +160,12 @@ def _donated(given: Sequence[Argument]) -> tuple[int, ...]:
 def _spec_lines(name: str, held: Iterable[Argument]) -> Iterator[str]:
     yield f"{name}: dict[str, P] = {{"
     for a in held:
-        line = f'    "{a.path}": {_spec(a.sharding)},'
+        line = f"    {json.dumps(a.path)}: {_spec(a.sharding)},"
         if len(line) <= _WIDTH:
             yield line
         else:
-            inside = _spec(a.sharding)[2:-1]
-            yield from (f'    "{a.path}": P(', f"        {inside}", "    ),") if inside else (line,)
+            inside, name = _spec(a.sharding)[2:-1], json.dumps(a.path)
+            yield from (f"    {name}: P(", f"        {inside}", "    ),") if inside else (line,)
     yield "}"
 
 

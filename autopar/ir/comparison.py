@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from autopar.ir.explanation import TrafficChange
-from autopar.ir.sharding import Sharding
+from autopar.ir.sharding import Sharding, spec_text
+from autopar.ir.text import show_bytes, show_seconds
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,25 @@ class Comparison:
     traffic: tuple[TrafficChange, ...]
     figures: tuple[FigureChange, ...]
     renamed: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        if self.is_equal:
+            yield f"{self.step}: the plans are equal"
+            return
+        yield f"{self.step}: what differs"
+        for c in (*self.asked, *self.made_with, *self.decisions, *self.inner):
+            yield f"  {c.name}: {c.before} -> {c.after}"
+        for m in self.moves:
+            specs = (
+                spec_text(p.sharding) if p is not None else "none" for p in (m.before, m.after)
+            )
+            yield f"  {m.path}: {' -> '.join(specs)}"
+        for f in self.figures:
+            show = show_bytes if f.unit == "bytes" else show_seconds
+            yield f"  {f.name}: {show(f.before)} -> {show(f.after)}"
 
     @property
     def decides_alike(self) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autopar.ir.sharding import Sharding
+from autopar.ir.text import show_bytes, show_seconds
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,11 @@ class Price:
     communication_seconds: float
     exposed_seconds: float
     peak_bytes: int
+
+    def __str__(self) -> str:
+        waits = show_seconds(self.exposed_seconds)
+        held = show_bytes(self.peak_bytes)
+        return f"{show_seconds(self.seconds)} a step, {waits} of it waiting; {held} a device"
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,18 @@ class Explanation:
     others: tuple[str, ...] = ()  # what the question may have meant as well, and is not told of
     is_split: bool = False  # the choice is how an op is cut up: what it reads and what it makes
 
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        verb = "is split as" if self.is_split else "lies as"
+        yield f"{self.subject} {verb} {self.choice}: {self.price}"
+        yield from (f"  {sentence}" for sentence in self.reads)
+        for other in self.alternatives:
+            yield f"  {other.choice} instead: {other.price or other.refusal}"
+            yield from (f"    {change}" for change in other.changes)
+        yield from (f"  binds: {sentence}" for sentence in self.binds)
+
 
 @dataclass(frozen=True)
 class TrafficChange:
@@ -81,3 +100,15 @@ class Counterfactual:
     moved: tuple[tuple[str, str, str], ...]  # path, choice before, choice after
     refusal: str = ""
     notes: tuple[str, ...] = ()  # what was held as it is: mesh, stages, recomputation
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield f"as planned: {self.price}"
+        yield f"with {', '.join(self.pins)}: {self.pinned or self.refusal}"
+        for t in self.traffic:
+            more = show_bytes(t.nbytes[1] - t.nbytes[0])
+            yield f"  {t.kind} over {'+'.join(t.axes)}: {t.count[1] - t.count[0]:+}, {more}"
+        yield from (f"  {path}: {before} -> {after}" for path, before, after in self.moved)
+        yield from (f"  {note}" for note in self.notes)

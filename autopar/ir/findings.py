@@ -44,6 +44,10 @@ class Finding:
     count: int = 1
     nbytes: int = 0
 
+    def __str__(self) -> str:
+        where = f"{self.line}: " if self.line else ""
+        return f"{where}{self.severity.value}: {self.text} {self.remedy}".rstrip()
+
 
 @dataclass(frozen=True)
 class Coverage:
@@ -97,3 +101,7 @@ class Findings:
     def of(self, severity: Severity) -> tuple[Finding, ...]:
         """The findings that matter so much."""
         return tuple(f for f in self.found if f.severity is severity)
+
+    def __str__(self) -> str:
+        head = f"{self.step} for {self.cluster}: {len(self.found)} findings"
+        return "\n".join([head, *(f"  {finding}" for finding in self.found)])

@@ -3,10 +3,14 @@
 A block that opens with a comment naming a file is that file; other Python blocks of a page run one
 after another in one namespace, with the repository's examples beside them. In console blocks each
 `$ autopar` line is run, and the lines below it are what it must print, numbers aside; `...` is any
-lines.
+lines. In `sh` blocks are commands that need what is not here: a compiler, minutes, several hosts.
+Those of autopar must be called as they can be.
 """
 
+import importlib
 import re
+import shlex
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +19,7 @@ from typing import Any
 import jax
 import pytest
 
+from autopar.cli.main import main
 from tests.cli.running import run
 from tests.house.source import ROOT
 
@@ -54,6 +59,9 @@ def test_the_blocks_of_a_page_run(
         where = f"{page.relative_to(ROOT)}:{block.line}"
         if named := _FILE.match(block.text):
             Path(named[1]).write_text(block.text, encoding="utf-8")
+            # Another page may have a file of this name, and may have imported it.
+            monkeypatch.delitem(sys.modules, Path(named[1]).stem, raising=False)
+            importlib.invalidate_caches()
         elif block.language == "python":
             code = "\n" * (block.line - 1) + block.text
             exec(compile(code, str(page), "exec"), names)
@@ -64,7 +72,7 @@ def test_the_blocks_of_a_page_run(
 def _run_console(block: Block, where: str) -> None:
     for command in block.text.split("$ autopar ")[1:]:
         line, *expected = command.rstrip().splitlines()
-        done = run(*line.split())
+        done = run(*shlex.split(line))
         fails = bool(expected) and expected[0].startswith("error:")
         assert (done.code != 0) == fails, f"{where}: {line}\n{done.err}"
         shown = [_plain(text) for text in (done.err if fails else done.out).splitlines()]
@@ -76,6 +84,15 @@ def _run_console(block: Block, where: str) -> None:
 def _plain(text: str) -> str:
     """A line without its spacing and its numbers."""
     return re.sub(r"[\d.]+", "#", " ".join(text.split()))
+
+
+def test_commands_that_are_not_run_can_be_called_so() -> None:
+    shown = [block.text for page in PAGES for block in blocks_of(page) if block.language == "sh"]
+    lines = [line for text in shown for line in text.splitlines() if line.startswith("autopar ")]
+    assert lines
+    for line in lines:
+        _, name, *words = shlex.split(line, comments=True)
+        main.commands[name].make_context(name, words)
 
 
 def test_links_lead_somewhere() -> None:

@@ -1,0 +1,67 @@
+"""The reference names all there is: every public name, every error, every command and option."""
+
+import importlib
+import inspect
+import re
+
+import click
+import pytest
+
+import autopar
+from autopar import errors
+from autopar.cli.main import main
+from tests.house.source import ROOT
+
+REFERENCE = ROOT / "docs" / "reference"
+EVERYWHERE = {"--json", "--help"}  # the page says of these, once, what they do
+_DIRECTIVE = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
+
+
+def _documented(page: str) -> list[object]:
+    """What the page's directives name; one that names nothing fails here."""
+    names = _DIRECTIVE.findall((REFERENCE / page).read_text(encoding="utf-8"))
+    return [
+        getattr(importlib.import_module(module), name)
+        for module, _, name in (path.rpartition(".") for path in names)
+    ]
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    told = _documented("api.md")
+    missing = [
+        name for name in autopar.__all__ if name != "errors" and getattr(autopar, name) not in told
+    ]
+    assert not missing, f"docs/reference/api.md has no ::: for {missing}"
+
+
+def test_every_error_is_in_the_reference() -> None:
+    told = _documented("errors.md")
+    classes = [c for _, c in inspect.getmembers(errors, inspect.isclass)]
+    missing = [c.__name__ for c in classes if c not in told]
+    assert not missing, f"docs/reference/errors.md has no ::: for {missing}"
+
+
+def _sections() -> dict[str, str]:
+    """The text about each command, by its name."""
+    text = (REFERENCE / "cli.md").read_text(encoding="utf-8")
+    parts = re.split(r"^## autopar ([\w-]+).*\n", text, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def _options(command: click.Command) -> set[str]:
+    named = [o for p in command.params if isinstance(p, click.Option) for o in p.opts]
+    return {option for option in named if option.startswith("--")}
+
+
+@pytest.mark.parametrize("name", main.commands)
+def test_every_option_of_a_command_is_in_the_reference(name: str) -> None:
+    section = _sections().get(name)
+    assert section is not None, f"docs/reference/cli.md has no section '## autopar {name}'"
+    told = set(re.findall(r"`(?:-\w`, `)?(--[\w-]+)", section))
+    there = _options(main.commands[name])
+    assert there - EVERYWHERE <= told
+    assert told <= there | EVERYWHERE
+
+
+def test_the_reference_has_no_command_that_is_gone() -> None:
+    assert set(_sections()) <= set(main.commands)
