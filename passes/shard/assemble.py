@@ -16,7 +16,7 @@ from autopar.ir.sharding_plan import phase_of
 from autopar.ir.values import Value
 from autopar.passes.shard.choices import canonical_shardings
 from autopar.passes.shard.decisions import Decision, Place, Read, Reading, ReadKind
-from autopar.passes.shard.lifetimes import lifetimes, materialized
+from autopar.passes.shard.lifetimes import lifetimes, materialized, read_by_groups
 from autopar.passes.shard.moves import MoveTables
 from autopar.passes.shard.needs import Choice, required, sources
 from autopar.passes.shard.problem import Edge, Floats, Problem, Usage
@@ -154,12 +154,13 @@ class _Assembler:
         return self._reading.values
 
     def _price_groups(self, kept: frozenset[str]) -> None:
-        """Element-wise work: every kept member is loaded or stored once by it; other ops pay for
-        what they read themselves."""
+        """Element-wise work: every kept member that it makes is stored once by it, and every other
+        that it reads is loaded; other ops pay for what they read themselves."""
+        loaded = set(read_by_groups(self._reading))
         for index, decision in enumerate(self._reading.decisions):
             written: dict[tuple[int, ...], float] = defaultdict(float)
             for value, place, path, count, runs in decision.members:
-                if path and value.name in kept:
+                if value.name in kept and (path or value.name in loaded):
                     written[place.dims] += value.nbytes * runs * count
             for dims, nbytes in sorted(written.items()):
                 shares = self._shares(index, dims)

@@ -38,6 +38,13 @@ def materialized(reading: Reading) -> frozenset[str]:
     return frozenset(kept)
 
 
+def read_by_groups(reading: Reading) -> Iterator[str]:
+    """Values that element-wise work reads."""
+    for read in reading.reads:
+        if read.kind is ReadKind.GROUP:
+            yield from _sources(read.standing, read.value)
+
+
 def _fusible(reading: Reading) -> dict[str, str]:
     """Values that element-wise ops make, with the ops' regions."""
     found: dict[str, str] = {}
