@@ -84,6 +84,8 @@ def last_line_in(error: BaseException, path: Path) -> str:
 
 
 def _module(path: Path) -> ModuleType:
+    if path.is_dir():
+        raise InputError(f"{str(path)!r} is a folder; write FILE.py:FUNCTION")
     if not path.is_file():
         near = sorted(p.name for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
         there = f" Python files there: {', '.join(near[:8])}." if near else ""

@@ -11,7 +11,15 @@ import click
 from autopar import api
 from autopar.cli.clusters import LISTED
 from autopar.cli.completion import files, offered
-from autopar.cli.console import err, gathered_warnings, out, print_json, print_warnings, told
+from autopar.cli.console import (
+    check_folder,
+    err,
+    gathered_warnings,
+    out,
+    print_json,
+    print_warnings,
+    told,
+)
 from autopar.cli.loading import Target, last_line_in, load_target
 from autopar.cli.pins import Dims, load_pins, read_pins
 from autopar.cli.planning import Trail, watched_planning
@@ -118,6 +126,8 @@ def plan_command(
     arrays or as jax.ShapeDtypeStruct.
     """
     wanted = Wanted(**options)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    if output is not None:
+        check_folder(output)
     api.keep_to_cpu()
     with err().status("reading the file"):
         loaded = load_target(target)

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from autopar import api
-from autopar.cli.console import err, out, told
+from autopar.cli.console import check_folder, err, out, told
 from autopar.errors import InputError
 from autopar.ir.json_reader import Json
 
@@ -48,6 +48,7 @@ def report_command(
     It loads nothing from anywhere, and the same plan gives the same bytes.
     """
     target = output if output is not None else path.with_suffix(".html")
+    check_folder(target)
     plan = api.load(path)
     with err().status("drawing the plan"), _told(target):
         api.write_report(

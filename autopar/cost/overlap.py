@@ -72,6 +72,24 @@ class Timed:
                     yield block, inner, _exposed(taken, taken.exposed, share)
 
 
+def moved_seconds(timed: Timed) -> dict[tuple[str, tuple[str, ...]], float]:
+    """Seconds of the collectives of each kind over the same axes, neighbors combined as they run.
+
+    They add up to the listing's `communication`.
+    """
+    found: dict[tuple[str, tuple[str, ...]], float] = {}
+    for block, kernel, spent in timed.spent():
+        step = block.instructions[kernel.at] if kernel.at >= 0 else None
+        if not isinstance(step, Move):
+            continue
+        alone = sum(c.seconds for c in step.collectives)
+        for c in step.collectives:
+            share = c.seconds / alone if alone > 0 else 1 / len(step.collectives)
+            key = (c.kind, c.axes)
+            found[key] = found.get(key, 0.0) + spent.communication * share
+    return found
+
+
 def _exposed(spent: Seconds, waiting: float, share: float) -> Seconds:
     """What is waited for, and a share of what is not."""
     hidden = max(0.0, spent.communication - waiting)

@@ -68,7 +68,8 @@ def python_module(plan: Plan) -> str:
     reader = reading.split(_READER)[1]
     decided = "\n".join(_plan_lines(plan, listed))
     head = f"{_docstring(plan)}\n{_IMPORTS}\n\n{types}{_PLAN}\n{decided}\n\n{_PROGRAM}{front}"
-    return f"{head}{_READER}{reader.rstrip()}\n\n\n{_RUNNER}{runner}"
+    text = f"{head}{_READER}{reader.rstrip()}\n\n\n{_RUNNER}{runner}"
+    return text.encode("ascii", "backslashreplace").decode("ascii")
 
 
 def device_numbers(plan: Plan) -> tuple[tuple[int, ...], ...]:
@@ -97,7 +98,7 @@ Written by autopar out of a plan by the method {o.method!r}, for JAX {o.jax_mino
 
 
 def _head(plan: Plan) -> str:
-    return plan.arguments[0].path.split("/")[0]
+    return plan.arguments[0].path.split("/")[0] if plan.arguments else "state"
 
 
 # -- the plan as code ---------------------------------------------------------------------------
@@ -160,11 +161,11 @@ def _donated(given: Sequence[Argument]) -> tuple[int, ...]:
 def _spec_lines(name: str, held: Iterable[Argument]) -> Iterator[str]:
     yield f"{name}: dict[str, P] = {{"
     for a in held:
-        line = f"    {json.dumps(a.path)}: {_spec(a.sharding)},"
+        line = f"    {json.dumps(a.path, ensure_ascii=False)}: {_spec(a.sharding)},"
         if len(line) <= _WIDTH:
             yield line
         else:
-            inside, name = _spec(a.sharding)[2:-1], json.dumps(a.path)
+            inside, name = _spec(a.sharding)[2:-1], json.dumps(a.path, ensure_ascii=False)
             yield from (f"    {name}: P(", f"        {inside}", "    ),") if inside else (line,)
     yield "}"
 

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from autopar.errors import TraceError
 from autopar.frontend.dtypes import type_of
 from autopar.frontend.params import plain_params
 from autopar.frontend.regions import is_backward, regions_of
@@ -90,6 +91,8 @@ def _op(equation: Equation, region: str) -> Op:
     graphs = tuple(
         _body(b, f"{kind}_{first}_{i}", equation, region) for i, b in enumerate(equation.bodies)
     )
+    if kind == "while":
+        _check_test(graphs[0], equation.line)
     return Op(
         kind=kind,
         operands=tuple(_operand(o) for o in equation.operands),
@@ -99,6 +102,17 @@ def _op(equation: Equation, region: str) -> Op:
         origin=Origin(region, module_path(equation.name_stack), equation.line),
         graphs=graphs,
     )
+
+
+def _check_test(test: Graph, line: str) -> None:
+    """Raise TraceError where a loop goes on for some rows and not for others."""
+    (goes_on,) = map(test.value, test.outputs)
+    if goes_on.shape:
+        raise TraceError(
+            f"the while loop at {line or 'an unknown line'} ends at another trip for each of "
+            f"{goes_on.shape[0]} rows, as vmap made it, and autopar runs all rows alike.\nGo on "
+            "while any row does (jnp.any) and keep the others with jnp.where, or use a scan."
+        )
 
 
 def _constraint(equation: Equation) -> tuple[tuple[str, Plain], ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from autopar.inspecting.scope import AbstractScope
 from autopar.inspecting.subject import Subject
 from autopar.ir.mesh import MeshShape
-from autopar.ir.paths import matches
+from autopar.ir.paths import meant
 from autopar.ir.rule import Kind
 from autopar.ir.text import show_bytes, show_seconds
 from autopar.passes.shard.decisions import Decision
@@ -42,8 +42,9 @@ class Bound:
 
     def _asked(self, decision: Decision, choices: int) -> Iterator[str]:
         origin = self.scope.opened.plan.origin
+        paths = [a.path for a in self.scope.opened.plan.arguments]
         for pattern, dims in origin.pins:
-            if self.subject.path and matches(pattern, self.subject.path):
+            if self.subject.path in meant(pattern, paths):
                 yield f"the pin {pattern!r} = {show_spec(dims)} fixes it"
         if decision.label == CONSTRAINT and decision.fixed is not None:
             yield f"the step's own {CONSTRAINT} at {decision.line} fixes it"

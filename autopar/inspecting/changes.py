@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from autopar.inspecting.scope import AbstractScope, Weighed
 from autopar.inspecting.words import Names, and_more, over, spec
-from autopar.ir.explanation import TrafficChange
+from autopar.ir.explanation import Price, TrafficChange
 from autopar.ir.paths import common_path, counted_paths, unnumbered
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.spmd import COLLECTIVES
@@ -15,6 +15,7 @@ from autopar.ir.text import show_bytes, show_seconds
 
 _SHOWN = 3  # paths in one sentence
 _LEAST_SHARE = 1e-3  # of the seconds of all changes, below which one is not told
+_TOLD_SHARE = 0.02  # of the larger of work and waiting, below which the smaller is not told
 
 
 @dataclass(frozen=True)
@@ -91,26 +92,26 @@ def moved(
 def sentences(
     scope: AbstractScope, before: Weighed, after: Weighed, subject: frozenset[str], choice: str
 ) -> list[str]:
-    """What comes and goes, the dearest first, and what moves along beside the subject's paths.
+    """What a step takes otherwise, what is sent otherwise, and what moves along with the subject.
 
-    `choice` is how the subject would lie.
+    The first adds up to the difference in seconds. `choice` is how the subject would lie.
     """
     names = Names(scope.graph)
-    told = [*_comings(flows(before, names), flows(after, names))]
-    told += _work(before, after)
+    told = [*_spent(before.price, after.price)]
+    told += _comings(flows(before, names), flows(after, names))
     told += _along(scope, before.sharding, after.sharding, subject, choice)
     return told
 
 
 def _comings(before: dict[Key, Flow], after: dict[Key, Flow]) -> Iterator[str]:
-    """Collectives that come and go, what adds most to a step first; those of a value together."""
+    """Collectives that come and go, what weighs most first; those of a value together."""
     groups: dict[str, list[tuple[Key, Flow]]] = {}
     for key in sorted({*before, *after}):
         change = after.get(key, Flow()).plus(before.get(key, Flow()), -1)
         if change.seconds:
             groups.setdefault(key[2], []).append((key, change))
     total = sum(abs(change.seconds) for group in groups.values() for _, change in group)
-    for group in sorted(groups.values(), key=_net, reverse=True):
+    for group in sorted(groups.values(), key=lambda g: -abs(_net(g))):
         if max(abs(change.seconds) for _, change in group) > _LEAST_SHARE * total:
             yield _coming(group)
 
@@ -124,10 +125,9 @@ def _coming(group: Sequence[tuple[Key, Flow]]) -> str:
     more = [_told(key, change) for key, change in group if change.seconds > 0]
     less = [_told(key, change) for key, change in group if change.seconds < 0]
     net = _net(group)
-    sign = "+" if net > 0 else "-" if net < 0 else ""
     if more and less:
         change = f"{', '.join(more)} instead of {', '.join(less)}"
-        return f"{what}: {change}: {sign}{show_seconds(abs(net))}"
+        return f"{what}: {change}: {_signed(net)}"
     return f"{'more' if more else 'less'} for {what}: {', '.join(more or less)}"
 
 
@@ -138,10 +138,22 @@ def _told(key: Key, change: Flow) -> str:
     return f"{count}{kind} over {over(axes)} ({took})"
 
 
-def _work(before: Weighed, after: Weighed) -> Iterator[str]:
-    more = after.price.compute_seconds - before.price.compute_seconds
-    if abs(more) > _LEAST_SHARE * before.price.seconds:
-        yield f"{'+' if more > 0 else '-'}{show_seconds(abs(more))} of work on each device"
+def _spent(before: Price, after: Price) -> Iterator[str]:
+    """Work and waiting of each device: what is told of either is worth telling beside the other."""
+    work = after.compute_seconds - before.compute_seconds
+    waiting = after.exposed_seconds - before.exposed_seconds
+    least = _TOLD_SHARE * max(abs(work), abs(waiting))
+    parts = [
+        f"{_signed(more)} of {what}"
+        for more, what in ((work, "work"), (waiting, "waiting for communication"))
+        if abs(more) > least
+    ]
+    if parts:
+        yield f"{' and '.join(parts)} on each device"
+
+
+def _signed(seconds: float) -> str:
+    return f"{'+' if seconds > 0 else '-'}{show_seconds(abs(seconds))}"
 
 
 def _along(

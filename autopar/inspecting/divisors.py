@@ -76,7 +76,7 @@ def _finding(graph: Graph, size: int, group: Sequence[_Place], devices: int) -> 
         Severity.WARNING if most == 1 else Severity.NOTE,
         Topic.INDIVISIBLE,
         f"{said}{rows}: {where}",
-        f"{'Take' if rows else 'Pad it:'} {nearest(size, devices)}{'' if rows else ' would do'}.",
+        f"{'Take' if rows else 'Make it'} {nearest(size, devices)}{'' if rows else ' would do'}.",
         line=reading_line(graph, group[0].given.value.name),
         count=len(group),
         nbytes=sum(p.given.value.nbytes for p in group),

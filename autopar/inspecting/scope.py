@@ -13,7 +13,7 @@ from autopar.cost.overlap import listing_seconds
 from autopar.inspecting.reopen import Opened
 from autopar.ir.explanation import Price
 from autopar.ir.graph import Graph
-from autopar.ir.paths import matches
+from autopar.ir.paths import meant
 from autopar.ir.plan import Plan
 from autopar.ir.program import SubmeshGraph
 from autopar.ir.sharding_plan import ShardingPlan
@@ -273,7 +273,8 @@ def scopes_of(opened: Opened) -> list[AbstractScope]:
 
 def pins_of(graph: Graph, pins: Pins) -> Pins:
     """The pins of what a graph is given."""
-    return tuple(p for p in pins if any(matches(p[0], i.path) for i in graph.inputs))
+    paths = [i.path for i in graph.inputs]
+    return tuple(p for p in pins if meant(p[0], paths))
 
 
 def too_large(needed: float, limit: int) -> str:

@@ -11,7 +11,7 @@ from autopar.inspecting.reopen import Opened
 from autopar.inspecting.scope import AbstractScope, scopes_of
 from autopar.inspecting.words import and_more, where
 from autopar.ir.graph import Graph, Op
-from autopar.ir.paths import counted_paths, matches
+from autopar.ir.paths import counted_paths, matches, meant
 from autopar.ir.plan import Argument
 from autopar.ir.sharding_plan import OpPath
 from autopar.ir.values import Value
@@ -58,7 +58,8 @@ def _arguments(opened: Opened, asked: str) -> list[Argument]:
     """Arguments whose path, or the end of whose path, is meant; the largest first."""
     arguments = opened.plan.arguments
     for pattern in (asked, f"**/{asked}"):
-        if given := [a for a in arguments if matches(pattern, a.path)]:
+        chosen = meant(pattern, [a.path for a in arguments])
+        if given := [a for a in arguments if a.path in chosen]:
             return sorted(given, key=lambda a: -Value("", a.shape, a.dtype).nbytes)
     return []
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autopar.collection import paused_collection
-from autopar.errors import InfeasibleError
+from autopar.errors import ArgumentError, InfeasibleError
 from autopar.fitting import Found, Site, plan_on, refusal
 from autopar.inspecting.changes import moved, traffic_changes
 from autopar.inspecting.reopen import Opened
@@ -22,7 +22,7 @@ from autopar.inspecting.scope import (
 )
 from autopar.inspecting.words import and_more
 from autopar.ir.explanation import Counterfactual
-from autopar.ir.paths import matches
+from autopar.ir.paths import meant
 from autopar.passes.shard.pins import resolve_pins, show_spec
 from autopar.passes.shard.why import anew, case_of, homed
 from autopar.remat import Form
@@ -67,9 +67,9 @@ def why_not(opened: Opened, pins: Pins) -> Counterfactual:
 def _kept_pins(opened: Opened, pins: Pins) -> Iterator[tuple[str, tuple[tuple[str, ...], ...]]]:
     """The plan's own pins, but for what others are asked of now."""
     paths = [i.path for i in opened.batching.graph.inputs]
-    asked = {path for path in paths if any(matches(pattern, path) for pattern, _ in pins)}
+    asked = {path for pattern, _ in pins for path in meant(pattern, paths)}
     for pattern, dims in opened.plan.origin.pins:
-        mine = [path for path in paths if matches(pattern, path)]
+        mine = meant(pattern, paths)
         if asked.isdisjoint(mine):
             yield pattern, dims
         else:
@@ -92,12 +92,14 @@ class _Asking:
             resolve_pins(scope.graph, own, scope.kept.mesh)
         if not scopes:
             resolve_pins(graph, self.asked, self.opened.plan.mesh)
+            names = ", ".join(repr(pattern) for pattern, _ in self.asked)
+            raise ArgumentError(f"no op of the step reads {names}: it lies whole, at no price")
 
     @cached_property
     def _scopes(self) -> list[AbstractScope]:
         """What the pins are about: the step, or the submeshes that hold what is pinned."""
         scopes = scopes_of(self.opened)
-        if self.opened.laid is None:
+        if self.opened.laid is None or not self.asked:
             return scopes
         return [s for s in scopes if pins_of(s.graph, self.asked)]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 def unnumbered(path: str) -> str:
     """The path with its numbers struck out: what alike paths have in common."""
-    return re.sub(r"\d+", "#", path)
+    return re.sub(r"\d+", "\0", path)
 
 
 def common_path(paths: Sequence[str]) -> str:
@@ -29,6 +29,13 @@ def counted_paths(paths: Iterable[str]) -> tuple[str, ...]:
         common_path(group) + (f" ({len(group)})" if len(group) > 1 else "")
         for group in groups.values()
     )
+
+
+def meant(pattern: str, paths: Sequence[str]) -> tuple[str, ...]:
+    """The paths that a pattern means: the one that it spells out, else all that it matches."""
+    if pattern in paths:
+        return (pattern,)
+    return tuple(path for path in paths if matches(pattern, path))
 
 
 def matches(pattern: str, path: str) -> bool:

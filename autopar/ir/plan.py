@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -102,9 +102,9 @@ class Plan:
     """
 
     origin: Origin
-    sharding: ShardingPlan
-    arguments: tuple[Argument, ...]
-    outputs: tuple[Argument, ...]
+    sharding: ShardingPlan = field(repr=False)
+    arguments: tuple[Argument, ...] = field(repr=False)
+    outputs: tuple[Argument, ...] = field(repr=False)
     prediction: Prediction
     layer_count: int = 1
     stage_count: int = 1
@@ -215,14 +215,14 @@ def outputs_of(graph: Graph, program: SpmdProgram) -> tuple[Argument, ...]:
     return tuple(found)
 
 
-def traffic_of(program: SpmdProgram) -> tuple[Traffic, ...]:
-    """Collectives by kind and axes, in a fixed order."""
-    table: dict[tuple[str, tuple[str, ...]], tuple[int, int, float]] = {}
+def traffic_of(
+    program: SpmdProgram, seconds: Mapping[tuple[str, tuple[str, ...]], float]
+) -> tuple[Traffic, ...]:
+    """Collectives by kind and axes, in a fixed order; `seconds` are of all runs of each."""
+    table: dict[tuple[str, tuple[str, ...]], tuple[int, int]] = {}
     for _, c in program.collectives():
-        count, nbytes, seconds = table.get((c.kind, c.axes), (0, 0, 0.0))
-        table[c.kind, c.axes] = (
-            count + c.runs, nbytes + c.nbytes * c.runs, seconds + c.seconds * c.runs
-        )  # fmt: skip
+        count, nbytes = table.get((c.kind, c.axes), (0, 0))
+        table[c.kind, c.axes] = (count + c.runs, nbytes + c.nbytes * c.runs)
     order = {kind: i for i, kind in enumerate(COLLECTIVES)}
     keys = sorted(table, key=lambda k: (order[k[0]], k[1]))
-    return tuple(Traffic(k, axes, *table[k, axes]) for k, axes in keys)
+    return tuple(Traffic(*key, *table[key], seconds.get(key, 0.0)) for key in keys)

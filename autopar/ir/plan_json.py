@@ -28,7 +28,7 @@ def plan_from_json(text: str, where: str = "the plan") -> Plan:
     """The plan of a text; raises PlanFileError that says what is wrong with it."""
     try:
         data: Json = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise PlanFileError(f"{where} is no JSON: {error}. Plan again, or restore it.") from None
     if not isinstance(data, dict) or "format" not in data:
         raise PlanFileError(f"{where} is JSON but no autopar plan: it has no 'format'.")
@@ -59,7 +59,8 @@ def load_plan(path: str | Path) -> Plan:
     try:
         text = Path(path).read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError) as error:
-        raise PlanFileError(f"cannot read plan {str(path)!r}: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise PlanFileError(f"cannot read plan {str(path)!r}: {why}") from None
     return plan_from_json(text, f"plan {str(path)!r}")
 
 

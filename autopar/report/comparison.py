@@ -95,7 +95,7 @@ def _moves(moves: tuple[Move, ...]) -> Iterator[RenderableType]:
         table.add_row(SlashedPath(m.path), *map(Text, cells), times + _held(m))
     yield table
     if len(moves) > _SHOWN:
-        yield Text(f"and {len(moves) - _SHOWN} smaller rows: --json lists them", style=QUIET)
+        yield Text(f"and {len(moves) - _SHOWN} more rows: --json lists them", style=QUIET)
 
 
 def _type(place: Place | None) -> str:

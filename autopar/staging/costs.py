@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from autopar.cost.listing import Seconds
 from autopar.cost.memory import held_bytes
-from autopar.cost.overlap import listing_seconds
+from autopar.cost.overlap import moved_seconds, timed_listing
 from autopar.ir.batching import Accumulator
 from autopar.ir.plan import Traffic, traffic_of
 from autopar.ir.program import Part, PartKind, SubmeshGraph
@@ -61,11 +61,12 @@ def stage_costs(
     for part in timed:
         own, loose = part_plan(part, joint, plan), left_partial(part, joint)
         listing = lower_spmd(part.graph, own, tables.resharder, loose)
-        spent[part.kind] += listing_seconds(part.graph, listing, tables.prices)
+        run = timed_listing(part.graph, listing, tables.prices)
+        spent[part.kind] += run.seconds
         held = held_bytes(part.graph, listing, plan.mesh, platform)
         working = max(working, held.peak_bytes - held.argument_bytes)
         often = 1 if part.kind in _ONCE else runs
-        traffic += [(t, often) for t in traffic_of(listing)]
+        traffic += [(t, often) for t in traffic_of(listing, moved_seconds(run))]
     weigh = _Scale(joint, plan)
     stashed = set(joint.stashed)
     kept = {name for p in parts if p.kind is PartKind.WEIGHT_GRADIENT for name in _read(p)}

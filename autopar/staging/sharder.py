@@ -10,7 +10,7 @@ from autopar.cluster.submesh import Block, cut_out
 from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder
 from autopar.errors import InfeasibleError, MemoryLimitError
-from autopar.ir.paths import matches
+from autopar.ir.paths import meant
 from autopar.ir.program import Part, SubmeshGraph
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.stages import StagePlan, Submesh
@@ -135,9 +135,7 @@ class Sharder:
         """The pins of what the submesh holds."""
         paths = [i.path for i in joint.graph.inputs]
         return tuple(
-            (pattern, dims)
-            for pattern, dims in self._request.pins
-            if any(matches(pattern, p) for p in paths)
+            (pattern, dims) for pattern, dims in self._request.pins if meant(pattern, paths)
         )
 
     def _fitted(

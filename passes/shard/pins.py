@@ -9,7 +9,7 @@ from dataclasses import replace
 from autopar.errors import PinError, listing
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
-from autopar.ir.paths import matches
+from autopar.ir.paths import meant
 from autopar.ir.values import Input
 from autopar.passes.shard.decisions import Decision, Place, Reading
 
@@ -27,10 +27,12 @@ def resolve_pins(graph: Graph, pins: Pins, mesh: MeshShape) -> dict[str, Dims]:
     """
     faults: list[str] = []
     fixed: dict[str, tuple[str, Dims]] = {}
+    paths = [i.path for i in graph.inputs]
     for pattern, dims in pins:
-        matched = [i for i in graph.inputs if matches(pattern, i.path)]
+        chosen = meant(pattern, paths)
+        matched = [i for i in graph.inputs if i.path in chosen]
         if not matched:
-            faults.append(_unmatched(pattern, [i.path for i in graph.inputs]))
+            faults.append(_unmatched(pattern, paths))
         for given in matched:
             fault = _misfit(pattern, dims, given, mesh)
             held = fixed.get(given.path)
@@ -125,10 +127,13 @@ def _checked(reading: Reading, mesh: MeshShape) -> Reading:
                     f"the plan's mesh has ({mesh}); pass mesh={{...}} with that axis"
                 )
             elif axes and decision.sizes[d] % mesh.size(axes):
+                where = f" at {decision.line}" if decision.line else ""
+                why = "which does not divide"
+                if decision.value.dtype.startswith("key"):
+                    why = "but random keys stay whole on every device"
                 faults.append(
-                    f"{decision.label} at {decision.line} splits dim {d} of "
-                    f"{decision.value.type_text} over {mesh.size(axes)} devices, which does not "
-                    "divide"
+                    f"{decision.label}{where} splits dim {d} of "
+                    f"{decision.value.type_text} over {mesh.size(axes)} devices, {why}"
                 )
     if faults:
         raise PinError(listing("these constraints cannot be kept:", faults, "Mend or drop them."))

@@ -148,7 +148,8 @@ def unplaced(tree: Any) -> Any:
     def type_alone(leaf: Any) -> Any:
         if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
             return leaf
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
+        weak = getattr(leaf, "weak_type", False)  # random keys have no such thing
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak)
 
     return jax.tree.map(type_alone, tree)
 

@@ -89,7 +89,7 @@ def test_measured_and_verified_figures_stand_beside_predicted_ones(folder: Path)
         (("cut.json", "--trace", "gone.json"), "cannot read"),
         (("one.json", "--trace", "one.json"), "is one program"),
         (("one.json", "--against", "gone.json"), "cannot read plan"),
-        (("one.json", "-o", "nowhere/page.html"), "cannot write"),
+        (("one.json", "-o", "nowhere/page.html"), "there is no folder"),
     ],
 )
 def test_what_cannot_be_used_ends_with_2(folder: Path, words: tuple[str, ...], told: str) -> None:

@@ -96,11 +96,12 @@ def test_recipes_are_drawn_cheapest_first_and_those_that_fail_with_why() -> None
     outcome = replace(PLAN.sharding.outcome, recipes=recipes)
     plan = replace(PLAN, sharding=replace(PLAN.sharding, outcome=outcome))
     assert drawn(margins(plan)).splitlines()[1:] == [
-        "method        time   more   note",
-        "─────────────────────────────────────────────────────────────────",
-        "megatron   10.0 ms    +0%   found",
-        "fsdp       10.8 ms    +8%   found",
-        "dp                          does not fit: holds at least 9.00 GiB",
+        "method          sum   more   note",
+        "──────────────────────────────────────────────────────────────────",
+        "this plan   10.0 ms",
+        "megatron    10.0 ms    +0%   found",
+        "fsdp        10.8 ms    +8%   found",
+        "dp                           does not fit: holds at least 9.00 GiB",
     ]
     data = plan_data(plan)["outcome"]
     assert isinstance(data, dict)
@@ -110,7 +111,7 @@ def test_recipes_are_drawn_cheapest_first_and_those_that_fail_with_why() -> None
 
 
 def test_the_headline_says_what_for_what() -> None:
-    lines = drawn(headline(PLAN)).splitlines()
+    lines = drawn(headline(PLAN), width=100).splitlines()
     assert lines[0] == "plan step on 8xcpu"
     assert "10.0 ms a step, 20.0% waits for communication (2.00 ms of 4.00 ms)" in lines[4]
     assert lines[6].startswith("figures    a guess at one of eight virtual devices")

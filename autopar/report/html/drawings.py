@@ -84,7 +84,8 @@ def _schedule(view: ReportView) -> str:
 
 
 def _memory(curves: tuple[MemoryCurve, ...]) -> Iterator[tuple[int, Markup]]:
-    fullest = sorted(curves, key=lambda c: (-max(x.nbytes for x in c.levels), c.submesh))
+    drawn = [c for c in curves if c.levels]  # a step that does nothing has none
+    fullest = sorted(drawn, key=lambda c: (-max(x.nbytes for x in c.levels), c.submesh))
     for curve in fullest[:MOST_CURVES]:
         yield curve.submesh, _inline(memory_svg(curve))
 
