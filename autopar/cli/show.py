@@ -13,8 +13,6 @@ from rich.text import Text
 from autopar import api
 from autopar.cli.console import out, print_json, told
 from autopar.errors import InputError
-from autopar.inspecting.inspect import inspect
-from autopar.inspecting.reopen import reopen
 from autopar.ir.inspection import Inspection
 from autopar.ir.json_reader import Json
 from autopar.ir.paths import matches
@@ -75,9 +73,8 @@ def show_command(
     Without an option that names a part, a little of everything.
     """
     plan, wanted = api.load(path), Views(**views)
-
     looked_into = wanted.ops or wanted.stages or wanted.comm
-    found = _NOTHING if plan.record is None and not looked_into else inspect(reopen(plan))
+    found = _NOTHING if plan.record is None and not looked_into else api.inspect(plan)
     if as_json:
         print_json(_data(plan, found))
         return

@@ -19,7 +19,7 @@ _TOLD_SHARE = 0.02  # of the larger of work and waiting, below which the smaller
 
 
 @dataclass(frozen=True)
-class Flow:
+class Sent:
     """Collectives of a step of one kind over the same axes, and the names of what they move."""
 
     count: int = 0
@@ -27,9 +27,9 @@ class Flow:
     seconds: float = 0.0
     names: frozenset[str] = frozenset()
 
-    def plus(self, other: Flow, times: int = 1) -> Flow:
+    def plus(self, other: Sent, times: int = 1) -> Sent:
         """Both together, the other so many times."""
-        return Flow(
+        return Sent(
             self.count + times * other.count,
             self.nbytes + times * other.nbytes,
             self.seconds + times * other.seconds,
@@ -40,15 +40,15 @@ class Flow:
 Key = tuple[str, tuple[str, ...], str]  # kind, axes, what is moved with its numbers struck out
 
 
-def flows(weighed: Weighed, names: Names) -> dict[Key, Flow]:
+def sent_by(weighed: Weighed, names: Names) -> dict[Key, Sent]:
     """All collectives of a step, on one device, by kind, axes and what they move."""
-    found: dict[Key, Flow] = {}
+    found: dict[Key, Sent] = {}
     for listing in weighed.listings:
         for move, c in listing.program.collectives():
             name = names.of(move.value.name)
             key, runs = (c.kind, c.axes, unnumbered(name)), c.runs * listing.runs
-            flow = Flow(runs, c.nbytes * runs, c.seconds * runs, frozenset([name]))
-            found[key] = found.get(key, Flow()).plus(flow)
+            flow = Sent(runs, c.nbytes * runs, c.seconds * runs, frozenset([name]))
+            found[key] = found.get(key, Sent()).plus(flow)
     return found
 
 
@@ -58,7 +58,7 @@ def traffic_changes(
     """Collectives by kind and axes that differ, before and after, in a fixed order."""
     old, new = _by_axes(before), _by_axes(after)
     keys = sorted({*old, *new}, key=lambda k: (COLLECTIVES.index(k[0]), k[1]))
-    pairs = ((key, old.get(key, Flow()), new.get(key, Flow())) for key in keys)
+    pairs = ((key, old.get(key, Sent()), new.get(key, Sent())) for key in keys)
     return tuple(
         TrafficChange(*key, (a.count, b.count), (a.nbytes, b.nbytes), (a.seconds, b.seconds))
         for key, a, b in pairs
@@ -66,14 +66,14 @@ def traffic_changes(
     )
 
 
-def _by_axes(weighed: Sequence[Weighed]) -> dict[tuple[str, tuple[str, ...]], Flow]:
-    found: dict[tuple[str, tuple[str, ...]], Flow] = {}
+def _by_axes(weighed: Sequence[Weighed]) -> dict[tuple[str, tuple[str, ...]], Sent]:
+    found: dict[tuple[str, tuple[str, ...]], Sent] = {}
     for one in weighed:
         for listing in one.listings:
             for _, c in listing.program.collectives():
                 runs = c.runs * listing.runs
-                flow = Flow(runs, c.nbytes * runs, c.seconds * runs)
-                found[c.kind, c.axes] = found.get((c.kind, c.axes), Flow()).plus(flow)
+                flow = Sent(runs, c.nbytes * runs, c.seconds * runs)
+                found[c.kind, c.axes] = found.get((c.kind, c.axes), Sent()).plus(flow)
     return found
 
 
@@ -98,16 +98,16 @@ def sentences(
     """
     names = Names(scope.graph)
     told = [*_spent(before.price, after.price)]
-    told += _comings(flows(before, names), flows(after, names))
+    told += _comings(sent_by(before, names), sent_by(after, names))
     told += _along(scope, before.sharding, after.sharding, subject, choice)
     return told
 
 
-def _comings(before: dict[Key, Flow], after: dict[Key, Flow]) -> Iterator[str]:
+def _comings(before: dict[Key, Sent], after: dict[Key, Sent]) -> Iterator[str]:
     """Collectives that come and go, what weighs most first; those of a value together."""
-    groups: dict[str, list[tuple[Key, Flow]]] = {}
+    groups: dict[str, list[tuple[Key, Sent]]] = {}
     for key in sorted({*before, *after}):
-        change = after.get(key, Flow()).plus(before.get(key, Flow()), -1)
+        change = after.get(key, Sent()).plus(before.get(key, Sent()), -1)
         if change.seconds:
             groups.setdefault(key[2], []).append((key, change))
     total = sum(abs(change.seconds) for group in groups.values() for _, change in group)
@@ -116,11 +116,11 @@ def _comings(before: dict[Key, Flow], after: dict[Key, Flow]) -> Iterator[str]:
             yield _coming(group)
 
 
-def _net(group: Sequence[tuple[Key, Flow]]) -> float:
+def _net(group: Sequence[tuple[Key, Sent]]) -> float:
     return sum(change.seconds for _, change in group)
 
 
-def _coming(group: Sequence[tuple[Key, Flow]]) -> str:
+def _coming(group: Sequence[tuple[Key, Sent]]) -> str:
     what = common_path(sorted({name for _, change in group for name in change.names}))
     more = [_told(key, change) for key, change in group if change.seconds > 0]
     less = [_told(key, change) for key, change in group if change.seconds < 0]
@@ -131,7 +131,7 @@ def _coming(group: Sequence[tuple[Key, Flow]]) -> str:
     return f"{'more' if more else 'less'} for {what}: {', '.join(more or less)}"
 
 
-def _told(key: Key, change: Flow) -> str:
+def _told(key: Key, change: Sent) -> str:
     kind, axes, _ = key
     count = f"{abs(change.count)} " if change.count else ""
     took = f"{show_bytes(abs(change.nbytes))}, {show_seconds(abs(change.seconds))}"

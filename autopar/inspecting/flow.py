@@ -8,7 +8,7 @@ from functools import cached_property
 
 from autopar.cost.overlap import Timed, timed_listing
 from autopar.inspecting.reopen import Listed
-from autopar.ir.graph import Op
+from autopar.ir.graph import Op, Operand
 from autopar.ir.inspection import Spot
 from autopar.ir.spmd import Block, Fence, Instruction, Loop, Move, Run
 from autopar.ir.values import Role
@@ -21,6 +21,9 @@ _VIEWS = frozenset(
         "broadcast_in_dim", "dynamic_slice", "rev", "reduce_precision", "mul", "div", "neg",
     }
 )  # fmt: skip
+
+
+_LOOPS = ("scan", "while")  # what they hand on differs from trip to trip
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,27 @@ class Flow:
     def subject(self, name: str) -> str:
         """A value as its user knows it: an argument's path, else the module and op behind it."""
         path, op = self.paths.get(name), self.makers.get(name)
-        return path or (_named(op.kind, op.origin.module) if op is not None else name)
+        if path:
+            return path
+        if op is not None:
+            return _named(op.kind, op.origin.module)
+        loop, operand = self._given_by.get(name, (None, None))
+        if loop is None:
+            return name
+        if loop.kind not in _LOOPS and isinstance(operand, str):
+            return self.subject(operand)
+        return _named(f"what {loop.kind} hands on", loop.origin.module)
+
+    @cached_property
+    def _given_by(self) -> Mapping[str, tuple[Op, Operand]]:
+        """What bodies are given: the op that they are of, and its operand."""
+        ops = (op for op in self.listed.graph.walk() if op.graphs)
+        return {
+            i.value.name: (op, operand)
+            for op in ops
+            for body in op.graphs
+            for i, operand in zip(body.inputs, op.operands[-len(body.inputs) :], strict=False)
+        }
 
     def spot(self, step: Instruction | None) -> Spot:
         """Where an instruction belongs; a move of an argument to the module that reads it."""

@@ -23,14 +23,14 @@ def modules(rows: Sequence[ModuleRow], shown: int | None) -> RenderableType:
     table = Listing(
         "Modules",
         ("module", "stages", ">parameters", ">FLOP", ">time", ">share"),
-        [_cells(name, r, whole) for name, r in _named([r for r in _as_tree(rows) if r in kept])],
+        [_cells(name, r, whole) for name, r in _named([r for r in as_tree(rows) if r in kept])],
     )
     added = ", those of several stages added up" if any(len(r.stages) > 1 for r in rows) else ""
     note = f"FLOP: of a step, on all devices · time: of a step, on one device{added}"
     return Group(table, *rest(len(rows) - len(kept)), Text(note, style=QUIET))
 
 
-def _as_tree(rows: Sequence[ModuleRow]) -> list[ModuleRow]:
+def as_tree(rows: Sequence[ModuleRow]) -> list[ModuleRow]:
     """Every module right before those in it, siblings in the order in which they come."""
     first: dict[tuple[str, tuple[int, ...] | None], int] = {}
     for i, row in enumerate(rows):

@@ -17,6 +17,7 @@ from autopar.report.comm import by_kind
 from autopar.report.html.mirrors import mirrored, suffix_of
 from autopar.report.html.view import OtherPlan, ReportView
 from autopar.report.inspection_data import inspection_data
+from autopar.report.modules import as_tree
 from autopar.report.trace import TracedSpan
 from autopar.report.view import Row, plan_data
 from autopar.schedule.planned import once_seconds_of, simulation_of
@@ -58,7 +59,7 @@ def _few(found: Inspection) -> Inspection:
     longest = sorted(found.spans, key=lambda s: s.start_seconds - s.end_seconds)[:MOST_SPANS]
     return replace(
         found,
-        modules=found.modules[:MOST_MODULES],
+        modules=tuple(as_tree(found.modules[:MOST_MODULES])),
         ops=tuple(sorted(found.ops, key=lambda o: -o.seconds)[:MOST_OPS]),
         collectives=tuple(
             replace(c, members=c.members[:MOST_MEMBERS]) for c in _costliest(found.collectives)
