@@ -36,9 +36,11 @@ def refusal(combo: Combo) -> str | None:
 #   weight; XLA merges the two and so their moves.
 # wide_resnet_bn: two moves of one value to different shardings start with the same steps (seen on
 #   2x2x2: an all-to-all and a permute of 8 KiB); XLA runs the shared start once.
-# gpt_scan: a mask that is the same in every trip is moved in the loop; XLA moves it once, before.
+# gpt_scan, gpt_scan_raw: a mask that is the same in every trip is moved in the loop; XLA moves it
+#   once, before.
 _MERGED: dict[tuple[str, str], frozenset[str]] = {
     ("gpt_scan", "sequence"): frozenset({"all-gather", "all-to-all"}),
+    ("gpt_scan_raw", "hsdp"): frozenset({"all-to-all"}),
     ("lstm", "auto"): frozenset({"all-to-all"}),
     ("wide_resnet_bn", "auto"): frozenset({"all-to-all", "collective-permute"}),
 }
