@@ -191,8 +191,8 @@ def lint(
 
     `kwargs` are its keyword arguments. Raises TraceError where the step does not trace.
     """
-    step: ParallelStep = parallelize(fun, cluster=cluster)
     request = Request(_cluster(cluster, None), microbatches=microbatches)
+    step: ParallelStep = parallelize(fun, cluster=request.cluster)
     return lint_step(step.spec, args, kwargs or {}, request)
 
 

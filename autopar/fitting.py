@@ -7,9 +7,8 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from autopar.cost.listing import Seconds
 from autopar.cost.memory import Held, held_bytes
-from autopar.cost.overlap import listing_seconds
+from autopar.cost.overlap import Timed, timed_listing
 from autopar.cost.prices import Prices
 from autopar.errors import AutoparError, InfeasibleError, MemoryLimitError
 from autopar.ir.graph import Graph
@@ -85,7 +84,7 @@ class Site:
         decided = Pipeline(shard=shard).run(form.graph, setting)
         graph, program = decided.graph, decided.program
         held = held_bytes(graph, program, self.mesh, self.request.cluster.chip.platform)
-        return Found(form, decided, held, listing_seconds(graph, program, self.tables.prices))
+        return Found(form, decided, held, timed_listing(graph, program, self.tables.prices))
 
 
 @dataclass(frozen=True)
@@ -99,12 +98,12 @@ class Found:
     form: Form
     decided: Decided
     held: Held
-    timed: Seconds
+    timed: Timed
 
     @property
     def seconds(self) -> float:
         """What a step should take."""
-        return self.timed.total
+        return self.timed.seconds.total
 
     @property
     def cost(self) -> float:

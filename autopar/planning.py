@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autopar.cluster import Cluster, mesh_shapes
-from autopar.cost.overlap import moved_seconds, timed_listing
+from autopar.cost.overlap import moved_seconds
 from autopar.errors import BatchError, InfeasibleError, MeshError
 from autopar.fitting import Found, Site, plan_on, refusal
 from autopar.frontend import TracedStep
@@ -146,7 +146,7 @@ def replan(before: Planned, pins: Pins, memory_bytes: int | None) -> Planned:
 
 
 def _planned(site: Site, found: Found, plain: Form) -> Planned:
-    plan, form = _plan(found, site), found.form
+    plan, form = _plan(found, site.request), found.form
     return Planned(form.traced, form.graph, plan, found.decided.program, plain, site)
 
 
@@ -171,20 +171,20 @@ def _meshes(request: Request) -> tuple[MeshShape, ...]:
     return able or shapes
 
 
-def _plan(found: Found, site: Site) -> Plan:
-    form, decided, held, request = found.form, found.decided, found.held, site.request
+def _plan(found: Found, request: Request) -> Plan:
+    form, decided, held = found.form, found.decided, found.held
     graph, program = decided.graph, decided.program
-    timed = timed_listing(graph, program, site.tables.prices)
-    traffic = traffic_of(program, moved_seconds(timed))
+    seconds = found.timed.seconds
+    traffic = traffic_of(program, moved_seconds(found.timed))
     return Plan(
         origin=request.origin(form.traced.name, form.traced.key, jax_minor()),
         sharding=decided.sharding,
         arguments=arguments_of(graph, program),
         outputs=outputs_of(graph, program),
         prediction=Prediction(
-            seconds=found.timed.total,
-            communication_seconds=found.timed.communication,
-            exposed_seconds=found.timed.exposed,
+            seconds=seconds.total,
+            communication_seconds=seconds.communication,
+            exposed_seconds=seconds.exposed,
             traffic=traffic,
             argument_bytes=held.argument_bytes,
             peak_bytes=held.peak_bytes,

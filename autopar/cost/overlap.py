@@ -72,21 +72,38 @@ class Timed:
                     yield block, inner, _exposed(taken, taken.exposed, share)
 
 
-def moved_seconds(timed: Timed) -> dict[tuple[str, tuple[str, ...]], float]:
-    """Seconds of the collectives of each kind over the same axes, neighbors combined as they run.
+def sent(timed: Timed) -> Iterator[tuple[Move, int, Seconds]]:
+    """Every collective as its move and its number in it, with what all its runs take.
 
-    They add up to the listing's `communication`.
+    Neighbors that run as one share that by their bytes; all add up to the listing's seconds.
     """
-    found: dict[tuple[str, tuple[str, ...]], float] = {}
-    for block, kernel, spent in timed.spent():
-        step = block.instructions[kernel.at] if kernel.at >= 0 else None
-        if not isinstance(step, Move):
+    moves = {m.result: m for m in _moves(timed)}
+    for _, kernel, spent in timed.spent():
+        if not spent.communication:
             continue
-        alone = sum(c.seconds for c in step.collectives)
-        for c in step.collectives:
-            share = c.seconds / alone if alone > 0 else 1 / len(step.collectives)
-            key = (c.kind, c.axes)
-            found[key] = found.get(key, 0.0) + spent.communication * share
+        parts = [(moves[name], j, c) for name in kernel.makes
+                 for j, c in enumerate(moves[name].collectives)]  # fmt: skip
+        combined = len(kernel.makes) > 1
+        weights = [float(c.nbytes) if combined else c.seconds for _, _, c in parts]
+        for (move, j, _), weight in zip(parts, weights, strict=True):
+            share = weight / sum(weights)
+            yield move, j, Seconds(0.0, spent.communication * share, spent.exposed * share)
+
+
+def _moves(timed: Timed) -> Iterator[Move]:
+    yield from (step for step in timed.block.instructions if isinstance(step, Move))
+    for bodies in timed.bodies.values():
+        for body in bodies:
+            yield from _moves(body)
+
+
+def moved_seconds(timed: Timed) -> dict[tuple[str, tuple[str, ...]], float]:
+    """Seconds of the collectives of each kind over the same axes."""
+    found: dict[tuple[str, tuple[str, ...]], float] = {}
+    for move, j, seconds in sent(timed):
+        made = move.collectives[j]
+        key = made.kind, made.axes
+        found[key] = found.get(key, 0.0) + seconds.communication
     return found
 
 

@@ -161,12 +161,13 @@ def _donated(given: Sequence[Argument]) -> tuple[int, ...]:
 def _spec_lines(name: str, held: Iterable[Argument]) -> Iterator[str]:
     yield f"{name}: dict[str, P] = {{"
     for a in held:
-        line = f"    {json.dumps(a.path, ensure_ascii=False)}: {_spec(a.sharding)},"
+        path, spec = json.dumps(a.path, ensure_ascii=False), _spec(a.sharding)
+        line = f"    {path}: {spec},"
         if len(line) <= _WIDTH:
             yield line
         else:
-            inside, name = _spec(a.sharding)[2:-1], json.dumps(a.path, ensure_ascii=False)
-            yield from (f"    {name}: P(", f"        {inside}", "    ),") if inside else (line,)
+            inside = spec[2:-1]
+            yield from (f"    {path}: P(", f"        {inside}", "    ),") if inside else (line,)
     yield "}"
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from autopar.cost.listing import Seconds
+from autopar.cost.overlap import sent
 from autopar.inspecting.flow import Flow
 from autopar.ir.inspection import AxisRole, CommRow
 from autopar.ir.paths import common_path, unnumbered
-from autopar.ir.spmd import Collective, Move
+from autopar.ir.spmd import Move
 
 Roles = Mapping[tuple[int, str], tuple[AxisRole, ...]]  # of an axis of a submesh
 
@@ -31,13 +33,13 @@ def comm_rows(flows: Sequence[Flow], roles: Roles) -> tuple[CommRow, ...]:
 def comms_of(flow: Flow, roles: Roles) -> Iterator[CommRow]:
     """Every collective of a listing by itself."""
     listed = flow.listed
-    spent = _spent(flow)
+    spent = {(move.result, j): seconds for move, j, seconds in sent(flow.timed)}
     for move, runs in flow.steps:
         if not isinstance(move, Move):
             continue
         reader = flow.reader(move.result)
         for j, made in enumerate(move.collectives):
-            seconds, exposed = spent.get((move.result, j), (0.0, 0.0))
+            seconds = spent.get((move.result, j), Seconds())
             subject = flow.subject(move.source)
             yield CommRow(
                 kind=made.kind,
@@ -55,31 +57,10 @@ def comms_of(flow: Flow, roles: Roles) -> Iterator[CommRow]:
                 reader=reader.kind if reader is not None else "",
                 nbytes=made.nbytes,
                 runs=runs,
-                seconds=seconds * listed.runs,
-                exposed_seconds=exposed * listed.runs,
+                seconds=seconds.communication * listed.runs,
+                exposed_seconds=seconds.exposed * listed.runs,
                 members=(subject,),
             )
-
-
-def _spent(flow: Flow) -> dict[tuple[str, int], tuple[float, float]]:
-    """Seconds and those waited for in one run of a listing, by move and number of collective."""
-    moves = {m.result: m for m, _ in flow.steps if isinstance(m, Move)}
-    found: dict[tuple[str, int], tuple[float, float]] = {}
-    for _, kernel, seconds in flow.timed.spent():
-        if not seconds.communication:
-            continue
-        parts = [
-            (name, j, c) for name in kernel.makes for j, c in enumerate(moves[name].collectives)
-        ]
-        weights = [_weight(c, len(kernel.makes) > 1) for _, _, c in parts]
-        for (name, j, _), weight in zip(parts, weights, strict=True):
-            share = weight / sum(weights)
-            found[name, j] = seconds.communication * share, seconds.exposed * share
-    return found
-
-
-def _weight(collective: Collective, is_combined: bool) -> float:
-    return float(collective.nbytes) if is_combined else collective.seconds
 
 
 def _folded(rows: list[CommRow]) -> CommRow:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from autopar.collection import paused_collection
 from autopar.inspecting.binding import Bound
 from autopar.inspecting.changes import sentences
 from autopar.inspecting.reads import arrival, reads
@@ -31,9 +30,7 @@ def explain(opened: Opened, asked: str) -> Explanation:
 
     Raises ArgumentError where nothing of the plan is meant, or several ops are.
     """
-    with paused_collection():
-        scope, case, subject = found(opened, asked)
-        return _Explainer(scope, case, subject).explanation()
+    return _Explainer(*found(opened, asked)).explanation()
 
 
 @dataclass(frozen=True)

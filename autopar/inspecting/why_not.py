@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from autopar.collection import paused_collection
 from autopar.errors import ArgumentError, InfeasibleError
 from autopar.fitting import Found, Site, plan_on, refusal
 from autopar.inspecting.changes import moved, traffic_changes
@@ -48,8 +47,7 @@ def why_not(opened: Opened, pins: Pins) -> Counterfactual:
     """
     asking = _Asking(opened, pins, (*_kept_pins(opened, pins), *pins))
     asking.check()
-    with paused_collection():
-        pairs = asking.unchanged() if asking.is_kept else asking.pairs()
+    pairs = asking.unchanged() if asking.is_kept else asking.pairs()
     texts = tuple(f"{pattern} = {show_spec(dims)}" for pattern, dims in pins)
     notes = tuple(asking.notes())
     if isinstance(pairs, str):
@@ -140,7 +138,7 @@ class _Asking:
     def _nearest(self, scope: AbstractScope, found: Found) -> Weighed:
         """The plan that was found, without what it moves for nothing."""
         sharding, limit = found.decided.sharding, self.opened.plan.origin.memory_bytes
-        price = price_of(found.timed, found.seconds, found.cost, found.held.peak_bytes)
+        price = price_of(found.timed.seconds, found.seconds, found.cost, found.held.peak_bytes)
         listing = Listing(scope.graph, found.decided.program, 1)
         case = scope.case(self.every, sharding.keeps)
         chosen = case_of(case.posed, sharding, sharding.keeps).chosen
