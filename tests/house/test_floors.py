@@ -1,7 +1,9 @@
 """Imports run downward only: the contracts of pyproject.toml hold."""
 
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 from tests.house.source import ROOT
@@ -18,3 +20,22 @@ def test_the_two_wings_are_linked_into_the_package() -> None:
         link = ROOT / "autopar" / wing
         assert link.is_symlink()
         assert link.readlink() == Path("..", wing)
+
+
+def test_contributing_lists_the_floors_as_they_are() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (layers,) = [c["layers"] for c in contracts["contracts"] if c["type"] == "layers"]
+    floors = [re.findall(r"[\w.]+", floor) for floor in layers if floor != "(__main__)"]
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = text[text.index("| floor |") : text.index("| to | go to")]
+    told = [re.findall(r"`([\w.]+)`", row.split("|")[1]) for row in table.splitlines()[2:] if row]
+    assert told == floors
+
+
+def test_every_floor_is_there() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (layers,) = [c["layers"] for c in contracts["contracts"] if c["type"] == "layers"]
+    rooms = [room for floor in layers for room in re.findall(r"[\w.]+", floor)]
+    paths = [ROOT / "autopar" / room.replace(".", "/") for room in rooms]
+    missing = [p for p in paths if not (p.is_dir() or p.with_suffix(".py").exists())]
+    assert not missing, f"floors without a room: {missing}"
