@@ -18,7 +18,7 @@ _MUCH = 16  # times more that a light kernel reads than it makes
 
 @dataclass
 class _Group:
-    """Collectives that run as one; `after` are the groups that it waits for, as bits."""
+    """Collectives that run as one; `after` are all groups that it waits for, as bits."""
 
     bit: int
     after: int
@@ -57,25 +57,41 @@ def _groups(kernels: Sequence[Kernel]) -> list[_Group]:
     """Equal collectives in the order of the listing, as many as may run as one."""
     groups: list[_Group] = []
     latest: dict[tuple[str, tuple[str, ...], str], _Group] = {}
-    after: dict[str, int] = {}  # of each piece, the groups behind it
+    after: dict[str, int] = {}  # of each piece, the groups that it was made after
     for k, kernel in enumerate(kernels):
         waits = 0
         for name in kernel.reads:
             waits |= after.get(name, 0)
         if kernel.group is not None:
+            # A group may have taken in members since the piece was made, and waits for theirs too.
+            waits = _behind(waits, groups)
             group = latest.get(kernel.group)
             full = group is not None and group.nbytes + kernel.moved_bytes > COMBINED_BYTES
             if group is None or full or waits & group.bit:
                 group = _Group(1 << len(groups), 0, 0)
                 latest[kernel.group] = group
                 groups.append(group)
-            group.after |= waits
+            if waits & ~group.after:
+                group.after |= waits
+                for later in groups:  # what waits for the group now waits for more
+                    if later.after & group.bit:
+                        later.after |= waits
             group.nbytes += kernel.moved_bytes
             group.members.append(k)
-            waits = group.after | group.bit
+            waits = group.bit
         if waits:
             after.update(dict.fromkeys(kernel.makes, waits))
     return groups
+
+
+def _behind(waits: int, groups: Sequence[_Group]) -> int:
+    """Some groups, as bits, with all that they wait for."""
+    found, left = waits, waits
+    while left:
+        bit = left & -left
+        found |= groups[bit.bit_length() - 1].after
+        left ^= bit
+    return found
 
 
 def depth_first(stored: Stored, outputs: Sequence[str | None]) -> Stored:

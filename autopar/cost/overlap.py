@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from autopar.cost.kernels import Kernel, Sizes, stored_kernels
 from autopar.cost.listing import KernelTimes, Seconds, entering
 from autopar.cost.order import combined, depth_first
 from autopar.cost.prices import Prices
+from autopar.errors import GraphError
 from autopar.ir.graph import Graph, Op
 from autopar.ir.spmd import Block, Loop, Move, SpmdProgram
 
@@ -23,6 +24,7 @@ from autopar.ir.spmd import Block, Loop, Move, SpmdProgram
 # hold up much, and does not look far ahead. From its H100 timelines of GPT-1.3B: with dp, fsdp,
 # megatron and auto 0.16 to 0.32 of it.
 _UNHIDDEN_SHARE = 0.2
+_ROUNDING = 1e-9  # of the seconds, by which sums in another order may differ
 
 
 def listing_seconds(graph: Graph, program: SpmdProgram, prices: Prices) -> Seconds:
@@ -163,11 +165,17 @@ class Streams:
 
     @property
     def seconds(self) -> Seconds:
-        """What all take together."""
+        """What all take together; raises GraphError where that cannot be."""
         total = sum(self.spent, Seconds())
-        if not any(self.beside):
-            return total
-        return _exposed(total, max(self.left) - total.compute, self.unhidden_share)
+        if any(self.beside):
+            waiting = max(self.left) - total.compute
+            total = _exposed(total, waiting, self.unhidden_share)
+        slack = _ROUNDING * total.total
+        if not -slack <= total.exposed <= total.communication + slack:
+            raise GraphError(
+                f"of {total.communication} s of collectives {total.exposed} s are waited for"
+            )
+        return replace(total, exposed=min(max(total.exposed, 0.0), total.communication))
 
     @property
     def unhidden_share(self) -> float:
@@ -243,6 +251,7 @@ def _run(
     """Two streams from the last kernel to the first, as XLA's scheduler goes.
 
     Of what is ready, because all that reads it is placed, the one with most ahead of it goes first.
+    Raises GraphError where kernels wait for each other.
     """
     left = [0.0] * len(tasks)
     ready: tuple[list[tuple[float, int]], ...] = ([], [])  # by stream: (-seconds ahead, kernel)
@@ -264,6 +273,8 @@ def _run(
             waiting[n] -= 1
             if not waiting[n]:
                 heapq.heappush(ready[tasks[n].on_wires], (-ahead[n], n))
+    if any(waiting):
+        raise GraphError(f"{sum(map(bool, waiting))} of {len(tasks)} kernels wait for each other")
     return left
 
 

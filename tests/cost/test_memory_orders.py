@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.cost.kernels import Kernel, Sizes, Stored, stored_kernels
 from autopar.cost.liveness import most_bytes
 from autopar.cost.memory import held_bytes
-from autopar.cost.order import ahead, depth_first
+from autopar.cost.order import COMBINED_BYTES, ahead, combined, depth_first
 from autopar.cost.ready import least_first
 from autopar.ir.graph import Graph
 from tests.cost.test_memory import ONE, dot, element, graph_of, listing
@@ -66,6 +66,43 @@ def test_a_gather_starts_three_collectives_before_its_reader() -> None:
     ]  # fmt: skip
     step = Stored(tuple(kernels), dict.fromkeys("aAbBcCdDeE", 1), frozenset("e"))
     assert made(ahead(step)) == "ABCDaEbcde"
+
+
+def test_collectives_that_wait_for_each_other_in_turn_stay_apart() -> None:
+    # A and B run as one, after R: were S, which reads A, one with R, each would wait for the other.
+    gather, reduce = (("all-gather", ("data",), "f32"), ("reduce-scatter", ("data",), "f32"))
+    kernels = [
+        Kernel(k, (name,), frozenset(reads), group=group, moved_bytes=1)
+        for k, (name, reads, group) in enumerate(
+            [("A", "", gather), ("R", "", reduce), ("B", "R", gather), ("S", "A", reduce)]
+        )
+    ]
+    step = Stored(tuple(kernels), dict.fromkeys("ARBS", 1), frozenset("BS"))
+    assert [k.makes for k in combined(step).kernels] == [("A", "B"), ("R",), ("S",)]
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_combined_collectives_can_be_put_in_an_order_that_runs(data: st.DataObject) -> None:
+    kinds = [None, None, *(("all-gather", (axis,), "f32") for axis in "xyz")]
+    kernels = [
+        Kernel(
+            k,
+            (f"k{k}",),
+            frozenset(f"k{n}" for n in data.draw(st.sets(st.integers(0, k - 1), max_size=3)))
+            if k
+            else frozenset(),
+            group=data.draw(st.sampled_from(kinds)),
+            moved_bytes=data.draw(st.sampled_from([1, COMBINED_BYTES // 3])),
+        )
+        for k in range(data.draw(st.integers(1, 24)))
+    ]
+    step = Stored(tuple(kernels), {k.makes[0]: 1 for k in kernels}, frozenset())
+    order = depth_first(combined(step), ())
+    place = {name: at for at, kernel in enumerate(order.kernels) for name in kernel.makes}
+    assert sorted(place) == sorted(k.makes[0] for k in kernels)
+    for at, kernel in enumerate(order.kernels):
+        assert all(place[r] < at for r in kernel.reads)
 
 
 def kernels_of(graph: Graph, platform: str = "gpu") -> list[tuple[str, ...]]:

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from autopar.cluster import Cluster
 from autopar.cost.kernels import Kernel
 from autopar.cost.listing import Seconds
-from autopar.cost.overlap import in_two_streams, listing_seconds, timed_listing
+from autopar.cost.overlap import Streams, in_two_streams, listing_seconds, timed_listing
 from autopar.cost.prices import Prices
+from autopar.errors import GraphError
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
 from autopar.ir.parse import parse_graph
@@ -142,6 +143,19 @@ def test_what_kernels_wait_for_adds_up() -> None:
     hidden = min(second.communication, work)
     assert second.exposed == pytest.approx(second.communication - 0.8 * hidden)
     assert sum(spent, Seconds()).exposed == pytest.approx(timed.seconds.exposed)
+
+
+def test_kernels_that_wait_for_each_other_are_refused() -> None:
+    kernels = [kernel(0, frozenset({1})), kernel(1, frozenset({0})), kernel(2, frozenset())]
+    spent = [Seconds(1.0), Seconds(0.0, 1.0, 1.0), Seconds(1.0)]
+    with pytest.raises(GraphError, match="2 of 3 kernels wait for each other"):
+        in_two_streams(kernels, spent, [False, True, False])
+
+
+def test_seconds_that_cannot_be_are_refused() -> None:
+    streams = Streams([Seconds(2.0), Seconds(0.0, 1.0, 1.0)], [False, True], [1.0, 1.0])
+    with pytest.raises(GraphError, match="are waited for"):
+        _ = streams.seconds
 
 
 def test_without_collectives_beside_all_is_in_a_row() -> None:
