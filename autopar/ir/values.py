@@ -72,6 +72,14 @@ class Literal:
     dtype: str
     shape: tuple[int, ...] = ()
 
+    @property
+    def is_zero(self) -> bool:
+        """Whether it is known to add nothing to a sum."""
+        try:
+            return float(self.text) == 0.0
+        except ValueError:
+            return False
+
     def __str__(self) -> str:
         dims = f"[{','.join(map(str, self.shape))}]" if self.shape else ""
         return f"{self.text}:{self.dtype}{dims}"

@@ -31,8 +31,8 @@ def _reduce(op: Op, operands: Sequence[Value], *, combiner: str) -> Rule:
     found = Factors()
     axes = op.ints("axes")
     reduced = combiner_factor(operands[0].dtype, combiner)
-    dims = [
-        found.new(n, reduced.kind, reduced.combiner) if d in axes else found.new(n)
+    dims = [  # a dim of 1 has nothing to reduce: leaving it out renames the others
+        found.new(n, reduced.kind, reduced.combiner) if d in axes and n != 1 else found.new(n)
         for d, n in enumerate(operands[0].shape)
     ]
     kept = [f for d, f in enumerate(dims) if d not in axes]

@@ -120,14 +120,9 @@ def _pad(op: Op, operands: Sequence[Value]) -> Rule:
         kind = Kind.REPLICATE if config[2] else Kind.PERMUTE
         before.append(found.new(old) if same else found.new(old, kind))
         after.append(before[-1] if same else found.new(new, kind))
-    return found.rule([before, []], [after], [(0,)] if _is_zero(op.operands[1]) else ())
-
-
-def _is_zero(operand: object) -> bool:
-    try:
-        return isinstance(operand, Literal) and float(operand.text) == 0.0
-    except ValueError:
-        return False
+    padding = op.operands[1]
+    zero = isinstance(padding, Literal) and padding.is_zero
+    return found.rule([before, []], [after], [(0,)] if zero else ())
 
 
 def _slice(op: Op, operands: Sequence[Value]) -> Rule:

@@ -94,6 +94,7 @@ class Decision:
     fixed: tuple[tuple[str, ...] | None, ...] | None = None  # a kept constraint; None dim is free
     members: list[Member] = field(default_factory=lambda: list[Member]())
     count: int = 1
+    carried: bool = False  # from one trip of a loop to the next
 
     def narrow(self, dims: tuple[int, ...], shape: tuple[int, ...]) -> None:
         """A member's dims must divide too."""

@@ -2,10 +2,13 @@
 
 A carry is one port for its start, the body's input and output, and the result, so all lie alike.
 Constants and scanned inputs are ports too: resharding before a port runs once, after it every trip.
+A carry that may be a partial sum is read after the loop through a group of its own: what is not
+linear there (the squares of a norm) asks for the sum once, and not in every trip.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from autopar.ir.graph import Graph, Op, Operand
@@ -47,7 +50,7 @@ class _LoopReader:
             if i < consts:
                 self._entry(op.operands[i], given.value)
             elif i < consts + carries:
-                self._carry(op.operands[i], given.value, op.results[i - consts])
+                self._carry(op.operands[i], given.value, carried=True)
             else:
                 self._entry(op.operands[i], given.value, stacked=True)
         outs = [self._result_port(r) for r in op.results[carries:]]
@@ -55,6 +58,7 @@ class _LoopReader:
         ports = [self._port_of(body.inputs[consts + k].value) for k in range(carries)] + outs
         for operand, port in zip(body.outputs, ports, strict=True):
             self._exit(body, operand, port)
+        self._leave(ports[:carries])
 
     def while_(self) -> None:
         """Condition and body share the carries."""
@@ -69,7 +73,7 @@ class _LoopReader:
             self._entry(operand, given.value)
         for k, start in enumerate(starts):
             value = body.inputs[body_consts + k].value
-            self._carry(start, value, op.results[k])
+            self._carry(start, value, carried=True)
             port = self._port_of(value)
             tested = test.inputs[test_consts + k].value
             self._reader.place(tested, port, tuple(range(len(tested.shape))))
@@ -79,8 +83,10 @@ class _LoopReader:
         self._exit(
             test, test.outputs[0], self._port(Value(f"{op.results[0].name}.test", (), answer.dtype))
         )
-        for k, operand in enumerate(body.outputs):
-            self._exit(body, operand, self._port_of(body.inputs[body_consts + k].value))
+        ports = [self._port_of(given.value) for given in body.inputs[body_consts:]]
+        for operand, port in zip(body.outputs, ports, strict=True):
+            self._exit(body, operand, port)
+        self._leave(ports)
 
     def cond(self) -> None:
         """Every branch takes its operands and gives its results in the same shardings."""
@@ -90,15 +96,21 @@ class _LoopReader:
         self._exit(self._graph, op.operands[0], selector)
         first = op.graphs[0]
         for i, given in enumerate(first.inputs):
-            port = self._entry(op.operands[i + 1], given.value)
+            port = self._carry(op.operands[i + 1], given.value)
             for other in op.graphs[1:]:
                 value = other.inputs[i].value
                 self._reader.place(value, port, tuple(range(len(value.shape))))
+                if self._reader.decisions[port].may_be_partial:
+                    self._reader.mark_partial(port, value)
         outs = [self._port(r) for r in op.results]
+        for result, port in zip(op.results, outs, strict=True):
+            if result.is_floating:
+                self._reader.mark_partial(port, result)
         for b, branch in enumerate(op.graphs):
             self._reader.read_ops(branch, (*self._path, b), self._inner_runs)
             for operand, port in zip(branch.outputs, outs, strict=True):
                 self._exit(branch, operand, port)
+        self._leave(outs)
 
     # -- ports -----------------------------------------------------------------------------
 
@@ -140,14 +152,29 @@ class _LoopReader:
             operand, value, port, self._runs, origin.region, origin.line, shifted
         )
 
-    def _carry(self, start: Operand, inner: Value, result: Value) -> None:
+    def _carry(self, start: Operand, inner: Value, carried: bool = False) -> int:
+        """One port; it may hold a partial sum where the start is one, or zero, or is masked."""
         port = self._port(inner)
-        if inner.is_floating and not isinstance(start, Literal):
+        self._reader.decisions[port].carried = carried
+        if inner.is_floating and self._may_be_partial(start):
             self._reader.mark_partial(port, inner)
         self._read_outer(start, port, stacked=False)
-        self._reader.place(result, port, tuple(range(len(result.shape))))
-        if inner.is_floating and not isinstance(start, Literal):
-            self._reader.mark_partial(port, result)
+        return port
+
+    def _may_be_partial(self, operand: Operand) -> bool:
+        """Every device has the whole of a literal, and would add it but for a zero."""
+        if isinstance(operand, Literal):
+            return operand.is_zero
+        return self._reader.standing(operand) is not None
+
+    def _leave(self, ports: Sequence[int]) -> None:
+        """What the ports hand on: results as they lie, and sums as ops after the loop read them."""
+        for result, port in zip(self._op.results, ports, strict=False):
+            home = Place(port, tuple(range(len(result.shape))))
+            if self._reader.decisions[port].may_be_partial:
+                self._reader.add_sum(result, home, self._runs, self._op.origin)
+            elif self._reader.standings.get(result.name) != home:
+                self._reader.place(result, port, home.dims)
 
     def _result_port(self, stacked: Value) -> int:
         """The port of a scan's stacked result: one slice of it."""
@@ -158,8 +185,11 @@ class _LoopReader:
         return port
 
     def _exit(self, graph: Graph, operand: Operand, port: int) -> None:
-        if isinstance(operand, str):
-            origin = self._op.origin
-            self._reader.need_exact(
-                operand, graph.values[operand], port, self._inner_runs, origin.region, origin.line
-            )
+        if not self._may_be_partial(operand):
+            self._reader.decisions[port].may_be_partial = False
+        if isinstance(operand, Literal):
+            return
+        origin = self._op.origin
+        self._reader.need_exact(
+            operand, graph.values[operand], port, self._inner_runs, origin.region, origin.line
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autopar.ir.graph import Graph, Op, Operand
+from autopar.ir.graph import Graph, Op, Operand, Origin
 from autopar.ir.rule import Kind, Rule
 from autopar.ir.values import Literal, Value
 from autopar.passes.shard.constraints import is_constraint, read_constraint
@@ -128,6 +128,10 @@ class Reader:
         """A group that may hold a partial sum, as seen through one of its values."""
         self.decisions[decision].may_be_partial = True
         self._linear.add(value.name)
+
+    def add_sum(self, value: Value, home: Place, runs: int, origin: Origin) -> None:
+        """What a loop has summed up; ops after it read it apart from the loop's trips."""
+        self._sums.leave(self, value, home, runs, origin)
 
     def need_exact(
         self, operand: Operand, value: Value, target: int, runs: int, region: str, line: str,

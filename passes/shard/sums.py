@@ -1,4 +1,4 @@
-"""Sums over microbatches, as what runs once a step reads them: in a group of their own.
+"""Sums over microbatches or trips of a loop, as what comes after reads them: in groups of their own.
 
 So a sum may stay partial over devices while it grows, and is combined when it is whole.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from autopar.ir.graph import Graph, Op
+from autopar.ir.graph import Graph, Op, Origin
+from autopar.ir.values import Value
 from autopar.passes.shard.decisions import DecisionKind, Place, Read, ReadKind
 
 if TYPE_CHECKING:
@@ -15,15 +16,17 @@ if TYPE_CHECKING:
 
 
 class Sums:
-    """What every microbatch makes, and where ops that run once a step find it.
+    """What is summed up, and where ops that find the whole sum read it.
 
-    If not `apart`, they find it as it is, so that it lies no other way than they read it.
+    If microbatches are not told `apart`, ops that run once find their sums as they are, so that
+    they lie no other way than they are read.
     """
 
     def __init__(self, apart: bool = True) -> None:
         self._apart = apart
         self._looped: set[str] = set()
         self._late: dict[str, Place] = {}
+        self._after: dict[str, Place] = {}  # loops
         self._runs_once = True  # whether the op being read does
 
     def enter(self, reader: Reader, graph: Graph, op: Op) -> None:
@@ -37,22 +40,30 @@ class Sums:
         for name in op.value_operands():
             home = reader.standings.get(name)
             if name in self._looped and name not in self._late and isinstance(home, Place):
-                self._late[name] = self._group(reader, graph, op, name, home)
+                value = graph.values[name]
+                self._late[name] = _group(reader, value, home, 1, op.origin)
+
+    def leave(self, reader: Reader, value: Value, home: Place, runs: int, origin: Origin) -> None:
+        """A loop that runs so often hands on a sum, which lies at home."""
+        late = self._after[value.name] = _group(reader, value, home, runs, origin)
+        reader.mark_partial(late.decision, value)
+        reader.decisions[late.decision].depth = reader.decisions[home.decision].depth
 
     def late(self, name: str) -> Place | None:
-        """The group of a sum, where the op being read runs once."""
-        return self._late.get(name) if self._runs_once else None
+        """The group of a sum, as the op being read finds it."""
+        late = self._late.get(name) if self._runs_once else None
+        return late or self._after.get(name)
 
-    def _group(self, reader: Reader, graph: Graph, op: Op, name: str, home: Place) -> Place:
-        value, origin = graph.values[name], op.origin
-        group = reader.add_group(DecisionKind.GROUP, value, name, 1, origin.region, origin.line)
-        reader.decisions[group].may_be_partial = value.is_floating
-        late = reader.standings[name]
-        reader.standings[name] = home
-        dims = tuple(range(len(value.shape)))
-        reader.reads.append(
-            Read(value, home, group, ReadKind.EXACT, 0, None, dims, True, 1, origin.region,
-                 origin.line, reader.count)
-        )  # fmt: skip
-        assert isinstance(late, Place)
-        return late
+
+def _group(reader: Reader, value: Value, home: Place, runs: int, origin: Origin) -> Place:
+    """A new group that reads a value at home, where the value stays."""
+    kind, region, line = DecisionKind.GROUP, origin.region, origin.line
+    group = reader.add_group(kind, value, value.name, runs, region, line)
+    reader.decisions[group].may_be_partial = value.is_floating
+    late = Place(group, tuple(range(len(value.shape))))
+    reader.standings[value.name] = home
+    reader.reads.append(
+        Read(value, home, group, ReadKind.EXACT, 0, None, late.dims, True, runs, region, line,
+             reader.count)
+    )  # fmt: skip
+    return late
