@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sysconfig
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -11,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import compiler, source_info_util
+from jax._src.interpreters import mlir
 from jax._src.lib import xla_client
 
 _LIBRARIES = tuple(
@@ -61,6 +63,35 @@ def params_of(equation: Any) -> dict[str, Any]:
         consts, carry, _ = params["ft_in"].unpack()
         params["num_consts"], params["num_carry"] = len(list(consts)), len(list(carry))
     return params
+
+
+def traced_beside(equation: Any, fun: Callable[..., Any]) -> Any:
+    """The closed jaxpr of a function of a jaxpr equation's operands.
+
+    Operations that have no line of their own stand on the equation's.
+    """
+    avals = [
+        jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type)
+        for v in equation.invars
+    ]
+    with source_info_util.user_context(equation.source_info.traceback):
+        return jax.make_jaxpr(fun)(*avals)
+
+
+@lru_cache(maxsize=1024)
+def lowered_function(primitive: Any) -> Callable[..., Any] | None:
+    """The JAX function as which a primitive of another package compiles on every platform.
+
+    None for JAX's own primitives and for those with a lowering of another kind, such as a kernel.
+    """
+    private: Any = mlir
+    lowering = getattr(private._lowerings.get(primitive), "rule", None)
+    if getattr(lowering, "__qualname__", "") != "lower_fun.<locals>.f_lowered" or any(
+        primitive in own for own in private._platform_specific_lowerings.values()
+    ):
+        return None
+    fun = inspect.getclosurevars(lowering).nonlocals["fun"]
+    return None if str(getattr(fun, "__module__", "jax")).split(".")[0] == "jax" else fun
 
 
 def options_for_devices(devices: Sequence[Any]) -> Any:
