@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sysconfig
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -78,20 +77,13 @@ def traced_beside(equation: Any, fun: Callable[..., Any]) -> Any:
         return jax.make_jaxpr(fun)(*avals)
 
 
-@lru_cache(maxsize=1024)
-def lowered_function(primitive: Any) -> Callable[..., Any] | None:
-    """The JAX function as which a primitive of another package compiles on every platform.
-
-    None for JAX's own primitives and for those with a lowering of another kind, such as a kernel.
-    """
+def is_kernel(primitive: Any) -> bool:
+    """Whether a primitive compiles as something else than a JAX function, on some platform."""
     private: Any = mlir
     lowering = getattr(private._lowerings.get(primitive), "rule", None)
-    if getattr(lowering, "__qualname__", "") != "lower_fun.<locals>.f_lowered" or any(
-        primitive in own for own in private._platform_specific_lowerings.values()
-    ):
-        return None
-    fun = inspect.getclosurevars(lowering).nonlocals["fun"]
-    return None if str(getattr(fun, "__module__", "jax")).split(".")[0] == "jax" else fun
+    is_function = getattr(lowering, "__qualname__", "") == "lower_fun.<locals>.f_lowered"
+    special = private._platform_specific_lowerings.values()
+    return not is_function or any(primitive in own for own in special)
 
 
 def options_for_devices(devices: Sequence[Any]) -> Any:

@@ -9,9 +9,9 @@ from typing import Any
 
 from jax.extend import core as jex
 
-from autopar.frontend.compat import line_of, name_stack_of, params_of
+from autopar.frontend.compat import is_kernel, line_of, name_stack_of, params_of, traced_beside
 from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, refs
-from autopar.frontend.written_out import written_out
+from autopar.frontend.written_out import is_foreign, meaning
 
 # Call primitives that mean nothing to a planner, and the parameter that holds their jaxpr.
 _CALLS = {
@@ -65,7 +65,7 @@ class _Flattener:
     """Walks jaxprs, numbering every value once over the whole nest."""
 
     def __init__(self, kept: Collection[str]) -> None:
-        self._kept_names = kept
+        self._names_kept = kept
         self._numbers = itertools.count()
         # Arrays of the outermost program by identity, and the inputs that they are.
         self._homes: dict[int, Ref] = {}
@@ -117,7 +117,7 @@ class _Flattener:
             if inner is not None and inner in eqn.params:
                 called = eqn.params[inner]
             else:
-                called = written_out(eqn, self._kept_names)
+                called = self._written_out(eqn)
             if called is not None:
                 yield from self._inlined(eqn, called, env, here)
             else:
@@ -133,6 +133,14 @@ class _Flattener:
         yield from self._equations(jaxpr, inner, site)
         for outer, v in zip(eqn.outvars, jaxpr.outvars, strict=True):
             env[outer] = self._read(inner, v)
+
+    def _written_out(self, eqn: Any) -> Any | None:
+        """The closed jaxpr that an equation stands for, where it does for one."""
+        primitive = eqn.primitive
+        if primitive.name in self._names_kept or (is_foreign(primitive) and is_kernel(primitive)):
+            return None
+        fun = meaning(eqn)
+        return None if fun is None else traced_beside(eqn, fun)
 
     def _kept(self, eqn: Any, env: _Env, site: _Site) -> Equation:
         operands = tuple(self._read(env, v) for v in eqn.invars)

@@ -1,60 +1,58 @@
-"""Writes out primitives that stand for a program of others, as JAX does when it compiles them."""
+"""Primitives that stand for a program of others, and the function that JAX compiles in their place.
+
+An exported plan has this file's code in it: it asks for nothing but JAX.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax import lax
-from jax.extend import core as jex
+from jax.extend import core
 
-from autopar.frontend.compat import lowered_function, traced_beside
+# ---- what primitives stand for ----
 
-# Solves by a program of its own, and sums over a dim that vmap gave a name: JAX runs their
-# implementations.
-_BY_IMPLEMENTATION = ("custom_linear_solve",)
-_OVER_NAMED_DIMS = ("psum", "pmax", "pmin")
+# Calls of functions that JAX compiles in line, and sums over what vmap gave a name.
+_CALLING = ("composite", "custom_linear_solve", "linear_call", "remat_opt")
+_SUMMING = ("psum", "pmax", "pmin")
 
 
-def written_out(equation: Any, kept: Collection[str] = ()) -> Any | None:
-    """The closed jaxpr that a jaxpr's equation stands for; None where it is to stay as it is.
+def meaning(eqn: Any) -> Callable[..., Any] | None:
+    """The function of an equation's operands that it stands for; None where it is to stay.
 
-    Written out are a loop that vmap lets end at a trip of its own for each row, a linear solve, a
-    reduction over a dim that vmap gave a name, and what is none of JAX's own primitives and
-    compiles as a JAX function. Primitives named in `kept` stay.
+    It is one for a loop that vmap lets end at a trip of its own for each row, for calls such as a
+    linear solve, a reduction over a dim that vmap gave a name, and another package's primitive.
     """
-    fun = None if equation.primitive.name in kept else _meaning(equation)
-    return None if fun is None else traced_beside(equation, fun)
-
-
-def _meaning(equation: Any) -> Callable[..., Any] | None:
-    """The function of an equation's operands that computes the same."""
-    primitive, params = equation.primitive, equation.params
+    primitive, params = eqn.primitive, eqn.params
     if primitive.name == "while":
-        return _until_last_row(params) if _test(params).out_avals[0].shape else None
-    named_dims = primitive.name in _OVER_NAMED_DIMS and _has_positions(params)
-    if named_dims or primitive.name in _BY_IMPLEMENTATION:
+        has_rows = params["cond_jaxpr"].out_avals[0].shape
+        return until_last_row(params) if has_rows else None
+    over_rows = (
+        primitive.name in _SUMMING
+        and params.get("axis_index_groups") is None
+        and all(isinstance(axis, int) for axis in params["axes"])
+    )
+    if over_rows or primitive.name in _CALLING or is_foreign(primitive):
         return lambda *operands: primitive.impl(*operands, **params)
-    fun = lowered_function(primitive)
-    return None if fun is None else lambda *operands: fun(*operands, **params)
+    return None
 
 
-def _has_positions(params: dict[str, Any]) -> bool:
-    axes = params["axes"]
-    return params.get("axis_index_groups") is None and all(isinstance(a, int) for a in axes)
+def is_foreign(primitive: Any) -> bool:
+    """Whether a package other than JAX made the primitive, and can run it."""
+    fun: Any = primitive.impl
+    while hasattr(fun, "func"):
+        fun = fun.func
+    return str(getattr(fun, "__module__", "jax")).partition(".")[0] not in ("jax", "jaxlib")
 
 
-def _test(params: dict[str, Any]) -> Any:
-    return params["cond_jaxpr"]
-
-
-def _until_last_row(params: dict[str, Any]) -> Callable[..., Any]:
+def until_last_row(params: dict[str, Any]) -> Callable[..., Any]:
     """The loop that goes on while any row does, and leaves rows that have ended as they are.
 
-    It carries which rows go on. A row that has ended never goes on again, so the outcome is that
-    of JAX's own form, which asks all rows anew each trip.
+    It carries which rows go on. One that has ended would never go on again, so the outcome is that
+    of JAX's own form, which asks all rows twice a trip.
     """
-    test, body = (jex.jaxpr_as_fun(params[name]) for name in ("cond_jaxpr", "body_jaxpr"))
+    test, body = (core.jaxpr_as_fun(params[name]) for name in ("cond_jaxpr", "body_jaxpr"))
     tests, consts = params["cond_nconsts"], params["body_nconsts"]
 
     def loop(*operands: Any) -> Sequence[Any]:
@@ -66,15 +64,13 @@ def _until_last_row(params: dict[str, Any]) -> Callable[..., Any]:
         def trip(state: Sequence[Any]) -> list[Any]:
             goes_on, *held = state
             left = [
-                lax.select(lax.broadcast_in_dim(goes_on, new.shape, rows), new, old)
+                lax.select(lax.broadcast_in_dim(goes_on, old.shape, rows), new, old)
                 for new, old in zip(body(*of_body, *held), held, strict=True)
             ]
-            (goes_on_still,) = test(*of_test, *left)
-            return [lax.bitwise_and(goes_on, goes_on_still), *left]
+            (still,) = test(*of_test, *left)
+            return [lax.bitwise_and(goes_on, still), *left]
 
-        _, *found = lax.while_loop(
-            lambda state: lax.reduce_or(state[0], rows), trip, [goes_on, *start]
-        )
-        return found
+        first = [goes_on, *start]
+        return list(lax.while_loop(lambda state: lax.reduce_or(state[0], rows), trip, first))[1:]
 
     return loop
