@@ -114,11 +114,17 @@ def parallelize(
             rules=rules, remat=remat, stages=stages, microbatches=microbatches,
             schedule=schedule, batch_axes=batch_axes,
         )  # fmt: skip
+    ruled = {**rules.extra, **dict(plan.record.rules if plan and plan.record else ())}
+    kept = frozenset(name.partition(":")[0] for name in ruled)
     spec = (
-        fun.spec
+        replace(fun.spec, kept=fun.spec.kept | kept)
         if isinstance(fun, ParallelStep)
         else StepSpec(
-            fun, _numbers(static_argnums) or (), _names(static_argnames), _numbers(state_argnums)
+            fun,
+            _numbers(static_argnums) or (),
+            _names(static_argnames),
+            _numbers(state_argnums),
+            kept,
         )
     )
     chosen = _cluster(cluster, plan)

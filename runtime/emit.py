@@ -147,7 +147,14 @@ class _Emitter:
             return lambda *given: list(self.run_block(block, program.outputs, given))
 
         pairs = zip(loop.bodies, equation.bodies, strict=True)
-        return list(lax.switch(operands[0], [branch(b, p) for b, p in pairs], *operands[1:]))
+        branches = [branch(b, p) for b, p in pairs]
+        platforms = equation.params.get("branches_platforms")
+        if platforms is None:
+            return list(lax.switch(operands[0], branches, *operands[1:]))
+        # The branch of the platform that is compiled for: others may not compile on it.
+        named = zip(platforms, branches, strict=True)
+        by_name = {name: run for names, run in named for name in names or ("default",)}
+        return list(lax.platform_dependent(*operands[1:], **by_name))
 
 
 def _renamed(program: FlatProgram) -> Iterator[tuple[int, int | Const]]:

@@ -16,10 +16,12 @@ from autopar.ir.graph import Graph
 from autopar.ir.plan import Argument, Plan
 from autopar.ir.sharding import Sharding, spec_text
 from autopar.ir.values import Role
+from autopar.rules import has_rule
 
 _WIDTH = 100
 # The sections of the sources that make up a module.
 _PLAN, _PROGRAM = "# ---- the plan ----\n", "# ---- the program ----\n"
+_MEANINGS = "# ---- what primitives stand for ----\n"
 _READER, _RUNNER = "# ---- reading the step ----\n", "# ---- running it ----\n"
 _IMPORTS = """\
 from __future__ import annotations
@@ -65,10 +67,11 @@ def python_module(plan: Plan) -> str:
     running, reading = _source("running.py"), _source("reading.py")
     types, rest = running[running.index("class Sums") :].split(_PLAN)
     front, runner = rest.split(_PROGRAM)[1].split(_RUNNER)
-    reader = reading.split(_READER)[1]
+    written_out = files("autopar.frontend").joinpath("written_out.py").read_text()
+    meanings, reader = written_out.split(_MEANINGS)[1].rstrip(), reading.split(_READER)[1]
     decided = "\n".join(_plan_lines(plan, listed))
     head = f"{_docstring(plan)}\n{_IMPORTS}\n\n{types}{_PLAN}\n{decided}\n\n{_PROGRAM}{front}"
-    text = f"{head}{_READER}{reader.rstrip()}\n\n\n{_RUNNER}{runner}"
+    text = f"{head}{_MEANINGS}{meanings}\n\n\n{_READER}{reader.rstrip()}\n\n\n{_RUNNER}{runner}"
     return text.encode("ascii", "backslashreplace").decode("ascii")
 
 
@@ -125,6 +128,10 @@ def _plan_lines(plan: Plan, listed: Listed) -> Iterator[str]:
     yield f"CONSTANTS: list[P] = [{'' if constants else ']'}"
     yield from (f"    {_spec(c.sharding)}," for c in constants)
     yield from "]" if constants else ""
+    yield ""
+    kept = sorted({op.kind for op in listed.graph.walk() if op.rule and not has_rule(op.kind)})
+    yield "# Primitives of other packages that stay as they are."
+    yield f"KEPT: tuple[str, ...] = {tuple(kept)!r}".replace("'", '"')
     yield ""
     yield from _about_tables()
     tables = tables_of(listed.graph, listed.program, listed.sharding.sharding_of)

@@ -21,12 +21,15 @@ class StepSpec:
 
     `state_argnums` None means: found by matching arguments with outputs of the same tree. All
     numbers count the function's parameters, static ones too, and those below 0 from the end.
+    Primitives named in `kept` stay as they are, though they stand for a program of others: the
+    user has rules for them.
     """
 
     fun: Callable[..., Any]
     static_argnums: tuple[int, ...] = ()
     static_argnames: tuple[str, ...] = ()
     state_argnums: tuple[int, ...] | None = None
+    kept: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:

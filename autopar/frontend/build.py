@@ -11,8 +11,8 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from autopar.errors import TraceError
 from autopar.frontend.dtypes import type_of
+from autopar.frontend.kernels import dims_apart
 from autopar.frontend.params import plain_params
 from autopar.frontend.regions import is_backward, regions_of
 from autopar.frontend.traced import Const, Equation, FlatProgram, TracedStep, refs
@@ -91,28 +91,15 @@ def _op(equation: Equation, region: str) -> Op:
     graphs = tuple(
         _body(b, f"{kind}_{first}_{i}", equation, region) for i, b in enumerate(equation.bodies)
     )
-    if kind == "while":
-        _check_test(graphs[0], equation.line)
     return Op(
         kind=kind,
         operands=tuple(_operand(o) for o in equation.operands),
         results=results,
-        params=(*plain_params(equation.params), *_constraint(equation)),
+        params=(*plain_params(equation.params), *_constraint(equation), *_grid(equation)),
         flops=_flops(equation, results, graphs),
         origin=Origin(region, module_path(equation.name_stack), equation.line),
         graphs=graphs,
     )
-
-
-def _check_test(test: Graph, line: str) -> None:
-    """Raise TraceError where a loop goes on for some rows and not for others."""
-    (goes_on,) = map(test.value, test.outputs)
-    if goes_on.shape:
-        raise TraceError(
-            f"the while loop at {line or 'an unknown line'} ends at another trip for each of "
-            f"{goes_on.shape[0]} rows, as vmap made it, and autopar runs all rows alike.\nGo on "
-            "while any row does (jnp.any) and keep the others with jnp.where, or use a scan."
-        )
 
 
 def _constraint(equation: Equation) -> tuple[tuple[str, Plain], ...]:
@@ -125,6 +112,12 @@ def _constraint(equation: Equation) -> tuple[tuple[str, Plain], ...]:
     rank = len(equation.result_avals[0].shape)
     dims = tuple(_constrained_dim(entry) for entry in (*spec, *(None,) * (rank - len(spec))))
     return (("spec", dims),)
+
+
+def _grid(equation: Equation) -> tuple[tuple[str, Plain], ...]:
+    """Along what a kernel's blocks are computed apart: (tensor, dim, block size) for each."""
+    apart = tuple(dims_apart(equation).values())
+    return (("grid_apart", apart),) if apart else ()
 
 
 def _constrained_dim(entry: Any) -> Plain:
@@ -167,6 +160,9 @@ def _flops(equation: Equation, results: Sequence[Value], graphs: Sequence[Graph]
         taps = equation.operand_shapes[1]
         out_features = taps[equation.params["dimension_numbers"].rhs_spec[0]]
         return 2 * results[0].item_count * math.prod(taps) // max(out_features, 1)
+    estimate = equation.params.get("cost_estimate")
+    if estimate is not None:
+        return int(estimate.flops)
     if graphs:
         runs = equation.params["length"] if kind == "scan" else 1
         inner = max if kind == "cond" else sum

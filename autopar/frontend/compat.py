@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import compiler, source_info_util
+from jax._src.interpreters import mlir
 from jax._src.lib import xla_client
 
 _LIBRARIES = tuple(
@@ -61,6 +62,28 @@ def params_of(equation: Any) -> dict[str, Any]:
         consts, carry, _ = params["ft_in"].unpack()
         params["num_consts"], params["num_carry"] = len(list(consts)), len(list(carry))
     return params
+
+
+def traced_beside(equation: Any, fun: Callable[..., Any]) -> Any:
+    """The closed jaxpr of a function of a jaxpr equation's operands.
+
+    Operations that have no line of their own stand on the equation's.
+    """
+    avals = [
+        jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type)
+        for v in equation.invars
+    ]
+    with source_info_util.user_context(equation.source_info.traceback):
+        return jax.make_jaxpr(fun)(*avals)
+
+
+def is_kernel(primitive: Any) -> bool:
+    """Whether a primitive compiles as something else than a JAX function, on some platform."""
+    private: Any = mlir
+    lowering = getattr(private._lowerings.get(primitive), "rule", None)
+    is_function = getattr(lowering, "__qualname__", "") == "lower_fun.<locals>.f_lowered"
+    special = private._platform_specific_lowerings.values()
+    return not is_function or any(primitive in own for own in special)
 
 
 def options_for_devices(devices: Sequence[Any]) -> Any:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jax.extend import core as jex
 
-from autopar.frontend.compat import line_of, name_stack_of, params_of
+from autopar.frontend.compat import is_kernel, line_of, name_stack_of, params_of, traced_beside
 from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, refs
+from autopar.frontend.written_out import is_foreign, meaning
 
 # Call primitives that mean nothing to a planner, and the parameter that holds their jaxpr.
 _CALLS = {
@@ -36,13 +37,15 @@ _BODIES = {
 _Env = dict[Any, Ref | Const]
 
 
-def flatten(closed: Any) -> tuple[FlatProgram, tuple[Any, ...]]:
+def flatten(
+    closed: Any, kept: Collection[str] = ()
+) -> tuple[FlatProgram, tuple[Any, ...]]:
     """The program of a closed jaxpr, and the closed-over arrays that are its last inputs.
 
     Arrays that jitted functions within closed over are among them, each once. Equations that
-    nothing needs are dropped.
+    nothing needs are dropped. Primitives named in `kept` are not written out.
     """
-    return _Flattener().whole(closed)
+    return _Flattener(kept).whole(closed)
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,8 @@ class _Site:
 class _Flattener:
     """Walks jaxprs, numbering every value once over the whole nest."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept: Collection[str]) -> None:
+        self._names_kept = kept
         self._numbers = itertools.count()
         # Arrays of the outermost program by identity, and the inputs that they are.
         self._homes: dict[int, Ref] = {}
@@ -111,7 +115,11 @@ class _Flattener:
             here = site.at(eqn)
             inner = _CALLS.get(eqn.primitive.name)
             if inner is not None and inner in eqn.params:
-                yield from self._inlined(eqn, eqn.params[inner], env, here)
+                called = eqn.params[inner]
+            else:
+                called = self._written_out(eqn)
+            if called is not None:
+                yield from self._inlined(eqn, called, env, here)
             else:
                 yield self._kept(eqn, env, here)
 
@@ -125,6 +133,14 @@ class _Flattener:
         yield from self._equations(jaxpr, inner, site)
         for outer, v in zip(eqn.outvars, jaxpr.outvars, strict=True):
             env[outer] = self._read(inner, v)
+
+    def _written_out(self, eqn: Any) -> Any | None:
+        """The closed jaxpr that an equation stands for, where it does for one."""
+        primitive = eqn.primitive
+        if primitive.name in self._names_kept or (is_foreign(primitive) and is_kernel(primitive)):
+            return None
+        fun = meaning(eqn)
+        return None if fun is None else traced_beside(eqn, fun)
 
     def _kept(self, eqn: Any, env: _Env, site: _Site) -> Equation:
         operands = tuple(self._read(env, v) for v in eqn.invars)

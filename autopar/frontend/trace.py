@@ -51,7 +51,7 @@ def seal(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedS
             f"{spec.name} was traced with {len(closed.jaxpr.invars)} arrays but its arguments hold "
             f"{len(paths)}: name its static arguments to autopar too (static_argnums=...)."
         )
-    program, constants = flatten(closed)
+    program, constants = flatten(closed, spec.kept)
     donated = state_pairs(spec, args, arguments, traced.out_info, program) or donated_pairs(traced)
     return TracedStep(
         name=spec.name,

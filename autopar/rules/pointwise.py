@@ -22,6 +22,7 @@ _BINARY = """
 _MORE = ["clamp", "polynomial", "regularized_incomplete_beta"]
 # Counter-based generators hash each item on its own; key words may be scalars.
 _HASHES = ["threefry2x32", "threefry4x32"]
+_SCALARS = ["platform_index"]  # the number of the platform's branch
 _FIRST_LINEAR = """
     conj copy imag layout_constraint name neg real reshard sharding_constraint stop_gradient
 """.split()
@@ -88,7 +89,7 @@ def _each_own(op: Op, operands: Sequence[Value]) -> Rule:
 
 
 RULES: Mapping[str, RuleMaker] = {
-    **dict.fromkeys([*_UNARY, *_BINARY, *_MORE, *_HASHES], _plain),
+    **dict.fromkeys([*_UNARY, *_BINARY, *_MORE, *_HASHES, *_SCALARS], _plain),
     **dict.fromkeys(_FIRST_LINEAR, _first_linear),
     **dict.fromkeys(["add", "add_any", "sub", "complex"], _all_linear),
     **dict.fromkeys(["optimization_barrier", "device_put"], _each_own),

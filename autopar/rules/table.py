@@ -11,6 +11,7 @@ from autopar.ir.values import Value
 from autopar.rules import (
     contract,
     index,
+    kernels,
     linalg,
     pointwise,
     random,
@@ -27,8 +28,8 @@ CONTROL = frozenset(
     """
     call call_hi_primitive call_hi_primitive_linearized checkpoint closed_call composite cond
     core_call custom_jvp_call custom_jvp_call_jaxpr custom_lin custom_linear_solve
-    custom_vjp_call custom_vmap_call eval_jaxpr jit linear_call pjit platform_index program_order
-    remat2 remat_opt run_state scan shard_map while xla_metadata_call
+    custom_vjp_call custom_vmap_call eval_jaxpr jit linear_call pjit program_order remat2
+    remat_opt run_state scan shard_map while xla_metadata_call
     """.split()
 )
 
@@ -60,7 +61,7 @@ _WHOLE_BECAUSE: Mapping[str, str] = {
         dot_product_attention_bwd_wrapper dot_product_attention_fp8_bwd
         dot_product_attention_fp8_bwd_wrapper dot_product_attention_fp8_fwd
         dot_product_attention_fp8_fwd_wrapper dot_product_attention_fwd
-        dot_product_attention_fwd_wrapper ffi_call pallas_call scaled_dot scaled_matmul
+        dot_product_attention_fwd_wrapper ffi_call scaled_dot scaled_matmul
         scaled_matmul_wrapper tpu_custom_call xla_metadata_value
     """,
     "mutable cells are read and written whole": """
@@ -89,6 +90,7 @@ _RULES: Mapping[str, RuleMaker] = {
     **index.RULES,
     **reduce.RULES,
     **linalg.RULES,
+    **kernels.RULES,
     **random.RULES,
     **{n: unknown_rule if why == _FOREIGN else replicated_rule for n, why in REPLICATED.items()},
 }

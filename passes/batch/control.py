@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import reduce
 from typing import Protocol
 
-from autopar.ir.graph import Op
+from autopar.ir.graph import Op, Operand
 from autopar.passes.batch.facts import SAME, Fact, Share, bound
 from autopar.passes.batch.tags import ONE_BY_ONE
 
@@ -65,9 +65,37 @@ def _while(op: Op, given: Sequence[Fact], bodies: Bodies) -> tuple[Fact, ...]:
     outputs = bodies.run(1, [*given[tests:first], *carry], trial=False)
     _check_carry(carry, outputs, given[first:], bodies)
     (test,) = bodies.run(0, [*given[:tests], *carry], trial=False)
-    if test.is_own:
+    if test.is_own and not _ends_row_by_row(op):
         bodies.fault("runs for as many rounds as the rows of the batch say")
     return tuple(bound(f, test.scalars) if test.scalars else f for f in carry)
+
+
+def _ends_row_by_row(op: Op) -> bool:
+    """Whether trips after a row's last leave it as it is, as the front end writes vmap's loops.
+
+    The loop goes on while any of a carried mask is set, what is not set in it stays so, and a trip
+    changes nothing else where it is not set. Then a microbatch may stop when its own rows have.
+    """
+    test, body = op.graphs
+    consts = op.whole("body_nconsts")
+    asked = {i.value.name: k for k, i in enumerate(test.inputs[op.whole("cond_nconsts") :])}
+    made = {v.name: o for graph in op.graphs for o in graph.ops for v in o.results}
+    any_of = made.get(str(test.outputs[0]))
+    if any_of is None or any_of.kind != "reduce_or" or any_of.operands[0] not in asked:
+        return False
+    held = [i.value.name for i in body.inputs[consts:]]
+    goes_on = held[asked[str(any_of.operands[0])]]
+
+    def is_left(old: str, left: Operand) -> bool:
+        by = made.get(str(left))
+        if by is None or old == goes_on:
+            return old == left or (by is not None and by.kind == "and" and old in by.operands)
+        mask = made.get(str(by.operands[0]))
+        spread = by.operands[0] if mask is None else mask.operands[0]
+        is_mask = spread == goes_on and (mask is None or mask.kind == "broadcast_in_dim")
+        return by.kind == "select_n" and is_mask and by.operands[1] == old
+
+    return all(map(is_left, held, body.outputs))
 
 
 def _cond(op: Op, given: Sequence[Fact], bodies: Bodies) -> tuple[Fact, ...]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.extend import core
+
+from autopar.frontend.written_out import meaning
 
 # ---- reading the step ----
 
@@ -70,7 +72,8 @@ _Env = dict[Any, int | Written]
 class Flattener:
     """Numbers every value; arrays that the step closes over become its last inputs."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept: Sequence[str]) -> None:
+        self._names_kept = kept
         self._numbers = itertools.count()
         self._held: dict[int, tuple[int, Any]] = {}  # id of an array -> its number, itself
         self._depth = 0
@@ -102,6 +105,7 @@ class Flattener:
         for eqn in jaxpr.eqns:
             operands = tuple(self._read(env, v) for v in eqn.invars)
             called = eqn.params.get(_CALLS.get(eqn.primitive.name, ""))
+            called = self._written_out(eqn) if called is None else called
             if called is None:
                 results = tuple(next(self._numbers) for _ in eqn.outvars)
                 env.update(zip(eqn.outvars, results, strict=True))
@@ -112,6 +116,12 @@ class Flattener:
             yield from self._equations(inner, mine)
             for var, output in zip(eqn.outvars, inner.outvars, strict=True):
                 env[var] = self._read(mine, output)
+
+    def _written_out(self, eqn: Any) -> Any | None:
+        """The jaxpr that an equation stands for, where it does for one."""
+        fun = None if eqn.primitive.name in self._names_kept else meaning(eqn)
+        types = (jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars)
+        return None if fun is None else jax.make_jaxpr(fun)(*types)
 
     def _opened(self, called: Any) -> tuple[Any, _Env]:
         """A jaxpr, closed or not, and the arrays that it closes over."""

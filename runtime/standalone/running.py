@@ -56,6 +56,8 @@ CONSTANTS: list[P] = []  # arrays that the step closes over
 RESULTS: dict[Route, str] = {}
 OPERANDS: dict[Route, str] = {}
 
+KEPT: tuple[str, ...] = ()  # primitives of other packages that stay as they are
+
 # ---- the program ----
 
 
@@ -88,7 +90,7 @@ def parallelize(step: Callable[..., Any], *args: Any) -> Any:
     It is called with positional arguments. Raises ValueError for another step than the plan's.
     """
     closed, shapes = jax.make_jaxpr(step, return_shape=True)(*map(unplaced, args))
-    program, constants = Flattener().whole(closed)
+    program, constants = Flattener(KEPT).whole(closed)
     check(program)
 
     def planned(*given: Any) -> Any:
@@ -345,7 +347,15 @@ class _Runner:
             return [x.array for x in made]
 
         branches = [functools.partial(branch, n) for n in range(len(equation.bodies))]
-        arrays = lax.switch(which.array, branches, *(x.array for x in given))
+        platforms = equation.eqn.params.get("branches_platforms")
+        if platforms is None:
+            arrays = lax.switch(which.array, branches, *(x.array for x in given))
+        else:
+            named = zip(platforms, branches, strict=True)
+            arrays = lax.platform_dependent(
+                *(x.array for x in given),
+                **{name: branch for names, branch in named for name in names or ("default",)},
+            )
         return [x._replace(array=a) for x, a in zip(made, arrays, strict=True)]
 
 
