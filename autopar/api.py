@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autopar.cluster import Cluster as Cluster
+from autopar.cluster.planned import cluster_of
 from autopar.collection import paused_collection
 from autopar.errors import InputError
 from autopar.frontend import StepSpec
@@ -227,7 +228,7 @@ def write_report(
         measured=load_trace(Path(trace)) if trace is not None else (),
         verification=verification,
     )
-    write_text(page(view), path)
+    write_text(page(view).encode("ascii", "xmlcharrefreplace").decode(), path)
 
 
 def load(path: str | Path) -> Plan:
@@ -243,7 +244,7 @@ def save(plan: Plan, path: str | Path) -> None:
 def _cluster(given: Cluster | str | None, plan: Plan | None) -> Cluster:
     if given is None:
         if plan is not None:
-            return Cluster.from_toml_text(plan.origin.cluster, "the plan's cluster")
+            return cluster_of(plan)
         return Cluster.local()
     return Cluster.parse(given)
 

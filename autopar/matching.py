@@ -2,11 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+
 from autopar.cluster import Cluster
-from autopar.errors import PlanMismatchError
+from autopar.errors import GraphError, InputError, PlanFileError, PlanMismatchError
 from autopar.frontend import TracedStep
 from autopar.frontend.compat import jax_minor
-from autopar.ir.plan import Plan
+from autopar.ir.plan import Argument, Plan
+
+
+@contextmanager
+def contents_of(plan: Plan) -> Generator[None]:
+    """Raises PlanFileError for what is wrong with a plan's own contents as it is opened again."""
+    try:
+        yield
+    except InputError as error:
+        raise PlanFileError(
+            f"the plan for {plan.origin.step!a} is damaged, or another autopar made it: {error}.\n"
+            "Plan again."
+        ) from error
+
+
+def check_ends(plan: Plan, arguments: Sequence[Argument], outputs: Sequence[Argument]) -> None:
+    """Raise GraphError unless the plan lists the arguments and outputs that its program has."""
+    for listed, made in ((plan.arguments, arguments), (plan.outputs, outputs)):
+        if len(listed) != len(made):
+            raise GraphError(f"it lists {len(listed)} arguments or outputs of {len(made)}")
+        for a, b in zip(listed, made, strict=True):
+            if a != b:
+                raise GraphError(
+                    f"it lists {a.role} {a.path} {a.dtype}{list(a.shape)} as {a.sharding} on mesh "
+                    f"{a.submesh}, and its program has {b.role} {b.path} "
+                    f"{b.dtype}{list(b.shape)} as {b.sharding} on mesh {b.submesh}"
+                )
 
 
 def check_plan(plan: Plan, traced: TracedStep) -> None:

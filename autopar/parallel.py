@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from autopar.cluster import Cluster, device_order
+from autopar.cluster.planned import cluster_of
 from autopar.collection import paused_collection
 from autopar.errors import PlanError
 from autopar.frontend import StepSpec, read_call, trace
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan
-from autopar.ir.text_file import write_text
+from autopar.ir.text_file import TRACE, check_output, write_text
 from autopar.ir.verification import Verification
 from autopar.passes.base import Watcher
 from autopar.planning import Planned, graph_of, plan_step, planned_before, replan_any
@@ -84,8 +85,9 @@ class ParallelStep:
         """Measure the next step of stage programs and write its spans to `path`.
 
         The file has Chrome's trace form (chrome://tracing, Perfetto); `recording` then holds the
-        measured grid beside the predicted one.
+        measured grid beside the predicted one. Raises InputError where it cannot be written.
         """
+        check_output(path, TRACE)
         self._trace_path = Path(path)
 
     @property
@@ -199,7 +201,7 @@ class ParallelStep:
 
     def under(self, plan: Plan) -> ParallelStep:
         """The same step and options under a plan that was made before."""
-        cluster = Cluster.from_toml_text(plan.origin.cluster, "the plan's cluster")
+        cluster = cluster_of(plan)
         request = replace(self._request, cluster=cluster)
         return ParallelStep(self._spec, request, self._donate, plan)
 
@@ -237,7 +239,7 @@ class ParallelStep:
         )
 
     def _bound(self, plan: Plan) -> BoundMesh:
-        cluster = Cluster.from_toml_text(plan.origin.cluster, "the plan's cluster")
+        cluster = cluster_of(plan)
         return bind_mesh(plan.mesh, device_order(cluster, plan.mesh))
 
 

@@ -7,7 +7,8 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from autopar.cluster import Cluster, mesh_shapes
+from autopar.cluster import mesh_shapes
+from autopar.cluster.planned import cluster_of
 from autopar.cost.overlap import moved_seconds
 from autopar.errors import BatchError, InfeasibleError, MeshError
 from autopar.fitting import Found, Site, plan_on, refusal
@@ -19,7 +20,7 @@ from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan, Prediction, arguments_of, outputs_of, traffic_of
 from autopar.ir.record import Record
 from autopar.ir.spmd import SpmdProgram
-from autopar.matching import check_plan
+from autopar.matching import check_ends, check_plan, contents_of
 from autopar.passes.base import Setting, Watcher
 from autopar.passes.pipeline import lower
 from autopar.remat import Form, form_of
@@ -201,15 +202,19 @@ def _plan(found: Found, request: Request) -> Plan:
 def planned_before(plan: Plan, traced: TracedStep, graph: Graph, rules: RuleBook) -> Planned:
     """The program of a plan that was made before; nothing is solved.
 
-    Raises PlanMismatchError, naming what differs, where the plan is for another step or JAX.
+    Raises PlanMismatchError, naming what differs, where the plan is for another step or JAX, and
+    PlanFileError where it does not compute the step.
     """
     check_plan(plan, traced)
-    cluster = Cluster.from_toml_text(plan.origin.cluster, "the plan's cluster")
+    cluster = cluster_of(plan)
     setting = Setting(cluster, plan.mesh, plan.origin.memory_bytes)
     plain = Form(traced, graph)
     form = form_of(plain, plan.recomputation, rules)
-    plan.sharding.verify(form.graph)
-    program = lower(form.graph, plan.sharding, setting)
+    with contents_of(plan):
+        plan.check()
+        plan.sharding.verify(form.graph)
+        program = lower(form.graph, plan.sharding, setting)
+        check_ends(plan, arguments_of(form.graph, program), outputs_of(form.graph, program))
     origin = plan.origin
     request = Request(
         cluster, plan.mesh, origin.method, origin.memory_bytes, origin.pins, rules=rules

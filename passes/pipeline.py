@@ -9,6 +9,7 @@ from autopar.cost.reshard import Resharder
 from autopar.ir.batching import BatchGraphs
 from autopar.ir.graph import Graph
 from autopar.ir.sharding_plan import ShardingPlan
+from autopar.ir.soundness import check_listing
 from autopar.ir.spmd import SpmdProgram
 from autopar.ir.stages import StagePlan
 from autopar.passes.base import Setting
@@ -64,6 +65,11 @@ class Pipeline:
 
 
 def lower(graph: Graph, sharding: ShardingPlan, setting: Setting) -> SpmdProgram:
-    """The listing of a sharded graph, its moves routed by the setting's prices."""
+    """The listing of a sharded graph, its moves routed by the setting's prices.
+
+    It is checked: raises GraphError where it would compute something else than the graph.
+    """
     resharder = setting.resharder or Resharder(Prices(setting.cluster, sharding.mesh))
-    return lower_spmd(graph, sharding, resharder)
+    program = lower_spmd(graph, sharding, resharder)
+    check_listing(graph, program, sharding.mesh)
+    return program

@@ -13,7 +13,7 @@ from autopar.calibrating.calibrate import Calibrated, calibrate
 from autopar.calibrating.fitted import refitted
 from autopar.calibrating.ladder import FULL, QUICK, Effort
 from autopar.cli.console import err, out, print_json, print_warnings, told
-from autopar.ir.text_file import write_text
+from autopar.ir.text_file import CLUSTER, check_output, write_text
 from autopar.report.clusters import cluster_data, detail
 
 
@@ -66,6 +66,7 @@ def calibrate_command(
     at several sizes, on all devices at once; nothing else should run on them. Stopped before its
     end it writes nothing.
     """
+    check_output(output, CLUSTER)
     effort = QUICK if quick else FULL
     effort = replace(effort, seconds=seconds) if seconds is not None else effort
     if measured is not None:

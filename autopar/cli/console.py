@@ -9,7 +9,6 @@ import sys
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import ParamSpec
 
 import click
@@ -61,12 +60,6 @@ def gathered_warnings() -> Generator[list[str]]:
         yield messages
     found = (str(w.message) for w in caught if issubclass(w.category, UserWarning))
     messages.extend(dict.fromkeys(found))
-
-
-def check_folder(output: Path) -> None:
-    """Raise InputError where a file's folder is missing: before work is done that would be lost."""
-    if not output.parent.is_dir():
-        raise InputError(f"there is no folder {str(output.parent)!r} for {str(output)!r}: make it")
 
 
 def told(command: Callable[P, None]) -> Callable[P, None]:

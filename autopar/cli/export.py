@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import click
 
@@ -21,10 +19,11 @@ from autopar.exporting.rule_files import flax_text, maxtext_text
 from autopar.exporting.rules import Conflict, Names, logical_rules, path_rules
 from autopar.exporting.specs import specs_text
 from autopar.frontend.logical import logical_names
+from autopar.ir.json_reader import Item, JsonError, parse_json
 from autopar.ir.paths import matches
 from autopar.ir.plan import Argument, Plan
 from autopar.ir.sharding import Sharding, spec_text
-from autopar.ir.text_file import write_text
+from autopar.ir.text_file import read_text, write_text
 from autopar.ir.values import Role
 
 KINDS = ("partition-specs", "python", "flax-rules", "maxtext-rules")
@@ -82,10 +81,7 @@ def export_command(path: Path, kind: str, output: Path | None, **options: object
     if output is None:
         click.echo(text, nl=False)
         return
-    try:
-        write_text(text, output)
-    except OSError as error:
-        raise InputError(f"cannot write {str(output)!r}: {error.strerror or error}") from error
+    write_text(text, output)
 
 
 def _rules(plan: Plan, kind: str, asked: Asked) -> str:
@@ -129,12 +125,16 @@ def _names_of(plan: Plan, asked: Asked) -> dict[str, Names]:
 
 def _read_names(path: Path) -> Mapping[str, Sequence[str | None]]:
     try:
-        held: object = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read names from {str(path)!r}: {error}") from error
-    if not isinstance(held, dict):
-        raise InputError(f'{path}: write an object, {{"**/wq/kernel": ["embed", "heads"]}}')
-    return cast("dict[str, list[str | None]]", held)
+        held = Item(parse_json(read_text(path, "names"))).pairs()
+        return {pattern: [_name(entry) for entry in names.items()] for pattern, names in held}
+    except JsonError as error:
+        raise InputError(
+            f'{path}: {error}; write an object, {{"**/wq/kernel": ["embed", "heads"]}}'
+        ) from error
+
+
+def _name(entry: Item) -> str | None:
+    return entry.text() if entry.value is not None else None
 
 
 def _fitted(given: Sequence[str | None], a: Argument) -> Names:
@@ -150,7 +150,9 @@ def _print_conflicts(conflicts: Sequence[Conflict], *, forced: bool) -> None:
     for c in conflicts[:_SHOWN]:
         planned, ruled = spec_text(Sharding(c.planned)), spec_text(Sharding(c.ruled))
         err().print(
-            f"* {c.path} {c.names}: planned {planned}, by the rules {ruled}", soft_wrap=True
+            f"* {c.path} {c.names}: planned {planned}, by the rules {ruled}",
+            soft_wrap=True,
+            markup=False,
         )
     if count > _SHOWN:
         err().print(f"... and {count - _SHOWN} more")

@@ -74,6 +74,6 @@ def import_command(rules: Path, target: str, mesh: str | None, output: Path | No
 def _tell(found: Imported) -> None:
     err().print(f"{len(found.pins)} arguments pinned, {len(found.unplaced)} remarks")
     for text in found.unplaced[:_SHOWN]:
-        err().print(f"* {text}", soft_wrap=True, style="bright_black")
+        err().print(f"* {text}", soft_wrap=True, style="bright_black", markup=False)
     if len(found.unplaced) > _SHOWN:
         err().print(f"... and {len(found.unplaced) - _SHOWN} more", style="bright_black")

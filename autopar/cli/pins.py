@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-import json
 from pathlib import Path
-from typing import cast
 
 from autopar.errors import InputError, PinError
+from autopar.ir.json_reader import Item, JsonError, parse_json
+from autopar.ir.text_file import read_text
 
 Dims = tuple[tuple[str, ...] | None, ...]
 
@@ -20,26 +20,26 @@ def read_pins(texts: tuple[str, ...]) -> dict[str, Dims]:
 def load_pins(path: Path) -> dict[str, Dims]:
     """The pins of a file that `autopar import` wrote; raises InputError where it has none."""
     try:
-        held = json.loads(path.read_text(encoding="utf-8"))["pins"]
-        return {pattern: tuple(map(_axes, dims)) for pattern, dims in held.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        held = Item(parse_json(read_text(path, "pins"))).fields()["pins"]
+        return {pattern: tuple(map(_axes, dims.items())) for pattern, dims in held.pairs()}
+    except JsonError as error:
         raise InputError(
-            f"{str(path)!r} holds no pins ({type(error).__name__}: {error}); write "
+            f"{str(path)!a} holds no pins: {error}; write "
             '{"pins": {PATTERN: [null, AXIS, [AXIS, ...]]}}, as autopar import does'
         ) from error
 
 
-def _axes(entry: object) -> tuple[str, ...] | None:
-    if entry is None:
+def _axes(entry: Item) -> tuple[str, ...] | None:
+    if entry.value is None:
         return None
-    return (entry,) if isinstance(entry, str) else tuple(cast("list[str]", entry))
+    return (entry.value,) if isinstance(entry.value, str) else entry.texts()
 
 
 def _read_pin(text: str) -> tuple[str, Dims]:
     pattern, _, spec = text.partition("=")
     try:
         call = ast.parse(spec.strip(), mode="eval").body
-    except SyntaxError:
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise _misread(text) from None
     named = isinstance(call, ast.Call) and ast.unparse(call.func) in ("P", "PartitionSpec")
     if not pattern.strip() or not isinstance(call, ast.Call) or not named or call.keywords:

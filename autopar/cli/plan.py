@@ -12,7 +12,6 @@ from autopar import api
 from autopar.cli.clusters import LISTED
 from autopar.cli.completion import files, offered
 from autopar.cli.console import (
-    check_folder,
     err,
     gathered_warnings,
     out,
@@ -24,8 +23,8 @@ from autopar.cli.loading import Target, last_line_in, load_target
 from autopar.cli.pins import Dims, load_pins, read_pins
 from autopar.cli.planning import Trail, watched_planning
 from autopar.cli.stages import Count, stage_options
-from autopar.errors import InputError, TraceError
-from autopar.ir.plan import Plan
+from autopar.errors import TraceError
+from autopar.ir.text_file import PLAN, check_output
 from autopar.report.pipeline import pipeline
 from autopar.report.plan import collectives, headline, margins, parameters
 from autopar.report.view import plan_data
@@ -127,13 +126,13 @@ def plan_command(
     """
     wanted = Wanted(**options)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     if output is not None:
-        check_folder(output)
+        check_output(output, PLAN)
     api.keep_to_cpu()
     with err().status("reading the file"):
         loaded = load_target(target)
     made = _make(loaded, wanted, after)
     if output is not None:
-        _save(made.planned.plan, output)
+        api.save(made.planned.plan, output)
     print_warnings(list(made.warnings))
     if as_json:
         _print_data(made, output, after)
@@ -181,13 +180,6 @@ def _planned(step: api.ParallelStep, loaded: Target, trail: Trail) -> Planned:
         raise TraceError(f"{error}\n  {loaded.path}, {where}") from error
 
 
-def _save(plan: Plan, output: Path) -> None:
-    try:
-        api.save(plan, output)
-    except OSError as error:
-        raise InputError(f"cannot write {str(output)!r}: {error.strerror or error}") from error
-
-
 def _print(made: Made, output: Path | None) -> None:
     console, plan = out(), made.planned.plan
     console.print(headline(plan))
@@ -203,7 +195,7 @@ def _print(made: Made, output: Path | None) -> None:
     console.print(parameters(plan))
     console.print()
     saved = f", saved to {output}" if output is not None else ""
-    console.print(f"planned in {made.seconds:.1f} s{saved}", style="bright_black")
+    console.print(f"planned in {made.seconds:.1f} s{saved}", style="bright_black", markup=False)
 
 
 def _print_data(made: Made, output: Path | None, after: str | None) -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import click
 
 from autopar import api
-from autopar.cli.console import check_folder, err, out, told
+from autopar.cli.console import err, out, told
 from autopar.errors import InputError
-from autopar.ir.json_reader import Json
+from autopar.ir.json_reader import Item, Json, JsonError, parse_json
+from autopar.ir.text_file import PAGE, check_output, read_text
+from autopar.ir.verification_json import check_verification
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -48,9 +48,9 @@ def report_command(
     It loads nothing from anywhere, and the same plan gives the same bytes.
     """
     target = output if output is not None else path.with_suffix(".html")
-    check_folder(target)
+    check_output(target, PAGE)
     plan = api.load(path)
-    with err().status("drawing the plan"), _told(target):
+    with err().status("drawing the plan"):
         api.write_report(
             plan,
             target,
@@ -58,24 +58,17 @@ def report_command(
             trace=trace,
             verification=_verified(verification) if verification is not None else None,
         )
-    out().print(f"wrote {target}", soft_wrap=True)
+    out().print(f"wrote {target}", soft_wrap=True, markup=False)
 
 
 def _verified(path: Path) -> dict[str, Json]:
     """A verification's JSON; raises InputError where it is none."""
+    text = read_text(path, "a verification")
     try:
-        data: Json = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {str(path)!r}: {error}") from None
-    if not isinstance(data, dict) or not {"agrees", "level", "parts", "notes"} <= set(data):
-        raise InputError(f"{path} is no verification: give what `autopar verify --json` prints")
-    return data
-
-
-@contextmanager
-def _told(target: Path) -> Generator[None]:
-    """Tells where the page cannot be written."""
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"cannot write {str(target)!r}: {error.strerror or error}") from error
+        data = parse_json(text)
+        check_verification(Item(data))
+    except JsonError as error:
+        raise InputError(
+            f"{path} is no verification: {error}. Give what `autopar verify --json` prints."
+        ) from None
+    return cast("dict[str, Json]", data)

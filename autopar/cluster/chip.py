@@ -75,6 +75,8 @@ class Chip:
                 f"chip {self.name!r} needs positive figures for "
                 f"{', '.join(faults) or 'peak_flops'}; give each in bytes, seconds or FLOP/s"
             )
+        if min(self.half_flops, self.launch_seconds) < 0:
+            raise ClusterError(f"chip {self.name!r} needs half_flops and launch_seconds from 0 on")
         for name, share in (
             ("compute_efficiency", self.compute_efficiency),
             ("memory_efficiency", self.memory_efficiency),

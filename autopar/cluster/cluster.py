@@ -27,6 +27,8 @@ from autopar.cluster.topology import Topology, Torus
 from autopar.errors import ClusterError
 from autopar.ir.text import columns, show_bytes, show_count, show_seconds
 
+_MOST_DEVICES = 2**24
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -39,6 +41,13 @@ class Cluster:
     chip: Chip
     topology: Topology
     calibration: Calibration | None = field(default=None, hash=False)
+
+    def __post_init__(self) -> None:
+        if self.device_count > _MOST_DEVICES:
+            raise ClusterError(
+                f"cluster {self.name[:40]!a} has more than {_MOST_DEVICES:,} devices, which no "
+                "cluster has: look at its sizes"
+            )
 
     @property
     def device_count(self) -> int:
@@ -78,9 +87,10 @@ class Cluster:
         """
         try:
             text = Path(path).read_text(encoding="utf-8")
-        except OSError as error:
+        except (OSError, ValueError) as error:  # no UTF-8, or a NUL in the path
+            why = error.strerror if isinstance(error, OSError) else "it is no text file"
             raise ClusterError(
-                f"cluster file {str(path)!r} cannot be read: {error.strerror}; "
+                f"cluster file {str(path)!a} cannot be read: {why}; "
                 "give the path of a TOML file as Cluster.to_toml() writes it"
             ) from error
         return cls.from_toml_text(text, str(path))
@@ -90,11 +100,14 @@ class Cluster:
         """A cluster from the text of such a file; `where` names it in errors."""
         try:
             table = cast(Table, tomllib.loads(text))
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:  # of numbers, of 5,000 digits
             raise ClusterError(f"cluster file {where!r} is not TOML: {error}") from error
         like = table.pop("like", None)
         if isinstance(like, str):
-            base = cls.parse(like)
+            try:
+                base = cls.parse(like)
+            except RecursionError:
+                raise ClusterError(f"cluster file {where!a} is like itself, by {like!a}") from None
             table = _merged({"name": base.name, **content(base.chip, base.topology)}, table)
         name = table.get("name")
         if not isinstance(name, str):

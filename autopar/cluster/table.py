@@ -13,6 +13,7 @@ from autopar.cluster.topology import Level, Switch, Topology, Torus
 from autopar.errors import ClusterError
 
 Table = dict[str, object]
+_LARGEST, _LARGEST_WHOLE = 1e300, 2**63
 # Lists of plain items, by how a dataclass writes their type.
 _ITEMS: dict[str, type] = {
     "tuple[int, ...]": int,
@@ -98,19 +99,21 @@ def _table(table: Mapping[str, object], key: str, where: str) -> Table:
 
 
 def _number(key: str, entry: object, where: str) -> float:
-    if isinstance(entry, bool) or not isinstance(entry, int | float):
-        raise ClusterError(f"{where}: {key} = {entry!r} must be a number")
+    if isinstance(entry, bool) or not isinstance(entry, int | float) or not abs(entry) < _LARGEST:
+        raise ClusterError(f"{where}: {key} = {_shown(entry)} must be a finite number")
     return float(entry)
 
 
 _Kind = Chip | Source | Level | Switch | Torus | Calibration | Bar | Residual | Series
 
 
-def _checked(kind: type[_Kind], table: Mapping[str, object], where: str) -> dict[str, Any]:
+def _checked(kind: type[_Kind], table: object, where: str) -> dict[str, Any]:
     """The entries of a table as keyword arguments of `kind`.
 
     Raises ClusterError on entries that are missing, unknown, or of another type.
     """
+    if not isinstance(table, Mapping):
+        raise ClusterError(f"{where} = {_shown(table)} must be a table")
     fields = {field.name: field for field in dataclasses.fields(kind)}
     unknown = sorted(set(table) - set(fields))
     missing = [
@@ -131,8 +134,8 @@ def _checked(kind: type[_Kind], table: Mapping[str, object], where: str) -> dict
 def _fitted(kind: str, name: str, entry: object, where: str) -> object:
     if kind == "float":
         return _number(name, entry, where)
-    if kind == "int" and (isinstance(entry, bool) or not isinstance(entry, int)):
-        raise ClusterError(f"{where}: {name} = {entry!r} must be a whole number")
+    if kind == "int" and (type(entry) is not int or not abs(entry) < _LARGEST_WHOLE):
+        raise ClusterError(f"{where}: {name} = {_shown(entry)} must be a whole number of 64 bits")
     if kind in ("str", "Platform", "Confidence") and not isinstance(entry, str):
         raise ClusterError(f"{where}: {name} = {entry!r} must be a text")
     if kind == "tuple[tuple[int, ...], ...]":
@@ -143,14 +146,21 @@ def _fitted(kind: str, name: str, entry: object, where: str) -> object:
     return entry
 
 
+def _shown(entry: object) -> str:
+    """A value as it stands in a message: cut off where it is long."""
+    text = ascii(entry) if not isinstance(entry, int) or abs(entry) < _LARGEST else "a huge number"
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
 def _listed(kind: str, name: str, entry: object, where: str) -> tuple[object, ...]:
     """A list of items of one type, floats also from whole numbers."""
     item = _ITEMS[kind]
     accepted: tuple[type, ...] = (float, int) if item is float else (item,)
     if not isinstance(entry, list) or any(
-        type(e) not in accepted for e in cast(list[object], entry)
+        type(e) not in accepted or not abs(cast(float, e)) < _LARGEST_WHOLE
+        for e in cast(list[object], entry)
     ):
-        raise ClusterError(f"{where}: {name} = {entry!r} must be a list of {item.__name__}s")
+        raise ClusterError(f"{where}: {name} = {_shown(entry)} must be a list of {item.__name__}s")
     items = tuple(cast(list[object], entry))
     return tuple(float(cast(float, e)) for e in items) if item is float else items
 

@@ -34,12 +34,17 @@ class Level:
     local_bytes_per_second: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.size < 1 or not self.bytes_per_second > 0 or self.latency_seconds < 0:
+        others = (
+            self.latency_seconds, self.start_seconds, self.pair_bytes_per_second,
+            self.shuffle_bytes_per_second, self.reduction_efficiency,
+            self.reduction_start_seconds, self.local_bytes_per_second,
+        )  # fmt: skip
+        if self.size < 1 or not self.bytes_per_second > 0 or min(others) < 0:
             raise ClusterError(
                 f"level {self.name!r} has size={self.size}, "
                 f"bytes_per_second={self.bytes_per_second}, "
                 f"latency_seconds={self.latency_seconds}; "
-                "give a size >= 1, a rate > 0 and a latency >= 0"
+                "give a size >= 1, a rate > 0, a latency >= 0, and no other figure below 0"
             )
 
 
@@ -99,10 +104,11 @@ class Torus:
                 f"torus shape {self.shape}, wraps {self.wraps} and host_bounds "
                 f"{self.host_bounds} must have one entry for each axis"
             )
-        if min(self.shape) < 1 or self.devices_per_chip < 1 or not self.link_bytes_per_second > 0:
+        least = min(*self.shape, *self.host_bounds, self.devices_per_chip)
+        if least < 1 or not self.link_bytes_per_second > 0 or self.hop_seconds < 0:
             raise ClusterError(
                 f"torus shape {self.shape} with links of {self.link_bytes_per_second} bytes/s "
-                "needs sizes >= 1 and a rate > 0"
+                "needs sizes >= 1, a rate > 0 and hops of 0 seconds or more"
             )
 
     @property

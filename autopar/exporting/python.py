@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
+from keyword import iskeyword
 
-from autopar.cluster import Cluster, device_order
+from autopar.cluster import device_order
+from autopar.cluster.planned import cluster_of
 from autopar.errors import PlanError
 from autopar.exporting.tables import Route, Step, tables_of
 from autopar.inspecting.reopen import Listed, reopen
 from autopar.ir.graph import Graph
 from autopar.ir.plan import Argument, Plan
-from autopar.ir.sharding import Sharding, spec_text
+from autopar.ir.sharding import Sharding
 from autopar.ir.values import Role
 from autopar.rules import has_rule
 
@@ -71,13 +72,12 @@ def python_module(plan: Plan) -> str:
     meanings, reader = written_out.split(_MEANINGS)[1].rstrip(), reading.split(_READER)[1]
     decided = "\n".join(_plan_lines(plan, listed))
     head = f"{_docstring(plan)}\n{_IMPORTS}\n\n{types}{_PLAN}\n{decided}\n\n{_PROGRAM}{front}"
-    text = f"{head}{_MEANINGS}{meanings}\n\n\n{_READER}{reader.rstrip()}\n\n\n{_RUNNER}{runner}"
-    return text.encode("ascii", "backslashreplace").decode("ascii")
+    return f"{head}{_MEANINGS}{meanings}\n\n\n{_READER}{reader.rstrip()}\n\n\n{_RUNNER}{runner}"
 
 
 def device_numbers(plan: Plan) -> tuple[tuple[int, ...], ...]:
     """The number of the device at each position of each mesh of a plan, row by row."""
-    cluster = Cluster.from_toml_text(plan.origin.cluster, "the plan's cluster")
+    cluster = cluster_of(plan)
     if plan.pipeline is None:
         return (tuple(device_order(cluster, plan.mesh)),)
     return tuple(s.devices or tuple(device_order(cluster, s.mesh)) for s in plan.pipeline.submeshes)
@@ -89,19 +89,30 @@ def _source(name: str) -> str:
 
 def _docstring(plan: Plan) -> str:
     o = plan.origin
-    return f'''"""The step {o.step!r} laid out for {o.cluster_name}, under plain `jax.jit`.
+    head = plan.arguments[0].path.split("/")[0] if plan.arguments else "state"
+    step, cluster, method, head, jax = map(
+        escaped, (o.step, o.cluster_name, o.method, head, o.jax_minor)
+    )
+    called = o.step if o.step.isidentifier() and not iskeyword(o.step) else "train_step"
+    return f'''"""The step '{step}' laid out for {cluster}, under plain `jax.jit`.
 
-Written by autopar out of a plan by the method {o.method!r}, for JAX {o.jax_minor}. Use it so:
+Written by autopar out of a plan by the method '{method}', for JAX {jax}. Use it so:
 
-    state = jax.device_put(state, shardings_for(state, "{_head(plan)}"))
-    step = parallelize({o.step}, state, batch)
+    state = jax.device_put(state, shardings_for(state, "{head}"))
+    step = parallelize({called}, state, batch)
     state, metrics = step(state, batch)
 """
 '''
 
 
-def _head(plan: Plan) -> str:
-    return plan.arguments[0].path.split("/")[0] if plan.arguments else "state"
+def escaped(text: str) -> str:
+    """A text as it stands between double quotes in Python: one line of ASCII that ends nothing."""
+    return text.encode("unicode_escape").decode("ascii").replace('"', '\\"')
+
+
+def quoted(text: str) -> str:
+    """A text as a literal of Python."""
+    return f'"{escaped(text)}"'
 
 
 # -- the plan as code ---------------------------------------------------------------------------
@@ -109,12 +120,12 @@ def _head(plan: Plan) -> str:
 
 def _plan_lines(plan: Plan, listed: Listed) -> Iterator[str]:
     names, sizes = plan.mesh.names or ("one",), plan.mesh.sizes or (1,)
-    axes = ", ".join(f'"{name}": {size}' for name, size in zip(names, sizes, strict=True))
+    axes = ", ".join(f"{quoted(name)}: {size}" for name, size in zip(names, sizes, strict=True))
     kinds = list(_kinds(listed.graph))
     checksum = zlib.crc32(" ".join(kinds).encode())
     constants = [a for a in plan.arguments if a.role == Role.CONSTANT.value]
     given = [a for a in plan.arguments if a.role != Role.CONSTANT.value]
-    yield f'STEP = "{plan.origin.step}"'
+    yield f"STEP = {quoted(plan.origin.step)}"
     yield f"EQUATIONS = {len(kinds)}, {checksum}  # how many, and a checksum of what they are"
     yield "# Axes and their sizes, the slowest first."
     yield f"MESH: dict[str, int] = {{{axes}}}"
@@ -131,7 +142,7 @@ def _plan_lines(plan: Plan, listed: Listed) -> Iterator[str]:
     yield ""
     kept = sorted({op.kind for op in listed.graph.walk() if op.rule and not has_rule(op.kind)})
     yield "# Primitives of other packages that stay as they are."
-    yield f"KEPT: tuple[str, ...] = {tuple(kept)!r}".replace("'", '"')
+    yield f"KEPT: tuple[str, ...] = ({''.join(f'{quoted(kind)}, ' for kind in kept).rstrip()})"
     yield ""
     yield from _about_tables()
     tables = tables_of(listed.graph, listed.program, listed.sharding.sharding_of)
@@ -168,7 +179,7 @@ def _donated(given: Sequence[Argument]) -> tuple[int, ...]:
 def _spec_lines(name: str, held: Iterable[Argument]) -> Iterator[str]:
     yield f"{name}: dict[str, P] = {{"
     for a in held:
-        path, spec = json.dumps(a.path, ensure_ascii=False), _spec(a.sharding)
+        path, spec = quoted(a.path), _spec(a.sharding)
         line = f"    {path}: {spec},"
         if len(line) <= _WIDTH:
             yield line
@@ -179,13 +190,23 @@ def _spec_lines(name: str, held: Iterable[Argument]) -> Iterator[str]:
 
 
 def _spec(sharding: Sharding) -> str:
-    return spec_text(Sharding(sharding.dims)).replace("'", '"')
+    entries = [
+        "None"
+        if not axes
+        else quoted(axes[0])
+        if len(axes) == 1
+        else f"({', '.join(map(quoted, axes))})"
+        for axes in sharding.dims
+    ]
+    while entries and entries[-1] == "None":
+        entries.pop()
+    return f"P({', '.join(entries)})"
 
 
 def _layout(step: Step, axes: Sequence[str]) -> Iterator[str]:
     if step.copies:
         yield f"Again({step.copies})"
-    over = "".join(f'"{axis}", ' for axis in axes if axis in step.layout.partial)
+    over = "".join(f"{quoted(axis)}, " for axis in axes if axis in step.layout.partial)
     over = over.rstrip() if len(step.layout.partial) == 1 else over.rstrip(", ")
     spec = _spec(step.layout)
     yield f"Sums(({over}), {spec})" if over else spec

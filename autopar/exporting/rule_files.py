@@ -5,15 +5,18 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from autopar.errors import InputError
+from autopar.exporting.python import escaped, quoted
 from autopar.exporting.rules import Axes, LogicalRule, PathRule
+from autopar.ir.json_reader import Item, parse_json, shown
 from autopar.ir.plan import Plan
 from autopar.ir.sharding import Sharding, spec_text
+from autopar.ir.text_file import read_text
 from autopar.ir.values import Role
 
 _KEY = "logical_axis_rules"
@@ -34,22 +37,23 @@ def read_rules(path: Path) -> Rules:
     with a P(...) being a path rule; nothing is run. .json: such a list, or an object with the
     lists `logical_axis_rules` and `partition_rules`.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
+    text = read_text(path, "rules")
     readers = {".json": _json, ".py": _python, ".yml": _yaml, ".yaml": _yaml}
     reader = readers.get(path.suffix)
     if reader is None:
         raise InputError(f"{path} is no .yml, .py or .json file, so no rules are read from it")
     try:
-        logical, paths = zip(*reader(text), strict=True)
-    except (ValueError, SyntaxError) as error:
+        found = list(reader(text))
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
+        # MemoryError is how the parser tells of brackets nested too deeply.
         raise InputError(
             f"{path} has no rules that can be read: {error}.\nWrite pairs of a logical name and "
             f"mesh axes, [['embed', 'data'], ['mlp', ['model']]], under {_KEY} in YAML, or of a "
             'regular expression and a spec, (r"kernel$", P(None, "model")), in Python.'
         ) from error
+    if not found:
+        raise InputError(f"{path} has no rules: no pairs of a name or pattern and mesh axes")
+    logical, paths = zip(*found, strict=True)
     return Rules(sum(logical, ()), sum(paths, ()))
 
 
@@ -57,14 +61,18 @@ Found = Iterator[tuple[tuple[LogicalRule, ...], tuple[PathRule, ...]]]
 
 
 def _json(text: str) -> Found:
-    held: object = json.loads(text)
-    lists = cast("dict[str, list[tuple[str, object]]]", held if isinstance(held, dict) else {})
-    if isinstance(held, list):
-        lists = {_KEY: cast("list[tuple[str, object]]", held)}
-    for name, axes in lists.get(_KEY, []):
-        yield (((name, _axes(axes)),), ())
-    for pattern, dims in lists.get("partition_rules", []):
-        yield ((), ((_pattern(pattern), tuple(map(_axes, cast("list[object]", dims)))),))
+    whole = Item(parse_json(text))
+    lists = dict(whole.pairs()) if isinstance(whole.value, dict) else {_KEY: whole}
+    for name, axes in _rows(lists, _KEY):
+        yield (((name.text(), _axes(axes.value)),), ())
+    for pattern, dims in _rows(lists, "partition_rules"):
+        yield ((), ((_pattern(pattern.text()), tuple(_axes(d.value) for d in dims.items())),))
+
+
+def _rows(lists: Mapping[str, Item], key: str) -> Iterator[tuple[Item, Item]]:
+    for row in lists[key].items() if key in lists else []:
+        name, given = row.row(2)
+        yield name, given
 
 
 def _yaml(text: str) -> Found:
@@ -97,7 +105,9 @@ def _python(text: str) -> Found:
             if not isinstance(pair, ast.Tuple | ast.List) or len(pair.elts) != 2:
                 continue
             name, given = pair.elts
-            key = ast.literal_eval(name)
+            key: object = ast.literal_eval(name)
+            if not isinstance(key, str):
+                raise ValueError(f"{ast.unparse(name)[:40]} is no name")
             if isinstance(given, ast.Call):
                 dims = tuple(_axes(ast.literal_eval(arg)) for arg in given.args)
                 yield ((), ((_pattern(key), dims),))
@@ -118,9 +128,10 @@ def _axes(given: object) -> Axes:
         return ()
     if isinstance(given, str):
         return (given,)
-    if isinstance(given, list | tuple):
-        return tuple(str(axis) for axis in cast("Sequence[object]", given))
-    raise ValueError(f"{given!r} is no mesh axis")
+    axes = cast("Sequence[object]", given if isinstance(given, list | tuple) else [given])
+    if not all(isinstance(axis, str) for axis in axes):
+        raise ValueError(f"{shown(given)} is no mesh axis")
+    return tuple(map(str, axes))
 
 
 # -- writing ------------------------------------------------------------------------------------
@@ -128,9 +139,12 @@ def _axes(given: object) -> Axes:
 
 def flax_text(plan: Plan, logical: Sequence[LogicalRule], paths: Sequence[PathRule]) -> str:
     """A Python module with both kinds of rules; no logical ones where names are not known."""
-    mesh = ", ".join(f'"{n}": {s}' for n, s in zip(plan.mesh.names, plan.mesh.sizes, strict=True))
+    mesh = ", ".join(
+        f"{quoted(n)}: {s}" for n, s in zip(plan.mesh.names, plan.mesh.sizes, strict=True)
+    )
     lines = [
-        f'"""Sharding rules of the step {plan.origin.step!r} on {plan.origin.cluster_name}."""',
+        f'"""Sharding rules of the step \'{escaped(plan.origin.step)}\' on '
+        f'{escaped(plan.origin.cluster_name)}."""',
         "",
         "from jax.sharding import PartitionSpec as P",
         "",
@@ -139,18 +153,19 @@ def flax_text(plan: Plan, logical: Sequence[LogicalRule], paths: Sequence[PathRu
     if logical:
         lines += ["# For flax.linen.logical_axis_rules; the first rule with free axes counts."]
         lines += ["LOGICAL_AXIS_RULES = ["]
-        lines += [f"    ({json.dumps(name)}, {_python_axes(axes)})," for name, axes in logical]
+        lines += [f"    ({quoted(name)}, {_python_axes(axes)})," for name, axes in logical]
         lines += ["]"]
     lines += ["# For re.search on the path of a leaf in the state; the first that is found counts."]
     lines += ["PARTITION_RULES = ["]
     for pattern, dims in paths:
-        quoted = f'r"{pattern}"'
+        plain = pattern.isascii() and pattern.isprintable() and '"' not in pattern
+        text = f'r"{pattern}"' if plain and not pattern.endswith("\\") else quoted(pattern)
         spec = spec_text(Sharding(dims)).replace("'", '"')
-        line = f"    ({quoted}, {spec}),"
+        line = f"    ({text}, {spec}),"
         lines += (
             [line]
             if len(line) <= 100
-            else ["    (", f"        {quoted},", f"        {spec},", "    ),"]
+            else ["    (", f"        {text},", f"        {spec},", "    ),"]
         )
     return "\n".join([*lines, "]", ""])
 
@@ -159,15 +174,15 @@ def maxtext_text(plan: Plan, logical: Sequence[LogicalRule]) -> str:
     """The part of a MaxText configuration that says how arrays lie."""
     batch = next((a for a in plan.arguments if a.role == Role.BATCH.value and a.shape), None)
     data = batch.sharding.dims[0] if batch is not None else ()
-    where = f"{plan.origin.cluster_name}, mesh ({plan.mesh})"
+    step, cluster = escaped(plan.origin.step), escaped(plan.origin.cluster_name)
     return "\n".join(
         [
-            f"# Sharding of the step {plan.origin.step!r} on {where}.",
-            f"mesh_axes: {list(plan.mesh.names)}",
+            f"# Sharding of the step '{step}' on {cluster}, mesh ({plan.mesh}).",
+            f"mesh_axes: {_yaml_list(plan.mesh.names)}",
             "logical_axis_rules: [",
-            *(f"  {[name, list(axes)]}," for name, axes in logical),
+            *(f"  [{_yaml_text(name)}, {_yaml_list(axes)}]," for name, axes in logical),
             "]",
-            f"data_sharding: [{list(data)}]",
+            f"data_sharding: [{_yaml_list(data)}]",
             "",
         ]
     )
@@ -176,4 +191,14 @@ def maxtext_text(plan: Plan, logical: Sequence[LogicalRule]) -> str:
 def _python_axes(axes: Axes) -> str:
     if not axes:
         return "None"
-    return f'"{axes[0]}"' if len(axes) == 1 else f"({', '.join(json.dumps(a) for a in axes)})"
+    return quoted(axes[0]) if len(axes) == 1 else f"({', '.join(map(quoted, axes))})"
+
+
+def _yaml_list(texts: Iterable[str]) -> str:
+    return f"[{', '.join(map(_yaml_text, texts))}]"
+
+
+def _yaml_text(text: str) -> str:
+    """A text in quotes: single ones where it needs no escapes, else double ones, as in JSON."""
+    plain = text.isascii() and text.isprintable() and "'" not in text
+    return f"'{text}'" if plain else json.dumps(text)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from autopar.cluster import Cluster
+from autopar.cluster.planned import cluster_of
 from autopar.cost.prices import Prices
 from autopar.errors import PlanError
 from autopar.ir.batching import Batching
@@ -15,7 +16,9 @@ from autopar.ir.pipeline import PipelinePlan
 from autopar.ir.plan import Plan
 from autopar.ir.record import Record
 from autopar.ir.sharding_plan import ShardingPlan
+from autopar.ir.soundness import check_listing
 from autopar.ir.spmd import SpmdProgram
+from autopar.matching import contents_of
 from autopar.passes.base import Setting
 from autopar.passes.layer.fixed import Fixed
 from autopar.passes.lower.joint import left_partial, part_plan
@@ -54,12 +57,21 @@ class Opened:
 
 
 def reopen(plan: Plan) -> Opened:
-    """The programs of a plan, lowered again; raises PlanError where it keeps no step."""
+    """The programs of a plan, lowered again; raises PlanError where it keeps no step.
+
+    That is a PlanFileError where what it keeps does not fit what it decides.
+    """
     if plan.record is None:
         raise PlanError(f"the plan for {plan.origin.step} keeps no step to look into: plan again")
-    cluster = Cluster.from_toml_text(plan.origin.cluster, "the plan's cluster")
-    batching = _ruled(plan.record)
+    cluster = cluster_of(plan)
+    with contents_of(plan):
+        plan.check()
+        return _opened(plan, cluster, _ruled(plan.record))
+
+
+def _opened(plan: Plan, cluster: Cluster, batching: Batching) -> Opened:
     if plan.pipeline is None:
+        plan.sharding.verify(batching.graph)
         prices = Prices(cluster, plan.mesh)
         program = lower(batching.graph, plan.sharding, Setting(cluster, plan.mesh, 0))
         listed = Listed(batching.graph, plan.sharding, program, prices)
@@ -70,7 +82,7 @@ def reopen(plan: Plan) -> Opened:
 
 def _ruled(record: Record) -> Batching:
     """The step that a plan keeps, every op with its rule."""
-    batching, rules = record.batching(), RuleBook(dict(record.rules))
+    batching, rules = record.batching, RuleBook(dict(record.rules))
     hoist = batching.hoist
     return replace(
         batching,
@@ -87,11 +99,14 @@ def _laid(plan: Plan, pipeline: PipelinePlan, batching: Batching, cluster: Clust
 
 def _parts(laid: Laid, plan: PipelinePlan) -> Iterator[Listed]:
     joints = laid.joints()
+    for joint, sharding in zip(joints, plan.shardings, strict=True):
+        sharding.verify(joint.graph)
     for part in laid.parts:
         joint, tables = joints[part.submesh], laid.grounds[part.submesh].tables
         sharding = part_plan(part, joint, plan.shardings[part.submesh])
         loose = left_partial(part, joint)
         program = lower_spmd(part.graph, sharding, tables.resharder, loose)
+        check_listing(part.graph, program, sharding.mesh)
         runs = plan.microbatches if part.is_looped else 1
         yield Listed(
             part.graph, sharding, program, tables.prices, part.submesh, part.stage, part.name, runs

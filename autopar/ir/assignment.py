@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autopar.errors import GraphError
 from autopar.ir.mesh import MeshShape
 from autopar.ir.rule import Kind, Rule
 from autopar.ir.sharding import Sharding
@@ -72,7 +73,10 @@ def operand_of_result(
     """
     held: dict[int, tuple[str, ...]] = {}
     for axes, dim in zip(result.dims, rule.results[position], strict=True):
-        if axes:
-            held[next(f for f in dim if rule.factors[f].size > 1)] = axes
+        major = next((f for f in dim if rule.factors[f].size > 1), None)
+        if axes and major is None:
+            raise GraphError(f"a dim that nothing can shard is given axes {'+'.join(axes)}")
+        if major is not None and axes:
+            held[major] = axes
     dims = tuple(next((held[f] for f in dim if f in held), ()) for dim in rule.operands[operand])
     return Sharding(dims, result.partial if partial else ())

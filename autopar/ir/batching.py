@@ -10,6 +10,9 @@ from functools import cached_property
 from autopar.errors import GraphError
 from autopar.ir.graph import Graph
 from autopar.ir.text import columns
+from autopar.ir.values import Value
+
+COMBINERS = ("sum", "max", "min", "and", "or", "xor", "mul", "same")
 
 
 class When(Enum):
@@ -31,6 +34,12 @@ class Moment:
     when: When
     loops: tuple[int, ...] = ()
 
+    def verify(self, count: int) -> None:
+        """Raise GraphError unless its loops are some of so many, and none where it needs none."""
+        known = all(0 <= loop < count for loop in self.loops)
+        if not known or bool(self.loops) == (self.when is When.FREE):
+            raise GraphError(f"no op runs {self}: there are {count} loops")
+
     def __str__(self) -> str:
         return " ".join([self.when.value, *map(str, self.loops)])
 
@@ -45,6 +54,13 @@ class Rows:
     dim: int
     outer: int = 1
     inner: int = 1
+
+    def verify(self, value: Value) -> None:
+        """Raise GraphError unless the value has such rows."""
+        around = self.outer * self.inner
+        has_dim = 0 <= self.dim < len(value.shape)
+        if not has_dim or min(self.outer, self.inner) < 1 or value.shape[self.dim] % around:
+            raise GraphError(f"{value} has no rows at {self}")
 
     def __str__(self) -> str:
         around = (
@@ -75,6 +91,16 @@ class Hoist:
     values: tuple[str, ...]
     # op i of the graph is equation equations[i] of the step as traced on the whole batch
     equations: tuple[int, ...] = ()
+
+    def verify(self) -> None:
+        """Raise GraphError unless it has an equation for each op, and an output for each value."""
+        self.graph.verify()
+        sizes = (len(self.equations), len(self.values))
+        if (
+            sizes != (len(self.graph.ops), len(self.graph.outputs))
+            or min(self.equations, default=0) < 0
+        ):
+            raise GraphError(f"a hoist has {sizes[0]} equations and {sizes[1]} values")
 
 
 @dataclass(frozen=True)
@@ -163,6 +189,19 @@ class Batching:
         for name in (*self.rows_of, *self.accumulator_of, *hoisted):
             if name not in self.graph.values:
                 raise GraphError(f"the batching names {name}, which {self.graph.name} has not")
+        if self.microbatches < 1 or self.batch < 0 or self.batch % self.microbatches:
+            raise GraphError(f"{self.batch} rows cannot be cut into {self.microbatches}")
+        for moment in self.moments:
+            moment.verify(self.loops)
+        for a in self.accumulators:
+            if not 0 <= a.loop < self.loops or a.combiner not in COMBINERS:
+                raise GraphError(f"{a.value} cannot be combined by {a.combiner} in loop {a.loop}")
+        for name, rows in self.rows:
+            rows.verify(self.graph.values[name])
+        if self.index and self.index not in {i.value.name for i in self.graph.inputs}:
+            raise GraphError(f"{self.index}, the microbatch's number, is no input")
+        if self.hoist is not None:
+            self.hoist.verify()
 
     def __str__(self) -> str:
         return "\n".join(self._lines())

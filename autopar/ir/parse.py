@@ -28,6 +28,7 @@ _PARAMS = re.compile(r"""(?:[^'"{}]|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")*""")
 _FLOPS = re.compile(r"flops=(\d+)")
 _RUNS = re.compile(r"runs=(\d+)")
 _ROLE = re.compile(r"(?:state|batch|constant)\b")
+_DIGITS = 18
 _REGION = re.compile(rf"(?:{'|'.join(REGIONS)})\b")
 
 
@@ -38,7 +39,10 @@ def parse_graph(text: str) -> Graph:
     graph's; GraphError where a value is read before it is made or made twice.
     """
     reader = _Reader(text)
-    graph = _graph(reader)
+    try:
+        graph = _graph(reader)
+    except RecursionError:
+        raise GraphSyntaxError("the bodies of a graph are nested too deeply") from None
     reader.end()
     graph.verify()
     return graph
@@ -154,16 +158,28 @@ def _value(reader: _Reader) -> Value:
     reader.mark(":")
     dtype = reader.take(_DTYPE, "a type such as f32[8,16]")[0]
     shape = reader.take(_SHAPE, "a shape such as [8,16]")
-    return Value(name, _sizes(shape[1]), dtype)
+    return Value(name, _sizes(reader, shape[1]), dtype)
 
 
-def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(int(n) for n in text.split(",") if n)
+def _sizes(reader: _Reader, text: str) -> tuple[int, ...]:
+    return tuple(_whole(reader, n) for n in text.split(",") if n)
+
+
+def _whole(reader: _Reader, text: str) -> int:
+    """A number that was read; it must fit 64 bits."""
+    if len(text) > _DIGITS:
+        reader.fail(f"a number of up to {_DIGITS} digits before here, not one of {len(text)}")
+    return int(text)
 
 
 def _string(reader: _Reader) -> str:
     found = reader.maybe(_STRING)
-    return str(json.loads(found[0])) if found is not None else ""
+    if found is None:
+        return ""
+    try:
+        return str(json.loads(found[0]))
+    except ValueError:
+        reader.fail(f"a text in quotes, escaped as in JSON, before here, not {found[0]}")
 
 
 def _operand(reader: _Reader) -> Operand:
@@ -173,7 +189,7 @@ def _operand(reader: _Reader) -> Operand:
     text = reader.take(_LITERAL, "a value such as %0 or a literal such as 0.5:f32")[1]
     dtype = reader.take(_DTYPE, "a type such as f32")[0]
     shape = reader.maybe(_SHAPE)
-    return Literal(text, dtype, _sizes(shape[1]) if shape is not None else ())
+    return Literal(text, dtype, _sizes(reader, shape[1]) if shape is not None else ())
 
 
 @dataclass(frozen=True)
@@ -227,9 +243,9 @@ def _notes(reader: _Reader) -> _Notes:
     notes = _Notes()
     while True:
         if found := reader.maybe(_FLOPS):
-            notes = replace(notes, flops=int(found[1]))
+            notes = replace(notes, flops=_whole(reader, found[1]))
         elif found := reader.maybe(_RUNS):
-            notes = replace(notes, runs=int(found[1]))
+            notes = replace(notes, runs=_whole(reader, found[1]))
         elif found := reader.maybe(_REGION):
             notes = replace(notes, region=found[0])
         elif text := _string(reader):
@@ -257,8 +273,8 @@ def _pairs(text: str) -> tuple[tuple[str, Plain], ...] | None:
         if named is None or not all(p.arg for p in named):
             return None
         return tuple((str(p.arg), _plain(ast.literal_eval(p.value))) for p in named)
-    except (SyntaxError, ValueError):
-        return None
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None  # MemoryError is how the parser tells of brackets nested too deeply
 
 
 def _plain(value: object) -> Plain:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from autopar.errors import GraphError
+from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding import Sharding
 
 SHOWN_ITEMS = 10
@@ -51,6 +54,17 @@ class Peak:
     step_share: float
     items: tuple[HeldItem, ...]
     totals: tuple[tuple[HeldKind, int], ...]
+
+    def verify(self, meshes: Iterable[MeshShape]) -> None:
+        """Raise GraphError unless everything that is held fits one of the meshes."""
+        if not 0 <= self.step_share <= 1 or min((n for _, n in self.totals), default=0) < 0:
+            raise GraphError(f"the peak is at {self.step_share} of the step")
+        for item in self.items:
+            fits = any(item.sharding.fits(item.shape, mesh) for mesh in meshes)
+            if min(item.local_bytes, *item.shape, 0) < 0 or not fits:
+                raise GraphError(
+                    f"{item.name} {item.dtype}{list(item.shape)} is not held as {item.sharding}"
+                )
 
     def __str__(self) -> str:
         where = " ".join(p for p in (self.region, self.op, self.module, self.line) if p)

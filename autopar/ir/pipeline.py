@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
+from autopar.errors import GraphError
 from autopar.ir.mesh import MeshShape
 from autopar.ir.outcome import Outcome
 from autopar.ir.sharding_plan import ShardingPlan
@@ -36,6 +38,21 @@ class PlannedStage:
     activation_bytes: int
     kept_bytes: int
     peak_bytes: int
+
+    def verify(self, number: int, start: int) -> None:
+        """Raise GraphError unless stage `number`, which begins with op `start`, can be one."""
+        inside = [start, *self.cuts, self.stop]
+        if self.layers < 1 or any(a >= b for a, b in pairwise(inside)):
+            raise GraphError(
+                f"stage {number} runs {self.layers} layers, from op {start} to {self.stop}, with "
+                f"cuts {list(self.cuts)}"
+            )
+        figures = (
+            self.forward_seconds, self.input_gradient_seconds, self.weight_gradient_seconds,
+            self.once_seconds, self.activation_bytes, self.kept_bytes, self.peak_bytes,
+        )  # fmt: skip
+        if min(figures) < 0:
+            raise GraphError(f"the seconds and bytes of stage {number} cannot be negative")
 
     @property
     def backward_seconds(self) -> float:
@@ -75,6 +92,38 @@ class PipelinePlan:
     def mesh_of(self, submesh: int) -> MeshShape:
         """The logical mesh of a submesh."""
         return self.submeshes[submesh].mesh
+
+    def verify(self) -> None:
+        """Raise GraphError unless stages, submeshes and figures fit together.
+
+        Stages follow one another and cover the ops up to the last one's end, each on a submesh
+        that there is; submeshes share no device.
+        """
+        if not self.stages or not self.submeshes or len(self.stages) % len(self.submeshes):
+            raise GraphError(f"{len(self.stages)} stages on {len(self.submeshes)} submeshes")
+        if self.microbatches < 1 or self.batch < 0 or self.batch % self.microbatches:
+            raise GraphError(f"{self.batch} rows cannot be cut into {self.microbatches}")
+        for submesh in self.submeshes:
+            submesh.verify()
+        taken = [d for s in self.submeshes for d in s.devices]
+        if len(set(taken)) != len(taken) or (len(self.submeshes) > 1) > all(
+            s.devices for s in self.submeshes
+        ):
+            raise GraphError("two submeshes share a device")
+        if [s.mesh for s in self.shardings] != [s.mesh for s in self.submeshes]:
+            raise GraphError("the shardings are not on the meshes of the submeshes")
+        start = 0
+        for number, stage in enumerate(self.stages):
+            stage.verify(number, start)
+            start = stage.stop
+        if {s.submesh for s in self.stages} != set(range(len(self.submeshes))):
+            raise GraphError("the stages are on submeshes that there are not, or leave one out")
+        counts = (len(self.send_seconds), len(self.peak_in_flight))
+        if counts != (len(self.stages) - 1, len(self.submeshes)):
+            raise GraphError(f"there are {counts[0]} transfers and {counts[1]} peaks in flight")
+        seconds = (*self.send_seconds, self.launch_seconds, self.bubble_seconds)
+        if min(*seconds, *self.peak_in_flight) < 0:
+            raise GraphError("seconds and microbatches in flight cannot be negative")
 
     def __str__(self) -> str:
         return "\n".join(self._lines())

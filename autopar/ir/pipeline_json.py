@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from autopar.ir.json_reader import Json, Reader, ints, numbers, texts
+from autopar.ir.json_reader import Fields, Json
 from autopar.ir.pipeline import PipelinePlan, PlannedStage
-from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_json import (
+    ReadTable,
     ShardingTable,
     mesh_json,
     outcome_json,
@@ -38,26 +38,39 @@ def pipeline_json(plan: PipelinePlan, table: ShardingTable) -> Json:
     }
 
 
-def read_pipeline(data: Reader, first: ShardingPlan, table: list[Sharding]) -> PipelinePlan:
+def read_pipeline(data: Fields, first: ShardingPlan, table: ReadTable) -> PipelinePlan:
     """A pipeline from what `pipeline_json` gave, and the sharding of its first submesh."""
-    submeshes = map(Reader, data.items("submeshes"))
-    others = (read_sharding(Reader(s), table) for s in data.items("other_shardings"))
-    return PipelinePlan(
-        schedule=data.text("schedule"),
-        microbatches=data.whole("microbatches"),
-        batch=data.whole("batch"),
-        submeshes=tuple(
-            Submesh(read_mesh(s.items("mesh")), ints(s.items("devices"))) for s in submeshes
+    found = PipelinePlan(
+        schedule=data["schedule"].text(),
+        microbatches=data["microbatches"].whole(),
+        batch=data["batch"].whole(),
+        submeshes=tuple(_read_submesh(item.fields()) for item in data["submeshes"].items()),
+        stages=tuple(_read_stage(item.fields()) for item in data["stages"].items()),
+        shardings=(
+            first,
+            *(_read_other(item.fields(), table) for item in data["other_shardings"].items()),
         ),
-        stages=tuple(_read_stage(Reader(s)) for s in data.items("stages")),
-        shardings=(first, *others),
-        outcome=read_outcome(data.inner("outcome")),
-        send_seconds=numbers(data.items("send_seconds")),
-        launch_seconds=data.number("launch_seconds"),
-        bubble_seconds=data.number("bubble_seconds"),
-        peak_in_flight=ints(data.items("peak_in_flight")),
-        notes=texts(data.items("notes")),
+        outcome=read_outcome(data["outcome"].fields()),
+        send_seconds=data["send_seconds"].numbers(),
+        launch_seconds=data["launch_seconds"].number(),
+        bubble_seconds=data["bubble_seconds"].number(),
+        peak_in_flight=data["peak_in_flight"].wholes(),
+        notes=data["notes"].texts(),
     )
+    data.end()
+    return found
+
+
+def _read_submesh(data: Fields) -> Submesh:
+    found = Submesh(read_mesh(data["mesh"]), data["devices"].wholes())
+    data.end()
+    return found
+
+
+def _read_other(data: Fields, table: ReadTable) -> ShardingPlan:
+    found = read_sharding(data, table)
+    data.end()
+    return found
 
 
 def _stage(stage: PlannedStage) -> Json:
@@ -78,19 +91,21 @@ def _stage(stage: PlannedStage) -> Json:
     }
 
 
-def _read_stage(data: Reader) -> PlannedStage:
-    return PlannedStage(
-        name=data.text("name"),
-        layers=data.whole("layers"),
-        stop=data.whole("stop"),
-        submesh=data.whole("submesh"),
-        recompute=data.flag("recompute"),
-        cuts=ints(data.items("cuts")),
-        forward_seconds=data.number("forward_seconds"),
-        input_gradient_seconds=data.number("input_gradient_seconds"),
-        weight_gradient_seconds=data.number("weight_gradient_seconds"),
-        once_seconds=data.number("once_seconds"),
-        activation_bytes=data.whole("activation_bytes"),
-        kept_bytes=data.whole("kept_bytes"),
-        peak_bytes=data.whole("peak_bytes"),
+def _read_stage(data: Fields) -> PlannedStage:
+    found = PlannedStage(
+        name=data["name"].text(),
+        layers=data["layers"].whole(),
+        stop=data["stop"].whole(),
+        submesh=data["submesh"].whole(),
+        recompute=data["recompute"].flag(),
+        cuts=data["cuts"].wholes(),
+        forward_seconds=data["forward_seconds"].number(),
+        input_gradient_seconds=data["input_gradient_seconds"].number(),
+        weight_gradient_seconds=data["weight_gradient_seconds"].number(),
+        once_seconds=data["once_seconds"].number(),
+        activation_bytes=data["activation_bytes"].whole(),
+        kept_bytes=data["kept_bytes"].whole(),
+        peak_bytes=data["peak_bytes"].whole(),
     )
+    data.end()
+    return found

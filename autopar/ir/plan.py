@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
+from autopar.errors import GraphError
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
 from autopar.ir.outcome import Outcome
@@ -23,6 +24,10 @@ from autopar.ir.values import Role, item_bytes
 from autopar.ir.verification import Verification
 
 FORMAT = 4
+RESULT = "result"  # the role of an output that does not come back as state
+
+# Bounds on what a file may ask for: the shardings of a mesh grow with the power of its axes.
+_MOST_AXES, _MOST_DEVICES = 8, 2**24
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,16 @@ class Argument:
     role: str
     sharding: Sharding
     submesh: int = 0
+
+    def verify(self, mesh: MeshShape) -> None:
+        """Raise GraphError unless it can lie so on its mesh, whole and not as a partial sum."""
+        known = {*(role.value for role in Role), RESULT}
+        fits = self.sharding.fits(self.shape, mesh) and not self.sharding.partial
+        if min(self.shape, default=0) < 0 or not fits or not self.dtype or self.role not in known:
+            raise GraphError(
+                f"{self.role} {self.path} {self.dtype}{list(self.shape)} cannot lie as "
+                f"{self.sharding} on ({mesh})"
+            )
 
     def local_bytes(self, mesh: MeshShape) -> int:
         """Bytes of one device's piece."""
@@ -54,6 +69,15 @@ class Traffic:
     nbytes: int
     seconds: float
 
+    def verify(self, meshes: Iterable[MeshShape]) -> None:
+        """Raise GraphError unless it is a collective over axes of one of the meshes."""
+        known = any(set(self.axes) <= set(mesh.names) for mesh in meshes)
+        once = len(set(self.axes)) == len(self.axes)
+        if self.kind not in COLLECTIVES or not known or not once:
+            raise GraphError(f"there is no {self.kind} over {'+'.join(self.axes)} here")
+        if min(self.count, self.nbytes, self.seconds) < 0:
+            raise GraphError(f"the figures of {self.kind} cannot be negative")
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -70,6 +94,19 @@ class Prediction:
     argument_bytes: int
     peak_bytes: int
     peak: Peak | None = None
+
+    def verify(self, meshes: Sequence[MeshShape]) -> None:
+        """Raise GraphError where a figure cannot be, or something is not on these meshes."""
+        figures = (
+            self.seconds, self.communication_seconds, self.exposed_seconds, self.argument_bytes,
+            self.peak_bytes,
+        )  # fmt: skip
+        if min(figures) < 0:
+            raise GraphError("predicted seconds and bytes cannot be negative")
+        for traffic in self.traffic:
+            traffic.verify(meshes)
+        if self.peak is not None:
+            self.peak.verify(meshes)
 
     @property
     def compute_seconds(self) -> float:
@@ -136,6 +173,62 @@ class Plan:
     def outcome(self) -> Outcome:
         """What the solver said."""
         return self.sharding.outcome if self.pipeline is None else self.pipeline.outcome
+
+    def check(self) -> None:
+        """Raise GraphError unless everything in the plan fits together and its own step.
+
+        Whether the step that it meets later is the same, and whether the plan computes it, is
+        checked there.
+        """
+        pipeline, record = self.pipeline, self.record
+        meshes = (self.mesh,) if pipeline is None else tuple(s.mesh for s in pipeline.submeshes)
+        for mesh in meshes:
+            if len(mesh.names) > _MOST_AXES or mesh.device_count > _MOST_DEVICES:
+                raise GraphError(f"no plan is for a mesh ({mesh})")
+        if min(self.layer_count, self.stage_count, self.microbatches) < 1:
+            raise GraphError("a step has one layer, stage and microbatch or more")
+        if min(self.origin.memory_bytes, self.recomputation.seconds) < 0:
+            raise GraphError("a limit or the seconds of what is computed again are negative")
+        counts = (1, 1)
+        if pipeline is not None:
+            pipeline.verify()
+            counts = (len(pipeline.stages), pipeline.microbatches)
+        if counts != (self.stage_count, self.microbatches):
+            raise GraphError(
+                f"the plan has {self.stage_count} stages and {self.microbatches} microbatches, and "
+                f"runs {counts[0]} and {counts[1]}"
+            )
+        self.prediction.verify(meshes)
+        for held in (*self.arguments, *self.outputs):
+            if not 0 <= held.submesh < len(meshes):
+                raise GraphError(f"{held.path} is on submesh {held.submesh}, which there is not")
+            held.verify(meshes[held.submesh])
+        if record is not None:
+            self._check_record(record)
+
+    def _check_record(self, record: Record) -> None:
+        """The same of the step that the plan keeps."""
+        batching = record.batching
+        batching.verify()
+        graph = batching.graph
+        if self.pipeline is None:
+            if not batching.is_whole:
+                raise GraphError("a plan of one program keeps a step in microbatches")
+            self.sharding.verify(graph)
+            kept = [(i.path, i.value.shape, i.value.dtype, i.role.value) for i in graph.inputs]
+            if kept != [(a.path, a.shape, a.dtype, a.role) for a in self.arguments]:
+                raise GraphError(f"the arguments are not those of {graph.name}")
+            if [graph.value(o).shape for o in graph.outputs] != [o.shape for o in self.outputs]:
+                raise GraphError(f"the outputs are not those of {graph.name}")
+            return
+        if (batching.microbatches, batching.batch) != (
+            self.pipeline.microbatches, self.pipeline.batch
+        ):  # fmt: skip
+            raise GraphError("the step that the plan keeps is cut into other microbatches")
+        if self.pipeline.stages[-1].stop > len(graph.ops):
+            raise GraphError(f"the stages end after the {len(graph.ops)} ops of {graph.name}")
+        for sharding in self.pipeline.shardings:
+            sharding.verify_values(graph)
 
     # The JSON form knows this type, so it is imported where it is asked for.
 
@@ -210,7 +303,7 @@ def outputs_of(graph: Graph, program: SpmdProgram) -> tuple[Argument, ...]:
     for o, sharding in enumerate(program.output_shardings):
         value = graph.value(graph.outputs[o])
         path = graph.output_paths[o] if graph.output_paths else ""
-        role = Role.STATE.value if o in returns else "result"
+        role = Role.STATE.value if o in returns else RESULT
         found.append(Argument(path, value.shape, value.dtype, role, sharding))
     return tuple(found)
 

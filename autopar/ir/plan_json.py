@@ -6,15 +6,20 @@ import hashlib
 import json
 from pathlib import Path
 
-from autopar.errors import PlanFileError
-from autopar.ir.json_reader import Json, Reader, a_list, ints, row_of, texts, typed
+from autopar.errors import GraphError, GraphSyntaxError, PlanFileError
+from autopar.ir.json_reader import Fields, Item, Json, JsonError, parse_json, shown
 from autopar.ir.peak import HeldItem, HeldKind, Peak
 from autopar.ir.pipeline_json import pipeline_json, read_pipeline
 from autopar.ir.plan import FORMAT, Argument, Origin, Plan, Prediction, Traffic
 from autopar.ir.recomputation import Recomputation
 from autopar.ir.record_json import read_record, record_json
-from autopar.ir.sharding import Sharding
-from autopar.ir.sharding_json import ShardingTable, read_sharding, read_table, sharding_json
+from autopar.ir.sharding_json import (
+    ReadTable,
+    ShardingTable,
+    read_sharding,
+    read_table,
+    sharding_json,
+)
 from autopar.ir.text_file import write_text
 
 
@@ -25,28 +30,39 @@ def plan_to_json(plan: Plan) -> str:
 
 
 def plan_from_json(text: str, where: str = "the plan") -> Plan:
-    """The plan of a text; raises PlanFileError that says what is wrong with it."""
+    """The plan of a text; raises PlanFileError that says what is wrong with it, and where.
+
+    Every index, name, axis and number in it is checked: see `Plan.check`.
+    """
     try:
-        data: Json = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+        data = parse_json(text)
+    except JsonError as error:
         raise PlanFileError(f"{where} is no JSON: {error}. Plan again, or restore it.") from None
     if not isinstance(data, dict) or "format" not in data:
         raise PlanFileError(f"{where} is JSON but no autopar plan: it has no 'format'.")
     if data["format"] != FORMAT:
         raise PlanFileError(
-            f"{where} has plan format {data['format']}, but this autopar reads {FORMAT}: plan "
-            "again, or use the autopar that wrote it."
+            f"{where} has plan format {shown(data['format'])}, but this autopar reads {FORMAT}: "
+            "plan again, or use the autopar that wrote it."
         )
     body = {k: v for k, v in data.items() if k != "checksum"}
-    if data.get("checksum") != _checksum(body):
+    try:
+        agrees = data.get("checksum") == _checksum(body)
+    except RecursionError:
+        raise PlanFileError(
+            f"{where} is no plan: its lists and objects are nested too deeply."
+        ) from None
+    if not agrees:
         raise PlanFileError(
             f"{where} is damaged: its contents do not match its checksum. Plan again, or "
             "restore it."
         )
     try:
-        return _plan(Reader(body))
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise PlanFileError(f"{where} is damaged: {type(error).__name__} {error}") from None
+        plan = _plan(Item(body).fields())
+        plan.check()
+    except (JsonError, GraphError, GraphSyntaxError) as error:
+        raise PlanFileError(f"{where} is damaged: {error}. Plan again, or restore it.") from None
+    return plan
 
 
 def save_plan(plan: Plan, path: str | Path) -> None:
@@ -58,8 +74,9 @@ def load_plan(path: str | Path) -> Plan:
     """Read a plan; raises PlanFileError where there is none or it is damaged."""
     try:
         text = Path(path).read_text(encoding="ascii")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+    except (OSError, ValueError) as error:
+        # No text, or a path that has a NUL in it.
+        why = error.strerror if isinstance(error, OSError) else "it is no text file"
         raise PlanFileError(f"cannot read plan {str(path)!r}: {why}") from None
     return plan_from_json(text, f"plan {str(path)!r}")
 
@@ -140,94 +157,106 @@ def _argument(a: Argument, shardings: ShardingTable) -> Json:
     return [a.path, list(a.shape), a.dtype, a.role, shardings.number(a.sharding), a.submesh]
 
 
-def _plan(data: Reader) -> Plan:
-    table = read_table(data.items("shardings"))
+def _plan(data: Fields) -> Plan:
+    for key in ("format", "checksum"):
+        data.get(key)
+    table = read_table(data["shardings"])
     sharding = read_sharding(data, table)
-    return Plan(
+    pipeline, record = data.given("pipeline"), data.given("record")
+    plan = Plan(
         origin=_origin(data),
         sharding=sharding,
-        arguments=tuple(_read_argument(r, table) for r in data.items("arguments")),
-        outputs=tuple(_read_argument(r, table) for r in data.items("outputs")),
-        prediction=_prediction(data.inner("prediction"), table),
-        layer_count=data.whole("layers"),
-        stage_count=data.whole("stages"),
-        microbatches=data.whole("microbatches"),
-        recomputation=_recomputation(data.inner("recomputed")),
-        pipeline=read_pipeline(data.inner("pipeline"), sharding, table)
-        if data.has("pipeline")
-        else None,
-        record=read_record(data.inner("record")) if data.has("record") else None,
+        arguments=tuple(_read_argument(item, table) for item in data["arguments"].items()),
+        outputs=tuple(_read_argument(item, table) for item in data["outputs"].items()),
+        prediction=_prediction(data["prediction"].fields(), table),
+        layer_count=data["layers"].whole(),
+        stage_count=data["stages"].whole(),
+        microbatches=data["microbatches"].whole(),
+        recomputation=_recomputation(data["recomputed"].fields()),
+        pipeline=read_pipeline(pipeline.fields(), sharding, table) if pipeline else None,
+        record=read_record(record.fields()) if record else None,
     )
+    data.end()
+    return plan
 
 
-def _recomputation(data: Reader) -> Recomputation:
-    return Recomputation(
-        texts(data.items("values")), data.number("seconds"), data.whole("saved_bytes")
+def _recomputation(data: Fields) -> Recomputation:
+    found = Recomputation(
+        data["values"].texts(), data["seconds"].number(), data["saved_bytes"].whole()
     )
+    data.end()
+    return found
 
 
-def _origin(data: Reader) -> Origin:
-    cluster = data.inner("cluster")
-    pins = [row_of(r, 2) for r in data.items("pins")]
-    return Origin(
-        step=data.text("step"),
-        graph_key=data.text("graph"),
-        cluster=cluster.text("toml"),
-        cluster_name=cluster.text("name"),
-        cluster_fingerprint=cluster.text("fingerprint"),
-        jax_minor=data.text("jax"),
-        method=data.text("method"),
-        memory_bytes=data.whole("memory_bytes"),
+def _origin(data: Fields) -> Origin:
+    cluster = data["cluster"].fields()
+    pins = [item.row(2) for item in data["pins"].items()]
+    found = Origin(
+        step=data["step"].text(),
+        graph_key=data["graph"].text(),
+        cluster=cluster["toml"].text(),
+        cluster_name=cluster["name"].text(),
+        cluster_fingerprint=cluster["fingerprint"].text(),
+        jax_minor=data["jax"].text(),
+        method=data["method"].text(),
+        memory_bytes=data["memory_bytes"].whole(),
         pins=tuple(
-            (typed(pattern, str), tuple(texts(axes) for axes in a_list(dims)))
-            for pattern, dims in pins
+            (pattern.text(), tuple(axes.texts() for axes in dims.items())) for pattern, dims in pins
         ),
     )
+    cluster.end()
+    return found
 
 
-def _read_argument(value: Json, table: list[Sharding]) -> Argument:
-    path, shape, dtype, role, number, submesh = row_of(value, 6)
+def _read_argument(item: Item, table: ReadTable) -> Argument:
+    path, shape, dtype, role, number, submesh = item.row(6)
     return Argument(
-        typed(path, str), ints(shape), typed(dtype, str), typed(role, str),
-        table[typed(number, int)], typed(submesh, int),
-    )  # fmt: skip
-
-
-def _prediction(data: Reader, table: list[Sharding]) -> Prediction:
-    rows = [Reader(r) for r in data.items("traffic")]
-    return Prediction(
-        seconds=data.number("seconds"),
-        communication_seconds=data.number("communication_seconds"),
-        exposed_seconds=data.number("exposed_seconds"),
-        traffic=tuple(
-            Traffic(
-                r.text("kind"), texts(r.items("axes")), r.whole("count"), r.whole("bytes"),
-                r.number("seconds"),
-            )
-            for r in rows
-        ),
-        argument_bytes=data.whole("argument_bytes"),
-        peak_bytes=data.whole("peak_bytes"),
-        peak=_read_peak(data.inner("peak"), table) if data.has("peak") else None,
-    )  # fmt: skip
-
-
-def _read_peak(data: Reader, table: list[Sharding]) -> Peak:
-    kinds = [row_of(r, 2) for r in data.items("bytes_by_kind")]
-    return Peak(
-        op=data.text("op"),
-        module=data.text("module"),
-        region=data.text("region"),
-        line=data.text("line"),
-        step_share=data.number("step_share"),
-        items=tuple(_held_item(r, table) for r in data.items("largest")),
-        totals=tuple((HeldKind(typed(kind, str)), typed(n, int)) for kind, n in kinds),
+        path.text(), shape.wholes(), dtype.text(), role.text(), table.at(number), submesh.whole()
     )
 
 
-def _held_item(value: Json, table: list[Sharding]) -> HeldItem:
-    name, kind, shape, dtype, number, nbytes, line = row_of(value, 7)
+def _prediction(data: Fields, table: ReadTable) -> Prediction:
+    peak = data.given("peak")
+    found = Prediction(
+        seconds=data["seconds"].number(),
+        communication_seconds=data["communication_seconds"].number(),
+        exposed_seconds=data["exposed_seconds"].number(),
+        traffic=tuple(_traffic(item.fields()) for item in data["traffic"].items()),
+        argument_bytes=data["argument_bytes"].whole(),
+        peak_bytes=data["peak_bytes"].whole(),
+        peak=_read_peak(peak.fields(), table) if peak is not None else None,
+    )
+    data.end()
+    return found
+
+
+def _traffic(data: Fields) -> Traffic:
+    found = Traffic(
+        data["kind"].text(), data["axes"].texts(), data["count"].whole(), data["bytes"].whole(),
+        data["seconds"].number(),
+    )  # fmt: skip
+    data.end()
+    return found
+
+
+def _read_peak(data: Fields, table: ReadTable) -> Peak:
+    totals = [item.row(2) for item in data["bytes_by_kind"].items()]
+    found = Peak(
+        op=data["op"].text(),
+        module=data["module"].text(),
+        region=data["region"].text(),
+        line=data["line"].text(),
+        step_share=data["step_share"].number(),
+        items=tuple(_held_item(item, table) for item in data["largest"].items()),
+        totals=tuple((kind.one_of(HeldKind), nbytes.whole()) for kind, nbytes in totals),
+    )
+    data.end()
+    return found
+
+
+def _held_item(item: Item, table: ReadTable) -> HeldItem:
+    name, kind, shape, dtype, number, nbytes, line = item.row(7)
     return HeldItem(
-        typed(name, str), HeldKind(typed(kind, str)), ints(shape), typed(dtype, str),
-        table[typed(number, int)], typed(nbytes, int), typed(line, str),
+        name.text(), kind.one_of(HeldKind), shape.wholes(), dtype.text(), table.at(number),
+        nbytes.whole(), line.text(),
     )  # fmt: skip

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autopar.errors import InputError, listing
-from autopar.ir.json_reader import Json
+from autopar.ir.json_reader import Json, JsonError, parse_json
 from autopar.ir.text import columns, show_bytes, show_seconds
+from autopar.ir.text_file import read_text, write_text
 
 _REMEDY = "Mend the file; `autopar profile FILE.py:FUNCTION` writes one of a model of yours."
 _LARGEST = 2.0**63
@@ -131,8 +132,8 @@ def profile_from_json(text: str, where: str = "the profile") -> Profile:
     Raises InputError that lists every layer and edge that is missing something or wrong.
     """
     try:
-        data: Json = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        data = parse_json(text)
+    except JsonError as error:
         raise InputError(f"{where} is no JSON: {error}. {_REMEDY}") from None
     reader = _Reader()
     profile = reader.profile(data)
@@ -148,20 +149,12 @@ def profile_from_json(text: str, where: str = "the profile") -> Profile:
 
 def load_profile(path: str | Path) -> Profile:
     """Read a profile; raises InputError where there is none or it cannot be used."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        said = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise InputError(f"cannot read profile {str(path)!r}: {said}") from None
-    return profile_from_json(text, f"profile {str(path)!r}")
+    return profile_from_json(read_text(path, "profile"), f"profile {str(path)!r}")
 
 
 def save_profile(profile: Profile, path: str | Path) -> None:
     """Write the profile as JSON; raises InputError where the file cannot be written."""
-    try:
-        Path(path).write_text(profile_to_json(profile), encoding="ascii")
-    except OSError as error:
-        raise InputError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+    write_text(profile_to_json(profile), path)
 
 
 def _cut_bytes(

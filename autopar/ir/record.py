@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from autopar.ir.batching import Accumulator, Batching, Hoist, Moment, Rows
 from autopar.ir.graph import Graph
@@ -54,6 +55,7 @@ class Record:
         pairs = tuple(sorted(rules.items()))
         return cls(text, pairs, None if batching.is_whole else _cutting(batching))
 
+    @cached_property
     def batching(self) -> Batching:
         """The step again, its ops without rules; raises GraphSyntaxError where the text is none."""
         graph, cut = parse_graph(self.graph), self.cutting

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autopar.ir.batching import Accumulator, Moment, Rows, When
-from autopar.ir.json_reader import Json, Reader, a_list, ints, row_of, texts, typed
+from autopar.ir.json_reader import Fields, Item, Json
 from autopar.ir.record import Cutting, Record
 
 
@@ -16,14 +16,17 @@ def record_json(record: Record) -> Json:
     }
 
 
-def read_record(data: Reader) -> Record:
+def read_record(data: Fields) -> Record:
     """A record from what `record_json` gave."""
-    rules = [texts(pair) for pair in data.items("rules")]
-    return Record(
-        graph="\n".join(texts(data.items("graph"))),
-        rules=tuple((name, text) for name, text in rules),
-        cutting=_read_cutting(data.inner("cutting")) if data.has("cutting") else None,
+    rules = [pair.row(2) for pair in data["rules"].items()]
+    cutting = data.given("cutting")
+    found = Record(
+        graph="\n".join(data["graph"].texts()),
+        rules=tuple((name.text(), text.text()) for name, text in rules),
+        cutting=_read_cutting(cutting.fields()) if cutting is not None else None,
     )
+    data.end()
+    return found
 
 
 def _cutting(cut: Cutting) -> Json:
@@ -42,32 +45,34 @@ def _cutting(cut: Cutting) -> Json:
     }
 
 
-def _read_cutting(data: Reader) -> Cutting:
-    return Cutting(
-        microbatches=data.whole("microbatches"),
-        batch=data.whole("batch"),
-        moments=tuple(_moment(m) for m in data.items("moments")),
-        rows=tuple(_rows(r) for r in data.items("rows")),
-        accumulators=tuple(_accumulator(a) for a in data.items("accumulators")),
-        loops=data.whole("loops"),
-        barrier=data.flag("barrier"),
-        index=data.text("index"),
-        hoist="\n".join(texts(data.items("hoist"))),
-        hoisted=texts(data.items("hoisted")),
-        hoist_equations=ints(data.items("hoist_equations")),
+def _read_cutting(data: Fields) -> Cutting:
+    found = Cutting(
+        microbatches=data["microbatches"].whole(),
+        batch=data["batch"].whole(),
+        moments=tuple(_moment(item) for item in data["moments"].items()),
+        rows=tuple(_rows(item) for item in data["rows"].items()),
+        accumulators=tuple(_accumulator(item) for item in data["accumulators"].items()),
+        loops=data["loops"].whole(),
+        barrier=data["barrier"].flag(),
+        index=data["index"].text(),
+        hoist="\n".join(data["hoist"].texts()),
+        hoisted=data["hoisted"].texts(),
+        hoist_equations=data["hoist_equations"].wholes(),
     )
+    data.end()
+    return found
 
 
-def _moment(value: Json) -> Moment:
-    when, *loops = a_list(value)
-    return Moment(When(typed(when, str)), ints(loops))
+def _moment(item: Item) -> Moment:
+    when, *loops = item.items() or [item]
+    return Moment(when.one_of(When), tuple(loop.whole() for loop in loops))
 
 
-def _rows(value: Json) -> tuple[str, Rows]:
-    name, dim, outer, inner = row_of(value, 4)
-    return typed(name, str), Rows(typed(dim, int), typed(outer, int), typed(inner, int))
+def _rows(item: Item) -> tuple[str, Rows]:
+    name, dim, outer, inner = item.row(4)
+    return name.text(), Rows(dim.whole(), outer.whole(), inner.whole())
 
 
-def _accumulator(value: Json) -> Accumulator:
-    name, loop, combiner, dtype = row_of(value, 4)
-    return Accumulator(typed(name, str), typed(loop, int), typed(combiner, str), typed(dtype, str))
+def _accumulator(item: Item) -> Accumulator:
+    name, loop, combiner, dtype = item.row(4)
+    return Accumulator(name.text(), loop.whole(), combiner.text(), dtype.text())

@@ -32,11 +32,12 @@ class Sharding:
         return tuple(n // mesh.size(axes) for n, axes in zip(shape, self.dims, strict=True))
 
     def fits(self, shape: Sequence[int], mesh: MeshShape) -> bool:
-        """Whether every sharded dim divides evenly and no axis is used twice."""
+        """Whether every sharded dim divides evenly and each axis is the mesh's and used once."""
         axes = self.axes()
         return (
             len(self.dims) == len(shape)
             and len(set(axes)) == len(axes)
+            and all(a in mesh.names for a in axes)
             and all(n % mesh.size(a) == 0 for n, a in zip(shape, self.dims, strict=True))
         )
 

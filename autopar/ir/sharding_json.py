@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from autopar.errors import MeshError
 from autopar.ir.assignment import Assignment
-from autopar.ir.json_reader import Json, Reader, ints, row_of, texts, typed
+from autopar.ir.json_reader import Fields, Item, Json, JsonError
 from autopar.ir.mesh import MeshShape
 from autopar.ir.outcome import Margin, Outcome, Status
 from autopar.ir.sharding import Sharding
@@ -28,13 +31,29 @@ class ShardingTable:
         ]
 
 
-def read_table(rows: list[Json]) -> list[Sharding]:
+@dataclass(frozen=True)
+class ReadTable:
+    """The shardings of a file by number."""
+
+    rows: tuple[Sharding, ...]
+
+    def at(self, item: Item) -> Sharding:
+        """The sharding whose number an item is."""
+        number = item.whole()
+        if not 0 <= number < len(self.rows):
+            item.fail(f"the number of one of {len(self.rows)} shardings")
+        return self.rows[number]
+
+
+def read_table(item: Item) -> ReadTable:
     """The shardings by number."""
-    readers = map(Reader, rows)
-    return [
-        Sharding(tuple(texts(a) for a in r.items("dims")), texts(r.items("partial")))
-        for r in readers
-    ]
+    return ReadTable(tuple(_sharding(row.fields()) for row in item.items()))
+
+
+def _sharding(data: Fields) -> Sharding:
+    found = Sharding(tuple(axes.texts() for axes in data["dims"].items()), data["partial"].texts())
+    data.end()
+    return found
 
 
 def sharding_json(plan: ShardingPlan, table: ShardingTable) -> dict[str, Json]:
@@ -50,19 +69,19 @@ def sharding_json(plan: ShardingPlan, table: ShardingTable) -> dict[str, Json]:
     }
 
 
-def read_sharding(data: Reader, table: list[Sharding]) -> ShardingPlan:
-    """A plan from what `sharding_json` gave."""
-    uses = [row_of(r, 3) for r in data.items("uses")]
-    assigned = [row_of(r, 2) for r in data.items("assignments")]
-    shared = [row_of(r, 2) for r in data.items("shared_partials")]
+def read_sharding(data: Fields, table: ReadTable) -> ShardingPlan:
+    """A plan from what `sharding_json` gave; fields of others may stand beside its own."""
+    assigned = [row.row(2) for row in data["assignments"].items()]
+    uses = [row.row(3) for row in data["uses"].items()]
+    shared = [row.row(2) for row in data["shared_partials"].items()]
     return ShardingPlan(
-        read_mesh(data.items("mesh")),
-        tuple((name, table[typed(n, int)]) for name, n in data.pairs("values")),
-        tuple((ints(path), Assignment(ints(factors))) for path, factors in assigned),
-        tuple((typed(n, str), typed(r, str), table[typed(s, int)]) for n, r, s in uses),
-        tuple((ints(path), ints(held)) for path, held in shared),
-        read_outcome(data.inner("outcome")),
-        data.flag("keeps"),
+        read_mesh(data["mesh"]),
+        tuple((name, table.at(number)) for name, number in data["values"].pairs()),
+        tuple((path.wholes(), Assignment(factors.wholes())) for path, factors in assigned),
+        tuple((name.text(), region.text(), table.at(number)) for name, region, number in uses),
+        tuple((path.wholes(), held.wholes()) for path, held in shared),
+        read_outcome(data["outcome"].fields()),
+        data["keeps"].flag(),
     )
 
 
@@ -71,10 +90,14 @@ def mesh_json(mesh: MeshShape) -> Json:
     return [[n, s] for n, s in zip(mesh.names, mesh.sizes, strict=True)]
 
 
-def read_mesh(rows: list[Json]) -> MeshShape:
+def read_mesh(item: Item) -> MeshShape:
     """A mesh from such pairs."""
-    pairs = [row_of(r, 2) for r in rows]
-    return MeshShape(tuple(typed(n, str) for n, _ in pairs), tuple(typed(s, int) for _, s in pairs))
+    pairs = [row.row(2) for row in item.items()]
+    names, sizes = [n.text() for n, _ in pairs], [s.whole() for _, s in pairs]
+    try:
+        return MeshShape(tuple(names), tuple(sizes))
+    except MeshError as error:
+        raise JsonError(f"{item.place}: {error}") from None
 
 
 def outcome_json(outcome: Outcome) -> Json:
@@ -89,19 +112,22 @@ def outcome_json(outcome: Outcome) -> Json:
     }
 
 
-def read_outcome(data: Reader) -> Outcome:
+def read_outcome(data: Fields) -> Outcome:
     """The same read back."""
-    return Outcome(
-        Status(data.text("status")),
-        data.number("seconds"),
-        data.number("bound_seconds"),
-        data.text("sentence"),
-        tuple(_margin(row) for row in data.items("recipes", missing=())),
-        data.number("memory_price_seconds_per_byte", missing=0.0),
+    recipes, price = data.get("recipes"), data.get("memory_price_seconds_per_byte")
+    found = Outcome(
+        data["status"].one_of(Status),
+        data["seconds"].number(),
+        data["bound_seconds"].number(),
+        data["sentence"].text(),
+        tuple(_margin(row) for row in recipes.items()) if recipes is not None else (),
+        price.number() if price is not None else 0.0,
     )
+    data.end()
+    return found
 
 
-def _margin(value: Json) -> Margin:
-    name, seconds, note = row_of(value, 3)
-    spent = None if seconds is None else float(typed(seconds, float))
-    return Margin(typed(name, str), spent, typed(note, str))
+def _margin(item: Item) -> Margin:
+    name, seconds, note = item.row(3)
+    spent = seconds.number() if seconds.value is not None else None
+    return Margin(name.text(), spent, note.text())

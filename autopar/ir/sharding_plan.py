@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from autopar.errors import GraphError
 from autopar.ir.assignment import Assignment
-from autopar.ir.graph import Graph
+from autopar.ir.graph import REGIONS, Graph, Op
 from autopar.ir.mesh import MeshShape
 from autopar.ir.outcome import Outcome
 from autopar.ir.sharding import Sharding
 
 OpPath = tuple[int, ...]  # (op index) or, inside bodies, (op, body, op, ...)
+
+_LOOPS = ("scan", "while", "cond")
+_ALIASES = ("remat2", "checkpoint", "optimization_barrier")  # other names for what goes in
 
 
 def phase_of(region: str, keeps: bool) -> str:
@@ -65,13 +68,63 @@ class ShardingPlan:
         return dict(self.shared_partials)
 
     def verify(self, graph: Graph) -> None:
-        """Raise GraphError unless every sharding fits its value and is of this graph."""
+        """Raise GraphError unless it is a sharding of this graph, from which it can be lowered.
+
+        Every name, op path, operand, factor and axis is one that there is, every sharding fits its
+        value, and every input of the graph and its loops lies somewhere. What the ops' rules allow
+        is checked where they carry them; `check_listing` tells whether they compute the same.
+        """
+        self.verify_values(graph)
+        values = self.sharding_of
+        for body in _bodies(graph):
+            for given in body.inputs:
+                if given.value.name not in values:
+                    raise GraphError(f"the sharding says nothing of the input {given}")
+        for op in graph.walk():
+            named = [r.name in values for r in op.results]
+            if op.kind in _LOOPS:
+                if not all(named):
+                    raise GraphError(f"the sharding says nothing of what {op.kind} gives back")
+            elif op.kind not in _ALIASES and any(named) and not all(named):
+                raise GraphError(f"the sharding says something of only some results of {op.kind}")
+        _once([path for path, _ in self.assignments], "the op at")
+        _once([path for path, _ in self.shared_partials], "the operands of the op at")
+        for path, given in self.assignments:
+            self._verify_assignment(_op_at(graph, path), given)
+        for path, operands in self.shared_partials:
+            op = _op_at(graph, path)
+            if len(set(operands)) != len(operands) or not all(
+                0 <= i < len(op.operands) for i in operands
+            ):
+                raise GraphError(f"{op.kind} has no operands {operands}")
+
+    def verify_values(self, graph: Graph) -> None:
+        """Raise GraphError unless every sharding fits its value and is of this graph.
+
+        Other parts of the step may be in the graph as well.
+        """
         values = graph.nested_values
-        for name, sharding in self.values:
+        _once([name for name, _ in self.values], "value")
+        _once([(name, region) for name, region, _ in self.uses], "the read of")
+        for name, region, sharding in (*((n, REGIONS[0], s) for n, s in self.values), *self.uses):
             if name not in values:
                 raise GraphError(f"the sharding names {name}, which graph {graph.name} has not")
-            if not sharding.fits(values[name].shape, self.mesh):
+            in_order = tuple(a for a in self.mesh.names if a in sharding.partial)
+            if not sharding.fits(values[name].shape, self.mesh) or in_order != sharding.partial:
                 raise GraphError(f"{values[name]} cannot be sharded as {sharding} on ({self.mesh})")
+            if region not in REGIONS:
+                raise GraphError(f"{name} is read in {region!r}, which is no region of a step")
+
+    def _verify_assignment(self, op: Op, given: Assignment) -> None:
+        factors, rule = given.factors, op.rule
+        if op.kind in (*_LOOPS, *_ALIASES) or not op.results:
+            raise GraphError(f"{op.kind} is cut by its values, not by factors {factors}")
+        if len(factors) != len(self.mesh.names) or min(factors, default=0) < -1:
+            raise GraphError(f"{op.kind} cannot be cut by factors {factors} on ({self.mesh})")
+        if any(r.name not in self.sharding_of for r in op.results):
+            raise GraphError(f"the sharding cuts {op.kind} and says nothing of its results")
+        if rule is not None and max(factors, default=-1) >= len(rule.factors):
+            raise GraphError(f"{op.kind} has {len(rule.factors)} factors, not those of {factors}")
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -84,3 +137,31 @@ class ShardingPlan:
         for name, region, sharding in self.uses:
             yield f"  {name} read in {region} as {sharding}"
         yield "}"
+
+
+def _bodies(graph: Graph) -> Iterator[Graph]:
+    """The graph, and the bodies of its loops: those of a remat read what is there already."""
+    yield graph
+    for op in graph.walk():
+        if op.kind in _LOOPS:
+            yield from op.graphs
+
+
+def _op_at(graph: Graph, path: OpPath) -> Op:
+    """The op at a path, which need not be one."""
+    found = graph
+    if len(path) % 2 and min(path) >= 0:
+        for op, body in zip(path[:-1:2], path[1::2], strict=True):
+            if op >= len(found.ops) or body >= len(found.ops[op].graphs):
+                break
+            found = found.ops[op].graphs[body]
+        else:
+            if path[-1] < len(found.ops):
+                return found.ops[path[-1]]
+    raise GraphError(f"graph {graph.name} has no op at {list(path)}")
+
+
+def _once(keys: Sequence[object], what: str) -> None:
+    if len(set(keys)) != len(keys):
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise GraphError(f"the sharding says twice how {what} {twice} is laid out")

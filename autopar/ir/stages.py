@@ -19,6 +19,16 @@ class Submesh:
     mesh: MeshShape
     devices: tuple[int, ...] = ()
 
+    def verify(self) -> None:
+        """Raise GraphError unless the devices are as many as the mesh has, and in one block."""
+        start = min(self.devices, default=0)
+        block = range(start, start + self.mesh.device_count)
+        if self.devices and (start < 0 or sorted(self.devices) != list(block)):
+            raise GraphError(
+                f"a submesh ({self.mesh}) has devices {list(self.devices)[:8]}, not a block of "
+                f"{self.mesh.device_count}"
+            )
+
 
 @dataclass(frozen=True)
 class Stage:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autopar.cluster import Cluster
+from autopar.cluster.planned import cluster_of
 from autopar.ir.inspection import AxisUse
 from autopar.ir.outcome import Status
 from autopar.ir.pipeline import PipelinePlan
@@ -65,7 +65,7 @@ def headline(plan: Plan) -> RenderableType:
         pairs.append(("note", Text(_ALL_ALIKE.format(plan.device_count), style="yellow")))
     if plan.pipeline is not None:
         pairs.insert(2, ("stages", _cut(plan, plan.pipeline)))
-    source = Cluster.from_toml_text(o.cluster, "the plan's cluster").chip.source
+    source = cluster_of(plan).chip.source
     pairs.append(("figures", f"{source.what} ({source.date}, {source.confidence})"))
     title = Text.assemble(
         ("plan ", QUIET),

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from autopar.errors import InputError
-from autopar.ir.json_reader import Json, Reader
+from autopar.ir.json_reader import Fields, Item, JsonError, parse_json
+from autopar.ir.text_file import read_text
 
 SEND = "send"
-_TRACK = re.compile(r"mesh(\d+)")
+_TRACK = re.compile(r"mesh(\d{1,6})(?!\d)")
 
 
 @dataclass(frozen=True)
@@ -35,18 +35,14 @@ class TracedSpan:
 
 def load_trace(path: Path) -> tuple[TracedSpan, ...]:
     """The spans of a file; raises InputError where it cannot be read or is no trace."""
-    try:
-        return read_trace(path.read_text(encoding="utf-8"), str(path))
-    except OSError as error:
-        raise InputError(f"cannot read {str(path)!r}: {error.strerror or error}") from None
+    return read_trace(read_text(path, "a trace"), str(path))
 
 
 def read_trace(text: str, where: str) -> tuple[TracedSpan, ...]:
     """The spans of a trace by submesh, as they ran; raises InputError where it is none of ours."""
     try:
-        data: Json = json.loads(text)
-        spans = tuple(_spans(Reader(data)))
-    except (ValueError, KeyError, TypeError) as error:
+        spans = tuple(_spans(Item(parse_json(text)).fields()))
+    except JsonError as error:
         raise InputError(
             f"{where} is no trace of a step: {error}. Give the file that step.trace(PATH) writes."
         ) from None
@@ -55,17 +51,20 @@ def read_trace(text: str, where: str) -> tuple[TracedSpan, ...]:
     return tuple(sorted(spans, key=lambda s: (s.submesh, s.start_seconds, s.name)))
 
 
-def _spans(data: Reader) -> Iterator[TracedSpan]:
-    events = [Reader(event) for event in data.items("traceEvents")]
-    tracks = {e.whole("tid"): e.inner("args").text("name") for e in events if e.text("ph") == "M"}
+def _spans(data: Fields) -> Iterator[TracedSpan]:
+    events = [item.fields() for item in data["traceEvents"].items()]
+    tracks = {e["tid"].whole(): e["args"].fields()["name"] for e in events if e["ph"].text() == "M"}
     for event in events:
-        if event.text("ph") != "X":
+        if event["ph"].text() != "X":
             continue
-        track = _TRACK.match(tracks[event.whole("tid")])
+        name = tracks.get(event["tid"].whole())
+        track = _TRACK.match(name.text()) if name is not None else None
         if track is None:
-            raise ValueError(f"track {tracks[event.whole('tid')]!r} is no submesh")
-        args, start = event.inner("args"), event.number("ts") / 1e6
+            event["tid"].fail("the track of a submesh")
+        args, start, length = event["args"].fields(), event["ts"].number(), event["dur"].number()
+        if start < 0 or length < 0:
+            event["dur"].fail("a time from 0 on")
         yield TracedSpan(
-            int(track[1]), event.text("name"), event.text("cat"), args.whole("stage"),
-            args.whole("microbatch"), start, start + event.number("dur") / 1e6,
+            int(track[1]), event["name"].text(), event["cat"].text(), args["stage"].whole(),
+            args["microbatch"].whole(), start / 1e6, (start + length) / 1e6,
         )  # fmt: skip

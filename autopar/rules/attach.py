@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from autopar.errors import GraphError
 from autopar.ir.graph import Graph, Op
 from autopar.ir.rule import Rule
 from autopar.ir.values import Literal
@@ -37,5 +38,14 @@ def _with_rule(graph: Graph, op: Op, book: RuleBook, seen: dict[object, Rule]) -
     literals = tuple(o.text if isinstance(o, Literal) else None for o in op.operands)
     key = (op.kind, tuple((v.shape, v.dtype) for v in operands), literals, results, op.params)
     if key not in seen:
-        seen[key] = rule_for(op, operands, book)
+        try:
+            seen[key] = rule_for(op, operands, book)
+        except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
+            # Rules trust that an op's parameters and shapes are those of its primitive.
+            where = op.origin.line or op.origin.module or graph.name
+            shapes = ", ".join(v.type_text for v in operands)
+            raise GraphError(
+                f"{op.kind} at {where} cannot take {shapes} with its parameters "
+                f"({type(error).__name__}: {error})"
+            ) from error
     return replace(op, rule=seen[key])

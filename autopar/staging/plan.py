@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from autopar.cluster import Cluster
+from autopar.cluster.planned import cluster_of
+from autopar.errors import BatchError, PlanMismatchError
 from autopar.frontend.compat import jax_minor
 from autopar.ir.graph import Graph
 from autopar.ir.outcome import Outcome, Status
 from autopar.ir.pipeline import PipelinePlan, PlannedStage
-from autopar.ir.plan import Argument, Plan, Prediction, Traffic
+from autopar.ir.plan import RESULT, Argument, Plan, Prediction, Traffic
 from autopar.ir.program import Feed, Fetch
 from autopar.ir.record import Record
 from autopar.ir.sharding import Sharding, replicated
 from autopar.ir.text import show_seconds
 from autopar.ir.values import Role
-from autopar.matching import check_plan
+from autopar.matching import check_ends, check_plan, contents_of
 from autopar.passes.base import Setting
 from autopar.passes.layer.fixed import Fixed
 from autopar.request import Request
@@ -62,22 +63,35 @@ def plan_stages(source: Source, request: Request, setting: Setting) -> PlannedSt
 def stages_before(plan: Plan, source: Source, rules: RuleBook) -> PlannedStages:
     """The stage programs of a plan that was made before; nothing is searched.
 
-    Raises PlanMismatchError, naming what differs, where the plan is for another step or JAX.
+    Raises PlanMismatchError, naming what differs, where the plan is for another step or JAX, and
+    PlanFileError where it does not compute the step.
     """
     pipeline = plan.pipeline
     assert pipeline is not None
-    trace = source.trace_at(pipeline.microbatches, cut=plan.stage_count > 1)
+    with contents_of(plan):
+        plan.check()
+    try:
+        trace = source.trace_at(pipeline.microbatches, cut=plan.stage_count > 1)
+    except BatchError as error:
+        raise PlanMismatchError(
+            f"the plan for {plan.origin.step!a} cuts the step into {pipeline.microbatches} "
+            f"microbatches, which cannot be: {error}"
+        ) from error
     check_plan(plan, trace.whole)
     origin = plan.origin
-    cluster = Cluster.from_toml_text(origin.cluster, "the plan's cluster")
+    cluster = cluster_of(plan)
     request = Request(
         cluster, None, origin.method, origin.memory_bytes, origin.pins, rules=rules,
         stages=plan.stage_count, microbatches=pipeline.microbatches, schedule=pipeline.schedule,
     )  # fmt: skip
     setting = Setting(cluster, plan.mesh, origin.memory_bytes)
-    sliced = slice_at(trace, rules, setting, Fixed(cuts_of(pipeline)))
-    laid = laid_out(pipeline, sliced.batching, sliced.layers, cluster)
-    made = staged(sliced, laid.stages, laid.parts, pipeline.shardings, laid.grounds)
+    with contents_of(plan):
+        sliced = slice_at(trace, rules, setting, Fixed(cuts_of(pipeline)))
+        laid = laid_out(pipeline, sliced.batching, sliced.layers, cluster)
+        for joint, sharding in zip(laid.joints(), pipeline.shardings, strict=True):
+            sharding.verify(joint.graph)
+        made = staged(sliced, laid.stages, laid.parts, pipeline.shardings, laid.grounds)
+        check_ends(plan, tuple(_arguments(made)), tuple(_outputs(made)))
     timing = timing_of(laid.stages, made.costs, laid.blocks, cluster)
     return PlannedStages(source, request, made, timing, plan)
 
@@ -181,7 +195,7 @@ def _outputs(made: Staged) -> Iterator[Argument]:
     for number, operand in enumerate(graph.outputs):
         value = graph.value(operand)
         path = graph.output_paths[number] if graph.output_paths else ""
-        role = Role.STATE.value if number in returns else "result"
+        role = Role.STATE.value if number in returns else RESULT
         fetch = fetches.get(number)
         lies = fetch.sharding if fetch is not None else Sharding(((),) * len(value.shape))
         submesh = fetch.submesh if fetch is not None else 0

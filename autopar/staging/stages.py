@@ -107,6 +107,9 @@ def staged(
     batching = sliced.batching
     links = Links(Outline.of(batching, stages), parts)
     joints = [joint_graph(links, k) for k in range(len(stages.submeshes))]
+    program = lower_pipeline(
+        batching, stages, parts, tuple(plans), tuple(g.resharder for g in grounds)
+    )
     costs = tuple(
         costs_of(s, parts, joints[stage.submesh], plans[stage.submesh],
                   grounds[stage.submesh].tables, stages.microbatches)
@@ -118,8 +121,5 @@ def staged(
             [c for c, s in zip(costs, stages.stages, strict=True) if s.submesh == k], flights[k]
         )
         for k in range(len(stages.submeshes))
-    )
-    program = lower_pipeline(
-        batching, stages, parts, tuple(plans), tuple(g.resharder for g in grounds)
     )
     return Staged(sliced, stages, parts, tuple(plans), costs, peaks, program)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from autopar.cluster import Cluster
+from autopar.cluster.planned import cluster_of
 from autopar.cluster.target import Target
 from autopar.errors import ArgumentError, VerifyError
 from autopar.frontend import TracedStep, read_call
@@ -177,7 +178,7 @@ def _target_cluster(planned: Planned | PlannedStages, inquiry: Inquiry) -> Clust
     """The cluster to compile for; raises ArgumentError where it has other numbers of devices."""
     plan = planned.plan
     if inquiry.target is None:
-        return Cluster.from_toml_text(plan.origin.cluster, "the plan's cluster")
+        return cluster_of(plan)
     if inquiry.target.device_count != plan.device_count:
         raise ArgumentError(
             f"target {inquiry.target.name} has {inquiry.target.device_count} devices and the plan "

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import repeat
 
 from autopar.errors import GraphError, listing
 from autopar.ir.program import ONCE, Free, Parcel, PartProgram, Program, Run, Send, Start
+from autopar.ir.sharding import Sharding
 from autopar.passes.lower.seats import Seat
 
 _SHOWN = 20
+_LINEAR = ("sum", "same")  # what may combine partial sums before they are added up
 
 
 def check_program(program: Program) -> None:
@@ -67,13 +70,14 @@ class _Walk:
         self._held: list[set[int]] = [set() for _ in program.register_counts]
         self._gone: list[dict[int, str]] = [{} for _ in program.register_counts]
         self._sums: list[set[int]] = [set() for _ in program.register_counts]
+        self._lies: list[dict[int, Sharding]] = [{} for _ in program.register_counts]
         self._found: list[str] = []
         self._where = "the arguments"
 
     def faults(self) -> list[str]:
         """Everything that is wrong on the way, in order."""
         for feed in self._program.feeds:
-            self._write(feed.submesh, feed.registers)
+            self._write(feed.submesh, feed.registers, repeat(feed.sharding))
         for number, step in enumerate(self._program.instructions):
             self._where = f"instruction {number}"
             if isinstance(step, Run):
@@ -81,7 +85,7 @@ class _Walk:
             elif isinstance(step, Send):
                 self._send(step)
             elif isinstance(step, Start):
-                self._write(step.submesh, step.registers)
+                self._write(step.submesh, step.registers, step.shardings)
                 self._sums[step.submesh].update(step.registers)
             else:
                 self._free(step)
@@ -101,13 +105,18 @@ class _Walk:
         if counts != wanted:
             self._fault(f"{counts} inputs, accumulators and outputs instead of {wanted}")
             return
-        self._read(part.submesh, step.inputs)
-        self._read(part.submesh, step.accumulators)
+        made = given.listing.output_shardings
+        sums = len(made) - summed
+        self._read(part.submesh, step.inputs, given.listing.input_shardings)
+        self._read(part.submesh, step.accumulators, made[sums:])
+        for accumulator, sharding in zip(part.accumulators, made[sums:], strict=True):
+            if sharding.partial and accumulator.combiner not in _LINEAR:
+                self._fault(f"{accumulator.value} is combined by {accumulator.combiner} as a sum")
         for register in step.accumulators:
             if register not in self._sums[part.submesh]:
                 self._fault(f"r{register} is no accumulator")
         self._take(given, step)
-        self._write(part.submesh, step.outputs)
+        self._write(part.submesh, step.outputs, made[:sums])
 
     def _take(self, given: PartProgram, step: Run) -> None:
         for position in given.donated:
@@ -121,8 +130,9 @@ class _Walk:
             self._fault(f"sends {len(step.parcels)} values from submesh {step.source} to itself")
         for parcel in step.parcels:
             self._check_parcel(step, parcel)
-        self._read(step.source, (p.source for p in step.parcels))
-        self._write(step.target, (p.target for p in step.parcels))
+        parcels = step.parcels
+        self._read(step.source, (p.source for p in parcels), (p.before for p in parcels))
+        self._write(step.target, (p.target for p in parcels), (p.after for p in parcels))
 
     def _check_parcel(self, step: Send, parcel: Parcel) -> None:
         for submesh, sharding in ((step.source, parcel.before), (step.target, parcel.after)):
@@ -137,7 +147,7 @@ class _Walk:
     def _end(self) -> None:
         self._where = "the end"
         for fetch in self._program.fetches:
-            self._read(fetch.submesh, fetch.registers)
+            self._read(fetch.submesh, fetch.registers, repeat(fetch.sharding))
             self._held[fetch.submesh].difference_update(fetch.registers)
         for submesh, held in enumerate(self._held):
             if held:
@@ -146,15 +156,20 @@ class _Walk:
 
     # -- registers -------------------------------------------------------------------------
 
-    def _read(self, submesh: int, registers: Iterable[int]) -> None:
-        for register in registers:
+    def _read(self, submesh: int, registers: Iterable[int], shardings: Iterable[Sharding]) -> None:
+        for register, sharding in zip(registers, shardings, strict=False):
             if register not in self._held[submesh]:
                 how = self._gone[submesh].get(register, "not there yet")
                 self._fault(f"reads r{register} of submesh {submesh}, which is {how}")
+                continue
+            lies = self._lies[submesh].get(register, sharding)
+            if lies != sharding:
+                self._fault(f"reads r{register} of submesh {submesh} as {sharding}, not as {lies}")
 
-    def _write(self, submesh: int, registers: Iterable[int]) -> None:
+    def _write(self, submesh: int, registers: Iterable[int], shardings: Iterable[Sharding]) -> None:
         held, gone = self._held[submesh], self._gone[submesh]
-        for register in registers:
+        for register, sharding in zip(registers, shardings, strict=False):
+            self._lies[submesh][register] = sharding
             if register in held or register in gone:
                 self._fault(f"writes r{register} of submesh {submesh} a second time")
             if not 0 <= register < self._program.register_counts[submesh]:

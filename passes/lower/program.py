@@ -21,6 +21,7 @@ from autopar.ir.program import (
     Start,
 )
 from autopar.ir.sharding_plan import ShardingPlan
+from autopar.ir.soundness import check_listing
 from autopar.ir.spmd import SpmdProgram
 from autopar.ir.stages import StagePlan
 from autopar.passes.lower.check import check_program
@@ -51,10 +52,12 @@ def lower_pipeline(
 ) -> Program:
     """The program of a step that `split` has cut, given a sharding of each submesh's graph.
 
-    It is checked: raises GraphError where it could not run.
+    It is checked: raises GraphError where it could not run, or would compute something else.
     """
     links = Links(Outline.of(batching, stages), parts)
     listings = list_parts(links, plans, resharders)
+    for part, listing in zip(parts, listings, strict=True):
+        check_listing(part.graph, listing, stages.submeshes[part.submesh].mesh)
     wires = Wires(links, listings)
     groups = list(_Order(links, wires).groups())
     instructions, donated = freed(groups, parts, wires)

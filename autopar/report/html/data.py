@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from autopar.cluster import Cluster, axis_links
+from autopar.cluster.planned import cluster_of
 from autopar.ir.inspection import AxisRole, AxisUse, CommRow, Inspection
 from autopar.ir.json_reader import Json
 from autopar.ir.plan import Plan
@@ -31,7 +32,7 @@ Data = dict[str, Json]
 def report_data(view: ReportView) -> Data:
     """The data of a page: the plan's, what it means, and what stands beside it."""
     plan, found = view.plan, view.inspection
-    cluster = Cluster.from_toml_text(plan.origin.cluster, "the plan's cluster")
+    cluster = cluster_of(plan)
     return {
         "made_by": view.made_by,
         "plan": plan_summary(plan),

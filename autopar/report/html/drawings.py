@@ -9,7 +9,7 @@ from functools import cache
 
 from markupsafe import Markup
 
-from autopar.cluster import Cluster
+from autopar.cluster.planned import cluster_of
 from autopar.ir.inspection import CommRow, MemoryCurve
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan
@@ -48,7 +48,7 @@ class Drawings:
 def drawings(view: ReportView) -> Drawings:
     """All drawings of a view."""
     plan, found = view.plan, view.inspection
-    cluster = Cluster.from_toml_text(plan.origin.cluster, "the plan's cluster")
+    cluster = cluster_of(plan)
     return Drawings(
         mesh=_inline(mesh_svg(cluster, _submeshes(plan))),
         schedule=_inline(_schedule(view)),

@@ -8,7 +8,7 @@ from functools import partial
 
 from markupsafe import Markup
 
-from autopar.ir.json_reader import Json, a_list, an_object
+from autopar.ir.json_reader import Json
 from autopar.ir.text import show_bytes, show_count, show_seconds
 from autopar.report.html.data import Data
 from autopar.report.view import numbers_text
@@ -41,7 +41,11 @@ class Figures:
     def _at(self, path: str) -> Json:
         found: Json = self.data
         for key in path.split("."):
-            found = a_list(found)[int(key)] if key.isdecimal() else an_object(found)[key]
+            if isinstance(found, list):
+                found = found[int(key)]
+            else:
+                assert isinstance(found, dict)
+                found = found[key]
         return found
 
 

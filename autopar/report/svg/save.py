@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from autopar.errors import InputError
-from autopar.ir.text_file import write_text
+from autopar.ir.text_file import write_bytes, write_text
 from autopar.report.svg import draw
 
 _ZOOM = 2.0  # pixels of a PNG for each of the drawing
@@ -21,13 +21,10 @@ def save_drawing(svg: str, path: Path) -> None:
     """
     if path.suffix not in (".svg", ".png"):
         raise InputError(f"{str(path)!r} is no name for a picture: write NAME.svg or NAME.png")
-    try:
-        if path.suffix == ".svg":
-            write_text(f"{svg}\n", path)
-        else:
-            path.write_bytes(png_of(svg))
-    except OSError as error:
-        raise InputError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+    if path.suffix == ".svg":
+        write_text(f"{svg}\n".encode("ascii", "xmlcharrefreplace").decode(), path)
+    else:
+        write_bytes(png_of(svg), path)
 
 
 def png_of(svg: str) -> bytes:

@@ -1,0 +1,244 @@
+"""Checks that a listing computes what its graph says: every op on pieces that fit together.
+
+A plan may come from a file, so what it decides is not trusted. Here the listing that it lowers to
+is read like a typed program: the type of a piece is how it lies on the mesh. An op may run on its
+pieces alone where its rule says so (after Shardy: axes on the major factor of every dim, partial
+sums through linear operands only), a move starts from what is there, loops leave carries as they
+found them. What passes can be slow, but it cannot be wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from autopar.errors import GraphError
+from autopar.ir.graph import Graph, Op
+from autopar.ir.mesh import MeshShape
+from autopar.ir.rule import Dims, Kind, Rule
+from autopar.ir.sharding import Sharding, replicated
+from autopar.ir.spmd import Block, Fence, Loop, Move, Run, SpmdProgram
+from autopar.ir.values import Literal, Value
+
+
+def check_listing(graph: Graph, program: SpmdProgram, mesh: MeshShape) -> None:
+    """Raise GraphError, which names the op and its line, unless the listing is sound.
+
+    The graph's ops must carry their rules.
+    """
+    checker = _Checker(graph, mesh, graph.nested_values)
+    inputs = [checker.lying(i.value, s) for i, s in zip(
+        graph.inputs, program.input_shardings, strict=True
+    )]  # fmt: skip
+    outputs = checker.block(program.block, inputs)
+    for found, wanted in zip(outputs, program.output_shardings, strict=True):
+        if found is not None and found != checker.piece(wanted):
+            raise GraphError(f"an output of {graph.name} lies as {found.sharding}, not as {wanted}")
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """How a piece lies, axes of size 1 left out, and how its partial results combine."""
+
+    sharding: Sharding
+    combiner: str = "sum"
+
+
+@dataclass(frozen=True)
+class _Checker:
+    """Goes through a listing with the pieces that there are."""
+
+    graph: Graph
+    mesh: MeshShape
+    values: Mapping[str, Value]
+
+    def piece(self, sharding: Sharding, combiner: str = "sum") -> _Piece:
+        """A sharding without the axes that cut nothing."""
+        sizes = dict(zip(self.mesh.names, self.mesh.sizes, strict=True))
+
+        def cutting(axes: Iterable[str]) -> tuple[str, ...]:
+            return tuple(a for a in axes if sizes[a] > 1)
+
+        partial = tuple(a for a in self.mesh.names if a in cutting(sharding.partial))
+        return _Piece(
+            Sharding(tuple(map(cutting, sharding.dims)), partial), combiner if partial else "sum"
+        )
+
+    def lying(self, value: Value, sharding: Sharding, combiner: str = "sum") -> _Piece:
+        """The piece of a value that lies so; raises GraphError where it cannot."""
+        if not sharding.fits(value.shape, self.mesh):
+            raise GraphError(f"{value} cannot lie as {sharding} on ({self.mesh})")
+        return self.piece(sharding, combiner)
+
+    def block(self, block: Block, inputs: Sequence[_Piece]) -> list[_Piece | None]:
+        """The pieces that a block gives back; None is a literal."""
+        held = dict(zip(block.inputs, inputs, strict=True))
+        for step in block.instructions:
+            if isinstance(step, Run):
+                self._run(step, held)
+            elif isinstance(step, Move):
+                self._move(step, held)
+            elif isinstance(step, Fence):
+                for source, result in zip(step.sources, step.results, strict=True):
+                    held[result] = held[source]
+            else:
+                self._loop(step, held)
+        outputs = [held[name] if name is not None else None for name in block.outputs]
+        if any(o is not None and o.combiner != "sum" for o in outputs):
+            raise GraphError(f"{self.graph.name} gives back partial results that are no sums")
+        return outputs
+
+    # -- straight lines --------------------------------------------------------------------
+
+    def _move(self, move: Move, held: dict[str, _Piece]) -> None:
+        source = held[move.source]
+        if source != self.lying(move.value, move.before, move.combiner):
+            raise GraphError(
+                f"{move.value} is moved from {move.before} and lies as {source.sharding}"
+            )
+        left = self.lying(move.value, move.after)
+        if move.combiner != "sum" and move.steps[:1]:
+            first = move.steps[0]
+            if first.kind != "all-reduce" or set(first.axes) != set(move.before.partial):
+                raise GraphError(f"{move.value} is combined by {move.combiner} only in part")
+        held[move.result] = left
+
+    def _run(self, run: Run, held: dict[str, _Piece]) -> None:
+        op = self.graph.op_at(run.equation)
+        given: list[_Piece] = []
+        for operand, name, sharding in zip(
+            op.operands, run.operands, run.operand_shardings, strict=True
+        ):
+            value = self._value(operand)
+            piece = self.lying(value, sharding)
+            if name is None and piece.sharding.partial:
+                _fail(op, f"reads a literal as a partial sum over {'+'.join(sharding.partial)}")
+            if name is not None and held[name] != piece:
+                _fail(op, f"reads {operand} as {sharding}, and it lies as {held[name].sharding}")
+            given.append(piece)
+        made = [self.lying(v, s) for v, s in zip(op.results, run.result_shardings, strict=True)]
+        combiner = self._check_local(op, given, made)
+        for name, value, sharding in zip(
+            run.results, op.results, run.result_shardings, strict=True
+        ):
+            held[name] = self.lying(value, sharding, combiner)
+
+    def _value(self, operand: str | Literal) -> Value:
+        if isinstance(operand, Literal):
+            return Value("", operand.shape, operand.dtype)
+        return self.values[operand]
+
+    def _check_local(self, op: Op, given: Sequence[_Piece], made: Sequence[_Piece]) -> str:
+        """Raise GraphError unless the op may run on the pieces; how its results combine."""
+        rule = op.rule
+        if rule is None:
+            _fail(op, "has no rule")
+        if len(rule.operands) != len(given) or len(rule.results) != len(made):
+            _fail(op, "has a rule of other operands or results")
+        tensors = [*zip(rule.operands, given, strict=True), *zip(rule.results, made, strict=True)]
+        factors = self._cut_factors(op, rule, tensors)
+        axes = [a for held in factors.values() for a in held]
+        if len(set(axes)) != len(axes):
+            _fail(op, "is cut twice over one axis")
+        summed = [f for f in factors if rule.factors[f].kind is Kind.REDUCE]
+        passed = self._passed(op, rule, given, axes)
+        combiners = {rule.factors[f].combiner for f in summed} | ({"sum"} if passed else set())
+        if len(combiners) > 1:
+            _fail(op, f"mixes partial results that combine by {', '.join(sorted(combiners))}")
+        partial = passed.union(*(factors[f] for f in summed))
+        for piece in made:
+            if set(piece.sharding.partial) != partial:
+                over = "+".join(sorted(partial)) or "nothing"
+                _fail(op, f"leaves partial results over {over}, not {piece.sharding}")
+        return min(combiners, default="sum")
+
+    def _cut_factors(
+        self, op: Op, rule: Rule, tensors: Sequence[tuple[Dims, _Piece]]
+    ) -> dict[int, tuple[str, ...]]:
+        """The factors that are cut, by which axes: alike in every tensor that has them."""
+        majors: list[tuple[int | None, tuple[str, ...]]] = []
+        for dims, piece in tensors:
+            if len(dims) != len(piece.sharding.dims):
+                _fail(op, "has a rule of other shapes")
+            majors += (
+                (next((f for f in dim if rule.factors[f].size > 1), None), axes)
+                for dim, axes in zip(dims, piece.sharding.dims, strict=True)
+            )
+        found = {f: axes for f, axes in majors if f is not None and axes}
+        able = set(rule.shardable())
+        for factor, axes in majors:
+            cut = found.get(factor, ()) if factor is not None else ()
+            if cut != axes:
+                _fail(op, f"has one dim over {axes} and another like it over {cut}")
+            if axes and (factor not in able or rule.factors[factor].size % self.mesh.size(axes)):
+                _fail(op, f"cannot be cut over {'+'.join(axes)}")
+        return found
+
+    def _passed(self, op: Op, rule: Rule, given: Sequence[_Piece], axes: Sequence[str]) -> set[str]:
+        """The axes over which operands are partial sums together, as the op is linear in them."""
+        operands = tuple(i for i, piece in enumerate(given) if piece.sharding.partial)
+        if not operands:
+            return set()
+        partial = set(given[operands[0]].sharding.partial)
+        same = all(set(given[i].sharding.partial) == partial for i in operands)
+        linear = any(set(group) == set(operands) for group in rule.linear)
+        floats = all(r.is_floating for r in op.results)
+        if not same or not linear or not floats or partial & set(axes):
+            _fail(op, f"cannot read operands {operands} as partial sums")
+        return partial
+
+    # -- loops -----------------------------------------------------------------------------
+
+    def _loop(self, loop: Loop, held: dict[str, _Piece]) -> None:
+        op = self.graph.op_at(loop.equation)
+        given = [
+            held[name] if name is not None else self.piece(replicated(len(self._value(o).shape)))
+            for name, o in zip(loop.operands, op.operands, strict=True)
+        ]
+        results = [self.lying(v, s) for v, s in zip(op.results, loop.result_shardings, strict=True)]
+        check = {"scan": self._scan, "while": self._while, "cond": self._cond}[op.kind]
+        check(op, loop, given, results)
+        held.update(zip(loop.results, results, strict=True))
+
+    def _scan(self, op: Op, loop: Loop, given: Sequence[_Piece], results: Sequence[_Piece]) -> None:
+        consts, carried = op.whole("num_consts"), op.whole("num_carry")
+        start = consts + carried
+        rows = [self._row(op, piece) for piece in given[start:]]
+        outputs = self.block(loop.bodies[0], [*given[:start], *rows])
+        stacked = [self._row(op, piece) for piece in results[carried:]]
+        self._leaves(op, outputs, [*given[consts:start], *stacked])
+        self._leaves(op, results[:carried], given[consts:start])
+
+    def _while(
+        self, op: Op, loop: Loop, given: Sequence[_Piece], results: Sequence[_Piece]
+    ) -> None:
+        tests, consts = op.whole("cond_nconsts"), op.whole("body_nconsts")
+        carries = given[tests + consts :]
+        asked = self.block(loop.bodies[0], [*given[:tests], *carries])
+        self._leaves(op, asked, [self.piece(replicated(0))])
+        self._leaves(op, self.block(loop.bodies[1], given[tests:]), carries)
+        self._leaves(op, results, carries)
+
+    def _cond(self, op: Op, loop: Loop, given: Sequence[_Piece], results: Sequence[_Piece]) -> None:
+        self._leaves(op, given[:1], [self.piece(replicated(0))])
+        for body in loop.bodies:
+            self._leaves(op, self.block(body, given[1:]), results)
+
+    def _row(self, op: Op, piece: _Piece) -> _Piece:
+        """One row of what a scan reads or stacks, whose rows are never cut."""
+        if piece.sharding.dims[0]:
+            _fail(op, f"goes along a dim that is cut: {piece.sharding}")
+        return _Piece(Sharding(piece.sharding.dims[1:], piece.sharding.partial), piece.combiner)
+
+    def _leaves(self, op: Op, found: Sequence[_Piece | None], wanted: Sequence[_Piece]) -> None:
+        for one, other in zip(found, wanted, strict=True):
+            literal = self.piece(replicated(len(other.sharding.dims)))
+            if (one if one is not None else literal) != other:
+                lies = one.sharding if one is not None else "a literal"
+                _fail(op, f"is entered or left as {lies}, not as {other.sharding}")
+
+
+def _fail(op: Op, what: str) -> NoReturn:
+    where = op.origin.line or op.origin.module
+    raise GraphError(f"{op.kind}{f' at {where}' if where else ''} {what}")
