@@ -1,8 +1,8 @@
 """Python that a step calls on the host: called from one device, so once, with whole values.
 
 Under shard_map JAX calls it from every device. Here the first device along all axes that the call
-leaves idle makes it, inside a `cond`, and its results are a sum with nothing from the others: the
-listing's all-reduce hands them on.
+leaves idle makes it, inside a `cond`, and the listing's all-reduce hands its results on: the
+others have nothing that could change them.
 
 A function that raises would end its device's program while the others wait in a collective, and
 XLA then ends the process. So what it raises is kept, the step goes on with placeholders, and the
@@ -116,11 +116,12 @@ def run_host_call(
 
 
 def _nothing(kind: Any) -> Any:
-    """What changes no value that it is added to: of floats that is -0.0, as 0.0 + -0.0 is 0.0."""
-    zero = -0.0 if jnp.issubdtype(kind.dtype, jnp.floating) else 0
-    if jnp.issubdtype(kind.dtype, jnp.complexfloating):
-        zero = complex(-0.0, -0.0)
-    return jnp.full(kind.shape, zero, kind.dtype)
+    """What changes no value that it is combined with: by the largest, or, or sum."""
+    if jnp.issubdtype(kind.dtype, jnp.floating):
+        return jnp.full(kind.shape, -jnp.inf, kind.dtype)
+    if jnp.issubdtype(kind.dtype, jnp.integer):
+        return jnp.full(kind.shape, jnp.iinfo(kind.dtype).min, kind.dtype)
+    return jnp.zeros(kind.shape, kind.dtype)
 
 
 def _call(equation: Equation, kinds: Sequence[Any], calls: HostCalls) -> Callable[..., Any]:

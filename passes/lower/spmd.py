@@ -119,7 +119,6 @@ class _Scope:
             combiner = given.combiner(rule)
         if op.kind in HOST_CALLS and op.results:
             raw = _on_first_device((*wanted, *raw), mesh)[len(wanted) :]
-            combiner = "sum"
         self._run(op, path, wanted, raw, homes, combiner)
 
     def _run(
@@ -146,8 +145,7 @@ class _Scope:
         self.instructions.append(Run(path, operands, names, tuple(wanted), tuple(raw)))
         for value, name, before, after in zip(op.results, names, raw, homes, strict=True):
             if before != after:
-                # The only sums of booleans are a call's results with nothing from other devices.
-                by = "or" if combiner == "sum" and value.dtype == "bool" else combiner
+                by = _handed_on_by(value) if op.kind in HOST_CALLS else combiner
                 self._move(value, name, value.name, before, after, region, line, by)
 
     # -- reading ---------------------------------------------------------------------------
@@ -323,6 +321,14 @@ def _on_first_device(lies: Sequence[Sharding], mesh: MeshShape) -> tuple[Shardin
     used = {a for s in lies for dim in s.dims for a in dim}
     idle = tuple(a for a in mesh.names if a not in used)
     return tuple(Sharding(s.dims, idle) for s in lies)
+
+
+def _handed_on_by(value: Value) -> str:
+    """How devices that have nothing combine with the one that has a value.
+
+    The largest keeps the sign of a zero, which a sum may lose; complex numbers have no largest.
+    """
+    return "or" if value.dtype == "bool" else "sum" if value.dtype.startswith("c") else "max"
 
 
 def _loop_shardings(
