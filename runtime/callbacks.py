@@ -21,7 +21,7 @@ from jax import lax
 from jax.experimental import io_callback
 
 from autopar.frontend.traced import Equation, FlatProgram
-from autopar.ir.host_calls import HOST_CALLS
+from autopar.ir.host_calls import HOST_CALLS, is_ordered_call
 from autopar.runtime.local.base import Local
 from autopar.runtime.local.rebind import rebind
 
@@ -140,10 +140,4 @@ def _call(equation: Equation, kinds: Sequence[Any], calls: HostCalls) -> Callabl
         fun = calls.guarded(lambda *given: impl(*given, **params), kinds)
     if kind == "pure_callback":
         return lambda *given: jax.pure_callback(fun, kinds, *given)
-    return lambda *given: io_callback(fun, kinds, *given, ordered=is_ordered(equation))
-
-
-def is_ordered(equation: Equation) -> bool:
-    """Whether a call keeps its place among the other ordered ones."""
-    params = equation.params
-    return bool(params.get("ordered")) or "Ordered" in str(params.get("effect"))
+    return lambda *given: io_callback(fun, kinds, *given, ordered=is_ordered_call(params))
