@@ -10,8 +10,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from autopar.frontend.traced import Const, Equation, FlatProgram
+from autopar.ir.host_calls import HOST_CALLS
 from autopar.ir.mesh import MeshShape
 from autopar.ir.spmd import Block, Fence, Loop, Move, Run, SpmdProgram
+from autopar.runtime.callbacks import HostCalls, run_host_call
 from autopar.runtime.fences import fence
 from autopar.runtime.local.base import Local
 from autopar.runtime.local.table import local_run
@@ -21,10 +23,17 @@ Env = dict[str, Any]
 
 
 def local_function(
-    program: FlatProgram, listing: SpmdProgram, mesh: MeshShape, platform: str = "cpu"
+    program: FlatProgram,
+    listing: SpmdProgram,
+    mesh: MeshShape,
+    platform: str = "cpu",
+    calls: HostCalls | None = None,
 ) -> Callable[..., tuple[Any, ...]]:
-    """The step on one device's pieces, to run under shard_map over the whole mesh."""
-    emitter = _Emitter(program, mesh, platform)
+    """The step on one device's pieces, to run under shard_map over the whole mesh.
+
+    `calls` is told of what the Python that the step calls has raised.
+    """
+    emitter = _Emitter(program, mesh, platform, calls or HostCalls())
 
     def step(*pieces: Any) -> tuple[Any, ...]:
         return emitter.run_block(listing.block, program.outputs, pieces)
@@ -35,8 +44,10 @@ def local_function(
 class _Emitter:
     """Interprets blocks; equations are found in the sealed program by their path."""
 
-    def __init__(self, program: FlatProgram, mesh: MeshShape, platform: str) -> None:
-        self._program, self._mesh, self._platform = program, mesh, platform
+    def __init__(
+        self, program: FlatProgram, mesh: MeshShape, platform: str, calls: HostCalls
+    ) -> None:
+        self._program, self._mesh, self._platform, self._calls = program, mesh, platform, calls
         self._same = dict(_renamed(program))
 
     def run_block(
@@ -86,7 +97,10 @@ class _Emitter:
             self._mesh, run.operand_shardings, run.result_shardings, shapes, result_shapes
         )
         with jax.named_scope(_scope(equation)):
-            results = local_run(equation.primitive.name)(equation, operands, local)
+            if equation.primitive.name in HOST_CALLS:
+                results = run_host_call(equation, operands, local, self._calls)
+            else:
+                results = local_run(equation.primitive.name)(equation, operands, local)
         env.update(zip(run.results, results, strict=True))
 
     def _constant_piece(self, equation: Equation, index: int, run: Run) -> Any:

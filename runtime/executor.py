@@ -12,6 +12,7 @@ from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding import Sharding
 from autopar.ir.spmd import SpmdProgram
 from autopar.runtime.bind import mesh_shape, named_sharding, partition_spec
+from autopar.runtime.callbacks import HostCalls
 from autopar.runtime.emit import local_function
 from autopar.runtime.place import place
 
@@ -33,6 +34,7 @@ class Executor:
             jax.device_put(c, s)
             for c, s in zip(traced.constants, self._in[self._argument_count :], strict=True)
         )
+        self._calls = HostCalls.of(traced.program)
         self._jitted = self._jit(program, donate)
         self._compiled: Any = None
 
@@ -46,8 +48,11 @@ class Executor:
 
     def _jit(self, program: SpmdProgram, donate: bool) -> Any:
         shape = mesh_shape(self._mesh)
+        mapped = mapped_step(
+            self._traced, program, self._mesh, shape, self._platform, self._calls
+        )
         return jax.jit(
-            mapped_step(self._traced, program, self._mesh, shape, self._platform),
+            mapped,
             in_shardings=self._in,
             out_shardings=self._out,
             donate_argnums=self._traced.state_inputs if donate else (),
@@ -59,8 +64,10 @@ class Executor:
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
         """Run the step on flat arguments; the state among them is consumed."""
+        self._calls.before()
         placed = place(leaves, self._in, self._traced.state_inputs)
         flat = self.compile()(*placed, *self._constants)
+        self._calls.after(flat)
         return jax.tree_util.tree_unflatten(self._traced.out_tree, flat)
 
     def compile(self) -> Any:
@@ -76,11 +83,16 @@ class Executor:
 
 
 def mapped_step(
-    traced: TracedStep, program: SpmdProgram, mesh: Any, shape: MeshShape, platform: str
+    traced: TracedStep,
+    program: SpmdProgram,
+    mesh: Any,
+    shape: MeshShape,
+    platform: str,
+    calls: HostCalls | None = None,
 ) -> Any:
     """A planned step over a mesh, abstract or not: each device runs the listing on its pieces."""
     mapped = jax.shard_map(
-        local_function(traced.program, program, shape, platform),
+        local_function(traced.program, program, shape, platform, calls),
         mesh=mesh,
         in_specs=tuple(partition_spec(s) for s in program.input_shardings),
         out_specs=tuple(partition_spec(s) for s in program.output_shardings),

@@ -15,6 +15,7 @@ from autopar.frontend.traced import FlatProgram
 from autopar.ir.mesh import MeshShape
 from autopar.ir.program import Feed, Fetch, PartKind, PartProgram, Program, Run, Start
 from autopar.runtime.arrays import ArrayType, output_avals
+from autopar.runtime.callbacks import HostCalls
 from autopar.runtime.feeds import FeedType, Home
 from autopar.runtime.fetches import FetchType
 from autopar.runtime.parts import PartSource
@@ -75,9 +76,14 @@ class Interface:
 
     # -- parts -----------------------------------------------------------------------------
 
-    def sources(self, platform: str, donate_state: bool) -> tuple[PartSource, ...]:
-        """Each part with the equations that it runs; a hoist's are of the whole batch."""
-        kept, sums = self._kept(donate_state), self._sums
+    def sources(
+        self, platform: str, donate_state: bool, calls: HostCalls | None = None
+    ) -> tuple[PartSource, ...]:
+        """Each part with the equations that it runs; a hoist's are of the whole batch.
+
+        `calls` hear what the Python that parts call raises.
+        """
+        kept, sums, calls = self._kept(donate_state), self._sums, calls or HostCalls()
         return tuple(
             PartSource(
                 self._flat(number, part),
@@ -86,6 +92,7 @@ class Interface:
                 platform,
                 frozenset(kept[number]),
                 sums[number],
+                calls,
             )
             for number, part in enumerate(self.program.parts)
         )

@@ -21,6 +21,7 @@ from autopar.ir.mesh import MeshShape
 from autopar.ir.program import PartProgram
 from autopar.ir.sharding import Sharding
 from autopar.runtime.arrays import ArrayType, output_avals
+from autopar.runtime.callbacks import HostCalls
 from autopar.runtime.emit import local_function
 
 _COMBINES: dict[str, Callable[[Any, Any], Any]] = {
@@ -43,7 +44,7 @@ class PartSource:
 
     `kept` are inputs that must outlive it, whatever the program says of them. `sums` are inputs
     that come as they were summed over microbatches, each with the dtype that it was summed in: the
-    program rounds them first.
+    program rounds them first. `calls` hear what the Python that it calls raises.
     """
 
     flat: FlatProgram
@@ -52,6 +53,7 @@ class PartSource:
     platform: str
     kept: frozenset[int] = frozenset()
     sums: Mapping[int, str] = field(default_factory=dict[int, str])
+    calls: HostCalls = field(default_factory=HostCalls, compare=False)
 
     @property
     def name(self) -> str:
@@ -147,7 +149,7 @@ class PartSource:
 
     def _local(self) -> Callable[..., tuple[Any, ...]]:
         listing, accumulators = self.program.listing, self.program.part.accumulators
-        step = local_function(self.flat, listing, self.mesh, self.platform)
+        step = local_function(self.flat, listing, self.mesh, self.platform, self.calls)
 
         def run(*given: Any) -> tuple[Any, ...]:
             pieces, held = given[: len(self.inputs)], given[len(self.inputs) :]

@@ -18,10 +18,12 @@ from autopar.frontend.microbatch import MicrobatchTrace
 from autopar.ir.program import Program
 from autopar.runtime.actions import Action, Binding
 from autopar.runtime.bind import mesh_shape, with_axis
+from autopar.runtime.callbacks import HostCalls
 from autopar.runtime.compile import compile_parts
 from autopar.runtime.feeds import Feeder
 from autopar.runtime.fetches import Fetcher
 from autopar.runtime.interface import Interface
+from autopar.runtime.later_calls import LaterCaller
 from autopar.runtime.observe import Observer
 from autopar.runtime.pieces import join_outputs
 from autopar.runtime.registers import register_types
@@ -67,7 +69,12 @@ class PipelineExecutor:
         meshes = [with_axis(m) for m in meshes]
         interface = Interface(trace, program, tuple(map(mesh_shape, meshes)))
         platform = str(meshes[0].devices.flat[0].platform)
-        sources, feeds = interface.sources(platform, options.donate), interface.feeds
+        self._calls = HostCalls.of(trace.part.program)
+        self._later = (
+            LaterCaller(trace.calls, meshes[0].devices.flat[0]) if trace.calls is not None else None
+        )
+        sources = interface.sources(platform, options.donate, self._calls)
+        feeds = interface.feeds
         types = register_types(program, sources, feeds, interface.meshes)
         compiled, self.compile_report = compile_parts(sources, meshes)
         self._compiled = {s.name: c for s, c in zip(sources, compiled, strict=True)}
@@ -113,6 +120,7 @@ class PipelineExecutor:
     def _step(
         self, leaves: Sequence[Any], walk: Callable[[Sequence[Action]], _Walked]
     ) -> tuple[Any, _Walked]:
+        self._calls.before()
         inputs = self._interface.inputs(leaves)
         try:
             self._feeder.fill(inputs, self._registers)
@@ -121,8 +129,12 @@ class PipelineExecutor:
         finally:
             for held in self._registers:
                 held[:] = [None] * len(held)
+        self._calls.after(outputs)
         results = join_outputs(outputs, self._interface.output_sizes)
-        return jax.tree_util.tree_unflatten(self._out_tree, results), walked
+        count = self._out_tree.num_leaves  # the user's; the others are what later calls read
+        if self._later is not None:
+            self._later(results[count:])
+        return jax.tree_util.tree_unflatten(self._out_tree, results[:count]), walked
 
     def _walk(self, actions: Sequence[Action]) -> None:
         for act in actions:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
+import numpy as np
 from jax.extend import core as jex
 
 from autopar.frontend.compat import is_kernel, line_of, name_stack_of, params_of, traced_beside
@@ -146,7 +148,7 @@ class _Flattener:
         operands = tuple(self._read(env, v) for v in eqn.invars)
         results = tuple(next(self._numbers) for _ in eqn.outvars)
         env.update(zip(eqn.outvars, results, strict=True))
-        return Equation(
+        equation = Equation(
             primitive=eqn.primitive,
             params=params_of(eqn),
             operands=operands,
@@ -157,6 +159,21 @@ class _Flattener:
             name_stack=site.stack,
             line=site.line,
             has_effects=bool(eqn.effects),
+        )
+        return equation if results else self._with_result(equation)
+
+    def _with_result(self, equation: Equation) -> Equation:
+        """A scan or cond that only acts on the world with a zero as result, to be named by."""
+        kind = equation.primitive.name
+        if kind not in ("scan", "cond"):
+            return equation
+        zero = Const(np.int32(0), jax.ShapeDtypeStruct((), np.int32))
+        trips = (equation.params["length"],) if kind == "scan" else ()
+        return replace(
+            equation,
+            results=(next(self._numbers),),
+            result_avals=(jax.ShapeDtypeStruct(trips, np.int32),),
+            bodies=tuple(replace(b, outputs=(*b.outputs, zero)) for b in equation.bodies),
         )
 
     def _bodies(self, eqn: Any, site: _Site) -> Iterator[FlatProgram]:

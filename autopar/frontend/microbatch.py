@@ -11,6 +11,7 @@ from autopar.frontend.align import aligned
 from autopar.frontend.arguments import StepSpec
 from autopar.frontend.build import build
 from autopar.frontend.dtypes import type_of
+from autopar.frontend.later_calls import with_later_calls
 from autopar.frontend.open import opened, rows_behind_barriers
 from autopar.frontend.own_rows import with_own_rows
 from autopar.frontend.resize import Trial, resized
@@ -33,6 +34,7 @@ class MicrobatchTrace:
     not come from the batch but has rows of it is that microbatch's rows: `index` is the input
     that holds its number, 0 first; empty where nothing needs it. In `whole` the number is the
     literal 0. `sources` are the values that have rows though nothing of the batch is in them.
+    `calls` are made with the step's last outputs, which no user sees, once it has run.
     """
 
     whole: TracedStep
@@ -40,6 +42,7 @@ class MicrobatchTrace:
     microbatches: int
     index: str = ""
     sources: tuple[tuple[str, Rows], ...] = ()
+    calls: FlatProgram | None = None
 
 
 def trace_microbatch(
@@ -60,21 +63,23 @@ def trace_microbatch(
     these arguments, where it is there already.
     """
     traced = trace(spec, args, kwargs) if traced is None else traced
-    whole = replace(traced, program=_prepared(traced.program))
     if microbatches == 1:
-        whole = replace(whole, graph=build(whole))
-        return MicrobatchTrace(whole, whole, 1)
-    batch = batch_inputs(whole, batch_axes)
+        later = with_later_calls(_prepared(traced), 0)
+        whole = replace(later.step, graph=build(later.step))
+        return MicrobatchTrace(whole, whole, 1, calls=later.calls)
+    batch = batch_inputs(traced, batch_axes)
     rows = rows_of_one(batch.extent, microbatches)
-    program = _part_program(spec, args, kwargs, whole, batch, rows)
-    programs = rows_behind_barriers(whole.program, program)
-    whole, part = (replace(whole, program=program) for program in programs)
-    return _from_sources(whole, part, Sizes(spec.name, batch.extent, rows))
+    later = with_later_calls(_prepared(traced), batch.extent)
+    program = _part_program(spec, args, kwargs, later.step, batch, rows)
+    programs = rows_behind_barriers(later.step.program, program)
+    whole, part = (replace(later.step, program=program) for program in programs)
+    found = _from_sources(whole, part, Sizes(spec.name, batch.extent, rows))
+    return replace(found, calls=later.calls)
 
 
-def _prepared(program: FlatProgram) -> FlatProgram:
+def _prepared(traced: TracedStep) -> TracedStep:
     """A trace as it is compared: remat opened, rows read by their own numbers as such."""
-    return with_own_rows(opened(program))
+    return replace(traced, program=with_own_rows(opened(traced.program)))
 
 
 def _part_program(
@@ -93,8 +98,7 @@ def _part_program(
     tried = rows if rows > 1 else _OTHER_ROWS[batch.extent == _OTHER_ROWS[0]]
     few = with_rows(spec, args, kwargs, batch, tried)
     try:
-        part = seal(spec, *few)
-        part = replace(part, program=_prepared(part.program))
+        part = with_later_calls(_prepared(seal(spec, *few)), tried).step
     except TraceError as error:
         raise BatchError(_untraced(whole.name, batch.extent, tried, error)) from error
     try:

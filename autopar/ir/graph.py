@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from autopar.errors import GraphError
+from autopar.ir.host_calls import ACTING_CALLS, HOST_CALLS
 from autopar.ir.rule import Rule
 from autopar.ir.values import Input, Literal, Value
 
@@ -65,6 +66,17 @@ class Op:
     graphs: tuple[Graph, ...] = ()
     rule: Rule | None = field(default=None, compare=False)
     runs: int = 1
+
+    @cached_property
+    def host_calls(self) -> tuple[Op, ...]:
+        """The calls of Python that it is or holds."""
+        inside = (call for body in self.graphs for op in body.ops for call in op.host_calls)
+        return (self,) if self.kind in HOST_CALLS else tuple(inside)
+
+    @property
+    def acts(self) -> bool:
+        """Whether it runs though nobody reads what it makes."""
+        return not self.results or any(c.kind in ACTING_CALLS for c in self.host_calls)
 
     def param(self, name: str) -> Plain:
         """A parameter by name; raises GraphError where the op has none of that name."""

@@ -61,7 +61,7 @@ class Exact(AbstractBatching):
             barrier=bool(placed.crossing),
             index=given.index,
             rescales=rescales,
-            notes=(*_notes(phases, known, placed, rescales), *spread.notes),
+            notes=tuple(_notes(phases, known, placed, rescales)),
         )
 
     def _loop_faults(self, phases: Phases, placed: Placement) -> Iterator[Fault]:

@@ -73,7 +73,7 @@ class Why(Enum):
     TWICE = "twice"  # a value holds the rows in two dims
     OPAQUE = "opaque"  # code that cannot be seen into
     RANDOM = "random"  # random bits of which no rows can be had alone
-    ORDERED = "ordered"  # a side effect that must happen once, in order
+    CALLED = "called"  # Python that must be called once a step
     LOOPED = "looped"  # a statistic is used inside the loop's body that makes it
     STATISTIC = "statistic"  # BatchNorm and its like
     METRIC = "metric"  # a statistic of a statistic, of which no gradient is taken

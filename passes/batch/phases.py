@@ -14,7 +14,8 @@ from functools import cached_property
 from autopar.ir.batching import Rows, When
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.values import Input, Literal, Role, Value
-from autopar.passes.batch.facts import SAME, Fact, Share, literal_fact
+from autopar.passes.batch.along import is_opaque
+from autopar.passes.batch.facts import SAME, Fact, Share, Why, described, literal_fact
 from autopar.passes.batch.spread import Spread
 
 
@@ -112,7 +113,7 @@ def live_ops(graph: Graph, known: Collection[str] = ()) -> frozenset[int]:
     live: set[int] = set()
     for i in range(len(graph.ops) - 1, -1, -1):
         op = graph.ops[i]
-        if not op.results or any(v.name in needed for v in op.results):
+        if op.acts or any(v.name in needed for v in op.results):
             live.add(i)
             needed.update(set(op.value_operands()) - set(known))
     return frozenset(live)
@@ -156,6 +157,7 @@ class _Reader:
             facts = self.spread.op(whole, part, given, scopes)
             if is_live:
                 self._note_reentries(place, part)
+                self._note_calls(whole)
         else:
             given = tuple(self._outside(o) for o in part.operands)
             facts = () if whole.graphs else self.spread.op(whole, part, given, scopes)
@@ -190,6 +192,11 @@ class _Reader:
         if isinstance(operand, Literal):
             return literal_fact(operand)
         return Fact(zero=self.states[operand].fact.zero)
+
+    def _note_calls(self, op: Op) -> None:
+        for call in filter(is_opaque, op.host_calls):
+            text = f"{described(call)} is called in the loop over microbatches"
+            self.spread.fault(Why.CALLED, text)
 
     def _note_reentries(self, place: int, part: Op) -> None:
         for name in dict.fromkeys(part.value_operands()):
@@ -242,5 +249,5 @@ def _bare_results(op: Op, bare: Collection[str]) -> Iterator[str]:
         for operand, value in zip(op.operands, op.results, strict=True):
             if isinstance(operand, Literal) or operand in bare:
                 yield value.name
-    elif all(n in bare for n in op.value_operands()):
+    elif not op.host_calls and all(n in bare for n in op.value_operands()):
         yield from (v.name for v in op.results)

@@ -51,10 +51,11 @@ _REASONS: Mapping[Why, tuple[type[BatchError], str, str]] = {
         "random numbers are drawn for the whole batch at once",
         "Use threefry keys (jax.random.key), or a key for each row.",
     ),
-    Why.ORDERED: (
+    Why.CALLED: (
         RowsError,
-        "an ordered side effect would happen once for each microbatch",
-        "Leave ordered=True out, or print what the step returns.",
+        "Python would be called once for each microbatch",
+        "Call it with what the whole batch gives, such as a mean, and read its results outside "
+        "of loops; or give it a rule in a RuleBook that lets the dim of the rows pass.",
     ),
     Why.LOOPED: (
         BatchStatisticError,

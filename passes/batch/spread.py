@@ -24,7 +24,6 @@ from autopar.passes.batch.tags import Cut, is_quiet
 
 # Each operand goes through by itself.
 _SIDE_BY_SIDE = frozenset({"optimization_barrier", "device_put"})
-_PRINTS = frozenset({"debug_callback", "debug_print"})
 _RANDOM = frozenset({"random_bits", "random_gamma", "random_split", "rng_bit_generator"})
 _ADDING = frozenset({"scatter-add", "scatter-sub"})  # to what an operand holds already
 
@@ -36,7 +35,6 @@ class Spread:
     graphs: BatchGraphs
     cut: Cut
     faults: list[Fault] = field(default_factory=list[Fault])
-    notes: list[str] = field(default_factory=list[str])
 
     def op(
         self, whole: Op, part: Op, given: Sequence[Fact], scopes: tuple[Graph, Graph]
@@ -139,8 +137,8 @@ class Spread:
     def _with_rows(
         self, whole: Op, part: Op, given: Sequence[Fact], scope: Graph
     ) -> tuple[Fact, ...]:
-        if not part.results or whole.kind in _PRINTS:
-            return self._effect(whole)
+        if not part.results:
+            return ()
         if is_opaque(whole):
             self.fault(Why.OPAQUE, f"{described(whole)} is code that autopar cannot see into")
             return self._by_size(whole, part)
@@ -206,16 +204,6 @@ class Spread:
             held = Fact(Share.ROWS, Rows(dim or 0, 1, max(items, 1)), uniform=True)
             facts.append(SAME if dim is None else held)
         return tuple(facts)
-
-    def _effect(self, op: Op) -> tuple[Fact, ...]:
-        if dict(op.params).get("ordered"):
-            self.fault(Why.ORDERED, f"{described(op)} reads rows of the batch")
-        elif op.kind not in _PRINTS:
-            self.fault(Why.OPAQUE, f"{described(op)} is code that autopar cannot see into")
-        else:
-            note = f"{described(op)} prints once for each microbatch"
-            self.notes.extend([note] if note not in self.notes else [])
-        return (SAME,) * len(op.results)
 
     # -- parts of sums, which only bodies see ----------------------------------------------
 

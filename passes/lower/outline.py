@@ -85,13 +85,13 @@ class Outline:
 
     @cached_property
     def live(self) -> tuple[bool, ...]:
-        """Whether anything that leaves the step needs an op; one without results is needed."""
+        """Whether anything that leaves the step needs an op; one that calls Python is needed."""
         needed = {o for o in self.graph.outputs if isinstance(o, str)}
         live = [False] * len(self.ops)
         for i in reversed(range(len(self.ops))):
             op = self.ops[i]
             made = [r.name for r in op.results if r.name not in self.hoisted]
-            live[i] = not op.results or not needed.isdisjoint(made)
+            live[i] = op.acts or not needed.isdisjoint(made)
             if live[i]:
                 needed.update(op.value_operands())
         return tuple(live)
@@ -136,7 +136,7 @@ class Outline:
         found = [False] * len(self.ops)
         source_bytes: dict[str, int] = {}
         for i, op in enumerate(self.ops):
-            if not self.live[i] or not op.results or op.graphs:
+            if not self.live[i] or not op.results or op.graphs or op.host_calls:
                 continue
             if any(r.name in self.leaving for r in op.results):
                 continue

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from autopar.cost.reshard import Resharder, Route
 from autopar.ir.assignment import operand_of_result
 from autopar.ir.graph import Graph, Op, Operand
+from autopar.ir.host_calls import HOST_CALLS
+from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding import Sharding, replicated
 from autopar.ir.sharding_plan import OpPath, ShardingPlan
 from autopar.ir.spmd import (
@@ -115,6 +117,8 @@ class _Scope:
             wanted = tuple(given.operand_sharding(rule, i, mesh) for i in range(len(op.operands)))
             raw = tuple(given.result_sharding(rule, i, mesh) for i in range(len(op.results)))
             combiner = given.combiner(rule)
+        if op.kind in HOST_CALLS and op.results:
+            raw = _on_first_device((*wanted, *raw), mesh)[len(wanted) :]
         self._run(op, path, wanted, raw, homes, combiner)
 
     def _run(
@@ -141,7 +145,8 @@ class _Scope:
         self.instructions.append(Run(path, operands, names, tuple(wanted), tuple(raw)))
         for value, name, before, after in zip(op.results, names, raw, homes, strict=True):
             if before != after:
-                self._move(value, name, value.name, before, after, region, line, combiner)
+                by = _handed_on_by(value) if op.kind in HOST_CALLS else combiner
+                self._move(value, name, value.name, before, after, region, line, by)
 
     # -- reading ---------------------------------------------------------------------------
 
@@ -309,6 +314,21 @@ class _Scope:
             for o, w in zip(body.outputs, wanted, strict=True)
         )
         return scope.block(tuple(i.value.name for i in body.inputs), outputs)
+
+
+def _on_first_device(lies: Sequence[Sharding], mesh: MeshShape) -> tuple[Sharding, ...]:
+    """How results lie that only the first device along the axes that nothing uses has made."""
+    used = {a for s in lies for dim in s.dims for a in dim}
+    idle = tuple(a for a in mesh.names if a not in used)
+    return tuple(Sharding(s.dims, idle) for s in lies)
+
+
+def _handed_on_by(value: Value) -> str:
+    """How devices that have nothing combine with the one that has a value.
+
+    The largest keeps the sign of a zero, which a sum may lose; complex numbers have no largest.
+    """
+    return "or" if value.dtype == "bool" else "sum" if value.dtype.startswith("c") else "max"
 
 
 def _loop_shardings(

@@ -1,0 +1,143 @@
+"""Python that a step calls on the host: called from one device, so once, with whole values.
+
+Under shard_map JAX calls it from every device. Here the first device along all axes that the call
+leaves idle makes it, inside a `cond`, and the listing's all-reduce hands its results on: the
+others have nothing that could change them.
+
+A function that raises would end its device's program while the others wait in a collective, and
+XLA then ends the process. So what it raises is kept, the step goes on with placeholders, and the
+executor raises it when no device waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import io_callback
+
+from autopar.frontend.traced import Equation, FlatProgram
+from autopar.ir.host_calls import HOST_CALLS, is_ordered_call
+from autopar.runtime.local.base import Local
+from autopar.runtime.local.rebind import rebind
+
+
+class HostCalls:
+    """The calls of a compiled step, and what their functions have raised."""
+
+    def __init__(self, equations: Iterable[Equation] = ()) -> None:
+        found = tuple(equations)
+        self._are_any, self._give_results = bool(found), any(e.results for e in found)
+        self._raised: list[BaseException] = []
+        self._shown = jax.jit(lambda _: io_callback(self._show, None), keep_unused=True)
+
+    @classmethod
+    def of(cls, program: FlatProgram) -> HostCalls:
+        """The calls of a program, bodies included."""
+        return cls(e for e in program.walk() if e.primitive.name in HOST_CALLS)
+
+    def guarded(self, fun: Callable[..., Any], kinds: Sequence[Any]) -> Callable[..., Any]:
+        """The function with placeholders for its results where it raises."""
+
+        def call(*given: Any) -> Any:
+            try:
+                return _fitting(fun(*given), kinds)
+            except BaseException as error:  # also what ends a debugger or a program
+                self._raised.append(error)
+                return [np.zeros(k.shape, k.dtype) for k in kinds]
+
+        return call
+
+    def before(self) -> None:
+        """Raise what a function raised in an earlier step, before another starts."""
+        self._raise_kept()
+
+    def after(self, outputs: Sequence[Any]) -> None:
+        """See that what a function raises is heard of, given a step's outputs.
+
+        A step that uses results of calls is waited for, as all that it gives may be made of
+        placeholders. For any other a program of one device raises it once the step has run, so
+        that `jax.effects_barrier` does.
+        """
+        if not self._are_any:
+            return
+        if self._give_results:
+            jax.block_until_ready(outputs)
+            self._raise_kept()
+        elif outputs:
+            smallest = min(outputs, key=lambda array: array.nbytes)
+            self._shown(smallest.addressable_shards[0].data)
+
+    def _raise_kept(self) -> None:
+        kept, self._raised = self._raised, []
+        if kept:
+            raise kept[0]
+
+    def _show(self) -> None:
+        if self._raised:
+            raise self._raised[0]
+
+
+def _fitting(results: Sequence[Any], kinds: Sequence[Any]) -> list[Any]:
+    """Results as JAX would take them; raises RuntimeError where they are not what was declared."""
+    arrays = [np.asarray(r) for r in results]
+    arrays = [a.astype(jax.dtypes.canonicalize_dtype(a.dtype), copy=False) for a in arrays]
+    found, declared = ([(tuple(k.shape), k.dtype) for k in side] for side in (arrays, kinds))
+    if found != declared:
+        raise RuntimeError(f"a callback was to return {declared} (shape, dtype), and gave {found}")
+    return arrays
+
+
+def run_host_call(
+    equation: Equation, operands: Sequence[Any], local: Local, calls: HostCalls
+) -> Sequence[Any]:
+    """The call on this device's pieces, made by the first device along the idle axes."""
+    used = {a for s in (*local.operands, *local.results) for dim in s.dims for a in dim}
+    idle = [a for a in local.mesh.names if a not in used]
+    kinds = [
+        jax.ShapeDtypeStruct(local.result_shape(i), aval.dtype)
+        for i, aval in enumerate(equation.result_avals)
+    ]
+    call = _call(equation, kinds, calls)
+    if not idle:
+        return list(call(*operands))
+    return list(
+        lax.cond(
+            local.shard_index(idle) == 0,
+            lambda *given: list(call(*given)),
+            lambda *_: [_nothing(k) for k in kinds],
+            *map(jnp.asarray, operands),
+        )
+    )
+
+
+def _nothing(kind: Any) -> Any:
+    """What changes no value that it is combined with: by the largest, or, or sum."""
+    if jnp.issubdtype(kind.dtype, jnp.floating):
+        return jnp.full(kind.shape, -jnp.inf, kind.dtype)
+    if jnp.issubdtype(kind.dtype, jnp.integer):
+        return jnp.full(kind.shape, jnp.iinfo(kind.dtype).min, kind.dtype)
+    return jnp.zeros(kind.shape, kind.dtype)
+
+
+def _call(equation: Equation, kinds: Sequence[Any], calls: HostCalls) -> Callable[..., Any]:
+    """The call as JAX is to make it.
+
+    An ordered print becomes an ordered io_callback, as JAX has no ordered prints on several
+    devices; then all ordered calls are in one order.
+    """
+    kind, params = equation.primitive.name, equation.params
+    if kind == "buffer_callback":
+        return lambda *given: rebind(equation, given)
+    if kind in ("io_callback", "pure_callback"):
+        fun = calls.guarded(params["callback"], kinds)
+    else:
+        impl = equation.primitive.impl
+        fun = calls.guarded(lambda *given: impl(*given, **params), kinds)
+    if kind == "pure_callback":
+        return lambda *given: jax.pure_callback(fun, kinds, *given)
+    return lambda *given: io_callback(fun, kinds, *given, ordered=is_ordered_call(params))
