@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,10 @@ from autopar.cluster import Cluster, device_order
 from autopar.cluster.planned import cluster_of
 from autopar.collection import paused_collection
 from autopar.errors import PlanError
-from autopar.frontend import StepSpec, read_call, trace
+from autopar.frontend import StepSpec, TracedStep, read_call, trace
+from autopar.frontend.arguments import dynamic_arguments
+from autopar.frontend.compat import inside_transform
+from autopar.frontend.trace import unplaced, wants_plain_steps
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan
 from autopar.ir.text_file import TRACE, check_output, write_text
@@ -22,6 +26,13 @@ from autopar.passes.base import Watcher
 from autopar.planning import Planned, graph_of, plan_step, planned_before, replan_any
 from autopar.request import Request, memory_bytes_of, pins_of
 from autopar.runtime.bind import BoundMesh, bind_mesh
+from autopar.runtime.constrained import (
+    check_not_manual,
+    constrained_step,
+    layout_of,
+    spread_layout,
+)
+from autopar.runtime.deleted import check_closed_over, deleted, deleted_arguments
 from autopar.runtime.executor import Executor
 from autopar.runtime.pipeline import PipelineExecutor, PipelineOptions
 from autopar.runtime.state import create_on_submeshes, create_planned, create_spread
@@ -44,10 +55,25 @@ class Recording:
         return f"{self.measured}\n{self.predicted}"
 
 
+@dataclass(frozen=True)
+class _Running:
+    """A plan and what runs it."""
+
+    planned: Planned | PlannedStages
+    executor: Executor | PipelineExecutor
+
+    @property
+    def traced(self) -> TracedStep:
+        """The whole step as the user wrote it."""
+        return _traced(self.planned)
+
+
 class ParallelStep:
     """A train step for a whole mesh, called exactly like the plain one.
 
     The first call with new argument types plans (unless a plan was given), compiles and runs.
+    Calls from several threads take turns, and so does planning. Inside `jax.jit`, `grad`, `vmap`,
+    `scan` and the like it is the plain step, with the plan's layouts as constraints.
     """
 
     def __init__(
@@ -56,7 +82,11 @@ class ParallelStep:
         self._spec, self._request, self._donate = spec, request, donate
         self._given = plan
         self._planned: dict[Hashable, Planned | PlannedStages] = {}
-        self._executors: dict[Hashable, Executor | PipelineExecutor] = {}
+        self._running: dict[Hashable, _Running] = {}
+        self._constrained: dict[Hashable, Any] = {}
+        # Programs of two calls that reach the devices in another order on each wait for one
+        # another for ever. A thread may come back while it plans: watchers ask for the plan.
+        self._turn = threading.RLock()
         self._latest: Planned | PlannedStages | None = None
         self._trace_path: Path | None = None
         self._recording: Recording | None = None
@@ -71,15 +101,50 @@ class ParallelStep:
     # -- running ---------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """One step. State that comes back is donated: use the returned one from then on."""
+        """One step. State that comes back is donated: use the returned one from then on.
+
+        Inside a transform of JAX nothing runs and nothing is donated. Raises ArgumentError where
+        an array was deleted, or consumed by an earlier step, and inside jax.shard_map.
+        """
+        if inside_transform():
+            return self._inline(args, kwargs)
         call = read_call(self._spec, args, kwargs)
-        executor = self._executors.get(call.signature)
-        if executor is None:
-            executor = self._executor(args, kwargs)
-        self._latest = self._planned[call.signature]
-        if self._trace_path is not None:
-            return self._recorded(executor, call.leaves)
-        return executor(call.leaves)
+        with self._turn:
+            running = self._running.get(call.signature)
+            if deleted(call.leaves):
+                arguments = dynamic_arguments(self._spec, args, kwargs)
+                traced = running.traced if running is not None else None
+                raise deleted_arguments(self._spec, arguments, traced, self._donate)
+            running = running or self._run(args, kwargs)
+            check_closed_over(running.executor.closed_over, running.traced)
+            self._latest = running.planned
+            if self._trace_path is not None:
+                return self._recorded(running, call.leaves)
+            return running.executor(call.leaves)
+
+    def _inline(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """The step as part of other code: of another parallel step, or of what JAX transforms."""
+        if wants_plain_steps():
+            return self._spec.fun(*args, **kwargs)
+        check_not_manual(self._spec.name)
+        key = read_call(self._spec, args, kwargs).signature
+        with self._turn:
+            if key not in self._constrained:
+                self._constrained[key] = self._with_constraints(self.planned(*args, **kwargs), args)
+        return self._constrained[key](*args, **kwargs)
+
+    def _with_constraints(self, planned: Planned | PlannedStages, args: Sequence[Any]) -> Any:
+        plan = planned.plan
+        if isinstance(planned, Planned):
+            mesh, listed = self._bound(plan), planned.program
+            given = layout_of(listed.input_shardings, mesh)
+            made = layout_of(listed.output_shardings, mesh)
+        elif len(meshes := _submeshes(plan)) == 1:
+            given = layout_of([a.sharding for a in plan.arguments], meshes[0])
+            made = layout_of([o.sharding for o in plan.outputs], meshes[0])
+        else:  # one program knows no submeshes
+            given = made = spread_layout(self._flat())
+        return constrained_step(self._spec, args, given, made)
 
     def trace(self, path: str | Path) -> None:
         """Measure the next step of stage programs and write its spans to `path`.
@@ -97,9 +162,9 @@ class ParallelStep:
             raise PlanError(f"no step was measured yet: {self.__name__}.trace('t.json'), then step")
         return self._recording
 
-    def _recorded(self, executor: Executor | PipelineExecutor, leaves: Sequence[Any]) -> Any:
+    def _recorded(self, running: _Running, leaves: Sequence[Any]) -> Any:
         path, self._trace_path = self._trace_path, None
-        planned = self._latest
+        executor, planned = running.executor, running.planned
         if isinstance(executor, Executor) or not isinstance(planned, PlannedStages):
             raise PlanError(
                 f"{self.__name__} is one program, which jax.profiler.trace measures; "
@@ -116,22 +181,27 @@ class ParallelStep:
         Before there is a plan, leaves are cut up evenly over all devices and the first step
         moves them once.
         """
-        plan = self._latest.plan if self._latest is not None else self._given
-        if plan is not None and plan.pipeline is not None:
+        with self._turn:
+            plan = self._latest.plan if self._latest is not None else self._given
+            if plan is None:
+                return create_spread(create_state, args, kwargs, self._flat())
+            if plan.pipeline is None:
+                return create_planned(create_state, args, kwargs, plan, self._bound(plan))
             return create_on_submeshes(create_state, args, kwargs, plan.arguments, _submeshes(plan))
-        if plan is not None:
-            return create_planned(create_state, args, kwargs, plan, self._bound(plan))
+
+    def _flat(self) -> BoundMesh:
+        """All devices in a row."""
         count = self._request.cluster.device_count
         flat = MeshShape.of((count,)) if count > 1 else MeshShape((), ())
-        return create_spread(create_state, args, kwargs, bind_mesh(flat, range(count)))
+        return bind_mesh(flat, range(count))
 
     def compile(self, *args: Any, **kwargs: Any) -> Any:
         """The compiled object of the step: `.as_text()`, `.memory_analysis()`.
 
         Of stage programs a mapping: the name of each part, such as "F0", to its compiled object.
         """
-        executor = self._executor(args, kwargs)
-        return executor.compile()
+        with self._turn:
+            return self._run(args, kwargs).executor.compile()
 
     # -- planning --------------------------------------------------------------------------
 
@@ -156,10 +226,12 @@ class ParallelStep:
     ) -> Planned | PlannedStages:
         """The trace, graph, plan and program for these arguments."""
         key = read_call(self._spec, args, kwargs).signature
-        if key not in self._planned:
-            self._planned[key] = self._make(args, kwargs, watchers)
-        self._latest = self._planned[key]
-        return self._latest
+        with self._turn:
+            if key not in self._planned:
+                shapes, named = unplaced(self._spec, args, kwargs)
+                self._planned[key] = self._make(shapes, named, watchers)
+            self._latest = self._planned[key]
+            return self._latest
 
     def what_if(
         self, *, pins: Mapping[str, Any] | None = None, memory_gb: float | None = None
@@ -221,14 +293,18 @@ class ParallelStep:
                 return stages_before(self._given, source, self._request.rules)
             return planned_before(self._given, traced, graph, self._request.rules)
 
-    def _executor(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Executor | PipelineExecutor:
+    def _run(self, args: Sequence[Any], kwargs: dict[str, Any]) -> _Running:
         key = read_call(self._spec, args, kwargs).signature
-        if key not in self._executors:
+        if key not in self._running:
             planned = self.planned(*args, **kwargs)
-            self._executors[key] = self._compiled(planned)
-        return self._executors[key]
+            self._running[key] = _Running(planned, self._compiled(planned))
+        return self._running[key]
 
     def _compiled(self, planned: Planned | PlannedStages) -> Executor | PipelineExecutor:
+        traced = _traced(planned)
+        first = len(traced.input_paths) - len(traced.constants)
+        held = zip(traced.input_paths[first:], traced.constants, strict=True)
+        check_closed_over(list(held), traced)
         if isinstance(planned, Planned):
             mesh = self._bound(planned.plan)
             return Executor(planned.traced, planned.program, mesh, self._donate)
@@ -241,6 +317,10 @@ class ParallelStep:
     def _bound(self, plan: Plan) -> BoundMesh:
         cluster = cluster_of(plan)
         return bind_mesh(plan.mesh, device_order(cluster, plan.mesh))
+
+
+def _traced(planned: Planned | PlannedStages) -> TracedStep:
+    return planned.plain.traced if isinstance(planned, Planned) else planned.source.traced
 
 
 def _submeshes(plan: Plan) -> tuple[BoundMesh, ...]:

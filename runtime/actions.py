@@ -1,4 +1,4 @@
-"""Instructions as functions of no arguments, bound to their programs and registers."""
+"""Instructions as functions of a call's registers, bound to their programs."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ from autopar.runtime.send import AbstractTransport, Carrier, End
 from autopar.runtime.window import Admit, window
 
 # What it gives is ready when the instruction is done; None where that is at once.
-Action = Callable[[], Any]
+Action = Callable[[Registers], Any]
 
 
 @dataclass(frozen=True)
 class Binding:
-    """What instructions are bound to: compiled parts, meshes, registers, the way between meshes."""
+    """What instructions are bound to: compiled parts, meshes, the way between meshes."""
 
     program: Program
     compiled: Sequence[Any]
     meshes: Sequence[Mesh]
-    registers: Registers
     transport: AbstractTransport
     limit: int  # of programs under way on a submesh; 0 for none
 
@@ -44,24 +43,23 @@ class Binding:
     def _action(
         self, number: int, step: Instruction, types: RegisterTypes, ends: Sequence[End]
     ) -> Action:
-        registers = self.registers
         if isinstance(step, Run):
             submesh = self.program.submesh_of(step)
-            return _run(step, self.compiled[step.part], registers[submesh], ends[submesh].admit)
+            return _run(step, self.compiled[step.part], submesh, ends[submesh].admit)
         if isinstance(step, Send):
             carry = self.transport.carrier(types.ways[number], ends[step.source], ends[step.target])
-            return _send(step, carry, registers[step.source], registers[step.target])
+            return _send(step, carry)
         if isinstance(step, Start):
-            make = _starter(step, types.starts[number], self.meshes[step.submesh])
-            return _start(step, make, registers[step.submesh])
-        return _free(step, registers[step.submesh])
+            return _start(step, _starter(step, types.starts[number], self.meshes[step.submesh]))
+        return _free(step)
 
 
-def _run(run: Run, compiled: Any, held: list[Any], admit: Admit) -> Action:
+def _run(run: Run, compiled: Any, submesh: int, admit: Admit) -> Action:
     read = _reader((*run.inputs, *run.accumulators))
     writes = (*run.outputs, *run.accumulators)
 
-    def act() -> Any:
+    def act(registers: Registers) -> Any:
+        held = registers[submesh]
         *made, token = compiled(*read(held))
         for register, array in zip(writes, made, strict=True):
             held[register] = array
@@ -71,12 +69,12 @@ def _run(run: Run, compiled: Any, held: list[Any], admit: Admit) -> Action:
     return act
 
 
-def _send(send: Send, carry: Carrier, here: list[Any], there: list[Any]) -> Action:
+def _send(send: Send, carry: Carrier) -> Action:
     read = _reader([p.source for p in send.parcels])
     targets = [p.target for p in send.parcels]
 
-    def act() -> Any:
-        arrived = carry(read(here))
+    def act(registers: Registers) -> Any:
+        arrived, there = carry(read(registers[send.source])), registers[send.target]
         for register, array in zip(targets, arrived, strict=True):
             there[register] = array
         return arrived[0]
@@ -94,19 +92,21 @@ def _starter(start: Start, kinds: Sequence[ArrayType], mesh: Mesh) -> Callable[[
     return jax.jit(begin, out_shardings=[k.sharding(mesh) for k in kinds]).lower().compile()
 
 
-def _start(start: Start, make: Callable[[], Sequence[Any]], held: list[Any]) -> Action:
-    def act() -> None:
+def _start(start: Start, make: Callable[[], Sequence[Any]]) -> Action:
+    def act(registers: Registers) -> None:
+        held = registers[start.submesh]
         for register, array in zip(start.registers, make(), strict=True):
             held[register] = array
 
     return act
 
 
-def _free(free: Free, held: list[Any]) -> Action:
-    registers = free.registers
+def _free(free: Free) -> Action:
+    freed = free.registers
 
-    def act() -> None:
-        for register in registers:
+    def act(registers: Registers) -> None:
+        held = registers[free.submesh]
+        for register in freed:
             held[register] = None
 
     return act

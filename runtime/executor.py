@@ -11,10 +11,11 @@ from autopar.frontend.traced import TracedStep
 from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding import Sharding
 from autopar.ir.spmd import SpmdProgram
+from autopar.runtime.aliases import Aliases
 from autopar.runtime.bind import mesh_shape, named_sharding, partition_spec
 from autopar.runtime.callbacks import HostCalls
 from autopar.runtime.emit import local_function
-from autopar.runtime.place import place
+from autopar.runtime.place import Placer
 
 
 class Executor:
@@ -35,6 +36,17 @@ class Executor:
             for c, s in zip(traced.constants, self._in[self._argument_count :], strict=True)
         )
         self._calls = HostCalls.of(traced.program)
+        self._place = Placer(
+            self._in[: self._argument_count],
+            traced.state_inputs,
+            Aliases(
+                traced.program.input_avals[: self._argument_count],
+                traced.state_inputs if donate else (),
+                self._constants,
+            ),
+        )
+        paths = traced.input_paths[self._argument_count :]
+        self._closed_over = list(zip(paths, self._constants, strict=True))
         self._jitted = self._jit(program, donate)
         self._compiled: Any = None
 
@@ -65,10 +77,14 @@ class Executor:
     def __call__(self, leaves: Sequence[Any]) -> Any:
         """Run the step on flat arguments; the state among them is consumed."""
         self._calls.before()
-        placed = place(leaves, self._in, self._traced.state_inputs)
-        flat = self.compile()(*placed, *self._constants)
+        flat = self.compile()(*self._place(leaves), *self._constants)
         self._calls.after(flat)
         return jax.tree_util.tree_unflatten(self._traced.out_tree, flat)
+
+    @property
+    def closed_over(self) -> list[tuple[str, Any]]:
+        """The closed-over arrays as every call is given them, each with its path."""
+        return self._closed_over
 
     def compile(self) -> Any:
         """The compiled object that runs, with `.as_text()` and `.memory_analysis()`."""

@@ -13,8 +13,9 @@ from jax.sharding import Mesh, NamedSharding
 
 from autopar.ir.batching import Rows
 from autopar.ir.program import Feed
+from autopar.runtime.aliases import Aliases
 from autopar.runtime.arrays import ArrayType
-from autopar.runtime.place import place
+from autopar.runtime.place import Placer
 from autopar.runtime.send import AbstractTransport, End, Way
 
 Registers = list[list[Any]]
@@ -43,7 +44,8 @@ class Feeder:
 
     Rows of a batch are laid out as one array a submesh, microbatches along a first dim of their
     own, and one program there takes all of them apart. `constants` are inputs that no call gives;
-    they and the microbatches' numbers are placed once.
+    they and the microbatches' numbers are placed once. Of the `state` a step consumes the inputs
+    that are `consumed`. The attribute `constants` has (input, array) as they were placed.
     """
 
     def __init__(
@@ -53,12 +55,16 @@ class Feeder:
         state: Collection[int],
         constants: Mapping[int, Any],
         transport: AbstractTransport,
+        consumed: Collection[int] = (),
     ) -> None:
         given = [f for f in feeds if f.feed.input not in constants and not f.feed.is_index]
-        held = [f for f in feeds if f.feed.input in constants]
-        self._groups = _by_submesh(given, meshes, state)
+        closed = [f for f in feeds if f.feed.input in constants]
+        placed = list(_placed(closed, meshes, constants))
+        self._held = [*_numbers(feeds, meshes), *placed]
+        self._groups = _by_submesh(given, meshes, state, consumed, placed)
         self._bridges = [_Bridge(f, meshes, transport) for f in given if f.home is not None]
-        self._held = [*_numbers(feeds, meshes), *_placed(held, meshes, constants)]
+        writers = {(f.feed.submesh, r): f.feed.input for f in closed for r in f.feed.registers}
+        self.constants = [(writers[s, r], array) for s, r, array in placed]
 
     def fill(self, inputs: Sequence[Any], registers: Registers) -> None:
         """Every register that a feed writes."""
@@ -70,10 +76,19 @@ class Feeder:
 
 
 def _by_submesh(
-    feeds: Sequence[FeedType], meshes: Sequence[Mesh], state: Collection[int]
+    feeds: Sequence[FeedType],
+    meshes: Sequence[Mesh],
+    state: Collection[int] = (),
+    consumed: Collection[int] = (),
+    held: Sequence[Held] = (),
 ) -> list[tuple[int, _SubmeshFeeds]]:
-    own = [[f for f in feeds if f.feed.submesh == s] for s in range(len(meshes))]
-    return [(s, _SubmeshFeeds(own[s], meshes[s], state)) for s in range(len(meshes)) if own[s]]
+    found: list[tuple[int, _SubmeshFeeds]] = []
+    for submesh, mesh in enumerate(meshes):
+        own = [f for f in feeds if f.feed.submesh == submesh]
+        there = [array for s, _, array in held if s == submesh]
+        if own:
+            found.append((submesh, _SubmeshFeeds(own, mesh, state, consumed, there)))
+    return found
 
 
 def _numbers(feeds: Sequence[FeedType], meshes: Sequence[Mesh]) -> Iterator[Held]:
@@ -88,7 +103,7 @@ def _placed(
     feeds: Sequence[FeedType], meshes: Sequence[Mesh], constants: Mapping[int, Any]
 ) -> Iterator[Held]:
     """What feeds of constants write, at every step alike."""
-    for submesh, group in _by_submesh(feeds, meshes, ()):
+    for submesh, group in _by_submesh(feeds, meshes):
         written: dict[int, Any] = {}
         group.fill(constants, written)
         yield from ((submesh, register, array) for register, array in written.items())
@@ -131,22 +146,32 @@ class _Bridge:
 class _SubmeshFeeds:
     """The feeds of one submesh."""
 
-    def __init__(self, feeds: Sequence[FeedType], mesh: Mesh, state: Collection[int]) -> None:
+    def __init__(
+        self,
+        feeds: Sequence[FeedType],
+        mesh: Mesh,
+        state: Collection[int],
+        consumed: Collection[int],
+        held: Sequence[Any],
+    ) -> None:
         self._whole = [f for f in feeds if f.feed.rows is None]
         self._cut = [f for f in feeds if f.feed.rows is not None]
         self._mesh = mesh
-        self._shardings = tuple(
-            f.kind.sharding(mesh) if f.feed.rows is None else _stack_of(f).sharding(mesh)
-            for f in (*self._whole, *self._cut)
+        kinds = [*(f.kind for f in self._whole), *map(_stack_of, self._cut)]
+        self._place = Placer(
+            [kind.sharding(mesh) for kind in kinds],
+            [i for i, f in enumerate(self._whole) if f.feed.input in state],
+            Aliases(
+                kinds, [i for i, f in enumerate(self._whole) if f.feed.input in consumed], held
+            ),
         )
-        self._state = [i for i, f in enumerate(self._whole) if f.feed.input in state]
         self._split = _splitter([_stack_of(f) for f in self._cut], mesh)
 
     def fill(self, inputs: Any, registers: list[Any] | dict[int, Any]) -> None:
         """Place all leaves at once, then take those with rows apart."""
         leaves = [inputs[f.feed.input] for f in self._whole]
         leaves += [self._stacked(inputs[f.feed.input], f) for f in self._cut]
-        placed = place(leaves, self._shardings, self._state)
+        placed = self._place(leaves)
         for feed, array in zip(self._whole, placed, strict=False):
             for register in feed.feed.registers:
                 registers[register] = array

@@ -12,7 +12,9 @@ from typing import Any
 from autopar.ir.program import Program, Run, Send
 from autopar.runtime.actions import Action
 from autopar.runtime.dependencies import makers
+from autopar.runtime.feeds import Registers
 from autopar.runtime.timeline import SEND, MeasuredSpan, Timeline
+from autopar.runtime.window import wait
 
 _Track = tuple[int, int]  # submesh, and for transfers the one they go to; else -1
 
@@ -28,24 +30,26 @@ class Observer:
         self._program, self._makers = program, makers(program)
         self._consumed = _consumed_sends(program)
 
-    def walk(self, actions: Sequence[Action]) -> Timeline:
+    def walk(self, actions: Sequence[Action], registers: Registers) -> Timeline:
         """Run all actions and wait for them."""
         lanes: dict[_Track, _Lane] = defaultdict(_Lane)
         issued: dict[int, float] = {}
         sent: dict[int, Any] = {}
-        begin = time.perf_counter()
-        for number, act in enumerate(actions):
-            for send in self._consumed[number]:
-                # Its array is donated here, and nobody can wait for an array that is gone.
-                sent.pop(send).block_until_ready()
-            issued[number] = time.perf_counter() - begin
-            evidence = act()
-            if evidence is not None:
-                lanes[self._track(number)].queue.put((number, evidence))
-                sent[number] = evidence
         ends: dict[int, float] = {}
-        for lane in lanes.values():
-            ends.update((n, end - begin) for n, end in lane.finished())
+        begin = time.perf_counter()
+        try:
+            for number, act in enumerate(actions):
+                for send in self._consumed[number]:
+                    # Its array is donated here, and nobody can wait for an array that is gone.
+                    wait(sent.pop(send))
+                issued[number] = time.perf_counter() - begin
+                evidence = act(registers)
+                if evidence is not None:
+                    lanes[self._track(number)].queue.put((number, evidence))
+                    sent[number] = evidence
+        finally:
+            for lane in lanes.values():
+                ends.update((n, end - begin) for n, end in lane.finished())
         return Timeline(len(self._program.submeshes), tuple(self._spans(issued, ends)))
 
     def _track(self, number: int) -> _Track:
@@ -88,7 +92,7 @@ class _Lane:
     def _wait(self) -> None:
         while (item := self.queue.get()) is not None:
             number, array = item
-            array.block_until_ready()
+            wait(array)
             self._ends.append((number, time.perf_counter()))
 
     def finished(self) -> list[tuple[int, float]]:

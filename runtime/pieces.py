@@ -48,6 +48,10 @@ class StackedPieces:
         """How many items the whole array has."""
         return int(np.prod(self.shape))
 
+    def is_deleted(self) -> bool:
+        """Whether a step, or anything else, has consumed a piece."""
+        return any(piece.is_deleted() for piece in self.pieces)
+
     def __len__(self) -> int:
         return self.shape[0]
 

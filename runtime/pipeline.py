@@ -1,7 +1,8 @@
 """Runs a step whose parts are programs of several submeshes: one walk over a list of instructions.
 
-Everything is compiled, and every instruction bound to its registers, before the first step. What
-is left of each is a call, as the host must stay ahead of all submeshes at once.
+Everything is compiled, and every instruction bound to its program, before the first step. What is
+left of each is a call, as the host must stay ahead of all submeshes at once. Registers belong to a
+call: nothing of one that fails, or is interrupted, is seen by the next.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from autopar.runtime.actions import Action, Binding
 from autopar.runtime.bind import mesh_shape, with_axis
 from autopar.runtime.callbacks import HostCalls
 from autopar.runtime.compile import compile_parts
-from autopar.runtime.feeds import Feeder
+from autopar.runtime.feeds import Feeder, Registers
 from autopar.runtime.fetches import Fetcher
 from autopar.runtime.interface import Interface
 from autopar.runtime.later_calls import LaterCaller
@@ -78,17 +79,23 @@ class PipelineExecutor:
         types = register_types(program, sources, feeds, interface.meshes)
         compiled, self.compile_report = compile_parts(sources, meshes)
         self._compiled = {s.name: c for s, c in zip(sources, compiled, strict=True)}
-        self._registers: list[list[Any]] = [[None] * count for count in program.register_counts]
+        state = trace.part.state_inputs
         self._feeder = Feeder(
-            feeds, meshes, trace.part.state_inputs, interface.constants, options.transport
+            feeds,
+            meshes,
+            state,
+            interface.constants,
+            options.transport,
+            state if options.donate else (),
         )
+        paths = trace.part.input_paths
+        self._closed_over = [(paths[i], array) for i, array in self._feeder.constants]
         self._fetcher = Fetcher(interface.fetches(types), meshes)
         self._interface = interface
         self._actions = Binding(
             program,
             compiled,
             meshes,
-            self._registers,
             options.transport,
             window_limit(platform),
         ).actions(types)
@@ -101,6 +108,11 @@ class PipelineExecutor:
         walk = self._walk if self._watchdog is None else self._watchdog.walk
         return self._step(leaves, walk)[0]
 
+    @property
+    def closed_over(self) -> list[tuple[str, Any]]:
+        """The closed-over arrays as every call is given them, each with its path."""
+        return self._closed_over
+
     def compile(self) -> dict[str, Any]:
         """The compiled program of each part, by its name; all there before the first step."""
         return dict(self._compiled)
@@ -111,24 +123,24 @@ class PipelineExecutor:
         It starts when its arguments are in place, so that nothing else is measured with it.
         """
 
-        def walk(actions: Sequence[Action]) -> Timeline:
-            jax.block_until_ready([a for held in self._registers for a in held])
-            return Observer(self._program).walk(actions)
+        def walk(actions: Sequence[Action], registers: Registers) -> Timeline:
+            jax.block_until_ready([a for held in registers for a in held])
+            return Observer(self._program).walk(actions, registers)
 
         return self._step(leaves, walk)
 
     def _step(
-        self, leaves: Sequence[Any], walk: Callable[[Sequence[Action]], _Walked]
+        self, leaves: Sequence[Any], walk: Callable[[Sequence[Action], Registers], _Walked]
     ) -> tuple[Any, _Walked]:
         self._calls.before()
         inputs = self._interface.inputs(leaves)
+        registers: Registers = [[None] * count for count in self._program.register_counts]
         try:
-            self._feeder.fill(inputs, self._registers)
-            walked = walk(self._actions)
-            outputs = self._fetcher.outputs(self._registers)
+            self._feeder.fill(inputs, registers)
+            walked = walk(self._actions, registers)
+            outputs = self._fetcher.outputs(registers)
         finally:
-            for held in self._registers:
-                held[:] = [None] * len(held)
+            registers.clear()  # an exception's traceback would keep what they hold
         self._calls.after(outputs)
         results = join_outputs(outputs, self._interface.output_sizes)
         count = self._out_tree.num_leaves  # the user's; the others are what later calls read
@@ -136,6 +148,6 @@ class PipelineExecutor:
             self._later(results[count:])
         return jax.tree_util.tree_unflatten(self._out_tree, results[:count]), walked
 
-    def _walk(self, actions: Sequence[Action]) -> None:
+    def _walk(self, actions: Sequence[Action], registers: Registers) -> None:
         for act in actions:
-            act()
+            act(registers)

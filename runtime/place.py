@@ -9,28 +9,52 @@ from typing import Any
 import jax
 import numpy as np
 
+from autopar.runtime.aliases import Aliases, copied
 from autopar.runtime.pieces import StackedPieces
 
 Shardings = Sequence[jax.sharding.NamedSharding]
 
 
-def place(leaves: Sequence[Any], shardings: Shardings, state: Collection[int]) -> list[Any]:
-    """Leaves as the shardings want them; those that are so already are handed on.
+class Placer:
+    """Puts leaves as shardings want them; those that are so already are handed on.
 
-    Host arrays are cut up. Arrays on the mesh change their sharding in one program. State on one
-    device goes by way of the host: cutting it up there would compile a program for each leaf.
+    Host arrays are cut up. Arrays on the mesh change their sharding in one program. `state` is
+    copied from elsewhere. State on one device goes by way of the host: cutting it up there would
+    compile a program for each leaf. The `aliases` say which leaves a step consumes: of those that
+    share memory each gets its own.
     """
-    placed = list(leaves)
-    off = [i for i, leaf in enumerate(leaves) if not _lies(leaf, shardings[i])]
-    if not off:
+
+    def __init__(
+        self, shardings: Shardings, state: Collection[int], aliases: Aliases | None = None
+    ) -> None:
+        self._shardings, self._state = tuple(shardings), frozenset(state)
+        self._aliases = aliases or Aliases((), ())
+
+    def __call__(self, leaves: Sequence[Any]) -> list[Any]:
+        """The leaves in place."""
+        placed, foreign, off = list(leaves), list[int](), list[int]()
+        for i, (leaf, wanted) in enumerate(zip(leaves, self._shardings, strict=True)):
+            # The results of a step have its own sharding, the very object.
+            if getattr(leaf, "sharding", None) is not wanted:
+                if isinstance(leaf, jax.Array):
+                    foreign.append(i)
+                if not _lies(leaf, wanted):
+                    off.append(i)
+        if off:
+            self._move(placed, off)
+        for i in self._aliases.shared(placed, foreign):
+            placed[i] = copied(placed[i])
         return placed
-    on_mesh = [i for i in off if _on_mesh(leaves[i], shardings[i])]
-    moved = _mover(tuple(shardings[i] for i in on_mesh))(*(leaves[i] for i in on_mesh))
-    elsewhere = sorted({*off} - {*on_mesh})
-    sent = [_sent(leaves[i], shardings[i], i in state) for i in elsewhere]
-    for i, leaf in [*zip(on_mesh, moved, strict=True), *zip(elsewhere, sent, strict=True)]:
-        placed[i] = leaf
-    return placed
+
+    def _move(self, leaves: list[Any], off: Sequence[int]) -> None:
+        """Put some of the leaves in place."""
+        shardings = self._shardings
+        on_mesh = [i for i in off if _on_mesh(leaves[i], shardings[i])]
+        moved = _mover(tuple(shardings[i] for i in on_mesh))(*(leaves[i] for i in on_mesh))
+        elsewhere = sorted({*off} - {*on_mesh})
+        sent = [_sent(leaves[i], shardings[i], i in self._state) for i in elsewhere]
+        for i, leaf in [*zip(on_mesh, moved, strict=True), *zip(elsewhere, sent, strict=True)]:
+            leaves[i] = leaf
 
 
 def _sent(leaf: Any, sharding: jax.sharding.NamedSharding, is_state: bool) -> Any:

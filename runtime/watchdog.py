@@ -13,6 +13,7 @@ from typing import Any
 from autopar.ir.program import ONCE, Program, Run
 from autopar.runtime.actions import Action
 from autopar.runtime.dependencies import makers
+from autopar.runtime.feeds import Registers
 
 _LOOKS = 4  # in one span of patience
 _NEAR = 3  # instructions shown before and after one that hangs
@@ -50,18 +51,20 @@ class Watchdog:
         look = threading.Thread(target=_look, args=(weakref.ref(self), patience), daemon=True)
         look.start()
 
-    def walk(self, actions: Sequence[Action]) -> None:
+    def walk(self, actions: Sequence[Action], registers: Registers) -> None:
         """Run all actions, under watch."""
         while self._steps and self._steps[0].is_done:
             self._steps.popleft()
         step = _Step(self._count)
         self._count += 1
         self._steps.append(step)
-        for number, act in enumerate(actions):
-            evidence = act()
-            if isinstance(self._program.instructions[number], Run):
-                step.tokens[number] = evidence
-        step.is_issued = True
+        try:
+            for number, act in enumerate(actions):
+                evidence = act(registers)
+                if isinstance(self._program.instructions[number], Run):
+                    step.tokens[number] = evidence
+        finally:
+            step.is_issued = True  # of one that is broken off no more will come
 
     def progress(self) -> tuple[int, int]:
         """The oldest step under way and how many of its runs are done; (-1, 0) where none is."""

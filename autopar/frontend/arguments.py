@@ -83,6 +83,19 @@ def split_static(
     return positional, {k: v for k, v in kwargs.items() if k not in names}
 
 
+def join_static(
+    spec: StepSpec,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    dynamic: tuple[Sequence[Any], dict[str, Any]],
+) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call with others in place of those that `split_static` gives."""
+    numbers, _ = spec.static(args)
+    positional, named = dynamic
+    rest = iter(positional)
+    return [a if i in numbers else next(rest) for i, a in enumerate(args)], {**kwargs, **named}
+
+
 def dynamic_arguments(
     spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[Argument, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import compiler, source_info_util
+from jax._src import compiler, core, source_info_util
 from jax._src.interpreters import mlir
 from jax._src.lib import xla_client
 
@@ -93,6 +93,25 @@ def options_for_devices(devices: Sequence[Any]) -> Any:
         num_partitions=len(devices),
         device_assignment=np.array([[d.id for d in devices]]),
     )
+
+
+def inside_transform() -> bool:
+    """Whether JAX is tracing or transforming the code that asks: jit, grad, vmap, scan, ..."""
+    return not core.trace_state_clean()
+
+
+def buffers_of(array: Any) -> frozenset[int]:
+    """The addresses of an array's pieces; nobody waits for what they will hold.
+
+    Arrays whose backend tells no addresses share nothing that can be seen.
+    """
+    whole = array
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
+        whole = jax.random.key_data(array)
+    try:
+        return frozenset(piece.unsafe_buffer_pointer() for piece in whole._arrays)
+    except jax.errors.JaxRuntimeError:
+        return frozenset()
 
 
 def copier(shardings: Sequence[Any]) -> Callable[[Sequence[Any]], Sequence[Any]]:

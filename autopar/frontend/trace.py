@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +15,7 @@ from autopar.frontend.arguments import (
     StepSpec,
     check_arrays,
     dynamic_arguments,
+    join_static,
     key_text,
     leaf_paths,
     split_static,
@@ -25,6 +28,23 @@ from autopar.frontend.traced import TracedStep
 from autopar.ir.graph import Graph
 
 _SHOWN_SHAPES = 6
+# Set while a step is traced, for the code that is called in it; never for longer.
+_PLAIN = ContextVar("plain", default=False)
+
+
+@contextmanager
+def plain_steps() -> Iterator[None]:
+    """Within it a parallel step that is called is the plain function: the outer plan is the plan."""
+    token = _PLAIN.set(True)
+    try:
+        yield
+    finally:
+        _PLAIN.reset(token)
+
+
+def wants_plain_steps() -> bool:
+    """Whether the code that asks runs within `plain_steps`."""
+    return _PLAIN.get()
 
 
 def trace(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedStep:
@@ -73,11 +93,10 @@ def _trace(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     numbers, names = spec.static(args)
     if not isinstance(fun, jax.stages.Wrapped):
         fun = jax.jit(fun, static_argnums=numbers, static_argnames=names)
+    shapes, named = unplaced(spec, args, kwargs)
     try:
-        return fun.trace(
-            *(a if i in numbers else _unplaced(a) for i, a in enumerate(args)),
-            **{k: a if k in names else _unplaced(a) for k, a in kwargs.items()},
-        )
+        with plain_steps():
+            return fun.trace(*shapes, **named)
     except Exception as error:
         raise TraceError(
             f"{spec.name} does not trace: {type(error).__name__}: {_first_line(error)}\n"
@@ -86,9 +105,16 @@ def _trace(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         ) from error
 
 
-def _unplaced(tree: Any) -> Any:
-    """Arrays as their types alone: where they lie would add reshards of its own to the trace."""
-    return jax.tree_util.tree_map(_type_alone, tree)
+def unplaced(
+    spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments with arrays as their types alone.
+
+    Where arrays lie would add reshards of its own to the trace, and who keeps them would keep
+    their memory.
+    """
+    types = jax.tree_util.tree_map(_type_alone, split_static(spec, args, kwargs))
+    return join_static(spec, args, kwargs, types)
 
 
 def _type_alone(leaf: Any) -> Any:

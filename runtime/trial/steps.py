@@ -11,8 +11,9 @@ import jax
 import numpy as np
 
 from autopar.errors import VerifyError
-from autopar.frontend.arguments import StepSpec, split_static
+from autopar.frontend.arguments import StepSpec, join_static, split_static
 from autopar.frontend.microbatch import MicrobatchTrace
+from autopar.frontend.trace import plain_steps
 from autopar.frontend.traced import FlatProgram, TracedStep
 from autopar.ir.mesh import MeshShape
 from autopar.ir.program import Program
@@ -80,10 +81,10 @@ def plain_step(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> F
     def run(leaves: Sequence[Any]) -> list[Any]:
         # Copies, as the user may have jitted it with donation.
         placed = [jax.device_put(leaf, device, may_alias=False) for leaf in leaves]
-        dynamic, named = jax.tree_util.tree_unflatten(tree, placed)
-        rest = iter(dynamic)
-        given = [a if i in numbers else next(rest) for i, a in enumerate(args)]
-        return on_host(jax.tree_util.tree_leaves(fun(*given, **{**kwargs, **named})))
+        dynamic = jax.tree_util.tree_unflatten(tree, placed)
+        given, named = join_static(spec, args, kwargs, dynamic)
+        with plain_steps():
+            return on_host(jax.tree_util.tree_leaves(fun(*given, **named)))
 
     return run
 

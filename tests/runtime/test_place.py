@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from autopar.runtime.pieces import StackedPieces
-from autopar.runtime.place import place
+from autopar.runtime.place import Placer
 
 WHOLE = np.arange(64.0, dtype=np.float32).reshape(8, 8)
 
@@ -46,7 +46,7 @@ def _given(mesh: Mesh) -> dict[str, Any]:
 def test_everything_arrives(mesh: Mesh, is_state: bool) -> None:
     given = list(_given(mesh).values())
     wanted = [NamedSharding(mesh, P("a", "b") if np.ndim(x) == 2 else P()) for x in given]
-    placed = place(given, wanted, range(len(given)) if is_state else ())
+    placed = Placer(wanted, range(len(given)) if is_state else ())(given)
     for leaf, before, sharding in zip(placed, given, wanted, strict=True):
         assert leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
         if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -57,14 +57,14 @@ def test_everything_arrives(mesh: Mesh, is_state: bool) -> None:
 def test_what_lies_right_is_handed_on(mesh: Mesh) -> None:
     x = jax.device_put(WHOLE, NamedSharding(mesh, P("a")))
     for same in (P("a"), P("a", None)):
-        (placed,) = place([x], [NamedSharding(mesh, same)], ())
+        (placed,) = Placer([NamedSharding(mesh, same)], ())([x])
         assert placed is x
 
 
 @pytest.mark.parametrize("name", ["on the host", "on one device", "a key", "in pieces"])
 def test_state_from_elsewhere_is_copied(mesh: Mesh, name: str) -> None:
     given = _given(mesh)[name]
-    (placed,) = place([given], [NamedSharding(mesh, P())], (0,))
+    (placed,) = Placer([NamedSharding(mesh, P())], (0,))([given])
     jax.block_until_ready(placed)
     placed.delete()
     data = jax.random.key_data(given) if name == "a key" else given
