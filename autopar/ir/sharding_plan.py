@@ -117,7 +117,7 @@ class ShardingPlan:
 
     def _verify_assignment(self, op: Op, given: Assignment) -> None:
         factors, rule = given.factors, op.rule
-        if op.kind in (*_LOOPS, *_ALIASES) or not op.results:
+        if op.kind in (*_LOOPS, *_ALIASES):
             raise GraphError(f"{op.kind} is cut by its values, not by factors {factors}")
         if len(factors) != len(self.mesh.names) or min(factors, default=0) < -1:
             raise GraphError(f"{op.kind} cannot be cut by factors {factors} on ({self.mesh})")
