@@ -174,9 +174,7 @@ class _Taker:
             )
         )
         given = (*fixed, *sliced)
-        operands = tuple(
-            stacked[r] if r in stacked else scan.operands[inputs[r]] for r in given
-        )
+        operands = tuple(stacked[r] if r in stacked else scan.operands[inputs[r]] for r in given)
         again = {"num_consts": len(fixed), "num_carry": 0, "length": params["length"]}
         calls = FlatProgram(given, tuple(inner.avals[r] for r in given), tuple(inner.calls), ())
         params = {**again, "reverse": params["reverse"]}
@@ -255,9 +253,7 @@ class _Taker:
         taken.equations.extend(zeros)
         return made
 
-    def _rest(
-        self, body: FlatProgram, taken: _Taken, more: tuple[Ref | Const, ...]
-    ) -> FlatProgram:
+    def _rest(self, body: FlatProgram, taken: _Taken, more: tuple[Ref | Const, ...]) -> FlatProgram:
         outputs = (*body.outputs, *more)
         return replace(body, equations=live(taken.equations, outputs), outputs=outputs)
 

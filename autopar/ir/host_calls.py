@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from autopar.ir.values import Value
+
 # Each is run from one device a step, and never a second time: its function may count or write.
 HOST_CALLS = frozenset(
     {"buffer_callback", "debug_callback", "debug_print", "io_callback", "pure_callback"}
@@ -16,3 +18,11 @@ ACTING_CALLS = HOST_CALLS - {"pure_callback"}
 def is_ordered_call(params: Mapping[str, Any]) -> bool:
     """Whether a call, by its parameters, keeps its place among the other ordered ones."""
     return bool(params.get("ordered")) or "Ordered" in str(params.get("effect"))
+
+
+def handed_on_by(value: Value) -> str:
+    """How devices that have nothing combine with the one that has a value.
+
+    The largest keeps the sign of a zero, which a sum may lose; complex numbers have no largest.
+    """
+    return "or" if value.dtype == "bool" else "sum" if value.dtype.startswith("c") else "max"

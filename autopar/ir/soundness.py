@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from autopar.errors import GraphError
 from autopar.ir.graph import Graph, Op
+from autopar.ir.host_calls import HOST_CALLS, handed_on_by
 from autopar.ir.mesh import MeshShape
 from autopar.ir.rule import Dims, Kind, Rule
 from autopar.ir.sharding import Sharding, replicated
@@ -122,7 +123,8 @@ class _Checker:
         for name, value, sharding in zip(
             run.results, op.results, run.result_shardings, strict=True
         ):
-            held[name] = self.lying(value, sharding, combiner)
+            by = handed_on_by(value) if op.kind in HOST_CALLS else combiner
+            held[name] = self.lying(value, sharding, by)
 
     def _value(self, operand: str | Literal) -> Value:
         if isinstance(operand, Literal):
@@ -147,6 +149,8 @@ class _Checker:
         if len(combiners) > 1:
             _fail(op, f"mixes partial results that combine by {', '.join(sorted(combiners))}")
         partial = passed.union(*(factors[f] for f in summed))
+        if op.kind in HOST_CALLS:  # only the first device along the axes that cut nothing calls
+            partial = set(self.piece(Sharding((), self.mesh.names)).sharding.partial) - set(axes)
         for piece in made:
             if set(piece.sharding.partial) != partial:
                 over = "+".join(sorted(partial)) or "nothing"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from autopar.cost.reshard import Resharder, Route
 from autopar.ir.assignment import operand_of_result
 from autopar.ir.graph import Graph, Op, Operand
-from autopar.ir.host_calls import HOST_CALLS
+from autopar.ir.host_calls import HOST_CALLS, handed_on_by
 from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding import Sharding, replicated
 from autopar.ir.sharding_plan import OpPath, ShardingPlan
@@ -145,7 +145,7 @@ class _Scope:
         self.instructions.append(Run(path, operands, names, tuple(wanted), tuple(raw)))
         for value, name, before, after in zip(op.results, names, raw, homes, strict=True):
             if before != after:
-                by = _handed_on_by(value) if op.kind in HOST_CALLS else combiner
+                by = handed_on_by(value) if op.kind in HOST_CALLS else combiner
                 self._move(value, name, value.name, before, after, region, line, by)
 
     # -- reading ---------------------------------------------------------------------------
@@ -321,14 +321,6 @@ def _on_first_device(lies: Sequence[Sharding], mesh: MeshShape) -> tuple[Shardin
     used = {a for s in lies for dim in s.dims for a in dim}
     idle = tuple(a for a in mesh.names if a not in used)
     return tuple(Sharding(s.dims, idle) for s in lies)
-
-
-def _handed_on_by(value: Value) -> str:
-    """How devices that have nothing combine with the one that has a value.
-
-    The largest keeps the sign of a zero, which a sum may lose; complex numbers have no largest.
-    """
-    return "or" if value.dtype == "bool" else "sum" if value.dtype.startswith("c") else "max"
 
 
 def _loop_shardings(
