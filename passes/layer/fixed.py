@@ -12,6 +12,7 @@ from autopar.passes.base import Setting
 from autopar.passes.layer.base import AbstractLayering
 from autopar.passes.layer.forward import forward_of
 from autopar.passes.layer.sequence import layers_from
+from autopar.passes.layer.single import Single
 
 
 @dataclass(frozen=True)
@@ -22,9 +23,13 @@ class Fixed(AbstractLayering):
     cuts: tuple[int, ...] = ()
 
     def run(self, given: Batching, setting: Setting) -> LayerSequence:
-        """The layers between the cuts; raises GraphError where a layer has no forward op."""
-        del setting
+        """The layers between the cuts; one of all ops for a step that is not cut.
+
+        Raises GraphError where one of several layers has no forward op.
+        """
         forward = forward_of(given)
+        if not self.cuts and not forward.positions:
+            return Single().run(given, setting)
         starts = [0, *(sum(i < cut for i in forward.positions) for cut in self.cuts)]
         ends = [*starts[1:], len(forward.positions)]
         if any(a >= b for a, b in zip(starts, ends, strict=True)):

@@ -197,3 +197,17 @@ def test_gradients_are_reduced_once_a_step(name: str, optimizer: str) -> None:
     gradients = sum(leaf.nbytes for leaf in jax.tree.leaves(subject.state["params"]))
     loss = 4
     assert sum(c.total_bytes for c in listed) == gradients + loss
+
+
+def test_gradients_that_are_all_made_in_a_loop_are_accumulated_too() -> None:
+    """No op of the step itself is of the forward pass then."""
+
+    def step(w: Any, x: Any) -> Any:
+        def add(i: Any, total: Any) -> Any:
+            return total + jax.grad(lambda w: jnp.mean((jnp.tanh(x @ w) - i) ** 2))(w)
+
+        return w - 0.1 * jax.lax.fori_loop(0, 3, add, jnp.zeros_like(w))
+
+    w, x = np.random.default_rng(0).standard_normal((2, 16, 16), dtype=np.float32)
+    parallel = autopar.parallelize(step, cluster="8xcpu", mesh=8, microbatches=2, donate=False)
+    np.testing.assert_allclose(parallel(w, x), jax.jit(step)(w, x), rtol=1e-5, atol=1e-6)
