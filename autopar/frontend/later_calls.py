@@ -45,7 +45,9 @@ class LaterCalls:
 
 
 def with_later_calls(traced: TracedStep, rows: int) -> LaterCalls:
-    """The step, of so many rows of the batch, and its calls that are made later.
+    """The step, of so many `rows` of the batch, and its calls that are made later.
+
+    Where it is 0 no slice is left to the calls.
 
     Raises BatchError where ordered calls would then lose their order.
     """
