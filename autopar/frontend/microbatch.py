@@ -64,7 +64,7 @@ def trace_microbatch(
     """
     traced = trace(spec, args, kwargs) if traced is None else traced
     if microbatches == 1:
-        later = with_later_calls(_prepared(traced), 0)
+        later = with_later_calls(_prepared(traced))
         whole = replace(later.step, graph=build(later.step))
         return MicrobatchTrace(whole, whole, 1, calls=later.calls)
     batch = batch_inputs(traced, batch_axes)
@@ -90,14 +90,14 @@ def _on_part(
     microbatch has rows. Only where it is the latter do the two traces differ; then all slices are
     the step's.
     """
-    later = with_later_calls(traced, batch.extent)
+    later = with_later_calls(traced, batch.extent, [i for i, _ in batch.axes])
     try:
         return later, _part_program(spec, args, kwargs, later.step, batch, rows, slices=True)
     except BatchError:
         if later.calls is None:
             raise
         try:
-            later = with_later_calls(traced, 0)
+            later = with_later_calls(traced)
             return later, _part_program(spec, args, kwargs, later.step, batch, rows, slices=False)
         except BatchError:
             pass
@@ -127,7 +127,9 @@ def _part_program(
     tried = rows if rows > 1 else _OTHER_ROWS[batch.extent == _OTHER_ROWS[0]]
     few = with_rows(spec, args, kwargs, batch, tried)
     try:
-        part = with_later_calls(_prepared(seal(spec, *few)), tried if slices else 0).step
+        part = _prepared(seal(spec, *few))
+        inputs = [i for i, _ in batch.axes] if slices else ()
+        part = with_later_calls(part, tried, inputs).step
     except TraceError as error:
         raise BatchError(_untraced(whole.name, batch.extent, tried, error)) from error
     try:
