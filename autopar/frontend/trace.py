@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from autopar.errors import ArgumentError, TraceError
+from autopar.errors import ArgumentError, TraceError, listing
 from autopar.frontend.arguments import (
     StepSpec,
     check_arrays,
@@ -21,7 +21,7 @@ from autopar.frontend.build import build
 from autopar.frontend.inline import flatten
 from autopar.frontend.key import structural_key
 from autopar.frontend.state import donated_pairs, state_pairs
-from autopar.frontend.traced import TracedStep
+from autopar.frontend.traced import FlatProgram, TracedStep
 from autopar.ir.graph import Graph
 
 _SHOWN_SHAPES = 6
@@ -52,6 +52,7 @@ def seal(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedS
             f"{len(paths)}: name its static arguments to autopar too (static_argnums=...)."
         )
     program, constants = flatten(closed)
+    _check_checks(spec, program)
     donated = state_pairs(spec, args, arguments, traced.out_info, program) or donated_pairs(traced)
     return TracedStep(
         name=spec.name,
@@ -84,6 +85,19 @@ def _trace(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             f"It was called with {_shapes(args, kwargs)}.\n"
             "A step must run under jax.jit on these shapes; try jax.jit on it first."
         ) from error
+
+
+def _check_checks(spec: StepSpec, program: FlatProgram) -> None:
+    """Raise TraceError for a `checkify.check` that nothing has made a value of: no jit takes it."""
+    lines = [e.line or "?" for e in program.walk() if e.primitive.name == "check"]
+    if lines:
+        raise TraceError(
+            listing(
+                f"{spec.name} calls checkify.check, which jax.jit does not run as it stands.",
+                [f"at {line}" for line in dict.fromkeys(lines)],
+                "Return its error from the step: err, out = checkify.checkify(f)(*args).",
+            )
+        )
 
 
 def _unplaced(tree: Any) -> Any:
