@@ -34,7 +34,7 @@ _COMBINES: dict[str, Callable[[Any, Any], Any]] = {
     "xor": jnp.bitwise_xor,
     "same": lambda held, fresh: fresh,  # it is equal in every microbatch
 }
-_CALLS_BACK = re.compile("callback|debug|infeed|outfeed")
+_CALLS_BACK = re.compile("callback|debug|infeed|outfeed|inspect")
 _TOKEN = ArrayType((), jnp.dtype(bool), PartitionSpec())
 
 

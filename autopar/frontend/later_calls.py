@@ -16,7 +16,7 @@ What stays is a call whose results are read, and one in a `while`, whose trips n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ import numpy as np
 
 from autopar.errors import BatchError, listing
 from autopar.frontend.inline import live
+from autopar.frontend.reach import reached_from
 from autopar.frontend.splice import Place, spliced
 from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, TracedStep, refs
 from autopar.ir.host_calls import HOST_CALLS, is_ordered_call
@@ -44,15 +45,20 @@ class LaterCalls:
     calls: FlatProgram | None
 
 
-def with_later_calls(traced: TracedStep, rows: int) -> LaterCalls:
-    """The step, of so many rows of the batch, and its calls that are made later.
+def with_later_calls(
+    traced: TracedStep, rows: int = 0, batch: Collection[int] = ()
+) -> LaterCalls:
+    """The step, of so many `rows` of the batch, and its calls that are made later.
+
+    The calls cut off single rows of what is made of the `batch`, inputs of the step by number.
 
     Raises BatchError where ordered calls would then lose their order.
     """
     program = traced.program
     if not any(e.has_effects for e in program.equations):
         return LaterCalls(traced, None)
-    taken = _Taker(program.fresh(), rows).scope(program)
+    reached = reached_from(program, (program.inputs[i] for i in batch))
+    taken = _Taker(program.fresh(), rows, reached).scope(program)
     _check_order(traced.name, taken.order)
     if not taken.calls:
         return LaterCalls(traced, None)
@@ -92,8 +98,8 @@ class _Ordered:
 class _Taker:
     """Numbers what it adds from `fresh`."""
 
-    def __init__(self, fresh: Iterator[Ref], rows: int) -> None:
-        self._fresh, self._rows = fresh, rows
+    def __init__(self, fresh: Iterator[Ref], rows: int, reached: frozenset[Ref]) -> None:
+        self._fresh, self._rows, self._reached = fresh, rows, reached
 
     def scope(self, program: FlatProgram) -> _Taken:
         """A step or a body without its calls."""
@@ -137,7 +143,8 @@ class _Taker:
 
     def _takes_rows(self, equation: Equation) -> bool:
         made = equation.result_avals[0].shape
-        return equation.primitive.name == "slice" and any(
+        of_batch = equation.primitive.name == "slice" and equation.results[0] in self._reached
+        return of_batch and any(
             whole == self._rows != cut
             for whole, cut in zip(equation.operand_shapes[0], made, strict=True)
         )

@@ -11,7 +11,7 @@ from autopar.frontend.align import aligned
 from autopar.frontend.arguments import StepSpec
 from autopar.frontend.build import build
 from autopar.frontend.dtypes import type_of
-from autopar.frontend.later_calls import with_later_calls
+from autopar.frontend.later_calls import LaterCalls, with_later_calls
 from autopar.frontend.open import opened, rows_behind_barriers
 from autopar.frontend.own_rows import with_own_rows
 from autopar.frontend.resize import Trial, resized
@@ -64,17 +64,44 @@ def trace_microbatch(
     """
     traced = trace(spec, args, kwargs) if traced is None else traced
     if microbatches == 1:
-        later = with_later_calls(_prepared(traced), 0)
+        later = with_later_calls(_prepared(traced))
         whole = replace(later.step, graph=build(later.step))
         return MicrobatchTrace(whole, whole, 1, calls=later.calls)
     batch = batch_inputs(traced, batch_axes)
     rows = rows_of_one(batch.extent, microbatches)
-    later = with_later_calls(_prepared(traced), batch.extent)
-    program = _part_program(spec, args, kwargs, later.step, batch, rows)
+    later, program = _on_part(spec, args, kwargs, _prepared(traced), batch, rows)
     programs = rows_behind_barriers(later.step.program, program)
     whole, part = (replace(later.step, program=program) for program in programs)
     found = _from_sources(whole, part, Sizes(spec.name, batch.extent, rows))
     return replace(found, calls=later.calls)
+
+
+def _on_part(
+    spec: StepSpec,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    traced: TracedStep,
+    batch: BatchInputs,
+    rows: int,
+) -> tuple[LaterCalls, FlatProgram]:
+    """The step with calls taken out of it, and its program on so many rows.
+
+    A slice that calls read may take rows of the batch, or of something else as long as a
+    microbatch has rows. Only where it is the latter do the two traces differ; then all slices are
+    the step's.
+    """
+    later = with_later_calls(traced, batch.extent, [i for i, _ in batch.axes])
+    try:
+        return later, _part_program(spec, args, kwargs, later.step, batch, rows, slices=True)
+    except BatchError:
+        if later.calls is None:
+            raise
+        try:
+            later = with_later_calls(traced)
+            return later, _part_program(spec, args, kwargs, later.step, batch, rows, slices=False)
+        except BatchError:
+            pass
+        raise
 
 
 def _prepared(traced: TracedStep) -> TracedStep:
@@ -89,16 +116,20 @@ def _part_program(
     whole: TracedStep,
     batch: BatchInputs,
     rows: int,
+    *,
+    slices: bool,
 ) -> FlatProgram:
     """The program of so many rows, alike with the whole's but for sizes.
 
     On a single row JAX writes other operations than on many, so one on another number of rows is
-    taken, its sizes brought down.
+    taken, its sizes brought down. `slices` of its rows may be left to calls.
     """
     tried = rows if rows > 1 else _OTHER_ROWS[batch.extent == _OTHER_ROWS[0]]
     few = with_rows(spec, args, kwargs, batch, tried)
     try:
-        part = with_later_calls(_prepared(seal(spec, *few)), tried).step
+        part = _prepared(seal(spec, *few))
+        inputs = [i for i, _ in batch.axes] if slices else ()
+        part = with_later_calls(part, tried, inputs).step
     except TraceError as error:
         raise BatchError(_untraced(whole.name, batch.extent, tried, error)) from error
     try:
@@ -121,7 +152,7 @@ def _first_pairs(whole: FlatProgram, part: FlatProgram) -> Equation | None:
     for one, own in zip(whole.walk(), part.walk(), strict=False):
         if one.primitive is not own.primitive or one.line != own.line:
             return None
-        for a, b in zip(one.result_avals, own.result_avals, strict=True):
+        for a, b in zip(one.result_avals, own.result_avals, strict=False):
             differing = [n for n, m in zip(type_of(a)[0], type_of(b)[0], strict=False) if n != m]
             if len(differing) > 1:
                 return one

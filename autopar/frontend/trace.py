@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from autopar.errors import ArgumentError, TraceError
+from autopar.errors import ArgumentError, TraceError, listing
 from autopar.frontend.arguments import (
     StepSpec,
     check_arrays,
@@ -24,7 +24,7 @@ from autopar.frontend.build import build
 from autopar.frontend.inline import flatten
 from autopar.frontend.key import structural_key
 from autopar.frontend.state import donated_pairs, state_pairs
-from autopar.frontend.traced import TracedStep
+from autopar.frontend.traced import FlatProgram, TracedStep
 from autopar.ir.graph import Graph
 
 _SHOWN_SHAPES = 6
@@ -72,6 +72,7 @@ def seal(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedS
             f"{len(paths)}: name its static arguments to autopar too (static_argnums=...)."
         )
     program, constants = flatten(closed, spec.kept)
+    _check_checks(spec, program)
     donated = state_pairs(spec, args, arguments, traced.out_info, program) or donated_pairs(traced)
     return TracedStep(
         name=spec.name,
@@ -115,6 +116,19 @@ def unplaced(
     """
     types = jax.tree_util.tree_map(_type_alone, split_static(spec, args, kwargs))
     return join_static(spec, args, kwargs, types)
+
+
+def _check_checks(spec: StepSpec, program: FlatProgram) -> None:
+    """Raise TraceError for a `checkify.check` that nothing has made a value of: no jit takes it."""
+    lines = [e.line or "?" for e in program.walk() if e.primitive.name == "check"]
+    if lines:
+        raise TraceError(
+            listing(
+                f"{spec.name} calls checkify.check, which jax.jit does not run as it stands.",
+                [f"at {line}" for line in dict.fromkeys(lines)],
+                "Return its error from the step: err, out = checkify.checkify(f)(*args).",
+            )
+        )
 
 
 def _type_alone(leaf: Any) -> Any:

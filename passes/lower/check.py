@@ -146,8 +146,9 @@ class _Walk:
 
     def _end(self) -> None:
         self._where = "the end"
-        for fetch in self._program.fetches:
+        for fetch in self._program.fetches:  # several outputs may be one value
             self._read(fetch.submesh, fetch.registers, repeat(fetch.sharding))
+        for fetch in self._program.fetches:
             self._held[fetch.submesh].difference_update(fetch.registers)
         for submesh, held in enumerate(self._held):
             if held:

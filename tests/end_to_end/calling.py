@@ -205,9 +205,102 @@ def unread(log: Log, ordered: bool) -> Step:
     return step
 
 
+def vmapped(log: Log, ordered: bool) -> Step:
+    """Calls for each row of the batch, as `vmap` makes them."""
+
+    def step(w: Any, b: Any) -> Any:
+        def loss(w: Any, row: Any) -> Any:
+            out = jnp.tanh(row @ w)
+            jax.debug.callback(lambda x, v: log("debug row", x, v), out, w[0], ordered=ordered)
+            return jnp.mean((out - row) ** 2)
+
+        new, value = _updated(w, lambda w: jnp.mean(jax.vmap(loss, (None, 0))(w, b)))
+        io_callback(lambda x: log("first rows", x), None, b[:2], ordered=ordered)
+        if not ordered:  # JAX has no ordered io_callback under vmap
+            jax.vmap(lambda row: io_callback(lambda x: log("row", x), None, row @ new))(b)
+        return new, value
+
+    return step
+
+
+def differentiated(log: Log, ordered: bool) -> Step:
+    """Calls within a checkpoint, which makes them twice, and in both rules of a custom_vjp."""
+
+    def step(w: Any, b: Any) -> Any:
+        @jax.custom_vjp
+        def square(x: Any) -> Any:
+            return jnp.sum(x * x)
+
+        def forward(x: Any) -> Any:
+            jax.debug.callback(lambda x: log("debug forward", x), x, ordered=ordered)
+            return jnp.sum(x * x), x
+
+        def backward(x: Any, given: Any) -> Any:
+            jax.debug.callback(lambda g, x: log("debug back", g, x), given, x, ordered=ordered)
+            return (2 * given * x,)
+
+        square.defvjp(forward, backward)
+
+        @jax.checkpoint
+        def layer(w: Any) -> Any:
+            x = jnp.tanh(b @ w)
+            jax.debug.callback(lambda s: log("debug layer", s), jnp.sum(x), ordered=ordered)
+            return jnp.sin(x)
+
+        return _updated(w, lambda w: (jnp.mean(layer(w) ** 2) + 0.01 * square(w)))
+
+    return step
+
+
+def nested(log: Log, ordered: bool) -> Step:
+    """Calls in a scan within a scan, which runs backward, and in a branch of a branch."""
+
+    def step(w: Any, b: Any) -> Any:
+        new, value = _updated(w, lambda w: jnp.mean((jnp.tanh(b @ w) - b) ** 2))
+
+        def inner(c: Any, n: Any) -> Any:
+            def say() -> None:
+                io_callback(lambda n, c: log("inner", n, c), None, n, c, ordered=ordered)
+
+            lax.cond(n > 0, lambda: lax.cond(n > 1, say, lambda: None), lambda: None)
+            return c + 1, c
+
+        def outer(c: Any, v: Any) -> Any:
+            io_callback(lambda v: log("outer", v), None, jnp.sum(v), ordered=ordered)
+            c, made = lax.scan(inner, c, jnp.arange(3), reverse=True)
+            io_callback(lambda v, m: log("rows", v, m), None, v, made, ordered=ordered)
+            return c, jnp.tanh(v)
+
+        last, out = lax.scan(outer, jnp.float32(0), jnp.stack([b, b * 2]))
+        return new, value, last, jnp.sum(out)
+
+    return step
+
+
+def loads(log: Log, ordered: bool) -> Step:
+    """A call that gives rows of the batch, made of nothing of it."""
+
+    def step(w: Any, b: Any) -> Any:
+        def load() -> Any:
+            log("load")
+            return np.arange(ROWS, dtype=np.float32) / ROWS
+
+        extra = io_callback(load, jax.ShapeDtypeStruct(b.shape[:1], jnp.float32), ordered=ordered)
+
+        def loss(w: Any) -> Any:
+            return jnp.mean((jnp.tanh(b @ w) - b) ** 2 * extra[:, None])
+
+        return _updated(w, loss)
+
+    return step
+
+
 BANK: dict[str, Callable[[Log, bool], Step]] = {
     f.__name__: f
-    for f in (scalars, rows, scanned, branches, whiles, results, unread)
+    for f in (
+        scalars, rows, scanned, branches, whiles, results, unread, vmapped, differentiated, nested,
+        loads,
+    )
 }
 
 
