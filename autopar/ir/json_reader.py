@@ -15,6 +15,7 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Choice = TypeVar("Choice", bound=Enum)
 
 _LARGEST = 2**63
+_DIGITS = 400
 _SHOWN = 40
 # Control characters but for tab and newline, and halves of characters: a terminal obeys the first,
 # and nothing can write the second.
@@ -56,7 +57,7 @@ def _not_finite(text: str) -> NoReturn:
 
 
 def _whole(text: str) -> int:
-    if len(text) > len(str(_LARGEST)) + 1:
+    if len(text) > _DIGITS:  # Python itself would refuse some thousands
         raise JsonError(f"a number of {len(text)} digits, {text[:12]}..., does not fit 64 bits")
     return int(text)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autopar.errors import InputError, listing
-from autopar.ir.json_reader import Json, JsonError, parse_json
+from autopar.ir.json_reader import Json
 from autopar.ir.text import columns, show_bytes, show_seconds
 from autopar.ir.text_file import read_text, write_text
 
@@ -132,8 +132,8 @@ def profile_from_json(text: str, where: str = "the profile") -> Profile:
     Raises InputError that lists every layer and edge that is missing something or wrong.
     """
     try:
-        data = parse_json(text)
-    except JsonError as error:
+        data: Json = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{where} is no JSON: {error}. {_REMEDY}") from None
     reader = _Reader()
     profile = reader.profile(data)

@@ -46,7 +46,7 @@ def test_a_link_to_nothing_yet_makes_its_file(tmp_path: Path) -> None:
 def test_links_in_a_circle_are_told(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
-    with pytest.raises(InputError, match="cannot write .*links"):
+    with pytest.raises(InputError, match=r"cannot write .*links"):
         write_text(PLAN_TEXT, tmp_path / "a")
 
 
