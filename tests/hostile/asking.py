@@ -59,10 +59,11 @@ def outcome(base: Base, text: str, folder: Path, *, compiles: bool = False) -> s
         done = run(*(word.format(**paths) for word in words))
         assert done.code in _CODES, (words, done.err)
         assert "Traceback" not in done.err, (words, done.err)
-    return _ran(base, plan)
+    return ran(base, plan)
 
 
-def _ran(base: Base, plan: autopar.Plan) -> str:
+def ran(base: Base, plan: autopar.Plan) -> str:
+    """Whether a plan "runs", and right, or is "refused", or is of an "other" step."""
     try:
         found: Any = autopar.parallelize(base.step, plan=plan)(*base.fresh())
     except PlanFileError:

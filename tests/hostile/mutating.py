@@ -147,3 +147,98 @@ _OPERATIONS: tuple[Callable[[Any, Any, Any, random.Random], None], ...] = (
     _delete, _duplicate, _swap, _take_over, _take_over, _move, _rename, _retype, _retype, _tweak,
     _tweak, _tweak, _tweak,
 )  # fmt: skip
+
+
+def redecided(data: dict[str, Any], seed: int) -> str:
+    """The text of a plan with one to four decisions that are well formed and may be wrong."""
+    rng, body = random.Random(seed), copy.deepcopy(data)
+    pipeline = body["pipeline"]
+    others = pipeline["other_shardings"] if pipeline is not None else []
+    plans = [body, *others]
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        plan = rng.choice(plans)
+        _REDECISIONS[rng.randrange(len(_REDECISIONS))](body, plan, rng)
+    body.pop("checksum", None)
+    return with_checksum(body)
+
+
+def _alike(body: Any, plan: Any, number: int, rng: random.Random) -> int:
+    """Another sharding of as many dims, one of the table or a new one, with partial sums or not."""
+    table = body["shardings"]
+    rank = len(table[number]["dims"])
+    same = [i for i, s in enumerate(table) if len(s["dims"]) == rank]
+    if rng.random() < 0.5:
+        return rng.choice(same)
+    axes = [axis for axis, _ in plan["mesh"]]
+    dims: list[list[str]] = [[] for _ in range(rank)]
+    partial: list[str] = []
+    for axis in axes:
+        place = rng.randrange(-2, rank)
+        if place == -2:
+            partial.append(axis)
+        elif place >= 0:
+            dims[place].append(axis)
+    table.append({"dims": dims, "partial": partial})
+    return len(table) - 1
+
+
+def _value(body: Any, plan: Any, rng: random.Random) -> None:
+    name = rng.choice(list(plan["values"]))
+    plan["values"][name] = _alike(body, plan, plan["values"][name], rng)
+
+
+def _made_on_demand(body: Any, plan: Any, rng: random.Random) -> None:
+    del body, plan["values"][rng.choice(list(plan["values"]))]
+
+
+def _assignment(body: Any, plan: Any, rng: random.Random) -> None:
+    del body
+    if plan["assignments"]:
+        _, factors = rng.choice(plan["assignments"])
+        factors[rng.randrange(len(factors))] = rng.randrange(-1, 4)
+
+
+def _without_assignment(body: Any, plan: Any, rng: random.Random) -> None:
+    del body
+    if plan["assignments"]:
+        plan["assignments"].pop(rng.randrange(len(plan["assignments"])))
+
+
+def _use(body: Any, plan: Any, rng: random.Random) -> None:
+    name = rng.choice(list(plan["values"]))
+    region = rng.choice(("forward", "backward", "update"))
+    if all(row[:2] != [name, region] for row in plan["uses"]):
+        plan["uses"].append([name, region, _alike(body, plan, plan["values"][name], rng)])
+
+
+def _shared(body: Any, plan: Any, rng: random.Random) -> None:
+    rows = plan["shared_partials"]
+    if rows and rng.random() < 0.5:
+        rows.pop(rng.randrange(len(rows)))
+    paths = [path for path, _ in plan["assignments"]] + [[rng.randrange(60)]]
+    path = rng.choice(paths)
+    if all(row[0] != path for row in rows):
+        rows.append([path, rng.choice(([0], [1], [0, 1]))])
+    del body
+
+
+def _kept(body: Any, plan: Any, rng: random.Random) -> None:
+    del rng
+    body["keeps"] = plan["keeps"] = not plan["keeps"]
+
+
+def _stages(body: Any, plan: Any, rng: random.Random) -> None:
+    del plan
+    if body["pipeline"] is None:
+        return
+    stages = body["pipeline"]["stages"]
+    stage = rng.choice(stages[:-1] or stages)
+    stage["stop"] += rng.choice((-2, -1, 1, 2))
+    stage["recompute"] = rng.random() < 0.5
+    body["pipeline"]["schedule"] = rng.choice(("gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2"))
+
+
+_REDECISIONS: tuple[Callable[[Any, Any, random.Random], None], ...] = (
+    _value, _value, _value, _made_on_demand, _assignment, _assignment, _without_assignment, _use,
+    _shared, _kept, _stages,
+)  # fmt: skip

@@ -20,8 +20,8 @@ from autopar.exporting.rules import path_rules
 from autopar.ir.batching import Batching
 from autopar.ir.plan_json import plan_from_json
 from autopar.ir.record import Record
-from tests.hostile.asking import outcome
-from tests.hostile.mutating import mutated, with_checksum
+from tests.hostile.asking import outcome, ran
+from tests.hostile.mutating import mutated, redecided, with_checksum
 from tests.hostile.steps import Base, bases
 
 Change = Callable[[dict[str, Any]], object]
@@ -159,6 +159,35 @@ def test_json_that_no_plan_is_made_of(text: str, told: str) -> None:
 
 
 # -- plans that could be, and would compute something else -----------------------------------------
+
+
+def _redecisions(plans: dict[str, Base], seeds: range) -> Counter[str]:
+    found: Counter[str] = Counter()
+    names = list(plans)
+    for seed in seeds:
+        base = plans[names[seed % len(names)]]
+        try:
+            plan = plan_from_json(redecided(base.data, seed))
+        except PlanFileError:
+            found["refused"] += 1
+            continue
+        try:
+            found[ran(base, plan)] += 1
+        except Exception as error:
+            raise AssertionError(f"other decisions {seed} of {base.name}") from error
+    return found
+
+
+def test_a_sample_of_other_decisions_is_refused_or_runs_right(plans: dict[str, Base]) -> None:
+    found = _redecisions(plans, range(20))
+    assert found["runs"] > 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(10))
+def test_1000_other_decisions_are_refused_or_run_right(plans: dict[str, Base], part: int) -> None:
+    found = _redecisions(plans, range(100 * part, 100 * part + 100))
+    assert found["runs"] > 10
 
 
 def _sharding_of(base: Base, dims: list[list[str]], partial: list[str]) -> tuple[Base, int]:
