@@ -20,9 +20,8 @@ def contents_of(plan: Plan) -> Generator[None]:
         yield
     except InputError as error:
         raise PlanFileError(
-            f"the plan for {brief(ascii(plan.origin.step), 60)} is damaged, or another autopar made "
-            f"it: {brief(error)}.\n"
-            "Plan again."
+            f"the plan for {brief(ascii(plan.origin.step), 60)} is damaged, or of another autopar: "
+            f"{brief(error)}.\nPlan again."
         ) from error
 
 

@@ -138,8 +138,8 @@ def changed_text(held: str, rng: random.Random) -> str:
         at, other = rng.choice(words), rng.choice(words)
         return held[: at.start()] + other[0] + held[at.end() :]
     if kind == 3 and held:
-        at = rng.randrange(len(held))
-        return held[:at] + rng.choice('()[]{}%:=,"#\\x0 \n') + held[at + rng.randrange(2) :]
+        cut = rng.randrange(len(held))
+        return held[:cut] + rng.choice('()[]{}%:=,"#\\x0 \n') + held[cut + rng.randrange(2) :]
     return rng.choice(_TEXTS)
 
 

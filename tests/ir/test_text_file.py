@@ -21,6 +21,10 @@ OTHER_PLAN = '{\n "checksum": "1",\n "format": 4\n}\n'
 SPECS = '{\n "step": "f",\n "cluster": "8xcpu"\n}\n'
 
 
+def _checked(_: str, path: str | Path) -> None:
+    check_output(path, PLAN)
+
+
 def names(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir())
 
@@ -103,9 +107,9 @@ def test_what_is_no_place_for_a_file_is_told_in_a_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("x = 1\n")
-    for attempt in (lambda: write_text(PLAN_TEXT, name), lambda: check_output(name, PLAN)):
+    for attempt in (write_text, _checked):
         with pytest.raises(InputError, match=why) as caught:
-            attempt()
+            attempt(PLAN_TEXT, name)
         assert "\n" not in str(caught.value)
     assert names(tmp_path) == ["train.py"]
 
@@ -123,9 +127,9 @@ def test_a_name_may_be_as_long_as_names_may_be_and_have_a_newline(tmp_path: Path
 def test_what_autopar_did_not_write_is_left_alone(tmp_path: Path, held: str) -> None:
     path = tmp_path / "train.py"
     path.write_bytes(held.encode("latin-1"))
-    for attempt in (lambda: write_text(PLAN_TEXT, path), lambda: check_output(path, PLAN)):
+    for attempt in (write_text, _checked):
         with pytest.raises(InputError, match=r"is left as it is: remove it first"):
-            attempt()
+            attempt(PLAN_TEXT, path)
     assert path.read_bytes() == held.encode("latin-1")
     assert names(tmp_path) == ["train.py"]
 
