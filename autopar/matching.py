@@ -10,6 +10,7 @@ from autopar.errors import GraphError, InputError, PlanFileError, PlanMismatchEr
 from autopar.frontend import TracedStep
 from autopar.frontend.compat import jax_minor
 from autopar.ir.plan import Argument, Plan
+from autopar.ir.text import brief
 
 
 @contextmanager
@@ -19,8 +20,8 @@ def contents_of(plan: Plan) -> Generator[None]:
         yield
     except InputError as error:
         raise PlanFileError(
-            f"the plan for {plan.origin.step!a} is damaged, or another autopar made it: {error}.\n"
-            "Plan again."
+            f"the plan for {brief(ascii(plan.origin.step), 60)} is damaged, or of another autopar: "
+            f"{brief(error)}.\nPlan again."
         ) from error
 
 

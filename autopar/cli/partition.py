@@ -13,7 +13,8 @@ from rich.text import Text
 from autopar.cli.console import out, print_json, told
 from autopar.errors import InputError
 from autopar.ir.json_reader import Json
-from autopar.ir.profile import Chain, Profile, load_profile
+from autopar.ir.profile import Chain, Profile
+from autopar.ir.profile_json import load_profile
 from autopar.passes.stage.pipedream import SYNCS, Level, Partition, PipelineStage, Sync, partition
 from autopar.report.style import ACCENT, BAD, QUIET, facts, plain_table
 

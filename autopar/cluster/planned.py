@@ -5,6 +5,7 @@ from __future__ import annotations
 from autopar.cluster.cluster import Cluster
 from autopar.errors import ClusterError, MeshError, PlanFileError
 from autopar.ir.plan import Plan
+from autopar.ir.text import brief
 
 
 def cluster_of(plan: Plan) -> Cluster:
@@ -12,13 +13,13 @@ def cluster_of(plan: Plan) -> Cluster:
 
     Raises PlanFileError where the plan holds no cluster, or another than it says.
     """
-    where = f"the plan for {plan.origin.step!a}"
+    where = f"the plan for {brief(ascii(plan.origin.step), 60)}"
     try:
         cluster = Cluster.from_toml_text(plan.origin.cluster, "the plan's cluster")
         known = cluster.device_count == plan.device_count
         agrees = known and cluster.fingerprint() == plan.origin.cluster_fingerprint
     except (ClusterError, MeshError) as error:
-        raise PlanFileError(f"{where} is damaged: {error}") from None
+        raise PlanFileError(f"{where} is damaged: {brief(error)}") from None
     if not known:
         raise PlanFileError(
             f"{where} is damaged: it is for {plan.device_count} devices, and its cluster has "

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autopar.cost.collective import SCATTER_TIE
+from autopar.errors import GraphError
 from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding import Sharding
 from autopar.ir.spmd import COLLECTIVES, Collective, MoveStep
@@ -94,8 +95,10 @@ class Resharder:
         return float(table.seconds[table.index[before], table.index[after]])
 
     def route(self, value: Value, before: Sharding, after: Sharding) -> Route:
-        """The cheapest steps of one move."""
+        """The cheapest steps of one move; raises GraphError where the value cannot lie so."""
         table = self.table(value, bool(before.partial or after.partial))
+        if before not in table.index or after not in table.index:
+            raise GraphError(f"{value} cannot go from {before} to {after} on ({self.prices.mesh})")
         states, size = list(table.index), item_bytes(value.dtype)
         here, goal = table.index[before], table.index[after]
         steps: list[MoveStep] = []

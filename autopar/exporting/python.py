@@ -94,7 +94,8 @@ def _docstring(plan: Plan) -> str:
     step, cluster, method, head, jax = map(
         escaped, (o.step, o.cluster_name, o.method, head, o.jax_minor)
     )
-    called = o.step if o.step.isidentifier() and not iskeyword(o.step) else "train_step"
+    is_name = o.step.isidentifier() and o.step.isascii() and not iskeyword(o.step)
+    called = o.step if is_name else "train_step"
     return f'''"""The step '{step}' laid out for {cluster}, under plain `jax.jit`.
 
 Written by autopar out of a plan by the method '{method}', for JAX {jax}. Use it so:

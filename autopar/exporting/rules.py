@@ -87,7 +87,9 @@ def path_rules(arguments: Sequence[Argument]) -> tuple[PathRule, ...]:
     tails = _tails(arguments)
     for a in arguments:
         dims = _trimmed(a.sharding.dims)
-        tail = next(t for t in _ends(a.path) if tails[t] == {dims})
+        # Keys 1 and "1" of a dict make one path, of which the first leaf counts.
+        *_, whole = _ends(a.path)
+        tail = next((t for t in _ends(a.path) if tails[t] == {dims}), whole)
         if dims:
             found.setdefault(f"(^|/){tail}$", dims)
     return (*sorted(found.items()), (".*", ()))

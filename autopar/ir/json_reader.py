@@ -6,6 +6,7 @@ A place is written like `pipeline.stages[2].stop`. Numbers must be finite and fi
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NoReturn, TypeVar
@@ -14,7 +15,11 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Choice = TypeVar("Choice", bound=Enum)
 
 _LARGEST = 2**63
+_DIGITS = 400
 _SHOWN = 40
+# Control characters but for tab and newline, and halves of characters: a terminal obeys the first,
+# and nothing can write the second.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class JsonError(ValueError):
@@ -52,7 +57,7 @@ def _not_finite(text: str) -> NoReturn:
 
 
 def _whole(text: str) -> int:
-    if len(text) > len(str(_LARGEST)) + 1:
+    if len(text) > _DIGITS:  # Python itself would refuse some thousands
         raise JsonError(f"a number of {len(text)} digits, {text[:12]}..., does not fit 64 bits")
     return int(text)
 
@@ -78,8 +83,11 @@ class Item:
         raise JsonError(f"{where}expected {expected}, found {shown(self.value)}")
 
     def text(self) -> str:
-        """A text."""
-        return self.value if isinstance(self.value, str) else self.fail("a text")
+        """A text that can be printed: lines and tabs, but no other control characters."""
+        value = self.value
+        if not isinstance(value, str):
+            self.fail("a text")
+        return value if _UNPRINTABLE.search(value) is None else self.fail("a text to be printed")
 
     def flag(self) -> bool:
         """True or false."""
@@ -135,6 +143,8 @@ class Item:
         value = self.value
         if not isinstance(value, dict):
             self.fail("an object")
+        if any(_UNPRINTABLE.search(key) for key in value):
+            self.fail("names that can be printed")
         return [(key, Item(entry, self._inside(key))) for key, entry in value.items()]
 
     def fields(self) -> Fields:

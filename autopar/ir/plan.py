@@ -187,8 +187,9 @@ class Plan:
                 raise GraphError(f"no plan is for a mesh ({mesh})")
         if min(self.layer_count, self.stage_count, self.microbatches) < 1:
             raise GraphError("a step has one layer, stage and microbatch or more")
-        if min(self.origin.memory_bytes, self.recomputation.seconds) < 0:
-            raise GraphError("a limit or the seconds of what is computed again are negative")
+        again = self.recomputation
+        if self.origin.memory_bytes < 1 or min(again.seconds, again.saved_bytes) < 0:
+            raise GraphError("the limit, or what is computed again, has figures below 0")
         counts = (1, 1)
         if pipeline is not None:
             pipeline.verify()

@@ -20,6 +20,7 @@ from autopar.ir.sharding_json import (
     read_table,
     sharding_json,
 )
+from autopar.ir.text import brief
 from autopar.ir.text_file import write_text
 
 
@@ -61,7 +62,9 @@ def plan_from_json(text: str, where: str = "the plan") -> Plan:
         plan = _plan(Item(body).fields())
         plan.check()
     except (JsonError, GraphError, GraphSyntaxError) as error:
-        raise PlanFileError(f"{where} is damaged: {error}. Plan again, or restore it.") from None
+        raise PlanFileError(
+            f"{where} is damaged: {brief(error)}. Plan again, or restore it."
+        ) from None
     return plan
 
 

@@ -10,7 +10,7 @@ from autopar.ir.record import Cutting, Record
 def record_json(record: Record) -> Json:
     """A record."""
     return {
-        "graph": [*record.graph.splitlines()],
+        "graph": [*record.graph.split("\n")],
         "rules": [list(pair) for pair in record.rules],
         "cutting": _cutting(record.cutting) if record.cutting is not None else None,
     }
@@ -39,7 +39,7 @@ def _cutting(cut: Cutting) -> Json:
         "loops": cut.loops,
         "barrier": cut.barrier,
         "index": cut.index,
-        "hoist": [*cut.hoist.splitlines()],
+        "hoist": [*(cut.hoist.split("\n") if cut.hoist else ())],
         "hoisted": list(cut.hoisted),
         "hoist_equations": list(cut.hoist_equations),
     }

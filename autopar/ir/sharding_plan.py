@@ -89,8 +89,8 @@ class ShardingPlan:
                 raise GraphError(f"the sharding says something of only some results of {op.kind}")
         _once([path for path, _ in self.assignments], "the op at")
         _once([path for path, _ in self.shared_partials], "the operands of the op at")
-        for path, given in self.assignments:
-            self._verify_assignment(_op_at(graph, path), given)
+        for path, assignment in self.assignments:
+            self._verify_assignment(_op_at(graph, path), assignment)
         for path, operands in self.shared_partials:
             op = _op_at(graph, path)
             if len(set(operands)) != len(operands) or not all(

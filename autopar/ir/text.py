@@ -55,3 +55,9 @@ def columns(rows: Sequence[Sequence[str]], indent: str = "") -> list[str]:
         ).rstrip()
         for row in rows
     ]
+
+
+def brief(text: object, most: int = 600) -> str:
+    """A text as an error may quote it: what a file holds may be endless."""
+    told = str(text)
+    return told if len(told) <= most else f"{told[:most]}..."

@@ -19,15 +19,14 @@ import hashlib
 import os
 import re
 import stat
+import sys
 from collections.abc import Generator
 from pathlib import Path
 
 from autopar.errors import InputError
 
-try:
+if sys.platform != "win32":  # which has no such locks: there what is left behind stays
     import fcntl
-except ImportError:  # no locks outside POSIX: there what is left behind stays
-    fcntl = None  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
 
 # What files of autopar begin with, by what they hold.
 _KINDS = {
@@ -179,9 +178,10 @@ def _replace(target: Path, data: bytes) -> None:
 
 def _keep_rights(file: int, before: os.stat_result) -> None:
     """Give a file the owner, as far as one may, and the permissions that another had."""
-    with contextlib.suppress(PermissionError):
-        os.fchown(file, before.st_uid, before.st_gid)
-    os.fchmod(file, stat.S_IMODE(before.st_mode))
+    if sys.platform != "win32":
+        with contextlib.suppress(PermissionError):
+            os.fchown(file, before.st_uid, before.st_gid)
+        os.fchmod(file, stat.S_IMODE(before.st_mode))
 
 
 def _part_of(folder: Path, name: str) -> tuple[Path, int]:
@@ -195,7 +195,7 @@ def _part_of(folder: Path, name: str) -> tuple[Path, int]:
         except FileExistsError:
             attempt += 1
             continue
-        if fcntl is None or (_locked(file) and _is_there(part, file)):
+        if _locked(file) and _is_there(part, file):
             return part, file
         os.close(file)  # somebody took it for left behind before it was locked
 
@@ -205,7 +205,7 @@ def _sweep(folder: Path, name: str) -> None:
 
     Process numbers would not tell: in containers each run has the same.
     """
-    for part in folder.glob(f".{name}.*.part") if fcntl is not None else ():
+    for part in folder.glob(f".{name}.*.part") if sys.platform != "win32" else ():
         with contextlib.suppress(OSError):
             file = os.open(part, os.O_WRONLY)
             try:
@@ -216,12 +216,14 @@ def _sweep(folder: Path, name: str) -> None:
 
 
 def _locked(file: int) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        return True
+    """Lock a file unless another has; where there are no locks, nobody has."""
+    if sys.platform != "win32":
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:  # a file system without locks
+            return True
     return True
 
 

@@ -97,9 +97,8 @@ def check_verification(item: Item) -> None:
     data["step"].text(), data["cluster"].text(), data["agrees"].flag(), data["notes"].texts()
     data["level"].one_of(Level)
     _maybe_text(data, "target")
-    numerics = data.given("numerics")
-    if numerics is not None:
-        _check_numerics(numerics.fields())
+    if data["numerics"].value is not None:
+        _check_numerics(data["numerics"].fields())
     for part in data["parts"].items():
         _check_part(part.fields())
     data.end()

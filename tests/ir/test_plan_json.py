@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 import autopar
-from autopar.errors import PlanFileError
+from autopar.errors import InputError, PlanFileError
 from autopar.ir.plan_json import plan_from_json, plan_to_json
 
 
@@ -118,7 +118,7 @@ def test_a_failed_write_leaves_the_old_file(plan: autopar.Plan, tmp_path: Path) 
     target = tmp_path / "plan.json"
     plan.save(target)
     before = target.read_bytes()
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(InputError, match="there is no folder"):
         plan.save(tmp_path / "no such folder" / "plan.json")
     assert target.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
