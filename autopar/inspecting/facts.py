@@ -11,7 +11,7 @@ from autopar.ir.rule import Rule
 from autopar.ir.sharding import Sharding
 from autopar.ir.spmd import Move, Run
 from autopar.ir.values import Role
-from autopar.passes.shard.batches import batch_factor, followed, tag_batch
+from autopar.passes.shard.batches import Part, Parts, batch_factors, followed, tag_batch
 
 _PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 _LOOK_UP = "gather"
@@ -19,20 +19,20 @@ _LOOK_UP = "gather"
 
 @dataclass(frozen=True)
 class Tags:
-    """Where values of the step have rows of the batch and positions: a dim of each."""
+    """Where values of the step have rows of the batch and positions: dims of each."""
 
-    rows: Mapping[str, int]
-    positions: Mapping[str, int]
+    rows: Mapping[str, Parts]
+    positions: Mapping[str, Parts]
 
     @classmethod
     def of(cls, graph: Graph, flows: Sequence[Flow]) -> Tags:
         """Both followed from the batch; positions are the dim after its rows, but for features."""
-        rows = tag_batch(graph).dims
-        positions: dict[str, int] = {}
+        rows = tag_batch(graph).parts
+        positions: dict[str, Parts] = {}
         for given in graph.inputs:
             value = given.value
-            if given.role is Role.BATCH and rows.get(value.name) == 0 and len(value.shape) > 1:
-                found = followed(graph, {value.name: 1})
+            if given.role is Role.BATCH and value.name in rows and len(value.shape) > 1:
+                found = followed(graph, {value.name: (Part(1, value.shape[1]),)})
                 if not any(_meets_weight(flow, found) for flow in flows):
                     positions.update(found)
         return cls(rows, positions)
@@ -138,10 +138,11 @@ class Facts:
             for name, value, sharding in zip(
                 run.results, op.results, run.result_shardings, strict=True
             ):
-                for held, dims in ((self.rows, tags.rows), (self.positions, tags.positions)):
-                    if value.name in dims and value.is_floating:
+                for held, parts in ((self.rows, tags.rows), (self.positions, tags.positions)):
+                    if value.name in parts and value.is_floating:
                         text = f"{flow.subject(name)} {value.type_text} ({name})"
-                        held.add(text, value.nbytes, sharding.dims[dims[value.name]])
+                        over = [a for d, _ in parts[value.name] for a in sharding.dims[d]]
+                        held.add(text, value.nbytes, over)
 
 
 def _axes(sharding: Sharding) -> frozenset[str]:
@@ -177,12 +178,11 @@ def _choosing(rule: Rule, weight: int) -> set[int]:
     return {f for f in mine if (f in read) == (f in made)}
 
 
-def _meets_weight(flow: Flow, dims: Mapping[str, int]) -> bool:
+def _meets_weight(flow: Flow, parts: Mapping[str, Parts]) -> bool:
     """Whether a product sums a tagged dim with a dim of a weight: then it is one of features."""
     for run, op, rule in _products(flow):
-        factor = batch_factor(rule, op, dims)
-        if factor is None or any(factor in dim for dim in rule.results[0]):
-            continue
-        if any(factor in dim for i, _ in _weights(flow, run) for dim in rule.operands[i]):
+        made = {f for dim in rule.results[0] for f in dim}
+        summed = {f for f, _ in batch_factors(rule, op, parts)} - made
+        if any(summed.intersection(dim) for i, _ in _weights(flow, run) for dim in rule.operands[i]):
             return True
     return False

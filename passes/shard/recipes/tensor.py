@@ -140,6 +140,8 @@ def _heads(name: str, reading: Reading, view: View, model: str) -> Iterator[tupl
         if not shared:
             continue
         able = [f for f in shared if op.rule.factors[f].size % size == 0]
+        if not able and len(op.rule.results[0]) > _ATTENTION_RANK:
+            continue  # fewer heads of keys than devices: as above
         if not able:
             heads = " x ".join(str(op.rule.factors[f].size) for f in shared)
             raise InfeasibleError(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from autopar.errors import InfeasibleError
 from autopar.ir.assignment import Assignment
 from autopar.ir.mesh import MeshShape
-from autopar.passes.shard.batches import BatchTags, tag_batch
+from autopar.passes.shard.batches import BatchTags, Part, tag_batch
 from autopar.passes.shard.decisions import Decision, DecisionKind, Reading
 from autopar.passes.shard.needs import Choice
 from autopar.passes.shard.recipes.base import Choices
@@ -139,16 +139,24 @@ class View:
             yield work(index)
 
     def factor(self, index: int) -> int | None:
-        """The dim or factor of a decision that carries the batch."""
-        decision = self.reading.decisions[index]
+        """The dim or factor of a decision that carries the batch.
+
+        Of several that hold parts of it, the first that the batch axes divide.
+        """
+        parts = self._parts(self.reading.decisions[index])
+        count = self.mesh.size(self.batch_axes)
+        whole = [part.at for part in parts if part.rows % count == 0]
+        return next(iter((*whole, *(part.at for part in parts))), None)
+
+    def _parts(self, decision: Decision) -> tuple[Part, ...]:
         if decision.op is not None:
-            return self.tags.factor(decision.op)
+            return self.tags.factors(decision.op)
         for member in decision.members:  # a port's own name stands for a slice of a stacked value
-            value, place = member[0], member[1]
-            dim = self.tags.dim(value.name)
-            if dim is not None and place.dims[dim] >= 0:
-                return place.dims[dim]
-        return None
+            dims = self.tags.dims(member.value.name)
+            at = ((member.place.dims[dim], rows) for dim, rows in dims)
+            if parts := tuple(Part(d, rows) for d, rows in at if d >= 0):
+                return parts
+        return ()
 
 
 def _kept(options: tuple[Choice, ...], tests: Iterator[Test]) -> tuple[Choice, ...]:
