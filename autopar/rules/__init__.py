@@ -10,3 +10,4 @@ from autopar.rules.table import REPLICATED as REPLICATED
 from autopar.rules.table import has_rule as has_rule
 from autopar.rules.table import primitive_names as primitive_names
 from autopar.rules.table import rule_for as rule_for
+from autopar.rules.table import told_primitives as told_primitives

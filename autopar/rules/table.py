@@ -23,17 +23,25 @@ from autopar.rules import (
 from autopar.rules.custom import RuleBook
 from autopar.rules.factors import RuleMaker, replicated_rule, unknown_rule
 
-# Handled by whoever holds their bodies, not by a rule.
-CONTROL = frozenset(
-    """
-    call call_hi_primitive call_hi_primitive_linearized checkpoint closed_call composite cond
-    core_call custom_jvp_call custom_jvp_call_jaxpr custom_lin custom_linear_solve
-    custom_vjp_call custom_vmap_call eval_jaxpr jit linear_call pjit program_order remat2
-    remat_opt run_state scan shard_map while xla_metadata_call
-    """.split()
-)
+# No rule is asked for these: what becomes of them, then the names.
+_HANDLED: Mapping[str, str] = {
+    "its function is planned in its place": """
+        call closed_call composite core_call custom_jvp_call custom_jvp_call_jaxpr
+        custom_linear_solve custom_vjp_call custom_vmap_call jit linear_call pjit remat_opt
+        xla_metadata_call
+    """,
+    "its bodies are planned with it": "checkpoint cond remat2 scan while",
+    "whole on every device: its function is not looked into": """
+        call_hi_primitive call_hi_primitive_linearized custom_lin eval_jaxpr program_order
+        run_state shard_map
+    """,
+}
+CONTROL: Mapping[str, str] = {
+    name: how for how, names in _HANDLED.items() for name in names.split()
+}
 
-# Stand only inside a region that the user wrote for each device, which we leave alone.
+# Stand only inside a region that the user wrote for each device, which we leave alone; the front
+# end writes sums over a dim that vmap named as sums over a dim.
 PARALLEL = frozenset(
     """
     all_gather all_gather_done all_gather_invariant all_gather_reduced all_gather_reduced_start
@@ -81,17 +89,11 @@ REPLICATED: Mapping[str, str] = {
     name: reason for reason, names in _WHOLE_BECAUSE.items() for name in names.split()
 }
 
+_FAMILIES = (
+    pointwise, shape, reshape, contract, window, index, reduce, linalg, kernels, random,
+)  # fmt: skip
 _RULES: Mapping[str, RuleMaker] = {
-    **pointwise.RULES,
-    **shape.RULES,
-    **reshape.RULES,
-    **contract.RULES,
-    **window.RULES,
-    **index.RULES,
-    **reduce.RULES,
-    **linalg.RULES,
-    **kernels.RULES,
-    **random.RULES,
+    **{name: maker for family in _FAMILIES for name, maker in family.RULES.items()},
     **{n: unknown_rule if why == _FOREIGN else replicated_rule for n, why in REPLICATED.items()},
 }
 
@@ -116,6 +118,24 @@ def has_rule(kind: str) -> bool:
 def primitive_names() -> frozenset[str]:
     """Every primitive that has a rule of its own, those replicated on purpose left out."""
     return frozenset(_RULES) - frozenset(REPLICATED)
+
+
+def told_primitives() -> tuple[tuple[str, str], ...]:
+    """Every primitive that we know and what becomes of it, by name."""
+    told = {**CONTROL, **{name: f"whole on every device: {why}" for name, why in REPLICATED.items()}}
+    for family in _FAMILIES:
+        subject = str(family.__doc__).splitlines()[0].rstrip(".")
+        for prefix in ("Rules of ", "The rule of "):
+            subject = subject.removeprefix(prefix)
+        for name, maker in family.RULES.items():
+            is_whole = maker is replicated_rule
+            told[name] = f"{'whole on every device' if is_whole else 'sharded'} as {subject}"
+    for name in PARALLEL:
+        over_rows = name in ("psum", "pmax", "pmin")
+        told[name] = "left as it is within a shard_map" + (
+            "; over a dim that vmap named, planned as a reduction" if over_rows else ""
+        )
+    return tuple(sorted(told.items()))
 
 
 def _with_whole_keys(rule: Rule, op: Op, operands: Sequence[Value]) -> Rule:

@@ -114,6 +114,7 @@ POINTWISE = [
     Example("widen", lambda x: x.astype(jnp.float32), (f(4, 8).astype(jnp.bfloat16),)),
     Example("narrow", lambda x: x.astype(jnp.bfloat16).astype(jnp.int32), (f(4, 8),)),
     Example("placed", _placed, (f(4, 8),)),
+    Example("platform", bound("platform_index", platforms=(("tpu",), None))),
 ]
 
 SHAPE = [

@@ -19,6 +19,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from autopar.frontend.dtypes import dtype_name
+from autopar.frontend.kernels import dims_apart
 from autopar.frontend.params import plain_params
 from autopar.frontend.traced import Const, Equation
 from autopar.ir.graph import Op
@@ -205,7 +206,8 @@ def op_of(equation: Equation, operands: Sequence[Any]) -> tuple[Op, list[Value]]
         Value(f"%{n}", aval.shape, dtype_name(aval.dtype))
         for n, aval in enumerate(equation.result_avals)
     )
-    params = plain_params(equation.params)
+    apart = tuple(dims_apart(equation).values())
+    params = (*plain_params(equation.params), *((("grid_apart", apart),) if apart else ()))
     return Op(equation.primitive.name, tuple(names), results, params), values
 
 

@@ -21,17 +21,17 @@ _OTHER_RELEASES = set(
 
 @pytest.mark.smoke
 def test_every_primitive_is_ruled_or_set_aside_for_a_reason() -> None:
-    known = primitive_names() | set(REPLICATED) | CONTROL | PARALLEL
+    known = primitive_names() | set(REPLICATED) | set(CONTROL) | PARALLEL
     assert sorted(set(primitives()) - known) == []
 
 
 def test_every_name_in_the_lists_is_a_primitive() -> None:
-    known = primitive_names() | set(REPLICATED) | CONTROL | PARALLEL
+    known = primitive_names() | set(REPLICATED) | set(CONTROL) | PARALLEL
     assert known - set(primitives()) <= _UNSEEN_HERE | _OTHER_RELEASES
 
 
 def test_lists_are_disjoint() -> None:
-    lists = [primitive_names(), set(REPLICATED), CONTROL, PARALLEL]
+    lists = [primitive_names(), set(REPLICATED), set(CONTROL), PARALLEL]
     assert sum(map(len, lists)) == len(set().union(*lists))
 
 

@@ -12,7 +12,7 @@ from jax import lax
 from autopar.rules.custom import RuleBook
 from autopar.rules.table import primitive_names, rule_for
 from autopar.runtime.local.rebind import rebind
-from tests.rules import cases, cases_along
+from tests.rules import cases, cases_along, cases_kernels
 from tests.rules.cases import Example, f
 from tests.rules.checking import (
     assignments,
@@ -34,11 +34,13 @@ EXAMPLES = [
     *cases_along.SCATTER,
     *cases_along.LINALG,
     *cases_along.RANDOM,
+    *cases_kernels.KERNELS,
 ]
 
 # Their results can only be whole: no axis may be given to anything.
 NEVER_SHARDED = {
     "cholesky_update",
+    "platform_index",
     "random_clone",
     "random_fold_in",
     "random_gamma",
