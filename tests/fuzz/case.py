@@ -1,7 +1,7 @@
 """One case: a program run plainly and in parallel for two steps, and how the two compare.
 
-The tolerance is the program's own noise: plain runs on inputs that differ in their last bits tell how
-far its results move, so that ill-conditioned results are not mistaken for wrong ones.
+The tolerance is the program's own noise: plain runs on inputs that differ in their last bits tell
+how far its results move, so that ill-conditioned results are not mistaken for wrong ones.
 """
 
 from __future__ import annotations
@@ -160,7 +160,11 @@ def _data(leaf: Any) -> Any:
 
 
 def _noise(
-    step: Stepper, plain: Sequence[Leaves], state: Any, batches: Sequence[Any], sizes: Sequence[float]
+    step: Stepper,
+    plain: Sequence[Leaves],
+    state: Any,
+    batches: Sequence[Any],
+    sizes: Sequence[float],
 ) -> list[dict[str, float]]:
     """How far each result moves when its inputs do by so much of themselves."""
     worst = [dict.fromkeys(leaves, 0.0) for leaves in plain]
@@ -200,7 +204,8 @@ def differing(
             got = mine[path]
             if got.shape != value.shape or got.dtype != value.dtype:
                 faults.append(
-                    f"step {number}: {path} is {got.dtype}{got.shape}, not {value.dtype}{value.shape}"
+                    f"step {number}: {path} is {got.dtype}{got.shape}, not "
+                    f"{value.dtype}{value.shape}"
                 )
                 continue
             gap, most = _gap(got, value), 6 * moves[path]

@@ -82,7 +82,8 @@ _FLOAT = {
     "reduce_precision": "lax.reduce_precision({x}, 8, 16)",
     "where_self": "jnp.where({x} > 0.217, {x}, 0.1 * {x})",
     "piecewise": (
-        "jnp.piecewise({x}, [{x} < -0.531, {x} > 0.631], [lambda x: -x, jnp.sin, lambda x: 0.5 * x])"
+        "jnp.piecewise({x}, [{x} < -0.531, {x} > 0.631], [lambda x: -x, jnp.sin, lambda x: "
+        "0.5 * x])"
     ),
     "select_list": "jnp.select([{x} < -0.61, {x} < 0.47], [jnp.sin({x}), 0.3 * {x}], {x})",
     "interp": "jnp.interp({x}, jnp.array([-1., 0., 2.]), jnp.array([0.3, -0.4, 1.]))",
@@ -117,16 +118,19 @@ _FLOAT_PAIR = {
     "where": "jnp.where({y} > 0.117, {x}, {y})",
     "lerp": "{x} + jax.nn.sigmoid({y}) * ({y} - {x})",
     "glu": "{x} * jax.nn.sigmoid({y})",
-    "eq": "({x} * 3).astype(jnp.int32) == ({y} * 3).astype(jnp.int32)",
-    "ne": "({x} * 3).astype(jnp.int32) != ({y} * 3).astype(jnp.int32)",
+    "eq": "({x} * 3).astype(jnp.int32) == jnp.int32({y} * 3)",
+    "ne": "({x} * 3).astype(jnp.int32) != jnp.int32({y} * 3)",
     "lt": "{x} < {y} + 0.01",
     "le": "{x} <= {y} - 0.02",
     "gt": "{x} > {y} + 0.03",
     "ge": "{x} >= {y} - 0.04",
     "allclose": "jnp.isclose({x}, {y}, atol=0.3)",
-    "complex": "lax.complex(*jnp.broadcast_arrays({x}.astype(jnp.float32), jnp.asarray(jnp.sin({y}), jnp.float32)))",
+    "complex": (
+        "lax.complex(*(t.astype(jnp.float32) for t in jnp.broadcast_arrays({x}, jnp.sin({y}))))"
+    ),
     "huber": "optax.losses.huber_loss({x}, {y} * jnp.ones_like({x}))",
-    "sigmoid_cross_entropy": "optax.losses.sigmoid_binary_cross_entropy({x}, jnp.tanh({y}) * 0.5 + 0.5)",
+    "sigmoid_cross_entropy": "optax.losses.sigmoid_binary_cross_entropy({x}, jnp.tanh({y}) * "
+    "0.5 + 0.5)",
     "logsumexp_pair": "jax.nn.logsumexp(jnp.stack(jnp.broadcast_arrays({x}, {y})), axis=0)",
     "vectorize": "jnp.vectorize(lambda a, b: jnp.sin(a) * b)({x}, {y})",
     "apply_along_custom_jvp": "jax.nn.softplus({x} - {y})",

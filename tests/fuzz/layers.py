@@ -39,7 +39,8 @@ def _gated_mlp(w: Writer, v: Value, draw: Draw) -> Value:
     wide, d = draw.one((16, 32)), v.shape[-1]
     both = w.let(f"{v.name} @ {w.param(d, 2 * wide)}", v.rows)
     return w.let(
-        f"(jax.nn.silu({both.name}[..., :{wide}]) * {both.name}[..., {wide}:]) @ {w.param(wide, d)}",
+        f"(jax.nn.silu({both.name}[..., :{wide}]) * {both.name}[..., {wide}:]) @ "
+        f"{w.param(wide, d)}",
         v.rows,
     )
 
@@ -300,7 +301,9 @@ def _pool(name: str, text: str) -> None:
         return _back(w, w.let(made, v.rows), v)
 
 
-_pool("max_pool", "lax.reduce_window({x}, -jnp.inf, lax.max, (1, 3, 3, 1), (1, {s}, {s}, 1), '{p}')")
+_pool(
+    "max_pool", "lax.reduce_window({x}, -jnp.inf, lax.max, (1, 3, 3, 1), (1, {s}, {s}, 1), '{p}')"
+)
 _pool("avg_pool", "lax.reduce_window({x}, 0.0, lax.add, (1, 2, 2, 1), (1, {s}, {s}, 1), '{p}') / 4")
 _pool("min_pool", "lax.reduce_window({x}, jnp.inf, lax.min, (1, 2, 2, 1), (1, {s}, {s}, 1), '{p}')")
 _pool("image_resize", "jax.image.resize({x}, (*{x}.shape[:1], 6, 5, {x}.shape[3]), 'bilinear')")
@@ -337,7 +340,8 @@ def _attention(name: str, mask: str, kv_heads: int, query_heads: int) -> None:
             u = w.let(f"jnp.repeat({u.name}, {times}, axis=-2)", v.rows)
         row = "b" if v.rows == 0 else ""
         score = w.let(
-            f'jnp.einsum("{row}qhd,{row}khd->{row}hqk", {q.name}, {k.name}) / {size**0.5:.4f}', v.rows
+            f'jnp.einsum("{row}qhd,{row}khd->{row}hqk", {q.name}, {k.name}) / {size**0.5:.4f}',
+            v.rows,
         )
         x = score.name
         if mask == "causal":
@@ -350,7 +354,8 @@ def _attention(name: str, mask: str, kv_heads: int, query_heads: int) -> None:
             if "lengths" not in w.batch or v.rows != 0:
                 raise Unfit
             score = w.let(
-                f'jnp.where(jnp.arange({t}) <= batch["lengths"][:, None, None, None] % {t}, {x}, -1e9)',
+                f'jnp.where(jnp.arange({t}) <= batch["lengths"][:, None, None, None] % {t}, '
+                f"{x}, -1e9)",
                 v.rows,
             )
         share = w.let(f"jax.nn.softmax({score.name}, -1)", v.rows)
@@ -391,7 +396,8 @@ def _linear_attention(w: Writer, v: Value, draw: Draw) -> Value:
     kv = w.let(f'jnp.einsum("{row}tk,{row}td->{row}kd", {k.name}, {v.name})', v.rows)
     norm = w.let(f'jnp.einsum("{row}tk,{row}k->{row}t", {q.name}, {k.name}.sum(-2))', v.rows)
     return w.let(
-        f'jnp.einsum("{row}tk,{row}kd->{row}td", {q.name}, {kv.name}) / ({norm.name}[..., None] + 0.5)',
+        f'jnp.einsum("{row}tk,{row}kd->{row}td", {q.name}, {kv.name}) / ({norm.name}[..., '
+        f"None] + 0.5)",
         v.rows,
     )
 
@@ -501,7 +507,8 @@ def _mixture_top(w: Writer, v: Value, draw: Draw) -> Value:
     logits = w.let(f"{v.name} @ {w.param(d, experts)}", v.rows)
     best = w.let(f"lax.top_k({logits.name}, 2)[0]", v.rows)
     gate = w.let(
-        f"jax.nn.softmax(jnp.where({logits.name} >= {best.name}[..., -1:], {logits.name}, -1e9), -1)",
+        f"jax.nn.softmax(jnp.where({logits.name} >= {best.name}[..., -1:], {logits.name}, "
+        f"-1e9), -1)",
         v.rows,
     )
     tables = w.param(experts, d, d)
@@ -518,7 +525,8 @@ def _mixture_capacity(w: Writer, v: Value, draw: Draw) -> Value:
     pick = w.let(f"jax.nn.one_hot(jnp.argmax({logits.name}, -1), {experts})", v.rows)
     place = w.let(f"(jnp.cumsum({pick.name}, 0) - 1) * {pick.name}", v.rows)
     send = w.let(
-        f"jax.nn.one_hot(jnp.where({pick.name} > 0, {place.name}, -1).astype(jnp.int32), {room})", v.rows
+        f"jax.nn.one_hot(jnp.where({pick.name} > 0, {place.name}, -1).astype(jnp.int32), {room})",
+        v.rows,
     )
     inside = w.let(f'jnp.einsum("bec,bd->ecd", {send.name}, {v.name})')
     made = w.let(f'jnp.tanh(jnp.einsum("ecd,edf->ecf", {inside.name}, {w.param(experts, d, d)}))')
@@ -532,4 +540,6 @@ def _codebook(w: Writer, v: Value, draw: Draw) -> Value:
     book = w.param(6, v.shape[-1], scale=0.7)
     gap = w.let(f"jnp.sum(({v.name}[..., None, :] - {book}) ** 2, -1)", v.rows)
     near = w.let(f"{book}[jnp.argmin({gap.name}, -1)]", v.rows)
-    return w.let(f"{v.name} + lax.stop_gradient({near.name} - {v.name}) + 0.1 * {near.name}", v.rows)
+    return w.let(
+        f"{v.name} + lax.stop_gradient({near.name} - {v.name}) + 0.1 * {near.name}", v.rows
+    )

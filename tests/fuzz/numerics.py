@@ -15,7 +15,9 @@ def _square(w: Writer, v: Value, most: int = 12) -> Value:
         raise Unfit
     x, n = v.name, v.shape[-1]
     gram = w.let(f"jnp.swapaxes({x}, -1, -2) @ {x} / {v.shape[-2]}", v.rows)
-    return w.let(f"jnp.tanh({gram.name}) * 0.3 + jnp.diag(jnp.arange({n}) * 0.5 + {1.0 + 0.3 * n})", v.rows)
+    return w.let(
+        f"jnp.tanh({gram.name}) * 0.3 + jnp.diag(jnp.arange({n}) * 0.5 + {1.0 + 0.3 * n})", v.rows
+    )
 
 
 _OF_SQUARE = {
@@ -103,7 +105,8 @@ def _cg(w: Writer, v: Value, draw: Draw) -> Value:
     if v.dtype != "float32" or v.rank != 1 or v.rows is not None:
         raise Unfit
     return w.let(
-        f"jax.scipy.sparse.linalg.cg(lambda t: 3 * t + 0.5 * jnp.roll(t, 1) + 0.5 * jnp.roll(t, -1), "
+        f"jax.scipy.sparse.linalg.cg(lambda t: 3 * t + 0.5 * jnp.roll(t, 1) + 0.5 * "
+        f"jnp.roll(t, -1), "
         f"{v.name}, maxiter=4)[0]"
     )
 
@@ -163,7 +166,8 @@ _RANDOM = {
     "random_randint": "{x} + jax.random.randint({k}, {x}.shape, -3, 4) * 0.2",
     "random_bits": "jax.random.bits({k}, {x}.shape, 'uint8')",
     "random_bfloat16": "{x} + jax.random.normal({k}, {x}.shape, jnp.bfloat16) * 0.2",
-    "random_split": "{x} + 0.2 * sum(jax.random.normal(k, {x}.shape) for k in jax.random.split({k}, 2))",
+    "random_split": "{x} + 0.2 * sum(jax.random.normal(k, {x}.shape) for k in "
+    "jax.random.split({k}, 2))",
     "random_raw_key": "{x} + 0.2 * jax.random.normal(jax.random.PRNGKey(7), {x}.shape)",
 }
 
@@ -192,7 +196,9 @@ def _categorical(w: Writer, v: Value, draw: Draw) -> Value:
 def _permutation(w: Writer, v: Value, draw: Draw) -> Value:
     axis = w.axis(v, draw, 2)
     rows = None if v.rows == axis else v.rows
-    return w.let(f"jnp.take({v.name}, jax.random.permutation({w.key()}, {v.dim(axis)}), {axis})", rows)
+    return w.let(
+        f"jnp.take({v.name}, jax.random.permutation({w.key()}, {v.dim(axis)}), {axis})", rows
+    )
 
 
 @op("random_choice")
@@ -220,7 +226,8 @@ def _fold_row(w: Writer, v: Value, draw: Draw) -> Value:
         raise Unfit
     x = v.name
     return w.let(
-        f"jax.vmap(lambda i, r: r + 0.3 * jax.random.uniform(jax.random.fold_in({w.key()}, i), r.shape))"
+        f"jax.vmap(lambda i, r: r + 0.3 * jax.random.uniform(jax.random.fold_in({w.key()}, i), "
+        f"r.shape))"
         f"(jnp.arange({v.dim(0)}), {x})",
         0,
     )
@@ -239,12 +246,14 @@ _CONTROL = {
         "(0, lax.stop_gradient({x})))[1]"
     ),
     "while_vmapped": (
-        "jax.vmap(lambda r: lax.while_loop(lambda c: jnp.max(jnp.abs(c)) > 0.913, lambda c: c * 0.7, r))"
+        "jax.vmap(lambda r: lax.while_loop(lambda c: jnp.max(jnp.abs(c)) > 0.913, lambda c: c * "
+        "0.7, r))"
         "(lax.stop_gradient({x}))"
     ),
     "map_features": "jnp.moveaxis(lax.map(jnp.sin, jnp.moveaxis({x}, -1, 0)), 0, -1)",
     "cond_vmapped": (
-        "jax.vmap(lambda r: lax.cond(jnp.mean(r) > 0.117, lambda r: jnp.sin(r) * 2, lambda r: -r, r))({x})"
+        "jax.vmap(lambda r: lax.cond(jnp.mean(r) > 0.117, lambda r: jnp.sin(r) * 2, lambda r: -r, "
+        "r))({x})"
     ),
     "switch_vmapped": (
         "jax.vmap(lambda r: lax.switch(jnp.argmax(r.reshape(-1)[:3]), "
@@ -258,7 +267,8 @@ _CONTROL = {
         "lax.fori_loop(0, 4, lambda i, t: 0.5 * (t + (jnp.abs({x}) + 0.5) / t), jnp.ones_like({x}))"
     ),
     "scan_in_vmap": (
-        "jax.vmap(lambda r: lax.scan(lambda c, t: (c * 0.5 + t, c), jnp.zeros(r.shape[1:]), r)[1])({x})"
+        "jax.vmap(lambda r: lax.scan(lambda c, t: (c * 0.5 + t, c), jnp.zeros(r.shape[1:]), "
+        "r)[1])({x})"
     ),
 }
 

@@ -1,8 +1,8 @@
 """Random train steps: what a seed draws, and the Python text that it stands for.
 
-A program has one or two streams of values. Each block is a chain of ops that reads a stream and gives it
-back with the same shape, under any number of transforms; so a block or an op can be left out, and what
-remains is a program still.
+A program has one or two streams of values. Each block is a chain of ops that reads a stream and
+gives it back with the same shape, under any number of transforms; so a block or an op can be left
+out, and what remains is a program still.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.fuzz.writing import OPS, Param, Unfit, Value, Writer
 
 FAMILIES = (elementwise, shapes, reductions, layers, numerics)
 
-# Transforms of `f(h, p, key) -> h`, as they are written; {f} is the function and {g} what they make.
+# Transforms of `f(h, p, key) -> h` as they are written; {f} is the function, {g} what they make.
 TRANSFORMS = {
     "remat": "{g} = jax.checkpoint({f})",
     "remat_policy": (
@@ -27,7 +27,8 @@ TRANSFORMS = {
     "jit": "{g} = jax.jit({f})",
     "cond": "{g} = lambda h, p, k: lax.cond(count % 2 == 0, {f}, lambda h, p, k: 0.5 * h, h, p, k)",
     "cond_data": (
-        "{g} = lambda h, p, k: lax.cond(jnp.mean(h) > 0.0517, {f}, lambda h, p, k: jnp.sin(h), h, p, k)"
+        "{g} = lambda h, p, k: lax.cond(jnp.mean(h) > 0.0517, {f}, lambda h, p, k: jnp.sin(h), "
+        "h, p, k)"
     ),
     "switch": (
         "{g} = lambda h, p, k: lax.switch(count % 3, "
@@ -292,7 +293,7 @@ def draw_program(seed: int) -> Program:
         optimizer=draw.one(tuple(OPTIMIZERS)),
         states=draw.some(tuple(STATES), draw.below(4)),
     )  # fmt: skip
-    count = 2 + draw.below(4)
+    count = 1 + draw.below(4)
     blocks = tuple(_draw_block(program, i, Draw(seed, 2, i)) for i in range(count))
     return replace(program, blocks=blocks)
 
@@ -330,7 +331,7 @@ def _draw_block(program: Program, number: int, draw: Draw) -> Block:
     value, _, w = _start(program, block)
     names = tuple(OPS)
     ops: list[tuple[str, int]] = []
-    for _ in range(1 + draw.below(4)):
+    for _ in range(1 + draw.below(3)):
         for _ in range(30):
             name, seed = draw.one(names), draw.seed()
             made = _applied(w, value, name, seed)
@@ -362,7 +363,7 @@ def as_json(program: Program) -> dict[str, Any]:
         "seed": program.seed, "rows": program.rows, "mixes": program.mixes,
         "streams": [[n, list(s)] for n, s in program.streams],
         "blocks": [
-            [b.number, b.source, b.target, [list(o) for o in b.ops], b.over, list(b.transforms), b.merge]
+            [b.number, b.source, b.target, [*b.ops], b.over, [*b.transforms], b.merge]
             for b in program.blocks
         ],
         "loss": program.loss, "gradient": program.gradient, "optimizer": program.optimizer,

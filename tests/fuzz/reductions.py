@@ -163,7 +163,8 @@ def _batch_norm(w: Writer, v: Value, draw: Draw) -> Value:
     axes, x = tuple(range(v.rank - 1)), v.name
     scale, shift = w.param(v.shape[-1], scale=0.1, mean=1.0), w.param(v.shape[-1])
     return w.let(
-        f"({x} - jnp.mean({x}, {axes})) * lax.rsqrt(jnp.var({x}, {axes}) + 0.1) * {scale} + {shift}",
+        f"({x} - jnp.mean({x}, {axes})) * lax.rsqrt(jnp.var({x}, {axes}) + 0.1) * {scale} + "
+        f"{shift}",
         v.rows,
     )
 
@@ -175,7 +176,8 @@ def _scaled_norm(w: Writer, v: Value, draw: Draw) -> Value:
     x = v.name
     scale, shift = w.param(v.shape[-1], scale=0.1, mean=1.0), w.param(v.shape[-1], scale=0.1)
     return w.let(
-        f"({x} - jnp.mean({x}, -1, keepdims=True)) / jnp.sqrt(jnp.var({x}, -1, keepdims=True) + 0.1)"
+        f"({x} - jnp.mean({x}, -1, keepdims=True)) / jnp.sqrt(jnp.var({x}, -1, "
+        f"keepdims=True) + 0.1)"
         f" * {scale} + {shift}",
         v.rows,
     )

@@ -216,7 +216,8 @@ def _unstack(w: Writer, v: Value, draw: Draw) -> Value:
     if v.shape[axis] > 8 or axis == v.rows:
         raise Unfit
     parts = w.name("u")
-    return w.let(f"(lambda {parts}: {parts}[0] * 2 + {parts}[-1])(jnp.unstack({v.name}, axis={axis}))",
+    return w.let(f"(lambda {parts}: {parts}[0] * 2 + {parts}[-1])(jnp.unstack({v.name}, "
+                 f"axis={axis}))",
                  left(v, axis))  # fmt: skip
 
 
@@ -260,7 +261,9 @@ def _dynamic_update_slice(w: Writer, v: Value, draw: Draw) -> Value:
     axis = w.axis(v, draw, 3)
     x = v.name
     part = f"2 * lax.slice_in_dim({x}, 0, 2, 1, {axis})"
-    return w.let(f"lax.dynamic_update_slice_in_dim({x}, {part}, {draw.below(2)}, {axis})", _kept(v, axis))
+    return w.let(
+        f"lax.dynamic_update_slice_in_dim({x}, {part}, {draw.below(2)}, {axis})", _kept(v, axis)
+    )
 
 
 @op("diagonal")

@@ -23,7 +23,9 @@ class Shrunk:
     tried: int
 
 
-def shrunk(program: Program, config: Config, failed: Outcome, tries: Try, most: int = 150) -> Shrunk:
+def shrunk(
+    program: Program, config: Config, failed: Outcome, tries: Try, most: int = 150
+) -> Shrunk:
     """The smallest failure found in so many tries."""
     best = Shrunk(program, config, failed, 0)
     tried = 0

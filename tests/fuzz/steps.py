@@ -38,7 +38,8 @@ LOSSES = {
         "loss = jnp.log(jnp.mean(jnp.exp(rows)))"
     ),
     "hinge": Part(
-        'rows = jnp.max(jax.nn.relu(1 + f @ params["head"] - batch["y"]), -1)\nloss = jnp.mean(rows)'
+        'rows = jnp.max(jax.nn.relu(1 + f @ params["head"] - batch["y"]), -1)\nloss = '
+        "jnp.mean(rows)"
     ),
     "root": Part(
         'rows = jnp.sum((f @ params["head"] - batch["y"]) ** 2, -1)\n'
@@ -71,25 +72,29 @@ LOSSES = {
 # Gives `loss`, `rows`, `told` and `grads`.
 GRADIENTS = {
     "plain": Part(
-        "(loss, (rows, told)), grads = jax.value_and_grad(model, has_aux=True)(params, batch, key, count)"
+        "(loss, (rows, told)), grads = jax.value_and_grad(model, has_aux=True)(params, batch, "
+        "key, count)"
     ),
     "grad": Part(
         "grads, (rows, told) = jax.grad(model, has_aux=True)(params, batch, key, count)\n"
         "loss = jnp.mean(rows)"
     ),
     "vjp": Part(
-        "loss, back, (rows, told) = jax.vjp(lambda p: model(p, batch, key, count), params, has_aux=True)\n"
+        "loss, back, (rows, told) = jax.vjp(lambda p: model(p, batch, key, count), params, "
+        "has_aux=True)\n"
         "(grads,) = back(jnp.ones_like(loss) * 2)"
     ),
     "decay": Part(
-        "(loss, (rows, told)), grads = jax.value_and_grad(model, has_aux=True)(params, batch, key, count)\n"
+        "(loss, (rows, told)), grads = jax.value_and_grad(model, has_aux=True)(params, batch, "
+        "key, count)\n"
         "grads = jax.tree.map(lambda g, p: g + 0.01 * p, grads, params)"
     ),
     "sam": Part(
         "first = jax.grad(lambda p: model(p, batch, key, count)[0])(params)\n"
         "size = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(first)) + 0.01)\n"
         "near = jax.tree.map(lambda p, g: p + 0.05 * g / size, params, first)\n"
-        "(loss, (rows, told)), grads = jax.value_and_grad(model, has_aux=True)(near, batch, key, count)"
+        "(loss, (rows, told)), grads = jax.value_and_grad(model, has_aux=True)(near, batch, "
+        "key, count)"
     ),
     "remat_all": Part(
         "(loss, (rows, told)), grads = jax.value_and_grad(jax.checkpoint(model), has_aux=True)("
@@ -139,7 +144,8 @@ class Optimizer:
 def _optax(made: str) -> Optimizer:
     return Optimizer(
         "TX.init(params)",
-        "updates, opt = TX.update(grads, opt, params)\nparams = optax.apply_updates(params, updates)",
+        "updates, opt = TX.update(grads, opt, params)\nparams = optax.apply_updates(params, "
+        "updates)",
         f"TX = {made}\n",
     )
 
@@ -164,7 +170,8 @@ OPTIMIZERS = {
     "clipped_sgd": Optimizer(
         "()",
         "size = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(grads)))\n"
-        "params = jax.tree.map(lambda p, g: p - 0.1 * g * jnp.minimum(1, 0.3 / size), params, grads)",
+        "params = jax.tree.map(lambda p, g: p - 0.1 * g * jnp.minimum(1, 0.3 / size), "
+        "params, grads)",
     ),
     "skip_not_finite": Optimizer(
         "()",
@@ -180,7 +187,8 @@ OPTIMIZERS = {
         "optax.chain(optax.clip_by_global_norm(0.3), optax.adam(1e-2, eps=1e-2))"
     ),
     "optax_schedule": _optax(
-        "optax.chain(optax.clip(0.2), optax.sgd(optax.warmup_cosine_decay_schedule(0.0, 0.1, 2, 9)))"
+        "optax.chain(optax.clip(0.2), optax.sgd(optax.warmup_cosine_decay_schedule(0.0, 0.1, "
+        "2, 9)))"
     ),
     "optax_rmsprop": _optax("optax.rmsprop(1e-2, eps=1e-2, momentum=0.5)"),
     "optax_lamb": _optax("optax.lamb(1e-2, eps=1e-2)"),
@@ -188,7 +196,8 @@ OPTIMIZERS = {
     "optax_multi_steps": _optax("optax.MultiSteps(optax.sgd(0.1), every_k_schedule=2)"),
     "optax_ema": _optax("optax.chain(optax.ema(0.9), optax.scale(-0.1))"),
     "optax_adafactor": _optax(
-        "optax.adafactor(1e-2, min_dim_size_to_factor=8, eps=1e-2, multiply_by_parameter_scale=False)"
+        "optax.adafactor(1e-2, min_dim_size_to_factor=8, eps=1e-2, "
+        "multiply_by_parameter_scale=False)"
     ),
 }
 

@@ -87,9 +87,7 @@ class Writer:
     body may read.
     """
 
-    def __init__(
-        self, start: Value, like: Value, mixes: bool, batch: Mapping[str, Value]
-    ) -> None:
+    def __init__(self, start: Value, like: Value, mixes: bool, batch: Mapping[str, Value]) -> None:
         self.mixes, self.batch = mixes, batch
         self.lines: list[str] = []
         self.params: dict[str, Param] = {}
