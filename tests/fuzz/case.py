@@ -123,7 +123,8 @@ def _parallel(loaded: Loaded, config: Config, state: Any, batches: Sequence[Any]
     options = config.options(state)
     step: autopar.ParallelStep = autopar.parallelize(loaded.step, **options)
     if config.memory_share is not None:
-        peak = step.plan_for(state, batches[0]).prediction.peak_bytes
+        roomy = autopar.plan(loaded.step, state, batches[0], **{**options, "method": "dp"})
+        peak = roomy.prediction.peak_bytes
         step = autopar.parallelize(
             loaded.step, **options, memory_gb=config.memory_share * peak / 2**30
         )

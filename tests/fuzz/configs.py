@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -36,7 +36,7 @@ start_seconds = 1e-8
 )
 RECIPES = ("dp", "zero1", "zero2", "fsdp", "hsdp", "megatron", "sequence", "fsdp+tp", "expert")
 MESHES = ((8,), (2, 4), (4, 2), (2, 2, 2))
-AXES = ("data", "model", "other")
+AXES: tuple[str, ...] = ("data", "model", "other")
 SCHEDULES = (
     "gpipe", "1f1b", "eager-1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-h2", "zb-v",
     "zb-interleaved", "auto",
@@ -45,7 +45,11 @@ SCHEDULES = (
 
 @dataclass(frozen=True)
 class Config:
-    """One way to run a step in parallel; `pins` and `random_plan` are seeds of what is drawn."""
+    """One way to run a step in parallel.
+
+    `pins` and `random_plan` are seeds of what is drawn; `memory_share` is the memory of a device as
+    a share of what data parallelism needs.
+    """
 
     quick_links: bool = True
     mesh: tuple[int, ...] | None = None
@@ -98,9 +102,8 @@ class Config:
             yield replace(self, microbatches=2)
         if self.microbatches and self.stages == 1:
             yield replace(self, microbatches=None)
-        for name in ("memory_share", "pins", "random_plan"):
-            if getattr(self, name) is not None:
-                yield replace(self, **{name: None})
+        if (self.memory_share, self.pins, self.random_plan) != (None, None, None):
+            yield replace(self, memory_share=None, pins=None, random_plan=None)
         if self.mesh is not None and len(self.mesh) > 1:
             yield replace(self, mesh=(8,))
 
@@ -111,8 +114,9 @@ class Config:
 
 def config_from(data: Mapping[str, Any]) -> Config:
     """The config that was written as plain data."""
-    mesh = data["mesh"]
-    return Config(**{**data, "mesh": None if mesh is None else tuple(mesh)})
+    mesh: Sequence[int] | None = data["mesh"]
+    made: dict[str, Any] = {**data, "mesh": None if mesh is None else tuple(mesh)}
+    return Config(**made)
 
 
 def draw_config(seed: int, number: int, mixes: bool) -> Config:
@@ -132,7 +136,7 @@ def draw_config(seed: int, number: int, mixes: bool) -> Config:
     if kind == "pins":
         return Config(quick, mesh, pins=draw.seed())
     if kind == "memory":
-        return Config(quick, mesh, memory_share=draw.one((0.5, 0.7, 0.9)))
+        return Config(quick, mesh, memory_share=draw.one((0.4, 0.6, 0.8)))
     if kind == "microbatches":
         way = Config(quick, mesh, draw.one(("auto", method)), microbatches=draw.one((2, 4)))
         return replace(way, mesh=draw.one((None, mesh)))
