@@ -21,6 +21,8 @@ from autopar.ir.sharding import Sharding, replicated
 from autopar.ir.spmd import Block, Fence, Loop, Move, Run, SpmdProgram
 from autopar.ir.values import Literal, Value
 
+_REDUCING = ("all-reduce", "reduce-scatter")
+
 
 def check_listing(graph: Graph, program: SpmdProgram, mesh: MeshShape) -> None:
     """Raise GraphError, which names the op and its line, unless the listing is sound.
@@ -100,7 +102,7 @@ class _Checker:
         left = self.lying(move.value, move.after)
         if move.combiner != "sum" and move.steps[:1]:
             first = move.steps[0]
-            if first.kind != "all-reduce" or set(first.axes) != set(move.before.partial):
+            if first.kind not in _REDUCING or set(first.axes) != set(move.before.partial):
                 raise GraphError(f"{move.value} is combined by {move.combiner} only in part")
         held[move.result] = left
 
