@@ -145,7 +145,7 @@ class _Checker:
             _fail(op, "is cut twice over one axis")
         summed = [f for f in factors if rule.factors[f].kind is Kind.REDUCE]
         passed = self._passed(op, rule, given, axes)
-        combiners = {rule.factors[f].combiner for f in summed} | ({"sum"} if passed else set())
+        combiners = {rule.factors[f].combiner for f in summed} | ({"sum"} if passed else set[str]())
         if len(combiners) > 1:
             _fail(op, f"mixes partial results that combine by {', '.join(sorted(combiners))}")
         partial = passed.union(*(factors[f] for f in summed))
