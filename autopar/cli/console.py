@@ -25,12 +25,12 @@ P = ParamSpec("P")
 
 def out() -> Console:
     """The console of answers."""
-    return _as_wide_as_told(Console(highlight=False))
+    return _as_wide_as_told(Console(highlight=False, markup=False, emoji=False))
 
 
 def err() -> Console:
     """The console of progress, warnings and errors."""
-    return _as_wide_as_told(Console(stderr=True, highlight=False))
+    return _as_wide_as_told(Console(stderr=True, highlight=False, markup=False, emoji=False))
 
 
 def _as_wide_as_told(console: Console) -> Console:

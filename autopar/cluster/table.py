@@ -112,21 +112,22 @@ def _checked(kind: type[_Kind], table: object, where: str) -> dict[str, Any]:
 
     Raises ClusterError on entries that are missing, unknown, or of another type.
     """
-    if not isinstance(table, Mapping):
+    if not isinstance(table, dict):
         raise ClusterError(f"{where} = {_shown(table)} must be a table")
+    given = cast(Table, table)
     fields = {field.name: field for field in dataclasses.fields(kind)}
-    unknown = sorted(set(table) - set(fields))
+    unknown = sorted(set(given) - set(fields))
     missing = [
         name
         for name, field in fields.items()
-        if name not in table and field.default is dataclasses.MISSING
+        if name not in given and field.default is dataclasses.MISSING
     ]
     if unknown or missing:
         raise ClusterError(
             f"{where} lacks {missing} and does not know {unknown}; it has {sorted(fields)}"
         )
     found: dict[str, Any] = {}
-    for name, entry in table.items():
+    for name, entry in given.items():
         found[name] = _fitted(str(fields[name].type), name, entry, where)
     return found
 
@@ -160,7 +161,9 @@ def _listed(kind: str, name: str, entry: object, where: str) -> tuple[object, ..
         type(e) not in accepted or not abs(cast(float, e)) < _LARGEST_WHOLE
         for e in cast(list[object], entry)
     ):
-        raise ClusterError(f"{where}: {name} = {_shown(entry)} must be a list of {item.__name__}s")
+        raise ClusterError(
+            f"{where}: {name} = {_shown(cast(object, entry))} must be a list of {item.__name__}s"
+        )
     items = tuple(cast(list[object], entry))
     return tuple(float(cast(float, e)) for e in items) if item is float else items
 

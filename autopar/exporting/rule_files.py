@@ -130,7 +130,7 @@ def _axes(given: object) -> Axes:
         return (given,)
     axes = cast("Sequence[object]", given if isinstance(given, list | tuple) else [given])
     if not all(isinstance(axis, str) for axis in axes):
-        raise ValueError(f"{shown(given)} is no mesh axis")
+        raise ValueError(f"{shown(cast(object, given))} is no mesh axis")
     return tuple(map(str, axes))
 
 

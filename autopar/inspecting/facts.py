@@ -183,6 +183,8 @@ def _meets_weight(flow: Flow, parts: Mapping[str, Parts]) -> bool:
     for run, op, rule in _products(flow):
         made = {f for dim in rule.results[0] for f in dim}
         summed = {f for f, _ in batch_factors(rule, op, parts)} - made
-        if any(summed.intersection(dim) for i, _ in _weights(flow, run) for dim in rule.operands[i]):
+        if any(
+            summed.intersection(dim) for i, _ in _weights(flow, run) for dim in rule.operands[i]
+        ):
             return True
     return False

@@ -22,6 +22,8 @@ from autopar.ir.sharding import Sharding, replicated
 from autopar.ir.spmd import Block, Fence, Loop, Move, Run, SpmdProgram
 from autopar.ir.values import Literal, Value
 
+_REDUCING = ("all-reduce", "reduce-scatter")
+
 
 def check_listing(graph: Graph, program: SpmdProgram, mesh: MeshShape) -> None:
     """Raise GraphError, which names the op and its line, unless the listing is sound.
@@ -101,7 +103,7 @@ class _Checker:
         left = self.lying(move.value, move.after)
         if move.combiner != "sum" and move.steps[:1]:
             first = move.steps[0]
-            if first.kind != "all-reduce" or set(first.axes) != set(move.before.partial):
+            if first.kind not in _REDUCING or set(first.axes) != set(move.before.partial):
                 raise GraphError(f"{move.value} is combined by {move.combiner} only in part")
         held[move.result] = left
 
@@ -145,7 +147,7 @@ class _Checker:
             _fail(op, "is cut twice over one axis")
         summed = [f for f in factors if rule.factors[f].kind is Kind.REDUCE]
         passed = self._passed(op, rule, given, axes)
-        combiners = {rule.factors[f].combiner for f in summed} | ({"sum"} if passed else set())
+        combiners = {rule.factors[f].combiner for f in summed} | ({"sum"} if passed else set[str]())
         if len(combiners) > 1:
             _fail(op, f"mixes partial results that combine by {', '.join(sorted(combiners))}")
         partial = passed.union(*(factors[f] for f in summed))

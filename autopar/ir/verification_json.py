@@ -94,7 +94,10 @@ def _compiled(made: Compiled) -> Json:
 def check_verification(item: Item) -> None:
     """Raise JsonError unless an item is what `verification_data` gives."""
     data = item.fields()
-    data["step"].text(), data["cluster"].text(), data["agrees"].flag(), data["notes"].texts()
+    data["step"].text()
+    data["cluster"].text()
+    data["agrees"].flag()
+    data["notes"].texts()
     data["level"].one_of(Level)
     _maybe_text(data, "target")
     if data["numerics"].value is not None:
@@ -115,11 +118,16 @@ def _maybe_number(data: Fields, key: str) -> None:
 
 
 def _check_numerics(data: Fields) -> None:
-    data["agrees"].flag(), data["steps"].whole(), data["devices"].whole()
-    data["where"].text(), data["rounding"].text(), data["notes"].texts()
+    data["agrees"].flag()
+    data["steps"].whole()
+    data["devices"].whole()
+    data["where"].text()
+    data["rounding"].text()
+    data["notes"].texts()
     for item in data["outputs"].items():
         output = item.fields()
-        output["path"].text(), output["agrees"].flag()
+        output["path"].text()
+        output["agrees"].flag()
         for key in ("error", "noise", "tolerance"):
             _maybe_number(output, key)
         output.end()
@@ -128,26 +136,33 @@ def _check_numerics(data: Fields) -> None:
 
 def _check_part(data: Fields) -> None:
     _maybe_text(data, "name")
-    data["alike"].texts(), data["agrees"].flag(), data["differences"].texts()
-    data["device_bytes"].number(), data["fits"].flag()
+    data["alike"].texts()
+    data["agrees"].flag()
+    data["differences"].texts()
+    data["device_bytes"].number()
+    data["fits"].flag()
     for item in data["figures"].items():
         figure = item.fields()
-        figure["name"].text(), figure["axes"].texts()
+        figure["name"].text()
+        figure["axes"].texts()
         figure["negligible"].flag()
         if figure["agrees"].value is not None:
             figure["agrees"].flag()
         _maybe_text(figure, "kind")
         _maybe_number(figure, "ratio")
         unit = next((u.value for u in Unit if figure.get(f"predicted_{u.value}")), "seconds")
-        figure[f"predicted_{unit}"].number(), figure[f"compiled_{unit}"].number()
+        figure[f"predicted_{unit}"].number()
+        figure[f"compiled_{unit}"].number()
         figure.end()
     _check_compiled(data["compiled"].fields())
     data.end()
 
 
 def _check_compiled(data: Fields) -> None:
-    data["target"].text(), data["compiler"].text()
-    data["argument_bytes"].number(), data["peak_bytes"].number()
+    data["target"].text()
+    data["compiler"].text()
+    data["argument_bytes"].number()
+    data["peak_bytes"].number()
     for key in ("step_seconds", "exposed_seconds"):
         _maybe_number(data, key)
     _maybe_text(data, "out_of_memory")
@@ -155,6 +170,8 @@ def _check_compiled(data: Fields) -> None:
         found = item.fields()
         for key in ("kind", "dtype", "op", "line"):
             found[key].text()
-        found["axes"].texts(), found["bytes"].whole(), found["runs"].whole()
+        found["axes"].texts()
+        found["bytes"].whole()
+        found["runs"].whole()
         found.end()
     data.end()

@@ -1,4 +1,4 @@
-"""Sums over microbatches or trips of a loop, as what comes after reads them: in groups of their own.
+"""Sums over microbatches or a loop's trips, as what comes after reads them: in own groups.
 
 So a sum may stay partial over devices while it grows, and is combined when it is whole.
 """

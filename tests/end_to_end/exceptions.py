@@ -7,8 +7,6 @@ from tests.end_to_end.combos import Combo
 # (model, mesh): how the tensor parallel recipes must refuse it.
 _UNEVEN_HEADS: dict[tuple[str, tuple[int, ...]], str] = {
     ("gpt_scan_raw", (8,)): "splits attention heads over data=8, .* has 4 heads",
-    ("gqa_llama", (8,)): "splits attention heads over data=8, .* has 2 heads",
-    ("gqa_llama", (2, 4)): "splits attention heads over model=4, .* has 2 heads",
 }
 _WITH_EXPERTS = ("moe", "moe_switch")
 _NO_SEQUENCE = (

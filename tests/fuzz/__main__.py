@@ -27,7 +27,7 @@ def main() -> int:
     parser.add_argument("--seeds", default="0:100", help="from:to, or a list such as 3,17")
     parser.add_argument("--configs", type=int, default=1, help="configs for each program")
     parser.add_argument("--jobs", type=int, default=1, help="worker processes")
-    parser.add_argument("--limit", type=float, default=180.0, help="seconds for one case")
+    parser.add_argument("--limit", type=float, default=150.0, help="seconds of work for one case")
     parser.add_argument("--seconds", type=float, help="start no case after so long")
     parser.add_argument("--out", type=Path, help="where failures and refusals go, a line each")
     parser.add_argument("--show", action="store_true", help="print the programs, run nothing")

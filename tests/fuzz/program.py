@@ -324,7 +324,9 @@ def _draw_block(program: Program, number: int, draw: Draw) -> Block:
         choices += ["time"] * 2 if len(shapes[target]) == 2 else []
         over = draw.one(choices)
     if draw.chance(0.5):
-        fit = [t for t in TRANSFORMS if t != "cond_data" or program.mixes or over in ("rows",)]
+        fit = [t for t in TRANSFORMS if t != "cond_data" or program.mixes or over == "rows"]
+        # No gradient goes through a `while`, and the other stream would come in from outside.
+        fit = [t for t in fit if t != "while" or source == target]
         transforms = draw.some(fit, 1 + draw.chance(0.3))
     transforms = _in_order(transforms)
     block = Block(number, source, target, (), over, transforms, draw.one(tuple(MERGES)))

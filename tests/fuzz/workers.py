@@ -5,6 +5,7 @@ A worker reads a line of JSON for each case and writes one with its outcome.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -20,6 +21,7 @@ from typing import Any
 from tests.fuzz.case import Outcome
 
 ROOT = Path(__file__).parents[2]
+PATIENCE = 5
 CASES_EACH = 60  # compiled programs pile up in a process
 
 
@@ -88,12 +90,13 @@ class Worker:
         try:
             self._process.stdin.write(task.as_line() + "\n")
             self._process.stdin.flush()
-            line = self._lines.get(timeout=limit)
-        except queue.Empty:
-            self.end()
-            return Done(task, Outcome("hang", "", f"no answer in {limit:.0f} s", limit), given, ())
+            line = self._answer(limit)
         except BrokenPipeError:
             line = ""
+        if line is None:
+            self.end()
+            text = f"no answer after {limit:.0f} s of work, or {PATIENCE} times that by the clock"
+            return Done(task, Outcome("hang", "", text, limit), given, ())
         if not line:
             code = self._process.wait()
             detail = "".join(self._errors[-12:])
@@ -101,6 +104,25 @@ class Worker:
         data = json.loads(line)
         made = data["outcome"] | {"primitives": tuple(data["outcome"]["primitives"])}
         return Done(task, Outcome(**made), data["config"], tuple(data["kinds"]))
+
+    def _answer(self, limit: float) -> str | None:
+        """The next line, or None after so much work: a busy machine makes no case a hang."""
+        began, worked = time.monotonic(), self._worked()
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._lines.get(timeout=2)
+            spent = time.monotonic() - began
+            if spent > PATIENCE * limit or self._worked() - worked > limit:
+                return None
+
+    def _worked(self) -> float:
+        """Seconds that the process has worked, where the system tells; 0 where it does not."""
+        try:
+            text = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="utf-8")
+        except OSError:
+            return 0.0
+        user, system = text.rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
     def end(self) -> None:
         """End the process."""
