@@ -11,7 +11,7 @@ from typing import Any, Literal
 from autopar.cluster import Cluster as Cluster
 from autopar.collection import paused_collection
 from autopar.errors import InputError
-from autopar.frontend import StepSpec
+from autopar.frontend import StepSpec, read_call
 from autopar.inspecting.compare import compare as compare
 from autopar.inspecting.explain import explain as explain_opened
 from autopar.inspecting.inspect import inspect as inspect_opened
@@ -193,7 +193,8 @@ def lint(
     """
     request = Request(_cluster(cluster, None), microbatches=microbatches)
     step: ParallelStep = parallelize(fun, cluster=request.cluster)
-    return lint_step(step.spec, args, kwargs or {}, request)
+    call = read_call(step.spec, args, dict(kwargs or {}))
+    return lint_step(call.spec, call.args, call.kwargs, request)
 
 
 def write_report(

@@ -12,7 +12,7 @@ from typing import Any
 from autopar.cluster import Cluster, device_order
 from autopar.collection import paused_collection
 from autopar.errors import PlanError
-from autopar.frontend import StepSpec, read_call, trace
+from autopar.frontend import Call, StepSpec, pure_creation, read_call, trace
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan
 from autopar.ir.text_file import write_text
@@ -74,11 +74,11 @@ class ParallelStep:
         call = read_call(self._spec, args, kwargs)
         executor = self._executors.get(call.signature)
         if executor is None:
-            executor = self._executor(args, kwargs)
+            executor = self._executor(call)
         self._latest = self._planned[call.signature]
         if self._trace_path is not None:
-            return self._recorded(executor, call.leaves)
-        return executor(call.leaves)
+            return call.pure.closed(self._recorded(executor, call.leaves))
+        return call.pure.closed(executor(call.leaves))
 
     def trace(self, path: str | Path) -> None:
         """Measure the next step of stage programs and write its spans to `path`.
@@ -114,6 +114,12 @@ class ParallelStep:
         Before there is a plan, leaves are cut up evenly over all devices and the first step
         moves them once.
         """
+        created, closed = pure_creation(create_state)
+        return closed(self._created(created, args, kwargs))
+
+    def _created(
+        self, create_state: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
         plan = self._latest.plan if self._latest is not None else self._given
         if plan is not None and plan.pipeline is not None:
             return create_on_submeshes(create_state, args, kwargs, plan.arguments, _submeshes(plan))
@@ -128,8 +134,7 @@ class ParallelStep:
 
         Of stage programs a mapping: the name of each part, such as "F0", to its compiled object.
         """
-        executor = self._executor(args, kwargs)
-        return executor.compile()
+        return self._executor(read_call(self._spec, args, kwargs)).compile()
 
     # -- planning --------------------------------------------------------------------------
 
@@ -153,10 +158,14 @@ class ParallelStep:
         self, *args: Any, watchers: Sequence[Watcher] = (), **kwargs: Any
     ) -> Planned | PlannedStages:
         """The trace, graph, plan and program for these arguments."""
-        key = read_call(self._spec, args, kwargs).signature
-        if key not in self._planned:
-            self._planned[key] = self._make(args, kwargs, watchers)
-        self._latest = self._planned[key]
+        return self._planned_for(read_call(self._spec, args, kwargs), watchers)
+
+    def _planned_for(
+        self, call: Call, watchers: Sequence[Watcher] = ()
+    ) -> Planned | PlannedStages:
+        if call.signature not in self._planned:
+            self._planned[call.signature] = self._make(call, watchers)
+        self._latest = self._planned[call.signature]
         return self._latest
 
     def what_if(
@@ -194,8 +203,9 @@ class ParallelStep:
         """
         chosen = Cluster.parse(target) if target is not None else None
         inquiry = Inquiry(level_named(level), chosen, steps, devices, limit_seconds)
-        planned = self.planned(*args, **kwargs)
-        return verify_planned(planned, Called(self._spec, args, kwargs), inquiry)
+        call = read_call(self._spec, args, kwargs)
+        called = Called(call.spec, call.args, call.kwargs)
+        return verify_planned(self._planned_for(call), called, inquiry)
 
     def under(self, plan: Plan) -> ParallelStep:
         """The same step and options under a plan that was made before."""
@@ -203,28 +213,24 @@ class ParallelStep:
         request = replace(self._request, cluster=cluster)
         return ParallelStep(self._spec, request, self._donate, plan)
 
-    def _make(
-        self, args: Sequence[Any], kwargs: dict[str, Any], watchers: Sequence[Watcher]
-    ) -> Planned | PlannedStages:
+    def _make(self, call: Call, watchers: Sequence[Watcher]) -> Planned | PlannedStages:
         start = time.perf_counter()
         with paused_collection():
-            traced = trace(self._spec, args, kwargs)
+            traced = trace(call.spec, call.args, call.kwargs)
             graph = graph_of(traced, self._request.rules)
             for watcher in watchers:
                 watcher.after("trace", self._spec, graph, time.perf_counter() - start)
-            source = Source.of(self._spec, args, kwargs, traced, self._request)
+            source = Source.of(call.spec, call.args, call.kwargs, traced, self._request)
             if self._given is None:
                 return plan_step(graph, self._request, source, watchers)
             if self._given.pipeline is not None:
                 return stages_before(self._given, source, self._request.rules)
             return planned_before(self._given, traced, graph, self._request.rules)
 
-    def _executor(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Executor | PipelineExecutor:
-        key = read_call(self._spec, args, kwargs).signature
-        if key not in self._executors:
-            planned = self.planned(*args, **kwargs)
-            self._executors[key] = self._compiled(planned)
-        return self._executors[key]
+    def _executor(self, call: Call) -> Executor | PipelineExecutor:
+        if call.signature not in self._executors:
+            self._executors[call.signature] = self._compiled(self._planned_for(call))
+        return self._executors[call.signature]
 
     def _compiled(self, planned: Planned | PlannedStages) -> Executor | PipelineExecutor:
         if isinstance(planned, Planned):
