@@ -182,7 +182,7 @@ def _equinox_call(eqx: ModuleType, call: PureCall, everywhere: bool) -> PureCall
     def given(tree: Any) -> Any:
         return _with_constants(eqx, tree, everywhere)
 
-    @functools.wraps(fun)
+    @functools.wraps(fun, updated=())
     def step(*args: Any, **kwargs: Any) -> Any:
         args = tuple(a if i in numbers else _without_constants(a) for i, a in enumerate(args))
         named = {k: a if k in names else _without_constants(a) for k, a in kwargs.items()}
@@ -262,7 +262,7 @@ def _nnx_call(nnx: ModuleType, call: PureCall, changing: tuple[str, ...]) -> Pur
                 placed[argument.position] = value
         return tuple(placed), named
 
-    @functools.wraps(fun)
+    @functools.wraps(fun, updated=())
     def step(*args: Any, **kwargs: Any) -> Any:
         given = taken(args, kwargs)
         with nnx.merge_context() as context:

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from autopar.errors import ArgumentError, TraceError
+from autopar.errors import ArgumentError, AutoparError, TraceError
 from autopar.frontend.arguments import (
     StepSpec,
     check_arrays,
@@ -71,14 +71,16 @@ def seal(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedS
 def _trace(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     fun: Any = spec.fun
     numbers, names = spec.static(args)
-    if not isinstance(fun, jax.stages.Wrapped):
-        fun = jax.jit(fun, static_argnums=numbers, static_argnames=names)
     try:
+        if not isinstance(fun, jax.stages.Wrapped):
+            fun = jax.jit(fun, static_argnums=numbers, static_argnames=names)
         return fun.trace(
             *(a if i in numbers else _unplaced(a) for i, a in enumerate(args)),
             **{k: a if k in names else _unplaced(a) for k, a in kwargs.items()},
         )
-    except Exception as error:
+    except AutoparError:
+        raise
+    except (Exception, SystemExit) as error:
         raise TraceError(
             f"{spec.name} does not trace: {type(error).__name__}: {_first_line(error)}\n"
             f"It was called with {_shapes(args, kwargs)}.\n"
@@ -98,7 +100,7 @@ def _type_alone(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [""])[0]
 
 
