@@ -19,7 +19,16 @@ from autopar.ir.text_file import write_text
 from autopar.ir.verification import Verification
 from autopar.passes.base import Watcher
 from autopar.planning import Planned, graph_of, plan_step, planned_before, replan_any
-from autopar.request import Request, memory_bytes_of, pins_of
+from autopar.options import (
+    a_plan,
+    cluster_of,
+    memory_bytes_of,
+    number_of,
+    pins_of,
+    seconds_of,
+    step_of,
+)
+from autopar.request import Request
 from autopar.runtime.bind import BoundMesh, bind_mesh
 from autopar.runtime.executor import Executor
 from autopar.runtime.pipeline import PipelineExecutor, PipelineOptions
@@ -114,7 +123,7 @@ class ParallelStep:
         Before there is a plan, leaves are cut up evenly over all devices and the first step
         moves them once.
         """
-        created, closed = pure_creation(create_state)
+        created, closed = pure_creation(step_of(create_state, "create_state"))
         return closed(self._created(created, args, kwargs))
 
     def _created(
@@ -201,15 +210,21 @@ class ParallelStep:
         `target`, for which no device of it is needed; "full" has a TPU's generate code as well.
         Raises VerifyError where the compiler is not installed, or has no answer within the limit.
         """
-        chosen = Cluster.parse(target) if target is not None else None
-        inquiry = Inquiry(level_named(level), chosen, steps, devices, limit_seconds)
+        chosen = cluster_of(target) if target is not None else None
+        inquiry = Inquiry(
+            level_named(level),
+            chosen,
+            number_of(steps, "steps"),
+            number_of(devices, "devices") if devices is not None else None,
+            seconds_of(limit_seconds, "limit_seconds"),
+        )
         call = read_call(self._spec, args, kwargs)
         called = Called(call.spec, call.args, call.kwargs)
         return verify_planned(self._planned_for(call), called, inquiry)
 
     def under(self, plan: Plan) -> ParallelStep:
         """The same step and options under a plan that was made before."""
-        cluster = Cluster.from_toml_text(plan.origin.cluster, "the plan's cluster")
+        cluster = Cluster.from_toml_text(a_plan(plan).origin.cluster, "the plan's cluster")
         request = replace(self._request, cluster=cluster)
         return ParallelStep(self._spec, request, self._donate, plan)
 
@@ -244,7 +259,8 @@ class ParallelStep:
 
     def _bound(self, plan: Plan) -> BoundMesh:
         cluster = Cluster.from_toml_text(plan.origin.cluster, "the plan's cluster")
-        return bind_mesh(plan.mesh, device_order(cluster, plan.mesh))
+        own = self._request.order if plan.mesh == self._request.mesh else None
+        return bind_mesh(plan.mesh, own if own is not None else device_order(cluster, plan.mesh))
 
 
 def _submeshes(plan: Plan) -> tuple[BoundMesh, ...]:
