@@ -9,6 +9,7 @@ from typing import cast
 
 from autopar.errors import InputError, PinError
 
+_SHOWN = 200
 Dims = tuple[tuple[str, ...] | None, ...]
 
 
@@ -22,7 +23,7 @@ def load_pins(path: Path) -> dict[str, Dims]:
     try:
         held = json.loads(path.read_text(encoding="utf-8"))["pins"]
         return {pattern: tuple(map(_axes, dims)) for pattern, dims in held.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(
             f"{str(path)!r} holds no pins ({type(error).__name__}: {error}); write "
             '{"pins": {PATTERN: [null, AXIS, [AXIS, ...]]}}, as autopar import does'
@@ -39,7 +40,7 @@ def _read_pin(text: str) -> tuple[str, Dims]:
     pattern, _, spec = text.partition("=")
     try:
         call = ast.parse(spec.strip(), mode="eval").body
-    except SyntaxError:
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise _misread(text) from None
     named = isinstance(call, ast.Call) and ast.unparse(call.func) in ("P", "PartitionSpec")
     if not pattern.strip() or not isinstance(call, ast.Call) or not named or call.keywords:
@@ -63,6 +64,6 @@ def _dim(entry: ast.expr, text: str) -> tuple[str, ...] | None:
 
 def _misread(text: str) -> PinError:
     return PinError(
-        f"pin {text!r} is not understood; write PATTERN=P(...), as in "
+        f"pin {text[:_SHOWN]!r} is not understood; write PATTERN=P(...), as in "
         "'params/**/kernel=P(None,\"model\")', with None or axis names, one for each dim"
     )

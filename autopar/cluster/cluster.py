@@ -28,6 +28,9 @@ from autopar.errors import ClusterError
 from autopar.ir.text import columns, show_bytes, show_count, show_seconds
 
 
+_SHOWN = 200
+
+
 @dataclass(frozen=True)
 class Cluster:
     """Equal devices and the wires between them; nothing about meshes.
@@ -78,9 +81,10 @@ class Cluster:
         """
         try:
             text = Path(path).read_text(encoding="utf-8")
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a NUL byte in the path
+            why = error.strerror if isinstance(error, OSError) else error
             raise ClusterError(
-                f"cluster file {str(path)!r} cannot be read: {error.strerror}; "
+                f"cluster file {str(path)[:_SHOWN]!r} cannot be read: {why}; "
                 "give the path of a TOML file as Cluster.to_toml() writes it"
             ) from error
         return cls.from_toml_text(text, str(path))
