@@ -164,6 +164,7 @@ def parallelize(
     spec = StepSpec(step, static, names, state)
     return ParallelStep(spec, request, flag_of(donate, "donate"), given)
 
+
 def plan(fun: Callable[..., Any], *args: Any, **options: Any) -> Plan:
     """The plan of a step on these arguments, concrete or abstract; options as for parallelize."""
     step: ParallelStep = parallelize(step_of(fun), **options)

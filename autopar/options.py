@@ -31,7 +31,7 @@ from autopar.ir.plan_json import load_plan
 from autopar.passes.shard.recipes import RECIPES
 from autopar.request import Pins, Request
 from autopar.rules import RuleBook
-from autopar.runtime.bind import mesh_shape, positions_of
+from autopar.runtime.bind import is_mesh, mesh_shape, positions_of
 from autopar.schedule.table import SCHEDULES
 
 _SHOWN = 60
@@ -180,7 +180,7 @@ def mesh_of(given: object) -> tuple[MeshShape | None, tuple[int, ...] | None]:
     """The mesh, and the numbers of its devices in its order where it has devices of its own."""
     if given is None or isinstance(given, MeshShape):
         return given, None
-    if hasattr(given, "axis_names") and hasattr(given, "axis_sizes"):
+    if is_mesh(given):
         return mesh_shape(given), positions_of(given)
     if isinstance(given, str):
         return MeshShape.of(given), None

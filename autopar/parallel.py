@@ -17,8 +17,6 @@ from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan
 from autopar.ir.text_file import write_text
 from autopar.ir.verification import Verification
-from autopar.passes.base import Watcher
-from autopar.planning import Planned, graph_of, plan_step, planned_before, replan_any
 from autopar.options import (
     a_plan,
     cluster_of,
@@ -28,6 +26,8 @@ from autopar.options import (
     seconds_of,
     step_of,
 )
+from autopar.passes.base import Watcher
+from autopar.planning import Planned, graph_of, plan_step, planned_before, replan_any
 from autopar.request import Request
 from autopar.runtime.bind import BoundMesh, bind_mesh
 from autopar.runtime.executor import Executor
@@ -169,9 +169,7 @@ class ParallelStep:
         """The trace, graph, plan and program for these arguments."""
         return self._planned_for(read_call(self._spec, args, kwargs), watchers)
 
-    def _planned_for(
-        self, call: Call, watchers: Sequence[Watcher] = ()
-    ) -> Planned | PlannedStages:
+    def _planned_for(self, call: Call, watchers: Sequence[Watcher] = ()) -> Planned | PlannedStages:
         if call.signature not in self._planned:
             self._planned[call.signature] = self._make(call, watchers)
         self._latest = self._planned[call.signature]

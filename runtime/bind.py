@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from autopar.errors import MeshError
 from autopar.ir.mesh import MeshShape
@@ -66,6 +66,11 @@ def with_axis(mesh: Mesh) -> Mesh:
 def shape_with_axis(mesh: MeshShape) -> MeshShape:
     """The shape of what `with_axis` gives."""
     return mesh if mesh.names else MeshShape(("one",), (1,))
+
+
+def is_mesh(given: object) -> bool:
+    """Whether something is a mesh of JAX's, with devices or abstract."""
+    return isinstance(given, Mesh | AbstractMesh)
 
 
 def mesh_shape(mesh: Any) -> MeshShape:

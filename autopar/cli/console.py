@@ -86,7 +86,7 @@ class Commands(click.Group):
                 stream.reconfigure(errors="replace")
         with _written_out():
             try:
-                return super().main(*args, **extra)
+                return click.Group.main(self, *args, **extra)
             finally:
                 if sys.stdout is not None:  # pyright: ignore[reportUnnecessaryComparison]
                     sys.stdout.flush()
@@ -94,7 +94,7 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; click itself would end with 1 where nobody reads on."""
         with _written_out():
-            return super().invoke(ctx)
+            return click.Group.invoke(self, ctx)
 
 
 @contextmanager

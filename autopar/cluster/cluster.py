@@ -27,7 +27,6 @@ from autopar.cluster.topology import Topology, Torus
 from autopar.errors import ClusterError
 from autopar.ir.text import columns, show_bytes, show_count, show_seconds
 
-
 _SHOWN = 200
 
 

@@ -161,7 +161,7 @@ def _fault(leaf: Any) -> str:
 
 def type_of_leaf(leaf: Any) -> tuple[tuple[int, ...], str]:
     """Shape and dtype of an array, a number or the shape of an array."""
-    if getattr(leaf, "dtype", None) is None or not hasattr(leaf, "shape"):
+    if getattr(leaf, "dtype", None) is None or getattr(leaf, "shape", None) is None:
         leaf = jax.typeof(leaf)
     canonical_dtype(leaf.dtype)
     return tuple(leaf.shape), str(leaf.dtype)

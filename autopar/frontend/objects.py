@@ -166,7 +166,7 @@ def _is_constant(node: Any) -> TypeGuard[Constant]:
 def _is_filtered(fun: Any) -> bool:
     """Whether equinox's filter_jit made the function: it takes anything, anywhere."""
     kind = type(fun)
-    return kind.__module__.split(".")[0] == "equinox" and hasattr(kind, "lower")
+    return kind.__module__.startswith("equinox.") and getattr(kind, "lower", None) is not None
 
 
 def _equinox_call(eqx: ModuleType, call: PureCall, everywhere: bool) -> PureCall:

@@ -67,9 +67,7 @@ def read_call(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> Ca
     return Call(pure, tuple(leaves), (tree, types, static, extra, pure.token))
 
 
-def _no_tree(
-    spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any], error: Exception
-) -> str:
+def _no_tree(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any], error: Exception) -> str:
     """What to say of the first argument that JAX cannot take apart."""
     for argument in dynamic_arguments(spec, args, kwargs):
         try:
@@ -85,7 +83,7 @@ def _type_of(leaf: Any) -> tuple[tuple[int, ...], str]:
     A count that starts as the number 0 so comes back from the first step with the same type.
     Raises TypeError or OverflowError where JAX has no such array.
     """
-    dtype = getattr(leaf, "dtype", None)
-    if dtype is None or not hasattr(leaf, "shape"):
+    dtype, shape = getattr(leaf, "dtype", None), getattr(leaf, "shape", None)
+    if dtype is None or shape is None:
         return (), str(jax.typeof(leaf).dtype)
-    return tuple(leaf.shape), canonical_dtype(dtype)
+    return tuple(shape), canonical_dtype(dtype)

@@ -6,7 +6,6 @@ import fnmatch
 import re
 from collections.abc import Iterable, Sequence
 
-
 _BOXED = "value"
 
 

@@ -217,7 +217,9 @@ def test_state_that_is_static_is_refused() -> None:
 def test_leaves_that_are_no_arrays_are_named(leaf: Any) -> None:
     parallel = autopar.parallelize(step, cluster="8xcpu")
     for given in (leaf, {"rows": leaf}):
-        with pytest.raises(ArgumentError, match=r"^x(/rows)? of step is [\s\S]*static_argnames='x'"):
+        with pytest.raises(
+            ArgumentError, match=r"^x(/rows)? of step is [\s\S]*static_argnames='x'"
+        ):
             parallel.plan_for(W, given)
 
 

@@ -105,7 +105,7 @@ def _autopar(words: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_reader_that_has_seen_enough_ends_it_well() -> None:
     # Far more than a pipe holds: the writer is told that nobody reads.
-    done = _autopar("autopar schedule 1f1b --stages 64 --microbatches 512 --json | head -c 10")
+    done = _autopar("autopar schedule 1f1b --stages 16 --microbatches 64 --json | head -c 10")
     assert (done.returncode, done.stderr) == (0, "")
     assert len(done.stdout) == 10
 
