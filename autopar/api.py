@@ -97,7 +97,8 @@ def parallelize(
         fun: the step, `(state, batch) -> (state, metrics)` or any function of pytrees, plain or
             jitted. Left out, `parallelize(...)` is a decorator.
         cluster: a name ("8xh100", "v5p:4x4x4"), a TOML file, a Cluster; None is the local devices.
-        mesh: sizes, named sizes or a jax.sharding.Mesh, whose order of devices is kept; None searches the shapes of up to `mesh_axes` axes.
+        mesh: sizes, named sizes or a jax.sharding.Mesh, whose order of devices is kept; None
+            searches the shapes of up to `mesh_axes` axes.
         method: "auto", or a recipe: "dp", "zero1", "zero2", "fsdp", "hsdp", "megatron", "sequence",
             "fsdp+tp", "expert".
         memory_gb: GiB (2**30 bytes) that one device may hold; None is the cluster's own figure.

@@ -1,4 +1,4 @@
-"""Options that cannot be used: each is refused at the door, named with its value and what would do."""
+"""Options that cannot be used: each is refused at the door, by name, with what would do."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_nothing_is_no_step_either() -> None:
 )
 def test_what_is_no_plan_is_refused(ask: Any) -> None:
     for given in (None, 5, "plan.json", {}):
-        with pytest.raises(ArgumentError, match="it takes a Plan, as autopar.load"):
+        with pytest.raises(ArgumentError, match=r"it takes a Plan, as autopar\.load"):
             ask(given)
 
 
