@@ -230,8 +230,7 @@ def memory_bytes_of(memory_gb: object) -> int | None:
     if memory_gb is None:
         return None
     accepted = "the GiB of one device, a number above 0, as in memory_gb=16"
-    is_number = isinstance(memory_gb, numbers.Real) and not isinstance(memory_gb, bool)
-    found = float(memory_gb) if is_number else math.nan
+    found = _real(memory_gb)
     if not math.isfinite(found) or found * 2**30 < 1:
         raise ArgumentError(refused("memory_gb", memory_gb, accepted))
     return int(found * 2**30)
@@ -325,9 +324,10 @@ def number_of(given: object, option: str, least: int = 1) -> int:
 
 def seconds_of(given: object, option: str) -> float:
     """Seconds above 0; raises ArgumentError for anything else."""
-    if isinstance(given, bool) or not isinstance(given, numbers.Real) or not given > 0:
+    found = _real(given)
+    if not found > 0:
         raise ArgumentError(refused(option, given, f"seconds above 0, as in {option}=600"))
-    return float(given)
+    return found
 
 
 def flag_of(given: object, option: str) -> bool:
@@ -405,6 +405,13 @@ def _axes(pattern: str, entry: object) -> tuple[str, ...]:
     raise PinError(
         refused(f"a dim of pin {pattern!r}", entry, "None, an axis name or a tuple of them")
     )
+
+
+def _real(value: object) -> float:
+    """A number of any type; not a number for what is none, bools among them."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return math.nan
+    return float(value)
 
 
 def _whole(value: object) -> int | None:

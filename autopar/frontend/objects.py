@@ -319,10 +319,10 @@ def _merged(context: Any, graphs: Sequence[Any], states: Sequence[Any]) -> tuple
 
 def _same(old: Any, new: Any) -> bool:
     """Whether a step left a state as it was: the very same values in the same places."""
-    before, old_structure = jax.tree_util.tree_flatten(old)
-    after, new_structure = jax.tree_util.tree_flatten(new)
-    alike = old_structure == new_structure
-    return alike and all(a is b for a, b in zip(before, after, strict=True))
+    if jax.tree_util.tree_structure(old) != jax.tree_util.tree_structure(new):
+        return False
+    before, after = jax.tree_util.tree_leaves(old), jax.tree_util.tree_leaves(new)
+    return all(a is b for a, b in zip(before, after, strict=True))
 
 
 def _unjitted(fun: Any) -> Any:

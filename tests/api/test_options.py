@@ -179,7 +179,8 @@ def test_nothing_is_no_step_either() -> None:
     ],
 )
 def test_what_is_no_plan_is_refused(ask: Any) -> None:
-    for given in (None, 5, "plan.json", {}):
+    nones: tuple[Any, ...] = (None, 5, "plan.json", {})
+    for given in nones:
         with pytest.raises(ArgumentError, match=r"it takes a Plan, as autopar\.load"):
             ask(given)
 

@@ -148,11 +148,7 @@ def rlax_dqn() -> Other:
         loss, grads = jax.value_and_grad(loss_of)(online)
         updates, opt = tx.update(grads, opt, online)
         online = optax.apply_updates(online, updates)
-        target = (
-            rlax.conditional_update(online, target, count % 2 == 0)
-            if hasattr(rlax, "conditional_update")
-            else optax.periodic_update(online, target, count, 2)
-        )
+        target = optax.periodic_update(online, target, count, 2)
         return (online, target, opt, count + 1), loss
 
     def batch(seed: int) -> Any:
@@ -416,11 +412,12 @@ def lineax_solve() -> Other:
 def chex_dataclass() -> Other:
     chex = _keyed("chex")
 
-    @chex.dataclass
-    class State:
+    class Fields:
         params: Any
         mean: Any
         count: Any
+
+    State: Any = chex.dataclass(Fields)
 
     def step(state: Any, x: Any) -> Any:
         loss, grads = jax.value_and_grad(lambda p: jnp.mean((jnp.tanh(_apply(p, x)) - x) ** 2))(
