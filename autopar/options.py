@@ -359,10 +359,11 @@ def batch_axes_of(given: object) -> tuple[tuple[str, int | None], ...]:
     if not isinstance(given, Mapping):
         raise ArgumentError(refused("batch_axes", given, accepted))
     found: list[tuple[str, int | None]] = []
-    for pattern, axis in cast("Mapping[object, object]", given).items():
+    named = cast("Mapping[object, object]", given)
+    for pattern, axis in named.items():
         number = None if axis is None else _whole(axis)
         if not isinstance(pattern, str) or (number is None and axis is not None):
-            raise ArgumentError(refused("batch_axes", given, accepted))
+            raise ArgumentError(refused("batch_axes", named, accepted))
         found.append((pattern, number))
     return tuple(sorted(found))
 
@@ -402,9 +403,8 @@ def _axes(pattern: str, entry: object) -> tuple[str, ...]:
         names = tuple(a for a in axes if isinstance(a, str))
         if len(names) == len(axes):
             return names
-    raise PinError(
-        refused(f"a dim of pin {pattern!r}", entry, "None, an axis name or a tuple of them")
-    )
+    accepted = "None, an axis name or a tuple of them"
+    raise PinError(refused(f"a dim of pin {pattern!r}", cast("object", entry), accepted))
 
 
 def _real(value: object) -> float:

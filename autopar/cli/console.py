@@ -88,7 +88,7 @@ class Commands(click.Group):
             try:
                 return click.Group.main(self, *args, **extra)
             finally:
-                if sys.stdout is not None:  # pyright: ignore[reportUnnecessaryComparison]
+                if sys.stdout is not None:
                     sys.stdout.flush()
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -148,5 +148,6 @@ def _check_no_nul(options: Mapping[str, object]) -> None:
     """Raise InputError where a word has a NUL byte, which no path, name or spec may have."""
     for name, given in options.items():
         words = cast("Sequence[object]", given) if isinstance(given, tuple) else (given,)
-        if any("\0" in str(word) for word in words if isinstance(word, str | Path)):
-            raise InputError(f"{name.replace('_', '-')} has a NUL byte: {str(given)[:_SHOWN]!r}")
+        found = [str(word) for word in words if isinstance(word, str | Path)]
+        if any("\0" in word for word in found):
+            raise InputError(f"{name.replace('_', '-')} has a NUL byte: {found[0][:_SHOWN]!r}")

@@ -66,9 +66,11 @@ def load_target(text: str) -> Target:
     kwargs: object = {}
     if "example_kwargs" in vars(module):
         kwargs = _called(module, path, "example_kwargs")
-    if not isinstance(kwargs, dict) or not all(isinstance(name, str) for name in kwargs):
+    named = cast("dict[object, object]", kwargs) if isinstance(kwargs, dict) else None
+    if named is None or not all(isinstance(name, str) for name in named):
+        kind = "dict" if named is not None else type(kwargs).__name__
         raise InputError(
-            f"{path}: example_kwargs() returned {type(kwargs).__name__}; return a dict of the "
+            f"{path}: example_kwargs() returned {kind}; return a dict of the "
             f"names and values of the keyword arguments that {function} is called with"
         )
     create: object = vars(module).get("create_state")
