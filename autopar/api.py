@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
 from autopar.cluster import Cluster as Cluster
-from autopar.cluster.planned import cluster_of
 from autopar.collection import paused_collection
 from autopar.errors import InputError
-from autopar.frontend import StepSpec
+from autopar.frontend import StepSpec, read_call
 from autopar.inspecting.compare import compare as compare
 from autopar.inspecting.explain import explain as explain_opened
 from autopar.inspecting.inspect import inspect as inspect_opened
@@ -31,6 +29,29 @@ from autopar.ir.text_file import write_text
 from autopar.ir.verification import Verification as Verification
 from autopar.ir.verification_json import verification_data
 from autopar.matching import check_cluster
+from autopar.options import (
+    a_plan,
+    argnames_of,
+    argnums_of,
+    batch_axes_of,
+    check_order,
+    check_state_is_not_static,
+    cluster_of,
+    count_of,
+    flag_of,
+    memory_bytes_of,
+    mesh_axes_of,
+    mesh_of,
+    method_of,
+    microbatches_of,
+    pins_of,
+    plan_of,
+    remat_of,
+    rules_of,
+    schedule_of,
+    step_of,
+    text_of,
+)
 from autopar.parallel import ParallelStep as ParallelStep
 from autopar.passes.base import Watcher as Watcher
 from autopar.planning import Planned as Planned
@@ -38,22 +59,15 @@ from autopar.report.html.card import html_summary as html_summary
 from autopar.report.html.page import page
 from autopar.report.html.view import OtherPlan, ReportView
 from autopar.report.trace import load_trace
-from autopar.request import (
-    Request,
-    count_of,
-    memory_bytes_of,
-    microbatches_of,
-    pins_of,
-    schedule_of,
-    wants_remat,
-)
+from autopar.request import Request
 from autopar.rules import RuleBook
 from autopar.runtime.devices import keep_to_cpu as keep_to_cpu
 from autopar.runtime.trial.steps import open_cpu_devices as open_cpu_devices
 from autopar.runtime.trial.steps import with_created as with_created
 from autopar.staging.plan import PlannedStages as PlannedStages
 
-MeshLike = MeshShape | str | int | Sequence[int] | Mapping[str, int]
+# Any: a jax.sharding.Mesh, of which this floor knows nothing.
+MeshLike = MeshShape | str | int | Sequence[int] | Mapping[str, int] | Any
 
 
 def parallelize(
@@ -64,7 +78,7 @@ def parallelize(
     method: str = "auto",
     memory_gb: float | None = None,
     pins: Mapping[str, Any] | None = None,
-    plan: Plan | None = None,
+    plan: Plan | str | Path | None = None,
     donate: bool = True,
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
@@ -83,12 +97,13 @@ def parallelize(
         fun: the step, `(state, batch) -> (state, metrics)` or any function of pytrees, plain or
             jitted. Left out, `parallelize(...)` is a decorator.
         cluster: a name ("8xh100", "v5p:4x4x4"), a TOML file, a Cluster; None is the local devices.
-        mesh: sizes or named sizes; None searches the shapes of up to `mesh_axes` axes.
+        mesh: sizes, named sizes or a jax.sharding.Mesh, whose order of devices is kept; None
+            searches the shapes of up to `mesh_axes` axes.
         method: "auto", or a recipe: "dp", "zero1", "zero2", "fsdp", "hsdp", "megatron", "sequence",
             "fsdp+tp", "expert".
         memory_gb: GiB (2**30 bytes) that one device may hold; None is the cluster's own figure.
         pins: {path pattern: PartitionSpec}, over paths such as "params/**/kernel".
-        plan: a plan made before; nothing is solved then.
+        plan: a plan made before, or its file; nothing is solved then.
         donate: whether the state's buffers are reused for the new state.
         static_argnums: positions of arguments that are compile-time constants.
         static_argnames: names of such arguments.
@@ -105,8 +120,8 @@ def parallelize(
             "interleaved", "zb-h1", "zb-h2", "zb-v", ...
         batch_axes: {path pattern: axis} of arguments whose rows are not on axis 0, None for none.
 
-    Returns a ParallelStep. Raises ClusterError, MeshError or PinError for bad options; planning
-    errors come at the first call.
+    Returns a ParallelStep. Raises an InputError that names the option for one that cannot be used;
+    planning errors come at the first call.
     """
     if fun is None:
         return functools.partial(
@@ -116,42 +131,48 @@ def parallelize(
             rules=rules, remat=remat, stages=stages, microbatches=microbatches,
             schedule=schedule, batch_axes=batch_axes,
         )  # fmt: skip
-    ruled = {**rules.extra, **dict(plan.record.rules if plan and plan.record else ())}
-    kept = frozenset(name.partition(":")[0] for name in ruled)
-    spec = (
-        replace(fun.spec, kept=fun.spec.kept | kept)
-        if isinstance(fun, ParallelStep)
-        else StepSpec(
-            fun,
-            _numbers(static_argnums) or (),
-            _names(static_argnames),
-            _numbers(state_argnums),
-            kept,
-        )
-    )
-    chosen = _cluster(cluster, plan)
-    if plan is not None:
-        check_cluster(plan, chosen)
+    given = plan_of(plan)
+    shape, order = mesh_of(mesh)
+    chosen = cluster_of(cluster, given)
+    if given is not None:
+        check_cluster(given, chosen)
+    wanted = count_of(stages, "stages")
     request = Request(
         cluster=chosen,
-        mesh=MeshShape.of(mesh) if mesh is not None else None,
-        method=method,
+        mesh=shape,
+        method=method_of(method),
         memory_bytes=memory_bytes_of(memory_gb),
         pins=pins_of(pins),
-        mesh_axes=mesh_axes,
-        rules=rules,
-        remat=wants_remat(remat),
-        stages=count_of(stages, "stages"),
-        microbatches=microbatches_of(microbatches, count_of(stages, "stages")),
+        mesh_axes=mesh_axes_of(mesh_axes),
+        rules=rules_of(rules),
+        remat=remat_of(remat),
+        stages=wanted,
+        microbatches=microbatches_of(microbatches, wanted),
         schedule=schedule_of(schedule),
-        batch_axes=tuple(sorted((batch_axes or {}).items())),
+        batch_axes=batch_axes_of(batch_axes),
+        order=order,
     )
-    return ParallelStep(spec, request, donate, plan)
+    check_order(request)
+    before = fun.spec if isinstance(fun, ParallelStep) else None
+    step = before.fun if before is not None else step_of(fun)
+    static = argnums_of(static_argnums, "static_argnums", step)
+    names = argnames_of(static_argnames, step)
+    state = argnums_of(state_argnums, "state_argnums", step) if state_argnums is not None else None
+    if before is not None:  # what is not said anew stays as it was
+        static, names = static or before.static_argnums, names or before.static_argnames
+        state = before.state_argnums if state is None else state
+    check_state_is_not_static(state, static, names, step)
+    recorded = dict(given.record.rules) if given is not None and given.record is not None else {}
+    kept = frozenset(name.partition(":")[0] for name in (*request.rules.extra, *recorded))
+    if before is not None:
+        kept |= before.kept
+    spec = StepSpec(step, static, names, state, kept)
+    return ParallelStep(spec, request, flag_of(donate, "donate"), given)
 
 
 def plan(fun: Callable[..., Any], *args: Any, **options: Any) -> Plan:
     """The plan of a step on these arguments, concrete or abstract; options as for parallelize."""
-    step: ParallelStep = parallelize(fun, **options)
+    step: ParallelStep = parallelize(step_of(fun), **options)
     return step.plan_for(*args)
 
 
@@ -160,14 +181,14 @@ def verify(plan: Plan, fun: Callable[..., Any], *args: Any, **options: Any) -> V
 
     Raises PlanMismatchError, naming what differs, where it was made for another step.
     """
-    step = fun if isinstance(fun, ParallelStep) else parallelize(fun, plan=plan)
-    return step.under(plan).verify(*args, **options)
+    step = fun if isinstance(fun, ParallelStep) else parallelize(step_of(fun), plan=a_plan(plan))
+    return step.under(a_plan(plan)).verify(*args, **options)
 
 
 def inspect(plan: Plan) -> Inspection:
     """What a plan means, op by op and over time; raises PlanError where it keeps no step."""
     with paused_collection():
-        return inspect_opened(reopen(plan))
+        return inspect_opened(reopen(a_plan(plan)))
 
 
 def explain(plan: Plan, subject: str) -> Explanation:
@@ -176,7 +197,7 @@ def explain(plan: Plan, subject: str) -> Explanation:
     Raises InputError, with what is near, where the plan has no such thing or several.
     """
     with paused_collection():
-        return explain_opened(reopen(plan), subject)
+        return explain_opened(reopen(a_plan(plan)), text_of(subject, "subject"))
 
 
 def why_not(plan: Plan, pins: Mapping[str, Any]) -> Counterfactual:
@@ -185,7 +206,7 @@ def why_not(plan: Plan, pins: Mapping[str, Any]) -> Counterfactual:
     Raises PinError where a pin cannot be used. `ParallelStep.what_if` plans the whole step anew.
     """
     with paused_collection():
-        return why_not_opened(reopen(plan), pins_of(pins))
+        return why_not_opened(reopen(a_plan(plan)), pins_of(pins))
 
 
 def lint(
@@ -199,9 +220,10 @@ def lint(
 
     `kwargs` are its keyword arguments. Raises TraceError where the step does not trace.
     """
-    request = Request(_cluster(cluster, None), microbatches=microbatches)
-    step: ParallelStep = parallelize(fun, cluster=request.cluster)
-    return lint_step(step.spec, args, kwargs or {}, request)
+    request = Request(cluster_of(cluster), microbatches=microbatches_of(microbatches, 1))
+    step: ParallelStep = parallelize(step_of(fun), cluster=request.cluster)
+    call = read_call(step.spec, args, dict(kwargs or {}))
+    return lint_step(call.spec, call.args, call.kwargs, request)
 
 
 def write_report(
@@ -217,12 +239,12 @@ def write_report(
     `against` are other plans by name, `trace` what `ParallelStep.trace` wrote, `verification` what
     `verify` found, or its JSON. Raises InputError where the trace cannot be used.
     """
-    if trace is not None and plan.pipeline is None:
+    if trace is not None and a_plan(plan).pipeline is None:
         raise InputError(f"{plan.origin.step} is one program, which step.trace cannot measure")
     if isinstance(verification, Verification):
         verification = verification_data(verification)
     view = ReportView(
-        plan=plan,
+        plan=a_plan(plan),
         inspection=inspect(plan),
         made_by=f"autopar {version('autopar')}",
         others=tuple(OtherPlan(name, other) for name, other in (against or {}).items()),
@@ -239,22 +261,4 @@ def load(path: str | Path) -> Plan:
 
 def save(plan: Plan, path: str | Path) -> None:
     """Write a plan as JSON: whole, or not at all."""
-    save_plan(plan, path)
-
-
-def _cluster(given: Cluster | str | None, plan: Plan | None) -> Cluster:
-    if given is None:
-        if plan is not None:
-            return cluster_of(plan)
-        return Cluster.local()
-    return Cluster.parse(given)
-
-
-def _numbers(given: int | Sequence[int] | None) -> tuple[int, ...] | None:
-    if given is None:
-        return None
-    return (given,) if isinstance(given, int) else tuple(given)
-
-
-def _names(given: str | Sequence[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
+    save_plan(a_plan(plan), path)

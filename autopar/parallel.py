@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from autopar.cluster import Cluster, device_order
-from autopar.cluster.planned import cluster_of
+from autopar.cluster.planned import cluster_of as planned_cluster
 from autopar.collection import paused_collection
 from autopar.errors import PlanError
-from autopar.frontend import StepSpec, TracedStep, read_call, trace
+from autopar.frontend import Call, StepSpec, TracedStep, pure_creation, read_call, trace
 from autopar.frontend.arguments import dynamic_arguments
 from autopar.frontend.compat import inside_transform
 from autopar.frontend.trace import unplaced, wants_plain_steps
@@ -22,9 +22,18 @@ from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan
 from autopar.ir.text_file import TRACE, check_output, write_text
 from autopar.ir.verification import Verification
+from autopar.options import (
+    a_plan,
+    cluster_of,
+    memory_bytes_of,
+    number_of,
+    pins_of,
+    seconds_of,
+    step_of,
+)
 from autopar.passes.base import Watcher
 from autopar.planning import Planned, graph_of, plan_step, planned_before, replan_any
-from autopar.request import Request, memory_bytes_of, pins_of
+from autopar.request import Request
 from autopar.runtime.bind import BoundMesh, bind_mesh
 from autopar.runtime.constrained import (
     check_not_manual,
@@ -35,7 +44,7 @@ from autopar.runtime.constrained import (
 from autopar.runtime.deleted import check_closed_over, deleted, deleted_arguments
 from autopar.runtime.executor import Executor
 from autopar.runtime.pipeline import PipelineExecutor, PipelineOptions
-from autopar.runtime.state import create_on_submeshes, create_planned, create_spread
+from autopar.runtime.state import create_on_submeshes, create_spread
 from autopar.runtime.timeline import Timeline, chrome_trace
 from autopar.schedule.simulate import Simulation
 from autopar.staging.plan import PlannedStages, stages_before
@@ -112,28 +121,30 @@ class ParallelStep:
         with self._turn:
             running = self._running.get(call.signature)
             if deleted(call.leaves):
-                arguments = dynamic_arguments(self._spec, args, kwargs)
+                arguments = dynamic_arguments(call.spec, call.args, call.kwargs)
                 traced = running.traced if running is not None else None
-                raise deleted_arguments(self._spec, arguments, traced, self._donate)
-            running = running or self._run(args, kwargs)
+                raise deleted_arguments(call.spec, arguments, traced, self._donate)
+            running = running or self._run(call)
             check_closed_over(running.executor.closed_over, running.traced)
             self._latest = running.planned
             if self._trace_path is not None:
-                return self._recorded(running, call.leaves)
-            return running.executor(call.leaves)
+                return call.pure.closed(self._recorded(running, call.leaves))
+            return call.pure.closed(running.executor(call.leaves))
 
     def _inline(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The step as part of other code: of another parallel step, or of what JAX transforms."""
         if wants_plain_steps():
             return self._spec.fun(*args, **kwargs)
         check_not_manual(self._spec.name)
-        key = read_call(self._spec, args, kwargs).signature
+        call = read_call(self._spec, args, kwargs)
         with self._turn:
-            if key not in self._constrained:
-                self._constrained[key] = self._with_constraints(self.planned(*args, **kwargs), args)
-        return self._constrained[key](*args, **kwargs)
+            if call.signature not in self._constrained:
+                self._constrained[call.signature] = self._with_constraints(call)
+        step = self._constrained[call.signature]
+        return call.pure.closed(step(*call.args, **call.kwargs))
 
-    def _with_constraints(self, planned: Planned | PlannedStages, args: Sequence[Any]) -> Any:
+    def _with_constraints(self, call: Call) -> Any:
+        planned = self._planned_for(call)
         plan = planned.plan
         if isinstance(planned, Planned):
             mesh, listed = self._bound(plan), planned.program
@@ -144,7 +155,7 @@ class ParallelStep:
             made = layout_of([o.sharding for o in plan.outputs], meshes[0])
         else:  # one program knows no submeshes
             given = made = spread_layout(self._flat())
-        return constrained_step(self._spec, args, given, made)
+        return constrained_step(call.spec, call.args, given, made)
 
     def trace(self, path: str | Path) -> None:
         """Measure the next step of stage programs and write its spans to `path`.
@@ -181,12 +192,17 @@ class ParallelStep:
         Before there is a plan, leaves are cut up evenly over all devices and the first step
         moves them once.
         """
+        created, closed = pure_creation(step_of(create_state, "create_state"))
         with self._turn:
-            plan = self._latest.plan if self._latest is not None else self._given
-            if plan is None:
-                return create_spread(create_state, args, kwargs, self._flat())
-            if plan.pipeline is None:
-                return create_planned(create_state, args, kwargs, plan, self._bound(plan))
+            return closed(self._created(created, args, kwargs))
+
+    def _created(
+        self, create_state: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        plan = self._latest.plan if self._latest is not None else self._given
+        if plan is None:
+            return create_spread(create_state, args, kwargs, self._flat())
+        if plan.pipeline is not None:
             return create_on_submeshes(create_state, args, kwargs, plan.arguments, _submeshes(plan))
 
     def _flat(self) -> BoundMesh:
@@ -201,7 +217,7 @@ class ParallelStep:
         Of stage programs a mapping: the name of each part, such as "F0", to its compiled object.
         """
         with self._turn:
-            return self._run(args, kwargs).executor.compile()
+            return self._run(read_call(self._spec, args, kwargs)).executor.compile()
 
     # -- planning --------------------------------------------------------------------------
 
@@ -225,12 +241,13 @@ class ParallelStep:
         self, *args: Any, watchers: Sequence[Watcher] = (), **kwargs: Any
     ) -> Planned | PlannedStages:
         """The trace, graph, plan and program for these arguments."""
-        key = read_call(self._spec, args, kwargs).signature
+        return self._planned_for(read_call(self._spec, args, kwargs), watchers)
+
+    def _planned_for(self, call: Call, watchers: Sequence[Watcher] = ()) -> Planned | PlannedStages:
         with self._turn:
-            if key not in self._planned:
-                shapes, named = unplaced(self._spec, args, kwargs)
-                self._planned[key] = self._make(shapes, named, watchers)
-            self._latest = self._planned[key]
+            if call.signature not in self._planned:
+                self._planned[call.signature] = self._make(call, watchers)
+            self._latest = self._planned[call.signature]
             return self._latest
 
     def what_if(
@@ -266,39 +283,44 @@ class ParallelStep:
         `target`, for which no device of it is needed; "full" has a TPU's generate code as well.
         Raises VerifyError where the compiler is not installed, or has no answer within the limit.
         """
-        chosen = Cluster.parse(target) if target is not None else None
-        inquiry = Inquiry(level_named(level), chosen, steps, devices, limit_seconds)
-        planned = self.planned(*args, **kwargs)
-        return verify_planned(planned, Called(self._spec, args, kwargs), inquiry)
+        chosen = cluster_of(target) if target is not None else None
+        inquiry = Inquiry(
+            level_named(level),
+            chosen,
+            number_of(steps, "steps"),
+            number_of(devices, "devices") if devices is not None else None,
+            seconds_of(limit_seconds, "limit_seconds"),
+        )
+        call = read_call(self._spec, args, kwargs)
+        called = Called(call.spec, call.args, call.kwargs)
+        return verify_planned(self._planned_for(call), called, inquiry)
 
     def under(self, plan: Plan) -> ParallelStep:
         """The same step and options under a plan that was made before."""
-        cluster = cluster_of(plan)
+        cluster = planned_cluster(a_plan(plan))
         request = replace(self._request, cluster=cluster)
         return ParallelStep(self._spec, request, self._donate, plan)
 
-    def _make(
-        self, args: Sequence[Any], kwargs: dict[str, Any], watchers: Sequence[Watcher]
-    ) -> Planned | PlannedStages:
+    def _make(self, call: Call, watchers: Sequence[Watcher]) -> Planned | PlannedStages:
         start = time.perf_counter()
+        args, kwargs = unplaced(call.spec, call.args, call.kwargs)
         with paused_collection():
-            traced = trace(self._spec, args, kwargs)
+            traced = trace(call.spec, args, kwargs)
             graph = graph_of(traced, self._request.rules)
             for watcher in watchers:
                 watcher.after("trace", self._spec, graph, time.perf_counter() - start)
-            source = Source.of(self._spec, args, kwargs, traced, self._request)
+            source = Source.of(call.spec, args, kwargs, traced, self._request)
             if self._given is None:
                 return plan_step(graph, self._request, source, watchers)
             if self._given.pipeline is not None:
                 return stages_before(self._given, source, self._request.rules)
             return planned_before(self._given, traced, graph, self._request.rules)
 
-    def _run(self, args: Sequence[Any], kwargs: dict[str, Any]) -> _Running:
-        key = read_call(self._spec, args, kwargs).signature
-        if key not in self._running:
-            planned = self.planned(*args, **kwargs)
-            self._running[key] = _Running(planned, self._compiled(planned))
-        return self._running[key]
+    def _run(self, call: Call) -> _Running:
+        if call.signature not in self._running:
+            planned = self._planned_for(call)
+            self._running[call.signature] = _Running(planned, self._compiled(planned))
+        return self._running[call.signature]
 
     def _compiled(self, planned: Planned | PlannedStages) -> Executor | PipelineExecutor:
         traced = _traced(planned)
@@ -315,8 +337,10 @@ class ParallelStep:
         )
 
     def _bound(self, plan: Plan) -> BoundMesh:
-        cluster = cluster_of(plan)
-        return bind_mesh(plan.mesh, device_order(cluster, plan.mesh))
+        own = self._request.order if plan.mesh == self._request.mesh else None
+        if own is None:
+            own = device_order(planned_cluster(plan), plan.mesh)
+        return bind_mesh(plan.mesh, own)
 
 
 def _traced(planned: Planned | PlannedStages) -> TracedStep:

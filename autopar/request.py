@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 from autopar.cluster import Cluster
-from autopar.errors import ArgumentError, InputError
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Origin
 from autopar.rules import RuleBook
-from autopar.schedule.table import SCHEDULES
 
 Pins = tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]
 
@@ -21,7 +17,8 @@ class Request:
     """What to plan for: the cluster, the mesh (None: searched), the method, limits and pins.
 
     `stages`, `microbatches` and `schedule` are None where they are searched; `batch_axes` name
-    arguments whose rows are not on axis 0.
+    arguments whose rows are not on axis 0. `order` has the numbers of the devices in the order of
+    a mesh that came with devices of its own.
     """
 
     cluster: Cluster
@@ -36,6 +33,7 @@ class Request:
     microbatches: int | None = 1
     schedule: str | None = None
     batch_axes: tuple[tuple[str, int | None], ...] = ()
+    order: tuple[int, ...] | None = None
 
     def origin(self, step: str, graph_key: str, jax: str) -> Origin:
         """What a plan for this request was made for."""
@@ -65,68 +63,3 @@ class Request:
     def budget_bytes(self) -> int:
         """Bytes that one device may hold."""
         return self.memory_bytes if self.memory_bytes is not None else self.cluster.memory_bytes
-
-
-def count_of(given: int | str, what: str) -> int | None:
-    """A number that the user fixed, None for "auto"; raises ArgumentError for anything else."""
-    if given == "auto":
-        return None
-    if not isinstance(given, int) or given < 1:
-        raise ArgumentError(f"{what} is {given!r}; write 'auto' or a whole number from 1 on")
-    return given
-
-
-def microbatches_of(given: int | str | None, stages: int | None) -> int | None:
-    """The same of microbatches, where nothing said means one for one stage and "auto" for more."""
-    if given is None:
-        return 1 if stages == 1 else None
-    return count_of(given, "microbatches")
-
-
-def schedule_of(given: str) -> str | None:
-    """The schedule that the user fixed, None for "auto"; raises ArgumentError for no such name."""
-    if given == "auto":
-        return None
-    if given not in SCHEDULES:
-        raise ArgumentError(f"there is no schedule {given!r}; write 'auto', {', '.join(SCHEDULES)}")
-    return given
-
-
-def memory_bytes_of(memory_gb: float | None) -> int | None:
-    """Bytes of a device's GiB, None where the cluster's figure counts; raises ArgumentError."""
-    if memory_gb is None:
-        return None
-    if memory_gb <= 0:
-        raise ArgumentError(f"memory_gb is {memory_gb}; give the GiB of one device, such as 16")
-    return int(memory_gb * 2**30)
-
-
-def wants_remat(given: object) -> bool:
-    """Whether recomputing may be weighed; raises ArgumentError for anything but "auto", False."""
-    if given not in ("auto", False):
-        raise ArgumentError(f"remat is {given!r}; write 'auto' or False")
-    return given == "auto"
-
-
-def pins_of(given: Mapping[str, object] | None) -> Pins:
-    """Pins from {path pattern: PartitionSpec or tuple of axis names}; raises InputError."""
-    found: list[tuple[str, tuple[tuple[str, ...], ...]]] = []
-    for pattern, spec in (given or {}).items():
-        # A PartitionSpec iterates like a tuple but is none.
-        if not isinstance(spec, Iterable) or isinstance(spec, str):
-            raise InputError(
-                f"pin {pattern!r} is {spec!r}; write a PartitionSpec such as P(None, 'model')"
-            )
-        entries = cast("Iterable[object]", spec)
-        found.append((pattern, tuple(_dim_axes(entry) for entry in entries)))
-    return tuple(found)
-
-
-def _dim_axes(entry: object) -> tuple[str, ...]:
-    if entry is None:
-        return ()
-    if isinstance(entry, str):
-        return (entry,)
-    if isinstance(entry, Sequence):
-        return tuple(str(a) for a in cast("Sequence[object]", entry))
-    raise InputError(f"a pin's dim is {entry!r}; write None, an axis name or a tuple of them")

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from autopar.errors import MeshError
 from autopar.ir.mesh import MeshShape
@@ -68,9 +68,31 @@ def shape_with_axis(mesh: MeshShape) -> MeshShape:
     return mesh if mesh.names else MeshShape(("one",), (1,))
 
 
-def mesh_shape(mesh: Mesh) -> MeshShape:
-    """The logical mesh that was bound."""
-    return MeshShape(tuple(mesh.axis_names), tuple(mesh.devices.shape))
+def is_mesh(given: object) -> bool:
+    """Whether something is a mesh of JAX's, with devices or abstract."""
+    return isinstance(given, Mesh | AbstractMesh)
+
+
+def mesh_shape(mesh: Any) -> MeshShape:
+    """The logical mesh of one of JAX's, with devices or abstract."""
+    return MeshShape(tuple(map(str, mesh.axis_names)), tuple(mesh.axis_sizes))
+
+
+def positions_of(mesh: Any) -> tuple[int, ...] | None:
+    """The numbers of a mesh's devices among those present, in its order; None of an abstract one.
+
+    Raises MeshError where it has devices that are not present.
+    """
+    if not isinstance(mesh, Mesh):
+        return None
+    numbers = {device: i for i, device in enumerate(jax.devices())}
+    strangers = [d for d in mesh.devices.flat if d not in numbers]
+    if strangers:
+        raise MeshError(
+            f"the mesh has {strangers[0]}, which is not among the {len(numbers)} "
+            f"{jax.default_backend()} devices that JAX computes on by default"
+        )
+    return tuple(numbers[d] for d in mesh.devices.flat)
 
 
 def named_sharding(sharding: Sharding, mesh: Mesh) -> NamedSharding:

@@ -19,6 +19,7 @@ from autopar.errors import InputError
 
 _DEFAULT_STEP, _DEFAULT_ARGUMENTS = "train_step", "example_args"
 _TARGET = re.compile(r"(.*\.py|[^:]*)(?::([^:]+))?(?::([^:]+))?")  # a path may have a drive's colon
+_SHOWN, _LONG, _LINES = 60, 400, 8
 _EXAMPLE = "def {}():\n    return state, batch   # arrays, or jax.ShapeDtypeStruct"
 
 
@@ -65,10 +66,12 @@ def load_target(text: str) -> Target:
     kwargs: object = {}
     if "example_kwargs" in vars(module):
         kwargs = _called(module, path, "example_kwargs")
-    if not isinstance(kwargs, dict):
+    named = cast("dict[object, object]", kwargs) if isinstance(kwargs, dict) else None
+    if named is None or not all(isinstance(name, str) for name in named):
+        kind = "dict" if named is not None else type(kwargs).__name__
         raise InputError(
-            f"{path}: example_kwargs() returned {type(kwargs).__name__}; return a dict of the "
-            f"keyword arguments that {function} is called with"
+            f"{path}: example_kwargs() returned {kind}; return a dict of the "
+            f"names and values of the keyword arguments that {function} is called with"
         )
     create: object = vars(module).get("create_state")
     return Target(
@@ -84,7 +87,12 @@ def last_line_in(error: BaseException, path: Path) -> str:
 
 
 def _module(path: Path) -> ModuleType:
-    if path.is_dir():
+    try:
+        is_folder = path.is_dir()
+    except OSError as error:  # a name that is too long
+        shown = f"{str(path)[:_SHOWN]}..."
+        raise InputError(f"{shown!r} cannot be read: {error.strerror}") from error
+    if is_folder:
         raise InputError(f"{str(path)!r} is a folder; write FILE.py:FUNCTION")
     if not path.is_file():
         near = sorted(p.name for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
@@ -144,7 +152,15 @@ def _told(path: Path, on_exit: str) -> Generator[None]:
     except SyntaxError as error:
         line = (error.text or "").strip()
         raise InputError(f"{error.filename}, line {error.lineno}: {error.msg}\n  {line}") from error
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         where = last_line_in(error, path.resolve())
-        said = f"{type(error).__name__}: {error}"
+        said = _short(f"{type(error).__name__}: {error}")
         raise InputError(f"{path} fails: {said}" + (f"\n  {where}" if where else "")) from error
+
+
+def _short(text: str) -> str:
+    """The first lines of what the user's code said."""
+    lines = text.splitlines()
+    return "\n".join([*(line[:_LONG] for line in lines[:_LINES]), *["..."] * (len(lines) > _LINES)])

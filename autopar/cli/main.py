@@ -9,6 +9,7 @@ import click
 from autopar.cli.calibrate import calibrate_command
 from autopar.cli.clusters import clusters_command
 from autopar.cli.completion import completion_command
+from autopar.cli.console import Commands
 from autopar.cli.demo import demo_command
 from autopar.cli.diff import diff_command
 from autopar.cli.explain import explain_command
@@ -25,7 +26,9 @@ from autopar.cli.verify import verify_command
 from autopar.cli.why_not import why_not_command
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(version("autopar"), prog_name="autopar")
 def main() -> None:
     """Auto-parallelize JAX train steps: plan for a cluster that need not be there, and run.

@@ -9,6 +9,7 @@ from autopar.errors import InputError, PinError
 from autopar.ir.json_reader import Item, JsonError, parse_json
 from autopar.ir.text_file import read_text
 
+_SHOWN = 200
 Dims = tuple[tuple[str, ...] | None, ...]
 
 
@@ -63,6 +64,6 @@ def _dim(entry: ast.expr, text: str) -> tuple[str, ...] | None:
 
 def _misread(text: str) -> PinError:
     return PinError(
-        f"pin {text!r} is not understood; write PATTERN=P(...), as in "
+        f"pin {text[:_SHOWN]!r} is not understood; write PATTERN=P(...), as in "
         "'params/**/kernel=P(None,\"model\")', with None or axis names, one for each dim"
     )

@@ -28,6 +28,7 @@ from autopar.errors import ClusterError
 from autopar.ir.text import columns, show_bytes, show_count, show_seconds
 
 _MOST_DEVICES = 2**24
+_SHOWN = 200
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class Cluster:
         except (OSError, ValueError) as error:  # no UTF-8, or a NUL in the path
             why = error.strerror if isinstance(error, OSError) else "it is no text file"
             raise ClusterError(
-                f"cluster file {str(path)!a} cannot be read: {why}; "
+                f"cluster file {str(path)[:_SHOWN]!a} cannot be read: {why}; "
                 "give the path of a TOML file as Cluster.to_toml() writes it"
             ) from error
         return cls.from_toml_text(text, str(path))

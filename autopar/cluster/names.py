@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 
 from autopar.cluster.catalog import ALIASES, CHIPS, chip_named
@@ -15,12 +16,16 @@ from autopar.errors import ClusterError
 
 FORMS = (
     "'8xh100' (devices x chip), '4x8xa100-40gb' (hosts x devices x chip), 'v5p:4x4x8' "
-    "(TPU slice), '2xv5e:16x16' (slices), 'local', or the path of a .toml file"
+    "(TPU slice), 'v5p-64' (the same by Google's name), '2xv5e:16x16' (slices), 'local', or the "
+    "path of a .toml file"
 )
 
 _SWITCHED = re.compile(r"(?:(\d+)x)?(\d+)x([a-z][\w-]*)")
 _TORUS = re.compile(r"(?:(\d+)x)?([a-z]\w*):(\d+(?:x\d+)*)")
+_ACCELERATOR = re.compile(r"(?:google\s+)?(?:(\d{1,6})x)?([a-z]\w*)-(\d{1,6})")
 _HOST_BOUNDS = (2, 2, 1)
+# Google counts the cores of these in a name, two to a chip, and the chips of the others.
+_COUNTED_BY_CORE = frozenset({"v4", "v5p", "tpu7x"})
 
 
 def read_name(text: str) -> tuple[str, Chip, Topology]:
@@ -28,7 +33,7 @@ def read_name(text: str) -> tuple[str, Chip, Topology]:
 
     Raises ClusterError where the form or the chip is unknown, or no such cluster can be built.
     """
-    name = text.strip().lower()
+    name = _with_shape(text, text.strip().lower())
     if match := _TORUS.fullmatch(name):
         slices, chip_name, sizes = match.groups()
         chip = _chip(text, chip_name)
@@ -54,6 +59,53 @@ def read_name(text: str) -> tuple[str, Chip, Topology]:
         prefix = name[: -len(chip_name)]
         return prefix + chip.name, chip, _switch(text, fabric, int(outer or 0), int(inner))
     raise ClusterError(f"cluster {text!r} is not understood; write {FORMS}.{_close(name)}")
+
+
+def _with_shape(text: str, name: str) -> str:
+    """A name as Google gives to TPU slices, such as v5p-64, with the slice's shape: v5p:2x4x4.
+
+    Any other name is handed on as it is. Raises ClusterError where there is no such slice.
+    """
+    match = _ACCELERATOR.fullmatch(name)
+    chip = chip_named(match[2]) if match is not None else None
+    fabric = fabric_of(chip.name) if chip is not None else None
+    if match is None or chip is None or not isinstance(fabric, TorusFabric):
+        return name
+    slices, _, count = match.groups()
+    cores = 2 if chip.name in _COUNTED_BY_CORE else 1
+    shapes = {math.prod(s): s for s in _slice_shapes(fabric)}
+    chips, rest = divmod(int(count), cores)
+    if rest or chips not in shapes:
+        counts = sorted(n * cores for n in shapes)
+        near = sorted(sorted(counts, key=lambda n: abs(n - int(count)))[:3])
+        unit = "cores, two to a chip" if cores > 1 else "chips"
+        raise ClusterError(
+            f"cluster {text!r}: there is no {chip.name} slice of {count} {unit}; near it are "
+            f"{', '.join(f'{chip.name}-{n}' for n in near)}"
+        )
+    sizes = "x".join(map(str, shapes[chips]))
+    return f"{slices}x{chip.name}:{sizes}" if slices is not None else f"{chip.name}:{sizes}"
+
+
+def _slice_shapes(fabric: TorusFabric) -> Iterator[tuple[int, ...]]:
+    """The shape of every slice that has a name, the squarest of a number of chips last.
+
+    Google's tables (cloud.google.com/tpu/docs/v4, v5e, v5p, v6e): up to 32 chips double one axis
+    after another; from a cube of 4x4x4 on they are blocks of cubes as near to a cube as can be.
+    """
+    if fabric.dims == 2:
+        yield from ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
+        return
+    yield from ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
+    cubes = fabric.largest // 64
+    sides = [
+        (a, b, c)
+        for a in range(1, cubes + 1)
+        for b in range(a, cubes // a + 1)
+        for c in range(b, cubes // (a * b) + 1)
+    ]
+    for a, b, c in sorted(sides, key=lambda side: (-sum(side), side)):
+        yield 4 * a, 4 * b, 4 * c
 
 
 def _chip(text: str, name: str) -> Chip:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
+import numpy as np
 
 from autopar.errors import ArgumentError
 
@@ -134,24 +135,60 @@ def check_arrays(spec: StepSpec, arguments: Sequence[Argument]) -> None:
     """Raise ArgumentError unless every leaf is an array, a number or the shape of one."""
     leaves = jax.tree_util.tree_leaves([a.tree for a in arguments])
     for path, leaf in zip(leaf_paths(arguments), leaves, strict=True):
-        if not _is_array(leaf):
+        fault = _fault(leaf)
+        if fault:
             name = path.split("/")[0]
             raise ArgumentError(
-                f"{path} of {spec.name} is of type {type(leaf).__name__}, which is no array.\n"
+                f"{path} of {spec.name} {fault}.\n"
                 f"If {name} is a constant of the step, say static_argnames={name!r}; if {name} is "
-                "a model that holds functions, pass its arrays alone."
+                "a model that holds functions or settings, pass its arrays alone."
             )
 
 
-def _is_array(leaf: Any) -> bool:
+def check_hashes(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Raise ArgumentError where a static argument cannot be hashed: a trace is kept by it."""
+    positions, names = spec.static(args)
+    parameters = spec.parameters()
+    static = [(parameters[i] if i < len(parameters) else f"arg{i}", args[i])
+              for i in positions if i < len(args)]  # fmt: skip
+    for name, value in [*static, *((k, v) for k, v in kwargs.items() if k in names)]:
+        try:
+            hash(value)
+        except TypeError:
+            raise ArgumentError(
+                f"{name} of {spec.name} is static and of type {type(value).__name__}, which cannot "
+                "be hashed. A constant of the step must be hashable: a tuple, a frozen dataclass."
+            ) from None
+
+
+def _fault(leaf: Any) -> str:
+    """Why a leaf cannot be handed to a traced step, or ""."""
     try:
         type_of_leaf(leaf)
     except TypeError:
-        return False
-    return True
+        kind = type(leaf).__name__
+        dtype = getattr(leaf, "dtype", None)
+        of = f" of dtype {dtype}" if dtype is not None else ""
+        return f"is of type {kind}{of}, which is no array" + (" of numbers" if of else "")
+    except OverflowError:
+        return f"is the number {leaf}, too large for {jax.dtypes.result_type(leaf)}"
+    return ""
 
 
 def type_of_leaf(leaf: Any) -> tuple[tuple[int, ...], str]:
     """Shape and dtype of an array, a number or the shape of an array."""
-    shaped = leaf if getattr(leaf, "dtype", None) is not None else jax.typeof(leaf)
-    return tuple(shaped.shape), str(shaped.dtype)
+    if getattr(leaf, "dtype", None) is None or getattr(leaf, "shape", None) is None:
+        leaf = jax.typeof(leaf)
+    canonical_dtype(leaf.dtype)
+    return tuple(leaf.shape), str(leaf.dtype)
+
+
+@lru_cache(maxsize=256)
+def canonical_dtype(dtype: Any) -> str:
+    """A dtype as JAX computes in it; raises TypeError for text, dates, objects and records."""
+    is_a = jax.dtypes.issubdtype
+    if is_a(dtype, jax.dtypes.extended):
+        return str(dtype)
+    if not (is_a(dtype, np.number) or is_a(dtype, np.bool_) or dtype == jax.dtypes.float0):
+        raise TypeError(f"JAX has no arrays of {dtype}")
+    return str(jax.dtypes.canonicalize_dtype(dtype))

@@ -45,9 +45,7 @@ class LaterCalls:
     calls: FlatProgram | None
 
 
-def with_later_calls(
-    traced: TracedStep, rows: int = 0, batch: Collection[int] = ()
-) -> LaterCalls:
+def with_later_calls(traced: TracedStep, rows: int = 0, batch: Collection[int] = ()) -> LaterCalls:
     """The step, of so many `rows` of the batch, and its calls that are made later.
 
     The calls cut off single rows of what is made of the `batch`, inputs of the step by number.

@@ -4,43 +4,86 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import jax
 
-from autopar.frontend.arguments import StepSpec, split_static
+from autopar.errors import ArgumentError
+from autopar.frontend.arguments import (
+    StepSpec,
+    canonical_dtype,
+    check_arrays,
+    check_hashes,
+    dynamic_arguments,
+    split_static,
+)
+from autopar.frontend.objects import PureCall, pure_call
 
 
 @dataclass(frozen=True)
 class Call:
-    """The arrays of a call in order, and what tells apart calls that trace differently."""
+    """A call as trees of arrays, its arrays in order, and what tells calls apart by their trace."""
 
+    pure: PureCall
     leaves: tuple[Any, ...]
     signature: Hashable
 
+    @property
+    def spec(self) -> StepSpec:
+        """The step on trees of arrays."""
+        return self.pure.spec
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """Its positional arguments."""
+        return self.pure.args
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """Its keyword arguments."""
+        return self.pure.kwargs
+
 
 def read_call(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
-    """Flatten a call's dynamic arguments; static ones are part of the signature as they are."""
-    positional, named = split_static(spec, args, kwargs)
-    leaves, tree = jax.tree_util.tree_flatten((positional, named))
+    """Flatten a call's dynamic arguments; static ones are part of the signature as they are.
+
+    Raises ArgumentError where an argument is no tree of arrays, or a static one has no hash.
+    """
+    try:
+        pure = pure_call(spec, args, kwargs)
+        positional, named = split_static(spec, pure.args, pure.kwargs)
+        leaves, tree = jax.tree_util.tree_flatten((positional, named))
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(_no_tree(spec, args, kwargs, error)) from error
+    try:
+        types = tuple(map(_type_of, leaves))
+    except (TypeError, OverflowError):
+        check_arrays(spec, dynamic_arguments(spec, pure.args, pure.kwargs))
+        raise
     static = tuple((type(args[i]), args[i]) for i in spec.static(args)[0] if i < len(args))
     extra = tuple((k, type(v), v) for k, v in sorted(kwargs.items()) if k not in named)
-    return Call(tuple(leaves), (tree, tuple(map(_type_of, leaves)), static, extra))
+    if static or extra:
+        check_hashes(spec, args, kwargs)
+    return Call(pure, tuple(leaves), (tree, types, static, extra, pure.token))
+
+
+def _no_tree(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any], error: Exception) -> str:
+    """What to say of the first argument that JAX cannot take apart."""
+    for argument in dynamic_arguments(spec, args, kwargs):
+        try:
+            jax.tree_util.tree_structure(argument.tree)
+        except (TypeError, ValueError) as own:
+            return f"{argument.name} of {spec.name} is no tree that JAX can take apart: {own}"
+    return f"the arguments of {spec.name} are no trees that JAX can take apart: {error}"
 
 
 def _type_of(leaf: Any) -> tuple[tuple[int, ...], str]:
     """Shape and dtype as JAX will see them: a Python scalar is the array it becomes in a step.
 
     A count that starts as the number 0 so comes back from the first step with the same type.
+    Raises TypeError or OverflowError where JAX has no such array.
     """
-    dtype = getattr(leaf, "dtype", None)
-    if dtype is None:
-        return (), str(jax.dtypes.result_type(leaf))
-    return tuple(leaf.shape), _canonical(dtype)
-
-
-@lru_cache(maxsize=256)
-def _canonical(dtype: Any) -> str:
-    is_extended = jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
-    return str(dtype if is_extended else jax.dtypes.canonicalize_dtype(dtype))
+    dtype, shape = getattr(leaf, "dtype", None), getattr(leaf, "shape", None)
+    if dtype is None or shape is None:
+        return (), str(jax.typeof(leaf).dtype)
+    return tuple(shape), canonical_dtype(dtype)

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from autopar.errors import ArgumentError, TraceError, listing
+from autopar.errors import ArgumentError, AutoparError, TraceError, listing
 from autopar.frontend.arguments import (
     StepSpec,
     check_arrays,
@@ -34,7 +34,7 @@ _PLAIN = ContextVar("plain", default=False)
 
 @contextmanager
 def plain_steps() -> Iterator[None]:
-    """Within it a parallel step that is called is the plain function: the outer plan is the plan."""
+    """Within it a parallel step that is called is the plain function: the outer plan holds."""
     token = _PLAIN.set(True)
     try:
         yield
@@ -92,13 +92,15 @@ def seal(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedS
 def _trace(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     fun: Any = spec.fun
     numbers, names = spec.static(args)
-    if not isinstance(fun, jax.stages.Wrapped):
-        fun = jax.jit(fun, static_argnums=numbers, static_argnames=names)
     shapes, named = unplaced(spec, args, kwargs)
     try:
+        if not isinstance(fun, jax.stages.Wrapped):
+            fun = jax.jit(fun, static_argnums=numbers, static_argnames=names)
         with plain_steps():
             return fun.trace(*shapes, **named)
-    except Exception as error:
+    except AutoparError:
+        raise
+    except (Exception, SystemExit) as error:
         raise TraceError(
             f"{spec.name} does not trace: {type(error).__name__}: {_first_line(error)}\n"
             f"It was called with {_shapes(args, kwargs)}.\n"
@@ -138,7 +140,7 @@ def _type_alone(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [""])[0]
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import SupportsIndex
 
 from autopar.errors import MeshError
 
@@ -30,7 +32,7 @@ class MeshShape:
         if len(set(self.names)) != len(self.names):
             raise MeshError(f"mesh axis names {list(self.names)} are not distinct")
         for name, size in zip(self.names, self.sizes, strict=True):
-            if size < 1 or not name.isidentifier():
+            if not _is_size(size) or not name.isidentifier():
                 raise MeshError(f"mesh axis {name!r}={size} needs an identifier and a size >= 1")
 
     @property
@@ -56,14 +58,24 @@ class MeshShape:
         if isinstance(given, str):
             return _from_text(given)
         if isinstance(given, Mapping):
-            return cls(tuple(given), tuple(int(s) for s in given.values()))
-        sizes = (given,) if isinstance(given, int) else tuple(int(s) for s in given)
+            return cls(tuple(map(str, given)), tuple(map(_size, given.values())))
+        sizes = (given,) if isinstance(given, int) else tuple(map(_size, given))
         if len(sizes) >= len(DEFAULT_NAMES):
             raise MeshError(
                 f"mesh {sizes} has {len(sizes)} axes; unnamed meshes have at most "
                 f"{len(DEFAULT_NAMES) - 1}. Name the axes: 'a=2,b=2,c=2,d=2'."
             )
         return cls(DEFAULT_NAMES[len(sizes)], sizes)
+
+
+def _size(given: object) -> int:
+    """A whole number of any type; what is none is left for the mesh to refuse."""
+    is_bool = isinstance(given, bool)
+    return operator.index(given) if isinstance(given, SupportsIndex) and not is_bool else given  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
+
+
+def _is_size(size: object) -> bool:
+    return isinstance(size, int) and not isinstance(size, bool) and size >= 1
 
 
 def _from_text(text: str) -> MeshShape:

@@ -6,6 +6,8 @@ import fnmatch
 import re
 from collections.abc import Iterable, Sequence
 
+_BOXED = "value"
+
 
 def unnumbered(path: str) -> str:
     """The path with its numbers struck out: what alike paths have in common."""
@@ -33,16 +35,22 @@ def counted_paths(paths: Iterable[str]) -> tuple[str, ...]:
 
 def meant(pattern: str, paths: Sequence[str]) -> tuple[str, ...]:
     """The paths that a pattern means: the one that it spells out, else all that it matches."""
-    if pattern in paths:
-        return (pattern,)
+    spelt = next((p for p in (pattern, f"{pattern}/{_BOXED}") if p in paths), None)
+    if spelt is not None:
+        return (spelt,)
     return tuple(path for path in paths if matches(pattern, path))
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Whether a glob pattern matches a path or what follows its first part; ** spans parts."""
+    """Whether a glob pattern matches a path or what follows its first part; ** spans parts.
+
+    A path that ends in "/value" is matched without that too: nnx's variables and linen's boxes hold
+    their arrays under that name, which nobody means when speaking of "dense/kernel".
+    """
     parts = path.split("/")
     wanted = pattern.split("/")
-    return _parts_match(wanted, parts) or _parts_match(wanted, parts[1:])
+    ends = (parts, parts[:-1]) if parts[-1] == _BOXED and len(parts) > 1 else (parts,)
+    return any(_parts_match(wanted, p) or _parts_match(wanted, p[1:]) for p in ends)
 
 
 def _parts_match(wanted: Sequence[str], parts: Sequence[str]) -> bool:

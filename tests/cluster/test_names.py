@@ -25,6 +25,7 @@ from autopar.errors import ClusterError
         ("tpu7x:4x4x4", 128, 16),  # 64 chips, two devices each, four chips a host
         ("2xv5e:16x16", 512, 128),
         (" 8xH100 ", 8, 1),
+        ("v5p-64", 32, 8),  # as Google counts: 64 cores
     ],
 )
 def test_named_clusters(name: str, devices: int, hosts: int) -> None:
@@ -86,3 +87,51 @@ def test_names_that_mean_nothing_say_what_would(name: str, parts: list[str]) -> 
         Cluster.parse(name)
     for part in parts:
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("google", "name"),
+    [
+        # The tables of cloud.google.com/tpu/docs/v4, v5e, v5p and v6e, read in November 2026.
+        ("v4-8", "v4:2x2x1"),
+        ("v4-32", "v4:2x2x4"),
+        ("v4-1536", "v4:8x8x12"),
+        ("v5p-8", "v5p:2x2x1"),
+        ("v5p-16", "v5p:2x2x2"),
+        ("v5p-64", "v5p:2x4x4"),
+        ("v5p-128", "v5p:4x4x4"),
+        ("v5p-256", "v5p:4x4x8"),
+        ("v5p-512", "v5p:4x8x8"),
+        ("v5p-1024", "v5p:8x8x8"),
+        ("v5p-2048", "v5p:8x8x16"),
+        ("v5p-4096", "v5p:8x16x16"),
+        ("v5p-8192", "v5p:16x16x16"),
+        ("v5p-12288", "v5p:16x16x24"),
+        ("v5litepod-16", "v5e:4x4"),
+        ("v5e-16", "v5e:4x4"),
+        ("v5litepod-256", "v5e:16x16"),
+        ("v6e-1", "v6e:1x1"),
+        ("v6e-8", "v6e:2x4"),
+        ("v6e-256", "v6e:16x16"),
+        ("tpu7x-128", "tpu7x:4x4x4"),
+        ("2xv5p-64", "2xv5p:2x4x4"),
+        ("Google V5P-64", "v5p:2x4x4"),
+    ],
+)
+def test_the_names_that_google_gives_to_slices(google: str, name: str) -> None:
+    assert Cluster.parse(google) == Cluster.parse(name)
+    assert Cluster.parse(google).name == name
+
+
+@pytest.mark.parametrize(
+    ("google", "told"),
+    [
+        ("v5p-65", "there is no v5p slice of 65 cores, two to a chip; near it are .*v5p-64"),
+        ("v5p-0", "near it are v5p-8, v5p-16, v5p-32"),
+        ("v6e-12", "there is no v6e slice of 12 chips; near it are v6e-4, v6e-8, v6e-16"),
+        ("h100-8", "is not understood.*'v5p-64'"),
+    ],
+)
+def test_slices_that_google_does_not_have(google: str, told: str) -> None:
+    with pytest.raises(ClusterError, match=told):
+        Cluster.parse(google)

@@ -93,7 +93,7 @@ def test_a_leaf_that_is_no_array_is_named() -> None:
     assert str(caught.value) == (
         "mode of _step is of type str, which is no array.\n"
         "If mode is a constant of the step, say static_argnames='mode'; if mode is a model that "
-        "holds functions, pass its arrays alone."
+        "holds functions or settings, pass its arrays alone."
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 from autopar.errors import PinError
 from autopar.inspecting.why_not import why_not
 from autopar.ir.explanation import Counterfactual
-from autopar.request import pins_of
+from autopar.options import pins_of
 from tests.inspecting.questions import Asked, asked
 
 

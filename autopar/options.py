@@ -1,0 +1,425 @@
+"""The options of parallelize as users write them: each is checked and read here, at the door.
+
+Every refusal has one manner: the option and what it was given, what is accepted, and an example.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import numbers
+import operator
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from autopar.cluster import Cluster, device_order
+from autopar.cluster.names import FORMS
+from autopar.cluster.planned import cluster_of as planned_cluster
+from autopar.errors import (
+    ArgumentError,
+    ClusterError,
+    InputError,
+    MeshError,
+    PinError,
+    PlanFileError,
+    ScheduleError,
+)
+from autopar.ir.mesh import DEFAULT_NAMES, MeshShape
+from autopar.ir.plan import Plan
+from autopar.ir.plan_json import load_plan
+from autopar.passes.shard.recipes import RECIPES
+from autopar.request import Pins, Request
+from autopar.rules import RuleBook
+from autopar.runtime.bind import is_mesh, mesh_shape, positions_of
+from autopar.schedule.table import SCHEDULES
+
+_SHOWN = 60
+_MESH = "sizes, named sizes or a jax.sharding.Mesh, as in (2, 4), '2,4', {'data': 2, 'model': 4}"
+_PIN = "{path pattern: PartitionSpec}, as in {'params/**/kernel': P(None, 'model')}"
+_MOST_AXES = len(DEFAULT_NAMES) - 1
+
+
+def shown(value: object) -> str:
+    """A value as it is written, cut short where it is long."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = _SHOWN
+    try:
+        text = " ".join(short.repr(value).split())
+    except Exception:  # a repr of the user's may raise anything
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def refused(option: str, given: object, accepted: str) -> str:
+    """What to say of an option that cannot be used."""
+    return f"{option} is {shown(given)}; it takes {accepted}"
+
+
+# -- the step ------------------------------------------------------------------------------
+
+
+def step_of(fun: object, option: str = "the step") -> Callable[..., Any]:
+    """The step; raises ArgumentError for what cannot be called, or runs no JAX when it is."""
+    if not callable(fun):
+        example = "step.init" if option == "create_state" else "autopar.parallelize"
+        accepted = f"a function, as in {example}({option.removeprefix('the ')})"
+        raise ArgumentError(refused(option, fun, accepted))
+    if inspect.iscoroutinefunction(fun) or inspect.isgeneratorfunction(fun):
+        kind = "async function" if inspect.iscoroutinefunction(fun) else "generator"
+        raise ArgumentError(
+            refused(option, fun, f"a plain function that returns arrays; this is a {kind}")
+        )
+    return fun
+
+
+def argnums_of(given: object, option: str, fun: Callable[..., Any]) -> tuple[int, ...]:
+    """Positions of arguments; raises ArgumentError for what is none of the step's."""
+    accepted = f"positions of the step's arguments, as in {option}=0 or {option}=(0, 1)"
+    values = given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    found = [_whole(value) for value in cast("Iterable[object]", values)]
+    if any(n is None for n in found):
+        raise ArgumentError(refused(option, given, accepted))
+    positions = tuple(n for n in found if n is not None)
+    names, is_open = _parameters(fun)
+    if not is_open:
+        beyond = [n for n in positions if not -len(names) <= n < len(names)]
+        if beyond:
+            raise ArgumentError(
+                refused(option, given, f"{accepted}; the step has {_listed(names, 'argument')}")
+            )
+        counted = [n % len(names) for n in positions]
+    else:
+        counted = list(positions)
+    if len(set(counted)) < len(counted):
+        raise ArgumentError(refused(option, given, f"each position once: {accepted}"))
+    return positions
+
+
+def argnames_of(given: object, fun: Callable[..., Any]) -> tuple[str, ...]:
+    """Names of arguments; raises ArgumentError for what is none of the step's."""
+    option = "static_argnames"
+    accepted = f"names of the step's arguments, as in {option}='mode'"
+    values = (given,) if isinstance(given, str) else given
+    if not isinstance(values, Iterable):
+        raise ArgumentError(refused(option, given, accepted))
+    found = tuple(cast("Iterable[object]", values))
+    names = tuple(n for n in found if isinstance(n, str))
+    if len(names) < len(found):
+        raise ArgumentError(refused(option, given, accepted))
+    known = _all_parameters(fun)
+    strangers = [n for n in names if n not in known] if known is not None else []
+    if known is not None and strangers:
+        raise ArgumentError(
+            refused(option, given, f"{accepted}; the step has {_listed(known, 'argument')}")
+        )
+    return names
+
+
+def check_state_is_not_static(
+    state: Sequence[int] | None, static: Sequence[int], names: Sequence[str],
+    fun: Callable[..., Any],
+) -> None:  # fmt: skip
+    """Raise ArgumentError where an argument is named both state and static."""
+    parameters, _ = _parameters(fun)
+    count = len(parameters)
+    fixed = {n % count if count else n for n in static}
+    fixed |= {parameters.index(name) for name in names if name in parameters}
+    both = [n for n in state or () if (n % count if count else n) in fixed]
+    if both:
+        raise ArgumentError(
+            f"argument {both[0]} is in state_argnums and is static too: state is arrays that a "
+            "step returns anew, and a static argument is a constant. Name it in one of them"
+        )
+
+
+def _parameters(fun: Callable[..., Any]) -> tuple[tuple[str, ...], bool]:
+    """Names of a function's positional parameters, and whether it may take more than these."""
+    try:
+        found = inspect.signature(fun).parameters
+    except (TypeError, ValueError):
+        return (), True
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    is_open = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in found.values())
+    return tuple(n for n, p in found.items() if p.kind in kinds), is_open
+
+
+def _all_parameters(fun: Callable[..., Any]) -> tuple[str, ...] | None:
+    """Names of all of a function's parameters; None where it takes any."""
+    try:
+        found = inspect.signature(fun).parameters
+    except (TypeError, ValueError):
+        return None
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in found.values()):
+        return None
+    return tuple(found)
+
+
+def _listed(names: Sequence[str], what: str) -> str:
+    return f"{what}s {', '.join(names)}" if names else f"no {what}s"
+
+
+# -- where to run --------------------------------------------------------------------------
+
+
+def cluster_of(given: object, plan: Plan | None = None) -> Cluster:
+    """The cluster that is named, the plan's where none is, or the devices that are here."""
+    if given is None and plan is not None:
+        return planned_cluster(plan)
+    if given is None:
+        return Cluster.local()
+    if not isinstance(given, Cluster | str | Path):
+        raise ClusterError(refused("cluster", given, FORMS))
+    try:
+        return Cluster.parse(given)
+    except ValueError as error:  # a NUL byte in a path
+        raise ClusterError(refused("cluster", given, FORMS)) from error
+
+
+def mesh_of(given: object) -> tuple[MeshShape | None, tuple[int, ...] | None]:
+    """The mesh, and the numbers of its devices in its order where it has devices of its own."""
+    if given is None or isinstance(given, MeshShape):
+        return given, None
+    if is_mesh(given):
+        return mesh_shape(given), positions_of(given)
+    if isinstance(given, str):
+        return MeshShape.of(given), None
+    if isinstance(given, Mapping):
+        named = cast("Mapping[object, object]", given)
+        names = [n for n in named if isinstance(n, str)]
+        sizes = _sizes(given, named.values())
+        if len(names) < len(sizes):
+            raise MeshError(refused("mesh", given, f"{_MESH}; axis names are texts"))
+        return MeshShape(tuple(names), sizes), None
+    if isinstance(given, Iterable) and not isinstance(given, bytes | set | frozenset):
+        return MeshShape.of(_sizes(given, cast("Iterable[object]", given))), None
+    return MeshShape.of(_sizes(given, (given,))), None
+
+
+def check_order(request: Request) -> None:
+    """Raise MeshError where stages are asked for on a mesh with an order of devices of its own."""
+    mesh, order = request.mesh, request.order
+    if order is None or mesh is None or request.is_one_program:
+        return
+    if order != device_order(request.cluster, mesh):
+        raise MeshError(
+            f"mesh ({mesh}) has its devices in the order {shown(order)}, and stages and "
+            "microbatches put devices in an order of autopar's own; give the mesh's sizes alone, "
+            f"as in mesh={dict(zip(mesh.names, mesh.sizes, strict=True))}"
+        )
+
+
+def _sizes(given: object, values: Iterable[object]) -> tuple[int, ...]:
+    sizes = [_whole(value) for value in values]
+    whole = tuple(n for n in sizes if n is not None and n >= 1)
+    if len(whole) < len(sizes):
+        raise MeshError(refused("mesh", given, f"{_MESH}; sizes are whole numbers from 1 on"))
+    return whole
+
+
+def mesh_axes_of(given: object) -> int:
+    """The most axes of a searched mesh."""
+    found = _whole(given)
+    if found is None or not 1 <= found <= _MOST_AXES:
+        raise ArgumentError(refused("mesh_axes", given, f"1 to {_MOST_AXES}, as in mesh_axes=2"))
+    return found
+
+
+def memory_bytes_of(memory_gb: object) -> int | None:
+    """Bytes of a device's GiB, None where the cluster's figure counts; raises ArgumentError."""
+    if memory_gb is None:
+        return None
+    accepted = "the GiB of one device, a number above 0, as in memory_gb=16"
+    found = _real(memory_gb)
+    if not math.isfinite(found) or found * 2**30 < 1:
+        raise ArgumentError(refused("memory_gb", memory_gb, accepted))
+    return int(found * 2**30)
+
+
+# -- how to plan ---------------------------------------------------------------------------
+
+
+def plan_of(given: object) -> Plan | None:
+    """The plan, read where it is a path; raises ArgumentError, or PlanFileError of a bad file."""
+    if given is None or isinstance(given, Plan):
+        return given
+    if not isinstance(given, str | Path):
+        accepted = "a Plan or the path of one, as in plan=autopar.load('plan.json')"
+        raise ArgumentError(refused("plan", given, accepted))
+    try:
+        return load_plan(given)
+    except (OSError, ValueError) as error:
+        raise PlanFileError(
+            f"plan is {shown(given)}, which cannot be read: {error}; give the path of a file that "
+            "plan.save('plan.json') wrote"
+        ) from error
+
+
+def a_plan(given: object) -> Plan:
+    """What must be a plan; raises ArgumentError."""
+    if not isinstance(given, Plan):
+        accepted = "a Plan, as autopar.load('plan.json') or step.plan gives"
+        raise ArgumentError(refused("plan", given, accepted))
+    return given
+
+
+def method_of(given: object) -> str:
+    """The method; raises InputError where there is none of this name."""
+    if not isinstance(given, str) or given not in RECIPES:
+        accepted = f"a name, as in method='fsdp'; there are: {', '.join(RECIPES)}"
+        raise InputError(refused("method", given, accepted))
+    return given
+
+
+def count_of(given: object, option: str) -> int | None:
+    """A number that the user fixed, None for "auto"; raises ArgumentError for anything else."""
+    if isinstance(given, str) and given == "auto":
+        return None
+    found = _whole(given)
+    if found is None or found < 1:
+        accepted = f"'auto' or a whole number from 1 on, as in {option}=2"
+        raise ArgumentError(refused(option, given, accepted))
+    return found
+
+
+def microbatches_of(given: object, stages: int | None) -> int | None:
+    """The same of microbatches, where nothing said means one for one stage and "auto" for more."""
+    if given is None:
+        return 1 if stages == 1 else None
+    return count_of(given, "microbatches")
+
+
+def schedule_of(given: object) -> str | None:
+    """The schedule that the user fixed, None for "auto"; raises ScheduleError for no such name."""
+    if isinstance(given, str) and given == "auto":
+        return None
+    if not isinstance(given, str) or given not in SCHEDULES:
+        accepted = f"'auto' or a name; there are: {', '.join(SCHEDULES)}"
+        raise ScheduleError(refused("schedule", given, accepted))
+    return given
+
+
+def remat_of(given: object) -> bool:
+    """Whether recomputing may be weighed; raises ArgumentError for anything but "auto", False."""
+    if given is False or (isinstance(given, str) and given == "auto"):
+        return given == "auto"
+    raise ArgumentError(refused("remat", given, "'auto' or False, as in remat=False"))
+
+
+def text_of(given: object, option: str) -> str:
+    """A text; raises ArgumentError for anything else."""
+    if not isinstance(given, str):
+        raise ArgumentError(refused(option, given, f"a text, as in {option}='params/up'"))
+    return given
+
+
+def number_of(given: object, option: str, least: int = 1) -> int:
+    """A whole number that must be given; raises ArgumentError."""
+    found = _whole(given)
+    if found is None or found < least:
+        accepted = f"a whole number from {least} on, as in {option}={max(least, 3)}"
+        raise ArgumentError(refused(option, given, accepted))
+    return found
+
+
+def seconds_of(given: object, option: str) -> float:
+    """Seconds above 0; raises ArgumentError for anything else."""
+    found = _real(given)
+    if not found > 0:
+        raise ArgumentError(refused(option, given, f"seconds above 0, as in {option}=600"))
+    return found
+
+
+def flag_of(given: object, option: str) -> bool:
+    """True or False; raises ArgumentError for anything else."""
+    if not isinstance(given, bool):
+        raise ArgumentError(refused(option, given, f"True or False, as in {option}=False"))
+    return given
+
+
+def rules_of(given: object) -> RuleBook:
+    """The user's rules; raises ArgumentError for what is no book of them."""
+    accepted = 'a RuleBook, as in rules=RuleBook({"my_matmul": "b k, k n -> b n; k:reduce"})'
+    if not isinstance(given, RuleBook):
+        raise ArgumentError(refused("rules", given, accepted))
+    extra = cast("object", given.extra)
+    if not isinstance(extra, Mapping) or not all(
+        isinstance(key, str) and isinstance(text, str)
+        for key, text in cast("Mapping[object, object]", extra).items()
+    ):
+        raise ArgumentError(refused("rules", extra, accepted))
+    return given
+
+
+def batch_axes_of(given: object) -> tuple[tuple[str, int | None], ...]:
+    """Axes of rows by pattern; raises ArgumentError."""
+    if given is None:
+        return ()
+    accepted = "{path pattern: axis, None for no rows}, as in {'batch/mask': 1, 'frozen/*': None}"
+    if not isinstance(given, Mapping):
+        raise ArgumentError(refused("batch_axes", given, accepted))
+    found: list[tuple[str, int | None]] = []
+    named = cast("Mapping[object, object]", given)
+    for pattern, axis in named.items():
+        number = None if axis is None else _whole(axis)
+        if not isinstance(pattern, str) or (number is None and axis is not None):
+            raise ArgumentError(refused("batch_axes", named, accepted))
+        found.append((pattern, number))
+    return tuple(sorted(found))
+
+
+def pins_of(given: object) -> Pins:
+    """Pins from {path pattern: PartitionSpec or tuple of axis names}; raises PinError."""
+    if given is None:
+        return ()
+    if not isinstance(given, Mapping):
+        raise PinError(refused("pins", given, _PIN))
+    found: list[tuple[str, tuple[tuple[str, ...], ...]]] = []
+    for pattern, spec in cast("Mapping[object, object]", given).items():
+        if not isinstance(pattern, str):
+            raise PinError(refused("a pattern of pins", pattern, f"a path, in {_PIN}"))
+        found.append((pattern, _dims(pattern, spec)))
+    return tuple(found)
+
+
+def _dims(pattern: str, given: object) -> tuple[tuple[str, ...], ...]:
+    """The axes of each dim of a pin; a NamedSharding stands for its spec."""
+    spec = getattr(given, "spec", given)
+    # A PartitionSpec iterates like a tuple but is none.
+    if not isinstance(spec, Iterable) or isinstance(spec, str | bytes | Mapping | set | frozenset):
+        raise PinError(
+            refused(f"pin {pattern!r}", given, "a spec; write a PartitionSpec, as P(None, 'model')")
+        )
+    return tuple(_axes(pattern, entry) for entry in cast("Iterable[object]", spec))
+
+
+def _axes(pattern: str, entry: object) -> tuple[str, ...]:
+    if entry is None:
+        return ()
+    if isinstance(entry, str):
+        return (entry,)
+    if isinstance(entry, Sequence):
+        axes = cast("Sequence[object]", entry)
+        names = tuple(a for a in axes if isinstance(a, str))
+        if len(names) == len(axes):
+            return names
+    accepted = "None, an axis name or a tuple of them"
+    raise PinError(refused(f"a dim of pin {pattern!r}", cast("object", entry), accepted))
+
+
+def _real(value: object) -> float:
+    """A number of any type; not a number for what is none, bools among them."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return math.nan
+    return float(value)
+
+
+def _whole(value: object) -> int | None:
+    """A whole number of any type; None for what is none, bools among them."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(cast("int", value))
+    except TypeError:
+        return None
