@@ -48,9 +48,7 @@ class Executor:
 
     def _jit(self, program: SpmdProgram, donate: bool) -> Any:
         shape = mesh_shape(self._mesh)
-        mapped = mapped_step(
-            self._traced, program, self._mesh, shape, self._platform, self._calls
-        )
+        mapped = mapped_step(self._traced, program, self._mesh, shape, self._platform, self._calls)
         return jax.jit(
             mapped,
             in_shardings=self._in,

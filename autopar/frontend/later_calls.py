@@ -45,9 +45,7 @@ class LaterCalls:
     calls: FlatProgram | None
 
 
-def with_later_calls(
-    traced: TracedStep, rows: int = 0, batch: Collection[int] = ()
-) -> LaterCalls:
+def with_later_calls(traced: TracedStep, rows: int = 0, batch: Collection[int] = ()) -> LaterCalls:
     """The step, of so many `rows` of the batch, and its calls that are made later.
 
     The calls cut off single rows of what is made of the `batch`, inputs of the step by number.
@@ -181,9 +179,7 @@ class _Taker:
             )
         )
         given = (*fixed, *sliced)
-        operands = tuple(
-            stacked[r] if r in stacked else scan.operands[inputs[r]] for r in given
-        )
+        operands = tuple(stacked[r] if r in stacked else scan.operands[inputs[r]] for r in given)
         again = {"num_consts": len(fixed), "num_carry": 0, "length": params["length"]}
         calls = FlatProgram(given, tuple(inner.avals[r] for r in given), tuple(inner.calls), ())
         params = {**again, "reverse": params["reverse"]}
@@ -262,9 +258,7 @@ class _Taker:
         taken.equations.extend(zeros)
         return made
 
-    def _rest(
-        self, body: FlatProgram, taken: _Taken, more: tuple[Ref | Const, ...]
-    ) -> FlatProgram:
+    def _rest(self, body: FlatProgram, taken: _Taken, more: tuple[Ref | Const, ...]) -> FlatProgram:
         outputs = (*body.outputs, *more)
         return replace(body, equations=live(taken.equations, outputs), outputs=outputs)
 
@@ -281,7 +275,7 @@ class _Taker:
 def _chain(read: Ref, makers: Mapping[Ref, Equation]) -> Iterator[Equation]:
     """The slices, one of the other, that end in a value; the last one first."""
     left: Ref | None = read
-    while left in makers:
+    while left is not None and left in makers:
         yield makers[left]
         left = next(refs(makers[left].operands), None)
 

@@ -52,7 +52,9 @@ def scalars(log: Log, ordered: bool) -> Step:
 
         new, value = _updated(w, loss)
         io_callback(lambda v: log("io", v), None, value, ordered=ordered)
-        jax.debug.callback(lambda v, n: log("debug scalars", v, n), jnp.sum(b), new, ordered=ordered)
+        jax.debug.callback(
+            lambda v, n: log("debug scalars", v, n), jnp.sum(b), new, ordered=ordered
+        )
         io_callback(lambda v: log("last", v), None, jnp.max(new), ordered=ordered)
         return new, value
 
@@ -247,7 +249,7 @@ def differentiated(log: Log, ordered: bool) -> Step:
             jax.debug.callback(lambda s: log("debug layer", s), jnp.sum(x), ordered=ordered)
             return jnp.sin(x)
 
-        return _updated(w, lambda w: (jnp.mean(layer(w) ** 2) + 0.01 * square(w)))
+        return _updated(w, lambda w: jnp.mean(layer(w) ** 2) + 0.01 * square(w))
 
     return step
 
@@ -298,7 +300,16 @@ def loads(log: Log, ordered: bool) -> Step:
 BANK: dict[str, Callable[[Log, bool], Step]] = {
     f.__name__: f
     for f in (
-        scalars, rows, scanned, branches, whiles, results, unread, vmapped, differentiated, nested,
+        scalars,
+        rows,
+        scanned,
+        branches,
+        whiles,
+        results,
+        unread,
+        vmapped,
+        differentiated,
+        nested,
         loads,
     )
 }
