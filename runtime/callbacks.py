@@ -117,11 +117,15 @@ def run_host_call(
 
 def _nothing(kind: Any) -> Any:
     """What changes no value that it is combined with: by the largest, or, or sum."""
+    least: Any = 0
     if jnp.issubdtype(kind.dtype, jnp.floating):
-        return jnp.full(kind.shape, -jnp.inf, kind.dtype)
-    if jnp.issubdtype(kind.dtype, jnp.integer):
-        return jnp.full(kind.shape, jnp.iinfo(kind.dtype).min, kind.dtype)
-    return jnp.zeros(kind.shape, kind.dtype)
+        least = jnp.asarray(-jnp.inf, kind.dtype)
+        info: Any = jnp.finfo
+        least = jnp.where(jnp.isnan(least), info(kind.dtype).min, least)  # some f8 have no infinity
+    elif jnp.issubdtype(kind.dtype, jnp.integer):
+        info = jnp.iinfo
+        least = info(kind.dtype).min
+    return jnp.full(kind.shape, least, kind.dtype)
 
 
 def _call(equation: Equation, kinds: Sequence[Any], calls: HostCalls) -> Callable[..., Any]:
@@ -136,7 +140,7 @@ def _call(equation: Equation, kinds: Sequence[Any], calls: HostCalls) -> Callabl
     if kind in ("io_callback", "pure_callback"):
         fun = calls.guarded(params["callback"], kinds)
     else:
-        impl = equation.primitive.impl
+        impl: Any = equation.primitive.impl
         fun = calls.guarded(lambda *given: impl(*given, **params), kinds)
     if kind == "pure_callback":
         return lambda *given: jax.pure_callback(fun, kinds, *given)

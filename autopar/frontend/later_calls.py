@@ -275,7 +275,7 @@ class _Taker:
 def _chain(read: Ref, makers: Mapping[Ref, Equation]) -> Iterator[Equation]:
     """The slices, one of the other, that end in a value; the last one first."""
     left: Ref | None = read
-    while left in makers:
+    while left is not None and left in makers:
         yield makers[left]
         left = next(refs(makers[left].operands), None)
 

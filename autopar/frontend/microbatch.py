@@ -93,15 +93,14 @@ def _on_part(
     later = with_later_calls(traced, batch.extent, [i for i, _ in batch.axes])
     try:
         return later, _part_program(spec, args, kwargs, later.step, batch, rows, slices=True)
-    except BatchError:
-        if later.calls is None:
+    except BatchError as error:
+        again = with_later_calls(traced)
+        if again.calls is None:
             raise
         try:
-            later = with_later_calls(traced)
-            return later, _part_program(spec, args, kwargs, later.step, batch, rows, slices=False)
+            return again, _part_program(spec, args, kwargs, again.step, batch, rows, slices=False)
         except BatchError:
-            pass
-        raise
+            raise error from None
 
 
 def _prepared(traced: TracedStep) -> TracedStep:
