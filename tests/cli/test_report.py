@@ -84,7 +84,7 @@ def test_measured_and_verified_figures_stand_beside_predicted_ones(folder: Path)
     [
         (("gone.json",), "cannot read plan"),
         (("one.json", "--verification", "one.json"), "is no verification"),
-        (("one.json", "--verification", "mytrain.py"), "cannot read"),
+        (("one.json", "--verification", "mytrain.py"), "is no verification"),
         (("cut.json", "--trace", "one.json"), "is no trace"),
         (("cut.json", "--trace", "gone.json"), "cannot read"),
         (("one.json", "--trace", "one.json"), "is one program"),

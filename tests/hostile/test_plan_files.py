@@ -20,6 +20,7 @@ from autopar.exporting.rules import path_rules
 from autopar.ir.batching import Batching
 from autopar.ir.plan_json import plan_from_json
 from autopar.ir.record import Record
+from tests.cli.running import run
 from tests.hostile.asking import outcome, ran
 from tests.hostile.mutating import mutated, redecided, with_checksum
 from tests.hostile.steps import Base, bases
@@ -259,6 +260,17 @@ def _named(plan: autopar.Plan, name: str) -> autopar.Plan:
         ),
         outputs=tuple(replace(a, path=end) for a, end in zip(plan.outputs, ends, strict=True)),
     )
+
+
+@pytest.mark.parametrize("name", ["a\u2028b", "\u00e9", "[/b]", ":smile:", '"', "\\", "a\nb"])
+def test_a_plan_with_odd_names_is_read_as_it_was_saved(
+    plans: dict[str, Base], name: str, tmp_path: Path
+) -> None:
+    named = _named(plan_from_json(tampered(plans["one"], lambda body: None)), name)
+    named.save(tmp_path / "plan.json")
+    assert autopar.load(tmp_path / "plan.json") == named
+    done = run("show", tmp_path / "plan.json", "--params", "--ops", "--comm")
+    assert done.code == 0, done.err
 
 
 @pytest.mark.parametrize("name", NAMES)
