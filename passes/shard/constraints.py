@@ -25,7 +25,7 @@ def read_constraint(reader: Reader, graph: Graph, op: Op, path: OpPath, runs: in
         op.origin.line,
     )  # fmt: skip
     decision = reader.decisions[index]
-    decision.members[0] = decision.members[0]._replace(path=path, runs=runs)
+    decision.members[0] = decision.members[0]._replace(path=path)
     decision.depth = reader.depth(op)
     decision.fixed = spec(op)
     reader.followers[path] = index

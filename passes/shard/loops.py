@@ -174,7 +174,7 @@ class _LoopReader:
             if self._reader.decisions[port].may_be_partial:
                 self._reader.add_sum(result, home, self._runs, self._op.origin)
             elif self._reader.standings.get(result.name) != home:
-                self._reader.place(result, port, home.dims)
+                self._reader.place(result, port, home.dims, runs=self._runs)
 
     def _result_port(self, stacked: Value) -> int:
         """The port of a scan's stacked result: one slice of it."""

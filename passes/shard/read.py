@@ -112,7 +112,7 @@ class Reader:
         )
         place = Place(index, tuple(range(len(value.shape))))
         self.standings[value.name] = place
-        self.decisions[index].members.append(Member(value, place, (), self.count))
+        self.decisions[index].members.append(Member(value, place, (), self.count, runs))
         return index
 
     def place(
@@ -322,7 +322,7 @@ class Reader:
             DecisionKind.GROUP, result, label(op), runs, op.origin.region, op.origin.line
         )
         decision = self.decisions[index]
-        decision.members[0] = decision.members[0]._replace(path=path, runs=runs)
+        decision.members[0] = decision.members[0]._replace(path=path)
         decision.depth = self.depth(op)
         self._narrow_to_rule(index, rule)
         self.followers[path] = index

@@ -233,7 +233,12 @@ def _run(step: Callable[..., Any]) -> list[np.ndarray[Any, Any]]:
     return [np.asarray(leaf) for leaf in jax.tree.leaves((w, seen))]
 
 
-WAYS = [("dp", (8,)), ("fsdp", (8,)), ("auto", (8,)), ("auto", (2, 4))]
+WAYS = [
+    ("dp", (8,)),
+    ("auto", (2, 4)),
+    pytest.param("fsdp", (8,), marks=pytest.mark.slow),
+    pytest.param("auto", (8,), marks=pytest.mark.slow),
+]
 
 
 @pytest.mark.parametrize(("method", "mesh"), WAYS, ids=lambda given: str(given).replace(" ", ""))
