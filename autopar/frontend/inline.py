@@ -37,9 +37,7 @@ _BODIES = {
 _Env = dict[Any, Ref | Const]
 
 
-def flatten(
-    closed: Any, kept: Collection[str] = ()
-) -> tuple[FlatProgram, tuple[Any, ...]]:
+def flatten(closed: Any, kept: Collection[str] = ()) -> tuple[FlatProgram, tuple[Any, ...]]:
     """The program of a closed jaxpr, and the closed-over arrays that are its last inputs.
 
     Arrays that jitted functions within closed over are among them, each once. Equations that

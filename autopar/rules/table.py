@@ -122,7 +122,10 @@ def primitive_names() -> frozenset[str]:
 
 def told_primitives() -> tuple[tuple[str, str], ...]:
     """Every primitive that we know and what becomes of it, by name."""
-    told = {**CONTROL, **{name: f"whole on every device: {why}" for name, why in REPLICATED.items()}}
+    told = {
+        **CONTROL,
+        **{name: f"whole on every device: {why}" for name, why in REPLICATED.items()},
+    }
     for family in _FAMILIES:
         subject = str(family.__doc__).splitlines()[0].rstrip(".")
         for prefix in ("Rules of ", "The rule of "):

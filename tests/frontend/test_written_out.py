@@ -16,6 +16,7 @@ from autopar.ir.graph import Graph, Op
 from tests.frontend.evaluating import evaluate
 from tests.frontend.tracing import checked, graph_of, kinds, shape, traced
 
+
 def _same(fun: Callable[..., Any], given: Any, rtol: float = 0.0) -> None:
     """The traced program computes what the function does."""
     step = traced(fun, given)
@@ -156,9 +157,7 @@ def _foreign(name: str, lowering: Any) -> Primitive:
     return made
 
 
-DOUBLED = _foreign(
-    "doubled_sine", mlir.lower_fun(lambda x: jnp.sin(x) * 2, multiple_results=False)
-)
+DOUBLED = _foreign("doubled_sine", mlir.lower_fun(lambda x: jnp.sin(x) * 2, multiple_results=False))
 KERNEL = _foreign("kernel_sine", lambda ctx, x: [x])
 
 

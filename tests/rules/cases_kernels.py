@@ -14,9 +14,7 @@ from tests.rules.cases import Example, f
 
 def rows(block: Any, *index: int | None) -> Any:
     """Blocks of a tensor: for each of its dims the dim of the grid that counts them, or None."""
-    return pl.BlockSpec(
-        block, lambda *at: tuple(0 if i is None else at[i] for i in index)
-    )
+    return pl.BlockSpec(block, lambda *at: tuple(0 if i is None else at[i] for i in index))
 
 
 def kernel(
