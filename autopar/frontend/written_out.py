@@ -5,7 +5,7 @@ An exported plan has this file's code in it: it asks for nothing but JAX.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jax import lax
@@ -61,7 +61,11 @@ def until_last_row(params: dict[str, Any]) -> Callable[..., Any]:
         (goes_on,) = test(*of_test, *start)
         rows = tuple(range(goes_on.ndim))
 
-        def trip(state: Sequence[Any]) -> list[Any]:
+        def any_goes_on(state: Iterable[Any]) -> Any:
+            goes_on, *_ = state
+            return lax.reduce_or(goes_on, rows)
+
+        def trip(state: Iterable[Any]) -> list[Any]:
             goes_on, *held = state
             left = [
                 lax.select(lax.broadcast_in_dim(goes_on, old.shape, rows), new, old)
@@ -70,7 +74,7 @@ def until_last_row(params: dict[str, Any]) -> Callable[..., Any]:
             (still,) = test(*of_test, *left)
             return [lax.bitwise_and(goes_on, still), *left]
 
-        first = [goes_on, *start]
-        return list(lax.while_loop(lambda state: lax.reduce_or(state[0], rows), trip, first))[1:]
+        _, *found = lax.while_loop(any_goes_on, trip, [goes_on, *start])
+        return found
 
     return loop

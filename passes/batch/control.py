@@ -88,11 +88,15 @@ def _ends_row_by_row(op: Op) -> bool:
 
     def is_left(old: str, left: Operand) -> bool:
         by = made.get(str(left))
-        if by is None or old == goes_on:
-            return old == left or (by is not None and by.kind == "and" and old in by.operands)
+        if by is None or old == left:
+            return old == left
+        if old == goes_on:
+            return by.kind == "and" and old in by.operands
         mask = made.get(str(by.operands[0]))
-        spread = by.operands[0] if mask is None else mask.operands[0]
-        is_mask = spread == goes_on and (mask is None or mask.kind == "broadcast_in_dim")
+        if mask is not None and mask.kind == "broadcast_in_dim":
+            is_mask = mask.operands[0] == goes_on
+        else:
+            is_mask = by.operands[0] == goes_on
         return by.kind == "select_n" and is_mask and by.operands[1] == old
 
     return all(map(is_left, held, body.outputs))

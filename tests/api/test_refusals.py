@@ -145,12 +145,3 @@ def test_foreign_code_warns_too() -> None:
 
     with pytest.warns(UserWarning, match=r"'ffi_call' at test_refusals.py:\d+ has no"):
         autopar.plan(called, W, X, cluster="8xcpu", mesh=(8,))
-
-
-def test_a_loop_whose_rows_end_apart_is_refused_with_its_line() -> None:
-    def step(x: jax.Array) -> jax.Array:
-        return jax.vmap(lambda y: jax.lax.while_loop(lambda z: z < 100.0, lambda z: 2 * z, y))(x)
-
-    rows = jax.ShapeDtypeStruct((256,), jnp.float32)
-    with pytest.raises(TraceError, match=r"while loop at test_refusals\.py:\d+ ends at another"):
-        autopar.plan(step, rows, cluster="8xcpu")

@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 
 import autopar
 from autopar.api import Watcher
@@ -289,3 +291,22 @@ def test_two_processes_make_the_same_bytes(tmp_path: Path) -> None:
     for name in ("gpt", "roomy", "tight"):
         one, two = (tmp_path / f"{seed}-{name}.json" for seed in ("1", "2"))
         assert one.read_bytes() == two.read_bytes(), name
+
+
+# -- primitives of other packages --------------------------------------------------------------
+
+
+def test_a_primitive_that_compiles_as_a_function_is_planned_as_it_unless_it_has_a_rule() -> None:
+    halved = Primitive("halved_tanh")
+    halved.def_impl(lambda x: jnp.tanh(x) / 2)
+    halved.def_abstract_eval(lambda x: x)
+    mlir.register_lowering(halved, mlir.lower_fun(halved.impl, multiple_results=False))
+    x = np.linspace(0, 1, 32, dtype=np.float32)
+    made = autopar.parallelize(lambda x: halved.bind(x), cluster="8xcpu", mesh=(8,))
+    ruled = autopar.parallelize(made, rules=autopar.RuleBook({"halved_tanh": "a -> a"}),
+                                cluster="8xcpu", mesh=(8,))  # fmt: skip
+    for parallel_step, name in ((made, "tanh("), (ruled, "halved_tanh(")):
+        np.testing.assert_allclose(parallel_step(x), np.tanh(x) / 2, rtol=1e-6)
+        record = parallel_step.plan.record
+        assert record is not None
+        assert f"= {name}" in record.graph

@@ -120,6 +120,30 @@ def test_scans_and_remat_keep_their_layouts(method: str, tmp_path: Path) -> None
     assert not differing(numbers(step(jax.tree.map(jnp.array, w), x)), expected)
 
 
+def _apart(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Rows with loops of their own, a solve each, a mean by name and a platform's branch."""
+
+    def row(c: jax.Array) -> jax.Array:
+        h = jax.lax.while_loop(lambda h: h.sum() < 9, lambda h: h + 0.7, jax.lax.stop_gradient(c))
+        y = jnp.linalg.solve(jnp.outer(w, w) + jnp.eye(8) * (1 + c @ c), c * w + h)
+        return y - jax.lax.pmean(y, "rows")
+
+    def loss(w: jax.Array) -> jax.Array:
+        y = jax.vmap(row, axis_name="rows")(x)
+        return jnp.mean(jax.lax.platform_dependent(y, tpu=jnp.sin, default=jnp.tanh) ** 2 * w)
+
+    return w - 0.1 * jax.grad(loss)(w), loss(w)
+
+
+def test_what_stands_for_other_operations_does_so_in_the_module(tmp_path: Path) -> None:
+    w, x = jnp.linspace(0.1, 1.0, 8), jax.random.normal(jax.random.key(1), (16, 8))
+    plan = autopar.plan(_apart, w, x, cluster=EAGER, mesh=(8,), method="dp")
+    module = loaded(python_module(plan), tmp_path)
+    step = module.parallelize(_apart, w, x)
+    expected = numbers(jax.jit(_apart)(w, x))
+    assert not differing(numbers(step(jnp.array(w), x)), expected)
+
+
 def test_another_step_is_refused(tmp_path: Path) -> None:
     w, x = _arguments()
     plan = autopar.plan(_step, w, x, cluster=EAGER, mesh=(8,), method="dp")

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental import pallas as pl
 
 from autopar.rules import attach_rules, unknown_ops
 from tests.frontend.tracing import graph_of, shape
@@ -54,8 +55,8 @@ def test_work_is_what_the_kernel_says() -> None:
         out[...] = x[...]
 
     def fun(x: Any) -> Any:
-        cost = kernels.pl.CostEstimate(flops=1234, transcendentals=0, bytes_accessed=0)
+        cost = pl.CostEstimate(flops=1234, transcendentals=0, bytes_accessed=0)
         out = jax.ShapeDtypeStruct((8, 4), jnp.float32)
-        return kernels.pl.pallas_call(body, out_shape=out, cost_estimate=cost, interpret=True)(x)
+        return pl.pallas_call(body, out_shape=out, cost_estimate=cost, interpret=True)(x)
 
     assert graph_of(fun, shape(8, 4)).flops == 1234
