@@ -77,8 +77,8 @@ def step_of(fun: object, option: str = "the step") -> Callable[..., Any]:
 def argnums_of(given: object, option: str, fun: Callable[..., Any]) -> tuple[int, ...]:
     """Positions of arguments; raises ArgumentError for what is none of the step's."""
     accepted = f"positions of the step's arguments, as in {option}=0 or {option}=(0, 1)"
-    values = given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
-    found = [_whole(value) for value in cast("Iterable[object]", values)]
+    listed = _items(given)
+    found = [_whole(value) for value in (listed if listed is not None else (given,))]
     if any(n is None for n in found):
         raise ArgumentError(refused(option, given, accepted))
     positions = tuple(n for n in found if n is not None)
@@ -101,19 +101,14 @@ def argnames_of(given: object, fun: Callable[..., Any]) -> tuple[str, ...]:
     """Names of arguments; raises ArgumentError for what is none of the step's."""
     option = "static_argnames"
     accepted = f"names of the step's arguments, as in {option}='mode'"
-    values = (given,) if isinstance(given, str) else given
-    if not isinstance(values, Iterable):
-        raise ArgumentError(refused(option, given, accepted))
-    found = tuple(cast("Iterable[object]", values))
-    names = tuple(n for n in found if isinstance(n, str))
-    if len(names) < len(found):
+    found = (given,) if isinstance(given, str) else _items(given)
+    names = tuple(n for n in found or () if isinstance(n, str))
+    if found is None or len(names) < len(found):
         raise ArgumentError(refused(option, given, accepted))
     known = _all_parameters(fun)
-    strangers = [n for n in names if n not in known] if known is not None else []
-    if known is not None and strangers:
-        raise ArgumentError(
-            refused(option, given, f"{accepted}; the step has {_listed(known, 'argument')}")
-        )
+    if known is not None and not set(names) <= set(known):
+        has = _listed(known, "argument")
+        raise ArgumentError(refused(option, given, f"{accepted}; the step has {has}"))
     return names
 
 
@@ -185,16 +180,15 @@ def mesh_of(given: object) -> tuple[MeshShape | None, tuple[int, ...] | None]:
         return mesh_shape(given), positions_of(given)
     if isinstance(given, str):
         return MeshShape.of(given), None
-    if isinstance(given, Mapping):
-        named = cast("Mapping[object, object]", given)
+    named = _entries(given)
+    if named is not None:
         names = [n for n in named if isinstance(n, str)]
         sizes = _sizes(given, named.values())
         if len(names) < len(sizes):
             raise MeshError(refused("mesh", given, f"{_MESH}; axis names are texts"))
         return MeshShape(tuple(names), sizes), None
-    if isinstance(given, Iterable) and not isinstance(given, bytes | set | frozenset):
-        return MeshShape.of(_sizes(given, cast("Iterable[object]", given))), None
-    return MeshShape.of(_sizes(given, (given,))), None
+    listed = _items(given) if not isinstance(given, set | frozenset) else None
+    return MeshShape.of(_sizes(given, listed if listed is not None else (given,))), None
 
 
 def check_order(request: Request) -> None:
@@ -343,12 +337,10 @@ def rules_of(given: object) -> RuleBook:
     accepted = 'a RuleBook, as in rules=RuleBook({"my_matmul": "b k, k n -> b n; k:reduce"})'
     if not isinstance(given, RuleBook):
         raise ArgumentError(refused("rules", given, accepted))
-    extra = cast("object", given.extra)
-    if not isinstance(extra, Mapping) or not all(
-        isinstance(key, str) and isinstance(text, str)
-        for key, text in cast("Mapping[object, object]", extra).items()
-    ):
-        raise ArgumentError(refused("rules", extra, accepted))
+    texts = _entries(given.extra)
+    words = (*texts.keys(), *texts.values()) if texts is not None else (None,)
+    if not all(isinstance(word, str) for word in words):
+        raise ArgumentError(refused("rules", given.extra, accepted))
     return given
 
 
@@ -357,10 +349,10 @@ def batch_axes_of(given: object) -> tuple[tuple[str, int | None], ...]:
     if given is None:
         return ()
     accepted = "{path pattern: axis, None for no rows}, as in {'batch/mask': 1, 'frozen/*': None}"
-    if not isinstance(given, Mapping):
+    named = _entries(given)
+    if named is None:
         raise ArgumentError(refused("batch_axes", given, accepted))
     found: list[tuple[str, int | None]] = []
-    named = cast("Mapping[object, object]", given)
     for pattern, axis in named.items():
         number = None if axis is None else _whole(axis)
         if not isinstance(pattern, str) or (number is None and axis is not None):
@@ -373,10 +365,11 @@ def pins_of(given: object) -> Pins:
     """Pins from {path pattern: PartitionSpec or tuple of axis names}; raises PinError."""
     if given is None:
         return ()
-    if not isinstance(given, Mapping):
+    named = _entries(given)
+    if named is None:
         raise PinError(refused("pins", given, _PIN))
     found: list[tuple[str, tuple[tuple[str, ...], ...]]] = []
-    for pattern, spec in cast("Mapping[object, object]", given).items():
+    for pattern, spec in named.items():
         if not isinstance(pattern, str):
             raise PinError(refused("a pattern of pins", pattern, f"a path, in {_PIN}"))
         found.append((pattern, _dims(pattern, spec)))
@@ -385,13 +378,14 @@ def pins_of(given: object) -> Pins:
 
 def _dims(pattern: str, given: object) -> tuple[tuple[str, ...], ...]:
     """The axes of each dim of a pin; a NamedSharding stands for its spec."""
-    spec = getattr(given, "spec", given)
+    spec: object = getattr(given, "spec", given)
     # A PartitionSpec iterates like a tuple but is none.
-    if not isinstance(spec, Iterable) or isinstance(spec, str | bytes | Mapping | set | frozenset):
+    entries = None if isinstance(spec, Mapping | set | frozenset) else _items(spec)
+    if entries is None:
         raise PinError(
             refused(f"pin {pattern!r}", given, "a spec; write a PartitionSpec, as P(None, 'model')")
         )
-    return tuple(_axes(pattern, entry) for entry in cast("Iterable[object]", spec))
+    return tuple(_axes(pattern, entry) for entry in entries)
 
 
 def _axes(pattern: str, entry: object) -> tuple[str, ...]:
@@ -406,6 +400,21 @@ def _axes(pattern: str, entry: object) -> tuple[str, ...]:
             return names
     accepted = "None, an axis name or a tuple of them"
     raise PinError(refused(f"a dim of pin {pattern!r}", cast("object", entry), accepted))
+
+
+def _items(given: object) -> tuple[object, ...] | None:
+    """The items of what may be iterated and is no text."""
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        return None
+    try:
+        return tuple(cast("Iterable[object]", given))
+    except TypeError:  # an array of no dims
+        return None
+
+
+def _entries(given: object) -> Mapping[object, object] | None:
+    """A mapping, whatever it holds."""
+    return cast("Mapping[object, object]", given) if isinstance(given, Mapping) else None
 
 
 def _real(value: object) -> float:

@@ -66,9 +66,9 @@ def load_target(text: str) -> Target:
     kwargs: object = {}
     if "example_kwargs" in vars(module):
         kwargs = _called(module, path, "example_kwargs")
-    named = cast("dict[object, object]", kwargs) if isinstance(kwargs, dict) else None
-    if named is None or not all(isinstance(name, str) for name in named):
-        kind = "dict" if named is not None else type(kwargs).__name__
+    kind = type(kwargs).__name__
+    names = list(cast("dict[object, object]", kwargs)) if isinstance(kwargs, dict) else [None]
+    if not all(isinstance(name, str) for name in names):
         raise InputError(
             f"{path}: example_kwargs() returned {kind}; return a dict of the "
             f"names and values of the keyword arguments that {function} is called with"

@@ -51,7 +51,7 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
     ("cluster", "", ClusterError, "is not understood"),
     ("cluster", b"8xcpu", ClusterError, "cluster is b'8xcpu'"),
     ("cluster", ["8xcpu"], ClusterError, "it takes"),
-    ("cluster", "\0.toml", ClusterError, "it takes"),
+    ("cluster", "\0.toml", ClusterError, "cannot be read: embedded null byte"),
     ("cluster", Path("/no/such.toml"), ClusterError, "cannot be read"),
     ("cluster", Path("/tmp"), ClusterError, "cannot be read"),
     ("cluster", "x" * 300 + ".toml", ClusterError, "cannot be read"),
@@ -70,6 +70,8 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
     ("mesh", {1: 8}, MeshError, "axis names are texts"),
     ("mesh", {"a b": 8}, MeshError, "identifier"),
     ("mesh", {2, 4}, MeshError, "it takes"),
+    ("mesh", b"24", MeshError, "it takes"),
+    ("mesh", np.float32(8), MeshError, "it takes"),
     ("mesh", object(), MeshError, "it takes"),
     ("method", None, InputError, "method is None.*there are: auto, dp"),
     ("method", "", InputError, "there are: auto"),
@@ -147,8 +149,9 @@ def _name(case: object) -> str:
 def test_a_wrong_option_is_refused_by_name(
     option: str, given: Any, kind: type[Exception], told: str
 ) -> None:
+    options: dict[str, Any] = {"cluster": "8xcpu", option: given}
     with pytest.raises(kind, match=told) as error:
-        autopar.parallelize(step, **{"cluster": "8xcpu", option: given})
+        autopar.parallelize(step, **options)
     assert type(error.value) is kind
     assert len(str(error.value)) < 700
 

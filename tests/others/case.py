@@ -90,16 +90,15 @@ def check_same(found: Any, wanted: Any, rtol: float) -> None:
 
 
 def _arrays(tree: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays and numbers of a tree by path; what stages keep apart is put together."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {
-        jax.tree_util.keystr(path): np.asarray(
-            jax.random.key_data(leaf)
-            if jax.dtypes.issubdtype(getattr(leaf, "dtype", None) or float, jax.dtypes.prng_key)
-            else leaf
-        )
-        for path, leaf in leaves
-        if isinstance(leaf, jax.Array | np.ndarray | float | int)
-    }
+    held = {p: x for p, x in leaves if isinstance(x, float | int) or hasattr(x, "dtype")}
+    return {jax.tree_util.keystr(path): _on_host(leaf) for path, leaf in held.items()}
+
+
+def _on_host(leaf: Any) -> np.ndarray[Any, Any]:
+    is_key = isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
 
 
 def rows(width: int, seed: int = 0, count: int = ROWS, scale: float = 1.0) -> Any:

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from tests.others.case import Other, rows
+from autopar.errors import BatchStatisticError
+from tests.others.case import Other, Refusal, rows
 
 _WIDTH = 16
 
@@ -43,7 +44,7 @@ def _other(tx: Any, **options: Any) -> Other:
 
 def multi_transform() -> Other:
     labels = {"up": "slow", "down": {"w": "fast", "b": "frozen"}}
-    kinds = {
+    kinds: Any = {
         "slow": optax.sgd(0.01, momentum=0.9),
         "fast": optax.adamw(1e-2, eps=1e-3),
         "frozen": optax.set_to_zero(),
@@ -120,7 +121,11 @@ def lbfgs() -> Other:
         )
         return (optax.apply_updates(params, updates), opt), loss
 
-    return Other(step, lambda: (_params(), tx.init(_params())), _batch, rtol=2e-3)
+    in_loop = Refusal(BatchStatisticError, "a statistic of the batch is used inside a loop")
+    return Other(
+        step, lambda: (_params(), tx.init(_params())), _batch, rtol=2e-3,
+        refusals={"microbatches": in_loop, "stages": in_loop},
+    )  # fmt: skip
 
 
 def jaxopt_solver() -> Other:
@@ -129,6 +134,6 @@ def jaxopt_solver() -> Other:
 
     def step(params: Any, x: Any) -> Any:
         found = solver.run(params, x)
-        return found.params, found.state.value
+        return found.params, found.state.error
 
     return Other(step, _params, _batch)

@@ -11,7 +11,8 @@ import numpy as np
 import optax
 import pytest
 
-from tests.others.case import Other, rows, tokens
+from autopar.errors import BatchError, BatchStatisticError
+from tests.others.case import Other, Refusal, rows, tokens
 
 _WIDTH = 8
 
@@ -66,7 +67,8 @@ def jraph_network() -> Other:
         one, two = jax.random.split(jax.random.key(0))
         return {"edge": _dense(one, 20, 8), "node": _dense(two, 8 + 16, _WIDTH)}
 
-    return Other(step, create, batch)
+    mixed = Refusal(BatchError, "its arguments have 8 or 32 or 48 rows")
+    return Other(step, create, batch, refusals={"microbatches": mixed, "stages": mixed})
 
 
 # -- distributions and flows -----------------------------------------------------------------
@@ -264,7 +266,9 @@ def blackjax_hmc() -> Other:
         )
         return sampler.init(jnp.zeros(4)), jax.random.key(1)
 
-    return Other(step, create, _regression)
+    in_loop = Refusal(BatchStatisticError, "a statistic of the batch is used inside a loop")
+    refusals = {"microbatches": in_loop, "stages": in_loop}
+    return Other(step, create, _regression, refusals=refusals)
 
 
 def blackjax_nuts_chains() -> Other:
