@@ -18,7 +18,8 @@ from autopar.ir.sharding import Sharding
 class Local:
     """How one op lies on the mesh: shardings and whole (global) shapes of what it touches.
 
-    `platform` is that of the devices. Results are partial over the axes given to the op's REDUCE factors.
+    Results are partial over the axes given to the op's REDUCE factors. `platform` is that of the
+    devices.
     """
 
     mesh: MeshShape

@@ -15,9 +15,9 @@ from autopar.runtime.local.rebind import run_as_is
 def _fft(equation: Equation, operands: Sequence[Any], local: Local) -> Sequence[Any]:
     """The transform, on XLA:CPU of arrays that lie row by row.
 
-    An all-gather along another dim than the first asks XLA for a layout with that dim outermost. Its
-    neighbours take that layout over, and the transform of XLA:CPU then fails as it runs: it knows
-    rows alone and does not say so in time.
+    An all-gather along another dim than the first asks XLA for a layout with that dim outermost.
+    Its neighbours take that layout over, and the transform of XLA:CPU then fails as it runs: it
+    knows rows alone and does not say so in time.
     """
     if local.platform != "cpu":
         return run_as_is(equation, operands, local)
