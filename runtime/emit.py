@@ -94,7 +94,12 @@ class _Emitter:
         ]
         result_shapes = tuple(tuple(a.shape) for a in equation.result_avals)
         local = Local(
-            self._mesh, run.operand_shardings, run.result_shardings, shapes, result_shapes
+            self._mesh,
+            run.operand_shardings,
+            run.result_shardings,
+            shapes,
+            result_shapes,
+            self._platform,
         )
         with jax.named_scope(_scope(equation)):
             if equation.primitive.name in HOST_CALLS:

@@ -18,7 +18,8 @@ from autopar.ir.sharding import Sharding
 class Local:
     """How one op lies on the mesh: shardings and whole (global) shapes of what it touches.
 
-    Results are partial over the axes given to the op's REDUCE factors.
+    Results are partial over the axes given to the op's REDUCE factors. `platform` is that of the
+    devices.
     """
 
     mesh: MeshShape
@@ -26,6 +27,7 @@ class Local:
     results: tuple[Sharding, ...]
     operand_shapes: tuple[tuple[int, ...], ...]
     result_shapes: tuple[tuple[int, ...], ...]
+    platform: str
 
     def result_shape(self, index: int = 0) -> tuple[int, ...]:
         """The shape of this device's piece of a result."""

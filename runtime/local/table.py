@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autopar.runtime.local import index, kernels, shape, window
+from autopar.runtime.local import fourier, index, kernels, shape, window
 from autopar.runtime.local.base import LocalRun
 from autopar.runtime.local.rebind import run_as_is
 
-_RUNS: Mapping[str, LocalRun] = {**shape.RUNS, **window.RUNS, **index.RUNS, **kernels.RUNS}
+_RUNS: Mapping[str, LocalRun] = {
+    **shape.RUNS,
+    **window.RUNS,
+    **index.RUNS,
+    **kernels.RUNS,
+    **fourier.RUNS,
+}
 
 
 def local_run(primitive_name: str) -> LocalRun:

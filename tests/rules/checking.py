@@ -86,6 +86,7 @@ class Case:
             tuple(Sharding(s.dims, s.partial + reduced) for s in results),
             tuple(np.shape(v) for v in self.operands),
             tuple(np.shape(v) for v in self.expected),
+            "cpu",
         )
 
 
