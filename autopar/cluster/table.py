@@ -157,14 +157,12 @@ def _listed(kind: str, name: str, entry: object, where: str) -> tuple[object, ..
     """A list of items of one type, floats also from whole numbers."""
     item = _ITEMS[kind]
     accepted: tuple[type, ...] = (float, int) if item is float else (item,)
-    if not isinstance(entry, list) or any(
-        type(e) not in accepted or not abs(cast(float, e)) < _LARGEST_WHOLE
-        for e in cast(list[object], entry)
+    items = tuple(cast(list[object], entry)) if isinstance(entry, list) else None
+    if items is None or any(
+        type(e) not in accepted or not abs(cast(float, e)) < _LARGEST_WHOLE for e in items
     ):
-        raise ClusterError(
-            f"{where}: {name} = {_shown(cast(object, entry))} must be a list of {item.__name__}s"
-        )
-    items = tuple(cast(list[object], entry))
+        told = _shown(items if items is not None else entry)
+        raise ClusterError(f"{where}: {name} = {told} must be a list of {item.__name__}s")
     return tuple(float(cast(float, e)) for e in items) if item is float else items
 
 

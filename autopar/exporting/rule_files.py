@@ -129,8 +129,9 @@ def _axes(given: object) -> Axes:
     if isinstance(given, str):
         return (given,)
     axes = cast("Sequence[object]", given if isinstance(given, list | tuple) else [given])
-    if not all(isinstance(axis, str) for axis in axes):
-        raise ValueError(f"{shown(cast(object, given))} is no mesh axis")
+    wrong = [axis for axis in axes if not isinstance(axis, str)]
+    if wrong:
+        raise ValueError(f"{shown(wrong[0])} is no mesh axis")
     return tuple(map(str, axes))
 
 

@@ -93,8 +93,8 @@ def _told(path: str | Path) -> Generator[None]:
         if error.errno == errno.ENOENT:
             why = f"there is no folder {str(Path(path).parent)!a}: make it"
         raise InputError(f"cannot write {str(path)!a}: {why}") from None
-    except ValueError as error:  # a NUL in the path
-        raise InputError(f"cannot write {str(path)!a}: {error}") from None
+    except ValueError:
+        raise InputError(f"cannot write {str(path)!a}: a name cannot have a NUL in it") from None
 
 
 # -- where to -----------------------------------------------------------------------------------

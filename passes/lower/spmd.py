@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from autopar.cost.reshard import Resharder, Route
+from autopar.errors import GraphError
 from autopar.ir.assignment import operand_of_result
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.host_calls import HOST_CALLS, handed_on_by
@@ -160,7 +161,7 @@ class _Scope:
             return None
         if operand in self._demands:
             return self._make(operand, wanted, region, line, through_use)
-        home = self._plan.sharding_of[operand]
+        home = self._home(operand)
         if wanted == home:
             return operand
         phase = self._plan.phase_of(region)
@@ -181,6 +182,13 @@ class _Scope:
         piece = f"{name}@{self._count}"
         self._pieces[name, wanted, self._plan.phase_of(region)] = piece
         return piece
+
+    def _home(self, name: str) -> Sharding:
+        """How a value lies that is there; one behind a fence needs a sharding of its own."""
+        home = self._plan.sharding_of.get(name)
+        if home is None:
+            raise GraphError(f"the sharding says nothing of {self._values[name]}")
+        return home
 
     def _resolve(self, operand: Operand) -> Operand:
         while isinstance(operand, str) and operand in self._aliases:
@@ -222,7 +230,7 @@ class _Scope:
             return replicated(len(operand.shape))
         if operand in self._demands:
             return replicated(len(self._values[operand].shape))
-        sharding = self._plan.sharding_of[operand]
+        sharding = self._home(operand)
         return sharding if left_partial else Sharding(sharding.dims)
 
     # -- moving ----------------------------------------------------------------------------

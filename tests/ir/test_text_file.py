@@ -96,7 +96,7 @@ def test_devices_stay_devices() -> None:
         ("", "no name of a file"),
         ("-", "no name of a file"),
         (".", "it is a folder"),
-        ("a\0b", "null byte"),
+        ("a\0b", "cannot have a NUL"),
         ("n" * 300, "File name too long"),
         ("none/plan.json", "there is no folder"),
         ("train.py/plan.json", "Not a directory"),
