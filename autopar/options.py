@@ -10,7 +10,7 @@ import math
 import numbers
 import operator
 import reprlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, cast
 
@@ -187,8 +187,8 @@ def mesh_of(given: object) -> tuple[MeshShape | None, tuple[int, ...] | None]:
         if len(names) < len(sizes):
             raise MeshError(refused("mesh", given, f"{_MESH}; axis names are texts"))
         return MeshShape(tuple(names), sizes), None
-    listed = _items(given) if not isinstance(given, set | frozenset) else None
-    return MeshShape.of(_sizes(given, listed if listed is not None else (given,))), None
+    listed = _items(given, in_order=True)
+    return MeshShape.of(_sizes(given, (given,) if listed is None else listed)), None
 
 
 def check_order(request: Request) -> None:
@@ -380,7 +380,7 @@ def _dims(pattern: str, given: object) -> tuple[tuple[str, ...], ...]:
     """The axes of each dim of a pin; a NamedSharding stands for its spec."""
     spec: object = getattr(given, "spec", given)
     # A PartitionSpec iterates like a tuple but is none.
-    entries = None if isinstance(spec, Mapping | set | frozenset) else _items(spec)
+    entries = None if isinstance(spec, Mapping) else _items(spec, in_order=True)
     if entries is None:
         raise PinError(
             refused(f"pin {pattern!r}", given, "a spec; write a PartitionSpec, as P(None, 'model')")
@@ -402,9 +402,11 @@ def _axes(pattern: str, entry: object) -> tuple[str, ...]:
     raise PinError(refused(f"a dim of pin {pattern!r}", cast("object", entry), accepted))
 
 
-def _items(given: object) -> tuple[object, ...] | None:
-    """The items of what may be iterated and is no text."""
+def _items(given: object, *, in_order: bool = False) -> tuple[object, ...] | None:
+    """The items of what may be iterated and is no text; of a set, unless their order counts."""
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        return None
+    if in_order and isinstance(given, Set):
         return None
     try:
         return tuple(cast("Iterable[object]", given))
