@@ -26,7 +26,15 @@ def read_call(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> Ca
     leaves, tree = jax.tree_util.tree_flatten((positional, named))
     static = tuple((type(args[i]), args[i]) for i in spec.static(args)[0] if i < len(args))
     extra = tuple((k, type(v), v) for k, v in sorted(kwargs.items()) if k not in named)
-    return Call(tuple(leaves), (tree, tuple(map(_type_of, leaves)), static, extra))
+    return Call(tuple(leaves), (tree, _types_of(leaves), static, extra))
+
+
+def _types_of(leaves: Sequence[Any]) -> tuple[tuple[tuple[int, ...], str], ...]:
+    """The type of each leaf; in one go where all are arrays, for this is done at every call."""
+    try:
+        return tuple([(leaf.shape, _canonical(leaf.dtype)) for leaf in leaves])
+    except AttributeError:
+        return tuple(map(_type_of, leaves))
 
 
 def _type_of(leaf: Any) -> tuple[tuple[int, ...], str]:
