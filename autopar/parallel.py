@@ -16,7 +16,7 @@ from autopar.collection import paused_collection
 from autopar.errors import PlanError
 from autopar.frontend import Call, StepSpec, TracedStep, pure_creation, read_call, trace
 from autopar.frontend.arguments import dynamic_arguments
-from autopar.frontend.compat import inside_transform
+from autopar.frontend.compat import inside_transform, runs_uncompiled
 from autopar.frontend.trace import unplaced, wants_plain_steps
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan
@@ -36,7 +36,7 @@ from autopar.planning import Planned, graph_of, plan_step, planned_before, repla
 from autopar.request import Request
 from autopar.runtime.bind import BoundMesh, bind_mesh
 from autopar.runtime.constrained import (
-    check_not_manual,
+    check_surroundings,
     constrained_step,
     layout_of,
     spread_layout,
@@ -133,9 +133,9 @@ class ParallelStep:
 
     def _inline(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The step as part of other code: of another parallel step, or of what JAX transforms."""
-        if wants_plain_steps():
+        if wants_plain_steps() or runs_uncompiled():
             return self._spec.fun(*args, **kwargs)
-        check_not_manual(self._spec.name)
+        check_surroundings(self._spec.name)
         call = read_call(self._spec, args, kwargs)
         with self._turn:
             if call.signature not in self._constrained:

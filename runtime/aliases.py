@@ -8,7 +8,7 @@ weights starts as the weights themselves.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -35,13 +35,25 @@ class Aliases:
             own for own in groups.values() if len(own) > 1 and not self._consumed.isdisjoint(own)
         ]
         self._group_of = {number: i for i, own in enumerate(self._groups) for number in own}
+        self._own: dict[int, Any] = {}
+
+    def trust(self, shardings: Iterable[Any]) -> None:
+        """Take arrays with one of these very objects as sharding for results of the step.
+
+        Those share no memory unless they are the same array: JAX gives an array of another
+        sharding, if only by name, to who asks for the same memory under a second array.
+        """
+        self._own.update((id(s), s) for s in shardings)
+
+    def trusts(self, sharding: Any) -> bool:
+        """Whether an array of this sharding is the step's own result."""
+        return id(sharding) in self._own
 
     def shared(self, arrays: Sequence[Any], foreign: Sequence[int]) -> Iterator[int]:
         """The numbers of arrays that a step cannot consume, as another leaf has their memory.
 
-        Of leaves that are all consumed the first keeps the memory. `foreign` are those that some
-        other program than the step made. The step's own results share nothing unless they are the
-        same object, so that memory is looked at for the others alone.
+        Of leaves that are all consumed the first keeps the memory. Only of the `foreign`, those
+        that are not trusted, is it looked up where their memory is.
         """
         if not self._groups:
             return

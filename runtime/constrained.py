@@ -63,9 +63,21 @@ def _held(tree: Any, layout: Layout) -> Any:
     return jax.tree_util.tree_unflatten(structure, held)
 
 
-def check_not_manual(name: str) -> None:
-    """Raise ArgumentError inside shard_map and pmap, where each device runs code of its own."""
-    if jax.sharding.get_abstract_mesh().manual_axes:
+def check_surroundings(name: str) -> None:
+    """Raise ArgumentError where other code than the step says how arrays lie.
+
+    Inside shard_map and pmap each device runs code of its own; on a mesh with explicit axes
+    layouts are part of types, which constraints cannot change.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.explicit_axes:
+        raise ArgumentError(
+            f"{name} was called inside a transform on a mesh with explicit axes "
+            f"{mesh.explicit_axes}, and {name} says how its arrays lie by constraints, which such "
+            "a mesh does not take. Call it outside the transform, set a mesh with "
+            f"AxisType.Auto, or call {name}.__wrapped__, which is the plain step."
+        )
+    if mesh.manual_axes:
         raise ArgumentError(
             f"{name} was called inside jax.shard_map or jax.pmap, where code runs on each device's "
             f"piece, and {name} divides its arrays among all devices itself. Call it outside, or "

@@ -29,22 +29,25 @@ class Executor:
         self, traced: TracedStep, program: SpmdProgram, mesh: jax.sharding.Mesh, donate: bool
     ) -> None:
         self._traced, self._mesh = traced, mesh
-        self._in = tuple(named_sharding(s, mesh) for s in program.input_shardings)
-        self._out = tuple(named_sharding(s, mesh) for s in program.output_shardings)
+        # One object for all that lie alike: whether state lies right is then seen at a glance.
+        named = {
+            s: named_sharding(s, mesh)
+            for s in (*program.input_shardings, *program.output_shardings)
+        }
+        self._in = tuple(named[s] for s in program.input_shardings)
+        self._out = tuple(named[s] for s in program.output_shardings)
         self._constants = tuple(
             jax.device_put(c, s)
             for c, s in zip(traced.constants, self._in[self._argument_count :], strict=True)
         )
         self._calls = HostCalls.of(traced.program)
-        self._place = Placer(
-            self._in[: self._argument_count],
-            traced.state_inputs,
-            Aliases(
-                traced.program.input_avals[: self._argument_count],
-                traced.state_inputs if donate else (),
-                self._constants,
-            ),
+        aliases = Aliases(
+            traced.program.input_avals[: self._argument_count],
+            traced.state_inputs if donate else (),
+            self._constants,
         )
+        aliases.trust(self._out)
+        self._place = Placer(self._in[: self._argument_count], traced.state_inputs, aliases)
         paths = traced.input_paths[self._argument_count :]
         self._closed_over = list(zip(paths, self._constants, strict=True))
         self._jitted = self._jit(program, donate)

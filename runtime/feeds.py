@@ -66,6 +66,11 @@ class Feeder:
         writers = {(f.feed.submesh, r): f.feed.input for f in closed for r in f.feed.registers}
         self.constants = [(writers[s, r], array) for s, r, array in placed]
 
+    def trust(self, results: Sequence[Any]) -> None:
+        """Take arrays that lie as these results of the step do for such, too."""
+        for _, group in self._groups:
+            group.aliases.trust(r.sharding for r in results if isinstance(r, jax.Array))
+
     def fill(self, inputs: Sequence[Any], registers: Registers) -> None:
         """Every register that a feed writes."""
         for submesh, register, array in self._held:
@@ -158,12 +163,12 @@ class _SubmeshFeeds:
         self._cut = [f for f in feeds if f.feed.rows is not None]
         self._mesh = mesh
         kinds = [*(f.kind for f in self._whole), *map(_stack_of, self._cut)]
+        consumes = [i for i, f in enumerate(self._whole) if f.feed.input in consumed]
+        self.aliases = Aliases(kinds, consumes, held)
         self._place = Placer(
             [kind.sharding(mesh) for kind in kinds],
             [i for i, f in enumerate(self._whole) if f.feed.input in state],
-            Aliases(
-                kinds, [i for i, f in enumerate(self._whole) if f.feed.input in consumed], held
-            ),
+            self.aliases,
         )
         self._split = _splitter([_stack_of(f) for f in self._cut], mesh)
 

@@ -29,17 +29,19 @@ class Placer:
     ) -> None:
         self._shardings, self._state = tuple(shardings), frozenset(state)
         self._aliases = aliases or Aliases((), ())
+        self._aliases.trust(self._shardings)
 
     def __call__(self, leaves: Sequence[Any]) -> list[Any]:
         """The leaves in place."""
         placed, foreign, off = list(leaves), list[int](), list[int]()
         for i, (leaf, wanted) in enumerate(zip(leaves, self._shardings, strict=True)):
-            # The results of a step have its own sharding, the very object.
-            if getattr(leaf, "sharding", None) is not wanted:
-                if isinstance(leaf, jax.Array):
-                    foreign.append(i)
-                if not _lies(leaf, wanted):
-                    off.append(i)
+            sharding = getattr(leaf, "sharding", None)
+            if sharding is wanted:
+                continue
+            if not _lies(leaf, wanted):
+                off.append(i)
+            if isinstance(leaf, jax.Array) and not self._aliases.trusts(sharding):
+                foreign.append(i)
         if off:
             self._move(placed, off)
         for i in self._aliases.shared(placed, foreign):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import jax
@@ -42,7 +42,11 @@ class StepSpec:
 
     def parameters(self) -> tuple[str, ...]:
         """Names of the function's positional parameters."""
-        try:
+        return self._parameters
+
+    @cached_property
+    def _parameters(self) -> tuple[str, ...]:
+        try:  # at every call this would be most of its time
             signature = inspect.signature(self.fun)
         except (TypeError, ValueError):
             return ()

@@ -96,8 +96,13 @@ def options_for_devices(devices: Sequence[Any]) -> Any:
 
 
 def inside_transform() -> bool:
-    """Whether JAX is tracing or transforming the code that asks: jit, grad, vmap, scan, ..."""
-    return not core.trace_state_clean()
+    """Whether JAX is tracing or transforming the code that asks, or is told not to compile it."""
+    return not core.trace_state_clean() or runs_uncompiled()
+
+
+def runs_uncompiled() -> bool:
+    """Whether `jax.disable_jit()` holds: everything is to run op by op."""
+    return bool(jax.config.jax_disable_jit)
 
 
 def buffers_of(array: Any) -> frozenset[int]:

@@ -56,7 +56,7 @@ def read_call(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> Ca
     except (TypeError, ValueError) as error:
         raise ArgumentError(_no_tree(spec, args, kwargs, error)) from error
     try:
-        types = tuple(map(_type_of, leaves))
+        types = _types_of(leaves)
     except (TypeError, OverflowError):
         check_arrays(spec, dynamic_arguments(spec, pure.args, pure.kwargs))
         raise
@@ -75,6 +75,14 @@ def _no_tree(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any], error:
         except (TypeError, ValueError) as own:
             return f"{argument.name} of {spec.name} is no tree that JAX can take apart: {own}"
     return f"the arguments of {spec.name} are no trees that JAX can take apart: {error}"
+
+
+def _types_of(leaves: Sequence[Any]) -> tuple[tuple[tuple[int, ...], str], ...]:
+    """The type of each leaf; in one go where all are arrays, for this is done at every call."""
+    try:
+        return tuple([(leaf.shape, canonical_dtype(leaf.dtype)) for leaf in leaves])
+    except AttributeError:
+        return tuple(map(_type_of, leaves))
 
 
 def _type_of(leaf: Any) -> tuple[tuple[int, ...], str]:
