@@ -124,17 +124,53 @@ class Found:
         return replace(self, decided=replace(self.decided, sharding=sharding))
 
 
-def plan_on(site: Site, plain: Form) -> Found:
+@dataclass(frozen=True)
+class Tried:
+    """What one mesh gives at first: the plan without a limit, and one whose counted bytes keep it.
+
+    Where the former fits there is no need of the latter, and it may be that none is to be had.
+    """
+
+    site: Site
+    roomy: Found
+    within: Found | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the plan without a limit keeps it."""
+        return self.roomy.held.peak_bytes <= self.site.request.budget_bytes
+
+    @property
+    def promise(self) -> tuple[bool, float]:
+        """What meshes are sorted by, the best first."""
+        if self.within is None:
+            return True, self.roomy.held.peak_bytes
+        return False, self.within.seconds
+
+
+def try_mesh(site: Site, plain: Form) -> Tried:
+    """The first plans on a mesh; raises InfeasibleError where pins leave none."""
+    roomy = site.cheapest(plain, _ROOMY)
+    if roomy.held.peak_bytes <= site.request.budget_bytes:
+        return Tried(site, roomy, None)
+    try:
+        within = site.cheapest(plain, site.request.budget_bytes)
+    except MemoryLimitError:
+        within = None
+    return Tried(site, roomy, within)
+
+
+def plan_on(tried: Tried, plain: Form) -> Found:
     """The plan on one mesh; where memory binds, recomputing is weighed against sharding more.
 
     Raises InfeasibleError, in brief, where there is none: `refusal` tells why.
     """
-    roomy = site.cheapest(plain, _ROOMY)
-    if roomy.held.peak_bytes <= site.request.budget_bytes:
+    site, roomy = tried.site, tried.roomy
+    if tried.fits:
         return _kept(site, plain, roomy)
     best: Found | None = None
     try:
-        best = _fitted(site, plain, roomy)
+        best = _fitted(tried, plain)
     except InfeasibleError:
         best = None
     best = _best_recipe(site, plain, roomy, best)
@@ -161,18 +197,18 @@ def refusal(site: Site, plain: Form) -> AutoparError:
     return site.optimal().refusal(plain.graph, site.setting(site.request.budget_bytes))
 
 
-def _fitted(site: Site, plain: Form, roomy: Found) -> Found:
+def _fitted(tried: Tried, plain: Form) -> Found:
     """The cheaper of recomputing and of sharding more, for a plan that does not fit as it is."""
-    request = site.request
+    site, roomy, request = tried.site, tried.roomy, tried.site.request
     if not request.remat:
-        return _within(site, plain)
+        return _within(tried, plain)
     setting = site.setting(request.budget_bytes)
     forms = leaner_forms(plain, roomy.decided, roomy.held, setting, request.rules)
     leaner = _first_that_fits(site, forms)
     if leaner is not None and leaner.cost <= roomy.cost * (1 + _CLOSE):
         return leaner  # no plan within a limit that binds can cost less
     try:
-        sharded = _within(site, plain)
+        sharded = _within(tried, plain)
     except InfeasibleError:
         if leaner is None:
             raise
@@ -195,7 +231,7 @@ def _best_recipe(site: Site, plain: Form, roomy: Found, best: Found | None) -> F
             continue
         own = replace(site, request=replace(request, method=margin.name))
         try:
-            found = plan_on(own, plain) if small else own.cheapest(plain, _ROOMY)
+            found = plan_on(try_mesh(own, plain), plain) if small else own.cheapest(plain, _ROOMY)
         except InfeasibleError:
             continue
         fits = found.held.peak_bytes <= request.budget_bytes
@@ -221,16 +257,15 @@ def _first_that_fits(site: Site, forms: Iterable[Form]) -> Found | None:
     return None
 
 
-def _within(site: Site, form: Form) -> Found:
+def _within(tried: Tried, form: Form) -> Found:
     """A plan within the budget: the limit is tightened until what is really held fits it.
 
     The last resort is the plan that holds the least, so that its bytes are a limit that will do.
     """
+    site, found = tried.site, tried.within
     budget = allowed = site.request.budget_bytes
     for _ in range(_TIGHTENINGS):
-        try:
-            found = site.cheapest(form, allowed)
-        except MemoryLimitError:
+        if found is None:
             break
         peak = found.held.peak_bytes
         if peak <= budget:
@@ -238,6 +273,10 @@ def _within(site: Site, form: Form) -> Found:
         # What the rows leave out (gathered copies) is over: give them that much less.
         allowed -= max(peak - budget, budget // 64)
         if allowed <= 0:
+            break
+        try:
+            found = site.cheapest(form, allowed)
+        except MemoryLimitError:
             break
     found = site.lightest(form)
     if found.held.peak_bytes <= budget:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from autopar.cluster import Cluster, mesh_shapes
 from autopar.cost.overlap import moved_seconds
 from autopar.errors import BatchError, InfeasibleError, MeshError
-from autopar.fitting import Found, Site, plan_on, refusal
+from autopar.fitting import Found, Site, Tried, plan_on, refusal, try_mesh
 from autopar.frontend import TracedStep
 from autopar.frontend.compat import jax_minor
 from autopar.ir.batching import Batching
@@ -29,6 +31,8 @@ from autopar.staging.plan import PlannedStages, plan_stages
 from autopar.staging.source import Source
 
 _NO_GAIN = 1e-9
+_MESHES = 4  # where memory binds, that are gone into
+_ROUGH = 0.95  # overlap and recipes may make a plan within a limit faster than one without
 _SMALL = 1500  # ops up to which one program is planned beside stages
 
 
@@ -69,18 +73,36 @@ def make_plan(
     Raises MeshError, PinError, MemoryLimitError or InfeasibleError where there is none.
     """
     plain = Form(traced, graph)
-    best: tuple[Site, Found] | None = None
     sites = [Site.of(mesh, request, watchers) for mesh in _meshes(request)]
-    for site in sites:
-        try:
-            found = plan_on(site, plain)
-        except InfeasibleError:
-            continue
-        if best is None or found.seconds < best[1].seconds * (1 - _NO_GAIN):
-            best = site, found
+    best = _best_of(sites, plain)
     if best is None:
         raise refusal(sites[0], plain) if sites else InfeasibleError("no mesh fits the cluster")
     return _planned(*best, plain)
+
+
+def _best_of(sites: Sequence[Site], plain: Form) -> tuple[Site, Found] | None:
+    """The site of the fastest plan with it; None where no plan fits.
+
+    Every mesh is tried without a limit. Of those where that does not fit, which take long, only
+    the most promising are gone into, and none whose plan without a limit is slower than one that
+    fits.
+    """
+    tried: dict[int, Tried] = {}
+    for n, site in enumerate(sites):
+        with suppress(InfeasibleError):
+            tried[n] = try_mesh(site, plain)
+    found = {n: plan_on(t, plain) for n, t in tried.items() if t.fits}
+    promising = sorted((n for n, t in tried.items() if not t.fits), key=lambda n: tried[n].promise)
+    for n in promising[:_MESHES]:
+        fastest = min((f.seconds for f in found.values()), default=math.inf)
+        if _ROUGH * tried[n].roomy.seconds < fastest:
+            with suppress(InfeasibleError):
+                found[n] = plan_on(tried[n], plain)
+    best: int | None = None
+    for n in sorted(found):
+        if best is None or found[n].seconds < found[best].seconds * (1 - _NO_GAIN):
+            best = n
+    return (sites[best], found[best]) if best is not None else None
 
 
 def plan_step(
@@ -140,7 +162,8 @@ def replan(before: Planned, pins: Pins, memory_bytes: int | None) -> Planned:
     request = replace(before.site.request, pins=pins, memory_bytes=memory_bytes)
     site = replace(before.site, request=request, watchers=())
     try:
-        return _planned(site, plan_on(site, before.plain), before.plain)
+        found = plan_on(try_mesh(site, before.plain), before.plain)
+        return _planned(site, found, before.plain)
     except InfeasibleError:
         raise refusal(site, before.plain) from None
 

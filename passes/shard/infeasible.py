@@ -42,8 +42,12 @@ Weigh = Callable[[Posed, tuple[int, ...]], float]
 def lightest(posed: Posed, weigh: Weigh) -> tuple[tuple[int, ...], float]:
     """The assignment that is known to need the least, and how much: () and infinity for none."""
     problem = posed.assembled.problem
-    weighed = [(max(problem.peak_bytes(c), weigh(posed, c)), c) for c in light_answers(problem)]
-    nbytes, choice = min(weighed, default=(float("inf"), ()))
+    counted = sorted({(problem.peak_bytes(c), c) for c in light_answers(problem)})
+    nbytes, choice = float("inf"), tuple[int, ...]()
+    for peak, light in counted:
+        if peak >= nbytes:
+            break
+        nbytes, choice = min((nbytes, choice), (max(peak, weigh(posed, light)), light))
     return choice, nbytes
 
 
