@@ -70,6 +70,10 @@ class Site:
         """The cheapest plan of which the pass counts no more than a limit."""
         return self._found(form, self.optimal(), self.setting(memory_bytes))
 
+    def rough(self, form: Form, memory_bytes: int) -> Found:
+        """A good plan of which the pass counts no more than a limit, found in a hurry."""
+        return self._found(form, replace(self.optimal(), quick=True), self.setting(memory_bytes))
+
     def keeping(self, form: Form) -> Found:
         """The cheapest plan, whatever it holds, that gathers once for both passes."""
         shard = replace(self.optimal(), keeps=True)
@@ -126,38 +130,31 @@ class Found:
 
 @dataclass(frozen=True)
 class Tried:
-    """What one mesh gives at first: the plan without a limit, and one whose counted bytes keep it.
-
-    Where the former fits there is no need of the latter, and it may be that none is to be had.
-    """
+    """A mesh with the plan on it without a limit."""
 
     site: Site
     roomy: Found
-    within: Found | None
 
     @property
     def fits(self) -> bool:
-        """Whether the plan without a limit keeps it."""
+        """Whether that plan keeps the limit."""
         return self.roomy.held.peak_bytes <= self.site.request.budget_bytes
 
-    @property
-    def promise(self) -> tuple[bool, float]:
-        """What meshes are sorted by, the best first."""
-        if self.within is None:
+    def promise(self, form: Form) -> tuple[bool, float]:
+        """What meshes on which it does not are sorted by, the most promising first.
+
+        Seconds of a plan, found in a hurry, whose counted bytes keep the limit; where none does,
+        what the plan without a limit holds.
+        """
+        try:
+            return False, self.site.rough(form, self.site.request.budget_bytes).seconds
+        except MemoryLimitError:
             return True, self.roomy.held.peak_bytes
-        return False, self.within.seconds
 
 
 def try_mesh(site: Site, plain: Form) -> Tried:
-    """The first plans on a mesh; raises InfeasibleError where pins leave none."""
-    roomy = site.cheapest(plain, _ROOMY)
-    if roomy.held.peak_bytes <= site.request.budget_bytes:
-        return Tried(site, roomy, None)
-    try:
-        within = site.cheapest(plain, site.request.budget_bytes)
-    except MemoryLimitError:
-        within = None
-    return Tried(site, roomy, within)
+    """The plan without a limit on a mesh; raises InfeasibleError where pins leave none."""
+    return Tried(site, site.cheapest(plain, _ROOMY))
 
 
 def plan_on(tried: Tried, plain: Form) -> Found:
@@ -201,14 +198,14 @@ def _fitted(tried: Tried, plain: Form) -> Found:
     """The cheaper of recomputing and of sharding more, for a plan that does not fit as it is."""
     site, roomy, request = tried.site, tried.roomy, tried.site.request
     if not request.remat:
-        return _within(tried, plain)
+        return _within(site, plain)
     setting = site.setting(request.budget_bytes)
     forms = leaner_forms(plain, roomy.decided, roomy.held, setting, request.rules)
     leaner = _first_that_fits(site, forms)
     if leaner is not None and leaner.cost <= roomy.cost * (1 + _CLOSE):
         return leaner  # no plan within a limit that binds can cost less
     try:
-        sharded = _within(tried, plain)
+        sharded = _within(site, plain)
     except InfeasibleError:
         if leaner is None:
             raise
@@ -257,15 +254,16 @@ def _first_that_fits(site: Site, forms: Iterable[Form]) -> Found | None:
     return None
 
 
-def _within(tried: Tried, form: Form) -> Found:
+def _within(site: Site, form: Form) -> Found:
     """A plan within the budget: the limit is tightened until what is really held fits it.
 
     The last resort is the plan that holds the least, so that its bytes are a limit that will do.
     """
-    site, found = tried.site, tried.within
     budget = allowed = site.request.budget_bytes
     for _ in range(_TIGHTENINGS):
-        if found is None:
+        try:
+            found = site.cheapest(form, allowed)
+        except MemoryLimitError:
             break
         peak = found.held.peak_bytes
         if peak <= budget:
@@ -273,10 +271,6 @@ def _within(tried: Tried, form: Form) -> Found:
         # What the rows leave out (gathered copies) is over: give them that much less.
         allowed -= max(peak - budget, budget // 64)
         if allowed <= 0:
-            break
-        try:
-            found = site.cheapest(form, allowed)
-        except MemoryLimitError:
             break
     found = site.lightest(form)
     if found.held.peak_bytes <= budget:

@@ -31,7 +31,7 @@ from autopar.staging.plan import PlannedStages, plan_stages
 from autopar.staging.source import Source
 
 _NO_GAIN = 1e-9
-_MESHES = 4  # where memory binds, that are gone into
+_MESHES = 6  # where memory binds, that are gone into
 _ROUGH = 0.95  # overlap and recipes may make a plan within a limit faster than one without
 _SMALL = 1500  # ops up to which one program is planned beside stages
 
@@ -92,8 +92,11 @@ def _best_of(sites: Sequence[Site], plain: Form) -> tuple[Site, Found] | None:
         with suppress(InfeasibleError):
             tried[n] = try_mesh(site, plain)
     found = {n: plan_on(t, plain) for n, t in tried.items() if t.fits}
-    promising = sorted((n for n, t in tried.items() if not t.fits), key=lambda n: tried[n].promise)
-    for n in promising[:_MESHES]:
+    tight = [n for n, t in tried.items() if not t.fits]
+    if len(tight) > _MESHES:
+        promises = {n: tried[n].promise(plain) for n in tight}
+        tight = sorted(tight, key=lambda n: promises[n])[:_MESHES]
+    for n in tight:
         fastest = min((f.seconds for f in found.values()), default=math.inf)
         if _ROUGH * tried[n].roomy.seconds < fastest:
             with suppress(InfeasibleError):

@@ -16,6 +16,7 @@ import numpy as np
 from autopar.passes.shard.arrays import Floats
 from autopar.passes.shard.budget import Meter
 from autopar.passes.shard.flat import Flat, Ints
+from autopar.passes.shard.highs import run_highs
 from autopar.passes.shard.messages import held_rows, total_cost
 
 _UNIT = 1e6  # what the known answer's cost becomes
@@ -163,7 +164,7 @@ class _Model:
             self._solver.setOptionValue("simplex_iteration_limit", max(most, quick))
             nodes = max(most // _ITERATIONS_A_NODE, quick // _QUICK_A_NODE, 1)
             self._solver.setOptionValue("mip_max_nodes", nodes)
-        self._solver.run()
+        run_highs(self._solver)
         meter.spend(
             1e5 * max(self._solver.getInfo().simplex_iteration_count, 0) / _ITERATIONS_A_UNIT
         )
