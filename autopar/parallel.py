@@ -19,6 +19,7 @@ from autopar.ir.text_file import write_text
 from autopar.ir.verification import Verification
 from autopar.passes.base import Watcher
 from autopar.planning import Planned, graph_of, plan_step, planned_before, replan_any
+from autopar.progress import progress
 from autopar.request import Request, memory_bytes_of, pins_of
 from autopar.runtime.bind import BoundMesh, bind_mesh
 from autopar.runtime.executor import Executor
@@ -207,7 +208,11 @@ class ParallelStep:
         self, args: Sequence[Any], kwargs: dict[str, Any], watchers: Sequence[Watcher]
     ) -> Planned | PlannedStages:
         start = time.perf_counter()
-        with paused_collection():
+        with (
+            paused_collection(),
+            progress(self.__name__, "planning", has_line=not watchers) as told,
+        ):
+            watchers = (*watchers, told.watcher)
             traced = trace(self._spec, args, kwargs)
             graph = graph_of(traced, self._request.rules)
             for watcher in watchers:
@@ -223,7 +228,10 @@ class ParallelStep:
         key = read_call(self._spec, args, kwargs).signature
         if key not in self._executors:
             planned = self.planned(*args, **kwargs)
-            self._executors[key] = self._compiled(planned)
+            with progress(self.__name__, "compiling"):
+                executor = self._compiled(planned)
+                executor.compile()
+            self._executors[key] = executor
         return self._executors[key]
 
     def _compiled(self, planned: Planned | PlannedStages) -> Executor | PipelineExecutor:

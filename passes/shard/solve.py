@@ -122,7 +122,9 @@ def _searched(problem: Problem, start: Sequence[int] | None, entries: int, quick
     from autopar.passes.shard.engine import search_problem  # it brings numba along
 
     share = min(max(entries / _WHOLE, _LEAST_SHARE), 1.0)
-    found = search_problem(problem, Budget(work=int(share * _WORK[0]), exact=not quick), start=start)
+    found = search_problem(
+        problem, Budget(work=int(share * _WORK[0]), exact=not quick), start=start
+    )
     levels = () if quick else _WORK[1:2] if entries <= 2 * _LARGE else _WORK[1:]
     for work in levels:
         enough = _GOOD_GAP if found.seconds_per_byte > 0 or work > _WORK[1] else 10 * _GAP
