@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from autopar.ir.graph import Graph
 from autopar.ir.sharding_plan import ShardingPlan
+from autopar.ir.stages import StagePlan
 from autopar.ir.text import show_seconds
 from autopar.passes.base import Watcher
 
@@ -47,8 +48,10 @@ class Progress:
             self._best = min(self._best, costs)
             best = f"; the least so far is {show_seconds(self._best)}"
             self.say(f"({made.mesh}): {show_seconds(costs)} a step, found in {took}{best}")
-        elif slot in ("mesh", "stage"):
-            self.say(f"{slot} {given} done" if slot == "mesh" else f"stages searched in {took}")
+        elif slot == "mesh":
+            self.say(f"mesh {given} tried")
+        elif slot == "stage" and not isinstance(made, StagePlan):
+            self.say(f"stages searched in {took}")
 
     def close(self) -> None:
         """Leave the terminal as it was."""

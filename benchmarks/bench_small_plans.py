@@ -27,7 +27,7 @@ _CLUSTERS = ("8xcpu", "2x8xh100", "8x8xh100", "v5p:4x4x4")
 
 @dataclass(frozen=True)
 class Case:
-    """A step with its arguments, the options to plan it with, and a limit as a share of its peak."""
+    """A step with its arguments, the options to plan it with, its limit as a share of its peak."""
 
     build: Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]
     options: dict[str, Any] = field(default_factory=dict[str, Any])

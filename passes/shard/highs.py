@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import highspy
 
@@ -18,7 +17,7 @@ def run_highs(solver: highspy.Highs) -> None:
     stop, done = threading.Event(), threading.Event()
     failed: list[BaseException] = []
 
-    def ask(event: Any) -> None:
+    def ask(event: highspy.HighsCallbackEvent) -> None:
         if stop.is_set():
             event.data_in.user_interrupt = True
 

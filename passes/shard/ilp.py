@@ -137,7 +137,7 @@ def _alike_rows(table: Floats) -> list[list[int]]:
 class _Highs(pulp.HiGHS):
     """HiGHS as PuLP calls it, but so that Ctrl-C gets through."""
 
-    def callSolver(self, lp: pulp.LpProblem) -> None:  # noqa: N802  # PuLP's name
+    def callSolver(self, lp: pulp.LpProblem) -> None:  # PuLP's name for it
         from autopar.passes.shard.highs import run_highs  # only where it is installed
 
         run_highs(lp.solverModel)

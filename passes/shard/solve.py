@@ -29,7 +29,8 @@ _SWEEPS = 60
 _ROUNDS, _KICKS = 3, 100
 _LARGE = 40_000  # edge entries past which an answer within _LARGE_GAP is good enough
 _LARGE_GAP = 0.02
-_SMALL = 5_000  # edge entries up to which integer programming is quick, memory or not
+_SMALL = 5_000  # edge entries up to which integer programming is quick without memory
+_TINY = 1_000  # and with it
 _WORK = (
     1_000,
     8_000,
@@ -112,8 +113,14 @@ def _answer(problem: Problem, start: Sequence[int] | None, quick: bool) -> _Answ
         if not answer.choice or problem.fits(answer.choice):
             return answer
     answer = _searched(problem, start, entries, quick)
-    if small and not quick and not answer.choice and not answer.proven_infeasible:
+    if not small or quick or answer.proven_infeasible:
+        return answer
+    if not answer.choice:
         return _held(problem)  # which may prove that nothing fits
+    seconds = problem.seconds(answer.choice)
+    if entries <= _TINY and seconds - answer.bound_seconds > 10 * _GAP * abs(seconds):
+        exact = _held(problem)
+        return replace(exact, price=answer.price) if exact.choice else answer
     return answer
 
 
