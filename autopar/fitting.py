@@ -18,9 +18,10 @@ from autopar.ir.sharding_plan import ShardingPlan
 from autopar.passes.base import Setting, Watcher
 from autopar.passes.pipeline import Decided, Pipeline, lower
 from autopar.passes.shard.base import AbstractSharding
+from autopar.passes.shard.least import needed_bytes
 from autopar.passes.shard.lightest import Lightest
 from autopar.passes.shard.moves import MoveTables
-from autopar.passes.shard.optimal import Optimal
+from autopar.passes.shard.optimal import Optimal, counted
 from autopar.passes.shard.recipes import recipe_named
 from autopar.remat import Form, leaner_forms
 from autopar.request import Request
@@ -31,6 +32,7 @@ _SMALL = 1500  # ops up to which recipes are planned whole beside auto
 _ROUGH = 0.95  # a recipe's margin is not exact
 _CLOSE = 0.005  # of the seconds without a limit
 _TIGHTENINGS = 6
+_NEAR = 1.25  # by how much more the pass may count than the listing really holds
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,17 @@ class Site:
     def cheapest(self, form: Form, memory_bytes: int) -> Found:
         """The cheapest plan of which the pass counts no more than a limit."""
         return self._found(form, self.optimal(), self.setting(memory_bytes))
+
+    def rough(self, form: Form, memory_bytes: int) -> Found:
+        """A good plan of which the pass counts no more than a limit, found in a hurry."""
+        return self._found(form, replace(self.optimal(), quick=True), self.setting(memory_bytes))
+
+    def may_fit(self, form: Form) -> bool:
+        """Whether the choices that hold least come near the limit: the pass counts no worse."""
+        limit = self.request.budget_bytes
+        optimal, setting = self.optimal(), counted(self.setting(limit))
+        posed = optimal.pose(form.graph, setting, setting.pins, optimal.recipe)
+        return needed_bytes(posed.assembled.problem) <= _NEAR * limit
 
     def keeping(self, form: Form) -> Found:
         """The cheapest plan, whatever it holds, that gathers once for both passes."""
@@ -124,20 +137,47 @@ class Found:
         return replace(self, decided=replace(self.decided, sharding=sharding))
 
 
-def plan_on(site: Site, plain: Form) -> Found:
+@dataclass(frozen=True)
+class Tried:
+    """A mesh with the plan on it without a limit."""
+
+    site: Site
+    roomy: Found
+
+    @property
+    def fits(self) -> bool:
+        """Whether that plan keeps the limit."""
+        return self.roomy.held.peak_bytes <= self.site.request.budget_bytes
+
+    def promise(self, form: Form) -> tuple[bool, float]:
+        """What meshes on which it does not are sorted by, the most promising first.
+
+        Seconds of a plan, found in a hurry, whose counted bytes keep the limit; where none does,
+        what the plan without a limit holds.
+        """
+        try:
+            return False, self.site.rough(form, self.site.request.budget_bytes).seconds
+        except MemoryLimitError:
+            return True, self.roomy.held.peak_bytes
+
+
+def try_mesh(site: Site, plain: Form) -> Tried:
+    """The plan without a limit on a mesh; raises InfeasibleError where pins leave none."""
+    return Tried(site, site.cheapest(plain, _ROOMY))
+
+
+def plan_on(tried: Tried, plain: Form) -> Found:
     """The plan on one mesh; where memory binds, recomputing is weighed against sharding more.
 
     Raises InfeasibleError, in brief, where there is none: `refusal` tells why.
     """
-    roomy = site.cheapest(plain, _ROOMY)
-    if roomy.held.peak_bytes <= site.request.budget_bytes:
+    site, roomy = tried.site, tried.roomy
+    if tried.fits:
         return _kept(site, plain, roomy)
-    best: Found | None = None
-    try:
-        best = _fitted(site, plain, roomy)
-    except InfeasibleError:
-        best = None
-    best = _best_recipe(site, plain, roomy, best)
+    may_fit = site.may_fit(plain)
+    best = _fitted(tried, plain, may_fit)
+    if best is not None or may_fit:
+        best = _best_recipe(site, plain, roomy, best)
     if best is None:
         raise MemoryLimitError(f"no form of the step fits on ({site.mesh})")
     return best
@@ -161,21 +201,24 @@ def refusal(site: Site, plain: Form) -> AutoparError:
     return site.optimal().refusal(plain.graph, site.setting(site.request.budget_bytes))
 
 
-def _fitted(site: Site, plain: Form, roomy: Found) -> Found:
-    """The cheaper of recomputing and of sharding more, for a plan that does not fit as it is."""
-    request = site.request
-    if not request.remat:
-        return _within(site, plain)
-    setting = site.setting(request.budget_bytes)
-    forms = leaner_forms(plain, roomy.decided, roomy.held, setting, request.rules)
-    leaner = _first_that_fits(site, forms)
+def _fitted(tried: Tried, plain: Form, may_fit: bool) -> Found | None:
+    """The cheaper of recomputing and of sharding more, for a plan that does not fit as it is.
+
+    Sharding more is of no use to a form that holds too much however it is sharded.
+    """
+    site, roomy, request = tried.site, tried.roomy, tried.site.request
+    leaner: Found | None = None
+    if request.remat:
+        setting = site.setting(request.budget_bytes)
+        forms = leaner_forms(plain, roomy.decided, roomy.held, setting, request.rules)
+        leaner = _first_that_fits(site, forms)
     if leaner is not None and leaner.cost <= roomy.cost * (1 + _CLOSE):
         return leaner  # no plan within a limit that binds can cost less
     try:
-        sharded = _within(site, plain)
+        sharded = _within(site, plain) if may_fit else None
     except InfeasibleError:
-        if leaner is None:
-            raise
+        sharded = None
+    if sharded is None:
         return leaner
     return sharded if leaner is None or sharded.seconds <= leaner.seconds else leaner
 
@@ -195,7 +238,7 @@ def _best_recipe(site: Site, plain: Form, roomy: Found, best: Found | None) -> F
             continue
         own = replace(site, request=replace(request, method=margin.name))
         try:
-            found = plan_on(own, plain) if small else own.cheapest(plain, _ROOMY)
+            found = plan_on(try_mesh(own, plain), plain) if small else own.cheapest(plain, _ROOMY)
         except InfeasibleError:
             continue
         fits = found.held.peak_bytes <= request.budget_bytes

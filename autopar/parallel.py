@@ -33,6 +33,7 @@ from autopar.options import (
 )
 from autopar.passes.base import Watcher
 from autopar.planning import Planned, graph_of, plan_step, planned_before, replan_any
+from autopar.progress import progress
 from autopar.request import Request
 from autopar.runtime.bind import BoundMesh, bind_mesh
 from autopar.runtime.constrained import (
@@ -304,7 +305,11 @@ class ParallelStep:
     def _make(self, call: Call, watchers: Sequence[Watcher]) -> Planned | PlannedStages:
         start = time.perf_counter()
         args, kwargs = unplaced(call.spec, call.args, call.kwargs)
-        with paused_collection():
+        with (
+            paused_collection(),
+            progress(self.__name__, "planning", has_line=not watchers) as told,
+        ):
+            watchers = (*watchers, told.watcher)
             traced = trace(call.spec, args, kwargs)
             graph = graph_of(traced, self._request.rules)
             for watcher in watchers:
@@ -319,7 +324,10 @@ class ParallelStep:
     def _run(self, call: Call) -> _Running:
         if call.signature not in self._running:
             planned = self._planned_for(call)
-            self._running[call.signature] = _Running(planned, self._compiled(planned))
+            with progress(self.__name__, "compiling"):
+                executor = self._compiled(planned)
+                executor.compile()
+            self._running[call.signature] = _Running(planned, executor)
         return self._running[call.signature]
 
     def _compiled(self, planned: Planned | PlannedStages) -> Executor | PipelineExecutor:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from autopar.cluster import mesh_shapes
 from autopar.cluster.planned import cluster_of
 from autopar.cost.overlap import moved_seconds
-from autopar.errors import BatchError, InfeasibleError, MeshError
-from autopar.fitting import Found, Site, plan_on, refusal
+from autopar.errors import (
+    BatchError,
+    ClusterError,
+    InfeasibleError,
+    MemoryLimitError,
+    MeshError,
+)
+from autopar.fitting import Found, Site, Tried, plan_on, refusal, try_mesh
 from autopar.frontend import TracedStep
 from autopar.frontend.compat import jax_minor
 from autopar.ir.batching import Batching
@@ -20,6 +28,7 @@ from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan, Prediction, arguments_of, outputs_of, traffic_of
 from autopar.ir.record import Record
 from autopar.ir.spmd import SpmdProgram
+from autopar.ir.text import show_bytes
 from autopar.matching import check_ends, check_plan, contents_of
 from autopar.passes.base import Setting, Watcher
 from autopar.passes.pipeline import lower
@@ -30,6 +39,11 @@ from autopar.staging.plan import PlannedStages, plan_stages
 from autopar.staging.source import Source
 
 _NO_GAIN = 1e-9
+_MICROBATCHES = (2, 4, 8, 16, 32, 64)  # tried for a step that does not fit
+_FEW = 200  # ops up to which all of them may be
+_MORE_DEVICES = (2, 4, 8, 16)  # times
+_MESHES = 6  # where memory binds, that are gone into
+_ROUGH = 0.95  # overlap and recipes may make a plan within a limit faster than one without
 _SMALL = 1500  # ops up to which one program is planned beside stages
 
 
@@ -70,18 +84,43 @@ def make_plan(
     Raises MeshError, PinError, MemoryLimitError or InfeasibleError where there is none.
     """
     plain = Form(traced, graph)
-    best: tuple[Site, Found] | None = None
     sites = [Site.of(mesh, request, watchers) for mesh in _meshes(request)]
-    for site in sites:
-        try:
-            found = plan_on(site, plain)
-        except InfeasibleError:
-            continue
-        if best is None or found.seconds < best[1].seconds * (1 - _NO_GAIN):
-            best = site, found
+    best = _best_of(sites, plain)
     if best is None:
         raise refusal(sites[0], plain) if sites else InfeasibleError("no mesh fits the cluster")
     return _planned(*best, plain)
+
+
+def _best_of(sites: Sequence[Site], plain: Form) -> tuple[Site, Found] | None:
+    """The site of the fastest plan with it; None where no plan fits.
+
+    Every mesh is tried without a limit. Of those where that does not fit, which take long, only
+    the most promising are gone into, and none whose plan without a limit is slower than one that
+    fits.
+    """
+    tried: dict[int, Tried] = {}
+    for n, site in enumerate(sites):
+        start = time.perf_counter()
+        with suppress(InfeasibleError):
+            tried[n] = try_mesh(site, plain)
+        for watcher in site.watchers:
+            text = f"{n + 1} of {len(sites)}"
+            watcher.after("mesh", text, tried.get(n), time.perf_counter() - start)
+    found = {n: plan_on(t, plain) for n, t in tried.items() if t.fits}
+    tight = [n for n, t in tried.items() if not t.fits]
+    if len(tight) > _MESHES:
+        promises = {n: tried[n].promise(plain) for n in tight}
+        tight = sorted(tight, key=lambda n: promises[n])[:_MESHES]
+    for n in tight:
+        fastest = min((f.seconds for f in found.values()), default=math.inf)
+        if _ROUGH * tried[n].roomy.seconds < fastest:
+            with suppress(InfeasibleError):
+                found[n] = plan_on(tried[n], plain)
+    best: int | None = None
+    for n in sorted(found):
+        if best is None or found[n].seconds < found[best].seconds * (1 - _NO_GAIN):
+            best = n
+    return (sites[best], found[best]) if best is not None else None
 
 
 def plan_step(
@@ -91,10 +130,15 @@ def plan_step(
 
     Where stages or microbatches are not asked for by number, a step that cannot be cut into them
     is one program. Small steps are planned both ways and compared; of large ones the search over
-    stages says which is faster, as its prices are closer and planning takes longer.
+    stages says which is faster, as its prices are closer and planning takes longer. The error of a
+    step for which memory is too small says what was planned and found to do.
     """
     if request.is_one_program:
-        return make_plan(source.traced, graph, request, watchers)
+        try:
+            return make_plan(source.traced, graph, request, watchers)
+        except MemoryLimitError as error:
+            plain = Form(source.traced, graph)
+            raise MemoryLimitError(f"{error}\n{_remedies(plain, request, source)}") from None
     try:
         stages = plan_stages(source, request, _setting(request, watchers))
     except (BatchError, InfeasibleError):
@@ -111,6 +155,66 @@ def plan_step(
         return stages
     faster = whole.plan.prediction.seconds <= stages.plan.prediction.seconds
     return whole if faster else stages
+
+
+def _remedies(plain: Form, request: Request, source: Source) -> str:
+    """What else the step was planned with, in a sentence: what fits, or that nothing did."""
+    fits = [
+        *_with_microbatches(plain.graph.op_count, request, source),
+        *_with_more_devices(plain, request),
+    ]
+    if not fits:
+        return "Neither microbatches nor more devices of the kind were found to make it fit."
+    return f"Planned and found to fit: {', '.join(fits)}."
+
+
+def _with_microbatches(op_count: int, request: Request, source: Source) -> Iterator[str]:
+    """The fewest microbatches with which there is a plan, found by halving.
+
+    Of a step whose planning takes its time, only the fewest and the most are tried.
+    """
+    try:
+        counts = [n for n in _MICROBATCHES if source.rows % n == 0]
+    except BatchError:
+        return
+    found = ""
+    if op_count > _FEW:
+        counts = list(dict.fromkeys((*counts[:1], *counts[-1:])))
+    low, high = 0, len(counts)
+    at = high - 1  # the most first: where they do not help, no fewer do
+    while low < high:
+        asked = replace(request, microbatches=counts[at])
+        try:
+            stages = plan_stages(source, asked, _setting(asked))
+        except (BatchError, InfeasibleError):
+            stages = None
+        if stages is None:
+            low = at + 1
+        else:
+            high = at
+            peak = show_bytes(stages.plan.prediction.peak_bytes)
+            found = f"microbatches={counts[at]} ({peak} a device)"
+        at = (low + high) // 2
+    if found:
+        yield found
+
+
+def _with_more_devices(plain: Form, request: Request) -> Iterator[str]:
+    """The fewest devices of the kind, in powers of two, whose lightest plan fits."""
+    cluster = request.cluster
+    for factor in _MORE_DEVICES:
+        try:
+            larger = cluster.times(factor)
+        except ClusterError:
+            continue
+        asked = replace(request, cluster=larger, memory_bytes=request.budget_bytes, mesh=None)
+        for mesh in _meshes(asked)[:1]:
+            site = Site.of(mesh, asked)
+            with suppress(InfeasibleError):
+                peak = site.lightest(plain).held.peak_bytes if site.may_fit(plain) else math.inf
+                if peak <= asked.budget_bytes:
+                    yield f"{larger.name} ({show_bytes(peak)} a device)"
+                    return
 
 
 def _setting(request: Request, watchers: Sequence[Watcher] = ()) -> Setting:
@@ -141,7 +245,8 @@ def replan(before: Planned, pins: Pins, memory_bytes: int | None) -> Planned:
     request = replace(before.site.request, pins=pins, memory_bytes=memory_bytes)
     site = replace(before.site, request=request, watchers=())
     try:
-        return _planned(site, plan_on(site, before.plain), before.plain)
+        found = plan_on(try_mesh(site, before.plain), before.plain)
+        return _planned(site, found, before.plain)
     except InfeasibleError:
         raise refusal(site, before.plain) from None
 

@@ -21,7 +21,7 @@ from rich.text import Text
 from autopar.errors import AutoparError, InputError, PlanFileError
 from autopar.ir.json_reader import Json
 
-IMPOSSIBLE, MISUSED = 1, 2
+IMPOSSIBLE, MISUSED, INTERRUPTED = 1, 2, 130
 _SHOWN = 80
 
 P = ParamSpec("P")
@@ -118,7 +118,8 @@ def _write_no_more() -> None:
 def told(command: Callable[P, None]) -> Callable[P, None]:
     """The command with autopar's errors told in red, with no traceback, and its exit code set.
 
-    1 means that there is no such plan, 2 that something handed in cannot be used.
+    1 means that there is no such plan, 2 that something handed in cannot be used, 130 that Ctrl-C
+    ended it.
     """
 
     @functools.wraps(command)
@@ -134,6 +135,9 @@ def told(command: Callable[P, None]) -> Callable[P, None]:
             err().print(text, soft_wrap=True)
             misused = isinstance(error, InputError | PlanFileError)
             sys.exit(MISUSED if misused else IMPOSSIBLE)
+        except KeyboardInterrupt:
+            err().print("interrupted", style="red")
+            sys.exit(INTERRUPTED)
 
     return run
 

@@ -33,7 +33,8 @@ from autopar.cli.why_not import why_not_command
 def main() -> None:
     """Auto-parallelize JAX train steps: plan for a cluster that need not be there, and run.
 
-    Exit codes: 0 all is well, 1 there is no such plan, 2 something given cannot be used.
+    Exit codes: 0 all is well, 1 there is no such plan, 2 something given cannot be used, 130 Ctrl-C
+    ended it.
     """
 
 

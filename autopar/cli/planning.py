@@ -55,7 +55,8 @@ class Trail:
         )
 
     def _after(self, slot: str, given: object, made: object, seconds: float) -> None:
-        del given
+        if slot == "mesh":
+            self._progress.update(self._task, description=f"planning: mesh {given} tried")
         if slot not in _SLOTS:
             return  # a part of a slot, or what came before them
         if slot == _SLOTS[0]:

@@ -13,7 +13,7 @@ from typing import cast
 from autopar.cluster.calibration import Calibration
 from autopar.cluster.chip import Chip
 from autopar.cluster.local import local_name, read_local_devices
-from autopar.cluster.names import read_name
+from autopar.cluster.names import larger_name, read_name
 from autopar.cluster.table import (
     Table,
     content,
@@ -78,6 +78,17 @@ class Cluster:
         if given.strip().lower() == "local":
             return cls.local()
         return cls(*read_name(given))
+
+    def times(self, factor: int) -> Cluster:
+        """So many times the devices, more hosts or a larger slice of the same kind.
+
+        Raises ClusterError where there is no such cluster, or where this one has figures of its own
+        that its name does not tell.
+        """
+        name = larger_name(self.name, factor)
+        if Cluster(*read_name(self.name)) != self:
+            raise ClusterError(f"cluster {self.name} is not what its name says")
+        return Cluster(*read_name(name))
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Cluster:

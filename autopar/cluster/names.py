@@ -108,6 +108,27 @@ def _slice_shapes(fabric: TorusFabric) -> Iterator[tuple[int, ...]]:
         yield 4 * a, 4 * b, 4 * c
 
 
+def larger_name(name: str, factor: int) -> str:
+    """The name of a cluster with a power of two times the devices: more hosts, or longer rings.
+
+    Of a torus the shortest side is doubled, the last of equal ones. Raises ClusterError where the
+    name has neither form.
+    """
+    if match := _TORUS.fullmatch(name):
+        slices, chip_name, sizes = match.groups()
+        shape = [int(size) for size in sizes.split("x")]
+        for _ in range(factor.bit_length() - 1):
+            at = max(i for i, size in enumerate(shape) if size == min(shape))
+            shape[at] *= 2
+        return f"{slices + 'x' if slices else ''}{chip_name}:{'x'.join(map(str, shape))}"
+    if match := _SWITCHED.fullmatch(name):
+        outer, inner, chip_name = match.groups()
+        if outer:
+            return f"{int(outer) * factor}x{inner}x{chip_name}"
+        return f"{int(inner) * factor}x{chip_name}"
+    raise ClusterError(f"cluster {name!r} has no name by which it could be larger")
+
+
 def _chip(text: str, name: str) -> Chip:
     chip = chip_named(name)
     if chip is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autopar.errors import ArgumentError, InfeasibleError
-from autopar.fitting import Found, Site, plan_on, refusal
+from autopar.fitting import Found, Site, plan_on, refusal, try_mesh
 from autopar.inspecting.changes import moved, traffic_changes
 from autopar.inspecting.reopen import Opened
 from autopar.inspecting.scope import (
@@ -129,7 +129,7 @@ class _Asking:
         )  # fmt: skip
         site, form = Site.of(plan.mesh, request), Form(None, scope.graph, plan.recomputation)
         try:
-            found = plan_on(site, form)
+            found = plan_on(try_mesh(site, form), form)
         except InfeasibleError:
             return str(refusal(site, form))
         before = scope.weighed(scope.kept, plan.outcome.seconds)

@@ -82,6 +82,11 @@ class Ascent:
             yield self._pass()
             self._move()
 
+    def priced(self) -> list[Floats]:
+        """The costs of each node's choices with their bytes paid for at the best prices."""
+        priced_costs(self._flat, sums_before(self.prices), self._priced)
+        return np.split(self._priced.copy(), self._flat.choices[1:-1])
+
     def _pass(self) -> Read:
         """A pass there and back at the prices in force; the bound is kept if it is the best."""
         pass_messages(self._flat, self._priced, self._messages, self._choice, self._scratch, True)

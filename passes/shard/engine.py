@@ -7,25 +7,30 @@ dual's: prices on memory and messages along edges, so that memory is in it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from autopar.passes.shard.anneal import Worker, annealed
 from autopar.passes.shard.arrays import Floats
 from autopar.passes.shard.ascent import Ascent
+from autopar.passes.shard.bound import bound_problem
 from autopar.passes.shard.budget import Budget, Clock, Meter, no_clock
 from autopar.passes.shard.contract import contract
 from autopar.passes.shard.exact import solve_exactly
 from autopar.passes.shard.flat import Flat, Flattened, Ints, flatten
 from autopar.passes.shard.messages import total_cost
+from autopar.passes.shard.narrow import narrow
 from autopar.passes.shard.problem import Problem
 
 _DUAL_SHARE = 0.4  # of the budget, at most, for the dual
 _MEND_SHARE = 0.08  # and for making each start fit
 _KEPT = 6  # cheapest assignments read off the dual that are kept as starts
 _BLOCK = 60
-_EXACT_ENTRIES = 120_000  # of tables, up to which integer programming is tried
+_FIXED_ENTRIES = 4_000_000  # of tables, up to which choices are fixed out
+_EXACT_ENTRIES = 20_000  # of what is left then, up to which integer programming is tried
+_SWEEPS = 30  # of the bound by which choices are fixed out
+_WORTH_MORE = 0.7  # of the entries left, for another round of that
 _EXACT_SHARE = 0.6  # of what is left of the budget then
 _READS = 100  # of the dual, before assignments are made of them
 _MENDING = 0.3  # of the dual's time, for that
@@ -70,7 +75,7 @@ def search_problem(
     flattened = flatten(small.problem)
     if flattened.fits_nowhere:
         return Found((), float("inf"), float("inf"), True)
-    hunt = _Hunt(flattened, meter, seed)
+    hunt = _Hunt(small.problem, flattened, meter, seed)
     if start is not None and problem.fits(start):
         hunt.offer(small.shrink(start))
     hunt.run()
@@ -91,7 +96,7 @@ def memory_price(problem: Problem) -> float:
     flattened = flatten(small.problem)
     if not small.possible or flattened.fits_nowhere or not len(flattened.times):
         return 0.0
-    hunt = _Hunt(flattened, Meter(Budget(work=_PRICE_WORK), no_clock), 0)
+    hunt = _Hunt(small.problem, flattened, Meter(Budget(work=_PRICE_WORK), no_clock), 0)
     hunt.price()
     return hunt.binding(flattened)[0]
 
@@ -99,8 +104,10 @@ def memory_price(problem: Problem) -> float:
 class _Hunt:
     """The search for the best assignment, phase by phase."""
 
-    def __init__(self, flattened: Flattened, meter: Meter, seed: int) -> None:
+    def __init__(self, problem: Problem, flattened: Flattened, meter: Meter, seed: int) -> None:
+        self._problem = problem
         self._flat: Flat = flattened.arrays
+        self._times = flattened.times
         self._meter, self._seed = meter, seed
         self._worker = Worker(self._flat, seed, _BLOCK)
         self._starts: list[tuple[float, Ints]] = []  # the cheapest that fit
@@ -171,15 +178,48 @@ class _Hunt:
             self.offer(annealed(self._flat, prices, starts, bound, self._meter, self._seed))
 
     def _finish(self) -> None:
-        """Where what is left is small, integer programming: exact, or at least a better bound."""
-        small = len(self._flat.entries) // 2 <= _EXACT_ENTRIES
-        if self.best is None or not small or not self._meter.budget.exact:
+        """Fix out what the bound rules out, again on the rest while that helps, then solve it.
+
+        Integer programming is exact, or has a better bound.
+        """
+        cost, best = self._starts[0]
+        entries = len(self._flat.entries)
+        if not self._meter.budget.exact or entries > _FIXED_ENTRIES:
+            return
+        left = self._left_below(cost)
+        self._meter.spend(_SWEEPS * entries)
+        narrowed = narrow(self._problem, left)
+        small = contract(narrowed.problem)
+        flattened = flatten(small.problem)
+        rest = _Hunt(small.problem, flattened, self._meter, self._seed)
+        inside = [int(np.searchsorted(keep, c)) for keep, c in zip(left, best, strict=True)]
+        rest.offer(small.shrink(inside))
+        rest._rise()
+        if not rest._close and len(rest._flat.entries) < _WORTH_MORE * entries:
+            rest._finish()
+        elif not rest._close:
+            rest._solve()
+        self._bound = min(rest.bound, cost)
+        for _, found in rest._starts[:1]:
+            restored = narrowed.restore(small.restore([int(c) for c in found]))
+            self.offer(np.array(restored, dtype=np.int64))
+
+    def _solve(self) -> None:
+        """Integer programming on all that there is."""
+        if len(self._flat.entries) // 2 > _EXACT_ENTRIES:
             return
         until = self._meter.share + _EXACT_SHARE * (1 - self._meter.share)
-        found = solve_exactly(self._flat, self.best, self.prices, self._meter, until)
+        best = self._starts[0][1]
+        found = solve_exactly(self._flat, best, self.prices, self._meter, until)
         self._bound = found.bound
         if found.choice is not None:
             self.offer(found.choice)
+
+    def _left_below(self, cost: float) -> tuple[Ints, ...]:
+        """By node the choices that may be part of an assignment that fits and costs no more."""
+        costs = tuple(self._ascent.priced())
+        plain = replace(self._problem, costs=costs, usages=())
+        return bound_problem(plain, _SWEEPS, cost + float(self.prices @ self._flat.slack)).left
 
     def _rise(self) -> None:
         """The dual, for its share of the budget; now and then an assignment is made of it."""

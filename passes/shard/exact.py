@@ -16,6 +16,7 @@ import numpy as np
 from autopar.passes.shard.arrays import Floats
 from autopar.passes.shard.budget import Meter
 from autopar.passes.shard.flat import Flat, Ints
+from autopar.passes.shard.highs import run_highs
 from autopar.passes.shard.messages import held_rows, total_cost
 
 _UNIT = 1e6  # what the known answer's cost becomes
@@ -25,6 +26,7 @@ _GAP = 1e-6
 _ROUNDS, _ROWS_A_ROUND = 30, 8
 _ITERATIONS_A_UNIT = 10  # of the simplex method, for a unit of work
 _ITERATIONS_A_NODE = 2_000  # with what HiGHS tries at a node
+_QUICK, _QUICK_A_NODE = 5e6, 200  # iterations of any small problem, by columns: half a second's
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,16 @@ def _worst(over: Ints) -> list[int]:
     return [int(part[over[part].argmax()]) for part in parts if part.size]
 
 
+def _alike(table: Floats) -> list[Ints]:
+    """The rows of a table in groups of equal ones, which share their edges' columns."""
+    groups: dict[bytes, list[int]] = {}
+    for r, row in enumerate(np.ascontiguousarray(table)):
+        groups.setdefault(row.tobytes(), []).append(r)
+    return [np.array(members, dtype=np.int64) for members in groups.values()]
+
+
 class _Model:
-    """The model in HiGHS; columns are the nodes' choices, then the edges' pairs."""
+    """The model in HiGHS; columns are the nodes' choices, then the edges' pairs of them."""
 
     def __init__(self, flat: Flat, cost: float) -> None:
         self._flat = flat
@@ -110,14 +120,19 @@ class _Model:
         wide = int(flat.choices[v + 1] - flat.choices[v])
         high = int(flat.choices[w + 1] - flat.choices[w])
         at, first = int(flat.tables[a]), int(self._solver.getNumCol())
-        self._columns(np.minimum(flat.entries[at : at + wide * high] / self._scale, most))
-        pairs = first + np.arange(wide * high).reshape(high, wide)
-        for c in range(wide):
-            columns = np.append(pairs[:, c], flat.choices[v] + c)
-            self._row(columns, np.append(np.ones(high), -1.0), 0.0, 0.0)
-        for d in range(high):
-            columns = np.append(pairs[d], flat.choices[w] + d)
-            self._row(columns, np.append(np.ones(wide), -1.0), 0.0, 0.0)
+        table = flat.entries[at : at + wide * high].reshape(high, wide) / self._scale
+        table = np.minimum(table, most)
+        rows, columns = _alike(table), _alike(table.T)
+        self._columns(table[np.ix_([r[0] for r in rows], [c[0] for c in columns])].ravel())
+        pairs = first + np.arange(len(rows) * len(columns)).reshape(len(rows), len(columns))
+        for c, members in enumerate(columns):
+            self._equal(pairs[:, c], flat.choices[v] + members)
+        for r, members in enumerate(rows):
+            self._equal(pairs[r], flat.choices[w] + members)
+
+    def _equal(self, pairs: Ints, choices: Ints) -> None:
+        weights = np.concatenate([np.ones(len(pairs)), np.full(len(choices), -1.0)])
+        self._row(np.concatenate([pairs, choices]), weights, 0.0, 0.0)
 
     def hold(self, rows: Ints) -> None:
         """sum of x[v,c] bytes[v,c] over the holders at a row <= its slack, in thousandths."""
@@ -145,9 +160,11 @@ class _Model:
             self._solver.setOptionValue("time_limit", spent + left * meter.budget.seconds)
         if meter.budget.work is not None:
             most = int(left * meter.budget.work * _ITERATIONS_A_UNIT) + 1
-            self._solver.setOptionValue("simplex_iteration_limit", most)
-            self._solver.setOptionValue("mip_max_nodes", max(most // _ITERATIONS_A_NODE, 1))
-        self._solver.run()
+            quick = int(_QUICK / self._solver.getNumCol())
+            self._solver.setOptionValue("simplex_iteration_limit", max(most, quick))
+            nodes = max(most // _ITERATIONS_A_NODE, quick // _QUICK_A_NODE, 1)
+            self._solver.setOptionValue("mip_max_nodes", nodes)
+        run_highs(self._solver)
         meter.spend(
             1e5 * max(self._solver.getInfo().simplex_iteration_count, 0) / _ITERATIONS_A_UNIT
         )

@@ -134,11 +134,20 @@ def _alike_rows(table: Floats) -> list[list[int]]:
     return list(groups.values())
 
 
+class _Highs(pulp.HiGHS):
+    """HiGHS as PuLP calls it, but so that Ctrl-C gets through."""
+
+    def callSolver(self, lp: pulp.LpProblem) -> None:  # PuLP's name for it
+        from autopar.passes.shard.highs import run_highs  # only where it is installed
+
+        run_highs(lp.solverModel)
+
+
 def _solver(relative_gap: float, solvers: Sequence[str]) -> pulp.LpSolver:
     for name in solvers:
         with warnings.catch_warnings():  # PuLP 4 will have CBC under another name
             warnings.simplefilter("ignore", DeprecationWarning)
-            kind = pulp.HiGHS if name == "highs" else pulp.PULP_CBC_CMD
+            kind = _Highs if name == "highs" else pulp.PULP_CBC_CMD
             solver = kind(msg=False, threads=1, gapRel=relative_gap)
         if solver.available():
             return solver

@@ -42,8 +42,12 @@ Weigh = Callable[[Posed, tuple[int, ...]], float]
 def lightest(posed: Posed, weigh: Weigh) -> tuple[tuple[int, ...], float]:
     """The assignment that is known to need the least, and how much: () and infinity for none."""
     problem = posed.assembled.problem
-    weighed = [(max(problem.peak_bytes(c), weigh(posed, c)), c) for c in light_answers(problem)]
-    nbytes, choice = min(weighed, default=(float("inf"), ()))
+    counted = sorted({(problem.peak_bytes(c), c) for c in light_answers(problem)})
+    nbytes, choice = float("inf"), tuple[int, ...]()
+    for peak, light in counted:
+        if peak >= nbytes:
+            break
+        nbytes, choice = min((nbytes, choice), (max(peak, weigh(posed, light)), light))
     return choice, nbytes
 
 
@@ -146,7 +150,8 @@ class _Trials:
         named = [self._culprits[i] for i in conflict]
         faults = [*self._remedies(conflict), *_largest(self.posed(kept))]
         asked = _how(self._culprits, self._refused.recipe) if self._culprits else ""
-        advice = _advice(named, self.enough(self.every), asked)
+        has_bytes = self._refused.setting.cluster.memory_bytes
+        advice = _advice(named, self.enough(self.every), asked, has_bytes)
         return MemoryLimitError(listing(self._headline(kept, named), faults, advice))
 
     def _headline(self, kept: frozenset[int], named: Sequence[Culprit]) -> str:
@@ -179,16 +184,17 @@ def _how(named: Sequence[Culprit], recipe: AbstractRecipe) -> str:
     return " ".join(part for part in (under, pinned) if part)
 
 
-def _advice(named: Sequence[Culprit], enough: float, asked: str) -> str:
-    freedom = ["fewer pins"] * any(c.pin is not None or c.line is not None for c in named)
+def _advice(named: Sequence[Culprit], enough: float, asked: str, has_bytes: int) -> str:
+    """What was found to do, and no more than that."""
+    ways = ["fewer pins"] * any(c.pin is not None or c.line is not None for c in named)
     whole = any(c.pin is None and c.line is None for c in named)
-    freedom += ["method='auto', which may shard more"] * whole
-    ways = [*freedom, "more devices", "a smaller batch", "jax.checkpoint on the layers"]
+    ways += ["method='auto', which may shard more"] * whole
     gib = _rounded_up(enough / 2**30)
-    limit = " ".join(
-        part for part in (f"a limit of {show_bytes(gib * 2**30)} or more", asked) if part
-    )
-    return f"Use {', '.join(ways)}, or {limit} (memory_gb={gib:.{_DIGITS}g})."
+    limit = f"a limit of {show_bytes(gib * 2**30)} or more (memory_gb={gib:.{_DIGITS}g})"
+    if enough > has_bytes:
+        limit = f"devices with {show_bytes(gib * 2**30)} or more each"
+    ways.append(" ".join(part for part in (limit, asked) if part))
+    return f"Use {' or '.join(ways)}."
 
 
 def _rounded_up(figure: float) -> float:

@@ -73,6 +73,11 @@ def needed_bytes(problem: Problem) -> float:
     return float(np.cumsum(change).max())
 
 
+def fits_nowhere(problem: Problem) -> bool:
+    """Whether no assignment keeps the limit, by the bound alone."""
+    return needed_bytes(problem) > problem.limit_bytes * _SURE
+
+
 def _lightest(problem: Problem, weight: Floats) -> tuple[int, ...]:
     """The possible assignment of least weighed bytes, or () if none is found."""
     held: list[Floats] = [np.zeros(len(c)) for c in problem.costs]

@@ -22,7 +22,7 @@ from autopar.passes.shard.decisions import Place, Reading
 from autopar.passes.shard.floor import Floor, at_least, known_solution, recipe_floor
 from autopar.passes.shard.fold import Fold, fold, unfolded
 from autopar.passes.shard.infeasible import Posed, Refused, Weigh
-from autopar.passes.shard.least import least_memory, needed_bytes
+from autopar.passes.shard.least import fits_nowhere, least_memory
 from autopar.passes.shard.moves import MoveTables
 from autopar.passes.shard.needs import Choice
 from autopar.passes.shard.pins import Pins, apply_pins, loosened, resolve_pins
@@ -71,6 +71,7 @@ class Optimal(AbstractSharding):
     def _answer(self, posed: Posed, mesh: MeshShape) -> tuple[Floor, Solution]:
         """The recipes, where they are not what is asked for, and an answer no dearer than they."""
         free = not self.quick and isinstance(self.recipe, Free)
+        free = free and not fits_nowhere(posed.assembled.problem)
         floor = recipe_floor(posed.reading, posed.assembled, mesh) if free else Floor()
         solution = _solved(posed.assembled.problem, floor.choice, self.quick)
         return floor, at_least(solution, floor)
@@ -132,7 +133,7 @@ def weigher(given: Graph, setting: Setting) -> Weigh:
 
 def _solved(problem: Problem, start: tuple[int, ...], quick: bool) -> Solution:
     """The cheapest assignment that fits, or what holds the least if nothing else was found."""
-    if needed_bytes(problem) > problem.limit_bytes * (1 + 1e-9):
+    if fits_nowhere(problem):
         nothing = known_solution(problem, (), "No assignment fits.")
         return replace(nothing, proven_infeasible=True)
     solution = solve(problem, start or None, quick)

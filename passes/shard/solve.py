@@ -29,13 +29,15 @@ _SWEEPS = 60
 _ROUNDS, _KICKS = 3, 100
 _LARGE = 40_000  # edge entries past which an answer within _LARGE_GAP is good enough
 _LARGE_GAP = 0.02
-_SMALL = 5_000  # edge entries up to which integer programming is quick, memory or not
+_SMALL = 5_000  # edge entries up to which integer programming is quick without memory
+_TINY = 1_000  # and with it
 _WORK = (
     1_000,
     8_000,
     24_000,
     80_000,
 )  # of the engine, in turn while the gap is more than _GOOD_GAP
+_WHOLE, _LEAST_SHARE = 1_000_000, 0.06  # edge entries for all of that work; of fewer their share
 _GOOD_GAP = 0.01
 _FAR = 0.04  # from here only the most work helps
 
@@ -103,38 +105,41 @@ def _none(answer: _Answer) -> Solution:
 
 
 def _answer(problem: Problem, start: Sequence[int] | None, quick: bool) -> _Answer:
-    """Small problems by integer programming, others by the engine."""
+    """Small problems exactly where memory does not bind, others by the engine."""
     entries = sum(e.table.size for e in problem.edges)
-    if entries <= _SMALL:
-        answer = _held(problem)
-        if answer.choice and answer.rows:
-            return replace(answer, price=_memory_price(problem))
-        if answer.choice or answer.proven_infeasible:
+    small = entries <= _SMALL
+    if small:
+        answer = _unlimited(problem)
+        if not answer.choice or problem.fits(answer.choice):
             return answer
-    return _searched(problem, start, entries, quick)
-
-
-# The engine brings numba along, so it is imported only where a problem needs it.
-
-
-def _memory_price(problem: Problem) -> float:
-    from autopar.passes.shard.engine import memory_price
-
-    return memory_price(problem)
+    answer = _searched(problem, start, entries, quick)
+    if not small or quick or answer.proven_infeasible:
+        return answer
+    if not answer.choice:
+        return _held(problem)  # which may prove that nothing fits
+    seconds = problem.seconds(answer.choice)
+    if entries <= _TINY and seconds - answer.bound_seconds > 10 * _GAP * abs(seconds):
+        exact = _held(problem)
+        return replace(exact, price=answer.price) if exact.choice else answer
+    return answer
 
 
 def _searched(problem: Problem, start: Sequence[int] | None, entries: int, quick: bool) -> _Answer:
     """The engine's answer, with more work while its gap is wide."""
-    from autopar.passes.shard.engine import search_problem
+    from autopar.passes.shard.engine import search_problem  # it brings numba along
 
-    found = search_problem(problem, Budget(work=_WORK[0], exact=not quick), start=start)
-    for work in _WORK[1:] if not quick else ():
+    share = min(max(entries / _WHOLE, _LEAST_SHARE), 1.0)
+    found = search_problem(
+        problem, Budget(work=int(share * _WORK[0]), exact=not quick), start=start
+    )
+    levels = () if quick else _WORK[1:2] if entries <= 2 * _LARGE else _WORK[1:]
+    for work in levels:
         enough = _GOOD_GAP if found.seconds_per_byte > 0 or work > _WORK[1] else 10 * _GAP
         if found.proven_infeasible or found.gap <= enough:
             break
-        if found.gap > _FAR and work < _WORK[-1]:
+        if found.gap > _FAR and work < levels[-1]:
             continue
-        again = search_problem(problem, Budget(work=work), start=found.choice or start)
+        again = search_problem(problem, Budget(work=int(share * work)), start=found.choice or start)
         found = replace(again, bound_seconds=max(found.bound_seconds, again.bound_seconds))
     binds = found.seconds_per_byte > 0
     unsure = found.gap > 10 * _GAP and not quick

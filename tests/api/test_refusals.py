@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -145,3 +146,26 @@ def test_foreign_code_warns_too() -> None:
 
     with pytest.warns(UserWarning, match=r"'ffi_call' at test_refusals.py:\d+ has no"):
         autopar.plan(called, W, X, cluster="8xcpu", mesh=(8,))
+
+
+def test_what_a_refusal_says_would_do_was_planned_and_does() -> None:
+    x = S((4096, 64), jnp.float32)
+    limit = 0.3 * plan_of(x=x, method="auto").prediction.peak_bytes / 2**30
+    with pytest.raises(MemoryLimitError) as caught:
+        plan_of(x=x, memory_gb=limit)
+    told = str(caught.value).splitlines()[-1]
+    count, cluster = re.fullmatch(
+        r"Planned and found to fit: microbatches=(\d+) \(.*\), (\S+) \(.*\)\.", told
+    ).groups()  # type: ignore[union-attr]
+    plan_of(x=x, memory_gb=limit, microbatches=int(count))
+    autopar.plan(step, W, x, cluster=cluster, memory_gb=limit)
+
+
+def test_a_refusal_advises_nothing_that_was_not_found_to_fit() -> None:
+    with pytest.raises(MemoryLimitError) as caught:
+        plan_of(memory_gb=1e-6)
+    told = str(caught.value)
+    assert told.endswith(
+        "Neither microbatches nor more devices of the kind were found to make it fit."
+    )
+    assert "jax.checkpoint" not in told

@@ -3,8 +3,9 @@
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
-from tests.cli.running import run
+from tests.cli.running import STEP, run, written
 
 
 def test_help_names_every_command_and_exit_code() -> None:
@@ -21,6 +22,13 @@ def test_help_names_every_command_and_exit_code() -> None:
         "Exit codes: 0",
     ):
         assert word in done.out
+
+
+def test_ctrl_c_ends_a_command_with_130_and_one_line(tmp_path: Path) -> None:
+    file = written(tmp_path, f"{STEP}\ndef example_args():\n    raise KeyboardInterrupt\n")
+    done = run("plan", file, "--cluster", "8xcpu", "-o", tmp_path / "plan.json")
+    assert (done.code, done.err, done.out) == (130, "interrupted\n", "")
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["mytrain.py"]
 
 
 def test_the_version() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autopar.cluster import Cluster, Switch, Torus
@@ -135,3 +137,25 @@ def test_the_names_that_google_gives_to_slices(google: str, name: str) -> None:
 def test_slices_that_google_does_not_have(google: str, told: str) -> None:
     with pytest.raises(ClusterError, match=told):
         Cluster.parse(google)
+
+
+@pytest.mark.parametrize(
+    ("name", "factor", "larger"),
+    [
+        ("8xv100-16gb", 2, "16xv100-16gb"),
+        ("2x8xh100", 4, "8x8xh100"),
+        ("v5p:4x4x4", 2, "v5p:4x4x8"),
+        ("v5p:4x4x4", 4, "v5p:4x8x8"),
+        ("8xcpu", 16, "128xcpu"),
+    ],
+)
+def test_more_of_the_same_kind(name: str, factor: int, larger: str) -> None:
+    found = Cluster.parse(name).times(factor)
+    assert (found.name, found.device_count) == (larger, factor * Cluster.parse(name).device_count)
+
+
+def test_what_cannot_be_larger() -> None:
+    with pytest.raises(ClusterError, match="cannot be built"):
+        Cluster.parse("v5e:16x16").times(2)
+    with pytest.raises(ClusterError, match="is not what its name says"):
+        replace(Cluster.parse("8xh100"), name="4xh100").times(2)
