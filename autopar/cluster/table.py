@@ -161,7 +161,7 @@ def _listed(kind: str, name: str, entry: object, where: str) -> tuple[object, ..
     if items is None or any(
         type(e) not in accepted or not abs(cast(float, e)) < _LARGEST_WHOLE for e in items
     ):
-        told = _shown(items if items is not None else entry)
+        told = _shown(entry)  # pyright: ignore[reportUnknownArgumentType]
         raise ClusterError(f"{where}: {name} = {told} must be a list of {item.__name__}s")
     return tuple(float(cast(float, e)) for e in items) if item is float else items
 

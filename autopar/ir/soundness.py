@@ -10,7 +10,7 @@ found them. What passes can be slow, but it cannot be wrong.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 from autopar.errors import GraphError
@@ -55,6 +55,11 @@ class _Checker:
     graph: Graph
     mesh: MeshShape
     values: Mapping[str, Value]
+    # What was found before: steps have few shapes and layers that are alike.
+    _lying: dict[tuple[tuple[int, ...], Sharding, str], _Piece] = field(
+        default_factory=dict[tuple[tuple[int, ...], Sharding, str], "_Piece"]
+    )
+    _local: dict[tuple[object, ...], str] = field(default_factory=dict[tuple[object, ...], str])
 
     def piece(self, sharding: Sharding, combiner: str = "sum") -> _Piece:
         """A sharding without the axes that cut nothing."""
@@ -70,9 +75,12 @@ class _Checker:
 
     def lying(self, value: Value, sharding: Sharding, combiner: str = "sum") -> _Piece:
         """The piece of a value that lies so; raises GraphError where it cannot."""
-        if not sharding.fits(value.shape, self.mesh):
-            raise GraphError(f"{value} cannot lie as {sharding} on ({self.mesh})")
-        return self.piece(sharding, combiner)
+        key = (value.shape, sharding, combiner)
+        if key not in self._lying:
+            if not sharding.fits(value.shape, self.mesh):
+                raise GraphError(f"{value} cannot lie as {sharding} on ({self.mesh})")
+            self._lying[key] = self.piece(sharding, combiner)
+        return self._lying[key]
 
     def block(self, block: Block, inputs: Sequence[_Piece]) -> list[_Piece | None]:
         """The pieces that a block gives back; None is a literal."""
@@ -121,7 +129,11 @@ class _Checker:
                 _fail(op, f"reads {operand} as {sharding}, and it lies as {held[name].sharding}")
             given.append(piece)
         made = [self.lying(v, s) for v, s in zip(op.results, run.result_shardings, strict=True)]
-        combiner = self._check_local(op, given, made)
+        floats = all(r.is_floating for r in op.results)
+        key = (id(op.rule), floats, *given, *made)
+        if key not in self._local:
+            self._local[key] = self._check_local(op, given, made)
+        combiner = self._local[key]
         for name, value, sharding in zip(
             run.results, op.results, run.result_shardings, strict=True
         ):
