@@ -25,6 +25,7 @@ _CALLS = {
     "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
     "custom_vmap_call": "call",
+    "eval_jaxpr": "call_jaxpr",
     "xla_metadata_call": "jaxpr",
 }
 # Kept as ops with bodies. Inlining remat would let XLA undo it.

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from jax.extend import core as jex
+
 from autopar.frontend.traced import Equation
 
 # A place where a dim of the grid shows: which tensor (operands first, then results), which of its
@@ -75,9 +77,8 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
         yield eqn
         for held in eqn.params.values():
             for inner in held if isinstance(held, tuple | list) else (held,):
-                body = getattr(inner, "jaxpr", inner)
-                if hasattr(body, "eqns"):
-                    yield from _equations(body)
+                if isinstance(inner, jex.Jaxpr | jex.ClosedJaxpr):
+                    yield from _equations(getattr(inner, "jaxpr", inner))
 
 
 def _places(grid: Any, dim: int) -> tuple[Place, ...] | None:

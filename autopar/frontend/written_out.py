@@ -5,6 +5,7 @@ An exported plan has this file's code in it: it asks for nothing but JAX.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -28,6 +29,10 @@ def meaning(eqn: Any) -> Callable[..., Any] | None:
     if primitive.name == "while":
         has_rows = params["cond_jaxpr"].out_avals[0].shape
         return until_last_row(params) if has_rows else None
+    if any(getattr(v.aval, "shape", None) is None for v in eqn.invars):
+        return None
+    if primitive.name == "call_hi_primitive":  # from JAX 0.12 on, implicit roots and expm are
+        return lambda *operands: primitive.to_lojax(*operands, **params)
     over_rows = (
         primitive.name in _SUMMING
         and params.get("axis_index_groups") is None
@@ -41,7 +46,7 @@ def meaning(eqn: Any) -> Callable[..., Any] | None:
 def is_foreign(primitive: Any) -> bool:
     """Whether a package other than JAX made the primitive, and can run it."""
     fun: Any = primitive.impl
-    while hasattr(fun, "func"):
+    while isinstance(fun, functools.partial):
         fun = fun.func
     return str(getattr(fun, "__module__", "jax")).partition(".")[0] not in ("jax", "jaxlib")
 

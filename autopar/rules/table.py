@@ -26,14 +26,13 @@ from autopar.rules.factors import RuleMaker, replicated_rule, unknown_rule
 # No rule is asked for these: what becomes of them, then the names.
 _HANDLED: Mapping[str, str] = {
     "its function is planned in its place": """
-        call closed_call composite core_call custom_jvp_call custom_jvp_call_jaxpr
-        custom_linear_solve custom_vjp_call custom_vmap_call jit linear_call pjit remat_opt
-        xla_metadata_call
+        call call_hi_primitive closed_call composite core_call custom_jvp_call
+        custom_jvp_call_jaxpr custom_linear_solve custom_vjp_call custom_vmap_call eval_jaxpr jit
+        linear_call pjit remat_opt xla_metadata_call
     """,
     "its bodies are planned with it": "checkpoint cond remat2 scan while",
     "whole on every device: its function is not looked into": """
-        call_hi_primitive call_hi_primitive_linearized custom_lin eval_jaxpr program_order
-        run_state shard_map
+        call_hi_primitive_linearized custom_lin program_order run_state shard_map
     """,
 }
 CONTROL: Mapping[str, str] = {
