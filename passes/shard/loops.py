@@ -138,6 +138,9 @@ class _LoopReader:
     def _entry(self, operand: Operand, inner: Value, stacked: bool = False) -> int:
         """A constant or scanned operand: read once, in the port's sharding."""
         port = self._port(inner)
+        if not stacked:  # what is the same in every trip is made once
+            members = self._reader.decisions[port].members
+            members[0] = members[0]._replace(runs=self._runs)
         self._read_outer(operand, port, stacked)
         return port
 
