@@ -27,5 +27,5 @@ def step(state, batch):
 
 FOUND: dict[str, tuple[str, Config]] = {
     # XLA:CPU failed as the step ran: "RET_CHECK failure (fft_thunk.cc)".
-    "fft_beside_a_gather": (_FFT_BESIDE_A_GATHER, Config(mesh=(8,), pins=0)),
+    "fft_beside_a_gather": (_FFT_BESIDE_A_GATHER, Config(False, (8,), pins=0)),
 }
