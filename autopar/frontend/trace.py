@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -33,8 +33,8 @@ _PLAIN = ContextVar("plain", default=False)
 
 
 @contextmanager
-def plain_steps() -> Iterator[None]:
-    """Within it a parallel step that is called is the plain function: the outer plan is the plan."""
+def plain_steps() -> Generator[None]:
+    """Within it a parallel step that is called is the plain function, as the outer plan counts."""
     token = _PLAIN.set(True)
     try:
         yield
