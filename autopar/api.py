@@ -104,7 +104,8 @@ def parallelize(
         memory_gb: GiB (2**30 bytes) that one device may hold; None is the cluster's own figure.
         pins: {path pattern: PartitionSpec}, over paths such as "params/**/kernel".
         plan: a plan made before, or its file; nothing is solved then.
-        donate: whether the state's buffers are reused for the new state.
+        donate: whether the state's buffers are reused for the new state; what is passed again
+            after that raises ArgumentError.
         static_argnums: positions of arguments that are compile-time constants.
         static_argnames: names of such arguments.
         state_argnums: which arguments are state; None finds those that an output mirrors.

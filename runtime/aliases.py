@@ -7,13 +7,25 @@ weights starts as the weights themselves.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from autopar.frontend.compat import buffers_of
+
+
+def repeats(leaves: Sequence[Any], consumed: Collection[int]) -> dict[int, bool]:
+    """Arrays that are several leaves of a call, by `id`: is one of these not to be consumed?
+
+    Such an array outlives the call, wherever its other leaves are taken to.
+    """
+    if len(set(map(id, leaves))) == len(leaves):
+        return {}
+    counts = Counter(map(id, leaves))
+    others = {id(leaf) for number, leaf in enumerate(leaves) if number not in consumed}
+    return {known: known in others for known, count in counts.items() if count > 1}
 
 
 class Aliases:
@@ -49,26 +61,20 @@ class Aliases:
         """Whether an array of this sharding is the step's own result."""
         return id(sharding) in self._own
 
-    def shared(self, arrays: Sequence[Any], foreign: Sequence[int]) -> Iterator[int]:
+    def shared(
+        self, arrays: Sequence[Any], foreign: Sequence[int], repeats: Mapping[int, bool]
+    ) -> list[int]:
         """The numbers of arrays that a step cannot consume, as another leaf has their memory.
 
         Of leaves that are all consumed the first keeps the memory. Only of the `foreign`, those
-        that are not trusted, is it looked up where their memory is.
+        that are not trusted, and of `repeats` is it looked up where their memory is.
         """
-        if not self._groups:
-            return
-        every = (*arrays, *self._held)
-        suspects = {self._group_of[i] for i in foreign if i in self._group_of}
-        if len(set(map(id, every))) < len(every):
-            suspects.update(self._repeated(every))
-        for group in sorted(suspects):
-            yield from self._claims(every, self._groups[group])
-
-    def _repeated(self, every: Sequence[Any]) -> Iterator[int]:
-        """The groups in which an object stands twice."""
-        for i, own in enumerate(self._groups):
-            if len({id(every[number]) for number in own}) < len(own):
-                yield i
+        again = [n for n in sorted(self._consumed) if id(arrays[n]) in repeats] if repeats else []
+        outlive = {n for n in again if repeats[id(arrays[n])]}
+        suspects = {self._group_of[n] for n in (*foreign, *again) if n in self._group_of}
+        every = (*arrays, *self._held) if suspects else ()
+        late = {n for i in suspects for n in self._claims(every, self._groups[i])}
+        return sorted(outlive | late)
 
     def _claims(self, every: Sequence[Any], own: Sequence[int]) -> Iterator[int]:
         """Who comes too late: first those that must live on have their memory, then in order."""

@@ -11,7 +11,7 @@ from autopar.frontend.traced import TracedStep
 from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding import Sharding
 from autopar.ir.spmd import SpmdProgram
-from autopar.runtime.aliases import Aliases
+from autopar.runtime.aliases import Aliases, repeats
 from autopar.runtime.bind import mesh_shape, named_sharding, partition_spec
 from autopar.runtime.callbacks import HostCalls
 from autopar.runtime.emit import local_function
@@ -41,11 +41,9 @@ class Executor:
             for c, s in zip(traced.constants, self._in[self._argument_count :], strict=True)
         )
         self._calls = HostCalls.of(traced.program)
-        aliases = Aliases(
-            traced.program.input_avals[: self._argument_count],
-            traced.state_inputs if donate else (),
-            self._constants,
-        )
+        self._consumed = frozenset(traced.state_inputs if donate else ())
+        kinds = traced.program.input_avals[: self._argument_count]
+        aliases = Aliases(kinds, self._consumed, self._constants)
         aliases.trust(self._out)
         self._place = Placer(self._in[: self._argument_count], traced.state_inputs, aliases)
         paths = traced.input_paths[self._argument_count :]
@@ -78,7 +76,8 @@ class Executor:
     def __call__(self, leaves: Sequence[Any]) -> Any:
         """Run the step on flat arguments; the state among them is consumed."""
         self._calls.before()
-        flat = self.compile()(*self._place(leaves), *self._constants)
+        placed = self._place(leaves, repeats(leaves, self._consumed))
+        flat = self.compile()(*placed, *self._constants)
         self._calls.after(flat)
         return jax.tree_util.tree_unflatten(self._traced.out_tree, flat)
 

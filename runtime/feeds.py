@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from autopar.ir.batching import Rows
 from autopar.ir.program import Feed
-from autopar.runtime.aliases import Aliases
+from autopar.runtime.aliases import Aliases, repeats
 from autopar.runtime.arrays import ArrayType
 from autopar.runtime.place import Placer
 from autopar.runtime.send import AbstractTransport, End, Way
@@ -61,6 +62,7 @@ class Feeder:
         closed = [f for f in feeds if f.feed.input in constants]
         placed = list(_placed(closed, meshes, constants))
         self._held = [*_numbers(feeds, meshes), *placed]
+        self._consumed = frozenset(consumed)
         self._groups = _by_submesh(given, meshes, state, consumed, placed)
         self._bridges = [_Bridge(f, meshes, transport) for f in given if f.home is not None]
         writers = {(f.feed.submesh, r): f.feed.input for f in closed for r in f.feed.registers}
@@ -76,8 +78,9 @@ class Feeder:
         for submesh, register, array in self._held:
             registers[submesh][register] = array
         carried = dict(b.carried(inputs) for b in self._bridges)
+        again = repeats(inputs, self._consumed)
         for submesh, group in self._groups:
-            group.fill(_Seen(inputs, carried, submesh), registers[submesh])
+            group.fill(_Seen(inputs, carried, submesh), registers[submesh], again)
 
 
 def _by_submesh(
@@ -172,11 +175,16 @@ class _SubmeshFeeds:
         )
         self._split = _splitter([_stack_of(f) for f in self._cut], mesh)
 
-    def fill(self, inputs: Any, registers: list[Any] | dict[int, Any]) -> None:
+    def fill(
+        self,
+        inputs: Any,
+        registers: list[Any] | dict[int, Any],
+        repeats: Mapping[int, bool] = MappingProxyType({}),
+    ) -> None:
         """Place all leaves at once, then take those with rows apart."""
         leaves = [inputs[f.feed.input] for f in self._whole]
         leaves += [self._stacked(inputs[f.feed.input], f) for f in self._cut]
-        placed = self._place(leaves)
+        placed = self._place(leaves, repeats)
         for feed, array in zip(self._whole, placed, strict=False):
             for register in feed.feed.registers:
                 registers[register] = array

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -31,8 +32,10 @@ class Placer:
         self._aliases = aliases or Aliases((), ())
         self._aliases.trust(self._shardings)
 
-    def __call__(self, leaves: Sequence[Any]) -> list[Any]:
-        """The leaves in place."""
+    def __call__(
+        self, leaves: Sequence[Any], repeats: Mapping[int, bool] = MappingProxyType({})
+    ) -> list[Any]:
+        """The leaves in place; `repeats` are those of them that the call has several times."""
         placed, foreign, off = list(leaves), list[int](), list[int]()
         for i, (leaf, wanted) in enumerate(zip(leaves, self._shardings, strict=True)):
             sharding = getattr(leaf, "sharding", None)
@@ -44,7 +47,7 @@ class Placer:
                 foreign.append(i)
         if off:
             self._move(placed, off)
-        for i in self._aliases.shared(placed, foreign):
+        for i in self._aliases.shared(placed, foreign, repeats):
             placed[i] = copied(placed[i])
         return placed
 

@@ -102,7 +102,8 @@ def inside_transform() -> bool:
 
 def runs_uncompiled() -> bool:
     """Whether `jax.disable_jit()` holds: everything is to run op by op."""
-    return bool(jax.config.jax_disable_jit)
+    config: Any = jax.config
+    return bool(config.jax_disable_jit)
 
 
 def buffers_of(array: Any) -> frozenset[int]:
@@ -110,7 +111,7 @@ def buffers_of(array: Any) -> frozenset[int]:
 
     Arrays whose backend tells no addresses share nothing that can be seen.
     """
-    whole = array
+    whole: Any = array
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
         whole = jax.random.key_data(array)
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -33,7 +33,7 @@ _PLAIN = ContextVar("plain", default=False)
 
 
 @contextmanager
-def plain_steps() -> Iterator[None]:
+def plain_steps() -> Generator[None]:
     """Within it a parallel step that is called is the plain function: the outer plan holds."""
     token = _PLAIN.set(True)
     try:

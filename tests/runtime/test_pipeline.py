@@ -20,6 +20,7 @@ from autopar.ir.program import Program, Send
 from autopar.runtime.bind import bind_mesh
 from autopar.runtime.pieces import StackedPieces
 from autopar.runtime.pipeline import PipelineExecutor, PipelineOptions
+from autopar.runtime.send import AbstractTransport, Carrier, End, LocalTransport, Way
 from autopar.runtime.state import create_on_submeshes
 from tests.runtime.stages import Builder, Model, Order, one_forward_one_backward, serial
 
@@ -243,3 +244,36 @@ def test_state_is_born_on_the_submeshes_that_keep_it(devices: list[jax.Device]) 
     assert all(piece.is_deleted() for piece in before)
     with pytest.raises(PlanMismatchError, match=r"w is \[24, 8\] in the plan and \[24, 9\] here"):
         create_on_submeshes(lambda: [np.ones((24, 9))], (), {}, arguments, meshes)
+
+
+class Interrupted(AbstractTransport):
+    """Carries arrays as they are carried within a process; Ctrl-C is pressed when `left` is 0."""
+
+    left = -1
+
+    def carrier(self, ways: Sequence[Way], source: End, target: End) -> Carrier:
+        """A way that may be broken off."""
+        carry = LocalTransport().carrier(ways, source, target)
+
+        def carried(arrays: Sequence[Any]) -> Sequence[Any]:
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+            return carry(arrays)
+
+        return carried
+
+
+@pytest.mark.parametrize("patience", [None, 60.0])
+def test_a_call_that_is_broken_off_leaves_nothing_behind(
+    devices: list[jax.Device], patience: float | None
+) -> None:
+    model, meshes, transport = Model(), bound([(2,), (2,)], devices), Interrupted()
+    run = executor(model, meshes, transport=transport, patience=patience)
+    wanted = three_steps(plain(model), model)
+    for call in (run, run.run_traced):
+        transport.left = 3
+        with pytest.raises(KeyboardInterrupt):
+            call(model.flat(model.weights()))
+        for g, w in zip(three_steps(run, model), wanted, strict=True):
+            np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-5)

@@ -106,3 +106,19 @@ def test_a_window_waits_for_the_one_that_falls_out() -> None:
     for token in tokens:
         admit(token)
     assert [t.waited for t in tokens] == [1] * 4 + [0] * 16
+
+
+def test_a_program_that_failed_is_not_held_against_the_next() -> None:
+    """Who reads its results is told; the window only waits for it to be over."""
+
+    class Failed:
+        waited = False
+
+        def block_until_ready(self) -> None:
+            self.waited = True
+            raise jax.errors.JaxRuntimeError("INTERNAL: a step of before")
+
+    admit, failed = window(1), Failed()
+    admit(failed)
+    admit(jnp.ones(()))
+    assert failed.waited
