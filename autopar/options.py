@@ -393,13 +393,11 @@ def _axes(pattern: str, entry: object) -> tuple[str, ...]:
         return ()
     if isinstance(entry, str):
         return (entry,)
-    if isinstance(entry, Sequence):
-        axes = cast("Sequence[object]", entry)
-        names = tuple(a for a in axes if isinstance(a, str))
-        if len(names) == len(axes):
-            return names
+    axes = _items(entry, in_order=True)
+    if axes is not None and all(isinstance(a, str) for a in axes):
+        return tuple(map(str, axes))
     accepted = "None, an axis name or a tuple of them"
-    raise PinError(refused(f"a dim of pin {pattern!r}", cast("object", entry), accepted))
+    raise PinError(refused(f"a dim of pin {pattern!r}", entry, accepted))
 
 
 def _items(given: object, *, in_order: bool = False) -> tuple[object, ...] | None:

@@ -319,10 +319,11 @@ def _merged(context: Any, graphs: Sequence[Any], states: Sequence[Any]) -> tuple
 
 def _same(old: Any, new: Any) -> bool:
     """Whether a step left a state as it was: the very same values in the same places."""
-    if jax.tree_util.tree_structure(old) != jax.tree_util.tree_structure(new):
-        return False
+    structures: list[Any] = [jax.tree_util.tree_structure(tree) for tree in (old, new)]
     before, after = jax.tree_util.tree_leaves(old), jax.tree_util.tree_leaves(new)
-    return all(a is b for a, b in zip(before, after, strict=True))
+    return structures[0] == structures[1] and all(
+        a is b for a, b in zip(before, after, strict=True)
+    )
 
 
 def _unjitted(fun: Any) -> Any:

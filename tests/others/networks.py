@@ -17,6 +17,7 @@ from autopar.errors import BatchStatisticError
 from tests.others.case import Other, Refusal, rows, tokens
 
 _WIDTH = 16
+_value_and_grad: Any = eqx.filter_value_and_grad
 _STATISTIC = Refusal(BatchStatisticError, "statistics of the whole batch")
 _OF_THE_BATCH = {"microbatches": _STATISTIC, "stages": _STATISTIC}
 
@@ -193,7 +194,8 @@ def linen_batch_norm() -> Other:
 
     def create() -> Any:
         held = net.init(jax.random.key(0), _batch(0), True)
-        return _BatchState.create(
+        made: Any = _BatchState
+        return made.create(
             apply_fn=net.apply, params=held["params"], tx=tx, batch_stats=held["batch_stats"]
         )
 
@@ -360,9 +362,7 @@ def nnx_returned() -> Other:
 def _eqx_step(tx: Any) -> Any:
     def step(state: Any, x: Any) -> Any:
         model, opt = state
-        loss, grads = eqx.filter_value_and_grad(lambda m: jnp.mean((jax.vmap(m)(x) - x) ** 2))(
-            model
-        )
+        loss, grads = _value_and_grad(lambda m: jnp.mean((jax.vmap(m)(x) - x) ** 2))(model)
         updates, opt = tx.update(grads, opt, eqx.filter(model, eqx.is_inexact_array))
         return (eqx.apply_updates(model, updates), opt), {"loss": loss}
 
@@ -439,7 +439,7 @@ def equinox_gru() -> Other:
             y = jax.vmap(m)(x, jax.random.split(own, x.shape[0]))
             return jnp.mean((y - x[:, 0]) ** 2)
 
-        loss, grads = eqx.filter_value_and_grad(loss_of)(model)
+        loss, grads = _value_and_grad(loss_of)(model)
         updates, opt = tx.update(grads, opt)
         return (eqx.apply_updates(model, updates), opt, key), {"loss": loss}
 
@@ -473,7 +473,7 @@ def equinox_batch_norm() -> Other:
             y, new = jax.vmap(m, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(x, kept)
             return jnp.mean((y - x) ** 2), new
 
-        (loss, kept), grads = eqx.filter_value_and_grad(loss_of, has_aux=True)(model)
+        (loss, kept), grads = _value_and_grad(loss_of, has_aux=True)(model)
         return (eqx.apply_updates(model, jax.tree.map(lambda g: -0.1 * g, grads)), kept), loss
 
     return Other(

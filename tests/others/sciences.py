@@ -15,6 +15,7 @@ from autopar.errors import BatchError, BatchStatisticError
 from tests.others.case import Other, Refusal, rows, tokens
 
 _WIDTH = 8
+_value_and_grad: Any = eqx.filter_value_and_grad
 
 
 def _dense(key: Any, inputs: int, outputs: int) -> Any:
@@ -120,7 +121,7 @@ def flowjax_flow() -> Other:
         def loss_of(p: Any) -> Any:
             return -wrappers.unwrap(eqx.combine(p, static)).log_prob(x).mean()
 
-        loss, grads = eqx.filter_value_and_grad(loss_of)(params)
+        loss, grads = _value_and_grad(loss_of)(params)
         updates, opt = tx.update(grads, opt, params)
         return (eqx.combine(eqx.apply_updates(params, updates), static), opt), loss
 
@@ -335,7 +336,7 @@ def diffrax_ode() -> Other:
 
             return jnp.mean((jax.vmap(solved)(y0) - 1.0) ** 2)
 
-        loss, grads = eqx.filter_value_and_grad(loss_of)(net)
+        loss, grads = _value_and_grad(loss_of)(net)
         return eqx.apply_updates(net, jax.tree.map(lambda g: -0.1 * g, grads)), loss
 
     def create() -> Any:
