@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from autopar.cost.memory import Held, held_bytes
@@ -72,10 +73,6 @@ class Site:
         """The cheapest plan of which the pass counts no more than a limit."""
         return self._found(form, self.optimal(), self.setting(memory_bytes))
 
-    def rough(self, form: Form, memory_bytes: int) -> Found:
-        """A good plan of which the pass counts no more than a limit, found in a hurry."""
-        return self._found(form, replace(self.optimal(), quick=True), self.setting(memory_bytes))
-
     def may_fit(self, form: Form) -> bool:
         """Whether the choices that hold least come near the limit: the pass counts no worse."""
         limit = self.request.budget_bytes
@@ -139,26 +136,30 @@ class Found:
 
 @dataclass(frozen=True)
 class Tried:
-    """A mesh with the plan on it without a limit."""
+    """A mesh with the plan on it without a limit, and one within it once that is looked for."""
 
     site: Site
     roomy: Found
+    within: Found | None = None
 
     @property
     def fits(self) -> bool:
-        """Whether that plan keeps the limit."""
+        """Whether the plan without a limit keeps it."""
         return self.roomy.held.peak_bytes <= self.site.request.budget_bytes
 
-    def promise(self, form: Form) -> tuple[bool, float]:
-        """What meshes on which it does not are sorted by, the most promising first.
+    def limited(self, form: Form) -> Tried:
+        """The same with the plan whose counted bytes keep the limit, where there is one."""
+        with suppress(MemoryLimitError):
+            found = self.site.cheapest(form, self.site.request.budget_bytes)
+            return replace(self, within=found)
+        return self
 
-        Seconds of a plan, found in a hurry, whose counted bytes keep the limit; where none does,
-        what the plan without a limit holds.
-        """
-        try:
-            return False, self.site.rough(form, self.site.request.budget_bytes).seconds
-        except MemoryLimitError:
+    @property
+    def promise(self) -> tuple[bool, float]:
+        """What meshes without room are sorted by, the most promising first."""
+        if self.within is None:
             return True, self.roomy.held.peak_bytes
+        return False, self.within.seconds
 
 
 def try_mesh(site: Site, plain: Form) -> Tried:
@@ -215,7 +216,7 @@ def _fitted(tried: Tried, plain: Form, may_fit: bool) -> Found | None:
     if leaner is not None and leaner.cost <= roomy.cost * (1 + _CLOSE):
         return leaner  # no plan within a limit that binds can cost less
     try:
-        sharded = _within(site, plain) if may_fit else None
+        sharded = _within(site, plain, tried.within) if may_fit else None
     except InfeasibleError:
         sharded = None
     if sharded is None:
@@ -264,15 +265,16 @@ def _first_that_fits(site: Site, forms: Iterable[Form]) -> Found | None:
     return None
 
 
-def _within(site: Site, form: Form) -> Found:
+def _within(site: Site, form: Form, first: Found | None) -> Found:
     """A plan within the budget: the limit is tightened until what is really held fits it.
 
-    The last resort is the plan that holds the least, so that its bytes are a limit that will do.
+    `first` is the first of these plans where it is known. The last resort is the plan that holds
+    the least, so that its bytes are a limit that will do.
     """
     budget = allowed = site.request.budget_bytes
     for _ in range(_TIGHTENINGS):
         try:
-            found = site.cheapest(form, allowed)
+            found, first = first or site.cheapest(form, allowed), None
         except MemoryLimitError:
             break
         peak = found.held.peak_bytes

@@ -66,14 +66,13 @@ def pair() -> Any:
         y = jnp.exp(h @ state["b"])
         return {**state, "d": state["d"] + y.sum(0)}, y
 
-    shape = jax.ShapeDtypeStruct
     state = {
-        "a": shape((2048, 8192), jnp.float32),
-        "b": shape((8192, 2048), jnp.float32),
-        "c": shape((8192,), jnp.float32),
-        "d": shape((2048,), jnp.float32),
+        "a": jax.ShapeDtypeStruct((2048, 8192), jnp.float32),
+        "b": jax.ShapeDtypeStruct((8192, 2048), jnp.float32),
+        "c": jax.ShapeDtypeStruct((8192,), jnp.float32),
+        "d": jax.ShapeDtypeStruct((2048,), jnp.float32),
     }
-    return step, (state, shape((4096, 2048), jnp.float32))
+    return step, (state, jax.ShapeDtypeStruct((4096, 2048), jnp.float32))
 
 
 def of_model(build: Callable[[], models.Model]) -> Callable[[], Any]:
@@ -122,17 +121,18 @@ def _cases() -> Iterator[tuple[str, Case]]:
                 yield f"mlp2 {where} at {share}", Case(lambda: mlp(2), on, share)
                 yield f"mlp4-adam {where} at {share}", Case(lambda: mlp(4, adam=True), on, share)
         on = {"cluster": cluster}
-        for share in (None, 0.9, 0.45, 0.2, 0.03):
-            at = f" at {share}" if share else ""
-            yield f"gpt {cluster}{at}", Case(gpt, on, share)
-            yield f"gpt-sgd {cluster}{at}", Case(gpt_sgd, on, share)
+        shares: tuple[float | None, ...] = (None, 0.9, 0.45, 0.2, 0.03)
+        for part in shares:
+            at = f" at {part}" if part else ""
+            yield f"gpt {cluster}{at}", Case(gpt, on, part)
+            yield f"gpt-sgd {cluster}{at}", Case(gpt_sgd, on, part)
     for cluster, mesh in (("8xcpu", (2, 4)), ("2x8xh100", (2, 8)), ("v5p:4x4x4", (4, 16))):
-        for share in (None, 0.8, 0.3):
+        for part in (None, 0.8, 0.3):
             on = {"cluster": cluster, "mesh": dict(zip("xy", mesh, strict=True))}
-            where = f"{cluster}" + (f" at {share}" if share else "")
-            yield f"pinned pair {where}", Case(pair, {**on, "pins": _named(_SOME)}, share)
-            yield f"crossed pair {where}", Case(pair, {**on, "pins": _named(_CROSSED)}, share)
-            yield f"pinned mlp4 {where}", Case(lambda: mlp(4), {**on, "pins": _named(_ALL)}, share)
+            where = f"{cluster}" + (f" at {part}" if part else "")
+            yield f"pinned pair {where}", Case(pair, {**on, "pins": _named(_SOME)}, part)
+            yield f"crossed pair {where}", Case(pair, {**on, "pins": _named(_CROSSED)}, part)
+            yield f"pinned mlp4 {where}", Case(lambda: mlp(4), {**on, "pins": _named(_ALL)}, part)
     for cluster in ("8xv100", "8xa100-80gb", "8xh100"):
         yield f"llama-8b {cluster}", Case(llama, {"cluster": cluster, "memory_gb": 16})
 

@@ -18,7 +18,7 @@ def run_highs(solver: highspy.Highs) -> None:
     failed: list[BaseException] = []
 
     def ask(event: highspy.HighsCallbackEvent) -> None:
-        if stop.is_set():
+        if stop.is_set() and event.data_in is not None:
             event.data_in.user_interrupt = True
 
     def run() -> None:

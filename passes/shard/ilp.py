@@ -134,7 +134,7 @@ def _alike_rows(table: Floats) -> list[list[int]]:
     return list(groups.values())
 
 
-class _Highs(pulp.HiGHS):
+class _Highs(pulp.HiGHS):  # type: ignore[misc]
     """HiGHS as PuLP calls it, but so that Ctrl-C gets through."""
 
     def callSolver(self, lp: pulp.LpProblem) -> None:  # PuLP's name for it

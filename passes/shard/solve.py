@@ -132,7 +132,8 @@ def _searched(problem: Problem, start: Sequence[int] | None, entries: int, quick
     found = search_problem(
         problem, Budget(work=int(share * _WORK[0]), exact=not quick), start=start
     )
-    levels = () if quick else _WORK[1:2] if entries <= 2 * _LARGE else _WORK[1:]
+    last = 1 if quick else 2 if entries <= 2 * _LARGE else len(_WORK)
+    levels: Sequence[int] = _WORK[1:last]
     for work in levels:
         enough = _GOOD_GAP if found.seconds_per_byte > 0 or work > _WORK[1] else 10 * _GAP
         if found.proven_infeasible or found.gap <= enough:
