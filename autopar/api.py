@@ -95,7 +95,8 @@ def parallelize(
 
     Args:
         fun: the step, `(state, batch) -> (state, metrics)` or any function of pytrees, plain or
-            jitted. Left out, `parallelize(...)` is a decorator.
+            under jax.jit, nnx.jit or eqx.filter_jit; one that changes nnx objects in place does so
+            here. Left out, `parallelize(...)` is a decorator.
         cluster: a name ("8xh100", "v5p:4x4x4"), a TOML file, a Cluster; None is the local devices.
         mesh: sizes, named sizes or a jax.sharding.Mesh, whose order of devices is kept; None
             searches the shapes of up to `mesh_axes` axes.

@@ -95,8 +95,7 @@ def _best_of(sites: Sequence[Site], plain: Form) -> tuple[Site, Found] | None:
     """The site of the fastest plan with it; None where no plan fits.
 
     Every mesh is tried without a limit. Of those where that does not fit, which take long, only
-    the most promising are gone into, and none whose plan without a limit is slower than one that
-    fits.
+    the most promising are gone into, and none that promises less than a plan that fits.
     """
     tried: dict[int, Tried] = {}
     for n, site in enumerate(sites):
@@ -113,7 +112,9 @@ def _best_of(sites: Sequence[Site], plain: Form) -> tuple[Site, Found] | None:
         tight = sorted(tight, key=lambda n: tried[n].promise)[:_MESHES]
     for n in tight:
         fastest = min((f.seconds for f in found.values()), default=math.inf)
-        if _ROUGH * tried[n].roomy.seconds < fastest:
+        within = tried[n].within
+        least = within.seconds if within is not None else _ROUGH * tried[n].roomy.seconds
+        if least < fastest:
             with suppress(InfeasibleError):
                 found[n] = plan_on(tried[n], plain)
     best: int | None = None

@@ -17,13 +17,15 @@ from jax.extend import core
 # Calls of functions that JAX compiles in line, and sums over what vmap gave a name.
 _CALLING = ("composite", "custom_linear_solve", "linear_call", "remat_opt")
 _SUMMING = ("psum", "pmax", "pmin")
+_REDUCING = ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or")
 
 
 def meaning(eqn: Any) -> Callable[..., Any] | None:
     """The function of an equation's operands that it stands for; None where it is to stay.
 
     It is one for a loop that vmap lets end at a trip of its own for each row, for calls such as a
-    linear solve, a reduction over a dim that vmap gave a name, and another package's primitive.
+    linear solve, a reduction over a dim that vmap gave a name or over none, and another package's
+    primitive.
     """
     primitive, params = eqn.primitive, eqn.params
     if primitive.name == "while":
@@ -33,6 +35,8 @@ def meaning(eqn: Any) -> Callable[..., Any] | None:
         return None
     if primitive.name == "call_hi_primitive":  # from JAX 0.12 on, implicit roots and expm are
         return lambda *operands: primitive.to_lojax(*operands, **params)
+    if primitive.name in _REDUCING and not params["axes"]:
+        return lambda operand: operand  # as JAX leaves a mean over the dims of a scalar
     over_rows = (
         primitive.name in _SUMMING
         and params.get("axis_index_groups") is None

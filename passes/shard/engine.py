@@ -35,6 +35,7 @@ _EXACT_SHARE = 0.6  # of what is left of the budget then
 _READS = 100  # of the dual, before assignments are made of them
 _MENDING = 0.3  # of the dual's time, for that
 _CLOSE = 3e-6
+_ROUNDING = 1e-6
 _BINDS = 1e-6  # share of the bound that a row's price must be worth to count
 _PRICE_WORK = 300
 
@@ -79,6 +80,8 @@ def search_problem(
     if start is not None and problem.fits(start):
         hunt.offer(small.shrink(start))
     hunt.run()
+    if hunt.fits_nowhere:
+        return Found((), float("inf"), float("inf"), True)
     price, times = hunt.binding(flattened)
     if hunt.best is None:
         return Found((), float("inf"), hunt.bound, False, float("inf"), price, times)
@@ -111,6 +114,8 @@ class _Hunt:
         self._meter, self._seed = meter, seed
         self._worker = Worker(self._flat, seed, _BLOCK)
         self._starts: list[tuple[float, Ints]] = []  # the cheapest that fit
+        tables = [*problem.costs, *(e.table for e in problem.edges)]
+        self._dearest = sum(float(t.max(initial=0.0, where=np.isfinite(t))) for t in tables)
         self._ascent = Ascent(flattened)
         self._bound = -float("inf")
         self.first_seconds = float("inf")
@@ -119,6 +124,11 @@ class _Hunt:
     def bound(self) -> float:
         """Of the dual, or of integer programming."""
         return max(self._ascent.bound, self._bound)
+
+    @property
+    def fits_nowhere(self) -> bool:
+        """Whether the bound is more than any assignment costs, so that none fits."""
+        return self._ascent.bound > self._dearest * (1 + _ROUNDING)
 
     @property
     def prices(self) -> Floats:
@@ -166,6 +176,8 @@ class _Hunt:
         if self._worker.fits:
             self.offer(self._worker.choice)
         self._rise()
+        if self.fits_nowhere:
+            return
         if not self._close:
             self._mend(self._ascent.nearest, _MEND_SHARE)
         if not self._starts:
@@ -231,6 +243,8 @@ class _Hunt:
             share = self._meter.share
             if read.fits:
                 self.offer(read.choice)
+            elif self.fits_nowhere:
+                break
             reads += 1
             if reads > _READS and mending < _MENDING * (share - begin):
                 self._mend(read.choice, _MENDING * (until - share))

@@ -130,6 +130,11 @@ def test_sums_over_a_dim_that_vmap_named_are_sums_over_it() -> None:
     _same(rows, ROWS, rtol=1e-6)
 
 
+def test_a_reduction_over_no_dims_is_its_operand() -> None:
+    rows = jax.vmap(lambda x: jnp.sin(jnp.mean(x)))
+    assert kinds(graph_of(rows, shape(8))) == ["div", "sin"]
+
+
 def test_linear_solves_are_their_factors_forwards_and_backwards() -> None:
     def loss(a: Any, b: Any) -> Any:
         return jnp.sum(jnp.linalg.solve(a, b[..., None]) ** 2)

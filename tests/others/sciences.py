@@ -233,7 +233,10 @@ def mctx_search() -> Other:
             n: jax.random.normal(k, s) * 0.3 for k, (n, s) in zip(keys, sizes.items(), strict=True)
         }
 
-    return Other(step, create, lambda seed: rows(_WIDTH, seed))
+    # The search reads tree[arange(rows), node] in the library's own code.
+    indexed = Refusal(BatchError, "the batch size is used as an index")
+    refusals = {"microbatches": indexed, "stages": indexed}
+    return Other(step, create, lambda seed: rows(_WIDTH, seed), refusals=refusals)
 
 
 # -- samplers --------------------------------------------------------------------------------
@@ -289,7 +292,9 @@ def blackjax_nuts_chains() -> Other:
         found = jax.vmap(one)(places, batch, keys)
         return found, found.mean()
 
-    return Other(step, lambda: jnp.zeros((16, 2)), lambda seed: rows(2, seed))
+    in_state = Refusal(BatchError, "it traces on 16 rows but not on 8")  # the chains are state
+    refusals = {"microbatches": in_state, "stages": in_state}
+    return Other(step, lambda: jnp.zeros((16, 2)), lambda seed: rows(2, seed), refusals=refusals)
 
 
 def numpyro_svi() -> Other:
@@ -385,9 +390,10 @@ def optimistix_newton() -> Other:
         loss, grads = jax.value_and_grad(loss_of)(w)
         return w - 0.1 * grads, loss
 
+    joined = Refusal(BatchStatisticError, "a statistic of the batch is used inside a loop")
     return Other(
         step, lambda: jax.random.normal(jax.random.key(0), (4, 4)) * 0.3,
-        lambda seed: rows(4, seed), rtol=1e-3,
+        lambda seed: rows(4, seed), rtol=1e-3, refusals={"microbatches": joined, "stages": joined},
     )  # fmt: skip
 
 
@@ -408,9 +414,11 @@ def lineax_solve() -> Other:
         loss, grads = jax.value_and_grad(loss_of)(w)
         return w - 0.1 * grads, loss
 
+    # Whether any row failed is asked before all rows are returned.
+    joined = Refusal(BatchStatisticError, "statistics of the whole batch")
     return Other(
         step, lambda: jax.random.normal(jax.random.key(0), (4, 4)), lambda seed: rows(4, seed),
-        rtol=1e-3,
+        rtol=1e-3, refusals={"microbatches": joined, "stages": joined},
     )  # fmt: skip
 
 
