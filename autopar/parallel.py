@@ -45,7 +45,7 @@ from autopar.runtime.constrained import (
 from autopar.runtime.deleted import check_closed_over, deleted, deleted_arguments
 from autopar.runtime.executor import Executor
 from autopar.runtime.pipeline import PipelineExecutor, PipelineOptions
-from autopar.runtime.state import create_on_submeshes, create_spread
+from autopar.runtime.state import create_on_submeshes, create_planned, create_spread
 from autopar.runtime.timeline import Timeline, chrome_trace
 from autopar.schedule.simulate import Simulation
 from autopar.staging.plan import PlannedStages, stages_before
@@ -203,8 +203,9 @@ class ParallelStep:
         plan = self._latest.plan if self._latest is not None else self._given
         if plan is None:
             return create_spread(create_state, args, kwargs, self._flat())
-        if plan.pipeline is not None:
-            return create_on_submeshes(create_state, args, kwargs, plan.arguments, _submeshes(plan))
+        if plan.pipeline is None:
+            return create_planned(create_state, args, kwargs, plan, self._bound(plan))
+        return create_on_submeshes(create_state, args, kwargs, plan.arguments, _submeshes(plan))
 
     def _flat(self) -> BoundMesh:
         """All devices in a row."""
