@@ -16,7 +16,6 @@ from types import ModuleType
 from typing import Any, TypeGuard
 
 import jax
-import numpy as np
 
 from autopar.errors import ArgumentError, TraceError
 from autopar.frontend.arguments import StepSpec, dynamic_arguments
@@ -88,8 +87,8 @@ def pure_creation(
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether a leaf is an array or the shape of one; Python numbers are none."""
-    return isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
+    """Whether a leaf is an array of any make, or the shape of one; Python numbers are none."""
+    return getattr(leaf, "dtype", None) is not None and getattr(leaf, "shape", None) is not None
 
 
 # -- finding objects -----------------------------------------------------------------------

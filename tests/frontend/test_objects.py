@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 import autopar
 from autopar.errors import ArgumentError, TraceError
 from autopar.frontend import StepSpec, pure_creation, read_call
-from autopar.frontend.objects import Constant
+from autopar.frontend.objects import Constant, is_array
 from autopar.ir.paths import matches, meant
 
 X = jnp.ones((8, 4))
@@ -116,6 +116,37 @@ def test_a_model_is_born_with_its_constants() -> None:
     model = parallel.init(_model)
     assert (model.act, model.note) == (jnp.tanh, "a")
     assert parallel(model, X)[0].act is jnp.tanh
+
+
+def _deep(model: Any, x: Any) -> Any:
+    """A scan over two layers, which stages cut up: each keeps its own."""
+    params, static = eqx.partition(model, eqx.is_inexact_array)
+
+    def loss_of(p: Any) -> Any:
+        def layer(h: Any, own: Any) -> Any:
+            return jax.vmap(eqx.combine(own, static))(h), None
+
+        return jnp.mean(jax.lax.scan(layer, x, p)[0] ** 2)
+
+    loss, grads = jax.value_and_grad(loss_of)(params)
+    return eqx.apply_updates(model, jax.tree.map(lambda g: -g, grads)), loss
+
+
+def test_pieces_that_stages_keep_are_arrays_too() -> None:
+    def made() -> Any:
+        return eqx.filter_vmap(lambda key: eqx.nn.MLP(4, 4, 8, 1, key=key))(
+            jax.random.split(jax.random.key(0), 2)
+        )
+
+    parallel = autopar.parallelize(_deep, cluster="8xcpu", stages=2, microbatches=2)
+    plain = eqx.filter_jit(_deep)
+    model, other, x = made(), made(), jax.random.normal(jax.random.key(1), (8, 4))
+    for _ in range(3):
+        (model, loss), (other, wanted) = parallel(model, x), plain(other, x)
+        np.testing.assert_allclose(loss, wanted, rtol=1e-4)
+    weights = [jax.tree.leaves(eqx.filter(m, is_array))[0] for m in (model, other)]
+    assert not isinstance(weights[0], jax.Array)
+    np.testing.assert_allclose(np.asarray(weights[0]), weights[1], rtol=1e-4, atol=1e-6)
 
 
 # -- nnx ---------------------------------------------------------------------------------------
@@ -233,6 +264,38 @@ def test_a_net_is_born_where_it_lives_and_verified() -> None:
     np.testing.assert_allclose(born.first.kernel[...], net.first.kernel[...], rtol=1e-6)
     assert parallel.verify(net, optimizer, X, level="numerics").agrees
     assert autopar.lint(_train, net, optimizer, X, cluster="8xcpu").step == "_train"
+
+
+def test_pieces_that_stages_keep_are_values_of_variables() -> None:
+    class Layer(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs) -> None:
+            self.linear = nnx.Linear(4, 4, rngs=rngs)
+
+        def __call__(self, x: Any) -> Any:
+            return jnp.tanh(self.linear(x))
+
+    class Deep(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs) -> None:
+            self.layers = nnx.vmap(Layer)(rngs.split(2))
+
+        def __call__(self, x: Any) -> Any:
+            scan: Any = nnx.scan(
+                lambda h, layer: layer(h), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry
+            )
+            return scan(x, self.layers)
+
+    def made() -> Any:
+        net = Deep(nnx.Rngs(0))
+        return net, nnx.Optimizer(net, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
+
+    x = jax.random.normal(jax.random.key(1), (8, 4))
+    parallel = autopar.parallelize(_train, cluster="8xcpu", stages=2, microbatches=2)
+    plain: Any = nnx.jit(_train)
+    ours, theirs = made(), made()
+    for _ in range(3):
+        np.testing.assert_allclose(parallel(*ours, x), plain(*theirs, x), rtol=1e-4)
+    for left, right in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(np.asarray(left), right, rtol=1e-4, atol=1e-6)
 
 
 def test_creation_leaves_other_states_as_they_are() -> None:
