@@ -42,7 +42,7 @@ _NO_GAIN = 1e-9
 _MICROBATCHES = (2, 4, 8, 16, 32, 64)  # tried for a step that does not fit
 _FEW = 200  # ops up to which all of them may be
 _MORE_DEVICES = (2, 4, 8, 16)  # times
-_MESHES = 4  # where memory binds, that are gone into
+_MESHES = 8  # where memory binds, that are gone into
 _ROUGH = 0.95  # overlap and recipes may make a plan within a limit faster than one without
 _SMALL = 1500  # ops up to which one program is planned beside stages
 
@@ -107,7 +107,7 @@ def _best_of(sites: Sequence[Site], plain: Form) -> tuple[Site, Found] | None:
             watcher.after("mesh", text, tried.get(n), time.perf_counter() - start)
     found = {n: plan_on(t, plain) for n, t in tried.items() if t.fits}
     tight = [n for n, t in tried.items() if not t.fits]
-    if len(tight) > _MESHES:
+    if len(tight) > 1:
         tried.update({n: tried[n].limited(plain) for n in tight})
         tight = sorted(tight, key=lambda n: tried[n].promise)[:_MESHES]
     for n in tight:

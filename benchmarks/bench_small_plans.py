@@ -168,8 +168,6 @@ def warmed() -> dict[str, Any]:
     """CPU seconds of all that a process does once."""
     step, args = mlp(2)
     autopar.plan(step, *args, cluster="8xcpu", memory_gb=0.02)
-    from autopar.passes.shard.engine import search_problem  # noqa: F401
-
     return {"case": "first plan of the process", "cpu_seconds": round(time.process_time(), 2)}
 
 

@@ -10,12 +10,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pulp
 
 from autopar.errors import SolverError
 from autopar.passes.shard.problem import Edge, Floats, Problem
+
+if TYPE_CHECKING:
+    import highspy
 
 Terms = list[tuple[pulp.LpVariable, float]]
 
@@ -140,7 +144,7 @@ class _Highs(pulp.HiGHS):  # type: ignore[misc]
     def callSolver(self, lp: pulp.LpProblem) -> None:  # PuLP's name for it
         from autopar.passes.shard.highs import run_highs  # only where it is installed
 
-        run_highs(lp.solverModel)
+        run_highs(cast("highspy.Highs", lp.solverModel))
 
 
 def _solver(relative_gap: float, solvers: Sequence[str]) -> pulp.LpSolver:
