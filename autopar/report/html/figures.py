@@ -41,11 +41,11 @@ class Figures:
     def _at(self, path: str) -> Json:
         found: Json = self.data
         for key in path.split("."):
-            if isinstance(found, list):
-                found = found[int(key)]
-            else:
-                assert isinstance(found, dict)
+            if isinstance(found, dict):
                 found = found[key]
+            else:
+                assert isinstance(found, list)
+                found = found[int(key)]
         return found
 
 
