@@ -26,7 +26,8 @@ def test_the_quick_demo_learns_and_agrees_in_four_stages() -> None:
     assert done.code == 0, done.err
     plan = done.data["plan"]
     assert plan["stages"] in (4, 8)  # one or two of each device
-    assert [len(s["devices"]) for s in plan["pipeline"]["submeshes"]] == [2, 2, 2, 2]
+    sizes = [len(s["devices"]) for s in plan["pipeline"]["submeshes"]]
+    assert (len(sizes), sum(sizes)) == (4, 8)
     assert "Stages under" in done.err
     assert "the steps equal the plain ones to rounding" in done.err
     assert done.data["training"]["held_out_nats"] < done.data["training"]["unigram_nats"]
