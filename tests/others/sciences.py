@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from autopar.errors import BatchError, BatchStatisticError
+from autopar.errors import BatchError, BatchStatisticError, RowsError
 from tests.others.case import Other, Refusal, rows, tokens
 
 _WIDTH = 8
@@ -415,7 +415,7 @@ def lineax_solve() -> Other:
         return w - 0.1 * grads, loss
 
     # Whether any row failed is asked before all rows are returned.
-    joined = Refusal(BatchStatisticError, "statistics of the whole batch")
+    joined = Refusal(RowsError, "Python would be called once for each microbatch")
     return Other(
         step, lambda: jax.random.normal(jax.random.key(0), (4, 4)), lambda seed: rows(4, seed),
         rtol=1e-3, refusals={"microbatches": joined, "stages": joined},
