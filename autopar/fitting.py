@@ -178,7 +178,7 @@ def plan_on(tried: Tried, plain: Form) -> Found:
     may_fit = site.may_fit(plain)
     best = _fitted(tried, plain, may_fit)
     if best is not None or may_fit:
-        best = _best_recipe(site, plain, roomy, best)
+        best = best_recipe(site, plain, roomy, best)
     if best is None:
         raise MemoryLimitError(f"no form of the step fits on ({site.mesh})")
     return best
@@ -224,12 +224,13 @@ def _fitted(tried: Tried, plain: Form, may_fit: bool) -> Found | None:
     return sharded if leaner is None or sharded.seconds <= leaner.seconds else leaner
 
 
-def _best_recipe(site: Site, plain: Form, roomy: Found, best: Found | None) -> Found | None:
-    """A recipe's plan that is cheaper than the best so far and fits; the best where none is.
+def best_recipe(site: Site, plain: Form, roomy: Found, best: Found | None) -> Found | None:
+    """A recipe's plan that is faster than the best so far and fits; the best where none is.
 
-    What a limit makes of `auto` and of a recipe is found by different ways round what the memory
-    rows leave out, so that the floor under the one solve is not enough. Of deep steps, where each
-    plan takes its time, only the recipes' plans without a limit are looked at.
+    The solver's answer costs no more than a recipe's by its sum, in which nothing overlaps, and may
+    take longer by the seconds that a plan tells. And what a limit makes of `auto` and of a recipe
+    is found by different ways round what the memory rows leave out. Of deep steps, where each plan
+    takes its time, only the recipes' plans without a limit are looked at.
     """
     request = site.request
     small = plain.graph.op_count <= _SMALL

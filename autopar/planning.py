@@ -19,7 +19,7 @@ from autopar.errors import (
     MemoryLimitError,
     MeshError,
 )
-from autopar.fitting import Found, Site, Tried, plan_on, refusal, try_mesh
+from autopar.fitting import Found, Site, Tried, best_recipe, plan_on, refusal, try_mesh
 from autopar.frontend import TracedStep
 from autopar.frontend.compat import jax_minor
 from autopar.ir.batching import Batching
@@ -88,7 +88,10 @@ def make_plan(
     best = _best_of(sites, plain)
     if best is None:
         raise refusal(sites[0], plain) if sites else InfeasibleError("no mesh fits the cluster")
-    return _planned(*best, plain)
+    site, found = best
+    if found.form is plain:
+        found = best_recipe(site, plain, found, found) or found
+    return _planned(site, found, plain)
 
 
 def _best_of(sites: Sequence[Site], plain: Form) -> tuple[Site, Found] | None:

@@ -34,9 +34,9 @@ def check_listing(graph: Graph, program: SpmdProgram, mesh: MeshShape) -> None:
     inputs = [checker.lying(i.value, s) for i, s in zip(
         graph.inputs, program.input_shardings, strict=True
     )]  # fmt: skip
-    outputs = checker.block(program.block, inputs)
+    outputs = checker.block(graph, program.block, inputs)
     for found, wanted in zip(outputs, program.output_shardings, strict=True):
-        if found is not None and found != checker.piece(wanted):
+        if not found.serves_as(checker.piece(wanted)):
             raise GraphError(f"an output of {graph.name} lies as {found.sharding}, not as {wanted}")
 
 
@@ -46,6 +46,12 @@ class _Piece:
 
     sharding: Sharding
     combiner: str = "sum"
+    is_zero: bool = field(default=False, compare=False)
+
+    def serves_as(self, wanted: _Piece) -> bool:
+        """Whether it lies as is wanted. Zeros do as partial sums of any kind: they add nothing."""
+        as_sum = self.is_zero and self.sharding.dims == wanted.sharding.dims
+        return self == wanted or (as_sum and wanted.combiner == "sum")
 
 
 @dataclass(frozen=True)
@@ -82,8 +88,8 @@ class _Checker:
             self._lying[key] = self.piece(sharding, combiner)
         return self._lying[key]
 
-    def block(self, block: Block, inputs: Sequence[_Piece]) -> list[_Piece | None]:
-        """The pieces that a block gives back; None is a literal."""
+    def block(self, graph: Graph, block: Block, inputs: Sequence[_Piece]) -> list[_Piece]:
+        """The pieces that the block of a graph gives back."""
         held = dict(zip(block.inputs, inputs, strict=True))
         for step in block.instructions:
             if isinstance(step, Run):
@@ -95,8 +101,11 @@ class _Checker:
                     held[result] = held[source]
             else:
                 self._loop(step, held)
-        outputs = [held[name] if name is not None else None for name in block.outputs]
-        if any(o is not None and o.combiner != "sum" for o in outputs):
+        outputs = [
+            held[name] if name is not None else self._literal(o)
+            for name, o in zip(block.outputs, graph.outputs, strict=True)
+        ]
+        if any(o.combiner != "sum" for o in outputs):
             raise GraphError(f"{self.graph.name} gives back partial results that are no sums")
         return outputs
 
@@ -104,7 +113,7 @@ class _Checker:
 
     def _move(self, move: Move, held: dict[str, _Piece]) -> None:
         source = held[move.source]
-        if source != self.lying(move.value, move.before, move.combiner):
+        if not source.serves_as(self.lying(move.value, move.before, move.combiner)):
             raise GraphError(
                 f"{move.value} is moved from {move.before} and lies as {source.sharding}"
             )
@@ -125,7 +134,7 @@ class _Checker:
             piece = self.lying(value, sharding)
             if name is None and piece.sharding.partial:
                 _fail(op, f"reads a literal as a partial sum over {'+'.join(sharding.partial)}")
-            if name is not None and held[name] != piece:
+            if name is not None and not held[name].serves_as(piece):
                 _fail(op, f"reads {operand} as {sharding}, and it lies as {held[name].sharding}")
             given.append(piece)
         made = [self.lying(v, s) for v, s in zip(op.results, run.result_shardings, strict=True)]
@@ -139,6 +148,11 @@ class _Checker:
         ):
             by = handed_on_by(value) if op.kind in HOST_CALLS else combiner
             held[name] = self.lying(value, sharding, by)
+
+    def _literal(self, operand: str | Literal) -> _Piece:
+        """A literal, which every device has whole; also a name that stands for one."""
+        is_zero = isinstance(operand, Literal) and operand.is_zero
+        return _Piece(replicated(len(self._value(operand).shape)), is_zero=is_zero)
 
     def _value(self, operand: str | Literal) -> Value:
         if isinstance(operand, Literal):
@@ -211,7 +225,7 @@ class _Checker:
     def _loop(self, loop: Loop, held: dict[str, _Piece]) -> None:
         op = self.graph.op_at(loop.equation)
         given = [
-            held[name] if name is not None else self.piece(replicated(len(self._value(o).shape)))
+            held[name] if name is not None else self._literal(o)
             for name, o in zip(loop.operands, op.operands, strict=True)
         ]
         results = [self.lying(v, s) for v, s in zip(op.results, loop.result_shardings, strict=True)]
@@ -222,26 +236,27 @@ class _Checker:
     def _scan(self, op: Op, loop: Loop, given: Sequence[_Piece], results: Sequence[_Piece]) -> None:
         consts, carried = op.whole("num_consts"), op.whole("num_carry")
         start = consts + carried
+        carries = results[:carried]
         rows = [self._row(op, piece) for piece in given[start:]]
-        outputs = self.block(loop.bodies[0], [*given[:start], *rows])
         stacked = [self._row(op, piece) for piece in results[carried:]]
-        self._leaves(op, outputs, [*given[consts:start], *stacked])
-        self._leaves(op, results[:carried], given[consts:start])
+        self._leaves(op, given[consts:start], carries)
+        outputs = self.block(op.graphs[0], loop.bodies[0], [*given[:consts], *carries, *rows])
+        self._leaves(op, outputs, [*carries, *stacked])
 
     def _while(
         self, op: Op, loop: Loop, given: Sequence[_Piece], results: Sequence[_Piece]
     ) -> None:
         tests, consts = op.whole("cond_nconsts"), op.whole("body_nconsts")
-        carries = given[tests + consts :]
-        asked = self.block(loop.bodies[0], [*given[:tests], *carries])
+        self._leaves(op, given[tests + consts :], results)
+        asked = self.block(op.graphs[0], loop.bodies[0], [*given[:tests], *results])
         self._leaves(op, asked, [self.piece(replicated(0))])
-        self._leaves(op, self.block(loop.bodies[1], given[tests:]), carries)
-        self._leaves(op, results, carries)
+        of_body = given[tests : tests + consts]
+        self._leaves(op, self.block(op.graphs[1], loop.bodies[1], [*of_body, *results]), results)
 
     def _cond(self, op: Op, loop: Loop, given: Sequence[_Piece], results: Sequence[_Piece]) -> None:
         self._leaves(op, given[:1], [self.piece(replicated(0))])
-        for body in loop.bodies:
-            self._leaves(op, self.block(body, given[1:]), results)
+        for graph, body in zip(op.graphs, loop.bodies, strict=True):
+            self._leaves(op, self.block(graph, body, given[1:]), results)
 
     def _row(self, op: Op, piece: _Piece) -> _Piece:
         """One row of what a scan reads or stacks, whose rows are never cut."""
@@ -249,12 +264,10 @@ class _Checker:
             _fail(op, f"goes along a dim that is cut: {piece.sharding}")
         return _Piece(Sharding(piece.sharding.dims[1:], piece.sharding.partial), piece.combiner)
 
-    def _leaves(self, op: Op, found: Sequence[_Piece | None], wanted: Sequence[_Piece]) -> None:
+    def _leaves(self, op: Op, found: Sequence[_Piece], wanted: Sequence[_Piece]) -> None:
         for one, other in zip(found, wanted, strict=True):
-            literal = self.piece(replicated(len(other.sharding.dims)))
-            if (one if one is not None else literal) != other:
-                lies = one.sharding if one is not None else "a literal"
-                _fail(op, f"is entered or left as {lies}, not as {other.sharding}")
+            if not one.serves_as(other):
+                _fail(op, f"is entered or left as {one.sharding}, not as {other.sharding}")
 
 
 def _fail(op: Op, what: str) -> NoReturn:

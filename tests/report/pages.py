@@ -64,7 +64,9 @@ def plan_of(layers: int = 3, step: str = "train_step") -> Plan:
             arguments.append(Argument(f"{path}/kernel", (32, 128), "f32", "state", BOTH))
         arguments.append(Argument(f"{path}/odd{number % 2}", (32, 32), "f32", "state", WHOLE))
     cluster = Cluster.parse("8xcpu")
-    origin = Origin(step, "k", cluster.to_toml(), "8xcpu", "f", "0.10", "auto", 2**20)
+    origin = Origin(
+        step, "k", cluster.to_toml(), "8xcpu", cluster.fingerprint(), "0.10", "auto", 2**20
+    )
     item = HeldItem(
         "Net/layer0/mlp dot", HeldKind.ACTIVATION, (8, 64), "f32", ROWS, 999, "net.py:3"
     )

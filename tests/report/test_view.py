@@ -30,7 +30,9 @@ def plan_of(*traffic: Traffic) -> Plan:
         Argument("batch", (8,), "i32", "batch", Sharding((("data", "model"),))),
     )
     cluster = Cluster.parse("8xcpu")
-    origin = Origin("step", "k", cluster.to_toml(), "8xcpu", "f", "0.10", "auto", 4096)
+    origin = Origin(
+        "step", "k", cluster.to_toml(), "8xcpu", cluster.fingerprint(), "0.10", "auto", 4096
+    )
     outcome = Outcome(Status.OPTIMAL, 0.01, 0.01, "Proven best.")
     prediction = Prediction(0.01, 0.004, 0.002, traffic, 192, 1024)
     sharding = ShardingPlan(mesh, (), (), (), (), outcome)
