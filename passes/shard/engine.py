@@ -204,8 +204,7 @@ class _Hunt:
         small = contract(narrowed.problem)
         flattened = flatten(small.problem)
         rest = _Hunt(small.problem, flattened, self._meter, self._seed)
-        pairs = zip(left, best.tolist(), strict=True)
-        inside = [int(np.searchsorted(keep, c)) for keep, c in pairs]
+        inside = [int((keep < c).sum()) for keep, c in zip(left, best, strict=True)]
         rest.offer(small.shrink(inside))
         rest._rise()
         if not rest._close and len(rest._flat.entries) < _WORTH_MORE * entries:
