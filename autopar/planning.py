@@ -13,6 +13,7 @@ from autopar.cluster import mesh_shapes
 from autopar.cluster.planned import cluster_of
 from autopar.cost.overlap import moved_seconds
 from autopar.errors import (
+    AutoparError,
     BatchError,
     ClusterError,
     InfeasibleError,
@@ -190,7 +191,7 @@ def _with_microbatches(op_count: int, request: Request, source: Source) -> Itera
         asked = replace(request, microbatches=counts[at])
         try:
             stages = plan_stages(source, asked, _setting(asked))
-        except (BatchError, InfeasibleError):
+        except AutoparError:  # whatever it is, they do not help
             stages = None
         if stages is None:
             low = at + 1
@@ -206,15 +207,20 @@ def _with_microbatches(op_count: int, request: Request, source: Source) -> Itera
 def _with_more_devices(plain: Form, request: Request) -> Iterator[str]:
     """The fewest devices of the kind, in powers of two, whose lightest plan fits."""
     cluster = request.cluster
+    if request.mesh is not None and not request.mesh.names:
+        return
     for factor in _MORE_DEVICES:
         try:
             larger = cluster.times(factor)
         except ClusterError:
             continue
-        asked = replace(request, cluster=larger, memory_bytes=request.budget_bytes, mesh=None)
+        wider = request.mesh
+        if wider is not None:  # pins may name its axes
+            wider = replace(wider, sizes=(factor * wider.sizes[0], *wider.sizes[1:]))
+        asked = replace(request, cluster=larger, memory_bytes=request.budget_bytes, mesh=wider)
         for mesh in _meshes(asked)[:1]:
             site = Site.of(mesh, asked)
-            with suppress(InfeasibleError):
+            with suppress(AutoparError):  # pins that do not divide, say
                 peak = site.lightest(plain).held.peak_bytes if site.may_fit(plain) else math.inf
                 if peak <= asked.budget_bytes:
                     yield f"{larger.name} ({show_bytes(peak)} a device)"

@@ -27,7 +27,7 @@ _DUAL_SHARE = 0.4  # of the budget, at most, for the dual
 _MEND_SHARE = 0.08  # and for making each start fit
 _KEPT = 6  # cheapest assignments read off the dual that are kept as starts
 _BLOCK = 60
-_FIXED_ENTRIES = 4_000_000  # of tables, up to which choices are fixed out
+_FIXED_ENTRIES = 240_000  # of tables seen from both ends, up to which choices are fixed out
 _EXACT_ENTRIES = 20_000  # of what is left then, up to which integer programming is tried
 _SWEEPS = 30  # of the bound by which choices are fixed out
 _WORTH_MORE = 0.7  # of the entries left, for another round of that
@@ -204,8 +204,7 @@ class _Hunt:
         small = contract(narrowed.problem)
         flattened = flatten(small.problem)
         rest = _Hunt(small.problem, flattened, self._meter, self._seed)
-        pairs = zip(left, best.tolist(), strict=True)
-        inside = [int(np.searchsorted(keep, c)) for keep, c in pairs]
+        inside = [int((keep < c).sum()) for keep, c in zip(left, best, strict=True)]
         rest.offer(small.shrink(inside))
         rest._rise()
         if not rest._close and len(rest._flat.entries) < _WORTH_MORE * entries:

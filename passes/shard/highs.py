@@ -32,8 +32,9 @@ def run_highs(solver: highspy.Highs) -> None:
     asked = solver.cbMipInterrupt, solver.cbSimplexInterrupt
     for callback in asked:
         callback.subscribe(ask)
-    threading.Thread(target=run, name="HiGHS").start()
+    thread = threading.Thread(target=run, name="HiGHS")
     try:
+        thread.start()
         while not done.wait(_TICK_SECONDS):
             pass
     except BaseException:

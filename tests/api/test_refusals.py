@@ -168,3 +168,9 @@ def test_a_refusal_advises_nothing_that_was_not_found_to_fit() -> None:
     told = str(caught.value)
     assert told.endswith("more devices of the kind were found to make it fit.")
     assert "jax.checkpoint" not in told
+
+
+def test_what_is_tried_for_a_refusal_keeps_mesh_and_pins() -> None:
+    pins = {"w": P("rows", None)}
+    with pytest.raises(MemoryLimitError, match=r"no plan on \(rows=8\) fits"):
+        plan_of(mesh={"rows": 8}, pins=pins, memory_gb=1e-6)

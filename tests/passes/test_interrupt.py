@@ -11,9 +11,10 @@ from autopar.passes.shard.highs import run_highs
 
 # Market splitting (Cornuejols and Dawande, 1998): hopeless for branch and bound at this size.
 HARD = """
-import highspy, random, signal, sys
+import highspy, random, signal
 from autopar.passes.shard.highs import run_highs
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the parent does with it
 chance = random.Random(0)
 solver = highspy.Highs()
 solver.setOptionValue("output_flag", False)
@@ -22,8 +23,6 @@ picks = [solver.addBinary() for _ in range(60)]
 for _ in range(6):
     weights = [chance.randrange(100) for _ in picks]
     solver.addConstr(sum(w * x for w, x in zip(weights, picks)) == sum(weights) // 2)
-# What starts in the background of a shell ignores SIGINT, and so do its children.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 try:
     print("solving", flush=True)
     run_highs(solver)
