@@ -238,7 +238,7 @@ def best_recipe(site: Site, plain: Form, roomy: Found, best: Found | None) -> Fo
         least = (margin.seconds or math.inf) * (_ROUGH if small else 1.0)
         if (best is not None and least >= best.cost) or least == math.inf:
             continue
-        own = replace(site, request=replace(request, method=margin.name))
+        own = replace(site, request=replace(request, method=margin.name), watchers=())
         try:
             found = plan_on(try_mesh(own, plain), plain) if small else own.cheapest(plain, _ROOMY)
         except InfeasibleError:

@@ -95,7 +95,7 @@ class _Scope:
             if op.kind in _REMAT:
                 self._lower_remat(op, here)
             elif op.kind == _BARRIER:
-                self._fence(op.operands, [r.name for r in op.results])
+                self._fence(op, op.operands, [r.name for r in op.results])
             elif op.kind in _LOOPS:
                 self._lower_loop(op, here)
             elif op.results and op.results[0].name not in self._plan.sharding_of:
@@ -279,22 +279,29 @@ class _Scope:
         self._values.update(body.values)
         inputs = [i.value.name for i in body.inputs]
         if dict(op.params).get("prevent_cse", True):
-            self._fence(op.operands, inputs, tied=not body.ops)
+            self._fence(op, op.operands, inputs, tied=not body.ops)
         else:
             self._aliases.update(zip(inputs, map(self._resolve, op.operands), strict=True))
         self.lower_ops(body, (*path, 0))
         for result, output in zip(op.results, body.outputs, strict=True):
             self._aliases[result.name] = output
 
-    def _fence(self, operands: Sequence[Operand], names: Sequence[str], tied: bool = False) -> None:
-        """Other names for operands, behind a fence but for what is a literal or made on demand."""
+    def _fence(
+        self, op: Op, operands: Sequence[Operand], names: Sequence[str], tied: bool = False
+    ) -> None:
+        """Other names for operands, behind a fence but for what is a literal or made on demand.
+
+        A sum that a loop leaves may lie otherwise where it is read: it is moved before the fence.
+        """
         fenced: list[tuple[str, str]] = []
         for name, operand in zip(names, operands, strict=True):
             outer = self._resolve(operand)
             if isinstance(outer, Literal) or outer in self._demands:
                 self._aliases[name] = outer
             else:
-                fenced.append((outer, name))
+                wanted = self._plan.sharding_of.get(name, self._home(outer))
+                source = self.fetch(outer, wanted, op.origin.region, op.origin.line)
+                fenced.append((source or outer, name))
         if fenced:
             sources, results = zip(*fenced, strict=True)
             self.instructions.append(Fence(sources, results, tied))
