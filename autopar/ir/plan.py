@@ -185,13 +185,12 @@ class Plan:
         for mesh in meshes:
             if len(mesh.names) > _MOST_AXES or mesh.device_count > _MOST_DEVICES:
                 raise GraphError(f"no plan is for a mesh ({mesh})")
-        # A step that does nothing has no layer, and so no stage.
         if min(self.layer_count, self.stage_count) < 0 or self.microbatches < 1:
             raise GraphError("a step has no fewer than 0 layers and stages, and 1 microbatch")
         again = self.recomputation
         if self.origin.memory_bytes < 1 or min(again.seconds, again.saved_bytes) < 0:
             raise GraphError("the limit, or what is computed again, has figures below 0")
-        counts = (1, 1)
+        counts = (min(self.layer_count, 1), 1)  # a step that does nothing has no layer, nor a stage
         if pipeline is not None:
             pipeline.verify()
             counts = (len(pipeline.stages), pipeline.microbatches)
