@@ -182,13 +182,15 @@ def _with_microbatches(op_count: int, request: Request, source: Source) -> Itera
         counts = [n for n in _MICROBATCHES if source.rows % n == 0]
     except BatchError:
         return
+    # What fits on a mesh of one axis is among the plans of more axes too.
+    axes = 1 if request.method == "auto" and not request.pins else request.mesh_axes
     found = ""
     if op_count > _FEW:
         counts = list(dict.fromkeys((*counts[:1], *counts[-1:])))
     low, high = 0, len(counts)
     at = high - 1  # the most first: where they do not help, no fewer do
     while low < high:
-        asked = replace(request, microbatches=counts[at])
+        asked = replace(request, microbatches=counts[at], mesh_axes=axes)
         try:
             stages = plan_stages(source, asked, _setting(asked))
         except AutoparError:  # whatever it is, they do not help

@@ -25,8 +25,8 @@ _SURE = 1 - 2e-6  # the bound is taken back by what HiGHS may be off
 _GAP = 1e-6
 _ROUNDS, _ROWS_A_ROUND = 30, 8
 _ITERATIONS_A_UNIT = 10  # of the simplex method, for a unit of work
-_ITERATIONS_A_NODE = 2_000  # with what HiGHS tries at a node
-_QUICK, _QUICK_A_NODE = 5e6, 200  # iterations of any small problem, by columns: half a second's
+_QUESTIONS_AN_ITERATION = 0.02
+_QUICK = 1e5  # questions of any small problem, by columns: some half a second's
 
 
 @dataclass(frozen=True)
@@ -158,13 +158,11 @@ class _Model:
         if meter.budget.seconds is not None:
             spent = self._solver.getRunTime()  # its clock runs on from one call to the next
             self._solver.setOptionValue("time_limit", spent + left * meter.budget.seconds)
+        questions: int | None = None
         if meter.budget.work is not None:
             most = int(left * meter.budget.work * _ITERATIONS_A_UNIT) + 1
-            quick = int(_QUICK / self._solver.getNumCol())
-            self._solver.setOptionValue("simplex_iteration_limit", max(most, quick))
-            nodes = max(most // _ITERATIONS_A_NODE, quick // _QUICK_A_NODE, 1)
-            self._solver.setOptionValue("mip_max_nodes", nodes)
-        run_highs(self._solver)
+            questions = int(max(most * _QUESTIONS_AN_ITERATION, _QUICK / self._solver.getNumCol()))
+        run_highs(self._solver, questions)
         meter.spend(
             1e5 * max(self._solver.getInfo().simplex_iteration_count, 0) / _ITERATIONS_A_UNIT
         )

@@ -1,6 +1,10 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
-"""Runs HiGHS in a thread of its own, so that Ctrl-C gets through while it solves."""
+"""Runs HiGHS in a thread of its own, so that Ctrl-C gets through, and stops it by a count.
+
+HiGHS asks whether to go on at places of its search that do not depend on the time, so that so many
+questions are the same work on every machine; its own limits leave out what it does at the root.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +16,20 @@ _TICK_SECONDS = 0.1  # between looks whether it is done
 _PATIENCE_SECONDS = 0.5  # for HiGHS to stop; it does not ask within a large linear program
 
 
-def run_highs(solver: highspy.Highs) -> None:
-    """Solve what the solver holds; raises what interrupts the caller, and HiGHS then stops."""
+def run_highs(solver: highspy.Highs, questions: int | None = None) -> None:
+    """Solve what the solver holds, until it has asked so often whether to go on.
+
+    Raises what interrupts the caller; HiGHS then stops.
+    """
     stop, done = threading.Event(), threading.Event()
     failed: list[BaseException] = []
+    asked = 0
 
     def ask(event: highspy.HighsCallbackEvent) -> None:
-        if stop.is_set() and event.data_in is not None:
+        nonlocal asked
+        asked += 1
+        enough = questions is not None and asked > questions
+        if (stop.is_set() or enough) and event.data_in is not None:
             event.data_in.user_interrupt = True
 
     def run() -> None:
@@ -29,8 +40,8 @@ def run_highs(solver: highspy.Highs) -> None:
         finally:
             done.set()
 
-    asked = solver.cbMipInterrupt, solver.cbSimplexInterrupt
-    for callback in asked:
+    callbacks = solver.cbMipInterrupt, solver.cbSimplexInterrupt
+    for callback in callbacks:
         callback.subscribe(ask)
     thread = threading.Thread(target=run, name="HiGHS")
     try:
@@ -41,7 +52,7 @@ def run_highs(solver: highspy.Highs) -> None:
         stop.set()
         done.wait(_PATIENCE_SECONDS)
         raise
-    for callback in asked:
+    for callback in callbacks:
         callback.unsubscribe(ask)
     if failed:
         raise failed[0]
