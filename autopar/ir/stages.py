@@ -9,6 +9,9 @@ from autopar.ir.layers import LayerSequence
 from autopar.ir.mesh import MeshShape
 
 
+ONE_PROGRAM = "none"  # the schedule of a step that is one program: one stage, one microbatch
+
+
 @dataclass(frozen=True)
 class Submesh:
     """A logical mesh on devices of its own: `devices` are numbers in the cluster, row-major.
@@ -52,12 +55,12 @@ class StagePlan:
     stages: tuple[Stage, ...]
     submeshes: tuple[Submesh, ...]
     microbatches: int = 1
-    schedule: str = "none"
+    schedule: str = ONE_PROGRAM
 
     @property
     def is_one_program(self) -> bool:
-        """Whether the step is one program on one mesh: no stages and no microbatches."""
-        return self.microbatches == 1 and len(self.submeshes) <= 1 and self.schedule == "none"
+        """True if the step is one program on one mesh: no pipeline stages and no microbatches."""
+        return self.schedule == ONE_PROGRAM
 
     @property
     def chunks(self) -> int:
@@ -89,6 +92,6 @@ class StagePlan:
             + ("  forward recomputed" if s.recompute else "")
             for i, s in enumerate(self.stages)
         ]
-        how = "" if self.schedule == "none" else f", {self.schedule}"
+        how = "" if self.is_one_program else f", {self.schedule}"
         head = f"stages {self.layers.graph.name}  microbatches {self.microbatches}{how} {{"
         return "\n".join([head, *lines, "}"])
