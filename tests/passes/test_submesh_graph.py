@@ -26,10 +26,9 @@ from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.stages import Stage, StagePlan, Submesh
 from autopar.passes.base import Setting
-from autopar.passes.lower.joint import joint_graph, left_partial, part_plan
-from autopar.passes.lower.links import Links
-from autopar.passes.lower.outline import Outline
-from autopar.passes.lower.split import split
+from autopar.passes.lower.partition.part_dataflow import PartDataflow
+from autopar.passes.lower.partition.split import split
+from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan, submesh_graph
 from autopar.passes.shard.optimal import Optimal
 from autopar.rules import attach_rules
 from tests.passes.loopback import lowered, whole_plan
@@ -49,8 +48,8 @@ def _joints(
     batching: Batching, stages: StagePlan
 ) -> tuple[tuple[Part, ...], tuple[SubmeshGraph, ...]]:
     parts = split(batching, stages)
-    links = Links(Outline.of(batching, stages), parts)
-    return parts, tuple(joint_graph(links, u) for u in range(len(stages.submeshes)))
+    links = PartDataflow.of(batching, stages, parts)
+    return parts, tuple(submesh_graph(links, u) for u in range(len(stages.submeshes)))
 
 
 def _check_lies(program: Program) -> None:

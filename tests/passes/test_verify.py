@@ -10,7 +10,7 @@ import pytest
 from autopar.errors import GraphError
 from autopar.ir.program import Free, Instruction, PartProgram, Program, Run, Send, Start
 from autopar.ir.sharding import Sharding
-from autopar.passes.lower.check import check_program
+from autopar.passes.lower.verify import verify_program
 from tests.passes.loopback import lowered
 from tests.passes.steps import Chain
 
@@ -118,6 +118,6 @@ def _lost_output(program: Program) -> Program:
 )
 def test_a_broken_program_is_refused(broken: Callable[[Program], Program], told: str) -> None:
     program = _program()
-    check_program(program)
+    verify_program(program)
     with pytest.raises(GraphError, match=told):
-        check_program(broken(program))
+        verify_program(broken(program))

@@ -1,40 +1,43 @@
-"""What the split of a step asks again and again: who makes, who reads, and where things live."""
+"""Analysis of a step before it is cut: the loop, home, makers and readers of every op.
+
+`assign_loops` gives every op its loop; `StepAnalysis` answers the questions of all later steps of
+the cut. Ops are numbered as in the graph; a stage is NOWHERE for an op that joins several.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autopar.errors import GraphError
-from autopar.ir.batching import Batching, When
+from autopar.ir.batching import FREE, Batching, Moment, When
 from autopar.ir.graph import Graph, Op
 from autopar.ir.stages import StagePlan
 from autopar.ir.values import Input, Role
-from autopar.passes.lower.moments import timed
 from autopar.schedule.grid import Grid
 from autopar.schedule.table import make_grid, schedule_named
 
 NOWHERE = -1  # the stage of an op that runs wherever it is read
-# An op is repeated in every part that reads it, instead of keeping its result, where that has
-# more bytes than this and than so many times what it is made of, at so few FLOPs an item.
+# An op is repeated in every part that reads it, instead of keeping its result, if the result has
+# more bytes than this, and more than so many times its sources, at so few FLOPs an item.
 _KEPT_BYTES, _EXPANSION, _CHEAP = 65536, 4, 16
 
 
 @dataclass(frozen=True)
-class Outline:
-    """A batched step on its stages, with look-ups."""
+class StepAnalysis:
+    """A batched step on its stages, with look-up tables."""
 
     batching: Batching
     stages: StagePlan
 
     @classmethod
-    def of(cls, batching: Batching, stages: StagePlan) -> Outline:
-        """The outline of a step; raises GraphError where the stages do not fit its schedule."""
-        outline = cls(timed(batching), stages)
-        outline.stages.verify()
-        outline.check_schedule()
-        return outline
+    def of(cls, batching: Batching, stages: StagePlan) -> StepAnalysis:
+        """Analyse a step; raises GraphError if the stages do not fit their schedule."""
+        found = cls(assign_loops(batching), stages)
+        found.stages.verify()
+        found.check_schedule()
+        return found
 
     def check_schedule(self) -> None:
         """Raise GraphError unless the schedule puts the stages where they are, and is exact."""
@@ -85,7 +88,7 @@ class Outline:
 
     @cached_property
     def live(self) -> tuple[bool, ...]:
-        """Whether anything that leaves the step needs an op; one that calls Python is needed."""
+        """True for ops that an output of the step needs, or that call Python."""
         needed = {o for o in self.graph.outputs if isinstance(o, str)}
         live = [False] * len(self.ops)
         for i in reversed(range(len(self.ops))):
@@ -97,7 +100,7 @@ class Outline:
         return tuple(live)
 
     def when(self, i: int) -> When:
-        """How often an op runs."""
+        """The frequency of an op: free, once a microbatch, or once."""
         return self.batching.moments[i].when
 
     def loops(self, i: int) -> tuple[int, ...]:
@@ -110,11 +113,11 @@ class Outline:
         outputs = (o for o in self.graph.outputs if isinstance(o, str))
         return frozenset([*outputs, *self.batching.accumulator_of])
 
-    # -- what every part makes for itself --------------------------------------------------
+    # -- ops that every part repeats for itself --------------------------------------------
 
     @cached_property
     def loop_reads(self) -> tuple[bool, ...]:
-        """Whether an op runs in a loop or is free and read by one, if only through others."""
+        """True for ops that run in a loop, and for free ops that these read, also indirectly."""
         read: set[str] = set()
         found = [False] * len(self.ops)
         for i in reversed(range(len(self.ops))):
@@ -128,10 +131,10 @@ class Outline:
 
     @cached_property
     def is_repeated(self) -> tuple[bool, ...]:
-        """Whether each part that reads an op runs it itself: what costs less than to keep it.
+        """True for ops that each part which reads them runs itself, as that costs less.
 
-        On-demand ops, free ops that only expand, and loop ops of no stage that need nothing of
-        any stage.
+        These are rematerializable ops, free ops that only expand, and loop ops of no stage that
+        need nothing of any stage.
         """
         found = [False] * len(self.ops)
         source_bytes: dict[str, int] = {}
@@ -168,7 +171,7 @@ class Outline:
 
     @cached_property
     def reads(self) -> tuple[tuple[str, ...], ...]:
-        """What each op reads of other parts, through what its own part repeats."""
+        """The values that each op reads of other parts, looking through ops that are repeated."""
         found: list[tuple[str, ...]] = []
         for op in self.ops:
             names: list[str] = []
@@ -180,7 +183,7 @@ class Outline:
 
     @cached_property
     def placed(self) -> tuple[int, ...]:
-        """The ops that have a part of their own, in order: all that live and are not repeated."""
+        """The ops that belong to one part, in order: all that are live and not repeated."""
         return tuple(i for i in range(len(self.ops)) if self.live[i] and not self.is_repeated[i])
 
     @cached_property
@@ -192,7 +195,7 @@ class Outline:
                 found[j].append(i)
         return tuple(map(tuple, found))
 
-    # -- where -----------------------------------------------------------------------------
+    # -- stages and submeshes --------------------------------------------------------------
 
     @cached_property
     def _stage_of_layer(self) -> tuple[int, ...]:
@@ -204,7 +207,7 @@ class Outline:
 
     @cached_property
     def home(self) -> tuple[int, ...]:
-        """The stage that each op belongs to; NOWHERE for one that runs where it is read."""
+        """The stage of each op; NOWHERE for one that runs where it is read."""
         homes = self.stages.layers.homes
         if homes:
             return tuple(self._stage_of_layer[h] if h >= 0 else NOWHERE for h in homes)
@@ -247,7 +250,7 @@ class Outline:
         return {o: self.state_home(names[i]) for o, i in self.graph.donated}
 
     def is_kept(self, output: int) -> bool:
-        """Whether an output is an input that comes back as it is, so that no part returns it."""
+        """True if an output is an input that comes back as it is, so that no part returns it."""
         name = self.graph.outputs[output]
         if not isinstance(name, str) or name not in self.given:
             return False
@@ -256,6 +259,89 @@ class Outline:
 
 
 def grid_of(stages: StagePlan, microbatches: int) -> Grid:
-    """The grid of a stage plan; one with no schedule runs each microbatch to its end."""
+    """The grid of a stage plan; without a schedule each microbatch runs to its end."""
     name = "serial" if stages.schedule == "none" else stages.schedule
     return make_grid(name, len(stages.submeshes), microbatches, stages.chunks)
+
+
+# -- loops -----------------------------------------------------------------------------------
+
+
+def assign_loops(batching: Batching) -> Batching:
+    """Give every op of a batching the loop in which its stages can run it.
+
+    With several microbatches the batch pass has found the loops. Two cases are left:
+
+    - One microbatch: nothing is accumulated. Ops that read the batch are in a loop, but for
+      updates. A forward op that reads a result of a backward op or of an update begins another:
+
+          forward  backward  | update | forward  backward        (two gradient passes)
+          loop 0   loop 0      once     loop 1   loop 1
+
+    - A barrier between all forwards and all backwards: all backward ops are in loop 1, also those
+      that could run in loop 0.
+    """
+    if batching.microbatches == 1:
+        batching = replace(batching, accumulators=(), barrier=False)
+        moments = _moments_of_whole(batching.graph)
+    elif batching.barrier:
+        moments = _behind_barrier(batching)
+    else:
+        return batching
+    loops_of = {
+        r.name: moment.loops
+        for op, moment in zip(batching.graph.ops, moments, strict=True)
+        for r in op.results
+    }
+    return replace(
+        batching,
+        moments=moments,
+        loops=1 + max((m.loops[-1] for m in moments if m.loops), default=0),
+        accumulators=tuple(
+            a if a.loop in loops_of[a.value] else replace(a, loop=loops_of[a.value][-1])
+            for a in batching.accumulators
+        ),
+    )
+
+
+def _moments_of_whole(graph: Graph) -> tuple[Moment, ...]:
+    moments: list[Moment] = []
+    fresh = {i.value.name for i in graph.inputs if i.role is Role.BATCH}
+    made: dict[str, tuple[Moment, bool]] = {}  # and whether a new loop must read it
+    for op in graph.ops:
+        reads = op.value_operands()
+        read = [made[n] for n in reads if n in made]
+        if not read and fresh.isdisjoint(reads):
+            moments.append(FREE)
+            continue
+        moment, late = _moment_in_whole(op, read)
+        moments.append(moment)
+        made.update((r.name, (moment, late)) for r in op.results)
+    return tuple(moments)
+
+
+def _moment_in_whole(op: Op, read: list[tuple[Moment, bool]]) -> tuple[Moment, bool]:
+    """The moment of an op of a whole step, and True if it is past its loop's forward pass."""
+    loop = max((m.loops[0] for m, _ in read), default=0)
+    latest = [(m, late) for m, late in read if m.loops[0] == loop]
+    region = op.origin.region
+    if region == "update":
+        return Moment(When.ONCE, (loop,)), True
+    begun_again = any(m.when is When.ONCE or (late and region == "forward") for m, late in latest)
+    return Moment(When.LOOP, (loop + begun_again,)), region == "backward"
+
+
+def _behind_barrier(batching: Batching) -> tuple[Moment, ...]:
+    """Put backward ops in loop 1, and ops that run once after the last loop that they read."""
+    moments: list[Moment] = []
+    end: dict[str, int] = {}
+    for op, moment in zip(batching.graph.ops, batching.moments, strict=True):
+        if moment.when is When.LOOP and op.origin.region == "backward":
+            moment = Moment(When.LOOP, (1,))
+        elif moment.when is When.ONCE:
+            reads = op.value_operands()
+            moment = Moment(When.ONCE, (max([*moment.loops, *(end.get(n, 0) for n in reads)]),))
+        if moment.loops:
+            end.update((r.name, moment.loops[-1]) for r in op.results)
+        moments.append(moment)
+    return tuple(moments)

@@ -1,4 +1,10 @@
-"""The parts of a submesh as one graph to shard, and the sharding of that graph part by part."""
+"""The parts of a submesh as one graph to shard, and the sharding of that graph cut into parts.
+
+    parts of mesh0      F0: a = x @ w       W0: dw = x.T @ da      update: w -= sum(dw)
+    one graph           a = x @ w (runs m)  dw = x.T @ da (runs m) w -= dw (runs 1)
+
+So one sharding decision covers them all: a value has the same sharding on both sides of a part.
+"""
 
 from __future__ import annotations
 
@@ -10,55 +16,55 @@ from autopar.ir.program import Part, PartKind, SubmeshGraph
 from autopar.ir.sharding import Sharding, replicated
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.values import Input
-from autopar.passes.lower.links import Links
-from autopar.passes.lower.outline import Outline
-from autopar.passes.lower.seats import Seat
+from autopar.passes.lower.partition.part_assignment import PartKey
+from autopar.passes.lower.partition.part_dataflow import PartDataflow
+from autopar.passes.lower.partition.step_analysis import StepAnalysis
 
 _REMAT = ("remat2", "checkpoint")
 
 
-def joint_graph(links: Links, submesh: int) -> SubmeshGraph:
-    """What one submesh runs, as one graph whose ops stand in the order of the step's.
+def submesh_graph(dataflow: PartDataflow, submesh: int) -> SubmeshGraph:
+    """Join the parts of one submesh into one graph, whose ops are in the order of the step's.
 
-    What a hoist runs is not in it: that is of the whole batch, and lies whole on every device.
+    The hoist is left out: it runs on the whole batch, replicated on every device.
     """
-    outline = links.outline
+    step = dataflow.step
     parts = [
-        part for part in links.parts if part.submesh == submesh and part.kind is not PartKind.HOIST
+        part
+        for part in dataflow.parts
+        if part.submesh == submesh and part.kind is not PartKind.HOIST
     ]
-    runs = _runs(parts, outline.batching.microbatches)
-    ops = tuple(replace(outline.ops[i], runs=runs[i]) for i in sorted(runs))
+    runs = _runs(parts, step.batching.microbatches)
+    ops = tuple(replace(step.ops[i], runs=runs[i]) for i in sorted(runs))
     made = {r.name for op in ops for r in op.results}
-    inputs = [i for i in _inputs(outline, parts) if i.value.name not in made]
-    outputs, paths, donated = _outputs(links, parts, [i.value.name for i in inputs])
-    graph = Graph(
-        f"{outline.graph.name}.mesh{submesh}", tuple(inputs), ops, outputs, paths, donated
-    )
+    inputs = [i for i in _inputs(step, parts) if i.value.name not in made]
+    outputs, paths, donated = _outputs(dataflow, parts, [i.value.name for i in inputs])
+    graph = Graph(f"{step.graph.name}.mesh{submesh}", tuple(inputs), ops, outputs, paths, donated)
     graph.verify()
-    stashed = tuple(_stashed(links, parts))
+    stashed = tuple(_stashed(dataflow, parts))
     return SubmeshGraph(
-        submesh, graph, tuple(sorted(runs)), stashed, links.final.get(submesh, frozenset())
+        submesh, graph, tuple(sorted(runs)), stashed, dataflow.final.get(submesh, frozenset())
     )
 
 
 def _runs(parts: Sequence[Part], microbatches: int) -> dict[int, int]:
     found: dict[int, int] = {}
     for part in parts:
-        more = microbatches if Seat.of(part).is_looped else 1
+        more = microbatches if PartKey.of(part).is_looped else 1
         for i in part.equations:
             found[i] = found.get(i, 0) + more
     return found
 
 
-def _inputs(outline: Outline, parts: Sequence[Part]) -> list[Input]:
+def _inputs(step: StepAnalysis, parts: Sequence[Part]) -> list[Input]:
     found = {i.value.name: i for part in parts for i in part.graph.inputs}
-    return sorted(found.values(), key=lambda i: outline.input_index.get(i.value.name, len(found)))
+    return sorted(found.values(), key=lambda i: step.input_index.get(i.value.name, len(found)))
 
 
 def _outputs(
-    links: Links, parts: Sequence[Part], inputs: Sequence[str]
+    dataflow: PartDataflow, parts: Sequence[Part], inputs: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[int, int], ...]]:
-    """What leaves the submesh, its paths, and the state that it replaces."""
+    """The outputs of the submesh, their paths, and the state that they replace."""
     names: list[str] = []
     paths: list[str] = []
     donated: list[tuple[int, int]] = []
@@ -66,7 +72,7 @@ def _outputs(
         summed = {a.value for a in part.accumulators}
         returns = {o: part.graph.inputs[i].value.name for o, i in part.graph.donated}
         for o, name in enumerate(map(str, part.graph.outputs)):
-            if name in summed or name not in links.final[part.submesh]:
+            if name in summed or name not in dataflow.final[part.submesh]:
                 continue
             if o in returns:
                 donated.append((len(names), inputs.index(returns[o])))
@@ -77,22 +83,22 @@ def _outputs(
     return tuple(names), tuple(paths) if any(paths) else (), tuple(donated)
 
 
-def _stashed(links: Links, parts: Sequence[Part]) -> Iterator[str]:
-    """Values of the loops that more than one part of the submesh makes or reads."""
-    touched: dict[str, set[Seat]] = {}
+def _stashed(dataflow: PartDataflow, parts: Sequence[Part]) -> Iterator[str]:
+    """The values of loops that wait on the submesh between two of its parts."""
+    touched: dict[str, set[PartKey]] = {}
     for part in parts:
-        seat = Seat.of(part)
-        if not seat.is_looped:
+        key = PartKey.of(part)
+        if not key.is_looped:
             continue
         summed = {a.value for a in part.accumulators}
         for name in (*map(str, part.graph.outputs), *(i.value.name for i in part.graph.inputs)):
-            if name not in summed and _is_of_loop(links, name):
-                touched.setdefault(name, set()).add(seat)
-    yield from (name for name, seats in touched.items() if len(seats) > 1)
+            if name not in summed and _is_of_loop(dataflow, name):
+                touched.setdefault(name, set()).add(key)
+    yield from (name for name, keys in touched.items() if len(keys) > 1)
 
 
-def _is_of_loop(links: Links, name: str) -> bool:
-    makers = links.makers.plain.get(name, ())
+def _is_of_loop(dataflow: PartDataflow, name: str) -> bool:
+    makers = dataflow.makers.plain.get(name, ())
     return any(maker.is_looped for maker in makers)
 
 
@@ -100,16 +106,16 @@ def _is_of_loop(links: Links, name: str) -> bool:
 
 
 def part_plan(part: Part, joint: SubmeshGraph, plan: ShardingPlan) -> ShardingPlan:
-    """The sharding of one part as that of its whole submesh says, for the part's own op paths.
+    """Cut the sharding of one part out of that of its submesh.
 
-    What comes into the part lies as the part that made it leaves it; a hoist lies whole.
+    An input of the part has the sharding that the part which made it leaves; a hoist is replicated.
     """
     if part.kind is PartKind.HOIST:
         return _plan_of_hoist(part.graph, plan)
     inside = part.graph.nested_values
     values = {name: sharding for name, sharding in plan.values if name in inside}
-    lies = _Lies(joint, plan)
-    values.update((i.value.name, lies.incoming(part, i)) for i in part.graph.inputs)
+    shardings = _InputShardings(joint, plan)
+    values.update((i.value.name, shardings.incoming(part, i)) for i in part.graph.inputs)
     place = {e: j for j, e in enumerate(joint.equations)}
     path_of = {place[e]: i for i, e in enumerate(part.equations)}
     return ShardingPlan(
@@ -133,7 +139,7 @@ def left_partial(part: Part, joint: SubmeshGraph) -> frozenset[str]:
 
 
 def _plan_of_hoist(graph: Graph, plan: ShardingPlan) -> ShardingPlan:
-    """Everything whole on every device, but for results that the other parts read otherwise."""
+    """Everything replicated, but for results that the other parts read sharded."""
     values = {name: replicated(len(v.shape)) for name, v in graph.nested_values.items()}
     values.update(
         (o, plan.sharding_of[o]) for o in map(str, graph.outputs) if o in plan.sharding_of
@@ -141,15 +147,15 @@ def _plan_of_hoist(graph: Graph, plan: ShardingPlan) -> ShardingPlan:
     return ShardingPlan(plan.mesh, tuple(values.items()), (), (), (), plan.outcome)
 
 
-class _Lies:
-    """How values lie between the parts of a submesh."""
+class _InputShardings:
+    """Shardings of values between the parts of a submesh."""
 
     def __init__(self, joint: SubmeshGraph, plan: ShardingPlan) -> None:
         self._joint, self._plan = joint, plan
         self._aliases = dict(_aliases(joint.graph.ops))
 
     def incoming(self, part: Part, given: Input) -> Sharding:
-        """How an input of a part lies: an accumulator as it was summed, what is final whole."""
+        """The sharding of an input of a part: partial only if no other submesh reads the value."""
         name = given.value.name
         sharding = self._sharding(name, len(given.value.shape))
         is_passed = name in part.graph.outputs
@@ -165,7 +171,7 @@ class _Lies:
 
 
 def _aliases(ops: Sequence[Op]) -> Iterator[tuple[str, str]]:
-    """What a remat gives back, by the names that its body has for it."""
+    """Pairs of names for one value inside and outside a remat."""
     for op in ops:
         if op.kind not in _REMAT:
             continue

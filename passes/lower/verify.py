@@ -1,4 +1,4 @@
-"""The laws of a program: everything is there when it is read, and gone when nobody reads it."""
+"""Verification of a program: every register is written once, before it is read, and freed once."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from itertools import repeat
 from autopar.errors import GraphError, listing
 from autopar.ir.program import ONCE, Free, Parcel, PartProgram, Program, Run, Send, Start
 from autopar.ir.sharding import Sharding
-from autopar.passes.lower.seats import Seat
+from autopar.passes.lower.partition.part_assignment import PartKey
 
 _SHOWN = 20
 _LINEAR = ("sum", "same")  # what may combine partial sums before they are added up
 
 
-def check_program(program: Program) -> None:
-    """Raise GraphError, which lists what is wrong, unless the program can run as it stands.
+def verify_program(program: Program) -> None:
+    """Raise GraphError with a list of all faults, unless the program can run.
 
-    Every register is written once, read only after that and not after it is dropped, and dropped
-    once or returned; every part runs as often as it should; every send fits on both sides. As one
-    list orders both ends of all sends, whoever walks it in that order cannot wait in a circle.
+    Laws: each register is written once, read only between its write and its drop, and dropped once
+    or returned; each part runs as often as it should; each send fits on both sides. As one list
+    orders both ends of all sends, whoever walks it in that order cannot wait in a circle.
     """
     faults = [*_part_faults(program), *_Walk(program).faults(), *_run_faults(program)]
     if faults:
@@ -52,7 +52,7 @@ def _run_faults(program: Program) -> Iterator[str]:
         (step.part, step.microbatch) for step in program.instructions if isinstance(step, Run)
     )
     for number, given in enumerate(program.parts):
-        looped = Seat.of(given.part).is_looped
+        looped = PartKey.of(given.part).is_looped
         for i in range(program.microbatches) if looped else (ONCE,):
             count = found.pop((number, i), 0)
             if count != 1:
@@ -63,7 +63,7 @@ def _run_faults(program: Program) -> Iterator[str]:
 
 
 class _Walk:
-    """A walk along the instructions that keeps track of every register."""
+    """Interprets the instructions in order, and keeps track of every register."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -75,7 +75,7 @@ class _Walk:
         self._where = "the arguments"
 
     def faults(self) -> list[str]:
-        """Everything that is wrong on the way, in order."""
+        """Walk to the end; gives back all faults, in order."""
         for feed in self._program.feeds:
             self._write(feed.submesh, feed.registers, repeat(feed.sharding))
         for number, step in enumerate(self._program.instructions):
@@ -142,7 +142,7 @@ class _Walk:
 
     def _free(self, step: Free) -> None:
         for register in step.registers:
-            self._drop(step.submesh, register, "freed")
+            self._drop(step.submesh, register, "insert_frees")
 
     def _end(self) -> None:
         self._where = "the end"
