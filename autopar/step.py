@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.cluster import Cluster, device_order
-from autopar.cluster.planned import cluster_of as planned_cluster
+from autopar.cluster.planned import planned_cluster
 from autopar.errors import PlanError
 from autopar.frontend import Call, StepSpec, TracedStep, pure_creation, read_call, trace
 from autopar.frontend.arguments import dynamic_arguments

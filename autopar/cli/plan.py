@@ -42,9 +42,6 @@ method_option = click.option(
 AFTER = ("graph", "batch", "layer", "stage", "shard", "lower")
 
 
-Planned = api.Planned | api.PlannedStages
-
-
 @dataclass(frozen=True)
 class Wanted:
     """What to plan for, as the options say it."""
@@ -66,7 +63,7 @@ class Wanted:
 class Made:
     """A plan, how long it took, what was warned of, and the IR that was asked for."""
 
-    planned: Planned
+    planned: api.Planned
     seconds: float
     after_text: str
     warnings: tuple[str, ...]
@@ -170,7 +167,7 @@ def _pins(wanted: Wanted) -> dict[str, Dims]:
     return {**held, **read_pins(wanted.pins)}
 
 
-def _planned(step: api.ParallelStep, loaded: Target, trail: Trail) -> Planned:
+def _planned(step: api.ParallelStep, loaded: Target, trail: Trail) -> api.Planned:
     try:
         return step.planned(*loaded.args, watchers=[trail.watcher], **loaded.kwargs)
     except TraceError as error:
@@ -184,8 +181,8 @@ def _print(made: Made, output: Path | None) -> None:
     console, plan = out(), made.planned.plan
     console.print(headline(plan))
     console.print()
-    if isinstance(made.planned, api.PlannedStages) and plan.pipeline is not None:
-        console.print(pipeline(plan.pipeline, made.planned.timing.simulation))
+    if not plan.is_one_program:
+        console.print(pipeline(plan, made.planned.programs.timing.simulation))
         console.print()
     if plan.outcome.recipes:
         console.print(margins(plan))

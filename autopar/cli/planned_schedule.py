@@ -9,7 +9,7 @@ from rich.text import Text
 from autopar import api
 from autopar.cli.console import out, print_json
 from autopar.errors import InputError
-from autopar.ir.pipeline import PipelinePlan
+from autopar.ir.plan import Plan
 from autopar.report.inspection_data import schedule_data
 from autopar.report.pipeline import pipeline
 from autopar.report.style import QUIET
@@ -24,8 +24,8 @@ def draw_planned(path: Path, trace: Path | None, output: Path | None, as_json: b
 
     Raises InputError where the plan has no stages, or the trace is none of its steps.
     """
-    plan = api.load(path).pipeline
-    if plan is None:
+    plan = api.load(path)
+    if plan.is_one_program:
         raise InputError(f"{path} is one program and has no schedule: autopar show {path}")
     if output is None and trace is not None:
         raise InputError("--trace is drawn in the picture: add -o NAME.svg or NAME.png")
@@ -44,7 +44,7 @@ def print_saved(output: Path | None) -> None:
         out().print(Text(f"\nsaved to {output}", style=QUIET), soft_wrap=True)
 
 
-def _picture(plan: PipelinePlan, measured: tuple[TracedSpan, ...]) -> str:
+def _picture(plan: Plan, measured: tuple[TracedSpan, ...]) -> str:
     return gantt_svg(
         simulation_of(plan),
         once_seconds=once_seconds_of(plan),

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from autopar.api import Planned, PlannedStages, Watcher
+from autopar.api import Planned, Watcher
 from autopar.ir.layers import LayerSequence
 from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding_plan import ShardingPlan
@@ -33,26 +33,24 @@ class Trail:
         """What to hand to the planner."""
         return Watcher(after=self._after)
 
-    def text_after(self, slot: str, planned: Planned | PlannedStages) -> str:
+    def text_after(self, slot: str, planned: Planned) -> str:
         """What a slot gave on the way to the plan that was made, as it prints."""
         if slot == "graph":
             return str(planned.graph)
-        if isinstance(planned, PlannedStages):
+        if not planned.plan.is_one_program:
             return self._text_of_stages(slot, planned)
         given = self._given.get((planned.plan.mesh, slot), self._given.get((None, slot)))
         return str(given)
 
-    def _text_of_stages(self, slot: str, planned: PlannedStages) -> str:
-        made = planned.staged
-        if slot == "layer":  # as they were before those of a stage were joined
-            joined = made.sliced.layers
-            found = (s for s in reversed(self._layers) if s.graph is joined.graph)
-            return str(next(found, joined))
+    def _text_of_stages(self, slot: str, planned: Planned) -> str:
+        made, placed = planned.programs, planned.programs.placed
+        if slot == "layer":  # as they were before those of a stage were merged
+            merged = placed.stages.layers
+            found = (s for s in reversed(self._layers) if s.graph is merged.graph)
+            return str(next(found, merged))
         if slot == "shard":
-            return "\n".join(f"mesh{k}: {plan}" for k, plan in enumerate(made.plans))
-        return str(
-            {"batch": made.sliced.batching, "stage": made.stages, "lower": made.program}[slot]
-        )
+            return "\n".join(f"mesh{k}: {plan}" for k, plan in enumerate(made.shardings))
+        return str({"batch": placed.batching, "stage": placed.stages, "lower": made.program}[slot])
 
     def _after(self, slot: str, given: object, made: object, seconds: float) -> None:
         if slot == "mesh":

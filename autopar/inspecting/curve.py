@@ -15,10 +15,10 @@ _MOST = 200
 
 def memory_curves(opened: Opened, flows: Sequence[Flow]) -> tuple[MemoryCurve, ...]:
     """The curve of each submesh; the highest level of all is the plan's predicted peak."""
-    laid, pipeline, limit = opened.laid, opened.plan.pipeline, opened.plan.origin.memory_bytes
-    if laid is None or pipeline is None:
+    limit = opened.plan.origin.memory_bytes
+    if opened.plan.is_one_program:
         return (MemoryCurve(0, _thinned(list(_levels(flows[0]))), limit),)
-    levels = stage_levels(pipeline, laid, flows)
+    levels = stage_levels(opened.plan, opened.placed, flows)
     return tuple(MemoryCurve(k, _thinned(held), limit) for k, held in enumerate(levels))
 
 

@@ -9,12 +9,11 @@ from autopar.cost.kernels import Sizes
 from autopar.inspecting.flow import Flow
 from autopar.ir.inspection import Level
 from autopar.ir.peak import HeldKind
-from autopar.ir.pipeline import PipelinePlan, PlannedStage
+from autopar.ir.plan import Plan, PlannedStage
 from autopar.ir.program import Part
 from autopar.ir.sharding import replicated
 from autopar.ir.values import Role
-from autopar.planner.restored_stages import RestoredStages
-from autopar.planner.submesh_sharding import peak_in_flight
+from autopar.planner.placed_stages import PlacedStages
 from autopar.schedule.planned import simulation_of
 from autopar.schedule.simulate import Span
 from autopar.schedule.task import Kind
@@ -28,20 +27,20 @@ def level_of(seconds: float, label: str, held: Counter[HeldKind]) -> Level:
 
 
 def stage_levels(
-    pipeline: PipelinePlan, laid: RestoredStages, flows: Sequence[Flow]
+    plan: Plan, placed: PlacedStages, flows: Sequence[Flow]
 ) -> Iterator[list[Level]]:
     """By submesh, a level for each of its tasks and one for what it does once a step.
 
     What is in flight is held beside what is always held and the most that a part needs to work.
     """
-    simulation = simulation_of(pipeline)
-    for k, flight in enumerate(peak_in_flight(laid.stages)):
-        mine = [s for s in pipeline.stages if s.submesh == k]
+    simulation = simulation_of(plan)
+    for k, flight in enumerate(placed.in_flight):
+        mine = [s for s in plan.stages if s.submesh == k]
         counted = flight * sum(s.activation_bytes for s in mine)
-        always = _always([(p, f) for p, f in zip(laid.parts, flows, strict=True) if p.submesh == k])
+        always = _always([(p, f) for p, f in zip(placed.parts, flows, strict=True) if p.submesh == k])
         # What is set up once for all microbatches, and what the busiest part holds at work.
         always[HeldKind.TEMPORARY] = mine[0].peak_bytes - counted - always.total()
-        yield list(_in_flight(simulation.spans[k], pipeline.stages, always, counted))
+        yield list(_in_flight(simulation.spans[k], plan.stages, always, counted))
 
 
 def _in_flight(

@@ -416,26 +416,6 @@ def _door(name: str) -> Callable[..., object]:
     return found
 
 
-def arguments_of(graph: Graph, program: SpmdProgram) -> tuple[Argument, ...]:
-    """The step's arguments with their shardings."""
-    return tuple(
-        Argument(i.path, i.value.shape, i.value.dtype, i.role.value, s)
-        for i, s in zip(graph.inputs, program.input_shardings, strict=True)
-    )
-
-
-def outputs_of(graph: Graph, program: SpmdProgram) -> tuple[Argument, ...]:
-    """The step's outputs with their shardings; state is named by the input that it becomes."""
-    returns = dict(graph.donated)
-    found: list[Argument] = []
-    for o, sharding in enumerate(program.output_shardings):
-        value = graph.value(graph.outputs[o])
-        path = graph.output_paths[o] if graph.output_paths else ""
-        role = Role.STATE.value if o in returns else RESULT
-        found.append(Argument(path, value.shape, value.dtype, role, sharding))
-    return tuple(found)
-
-
 def traffic_of(
     program: SpmdProgram, seconds: Mapping[tuple[str, tuple[str, ...]], float]
 ) -> tuple[Traffic, ...]:

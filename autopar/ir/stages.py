@@ -75,7 +75,8 @@ class StagePlan:
         """Raise GraphError unless the stages cover the layers in order, on submeshes there are."""
         expected = 0
         for stage in self.stages:
-            if stage.first != expected or stage.last < stage.first:
+            is_empty = not self.layers.layers and stage.last < 0  # of a step without ops
+            if stage.first != expected or (stage.last < stage.first and not is_empty):
                 raise GraphError(f"stage {stage.first}..{stage.last} should start at {expected}")
             if not 0 <= stage.submesh < len(self.submeshes):
                 raise GraphError(f"stage {stage.first}..{stage.last} has no submesh")

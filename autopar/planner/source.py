@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from autopar.frontend import StepSpec, TracedStep
@@ -11,7 +12,9 @@ from autopar.frontend.cut import Cuts, cut_microbatch
 from autopar.frontend.layer_scans import layer_scans
 from autopar.frontend.microbatch import MicrobatchTrace, trace_microbatch
 from autopar.frontend.rows import batch_inputs
+from autopar.planner.remat import Form
 from autopar.planner.request import Request
+from autopar.rules import RuleBook, attach_rules
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,7 @@ class Source:
     args: Sequence[Any]
     kwargs: dict[str, Any]
     traced: TracedStep
+    rules: RuleBook
     batch_axes: tuple[tuple[str, int | None], ...] = ()
     _known: dict[tuple[int, bool], MicrobatchTrace] = field(
         default_factory=dict[tuple[int, bool], MicrobatchTrace], compare=False, repr=False
@@ -36,7 +40,12 @@ class Source:
         request: Request,
     ) -> Source:  # fmt: skip
         """The source for a request."""
-        return cls(spec, args, kwargs, traced, request.batch_axes)
+        return cls(spec, args, kwargs, traced, request.rules, request.batch_axes)
+
+    @cached_property
+    def plain(self) -> Form:
+        """The step as it was traced, nothing recomputed."""
+        return Form(self.traced, attach_rules(self.traced.graph, self.rules))
 
     @property
     def rows(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.text import Text
 
 from autopar.ir.inspection import AxisRole, AxisUse
-from autopar.ir.pipeline import PipelinePlan
+from autopar.ir.plan import Plan
 from autopar.ir.sharding import Sharding
 from autopar.ir.values import Role
 from autopar.report.listing import Cell, Listing
@@ -20,16 +20,16 @@ _OF_STATE = (AxisRole.FSDP, AxisRole.TENSOR, AxisRole.EXPERT)
 _OF_BATCH = (AxisRole.DATA, AxisRole.SEQUENCE)
 
 
-def axes(uses: Sequence[AxisUse], pipeline: PipelinePlan | None = None) -> Listing:
+def axes(uses: Sequence[AxisUse], plan: Plan | None = None) -> Listing:
     """Every axis with its size and roles; axes of several submeshes that are used alike are one."""
     alike: dict[tuple[str, int, tuple[AxisRole, ...]], list[AxisUse]] = {}
     for use in uses:
         alike.setdefault((use.axis, use.size, use.roles), []).append(use)
-    cut = pipeline is not None and len(pipeline.submeshes) > 1
+    cut = plan is not None and len(plan.submeshes) > 1
     rows: list[tuple[Cell, ...]] = [_row(group, cut) for group in alike.values()]
-    if pipeline is not None and cut:
-        count = len(pipeline.submeshes)
-        note = f"{len(pipeline.stages)} stages run on {count} submeshes."
+    if plan is not None and cut:
+        count = len(plan.submeshes)
+        note = f"{len(plan.stages)} stages run on {count} submeshes."
         row = ("stage", str(count), "stage", f"mesh0..{count - 1}", Text(note, style=QUIET))
         rows.insert(0, row)
     columns = ("axis", ">size", "roles", "mesh", "what shows it")

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from autopar.ir.json_reader import Json
-from autopar.ir.pipeline import PipelinePlan, PlannedStage
+from autopar.ir.plan import Plan, PlannedStage
 from autopar.ir.text import show_bytes, show_seconds
 from autopar.report.listing import Cell, Listing
 from autopar.report.schedule import Drawing, in_clock, legend
@@ -22,7 +22,7 @@ _COLUMNS = (
 )
 
 
-def pipeline(plan: PipelinePlan, simulation: Simulation | None = None) -> RenderableType:
+def pipeline(plan: Plan, simulation: Simulation | None = None) -> RenderableType:
     """The stages of a plan, and with its simulation the schedule that runs them, in time."""
     parts: list[RenderableType] = [_stages(plan), *_notes(plan)]
     if simulation is not None and len(plan.submeshes) > 1:
@@ -32,11 +32,11 @@ def pipeline(plan: PipelinePlan, simulation: Simulation | None = None) -> Render
     return Group(*parts)
 
 
-def _stages(plan: PipelinePlan) -> Listing:
+def _stages(plan: Plan) -> Listing:
     uneven = len({s.mesh for s in plan.submeshes}) > 1  # else the headline has said it
     rows: list[tuple[Cell, ...]] = []
     for number, stage in enumerate(plan.stages):
-        mesh = f" {plan.mesh_of(stage.submesh)}" if uneven else ""
+        mesh = f" {plan.submeshes[stage.submesh].mesh}" if uneven else ""
         rows.append(
             (
                 f"S{number}",
@@ -55,16 +55,16 @@ def _stages(plan: PipelinePlan) -> Listing:
     return Listing(_title(plan), columns, rows, lead=4)
 
 
-def _title(plan: PipelinePlan) -> str:
+def _title(plan: Plan) -> str:
     batch = f"{plan.microbatches} microbatches of {plan.batch // plan.microbatches} rows"
     if len(plan.submeshes) == 1:
         return f"One stage: {batch}, one after the other"
-    share = plan.bubble_seconds / plan.outcome.seconds if plan.outcome.seconds > 0 else 0.0
-    bubble = f"bubble {show_seconds(plan.bubble_seconds)} ({percent(share)})"
+    share = plan.prediction.bubble_seconds / plan.outcome.seconds if plan.outcome.seconds > 0 else 0.0
+    bubble = f"bubble {show_seconds(plan.prediction.bubble_seconds)} ({percent(share)})"
     return f"Stages under {plan.schedule}: {batch}, {bubble}"
 
 
-def _notes(plan: PipelinePlan) -> Iterator[Text]:
+def _notes(plan: Plan) -> Iterator[Text]:
     yield Text(_COLUMNS, style=QUIET)
     again = [f"S{i}" for i, stage in enumerate(plan.stages) if stage.recompute]
     if again:
@@ -73,14 +73,14 @@ def _notes(plan: PipelinePlan) -> Iterator[Text]:
         yield Text(f"microbatches: {note}", style=QUIET)
 
 
-def pipeline_data(plan: PipelinePlan) -> Json:
+def pipeline_data(plan: Plan) -> Json:
     """The same as JSON; seconds and bytes."""
     return {
         "schedule": plan.schedule,
         "microbatches": plan.microbatches,
         "batch": plan.batch,
-        "bubble_seconds": plan.bubble_seconds,
-        "peak_in_flight": list(plan.peak_in_flight),
+        "bubble_seconds": plan.prediction.bubble_seconds,
+        "peak_in_flight": list(plan.prediction.peak_in_flight),
         "submeshes": [
             {"mesh": dict(zip(s.mesh.names, s.mesh.sizes, strict=True)), "devices": list(s.devices)}
             for s in plan.submeshes

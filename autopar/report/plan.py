@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autopar.cluster.planned import cluster_of
+from autopar.cluster.planned import planned_cluster
 from autopar.ir.inspection import AxisUse
 from autopar.ir.outcome import Status
-from autopar.ir.pipeline import PipelinePlan
 from autopar.ir.plan import Plan
 from autopar.ir.text import show_bytes, show_seconds
 from autopar.report.axes import axis_roles, roles_of
@@ -28,7 +27,7 @@ _ALL_ALIKE = "nothing is sharded: all {} devices do the same work; autopar lint 
 def headline(plan: Plan) -> RenderableType:
     """What was planned for what, how sure the answer is, and what it should take."""
     o, p, outcome = plan.origin, plan.prediction, plan.outcome
-    shape = str(plan.mesh) if plan.pipeline is None else _submeshes(plan.pipeline)
+    shape = _submeshes(plan)
     mesh = Text(shape) + Text(f"  ({plan.device_count} devices)", style=QUIET)
     proven = outcome.status is not Status.FEASIBLE
     bound = show_seconds(outcome.bound_seconds)
@@ -36,7 +35,7 @@ def headline(plan: Plan) -> RenderableType:
     within = f"by the solver's sum {cost}, within {outcome.gap:.2%} of the bound {bound}. "
     if outcome.bound_seconds <= 0:
         within = f"by the solver's sum {cost}; no bound was proven. "
-    if plan.pipeline is not None:  # a bound for these stages, not for all that there might be
+    if not plan.is_one_program:  # a bound for these stages, not for all that there might be
         within = f"within {outcome.gap:.2%} of {bound}, which its busiest device works. "
     solved = Text.assemble(
         (outcome.status.value, f"bold {GOOD if proven else 'yellow'}"),
@@ -63,9 +62,9 @@ def headline(plan: Plan) -> RenderableType:
         pairs.append(("peak", Text(str(p.peak))))
     if _is_whole(plan):
         pairs.append(("note", Text(_ALL_ALIKE.format(plan.device_count), style="yellow")))
-    if plan.pipeline is not None:
-        pairs.insert(2, ("stages", _cut(plan, plan.pipeline)))
-    source = cluster_of(plan).chip.source
+    if not plan.is_one_program:
+        pairs.insert(2, ("stages", _cut(plan)))
+    source = planned_cluster(plan).chip.source
     pairs.append(("figures", f"{source.what} ({source.date}, {source.confidence})"))
     title = Text.assemble(
         ("plan ", QUIET),
@@ -79,19 +78,19 @@ def headline(plan: Plan) -> RenderableType:
 def _is_whole(plan: Plan) -> bool:
     """Whether each of several devices holds, and so does, all of one program."""
     laid = [*(a.sharding for a in plan.arguments), *(s for _, s in plan.sharding.values)]
-    return plan.pipeline is None and plan.device_count > 1 and all(s.is_replicated for s in laid)
+    return plan.is_one_program and plan.device_count > 1 and all(s.is_replicated for s in laid)
 
 
-def _cut(plan: Plan, pipeline: PipelinePlan) -> str:
+def _cut(plan: Plan) -> str:
     """Into how many stages and microbatches the step is cut, and what runs them."""
-    submeshes, microbatches = len(pipeline.submeshes), f"{plan.microbatches} microbatches"
+    submeshes, microbatches = len(plan.submeshes), f"{plan.microbatches} microbatches"
     if submeshes == 1:
         return f"one, {microbatches}: gradients add up over them"
-    chunks = "" if plan.stage_count == submeshes else f" on {submeshes} submeshes"
-    return f"{plan.stage_count}{chunks}, {microbatches}, {pipeline.schedule}"
+    chunks = "" if len(plan.stages) == submeshes else f" on {submeshes} submeshes"
+    return f"{len(plan.stages)}{chunks}, {microbatches}, {plan.schedule}"
 
 
-def _submeshes(plan: PipelinePlan) -> str:
+def _submeshes(plan: Plan) -> str:
     """Equal meshes together: 4 x (data=2)."""
     meshes = [str(s.mesh) for s in plan.submeshes]
     if len(meshes) == 1:
@@ -131,7 +130,7 @@ def collectives(plan: Plan) -> RenderableType:
     """Every collective of one step by kind and axes, the costliest first."""
     traffic = sorted(plan.prediction.traffic, key=lambda t: -t.seconds)
     if not traffic:
-        where = "" if plan.pipeline is None else " within a stage"
+        where = "" if plan.is_one_program else " within a stage"
         return Text(f"No collectives{where}: no device waits for another.", style=QUIET)
     whole = sum(t.seconds for t in traffic)
     rows = [
@@ -160,7 +159,7 @@ def parameters(
     """
     found = rows_of(plan)
     kept = sorted(found, key=lambda r: r.path) if shown is None else found[:shown]
-    cut = plan.pipeline is not None and len(plan.pipeline.submeshes) > 1
+    cut = len(plan.submeshes) > 1
     roles = roles_of(uses)
     rows: list[tuple[Cell, ...]] = []
     for r in kept:

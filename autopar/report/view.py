@@ -89,7 +89,7 @@ def plan_data(plan: Plan) -> dict[str, Json]:
         "method": o.method,
         "jax": o.jax_minor,
         "layers": plan.layer_count,
-        "stages": plan.stage_count,
+        "stages": len(plan.stages),
         "microbatches": plan.microbatches,
         "pins": {
             pattern: spec_text(Sharding(tuple(tuple(axes) for axes in dims)))
@@ -124,7 +124,7 @@ def plan_data(plan: Plan) -> dict[str, Json]:
             "peak": _peak_data(p.peak),
             "price_seconds_per_gib": price_per_gib(plan),
         },
-        "pipeline": pipeline_data(plan.pipeline) if plan.pipeline is not None else None,
+        "pipeline": pipeline_data(plan) if not plan.is_one_program else None,
         "collectives": [
             {"kind": t.kind, "axes": list(t.axes), "count": t.count, "bytes": t.nbytes,
              "seconds": t.seconds}

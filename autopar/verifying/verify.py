@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from autopar.cluster import Cluster
-from autopar.cluster.planned import cluster_of
+from autopar.cluster.planned import planned_cluster
 from autopar.cluster.target import Target
 from autopar.errors import ArgumentError, VerifyError
 from autopar.frontend import TracedStep, read_call
@@ -178,7 +178,7 @@ def _target_cluster(planned: Planned | PlannedStages, inquiry: Inquiry) -> Clust
     """The cluster to compile for; raises ArgumentError where it has other numbers of devices."""
     plan = planned.plan
     if inquiry.target is None:
-        return cluster_of(plan)
+        return planned_cluster(plan)
     if inquiry.target.device_count != plan.device_count:
         raise ArgumentError(
             f"target {inquiry.target.name} has {inquiry.target.device_count} devices and the plan "
