@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleDimensions
 from rich.text import Text
 
 from autopar.errors import AutoparError
-from autopar.ir.json_reader import Json
+from autopar.ir.codec import Json
 
 
 def out() -> Console:

@@ -15,7 +15,7 @@ from autopar import api, demo
 from autopar.cli.console import err, out, print_json
 from autopar.cli.group import IMPOSSIBLE
 from autopar.cli.plan import Count, watched_planning
-from autopar.ir.json_reader import Json
+from autopar.ir.codec import Json
 from autopar.ir.plan import Plan
 from autopar.report.memory import memory
 from autopar.report.pipeline import pipeline

@@ -22,7 +22,7 @@ from autopar.exporting.rules import Conflict, Names, logical_rules, path_rules
 from autopar.exporting.specs import spec_data, specs_text
 from autopar.frontend import trace
 from autopar.frontend.logical import logical_names
-from autopar.ir.json_reader import Item, JsonError, parse_json
+from autopar.ir.codec import Item, JsonError, parse_json
 from autopar.ir.mesh import MeshShape
 from autopar.ir.paths import matches
 from autopar.ir.plan import Argument, Plan

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from autopar.cli.console import out, print_json
 from autopar.errors import InputError
-from autopar.ir.json_reader import Json
+from autopar.ir.codec import Json
 from autopar.ir.profile import Chain, Profile
 from autopar.ir.profile_json import load_profile
 from autopar.passes.stage.pipedream import Level, Partition, PipelineStage, Sync, partition

@@ -12,7 +12,7 @@ from rich.text import Text
 from autopar import api
 from autopar.cli.console import out, print_json, print_warnings
 from autopar.errors import InputError, ScheduleError
-from autopar.ir.json_reader import Json
+from autopar.ir.codec import Json
 from autopar.ir.pipeline import PipelinePlan
 from autopar.report.inspection_data import schedule_data
 from autopar.report.pipeline import pipeline

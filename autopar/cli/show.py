@@ -13,8 +13,8 @@ from rich.text import Text
 from autopar import api
 from autopar.cli.console import err, out, print_json
 from autopar.errors import InputError
+from autopar.ir.codec import Item, Json, JsonError, parse_json
 from autopar.ir.inspection import Inspection
-from autopar.ir.json_reader import Item, Json, JsonError, parse_json
 from autopar.ir.paths import matches
 from autopar.ir.plan import Plan
 from autopar.ir.text_file import PAGE, check_output, read_text
