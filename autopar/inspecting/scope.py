@@ -19,8 +19,8 @@ from autopar.passes.shard.moves import MoveTables
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.recipes import recipe_named
 from autopar.passes.shard.why import Answer, Case, anew, case_of
-from autopar.planner.request import Pins
 from autopar.planner.placed_stages import PlacedStages
+from autopar.planner.request import Pins
 from autopar.planner.stage_costs import peak_bytes
 from autopar.planner.stage_programs import cost_stage
 from autopar.planner.step_timing import time_step

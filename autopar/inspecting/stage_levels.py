@@ -26,9 +26,7 @@ def level_of(seconds: float, label: str, held: Counter[HeldKind]) -> Level:
     return Level(seconds, label, tuple((kind, held[kind]) for kind in HeldKind if held[kind]))
 
 
-def stage_levels(
-    plan: Plan, placed: PlacedStages, flows: Sequence[Flow]
-) -> Iterator[list[Level]]:
+def stage_levels(plan: Plan, placed: PlacedStages, flows: Sequence[Flow]) -> Iterator[list[Level]]:
     """By submesh, a level for each of its tasks and one for what it does once a step.
 
     What is in flight is held beside what is always held and the most that a part needs to work.
@@ -37,7 +35,9 @@ def stage_levels(
     for k, flight in enumerate(placed.in_flight):
         mine = [s for s in plan.stages if s.submesh == k]
         counted = flight * sum(s.activation_bytes for s in mine)
-        always = _always([(p, f) for p, f in zip(placed.parts, flows, strict=True) if p.submesh == k])
+        always = _always(
+            [(p, f) for p, f in zip(placed.parts, flows, strict=True) if p.submesh == k]
+        )
         # What is set up once for all microbatches, and what the busiest part holds at work.
         always[HeldKind.TEMPORARY] = mine[0].peak_bytes - counted - always.total()
         yield list(_in_flight(simulation.spans[k], plan.stages, always, counted))

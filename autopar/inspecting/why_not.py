@@ -10,8 +10,8 @@ from autopar.errors import ArgumentError, InfeasibleError
 from autopar.inspecting.changes import moved, traffic_changes
 from autopar.inspecting.reopen import Opened
 from autopar.inspecting.scope import (
-    Scope,
     Listing,
+    Scope,
     Weighed,
     pins_of,
     price_of,

@@ -11,7 +11,6 @@ from typing import cast
 
 from autopar.errors import GraphError
 from autopar.ir.codec import ByName, Text
-from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
 from autopar.ir.outcome import Outcome
 from autopar.ir.peak import Peak

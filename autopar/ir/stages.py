@@ -8,7 +8,6 @@ from autopar.errors import GraphError
 from autopar.ir.layers import LayerSequence
 from autopar.ir.mesh import MeshShape
 
-
 ONE_PROGRAM = "none"  # the schedule of a step that is one program: one stage, one microbatch
 
 

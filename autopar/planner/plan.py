@@ -239,7 +239,9 @@ def _with_more_devices(plain: Form, request: Request) -> Iterator[str]:
         for mesh in _meshes(asked)[:1]:
             context = MeshContext.of(mesh, asked)
             with suppress(AutoparError):  # pins that do not divide, say
-                peak = context.lightest(plain).held.peak_bytes if context.may_fit(plain) else math.inf
+                peak = (
+                    context.lightest(plain).held.peak_bytes if context.may_fit(plain) else math.inf
+                )
                 if peak <= asked.budget_bytes:
                     yield f"{larger.name} ({show_bytes(peak)} a device)"
                     return

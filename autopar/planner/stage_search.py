@@ -16,13 +16,13 @@ from autopar.passes.layer.fixed import Fixed
 from autopar.passes.stage.prices import Choice, ChosenStage, Ranked, Wanted
 from autopar.passes.stage.search import search
 from autopar.planner.layer_programs import LayerPrograms
-from autopar.planner.request import Request
 from autopar.planner.placed_stages import PlacedStages
+from autopar.planner.request import Request
 from autopar.planner.sliced_step import SlicedStep, slice_step
 from autopar.planner.source import Source
-from autopar.planner.submesh_sharding import SubmeshSharder
 from autopar.planner.stage_programs import StagePrograms, lower_stages
 from autopar.planner.stage_table import stage_table
+from autopar.planner.submesh_sharding import SubmeshSharder
 from autopar.schedule.table import SCHEDULES
 
 # The most microbatches that a search without a fixed number tries: more only shrink the bubble

@@ -66,9 +66,9 @@ def time_step(placed: PlacedStages, costs: Sequence[StageCosts]) -> StepTiming:
     launch = placed.cluster.chip.launch_seconds
     layers = stages.layers.layers
     sends = tuple(
-        link_between(
-            placed.cluster, contexts[a.submesh].block, contexts[b.submesh].block
-        ).seconds(layers[a.last].cut_bytes)
+        link_between(placed.cluster, contexts[a.submesh].block, contexts[b.submesh].block).seconds(
+            layers[a.last].cut_bytes
+        )
         if a.submesh != b.submesh
         else 0.0
         for a, b in zip(stages.stages[:-1], stages.stages[1:], strict=True)

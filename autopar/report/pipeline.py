@@ -59,7 +59,9 @@ def _title(plan: Plan) -> str:
     batch = f"{plan.microbatches} microbatches of {plan.batch // plan.microbatches} rows"
     if len(plan.submeshes) == 1:
         return f"One stage: {batch}, one after the other"
-    share = plan.prediction.bubble_seconds / plan.outcome.seconds if plan.outcome.seconds > 0 else 0.0
+    share = (
+        plan.prediction.bubble_seconds / plan.outcome.seconds if plan.outcome.seconds > 0 else 0.0
+    )
     bubble = f"bubble {show_seconds(plan.prediction.bubble_seconds)} ({percent(share)})"
     return f"Stages under {plan.schedule}: {batch}, {bubble}"
 

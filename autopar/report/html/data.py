@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from autopar.cluster import Cluster, axis_links
 from autopar.cluster.planned import planned_cluster
-from autopar.ir.inspection import AxisRole, AxisUse, CommRow, Inspection
 from autopar.ir.codec import Json
+from autopar.ir.inspection import AxisRole, AxisUse, CommRow, Inspection
 from autopar.ir.plan import Plan
 from autopar.report.clusters import cluster_data
 from autopar.report.comm import by_kind

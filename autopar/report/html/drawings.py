@@ -14,7 +14,6 @@ from autopar.ir.inspection import CommRow, MemoryCurve
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan
 from autopar.ir.sharding import Sharding
-from autopar.ir.stages import Submesh
 from autopar.report.comm import by_kind
 from autopar.report.html.icicle import Bar, icicle
 from autopar.report.html.mirrors import mirrored
