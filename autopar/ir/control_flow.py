@@ -156,9 +156,9 @@ def control_flow(
     if kind == "cond":
         return ControlFlow(kind, bodies, tuple(_cond(operands, results, bodies)))
     if kind in REMAT:
-        ports = (*_passed(operands, 0, 1), *_returned(results, 1))
+        whole = (*_passed(operands, 0, 1), *_returned(results, 1))
         fences = bool(params.get("prevent_cse", True))
-        return ControlFlow(kind, bodies, ports, fences=fences)
+        return ControlFlow(kind, bodies, whole, fences=fences)
     return None
 
 

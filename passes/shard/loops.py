@@ -63,9 +63,9 @@ class _LoopReader:
         A carry, or what a branch is given, may hold a partial sum where its start is one, or zero.
         """
         if port.kind is PortKind.CHOICE:
-            decision = self._scalar("which", self._graph.value(operand))
-            self._exit(self._graph, operand, decision)
-            return decision
+            index = self._scalar("which", self._graph.value(operand))
+            self._exit(self._graph, operand, index)
+            return index
         first, *others = (self._op.graphs[b].inputs[i].value for b, i in port.inputs)
         index = self._decide(first)
         decision = self._reader.decisions[index]
