@@ -12,6 +12,7 @@ from autopar.cluster import Cluster as Cluster
 from autopar.collection import paused_collection
 from autopar.errors import InputError
 from autopar.frontend import StepSpec, read_call
+from autopar.frontend.devices import keep_to_cpu as keep_to_cpu
 from autopar.inspecting.compare import compare as compare
 from autopar.inspecting.explain import explain as explain_opened
 from autopar.inspecting.inspect import inspect as inspect_opened
@@ -55,13 +56,11 @@ from autopar.options import (
 from autopar.parallel import ParallelStep as ParallelStep
 from autopar.passes.base import Watcher as Watcher
 from autopar.planning import Planned as Planned
-from autopar.report.html.card import html_summary as html_summary
 from autopar.report.html.page import page
 from autopar.report.html.view import OtherPlan, ReportView
 from autopar.report.trace import load_trace
 from autopar.request import Request
 from autopar.rules import RuleBook
-from autopar.runtime.devices import keep_to_cpu as keep_to_cpu
 from autopar.runtime.trial.steps import open_cpu_devices as open_cpu_devices
 from autopar.runtime.trial.steps import with_created as with_created
 from autopar.staging.plan import PlannedStages as PlannedStages
