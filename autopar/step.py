@@ -38,11 +38,7 @@ from autopar.planner.planned_stages import PlannedStages, stages_before
 from autopar.planner.request import Request
 from autopar.planner.source import Source
 from autopar.progress import progress
-<<<<<<< HEAD:autopar/parallel.py
 from autopar.report.html.card import html_summary
-from autopar.request import Request
-=======
->>>>>>> main:autopar/step.py
 from autopar.runtime.bind import BoundMesh, bind_mesh
 from autopar.runtime.constrained import (
     check_surroundings,
