@@ -22,7 +22,7 @@ from autopar.passes.lower.outline import grid_of
 from autopar.passes.stage.prices import Choice, ChosenStage
 from autopar.request import Request
 from autopar.runtime.bind import bind_mesh
-from autopar.runtime.pipeline import PipelineExecutor
+from autopar.runtime.executor import Executor
 from autopar.schedule.table import SCHEDULES, device_order, plain_loop
 from autopar.staging.sliced import Sliced, slice_step
 from autopar.staging.source import Source
@@ -100,7 +100,7 @@ class Subject:
         step = jax.jit(self.step)
         return self._stepped(lambda state, batch: step(state, batch))
 
-    def run(self, executor: PipelineExecutor) -> tuple[Leaf, ...]:
+    def run(self, executor: Executor) -> tuple[Leaf, ...]:
         """The same of stage programs."""
         spec = self.spec
         return self._stepped(
@@ -156,10 +156,10 @@ def _mesh(count: int) -> MeshShape:
     return MeshShape.of((count,)) if count > 1 else MeshShape((), ())
 
 
-def executor_of(made: Staged) -> PipelineExecutor:
+def executor_of(made: Staged) -> Executor:
     """The programs on the devices of their submeshes."""
     meshes = [bind_mesh(s.mesh, s.devices) for s in made.stages.submeshes]
-    return PipelineExecutor(made.sliced.trace, made.program, meshes)
+    return Executor(made.sliced.trace, made.program, meshes)
 
 
 def in_plain_order(subject: Subject, layout: Layout) -> Staged:
