@@ -240,7 +240,9 @@ def write_report(
     `verify` found, or its JSON. Raises InputError where the trace cannot be used.
     """
     if trace is not None and a_plan(plan).is_one_program:
-        raise InputError(f"{plan.origin.step} is one program, which step.trace cannot measure")
+        raise InputError(
+            f"{plan.origin.step} is one program: its page has no schedule to draw a trace beside"
+        )
     if isinstance(verification, Verification):
         verification = verification_data(verification)
     view = ReportView(

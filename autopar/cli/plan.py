@@ -96,7 +96,7 @@ def _make(loaded: Target, wanted: Wanted, after: str | None) -> Made:
         schedule=wanted.schedule,
     )
     with gathered_warnings() as messages, watched_planning(err()) as trail, tracing(loaded):
-        planned: Planned = step.planned(*loaded.args, watchers=[trail.watcher], **loaded.kwargs)
+        planned: api.Planned = step.planned(*loaded.args, watchers=[trail.watcher], **loaded.kwargs)
     seconds = time.perf_counter() - start
     text = trail.text_after(after, planned) if after is not None else ""
     return Made(planned, seconds, text, tuple(messages))

@@ -10,7 +10,7 @@ from autopar.inspecting.binding import Bound
 from autopar.inspecting.changes import sentences
 from autopar.inspecting.reads import arrival, reads
 from autopar.inspecting.reopen import Opened
-from autopar.inspecting.scope import AbstractScope, Weighed, too_large
+from autopar.inspecting.scope import Scope, Weighed, too_large
 from autopar.inspecting.subject import Subject, found
 from autopar.inspecting.words import Names, spec, split
 from autopar.ir.assignment import Assignment
@@ -37,7 +37,7 @@ def explain(opened: Opened, asked: str) -> Explanation:
 class _Explainer:
     """One subject; `case` is as the plan's pins and method leave it."""
 
-    scope: AbstractScope
+    scope: Scope
     case: Case
     subject: Subject
 

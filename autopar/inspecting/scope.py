@@ -10,7 +10,6 @@ from autopar.inspecting.reopen import Opened
 from autopar.ir.explanation import Price
 from autopar.ir.graph import Graph
 from autopar.ir.paths import meant
-from autopar.ir.plan import Plan
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.spmd import SpmdProgram
 from autopar.ir.text import show_bytes
@@ -168,18 +167,6 @@ def too_large(needed: float, limit: int) -> str:
         f"it needs {show_bytes(needed)} a device, {show_bytes(needed - limit)} more than the limit "
         f"of {show_bytes(limit)}"
     )
-
-
-def predicted(plan: Plan, solver_seconds: float) -> Price:
-    """What a plan of one program was predicted to take."""
-    p = plan.prediction
-    spent = Seconds(p.compute_seconds, p.communication_seconds, p.exposed_seconds)
-    return price_of(spent, p.seconds, solver_seconds, p.peak_bytes)
-
-
-def _of_step(costs: StageCosts, runs: int) -> Seconds:
-    looped = costs.forward + costs.input_gradient + costs.weight_gradient
-    return looped.times(runs) + costs.once
 
 
 def price_of(spent: Seconds, seconds: float, solver_seconds: float, peak_bytes: int) -> Price:

@@ -195,6 +195,4 @@ class _Asking:
 
 def _with(opened: Opened, submesh: int, weighed: Weighed) -> Opened:
     """The plan with one submesh sharded otherwise."""
-    submeshes = list(opened.plan.submeshes)
-    submeshes[submesh] = replace(submeshes[submesh], sharding=weighed.sharding)
-    return replace(opened, plan=replace(opened.plan, submeshes=tuple(submeshes)))
+    return replace(opened, plan=opened.plan.with_sharding(submesh, weighed.sharding))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import pairwise
 from pathlib import Path
@@ -258,6 +258,12 @@ class Plan:
     def layer_count(self) -> int:
         """The number of layers of all stages."""
         return sum(s.layers for s in self.stages)
+
+    def with_sharding(self, submesh: int, sharding: ShardingPlan) -> Plan:
+        """The plan with one submesh sharded otherwise; predictions stay what they were."""
+        submeshes = list(self.submeshes)
+        submeshes[submesh] = replace(submeshes[submesh], sharding=sharding)
+        return replace(self, submeshes=tuple(submeshes))
 
     def mesh_of(self, argument: Argument) -> MeshShape:
         """The logical mesh that an argument lies on."""

@@ -1,4 +1,4 @@
-"""Restores a saved plan: its step is traced and lowered again, and nothing is searched or solved."""
+"""Restores a saved plan: its step is lowered again, and nothing is searched or solved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The programs of a step's stages: sharded and lowered, with what each takes; one program or many."""
+"""The programs of a step's stages, one or many: sharded and lowered, with what each takes."""
 
 from __future__ import annotations
 

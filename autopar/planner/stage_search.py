@@ -72,15 +72,16 @@ def search_stages(source: Source, request: Request, setting: Setting) -> FoundSt
             best = ranked.best
             if best.microbatches == 1 and len(best.stages) == 1:
                 return None
-            return _build(best, sliced(best.microbatches), ranked, request, setting)
+            made = build_stages(sliced(best.microbatches), best, request, setting)
+            return FoundStages(made, ranked, tuple(s.last - s.first + 1 for s in best.stages))
         except MemoryLimitError as error:
             failure = failure or error
     raise failure or InfeasibleError("no stages were found")
 
 
-def _build(
-    choice: Choice, sliced: SlicedStep, ranked: Ranked, request: Request, setting: Setting
-) -> FoundStages:
+def build_stages(
+    sliced: SlicedStep, choice: Choice, request: Request, setting: Setting
+) -> StagePrograms:
     """A choice's stages as programs, its layers merged to one for each stage.
 
     So a plan that is loaded comes to the same programs from the stages' bounds alone. Raises
@@ -94,8 +95,7 @@ def _build(
     sharder = SubmeshSharder(placed, request, setting)
     variants = {s.block: (s.recipe, s.partial_sums) for s in choice.stages}
     shardings = [sharder.shard(k, *variant) for k, variant in enumerate(variants.values())]
-    programs = lower_stages(sliced.trace, placed, shardings)
-    return FoundStages(programs, ranked, tuple(s.last - s.first + 1 for s in choice.stages))
+    return lower_stages(sliced.trace, placed, shardings)
 
 
 def _stage_plan(

@@ -352,25 +352,7 @@ def _on_first_device(lies: Sequence[Sharding], mesh: MeshShape) -> tuple[Shardin
 def _loop_shardings(
     op: Op, flow: ControlFlow, plan: ShardingPlan
 ) -> tuple[tuple[Sharding, ...], tuple[tuple[Sharding, ...], ...]]:
-<<<<<<< HEAD
     """Shardings of a loop's operands on entry, and of the outputs of each of its bodies."""
-    lies = plan.sharding_of
-    bodies = [[lies[i.value.name] for i in g.inputs] for g in op.graphs]
-    results = [lies[r.name] for r in op.results]
-    if op.kind == "scan":
-        fixed = op.whole("num_consts") + op.whole("num_carry")
-        scanned = [Sharding(((), *s.dims), s.partial) for s in bodies[0][fixed:]]
-        carries = bodies[0][op.whole("num_consts") : fixed]
-        stacked = [Sharding(s.dims[1:], s.partial) for s in results[op.whole("num_carry") :]]
-        return (*bodies[0][:fixed], *scanned), ((*carries, *stacked),)
-    if op.kind == "while":
-        test_consts, body_consts = op.whole("cond_nconsts"), op.whole("body_nconsts")
-        carries = bodies[1][body_consts:]
-        entries = (*bodies[0][:test_consts], *bodies[1])
-        return entries, ((Sharding(()),), tuple(carries))
-    return (Sharding(()), *bodies[0]), tuple(tuple(results) for _ in op.graphs)
-=======
-    """How a loop's operands enter, and how each body's outputs leave."""
     lies, inside = plan.sharding_of, dict[Port, Sharding]()  # where a body is given or leaves it
     for port in flow.ports:
         if port.inputs:
@@ -387,4 +369,3 @@ def _loop_shardings(
         for s in (inside[port],)
     )
     return entries, tuple(tuple(inside[port] for port in row) for row in flow.outputs)
->>>>>>> main

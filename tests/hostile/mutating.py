@@ -152,9 +152,7 @@ _OPERATIONS: tuple[Callable[[Any, Any, Any, random.Random], None], ...] = (
 def redecided(data: dict[str, Any], seed: int) -> str:
     """The text of a plan with one to four decisions that are well formed and may be wrong."""
     rng, body = random.Random(seed), copy.deepcopy(data)
-    pipeline = body["pipeline"]
-    plans = pipeline["shardings"] if pipeline is not None else [body["sharding"]]
-    body["sharding"] = plans[0]
+    plans = [submesh["sharding"] for submesh in body["submeshes"]]
     for _ in range(rng.choice((1, 1, 2, 4))):
         plan = rng.choice(plans)
         _REDECISIONS[rng.randrange(len(_REDECISIONS))](body, plan, rng)
