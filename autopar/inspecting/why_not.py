@@ -22,8 +22,8 @@ from autopar.inspecting.scope import (
 from autopar.inspecting.words import and_more
 from autopar.ir.explanation import Counterfactual
 from autopar.ir.paths import meant
+from autopar.passes.shard.diagnose.why import anew, case_of, homed
 from autopar.passes.shard.pins import resolve_pins, show_spec
-from autopar.passes.shard.why import anew, case_of, homed
 from autopar.remat import Form
 from autopar.request import Pins, Request
 
