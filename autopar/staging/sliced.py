@@ -10,7 +10,7 @@ from autopar.ir.batching import BatchGraphs, Batching
 from autopar.ir.layers import LayerSequence
 from autopar.passes.base import Setting
 from autopar.passes.batch.exact import Exact
-from autopar.passes.batch.once import OneMicrobatch
+from autopar.passes.batch.identity import OneMicrobatch
 from autopar.passes.layer.base import AbstractLayering
 from autopar.passes.layer.min_cut import MinCut
 from autopar.rules import RuleBook, attach_rules

@@ -1,4 +1,14 @@
-"""Where the rows of an op's operands are in its results, or why the op cannot take them apart."""
+"""Propagation of the batch dim through one op: where its results hold rows, or why it couples them.
+
+Rows lie in a dim as outer x batch x inner. Most ops are read off the factors of their rule:
+
+    dot x[b,k] w[k,n] -> y[b,n]     b is a factor of y: rows stay rows
+    reduce_sum y[b,n] -> z[n]       b is reduced: z is a partial sum
+    sort y[b,n] over b              b must be replicated: rows are coupled (E5)
+
+A reshape keeps the items before and after; slices and pads may take or add whole copies of the
+batch. Two dims of rows in one value are E7.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +29,8 @@ TWICE = "holds the rows of the batch in two dims"
 
 
 @dataclass(frozen=True)
-class Trail:
-    """Where the results hold the rows; how those that do not are combined; what forbids it all."""
+class RowFlow:
+    """The rows of the results; the combiner of results without rows; or a fault instead."""
 
     results: tuple[Rows | None, ...] = ()
     combiner: str = ""
@@ -28,8 +38,8 @@ class Trail:
 
 
 @dataclass(frozen=True)
-class Crossing:
-    """An op as it is on the whole batch and on a part, and where its operands hold the rows.
+class AlignedOp:
+    """An op on the whole batch and on a part, and the rows of its operands.
 
     Rows marked `uniform` are all alike, so that they may be taken to lie in any order.
     """
@@ -49,15 +59,15 @@ class Crossing:
         return min(found, key=lambda pair: pair[0])[1]
 
 
-def follow(crossing: Crossing) -> Trail:
+def propagate_rows(aligned: AlignedOp) -> RowFlow:
     """The rows through one op that holds no bodies."""
-    own = _OWN.get(crossing.whole.kind)
-    trail = own(crossing) if own is not None else None
-    return trail if trail is not None else _by_rule(crossing)
+    own = _OWN.get(aligned.whole.kind)
+    trail = own(aligned) if own is not None else None
+    return trail if trail is not None else _by_rule(aligned)
 
 
 def is_opaque(op: Op) -> bool:
-    """Whether the op is code that nobody can see into, and the user gave no rule for it."""
+    """True if the op is code that cannot be seen into, and the user gave no rule for it."""
     rule = op.rule
     if rule is None or not rule.known:
         return True
@@ -67,24 +77,24 @@ def is_opaque(op: Op) -> bool:
 # -- by the factors of the op's rule -------------------------------------------------------
 
 
-def _by_rule(given: Crossing) -> Trail:
+def _by_rule(given: AlignedOp) -> RowFlow:
     rule = _rule(given)
     carried = _carried(rule, given)
     if isinstance(carried, str):
-        return Trail(fault=carried)
+        return RowFlow(fault=carried)
     kinds = {rule.factors[f].kind for f in carried}
     if kinds & {Kind.REPLICATE, Kind.PERMUTE}:
-        return Trail(fault=COUPLES)
+        return RowFlow(fault=COUPLES)
     found = [_places(rule, dims, carried) for dims in rule.results]
     if any(len(places) > 1 for places in found):
-        return Trail(fault=TWICE)
+        return RowFlow(fault=TWICE)
     combiners = {rule.factors[f].combiner for f in carried if rule.factors[f].kind is Kind.REDUCE}
     if not all(found) and len(combiners) != 1:
-        return Trail(fault=COUPLES)
-    return Trail(tuple(p[0] if p else None for p in found), "".join(combiners))
+        return RowFlow(fault=COUPLES)
+    return RowFlow(tuple(p[0] if p else None for p in found), "".join(combiners))
 
 
-def _rule(given: Crossing) -> Rule:
+def _rule(given: AlignedOp) -> Rule:
     """The op's rule; random keys, which no device may share, are items like any other here."""
     op, operands = given.whole, given.operands
     if op.rule is not None and not any(v.dtype.startswith("key") for v in (*operands, *op.results)):
@@ -97,7 +107,7 @@ def _as_number(value: Value) -> Value:
     return replace(value, dtype="u32") if value.dtype.startswith("key") else value
 
 
-def _carried(rule: Rule, given: Crossing) -> dict[int, tuple[int, int]] | str:
+def _carried(rule: Rule, given: AlignedOp) -> dict[int, tuple[int, int]] | str:
     """Factor -> items around the rows within it; operands of uniform rows follow the others."""
     carried: dict[int, tuple[int, int]] = {}
     order = sorted(range(len(given.rows)), key=lambda i: given.uniform[i])
@@ -147,7 +157,7 @@ def _places(rule: Rule, dims: Dims, carried: Mapping[int, tuple[int, int]]) -> l
 # -- ops whose rules say something else ----------------------------------------------------
 
 
-def _reshape(given: Crossing) -> Trail:
+def _reshape(given: AlignedOp) -> RowFlow:
     """As many items must lie before and after the rows as did before."""
     rows, old, new = given.first, given.operands[0].shape, given.whole.results[0].shape
     before = math.prod(old[: rows.dim]) * rows.outer
@@ -158,66 +168,66 @@ def _reshape(given: Crossing) -> Trail:
         if n != part and before % left == 0 and after % right == 0:
             found = Rows(d, before // left, after // right)
             if found.outer * given.batch * found.inner == n:
-                return Trail((found,))
-    return Trail(fault=COUPLES)
+                return RowFlow((found,))
+    return RowFlow(fault=COUPLES)
 
 
-def _gather(given: Crossing) -> Trail | None:
+def _gather(given: AlignedOp) -> RowFlow | None:
     """Rows that are read by their number are another microbatch's."""
     numbers = fields(given.whole.param("dimension_numbers"))
     rows = given.rows[0]
     read = rows is not None and rows.dim in ints(numbers["start_index_map"])
-    return Trail(fault=COUPLES) if read else None
+    return RowFlow(fault=COUPLES) if read else None
 
 
-def _scatter(given: Crossing) -> Trail | None:
+def _scatter(given: AlignedOp) -> RowFlow | None:
     """Rows that are written by their number are another microbatch's."""
     numbers = fields(given.whole.param("dimension_numbers"))
     rows = given.rows[0]
     written = rows is not None and rows.dim in ints(numbers["scatter_dims_to_operand_dims"])
-    return Trail(fault=COUPLES) if written else None
+    return RowFlow(fault=COUPLES) if written else None
 
 
-def _update(given: Crossing) -> Trail | None:
+def _update(given: AlignedOp) -> RowFlow | None:
     """A part of a dim of rows is written at a place that counts from the first row."""
     rows = given.rows[0]
     if rows is None:
-        return Trail(fault=COUPLES)
+        return RowFlow(fault=COUPLES)
     old, new = (v.shape[rows.dim] for v in given.operands[:2])
-    return Trail(fault=COUPLES) if old != new else None
+    return RowFlow(fault=COUPLES) if old != new else None
 
 
-def _bitwise(given: Crossing, combiner: str) -> Trail | None:
+def _bitwise(given: AlignedOp, combiner: str) -> RowFlow | None:
     """Reductions that devices cannot combine, but microbatches can."""
     if given.first.dim not in given.whole.ints("axes"):
         return None
-    return Trail((None,) * len(given.whole.results), combiner)
+    return RowFlow((None,) * len(given.whole.results), combiner)
 
 
-def _keyed(given: Crossing) -> Trail:
+def _keyed(given: AlignedOp) -> RowFlow:
     """An array of random keys: each of its rows makes its own numbers."""
     rows = given.first
     ranks = [len(v.shape) for v in given.whole.results]
     keyed = given.rows[0] is not None or given.whole.kind == "random_fold_in"
     held = keyed and rows.dim < min(ranks)
-    return Trail((rows,) * len(ranks)) if held else Trail(fault=COUPLES)
+    return RowFlow((rows,) * len(ranks)) if held else RowFlow(fault=COUPLES)
 
 
 # -- whole copies of the batch, one after the other ----------------------------------------
 
 
-def _concatenate(given: Crossing) -> Trail | None:
+def _concatenate(given: AlignedOp) -> RowFlow | None:
     """Batches joined one after the other, each microbatch's of its own: (a + b) x rows."""
     axis = given.whole.whole("dimension")
     if given.first.dim != axis:
         return None
     inner = {r.inner for r in given.rows if r is not None}
     if None in given.rows or len(inner) != 1 or any(r and r.dim != axis for r in given.rows):
-        return Trail(fault=COUPLES)
-    return Trail((Rows(axis, sum(r.outer for r in given.rows if r), inner.pop()),))
+        return RowFlow(fault=COUPLES)
+    return RowFlow((Rows(axis, sum(r.outer for r in given.rows if r), inner.pop()),))
 
 
-def _slice(given: Crossing) -> Trail | None:
+def _slice(given: AlignedOp) -> RowFlow | None:
     """Some of several batches that lie one after the other."""
     rows = given.first
     whole, part = given.whole, given.part
@@ -229,7 +239,7 @@ def _slice(given: Crossing) -> Trail | None:
     return _copies(given, (start, end), own, strides is not None and ints(strides)[rows.dim] != 1)
 
 
-def _pad(given: Crossing) -> Trail | None:
+def _pad(given: AlignedOp) -> RowFlow | None:
     """Whole batches put before or after, as the gradient of taking some has it."""
     rows = given.first
     config = pairs(given.whole.param("padding_config"))[rows.dim]
@@ -239,7 +249,7 @@ def _pad(given: Crossing) -> Trail | None:
     return _copies(given, config[:2], own[:2], bool(config[2]))
 
 
-def _copies(given: Crossing, whole: Sequence[int], part: Sequence[int], strided: bool) -> Trail:
+def _copies(given: AlignedOp, whole: Sequence[int], part: Sequence[int], strided: bool) -> RowFlow:
     """The result holds as many batches as its size says, if its edges are those of batches."""
     rows, step = given.first, given.batch * given.first.inner
     even = all(
@@ -247,22 +257,22 @@ def _copies(given: Crossing, whole: Sequence[int], part: Sequence[int], strided:
     )
     count = given.whole.results[0].shape[rows.dim] // step
     if strided or not even or not count:
-        return Trail(fault=COUPLES)
-    return Trail((Rows(rows.dim, count, rows.inner),))
+        return RowFlow(fault=COUPLES)
+    return RowFlow((Rows(rows.dim, count, rows.inner),))
 
 
-def _split(given: Crossing) -> Trail | None:
+def _split(given: AlignedOp) -> RowFlow | None:
     """Several batches taken apart."""
     rows, step = given.first, given.batch * given.first.inner
     if given.whole.whole("axis") != rows.dim:
         return None
     counts = [v.shape[rows.dim] for v in given.whole.results]
     if any(n % step for n in counts):
-        return Trail(fault=COUPLES)
-    return Trail(tuple(Rows(rows.dim, n // step, rows.inner) for n in counts))
+        return RowFlow(fault=COUPLES)
+    return RowFlow(tuple(Rows(rows.dim, n // step, rows.inner) for n in counts))
 
 
-_OWN: Mapping[str, Callable[[Crossing], Trail | None]] = {
+_OWN: Mapping[str, Callable[[AlignedOp], RowFlow | None]] = {
     "concatenate": _concatenate,
     "dynamic_update_slice": _update,
     "gather": _gather,

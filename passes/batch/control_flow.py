@@ -1,4 +1,10 @@
-"""Facts through scan, while, cond and remat: bodies are read until what they carry is settled."""
+"""Facts through scan, while, cond and remat: the bodies of loops are read to a fixed point.
+
+    carry(0) = facts of the operands
+    carry(k) = join(carry(k-1), body(carry(k-1)))      until nothing changes
+
+The lattice is finite and `join` only climbs, so the walk ends.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +14,8 @@ from functools import reduce
 from typing import Protocol
 
 from autopar.ir.graph import Op, Operand
-from autopar.passes.batch.facts import SAME, Fact, Share, bound
-from autopar.passes.batch.tags import ONE_BY_ONE
+from autopar.passes.batch.lattice import REPLICATED, Fact, Share, bound, join
+from autopar.passes.batch.trace_alignment import ONE_BY_ONE
 
 _REMAT = ("remat2", "checkpoint")
 _IDEMPOTENT = ("max", "min", "and", "or")
@@ -31,7 +37,7 @@ class Bodies(Protocol):
         ...
 
 
-def through(op: Op, given: Sequence[Fact], bodies: Bodies) -> tuple[Fact, ...]:
+def propagate(op: Op, given: Sequence[Fact], bodies: Bodies) -> tuple[Fact, ...]:
     """The facts of the op's results."""
     if op.kind == "scan":
         return _scan(op, given, bodies)
@@ -42,7 +48,7 @@ def through(op: Op, given: Sequence[Fact], bodies: Bodies) -> tuple[Fact, ...]:
     if op.kind in _REMAT:
         return bodies.run(0, given, trial=False)
     bodies.opaque()
-    return (SAME,) * len(op.results)
+    return (REPLICATED,) * len(op.results)
 
 
 def _scan(op: Op, given: Sequence[Fact], bodies: Bodies) -> tuple[Fact, ...]:
@@ -50,28 +56,28 @@ def _scan(op: Op, given: Sequence[Fact], bodies: Bodies) -> tuple[Fact, ...]:
     first = consts + carried
     if any(f.rows is not None and f.rows.dim == 0 for f in given[first:]):
         bodies.fault(ONE_BY_ONE)
-        return (SAME,) * len(op.results)
-    slices = tuple(_moved(f, -1) for f in given[first:])
-    carry = _settled(given[consts:first], 0, (given[:consts], slices), bodies)
+        return (REPLICATED,) * len(op.results)
+    slices = tuple(_shift_dim(f, -1) for f in given[first:])
+    carry = _carried_facts(given[consts:first], 0, (given[:consts], slices), bodies)
     outputs = bodies.run(0, [*given[:consts], *carry, *slices], trial=False)
     _check_carry(carry, outputs[:carried], given[consts:first], bodies)
-    return (*carry, *(_moved(f, 1) for f in outputs[carried:]))
+    return (*carry, *(_shift_dim(f, 1) for f in outputs[carried:]))
 
 
 def _while(op: Op, given: Sequence[Fact], bodies: Bodies) -> tuple[Fact, ...]:
     tests, consts = op.whole("cond_nconsts"), op.whole("body_nconsts")
     first = tests + consts
-    carry = _settled(given[first:], 1, (given[tests:first], ()), bodies)
+    carry = _carried_facts(given[first:], 1, (given[tests:first], ()), bodies)
     outputs = bodies.run(1, [*given[tests:first], *carry], trial=False)
     _check_carry(carry, outputs, given[first:], bodies)
     (test,) = bodies.run(0, [*given[:tests], *carry], trial=False)
-    if test.is_own and not _ends_row_by_row(op):
+    if test.differs and not _ends_row_by_row(op):
         bodies.fault("runs for as many rounds as the rows of the batch say")
     return tuple(bound(f, test.scalars) if test.scalars else f for f in carry)
 
 
 def _ends_row_by_row(op: Op) -> bool:
-    """Whether trips after a row's last leave it as it is, as the front end writes vmap's loops.
+    """True if trips after a row's last leave it as it is, as the front end writes vmap's loops.
 
     The loop goes on while any of a carried mask is set, what is not set in it stays so, and a trip
     changes nothing else where it is not set. Then a microbatch may stop when its own rows have.
@@ -103,9 +109,9 @@ def _ends_row_by_row(op: Op) -> bool:
 
 
 def _cond(op: Op, given: Sequence[Fact], bodies: Bodies) -> tuple[Fact, ...]:
-    if given[0].is_own:
+    if given[0].differs:
         bodies.fault("chooses its branch by the rows of the batch")
-        return (SAME,) * len(op.results)
+        return (REPLICATED,) * len(op.results)
     branches = [bodies.run(b, given[1:], trial=False) for b in range(len(op.graphs))]
     found: list[Fact] = []
     for facts in zip(*branches, strict=True):
@@ -116,22 +122,22 @@ def _cond(op: Op, given: Sequence[Fact], bodies: Bodies) -> tuple[Fact, ...]:
     return tuple(found)
 
 
-def _settled(
+def _carried_facts(
     start: Sequence[Fact],
     body: int,
     around: tuple[Sequence[Fact], Sequence[Fact]],
     bodies: Bodies,
 ) -> tuple[Fact, ...]:
-    """What is known of carried values before every trip of a loop.
+    """The facts of carried values before every trip of a loop.
 
-    What would become a part if it started from zero is taken to be one: whether it does start
-    so is for the caller to check.
+    A value that would become partial if it started from zero is taken to be partial; the caller
+    checks that it does start so.
     """
-    hopeful = tuple(replace(f, zero=True) if f.share is Share.SAME else f for f in start)
+    hopeful = tuple(replace(f, zero=True) if f.share is Share.REPLICATED else f for f in start)
     if hopeful != tuple(start):
         found = _fixed_point(hopeful, body, around, bodies)
         pairs = zip(start, found, strict=True)
-        start = tuple(f if f.share is Share.PART else own for own, f in pairs)
+        start = tuple(f if f.share is Share.PARTIAL else own for own, f in pairs)
     return _fixed_point(start, body, around, bodies)
 
 
@@ -151,29 +157,10 @@ def _fixed_point(
         carry = joined
 
 
-def join(one: Fact, other: Fact) -> Fact:
-    """What is known of a value that is one of two; a part where either is a part."""
-    multiple = frozenset(
-        s
-        for s in one.multiple_of | other.multiple_of
-        if all(f.zero or s in f.multiple_of for f in (one, other))
-    )
-    rest_of = (one.scalars | other.scalars) - multiple
-    zero = one.zero and other.zero
-    main, rest = (one, other) if _weight(one) >= _weight(other) else (other, one)
-    uniform = main.uniform and (rest.uniform or rest.rows is None)
-    rows = main.rows
-    if rest.rows is not None and main.uniform:
-        rows = rest.rows
-    return replace(
-        main, rows=rows, uniform=uniform, zero=zero, multiple_of=multiple, bound_to=rest_of
-    )
-
-
 def _check_carry(
     carry: Sequence[Fact], after: Sequence[Fact], start: Sequence[Fact], bodies: Bodies
 ) -> None:
-    """What a trip leaves must be what the next may start from, and so must the first."""
+    """Note a fault unless every trip starts from the facts that the body was read with."""
     for held, left, first in zip(carry, after, start, strict=True):
         _check_parts(held, first, bodies)
         _check_parts(held, left, bodies)
@@ -182,11 +169,11 @@ def _check_carry(
 
 
 def _check_parts(held: Fact, given: Fact, bodies: Bodies) -> None:
-    """Whatever stands for a part must be one, or nothing."""
-    if held.share is not Share.PART:
+    """Note a fault if a value that is held to be partial is neither that nor zero."""
+    if held.share is not Share.PARTIAL:
         return
-    part = given.share is Share.PART and given.combiner == held.combiner
-    same = given.share is Share.SAME and held.combiner in _IDEMPOTENT
+    part = given.share is Share.PARTIAL and given.combiner == held.combiner
+    same = given.share is Share.REPLICATED and held.combiner in _IDEMPOTENT
     if not (part or same or given.zero):
         bodies.fault(
             f"makes a value a {held.combiner} over rows of the batch, and elsewhere what is "
@@ -194,11 +181,7 @@ def _check_parts(held: Fact, given: Fact, bodies: Bodies) -> None:
         )
 
 
-def _weight(fact: Fact) -> int:
-    return (Share.SAME, Share.OWN, Share.ROWS, Share.PART).index(fact.share)
-
-
-def _moved(fact: Fact, step: int) -> Fact:
+def _shift_dim(fact: Fact, step: int) -> Fact:
     """A fact of a slice from that of the stack, or the other way round."""
     if fact.rows is None:
         return fact

@@ -1,26 +1,31 @@
-"""What is known of an op's results within one microbatch, from what is known of its operands."""
+"""Transfer functions of the batch analysis: facts of an op's results, given those of its operands.
+
+operands                       results
+any sharded                    sharded, or partial where the rows are summed (`dim_propagation`)
+any partial, in a body         partial if the op is linear in them, else E11
+any local, none sharded        local
+all replicated                 replicated; with rows of its own, a source (iota, random bits)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from autopar.ir.batching import BatchGraphs, Rows
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.values import Literal, Value
-from autopar.passes.batch import control
-from autopar.passes.batch.along import COUPLES, TWICE, Crossing, follow, is_opaque
-from autopar.passes.batch.facts import (
-    SAME,
-    Fact,
-    Fault,
-    Share,
-    Why,
-    described,
-    literal_fact,
+from autopar.passes.batch import control_flow
+from autopar.passes.batch.dim_propagation import (
+    COUPLES,
+    TWICE,
+    AlignedOp,
+    is_opaque,
+    propagate_rows,
 )
-from autopar.passes.batch.linear import combines, is_linear, keeps_zero
-from autopar.passes.batch.tags import Cut, is_quiet
+from autopar.passes.batch.lattice import REPLICATED, Fact, Share, literal_fact
+from autopar.passes.batch.refuse import Fault, Why, described
+from autopar.passes.batch.trace_alignment import BatchCut, is_source_only
 
 # Each operand goes through by itself.
 _SIDE_BY_SIDE = frozenset({"optimization_barrier", "device_put"})
@@ -29,43 +34,43 @@ _ADDING = frozenset({"scatter-add", "scatter-sub"})  # to what an operand holds 
 
 
 @dataclass
-class Spread:
+class TransferFunctions:
     """Reads ops of the two traces side by side and gathers what forbids cutting them."""
 
     graphs: BatchGraphs
-    cut: Cut
+    cut: BatchCut
     faults: list[Fault] = field(default_factory=list[Fault])
 
     def op(
         self, whole: Op, part: Op, given: Sequence[Fact], scopes: tuple[Graph, Graph]
     ) -> tuple[Fact, ...]:
         """The facts of an op's results; `scopes` are the graphs that the two ops stand in."""
-        if is_quiet(part, self.cut.quiet) and not part.graphs:
-            return self._of_sources(part, self.trial()._loud(whole, part, given, scopes))
-        return self._loud(whole, part, given, scopes)
+        if is_source_only(part, self.cut.source_only) and not part.graphs:
+            return self._of_sources(part, self.trial()._results(whole, part, given, scopes))
+        return self._results(whole, part, given, scopes)
 
-    def trial(self) -> Spread:
+    def trial(self) -> TransferFunctions:
         """A reader of the same traces whose faults nobody is told of."""
-        return Spread(self.graphs, self.cut)
+        return TransferFunctions(self.graphs, self.cut)
 
     def _of_sources(self, part: Op, facts: Sequence[Fact]) -> tuple[Fact, ...]:
         """The facts with sources as the front end says they are."""
         named = zip(part.results, facts, strict=True)
         return tuple(
-            replace(f, share=Share.ROWS, rows=self.cut.sources[v.name], combiner="")
+            replace(f, share=Share.SHARDED, rows=self.cut.sources[v.name], combiner="")
             if v.name in self.cut.sources
             else f
             for v, f in named
         )
 
-    def _loud(
+    def _results(
         self, whole: Op, part: Op, given: Sequence[Fact], scopes: tuple[Graph, Graph]
     ) -> tuple[Fact, ...]:
         if whole.kind in _SIDE_BY_SIDE:
             return tuple(given)
         if whole.graphs:
-            facts = control.through(part, given, _Bodies(self, whole, part))
-        elif any(f.share is Share.PART for f in given):
+            facts = control_flow.propagate(part, given, _Bodies(self, whole, part))
+        elif any(f.share is Share.PARTIAL for f in given):
             facts = self._combined(whole, part, given, scopes[0])
         else:
             facts = self._plain(whole, part, given, scopes)
@@ -77,7 +82,7 @@ class Spread:
         return dims[0] if dims else None
 
     def touches_rows(self, whole: Op, part: Op) -> bool:
-        """Whether a result, or a value in a body, holds rows."""
+        """True if a result, or a value in a body, holds rows."""
         pairs = zip(whole.results, part.results, strict=True)
         return any(a.shape != b.shape for a, b in pairs) or any(
             self.touches_rows(one, own)
@@ -96,23 +101,23 @@ class Spread:
     def _plain(
         self, whole: Op, part: Op, given: Sequence[Fact], scopes: tuple[Graph, Graph]
     ) -> tuple[Fact, ...]:
-        if any(f.share is Share.ROWS for f in given):
+        if any(f.share is Share.SHARDED for f in given):
             return self._with_rows(whole, part, given, scopes[0])
-        own = any(f.share is Share.OWN for f in given)
+        own = any(f.share is Share.LOCAL for f in given)
         zero = not own and all(f.zero for f in given) and bool(given) and keeps_zero(whole)
         facts: list[Fact] = []
         for place, (one, value) in enumerate(zip(whole.results, part.results, strict=True)):
             dim = self.rows_dim(one, value)
             if dim is None:
-                facts.append(Fact(Share.OWN) if own else Fact(zero=zero))
+                facts.append(Fact(Share.LOCAL) if own else Fact(zero=zero))
                 continue
             items = self._items(whole, place, one, value, dim)
             uniform = not own and self._is_uniform(whole, dim, place)
-            facts.append(Fact(Share.ROWS, Rows(dim, 1, items), uniform, zero))
+            facts.append(Fact(Share.SHARDED, Rows(dim, 1, items), uniform, zero))
         return tuple(facts)
 
     def _is_uniform(self, op: Op, dim: int, place: int) -> bool:
-        """Whether rows made of nothing of the batch are all alike; a fault where they are not."""
+        """True if the rows of a source are all alike; notes a fault if they are not."""
         if op.kind in ("broadcast_in_dim", "empty"):
             return True
         if op.kind == "iota" and op.whole("dimension") != dim:
@@ -142,8 +147,8 @@ class Spread:
         if is_opaque(whole):
             self.fault(Why.OPAQUE, f"{described(whole)} is code that autopar cannot see into")
             return self._by_size(whole, part)
-        trail = follow(
-            Crossing(
+        trail = propagate_rows(
+            AlignedOp(
                 whole,
                 part,
                 tuple(scope.value(o) for o in whole.operands),
@@ -162,9 +167,9 @@ class Spread:
         )  # fmt: skip
         zero = keeps_zero(whole) and all(f.zero for f in given)
         facts = [
-            Fact(Share.ROWS, rows, uniform and self._same_items(rows, given), zero)
+            Fact(Share.SHARDED, rows, uniform and self._same_items(rows, given), zero)
             if rows is not None
-            else Fact(Share.PART, combiner=trail.combiner, zero=zero)
+            else Fact(Share.PARTIAL, combiner=trail.combiner, zero=zero)
             for rows in trail.results
         ]
         self._check(whole, part, given, facts)
@@ -175,7 +180,7 @@ class Spread:
         return items == {rows.outer * rows.inner}
 
     def _check(self, whole: Op, part: Op, given: Sequence[Fact], facts: Sequence[Fact]) -> None:
-        """Whether the rows are where the sizes say, and sums over rows start from nothing."""
+        """Note faults unless rows are where the sizes say, and sums over rows start from zero."""
         for place, (one, value, fact) in enumerate(
             zip(whole.results, part.results, facts, strict=True)
         ):
@@ -185,24 +190,24 @@ class Spread:
                 self.fault(Why.TWICE, f"{described(whole, place)} {TWICE}")
             elif dims != held:
                 self.fault(Why.COUPLED, f"{described(whole, place)} {COUPLES}")
-        summed = any(f.share is Share.PART for f in facts)
+        summed = any(f.share is Share.PARTIAL for f in facts)
         if summed and whole.kind in _ADDING and not given[0].zero:
             self.fault(
                 Why.COUPLED,
                 f"{described(whole)} adds rows of the batch to a value that is not zero",
             )
-        if summed and any(f.share is Share.OWN for f in given):
+        if summed and any(f.share is Share.LOCAL for f in given):
             text = f"{described(whole)} mixes rows with the number of their microbatch"
             self.fault(Why.COUPLED, text)
 
     def _by_size(self, whole: Op, part: Op) -> tuple[Fact, ...]:
-        """What can be said of the results of an op that cannot be cut."""
+        """Facts of the results of an op that cannot be cut, by their sizes alone."""
         facts: list[Fact] = []
         for one, own in zip(whole.results, part.results, strict=True):
             dim = self.rows_dim(one, own)
             items = 0 if dim is None else one.shape[dim] // self.cut.batch
-            held = Fact(Share.ROWS, Rows(dim or 0, 1, max(items, 1)), uniform=True)
-            facts.append(SAME if dim is None else held)
+            held = Fact(Share.SHARDED, Rows(dim or 0, 1, max(items, 1)), uniform=True)
+            facts.append(REPLICATED if dim is None else held)
         return tuple(facts)
 
     # -- parts of sums, which only bodies see ----------------------------------------------
@@ -211,11 +216,11 @@ class Spread:
         self, whole: Op, part: Op, given: Sequence[Fact], scope: Graph
     ) -> tuple[Fact, ...]:
         """Parts go through what is linear in them; nothing else may read them."""
-        combiner = next(f.combiner for f in given if f.share is Share.PART)
-        places = [i for i, f in enumerate(given) if f.share is Share.PART]
+        combiner = next(f.combiner for f in given if f.share is Share.PARTIAL)
+        places = [i for i, f in enumerate(given) if f.share is Share.PARTIAL]
         zeros = [i for i, f in enumerate(given) if f.zero]
         same = all(
-            f.combiner == combiner if f.share is Share.PART else f.share is Share.SAME
+            f.combiner == combiner if f.share is Share.PARTIAL else f.share is Share.REPLICATED
             for f in given
         ) and not self.touches_rows(whole, part)
         fits = (
@@ -231,7 +236,7 @@ class Spread:
             self.fault(Why.LOOPED, text)
             return self._by_size(whole, part)
         zero = all(given[i].zero for i in places) and keeps_zero(whole)
-        return tuple(Fact(Share.PART, combiner=combiner, zero=zero) for _ in whole.results)
+        return tuple(Fact(Share.PARTIAL, combiner=combiner, zero=zero) for _ in whole.results)
 
     # -- multiples of a scalar -------------------------------------------------------------
 
@@ -248,7 +253,7 @@ class Spread:
 
 
 def _is_multiple(op: Op, scalar: str, given: Sequence[Fact], scope: Graph) -> bool:
-    """Whether the op's results are multiples of the scalar, and no f16 that may overflow."""
+    """True if the op's results are multiples of the scalar, and no f16 that may overflow."""
     if any(scalar in f.bound_to for f in given) or any(v.dtype == "f16" for v in op.results):
         return False
     places = [i for i, f in enumerate(given) if scalar in f.multiple_of]
@@ -279,13 +284,13 @@ def _first_rows(op: Op, given: Sequence[Fact], scope: Graph) -> str:
 class _Bodies:
     """The bodies of one op of the two traces, for `control` to go through."""
 
-    spread: Spread
+    transfer: TransferFunctions
     whole: Op
     part: Op
 
     def run(self, body: int, given: Sequence[Fact], *, trial: bool) -> tuple[Fact, ...]:
         """The facts of a body's outputs; a trial notes no faults."""
-        spread = self.spread.trial() if trial else self.spread
+        transfer = self.transfer.trial() if trial else self.transfer
         whole, part = self.whole.graphs[body], self.part.graphs[body]
         facts = {i.value.name: f for i, f in zip(part.inputs, given, strict=True)}
 
@@ -293,15 +298,55 @@ class _Bodies:
             return tuple(literal_fact(o) if isinstance(o, Literal) else facts[o] for o in operands)
 
         for one, own in zip(whole.ops, part.ops, strict=True):
-            found = spread.op(one, own, read(own.operands), (whole, part))
+            found = transfer.op(one, own, read(own.operands), (whole, part))
             facts.update((v.name, f) for v, f in zip(own.results, found, strict=True))
         return read(part.outputs)
 
     def fault(self, text: str) -> None:
         """Note what forbids cutting the op."""
-        self.spread.fault(Why.COUPLED, f"{described(self.whole)} {text}")
+        self.transfer.fault(Why.COUPLED, f"{described(self.whole)} {text}")
 
     def opaque(self) -> None:
         """Note that the op's bodies are not understood."""
         text = f"{described(self.whole)} is code that autopar cannot see into"
-        self.spread.fault(Why.OPAQUE, text)
+        self.transfer.fault(Why.OPAQUE, text)
+
+
+# -- linearity: twice the operands makes twice the results -----------------------------------
+
+
+# Ops that only move or repeat items: whatever they are given, they give back.
+MOVING = frozenset(
+    """
+    broadcast_in_dim copy expand_dims name reshape rev sharding_constraint slice squeeze stack
+    tile transpose unstack
+    """.split()
+)
+# Ops after which zeros are still zeros.
+_KEEPS_ZERO = MOVING | {"convert_element_type", "neg", "reduce_sum"}
+# A maximum of maxima over parts is one over all.
+_IDEMPOTENT = {"max": "max", "min": "min", "and": "and", "or": "or"}
+
+
+def keeps_zero(op: Op) -> bool:
+    """True if zeros make zeros."""
+    return op.kind in _KEEPS_ZERO
+
+
+def is_linear(op: Op, places: Collection[int], zeros: Collection[int], graph: Graph) -> bool:
+    """True if the results are linear in the operands at these places, those at `zeros` being 0.
+
+    Rounding to a floating-point type counts as linear.
+    """
+    if op.kind == "convert_element_type":
+        operand = graph.value(op.operands[0])
+        return operand.dtype != "bool" and op.results[0].is_floating
+    groups = op.rule.linear if op.rule is not None else ()
+    return any(
+        set(places) <= set(group) and set(group) - set(places) <= set(zeros) for group in groups
+    )
+
+
+def combines(op: Op, combiner: str) -> bool:
+    """True if the op combines parts by that combiner, or only moves them."""
+    return op.kind in MOVING or _IDEMPOTENT.get(op.kind) == combiner

@@ -1,4 +1,4 @@
-"""The whole batch as the only microbatch of stage programs: exact for every step."""
+"""The whole batch as the only microbatch: exact for every step."""
 
 from __future__ import annotations
 
@@ -11,6 +11,22 @@ from autopar.ir.graph import Graph
 from autopar.ir.values import Role
 from autopar.passes.base import Setting
 from autopar.passes.batch.base import AbstractBatching
+
+
+@dataclass(frozen=True)
+class Whole(AbstractBatching):
+    """Leaves the step as the user wrote it: one program."""
+
+    name: ClassVar[str] = "whole"
+
+    def run(self, given: BatchGraphs, setting: Setting) -> Batching:
+        """The whole step, run once."""
+        del setting
+        return Batching.whole(given.whole)
+
+
+# -- for stage programs ----------------------------------------------------------------------
+
 
 _LOOP, _ONCE = Moment(When.LOOP, (0,)), Moment(When.ONCE, (0,))
 
@@ -34,7 +50,7 @@ class OneMicrobatch(AbstractBatching):
 
 
 def _moments(graph: Graph) -> Iterator[Moment]:
-    """What reads the batch is in the loop, but for updates."""
+    """Put ops that read the batch in the loop, but for updates."""
     touched = {i.value.name for i in graph.inputs if i.role is Role.BATCH}
     for op in graph.ops:
         reads = not touched.isdisjoint(op.value_operands())

@@ -1,4 +1,10 @@
-"""Two traces side by side: they must be alike, and a dim whose size differs holds the rows."""
+"""Alignment of two traces, on the whole batch and on a part: a dim whose size differs holds rows.
+
+whole batch (8 rows)           microbatch (2 rows)
+%0: f32[8,16] = dot(%x, %w)    %0: f32[2,16] = dot(%x, %w)    dim 0 of %0 holds rows
+%1: f32[16]   = reduce_sum(%0) %1: f32[16]   = reduce_sum(%0) a sum over rows
+%2: f32[16]   = div(%1, 8.0)   %2: f32[16]   = div(%1, 8.0)   constants are the whole batch's
+"""
 
 from __future__ import annotations
 
@@ -8,7 +14,7 @@ from dataclasses import dataclass, field
 from autopar.ir.batching import BatchGraphs, Rows
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.values import Input, Literal, Role, Value
-from autopar.passes.batch.facts import Fault, Why, described
+from autopar.passes.batch.refuse import Fault, Why, described
 
 ONE_BY_ONE = "goes through the rows of the batch one after the other"
 
@@ -22,16 +28,16 @@ _OF_SHAPE = frozenset(
 
 
 @dataclass(frozen=True)
-class Cut:
-    """How many rows there are, into how many microbatches they go, and which values start them.
+class BatchCut:
+    """The number of rows and of microbatches, and the values in which rows begin.
 
-    `sources` have rows that no operand gives them; `quiet` values are those that only they need.
+    `sources` have rows that no operand gives them; `source_only` values are needed only by them.
     """
 
     batch: int
     microbatches: int
     sources: Mapping[str, Rows] = field(default_factory=dict[str, Rows])
-    quiet: frozenset[str] = frozenset()
+    source_only: frozenset[str] = frozenset()
 
     def dims(self, whole: Value, part: Value) -> tuple[int, ...]:
         """The dims whose sizes differ between the two traces."""
@@ -45,30 +51,30 @@ class Cut:
         return size // self.batch if even else 0
 
 
-def odd_ops(whole: Graph, part: Graph, quiet: Collection[str]) -> Iterator[Fault]:
-    """The first op at which two traces part ways, or every constant that follows the batch size.
+def compare_traces(whole: Graph, part: Graph, source_only: Collection[str]) -> Iterator[Fault]:
+    """Compare two traces: E2 at the first op at which they differ, E3 at each differing constant.
 
-    Ops that make `quiet` values may read constants of their own.
+    Ops that make `source_only` values may read constants of their own.
     """
     for one, own in zip(whole.ops, part.ops, strict=False):
-        loud = not is_quiet(own, quiet)
-        if not _alike(one, own, quiet, loud=loud):
+        loud = not is_source_only(own, source_only)
+        if not _alike(one, own, source_only, loud=loud):
             text = f"the whole batch runs {described(one)}, a microbatch {described(own)}"
             yield Fault(Why.STRUCTURE, text)
             return
-        yield from _odd_constants(one, own) if loud else ()
+        yield from _compare_constants(one, own) if loud else ()
         for inner, body in zip(one.graphs, own.graphs, strict=True):
-            yield from odd_ops(inner, body, quiet)
+            yield from compare_traces(inner, body, source_only)
     if len(whole.ops) != len(part.ops) or whole.outputs != part.outputs:
         text = f"the whole batch runs {len(whole.ops)} ops, a microbatch {len(part.ops)}"
         yield Fault(Why.STRUCTURE, text)
 
 
-def _alike(whole: Op, part: Op, quiet: Collection[str], *, loud: bool) -> bool:
-    """Whether two ops read and make values of the same names, a literal for the number aside."""
+def _alike(whole: Op, part: Op, source_only: Collection[str], *, loud: bool) -> bool:
+    """True if two ops have operands and results of the same names, but for the batch's index."""
 
     def same(one: Operand, own: Operand) -> bool:
-        numbered = isinstance(own, Literal) or own in quiet or not loud
+        numbered = isinstance(own, Literal) or own in source_only or not loud
         return one == own or (isinstance(one, Literal) and numbered)
 
     return (
@@ -80,12 +86,12 @@ def _alike(whole: Op, part: Op, quiet: Collection[str], *, loud: bool) -> bool:
     )
 
 
-def is_quiet(op: Op, quiet: Collection[str]) -> bool:
-    """Whether all that an op makes is quiet."""
-    return bool(op.results) and all(v.name in quiet for v in op.results)
+def is_source_only(op: Op, source_only: Collection[str]) -> bool:
+    """True if all results of an op are needed only by sources."""
+    return bool(op.results) and all(v.name in source_only for v in op.results)
 
 
-def quiet_values(graphs: BatchGraphs) -> frozenset[str]:
+def _source_only_values(graphs: BatchGraphs) -> frozenset[str]:
     """Values that nothing but sources is made of, and that hold no rows of the step's inputs.
 
     The front end has seen to it that sources are what they are on the whole batch; what it makes
@@ -112,21 +118,21 @@ def _without_rows(
     whole: Graph, part: Graph, wanted: Collection[str], index: str = ""
 ) -> Iterator[str]:
     """Of these values, those that are made of none with rows but each other."""
-    quiet = {index}
+    source_only = {index}
     for one, own in zip(whole.ops, part.ops, strict=False):
         for inner, body in zip(one.graphs, own.graphs, strict=False):
             yield from _without_rows(inner, body, wanted)
-        loud = (n for n in own.value_operands() if n not in quiet)
+        loud = (n for n in own.value_operands() if n not in source_only)
         if all(n in whole.values and whole.values[n] == part.values[n] for n in loud):
-            quiet.update(v.name for v in own.results if v.name in wanted)
-    yield from quiet
+            source_only.update(v.name for v in own.results if v.name in wanted)
+    yield from source_only
 
 
 def _type(value: Value) -> tuple[str, int, str]:
     return value.name, len(value.shape), value.dtype
 
 
-def _odd_constants(whole: Op, part: Op) -> Iterator[Fault]:
+def _compare_constants(whole: Op, part: Op) -> Iterator[Fault]:
     own = dict(part.params)
     for one, other in zip(whole.operands, part.operands, strict=True):
         if one != other and isinstance(other, Literal):
@@ -143,13 +149,13 @@ def _odd_constants(whole: Op, part: Op) -> Iterator[Fault]:
             )
 
 
-def cut_of(graphs: BatchGraphs) -> Cut | Fault:
+def find_batch_cut(graphs: BatchGraphs) -> BatchCut | Fault:
     """The rows of the batch: the smallest dim of a batch input that differs between the traces."""
     m = graphs.microbatches
     sizes: dict[str, tuple[int, ...]] = {}
     pairs = list(zip(graphs.whole.inputs, _step_inputs(graphs), strict=True))
     for one, other in pairs:
-        differing = Cut(1, m).dims(one.value, other.value)
+        differing = BatchCut(1, m).dims(one.value, other.value)
         if one.role is not Role.CONSTANT and differing:
             sizes[one.path or one.value.name] = tuple(one.value.shape[d] for d in differing)
     if not sizes:
@@ -160,7 +166,7 @@ def cut_of(graphs: BatchGraphs) -> Cut | Fault:
     if odd or batch % m:
         numbers = "; ".join(odd) or f"{batch} rows do not make {m} equal microbatches"
         return Fault(Why.AXIS, f"the batch axis is ambiguous: taken as {batch} rows, yet {numbers}")
-    return Cut(batch, m, dict(graphs.sources), quiet_values(graphs))
+    return BatchCut(batch, m, dict(graphs.sources), _source_only_values(graphs))
 
 
 def _step_inputs(graphs: BatchGraphs) -> list[Input]:
