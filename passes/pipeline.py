@@ -21,7 +21,7 @@ from autopar.passes.lower.spmd import lower_spmd
 from autopar.passes.shard.base import AbstractSharding
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.stage.base import AbstractStaging
-from autopar.passes.stage.one import One
+from autopar.passes.stage.one_stage import One
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""One stage on the whole mesh: the answer "do not pipeline"."""
+"""A single stage on the whole mesh: the answer "do not pipeline"."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autopar.passes.stage.base import AbstractStaging
 
 @dataclass(frozen=True)
 class One(AbstractStaging):
-    """All layers in one stage."""
+    """Puts all layers in one stage."""
 
     name: ClassVar[str] = "one"
 

@@ -1,17 +1,55 @@
-"""Every range of layers under every option, for one number of microbatches, as arrays.
+"""Costs of every interval of layers as a stage, as arrays, for one number of microbatches.
 
-Arrays are indexed [o, i, j]: option o runs layers i..j, both included, as one stage.
+Arrays are indexed [o, i, j]: option o runs layers i..j, both included, as one stage. A stage also
+makes the others wait once a step: its F passes before the last stage can begin, and I and W after
+the last stage has ended, but for the bubbles that a weight gradient fills. That is its bubble term.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
 
 from autopar.cluster.submesh import links_in_a_row
 from autopar.passes.stage.prices import BatchPrices, LayerPrice, Option, StageTable
+
+
+class Gap(StrEnum):
+    """The bubble term of a stage: all of a microbatch, all but W and what W fills, or F alone."""
+
+    WHOLE = "F + I + W"
+    DRAIN = "F + I - W"
+    FILL = "F"
+
+
+_GAPS = MappingProxyType(
+    {
+        "zb-h1": Gap.DRAIN,
+        "zb-interleaved": Gap.DRAIN,
+        "zb-h2": Gap.FILL,
+        "zb-v": Gap.FILL,
+    }
+)
+
+
+def gap_of(schedule: str) -> Gap:
+    """The bubble term of a schedule."""
+    return _GAPS.get(schedule, Gap.WHOLE)
+
+
+def gap_seconds(gap: Gap, whole: Floats, forward: Floats, weight: Floats) -> Floats:
+    """The wait for stages that take `whole`, with their F and W."""
+    if gap is Gap.WHOLE:
+        return whole
+    if gap is Gap.FILL:
+        return forward
+    drained: Floats = np.maximum(whole - 2 * weight, 0.0)
+    return drained
+
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -21,8 +59,8 @@ _ANY_NUMBER = np.int64(1 << 40)
 
 
 @dataclass(frozen=True, eq=False)
-class Ranges:
-    """What a stage of layers i..j takes under option o; `device_count` is the cluster's.
+class IntervalCosts:
+    """Seconds and bytes of layers i..j under option o; `device_count` is the cluster's.
 
     `whole` are F, I and W of one microbatch and their dispatch. `seconds` are these and an
     (m-1)-th of what is done once a step, so that m - 1 of them hold it all (with one microbatch,
@@ -52,7 +90,7 @@ class Ranges:
 
     @property
     def layer_count(self) -> int:
-        """How many layers there are."""
+        """The number of layers."""
         return len(self.seconds[0])
 
     def bytes_at(self, in_flight: int) -> Ints:
@@ -60,21 +98,21 @@ class Ranges:
         return self.fixed + in_flight * self.activation + self.working
 
     def most_in_flight(self, memory_bytes: int) -> Ints:
-        """How many microbatches in flight each stage bears; less than 0 if not even none."""
+        """The most microbatches in flight that each stage bears; less than 0 if not even none."""
         spare = memory_bytes - self.fixed - self.working
         most = spare // np.maximum(self.activation, 1)
         return np.where((self.activation == 0) & (spare >= 0), _ANY_NUMBER, most)
 
 
-def read_ranges(table: StageTable, batch: BatchPrices) -> Ranges:
-    """The ranges of a table for one of its numbers of microbatches."""
+def interval_costs(table: StageTable, batch: BatchPrices) -> IntervalCosts:
+    """Cost the intervals of a table for one of its numbers of microbatches."""
     options = tuple(option for options in batch.options for option in options)
     owners = [u for u, options in enumerate(batch.options) for _ in options]
     rows = _layer_rows(options)
     whole, once = _sums(rows.whole) + 2 * table.task_seconds, _sums(rows.once)
     alone = batch.microbatches == 1
     seconds = whole + once / (1 if alone else batch.microbatches - 1)
-    return Ranges(
+    return IntervalCosts(
         batch=batch,
         device_count=table.cluster.device_count,
         options=options,
@@ -92,7 +130,7 @@ def read_ranges(table: StageTable, batch: BatchPrices) -> Ranges:
 
 @dataclass(frozen=True)
 class _Rows:
-    """What `Ranges` adds up, over [option, layer]."""
+    """The summands of `IntervalCosts`, over [option, layer]."""
 
     whole: Floats
     once: Floats
@@ -137,7 +175,7 @@ def _largest(rows: Floats) -> Floats:
 
 
 def _stages(table: StageTable) -> npt.NDArray[np.bool_]:
-    """Which (i, j) may be a stage: in order, and not ending at a joined boundary."""
+    """True at (i, j) that may be a stage: in order, and not ending at a joined boundary."""
     count = table.layer_count
     legal = np.triu(np.ones((count, count), dtype=np.bool_))
     legal[:, list(table.joined)] = False
@@ -145,7 +183,7 @@ def _stages(table: StageTable) -> npt.NDArray[np.bool_]:
 
 
 def _cuts(table: StageTable, batch: BatchPrices) -> Floats:
-    """`Ranges.cut`, as if all stages had this submesh: the mean link, and the slowest wires."""
+    """`IntervalCosts.cut`, as if all stages had one submesh: mean link, and slowest wires."""
     cut = np.zeros((2, len(table.submeshes), table.layer_count + 1))
     nbytes = np.array(batch.cut_bytes, dtype=np.float64)
     for u, submesh in enumerate(table.submeshes):
