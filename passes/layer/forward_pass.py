@@ -1,4 +1,4 @@
-"""The forward pass as a layering sees it: what runs for each microbatch, and what a cut costs."""
+"""The forward pass for a layering: ops that run for each microbatch, and the cost of cuts."""
 
 from __future__ import annotations
 
@@ -93,9 +93,9 @@ def _first_readers(graph: Graph, loops: list[int]) -> list[int]:
 
 
 def moments_of(batching: Batching) -> tuple[Moment, ...]:
-    """When each op runs; of a step left whole, when it would run if it were cut.
+    """The moment of each op; of a step left whole, the one it would have if it were cut.
 
-    There what reads the batch runs in the loop, but for the update, which follows it.
+    There ops that read the batch are in the loop, but for the update, which follows it.
     """
     if batching.moments:
         return batching.moments

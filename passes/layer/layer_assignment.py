@@ -1,11 +1,21 @@
-"""Where every op of a step belongs once its forward ops lie in layers.
+"""Assignment of all ops of a step to its layers, given the layers of the forward ops.
 
-The forward pass by range. A backward op goes to the last layer that is no later than what it
-reads of the backward pass and that has every forward value and parameter it reads: a value is
-where it is made and wherever the forward pass reads it. What is smaller to send after an op than
-before it moves on to its readers, so that the gradient of a bias is summed where the bias is.
-The update of a parameter is where the forward pass reads it first. Scalars that join layers,
-and what is computed from nothing for several layers, belong to none.
+    avail(x) = {layer that makes x} + {layers whose forward ops read x}
+    home(e)  = max k <= min(home of the cotangents that e reads), with k in avail(x) for all other
+               values x that e reads: forward values and parameters
+
+    layer        L0          L1          L2
+    forward      a = x @ v   b = a @ w   c = loss(b)
+    backward     dv, [dx]    da, dw      db            dw reads a (L0, L1) and db (L2): L1
+
+1. Forward ops: the layer whose range they are in.
+2. Backward ops: `home`, in order. A later loop that differentiates the same function again has the
+   homes of the first, op for op.
+3. A backward op whose result is smaller to send than its operands moves on to its readers, so that
+   the gradient of a bias is summed where the bias is.
+4. Updates: where the forward pass reads the parameter first.
+5. The rest, by its readers. Scalars that join layers, and values made of nothing for several
+   layers, belong to none.
 """
 
 from __future__ import annotations
@@ -15,8 +25,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from autopar.ir.batching import Batching, Moment, When
 from autopar.ir.graph import Op
 from autopar.ir.layers import Layer
-from autopar.passes.layer.alike import mirrored
-from autopar.passes.layer.forward import forward_of
+from autopar.passes.layer.forward_pass import forward_of
+from autopar.passes.layer.isomorphism import match_ops
 
 NONE = -1  # the home of what is computed wherever it is read
 _UNKNOWN = -2
@@ -25,15 +35,15 @@ _ANYWHERE = -1  # as a set of layers, bit by bit: all of them
 _SAME_SHARE = 0.75
 
 
-def homes(batching: Batching, layers: Sequence[Layer]) -> tuple[int, ...]:
-    """The layer of each op of the graph; NONE for one that is computed wherever it is read."""
-    return _Search(batching, layers).found() if layers else ()
+def assign_layers(batching: Batching, layers: Sequence[Layer]) -> tuple[int, ...]:
+    """Assign each op of the graph to a layer; NONE for one that is computed wherever it is read."""
+    return _LayerAssignment(batching, layers).found() if layers else ()
 
 
-def input_homes(batching: Batching, found: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+def assign_inputs(batching: Batching, found: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """The layers that need each graph input, the first of them its own.
 
-    State is at home where what replaces it is made. Empty for what no op of any layer needs.
+    State is at home where its replacement is made. An input that no layer needs has none.
     """
     graph = batching.graph
     needs: dict[str, int] = {}
@@ -79,8 +89,8 @@ def _highest(mask: int, ceiling: int) -> int:
     return (mask & ((1 << (ceiling + 1)) - 1)).bit_length() - 1
 
 
-class _Search:
-    """Places ops group by group; each group reads the homes of those before it."""
+class _LayerAssignment:
+    """Assigns ops group by group; each group reads the homes of those before it."""
 
     def __init__(self, batching: Batching, layers: Sequence[Layer]) -> None:
         forward = forward_of(batching)
@@ -111,16 +121,16 @@ class _Search:
 
     def found(self) -> tuple[int, ...]:
         """The home of every op."""
-        self._place_backward()
-        self._place_update()
-        self._place_by_users()
+        self._place_backward()  # steps 2 and 3; step 1 is done
+        self._place_update()  # step 4
+        self._place_by_users()  # step 5
         return tuple(NONE if home == _UNKNOWN else home for home in self._home)
 
     def _is_once(self, i: int) -> bool:
         return self._moments[i].when is When.ONCE
 
     def _is_backward(self, i: int) -> bool:
-        """Whether an op is of the loops, reads the batch, and is not of the forward pass."""
+        """True if an op is of the loops, reads the batch, and is not of the forward pass."""
         return not (self._is_once(i) or i in self._forward or i in self._free)
 
     def _from_backward(self, name: str) -> bool:
@@ -150,9 +160,9 @@ class _Search:
         return readers
 
     def _forward_places(self) -> dict[str, int]:
-        """The layers that have each forward value and parameter: who makes and who reads it.
+        """avail: the layers that make or read each forward value and parameter.
 
-        What is computed from these once, for the backward pass alone, is where they all are.
+        A value that is computed of these once, for the backward pass alone, is where they all are.
         """
         places = dict(self._readers)
         for i, op in enumerate(self._ops):
@@ -177,13 +187,13 @@ class _Search:
         model, again = loops.pop(0, []), dict[int, int]()
         for members in loops.values():
             rest = [i for i in members if i not in self._forward]
-            pairs = mirrored(self._graph, model, rest)
+            pairs = match_ops(self._graph, model, rest)
             if len(pairs) >= _SAME_SHARE * len(rest):
                 again.update(pairs)
         return again
 
     def _place_backward(self) -> None:
-        """Homes of the rest of the loops."""
+        """Place the rest of the loops."""
         again = self._later_loops()
         able: dict[int, int] = {}  # the layers that have what an op reads of the forward pass
         for i in range(len(self._ops)):
@@ -216,9 +226,9 @@ class _Search:
         return ceiling
 
     def _move_to_readers(self, able: dict[int, int]) -> None:
-        """Backward ops that make more than they read go to the last of their readers.
+        """Move backward ops that make more than they read to the last of their readers.
 
-        On the way to a parameter's update they go also if that is the same.
+        On the way to a parameter's update they move also if both are equal.
         """
         final: set[int] = set()
         for i in sorted(able, reverse=True):
@@ -231,11 +241,11 @@ class _Search:
                     self._home[i] = target
 
     def _wished(self, i: int) -> int:
-        """Where an op is, or an update is wanted; NONE where that is not known."""
+        """The home of an op, or the wish for an update; NONE if it is not known."""
         return self._home[i] if self._home[i] >= 0 else self._wanted.get(i, NONE)
 
     def _saved(self, i: int, target: int) -> int:
-        """How many bytes fewer are sent if an op is moved to a layer before its own."""
+        """Bytes that need not be sent if an op is moved to a layer before its own."""
         saved = sum(r.nbytes for r in self._ops[i].results)
         for name in self._reads[i]:
             others = (self._home[u] for u in self._users[name] if u != i)
@@ -246,9 +256,9 @@ class _Search:
     # -- update ----------------------------------------------------------------------------
 
     def _update_homes(self) -> dict[int, int]:
-        """Where the results of once ops are wanted: the home of the parameter they end up in.
+        """The wish of each op that runs once: the home of the parameter that its result ends up in.
 
-        Scalars have one only where all who read them agree.
+        Scalars have one only if all their readers agree.
         """
         wanted: dict[str, list[int]] = {}
         for o, i in self._graph.donated:
@@ -288,12 +298,12 @@ class _Search:
         return self._owner.get(name, _UNKNOWN) if maker is None else self._home[maker]
 
     def _join(self, names: Iterable[str]) -> int:
-        """The one home of all that are somewhere; NONE where they differ or are joins already."""
+        """The one home of all values that have one; NONE if they differ or are joins already."""
         homes = {home for n in names if (home := self._home_of(n)) != _UNKNOWN}
         return homes.pop() if len(homes) == 1 else NONE if homes else _UNKNOWN
 
     def _place_by_users(self) -> None:
-        """What nothing else has placed: setup, decayed moments, schedules of the learning rate."""
+        """Place the rest: setup, decayed moments, schedules of the learning rate."""
         owned = self._made_of_state()
         for i in reversed(range(len(self._ops))):
             if self._home[i] != _UNKNOWN:

@@ -1,4 +1,11 @@
-"""Finds the repeated blocks of a forward pass: runs of ops that come again and again."""
+"""Repeated blocks of a forward pass: runs of ops that come again and again.
+
+    ops     e a b c a b c a b c h       signatures; e, h: embedding and head
+    shift 3       a b c a b c           keys[:-3] == keys[3:] holds for 6 ops in a row
+    repeat        start 1, period 3, count 3
+
+Of all periods the one whose blocks hold most of the FLOPs is taken; then the same on either side.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +16,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from autopar.passes.layer.alike import signature
-from autopar.passes.layer.forward import Forward, Ints
+from autopar.passes.layer.forward_pass import Forward, Ints
+from autopar.passes.layer.isomorphism import signature
 
 # Blocks that hold less of the work than this are no structure of the model.
 _LEAST_SHARE = 0.1
@@ -26,7 +33,7 @@ class Repeat:
 
     @property
     def stop(self) -> int:
-        """Where the last block ends."""
+        """The end of the last block."""
         return self.start + self.period * self.count
 
     @property
@@ -43,11 +50,11 @@ def find_repeats(forward: Forward) -> tuple[Repeat, ...]:
     """
     numbers: dict[Hashable, int] = {}
     keys = [numbers.setdefault(signature(op, forward.graph), len(numbers)) for op in forward.ops]
-    search = _Search(np.array(keys, dtype=np.int64), forward)
+    search = _RepeatSearch(np.array(keys, dtype=np.int64), forward)
     return tuple(search.within(0, len(keys)))
 
 
-class _Search:
+class _RepeatSearch:
     def __init__(self, keys: Ints, forward: Forward) -> None:
         self._keys = keys
         # A cut after op i costs _cut[i + 1]; before the first and after the last it is free.
@@ -90,7 +97,7 @@ class _Search:
 
 
 def _longest_run(equal: npt.NDArray[np.bool_]) -> tuple[int, int]:
-    """Where the longest run of true begins, and how long it is; the first of equals."""
+    """The start and the length of the longest run of true; the first of equals."""
     breaks = np.concatenate([[-1], np.flatnonzero(~equal), [len(equal)]])
     lengths = np.diff(breaks) - 1
     longest = int(np.argmax(lengths))
@@ -98,7 +105,7 @@ def _longest_run(equal: npt.NDArray[np.bool_]) -> tuple[int, int]:
 
 
 def _starts(forward: Forward) -> npt.NDArray[np.bool_]:
-    """Whether another module begins with an op; true also at the end."""
+    """True where another module begins with an op, and at the end."""
     modules = [op.origin.module for op in forward.ops]
     changes = [a != b for a, b in pairwise(modules)]
     return np.array([True, *changes, True], dtype=np.bool_)

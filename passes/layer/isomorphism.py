@@ -1,4 +1,4 @@
-"""Which ops and layers are alike, whatever their values are called."""
+"""Isomorphic ops and layers: equal but for the names of their values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Numbers = dict[str, int]
 
 
 def signature(op: Op, graph: Graph) -> Hashable:
-    """What an op of a graph computes: kind, parameters, types and bodies.
+    """The identity of an op but for its names: kind, parameters, types and bodies.
 
     Literals count by their type alone: a rate of dropout or of a schedule makes no other op.
     """
@@ -37,8 +37,8 @@ def _numbered(operands: Sequence[Operand], number: Numbers) -> tuple[Hashable, .
     return tuple(number[o] if isinstance(o, str) else None for o in operands)
 
 
-def mirrored(graph: Graph, model: Sequence[int], copy: Sequence[int]) -> list[tuple[int, int]]:
-    """Pairs (op of `copy`, op of `model`) of equal ops in equal modules, both in order."""
+def match_ops(graph: Graph, model: Sequence[int], copy: Sequence[int]) -> list[tuple[int, int]]:
+    """Match equal ops of equal modules: pairs (op of `copy`, op of `model`), both in order."""
 
     def key(i: int) -> Hashable:
         return signature(graph.ops[i], graph), graph.ops[i].origin.module
@@ -57,12 +57,12 @@ def mirrored(graph: Graph, model: Sequence[int], copy: Sequence[int]) -> list[tu
     return pairs
 
 
-def with_classes(sequence: LayerSequence) -> LayerSequence:
-    """The sequence with `same_as` set: the first layer whose ops are all the same.
+def find_classes(sequence: LayerSequence) -> LayerSequence:
+    """Set `same_as` of each layer to the first layer that is isomorphic to it.
 
-    Forward, backward and update: equal ops in equal order, wired alike within the layer, reading
-    and handing on values of equal types from and to the same sides. Scalars of the update are
-    left out.
+    Isomorphic layers have, in forward, backward and update, equal ops in equal order, wired alike
+    within the layer, and read and hand on values of equal types from and to the same sides. Scalars
+    of the update are left out.
     """
     ops = sequence.graph.ops
     members: list[list[int]] = [[] for _ in sequence.layers]
@@ -102,7 +102,7 @@ class _Describer:
                 self._returned.setdefault(operand, []).append(targets.get(o, ""))
 
     def layer(self, k: int, members: Sequence[int]) -> Hashable:
-        """All that tells a layer from others."""
+        """The identity of a layer: its ops, with values numbered as they occur."""
         number: Numbers = {}
         rows: list[Hashable] = []
         for i in members:
