@@ -7,8 +7,8 @@ the places where a cut is cheap, in two passes over [i, j], the ops between cuts
     S(n, j) = min over i of S(n-1, i) + work(i, j)^2    and cost(j) <= B(count, end)
 
 So the largest cut is as small as it can be, and among such cuts the work is as even as it can be.
-Ops stay in the order of the trace, which is topological, so that a cut is a place in it: no graph is
-sorted, no dominator and no min cut is looked for, and networkx has nothing to do here.
+Ops stay in the order of the trace, which is topological, so that a cut is a place in it: no graph
+is sorted, no dominator and no min cut is looked for, and networkx has nothing to do here.
 """
 
 from __future__ import annotations
