@@ -15,9 +15,9 @@ from autopar.cluster.planned import cluster_of as planned_cluster
 from autopar.collection import paused_collection
 from autopar.errors import PlanError
 from autopar.frontend import Call, StepSpec, TracedStep, pure_creation, read_call, trace
-from autopar.frontend.arguments import dynamic_arguments
+from autopar.frontend.trace.arguments import dynamic_arguments
 from autopar.frontend.compat import inside_transform, runs_uncompiled
-from autopar.frontend.trace import unplaced, wants_plain_steps
+from autopar.frontend.trace.step import unplaced, wants_plain_steps
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan
 from autopar.ir.text_file import TRACE, check_output, write_text

@@ -18,7 +18,7 @@ from autopar.exporting.python import python_module
 from autopar.exporting.rule_files import flax_text, maxtext_text
 from autopar.exporting.rules import Conflict, Names, logical_rules, path_rules
 from autopar.exporting.specs import specs_text
-from autopar.frontend.logical import logical_names
+from autopar.frontend.trace.logical import logical_names
 from autopar.ir.json_reader import Item, JsonError, parse_json
 from autopar.ir.paths import matches
 from autopar.ir.plan import Argument, Plan

@@ -16,7 +16,7 @@ from autopar.exporting.importing import Imported, pins_from
 from autopar.exporting.rule_files import read_rules
 from autopar.exporting.specs import spec_data
 from autopar.frontend import trace
-from autopar.frontend.logical import logical_names
+from autopar.frontend.trace.logical import logical_names
 from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding import Sharding
 from autopar.ir.text_file import write_text

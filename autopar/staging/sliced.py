@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from autopar.frontend.microbatch import MicrobatchTrace
-from autopar.frontend.rescale import rescaled
+from autopar.frontend.microbatch.part_trace import MicrobatchTrace
+from autopar.frontend.rewrite.rescale import rescaled
 from autopar.ir.batching import BatchGraphs, Batching
 from autopar.ir.layers import LayerSequence
 from autopar.passes.base import Setting

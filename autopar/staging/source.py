@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autopar.frontend import StepSpec, TracedStep
-from autopar.frontend.cut import Cuts, cut_microbatch
-from autopar.frontend.layer_scans import layer_scans
-from autopar.frontend.microbatch import MicrobatchTrace, trace_microbatch
-from autopar.frontend.rows import batch_inputs
+from autopar.frontend.rewrite.scan_split import Cuts, cut_microbatch
+from autopar.frontend.rewrite.layer_scans import layer_scans
+from autopar.frontend.microbatch.part_trace import MicrobatchTrace, trace_microbatch
+from autopar.frontend.microbatch.batch_inputs import batch_inputs
 from autopar.request import Request
 
 

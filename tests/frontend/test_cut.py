@@ -15,10 +15,10 @@ from jax import lax
 
 from autopar.errors import ArgumentError
 from autopar.frontend import StepSpec, TracedStep, trace
-from autopar.frontend.cut import Cuts, cut_microbatch, cut_scans
-from autopar.frontend.layer_scans import layer_scans
-from autopar.frontend.microbatch import trace_microbatch
-from autopar.frontend.open import open_remat
+from autopar.frontend.rewrite.scan_split import Cuts, cut_microbatch, cut_scans
+from autopar.frontend.rewrite.layer_scans import layer_scans
+from autopar.frontend.microbatch.part_trace import trace_microbatch
+from autopar.frontend.rewrite.inline_remat import open_remat
 from autopar.frontend.traced import Piece
 from autopar.ir.batching import Batching
 from autopar.ir.values import Role

@@ -13,8 +13,8 @@ from jax import lax
 
 import autopar
 from autopar.frontend import TracedStep
-from autopar.frontend.open import open_remat
-from autopar.frontend.remat import rematerialize, value_names
+from autopar.frontend.rewrite.inline_remat import open_remat
+from autopar.frontend.rewrite.remat import rematerialize, value_names
 from autopar.planning import graph_of, make_plan
 from autopar.request import Request
 from autopar.rules import RuleBook

@@ -11,7 +11,7 @@ import pytest
 
 from autopar.errors import GraphError
 from autopar.frontend import TracedStep
-from autopar.frontend.rescale import rescaled
+from autopar.frontend.rewrite.rescale import rescaled
 from autopar.ir.batching import Rescale
 from tests.frontend.evaluating import evaluate, values
 from tests.frontend.tracing import checked, shape, traced

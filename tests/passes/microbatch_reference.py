@@ -13,8 +13,8 @@ import numpy as np
 from jax import lax
 
 from autopar.frontend import StepSpec
-from autopar.frontend.microbatch import MicrobatchTrace, trace_microbatch
-from autopar.frontend.rescale import rescaled
+from autopar.frontend.microbatch.part_trace import MicrobatchTrace, trace_microbatch
+from autopar.frontend.rewrite.rescale import rescaled
 from autopar.frontend.traced import Const, Equation, FlatProgram
 from autopar.ir.batching import FREE, Accumulator, BatchGraphs, Batching, Moment, Rows, When
 from autopar.passes.batch.exact import Exact

@@ -18,7 +18,7 @@ from typing import Any, TypeGuard
 import jax
 
 from autopar.errors import ArgumentError, TraceError
-from autopar.frontend.arguments import StepSpec, dynamic_arguments
+from autopar.frontend.trace.arguments import StepSpec, dynamic_arguments
 
 _IN_PLACE = "autopar.in_place"  # the tag under which nnx tells what becomes of which object
 

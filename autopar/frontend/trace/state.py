@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from autopar.errors import ArgumentError
-from autopar.frontend.arguments import Argument, StepSpec, leaf_paths, type_of_leaf
+from autopar.frontend.trace.arguments import Argument, StepSpec, leaf_paths, type_of_leaf
 from autopar.frontend.traced import FlatProgram, Ref, refs
 
 # These mix the items of their operands: what they make of a batch is a prediction.

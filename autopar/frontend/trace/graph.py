@@ -1,23 +1,23 @@
 """Copies out of a traced step what planning needs: a Graph, one op for each equation."""
 
 from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence
 from typing import Any
-
 import jax
 import numpy as np
 from jax.sharding import PartitionSpec
-
-from autopar.frontend.dtypes import type_of
-from autopar.frontend.kernels import dims_apart
-from autopar.frontend.params import plain_params
-from autopar.frontend.regions import is_backward, regions_of
+from autopar.frontend.plain_data import type_of
+from autopar.frontend.trace.kernels import dims_apart
+from autopar.frontend.plain_data import plain_params
 from autopar.frontend.traced import Const, Equation, FlatProgram, TracedStep, refs
 from autopar.ir.graph import Graph, Op, Operand, Origin, Plain
 from autopar.ir.values import Input, Literal, Role, Value
+from collections.abc import Iterable, Sequence
+from autopar.frontend.traced import Equation, FlatProgram, Ref, refs
+import hashlib
+from autopar.ir.graph import Graph, Op
 
 _WRAPPERS = re.compile(r"\b(?:jvp|transpose|vmap|checkpoint|remat|rematted_computation|jit)\(|\)")
 _FREE = frozenset(
@@ -173,3 +173,106 @@ def _flops(equation: Equation, results: Sequence[Value], graphs: Sequence[Graph]
         return math.prod(equation.operand_shapes[-1])
     read = map(math.prod, equation.operand_shapes) if kind.startswith(_READING) else ()
     return max(*read, *(v.item_count for v in results), 0)
+
+
+
+
+# -- regions -- Names each equation forward, backward or update.
+
+
+
+def regions_of(
+    program: FlatProgram, fresh: Iterable[Ref] = (), returned: Iterable[Ref] = ()
+) -> tuple[str, ...]:
+    """The region of each equation of a program, in order.
+
+    JAX marks what differentiation makes: "transpose(" in the name stack is backward, and so is a
+    loop that holds such an equation. What feeds a backward equation and depends on one is
+    backward too; what depends on backward values and feeds none is update. So is what moves
+    state alone: it reads nothing of the batch (`fresh` are its values) and only updates read it,
+    or it is state that the step gives back (`returned`). The rest is forward, as is all where
+    nothing is marked.
+    """
+    equations = program.equations
+    marked = [is_backward(e) for e in equations]
+    after = _reached(equations, marked)
+    before = _feeding(equations, marked)
+    regions = [
+        "backward" if m or (a and b) else "update" if a else "forward"
+        for m, a, b in zip(marked, after, before, strict=True)
+    ]
+    if any(marked):
+        _claim_state(program, regions, set(fresh), set(returned))
+    return tuple(regions)
+
+
+def is_backward(equation: Equation) -> bool:
+    """Whether the equation, or one in its bodies, stems from a backward pass."""
+    return "transpose(" in equation.name_stack or any(
+        is_backward(inner) for body in equation.bodies for inner in body.equations
+    )
+
+
+def _reached(equations: Sequence[Equation], marked: Sequence[bool]) -> list[bool]:
+    tainted: set[Ref] = set()
+    reached: list[bool] = []
+    for equation, mark in zip(equations, marked, strict=True):
+        hit = mark or not tainted.isdisjoint(refs(equation.operands))
+        if hit:
+            tainted.update(equation.results)
+        reached.append(hit)
+    return reached
+
+
+def _feeding(equations: Sequence[Equation], marked: Sequence[bool]) -> list[bool]:
+    wanted: set[Ref] = set()
+    feeding: list[bool] = []
+    for equation, mark in zip(reversed(equations), reversed(marked), strict=True):
+        hit = mark or not wanted.isdisjoint(equation.results)
+        if hit:
+            wanted.update(refs(equation.operands))
+        feeding.append(hit)
+    return feeding[::-1]
+
+
+def _claim_state(
+    program: FlatProgram, regions: list[str], fresh: set[Ref], returned: set[Ref]
+) -> None:
+    """Turn forward equations that only move state, such as a decayed moment, to update."""
+    for equation in program.equations:
+        if not fresh.isdisjoint(refs(equation.operands)):
+            fresh.update(equation.results)
+    needed = set(refs(program.outputs)) - returned
+    for i in reversed(range(len(regions))):
+        equation = program.equations[i]
+        alone = fresh.isdisjoint(equation.results) and needed.isdisjoint(equation.results)
+        if regions[i] == "forward" and alone and not equation.has_effects:
+            regions[i] = "update"
+        elif regions[i] != "update":
+            needed.update(refs(equation.operands))
+
+
+
+
+# -- key -- The structural key of a step: a hash of what it computes, by which plans know it again.
+
+
+
+def structural_key(graph: Graph) -> str:
+    """A hash of ops, shapes, parameters, literals and paths.
+
+    The step's name, its modules and its source lines are left out, so that it stays the same
+    where the code moves; so are FLOPs and regions, which follow from the rest.
+    """
+    return hashlib.sha256(repr(_graph_skeleton(graph)).encode()).hexdigest()
+
+
+def _graph_skeleton(graph: Graph) -> tuple[object, ...]:
+    inputs = tuple(map(str, graph.inputs))
+    ops = tuple(map(_op_skeleton, graph.ops))
+    return inputs, ops, tuple(map(str, graph.outputs)), graph.output_paths, graph.donated
+
+
+def _op_skeleton(op: Op) -> tuple[object, ...]:
+    operands, results = tuple(map(str, op.operands)), tuple(map(str, op.results))
+    return op.kind, operands, results, op.params, tuple(map(_graph_skeleton, op.graphs))

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 from jax import lax
 
-from autopar.frontend.layer_scans import all_values
-from autopar.frontend.splice import Place, spliced
+from autopar.frontend.rewrite.layer_scans import all_values
+from autopar.frontend.rewrite.splice import Place, spliced
 from autopar.frontend.traced import Const, Equation, FlatProgram, Ref
 
 Bounds = tuple[int, ...]  # where dim 0 is cut, from 0 to its size

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from autopar.errors import ArgumentError
-from autopar.frontend.arguments import (
+from autopar.frontend.trace.arguments import (
     StepSpec,
     canonical_dtype,
     check_arrays,
@@ -17,7 +17,7 @@ from autopar.frontend.arguments import (
     dynamic_arguments,
     split_static,
 )
-from autopar.frontend.objects import PureCall, pure_call
+from autopar.frontend.trace.objects import PureCall, pure_call
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from jax import lax
 
-from autopar.frontend.align import has_rows
-from autopar.frontend.build import build
-from autopar.frontend.repeat import renamed
-from autopar.frontend.splice import Place, spliced
+from autopar.frontend.microbatch.alignment import has_rows
+from autopar.frontend.trace.graph import build
+from autopar.frontend.rewrite.splice import renamed
+from autopar.frontend.rewrite.splice import Place, spliced
 from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, TracedStep
 
 _REMAT = ("remat2", "checkpoint")

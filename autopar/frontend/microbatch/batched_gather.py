@@ -14,8 +14,8 @@ from typing import Any
 import jax
 from jax import lax
 
-from autopar.frontend.inline import live
-from autopar.frontend.splice import Place, spliced
+from autopar.frontend.trace.inline import live
+from autopar.frontend.rewrite.splice import Place, spliced
 from autopar.frontend.traced import Const, Equation, FlatProgram, Ref
 
 # The fields of a gather's and a scatter's dimension numbers: dims of the array that an index has

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from autopar.frontend.arguments import StepSpec, dynamic_arguments, leaf_paths
+from autopar.frontend.trace.arguments import StepSpec, dynamic_arguments, leaf_paths
 
 LogicalNames = tuple[str | None, ...]
 

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from autopar.errors import GraphError
-from autopar.frontend.build import build
-from autopar.frontend.repeat import renamed
-from autopar.frontend.splice import Place, spliced
+from autopar.frontend.trace.graph import build
+from autopar.frontend.rewrite.splice import renamed
+from autopar.frontend.rewrite.splice import Place, spliced
 from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, TracedStep, refs
 from autopar.ir.batching import Rescale
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from autopar.errors import ArgumentError, BatchError, listing
-from autopar.frontend.arguments import StepSpec, split_static, type_of_leaf
+from autopar.frontend.trace.arguments import StepSpec, split_static, type_of_leaf
 from autopar.frontend.traced import TracedStep
 
 # Path pattern -> the axis of the rows, or None where a leaf has none.

@@ -25,9 +25,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from autopar.errors import BatchError, listing
-from autopar.frontend.inline import live
-from autopar.frontend.reach import reached_from
-from autopar.frontend.splice import Place, spliced
+from autopar.frontend.trace.inline import live
+from autopar.frontend.rewrite.reach import reached_from
+from autopar.frontend.rewrite.splice import Place, spliced
 from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, TracedStep, refs
 from autopar.ir.host_calls import HOST_CALLS, is_ordered_call
 

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from autopar.errors import ArgumentError, AutoparError, TraceError, listing
-from autopar.frontend.arguments import (
+from autopar.frontend.trace.arguments import (
     StepSpec,
     check_arrays,
     dynamic_arguments,
@@ -20,10 +20,10 @@ from autopar.frontend.arguments import (
     leaf_paths,
     split_static,
 )
-from autopar.frontend.build import build
-from autopar.frontend.inline import flatten
-from autopar.frontend.key import structural_key
-from autopar.frontend.state import donated_pairs, state_pairs
+from autopar.frontend.trace.graph import build
+from autopar.frontend.trace.inline import flatten
+from autopar.frontend.trace.graph import structural_key
+from autopar.frontend.trace.state import donated_pairs, state_pairs
 from autopar.frontend.traced import FlatProgram, TracedStep
 from autopar.ir.graph import Graph
 

@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autopar.errors import BatchError, RowsError, TraceError, listing
-from autopar.frontend.align import aligned
-from autopar.frontend.arguments import StepSpec
-from autopar.frontend.build import build
-from autopar.frontend.dtypes import type_of
-from autopar.frontend.later_calls import LaterCalls, with_later_calls
-from autopar.frontend.open import opened, rows_behind_barriers
-from autopar.frontend.own_rows import with_own_rows
-from autopar.frontend.resize import Trial, resized
-from autopar.frontend.rows import BatchAxes, BatchInputs, batch_inputs, rows_of_one, with_rows
-from autopar.frontend.sources import part_from_sources, whole_from_sources
-from autopar.frontend.survey import Sizes, survey
-from autopar.frontend.trace import seal, trace
+from autopar.frontend.microbatch.alignment import aligned
+from autopar.frontend.trace.arguments import StepSpec
+from autopar.frontend.trace.graph import build
+from autopar.frontend.plain_data import type_of
+from autopar.frontend.rewrite.later_calls import LaterCalls, with_later_calls
+from autopar.frontend.rewrite.inline_remat import opened, rows_behind_barriers
+from autopar.frontend.microbatch.batched_gather import with_own_rows
+from autopar.frontend.microbatch.alignment import Trial, resized
+from autopar.frontend.microbatch.batch_inputs import BatchAxes, BatchInputs, batch_inputs, rows_of_one, with_rows
+from autopar.frontend.microbatch.batch_sources import part_from_sources, whole_from_sources
+from autopar.frontend.microbatch.batch_sources import Sizes, survey
+from autopar.frontend.trace.step import seal, trace
 from autopar.frontend.traced import Equation, FlatProgram, TracedStep
 from autopar.ir.batching import Rows
 from autopar.ir.values import Value
