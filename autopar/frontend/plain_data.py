@@ -1,13 +1,16 @@
 """Short names of dtypes: float32 is f32, a typed random key is key<fry>."""
 
 from __future__ import annotations
-from functools import lru_cache
-from typing import Any
-import jax
+
 import dataclasses
 import enum
 import math
+from functools import lru_cache
+from typing import Any
+
+import jax
 import numpy as np
+
 from autopar.ir.graph import Plain
 
 _SHORT = {"float": "f", "int": "i", "uint": "u", "complex": "c", "bfloat": "bf"}
@@ -40,10 +43,7 @@ def dtype_name(dtype: Any) -> str:
     return _SHORT.get(stem, stem) + name[len(stem) :]
 
 
-
-
 # -- params -- Equation parameters as plain data: what a graph may hold of them.
-
 
 
 # Bodies travel as graphs; names and shardings of the user's own mesh mean nothing to the planner.

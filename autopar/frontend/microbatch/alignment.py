@@ -1,22 +1,21 @@
 """Holds a step traced on a part of the rows against the step traced on all of them."""
 
 from __future__ import annotations
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
+
 import jax
 import numpy as np
+from jax.extend import core as jex
+
 from autopar.errors import BatchError, listing
-from autopar.frontend.plain_data import type_of
-from autopar.frontend.plain_data import plain_params
+from autopar.frontend.plain_data import plain_params, type_of
+from autopar.frontend.rewrite.splice import rename
 from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, TracedStep, refs
 from autopar.ir.graph import Plain
 from autopar.ir.values import Value
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from jax.extend import core as jex
-from autopar.errors import BatchError
-from autopar.frontend.traced import Const, Equation, FlatProgram, Ref
 
 # Where an equation's operands from this position on say which rows of its first to take.
 _INDEXING = {
@@ -25,10 +24,11 @@ _INDEXING = {
 }  # fmt: skip
 # Parameters that say where, not how much: those of slices along the batch.
 _PLACES = frozenset({"start_indices", "limit_indices", "padding_config"})
+_BARRIER = "optimization_barrier"
 _LARGER = "Microbatches of other sizes may do, as may a step that never asks for the batch size."
 
 
-def aligned(whole: TracedStep, part: TracedStep) -> FlatProgram:
+def align(whole: TracedStep, part: TracedStep) -> FlatProgram:
     """The part's program with every constant that differs replaced by the whole step's.
 
     Raises BatchError where the equations differ in more than the sizes of their operands (E2), or
@@ -233,10 +233,7 @@ def _equal(whole: Const, part: Const) -> bool:
     return np.array_equal(np.asarray(whole.value), np.asarray(part.value))
 
 
-
-
 # -- resize -- Brings the sizes of a trace down to a number of rows that it was not traced on.
-
 
 
 @dataclass(frozen=True)
@@ -259,7 +256,7 @@ class Trial:
         return size
 
 
-def resized(whole: FlatProgram, tried: FlatProgram, trial: Trial) -> FlatProgram:
+def resize(whole: FlatProgram, tried: FlatProgram, trial: Trial) -> FlatProgram:
     """The program as a trace on the wanted rows would be, were no size of 1 special to JAX.
 
     Both programs must be alike but for sizes. Raises BatchError where one is no linear function
@@ -289,7 +286,7 @@ def _equation(whole: Equation, tried: Equation, trial: Trial) -> Equation:
         operands=_operands(whole.operands, tried.operands, trial),
         operand_shapes=_sized(whole.operand_shapes, tried.operand_shapes, trial),
         result_avals=_avals(whole.result_avals, tried.result_avals, trial),
-        bodies=tuple(resized(one, own, trial) for one, own in bodies),
+        bodies=tuple(resize(one, own, trial) for one, own in bodies),
     )
 
 
@@ -330,3 +327,51 @@ def _sized(whole: Any, tried: Any, trial: Trial) -> Any:
     if type(tried) is int and type(whole) is int and whole != tried:
         return trial.size(whole, tried)
     return tried
+
+
+def rows_behind_barriers(whole: FlatProgram, part: FlatProgram) -> tuple[FlatProgram, FlatProgram]:
+    """Two traces at different batch sizes whose barriers hold back nothing but rows of the batch.
+
+    A weight or a finished sum that went through one with rows would be known only within the
+    loop over microbatches, though it is the same in all of them. What is recomputed of rows is as
+    much kept apart from the forward pass as before.
+    """
+    places = dict(_places_of_rows(whole, part))
+    return _loosened(whole, places), _loosened(part, places)
+
+
+def _places_of_rows(whole: FlatProgram, part: FlatProgram) -> Iterator[tuple[Ref, tuple[int, ...]]]:
+    """The first result of every barrier that holds more than rows, and which of them do."""
+    for one, own in zip(whole.walk(), part.walk(), strict=True):
+        if one.primitive.name == _BARRIER:
+            pairs = zip(one.result_avals, own.result_avals, strict=True)
+            places = tuple(i for i, (a, b) in enumerate(pairs) if has_rows(a.shape, b.shape))
+            if 0 < len(places) < len(one.results):
+                yield one.results[0], places
+
+
+def _loosened(program: FlatProgram, places: Mapping[Ref, tuple[int, ...]]) -> FlatProgram:
+    """A program in which barriers hold their results at these places alone."""
+    names: dict[Ref, Ref | Const] = {}
+    equations: list[Equation] = []
+    for equation in program.equations:
+        bodies = tuple(_loosened(body, places) for body in equation.bodies)
+        here = replace(equation, operands=rename(equation.operands, names), bodies=bodies)
+        held = places.get(here.results[0]) if here.results else None
+        if held is not None:
+            names.update(zip(here.results, here.operands, strict=True))
+            here = _held(here, held)
+            for result in here.results:
+                del names[result]
+        equations.append(here)
+    return replace(program, equations=tuple(equations), outputs=rename(program.outputs, names))
+
+
+def _held(barrier: Equation, places: Sequence[int]) -> Equation:
+    return replace(
+        barrier,
+        operands=tuple(barrier.operands[i] for i in places),
+        operand_shapes=tuple(barrier.operand_shapes[i] for i in places),
+        results=tuple(barrier.results[i] for i in places),
+        result_avals=tuple(barrier.result_avals[i] for i in places),
+    )

@@ -6,25 +6,26 @@ of each. What makes rows of a statistic of the batch is no source, and left to t
 """
 
 from __future__ import annotations
+
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from typing import Any
+
 import jax
+import numpy as np
+
 from autopar.errors import BatchError, listing
 from autopar.frontend.microbatch.alignment import has_rows
+from autopar.frontend.microbatch.sliced_rng import Window, places, threefry_bits, window_of
 from autopar.frontend.plain_data import type_of
 from autopar.frontend.rewrite.reach import reached_from
+from autopar.frontend.rewrite.splice import Place, splice
 from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, TracedStep, refs
 from autopar.ir.batching import Rows
 from autopar.ir.values import Value
-from dataclasses import dataclass, replace
-from functools import partial
-import numpy as np
-from autopar.frontend.microbatch.sliced_rng import Window, places, threefry_bits, window_of
-from autopar.frontend.rewrite.splice import Place, spliced
-from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, TracedStep
 
 _ALIKE = frozenset({"broadcast_in_dim", "empty"})  # every row of these is the same
 _RANDOM = frozenset({"random_bits", "rng_bit_generator"})
@@ -84,7 +85,7 @@ class Survey:
         return not (self.sources or self.constants or self.inputs)
 
 
-def survey(whole: TracedStep, part: FlatProgram, sizes: Sizes) -> Survey:
+def find_batch_sources(whole: TracedStep, part: FlatProgram, sizes: Sizes) -> Survey:
     """The sources of a step, found by holding it against the same on one microbatch's rows.
 
     Raises BatchError for a source whose rows cannot be told or cut: two dims of rows (E7), sizes
@@ -251,10 +252,7 @@ def _undrawable(sizes: Sizes, equation: Equation) -> str:
     )
 
 
-
-
-# -- sources -- Makes every microbatch start from its own rows of what the whole batch would start from.
-
+# -- rewriting: every microbatch makes its own rows of what the whole batch makes ------------
 
 
 INDEX_PATH = "microbatch"
@@ -377,7 +375,7 @@ class _Rewriter:
     ) -> tuple[Equation, ...]:
         """The microbatch's rows of an array that has all of them."""
         fun = partial(window_of, window=self._window(aval.shape, rows))
-        return spliced(fun, (value, index), (aval, _INDEX_TYPE), (result,), place)
+        return splice(fun, (value, index), (aval, _INDEX_TYPE), (result,), place)
 
     def _sourced(
         self, source: Source, own: Equation, types: Mapping[Ref, Any], index: Ref | Const
@@ -391,14 +389,14 @@ class _Rewriter:
         if source.way is Way.COUNTED:
             window = self._window(whole.result_avals[0].shape, rows)
             fun = partial(places, window=window, dtype=whole.result_avals[0].dtype)
-            yield from spliced(fun, (index,), (_INDEX_TYPE,), own.results, place)
+            yield from splice(fun, (index,), (_INDEX_TYPE,), own.results, place)
             return
         key = own.operands[0]
         aval = key.aval if isinstance(key, Const) else types[key]
         shape, keys = whole.params["shape"], len(aval.shape)
         window = self._window(shape, replace(rows, dim=rows.dim - keys))
         fun = partial(threefry_bits, window=window, bit_width=whole.params["bit_width"])
-        yield from spliced(fun, (key, index), (aval, _INDEX_TYPE), own.results, place)
+        yield from splice(fun, (key, index), (aval, _INDEX_TYPE), own.results, place)
 
     def _taken(
         self, source: Source, own: Equation, index: Ref | Const, place: Place

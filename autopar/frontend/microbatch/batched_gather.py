@@ -14,8 +14,8 @@ from typing import Any
 import jax
 from jax import lax
 
+from autopar.frontend.rewrite.splice import Place, splice
 from autopar.frontend.trace.inline import live
-from autopar.frontend.rewrite.splice import Place, spliced
 from autopar.frontend.traced import Const, Equation, FlatProgram, Ref
 
 # The fields of a gather's and a scatter's dimension numbers: dims of the array that an index has
@@ -35,7 +35,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def with_own_rows(program: FlatProgram) -> FlatProgram:
+def find_batched_gathers(program: FlatProgram) -> FlatProgram:
     """The program in which each index that only counts the rows of a dim is a batching dim."""
     if not any(e.primitive.name in _FIELDS for e in program.walk()):
         return program
@@ -71,7 +71,7 @@ class _Scope:
         if len(left) > 1:
             indices, place = next(self._fresh), Place.beside(equation, self._fresh)
             avals = [self._types[c] for c in left]
-            yield from spliced(_side_by_side, left, avals, (indices,), place)
+            yield from splice(_side_by_side, left, avals, (indices,), place)
         yield _batched(equation, indices, len(left), paired)
 
     def _columns(self, equation: Equation) -> tuple[Ref, ...]:

@@ -7,17 +7,28 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autopar.errors import BatchError, RowsError, TraceError, listing
-from autopar.frontend.microbatch.alignment import aligned
+from autopar.frontend.microbatch.alignment import Trial, align, resize, rows_behind_barriers
+from autopar.frontend.microbatch.batch_inputs import (
+    BatchAxes,
+    BatchInputs,
+    batch_inputs,
+    rows_of_one,
+    with_rows,
+)
+from autopar.frontend.microbatch.batch_sources import (
+    Sizes,
+    find_batch_sources,
+    part_from_sources,
+    whole_from_sources,
+)
+from autopar.frontend.microbatch.batched_gather import find_batched_gathers
+from autopar.frontend.plain_data import type_of
+from autopar.frontend.rewrite.inline_remat import inline_remats
+from autopar.frontend.rewrite.later_calls import LaterCalls, split_later_calls
+from autopar.frontend.rewrite.layer_scans import layer_scans
+from autopar.frontend.rewrite.scan_split import Cuts, split_at
 from autopar.frontend.trace.arguments import StepSpec
 from autopar.frontend.trace.graph import build
-from autopar.frontend.plain_data import type_of
-from autopar.frontend.rewrite.later_calls import LaterCalls, with_later_calls
-from autopar.frontend.rewrite.inline_remat import opened, rows_behind_barriers
-from autopar.frontend.microbatch.batched_gather import with_own_rows
-from autopar.frontend.microbatch.alignment import Trial, resized
-from autopar.frontend.microbatch.batch_inputs import BatchAxes, BatchInputs, batch_inputs, rows_of_one, with_rows
-from autopar.frontend.microbatch.batch_sources import part_from_sources, whole_from_sources
-from autopar.frontend.microbatch.batch_sources import Sizes, survey
 from autopar.frontend.trace.step import seal, trace
 from autopar.frontend.traced import Equation, FlatProgram, TracedStep
 from autopar.ir.batching import Rows
@@ -64,7 +75,7 @@ def trace_microbatch(
     """
     traced = trace(spec, args, kwargs) if traced is None else traced
     if microbatches == 1:
-        later = with_later_calls(_prepared(traced))
+        later = split_later_calls(_prepared(traced))
         whole = replace(later.step, graph=build(later.step))
         return MicrobatchTrace(whole, whole, 1, calls=later.calls)
     batch = batch_inputs(traced, batch_axes)
@@ -90,11 +101,11 @@ def _on_part(
     microbatch has rows. Only where it is the latter do the two traces differ; then all slices are
     the step's.
     """
-    later = with_later_calls(traced, batch.extent, [i for i, _ in batch.axes])
+    later = split_later_calls(traced, batch.extent, [i for i, _ in batch.axes])
     try:
         return later, _part_program(spec, args, kwargs, later.step, batch, rows, slices=True)
     except BatchError as error:
-        again = with_later_calls(traced)
+        again = split_later_calls(traced)
         if again.calls is None:
             raise
         try:
@@ -105,7 +116,7 @@ def _on_part(
 
 def _prepared(traced: TracedStep) -> TracedStep:
     """A trace as it is compared: remat opened, rows read by their own numbers as such."""
-    return replace(traced, program=with_own_rows(opened(traced.program)))
+    return replace(traced, program=find_batched_gathers(inline_remats(traced.program)))
 
 
 def _part_program(
@@ -128,18 +139,18 @@ def _part_program(
     try:
         part = _prepared(seal(spec, *few))
         inputs = [i for i, _ in batch.axes] if slices else ()
-        part = with_later_calls(part, tried, inputs).step
+        part = split_later_calls(part, tried, inputs).step
     except TraceError as error:
         raise BatchError(_untraced(whole.name, batch.extent, tried, error)) from error
     try:
-        program = aligned(whole, part)
+        program = align(whole, part)
     except BatchError as error:
         pair = _first_pairs(whole.program, part.program)
         raise error if pair is None else RowsError(_compares(whole.name, pair)) from error
     return (
         program
         if tried == rows
-        else resized(whole.program, program, Trial(batch.extent, tried, rows))
+        else resize(whole.program, program, Trial(batch.extent, tried, rows))
     )
 
 
@@ -178,7 +189,7 @@ def _untraced(name: str, batch: int, rows: int, error: TraceError) -> str:
 
 def _from_sources(whole: TracedStep, part: TracedStep, sizes: Sizes) -> MicrobatchTrace:
     """Both traces with their sources rewritten, and their graphs built."""
-    found, index = survey(whole, part.program, sizes), ""
+    found, index = find_batch_sources(whole, part.program, sizes), ""
     rows = found.rows
     if not found.is_empty:
         whole = whole_from_sources(whole, found)
@@ -186,3 +197,18 @@ def _from_sources(whole: TracedStep, part: TracedStep, sizes: Sizes) -> Microbat
         part, index, rows = numbered.step, numbered.index, numbered.rows
     whole, part = (replace(t, graph=build(t)) for t in (whole, part))
     return MicrobatchTrace(whole, part, sizes.batch // sizes.part, index, rows)
+
+
+def split_microbatch(trace: MicrobatchTrace, cuts: Cuts) -> MicrobatchTrace:
+    """Both traces of a step cut at the same layers; raises what `split_scans` raises.
+
+    Values that JAX makes with rows of the batch in dim 0 are made whole.
+    """
+    scans = layer_scans(trace.whole)
+    rows = {int(name.removeprefix("%")): rows for name, rows in trace.sources}
+    kept = frozenset(ref for ref, own in rows.items() if own.dim == 0)
+    first = max(next(t.program.fresh()) for t in (trace.whole, trace.part))
+    whole, _ = split_at(trace.whole, scans, cuts, first, kept)
+    part, now = split_at(trace.part, scans, cuts, first, kept)
+    sources = tuple((f"%{r}", own) for ref, own in rows.items() for r in now(ref))
+    return replace(trace, whole=whole, part=part, sources=sources)

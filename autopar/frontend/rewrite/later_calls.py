@@ -25,9 +25,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from autopar.errors import BatchError, listing
-from autopar.frontend.trace.inline import live
 from autopar.frontend.rewrite.reach import reached_from
-from autopar.frontend.rewrite.splice import Place, spliced
+from autopar.frontend.rewrite.splice import Place, splice
+from autopar.frontend.trace.inline import live
 from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, TracedStep, refs
 from autopar.ir.host_calls import HOST_CALLS, is_ordered_call
 
@@ -45,7 +45,7 @@ class LaterCalls:
     calls: FlatProgram | None
 
 
-def with_later_calls(traced: TracedStep, rows: int = 0, batch: Collection[int] = ()) -> LaterCalls:
+def split_later_calls(traced: TracedStep, rows: int = 0, batch: Collection[int] = ()) -> LaterCalls:
     """The step, of so many `rows` of the batch, and its calls that are made later.
 
     The calls cut off single rows of what is made of the `batch`, inputs of the step by number.
@@ -254,7 +254,7 @@ class _Taker:
         if not aval.shape:
             return Const(np.zeros((), aval.dtype)[()], aval)
         made = next(self._fresh)
-        zeros = spliced(lambda: jnp.zeros(aval.shape, aval.dtype), (), (), (made,), place)
+        zeros = splice(lambda: jnp.zeros(aval.shape, aval.dtype), (), (), (made,), place)
         taken.equations.extend(zeros)
         return made
 

@@ -1,16 +1,17 @@
 """Finds scans over layers: those that take slice by slice what derives from the step's state."""
 
 from __future__ import annotations
-from collections.abc import Iterable, Iterator
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from jax import lax
+
 from autopar.frontend.trace.graph import is_backward
 from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, TracedStep, refs
 from autopar.ir.values import Role
-import math
-from collections.abc import Callable, Mapping
-from jax import lax
-from autopar.frontend.traced import Equation
 
 # Equations whose bodies read their operands and make their results as they are.
 OPEN = ("cond", "remat2", "checkpoint")
@@ -145,10 +146,7 @@ def all_values(program: FlatProgram) -> Iterator[tuple[Ref, Any]]:
             yield from all_values(body)
 
 
-
-
 # -- stacks -- How rows go through an equation: where it does the same to every row of dim 0.
-
 
 
 _POINTWISE = frozenset(

@@ -11,20 +11,20 @@ in their place where nobody kept it), the slices and the constants.
 """
 
 from __future__ import annotations
+
 import itertools
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
+
+import jax
 import jax.numpy as jnp
 from jax.extend import core as jex
+
+from autopar.frontend.rewrite.splice import AGAIN, Makers, makers_of, rename, repeat, steps_to
 from autopar.frontend.trace.graph import build, step_regions
 from autopar.frontend.trace.inline import live
-from autopar.frontend.rewrite.splice import AGAIN, Makers, makers_of, renamed, repeated, steps_to
-from autopar.frontend.traced import Equation, FlatProgram, Ref, TracedStep, refs
-from collections.abc import Iterator, Sequence
-import jax
-from autopar.frontend.rewrite.splice import makers_of, renamed, repeated, steps_to
-from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, refs
+from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, TracedStep, refs
 
 _FENCE = jex.Primitive("remat2")
 
@@ -94,7 +94,7 @@ class _Scope:
             steps = steps_to(refs(equation.operands), self._makers, self._again)
             if steps:
                 yield from self._repeated(steps, self._trigger(equation))
-            yield replace(equation, operands=renamed(equation.operands, self._again))
+            yield replace(equation, operands=rename(equation.operands, self._again))
             self._backward.update(equation.results)
             self._latest = next(filter(self._triggers, equation.results), self._latest)
 
@@ -115,8 +115,8 @@ class _Scope:
         if sources:
             yield self._fence(sources, trigger, steps[0].line)
         for step in steps:
-            operands = renamed(renamed(step.operands, self._fenced), self._again)
-            copy = repeated(step, operands, self._fresh)
+            operands = rename(rename(step.operands, self._fenced), self._again)
+            copy = repeat(step, operands, self._fresh)
             self._again.update(zip(step.results, copy.results, strict=True))
             yield copy
 
@@ -149,10 +149,7 @@ class _Scope:
         )
 
 
-
-
-# -- scans -- Moves recomputation into backward scans: slices that the forward scan stacked are made anew.
-
+# -- recomputation inside backward scans: slices that the forward scan stacked are made anew --
 
 
 def join_scans(
@@ -245,14 +242,14 @@ class _Pair:
         copies: list[Equation] = []
         for step in steps_to(made, self._makers, again):
             operands = tuple(self._operand(o, again) for o in step.operands)
-            copies.append(repeated(step, operands, self._fresh))
+            copies.append(repeat(step, operands, self._fresh))
             again.update(zip(step.results, copies[-1].results, strict=True))
         return copies
 
     def _read(
         self, operands: Sequence[Ref | Const], again: dict[Ref, Ref]
     ) -> tuple[Ref | Const, ...]:
-        return renamed(operands, {s: again[v] for s, v in self._dropped.items() if v in again})
+        return rename(operands, {s: again[v] for s, v in self._dropped.items() if v in again})
 
     # -- what the repeated equations start from --------------------------------------------
 

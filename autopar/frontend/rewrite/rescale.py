@@ -11,14 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from autopar.errors import GraphError
+from autopar.frontend.rewrite.splice import Place, rename, splice
 from autopar.frontend.trace.graph import build
-from autopar.frontend.rewrite.splice import renamed
-from autopar.frontend.rewrite.splice import Place, spliced
 from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, TracedStep, refs
 from autopar.ir.batching import Rescale
 
 
-def rescaled(traced: TracedStep, rescales: Sequence[Rescale]) -> TracedStep:
+def rescale(traced: TracedStep, rescales: Sequence[Rescale]) -> TracedStep:
     """The step in which each rescaled value multiplies its accumulators instead of their terms.
 
     The equations on the ways from the value to the accumulators read 1; whatever else reads an
@@ -42,15 +41,15 @@ def _rescaled(program: FlatProgram, rescale: Rescale, fresh: Iterator[Ref]) -> F
     written: list[Equation] = []
     for i, equation in enumerate(program.equations):
         operands = equation.operands
-        operands = _without(operands, value, one) if i in ways else renamed(operands, scaled)
+        operands = _without(operands, value, one) if i in ways else rename(operands, scaled)
         written.append(replace(equation, operands=operands))
         for r in unmet.intersection(equation.results) if i in ways else ():
             place = Place.beside(equation, fresh)
-            written += spliced(_times, (r, value), (types[r], types[value]), (scaled[r],), place)
+            written += splice(_times, (r, value), (types[r], types[value]), (scaled[r],), place)
         unmet -= set(equation.results) if i in ways else set()
     if unmet:
         raise GraphError(f"{rescale.value} reaches %{min(unmet)} in no way, so cannot scale it")
-    return replace(program, equations=tuple(written), outputs=renamed(program.outputs, scaled))
+    return replace(program, equations=tuple(written), outputs=rename(program.outputs, scaled))
 
 
 def _ref(name: str) -> Ref:

@@ -6,28 +6,29 @@ backward one. What mixes the layers reads the stacks joined again.
 """
 
 from __future__ import annotations
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from autopar.errors import ArgumentError
-from autopar.frontend.trace.graph import build
-from autopar.frontend.trace.inline import live
-from autopar.frontend.rewrite.layer_scans import LayerScan, all_values, layer_scans
-from autopar.frontend.microbatch.part_trace import MicrobatchTrace
-from autopar.frontend.rewrite.split_values import Bounds
-from autopar.frontend.traced import FlatProgram, Piece, Ref, TracedStep
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
-from autopar.frontend.rewrite.layer_scans import OPEN, all_values
-from autopar.frontend.rewrite.split_values import Bounds, Operand, Pieces, piece_avals, with_rows
-from autopar.frontend.rewrite.splice import Place
-from autopar.frontend.rewrite.layer_scans import Rows, piece_params, rows_through
-from autopar.frontend.traced import Equation, FlatProgram, Ref, refs
-from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from autopar.frontend.trace.graph import module_path
-from autopar.frontend.rewrite.split_values import Operand, Pieces, with_rows
+from itertools import pairwise
+from typing import Any
+
+from autopar.errors import ArgumentError
+from autopar.frontend.rewrite.layer_scans import (
+    OPEN,
+    LayerScan,
+    Rows,
+    all_values,
+    layer_scans,
+    piece_params,
+    rows_through,
+)
+from autopar.frontend.rewrite.splice import Place
+from autopar.frontend.rewrite.split_values import Bounds, Operand, Pieces, piece_avals, with_rows
+from autopar.frontend.trace.graph import build, module_path
+from autopar.frontend.trace.inline import live
+from autopar.frontend.traced import Equation, FlatProgram, Piece, Ref, TracedStep, refs
+
 
 @dataclass(frozen=True)
 class Cuts:
@@ -45,29 +46,14 @@ class Cuts:
         return cls(tuple(tuple(range(1, s.length)) for s in scans), inline)
 
 
-def cut_scans(traced: TracedStep, cuts: Cuts) -> TracedStep:
+def split_scans(traced: TracedStep, cuts: Cuts) -> TracedStep:
     """The step with its scans over layers cut; it computes the same.
 
     `input_pieces` and `output_pieces` of the result tell which rows of which leaf its inputs and
     outputs are; `notes` name what had to be joined again. The key stays that of the step as it
     was traced. Raises ArgumentError for cuts that are not between the layers of the step.
     """
-    return _cut(traced, layer_scans(traced), cuts, next(traced.program.fresh()))[0]
-
-
-def cut_microbatch(trace: MicrobatchTrace, cuts: Cuts) -> MicrobatchTrace:
-    """Both traces of a step cut at the same layers; raises what `cut_scans` raises.
-
-    Values that JAX makes with rows of the batch in dim 0 are made whole.
-    """
-    scans = layer_scans(trace.whole)
-    rows = {int(name.removeprefix("%")): rows for name, rows in trace.sources}
-    kept = frozenset(ref for ref, own in rows.items() if own.dim == 0)
-    first = max(next(t.program.fresh()) for t in (trace.whole, trace.part))
-    whole, _ = _cut(trace.whole, scans, cuts, first, kept)
-    part, now = _cut(trace.part, scans, cuts, first, kept)
-    sources = tuple((f"%{r}", own) for ref, own in rows.items() for r in now(ref))
-    return replace(trace, whole=whole, part=part, sources=sources)
+    return split_at(traced, layer_scans(traced), cuts, next(traced.program.fresh()))[0]
 
 
 def _check(traced: TracedStep, scans: Sequence[LayerScan], cuts: Cuts) -> None:
@@ -97,7 +83,7 @@ def _bounds(
                 yield ref, tuple(rows * layer for layer in (0, *layers, scan.length))
 
 
-def _cut(
+def split_at(
     traced: TracedStep,
     scans: Sequence[LayerScan],
     cuts: Cuts,
@@ -164,10 +150,7 @@ def _path(path: str, piece: Piece) -> str:
     return path if piece.stop is None else f"{path}[{piece.start}:{piece.stop}]"
 
 
-
-
 # -- cutter -- Rewrites equations on stacks of layers into equations on pieces of these stacks.
-
 
 
 Combine = Callable[[Any, Any], Any]
@@ -407,10 +390,7 @@ def _inside(equation: Equation) -> Iterator[Ref]:
     return (ref for body in equation.bodies for ref, _ in all_values(body))
 
 
-
-
 # -- trips -- Cuts one scan over layers into scans over fewer, or into straight code.
-
 
 
 Rename = Callable[[str], str]

@@ -1,15 +1,16 @@
 """Writes equations of its own into a sealed program, by tracing a small function of them."""
 
 from __future__ import annotations
-from collections.abc import Callable, Iterator, Sequence
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
 import jax
+
 from autopar.frontend.trace.inline import flatten
-from autopar.frontend.traced import Const, Equation, Ref
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, refs
+
 
 @dataclass(frozen=True)
 class Place:
@@ -25,7 +26,7 @@ class Place:
         return cls(equation.name_stack, equation.line, fresh)
 
 
-def spliced(
+def splice(
     fun: Callable[..., Any],
     operands: Sequence[Ref | Const],
     avals: Sequence[Any],
@@ -58,10 +59,7 @@ def spliced(
     return tuple(written)
 
 
-
-
 # -- repeat -- Copies equations so that they compute their results a second time.
-
 
 
 # The name stack of what is repeated: backward, and in the module that it was first made in.
@@ -93,9 +91,7 @@ def steps_to(wanted: Iterable[Ref], makers: Makers, made: Collection[Ref]) -> li
     return [found[at] for at in sorted(found)]
 
 
-def repeated(
-    equation: Equation, operands: tuple[Ref | Const, ...], fresh: Iterator[Ref]
-) -> Equation:
+def repeat(equation: Equation, operands: tuple[Ref | Const, ...], fresh: Iterator[Ref]) -> Equation:
     """A copy that reads `operands` in place of what the first one read; all it makes is new."""
     return replace(
         equation,
@@ -106,7 +102,9 @@ def repeated(
     )
 
 
-def renamed(operands: Sequence[Ref | Const], names: Mapping[Ref, Ref]) -> tuple[Ref | Const, ...]:
+def rename(
+    operands: Sequence[Ref | Const], names: Mapping[Ref, Ref | Const]
+) -> tuple[Ref | Const, ...]:
     """Operands under other names, where there are any."""
     return tuple(names.get(o, o) if isinstance(o, int) else o for o in operands)
 
@@ -116,8 +114,8 @@ def _copied(program: FlatProgram, fresh: Iterator[Ref]) -> FlatProgram:
     names = dict(zip(program.inputs, inputs, strict=True))
     equations: list[Equation] = []
     for equation in program.equations:
-        copy = repeated(equation, renamed(equation.operands, names), fresh)
+        copy = repeat(equation, rename(equation.operands, names), fresh)
         names.update(zip(equation.results, copy.results, strict=True))
         equations.append(copy)
-    outputs = renamed(program.outputs, names)
+    outputs = rename(program.outputs, names)
     return FlatProgram(inputs, program.input_avals, tuple(equations), outputs)

@@ -12,7 +12,7 @@ import jax
 from jax import lax
 
 from autopar.frontend.rewrite.layer_scans import all_values
-from autopar.frontend.rewrite.splice import Place, spliced
+from autopar.frontend.rewrite.splice import Place, splice
 from autopar.frontend.traced import Const, Equation, FlatProgram, Ref
 
 Bounds = tuple[int, ...]  # where dim 0 is cut, from 0 to its size
@@ -143,7 +143,7 @@ def _equation(
     """An equation as JAX traces it; its operands, results and place are yet to be set."""
     avals = [jax.ShapeDtypeStruct(*t) for t in types]
     place = Place("", "", count(len(types) + 1))
-    (one,) = spliced(partial(fun, *static), range(len(types)), avals, [len(types)], place)
+    (one,) = splice(partial(fun, *static), range(len(types)), avals, [len(types)], place)
     return one
 
 

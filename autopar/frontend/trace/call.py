@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,31 +17,26 @@ from autopar.frontend.trace.arguments import (
     dynamic_arguments,
     split_static,
 )
-from autopar.frontend.trace.objects import PureCall, pure_call
+from autopar.frontend.trace.objects import pure_call
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call as trees of arrays, its arrays in order, and what tells calls apart by their trace."""
+    """A call as trees of arrays, its arrays in order, and the signature that its trace depends on.
 
-    pure: PureCall
+    `close` makes objects of its result; None for a call without objects.
+    """
+
+    spec: StepSpec
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
     leaves: tuple[Any, ...]
     signature: Hashable
+    close: Callable[[Any], Any] | None = None
 
-    @property
-    def spec(self) -> StepSpec:
-        """The step on trees of arrays."""
-        return self.pure.spec
-
-    @property
-    def args(self) -> tuple[Any, ...]:
-        """Its positional arguments."""
-        return self.pure.args
-
-    @property
-    def kwargs(self) -> dict[str, Any]:
-        """Its keyword arguments."""
-        return self.pure.kwargs
+    def rebuild(self, result: Any) -> Any:
+        """Make the user's objects of a result, and bring those that were given up to date."""
+        return result if self.close is None else self.close(result)
 
 
 def read_call(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
@@ -64,7 +59,8 @@ def read_call(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> Ca
     extra = tuple((k, type(v), v) for k, v in sorted(kwargs.items()) if k not in named)
     if static or extra:
         check_hashes(spec, args, kwargs)
-    return Call(pure, tuple(leaves), (tree, types, static, extra, pure.token))
+    signature = (tree, types, static, extra, pure.token)
+    return Call(pure.spec, pure.args, pure.kwargs, tuple(leaves), signature, pure.close)
 
 
 def _no_tree(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any], error: Exception) -> str:

@@ -1,23 +1,22 @@
 """Copies out of a traced step what planning needs: a Graph, one op for each equation."""
 
 from __future__ import annotations
+
+import hashlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
+
 import jax
 import numpy as np
 from jax.sharding import PartitionSpec
-from autopar.frontend.plain_data import type_of
+
+from autopar.frontend.plain_data import plain_params, type_of
 from autopar.frontend.trace.kernels import dims_apart
-from autopar.frontend.plain_data import plain_params
-from autopar.frontend.traced import Const, Equation, FlatProgram, TracedStep, refs
+from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, TracedStep, refs
 from autopar.ir.graph import Graph, Op, Operand, Origin, Plain
 from autopar.ir.values import Input, Literal, Role, Value
-from collections.abc import Iterable, Sequence
-from autopar.frontend.traced import Equation, FlatProgram, Ref, refs
-import hashlib
-from autopar.ir.graph import Graph, Op
 
 _WRAPPERS = re.compile(r"\b(?:jvp|transpose|vmap|checkpoint|remat|rematted_computation|jit)\(|\)")
 _FREE = frozenset(
@@ -175,10 +174,7 @@ def _flops(equation: Equation, results: Sequence[Value], graphs: Sequence[Graph]
     return max(*read, *(v.item_count for v in results), 0)
 
 
-
-
 # -- regions -- Names each equation forward, backward or update.
-
 
 
 def regions_of(
@@ -252,10 +248,7 @@ def _claim_state(
             needed.update(refs(equation.operands))
 
 
-
-
 # -- key -- The structural key of a step: a hash of what it computes, by which plans know it again.
-
 
 
 def structural_key(graph: Graph) -> str:

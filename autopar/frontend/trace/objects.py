@@ -36,10 +36,6 @@ class PureCall:
     token: Hashable = None
     close: Callable[[Any], Any] | None = None
 
-    def closed(self, result: Any) -> Any:
-        """The result as the user's own call would return it; objects are brought up to date."""
-        return result if self.close is None else self.close(result)
-
 
 def pure_call(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> PureCall:
     """The call as trees of arrays.

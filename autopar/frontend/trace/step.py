@@ -20,9 +20,8 @@ from autopar.frontend.trace.arguments import (
     leaf_paths,
     split_static,
 )
-from autopar.frontend.trace.graph import build
+from autopar.frontend.trace.graph import build, structural_key
 from autopar.frontend.trace.inline import flatten
-from autopar.frontend.trace.graph import structural_key
 from autopar.frontend.trace.state import donated_pairs, state_pairs
 from autopar.frontend.traced import FlatProgram, TracedStep
 from autopar.ir.graph import Graph
