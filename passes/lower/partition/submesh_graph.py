@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from autopar.ir.control_flow import REMAT
 from autopar.ir.graph import Graph, Op
 from autopar.ir.program import Part, PartKind, SubmeshGraph
 from autopar.ir.sharding import Sharding, replicated
@@ -19,8 +20,6 @@ from autopar.ir.values import Input
 from autopar.passes.lower.partition.part_assignment import PartKey
 from autopar.passes.lower.partition.part_dataflow import PartDataflow
 from autopar.passes.lower.partition.step_analysis import StepAnalysis
-
-_REMAT = ("remat2", "checkpoint")
 
 
 def submesh_graph(dataflow: PartDataflow, submesh: int) -> SubmeshGraph:
@@ -173,7 +172,7 @@ class _InputShardings:
 def _aliases(ops: Sequence[Op]) -> Iterator[tuple[str, str]]:
     """Pairs of names for one value inside and outside a remat."""
     for op in ops:
-        if op.kind not in _REMAT:
+        if op.kind not in REMAT:
             continue
         body = op.graphs[0]
         for result, output in zip(op.results, body.outputs, strict=True):
