@@ -352,7 +352,7 @@ def _on_first_device(lies: Sequence[Sharding], mesh: MeshShape) -> tuple[Shardin
 def _loop_shardings(
     op: Op, flow: ControlFlow, plan: ShardingPlan
 ) -> tuple[tuple[Sharding, ...], tuple[tuple[Sharding, ...], ...]]:
-    """How a loop's operands enter, and how each body's outputs leave."""
+    """Shardings of a loop's operands on entry, and of the outputs of each of its bodies."""
     lies, inside = plan.sharding_of, dict[Port, Sharding]()  # where a body is given or leaves it
     for port in flow.ports:
         if port.inputs:
