@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.frontend.compat import jax_minor
-from autopar.frontend.microbatch import MicrobatchTrace
+from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.graph import Graph
 from autopar.ir.outcome import Outcome
 from autopar.ir.plan import (

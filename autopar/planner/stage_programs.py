@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from autopar.cost.listing import Seconds
-from autopar.frontend.microbatch import MicrobatchTrace
+from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.graph import Graph
 from autopar.ir.program import Program
 from autopar.ir.sharding_plan import ShardingPlan

@@ -15,9 +15,9 @@ from autopar.ir.text import show_bytes
 from autopar.ir.values import Value
 from autopar.passes.base import Setting
 from autopar.passes.shard.base import AbstractSharding
-from autopar.passes.shard.lightest import Lightest
-from autopar.passes.shard.optimal import Optimal
-from autopar.passes.shard.recipes import recipe_named
+from autopar.passes.shard.optimal import MinMemory, Optimal
+from autopar.passes.shard.recipes import AbstractRecipe, recipe_named
+from autopar.passes.shard.solver.effort import QUICK
 from autopar.planner.placed_stages import PlacedStages, SubmeshContext
 from autopar.planner.request import Pins, Request
 from autopar.planner.stage_costs import peak_bytes
@@ -51,9 +51,7 @@ class SubmeshSharder:
         if known is not None:
             plan = rename_plan(known[1], known[0].graph, joint.graph)
         else:
-            shard = Optimal(
-                recipe=recipe_named(recipe), tables=ground.tables, brief=True, quick=True
-            )
+            shard = Optimal(recipe_named(recipe), QUICK, explain=False, reshard_costs=ground.tables)
             setting = self._setting_of(joint, ground, pins, submesh)
             roomy = replace(setting, memory_bytes=_ROOMY, partial_sums=partial_sums)
             plan = self._tried(joint, shard, roomy)
@@ -106,13 +104,16 @@ class SubmeshSharder:
         self, ground: SubmeshContext, budget: int
     ) -> Iterator[tuple[AbstractSharding, int]]:
         """Passes and their limits, the quick ones first."""
+
+        def quick(recipe: AbstractRecipe) -> Optimal:
+            return Optimal(recipe, QUICK, explain=False, reshard_costs=ground.tables)
+
         method = self._request.method
         for name in _LEAN if method == "auto" else ():
-            recipe = recipe_named(name)
-            yield Optimal(recipe=recipe, tables=ground.tables, brief=True, quick=True), _ROOMY
+            yield quick(recipe_named(name)), _ROOMY
         recipe = recipe_named(method)
-        yield Optimal(recipe=recipe, tables=ground.tables, brief=True, quick=True), budget
-        yield Lightest(recipe=recipe, tables=ground.tables), budget
+        yield quick(recipe), budget
+        yield MinMemory(recipe=recipe, reshard_costs=ground.tables), budget
 
     def _tried(
         self, joint: SubmeshGraph, shard: AbstractSharding, setting: Setting
