@@ -18,6 +18,7 @@ from autopar.passes.lower.outline import Outline
 from autopar.passes.lower.split import split
 from autopar.planner.sliced_step import SlicedStep
 from autopar.rules import RuleBook, attach_rules
+from autopar.schedule.table import finest_schedule
 
 _NO_MESH = MeshShape((), ())
 
@@ -39,13 +40,12 @@ class LayerPrograms:
 
     def __init__(self, sliced: SlicedStep, rules: RuleBook) -> None:
         count = len(sliced.layers.layers)
-        schedule = "gpipe" if sliced.batching.barrier else "zb-h1"  # split where that can be
         stages = StagePlan(
             sliced.layers,
             tuple(Stage(i, i, i) for i in range(count)),
             (Submesh(_NO_MESH),) * count,
             sliced.microbatches,
-            schedule,
+            finest_schedule(sliced.batching.barrier).name,
         )
         self._rules = rules
         self._whole = sliced.trace.whole.graph

@@ -7,7 +7,6 @@ from functools import cached_property
 
 from autopar.cluster.submesh import Block, Link, link_between, place
 from autopar.passes.stage.dynamic import Part
-from autopar.passes.stage.gaps import gap_of, gap_seconds
 from autopar.passes.stage.prices import ChosenStage, LayerPrice, Option, StageTable
 from autopar.passes.stage.ranges import Ranges
 from autopar.schedule.grid import Grid
@@ -106,12 +105,12 @@ class Candidate:
         gaps, this is what the dynamic program minimises, for links where they are.
         """
         busy, ranges = self._busy_seconds, self.ranges
-        gap = gap_of(self.schedule)
+        bubble = SCHEDULES[self.schedule].bubble
         gaps, whole = [0.0] * self.devices, [0.0] * self.devices
         for part, device in zip(self.parts, self.device_of, strict=True):
             at = part.option, part.first, part.last
             whole[device] += float(ranges.whole[at])
-            waits = gap_seconds(gap, ranges.whole[at], ranges.forward[at], ranges.weight[at])
+            waits = bubble.seconds(ranges.whole[at], ranges.forward[at], ranges.weight[at])
             gaps[device] += float(waits)
         slowest = max(range(self.devices), key=busy.__getitem__)
         others = (sum(gaps) - gaps[slowest]) / self.chunks

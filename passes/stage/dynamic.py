@@ -34,8 +34,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from autopar.passes.stage.gaps import Gap, gap_seconds
 from autopar.passes.stage.ranges import Floats, Ints, Ranges
+from autopar.schedule.table import Bubble
 
 # Thresholds so near to each other are one; a number of stages that is not the best is searched
 # no nearer than the second.
@@ -84,7 +84,7 @@ def time_field(
     family: Mapping[int, int],
     flights: Sequence[int],
     memory_bytes: int,
-    gap: Gap = Gap.WHOLE,
+    bubble: Bubble = Bubble.WHOLE,
 ) -> Field:
     """The field of stages that fit `memory_bytes`.
 
@@ -92,7 +92,7 @@ def time_field(
     microbatches in flight s stages from the end.
     """
     bears = np.clip(ranges.most_in_flight(memory_bytes), -1, ranges.microbatches)
-    waits = gap_seconds(gap, ranges.whole, ranges.forward, ranges.weight)
+    waits = bubble.seconds(ranges.whole, ranges.forward, ranges.weight)
     useless = _outdone(ranges, waits, bears) | (bears < min(flights))
     price = np.where(useless, np.inf, ranges.seconds)
     alive = np.isin(ranges.submesh, list(family)) & np.isfinite(price).any(axis=(1, 2))
@@ -172,14 +172,14 @@ class Pace:
 
     microbatches: int
     windows: tuple[int, ...]
-    gap: Gap = Gap.WHOLE
+    bubble: Bubble = Bubble.WHOLE
 
     def seconds(self, sums: Floats, threshold: float) -> Floats:
         """The formula for F over s = 0.. stages."""
         windows = np.array([self.microbatches, *self.windows])
         binding = np.isfinite(sums) & (windows < self.microbatches)
         trips = np.where(binding, sums, 0.0) / windows
-        turns = self.microbatches - (1 if self.gap is Gap.WHOLE else 0)
+        turns = self.microbatches - (1 if self.bubble is Bubble.WHOLE else 0)
         seconds: Floats = sums + turns * np.maximum(threshold, trips)
         return seconds
 

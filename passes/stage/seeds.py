@@ -11,10 +11,9 @@ import numpy as np
 from autopar.passes.stage.candidates import Candidate, chunks_of
 from autopar.passes.stage.chunks import even_chunks
 from autopar.passes.stage.dynamic import Field, Pace, Part, find_frontier, time_field, trace_back
-from autopar.passes.stage.gaps import Gap, gap_of
 from autopar.passes.stage.prices import StageTable
 from autopar.passes.stage.ranges import Ints, Ranges
-from autopar.schedule.table import device_order, in_flight
+from autopar.schedule.table import SCHEDULES, Bubble, device_order, in_flight
 
 # The devices of submeshes, by number, that tile the cluster in any mixture.
 Family = Mapping[int, int]
@@ -120,7 +119,7 @@ class Group:
     """
 
     schedules: tuple[str, ...]
-    gap: Gap
+    bubble: Bubble
     flights: tuple[int, ...]
     windows: tuple[int, ...]
 
@@ -131,13 +130,13 @@ def groups(schedules: Sequence[str], microbatches: int, most: int) -> tuple[Grou
     A count that depends on how many stages come before is the least over them, so that nothing is
     left out that may fit.
     """
-    found: dict[tuple[Gap, tuple[int, ...], tuple[int, ...]], tuple[str, ...]] = {}
+    found: dict[tuple[Bubble, tuple[int, ...], tuple[int, ...]], tuple[str, ...]] = {}
     for name in schedules:
         counts = [in_flight(name, stages, microbatches, 1) for stages in range(1, most + 1)]
         flights = tuple(
             min(row[len(row) - s] for row in counts[s - 1 :]) for s in range(1, most + 1)
         )
-        key = gap_of(name), flights, tuple(row[0] for row in counts)
+        key = SCHEDULES[name].bubble, flights, tuple(row[0] for row in counts)
         found[key] = (*found.get(key, ()), name)
     return tuple(Group(names, *key) for key, names in found.items())
 
@@ -152,12 +151,12 @@ def flat_seeds(space: Space) -> tuple[FlatSeed, ...]:
     for ranges in sorted(space.batches, key=lambda r: -r.microbatches):
         for group in groups(space.flat, ranges.microbatches, space.most_stages):
             for f in range(len(space.families)):
-                field = _field(space, ranges, f, group.flights, group.gap)
-                pace = Pace(ranges.microbatches, group.windows, group.gap)
+                field = _field(space, ranges, f, group.flights, group.bubble)
+                pace = Pace(ranges.microbatches, group.windows, group.bubble)
                 found = find_frontier(field, pace, cutoff, space.stages)
                 cutoff = found.cutoff
                 # Where a gap is less than a stage, the slowest stage is counted with both.
-                twice = np.where(group.gap is Gap.WHOLE, 0.0, found.threshold)
+                twice = np.where(group.bubble is Bubble.WHOLE, 0.0, found.threshold)
                 for stages in np.flatnonzero(np.isfinite(found.seconds)).tolist():
                     threshold = float(found.threshold[stages])
                     seconds = float(found.seconds[stages] - twice[stages])
@@ -212,10 +211,10 @@ def tightened(space: Space, candidate: Candidate) -> Candidate | None:
         parts = even_chunks(ranges, options, len(candidate.parts), bears)
     else:
         count = candidate.devices
-        gap = gap_of(name)
-        field = _field(space, ranges, candidate.family, flights[::-1], gap)
+        bubble = SCHEDULES[name].bubble
+        field = _field(space, ranges, candidate.family, flights[::-1], bubble)
         windows = tuple(in_flight(name, p, ranges.microbatches, 1)[0] for p in range(1, count + 1))
-        pace = Pace(ranges.microbatches, windows, gap)
+        pace = Pace(ranges.microbatches, windows, bubble)
         frontier = find_frontier(field, pace, math.inf, count)
         found = math.isfinite(frontier.seconds[count])
         parts = trace_back(field, count, float(frontier.threshold[count])) if found else None
@@ -251,5 +250,7 @@ def _same_mesh(ranges: Ranges, submesh: int) -> list[tuple[int, ...]]:
     return list(groups.values())
 
 
-def _field(space: Space, ranges: Ranges, family: int, flights: Sequence[int], gap: Gap) -> Field:
-    return time_field(ranges, space.families[family], flights, space.table.memory_bytes, gap)
+def _field(
+    space: Space, ranges: Ranges, family: int, flights: Sequence[int], bubble: Bubble
+) -> Field:
+    return time_field(ranges, space.families[family], flights, space.table.memory_bytes, bubble)
