@@ -23,7 +23,7 @@ from autopar.cluster.table import (
     read_topology,
     to_toml,
 )
-from autopar.cluster.topology import Topology, Torus
+from autopar.cluster.topology import Topology
 from autopar.errors import ClusterError
 from autopar.ir.text import columns, show_bytes, show_count, show_seconds
 
@@ -174,13 +174,11 @@ class Cluster:
 
 
 def _link_rows(topology: Topology) -> list[list[str]]:
-    if isinstance(topology, Torus):
-        rate, hop = topology.link_bytes_per_second, topology.hop_seconds
-        rows = [["link", f"{show_count(rate, 'B/s')} one way, {show_seconds(hop)} a hop"]]
-        levels = [topology.network] if topology.network else []
-    else:
-        rows, levels = [], list(topology.levels)
-    for level in levels:
+    rows: list[list[str]] = []
+    if link := topology.direct_link:
+        rate, hop = show_count(link.bytes_per_second, "B/s"), show_seconds(link.hop_seconds)
+        rows.append(["link", f"{rate} one way, {hop} a hop"])
+    for level in topology.switch_levels:
         text = f"{show_count(level.bytes_per_second, 'B/s')} one way per device"
         rows.append([level.name, f"{text}, {show_seconds(level.latency_seconds)} a step"])
     return rows
