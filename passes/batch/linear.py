@@ -5,23 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from autopar.ir.graph import Graph, Op
+from autopar.rules import primitive
 
-# Ops that only move or repeat items: whatever they are given, they give back.
-MOVING = frozenset(
-    """
-    broadcast_in_dim copy expand_dims name reshape rev sharding_constraint slice squeeze stack
-    tile transpose unstack
-    """.split()
-)
-# Ops after which zeros are still zeros.
-_KEEPS_ZERO = MOVING | {"convert_element_type", "neg", "reduce_sum"}
 # A maximum of maxima over parts is one over all.
 _IDEMPOTENT = {"max": "max", "min": "min", "and": "and", "or": "or"}
 
 
 def keeps_zero(op: Op) -> bool:
     """Whether zeros make zeros."""
-    return op.kind in _KEEPS_ZERO
+    return primitive(op.kind).keeps_zero
 
 
 def is_linear(op: Op, places: Collection[int], zeros: Collection[int], graph: Graph) -> bool:
@@ -40,4 +32,4 @@ def is_linear(op: Op, places: Collection[int], zeros: Collection[int], graph: Gr
 
 def combines(op: Op, combiner: str) -> bool:
     """Whether the op brings parts of that combiner together, or only moves them."""
-    return op.kind in MOVING or _IDEMPOTENT.get(op.kind) == combiner
+    return primitive(op.kind).moves or _IDEMPOTENT.get(op.kind) == combiner

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from autopar.errors import BatchError, BatchStatisticError, RowsError, listing
 from autopar.ir.graph import Graph, Op
 from autopar.passes.batch.facts import Fault, Why, described
-from autopar.passes.batch.linear import MOVING
 from autopar.passes.batch.loops import reading_graph
 from autopar.passes.batch.phases import Phases, Reentry
+from autopar.rules import primitive
 
 ALWAYS = "microbatches=1 is always exact."
 _SHOWN = 4
@@ -157,7 +157,7 @@ def _is_divided(graph: Graph, name: str) -> bool:
 def _use(graph: Graph, reentry: Reentry) -> tuple[Op, str]:
     """The op at which a value that is spread over the rows meets them, and what it reads."""
     readers, op, value = reading_graph(graph), graph.ops[reentry.op], reentry.value
-    while op.kind in MOVING or op.kind == "convert_element_type":
+    while primitive(op.kind).moves or op.kind == "convert_element_type":
         following = readers.get(op.results[0].name, [])
         if not following:
             break
