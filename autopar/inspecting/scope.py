@@ -20,7 +20,7 @@ from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.spmd import SpmdProgram
 from autopar.ir.text import show_bytes
 from autopar.passes.base import Setting
-from autopar.passes.lower.joint import left_partial, part_plan
+from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan
 from autopar.passes.lower.spmd import lower_spmd
 from autopar.passes.shard.moves import MoveTables
 from autopar.passes.shard.optimal import Optimal

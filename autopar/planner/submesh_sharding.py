@@ -19,9 +19,8 @@ from autopar.ir.stages import StagePlan, Submesh
 from autopar.ir.text import show_bytes
 from autopar.ir.values import Value
 from autopar.passes.base import Setting
-from autopar.passes.lower.joint import joint_graph
-from autopar.passes.lower.links import Links
-from autopar.passes.lower.outline import Outline
+from autopar.passes.lower.partition.part_dataflow import PartDataflow
+from autopar.passes.lower.partition.submesh_graph import submesh_graph
 from autopar.passes.shard.base import AbstractSharding
 from autopar.passes.shard.lightest import Lightest
 from autopar.passes.shard.moves import MoveTables
@@ -92,7 +91,7 @@ class Sharder:
         self._sliced, self._stages, self._parts = sliced, stages, parts
         self._request, self._setting = request, setting
         self._flights = peak_in_flight(stages)
-        self._links = Links(Outline.of(sliced.batching, stages), parts)
+        self._links = PartDataflow.of(sliced.batching, stages, parts)
         self._known: dict[object, tuple[SubmeshGraph, ShardingPlan]] = {}
 
     def sharded(
@@ -103,7 +102,7 @@ class Sharder:
         First the recipe that the stage's price is of, without a limit: it is known to fit, or
         nearly.
         """
-        joint = joint_graph(self._links, submesh)
+        joint = submesh_graph(self._links, submesh)
         pins = self._pins(joint)
         mesh = ground.tables.prices.mesh
         key = (structure_hash(joint.graph), mesh, str(ground.cluster), pins, recipe, partial_sums)
