@@ -23,7 +23,7 @@ from autopar.cluster.table import (
     read_topology,
     to_toml,
 )
-from autopar.cluster.topology import Topology
+from autopar.cluster.topology import AbstractTopology
 from autopar.errors import ClusterError
 from autopar.ir.text import columns, show_bytes, show_count, show_seconds
 
@@ -40,7 +40,7 @@ class Cluster:
 
     name: str
     chip: Chip
-    topology: Topology
+    topology: AbstractTopology
     calibration: Calibration | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
@@ -176,7 +176,7 @@ class Cluster:
         return "\n".join([f"cluster {self.name}", *columns(rows, indent="  ")])
 
 
-def _link_rows(topology: Topology) -> list[list[str]]:
+def _link_rows(topology: AbstractTopology) -> list[list[str]]:
     rows: list[list[str]] = []
     if link := topology.direct_link:
         rate, hop = show_count(link.bytes_per_second, "B/s"), show_seconds(link.hop_seconds)

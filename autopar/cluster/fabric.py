@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from autopar.cluster.switch import Switch, SwitchFabric
-from autopar.cluster.topology import Fabric, Level, Topology
+from autopar.cluster.topology import AbstractFabric, AbstractTopology, Level
 from autopar.cluster.torus import Torus, TorusFabric
 
 # A new interconnect is a row of each of these, and a file like those of its two classes.
-TOPOLOGIES: tuple[type[Topology], ...] = (Switch, Torus)
-FABRICS: tuple[type[Fabric], ...] = (TorusFabric, SwitchFabric)
+TOPOLOGIES: tuple[type[AbstractTopology], ...] = (Switch, Torus)
+FABRICS: tuple[type[AbstractFabric], ...] = (TorusFabric, SwitchFabric)
 
 _GIGA = 1e9
 _US = 1e-6
@@ -85,6 +85,6 @@ _TORI: dict[str, TorusFabric] = {
 }
 
 
-def fabric_of(chip: str) -> Fabric:
+def fabric_of(chip: str) -> AbstractFabric:
     """The fabric of a chip of the catalog, by its full name."""
     return _SWITCHES[chip] if chip in _SWITCHES else _TORI[chip]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from autopar.cluster.catalog import ALIASES, CHIPS, chip_named
 from autopar.cluster.chip import Chip
 from autopar.cluster.fabric import FABRICS, fabric_of
-from autopar.cluster.topology import Fabric, Topology
+from autopar.cluster.topology import AbstractFabric, AbstractTopology
 from autopar.errors import ClusterError
 
 FORMS = (
@@ -21,7 +21,7 @@ FORMS = (
 _ACCELERATOR = re.compile(r"(?:google\s+)?(?:(\d{1,6})x)?([a-z]\w*)-(\d{1,6})")
 
 
-def read_name(text: str) -> tuple[str, Chip, Topology]:
+def read_name(text: str) -> tuple[str, Chip, AbstractTopology]:
     """The full name, the chip and the topology that a cluster name means.
 
     Raises ClusterError where the form or the chip is unknown, or no such cluster can be built.
@@ -47,7 +47,7 @@ def larger_name(name: str, factor: int) -> str:
     raise ClusterError(f"cluster {name!r} has no name by which it could be larger")
 
 
-def _forms(name: str) -> Iterator[tuple[type[Fabric], re.Match[str]]]:
+def _forms(name: str) -> Iterator[tuple[type[AbstractFabric], re.Match[str]]]:
     """The fabrics whose names have the form of this one."""
     for kind in FABRICS:
         if match := kind.form.fullmatch(name):

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autopar.cluster.cluster import Cluster
+from autopar.cluster.topology import AbstractTopology, outermost
 from autopar.cluster.topology import Link as Link
-from autopar.cluster.topology import Topology, outermost
 from autopar.errors import MeshError
 
 
@@ -154,7 +154,7 @@ def _is_prime(number: int) -> bool:
     return all(number % q for q in range(2, math.isqrt(number) + 1))
 
 
-def _lies(topology: Topology, block: Block) -> bool:
+def _lies(topology: AbstractTopology, block: Block) -> bool:
     """Whether the block starts where its shape can lie."""
     lengths = topology.lengths
     partial = max((p for p, extent in enumerate(block.submesh.extents) if extent > 1), default=0)

@@ -9,21 +9,21 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from autopar.cluster.topology import (
+    AbstractFabric,
+    AbstractTopology,
     CompilerTopology,
-    Fabric,
     Layout,
     Level,
     Link,
     LinkLevel,
     Shares,
-    Topology,
     outermost,
 )
 from autopar.errors import ClusterError
 
 
 @dataclass(frozen=True)
-class Switch(Topology):
+class Switch(AbstractTopology):
     """Levels of switches, innermost first; `devices_per_host` share one Python process."""
 
     kind: ClassVar[str] = "switch"
@@ -146,7 +146,7 @@ def greedy_shares(sizes: Sequence[int], lengths: Sequence[int]) -> Shares:
 
 
 @dataclass(frozen=True)
-class SwitchFabric(Fabric):
+class SwitchFabric(AbstractFabric):
     """Up to `domain` devices on one fast switch (sizes in the levels are placeholders)."""
 
     form: ClassVar[re.Pattern[str]] = re.compile(r"(?:(\d+)x)?(\d+)x(?P<chip>[a-z][\w-]*)")

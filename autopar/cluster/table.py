@@ -10,7 +10,7 @@ from typing import Any, cast
 from autopar.cluster.calibration import Bar, Calibration, Residual, Series
 from autopar.cluster.chip import Chip, Source
 from autopar.cluster.fabric import TOPOLOGIES
-from autopar.cluster.topology import Level, Topology
+from autopar.cluster.topology import AbstractTopology, Level
 from autopar.errors import ClusterError
 
 Table = dict[str, object]
@@ -25,7 +25,7 @@ _ITEMS: dict[str, type] = {
 }
 
 
-def content(chip: Chip, topology: Topology) -> Table:
+def content(chip: Chip, topology: AbstractTopology) -> Table:
     """Chip and topology as nested tables of numbers, texts and lists."""
     figures = _plain(chip)
     figures["peak_flops"] = dict(chip.peak_flops)
@@ -37,7 +37,7 @@ def measurements(calibration: Calibration) -> Table:
     return {"calibration": _plain(calibration)}
 
 
-def _plain(value: Chip | Topology | Calibration) -> Table:
+def _plain(value: Chip | AbstractTopology | Calibration) -> Table:
     """As JSON would hold it: tuples become lists; absent entries are left out."""
     table = cast(Table, json.loads(json.dumps(dataclasses.asdict(value))))
     return {key: entry for key, entry in table.items() if entry is not None}
@@ -54,7 +54,7 @@ def read_chip(table: Mapping[str, object], where: str) -> Chip:
     return Chip(**fields)
 
 
-def read_topology(table: Mapping[str, object], where: str) -> Topology:
+def read_topology(table: Mapping[str, object], where: str) -> AbstractTopology:
     """The topology in a file's [switch] or [torus] table. Raises ClusterError likewise."""
     kinds = [kind for kind in TOPOLOGIES if kind.kind in table]
     if len(kinds) != 1:
@@ -74,7 +74,7 @@ def read_topology(table: Mapping[str, object], where: str) -> Topology:
         elif field.type == _NETWORK and field.name in fields:
             row = _table(given, field.name, where)
             fields[field.name] = _level(row, f"{where}: [{inner}]")
-    build: Callable[..., Topology] = kinds[0]
+    build: Callable[..., AbstractTopology] = kinds[0]
     return build(**fields)
 
 
@@ -110,7 +110,7 @@ def _number(key: str, entry: object, where: str) -> float:
     return float(entry)
 
 
-_Kind = Chip | Source | Level | Topology | Calibration | Bar | Residual | Series
+_Kind = Chip | Source | Level | AbstractTopology | Calibration | Bar | Residual | Series
 
 
 def _checked(kind: type[_Kind], table: object, where: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 A topology has physical axes, listed fastest first as JAX numbers devices: levels of switches, or a
 chip's devices, x, y, z and slices. To add an interconnect, write a file beside `switch.py` and
-`torus.py` with its `Topology` and its `Fabric`, and add them to the rows of `fabric.py`.
+`torus.py` with a topology and a fabric of its own, and add them to the rows of `fabric.py`.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class CompilerTopology:
 
 
 @dataclass(frozen=True)
-class Topology(abc.ABC):
+class AbstractTopology(abc.ABC):
     """How the devices of a cluster are wired. `kind` names its table in a cluster file."""
 
     kind: ClassVar[str]
@@ -217,7 +217,9 @@ class Topology(abc.ABC):
         return {}
 
     @abc.abstractmethod
-    def with_figures(self, figures: Mapping[str, float], levels: Sequence[Level]) -> Topology:
+    def with_figures(
+        self, figures: Mapping[str, float], levels: Sequence[Level]
+    ) -> AbstractTopology:
         """The same wiring with other `own_figures` and `switch_levels`."""
 
     # -- meshes and blocks on it -------------------------------------------------------------
@@ -231,7 +233,7 @@ class Topology(abc.ABC):
         """What a group sees of a physical axis: `size` members, each `stride` devices apart."""
 
     @abc.abstractmethod
-    def block(self, extents: Sequence[int]) -> Topology:
+    def block(self, extents: Sequence[int]) -> AbstractTopology:
         """The topology of a block that has these extents along the physical axes."""
 
     @abc.abstractmethod
@@ -263,7 +265,7 @@ def outermost(distances: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True)
-class Fabric(abc.ABC):
+class AbstractFabric(abc.ABC):
     """What joins the chips of a kind before anyone says how many, and how its clusters are named.
 
     `form` matches a name, of which the group "chip" is the chip.
@@ -272,7 +274,7 @@ class Fabric(abc.ABC):
     form: ClassVar[re.Pattern[str]]
 
     @abc.abstractmethod
-    def read(self, text: str, chip: str, match: re.Match[str]) -> tuple[str, Topology]:
+    def read(self, text: str, chip: str, match: re.Match[str]) -> tuple[str, AbstractTopology]:
         """The full name and the topology of a cluster whose name has the form.
 
         Raises ClusterError, which quotes `text`, where no such cluster can be built.

@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from autopar.cluster.topology import (
+    AbstractFabric,
+    AbstractTopology,
     CompilerTopology,
     DirectLink,
-    Fabric,
     Layout,
     Level,
     Link,
     LinkLevel,
     Shares,
-    Topology,
     outermost,
 )
 from autopar.errors import ClusterError
@@ -30,7 +30,7 @@ _COMPILER_AXES = 3  # what TPU topologies are described by, also where chips lie
 
 
 @dataclass(frozen=True)
-class Torus(Topology):
+class Torus(AbstractTopology):
     """A grid of chips whose neighbors are linked, in one slice or several joined by a network.
 
     `shape` is x, y(, z) in chips, as in "v5p:4x4x8". `wraps` says which axes close into rings.
@@ -269,7 +269,7 @@ def _score(shares: Shares, lengths: Sequence[int]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class TorusFabric(Fabric):
+class TorusFabric(AbstractFabric):
     """Chips in a grid; `ring_multiple` is the axis size, or its divisor, that closes a ring.
 
     `largest` is the biggest slice in chips and `longest` the longest axis (0: no limit).

@@ -11,7 +11,7 @@ from autopar.calibrating.links import figures_of, with_figures
 from autopar.cluster import Cluster, Layout, Level, LinkLevel, axis_links, device_order
 from autopar.cluster.submesh import Block, cut_out, link_between, submeshes
 from autopar.cluster.target import Target
-from autopar.cluster.topology import CompilerTopology, DirectLink, Link, Shares, Topology
+from autopar.cluster.topology import AbstractTopology, CompilerTopology, DirectLink, Link, Shares
 from autopar.cost import collective_seconds
 from autopar.ir.mesh import MeshShape
 from autopar.ir.stages import Submesh
@@ -20,7 +20,7 @@ from autopar.report.svg.mesh import mesh_svg
 
 
 @dataclass(frozen=True)
-class Ring(Topology):
+class Ring(AbstractTopology):
     """Devices in a ring, all in one host."""
 
     kind: ClassVar[str] = "ring"
