@@ -624,11 +624,32 @@ def _refusal(space: SearchSpace, ranking: Ranking) -> InfeasibleError:
         )
     if ranking.refusals:
         return InfeasibleError(ranking.refusals[0])
+    if unsuited := _unsuited(space):
+        return InfeasibleError(unsuited)
     chunked = space.chunked and not space.flat
     why = "with two stages on each of some equal submeshes" if chunked else "of priced submeshes"
     return InfeasibleError(
         f"no stages can be made {why} of {space.table.cluster.name} from "
         f"{space.table.layer_count} layers; ask for fewer stages or another schedule"
+    )
+
+
+def _unsuited(space: SearchSpace) -> str:
+    """Name the submeshes that no sharding suits; empty if each has one.
+
+    As under `dp`, if a microbatch has fewer rows than the submesh has devices.
+    """
+    suited = {u for costs in space.batches for u in costs.submesh.tolist()}
+    shapes = list(enumerate(space.table.submeshes))
+    without = ", ".join(str(shape) for u, shape in shapes if u not in suited)
+    if not without:
+        return ""
+    able = ", ".join(str(shape) for u, shape in shapes if u in suited)
+    counts = " or ".join(str(costs.microbatches) for costs in space.batches)
+    return (
+        f"no stages can be made of {space.table.cluster.name}: with {counts} microbatches the "
+        f"sharding asked for suits submeshes of {able}, but not of {without}. Use fewer "
+        "microbatches, more stages, or another method"
     )
 
 

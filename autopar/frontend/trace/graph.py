@@ -1,4 +1,4 @@
-"""Copies out of a traced step what planning needs: a Graph, one op for each equation."""
+"""The Graph of a traced step: one op for each equation, with its region; and its structural key."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def _flops(equation: Equation, results: Sequence[Value], graphs: Sequence[Graph]
     return max(*read, *(v.item_count for v in results), 0)
 
 
-# -- regions -- Names each equation forward, backward or update.
+# -- regions: forward, backward or update ---------------------------------------------------------
 
 
 def regions_of(
@@ -197,7 +197,7 @@ def regions_of(
 
 
 def is_backward(equation: Equation) -> bool:
-    """Whether the equation, or one in its bodies, stems from a backward pass."""
+    """True if the equation, or one in its bodies, stems from a backward pass."""
     return "transpose(" in equation.name_stack or any(
         is_backward(inner) for body in equation.bodies for inner in body.equations
     )
@@ -242,7 +242,7 @@ def _claim_state(
             needed.update(refs(equation.operands))
 
 
-# -- key -- The structural key of a step: a hash of what it computes, by which plans know it again.
+# -- structural key: a hash of what a step computes, by which plans know it again -----------------
 
 
 def structural_key(graph: Graph) -> str:
