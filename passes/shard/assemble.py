@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.cost.compute import HEAVY
 from autopar.ir.assignment import Assignment
 from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding import Sharding, replicated
@@ -19,8 +18,9 @@ from autopar.passes.shard.decisions import Decision, Place, Read, Reading, ReadK
 from autopar.passes.shard.lifetimes import lifetimes, materialized, read_by_groups
 from autopar.passes.shard.moves import MoveTables
 from autopar.passes.shard.needs import Choice, required, sources
-from autopar.passes.shard.problem import Edge, Floats, Problem, Usage
 from autopar.passes.shard.slack import Slack, find_slack
+from autopar.passes.shard.solver.problem import Edge, Floats, Problem, Usage
+from autopar.rules import HEAVY
 
 
 @dataclass(frozen=True)

@@ -17,16 +17,9 @@ from autopar.frontend.trace.kernels import dims_apart
 from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, TracedStep, refs
 from autopar.ir.graph import Graph, Op, Operand, Origin, Plain
 from autopar.ir.values import Input, Literal, Role, Value
+from autopar.rules import Work, primitive
 
 _WRAPPERS = re.compile(r"\b(?:jvp|transpose|vmap|checkpoint|remat|rematted_computation|jit)\(|\)")
-_FREE = frozenset(
-    {"reshape", "broadcast_in_dim", "transpose", "squeeze", "expand_dims", "iota", "copy", "slice",
-     "convert_element_type", "concatenate", "gather", "split", "pad", "rev", "stop_gradient",
-     "bitcast_convert_type", "device_put", "dynamic_slice", "dynamic_update_slice", "name",
-     "optimization_barrier", "random_wrap", "random_unwrap", "scatter", "sharding_constraint"}
-)  # fmt: skip
-# What these do, they do for each item that they read.
-_READING = ("reduce_", "arg", "cum", "sort", "top_k")
 
 
 def build(traced: TracedStep) -> Graph:
@@ -166,11 +159,12 @@ def _flops(equation: Equation, results: Sequence[Value], graphs: Sequence[Graph]
         runs = equation.params["length"] if kind == "scan" else 1
         inner = max if kind == "cond" else sum
         return int(runs) * inner(g.flops for g in graphs)
-    if kind in _FREE or not results:
+    work = primitive(kind).work
+    if work is Work.NONE or not results:
         return 0
-    if kind.startswith("scatter"):
+    if work is Work.UPDATES:
         return math.prod(equation.operand_shapes[-1])
-    read = map(math.prod, equation.operand_shapes) if kind.startswith(_READING) else ()
+    read = map(math.prod, equation.operand_shapes) if work is Work.READS else ()
     return max(*read, *(v.item_count for v in results), 0)
 
 

@@ -14,12 +14,17 @@ from autopar.errors import InfeasibleError, MemoryLimitError
 from autopar.ir.outcome import Status
 from autopar.ir.sharding import Sharding
 from autopar.passes.base import Setting
-from autopar.passes.shard.floor import Floor, at_least, known_solution, recipe_floor
-from autopar.passes.shard.least import least_memory
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.recipes import RECIPES, recipe_named
-from autopar.passes.shard.rough import rough_answer
-from autopar.passes.shard.solve import solve
+from autopar.passes.shard.recipes.incumbent import (
+    Incumbent,
+    better_of,
+    known_solution,
+    recipe_incumbent,
+)
+from autopar.passes.shard.solver.min_memory import min_memory
+from autopar.passes.shard.solver.rough import rough_answer
+from autopar.passes.shard.solver.solve import solve
 from tests.passes.driving import Traced, assembled, setting, traced
 from tests.zoo import cases
 
@@ -43,7 +48,7 @@ def limits(name: str, mesh: str, cluster: str) -> tuple[float, float]:
     # Under a limit that nothing keeps, every byte is counted.
     problem = assembled(zoo(name).graph, setting(mesh, cluster, 1))[1].problem
     free = solve(replace(problem, limit_bytes=float("inf")))
-    return least_memory(problem).nbytes, problem.peak_bytes(free.choice)
+    return min_memory(problem).nbytes, problem.peak_bytes(free.choice)
 
 
 def limited(name: str, mesh: str, cluster: str, share: float) -> Setting:
@@ -131,7 +136,7 @@ def test_recipes_keep_the_pins() -> None:
     step, pin = zoo("mlp"), ("params/layer[01]/w", ((), ("data",)))
     asked = replace(setting("8", "8xh100"), pins=(pin,))
     reading, whole = assembled(step.graph, asked, asked.pins)
-    floor = recipe_floor(reading, whole, asked.mesh)
+    floor = recipe_incumbent(reading, whole, asked.mesh)
     assert floor.choice
     for d, at in enumerate(floor.choice[: len(reading.decisions)]):
         if reading.decisions[d].fixed is not None:
@@ -148,22 +153,22 @@ def test_recipes_keep_the_pins() -> None:
 def test_a_search_that_does_worse_is_given_the_best_recipe() -> None:
     asked = setting("2,4", "8xh100")
     reading, whole = assembled(zoo("mlp").graph, asked)
-    floor = recipe_floor(reading, whole, asked.mesh)
+    floor = recipe_incumbent(reading, whole, asked.mesh)
     poor = known_solution(whole.problem, tuple(len(c) - 1 for c in whole.choices), "Poor.")
     for found in (poor, known_solution(whole.problem, (), "None.")):
-        answer = at_least(found, floor)
+        answer = better_of(found, floor)
         assert answer.seconds == floor.seconds == whole.problem.seconds(answer.choice)
         assert whole.problem.fits(answer.choice)
         assert answer.bound_seconds <= answer.seconds
     best = solve(whole.problem)
-    assert at_least(best, floor) == best
-    assert at_least(best, Floor()) == best
+    assert better_of(best, floor) == best
+    assert better_of(best, Incumbent()) == best
 
 
 def test_the_best_recipe_is_the_floor() -> None:
     asked = setting("2,4", "v5e:2x4")
     reading, whole = assembled(zoo("lstm_raw").graph, asked)
-    floor = recipe_floor(reading, whole, asked.mesh)
+    floor = recipe_incumbent(reading, whole, asked.mesh)
     costs = [m.seconds for m in floor.margins if m.seconds is not None]
     assert floor.seconds == min(costs)
     assert all(m.note for m in floor.margins)

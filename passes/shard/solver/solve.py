@@ -13,14 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from autopar.ir.outcome import Status
-from autopar.passes.shard.bound import bound_problem
-from autopar.passes.shard.budget import Budget
-from autopar.passes.shard.ilp import solve_ilp
-from autopar.passes.shard.narrow import Narrowed, narrow
-from autopar.passes.shard.polish import kicked
-from autopar.passes.shard.price import priced_start
-from autopar.passes.shard.problem import Problem
-from autopar.passes.shard.reduce import Reduced, reduce_problem
+from autopar.passes.shard.solver.bound import bound_problem
+from autopar.passes.shard.solver.effort import FULL, Effort
+from autopar.passes.shard.solver.ilp import solve_ilp
+from autopar.passes.shard.solver.polish import kicked
+from autopar.passes.shard.solver.price import priced_start
+from autopar.passes.shard.solver.problem import Narrowed, Problem, narrow
+from autopar.passes.shard.solver.reduce import Reduced, reduce_problem
 
 _MOST_ROWS = 200
 _GAP = 1e-6
@@ -73,14 +72,14 @@ class _Answer:
     price: float = 0.0
 
 
-def solve(problem: Problem, start: Sequence[int] | None = None, quick: bool = False) -> Solution:
+def solve(problem: Problem, start: Sequence[int] | None = None, effort: Effort = FULL) -> Solution:
     """The cheapest assignment that fits, and never a dearer one than a `start` that fits.
 
-    A `quick` answer to a large problem is the first good one.
+    A QUICK answer to a large problem is the first good one.
     """
     if not problem.costs:
         return Solution((), 0.0, 0.0, Status.FIXED, "Nothing to decide.")
-    answer = _answer(problem, start, quick)
+    answer = _answer(problem, start, effort.quick)
     choice = answer.choice
     if start is not None and problem.fits(start):
         choice = min((choice or tuple(start), tuple(start)), key=problem.seconds)
@@ -126,11 +125,11 @@ def _answer(problem: Problem, start: Sequence[int] | None, quick: bool) -> _Answ
 
 def _searched(problem: Problem, start: Sequence[int] | None, entries: int, quick: bool) -> _Answer:
     """The engine's answer, with more work while its gap is wide."""
-    from autopar.passes.shard.engine import search_problem  # it brings numba along
+    from autopar.passes.shard.solver.engine import search_problem  # it brings numba along
 
     share = min(max(entries / _WHOLE, _LEAST_SHARE), 1.0)
     found = search_problem(
-        problem, Budget(work=int(share * _WORK[0]), exact=not quick), start=start
+        problem, Effort(work=int(share * _WORK[0]), exact=not quick), start=start
     )
     last = 1 if quick else 2 if entries <= 2 * _LARGE else len(_WORK)
     levels: Sequence[int] = _WORK[1:last]
@@ -140,7 +139,7 @@ def _searched(problem: Problem, start: Sequence[int] | None, entries: int, quick
             break
         if found.gap > _FAR and work < levels[-1]:
             continue
-        again = search_problem(problem, Budget(work=int(share * work)), start=found.choice or start)
+        again = search_problem(problem, Effort(work=int(share * work)), start=found.choice or start)
         found = replace(again, bound_seconds=max(found.bound_seconds, again.bound_seconds))
     binds = found.seconds_per_byte > 0
     unsure = found.gap > 10 * _GAP and not quick

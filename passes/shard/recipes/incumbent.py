@@ -17,20 +17,19 @@ from autopar.ir.outcome import Margin, Status
 from autopar.ir.text import show_bytes
 from autopar.passes.shard.assemble import Assembled
 from autopar.passes.shard.decisions import Reading
-from autopar.passes.shard.least import least_memory, needed_bytes
-from autopar.passes.shard.narrow import narrow
 from autopar.passes.shard.needs import Choice
-from autopar.passes.shard.problem import Problem
 from autopar.passes.shard.recipes import RECIPES, AbstractRecipe
-from autopar.passes.shard.rough import rough_answer
-from autopar.passes.shard.solve import Solution
+from autopar.passes.shard.solver.min_memory import min_memory, needed_bytes
+from autopar.passes.shard.solver.problem import Problem, narrow
+from autopar.passes.shard.solver.rough import rough_answer
+from autopar.passes.shard.solver.solve import Solution
 
 Solve = Callable[[Problem], tuple[int, ...]]  # an assignment that fits, or ()
 Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Floor:
+class Incumbent:
     """What every recipe costs, and the cheapest's assignment: () and infinity where none fits."""
 
     margins: tuple[Margin, ...] = ()
@@ -38,19 +37,19 @@ class Floor:
     seconds: float = float("inf")
 
 
-def recipe_floor(
+def recipe_incumbent(
     reading: Reading,
     assembled: Assembled,
     mesh: MeshShape,
     solve: Solve = rough_answer,
     recipes: Mapping[str, AbstractRecipe] = RECIPES,
-) -> Floor:
+) -> Incumbent:
     """Every recipe that makes sense for the step on the mesh, on the whole space's problem.
 
     `assembled` holds every choice that the pins leave; `solve` need not be exact.
     """
     if not assembled.problem.costs or not mesh.names:
-        return Floor()
+        return Incumbent()
     margins: list[Margin] = []
     best: tuple[int, ...] = ()
     least = float("inf")
@@ -70,10 +69,10 @@ def recipe_floor(
         margins.append(Margin(name, seconds, note))
         if seconds < least:
             best, least = choice, seconds
-    return Floor(tuple(margins), best, least)
+    return Incumbent(tuple(margins), best, least)
 
 
-def at_least(solution: Solution, floor: Floor) -> Solution:
+def better_of(solution: Solution, floor: Incumbent) -> Solution:
     """The solution, or the best recipe's assignment where that is cheaper; the bound stays."""
     if floor.seconds >= solution.seconds:
         return solution
@@ -121,7 +120,7 @@ def _solved(problem: Problem, left: Sequence[Indices], solve: Solve) -> tuple[tu
     choice = solve(narrowed.problem)
     if choice:
         return narrowed.restore(choice), "found"
-    least = least_memory(narrowed.problem)
+    least = min_memory(narrowed.problem)
     if least.choice and narrowed.problem.fits(least.choice):
         return narrowed.restore(least.choice), "found: what holds the least"
     return (), f"does not fit: the least found holds {show_bytes(least.nbytes)}"

@@ -12,13 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from autopar.passes.shard.arrays import Floats
-from autopar.passes.shard.ascent import sums_before
-from autopar.passes.shard.blocks import Block, State, fill_field, search
-from autopar.passes.shard.budget import Meter
-from autopar.passes.shard.flat import Flat, Ints
-from autopar.passes.shard.messages import held_rows, total_cost, widest
-from autopar.passes.shard.peaks import grown
+from autopar.passes.shard.solver.ascent import sums_before
+from autopar.passes.shard.solver.blocks import Block, State, fill_field, search
+from autopar.passes.shard.solver.effort import Meter
+from autopar.passes.shard.solver.flat import Flat, Ints
+from autopar.passes.shard.solver.messages import held_rows, total_cost, widest
+from autopar.passes.shard.solver.peaks import grown
+from autopar.passes.shard.solver.problem import Floats
 
 _BLOCKS = (60, 200)  # the most nodes of a block, by worker
 _HEATS = ((0.2, 0.02), (0.05, 0.5), (0.2, 0.005), (0.002, 0.1))  # by cycle and worker
@@ -183,6 +183,6 @@ def _cool(
                 for worker, heat in zip(workers, heats, strict=True)
             ]
             meter.spend(sum(run.result() for run in runs))
-            if meter.budget.work is None:
+            if meter.effort.work is None:
                 scale = _SECONDS_A_CHUNK / max(meter.seconds - began, 1e-3)
                 entries = int(min(max(entries * min(max(scale, 0.3), 3.0), _FEWEST), _MOST))

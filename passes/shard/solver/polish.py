@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autopar.passes.shard.problem import Floats, Problem
+from autopar.passes.shard.solver.problem import Floats, Problem
 
 _REACH = 12  # nodes that a kick lets move with the one it forces
 

@@ -11,18 +11,17 @@ from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding_plan import OpPath, ShardingPlan
 from autopar.passes.base import Setting
 from autopar.passes.shard.assemble import assemble
-from autopar.passes.shard.budget import Budget
 from autopar.passes.shard.decisions import Decision, Place, Reading
-from autopar.passes.shard.floor import known_solution
-from autopar.passes.shard.infeasible import Posed
-from autopar.passes.shard.least import least_memory, needed_bytes
+from autopar.passes.shard.diagnose.infeasible import Posed
 from autopar.passes.shard.moves import MoveTables
-from autopar.passes.shard.narrow import Narrowed, narrow
 from autopar.passes.shard.needs import Choice
 from autopar.passes.shard.optimal import all_choices, plan_of
-from autopar.passes.shard.polish import improve
-from autopar.passes.shard.problem import Problem
-from autopar.passes.shard.solve import solve
+from autopar.passes.shard.recipes.incumbent import known_solution
+from autopar.passes.shard.solver.effort import QUICK, Effort
+from autopar.passes.shard.solver.min_memory import min_memory, needed_bytes
+from autopar.passes.shard.solver.polish import improve
+from autopar.passes.shard.solver.problem import Narrowed, Problem, narrow
+from autopar.passes.shard.solver.solve import solve
 
 _ENTRIES = 2_000_000  # of all the tables looked at for one question
 _WORK = 300  # of the engine, where memory binds
@@ -38,7 +37,7 @@ class Case:
     posed: Posed
     chosen: tuple[int, ...]
     mesh: MeshShape
-    keeps: bool
+    reuse_gathered: bool
 
     @property
     def seconds(self) -> float:
@@ -69,7 +68,7 @@ class Case:
         """What an assignment means for every value and op."""
         posed = self.posed
         solution = known_solution(posed.assembled.problem, choice, "Chosen around what was asked.")
-        return plan_of(posed.reading, posed.assembled, solution, self.mesh, (), self.keeps)
+        return plan_of(posed.reading, posed.assembled, solution, self.mesh, (), self.reuse_gathered)
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class Answer:
     needed_bytes: float
 
 
-def case_of(posed: Posed, plan: ShardingPlan, keeps: bool) -> Case:
+def case_of(posed: Posed, plan: ShardingPlan, reuse_gathered: bool) -> Case:
     """The assignment that a plan is; what it does not tell, or what is barred, is chosen anew."""
     problem = posed.assembled.problem
     left = [np.arange(len(c)) for c in problem.costs]
@@ -94,8 +93,8 @@ def case_of(posed: Posed, plan: ShardingPlan, keeps: bool) -> Case:
             left[node] = np.array([options.index(wanted)])
     open_nodes = any(len(few) > 1 for few in left)
     narrowed = narrow(replace(problem, usages=()), left)
-    inside = solve(narrowed.problem, None, True).choice if open_nodes else (0,) * len(left)
-    return Case(posed, narrowed.restore(inside), plan.mesh, keeps)
+    inside = solve(narrowed.problem, None, QUICK).choice if open_nodes else (0,) * len(left)
+    return Case(posed, narrowed.restore(inside), plan.mesh, reuse_gathered)
 
 
 def _told(posed: Posed, plan: ShardingPlan) -> Iterator[tuple[int, Choice | None]]:
@@ -123,9 +122,9 @@ def unbound(
     choices = list(case.posed.assembled.choices[:count])
     choices[node] = tuple(dict.fromkeys((*choices[node], *all_choices(wider, case.mesh)[node])))
     assembled = assemble(
-        wider, choices, tables, setting.memory_bytes, setting.in_flight, case.keeps
+        wider, choices, tables, setting.memory_bytes, setting.in_flight, case.reuse_gathered
     )
-    return case_of(Posed(wider, assembled), plan, case.keeps)
+    return case_of(Posed(wider, assembled), plan, case.reuse_gathered)
 
 
 def others(case: Case, node: int, limit_bytes: float) -> list[tuple[int, Answer]]:
@@ -151,7 +150,7 @@ def anew(case: Case, fixed: Mapping[int, int], limit_bytes: float) -> Answer:
     """
     narrowed, start = _fixed(case, fixed)
     within = replace(narrowed.problem, limit_bytes=limit_bytes)
-    choice = solve(replace(narrowed.problem, usages=()), start, True).choice
+    choice = solve(replace(narrowed.problem, usages=()), start, QUICK).choice
     if choice and not within.fits(choice):
         choice = _within(within, start)
     needed = needed_bytes(within)
@@ -166,15 +165,15 @@ def _within(problem: Problem, start: tuple[int, ...]) -> tuple[int, ...]:
 
     All but tiny problems go to the engine, which is quicker than integer programming with memory.
     """
-    from autopar.passes.shard.engine import search_problem  # it brings numba along
+    from autopar.passes.shard.solver.engine import search_problem  # it brings numba along
 
     if needed_bytes(problem) > problem.limit_bytes * (1 + 1e-9):
         return ()
     if sum(e.table.size for e in problem.edges) <= _TINY:
-        return solve(problem, start, True).choice
+        return solve(problem, start, QUICK).choice
     with np.errstate(over="ignore"):  # prices rise without end where nothing fits
-        found = search_problem(problem, Budget(work=_WORK), start=start).choice
-    least = () if found else least_memory(problem).choice
+        found = search_problem(problem, Effort(work=_WORK), start=start).choice
+    least = () if found else min_memory(problem).choice
     return least if least and problem.fits(least) else found
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from autopar.passes.shard.problem import Edge, Floats, Problem, Usage
+from autopar.passes.shard.solver.problem import Edge, Floats, Problem, Usage
 
 Ints = npt.NDArray[np.int64]
 

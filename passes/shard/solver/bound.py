@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from autopar.passes.shard.polish import improve
-from autopar.passes.shard.problem import Floats, Problem
+from autopar.passes.shard.solver.polish import improve
+from autopar.passes.shard.solver.problem import Floats, Problem
 
 
 @dataclass(frozen=True)

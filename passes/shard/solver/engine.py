@@ -11,17 +11,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autopar.passes.shard.anneal import Worker, annealed
-from autopar.passes.shard.arrays import Floats
-from autopar.passes.shard.ascent import Ascent
-from autopar.passes.shard.bound import bound_problem
-from autopar.passes.shard.budget import Budget, Clock, Meter, no_clock
-from autopar.passes.shard.contract import contract
-from autopar.passes.shard.exact import solve_exactly
-from autopar.passes.shard.flat import Flat, Flattened, Ints, flatten
-from autopar.passes.shard.messages import total_cost
-from autopar.passes.shard.narrow import narrow
-from autopar.passes.shard.problem import Problem
+from autopar.passes.shard.solver.anneal import Worker, annealed
+from autopar.passes.shard.solver.ascent import Ascent
+from autopar.passes.shard.solver.bound import bound_problem
+from autopar.passes.shard.solver.contract import contract
+from autopar.passes.shard.solver.effort import Clock, Effort, Meter, no_clock
+from autopar.passes.shard.solver.exact import solve_exactly
+from autopar.passes.shard.solver.flat import Flat, Flattened, Ints, flatten
+from autopar.passes.shard.solver.messages import total_cost
+from autopar.passes.shard.solver.problem import Floats, Problem, narrow
 
 _DUAL_SHARE = 0.4  # of the budget, at most, for the dual
 _MEND_SHARE = 0.08  # and for making each start fit
@@ -62,7 +60,7 @@ class Found:
 
 def search_problem(
     problem: Problem,
-    budget: Budget,
+    budget: Effort,
     clock: Clock = no_clock,
     seed: int = 0,
     began: float | None = None,
@@ -99,7 +97,7 @@ def memory_price(problem: Problem) -> float:
     flattened = flatten(small.problem)
     if not small.possible or flattened.fits_nowhere or not len(flattened.times):
         return 0.0
-    hunt = _Hunt(small.problem, flattened, Meter(Budget(work=_PRICE_WORK), no_clock), 0)
+    hunt = _Hunt(small.problem, flattened, Meter(Effort(work=_PRICE_WORK), no_clock), 0)
     hunt.price()
     return hunt.binding(flattened)[0]
 
@@ -170,7 +168,7 @@ class _Hunt:
 
     def run(self) -> None:
         """Raise the dual, make starts of what it says, and anneal from the best of them."""
-        if self._meter.budget.seconds is not None:
+        if self._meter.effort.seconds is not None:
             self._worker.run(0, self.prices, 0.0)  # compiles where that is still to be done
         self._worker.take(_lightest(self._flat))
         if self._worker.fits:
@@ -196,7 +194,7 @@ class _Hunt:
         """
         cost, best = self._starts[0]
         entries = len(self._flat.entries)
-        if not self._meter.budget.exact or entries > _FIXED_ENTRIES:
+        if not self._meter.effort.exact or entries > _FIXED_ENTRIES:
             return
         left = self._left_below(cost)
         self._meter.spend(_SWEEPS * entries)

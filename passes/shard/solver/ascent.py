@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.passes.shard.arrays import Floats
-from autopar.passes.shard.flat import Flat, Flattened, Ints
-from autopar.passes.shard.messages import (
+from autopar.passes.shard.solver.flat import Flat, Flattened, Ints
+from autopar.passes.shard.solver.messages import (
     held_rows,
     pass_messages,
     priced_costs,
     total_cost,
     widest,
 )
+from autopar.passes.shard.solver.problem import Floats
 
 _FIRST_PASSES = 10
 _FIRST_POWER, _LEAST_POWER = 0.5, 1e-4

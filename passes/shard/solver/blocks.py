@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from autopar.passes.compiled import compiled, internal
-from autopar.passes.shard.arrays import Floats
-from autopar.passes.shard.flat import Flat, Ints
-from autopar.passes.shard.peaks import add, worst_row
+from autopar.passes.shard.solver.flat import Flat, Ints
+from autopar.passes.shard.solver.peaks import add, worst_row
+from autopar.passes.shard.solver.problem import Floats
 
 _ATTEMPTS = 6
 _DEARER = 2.0

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autopar.errors import InputError
-from autopar.passes.shard.arrays import Edge, Floats, Problem, Usage
+from autopar.passes.shard.solver.problem import Edge, Floats, Problem, Usage
 
 FORBIDDEN = 10**17
 _WRITTEN = 10**18

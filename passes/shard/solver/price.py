@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from autopar.passes.shard.bound import Bounded, bound_problem
-from autopar.passes.shard.problem import Floats, Problem
+from autopar.passes.shard.solver.bound import Bounded, bound_problem
+from autopar.passes.shard.solver.problem import Floats, Problem
 
 _DOUBLINGS, _HALVINGS = 40, 12
 _SWEEPS = 30

@@ -14,7 +14,7 @@ def no_clock() -> float:
 
 
 @dataclass(frozen=True)
-class Budget:
+class Effort:
     """Limits; a unit of work is some 100,000 table entries looked at, a millisecond or less.
 
     With work alone the same problem and seed give the same answer, however busy the machine.
@@ -25,12 +25,21 @@ class Budget:
     work: int | None = None
     exact: bool = True
 
+    @property
+    def quick(self) -> bool:
+        """True if the first good answer will do."""
+        return not self.exact
+
+
+FULL = Effort()
+QUICK = Effort(exact=False)
+
 
 class Meter:
-    """What of a budget is spent; the seconds run from `start` by the clock."""
+    """Counts what of an effort is spent; the seconds run from `start` by the clock."""
 
-    def __init__(self, budget: Budget, clock: Clock, start: float | None = None) -> None:
-        self.budget = budget
+    def __init__(self, budget: Effort, clock: Clock, start: float | None = None) -> None:
+        self.effort = budget
         self._clock = clock
         self._start = clock() if start is None else start
         self.work = 0.0
@@ -48,8 +57,8 @@ class Meter:
     def share(self) -> float:
         """The greater share of the two limits that is used up; 0 where there is none."""
         shares = [0.0]
-        if self.budget.seconds is not None:
-            shares.append(self.seconds / max(self.budget.seconds, 1e-9))
-        if self.budget.work is not None:
-            shares.append(self.work / max(self.budget.work, 1))
+        if self.effort.seconds is not None:
+            shares.append(self.seconds / max(self.effort.seconds, 1e-9))
+        if self.effort.work is not None:
+            shares.append(self.work / max(self.effort.work, 1))
         return max(shares)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import highspy
 import numpy as np
 
-from autopar.passes.shard.arrays import Floats
-from autopar.passes.shard.budget import Meter
-from autopar.passes.shard.flat import Flat, Ints
-from autopar.passes.shard.highs import run_highs
-from autopar.passes.shard.messages import held_rows, total_cost
+from autopar.passes.shard.solver.effort import Meter
+from autopar.passes.shard.solver.flat import Flat, Ints
+from autopar.passes.shard.solver.highs import run_highs
+from autopar.passes.shard.solver.messages import held_rows, total_cost
+from autopar.passes.shard.solver.problem import Floats
 
 _UNIT = 1e6  # what the known answer's cost becomes
 _CUT = 1.25  # costs are cut to so many times the known answer's
@@ -155,12 +155,12 @@ class _Model:
         left = until - meter.share
         if left <= 0:
             return False
-        if meter.budget.seconds is not None:
+        if meter.effort.seconds is not None:
             spent = self._solver.getRunTime()  # its clock runs on from one call to the next
-            self._solver.setOptionValue("time_limit", spent + left * meter.budget.seconds)
+            self._solver.setOptionValue("time_limit", spent + left * meter.effort.seconds)
         questions: int | None = None
-        if meter.budget.work is not None:
-            most = int(left * meter.budget.work * _ITERATIONS_A_UNIT) + 1
+        if meter.effort.work is not None:
+            most = int(left * meter.effort.work * _ITERATIONS_A_UNIT) + 1
             questions = int(max(most * _QUESTIONS_AN_ITERATION, _QUICK / self._solver.getNumCol()))
         run_highs(self._solver, questions)
         meter.spend(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from autopar.passes.shard.problem import Edge, Floats, Problem
+from autopar.passes.shard.solver.problem import Edge, Floats, Problem
 
 
 @dataclass(frozen=True)

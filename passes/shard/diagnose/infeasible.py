@@ -17,9 +17,9 @@ from autopar.ir.text import show_bytes
 from autopar.passes.base import Setting
 from autopar.passes.shard.assemble import Assembled
 from autopar.passes.shard.decisions import Decision, Reading
-from autopar.passes.shard.least import Least, least_memory, light_answers
 from autopar.passes.shard.pins import CONSTRAINT, Pins, show_spec
 from autopar.passes.shard.recipes import AbstractRecipe, Free
+from autopar.passes.shard.solver.min_memory import Least, light_answers, min_memory
 
 _SHOWN = 5
 _DIGITS = 4  # of a limit, rounded up so that it is enough as it stands
@@ -112,7 +112,7 @@ class _Trials:
     def least(self, kept: frozenset[int]) -> Least:
         """What holds the least with these culprits."""
         if kept not in self._found:
-            self._found[kept] = least_memory(self.posed(kept).assembled.problem)
+            self._found[kept] = min_memory(self.posed(kept).assembled.problem)
         return self._found[kept]
 
     def enough(self, kept: frozenset[int]) -> float:

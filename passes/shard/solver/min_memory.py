@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autopar.passes.shard.problem import Edge, Floats, Problem
-from autopar.passes.shard.rough import near_answer, rough_answer
+from autopar.passes.shard.solver.problem import Edge, Floats, Problem
+from autopar.passes.shard.solver.rough import near_answer, rough_answer
 
 _ROUNDS = 20
 _SURE = 1 + 1e-9
@@ -26,7 +26,7 @@ class Least:
     bound_bytes: float
 
 
-def least_memory(problem: Problem) -> Least:
+def min_memory(problem: Problem) -> Least:
     """Every node takes what holds least, weighed by how near the peak that is.
 
     Each round the times that were highest weigh more. Where nodes cannot be taken one by one, for
@@ -56,7 +56,7 @@ def light_answers(problem: Problem) -> tuple[tuple[int, ...], ...]:
 
     What the rows leave out, copies that moves make, may be less where moves cost less.
     """
-    least = least_memory(problem)
+    least = min_memory(problem)
     if not least.choice:
         return ()
     limits = (replace(problem, limit_bytes=least.nbytes * n * _SURE) for n in _ROOM)

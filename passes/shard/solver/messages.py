@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from autopar.passes.compiled import compiled, internal
-from autopar.passes.shard.arrays import Floats
-from autopar.passes.shard.flat import Flat, Ints
+from autopar.passes.shard.solver.flat import Flat, Ints
+from autopar.passes.shard.solver.problem import Floats
 
 
 def held_rows(flat: Flat, choice: Ints) -> Ints:

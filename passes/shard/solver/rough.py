@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from autopar.passes.shard.bound import bound_problem
-from autopar.passes.shard.price import priced, weights_at
-from autopar.passes.shard.problem import Edge, Floats, Problem
-from autopar.passes.shard.reduce import reduce_problem
+from autopar.passes.shard.solver.bound import bound_problem
+from autopar.passes.shard.solver.price import priced, weights_at
+from autopar.passes.shard.solver.problem import Edge, Floats, Problem
+from autopar.passes.shard.solver.reduce import reduce_problem
 
 _SWEEPS = 4
 _STEPS = 5  # prices tried where memory binds

@@ -13,13 +13,14 @@ It is the form of the IOPDDL contest problems (google/iopddl).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -77,3 +78,25 @@ class Problem:
     def fits(self, choice: Sequence[int]) -> bool:
         """Whether the limit is kept, up to rounding."""
         return self.peak_bytes(choice) <= self.limit_bytes * (1 + 1e-9)
+
+
+@dataclass(frozen=True)
+class Narrowed:
+    """The problem over the choices that are left, and for each node which old ones they are."""
+
+    problem: Problem
+    left: tuple[Ints, ...]
+
+    def restore(self, choice: Sequence[int]) -> tuple[int, ...]:
+        """The same assignment in the old numbering."""
+        return tuple(int(keep[c]) for keep, c in zip(self.left, choice, strict=True))
+
+
+def narrow(problem: Problem, left: Sequence[Ints]) -> Narrowed:
+    """Keep only the choices listed for each node."""
+    costs = tuple(c[k] for c, k in zip(problem.costs, left, strict=True))
+    edges = tuple(
+        Edge(e.left, e.right, e.table[np.ix_(left[e.left], left[e.right])]) for e in problem.edges
+    )
+    usages = tuple(Usage(u.node, u.first, u.last, u.nbytes[left[u.node]]) for u in problem.usages)
+    return Narrowed(replace(problem, costs=costs, edges=edges, usages=usages), tuple(left))

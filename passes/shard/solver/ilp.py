@@ -16,7 +16,7 @@ import numpy as np
 import pulp
 
 from autopar.errors import SolverError
-from autopar.passes.shard.problem import Edge, Floats, Problem
+from autopar.passes.shard.solver.problem import Edge, Floats, Problem
 
 if TYPE_CHECKING:
     import highspy
@@ -142,7 +142,7 @@ class _Highs(pulp.HiGHS):  # type: ignore[misc]
     """HiGHS as PuLP calls it, but so that Ctrl-C gets through."""
 
     def callSolver(self, lp: pulp.LpProblem) -> None:  # PuLP's name for it
-        from autopar.passes.shard.highs import run_highs  # only where it is installed
+        from autopar.passes.shard.solver.highs import run_highs  # only where it is installed
 
         run_highs(cast("highspy.Highs", lp.solverModel))
 

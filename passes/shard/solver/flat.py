@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from autopar.passes.shard.problem import Floats, Problem, Usage
+from autopar.passes.shard.solver.problem import Floats, Problem, Usage
 
 Ints = npt.NDArray[np.int64]
 
