@@ -18,14 +18,14 @@ from autopar.ir.plan import Prediction
 from autopar.ir.program import PartKind, Program
 from autopar.ir.spmd import Collective, Move
 from autopar.ir.stages import Submesh
-from autopar.planning import Planned
+from autopar.planner.plan import Planned
+from autopar.planner.planned_stages import PlannedStages
 from autopar.runtime.aot.job import Job, job_of_part
 from autopar.runtime.bind import shape_with_axis
 from autopar.runtime.interface import Interface
 from autopar.runtime.likeness import alike_parts
 from autopar.runtime.parts import PartSource
 from autopar.runtime.trial.compiled import CpuProgram, cpu_program_of_part
-from autopar.staging.plan import PlannedStages
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ from autopar.cluster.target import Target
 from autopar.errors import VerifyError
 from autopar.ir.compiled import Compiled, Level
 from autopar.ir.mesh import MeshShape
+from autopar.planner.planned_stages import PlannedStages
 from autopar.runtime.aot.job import Job, abstract_mesh, job_of_jitted, job_of_part
 from autopar.runtime.aot.launch import compile_ahead
 from autopar.runtime.interface import Interface
 from autopar.runtime.likeness import alike_parts
-from autopar.staging.plan import PlannedStages
 from autopar.verifying.programs import program_of, whole_job
 from tests.end_to_end.running import zoo_case
 from tests.runtime.aot_jobs import matmuls, needs_gpu_compiler, needs_tpu_compiler
