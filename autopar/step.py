@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from autopar.cluster import Cluster, device_order
 from autopar.cluster.planned import cluster_of as planned_cluster
 from autopar.errors import PlanError
 from autopar.frontend import Call, StepSpec, TracedStep, pure_creation, read_call, trace
-from autopar.frontend.arguments import dynamic_arguments
 from autopar.frontend.compat import inside_transform, runs_uncompiled
-from autopar.frontend.trace import unplaced, wants_plain_steps
+from autopar.frontend.trace.arguments import dynamic_arguments
+from autopar.frontend.trace.step import unplaced, wants_plain_steps
 from autopar.gc_pause import paused_collection
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan, Prediction
@@ -37,6 +38,7 @@ from autopar.planner.planned_stages import PlannedStages, stages_before
 from autopar.planner.request import Request
 from autopar.planner.source import Source
 from autopar.progress import progress
+from autopar.report.html.card import html_summary
 from autopar.runtime.bind import BoundMesh, bind_mesh
 from autopar.runtime.constrained import (
     check_surroundings,
@@ -131,8 +133,8 @@ class ParallelStep:
             running = running or self._run(call)
             self._latest = running.planned
             if self._trace_path is not None:
-                return call.pure.closed(self._recorded(running, call.leaves))
-            return call.pure.closed(running.executor(call.leaves))
+                return call.rebuild(self._recorded(running, call.leaves))
+            return call.rebuild(running.executor(call.leaves))
 
     def _inline(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The step as part of other code: of another parallel step, or of what JAX transforms."""
@@ -144,7 +146,7 @@ class ParallelStep:
             if call.signature not in self._constrained:
                 self._constrained[call.signature] = self._with_constraints(call)
         step = self._constrained[call.signature]
-        return call.pure.closed(step(*call.args, **call.kwargs))
+        return call.rebuild(step(*call.args, **call.kwargs))
 
     def _with_constraints(self, call: Call) -> Any:
         plan = self._planned_for(call).plan
@@ -225,6 +227,12 @@ class ParallelStep:
             f"{self._spec.name} has no plan yet: call it once, or {self._spec.name}.plan_for("
             "state, batch) with arrays or shapes."
         )
+
+    def _repr_html_(self) -> str:
+        """A card of the plan in use, for notebooks; the step's name before there is one."""
+        if self._latest is None and self._given is None:
+            return f"<pre>{escape(self._spec.name)}: no plan yet</pre>"
+        return html_summary(self.plan)
 
     def plan_for(self, *args: Any, watchers: Sequence[Watcher] = (), **kwargs: Any) -> Plan:
         """Plan for these arguments, concrete or abstract, without running."""

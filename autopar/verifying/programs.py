@@ -13,7 +13,7 @@ from autopar.cost.memory import held_bytes
 from autopar.cost.overlap import listing_seconds
 from autopar.cost.prices import Prices
 from autopar.frontend import TracedStep
-from autopar.frontend.microbatch import MicrobatchTrace
+from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.plan import Prediction
 from autopar.ir.program import PartKind, Program
 from autopar.ir.spmd import Collective, Move

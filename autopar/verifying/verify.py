@@ -12,7 +12,7 @@ from autopar.cluster.planned import cluster_of
 from autopar.cluster.target import Target
 from autopar.errors import ArgumentError, VerifyError
 from autopar.frontend import read_call
-from autopar.frontend.microbatch import MicrobatchTrace
+from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.compiled import Compiled, Level
 from autopar.ir.plan import Plan
 from autopar.ir.program import Program
