@@ -45,7 +45,7 @@ class Placer:
             if not _lies(leaf, wanted):
                 off.append(i)
             elif is_own:
-                self._shardings[i] = sharding  # equal: from now on it is seen at a glance
+                self._shardings[i] = leaf.sharding  # equal: from now on it is seen at a glance
             if isinstance(leaf, jax.Array) and not is_own:
                 foreign.append(i)
         if off:
