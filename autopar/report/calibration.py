@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autopar.cluster import Cluster, Level, Switch
+from autopar.cluster import Cluster
 from autopar.cluster.calibration import Calibration
 from autopar.ir.codec import Json
 from autopar.ir.text import show_count, show_seconds
@@ -25,16 +24,9 @@ def figure_of(cluster: Cluster, name: str) -> float:
     if room == "peak_flops":
         return dict(cluster.chip.peak_flops)[field]
     owner: object = cluster.chip if field in vars(cluster.chip) else cluster.topology
-    for level in _levels(cluster):
+    for level in cluster.topology.switch_levels:
         owner = level if level.name == room else owner
     return float(getattr(owner, field))
-
-
-def _levels(cluster: Cluster) -> Sequence[Level]:
-    topology = cluster.topology
-    if isinstance(topology, Switch):
-        return topology.levels
-    return (topology.network,) if topology.network else ()
 
 
 def show_error(error: float) -> str:

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autopar.cluster import Cluster, Torus, axis_links, mesh_shapes
+from autopar.cluster import Cluster, axis_links, mesh_shapes
 from autopar.ir.codec import Json
 from autopar.ir.mesh import MeshShape
 from autopar.ir.text import show_bytes, show_count, show_seconds
@@ -149,8 +149,6 @@ def _latency(cluster: Cluster, mesh: MeshShape, axis: str) -> float:
 
 
 def _link_rate(cluster: Cluster) -> float:
-    """One-way bytes a second of one torus link, or of a device into its innermost switch."""
-    topology = cluster.topology
-    if isinstance(topology, Torus):
-        return topology.link_bytes_per_second
-    return topology.levels[0].bytes_per_second
+    """One-way bytes a second of a link from chip to chip, else into the innermost switch."""
+    direct, levels = cluster.topology.direct_link, cluster.topology.switch_levels
+    return direct.bytes_per_second if direct else levels[0].bytes_per_second
