@@ -49,7 +49,7 @@ def drawings(view: ReportView) -> Drawings:
     plan, found = view.plan, view.inspection
     cluster = planned_cluster(plan)
     return Drawings(
-        mesh=_inline(mesh_svg(cluster, plan.submeshes)),
+        mesh=_inline(mesh_svg(cluster, [s.submesh for s in plan.submeshes])),
         schedule=_inline(_schedule(view)),
         communication=_inline(
             bars.bars_svg(_bars(found.collectives), "collectives by axes and kind")
