@@ -1,4 +1,4 @@
-"""Where the command line writes: answers on stdout, everything else on stderr."""
+"""The consoles of the command line: answers on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def _as_wide_as_told(console: Console) -> Console:
 
 
 def print_json(data: dict[str, Json]) -> None:
-    """One JSON object on stdout and nothing else."""
+    """Print one JSON object on stdout and nothing else."""
     click.echo(json.dumps(data, indent=1, ensure_ascii=True))
 
 
 def print_warnings(messages: list[str]) -> None:
-    """What the user should know but need not mend."""
+    """Print what the user should know but need not mend."""
     for message in messages:
         err().print(Text.assemble(("warning: ", "bold yellow"), message), soft_wrap=True)
 

@@ -17,11 +17,9 @@ from autopar.cli.group import IMPOSSIBLE
 from autopar.cli.plan import Count, watched_planning
 from autopar.ir.codec import Json
 from autopar.ir.plan import Plan
-from autopar.report.memory import memory
-from autopar.report.pipeline import pipeline
-from autopar.report.plan import collectives, headline, parameters
+from autopar.report.plan import collectives, headline, memory, parameters, pipeline
+from autopar.report.rows import plan_data
 from autopar.report.training import Learnt, Line, comparison, learnt
-from autopar.report.view import plan_data
 
 _DEVICES = 8
 

@@ -23,9 +23,8 @@ from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.stages import StagePlan
 from autopar.ir.text import show_seconds
 from autopar.ir.text_file import PLAN, check_output
-from autopar.report.pipeline import pipeline
-from autopar.report.plan import collectives, headline, margins, parameters
-from autopar.report.view import plan_data
+from autopar.report.plan import collectives, headline, margins, parameters, pipeline
+from autopar.report.rows import plan_data
 
 Count = int | Literal["auto"]
 Planned = api.Planned | api.PlannedStages
@@ -137,7 +136,7 @@ def _print_data(made: Made, output: Path | None, after: str | None) -> None:
 
 
 class Trail:
-    """What every slot gave on every mesh, and a line on a progress display that follows it."""
+    """The results of every slot on every mesh, and a progress line that follows them."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -148,11 +147,11 @@ class Trail:
 
     @property
     def watcher(self) -> api.Watcher:
-        """What to hand to the planner."""
+        """The watcher to hand to the planner."""
         return api.Watcher(after=self._after)
 
     def text_after(self, slot: str, planned: Planned) -> str:
-        """What a slot gave on the way to the plan that was made, as it prints."""
+        """The printed result of a slot on the way to the plan that was made."""
         if slot == "graph":
             return str(planned.graph)
         if isinstance(planned, api.PlannedStages):

@@ -70,7 +70,7 @@ def _verified(path: Path, target: str, asked: Asked) -> Verification:
 
 @contextmanager
 def _cannot_be_verified() -> Generator[None]:
-    """What keeps a plan from being verified is something given that cannot be used."""
+    """Turn errors of the block into InputErrors: something given cannot be used."""
     try:
         yield
     except AutoparError as error:

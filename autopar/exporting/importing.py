@@ -23,7 +23,7 @@ class Imported:
 def pins_from(
     rules: Rules, inputs: Sequence[Input], names_of: Mapping[str, Names], mesh: MeshShape | None
 ) -> Imported:
-    """How rules lay out a step's state.
+    """The pins by which rules lay out a step's state.
 
     Logical rules speak of arrays with names, path rules of all others. Axes that the mesh has not
     are left out, as is what does not divide; without a mesh, everything is kept.

@@ -37,7 +37,7 @@ class LogicalRules:
 
 
 def laid_by(rules: Iterable[LogicalRule], names: Names) -> Dims:
-    """What flax makes of logical names: the first rule of a name counts whose axes are free."""
+    """Axes that flax gives to logical names: the first rule of a name whose axes are free."""
     found: dict[int, Axes] = {}
     for name, axes in rules:
         if name in names and names.index(name) not in found:

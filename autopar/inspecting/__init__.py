@@ -1,1 +1,1 @@
-"""What a plan means and could have been, told from its file alone."""
+"""The meaning of a plan, and its alternatives, told from its file alone."""

@@ -1,4 +1,4 @@
-"""What is odd about a step's arguments: state that is lost, constants, types, sheer size."""
+"""Oddities of a step's arguments: state that is lost, constants, types, sheer size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What differs between two shardings of a scope: collectives, arguments that move, in sentences."""
+"""Differences of two shardings: collectives, and arguments that move, in sentences."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Key = tuple[str, tuple[str, ...], str]  # kind, axes, what is moved with its num
 
 
 def sent_by(weighed: Weighed, names: Names) -> dict[Key, Sent]:
-    """All collectives of a step, on one device, by kind, axes and what they move."""
+    """The collectives of a step on one device by kind, axes and what they move."""
     found: dict[Key, Sent] = {}
     for listing in weighed.listings:
         for move, c in listing.program.collectives():
@@ -92,7 +92,7 @@ def moved(
 def sentences(
     scope: AbstractScope, before: Weighed, after: Weighed, subject: frozenset[str], choice: str
 ) -> list[str]:
-    """What a step takes otherwise, what is sent otherwise, and what moves along with the subject.
+    """The changes of a step's time, of what is sent, and of what moves along with the subject.
 
     The first adds up to the difference in seconds. `choice` is how the subject would lie.
     """

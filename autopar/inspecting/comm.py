@@ -1,4 +1,4 @@
-"""Every collective of a plan: what it moves for whom, how long it takes, what is waited for."""
+"""The collectives of a plan: what each moves for whom, how long, how much of it is waited for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Roles = Mapping[tuple[int, str], tuple[AxisRole, ...]]  # of an axis of a submes
 
 
 def comm_rows(flows: Sequence[Flow], roles: Roles) -> tuple[CommRow, ...]:
-    """Every collective, those that are alike in one row, in the order in which they first run.
+    """The collectives, those that are alike in one row, in the order in which they first run.
 
     Seconds are as they are timed: neighbors that run as one share what that takes by their bytes.
     """
@@ -31,7 +31,7 @@ def comm_rows(flows: Sequence[Flow], roles: Roles) -> tuple[CommRow, ...]:
 
 
 def comms_of(flow: Flow, roles: Roles) -> Iterator[CommRow]:
-    """Every collective of a listing by itself."""
+    """The collectives of a listing, each by itself."""
     listed = flow.listed
     spent = {(move.result, j): seconds for move, j, seconds in sent(flow.timed)}
     for move, runs in flow.steps:

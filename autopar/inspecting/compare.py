@@ -1,4 +1,4 @@
-"""What differs between two plans, in decisions and in what they cost."""
+"""Differences of two plans, in decisions and in what they cost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Names = Mapping[str, str]  # the second plan's axis -> the first's
 
 
 def compare(a: Plan, b: Plan) -> Comparison:
-    """What is otherwise in plan `b` than in plan `a`; axes that only differ in name are one."""
+    """Compare plan `b` with plan `a`; axes that only differ in name are one."""
     same_graph = a.origin.graph_key == b.origin.graph_key
     names = _axis_names(a.mesh, b.mesh)
     inner = list(_inner(a, b)) if same_graph else []
@@ -97,7 +97,7 @@ def _made_with(plan: Plan) -> dict[str, str]:
 
 
 def _decisions(plan: Plan) -> dict[str, str]:
-    """How a step is cut up, and how much of it is recomputed."""
+    """The changes of stages, microbatches and of what is recomputed."""
     pipeline = plan.pipeline
     found = {
         "mesh": str(plan.mesh) if pipeline is None else _submeshes(pipeline),

@@ -1,4 +1,4 @@
-"""How much of a step can be sharded at all, and the primitives that cannot."""
+"""The share of a step that can be sharded at all, and the primitives that cannot."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def coverage_of(leaves: Sequence[Leaf]) -> Coverage:
 
 
 def _is_whole(op: Op) -> bool:
-    """Whether the primitive runs whole on every device, for want of a rule or on purpose."""
+    """True if the primitive runs whole on every device, for want of a rule or on purpose."""
     return op.rule is None or not op.rule.known or op.kind in REPLICATED
 
 

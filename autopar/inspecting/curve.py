@@ -1,4 +1,4 @@
-"""What a device of each submesh holds over a step, as the predicted peak has it."""
+"""The bytes that a device of each submesh holds over a step, as the predicted peak has it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def memory_curves(opened: Opened, flows: Sequence[Flow]) -> tuple[MemoryCurve, .
 
 
 def _levels(flow: Flow) -> Iterator[Level]:
-    """One program: kernels in the order in which memory is counted, one after the other.
+    """Levels of one program: kernels in the order in which memory is counted.
 
     Each takes its work and what is waited for of its collectives; a loop's trips are one.
     """

@@ -19,12 +19,12 @@ _SHOWN = 3
 
 
 def divides(size: int, devices: int) -> bool:
-    """Whether some axis of some mesh of so many devices divides a dim."""
+    """True if some axis of some mesh of so many devices divides a dim."""
     return math.gcd(size, devices) > 1
 
 
 def _is_odd(size: int, devices: int) -> bool:
-    """Whether a dim is long enough to be sharded and cannot be."""
+    """True if a dim is long enough to be sharded and cannot be."""
     return size >= devices > 1 and not divides(size, devices)
 
 
@@ -43,7 +43,7 @@ class _Place:
 
     @property
     def is_rows(self) -> bool:
-        """Whether it is the first of something that is given anew at every step."""
+        """True if it is the first of something that is given anew at every step."""
         return self.given.role is Role.BATCH and self.dim == 0
 
     def __str__(self) -> str:

@@ -59,7 +59,7 @@ class Flow:
 
     @cached_property
     def timed(self) -> Timed:
-        """One run of the listing, kernel by kernel."""
+        """A single run of the listing, kernel by kernel."""
         return timed_listing(self.listed.graph, self.listed.program, self.listed.prices)
 
     @cached_property
@@ -103,7 +103,7 @@ class Flow:
 
     @cached_property
     def _given_by(self) -> Mapping[str, tuple[Op, Operand]]:
-        """What bodies are given: the op that they are of, and its operand."""
+        """Inputs of bodies: the op that the body is of, and its operand."""
         ops = (op for op in self.listed.graph.walk() if op.graphs)
         return {
             i.value.name: (op, operand)
@@ -113,7 +113,7 @@ class Flow:
         }
 
     def spot(self, step: Instruction | None) -> Spot:
-        """Where an instruction belongs; a move of an argument to the module that reads it."""
+        """The place of an instruction; a move of an argument is of the module that reads it."""
         stage, part = self.listed.stage, self.listed.part
         if isinstance(step, Run | Loop):
             origin = self.op(step).origin
@@ -126,7 +126,7 @@ class Flow:
         return Spot(step.region, module, line, stage, part)
 
     def label(self, step: Instruction | None) -> str:
-        """What runs, in a few words: dot_general Block/mlp, all-gather params/w1."""
+        """An instruction in a few words: dot_general Block/mlp, all-gather params/w1."""
         if isinstance(step, Run | Loop):
             op = self.op(step)
             return _named(op.kind, op.origin.module, kind_first=True)
@@ -200,7 +200,7 @@ class Flow:
 
 
 def flows_of(listings: Sequence[Listed]) -> list[Flow]:
-    """Every listing followed, in the order in which they first run."""
+    """Follow the listings in the order in which they first run."""
     flows: list[Flow] = []
     paths, makers = dict[str, str](), dict[str, Op]()
     for listed in listings:
@@ -230,7 +230,7 @@ def _steps(block: Block, runs: int) -> Iterator[tuple[Instruction, int]]:
 
 
 def _leaving(loop: Loop) -> Iterator[tuple[str, str]]:
-    """What the last body of a loop gives back (of a while that is no test), and as what."""
+    """Pairs of what the last body of a loop gives back, and its name outside."""
     outputs = loop.bodies[-1].outputs if loop.bodies else ()
     yield from ((o, r) for o, r in zip(outputs, loop.results, strict=True) if o is not None)
 

@@ -89,7 +89,7 @@ def _divides_some(rule: Rule, dim: Dim, free: Sequence[int], devices: int) -> bo
 
 
 def _why(rule: Rule, dim: Dim, devices: int) -> str:
-    """What the op does to a dim that forbids sharding it."""
+    """The thing that the op does to a dim which forbids sharding it."""
     sizes = [rule.factors[f].size for f in dim]
     if len(dim) > 1:
         ways = " x ".join(map(str, sizes))

@@ -27,7 +27,7 @@ from autopar.staging.source import Source
 def lint(
     spec: StepSpec, args: Sequence[object], kwargs: Mapping[str, object], request: Request
 ) -> Findings:
-    """What is found of a step on these arguments, arrays or shapes, for a request's cluster.
+    """Lint a step on these arguments, arrays or shapes, for a request's cluster.
 
     A request for a number of microbatches asks whether there are so many. Nothing is planned and no
     device is touched. Raises TraceError where the step does not trace.

@@ -13,7 +13,7 @@ from autopar.ir.values import Role
 
 @dataclass
 class _Module:
-    """What is in one module, its own modules included."""
+    """The work and parameters of one module, its own modules included."""
 
     ops: int = 0
     flops: int = 0
@@ -23,7 +23,7 @@ class _Module:
 
 
 def module_rows(flows: Sequence[Flow], ops: Sequence[OpRow]) -> tuple[ModuleRow, ...]:
-    """Every module with all that is in it, in the order of the model; "" is the whole step.
+    """The modules with all that is in them, in the model's order; "" is the whole step.
 
     Modules whose paths differ in numbers are one row where they have as many FLOPs and parameters.
     `ops` are those of the listings, each by itself.

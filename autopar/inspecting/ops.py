@@ -1,4 +1,4 @@
-"""What each op of a plan does on one device: its pieces, its FLOPs and its seconds."""
+"""The work of each op of a plan on one device: its pieces, its FLOPs and its seconds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def op_rows(ops: Sequence[OpRow]) -> tuple[OpRow, ...]:
 
 
 def ops_of(flow: Flow) -> Iterator[OpRow]:
-    """Every op of a listing by itself.
+    """The ops of a listing, each by itself.
 
     A loop's own row counts neither FLOPs nor seconds of what is in it, which has rows of its own.
     """

@@ -54,7 +54,7 @@ def _forms(graph: Graph, name: str) -> Iterator[str]:
 
 
 def _alike(reader: Reader) -> tuple[object, ...]:
-    """What readers of one sentence share; of the update nothing but how it is read."""
+    """The key that readers of one sentence share; of the update only how it is read."""
     op, via = reader.op, tuple((c.kind, c.axes, c.nbytes) for c in reader.via)
     if op.origin.region == "update" and op.kind not in HEAVY:
         return "update", reader.sharding, via
@@ -134,7 +134,7 @@ def _after(via: Sequence[Collective]) -> str:
 
 
 def arrival(listings: Sequence[Listing], name: str, names: Names) -> Iterator[str]:
-    """How what is in a value comes to it: its sums, or an argument's gradient."""
+    """Sentences on how a value comes to be: by sums, or as an argument's gradient."""
     for listing in listings:
         graph, block = listing.graph, listing.program.block
         for step in block.instructions:

@@ -1,4 +1,4 @@
-"""What a step makes of the rows of its batch: exact microbatches, or why there are none."""
+"""The rows of a step's batch: exact microbatches, or why there are none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RESCALED = "a scalar of the whole batch only scales sums: they are multiplied b
 
 
 def read_rows(source: Source, request: Request) -> tuple[BatchReading, tuple[Finding, ...]]:
-    """How the batch can be cut, and what is found on the way.
+    """Cut the batch in trial, and return what is found on the way.
 
     Where the request says no number of microbatches, the fewest that the rows allow are tried, and
     that there are none is a warning; else it is an error.
@@ -47,7 +47,7 @@ def read_rows(source: Source, request: Request) -> tuple[BatchReading, tuple[Fin
 
 
 def _batching(source: Source, request: Request, count: int) -> tuple[bool, Batching]:
-    """How so many microbatches make up the step, and whether it is rescaled for that."""
+    """The step as so many microbatches, and True if it is rescaled for that."""
     given = source.trace_at(count, cut=False)
     setting = Setting(request.cluster, MeshShape((), ()), request.budget_bytes)
     trace, batching = batched(given, request.rules, setting)

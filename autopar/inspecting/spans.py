@@ -56,7 +56,7 @@ def _trips(flow: Flow, bodies: Sequence[Timed], runs: int, begin: float) -> Iter
 
 
 def _count(timed: Timed) -> int:
-    """How many spans a block has, loops trip by trip."""
+    """The number of spans of a block, loops trip by trip."""
     loops = {k: timed.block.instructions[timed.kernels[k].at] for k in timed.bodies}
     inside = sum(
         loop.runs * sum(map(_count, timed.bodies[k]))

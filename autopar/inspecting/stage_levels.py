@@ -1,4 +1,4 @@
-"""What a device of a submesh holds while its schedule takes microbatches through its stages."""
+"""The bytes that a device of a submesh holds while its schedule runs its stages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a question is about: an argument by path or pattern, an op by kind, line or module."""
+"""The subject of a question: an argument by path or pattern, an op by kind, line or module."""
 
 from __future__ import annotations
 

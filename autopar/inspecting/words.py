@@ -1,4 +1,4 @@
-"""How values, ops and shardings are called in what is said of a plan."""
+"""Names of values, ops and shardings in what is said of a plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def spec(sharding: Sharding) -> str:
 
 
 def split(op: Op, choice: Assignment, mesh: MeshShape) -> str:
-    """How an op is cut up: the shardings that it reads and what comes of them."""
+    """An op's cut in words: the shardings that it reads and what comes of them."""
     assert op.rule is not None
     read = [spec(choice.operand_sharding(op.rule, i, mesh)) for i in range(len(op.operands))]
     made = spec(choice.result_sharding(op.rule, 0, mesh)) if op.results else ""
@@ -38,12 +38,12 @@ def and_more(items: Sequence[str], shown: int) -> str:
 
 
 def where(op: Op) -> str:
-    """Where an op comes from: its module and line, as far as they are known."""
+    """The module and line of an op, as far as they are known."""
     return " ".join(p for p in (op.origin.module, op.origin.line) if p)
 
 
 class Names:
-    """What values of a graph are called: an argument by its path, others by what makes them."""
+    """Names of a graph's values: an argument's path, or what makes the value."""
 
     def __init__(self, graph: Graph) -> None:
         self._paths = {i.value.name: i.path or i.value.name for i in graph.inputs}
@@ -65,7 +65,7 @@ class Names:
 
 
 def _given(graph: Graph) -> Iterator[tuple[str, str]]:
-    """What the bodies of scans and the like are given, by the bodies' names for it."""
+    """Inputs of bodies with the operands that they are given."""
     for op in graph.walk():
         for body in op.graphs:
             if len(body.inputs) == len(op.operands):

@@ -123,7 +123,7 @@ def _target(path: str | Path, data: bytes) -> Path | None:
 
 
 def _is_virtual(path: str | Path) -> bool:
-    """Whether a path goes through /dev or /proc: such a file is open in a shell, or elsewhere."""
+    """True if a path goes through /dev or /proc: such a file is open in a shell, or elsewhere."""
     here, seen = os.path.abspath(path), set[str]()
     while not here.startswith(_VIRTUAL):
         if here in seen or not os.path.islink(here):

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from autopar.ir.codec import Json
 from autopar.ir.comparison import Change, Comparison, FigureChange, Move, Place
 from autopar.ir.explanation import TrafficChange
 from autopar.ir.sharding import spec_text
-from autopar.ir.text import show_bytes, show_seconds
-from autopar.report.style import ACCENT, BAD, GOOD, QUIET, SlashedPath, facts, plain_table
+from autopar.ir.text import show_bytes, show_seconds, show_type
+from autopar.report.style import ACCENT, BAD, GOOD, QUIET, facts
+from autopar.report.table import Cell, Table, rest
 
 _SHOWN = 8
 
 
 def comparison(found: Comparison, names: tuple[str, str]) -> RenderableType:
-    """What differs between two plans of these names; one line where nothing does."""
+    """The differences of two plans of these names; one line where there are none."""
     if found.is_equal:
         return Text.assemble("the same plan of ", (found.step, f"bold {ACCENT}"))
     parts: list[RenderableType] = [_head(found, names)]
@@ -29,8 +29,8 @@ def comparison(found: Comparison, names: tuple[str, str]) -> RenderableType:
         parts += ["", *_moves(found.moves)]
     if found.inner:
         parts += ["", _changes("Values within the step", "value", found.inner, names)]
-        if rest := found.inner_count - len(found.inner):
-            parts.append(Text(f"and {rest} more", style=QUIET))
+        if others := found.inner_count - len(found.inner):
+            parts.append(Text(f"and {others} more", style=QUIET))
     if found.traffic:
         parts += ["", _traffic(found.traffic)]
     return Group(*parts)
@@ -80,26 +80,24 @@ def _figure(change: FigureChange) -> Text:
 
 
 def _changes(title: str, of: str, changes: tuple[Change, ...], names: tuple[str, str]) -> Table:
-    table = plain_table(title, f"~{of}", f"~{names[0]}", f"~{names[1]}")
-    for c in changes:
-        table.add_row(*map(Text, (c.name, c.before or "-", c.after or "-")))  # no markup
-    return table
+    rows = [(c.name, c.before or "-", c.after or "-") for c in changes]
+    return Table(title, (of, *names), rows)
 
 
 def _moves(moves: tuple[Move, ...]) -> Iterator[RenderableType]:
-    table = plain_table("Arguments that lie otherwise", "~path", "~before", "~after", ">a device")
     retyped = [m for m in moves if _type(m.before) != _type(m.after)]
+    rows: list[tuple[Cell, ...]] = []
     for m in moves[:_SHOWN]:
-        cells = (_place(p, with_type=m in retyped) for p in (m.before, m.after))
+        before, after = (_place(p, with_type=m in retyped) for p in (m.before, m.after))
         times = f"{m.count} x " if m.count > 1 else ""
-        table.add_row(SlashedPath(m.path), *map(Text, cells), times + _held(m))
-    yield table
-    if len(moves) > _SHOWN:
-        yield Text(f"and {len(moves) - _SHOWN} more rows: --json lists them", style=QUIET)
+        rows.append((m.path, before, after, times + _held(m)))
+    columns = ("/path", "before", "after", ">a device")
+    yield Table("Arguments that lie otherwise", columns, rows)
+    yield from rest(len(moves) - _SHOWN, "--json lists {}")
 
 
 def _type(place: Place | None) -> str:
-    return f"{place.dtype}[{','.join(map(str, place.shape))}]" if place is not None else ""
+    return show_type(place.dtype, place.shape) if place is not None else ""
 
 
 def _place(place: Place | None, *, with_type: bool) -> str:
@@ -117,13 +115,14 @@ def _held(move: Move) -> str:
 
 
 def _traffic(changes: tuple[TrafficChange, ...]) -> Table:
-    table = plain_table("Collectives in a step", "kind", "~axes", "~count", "~bytes", "~time")
-    for t in changes:
-        table.add_row(
+    rows = [
+        (
             t.kind, " + ".join(t.axes), _pair(*map(str, t.count)),
             _pair(*map(show_bytes, t.nbytes)), _pair(*map(show_seconds, t.seconds)),
-        )  # fmt: skip
-    return table
+        )
+        for t in changes
+    ]  # fmt: skip
+    return Table("Collectives in a step", ("kind", "axes", "count", "bytes", "time"), rows)
 
 
 def _pair(before: str, after: str) -> str:

@@ -8,10 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from autopar.cluster.catalog import chip_named
-from autopar.cost.cycles import clock_of, read_cycles
-from autopar.cost.hlo import compiled_collectives
-from autopar.cost.timeline import CompilerTimeline, read_timeline
 from autopar.errors import VerifyError
+from autopar.hlo.clock import CompilerTimeline, clock_of, read_cycles, read_timeline
+from autopar.hlo.collectives import compiled_collectives
 from autopar.ir.compiled import Compiled
 from autopar.ir.text import show_bytes
 from autopar.runtime.aot.extras import compiler_of

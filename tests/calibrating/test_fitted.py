@@ -14,7 +14,7 @@ from autopar.calibrating.running import skipped_lines
 from autopar.cluster import Cluster
 from autopar.cluster.calibration import Sample
 from autopar.errors import ClusterError
-from autopar.report.calibration import figure_of
+from autopar.report.clusters import figure_of
 from tests.calibrating.benches import ModelBench, figures, found_on, measured, shifted
 
 NAMES = ("8xcpu", "8xh100", "2x8xa100-80gb", "v5e:4x4", "2xv5e:4x4", "tpu7x:2x2x1", "1xh100")

@@ -11,16 +11,22 @@ from dataclasses import replace
 from autopar.cluster import Cluster, axis_links
 from autopar.cluster.planned import cluster_of
 from autopar.ir.codec import Json
-from autopar.ir.inspection import AxisRole, AxisUse, CommRow, Inspection
+from autopar.ir.inspection import AxisUse, CommRow, Inspection
 from autopar.ir.plan import Plan
 from autopar.report.clusters import cluster_data
-from autopar.report.comm import by_kind
 from autopar.report.html.mirrors import mirrored, suffix_of
 from autopar.report.html.view import OtherPlan, ReportView
-from autopar.report.inspection_data import inspection_data
-from autopar.report.modules import as_tree
+from autopar.report.inspection import as_tree
+from autopar.report.rows import (
+    ArgumentRow,
+    alike_axes,
+    by_kind,
+    inspection_data,
+    meshes_of,
+    plan_data,
+    recipe_rows,
+)
 from autopar.report.trace import TracedSpan
-from autopar.report.view import Row, plan_data
 from autopar.schedule.planned import once_seconds_of, simulation_of
 
 MOST_OPS, MOST_COLLECTIVES, MOST_SPANS, MOST_MODULES = 40, 120, 500, 400
@@ -48,7 +54,7 @@ def report_data(view: ReportView) -> Data:
         },
         "traffic": list(_traffic(found.collectives)),
         "schedule": _schedule(plan),
-        "recipes": list(_recipes(plan)),
+        "recipes": [*recipe_rows(plan)],
         "others": [_other(o, plan) for o in (OtherPlan("this plan", plan), *view.others)],
         "measured": _measured(view.measured),
         "verification": view.verification,
@@ -85,12 +91,12 @@ def plan_summary(plan: Plan) -> Data:
     data["hidden_seconds"] = max(0.0, p.communication_seconds - p.exposed_seconds)
     data["exposed_share"] = p.exposed_seconds / p.seconds if p.seconds > 0 else 0.0
     data["memory_share"] = p.peak_bytes / plan.origin.memory_bytes
-    data["meshes"] = _meshes(plan)
+    data["meshes"] = [*meshes_of(plan)]
     data["sent_bytes"] = sum(t.nbytes for t in p.traffic)
     return data
 
 
-def _parameter(rows: tuple[Row, ...]) -> Json:
+def _parameter(rows: tuple[ArgumentRow, ...]) -> Json:
     """A row with its mirrors: counts and bytes are of all of them."""
     first, *mirrors = rows
     suffix = suffix_of(first)
@@ -110,18 +116,16 @@ def _parameter(rows: tuple[Row, ...]) -> Json:
 
 def _axes(uses: Iterable[AxisUse], plan: Plan, cluster: Cluster) -> Iterator[Json]:
     """The axes, those of several submeshes that are used alike as one."""
-    groups: dict[tuple[str, int, tuple[AxisRole, ...]], list[AxisUse]] = {}
-    for use in uses:
-        groups.setdefault((use.axis, use.size, use.roles), []).append(use)
-    for (axis, size, roles), group in groups.items():
-        links = axis_links(cluster, plan.mesh, [axis]) if plan.pipeline is None else ()
+    for group in alike_axes(uses):
+        first = group[0]
+        links = axis_links(cluster, plan.mesh, [first.axis]) if plan.pipeline is None else ()
         rate = min((level.bytes_per_second for level in links), default=0.0)
         yield {
             "submeshes": [use.submesh for use in group],
-            "axis": axis,
-            "size": size,
-            "roles": [role.value for role in roles],
-            "evidence": list(group[0].evidence),
+            "axis": first.axis,
+            "size": first.size,
+            "roles": [role.value for role in first.roles],
+            "evidence": list(first.evidence),
             "crosses": [level.name for level in links],
             "bytes_per_second": rate or None,
         }
@@ -168,14 +172,6 @@ def _schedule(plan: Plan) -> Json:
     }
 
 
-def _recipes(plan: Plan) -> Iterator[Json]:
-    """The textbook strategies, the cheapest first, those that there are none of last."""
-    ours, none = plan.outcome.seconds or 1.0, float("inf")
-    for m in sorted(plan.outcome.recipes, key=lambda m: none if m.seconds is None else m.seconds):
-        more = None if m.seconds is None else m.seconds / ours - 1
-        yield {"name": m.name, "seconds": m.seconds, "more_share": more, "note": m.note}
-
-
 def _other(other: OtherPlan, ours: Plan) -> Json:
     plan, p = other.plan, other.plan.prediction
     whole = ours.prediction.seconds
@@ -183,7 +179,7 @@ def _other(other: OtherPlan, ours: Plan) -> Json:
         "name": other.name,
         "cluster": plan.origin.cluster_name,
         "method": plan.origin.method,
-        "meshes": _meshes(plan),
+        "meshes": [*meshes_of(plan)],
         "stages": plan.stage_count,
         "microbatches": plan.microbatches,
         "devices": plan.device_count,
@@ -196,15 +192,6 @@ def _other(other: OtherPlan, ours: Plan) -> Json:
         "limit_bytes": plan.origin.memory_bytes,
         "gap": plan.outcome.gap,
     }
-
-
-def _meshes(plan: Plan) -> list[Json]:
-    """The meshes of a plan, equal ones once: 4 x data=2."""
-    if plan.pipeline is None:
-        return [str(plan.mesh)]
-    meshes = [str(s.mesh) for s in plan.pipeline.submeshes]
-    counts = {mesh: meshes.count(mesh) for mesh in meshes}
-    return [f"{n} x ({mesh})" if n > 1 else mesh for mesh, n in counts.items()]
 
 
 def _measured(spans: tuple[TracedSpan, ...]) -> Json:

@@ -15,10 +15,10 @@ from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan
 from autopar.ir.sharding import Sharding
 from autopar.ir.stages import Submesh
-from autopar.report.comm import by_kind
 from autopar.report.html.icicle import Bar, icicle
 from autopar.report.html.mirrors import mirrored
 from autopar.report.html.view import ReportView
+from autopar.report.rows import by_kind
 from autopar.report.svg import bars
 from autopar.report.svg.gantt import gantt_svg
 from autopar.report.svg.memory import memory_svg
@@ -46,7 +46,7 @@ class Drawings:
 
 
 def drawings(view: ReportView) -> Drawings:
-    """All drawings of a view."""
+    """The drawings of a view."""
     plan, found = view.plan, view.inspection
     cluster = cluster_of(plan)
     return Drawings(

@@ -1,4 +1,4 @@
-"""One self-contained HTML page of a plan: no network, no fonts, the same bytes every time."""
+"""A self-contained HTML page of a plan: no network, no fonts, the same bytes every time."""
 
 from __future__ import annotations
 

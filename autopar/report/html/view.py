@@ -1,4 +1,4 @@
-"""What a page is made of: a plan, what it means, and what there is to put beside it."""
+"""The contents of a page: a plan, what it means, and what there is to put beside it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class OtherPlan:
 
 @dataclass(frozen=True)
 class ReportView:
-    """All that a page shows; the same view gives the same bytes.
+    """The contents of a page; the same view gives the same bytes.
 
     `measured` are the spans of a step that was traced, `verification` what `autopar verify --json`
     printed; both may be missing. `made_by` is the autopar that draws it, with its version.

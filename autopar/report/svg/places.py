@@ -1,4 +1,4 @@
-"""Where the devices of a cluster are on paper: grids of chips side by side, as they are wired."""
+"""The devices of a cluster on paper: grids of chips side by side, as they are wired."""
 
 from __future__ import annotations
 

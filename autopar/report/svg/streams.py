@@ -1,4 +1,4 @@
-"""One device's work and wires over a step as SVG, and when the one waits for the other."""
+"""The work and wires of a device over a step as SVG, and when the one waits for the other."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def streams_svg(spans: Sequence[KernelSpan], standalone: bool = False) -> str:
 
 
 def _uncovered(times: Times, busy: Times) -> Iterator[tuple[float, float]]:
-    """What of some times lies in none of the others."""
+    """The parts of some times that lie in none of the others."""
     first = 0
     for start, end in times:
         while first < len(busy) and busy[first][1] <= start:
@@ -71,7 +71,7 @@ def _uncovered(times: Times, busy: Times) -> Iterator[tuple[float, float]]:
 
 
 def _joined(spans: Iterable[KernelSpan]) -> Times:
-    """When any of the spans is under way."""
+    """The times at which any of the spans is under way."""
     found: Times = []
     for start, end in sorted((s.start_seconds, s.end_seconds) for s in spans):
         if found and start <= found[-1][1]:
@@ -106,7 +106,7 @@ def _merged(pieces: Iterable[Piece], least: float) -> Iterator[Piece]:
 
 
 def _together(group: list[Piece]) -> Piece:
-    """One piece for several, in the colour that takes most of their time."""
+    """A single piece for several, in the colour that takes most of their time."""
     if len(group) == 1:
         return group[0]
     spent: dict[str, float] = {}

@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from autopar.cost.hlo_groups import axes_crossed, axes_of, read_groups
-from autopar.cost.hlo_text import Leaf, read_module, split_top
+from autopar.hlo.groups import axes_crossed, axes_of, read_groups
+from autopar.hlo.module import Leaf, read_module, split_top
 from autopar.ir.mesh import MeshShape
 
 # A TPU layout with brackets, a comment in a tuple, a quoted brace and an old-style typed operand.

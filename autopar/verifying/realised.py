@@ -1,4 +1,4 @@
-"""What a compiler made of the collectives of a plan: bytes by kind, and each one that differs.
+"""Planned collectives beside compiled ones: bytes by kind, and each one that differs.
 
 A planned collective is matched with a compiled tensor by kind, axes, dtype and bytes; among equals
 by the value's name, the user's line and how often they run. What is left over is matched by fewer
@@ -30,7 +30,7 @@ _REDUCES = ("all-reduce", "reduce-scatter")
 
 
 class Change(Enum):
-    """How the compiler departed from a plan."""
+    """The way in which the compiler departed from a plan."""
 
     LOOP = "loop"  # the same bytes in more or fewer runs: moved across the edge of a loop
     DTYPE = "dtype"  # a convert was moved across the collective
@@ -98,7 +98,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Row:
-    """All collectives of one kind over the same axes: bytes of a device and a step."""
+    """Collectives of one kind over the same axes: bytes of a device and a step."""
 
     kind: str
     axes: tuple[str, ...]
@@ -205,7 +205,7 @@ _STAGES: tuple[tuple[Change | None, _Key], ...] = (
 
 @dataclass
 class _Matching:
-    """What is planned and compiled, each with the runs that are not matched yet."""
+    """Planned and compiled collectives, each with the runs that are not matched yet."""
 
     planned: list[PlannedCollective]
     compiled: list[CompiledCollective]
@@ -215,7 +215,7 @@ class _Matching:
         self._open_compiled = [c.runs for c in self.compiled]
 
     def differences(self) -> Iterator[Difference]:
-        """Every difference; the runs that differ in nothing are passed over."""
+        """The differences; runs that differ in nothing are passed over."""
         for change, key in _STAGES:
             for at, other, runs in self._pairs(key, change):
                 if change is not None:

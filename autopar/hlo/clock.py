@@ -1,7 +1,7 @@
-"""The timeline that XLA's latency-hiding scheduler dumps: when each instruction should run.
+"""The time that a compiler itself gives a program: a timeline on GPUs, cycles on TPUs.
 
-It holds the module and, of each computation with an async collective, when its instructions start
-and end. A loop takes no time in the computation around it, so its runs are added here.
+XLA's latency-hiding scheduler dumps a timeline of GPU programs; libtpu writes the cycles that it
+expects of a kernel into the optimized HLO.
 """
 
 from __future__ import annotations
@@ -10,9 +10,16 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from autopar.errors import ClusterError
+from autopar.hlo.module import CALLS, Computation, Instruction, Module, read_module, trip_count
 from autopar.ir.compiled import Span
 
-# The dump is a text proto of megabytes whose nesting is told by its indents, two spaces each.
+# -- GPUs ------------------------------------------------------------------------------------------
+
+# The dump holds the module and, of each computation with an async collective, when its instructions
+# start and end. A loop takes no time in the computation around it, so its runs are added here.
+#
+# It is a text proto of megabytes whose nesting is told by its indents, two spaces each.
 _MODULE = re.compile(
     r"^(?:  entry_computation_name: \"(?P<entry>[^\"]*)\""
     r"|(?P<computation>  computations \{)"
@@ -93,7 +100,7 @@ class _Instruction:
 
     @property
     def is_work(self) -> bool:
-        """Whether a device spends time on it worth telling: more than a scalar comes out."""
+        """True if a device spends time on it worth telling: more than a scalar comes out."""
         return self.opcode not in _FREE and self.dimensions > 0
 
 
@@ -112,7 +119,7 @@ class _Module:
 
 @dataclass
 class _Schedule:
-    """When the instructions of one computation run, in cycles."""
+    """The times at which the instructions of one computation run, in cycles."""
 
     computation: str = ""
     rows: list[list[float | str]] = field(default_factory=list[list[float | str]])
@@ -120,7 +127,7 @@ class _Schedule:
 
     @property
     def end(self) -> float:
-        """When the last instruction ends.
+        """The end of the last instruction.
 
         The dump's own total_cycles is more: it adds up the whole latency of every collective, also
         of those that run beside work.
@@ -129,12 +136,12 @@ class _Schedule:
 
     @property
     def busy(self) -> float:
-        """How long instructions run; collectives run between those that start and end them."""
+        """Cycles in which instructions run; a collective runs between its start and its done."""
         return sum(end - start for _, start, end in self.times())
 
     @property
     def is_made_up(self) -> bool:
-        """Whether every time is a whole number, as no model's are."""
+        """True if every time is a whole number, as no model's are."""
         return all(start == int(start) and end == int(end) for _, start, end in self.times())
 
     def times(self) -> Iterator[tuple[str, float, float]]:
@@ -245,7 +252,7 @@ class _Walk:
         return schedule.end / rate, (schedule.end - schedule.busy) / rate
 
     def _inside(self, instruction: _Instruction, runs: int) -> tuple[float, float]:
-        """What an instruction's computations take, where it is control flow."""
+        """Seconds of the computations that a control flow instruction runs."""
         if instruction.opcode == "while":
             body, condition = instruction.called
             trips = instruction.trips or self._trips(condition)
@@ -258,7 +265,7 @@ class _Walk:
         return 0.0, 0.0
 
     def _trips(self, condition: str) -> int:
-        """What a loop's condition compares its counter with, from 0 by 1; 1 if it is not told."""
+        """The constant that a loop's condition compares its counter with; 1 if there is none."""
         inside = list(self._reached(condition))
         limits = {i.constant for i in inside if i.opcode == "constant" and i.constant is not None}
         directions = {i.direction for i in inside if i.direction}
@@ -271,3 +278,125 @@ class _Walk:
             yield instruction
             for called in instruction.called:
                 yield from self._reached(called)
+
+
+# -- TPUs ------------------------------------------------------------------------------------------
+
+# After code generation most instructions carry `estimated_cycles`. Those of matmuls, and of what is
+# fused into them, are good to 15 %. Those of other kernels are 2.5 to 4.5 times the time that their
+# bytes take, so such a kernel is given the smaller of the two. Collectives carry none.
+
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_NO_ESTIMATE = 2**60  # and above: what some TPU7x ops hold
+# MHz, as the schedules that libtpu dumps have it.
+_CLOCKS = {"v4": 1050, "v5e": 1500, "v5p": 1750, "v6e": 1750, "tpu7x": 1900}
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """Seconds of a step's kernels on one device, loops by their trips.
+
+    `matmul_seconds` are matmuls with what is fused into them, `other_seconds` all other kernels.
+    `unpriced` are kernels of the user's own (Pallas), of which the compiler says nothing.
+    """
+
+    matmul_seconds: float
+    other_seconds: float
+    unpriced: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """Kernels one after the other; collectives are left out."""
+        return self.matmul_seconds + self.other_seconds
+
+
+def clock_of(chip: str) -> float:
+    """Cycles a second of a TPU chip of the catalog; raises ClusterError for any other."""
+    if chip not in _CLOCKS:
+        raise ClusterError(f"no clock of {chip!r} is known; those of {', '.join(_CLOCKS)} are")
+    return _CLOCKS[chip] * 1e6
+
+
+def read_cycles(
+    hlo_text: str, cycles_per_second: float, bytes_per_second: float
+) -> KernelTime | None:
+    """The time of the kernels of `compiled.as_text()`; None where no kernel has an estimate.
+
+    `bytes_per_second` is what streaming reaches on one device. Of a conditional's branches the one
+    that takes longest counts.
+    """
+    if not _CYCLES.search(hlo_text):
+        return None
+    module = read_module(hlo_text)
+    walk = _KernelWalk(module, cycles_per_second, bytes_per_second)
+    return walk.through(module.computations[module.entry])
+
+
+@dataclass(frozen=True)
+class _KernelWalk:
+    module: Module
+    cycles_per_second: float
+    bytes_per_second: float
+
+    def through(self, computation: Computation) -> KernelTime:
+        """A single run of a computation with all that it calls."""
+        return _sum(self._of(i, computation) for i in computation.instructions)
+
+    def _of(self, instruction: Instruction, around: Computation) -> KernelTime:
+        if instruction.opcode == "while":
+            trips = trip_count(instruction, around, self.module)
+            return _times(self._called(instruction, "body"), trips)
+        if instruction.opcode == "conditional":
+            keys = ("branch_computations", "true_computation", "false_computation")
+            branches = [self._through(name) for name in instruction.called(*keys)]
+            return max(branches, key=lambda b: b.seconds, default=KernelTime(0.0, 0.0))
+        if instruction.opcode in ("call", "async-start"):
+            return self._called(instruction, *CALLS)
+        return self._kernel(instruction, around)
+
+    def _called(self, instruction: Instruction, *keys: str) -> KernelTime:
+        return _sum(self._through(name) for name in instruction.called(*keys))
+
+    def _through(self, name: str) -> KernelTime:
+        found = self.module.computations.get(name)
+        return self.through(found) if found else KernelTime(0.0, 0.0)
+
+    def _kernel(self, instruction: Instruction, around: Computation) -> KernelTime:
+        backend = instruction.attributes.get("backend_config", "")
+        found = _CYCLES.search(backend)
+        if found is None or int(found.group(1)) >= _NO_ESTIMATE:
+            is_own = "tpu_custom_call" in instruction.attributes.get("custom_call_target", "")
+            return KernelTime(0.0, 0.0, (instruction.name,) if is_own else ())
+        seconds = int(found.group(1)) / self.cycles_per_second
+        if _is_matmul(instruction, backend):
+            return KernelTime(seconds, 0.0)
+        streaming = _nbytes(instruction, around) / self.bytes_per_second
+        return KernelTime(0.0, min(seconds, streaming))
+
+
+def _is_matmul(instruction: Instruction, backend: str) -> bool:
+    """True if it is a matmul or convolution, alone or with others fused into its output."""
+    return (
+        instruction.opcode in ("convolution", "dot")
+        or instruction.attributes.get("kind") == "kOutput"
+        or "COST_MODEL_TYPE_CLASSIC" in backend
+    )
+
+
+def _nbytes(instruction: Instruction, around: Computation) -> int:
+    """Bytes read and written, wherever they lie: what is in VMEM was fetched for this use."""
+    read = (around.by_name[o].leaves for o in instruction.operands if o in around.by_name)
+    return sum(leaf.nbytes for leaves in (instruction.leaves, *read) for leaf in leaves)
+
+
+def _sum(times: Iterator[KernelTime]) -> KernelTime:
+    matmul, other, unpriced = 0.0, 0.0, list[str]()
+    for time in times:
+        matmul += time.matmul_seconds
+        other += time.other_seconds
+        unpriced += time.unpriced
+    return KernelTime(matmul, other, tuple(unpriced))
+
+
+def _times(time: KernelTime, runs: int) -> KernelTime:
+    return KernelTime(time.matmul_seconds * runs, time.other_seconds * runs, time.unpriced)

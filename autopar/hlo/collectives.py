@@ -7,17 +7,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from autopar.cost.collective import COLLECTIVE_KINDS, CollectiveKind
-from autopar.cost.hlo_collective import HloCollective as HloCollective
-from autopar.cost.hlo_groups import axes_crossed, axes_of, read_groups
-from autopar.cost.hlo_megascale import Transfer, in_every_slice, transfer_of
-from autopar.cost.hlo_parts import HloPart, parts_of
-from autopar.cost.hlo_reduce import lesser_kinds
-from autopar.cost.hlo_slices import join_slices
-from autopar.cost.hlo_source import origin_behind, origin_of
-from autopar.cost.hlo_text import CALLS, Computation, Instruction, Module, read_module
-from autopar.cost.hlo_trips import trip_count
-from autopar.cost.hlo_windowed import Window, belongs_to_another, window_of
 from autopar.errors import MeshError
+from autopar.hlo.disguised import (
+    Transfer,
+    Window,
+    belongs_to_another,
+    in_every_slice,
+    join_slices,
+    lesser_kinds,
+    transfer_of,
+    window_of,
+)
+from autopar.hlo.groups import axes_crossed, axes_of, read_groups
+from autopar.hlo.module import CALLS, Computation, Instruction, Module, read_module, trip_count
+from autopar.hlo.tensors import HloCollective as HloCollective
+from autopar.hlo.tensors import HloPart, origin_behind, origin_of, parts_of
 from autopar.ir.compiled import CompiledCollective
 from autopar.ir.mesh import MeshShape
 
@@ -33,7 +37,7 @@ _CHAIN = re.compile(r'chain_id="(\w+)"')
 def read_collectives(
     hlo_text: str, mesh: MeshShape | None = None, order: Sequence[int] | None = None
 ) -> tuple[HloCollective, ...]:
-    """Every collective of `compiled.as_text()`, in the order in which a step meets them.
+    """Read the collectives of `compiled.as_text()`, in the order in which a step meets them.
 
     A start and its done count once; loop bodies count as often as they run (once where the
     count cannot be told); of a conditional's branches the one with most bytes counts. Groups of
@@ -62,7 +66,7 @@ def read_collectives(
 def compiled_collectives(
     hlo_text: str, mesh: MeshShape, order: Sequence[int] | None = None
 ) -> tuple[CompiledCollective, ...]:
-    """Every tensor that a collective of a program moves, in the order of `read_collectives`."""
+    """The tensors that collectives of a program move, in the order of `read_collectives`."""
     return tuple(
         CompiledCollective(
             c.kind, c.axes, short_dtype(part.dtype), part.nbytes, c.trips, part.origin.scope,
@@ -92,7 +96,7 @@ def _on_mesh(
 
 @dataclass
 class _Walk:
-    """One pass over a module, from the entry into whatever is called."""
+    """A pass over a module, from the entry into whatever is called."""
 
     module: Module
     order: tuple[int, ...]
@@ -135,7 +139,7 @@ class _Walk:
     def _called(
         self, caller: Instruction, computation: Computation, trips: int
     ) -> Iterator[HloCollective]:
-        """What an instruction calls; what is fused has often lost its origin, the fusion has it."""
+        """The collectives in what an instruction calls; one without origin gets the caller's."""
         own = origin_of(caller, self.module)
         for name in caller.called(*CALLS):
             for found in self.through(name, trips):
@@ -149,7 +153,7 @@ class _Walk:
                 yield replace(found, origin=origin, parts=tuple(parts))
 
     def _is_new(self, instruction: Instruction) -> bool:
-        """Whether this is no later part of an async collective that was counted.
+        """True if this is no later part of an async collective that was counted.
 
         TPU fuses the parts of one collective into the work that hides it: the start, the fusions
         in between and the done each hold a copy of the op, with one chain_id.
@@ -164,7 +168,7 @@ class _Walk:
 
 
 def _finishes(instruction: Instruction) -> bool:
-    """Whether this waits for what another instruction started, and so was counted there."""
+    """True if this waits for what another instruction started, and so was counted there."""
     if instruction.opcode.endswith(("-done", "-update")):
         return True
     return instruction.opcode == "fusion" and "async-collective-done" in instruction.name

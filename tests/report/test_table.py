@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from autopar.report.listing import Listing
+from autopar.report.table import Table
 
-FOUND = Listing(
+FOUND = Table(
     "Found",
     ("/path", "kind", ">bytes"),
     [("params/block/mlp/kernel", "weights", "16 B"), ("batch", "rows", "1024 B")],
@@ -15,7 +15,7 @@ FOUND = Listing(
 WORDS = st.text("abc/ ", min_size=1, max_size=30).map(str.strip)
 
 
-def drawn(listing: Listing, width: int) -> list[str]:
+def drawn(listing: Table, width: int) -> list[str]:
     console = Console(width=width, color_system=None)
     with console.capture() as captured:
         console.print(listing)
@@ -62,7 +62,7 @@ def test_what_is_wider_than_the_terminal_is_broken_at_its_slashes() -> None:
 def test_every_letter_is_there_at_every_width(
     rows: list[tuple[str, str, str]], lead: int, width: int
 ) -> None:
-    lines = drawn(Listing("", ("/first", "second", ">third"), rows, lead=lead), width)
+    lines = drawn(Table("", ("/first", "second", ">third"), rows, lead=lead), width)
     assert all(len(line) <= width for line in lines)
     body = lines[next(i for i, line in enumerate(lines) if "─" in line) + 1 :]
     assert _letters(body) == _letters([cell for row in rows for cell in row])

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.cost.realised import Change, Realised, realised
 from autopar.ir.compiled import CompiledCollective
 from autopar.ir.sharding import replicated
 from autopar.ir.spmd import Collective, Move
 from autopar.ir.values import Value
+from autopar.verifying.realised import Change, Realised, realised
 
 Planned = tuple[Move, Collective]
 WHOLE = replicated(2)

@@ -12,8 +12,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from autopar.cost import HloCollective, read_collectives
-from autopar.cost.hlo import compiled_collectives
+from autopar.hlo.collectives import HloCollective, compiled_collectives, read_collectives
 from autopar.ir.mesh import MeshShape
 
 ROWS = ((0, 1, 2, 3), (4, 5, 6, 7))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from autopar.cost.cycles import clock_of, read_cycles
 from autopar.errors import ClusterError
+from autopar.hlo.clock import clock_of, read_cycles
 
 _RECORDED = Path(__file__).parent / "recorded"
 _CLOCK, _STREAM = 1e9, 1e12

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.padding import Padding
 from rich.text import Text
 
-from autopar.report.palette import ACCENT
+from autopar.ir.codec import Json
+from autopar.ir.text import show_bytes, show_count, show_seconds
+from autopar.report.style import ACCENT, QUIET
 
 Cell = str | Text
 Lines = tuple[tuple[int, ...], ...]
@@ -47,13 +50,13 @@ class SlashedPath:
 
 
 @dataclass(frozen=True)
-class Listing:
+class Table:
     """Rows of cells under a title and the names of their columns, with nothing ever cut off.
 
-    A name that starts with > is set right; cells of one that starts with / are broken at slashes.
-    Rows that are wider than the terminal begin with their first `lead` cells alone, unless that
-    takes more lines; what follows is set in. A column with nothing in its rows is left out.
-    `total` stands below the rows.
+    A name that starts with > is set right; cells of one that starts with / are broken at slashes; a
+    name may have several lines. Rows that are wider than the terminal begin with their first `lead`
+    cells alone, unless that takes more lines; what follows is set in. A column with nothing in its
+    rows is left out. A row without cells is a blank line. `total` stands below the rows.
     """
 
     title: str
@@ -62,25 +65,84 @@ class Listing:
     total: tuple[Cell, ...] = ()
     lead: int = 1
 
+    @classmethod
+    def of(
+        cls,
+        title: str,
+        columns: Mapping[str, str],
+        rows: Sequence[Mapping[str, Json]],
+        total: Mapping[str, Json] | None = None,
+        lead: int = 1,
+    ) -> Table:
+        """Rows of data; `columns` are the keys by their names, and a key tells its cells' unit."""
+
+        def cells(row: Mapping[str, Json]) -> tuple[str, ...]:
+            return tuple(cell_of(key, row.get(key)) for key in columns.values())
+
+        last = cells(total) if total is not None else ()
+        return cls(title, tuple(columns), [cells(row) for row in rows], last, lead)
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The rows on as few lines as the width asks for."""
         del console
-        names = tuple(name.lstrip(">/") for name in self.columns)
-        table = (names, *self.rows, *((self.total,) if self.total else ()))
-        widths = tuple(max(_text(row[i]).cell_len for row in table) for i in range(len(names)))
-        every = tuple(range(len(names)))
-        filled = tuple(i for i in every if any(_text(row[i]) for row in self.rows)) or every
+        heads = self._heads()
+        drawn = [row for row in self.rows if row]
+        table = (*heads, *drawn, *((self.total,) if self.total else ()))
+        count = range(len(self.columns))
+        widths = tuple(max(_text(row[i]).cell_len for row in table) for i in count)
+        filled = tuple(i for i in count if any(_text(row[i]) for row in drawn)) or tuple(count)
         columns = _Columns(self.columns, widths, options.max_width)
         layout = _fitted(columns, filled, self.lead)
         if self.title:
             yield Text(self.title, style=f"bold {ACCENT}")
-        yield from layout.drawn(names, "bold")
+        for head in heads:
+            yield from layout.drawn(head, "bold")
         yield Text("─" * layout.width)
         for row in self.rows:
-            yield from layout.drawn(row, "")
+            yield from layout.drawn(row, "") if row else (Text(),)
         if self.total:
             yield Text()
             yield from layout.drawn(self.total, "bold")
+
+    def _heads(self) -> list[tuple[str, ...]]:
+        """The names of the columns, line by line; the last lines stand together."""
+        names = [name.lstrip(">/").split("\n") for name in self.columns]
+        depth = max(map(len, names))
+        return [
+            tuple(lines[k - depth] if k - depth >= -len(lines) else "" for lines in names)
+            for k in range(depth)
+        ]
+
+
+def cell_of(key: str, value: Json) -> str:
+    """A value of data as text: its unit is told by the end of its key, as "bytes" and "seconds"."""
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return " + ".join(map(str, value))
+    if not isinstance(value, int | float):
+        return str(value)
+    return next((show(value) for end, show in _UNITS.items() if key.endswith(end)), str(value))
+
+
+def percent(share: float) -> str:
+    """A share in per cent: what is there but rounds to nothing says so."""
+    return "<0.1%" if 0 < share < 0.0005 else f"{share:.1%}"
+
+
+_UNITS: dict[str, Callable[[float], str]] = {
+    "seconds": show_seconds,
+    "bytes": show_bytes,
+    "flops": partial(show_count, unit="FLOP"),
+    "more_share": "{:+.0%}".format,
+    "share": percent,
+}
+
+
+def rest(count: int, how: str = "--all shows {}") -> tuple[Text, ...]:
+    """A line that tells how many rows are left out, and how to have them; none for 0."""
+    rows, them = ("row", "it") if count == 1 else ("rows", "them")
+    return (Text(f"and {count} more {rows}: {how.format(them)}", style=QUIET),) if count > 0 else ()
 
 
 @dataclass(frozen=True)
@@ -93,7 +155,7 @@ class _Columns:
     gap: int = _WIDE
 
     def takes(self, line: Sequence[int], set_in: bool) -> int:
-        """How wide a line of some columns is."""
+        """The width of a line of some columns."""
         gaps = self.gap * (len(line) - 1) + (_INDENT if set_in else 0)
         return sum(self.widths[i] for i in line) + gaps
 
@@ -120,14 +182,14 @@ class _Columns:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Which columns stand on which line of a row."""
+    """The columns on each line of a row."""
 
     columns: _Columns
     lines: Lines
 
     @property
     def width(self) -> int:
-        """How wide the widest line is."""
+        """The width of the widest line."""
         widest = max(self.columns.takes(line, i > 0) for i, line in enumerate(self.lines))
         return min(widest, self.columns.room)
 

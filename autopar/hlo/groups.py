@@ -1,4 +1,4 @@
-"""Which devices talk to each other, from the spellings that HLO has for it."""
+"""Groups of devices that talk to each other, from the spellings that HLO has for them."""
 
 from __future__ import annotations
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from autopar.cost.hlo import compiled_collectives, read_collectives
 from autopar.errors import MeshError
+from autopar.hlo.collectives import compiled_collectives, read_collectives
 from autopar.ir.mesh import MeshShape
 
 MIB = 2**20
 
 
 def text(name: str) -> str:
-    return (Path(__file__).parent / "hlo_texts" / f"{name}.txt").read_text()
+    return (Path(__file__).parent / "texts" / f"{name}.txt").read_text()
 
 
 @pytest.mark.parametrize(

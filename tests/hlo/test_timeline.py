@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autopar.cost.timeline import read_timeline
+from autopar.hlo.clock import read_timeline
 
 _RECORDED = Path(__file__).parent / "recorded"
 
