@@ -70,7 +70,7 @@ def calibrated(cluster: Cluster, measured: Measured) -> Cluster:
     )  # fmt: skip
 
 
-def refitted(cluster: Cluster) -> Cluster:
+def refit(cluster: Cluster) -> Cluster:
     """A calibrated cluster with its figures fitted again to the measurements that it carries.
 
     Raises ClusterError where it carries none.

@@ -18,15 +18,15 @@ from autopar.ir.codec import Json
 
 def out() -> Console:
     """The console of answers."""
-    return _as_wide_as_told(Console(highlight=False, markup=False, emoji=False))
+    return _as_wide_as_said(Console(highlight=False, markup=False, emoji=False))
 
 
 def err() -> Console:
     """The console of progress, warnings and errors."""
-    return _as_wide_as_told(Console(stderr=True, highlight=False, markup=False, emoji=False))
+    return _as_wide_as_said(Console(stderr=True, highlight=False, markup=False, emoji=False))
 
 
-def _as_wide_as_told(console: Console) -> Console:
+def _as_wide_as_said(console: Console) -> Console:
     """A dumb terminal is 80 columns wide to rich, whatever it says of itself."""
     if console.is_dumb_terminal:
         console.size = ConsoleDimensions(*shutil.get_terminal_size())
@@ -45,7 +45,7 @@ def print_warnings(messages: list[str]) -> None:
 
 
 @contextmanager
-def gathered_warnings() -> Generator[list[str]]:
+def gather_warnings() -> Generator[list[str]]:
     """Autopar's warnings of the block as texts, each once; those of other packages stay hidden."""
     messages: list[str] = []
     with warnings.catch_warnings(record=True) as caught:

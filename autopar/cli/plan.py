@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from autopar import api
-from autopar.cli.console import err, gathered_warnings, out, print_json, print_warnings
+from autopar.cli.console import err, gather_warnings, out, print_json, print_warnings
 from autopar.cli.loading import Target, load_target, tracing
 from autopar.cli.pins import load_pins, read_pins
 from autopar.ir.layers import LayerSequence
@@ -95,7 +95,7 @@ def _make(loaded: Target, wanted: Wanted, after: str | None) -> Made:
         microbatches=wanted.microbatches,
         schedule=wanted.schedule,
     )
-    with gathered_warnings() as messages, watched_planning(err()) as trail, tracing(loaded):
+    with gather_warnings() as messages, watch_planning(err()) as trail, tracing(loaded):
         planned: Planned = step.planned(*loaded.args, watchers=[trail.watcher], **loaded.kwargs)
     seconds = time.perf_counter() - start
     text = trail.text_after(after, planned) if after is not None else ""
@@ -198,7 +198,7 @@ class Trail:
 
 
 @contextmanager
-def watched_planning(console: Console) -> Generator[Trail]:
+def watch_planning(console: Console) -> Generator[Trail]:
     """A spinner on the console while a plan is made; it vanishes when the plan is there."""
     shown = console.is_terminal
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from autopar import api
-from autopar.cli.console import err, gathered_warnings, out, print_warnings
+from autopar.cli.console import err, gather_warnings, out, print_warnings
 from autopar.cli.loading import Target, load_target, tracing
 from autopar.cost.profile import profile_of
 from autopar.frontend import trace
@@ -35,7 +35,7 @@ def profile_step(
     chosen = api.Cluster.parse(cluster)
     with err().status("reading the file"):
         loaded = load_target(target)
-    with gathered_warnings() as messages:
+    with gather_warnings() as messages:
         graph = _graph(loaded)
     source = f"predicted by autopar for one device of {chosen.name}"
     profile = profile_of(graph, chosen.chip, depth, source)

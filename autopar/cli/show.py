@@ -140,12 +140,12 @@ def write_report(
             target,
             against={other.name: api.load(other) for other in others},
             trace=trace,
-            verification=_verified(verification) if verification is not None else None,
+            verification=_read_verification(verification) if verification is not None else None,
         )
     out().print(f"wrote {target}", soft_wrap=True, markup=False)
 
 
-def _verified(path: Path) -> dict[str, Json]:
+def _read_verification(path: Path) -> dict[str, Json]:
     """A verification's JSON; raises InputError where it is none."""
     text = read_text(path, "a verification")
     try:

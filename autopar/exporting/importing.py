@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.exporting.rule_files import Rules
-from autopar.exporting.rules import Dims, Names, laid_by
+from autopar.exporting.rules import Dims, Names, axes_by_rules
 from autopar.ir.mesh import MeshShape
 from autopar.ir.values import Input, Role
 
@@ -51,7 +51,7 @@ def pins_from(
 def _laid(rules: Rules, given: Input, names_of: Mapping[str, Names]) -> Dims | None:
     names = names_of.get(given.path)
     if names is not None and rules.logical:
-        return laid_by(rules.logical, names)
+        return axes_by_rules(rules.logical, names)
     return next((dims for pattern, dims in rules.paths if re.search(pattern, given.path)), None)
 
 

@@ -36,7 +36,7 @@ class LogicalRules:
     conflicts: tuple[Conflict, ...]
 
 
-def laid_by(rules: Iterable[LogicalRule], names: Names) -> Dims:
+def axes_by_rules(rules: Iterable[LogicalRule], names: Names) -> Dims:
     """Axes that flax gives to logical names: the first rule of a name whose axes are free."""
     found: dict[int, Axes] = {}
     for name, axes in rules:
@@ -120,14 +120,16 @@ def _trimmed(dims: Dims) -> Dims:
 def _wrong(
     rules: Sequence[LogicalRule], named: Sequence[Argument], names_of: Mapping[str, Names]
 ) -> int:
-    return sum(_bytes(a) for a in named if laid_by(rules, names_of[a.path]) != a.sharding.dims)
+    return sum(
+        _bytes(a) for a in named if axes_by_rules(rules, names_of[a.path]) != a.sharding.dims
+    )
 
 
 def _conflicts(
     rules: Sequence[LogicalRule], named: Sequence[Argument], names_of: Mapping[str, Names]
 ) -> Iterator[Conflict]:
     for a in named:
-        ruled = laid_by(rules, names_of[a.path])
+        ruled = axes_by_rules(rules, names_of[a.path])
         if ruled != a.sharding.dims:
             yield Conflict(a.path, names_of[a.path], a.sharding.dims, ruled)
 

@@ -266,18 +266,18 @@ class _Walk:
 
     def _trips(self, condition: str) -> int:
         """The constant that a loop's condition compares its counter with; 1 if there is none."""
-        inside = list(self._reached(condition))
+        inside = list(self._reachable(condition))
         limits = {i.constant for i in inside if i.opcode == "constant" and i.constant is not None}
         directions = {i.direction for i in inside if i.direction}
         if len(limits) != 1 or len(directions) != 1:
             return 1
         return max(limits.pop() + (directions.pop() in ("LE", "GE")), 1)
 
-    def _reached(self, computation: str) -> Iterator[_Instruction]:
+    def _reachable(self, computation: str) -> Iterator[_Instruction]:
         for instruction in self.module.computations[computation].instructions:
             yield instruction
             for called in instruction.called:
-                yield from self._reached(called)
+                yield from self._reachable(called)
 
 
 # -- TPUs ------------------------------------------------------------------------------------------
@@ -345,17 +345,17 @@ class _KernelWalk:
     def _of(self, instruction: Instruction, around: Computation) -> KernelTime:
         if instruction.opcode == "while":
             trips = trip_count(instruction, around, self.module)
-            return _times(self._called(instruction, "body"), trips)
+            return _times(self._callees(instruction, "body"), trips)
         if instruction.opcode == "conditional":
             keys = ("branch_computations", "true_computation", "false_computation")
-            branches = [self._through(name) for name in instruction.called(*keys)]
+            branches = [self._through(name) for name in instruction.callees(*keys)]
             return max(branches, key=lambda b: b.seconds, default=KernelTime(0.0, 0.0))
         if instruction.opcode in ("call", "async-start"):
-            return self._called(instruction, *CALLS)
+            return self._callees(instruction, *CALLS)
         return self._kernel(instruction, around)
 
-    def _called(self, instruction: Instruction, *keys: str) -> KernelTime:
-        return _sum(self._through(name) for name in instruction.called(*keys))
+    def _callees(self, instruction: Instruction, *keys: str) -> KernelTime:
+        return _sum(self._through(name) for name in instruction.callees(*keys))
 
     def _through(self, name: str) -> KernelTime:
         found = self.module.computations.get(name)

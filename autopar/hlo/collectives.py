@@ -117,31 +117,31 @@ class _Walk:
     ) -> Iterator[HloCollective]:
         opcode = instruction.opcode
         if window := window_of(instruction, self.module):
-            yield _windowed(instruction, window, self.module, trips)
+            yield _window_collective(instruction, window, self.module, trips)
         elif opcode == "while":
             runs = trips * trip_count(instruction, computation, self.module)
-            for name in instruction.called("condition", "body"):
+            for name in instruction.callees("condition", "body"):
                 yield from self.through(name, runs)
         elif opcode == "conditional":
             keys = ("branch_computations", "true_computation", "false_computation")
-            branches = [tuple(self.through(n, trips)) for n in instruction.called(*keys)]
+            branches = [tuple(self.through(n, trips)) for n in instruction.callees(*keys)]
             yield from max(branches, key=lambda b: sum(c.total_bytes for c in b), default=())
         elif transfer := transfer_of(instruction, self.order):
-            yield _sent(instruction, transfer, computation, self.module, trips)
+            yield _transfer_collective(instruction, transfer, computation, self.module, trips)
         elif opcode.removesuffix("-start") in _KINDS:
             if self._is_new(instruction) and not belongs_to_another(
                 instruction, computation, self.module
             ):
                 yield from _read(instruction, computation, self.module, trips)
         elif not _finishes(instruction):
-            yield from self._called(instruction, computation, trips)
+            yield from self._inside_call(instruction, computation, trips)
 
-    def _called(
+    def _inside_call(
         self, caller: Instruction, computation: Computation, trips: int
     ) -> Iterator[HloCollective]:
         """The collectives in what an instruction calls; one without origin gets the caller's."""
         own = origin_of(caller, self.module)
-        for name in caller.called(*CALLS):
+        for name in caller.callees(*CALLS):
             for found in self.through(name, trips):
                 if found.op_name or found.source:
                     yield found
@@ -174,14 +174,16 @@ def _finishes(instruction: Instruction) -> bool:
     return instruction.opcode == "fusion" and "async-collective-done" in instruction.name
 
 
-def _windowed(loop: Instruction, window: Window, module: Module, trips: int) -> HloCollective:
+def _window_collective(
+    loop: Instruction, window: Window, module: Module, trips: int
+) -> HloCollective:
     origin = origin_of(loop, module)
     whole = window.block.nbytes * max(map(len, window.groups))
     part = HloPart(window.block.dtype, whole, origin)
     return HloCollective(window.kind, loop.name, (part,), window.groups, trips, origin)
 
 
-def _sent(
+def _transfer_collective(
     send: Instruction, transfer: Transfer, computation: Computation, module: Module, trips: int
 ) -> HloCollective:
     times = max(map(len, transfer.groups)) if transfer.kind == "all-gather" else 1

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.cost.collective import COLLECTIVE_KINDS, CollectiveKind
-from autopar.hlo.groups import Groups, axes_of, joined, read_groups
+from autopar.hlo.groups import Groups, axes_of, join_pairs, read_groups
 from autopar.hlo.module import Computation, Instruction, Leaf, Module
 from autopar.hlo.tensors import HloCollective
 from autopar.ir.mesh import MeshShape
@@ -72,7 +72,7 @@ def _is_own_slice(name: str, computation: Computation, module: Module, by_device
     if made.opcode == "dynamic-update-slice":
         base, _, *offsets = made.operands
         return _is_zero(base, computation) and bool(by_device & set(offsets))
-    inner = module.computations.get(next(iter(made.called("calls")), ""))
+    inner = module.computations.get(next(iter(made.callees("calls")), ""))
     root = inner.root if inner and made.opcode == "fusion" else None
     if inner is None or root is None or root.opcode != "dynamic-update-slice":
         return False
@@ -107,7 +107,7 @@ def _by_device(
     """Names of the values that depend on which device runs (`given` ones do)."""
     found = set(given)
     for instruction in computation.instructions:
-        inner = [module.computations.get(name) for name in instruction.called("calls")]
+        inner = [module.computations.get(name) for name in instruction.callees("calls")]
         asks = any(
             i.opcode in ("partition-id", "replica-id") for c in inner if c for i in c.instructions
         )
@@ -152,7 +152,7 @@ def _shapes_of_user(
         return {user.leaves} if is_slice else None
     if user.opcode not in ("fusion", "call"):
         return None
-    inner = module.computations.get(next(iter(user.called("calls", "to_apply")), ""))
+    inner = module.computations.get(next(iter(user.callees("calls", "to_apply")), ""))
     if inner is None:
         return None
     given = frozenset(
@@ -194,7 +194,7 @@ class Window:
 def window_of(loop: Instruction, module: Module) -> Window | None:
     """The collective that a while amounts to; None where it is no windowed einsum."""
     found = _BODY.search(loop.attributes.get("body", ""))
-    body = module.computations.get(next(iter(loop.called("body")), ""))
+    body = module.computations.get(next(iter(loop.callees("body")), ""))
     if loop.opcode != "while" or found is None or body is None:
         return None
     permutes = [i for i in body.instructions if _is_permute(i)]
@@ -233,7 +233,7 @@ def _comes_from(name: str, computation: Computation, module: Module) -> bool:
 
 
 def _is_fused_scatter(instruction: Instruction) -> bool:
-    return instruction.opcode == "fusion" and any(map(is_scatter, instruction.called("calls")))
+    return instruction.opcode == "fusion" and any(map(is_scatter, instruction.callees("calls")))
 
 
 def _is_slice(instruction: Instruction) -> bool:
@@ -351,7 +351,7 @@ def join_slices(found: Iterable[HloCollective], mesh: MeshShape) -> tuple[HloCol
     # An all-gather needs its one part; what is left of those may end an all-reduce.
     for kind in ("all-gather", "reduce-scatter", "all-reduce"):
         for outer in (c for c in across if c.kind == kind):
-            if made := inside.completed(outer, mesh):
+            if made := inside.complete(outer, mesh):
                 whole[id(outer)] = made
     taken = {id(c) for c in inside.taken}
     return tuple(whole.get(id(c), c) for c in every if id(c) not in taken)
@@ -371,7 +371,7 @@ class _Inside:
     def __post_init__(self) -> None:
         self.taken: list[HloCollective] = []
 
-    def completed(self, outer: HloCollective, mesh: MeshShape) -> HloCollective | None:
+    def complete(self, outer: HloCollective, mesh: MeshShape) -> HloCollective | None:
         """The whole collective that one between slices is part of; None if its like is not here."""
         scatter = "reduce-scatter" if outer.kind != "all-gather" else "all-gather"
         first = self._take(outer, scatter, shared=True)
@@ -383,7 +383,7 @@ class _Inside:
             kind = "all-reduce" if last else "reduce-scatter"
         if first is None:
             return None
-        groups = joined((*first.groups, *outer.groups))
+        groups = join_pairs((*first.groups, *outer.groups))
         origin = first.origin if first.origin.op_name else outer.origin
         axes = axes_of(groups, mesh)
         return replace(first, kind=kind, groups=groups, origin=origin, axes=axes)

@@ -27,13 +27,13 @@ def read_groups(attributes: Mapping[str, str], device_count: int) -> Groups:
     No groups, or empty ones, mean all devices.
     """
     if "source_target_pairs" in attributes:
-        return joined(_lists(attributes["source_target_pairs"]))
+        return join_pairs(_lists(attributes["source_target_pairs"]))
     text = f"{attributes.get('replica_groups', '')}{attributes.get('device_ids', '')}"
     if found := _IOTA.match(text):
         shape, dims, order = (_numbers(part or "") for part in found.groups())
-        flat = _transposed(dims, order or tuple(range(len(dims))))
+        flat = _transpose(dims, order or tuple(range(len(dims))))
         width = shape[-1] if len(shape) > 1 else math.prod(shape)
-        return _cut(flat, width)
+        return _split(flat, width)
     if found := _MESH.match(text):
         return _on_mesh(found.group(1), found.group(2), found.group(3))
     return _lists(text) or (tuple(range(device_count)),)
@@ -67,10 +67,10 @@ def _along(axes: Sequence[str], mesh: MeshShape) -> Groups:
     """The groups of mesh positions along some axes."""
     grouped = [dim for dim, name in enumerate(mesh.names) if name in axes]
     rest = [dim for dim, name in enumerate(mesh.names) if name not in axes]
-    return _cut(_transposed(mesh.sizes, (*rest, *grouped)), mesh.size(axes))
+    return _split(_transpose(mesh.sizes, (*rest, *grouped)), mesh.size(axes))
 
 
-def _cut(flat: Sequence[int], width: int) -> Groups:
+def _split(flat: Sequence[int], width: int) -> Groups:
     return tuple(tuple(flat[at : at + width]) for at in range(0, len(flat), width))
 
 
@@ -83,7 +83,7 @@ def _lists(text: str) -> Groups:
     return tuple(group for group in groups if group)
 
 
-def _transposed(dims: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+def _transpose(dims: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
     """0, 1, 2, ... laid out as `dims`, read with its dims in another order."""
     strides = [math.prod(dims[at + 1 :]) for at in range(len(dims))]
     flat: tuple[int, ...] = (0,)
@@ -106,15 +106,15 @@ def _on_mesh(axes: str, between: str, chosen: str) -> Groups:
             (grouped if taken and name in wanted else rest).append(len(dims))
             dims.append(piece)
             names.append(name)
-    flat = _transposed(dims, (*rest, *grouped))
+    flat = _transpose(dims, (*rest, *grouped))
     if found := _IOTA.search(axes + between) or _DEVICES.search(between):
         ids, order = (_numbers(part or "") for part in found.groups()[-2:])
-        devices = _transposed(ids, order or tuple(range(len(ids))))
+        devices = _transpose(ids, order or tuple(range(len(ids))))
         flat = tuple(devices[n] for n in flat)
-    return _cut(flat, math.prod(dims[at] for at in grouped))
+    return _split(flat, math.prod(dims[at] for at in grouped))
 
 
-def joined(sets: Groups) -> Groups:
+def join_pairs(sets: Groups) -> Groups:
     """The sets of devices that overlapping sets connect, each in rising order."""
     root: dict[int, int] = {}
 

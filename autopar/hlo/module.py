@@ -55,7 +55,7 @@ class Instruction:
     attributes: Mapping[str, str]
     is_root: bool
 
-    def called(self, *keys: str) -> tuple[str, ...]:
+    def callees(self, *keys: str) -> tuple[str, ...]:
         """The names of the computations that some attributes refer to."""
         names: list[str] = []
         for key in keys:
@@ -171,11 +171,11 @@ def _instruction(line: str) -> Instruction | None:
         return None
     at = start.end()
     # A tuple type is balanced; an array type ends at the first space outside its layout.
-    after = _balanced(line, at) if line[at : at + 1] == "(" else _word_end(line, at)
+    after = _closing_bracket(line, at) if line[at : at + 1] == "(" else _word_end(line, at)
     opcode = _OPCODE.match(line, after)
     if opcode is None:
         return None
-    closed = _balanced(line, opcode.end() - 1)
+    closed = _closing_bracket(line, opcode.end() - 1)
     inside = line[opcode.end() : closed - 1]
     return Instruction(
         name=start.group(2),
@@ -237,7 +237,7 @@ def _outside(text: str, start: int) -> Iterator[int]:
         at += 1
 
 
-def _balanced(text: str, start: int) -> int:
+def _closing_bracket(text: str, start: int) -> int:
     """The position just after the bracket that closes the one at `start`."""
     spots = _outside(text, start)
     next(spots, None)
@@ -261,7 +261,7 @@ def trip_count(loop: Instruction, around: Computation, module: Module) -> int:
     """
     if found := _TRIPS.search(loop.attributes.get("backend_config", "")):
         return int(found.group(1))
-    inside = list(_reached(loop.called("condition"), module))
+    inside = list(_reachable(loop.callees("condition"), module))
     compares = [i for i in inside if i.opcode == "compare"]
     limits = {value for i in inside if (value := _integer(i)) is not None}
     directions = {i.attributes.get("direction", "") for i in compares}
@@ -274,13 +274,13 @@ def trip_count(loop: Instruction, around: Computation, module: Module) -> int:
     return max(-((start - end) // _step(loop, index, module)), 1)
 
 
-def _reached(names: tuple[str, ...], module: Module) -> Iterator[Instruction]:
+def _reachable(names: tuple[str, ...], module: Module) -> Iterator[Instruction]:
     """The instructions of some computations and of those that they call."""
     for name in names:
         computation = module.computations.get(name)
         for instruction in computation.instructions if computation else ():
             yield instruction
-            yield from _reached(instruction.called(*CALLS), module)
+            yield from _reachable(instruction.callees(*CALLS), module)
 
 
 def _integer(instruction: Instruction) -> int | None:
@@ -290,7 +290,7 @@ def _integer(instruction: Instruction) -> int | None:
 
 def _counter(compare: Instruction, loop: Instruction, module: Module) -> int:
     """The element of a loop's state that its condition compares; -1 if that cannot be told."""
-    for name in loop.called("condition"):
+    for name in loop.callees("condition"):
         condition = module.computations.get(name)
         for operand in compare.operands:
             source = condition.by_name.get(operand) if condition else None
@@ -311,7 +311,7 @@ def _start(loop: Instruction, index: int, around: Computation) -> int:
 
 def _step(loop: Instruction, index: int, module: Module) -> int:
     """The number that a body adds to the counter."""
-    for name in loop.called("body"):
+    for name in loop.callees("body"):
         body = module.computations.get(name)
         root = body.root if body else None
         if body is None or root is None or not 0 <= index < len(root.operands):

@@ -55,7 +55,9 @@ def origins_of(instruction: Instruction, module: Module) -> tuple[Origin, ...]:
     """
     metadata = instruction.attributes.get("metadata", "")
     found = _OP_NAME.search(metadata)
-    return tuple(_named(name, metadata, module) for name in _apart(found.group(1) if found else ""))
+    return tuple(
+        _origin_of_name(name, metadata, module) for name in _apart(found.group(1) if found else "")
+    )
 
 
 def _apart(op_name: str) -> list[str]:
@@ -67,7 +69,7 @@ def _apart(op_name: str) -> list[str]:
     return [before + name + after for name in re.split(r":(?!\d)", names)]
 
 
-def _named(op_name: str, metadata: str, module: Module) -> Origin:
+def _origin_of_name(op_name: str, metadata: str, module: Module) -> Origin:
     lines = [part for part in op_name.split("/") if _LINE.fullmatch(part)]
     return Origin(op_name, lines[-1] if lines else _stated(metadata, module))
 
@@ -200,7 +202,7 @@ def _joined(
         return None if origin_of(producer, module).op_name else producer.operands
     if producer.opcode != "fusion":
         return None
-    inner = module.computations.get(next(iter(producer.called("calls")), ""))
+    inner = module.computations.get(next(iter(producer.callees("calls")), ""))
     root = inner.root if inner else None
     if inner is None or root is None or root.opcode != "concatenate":
         return None

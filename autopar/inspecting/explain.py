@@ -11,10 +11,10 @@ from autopar.inspecting.changes import sentences
 from autopar.inspecting.reads import arrival, reads
 from autopar.inspecting.reopen import Opened
 from autopar.inspecting.scope import AbstractScope, Weighed, too_large
-from autopar.inspecting.subject import Subject, found
-from autopar.inspecting.words import Names, spec, split
+from autopar.inspecting.subject import Subject, find_subject
 from autopar.ir.assignment import Assignment
 from autopar.ir.explanation import Alternative, Explanation, Price
+from autopar.ir.naming import Names, spec, split
 from autopar.ir.sharding import Sharding, replicated
 from autopar.ir.text import show_bytes, show_seconds
 from autopar.passes.shard.needs import Choice
@@ -30,7 +30,7 @@ def explain(opened: Opened, asked: str) -> Explanation:
 
     Raises ArgumentError where nothing of the plan is meant, or several ops are.
     """
-    return _Explainer(*found(opened, asked)).explanation()
+    return _Explainer(*find_subject(opened, asked)).explanation()
 
 
 @dataclass(frozen=True)

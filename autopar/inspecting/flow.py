@@ -10,6 +10,7 @@ from autopar.cost.overlap import Timed, timed_listing
 from autopar.inspecting.reopen import Listed
 from autopar.ir.graph import Op, Operand
 from autopar.ir.inspection import Spot
+from autopar.ir.naming import join_words
 from autopar.ir.spmd import Block, Fence, Instruction, Loop, Move, Run
 from autopar.ir.values import Role
 
@@ -90,14 +91,14 @@ class Flow:
         if path:
             return path
         if op is not None:
-            return _named(op.kind, op.origin.module)
+            return join_words(op.origin.module, op.kind)
         loop, operand = self._given_by.get(name, (None, None))
         if loop is None:
             return name
         repeats = loop.control_flow is not None and loop.control_flow.repeats
         if not repeats and isinstance(operand, str):
             return self.subject(operand)
-        return _named(f"what {loop.kind} hands on", loop.origin.module)
+        return join_words(loop.origin.module, f"what {loop.kind} hands on")
 
     @cached_property
     def _given_by(self) -> Mapping[str, tuple[Op, Operand]]:
@@ -127,7 +128,7 @@ class Flow:
         """An instruction in a few words: dot_general Block/mlp, all-gather params/w1."""
         if isinstance(step, Run | Loop):
             op = self.op(step)
-            return _named(op.kind, op.origin.module, kind_first=True)
+            return join_words(op.kind, op.origin.module)
         if not isinstance(step, Move):
             return "copy" if step is None else "fence"
         what = step.collectives[0].kind if step.collectives else "copy"
@@ -213,10 +214,6 @@ def _seen(run: Run, op: Op) -> str | None:
     """The one value that an op shows otherwise."""
     names = {o for o in run.operands if o is not None}
     return names.pop() if op.kind in _VIEWS and len(names) == 1 else None
-
-
-def _named(kind: str, module: str, kind_first: bool = False) -> str:
-    return " ".join(p for p in ((kind, module) if kind_first else (module, kind)) if p)
 
 
 def _steps(block: Block, runs: int) -> Iterator[tuple[Instruction, int]]:

@@ -11,11 +11,11 @@ from autopar.errors import ArgumentError, BatchError
 from autopar.frontend import StepSpec, TracedStep, trace
 from autopar.gc_pause import paused_collection
 from autopar.inspecting.leaves import Leaf, leaves_of, making_line, reading_line
-from autopar.inspecting.words import and_more
 from autopar.ir.batching import Batching
 from autopar.ir.findings import BatchReading, Coverage, Finding, Findings, Severity, Topic
 from autopar.ir.graph import Graph, Op
 from autopar.ir.mesh import MeshShape
+from autopar.ir.naming import and_more
 from autopar.ir.paths import counted_paths
 from autopar.ir.rule import Dim, Kind, Rule
 from autopar.ir.text import show_bytes, show_count

@@ -18,8 +18,8 @@ from autopar.inspecting.scope import (
     scopes_of,
     too_large,
 )
-from autopar.inspecting.words import and_more
 from autopar.ir.explanation import Counterfactual
+from autopar.ir.naming import and_more
 from autopar.ir.paths import meant
 from autopar.passes.shard.pins import resolve_pins, show_spec
 from autopar.passes.shard.why import anew, case_of, homed

@@ -58,11 +58,11 @@ def _verdict(found: Comparison) -> Text:
         (found.inner_count, "value"),
         (len(found.traffic), "kind of collective"),
     )
-    told = ", ".join(_counted(n, what) for n, what in counts if n)
+    told = ", ".join(_count(n, what) for n, what in counts if n)
     return Text.assemble(("differs", f"bold {BAD}"), f": {told}")
 
 
-def _counted(count: int, what: str) -> str:
+def _count(count: int, what: str) -> str:
     head, _, rest = what.partition(" ")
     return f"{count} {head}{'s' * (count != 1)} {rest}".rstrip()
 
@@ -90,7 +90,7 @@ def _moves(moves: tuple[Move, ...]) -> Iterator[RenderableType]:
     for m in moves[:_SHOWN]:
         before, after = (_place(p, with_type=m in retyped) for p in (m.before, m.after))
         times = f"{m.count} x " if m.count > 1 else ""
-        rows.append((m.path, before, after, times + _held(m)))
+        rows.append((m.path, before, after, times + _bytes_held(m)))
     columns = ("/path", "before", "after", ">a device")
     yield Table("Arguments that lie otherwise", columns, rows)
     yield from rest(len(moves) - _SHOWN, "--json lists {}")
@@ -108,7 +108,7 @@ def _place(place: Place | None, *, with_type: bool) -> str:
     return f"{kind}{spec_text(place.sharding)} {where}".rstrip()
 
 
-def _held(move: Move) -> str:
+def _bytes_held(move: Move) -> str:
     """Bytes of one device's piece in each plan, said once where they agree."""
     held = [show_bytes(p.local_bytes) for p in (move.before, move.after) if p is not None]
     return " -> ".join(dict.fromkeys(held))
@@ -140,15 +140,15 @@ def comparison_data(found: Comparison) -> dict[str, Json]:
         "same_decisions": found.decides_alike,
         "same_graph": found.same_graph,
         "renamed_axes": [list(pair) for pair in found.renamed],
-        "asked": _listed(found.asked),
-        "made_with": _listed(found.made_with),
-        "decisions": _listed(found.decisions),
+        "asked": _change_rows(found.asked),
+        "made_with": _change_rows(found.made_with),
+        "decisions": _change_rows(found.decisions),
         "arguments": [
             {"path": m.path, "count": m.count, "role": m.role, "before": _place_data(m.before),
              "after": _place_data(m.after)}
             for m in found.moves
         ],
-        "values": _listed(found.inner),
+        "values": _change_rows(found.inner),
         "values_count": found.inner_count,
         "collectives": [
             {"kind": t.kind, "axes": list(t.axes), "count": list(t.count), "bytes": list(t.nbytes),
@@ -161,7 +161,7 @@ def comparison_data(found: Comparison) -> dict[str, Json]:
     }  # fmt: skip
 
 
-def _listed(changes: tuple[Change, ...]) -> list[Json]:
+def _change_rows(changes: tuple[Change, ...]) -> list[Json]:
     return [{"name": c.name, "before": c.before, "after": c.after} for c in changes]
 
 

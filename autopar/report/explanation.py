@@ -31,8 +31,8 @@ def explanation(found: Explanation) -> RenderableType:
     ]
     if found.shared_by:
         pairs.append(("decides", f"also for {_several(found.shared_by)}"))
-    pairs += _listed("read", found.reads)
-    pairs += _listed("binds", found.binds)
+    pairs += _facts_of("read", found.reads)
+    pairs += _facts_of("binds", found.binds)
     if found.others:
         pairs.append(("not told", f"{_several(found.others)} match as well: ask by the whole path"))
     title = Text.assemble(("why ", QUIET), (found.subject, f"bold {ACCENT}"))
@@ -94,7 +94,7 @@ def _takes(price: Price) -> Text:
     )
 
 
-def _listed(name: str, sentences: Sequence[str]) -> Iterator[tuple[str, str | Text]]:
+def _facts_of(name: str, sentences: Sequence[str]) -> Iterator[tuple[str, str | Text]]:
     for i, sentence in enumerate(sentences):
         yield name if i == 0 else "", sentence
 
@@ -176,7 +176,7 @@ def counterfactual(found: Counterfactual) -> RenderableType:
     if found.traffic:
         parts += ["", _traffic(found.traffic)]
     if found.moved:
-        parts += ["", _moved(found.moved)]
+        parts += ["", _moves(found.moved)]
     parts.append("")
     return Group(*parts, *(Text(f"note: {note}", style=QUIET) for note in found.notes))
 
@@ -226,7 +226,7 @@ def _traffic(changes: Sequence[TrafficChange]) -> RenderableType:
     return Table("Collectives that change", ("kind", "axes", ">count", ">bytes", ">time"), rows)
 
 
-def _moved(moved: Sequence[tuple[str, str, str]]) -> RenderableType:
+def _moves(moved: Sequence[tuple[str, str, str]]) -> RenderableType:
     groups: dict[tuple[str, str, str], list[str]] = {}
     for path, before, after in moved:
         groups.setdefault((unnumbered(path), before, after), []).append(path)

@@ -110,7 +110,7 @@ def ops(rows: Sequence[OpRow], shown: int | None) -> RenderableType:
 def _op(row: OpRow) -> tuple[Cell, ...]:
     name = f"{row.spot.module} {row.kind}".strip()
     return (
-        name, Text(row.spot.line, style=QUIET), where(row.spot), placed(row.sharding),
+        name, Text(row.spot.line, style=QUIET), where(row.spot), show_sharding(row.sharding),
         str(row.runs), show_count(row.flops, "FLOP"), show_seconds(row.seconds),
     )  # fmt: skip
 
@@ -120,7 +120,7 @@ def where(spot: Spot) -> str:
     return f"{spot.part} {spot.region}".strip()
 
 
-def placed(sharding: Sharding) -> Text:
+def show_sharding(sharding: Sharding) -> Text:
     """A sharding as its user writes it, and the axes over which it is still a partial sum."""
     text = Text(spec_text(sharding), style=QUIET if sharding.is_replicated else "")
     return text.append(f" partial {'+'.join(sharding.partial)}" if sharding.partial else "")
@@ -137,7 +137,7 @@ def modules(rows: Sequence[ModuleRow], shown: int | None) -> RenderableType:
     table = Table(
         "Modules",
         ("module", "stages", ">parameters", ">FLOP", ">time", ">share"),
-        [_cells(name, r, whole) for name, r in _named([r for r in as_tree(rows) if r in kept])],
+        [_cells(name, r, whole) for name, r in _name_rows([r for r in as_tree(rows) if r in kept])],
     )
     added = ", those of several stages added up" if any(len(r.stages) > 1 for r in rows) else ""
     note = f"FLOP: of a step, on all devices · time: of a step, on one device{added}"
@@ -161,7 +161,7 @@ def as_tree(rows: Sequence[ModuleRow]) -> list[ModuleRow]:
     return [rows[i] for i in sorted(range(len(rows)), key=places)]
 
 
-def _named(rows: Sequence[ModuleRow]) -> Iterator[tuple[str, ModuleRow]]:
+def _name_rows(rows: Sequence[ModuleRow]) -> Iterator[tuple[str, ModuleRow]]:
     """Rows with their names, each set in under the row that it is in."""
     around: list[str] = []
     for row in rows:
@@ -247,7 +247,7 @@ class _Curve:
         width = min(options.max_width - scale - 2, _MOST_COLUMNS)
         end = levels[-1].seconds
         heights = _columns(levels, width)
-        base = _given(top) * _ROWS / (top.nbytes or 1)
+        base = _argument_bytes(top) * _ROWS / (top.nbytes or 1)
         for row in reversed(range(_ROWS)):
             mark = show_bytes(top.nbytes) if row == _ROWS - 1 else "0 B" if row == 0 else ""
             blocks = "".join(_block(h / (top.nbytes or 1) * _ROWS - row) for h in heights)
@@ -294,7 +294,7 @@ def _columns(levels: Sequence[Level], width: int) -> list[int]:
     return found
 
 
-def _given(level: Level) -> int:
+def _argument_bytes(level: Level) -> int:
     """Bytes of arguments, which are there throughout the step."""
     return sum(n for kind, n in level.by_kind if kind in _GIVEN)
 

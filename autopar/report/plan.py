@@ -77,7 +77,7 @@ def headline(plan: Plan) -> RenderableType:
     if _is_whole(plan):
         pairs.append(("note", Text(_ALL_ALIKE.format(plan.device_count), style="yellow")))
     if plan.pipeline is not None:
-        pairs.insert(2, ("stages", _cut(plan, plan.pipeline)))
+        pairs.insert(2, ("stages", _stages_text(plan, plan.pipeline)))
     source = cluster_of(plan).chip.source
     pairs.append(("figures", f"{source.what} ({source.date}, {source.confidence})"))
     title = Text.assemble(
@@ -95,7 +95,7 @@ def _is_whole(plan: Plan) -> bool:
     return plan.pipeline is None and plan.device_count > 1 and all(s.is_replicated for s in laid)
 
 
-def _cut(plan: Plan, pipeline: PipelinePlan) -> str:
+def _stages_text(plan: Plan, pipeline: PipelinePlan) -> str:
     """Into how many stages and microbatches the step is cut, and what runs them."""
     submeshes, microbatches = len(pipeline.submeshes), f"{plan.microbatches} microbatches"
     if submeshes == 1:

@@ -370,7 +370,7 @@ def _plain(value: object) -> Json:
         return {"seconds": value.seconds, "label": value.label, "bytes_by_kind": kinds}
     if is_dataclass(value):
         found = {f.name.replace("nbytes", "bytes"): _of(value, f.name) for f in fields(value)}
-        return {**found, **_derived(value)}
+        return {**found, **_extra(value)}
     if isinstance(value, tuple):
         return [_plain(item) for item in cast("tuple[object, ...]", value)]
     return cast("Json", value)
@@ -381,7 +381,7 @@ def _of(row: object, name: str) -> Json:
     return None if isinstance(row, Spot) and value == WHOLE_STEP else _plain(value)
 
 
-def _derived(row: object) -> dict[str, Json]:
+def _extra(row: object) -> dict[str, Json]:
     if not isinstance(row, CommRow):
         return {}
     return {"hidden_seconds": row.hidden_seconds, "hidden_share": hidden_share([row])}

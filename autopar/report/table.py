@@ -92,17 +92,17 @@ class Table:
         widths = tuple(max(_text(row[i]).cell_len for row in table) for i in count)
         filled = tuple(i for i in count if any(_text(row[i]) for row in drawn)) or tuple(count)
         columns = _Columns(self.columns, widths, options.max_width)
-        layout = _fitted(columns, filled, self.lead)
+        layout = _fit(columns, filled, self.lead)
         if self.title:
             yield Text(self.title, style=f"bold {ACCENT}")
         for head in heads:
-            yield from layout.drawn(head, "bold")
+            yield from layout.draw(head, "bold")
         yield Text("─" * layout.width)
         for row in self.rows:
-            yield from layout.drawn(row, "") if row else (Text(),)
+            yield from layout.draw(row, "") if row else (Text(),)
         if self.total:
             yield Text()
-            yield from layout.drawn(self.total, "bold")
+            yield from layout.draw(self.total, "bold")
 
     def _heads(self) -> list[tuple[str, ...]]:
         """The names of the columns, line by line; the last lines stand together."""
@@ -159,7 +159,7 @@ class _Columns:
         gaps = self.gap * (len(line) - 1) + (_INDENT if set_in else 0)
         return sum(self.widths[i] for i in line) + gaps
 
-    def packed(self, columns: Sequence[int], set_in: bool = True) -> Lines:
+    def pack(self, columns: Sequence[int], set_in: bool = True) -> Lines:
         """Columns on as few lines as they fit on, in their order."""
         lines: list[tuple[int, ...]] = []
         for i in columns:
@@ -174,10 +174,10 @@ class _Columns:
         others = [i for i in columns if i >= lead]
         words = [i for i in others if not self.names[i].startswith(">")]
         figures = [i for i in others if self.names[i].startswith(">")]
-        together = self.packed(others)
-        split = self.packed(words) + self.packed(figures)
+        together = self.pack(others)
+        split = self.pack(words) + self.pack(figures)
         rest = together if len(together) == 1 else min(split, together, key=len)
-        return self.packed([i for i in columns if i < lead], set_in=False) + rest
+        return self.pack([i for i in columns if i < lead], set_in=False) + rest
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class _Layout:
         widest = max(self.columns.takes(line, i > 0) for i, line in enumerate(self.lines))
         return min(widest, self.columns.room)
 
-    def drawn(self, row: tuple[Cell, ...], style: str) -> Iterator[RenderableType]:
+    def draw(self, row: tuple[Cell, ...], style: str) -> Iterator[RenderableType]:
         """A row's lines; one that is empty is left out, a cell that is too wide is broken."""
         cells = tuple(map(_text, row))
         for number, line in enumerate(self.lines):
@@ -220,12 +220,12 @@ class _Layout:
         return Padding(shown, (0, 0, 0, indent), style=style, expand=False)
 
 
-def _fitted(columns: _Columns, shown: tuple[int, ...], lead: int) -> _Layout:
+def _fit(columns: _Columns, shown: tuple[int, ...], lead: int) -> _Layout:
     """As few lines a row as do, the cells closer together if that saves one."""
     layouts = [
         _Layout(spaced, lines)
         for spaced in (columns, replace(columns, gap=_CLOSE))
-        for lines in (spaced.apart(shown, lead), spaced.packed(shown, set_in=False))
+        for lines in (spaced.apart(shown, lead), spaced.pack(shown, set_in=False))
     ]
     return min(layouts, key=lambda layout: len(layout.lines))
 

@@ -10,7 +10,7 @@ from autopar.ir.compiled import Compiled, Level
 from autopar.ir.spmd import COLLECTIVES
 from autopar.ir.verification import CompiledPart, Figure, Unit
 from autopar.verifying.programs import PlannedProgram
-from autopar.verifying.realised import Realised, realised
+from autopar.verifying.realised import Realised, compare_collectives
 
 BYTES_SHARE = 0.05  # by which bytes of collectives and arguments may be off
 UNDER_SHARE = 0.02  # of the compiler's peak, by which a prediction may be below it
@@ -32,7 +32,7 @@ class Judge:
 
         Of a program that does not fit a TPU its compiler tells no more than that.
         """
-        found = realised(program.collectives, compiled.collectives)
+        found = compare_collectives(program.collectives, compiled.collectives)
         is_whole = not compiled.out_of_memory or bool(compiled.hlo)
         figures = list(_traffic(found)) if is_whole else []
         if self.level is not Level.COLLECTIVES:

@@ -133,7 +133,7 @@ class Realised:
         return "\n".join([*columns(cells), *map(str, self.differences)])
 
 
-def realised(
+def compare_collectives(
     planned: Iterable[tuple[Move, Collective]], compiled: Iterable[CompiledCollective]
 ) -> Realised:
     """The comparison of `SpmdProgram.collectives()` with what `compiled_collectives` read."""

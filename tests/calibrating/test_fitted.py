@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from autopar.calibrating.fitted import Measured, calibrated, predicted_seconds, refitted
+from autopar.calibrating.fitted import Measured, calibrated, predicted_seconds, refit
 from autopar.calibrating.ladder import FULL, QUICK, Effort, ladder
 from autopar.calibrating.running import skipped_lines
 from autopar.cluster import Cluster
@@ -71,7 +71,7 @@ def test_a_calibrated_cluster_survives_its_file(name: str) -> None:
     again = Cluster.from_toml_text(found.to_toml())
     assert again == found
     assert again.fingerprint() == found.fingerprint() != cluster.fingerprint()
-    assert refitted(again) == found
+    assert refit(again) == found
     assert hash(again) == hash(found)
 
 
@@ -165,7 +165,7 @@ class TestTooLittle:
 
     def test_nothing_to_fit_again(self) -> None:
         with pytest.raises(ClusterError, match="carries no measurements"):
-            refitted(Cluster.parse("8xcpu"))
+            refit(Cluster.parse("8xcpu"))
 
 
 @pytest.mark.parametrize(

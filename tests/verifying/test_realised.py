@@ -13,7 +13,7 @@ from autopar.ir.compiled import CompiledCollective
 from autopar.ir.sharding import replicated
 from autopar.ir.spmd import Collective, Move
 from autopar.ir.values import Value
-from autopar.verifying.realised import Change, Realised, realised
+from autopar.verifying.realised import Change, Realised, compare_collectives
 
 Planned = tuple[Move, Collective]
 WHOLE = replicated(2)
@@ -51,7 +51,7 @@ PLAN = (
 
 
 def test_what_is_compiled_as_planned_differs_in_nothing() -> None:
-    found = realised(PLAN, as_planned(*PLAN)[::-1])
+    found = compare_collectives(PLAN, as_planned(*PLAN)[::-1])
     assert found.differences == ()
     assert [(r.kind, r.axes, r.planned_bytes, r.compiled_bytes) for r in found.rows] == [
         ("all-reduce", ("model",), 1024, 1024),
@@ -63,11 +63,11 @@ def test_what_is_compiled_as_planned_differs_in_nothing() -> None:
 
 def test_names_and_lines_are_not_needed_to_match() -> None:
     lost = [replace(c, op="", line="") for c in as_planned(*PLAN)]
-    assert realised(PLAN, lost).differences == ()
+    assert compare_collectives(PLAN, lost).differences == ()
 
 
 def one_difference(plan: Sequence[Planned], compiled: Sequence[CompiledCollective]) -> str:
-    (difference,) = realised(plan, compiled).differences
+    (difference,) = compare_collectives(plan, compiled).differences
     return str(difference)
 
 
@@ -152,7 +152,7 @@ def test_one_that_is_merged_or_repeated() -> None:
 
 
 def test_a_scatter_never_passes_for_a_gather() -> None:
-    found = realised([planned("reduce-scatter")], [GATHER])
+    found = compare_collectives([planned("reduce-scatter")], [GATHER])
     assert changes(found) == [(Change.DROPPED, 1), (Change.ADDED, 1)]
 
 
@@ -171,7 +171,7 @@ PLANS = st.lists(
 def test_differences_account_for_every_byte_that_the_rows_do_not(
     plan: list[Planned], other: list[Planned]
 ) -> None:
-    found = realised(plan, as_planned(*other))
+    found = compare_collectives(plan, as_planned(*other))
     gap = sum(r.compiled_bytes - r.planned_bytes for r in found.rows)
     told = 0
     for d in found.differences:
@@ -183,4 +183,4 @@ def test_differences_account_for_every_byte_that_the_rows_do_not(
 
 @given(PLANS)
 def test_order_does_not_matter(plan: list[Planned]) -> None:
-    assert realised(plan, as_planned(*plan)[::-1]).differences == ()
+    assert compare_collectives(plan, as_planned(*plan)[::-1]).differences == ()

@@ -1,4 +1,4 @@
-"""Names of values, ops and shardings in what is said of a plan."""
+"""Names of ops, values and shardings in everything that is said of a step or a plan."""
 
 from __future__ import annotations
 
@@ -37,9 +37,19 @@ def and_more(items: Sequence[str], shown: int) -> str:
     return ", ".join(items[:shown]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def where(op: Op) -> str:
-    """The module and line of an op, as far as they are known."""
-    return " ".join(p for p in (op.origin.module, op.origin.line) if p)
+def place_of(op: Op) -> str:
+    """The module and line of an op, as far as they are known: block/mlp model.py:12."""
+    return join_words(op.origin.module, op.origin.line)
+
+
+def full_name(op: Op) -> str:
+    """An op as a question names it: dot_general forward block/mlp model.py:12."""
+    return join_words(op.kind, op.origin.region, place_of(op))
+
+
+def join_words(*words: str) -> str:
+    """Words with blanks between them, empty ones left out."""
+    return " ".join(word for word in words if word)
 
 
 class Names:
@@ -61,7 +71,7 @@ class Names:
         if value in self._paths:
             return self._paths[value]
         op = self._makers.get(value)
-        return f"{op.kind} of {where(op)} ({op.origin.region})" if op is not None else value
+        return f"{op.kind} of {place_of(op)} ({op.origin.region})" if op is not None else value
 
 
 def _given(graph: Graph) -> Iterator[tuple[str, str]]:
