@@ -1,1 +1,1 @@
-"""The meaning of a plan, and its alternatives, told from its file alone."""
+"""Answers about a plan, from its file alone."""
