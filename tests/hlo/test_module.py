@@ -34,7 +34,7 @@ def test_a_module_reads_as_computations_of_instructions() -> None:
     assert x.opcode == "parameter"
     assert x.literal == "0"
     assert (fusion.opcode, fusion.operands) == ("fusion", ("x",))
-    assert fusion.called("calls") == ("wrapped",)
+    assert fusion.callees("calls") == ("wrapped",)
     assert root.is_root
     assert root.operands == ("f", "x")
     assert root.leaves == (Leaf("bf16", (8, 128)), Leaf("s4", (3,)), Leaf("pred", ()))
