@@ -131,7 +131,7 @@ def _mesh_table(cluster: Cluster, meshes: Sequence[MeshShape]) -> Table:
                 show_count(_rate(cluster, mesh, axis), "B/s"),
                 show_seconds(_latency(cluster, mesh, axis)),
             ))  # fmt: skip
-    columns = ("mesh", "axis", ">size", "crosses", ">bandwidth", ">latency")
+    columns = ("mesh", "axis", ">size", "~crosses", ">bandwidth", ">latency")
     return Table("Usual meshes", columns, rows)
 
 

@@ -81,7 +81,7 @@ def _figure(change: FigureChange) -> Text:
 
 def _changes(title: str, of: str, changes: tuple[Change, ...], names: tuple[str, str]) -> Table:
     rows = [(c.name, c.before or "-", c.after or "-") for c in changes]
-    return Table(title, (of, *names), rows)
+    return Table(title, (f"~{of}", *names), rows)
 
 
 def _moves(moves: tuple[Move, ...]) -> Iterator[RenderableType]:

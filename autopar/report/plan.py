@@ -107,7 +107,7 @@ def _stages_text(plan: Plan, pipeline: PipelinePlan) -> str:
 def margins(plan: Plan) -> RenderableType:
     """The costs of textbook strategies on the plan's mesh, the cheapest first."""
     ours: Row = {"name": "this plan", "seconds": plan.outcome.seconds}
-    columns = {"method": "name", ">sum": "seconds", ">more": "more_share", "note": "note"}
+    columns = {"method": "name", ">sum": "seconds", ">more": "more_share", "~note": "note"}
     return Table.of(_MARGINS, columns, [ours, *recipe_rows(plan)], lead=3)
 
 

@@ -17,6 +17,8 @@ from autopar.report.style import ACCENT, QUIET
 
 Cell = str | Text
 Lines = tuple[tuple[int, ...], ...]
+_MARKS = ">/~"  # what a column is like
+_LEAST_FOLD = 12  # columns below which a cell that folds is no longer read with ease
 _WIDE, _CLOSE, _INDENT = 3, 2, 2  # blanks between cells, and before later lines
 
 
@@ -29,12 +31,16 @@ class SlashedPath:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The path on as many lines as the width asks for."""
         del console
+        yield Text("\n".join(self.lines(options.max_width)), overflow="fold")
+
+    def lines(self, width: int) -> list[str]:
+        """The path on lines of a width."""
         lines = [""]
         for part in self._parts():
-            if lines[-1].strip() and len(lines[-1]) + len(part) > options.max_width:
+            if lines[-1].strip() and len(lines[-1]) + len(part) > width:
                 lines.append("  ")
             lines[-1] += part
-        yield Text("\n".join(lines), overflow="fold")
+        return lines
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         """From the longest part to the whole path."""
@@ -54,9 +60,10 @@ class Table:
     """Rows of cells under a title and the names of their columns, with nothing ever cut off.
 
     A name that starts with > is set right; cells of one that starts with / are broken at slashes; a
-    name may have several lines. Rows that are wider than the terminal begin with their first `lead`
-    cells alone, unless that takes more lines; what follows is set in. A column with nothing in its
-    rows is left out. A row without cells is a blank line. `total` stands below the rows.
+    name may have several lines. Where rows are wider than the terminal, a column whose name starts
+    with ~ is folded if that is enough. Else a row begins with its first `lead` cells alone, unless
+    that takes more lines, and what follows is set in. A column with nothing in its rows is left
+    out. A row without cells is a blank line. `total` stands below the rows.
     """
 
     title: str
@@ -84,15 +91,10 @@ class Table:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The rows on as few lines as the width asks for."""
-        del console
-        heads = self._heads()
-        drawn = [row for row in self.rows if row]
-        table = (*heads, *drawn, *((self.total,) if self.total else ()))
-        count = range(len(self.columns))
-        widths = tuple(max(_text(row[i]).cell_len for row in table) for i in count)
-        filled = tuple(i for i in count if any(_text(row[i]) for row in drawn)) or tuple(count)
-        columns = _Columns(self.columns, widths, options.max_width)
-        layout = _fit(columns, filled, self.lead)
+        layout, heads = self._layout(self._heads(), console, options.max_width)
+        if len(layout.lines) > 1 and len(heads) > 1:  # names of several lines would come apart
+            joined = [tuple(name.lstrip(_MARKS).replace("\n", " ") for name in self.columns)]
+            layout, heads = self._layout(joined, console, options.max_width)
         if self.title:
             yield Text(self.title, style=f"bold {ACCENT}")
         for head in heads:
@@ -106,12 +108,23 @@ class Table:
 
     def _heads(self) -> list[tuple[str, ...]]:
         """The names of the columns, line by line; the last lines stand together."""
-        names = [name.lstrip(">/").split("\n") for name in self.columns]
+        names = [name.lstrip(_MARKS).split("\n") for name in self.columns]
         depth = max(map(len, names))
         return [
             tuple(lines[k - depth] if k - depth >= -len(lines) else "" for lines in names)
             for k in range(depth)
         ]
+
+    def _layout(
+        self, heads: list[tuple[str, ...]], console: Console, room: int
+    ) -> tuple[_Layout, list[tuple[str, ...]]]:
+        rows = [row for row in self.rows if row]
+        table = (*heads, *rows, *((self.total,) if self.total else ()))
+        every = tuple(range(len(self.columns)))
+        widths = tuple(max(_text(row[i]).cell_len for row in table) for i in every)
+        filled = tuple(i for i in every if any(_text(row[i]) for row in rows)) or every
+        columns = _Columns(self.columns, widths, room, console)
+        return columns.folded(table, filled) or _fit(columns, filled, self.lead), heads
 
 
 def cell_of(key: str, value: Json) -> str:
@@ -152,12 +165,28 @@ class _Columns:
     names: tuple[str, ...]
     widths: tuple[int, ...]
     room: int
+    console: Console
     gap: int = _WIDE
+
+    def folded(self, table: Sequence[tuple[Cell, ...]], shown: Sequence[int]) -> _Layout | None:
+        """One line a row, if there is a column that folds and can be read in the room left."""
+        over = self.takes(shown, set_in=False) - self.room
+        for i in shown:
+            words = (w for row in table for w in _text(row[i]).plain.replace("/", "/ ").split())
+            least = max(_LEAST_FOLD, *map(len, words))
+            if over > 0 and self.names[i].startswith("~") and self.widths[i] - over >= least:
+                widths = (*self.widths[:i], self.widths[i] - over, *self.widths[i + 1 :])
+                return _Layout(replace(self, widths=widths), (tuple(shown),))
+        return None
 
     def takes(self, line: Sequence[int], set_in: bool) -> int:
         """The width of a line of some columns."""
         gaps = self.gap * (len(line) - 1) + (_INDENT if set_in else 0)
         return sum(self.widths[i] for i in line) + gaps
+
+    def breaks(self, column: int) -> bool:
+        """True if the cells of a column are paths, which break after slashes."""
+        return self.names[column].lstrip("~").startswith("/")
 
     def pack(self, columns: Sequence[int], set_in: bool = True) -> Lines:
         """Columns on as few lines as they fit on, in their order."""
@@ -201,7 +230,23 @@ class _Layout:
             if len(line) == 1 and cells[line[0]].cell_len > self.columns.room - indent:
                 yield self._broken(cells[line[0]], line[0], style, indent)
             elif any(cells[i] for i in line):
-                yield self._line(cells, line, style, indent)
+                for part in self._folded(cells, line):
+                    yield self._line(part, line, style, indent)
+
+    def _folded(self, cells: tuple[Text, ...], line: Sequence[int]) -> Iterator[tuple[Text, ...]]:
+        """The cells line by line, where one is wider than its column."""
+        widths, console = self.columns.widths, self.columns.console
+        wide = next((i for i in line if cells[i].cell_len > widths[i]), None)
+        if wide is None:
+            yield cells
+            return
+        cell = cells[wide]
+        if self.columns.breaks(wide):
+            cell = Text("\n".join(SlashedPath(cell.plain).lines(widths[wide])), style=cell.style)
+        for k, part in enumerate(cell.wrap(console, widths[wide], overflow="fold")):
+            part.rstrip()
+            others = cells if k == 0 else (Text(),) * len(cells)
+            yield (*others[:wide], part, *others[wide + 1 :])
 
     def _line(self, cells: tuple[Text, ...], line: Sequence[int], style: str, indent: int) -> Text:
         text = Text(" " * indent, style=style)
@@ -215,8 +260,7 @@ class _Layout:
         return text
 
     def _broken(self, cell: Text, column: int, style: str, indent: int) -> Padding:
-        path = self.columns.names[column].startswith("/")
-        shown = SlashedPath(cell.plain) if path else cell
+        shown = SlashedPath(cell.plain) if self.columns.breaks(column) else cell
         return Padding(shown, (0, 0, 0, indent), style=style, expand=False)
 
 

@@ -85,7 +85,7 @@ def _numerics(found: Numerics) -> RenderableType:
         for o in found.worst[:_SHOWN]
     ]
     title = "Worst errors, as shares of each output's largest number"
-    table = Table(title, ("/output", ">error", ">own noise", ">tolerance", ""), rows)
+    table = Table(title, ("~/output", ">error", ">own noise", ">tolerance", ""), rows)
     rest = found.worst[_SHOWN:]
     under = Text(
         "own noise: how far the plain step goes from itself when its arguments change by one "
