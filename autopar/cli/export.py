@@ -16,10 +16,18 @@ from autopar.cli.console import err
 from autopar.cli.group import IMPOSSIBLE
 from autopar.cli.loading import load_target
 from autopar.errors import InputError
-from autopar.exporting.importing import Imported, pins_from
 from autopar.exporting.python import python_module
-from autopar.exporting.rule_files import flax_text, maxtext_text, read_rules
-from autopar.exporting.rules import Conflict, Names, logical_rules, path_rules
+from autopar.exporting.rules import (
+    Conflict,
+    Imported,
+    Names,
+    flax_text,
+    logical_rules,
+    maxtext_text,
+    path_rules,
+    pins_from,
+    read_rules,
+)
 from autopar.exporting.specs import spec_data, specs_text
 from autopar.frontend import trace
 from autopar.frontend.logical import logical_names

@@ -14,9 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.errors import InputError
-from autopar.exporting.importing import pins_from
-from autopar.exporting.rule_files import Rules, read_rules
-from autopar.exporting.rules import Dims, axes_by_rules, logical_rules, path_rules
+from autopar.exporting.rules import (
+    Dims,
+    Rules,
+    axes_by_rules,
+    logical_rules,
+    path_rules,
+    pins_from,
+    read_rules,
+)
 from autopar.frontend import StepSpec
 from autopar.frontend.logical import logical_names
 from autopar.ir.mesh import MeshShape

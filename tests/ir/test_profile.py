@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.errors import InputError
-from autopar.ir.profile import Profile, ProfileLayer
-from autopar.ir.profile_json import (
+from autopar.ir.profile import (
+    Profile,
+    ProfileLayer,
     load_profile,
     profile_from_json,
     profile_to_json,

@@ -1,12 +1,9 @@
-"""Everything that a page shows as one JSON object, in the order in which it is shown.
-
-Bytes and seconds are named so at the end of their keys; a share is of one.
-"""
+"""The contents of a page as one JSON object, in the order in which they are shown."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from autopar.cluster import Cluster, axis_links
 from autopar.cluster.planned import cluster_of
@@ -14,8 +11,6 @@ from autopar.ir.codec import Json
 from autopar.ir.inspection import AxisUse, CommRow, Inspection
 from autopar.ir.plan import Plan
 from autopar.report.clusters import cluster_data
-from autopar.report.html.mirrors import mirrored, suffix_of
-from autopar.report.html.view import OtherPlan, ReportView
 from autopar.report.inspection import as_tree
 from autopar.report.rows import (
     ArgumentRow,
@@ -25,14 +20,41 @@ from autopar.report.rows import (
     meshes_of,
     plan_data,
     recipe_rows,
+    rows_of,
 )
 from autopar.report.trace import TracedSpan
 from autopar.schedule.planned import once_seconds_of, simulation_of
+
+# Bytes and seconds are named so at the end of their keys; a share is of one.
 
 MOST_OPS, MOST_COLLECTIVES, MOST_SPANS, MOST_MODULES = 40, 120, 500, 400
 MOST_MEMBERS = 8  # values that a collective's row names
 
 Data = dict[str, Json]
+
+
+@dataclass(frozen=True)
+class OtherPlan:
+    """A plan to compare with, and what the page calls it."""
+
+    name: str
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class ReportView:
+    """The contents of a page; the same view gives the same bytes.
+
+    `measured` are the spans of a step that was traced, `verification` what `autopar verify --json`
+    printed; both may be missing. `made_by` is the autopar that draws it, with its version.
+    """
+
+    plan: Plan
+    inspection: Inspection
+    made_by: str
+    others: tuple[OtherPlan, ...] = ()
+    measured: tuple[TracedSpan, ...] = ()
+    verification: dict[str, Json] | None = None
 
 
 def report_data(view: ReportView) -> Data:
@@ -205,3 +227,35 @@ def _measured(spans: tuple[TracedSpan, ...]) -> Json:
             for s in spans
         ],
     }
+
+
+# -- parameters with what mirrors them -------------------------------------------------------------
+
+
+def mirrored(plan: Plan) -> tuple[tuple[ArgumentRow, ...], ...]:
+    """The step's arguments by row; after a parameter's row those that mirror it.
+
+    A mirror holds tensors of the same paths and types that lie the same: opt_state/mu/x of
+    params/x.
+    """
+    rows = rows_of(plan)
+    parameters = {_key(row, suffix): row for row in rows if (suffix := suffix_of(row))}
+    found: dict[ArgumentRow, list[ArgumentRow]] = {}
+    for row in rows:
+        keys = (_key(row, row.path.split("/", i)[-1]) for i in range(1, row.path.count("/") + 1))
+        own = next((parameters[key] for key in keys if key in parameters), row)
+        found.setdefault(own, [own])
+        if own is not row:
+            found[own].append(row)
+    return tuple(map(tuple, found.values()))
+
+
+def suffix_of(row: ArgumentRow) -> str:
+    """The path within the tree of parameters, "" for what is none."""
+    before, found, after = f"/{row.path}".partition("/params/")
+    return after if found and "/" not in before.strip("/") else ""
+
+
+def _key(row: ArgumentRow, path: str) -> tuple[object, ...]:
+    """The part that two rows which mirror each other share."""
+    return path, row.shape, row.dtype, row.sharding, row.count, row.submeshes
