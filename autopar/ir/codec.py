@@ -154,14 +154,6 @@ class Item:
         """A list of texts."""
         return tuple(entry.text() for entry in self.items())
 
-    def wholes(self) -> tuple[int, ...]:
-        """A list of whole numbers."""
-        return tuple(entry.whole() for entry in self.items())
-
-    def numbers(self) -> tuple[float, ...]:
-        """A list of numbers."""
-        return tuple(entry.number() for entry in self.items())
-
     def pairs(self) -> list[tuple[str, Item]]:
         """The fields of an object, whatever their names."""
         value = self.value
@@ -196,11 +188,6 @@ class Fields:
         """The field, None where it is not there."""
         self._asked.add(key)
         return self._held.get(key)
-
-    def given(self, key: str) -> Item | None:
-        """The field, None where it is null or not there."""
-        found = self.get(key)
-        return found if found is not None and found.value is not None else None
 
     def end(self) -> None:
         """Raise JsonError where there are fields that nobody asked for."""
