@@ -30,7 +30,7 @@ from autopar.exporting.rules import (
 )
 from autopar.exporting.specs import spec_data, specs_text
 from autopar.frontend import trace
-from autopar.frontend.logical import logical_names
+from autopar.frontend.trace.logical import logical_names
 from autopar.ir.codec import ByName, Codec, Item, JsonError, parse_json
 from autopar.ir.mesh import MeshShape
 from autopar.ir.paths import matches

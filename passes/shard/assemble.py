@@ -19,8 +19,8 @@ from autopar.passes.shard.decisions import Decision, Place, Read, Reading, ReadK
 from autopar.passes.shard.lifetimes import lifetimes, materialized, read_by_groups
 from autopar.passes.shard.moves import MoveTables
 from autopar.passes.shard.needs import Choice, required, sources
-from autopar.passes.shard.problem import Edge, Floats, Problem, Usage
 from autopar.passes.shard.slack import Slack, find_slack
+from autopar.passes.shard.solver.problem import Edge, Floats, Problem, Usage
 
 
 @dataclass(frozen=True)

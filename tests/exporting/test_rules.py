@@ -24,7 +24,7 @@ from autopar.exporting.rules import (
     read_rules,
 )
 from autopar.frontend import StepSpec
-from autopar.frontend.logical import logical_names
+from autopar.frontend.trace.logical import logical_names
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Argument
 from autopar.ir.sharding import Sharding

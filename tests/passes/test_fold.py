@@ -17,8 +17,8 @@ from autopar.passes.shard.decisions import Reading
 from autopar.passes.shard.fold import fold, unfolded
 from autopar.passes.shard.lifetimes import lifetimes
 from autopar.passes.shard.optimal import Optimal
-from autopar.passes.shard.polish import improve
 from autopar.passes.shard.read import read_graph
+from autopar.passes.shard.solver.polish import improve
 from autopar.passes.shard.wiring import wire
 from tests.passes.driving import Traced, assembled, setting, traced
 from tests.toys import TOYS
@@ -129,7 +129,7 @@ def test_many_hops_fold_nothing_that_matters(name: str) -> None:
     fun, args = TOYS[name]
     graph, given = traced(fun, *args).graph, setting("2,2", "2x2xh100")
     whole = Optimal().run(graph, given).outcome
-    folded = Optimal(fold_above=0, hops=len(graph.ops)).run(graph, given).outcome
+    folded = Optimal(merge_above=0, hops=len(graph.ops)).run(graph, given).outcome
     assert folded.seconds == pytest.approx(whole.seconds, rel=1e-3)
 
 
@@ -161,8 +161,8 @@ def test_sharing_costs_less_than_a_percent(mesh: str, cluster: str, remat: bool)
     given = setting(mesh, cluster)
     graph = deep(4, remat)
     reading, whole = assembled(graph, given)
-    best = Optimal(fold_above=10**6).run(graph, given).outcome.seconds
-    shared = Optimal(fold_above=0).run(graph, given)
+    best = Optimal(merge_above=10**6).run(graph, given).outcome.seconds
+    shared = Optimal(merge_above=0).run(graph, given)
     assert shared.outcome.sentence
     seconds = whole.problem.seconds(improve_uses(whole, expressed(shared, reading, whole)))
     assert seconds <= 1.01 * best

@@ -14,11 +14,11 @@ from autopar.cost.prices import Prices
 from autopar.ir.mesh import MeshShape
 from autopar.passes.shard.assemble import Assembled
 from autopar.passes.shard.decisions import Reading
-from autopar.passes.shard.infeasible import Posed
+from autopar.passes.shard.diagnose.infeasible import Posed
+from autopar.passes.shard.diagnose.why import Case, anew, case_of, homed, others, unbound
 from autopar.passes.shard.moves import MoveTables
 from autopar.passes.shard.optimal import Optimal
-from autopar.passes.shard.problem import Edge, Problem
-from autopar.passes.shard.why import Case, anew, case_of, homed, others, unbound
+from autopar.passes.shard.solver.problem import Edge, Problem
 from tests.passes.driving import ROOMY, setting, traced
 from tests.passes.problems import brute_force, joint_peaks, joint_seconds, problems
 from tests.toys import TOYS
@@ -85,7 +85,7 @@ def test_what_differs_at_no_gain_goes_home() -> None:
 def test_the_case_of_a_plan_means_the_plan(name: str, folds: int) -> None:
     fun, args = TOYS[name]
     graph, given_ = traced(fun, *args).graph, setting("2,4", "8xh100")
-    optimal = Optimal(fold_above=folds)
+    optimal = Optimal(merge_above=folds)
     plan = optimal.run(graph, given_)
     posed = optimal.pose(graph, given_, (), optimal.recipe)
     found = case_of(posed, plan, False)
