@@ -11,7 +11,8 @@ from rich.text import Text
 from autopar.cli.console import out, print_json
 from autopar.errors import InputError
 from autopar.ir.codec import Json
-from autopar.ir.profile import Chain, Profile, load_profile
+from autopar.ir.profile import Chain, Profile
+from autopar.ir.profile_file import load_profile
 from autopar.passes.stage.pipedream import Level, Partition, PipelineStage, Sync, partition
 from autopar.report.style import ACCENT, BAD, QUIET, facts
 from autopar.report.table import Cell, Table

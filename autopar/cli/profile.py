@@ -12,7 +12,8 @@ from autopar.cli.loading import Target, load_target, tracing
 from autopar.cost.profile import profile_of
 from autopar.frontend import trace
 from autopar.ir.graph import Graph
-from autopar.ir.profile import Profile, profile_to_json, save_profile
+from autopar.ir.profile import Profile
+from autopar.ir.profile_file import profile_to_json, save_profile
 from autopar.ir.text import show_bytes, show_seconds
 from autopar.planner.plan import graph_of
 from autopar.report.style import QUIET
