@@ -67,7 +67,7 @@ def test_one_of_each_kind(
     (found,) = compiled(step, mesh)
     assert (found.kind, found.nbytes, found.groups) == (kind, nbytes, groups)
     assert (found.dtype, found.trips, found.group_size) == ("f32", 1, len(groups[0]))
-    assert "test_hlo.py:" in found.source
+    assert "test_collectives.py:" in found.source
 
 
 def test_loops_multiply(mesh: Mesh) -> None:
