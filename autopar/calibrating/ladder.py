@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 
 from autopar.calibrating.fitted import predicted_seconds
-from autopar.cluster import Cluster, LinkLevel, Switch, Topology, axis_links, mesh_shapes
+from autopar.cluster import AbstractTopology, Cluster, LinkLevel, axis_links, mesh_shapes
 from autopar.cluster.calibration import Experiment
 from autopar.cluster.chip import Platform
 from autopar.cost.collective import COLLECTIVE_KINDS
@@ -175,9 +175,6 @@ def _rank(cluster: Cluster, links: tuple[LinkLevel, ...]) -> int:
     return 2 if len(links) == 1 else 3
 
 
-def _full_sizes(topology: Topology) -> dict[str, int]:
+def _full_sizes(topology: AbstractTopology) -> dict[str, int]:
     """The members of each physical level, by the name that its links have."""
-    if isinstance(topology, Switch):
-        return {level.name: level.size for level in topology.levels}
-    directions = dict(zip(("chip", "x", "y", "z"), topology.lengths[:-1], strict=False))
-    return {**directions, **({topology.network.name: topology.slices} if topology.network else {})}
+    return dict(zip(topology.axis_names, topology.lengths, strict=True))

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from autopar.cost.compute import HEAVY
 from autopar.inspecting.scope import Listing
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.naming import RENAMING, Names, over, place_of, spec
@@ -14,6 +13,7 @@ from autopar.ir.paths import common_path, unnumbered
 from autopar.ir.sharding import Sharding
 from autopar.ir.spmd import Block, Collective, Fence, Loop, Move, Run
 from autopar.ir.text import show_bytes, show_seconds
+from autopar.rules import HEAVY
 
 _SHOWN = 5
 _FAR = 200  # values looked at from an argument's new value back to its gradient

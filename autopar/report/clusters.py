@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
-from autopar.cluster import Cluster, Level, Switch, Torus, axis_links, mesh_shapes
+from autopar.cluster import Cluster, axis_links, mesh_shapes
 from autopar.cluster.calibration import Calibration
 from autopar.ir.codec import Json
 from autopar.ir.mesh import MeshShape
@@ -146,11 +146,9 @@ def _latency(cluster: Cluster, mesh: MeshShape, axis: str) -> float:
 
 
 def _link_rate(cluster: Cluster) -> float:
-    """Bytes a second, one way, of a torus link, or of a device into its innermost switch."""
-    topology = cluster.topology
-    if isinstance(topology, Torus):
-        return topology.link_bytes_per_second
-    return topology.levels[0].bytes_per_second
+    """Bytes a second, one way, of a link from chip to chip, else into the innermost switch."""
+    direct, levels = cluster.topology.direct_link, cluster.topology.switch_levels
+    return direct.bytes_per_second if direct else levels[0].bytes_per_second
 
 
 # -- measured figures ------------------------------------------------------------------------------
@@ -165,16 +163,9 @@ def figure_of(cluster: Cluster, name: str) -> float:
     if room == "peak_flops":
         return dict(cluster.chip.peak_flops)[field]
     owner: object = cluster.chip if field in vars(cluster.chip) else cluster.topology
-    for level in _levels(cluster):
+    for level in cluster.topology.switch_levels:
         owner = level if level.name == room else owner
     return float(getattr(owner, field))
-
-
-def _levels(cluster: Cluster) -> Sequence[Level]:
-    topology = cluster.topology
-    if isinstance(topology, Switch):
-        return topology.levels
-    return (topology.network,) if topology.network else ()
 
 
 def show_error(error: float) -> str:

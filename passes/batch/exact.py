@@ -41,7 +41,8 @@ from autopar.passes.batch.phases import (
 )
 from autopar.passes.batch.refuse import Fault, Why, described, refused
 from autopar.passes.batch.trace_alignment import compare_traces, find_batch_cut
-from autopar.passes.batch.transfer import MOVING, TransferFunctions
+from autopar.passes.batch.transfer import TransferFunctions
+from autopar.rules import primitive
 
 _BARRIER_LOOPS = 2
 
@@ -204,7 +205,7 @@ def _is_divided(graph: Graph, name: str) -> bool:
 def _use(graph: Graph, reentry: Reentry) -> tuple[Op, str]:
     """The op at which a value that is spread over the rows meets them, and what it reads."""
     readers, op, value = readers_of(graph), graph.ops[reentry.op], reentry.value
-    while op.kind in MOVING or op.kind == "convert_element_type":
+    while primitive(op.kind).moves or op.kind == "convert_element_type":
         following = readers.get(op.results[0].name, [])
         if not following:
             break

@@ -26,6 +26,7 @@ from autopar.passes.batch.dim_propagation import (
 from autopar.passes.batch.lattice import REPLICATED, Fact, Share, literal_fact
 from autopar.passes.batch.refuse import Fault, Why, described
 from autopar.passes.batch.trace_alignment import BatchCut, is_source_only
+from autopar.rules import primitive
 
 # Each operand goes through by itself.
 _SIDE_BY_SIDE = frozenset({"optimization_barrier", "device_put"})
@@ -315,22 +316,13 @@ class _Bodies:
 # -- linearity: twice the operands makes twice the results -----------------------------------
 
 
-# Ops that only move or repeat items: whatever they are given, they give back.
-MOVING = frozenset(
-    """
-    broadcast_in_dim copy expand_dims name reshape rev sharding_constraint slice squeeze stack
-    tile transpose unstack
-    """.split()
-)
-# Ops after which zeros are still zeros.
-_KEEPS_ZERO = MOVING | {"convert_element_type", "neg", "reduce_sum"}
 # A maximum of maxima over parts is one over all.
 _IDEMPOTENT = {"max": "max", "min": "min", "and": "and", "or": "or"}
 
 
 def keeps_zero(op: Op) -> bool:
     """True if zeros make zeros."""
-    return op.kind in _KEEPS_ZERO
+    return primitive(op.kind).keeps_zero
 
 
 def is_linear(op: Op, places: Collection[int], zeros: Collection[int], graph: Graph) -> bool:
@@ -349,4 +341,4 @@ def is_linear(op: Op, places: Collection[int], zeros: Collection[int], graph: Gr
 
 def combines(op: Op, combiner: str) -> bool:
     """True if the op combines parts by that combiner, or only moves them."""
-    return op.kind in MOVING or _IDEMPOTENT.get(op.kind) == combiner
+    return primitive(op.kind).moves or _IDEMPOTENT.get(op.kind) == combiner

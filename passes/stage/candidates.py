@@ -7,7 +7,7 @@ from functools import cached_property
 
 from autopar.cluster.submesh import Block, Link, link_between, place
 from autopar.passes.stage.dynamic import Interval
-from autopar.passes.stage.interval_costs import IntervalCosts, gap_of, gap_seconds
+from autopar.passes.stage.interval_costs import IntervalCosts
 from autopar.passes.stage.prices import ChosenStage, LayerPrice, Option, StageTable
 from autopar.schedule.grid import Grid
 from autopar.schedule.simulate import simulate
@@ -107,12 +107,12 @@ class Candidate:
         dynamic program minimises, but with the links that really lie between the blocks.
         """
         busy, costs = self._busy_seconds, self.costs
-        gap = gap_of(self.schedule)
+        bubble = SCHEDULES[self.schedule].bubble
         gaps, whole = [0.0] * self.devices, [0.0] * self.devices
         for part, device in zip(self.parts, self.device_of, strict=True):
             at = part.option, part.first, part.last
             whole[device] += float(costs.whole[at])
-            waits = gap_seconds(gap, costs.whole[at], costs.forward[at], costs.weight[at])
+            waits = bubble.seconds(costs.whole[at], costs.forward[at], costs.weight[at])
             gaps[device] += float(waits)
         slowest = max(range(self.devices), key=busy.__getitem__)
         others = (sum(gaps) - gaps[slowest]) / self.chunks

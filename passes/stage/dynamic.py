@@ -34,7 +34,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from autopar.passes.stage.interval_costs import Floats, Gap, IntervalCosts, Ints, gap_seconds
+from autopar.passes.stage.interval_costs import Floats, IntervalCosts, Ints
+from autopar.schedule.table import Bubble
 
 # Thresholds so near to each other are one; a number of stages that is not the best is searched
 # no nearer than the second.
@@ -83,7 +84,7 @@ def time_field(
     family: Mapping[int, int],
     flights: Sequence[int],
     memory_bytes: int,
-    gap: Gap = Gap.WHOLE,
+    bubble: Bubble = Bubble.WHOLE,
 ) -> Field:
     """The field of stages that fit `memory_bytes`.
 
@@ -91,7 +92,7 @@ def time_field(
     microbatches in flight s stages from the end.
     """
     bears = np.clip(costs.most_in_flight(memory_bytes), -1, costs.microbatches)
-    waits = gap_seconds(gap, costs.whole, costs.forward, costs.weight)
+    waits = bubble.seconds(costs.whole, costs.forward, costs.weight)
     useless = _outdone(costs, waits, bears) | (bears < min(flights))
     price = np.where(useless, np.inf, costs.seconds)
     alive = np.isin(costs.submesh, list(family)) & np.isfinite(price).any(axis=(1, 2))
@@ -171,14 +172,14 @@ class Pace:
 
     microbatches: int
     windows: tuple[int, ...]
-    gap: Gap = Gap.WHOLE
+    bubble: Bubble = Bubble.WHOLE
 
     def seconds(self, sums: Floats, threshold: float) -> Floats:
         """The formula for F over s = 0.. stages."""
         windows = np.array([self.microbatches, *self.windows])
         binding = np.isfinite(sums) & (windows < self.microbatches)
         trips = np.where(binding, sums, 0.0) / windows
-        turns = self.microbatches - (1 if self.gap is Gap.WHOLE else 0)
+        turns = self.microbatches - (1 if self.bubble is Bubble.WHOLE else 0)
         seconds: Floats = sums + turns * np.maximum(threshold, trips)
         return seconds
 

@@ -38,15 +38,13 @@ from autopar.passes.stage.dynamic import (
 )
 from autopar.passes.stage.interval_costs import (
     Floats,
-    Gap,
     IntervalCosts,
     Ints,
-    gap_of,
     interval_costs,
 )
 from autopar.passes.stage.prices import Choice, Ranked, StageTable, Wanted
 from autopar.schedule.grid import Grid
-from autopar.schedule.table import SCHEDULES, device_order, in_flight, make_grid
+from autopar.schedule.table import SCHEDULES, Bubble, device_order, in_flight, make_grid
 
 # So many runners-up are reported.
 _OTHERS = 8
@@ -199,7 +197,7 @@ class ScheduleGroup:
     """
 
     schedules: tuple[str, ...]
-    gap: Gap
+    bubble: Bubble
     flights: tuple[int, ...]
     windows: tuple[int, ...]
 
@@ -212,13 +210,13 @@ def schedule_groups(
     A count that depends on how many stages come before is the least over them, so that no stages
     are left out that may fit.
     """
-    found: dict[tuple[Gap, tuple[int, ...], tuple[int, ...]], tuple[str, ...]] = {}
+    found: dict[tuple[Bubble, tuple[int, ...], tuple[int, ...]], tuple[str, ...]] = {}
     for name in schedules:
         counts = [in_flight(name, stages, microbatches, 1) for stages in range(1, most + 1)]
         flights = tuple(
             min(row[len(row) - s] for row in counts[s - 1 :]) for s in range(1, most + 1)
         )
-        key = gap_of(name), flights, tuple(row[0] for row in counts)
+        key = SCHEDULES[name].bubble, flights, tuple(row[0] for row in counts)
         found[key] = (*found.get(key, ()), name)
     return tuple(ScheduleGroup(names, *key) for key, names in found.items())
 
@@ -233,12 +231,12 @@ def flat_seeds(space: SearchSpace) -> tuple[FlatSeed, ...]:
     for costs in sorted(space.batches, key=lambda r: -r.microbatches):
         for group in schedule_groups(space.flat, costs.microbatches, space.most_stages):
             for f in range(len(space.families)):
-                field = _field(space, costs, f, group.flights, group.gap)
-                pace = Pace(costs.microbatches, group.windows, group.gap)
+                field = _field(space, costs, f, group.flights, group.bubble)
+                pace = Pace(costs.microbatches, group.windows, group.bubble)
                 found = find_frontier(field, pace, cutoff, space.stages)
                 cutoff = found.cutoff
                 # A bubble term that is less than its stage is in F for the slowest stage too.
-                twice = np.where(group.gap is Gap.WHOLE, 0.0, found.threshold)
+                twice = np.where(group.bubble is Bubble.WHOLE, 0.0, found.threshold)
                 for stages in np.flatnonzero(np.isfinite(found.seconds)).tolist():
                     threshold = float(found.threshold[stages])
                     seconds = float(found.seconds[stages] - twice[stages])
@@ -343,9 +341,9 @@ def _same_mesh(costs: IntervalCosts, submesh: int) -> list[tuple[int, ...]]:
 
 
 def _field(
-    space: SearchSpace, costs: IntervalCosts, family: int, flights: Sequence[int], gap: Gap
+    space: SearchSpace, costs: IntervalCosts, family: int, flights: Sequence[int], bubble: Bubble
 ) -> Field:
-    return time_field(costs, space.families[family], flights, space.table.memory_bytes, gap)
+    return time_field(costs, space.families[family], flights, space.table.memory_bytes, bubble)
 
 
 # -- chunks: the most even cut -------------------------------------------------------------------
@@ -564,10 +562,10 @@ def tightened(space: SearchSpace, candidate: Candidate) -> Candidate | None:
         parts = even_chunks(costs, options, len(candidate.parts), bears)
     else:
         count = candidate.devices
-        gap = gap_of(name)
-        field = _field(space, costs, candidate.family, flights[::-1], gap)
+        bubble = SCHEDULES[name].bubble
+        field = _field(space, costs, candidate.family, flights[::-1], bubble)
         windows = tuple(in_flight(name, p, costs.microbatches, 1)[0] for p in range(1, count + 1))
-        pace = Pace(costs.microbatches, windows, gap)
+        pace = Pace(costs.microbatches, windows, bubble)
         frontier = find_frontier(field, pace, math.inf, count)
         found = math.isfinite(frontier.seconds[count])
         parts = trace_back(field, count, float(frontier.threshold[count])) if found else None
@@ -626,11 +624,32 @@ def _refusal(space: SearchSpace, ranking: Ranking) -> InfeasibleError:
         )
     if ranking.refusals:
         return InfeasibleError(ranking.refusals[0])
+    if unsuited := _unsuited(space):
+        return InfeasibleError(unsuited)
     chunked = space.chunked and not space.flat
     why = "with two stages on each of some equal submeshes" if chunked else "of priced submeshes"
     return InfeasibleError(
         f"no stages can be made {why} of {space.table.cluster.name} from "
         f"{space.table.layer_count} layers; ask for fewer stages or another schedule"
+    )
+
+
+def _unsuited(space: SearchSpace) -> str:
+    """Name the submeshes that no sharding suits; empty if each has one.
+
+    As under `dp`, if a microbatch has fewer rows than the submesh has devices.
+    """
+    suited = {u for costs in space.batches for u in costs.submesh.tolist()}
+    shapes = list(enumerate(space.table.submeshes))
+    without = ", ".join(str(shape) for u, shape in shapes if u not in suited)
+    if not without:
+        return ""
+    able = ", ".join(str(shape) for u, shape in shapes if u in suited)
+    counts = " or ".join(str(costs.microbatches) for costs in space.batches)
+    return (
+        f"no stages can be made of {space.table.cluster.name}: with {counts} microbatches the "
+        f"sharding asked for suits submeshes of {able}, but not of {without}. Use fewer "
+        "microbatches, more stages, or another method"
     )
 
 

@@ -47,7 +47,7 @@ class Sizes:
 
 
 class Way(Enum):
-    """How the rows of a microbatch are made."""
+    """The way in which the rows of a microbatch are made."""
 
     COUNTED = "counted"  # an iota, from the number of the microbatch's first row
     DRAWN = "drawn"  # random bits, from the counters of the microbatch's items
@@ -65,7 +65,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Survey:
-    """All that must know the number of the microbatch, bodies of loops included.
+    """The values that must know the number of the microbatch, bodies of loops included.
 
     `sources` are by their first result; `constants` are the arrays with rows that are written
     into bodies, by what reads them (first result, position of the operand); `inputs` are the
@@ -81,7 +81,7 @@ class Survey:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no microbatch need know its number."""
+        """True if no microbatch need know its number."""
         return not (self.sources or self.constants or self.inputs)
 
 
@@ -176,7 +176,7 @@ class _Surveyor:
         return Way.CUT
 
     def _rows_of(self, whole: Sequence[int], part: Sequence[int], where: str) -> Rows | None:
-        """Where a shape has its rows, by how it differs; None where it does not."""
+        """The place of the rows in a shape, by how it differs; None if it does not."""
         dims = [d for d, (a, b) in enumerate(zip(whole, part, strict=True)) if a != b]
         if not dims:
             return None
@@ -188,13 +188,13 @@ class _Surveyor:
 
 
 def draws_parts() -> bool:
-    """Whether JAX draws threefry bits such that any part of them can be drawn alone."""
+    """True if JAX draws threefry bits such that any part of them can be drawn alone."""
     config: Any = jax.config
     return bool(config.jax_threefry_partitionable)
 
 
 def _are_alike(equation: Equation, whole: Sequence[int], part: Sequence[int]) -> bool:
-    """Whether all rows that an equation makes of nothing with rows are the same."""
+    """True if all rows that an equation makes of nothing with rows are the same."""
     if equation.primitive.name == "iota":
         along = equation.params["dimension"]
         return bool(whole[along] == part[along])
@@ -206,7 +206,7 @@ def _shapes(equation: Equation) -> list[tuple[int, ...]]:
 
 
 def _layouts(whole: FlatProgram, part: FlatProgram, sizes: Sizes) -> Iterator[tuple[int, Rows]]:
-    """How the rows lie in longer dims, by length: as the step's own reshapes merge or split them.
+    """The place of the rows in longer dims, by length: as the step's reshapes merge or split them.
 
     A source does not say: 64 items may be 16 rows of 4 or 4 times 16 rows. The last reshape tells;
     where none does, rows come first.

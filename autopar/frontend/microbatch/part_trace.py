@@ -22,6 +22,7 @@ from autopar.frontend.microbatch.batch_sources import (
     whole_from_sources,
 )
 from autopar.frontend.microbatch.batched_gather import find_batched_gathers
+from autopar.frontend.microbatch.state_sums import split_state_sums
 from autopar.frontend.plain_data import type_of
 from autopar.frontend.rewrite.inline_remat import inline_remats
 from autopar.frontend.rewrite.later_calls import LaterCalls, split_later_calls
@@ -81,7 +82,7 @@ def trace_microbatch(
     batch = batch_inputs(traced, batch_axes)
     rows = rows_of_one(batch.extent, microbatches)
     later, program = _on_part(spec, args, kwargs, _prepared(traced), batch, rows)
-    programs = rows_behind_barriers(later.step.program, program)
+    programs = split_state_sums(*rows_behind_barriers(later.step.program, program))
     whole, part = (replace(later.step, program=program) for program in programs)
     found = _from_sources(whole, part, Sizes(spec.name, batch.extent, rows))
     return replace(found, calls=later.calls)

@@ -70,7 +70,7 @@ def split_later_calls(traced: TracedStep, rows: int = 0, batch: Collection[int] 
 
 @dataclass
 class _Taken:
-    """One scope after its calls were taken out; `order` tells of the ordered ones."""
+    """A scope after its calls were taken out; `order` tells of the ordered ones."""
 
     equations: list[Equation]
     avals: dict[Ref, Any]
@@ -78,7 +78,7 @@ class _Taken:
     order: list[_Ordered] = field(default_factory=list["_Ordered"])
 
     def reads(self) -> tuple[Ref, ...]:
-        """What the calls read of the scope."""
+        """The values of the scope that the calls read."""
         made = {r for e in self.calls for r in e.results}
         wanted = (r for e in self.calls for r in refs(e.operands))
         return tuple(dict.fromkeys(r for r in wanted if r not in made))
@@ -250,7 +250,7 @@ class _Taker:
         return _caller(cond, {}, tuple(operands), branches)
 
     def _zero(self, aval: Any, taken: _Taken, place: Place) -> Ref | Const:
-        """What stands for the operand of a call in a branch that is not taken."""
+        """The value that stands for the operand of a call in a branch that is not taken."""
         if not aval.shape:
             return Const(np.zeros((), aval.dtype)[()], aval)
         made = next(self._fresh)

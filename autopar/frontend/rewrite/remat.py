@@ -63,7 +63,7 @@ class _Rewriter:
 
 
 class _Scope:
-    """One straight line of equations in which forward values are made again on demand."""
+    """A straight line of equations in which forward values are made again on demand."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class _Scope:
         self._latest: Ref | None = None
 
     def rewritten(self) -> Iterator[Equation]:
-        """Every equation in order, repetitions before the first backward equation to need them."""
+        """The equations in order, repetitions before the first backward equation to need them."""
         for equation, region in zip(self._equations, self._regions, strict=True):
             if not self._varies.isdisjoint(refs(equation.operands)):
                 self._varies.update(equation.results)
@@ -121,7 +121,7 @@ class _Scope:
             yield copy
 
     def _starts(self, step: Equation, made: Collection[Ref]) -> list[Ref]:
-        """What a repeated equation reads that must not be known to be what the first one read.
+        """The operands of repeated equations that XLA must not know to be those of the first ones.
 
         Arguments of the step, its weights mostly, are left alone where anything else differs:
         a fenced one may have to be copied.
@@ -254,7 +254,7 @@ class _Pair:
     # -- what the repeated equations start from --------------------------------------------
 
     def _operand(self, asked: Ref | Const, again: dict[Ref, Ref]) -> Ref | Const:
-        """What a repeated equation reads: made again, or brought as a constant or a slice."""
+        """The operands of a repeated equation: made again, or brought as a constant or a slice."""
         if not isinstance(asked, int):
             return asked
         if asked in again:

@@ -1,4 +1,4 @@
-"""Cuts scans over layers, so that stages can take their shares of the layers.
+"""Scans over layers in pieces, so that stages can take their shares of the layers.
 
 A scan becomes several that hand on the carry, a backward one in reverse order, and every stack of
 layers several stacks: parameters, moments, gradients, and what the forward scan leaves for the
@@ -32,7 +32,7 @@ from autopar.frontend.traced import Equation, FlatProgram, Piece, Ref, TracedSte
 
 @dataclass(frozen=True)
 class Cuts:
-    """Where the layers of each of a step's `layer_scans` are cut: before these, in rising order.
+    """The layers before which each of a step's `layer_scans` is cut, in rising order.
 
     A scan without cuts stays whole. With `inline` a single layer becomes straight code.
     """
@@ -74,7 +74,7 @@ def _check(traced: TracedStep, scans: Sequence[LayerScan], cuts: Cuts) -> None:
 def _bounds(
     traced: TracedStep, scans: Sequence[LayerScan], cuts: Cuts
 ) -> Iterator[tuple[Ref, Bounds]]:
-    """Where dim 0 of every value of the cut scans is cut, from 0 to its size."""
+    """The bounds in dim 0 of every value of the cut scans, from 0 to its size."""
     avals = dict(all_values(traced.program))
     for scan, layers in zip(scans, cuts.layers, strict=True):
         for ref in sorted(scan.values) if layers else ():
@@ -150,7 +150,7 @@ def _path(path: str, piece: Piece) -> str:
     return path if piece.stop is None else f"{path}[{piece.start}:{piece.stop}]"
 
 
-# -- cutter -- Rewrites equations on stacks of layers into equations on pieces of these stacks.
+# -- equations on stacks become equations on pieces of these stacks -------------------------------
 
 
 Combine = Callable[[Any, Any], Any]
@@ -170,11 +170,11 @@ class Cutter:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What had to be joined again, and where."""
+        """The stacks that had to be joined again, and where."""
         return tuple(dict.fromkeys(self._have.notes))
 
     def now(self, value: Ref) -> list[Ref]:
-        """What stands for a value of the old program, its pieces or its copies."""
+        """The values that stand for one of the old program: its pieces or its copies."""
         pieces = list(refs(self._have.held(value)))
         return pieces or self._have.copies.get(value, [value])
 
@@ -257,11 +257,11 @@ class Cutter:
                 self._have.split(result, pieces)
 
     def _unit(self, equation: Equation, rows: Rows) -> Bounds:
-        """Where some value of an equation is cut."""
+        """The bounds of some value of an equation that is cut."""
         return self._have.bounds[_members(equation, rows)[0]]
 
     def _scaled(self, equation: Equation, rows: Rows, size: int) -> Bounds:
-        """Where a value of `size` rows is cut, which has a multiple of another's rows."""
+        """The bounds of a value of `size` rows, which has a multiple of another's rows."""
         unit = self._unit(equation, rows)
         return tuple(b * size // unit[-1] for b in unit)
 
@@ -386,11 +386,11 @@ def _members(equation: Equation, rows: Rows) -> list[Ref]:
 
 
 def _inside(equation: Equation) -> Iterator[Ref]:
-    """Every value in an equation's bodies."""
+    """The values in an equation's bodies."""
     return (ref for body in equation.bodies for ref, _ in all_values(body))
 
 
-# -- trips -- Cuts one scan over layers into scans over fewer, or into straight code.
+# -- one scan becomes scans over fewer layers, or straight code -----------------------------------
 
 
 Rename = Callable[[str], str]
@@ -403,7 +403,7 @@ class Trips:
         self._have, self._inline = have, inline
 
     def takes(self, scan: Equation) -> bool:
-        """Whether a scan is to be cut: all that it takes and makes slice by slice is."""
+        """True if a scan is to be cut: all that it takes and makes slice by slice is."""
         slices = refs(scan.operands[_first_slice(scan) :])
         stacked = [*slices, *scan.results[scan.params["num_carry"] :]]
         return bool(stacked) and all(map(self._have.is_cut, stacked))
@@ -511,7 +511,7 @@ def _scope_of(scan: Equation) -> str:
 
 
 def _steps(scan: Equation, stack: str) -> tuple[str, str]:
-    """What JAX adds to a scan's name stack in its body, and what the user's modules do."""
+    """The names that JAX adds to a scan's name stack in its body, and those of user modules."""
     rest = stack[len(scan.name_stack) :].strip("/").split("/")
     own = [r in ("checkpoint", "rematted_computation") for r in rest]
     at = own.index(False) if False in own else len(rest)

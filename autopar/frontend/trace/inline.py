@@ -51,7 +51,7 @@ def flatten(closed: Any, kept: Collection[str] = ()) -> tuple[FlatProgram, tuple
 
 @dataclass(frozen=True)
 class _Site:
-    """Where a jaxpr is called: its name stack and the user's line."""
+    """The place at which a jaxpr is called: its name stack and the user's line."""
 
     stack: str = ""
     line: str = ""

@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from autopar.cluster import Cluster, Torus, axis_links, device_order
+from autopar.cluster import Cluster, axis_links, device_order
 from autopar.cluster.submesh import cut_out, submeshes
 from autopar.ir.mesh import MeshShape
 from autopar.ir.stages import Submesh
 from autopar.ir.text import show_count
 from autopar.report.svg import draw
-from autopar.report.svg.places import places_of
 from autopar.report.svg.tiles import axis_class
 
 _WIDTH, _TOP, _CAPTION = 1000.0, 30.0, 34.0
@@ -56,7 +55,7 @@ class _Wiring:
     def __init__(self, cluster: Cluster, meshes: Sequence[Submesh]) -> None:
         self.cluster, self.meshes = cluster, meshes
         self.spots = _spots(cluster, meshes)
-        self.places = places = places_of(cluster)
+        self.places = places = cluster.topology.layout()
         count = cluster.device_count
         # Whole pixels, so that no light shows between neighbours.
         self.cell = float(max(_LEAST_CELL, min(_MOST_CELL, round((70_000 / count) ** 0.5))))
@@ -81,11 +80,8 @@ class _Wiring:
     def label(self) -> str:
         """A line that tells what the drawing shows."""
         topology, count = self.cluster.topology, self.cluster.device_count
-        if isinstance(topology, Torus):
-            wires = [f"{show_count(topology.link_bytes_per_second, 'B/s')} a link"]
-            levels = [topology.network] if topology.network else []
-        else:
-            wires, levels = [], list(topology.levels)
+        direct, levels = topology.direct_link, topology.switch_levels
+        wires = [f"{show_count(direct.bytes_per_second, 'B/s')} a link"] if direct else []
         wires += [f"{v.name} {show_count(v.bytes_per_second, 'B/s')} a device" for v in levels]
         hosts = f"{self.cluster.hosts} host{'s' if self.cluster.hosts > 1 else ''}"
         return (
