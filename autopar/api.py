@@ -56,8 +56,8 @@ from autopar.passes.base import Watcher as Watcher
 from autopar.planner.compatibility import check_cluster
 from autopar.planner.planned import Planned as Planned
 from autopar.planner.request import Request
+from autopar.report.html.data import OtherPlan, ReportView
 from autopar.report.html.page import page
-from autopar.report.html.view import OtherPlan, ReportView
 from autopar.report.trace import load_trace
 from autopar.rules import RuleBook
 from autopar.runtime.trial.steps import open_cpu_devices as open_cpu_devices

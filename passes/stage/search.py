@@ -9,8 +9,8 @@
                            is replaced by the best that does; until enough are simulated
                         4. answer: the fastest simulated; or the reason why there is none
 
-The formula costs microseconds a partition and is a few per cent off; the simulator is exact for
-the schedule and costs a second for a million tasks. So the formula proposes and it disposes.
+The formula is quick and a few per cent off; the simulator runs every task of the schedule. So the
+formula proposes, and the simulator decides.
 """
 
 from __future__ import annotations

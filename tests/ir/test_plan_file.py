@@ -89,7 +89,7 @@ def test_another_format_is_named(plan: autopar.Plan) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("sharding", 3), ("arguments", [["data", "two"]]), ("prediction", {}), ("shardings", [[1]])],
+    [("submeshes", 3), ("arguments", [["data", "two"]]), ("prediction", {}), ("shardings", [[1]])],
 )
 def test_wrong_contents_are_damage_not_a_traceback(
     plan: autopar.Plan, key: str, value: Any

@@ -30,7 +30,7 @@ from autopar.ir.plan import (
 )
 from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_plan import ShardingPlan
-from autopar.report.html.view import OtherPlan, ReportView
+from autopar.report.html.data import OtherPlan, ReportView
 from autopar.report.trace import TracedSpan
 
 MESH = MeshShape(("data", "model"), (4, 2))
