@@ -1,4 +1,4 @@
-"""What submeshes run: parts of the step, and the list of instructions that runs them in order.
+"""The programs of submeshes: parts of the step, and the instructions that run them in order.
 
 A part is a piece of the step that one submesh runs as one compiled program. The list is global
 and plain: whoever drives some of the submeshes walks it and skips what is not theirs. Values lie
@@ -56,7 +56,7 @@ class Part:
 
     @property
     def is_looped(self) -> bool:
-        """Whether it runs once for each microbatch."""
+        """True if it runs once for each microbatch."""
         once = (PartKind.WHOLE, PartKind.HOIST, PartKind.SETUP, PartKind.UPDATE)
         return self.kind not in once
 
@@ -71,7 +71,7 @@ class Part:
 
 @dataclass(frozen=True)
 class SubmeshGraph:
-    """All that a submesh runs in a step as one graph, so that its sharding is one decision.
+    """The work of a submesh in a step as one graph, so that its sharding is one decision.
 
     Op j is equation `equations[j]` of the microbatch's program, once even if several parts repeat
     it, and its `runs` are those of all parts together. Inputs are arguments and what other
@@ -118,7 +118,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Parcel:
-    """One value on its way: register `source` of one submesh becomes `target` of another."""
+    """A value on its way: register `source` of one submesh becomes `target` of another."""
 
     value: Value
     source: int

@@ -90,9 +90,11 @@ class Exact(AbstractBatching):
         """Faults of sums that are read in a loop before they are complete."""
         if not placed.crossing:  # R6
             return
+        # R3 needs two loops, forwards and backwards, with all statistics made between them.
         between = all(map(phases.is_between_passes, phases.reentries))
         if not between or phases.loops > _BARRIER_LOOPS:
             yield from reentry_faults(phases)
+        # E4: the schedule asked for mixes them.
         elif not self.barrier:
             yield from (Fault(Why.BARRIER, reentry_text(phases, r)) for r in phases.reentries)
 
@@ -122,6 +124,8 @@ def _output_faults(phases: Phases) -> Iterator[Fault]:
     graph = phases.graph
     paths = graph.output_paths or ("",) * len(graph.outputs)
     for operand, path in zip(graph.outputs, paths, strict=True):
+        # An output has rows, or is one for the whole batch; a number for each microbatch is
+        # neither.
         if isinstance(operand, str) and phases.states[operand].fact.share is Share.LOCAL:
             text = f"output {path} is {graph.values[operand]}: each microbatch has one of its own"
             yield Fault(Why.COUPLED, text)

@@ -78,7 +78,7 @@ def move_once(
 def scattered(route: Route) -> Route:
     """A route in which an all-reduce that is sliced at once is a reduce-scatter, as to XLA.
 
-    It takes no longer than the pair that was choose_maker.
+    It takes no longer than the pair that was chosen.
     """
     steps: list[MoveStep] = []
     moved: list[Collective] = []

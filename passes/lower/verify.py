@@ -147,7 +147,7 @@ class _Walk:
 
     def _free(self, step: Free) -> None:
         for register in step.registers:
-            self._drop(step.submesh, register, "insert_frees")
+            self._drop(step.submesh, register, "freed")
 
     def _end(self) -> None:
         self._where = "the end"

@@ -93,6 +93,7 @@ def time_field(
     """
     bears = np.clip(costs.most_in_flight(memory_bytes), -1, costs.microbatches)
     waits = bubble.seconds(costs.whole, costs.forward, costs.weight)
+    # An option that another beats at everything, or that bears too few in flight, is left out.
     useless = _outdone(costs, waits, bears) | (bears < min(flights))
     price = np.where(useless, np.inf, costs.seconds)
     alive = np.isin(costs.submesh, list(family)) & np.isfinite(price).any(axis=(1, 2))
@@ -125,6 +126,8 @@ def _outdone(costs: IntervalCosts, waits: Floats, bears: Ints) -> npt.NDArray[np
     for u in np.unique(costs.submesh).tolist():
         mine = np.flatnonzero(costs.submesh == u).tolist()
         for o, other in itertools.permutations(mine, 2):
+            # Dominance: no slower, no longer waited for, no less in flight; of equals the first
+            # stays.
             as_good = (
                 (costs.seconds[other] <= costs.seconds[o])
                 & (waits[other] <= waits[o])
@@ -176,6 +179,7 @@ class Pace:
 
     def seconds(self, sums: Floats, threshold: float) -> Floats:
         """The formula for F over s = 0.. stages."""
+        # Little's law binds where fewer microbatches are in flight than there are.
         windows = np.array([self.microbatches, *self.windows])
         binding = np.isfinite(sums) & (windows < self.microbatches)
         trips = np.where(binding, sums, 0.0) / windows
@@ -237,6 +241,7 @@ def trace_back(field: Field, stages: int, threshold: float) -> tuple[Interval, .
     parts: list[Interval] = []
     i, d = 0, field.device_count
     for s in range(stages, 0, -1):
+        # The first stage of the rest: any option, from layer i to any end, within the threshold.
         wires = np.maximum(field.cut[1, :, i, None], field.cut[1, :, i + 1 :])
         legal = np.maximum(field.price[:, i, i:], wires) <= threshold
         legal &= field.bears[:, i, i:] >= field.flights[s]
@@ -245,6 +250,7 @@ def trace_back(field: Field, stages: int, threshold: float) -> tuple[Interval, .
             if devices <= d:
                 rest[o] = sums[s - 1, i + 1 :, d - devices]
         cuts = field.cut[0, :, i, None] + field.cut[0, :, i + 1 :]
+        # argmin takes the first of equals: the first option, then the fewest layers.
         totals = np.where(legal, field.waits[:, i, i:] + cuts + rest, np.inf)
         o, width = divmod(int(np.argmin(totals)), totals.shape[1])
         parts.append(Interval(i, i + width, int(field.options[o])))
@@ -274,6 +280,7 @@ def min_memory(
         counts = np.flatnonzero(np.isfinite(sums)) + (wanted.start or 0)
         return trace_back(field, int(counts[0]), slowest) if len(counts) else ()
 
+    # Stages that fit some bytes fit more, so the least is bisected.
     low, high = 0, below - 1
     parts = fitting(high)
     if not parts:

@@ -72,6 +72,7 @@ def interval_costs(table: StageTable, batch: BatchPrices) -> IntervalCosts:
     options = tuple(option for options in batch.options for option in options)
     owners = [u for u, options in enumerate(batch.options) for _ in options]
     rows = _layer_rows(options)
+    # Once-a-step work is spread over m - 1 microbatches: (m - 1) of a stage hold it all.
     whole, once = _sums(rows.whole) + 2 * table.task_seconds, _sums(rows.once)
     alone = batch.microbatches == 1
     seconds = whole + once / (1 if alone else batch.microbatches - 1)
@@ -124,6 +125,8 @@ def _sums(rows: Floats) -> Floats:
     count = rows.shape[1]
     sums = np.zeros((*rows.shape, count))
     for i in range(count):
+        # Summed from i on, not as a difference of prefix sums, so that equal layers give equal
+        # sums.
         sums[:, i, i:] = np.cumsum(rows[:, i:], axis=1)
     return sums
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from jax import export
 from autopar.cluster import Cluster, device_order
 from autopar.cluster.target import Target, target_within
 from autopar.errors import VerifyError
+from autopar.ir.codec import Codec, Item, format_json, parse_json
 from autopar.ir.mesh import MeshShape
 from autopar.ir.stages import Submesh
 from autopar.runtime.aot.extras import check_extras
@@ -20,6 +20,10 @@ from autopar.runtime.aot.gpu_specs import gpu_spec
 from autopar.runtime.parts import PartSource
 from autopar.runtime.parts import abstract_mesh as abstract_mesh
 
+# What of a job is written beside its program.
+_KNOWN: dict[str, Any] = {
+    "mesh": MeshShape, "order": tuple[int, ...], "donated": tuple[int, ...], "target": Target
+}  # fmt: skip
 _EXPORTED = {"gpu": "cuda", "tpu": "tpu", "cpu": "cpu"}
 
 
@@ -40,28 +44,15 @@ class Job:
     def write(self, folder: Path) -> None:
         """The program and all that is known of it."""
         (folder / "program.bin").write_bytes(self.program)
-        known = {
-            "names": self.mesh.names,
-            "sizes": self.mesh.sizes,
-            "order": self.order,
-            "donated": self.donated,
-            "target": asdict(self.target),
-        }
-        (folder / "job.json").write_text(json.dumps(known))
+        known = {n: Codec().write(hint, getattr(self, n)) for n, hint in _KNOWN.items()}
+        (folder / "job.json").write_text(format_json(known))
 
     @classmethod
     def read(cls, folder: Path) -> Job:
         """The job that was written to a folder."""
-        known = json.loads((folder / "job.json").read_text())
-        target: dict[str, Any] = known["target"]
-        target.update({k: tuple(target[k]) for k in ("host_bounds", "wraps")})
-        return cls(
-            (folder / "program.bin").read_bytes(),
-            MeshShape(tuple(known["names"]), tuple(known["sizes"])),
-            tuple(known["order"]),
-            tuple(known["donated"]),
-            Target(**target),
-        )
+        known = Item(parse_json((folder / "job.json").read_text())).fields()
+        given = {n: Codec().read(hint, known[n]) for n, hint in _KNOWN.items()}
+        return cls((folder / "program.bin").read_bytes(), **given)
 
 
 def job_of_jitted(

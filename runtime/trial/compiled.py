@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from autopar.cost.hlo import compiled_collectives
+from autopar.hlo.collectives import compiled_collectives
 from autopar.ir.compiled import Compiled
 from autopar.ir.mesh import MeshShape
 from autopar.runtime.bind import bind_mesh

@@ -35,10 +35,12 @@ def align(whole: TracedStep, part: TracedStep) -> FlatProgram:
     where a number made of the batch size says which rows to read (E3).
     """
     fault = "the arrays that it closes over differ in number"
+    # 1. The same equations in the same order, reading the same values.
     if whole.input_paths == part.input_paths:
         fault = _Twins().first_difference(whole.program, part.program)
     if fault:
         raise BatchError(_differs(whole, fault))
+    # 2. Constants of the part become the whole's, unless they say which rows to read (E3).
     return _Alignment(whole.name).program(whole.program, part.program)
 
 

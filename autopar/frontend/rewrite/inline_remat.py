@@ -1,4 +1,4 @@
-"""Opens remat equations, so that a backward pass can be cut within what it recomputes."""
+"""Bodies of remat equations in line, so that a backward pass can be cut within a recomputation."""
 
 from __future__ import annotations
 

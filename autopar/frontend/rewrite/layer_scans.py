@@ -1,4 +1,4 @@
-"""Finds scans over layers: those that take slice by slice what derives from the step's state."""
+"""Scans over layers, whose slices derive from the step's state; and rows through equations."""
 
 from __future__ import annotations
 
