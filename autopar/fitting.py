@@ -21,7 +21,7 @@ from autopar.passes.pipeline import Decided, Pipeline, lower
 from autopar.passes.shard.base import AbstractSharding
 from autopar.passes.shard.least import needed_bytes
 from autopar.passes.shard.lightest import Lightest
-from autopar.passes.shard.moves import MoveTables
+from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import Optimal, counted
 from autopar.passes.shard.recipes import recipe_named
 from autopar.remat import Form, leaner_forms
@@ -43,12 +43,12 @@ class Site:
     mesh: MeshShape
     request: Request
     watchers: tuple[Watcher, ...]
-    tables: MoveTables
+    tables: ReshardCosts
 
     @classmethod
     def of(cls, mesh: MeshShape, request: Request, watchers: Sequence[Watcher] = ()) -> Site:
         """A site where nothing is priced yet."""
-        tables = MoveTables(Prices(request.cluster, mesh))
+        tables = ReshardCosts(Prices(request.cluster, mesh))
         return cls(mesh, request, tuple(watchers), tables)
 
     def setting(self, memory_bytes: int) -> Setting:
@@ -82,7 +82,7 @@ class Site:
 
     def keeping(self, form: Form) -> Found:
         """The cheapest plan, whatever it holds, that gathers once for both passes."""
-        shard = replace(self.optimal(), keeps=True)
+        shard = replace(self.optimal(), reuse_gathered=True)
         return self._found(form, shard, self.setting(_ROOMY))
 
     def lightest(self, form: Form) -> Found:

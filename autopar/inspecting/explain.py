@@ -17,7 +17,7 @@ from autopar.ir.assignment import Assignment
 from autopar.ir.explanation import Alternative, Explanation, Price
 from autopar.ir.sharding import Sharding, replicated
 from autopar.ir.text import show_bytes, show_seconds
-from autopar.passes.shard.needs import Choice
+from autopar.passes.shard.model.needs import Choice
 from autopar.passes.shard.why import Case, others, unbound
 
 _SHOWN = 3

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from autopar.ir.graph import Graph, Op
 from autopar.ir.values import Value
-from autopar.passes.shard.loops import trip_count
+from autopar.passes.shard.model.loops import trip_count
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ def sharding_json(plan: ShardingPlan, table: ShardingTable) -> dict[str, Json]:
         "assignments": [[list(path), list(a.factors)] for path, a in plan.assignments],
         "uses": [[n, region, table.number(s)] for n, region, s in plan.uses],
         "shared_partials": [[list(path), list(held)] for path, held in plan.shared_partials],
-        "keeps": plan.keeps,
+        "keeps": plan.reuse_gathered,
     }
 
 

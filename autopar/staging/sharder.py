@@ -21,7 +21,7 @@ from autopar.passes.lower.links import Links
 from autopar.passes.lower.outline import Outline
 from autopar.passes.shard.base import AbstractSharding
 from autopar.passes.shard.lightest import Lightest
-from autopar.passes.shard.moves import MoveTables
+from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.recipes import recipe_named
 from autopar.request import Pins, Request
@@ -40,7 +40,7 @@ class Ground:
     """A submesh as its stages find it: the cluster that it is by itself, and the prices there."""
 
     cluster: Cluster
-    tables: MoveTables
+    tables: ReshardCosts
 
     @property
     def resharder(self) -> Resharder:
@@ -51,12 +51,12 @@ class Ground:
 def ground_of(cluster: Cluster, block: Block, submesh: Submesh) -> Ground:
     """A submesh's part of the cluster, where nothing is priced yet."""
     part = cut_out(cluster, block.submesh)
-    return Ground(part, MoveTables(Prices(part, submesh.mesh)))
+    return Ground(part, ReshardCosts(Prices(part, submesh.mesh)))
 
 
 def costs_of(
     stage: int, parts: Sequence[Part], joint: SubmeshGraph, plan: ShardingPlan,
-    tables: MoveTables, microbatches: int,
+    tables: ReshardCosts, microbatches: int,
 ) -> StageCosts:  # fmt: skip
     """What one stage takes on its submesh."""
     own = [p for p in parts if p.stage == stage]

@@ -15,11 +15,11 @@ from autopar.errors import InfeasibleError
 from autopar.ir.mesh import MeshShape
 from autopar.ir.outcome import Margin, Status
 from autopar.ir.text import show_bytes
-from autopar.passes.shard.assemble import Assembled
-from autopar.passes.shard.decisions import Reading
 from autopar.passes.shard.least import least_memory, needed_bytes
+from autopar.passes.shard.model.assemble import Assembled
+from autopar.passes.shard.model.decisions import Reading
+from autopar.passes.shard.model.needs import Choice
 from autopar.passes.shard.narrow import narrow
-from autopar.passes.shard.needs import Choice
 from autopar.passes.shard.problem import Problem
 from autopar.passes.shard.recipes import RECIPES, AbstractRecipe
 from autopar.passes.shard.rough import rough_answer

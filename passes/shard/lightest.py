@@ -11,7 +11,7 @@ from autopar.passes.base import Setting
 from autopar.passes.shard.base import AbstractSharding
 from autopar.passes.shard.floor import known_solution
 from autopar.passes.shard.infeasible import lightest
-from autopar.passes.shard.moves import MoveTables
+from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import Optimal, counted, plan_of, weigher
 from autopar.passes.shard.recipes import AbstractRecipe, Free
 
@@ -22,7 +22,7 @@ class Lightest(AbstractSharding):
 
     name: ClassVar[str] = "lightest"
     recipe: AbstractRecipe = field(default_factory=Free)
-    tables: MoveTables | None = field(default=None, compare=False)
+    tables: ReshardCosts | None = field(default=None, compare=False)
 
     def run(self, given: Graph, setting: Setting) -> ShardingPlan:
         """The plan; raises PinError or InfeasibleError where there is none at all."""

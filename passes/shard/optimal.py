@@ -15,19 +15,19 @@ from autopar.ir.outcome import Margin, Outcome
 from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_plan import OpPath, ShardingPlan
 from autopar.passes.base import Setting
-from autopar.passes.shard.assemble import Assembled, assemble
 from autopar.passes.shard.base import AbstractSharding
-from autopar.passes.shard.choices import group_choices, op_choices
-from autopar.passes.shard.decisions import Place, Reading
 from autopar.passes.shard.floor import Floor, at_least, known_solution, recipe_floor
-from autopar.passes.shard.fold import Fold, fold, unfolded
 from autopar.passes.shard.infeasible import Posed, Refused, Weigh
 from autopar.passes.shard.least import fits_nowhere, least_memory
-from autopar.passes.shard.moves import MoveTables
-from autopar.passes.shard.needs import Choice
-from autopar.passes.shard.pins import Pins, apply_pins, loosened, resolve_pins
+from autopar.passes.shard.model.assemble import Assembled, assemble
+from autopar.passes.shard.model.choices import group_choices, op_choices
+from autopar.passes.shard.model.decisions import Place, Reading
+from autopar.passes.shard.model.merge_isomorphic import Merged, merge_isomorphic, unmerged
+from autopar.passes.shard.model.needs import Choice
+from autopar.passes.shard.model.pins import Pins, apply_pins, loosened, resolve_pins
+from autopar.passes.shard.model.read import read_graph
+from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.problem import Problem
-from autopar.passes.shard.read import read_graph
 from autopar.passes.shard.recipes import AbstractRecipe, Free
 from autopar.passes.shard.solve import Solution, solve
 
@@ -38,21 +38,21 @@ T = TypeVar("T")
 class Optimal(AbstractSharding):
     """The cheapest sharding within a recipe's restrictions, by integer programming.
 
-    In graphs of more than `fold_above` ops those that look alike within `hops` share a decision.
+    In graphs of more than `merge_above` ops those that look alike within `hops` share a decision.
     Runs on one cluster and mesh may be given the same `tables`, so that moves are priced once.
     Where nothing fits, `brief` leaves the reasons, which take time to find, to `refusal`. A
-    `quick` answer is good but need not be the best, and no recipes are looked at beside it. One
-    that `keeps` holds what the forward pass gathered for the backward pass.
+    `quick` answer is good but need not be the best, and no recipes are looked at beside it. With
+    `reuse_gathered` what the forward pass gathered is held for the backward pass.
     """
 
     name: ClassVar[str] = "optimal"
     recipe: AbstractRecipe = field(default_factory=Free)
-    fold_above: int = 1500
+    merge_above: int = 1500
     hops: int = 4
-    tables: MoveTables | None = field(default=None, compare=False)
+    tables: ReshardCosts | None = field(default=None, compare=False)
     brief: bool = False
     quick: bool = False
-    keeps: bool = False
+    reuse_gathered: bool = False
 
     def run(self, given: Graph, setting: Setting) -> ShardingPlan:
         """The plan; raises PinError, MemoryLimitError or InfeasibleError where there is none."""
@@ -65,7 +65,12 @@ class Optimal(AbstractSharding):
         if not solution.feasible:
             raise self._refused(given, setting, posed).error()
         return plan_of(
-            posed.reading, posed.assembled, solution, setting.mesh, floor.margins, self.keeps
+            posed.reading,
+            posed.assembled,
+            solution,
+            setting.mesh,
+            floor.margins,
+            self.reuse_gathered,
         )
 
     def _answer(self, posed: Posed, mesh: MeshShape) -> tuple[Floor, Solution]:
@@ -86,22 +91,22 @@ class Optimal(AbstractSharding):
     ) -> Posed:
         """The problem under pins and a recipe, the step's constraints at `loose` lines let go."""
         fixed = resolve_pins(given, pins, setting.mesh)
-        deep = given.op_count > self.fold_above
-        folded = fold(given, self.hops, fixed) if deep else unfolded(given)
+        deep = given.op_count > self.merge_above
+        merged = merge_isomorphic(given, self.hops, fixed) if deep else unmerged(given)
         reading = loosened(
-            apply_pins(read_graph(folded, setting.partial_sums), fixed, setting.mesh), loose
+            apply_pins(read_graph(merged, setting.partial_sums), fixed, setting.mesh), loose
         )
         choices = all_choices(reading, setting.mesh)
         if setting.mesh.names:  # on one device all recipes are alike
             choices = recipe.restrict(reading, choices, setting.mesh)
         tables = self._tables(setting)
         assembled = assemble(
-            reading, choices, tables, setting.memory_bytes, setting.in_flight, self.keeps
+            reading, choices, tables, setting.memory_bytes, setting.in_flight, self.reuse_gathered
         )
         return Posed(reading, assembled)
 
-    def _tables(self, setting: Setting) -> MoveTables:
-        return self.tables or MoveTables(Prices(setting.cluster, setting.mesh))
+    def _tables(self, setting: Setting) -> ReshardCosts:
+        return self.tables or ReshardCosts(Prices(setting.cluster, setting.mesh))
 
     def refusal(self, given: Graph, setting: Setting) -> AutoparError:
         """Why there is no plan: what cannot be kept together, and which limit would do."""
@@ -159,7 +164,7 @@ def plan_of(
     solution: Solution,
     mesh: MeshShape,
     recipes: tuple[Margin, ...] = (),
-    keeps: bool = False,
+    reuse_gathered: bool = False,
 ) -> ShardingPlan:
     """What an assignment of a problem means for every value and op of the whole step."""
     picked: Sequence[Choice] = [
@@ -175,11 +180,11 @@ def plan_of(
         tuple(_values(reading, picked)),
         tuple(
             (path, chosen)
-            for path, node in _everywhere(reading.fold, reading.op_decisions)
+            for path, node in _everywhere(reading.merged, reading.op_decisions)
             if isinstance(chosen := picked[node], Assignment)
         ),
-        tuple(_uses(reading.fold, uses)),
-        tuple(_everywhere(reading.fold, reading.partial_operands)),
+        tuple(_uses(reading.merged, uses)),
+        tuple(_everywhere(reading.merged, reading.partial_operands)),
         Outcome(
             solution.status,
             solution.seconds,
@@ -188,7 +193,7 @@ def plan_of(
             recipes,
             solution.memory_price_seconds_per_byte,
         ),
-        keeps,
+        reuse_gathered,
     )
 
 
@@ -199,28 +204,28 @@ def _values(reading: Reading, picked: Sequence[Choice]) -> Iterator[tuple[str, S
         chosen = picked[standing.decision] if isinstance(standing, Place) else None
         if isinstance(standing, Place) and isinstance(chosen, Sharding):
             laid[home] = standing.sharding(chosen)
-    for name, home in reading.fold.homes.items():
+    for name, home in reading.merged.homes.items():
         if home in laid:
             yield name, laid[home]
 
 
-def _everywhere(folded: Fold, found: Mapping[OpPath, T]) -> Iterator[tuple[OpPath, T]]:
+def _everywhere(merged: Merged, found: Mapping[OpPath, T]) -> Iterator[tuple[OpPath, T]]:
     """What was found for an op, for every op that it stands for."""
     inner: dict[int, list[tuple[OpPath, T]]] = {}
     for path, what in found.items():
         inner.setdefault(path[0], []).append((path[1:], what))
-    for i, c in enumerate(folded.classes):
+    for i, c in enumerate(merged.classes):
         for rest, what in inner.get(c, ()):
             yield (i, *rest), what
 
 
 def _uses(
-    folded: Fold, found: Mapping[tuple[str, str], Sharding]
+    merged: Merged, found: Mapping[tuple[str, str], Sharding]
 ) -> Iterator[tuple[str, str, Sharding]]:
     """How the ops of a region read each value that they read in another sharding than its own."""
     regions: dict[str, list[tuple[str, Sharding]]] = {}
     for (home, region), sharding in found.items():
         regions.setdefault(home, []).append((region, sharding))
-    for name, home in folded.homes.items():
+    for name, home in merged.homes.items():
         for region, sharding in regions.get(home, ()):
             yield name, region, sharding

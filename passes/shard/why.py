@@ -10,15 +10,15 @@ import numpy as np
 from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding_plan import OpPath, ShardingPlan
 from autopar.passes.base import Setting
-from autopar.passes.shard.assemble import assemble
 from autopar.passes.shard.budget import Budget
-from autopar.passes.shard.decisions import Decision, Place, Reading
 from autopar.passes.shard.floor import known_solution
 from autopar.passes.shard.infeasible import Posed
 from autopar.passes.shard.least import least_memory, needed_bytes
-from autopar.passes.shard.moves import MoveTables
+from autopar.passes.shard.model.assemble import assemble
+from autopar.passes.shard.model.decisions import Decision, Place, Reading
+from autopar.passes.shard.model.needs import Choice
+from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.narrow import Narrowed, narrow
-from autopar.passes.shard.needs import Choice
 from autopar.passes.shard.optimal import all_choices, plan_of
 from autopar.passes.shard.polish import improve
 from autopar.passes.shard.problem import Problem
@@ -38,7 +38,7 @@ class Case:
     posed: Posed
     chosen: tuple[int, ...]
     mesh: MeshShape
-    keeps: bool
+    reuse_gathered: bool
 
     @property
     def seconds(self) -> float:
@@ -52,14 +52,14 @@ class Case:
     def place_of(self, value: str) -> Place | None:
         """The decision by which a value lies; None where it is made on demand."""
         reading = self.posed.reading
-        standing = reading.standings.get(reading.fold.homes.get(value, value))
+        standing = reading.standings.get(reading.merged.homes.get(value, value))
         return standing if isinstance(standing, Place) else None
 
     def node_of(self, path: OpPath) -> int | None:
         """The decision that splits an op of the whole graph; None where none does."""
         reading = self.posed.reading
-        folded = (reading.fold.classes[path[0]], *path[1:])
-        return reading.op_decisions.get(folded, reading.followers.get(folded))
+        merged = (reading.merged.classes[path[0]], *path[1:])
+        return reading.op_decisions.get(merged, reading.followers.get(merged))
 
     def decision(self, node: int) -> Decision:
         """What a node decides."""
@@ -69,7 +69,7 @@ class Case:
         """What an assignment means for every value and op."""
         posed = self.posed
         solution = known_solution(posed.assembled.problem, choice, "Chosen around what was asked.")
-        return plan_of(posed.reading, posed.assembled, solution, self.mesh, (), self.keeps)
+        return plan_of(posed.reading, posed.assembled, solution, self.mesh, (), self.reuse_gathered)
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Answer:
     needed_bytes: float
 
 
-def case_of(posed: Posed, plan: ShardingPlan, keeps: bool) -> Case:
+def case_of(posed: Posed, plan: ShardingPlan, reuse_gathered: bool) -> Case:
     """The assignment that a plan is; what it does not tell, or what is barred, is chosen anew."""
     problem = posed.assembled.problem
     left = [np.arange(len(c)) for c in problem.costs]
@@ -95,13 +95,13 @@ def case_of(posed: Posed, plan: ShardingPlan, keeps: bool) -> Case:
     open_nodes = any(len(few) > 1 for few in left)
     narrowed = narrow(replace(problem, usages=()), left)
     inside = solve(narrowed.problem, None, True).choice if open_nodes else (0,) * len(left)
-    return Case(posed, narrowed.restore(inside), plan.mesh, keeps)
+    return Case(posed, narrowed.restore(inside), plan.mesh, reuse_gathered)
 
 
 def _told(posed: Posed, plan: ShardingPlan) -> Iterator[tuple[int, Choice | None]]:
     """Nodes with what a plan says of them."""
     reading = posed.reading
-    first = {c: i for i, c in reversed(list(enumerate(reading.fold.classes)))}
+    first = {c: i for i, c in reversed(list(enumerate(reading.merged.classes)))}
     for path, node in reading.op_decisions.items():
         yield node, plan.assignment_of.get((first[path[0]], *path[1:]))
     for node, decision in enumerate(reading.decisions):
@@ -112,7 +112,7 @@ def _told(posed: Posed, plan: ShardingPlan) -> Iterator[tuple[int, Choice | None
 
 
 def unbound(
-    case: Case, node: int, plan: ShardingPlan, tables: MoveTables, setting: Setting
+    case: Case, node: int, plan: ShardingPlan, tables: ReshardCosts, setting: Setting
 ) -> Case:
     """The same case with every choice of one node that its dims allow, pinned or not."""
     reading = case.posed.reading
@@ -123,9 +123,9 @@ def unbound(
     choices = list(case.posed.assembled.choices[:count])
     choices[node] = tuple(dict.fromkeys((*choices[node], *all_choices(wider, case.mesh)[node])))
     assembled = assemble(
-        wider, choices, tables, setting.memory_bytes, setting.in_flight, case.keeps
+        wider, choices, tables, setting.memory_bytes, setting.in_flight, case.reuse_gathered
     )
-    return case_of(Posed(wider, assembled), plan, case.keeps)
+    return case_of(Posed(wider, assembled), plan, case.reuse_gathered)
 
 
 def others(case: Case, node: int, limit_bytes: float) -> list[tuple[int, Answer]]:

@@ -16,8 +16,8 @@ from autopar.errors import InfeasibleError, MemoryLimitError, PinError
 from autopar.passes.base import Setting
 from autopar.passes.shard.infeasible import Posed, Refused
 from autopar.passes.shard.least import least_memory
+from autopar.passes.shard.model.pins import Pins
 from autopar.passes.shard.optimal import Optimal
-from autopar.passes.shard.pins import Pins
 from autopar.passes.shard.problem import Edge, Problem, Usage
 from autopar.passes.shard.recipes import AbstractRecipe, Free, recipe_named
 from tests.passes.corners import floats

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from autopar.cost.prices import Prices
 from autopar.ir.mesh import MeshShape
-from autopar.passes.shard.assemble import Assembled
-from autopar.passes.shard.decisions import Reading
 from autopar.passes.shard.infeasible import Posed
-from autopar.passes.shard.moves import MoveTables
+from autopar.passes.shard.model.assemble import Assembled
+from autopar.passes.shard.model.decisions import Reading
+from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.problem import Edge, Problem
 from autopar.passes.shard.why import Case, anew, case_of, homed, others, unbound
@@ -85,7 +85,7 @@ def test_what_differs_at_no_gain_goes_home() -> None:
 def test_the_case_of_a_plan_means_the_plan(name: str, folds: int) -> None:
     fun, args = TOYS[name]
     graph, given_ = traced(fun, *args).graph, setting("2,4", "8xh100")
-    optimal = Optimal(fold_above=folds)
+    optimal = Optimal(merge_above=folds)
     plan = optimal.run(graph, given_)
     posed = optimal.pose(graph, given_, (), optimal.recipe)
     found = case_of(posed, plan, False)
@@ -108,7 +108,7 @@ def test_a_pinned_decision_may_be_asked_as_if_it_were_free() -> None:
     assert place is not None
     node = place.decision
     assert len(found.choices(node)) == 1
-    tables = MoveTables(Prices(free.cluster, free.mesh))
+    tables = ReshardCosts(Prices(free.cluster, free.mesh))
     wider = unbound(found, node, plan, tables, free)
     assert wider.plan(wider.chosen).values == plan.values
     best = min(a.seconds for _, a in others(wider, node, ROOMY))
