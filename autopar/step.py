@@ -12,12 +12,12 @@ from typing import Any
 
 from autopar.cluster import Cluster, device_order
 from autopar.cluster.planned import cluster_of as planned_cluster
-from autopar.collection import paused_collection
 from autopar.errors import PlanError
 from autopar.frontend import Call, StepSpec, TracedStep, pure_creation, read_call, trace
 from autopar.frontend.arguments import dynamic_arguments
 from autopar.frontend.compat import inside_transform, runs_uncompiled
 from autopar.frontend.trace import unplaced, wants_plain_steps
+from autopar.gc_pause import paused_collection
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan
 from autopar.ir.text_file import TRACE, check_output, write_text
@@ -32,9 +32,11 @@ from autopar.options import (
     step_of,
 )
 from autopar.passes.base import Watcher
-from autopar.planning import Planned, graph_of, plan_step, planned_before, replan_any
+from autopar.planner.plan import Planned, graph_of, plan_step, planned_before, replan_any
+from autopar.planner.planned_stages import PlannedStages, stages_before
+from autopar.planner.request import Request
+from autopar.planner.source import Source
 from autopar.progress import progress
-from autopar.request import Request
 from autopar.runtime.bind import BoundMesh, bind_mesh
 from autopar.runtime.constrained import (
     check_surroundings,
@@ -48,8 +50,6 @@ from autopar.runtime.pipeline import PipelineExecutor, PipelineOptions
 from autopar.runtime.state import create_on_submeshes, create_planned, create_spread
 from autopar.runtime.timeline import Timeline, chrome_trace
 from autopar.schedule.simulate import Simulation
-from autopar.staging.plan import PlannedStages, stages_before
-from autopar.staging.source import Source
 from autopar.verifying.shrink import Called
 from autopar.verifying.verify import Inquiry, level_named, verify_planned
 
