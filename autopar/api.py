@@ -11,6 +11,7 @@ from typing import Any, Literal
 from autopar.cluster import Cluster as Cluster
 from autopar.errors import InputError
 from autopar.frontend import StepSpec, read_call
+from autopar.frontend.devices import keep_to_cpu as keep_to_cpu
 from autopar.gc_pause import paused_collection
 from autopar.inspecting.compare import compare as compare
 from autopar.inspecting.explain import explain as explain_opened
@@ -56,12 +57,10 @@ from autopar.planner.compatibility import check_cluster
 from autopar.planner.plan import Planned as Planned
 from autopar.planner.planned_stages import PlannedStages as PlannedStages
 from autopar.planner.request import Request
-from autopar.report.html.card import html_summary as html_summary
 from autopar.report.html.page import page
 from autopar.report.html.view import OtherPlan, ReportView
 from autopar.report.trace import load_trace
 from autopar.rules import RuleBook
-from autopar.runtime.devices import keep_to_cpu as keep_to_cpu
 from autopar.runtime.trial.steps import open_cpu_devices as open_cpu_devices
 from autopar.runtime.trial.steps import with_created as with_created
 from autopar.step import ParallelStep as ParallelStep

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from autopar.planner.planned_stages import PlannedStages, stages_before
 from autopar.planner.request import Request
 from autopar.planner.source import Source
 from autopar.progress import progress
+from autopar.report.html.card import html_summary
 from autopar.runtime.bind import BoundMesh, bind_mesh
 from autopar.runtime.constrained import (
     check_surroundings,
@@ -234,6 +236,12 @@ class ParallelStep:
             f"{self._spec.name} has no plan yet: call it once, or {self._spec.name}.plan_for("
             "state, batch) with arrays or shapes."
         )
+
+    def _repr_html_(self) -> str:
+        """A card of the plan in use, for notebooks; the step's name before there is one."""
+        if self._latest is None and self._given is None:
+            return f"<pre>{escape(self._spec.name)}: no plan yet</pre>"
+        return html_summary(self.plan)
 
     def plan_for(self, *args: Any, watchers: Sequence[Watcher] = (), **kwargs: Any) -> Plan:
         """Plan for these arguments, concrete or abstract, without running."""
