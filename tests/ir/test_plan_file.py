@@ -15,7 +15,7 @@ import pytest
 
 import autopar
 from autopar.errors import InputError, PlanFileError
-from autopar.ir.plan_json import plan_from_json, plan_to_json
+from autopar.ir.plan_file import plan_from_json, plan_to_json
 
 
 def step(w: Any, x: Any) -> Any:
@@ -56,15 +56,6 @@ def test_the_peak_and_the_price_of_memory_are_kept(plan: autopar.Plan) -> None:
     assert peak.items[0].local_bytes == max(i.local_bytes for i in peak.items)
 
 
-def test_a_file_from_before_peaks_is_read(plan: autopar.Plan) -> None:
-    def forget(body: dict[str, Any]) -> None:
-        del body["prediction"]["peak"], body["outcome"]["memory_price_seconds_per_byte"]
-
-    old = plan_from_json(rewritten(plan_to_json(plan), forget))
-    assert old.prediction.peak is None
-    assert old.outcome.memory_price_seconds_per_byte == 0.0
-
-
 def test_the_recipes_come_back_too(plan: autopar.Plan) -> None:
     recipes = plan_from_json(plan_to_json(plan)).outcome.recipes
     assert recipes == plan.outcome.recipes
@@ -72,9 +63,12 @@ def test_the_recipes_come_back_too(plan: autopar.Plan) -> None:
     assert any(m.seconds is None and m.note for m in recipes)
 
 
-def test_a_plan_from_before_recipes_were_recorded_still_reads(plan: autopar.Plan) -> None:
-    text = rewritten(plan_to_json(plan), lambda body: body["outcome"].pop("recipes"))
-    assert plan_from_json(text).outcome.recipes == ()
+def test_a_field_that_is_missing_is_named(plan: autopar.Plan) -> None:
+    def forget(body: dict[str, Any]) -> None:
+        del body["prediction"]["peak"]
+
+    with pytest.raises(PlanFileError, match="prediction: expected an object with 'peak'"):
+        plan_from_json(rewritten(plan_to_json(plan), forget))
 
 
 def test_a_truncated_file_is_no_json(plan: autopar.Plan) -> None:
@@ -89,12 +83,13 @@ def test_a_flipped_byte_breaks_the_checksum(plan: autopar.Plan) -> None:
 
 def test_another_format_is_named(plan: autopar.Plan) -> None:
     text = rewritten(plan_to_json(plan), lambda body: body.update(format=99))
-    with pytest.raises(PlanFileError, match="plan format 99, but this autopar reads 4"):
+    with pytest.raises(PlanFileError, match="plan format 99, but this autopar reads 5"):
         plan_from_json(text)
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("values", 3), ("mesh", [["data", "two"]]), ("outcome", {}), ("pins", [[1]])]
+    ("key", "value"),
+    [("sharding", 3), ("arguments", [["data", "two"]]), ("prediction", {}), ("shardings", [[1]])],
 )
 def test_wrong_contents_are_damage_not_a_traceback(
     plan: autopar.Plan, key: str, value: Any
