@@ -21,7 +21,7 @@ from autopar.exporting.rule_files import flax_text, maxtext_text, read_rules
 from autopar.exporting.rules import Conflict, Names, logical_rules, path_rules
 from autopar.exporting.specs import spec_data, specs_text
 from autopar.frontend import trace
-from autopar.frontend.logical import logical_names
+from autopar.frontend.trace.logical import logical_names
 from autopar.ir.codec import Item, JsonError, parse_json
 from autopar.ir.mesh import MeshShape
 from autopar.ir.paths import matches

@@ -20,7 +20,7 @@ from autopar.passes.shard.model.lifetimes import lifetimes, materialized, read_b
 from autopar.passes.shard.model.needs import Choice, required, sources
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.model.slack import Slack, find_slack
-from autopar.passes.shard.problem import Edge, Floats, Problem, Usage
+from autopar.passes.shard.solver.problem import Edge, Floats, Problem, Usage
 
 
 @dataclass(frozen=True)
