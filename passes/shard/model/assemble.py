@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.cost.compute import HEAVY
 from autopar.ir.assignment import Assignment
 from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding import Sharding, replicated
@@ -21,6 +20,7 @@ from autopar.passes.shard.model.needs import Choice, required, sources
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.model.slack import Slack, find_slack
 from autopar.passes.shard.solver.problem import Edge, Floats, Problem, Usage
+from autopar.rules import HEAVY
 
 
 @dataclass(frozen=True)
