@@ -1,4 +1,4 @@
-"""Which experiments to run on a cluster, the ones that a fit cannot do without first."""
+"""The experiments to run on a cluster, the ones that a fit cannot do without first."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TILE = 128  # items to which a collective's parts are rounded up
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to measure.
+    """Bounds on how much to measure.
 
     `seconds` bounds the whole, `longest` a single op and `largest`, by platform, the bytes of an
     array of a matmul or a collective; a series has up to `sizes` sizes, and up to

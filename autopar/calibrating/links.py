@@ -28,7 +28,7 @@ def links_of(cluster: Cluster, experiment: Experiment) -> Links:
 
 
 def link_seconds(chip: Chip, links: Links, experiment: Experiment) -> float:
-    """What a collective experiment is predicted to take.
+    """Predicted seconds of a collective experiment.
 
     An all-gather and a reduce-scatter are chained by cutting out, or writing, a member's share.
     """
@@ -71,7 +71,7 @@ def fit_links(
 
 
 def figures_of(topology: AbstractTopology) -> dict[str, float]:
-    """Every figure of a topology that a collective's price may rest on, by its name."""
+    """The figures of a topology that a collective's price may rest on, by name."""
     own = {
         name: max(figure, _LEAST_SECONDS) if name.endswith("seconds") else figure
         for name, figure in topology.own_figures.items()

@@ -21,13 +21,13 @@ _ALIASES = (*sorted(REMAT), "optimization_barrier")  # other names for what goes
 
 
 def phase_of(region: str, keeps: bool) -> str:
-    """What a region is part of: forward and backward are one where moved values are kept."""
+    """The phase of a region: forward and backward are one where moved values are kept."""
     return "forward" if keeps and region == "backward" else region
 
 
 @dataclass(frozen=True)
 class ShardingPlan:
-    """How everything lies on `mesh`.
+    """The shardings of a step's values and ops on `mesh`.
 
     A value without an entry is made on demand where it is read. An op without an assignment
     computes in its result's sharding. `uses` tell where several ops of a region read a value in
