@@ -241,7 +241,7 @@ def write_report(
     """
     if trace is not None and a_plan(plan).is_one_program:
         raise InputError(
-            f"{plan.origin.step} is one program: its page has no schedule to draw a trace beside"
+            f"{plan.origin.step} is one program, which has no schedule to draw a trace beside"
         )
     if isinstance(verification, Verification):
         verification = verification_data(verification)

@@ -15,7 +15,7 @@ from autopar.ir.spmd import SpmdProgram
 from autopar.ir.text import show_bytes
 from autopar.passes.base import Setting
 from autopar.passes.shard.diagnose.why import Answer, Case, anew, case_of
-from autopar.passes.shard.moves import MoveTables
+from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.recipes import recipe_named
 from autopar.planner.placed_stages import PlacedStages
@@ -71,7 +71,7 @@ class Scope:
         return self.opened.plan.submeshes[self.submesh].sharding
 
     @property
-    def tables(self) -> MoveTables:
+    def tables(self) -> ReshardCosts:
         """The prices of the submesh."""
         return self.placed.contexts[self.submesh].tables
 
@@ -108,16 +108,16 @@ class Scope:
             prices.cluster, prices.mesh, limit, pins, resharder=resharder, in_flight=self.in_flight
         )
 
-    def case(self, pins: Pins, keeps: bool) -> Case:
+    def case(self, pins: Pins, reuse_gathered: bool) -> Case:
         """The problem under some pins, with the plan's answer as far as these allow."""
         recipe = recipe_named(self.opened.plan.origin.method)
-        optimal = Optimal(recipe=recipe, reshard_costs=self.tables, reuse_gathered=keeps)
+        optimal = Optimal(recipe=recipe, reshard_costs=self.tables, reuse_gathered=reuse_gathered)
         posed = optimal.pose(self.graph, self.setting(pins), pins, recipe)
-        return case_of(posed, self.kept, keeps)
+        return case_of(posed, self.kept, reuse_gathered)
 
     def own_case(self) -> Case:
         """The problem that the plan answers, with its answer."""
-        return self.case(self.own_pins, self.kept.keeps)
+        return self.case(self.own_pins, self.kept.reuse_gathered)
 
     @property
     def own_pins(self) -> Pins:

@@ -29,7 +29,7 @@ from autopar.passes.lower.partition.part_dataflow import PartDataflow
 from autopar.passes.lower.partition.split import split
 from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan, submesh_graph
 from autopar.passes.lower.spmd import lower_spmd
-from autopar.passes.shard.moves import MoveTables
+from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.schedule.table import in_flight
 
 
@@ -39,7 +39,7 @@ class SubmeshContext:
 
     cluster: Cluster
     block: Block
-    tables: MoveTables
+    tables: ReshardCosts
 
     @classmethod
     def of(cls, cluster: Cluster, submesh: Submesh) -> SubmeshContext:
@@ -48,7 +48,7 @@ class SubmeshContext:
         shape = next(s for s in submeshes(cluster) if s.device_count == count)
         own = cut_out(cluster, shape) if submesh.devices else cluster
         block = Block(min(submesh.devices, default=0), shape)
-        return cls(own, block, MoveTables(Prices(own, submesh.mesh)))
+        return cls(own, block, ReshardCosts(Prices(own, submesh.mesh)))
 
     @property
     def resharder(self) -> Resharder:
