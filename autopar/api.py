@@ -241,7 +241,9 @@ def write_report(
     `verify` found, or its JSON. Raises InputError where the trace cannot be used.
     """
     if trace is not None and a_plan(plan).pipeline is None:
-        raise InputError(f"{plan.origin.step} is one program, which step.trace cannot measure")
+        raise InputError(
+            f"{plan.origin.step} is one program, which has no schedule to draw a trace beside"
+        )
     if isinstance(verification, Verification):
         verification = verification_data(verification)
     view = ReportView(
