@@ -63,7 +63,7 @@ class StagePlan:
 
     @property
     def chunks(self) -> int:
-        """How many stages each submesh has."""
+        """The number of stages on each submesh."""
         return max(1, len(self.stages) // max(1, len(self.submeshes)))
 
     def stage_of_layer(self, layer: int) -> int:
