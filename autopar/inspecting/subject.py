@@ -68,7 +68,7 @@ def _argument(opened: Opened, given: Sequence[Argument]) -> tuple[AbstractScope,
     first = given[0]
     scope = scopes_of(opened)[first.submesh]
     case = scope.own_case()
-    homes = case.posed.reading.fold.homes
+    homes = case.posed.reading.merged.homes
     values = {i.path: i.value for i in scope.graph.inputs}
     if first.path not in values:
         raise ArgumentError(f"no op of the step reads {first.path}: it lies whole, at no price")

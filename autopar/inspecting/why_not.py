@@ -22,7 +22,7 @@ from autopar.ir.explanation import Counterfactual
 from autopar.ir.naming import and_more
 from autopar.ir.paths import meant
 from autopar.passes.shard.diagnose.why import anew, case_of, homed
-from autopar.passes.shard.pins import resolve_pins, show_spec
+from autopar.passes.shard.model.pins import resolve_pins, show_spec
 from autopar.planner.memory_fit import MeshContext, MeshPlan, plan_on, refusal, try_mesh
 from autopar.planner.remat import Form
 from autopar.planner.request import Pins, Request
@@ -140,8 +140,8 @@ class _Asking:
         sharding, limit = found.decided.sharding, self.opened.plan.origin.memory_bytes
         price = price_of(found.timed.seconds, found.seconds, found.cost, found.held.peak_bytes)
         listing = Listing(scope.graph, found.decided.program, 1)
-        case = scope.case(self.every, sharding.keeps)
-        chosen = case_of(case.posed, sharding, sharding.keeps).chosen
+        case = scope.case(self.every, sharding.reuse_gathered)
+        chosen = case_of(case.posed, sharding, sharding.reuse_gathered).chosen
         near = homed(case, chosen, (), limit)
         if near != chosen:
             weighed = scope.weighed(case.plan(near), found.cost)
@@ -154,7 +154,7 @@ class _Asking:
         """Each submesh that holds what is pinned sharded anew, one after the other."""
         opened, pairs = self.opened, list[_Pair]()
         for scope in self._scopes:
-            case = scope.case(pins_of(scope.graph, self.every), scope.kept.keeps)
+            case = scope.case(pins_of(scope.graph, self.every), scope.kept.reuse_gathered)
             limit = opened.plan.origin.memory_bytes
             weighed, least = scope.fitting(case, {}, anew(case, {}, limit))
             if weighed is None:
