@@ -55,8 +55,9 @@ def slice_step(
     BatchError where the step cannot be cut into these microbatches exactly.
     """
     sliced = slice_at(trace, rules, setting, layering, batching)
-    is_open = isinstance(layering, MinCut) and layering.layers is None
-    if not is_open or fewest == 1 or _suits(sliced.layers, fewest):
+    if not isinstance(layering, MinCut) or layering.layers is not None:
+        return sliced
+    if fewest == 1 or _suits(sliced.layers, fewest):
         return sliced
     even = replace(layering, layers=fewest)
     layers = setting.watched("layer", sliced.batching, lambda: even.run(sliced.batching, setting))
