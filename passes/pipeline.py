@@ -35,7 +35,7 @@ from autopar.passes.stage.search import Search
 
 @dataclass(frozen=True)
 class Decided:
-    """What the slots decided, and the listing it lowers to."""
+    """The decisions of the slots, and the listing that they lower to."""
 
     graph: Graph
     stages: StagePlan

@@ -1,4 +1,4 @@
-"""What of a plan is sharded as one, the step or what a submesh runs, and what a sharding takes."""
+"""The unit of a plan that one sharding decision covers, a submesh; and the cost of a sharding."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class SlicedStep:
 
     @property
     def microbatches(self) -> int:
-        """How many microbatches a step has."""
+        """The number of microbatches of a step."""
         return self.batching.microbatches
 
 
@@ -92,7 +92,7 @@ def slice_as_planned(source: Source, plan: Plan, setting: Setting) -> SlicedStep
 
 
 def _suits(sequence: LayerSequence, stages: int) -> bool:
-    """Whether layers can make so many stages of which none has far more work than its share."""
+    """True if layers can make so many stages, none with far more work than its share."""
     work = [layer.flops for layer in sequence.layers]
     return len(work) >= stages and max(work) * stages <= _UNEVEN * sum(work)
 
