@@ -20,7 +20,7 @@ from autopar.frontend.traced import FlatProgram
 from autopar.ir.mesh import MeshShape
 from autopar.ir.program import PartProgram
 from autopar.ir.sharding import Sharding
-from autopar.runtime.arrays import ArrayType, output_avals
+from autopar.runtime.bind import ArrayType, output_avals
 from autopar.runtime.callbacks import HostCalls
 from autopar.runtime.emit import local_function
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from autopar.ir.program import ONCE, Program, Run
 from autopar.runtime.actions import Action
-from autopar.runtime.dependencies import makers
 from autopar.runtime.feeds import Registers
 
 _LOOKS = 4  # in one span of patience
@@ -100,7 +99,7 @@ def _look(watched: weakref.ref[Watchdog], patience: float) -> None:
 
 def standstill(program: Program, done: Collection[int]) -> str:
     """Where each submesh stands when these runs are done, and the list around what hangs."""
-    makes = makers(program)
+    makes = program.producers
     lines = ["a step makes no progress:"]
     hanging: list[int] = []
     for submesh in range(len(program.submeshes)):
