@@ -23,7 +23,7 @@ Action = Callable[[Registers], Any]
 
 @dataclass(frozen=True)
 class Binding:
-    """What instructions are bound to: compiled parts, meshes, the way between meshes."""
+    """The compiled parts, meshes and transport that instructions are bound to."""
 
     program: Program
     compiled: Sequence[Any]
@@ -101,7 +101,7 @@ def _send(send: Send, copy: Copier) -> Action:
 
 
 def _starter(start: Start, kinds: Sequence[ArrayType], mesh: Mesh) -> Callable[[], Sequence[Any]]:
-    """One program that makes every accumulator of a submesh."""
+    """A program that makes every accumulator of a submesh."""
 
     def begin() -> list[Any]:
         pairs = zip(start.accumulators, kinds, strict=True)

@@ -46,7 +46,7 @@ def partition_spec(sharding: Sharding) -> PartitionSpec:
 
 
 def lying_spec(sharding: Sharding) -> PartitionSpec:
-    """How an array lies between programs: one with partial axes as a stack over them.
+    """The spec of an array between programs: one with partial axes is a stack over them.
 
     The stack has a leading dim, sharded over the partial axes, of what is yet to be combined.
     """
@@ -74,7 +74,7 @@ def shape_with_axis(mesh: MeshShape) -> MeshShape:
 
 
 def is_mesh(given: object) -> bool:
-    """Whether something is a mesh of JAX's, with devices or abstract."""
+    """True for a mesh of JAX's, with devices or abstract."""
     return isinstance(given, Mesh | AbstractMesh)
 
 
@@ -124,7 +124,7 @@ class ArrayType:
         return cls(lying_shape(shape, sharding, mesh), dtype, lying_spec(sharding))
 
     def on(self, mesh: Any) -> jax.ShapeDtypeStruct:
-        """What JAX is told of it; the mesh may be an abstract one."""
+        """Its description for JAX; the mesh may be an abstract one."""
         return jax.ShapeDtypeStruct(self.shape, self.dtype, sharding=NamedSharding(mesh, self.spec))
 
     def sharding(self, mesh: Mesh) -> NamedSharding:

@@ -115,7 +115,7 @@ def run_host_call(
 
 
 def _nothing(kind: Any) -> Any:
-    """What changes no value that it is combined with: by the largest, or, or sum."""
+    """A value that changes none that it is combined with: by the largest, or, or sum."""
     least: Any = 0
     if jnp.issubdtype(kind.dtype, jnp.floating):
         least = jnp.asarray(-jnp.inf, kind.dtype)
@@ -150,7 +150,7 @@ def _call(equation: Equation, kinds: Sequence[Any], calls: HostCalls) -> Callabl
 
 
 class LaterCaller:
-    """One program of one device, which JAX runs as it does the calls of a plain step."""
+    """A program of one device, which JAX runs as it does the calls of a plain step."""
 
     def __init__(self, calls: FlatProgram, device: Any) -> None:
         self._device = device

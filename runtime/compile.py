@@ -34,7 +34,7 @@ _THREADS = 4  # XLA compiles without the interpreter's lock
 
 @dataclass(frozen=True)
 class CompileReport:
-    """What was compiled: parts, different ones among them, and how each of them came to be.
+    """The parts that were compiled, different ones among them, and how each of them came to be.
 
     A part that is equal to another on the same devices is that one; on other devices what was
     compiled is loaded again, or compiled again where the backend cannot load it.
@@ -91,7 +91,7 @@ def compile_parts(
 def _copies(
     sources: Sequence[PartSource], meshes: Sequence[Mesh], uses: dict[int, list[int]]
 ) -> _Copies:
-    """One program for each submesh that runs these equal parts; they are lowered once."""
+    """Compile these equal parts once for each submesh that runs them; they are lowered once."""
     source = sources[next(iter(uses.values()))[0]]
     shared: Any = None
     portable: Portable | None = None
@@ -125,7 +125,7 @@ _FLATTENED = frozenset({"jaxpr", "call_jaxpr", "cond_jaxpr", "body_jaxpr", "bran
 
 
 def program_cache_key(source: PartSource) -> _Key:
-    """What two parts share if, and only if, one compiled program will do for both.
+    """A key that two parts share if, and only if, one compiled program will do for both.
 
     Names of values, source lines and the stage are left out. What cannot be read, such as a
     callback, is only like itself.
@@ -279,7 +279,7 @@ class Portable:
             return None
 
     def load(self, devices: Sequence[Any]) -> Any:
-        """What `on` gives, tried without asking whether it would run."""
+        """Load as `on` does, without asking whether it would run."""
         data, in_tree, out_tree = self._written
         unloaded, info, no_kwargs = _Unpickler(data, self._devices_before, devices).load()
         return jax.stages.Compiled(
@@ -303,7 +303,7 @@ class _Unpickler(pickle.Unpickler):
         self._instead = {h.id: d for h, d in zip(homes, devices, strict=True)}
 
     def persistent_load(self, pid: Any) -> Any:
-        """What stands in the data by name alone: the executable, a device, the client."""
+        """The object that the data names only: the executable, a device, the client."""
         client = self._devices[0].client
         if pid[0] == "device":
             return self._instead[pid[1]]
@@ -318,7 +318,7 @@ class _Unpickler(pickle.Unpickler):
 
 @lru_cache(maxsize=8)
 def _is_able(platform: str) -> bool:
-    """Whether a small program, moved from one device to another, runs there."""
+    """True if a small program, moved from one device to another, runs there."""
     devices = jax.local_devices(backend=platform)
     if len(devices) < 2:
         return False

@@ -175,7 +175,7 @@ class _Emitter:
 
 
 def _renamed(program: FlatProgram) -> Iterator[tuple[int, int | Const]]:
-    """What the inputs and results of remat equations are other names for."""
+    """The values that inputs and results of remat equations are other names for."""
     for equation in program.walk():
         if equation.primitive.name in ("remat2", "checkpoint"):
             body = equation.bodies[0]
@@ -191,7 +191,7 @@ def _constant(const: Const) -> Any:
 
 
 def _scope(equation: Equation) -> str:
-    """What profiles and HLO metadata show for an op: the user's modules and line."""
+    """The scope of an op in profiles and HLO metadata: the user's modules and line."""
     return (
         "/".join(
             p for p in (equation.name_stack.replace("(", "_").replace(")", ""), equation.line) if p

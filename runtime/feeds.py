@@ -33,7 +33,7 @@ Held = tuple[int, int, Any]  # submesh, register, array
 
 @dataclass(frozen=True)
 class Home:
-    """Where a piece of state lies from the second step on: as the step gave it back."""
+    """The place of a piece of state from the second step on: as the step gave it back."""
 
     submesh: int
     kind: ArrayType
@@ -82,7 +82,7 @@ class Feeder:
             group.aliases.trust(r.sharding for r in results if isinstance(r, jax.Array))
 
     def fill(self, inputs: Sequence[Any], registers: Registers) -> None:
-        """Every register that a feed writes."""
+        """Write every register that a feed has."""
         for submesh, register, array in self._held:
             registers[submesh][register] = array
         again = repeats(inputs, self._consumed)
@@ -123,7 +123,7 @@ def _numbers(feeds: Sequence[FeedType], meshes: Sequence[Mesh]) -> Iterator[Held
 def _placed(
     feeds: Sequence[FeedType], meshes: Sequence[Mesh], constants: Mapping[int, Any]
 ) -> Iterator[Held]:
-    """What feeds of constants write, at every step alike."""
+    """The registers that feeds of constants write, at every step alike."""
     for submesh, group in _by_submesh(feeds, meshes):
         written: dict[int, Any] = {}
         group.fill(constants, written)
@@ -232,7 +232,7 @@ def stack_rows(leaf: Any, rows: Rows, count: int) -> Any:
 
 
 def unstack_rows(stack: Any, rows: Rows) -> Any:
-    """What `stack_rows` cut, put together again."""
+    """The inverse of `stack_rows`."""
     count, front, back = stack.shape[0], stack.shape[1 : rows.dim + 1], stack.shape[rows.dim + 2 :]
     size = stack.shape[rows.dim + 1] // (rows.outer * rows.inner)
     apart = stack.reshape(count, *front, rows.outer, size, rows.inner, *back)
@@ -249,7 +249,7 @@ def _stacker(rows: Rows, count: int, sharding: NamedSharding) -> Callable[[Any],
 
 
 def _splitter(stacks: Sequence[ArrayType], mesh: Mesh) -> Callable[..., Sequence[Sequence[Any]]]:
-    """One program that takes stacks apart: a list of microbatches for each."""
+    """A program that takes stacks apart: a list of microbatches for each."""
     if not stacks:
         return lambda: ()
 
@@ -287,7 +287,7 @@ class Fetcher:
         self._count = 1 + max((f.fetch.output for f in fetches), default=-1)
 
     def outputs(self, registers: Registers) -> list[Any]:
-        """Every output by its number."""
+        """The outputs, by their numbers."""
         found: list[Any] = [None] * self._count
         for output, submesh, register in self._once:
             found[output] = registers[submesh][register]

@@ -48,12 +48,12 @@ class Interface:
 
     @cached_property
     def input_sizes(self) -> tuple[Sizes, ...]:
-        """How each of the user's leaves, and then of the closed-over arrays, is cut."""
+        """The rows of the pieces of each of the user's leaves, then of the closed-over arrays."""
         return piece_sizes(self.trace.whole.input_pieces)
 
     @cached_property
     def output_sizes(self) -> tuple[Sizes, ...]:
-        """How each of the user's results is cut."""
+        """The rows of the pieces of each of the user's results."""
         return piece_sizes(self.trace.whole.output_pieces)
 
     def inputs(self, leaves: Sequence[Any]) -> list[Any]:
@@ -70,7 +70,7 @@ class Interface:
         return {numbers.index(first + i): value for i, value in enumerate(held)}
 
     def with_index(self, given: Sequence[Any], index: Any = None) -> list[Any]:
-        """Something for each input of the whole step, in the count of the microbatch's program."""
+        """A list with an entry for each input of the step, as the microbatch's program counts them."""
         listed = list(given)
         if self.index is not None:
             listed.insert(self.index, index)
@@ -232,11 +232,11 @@ class RegisterTypes:
     )
 
     def of_fetch(self, fetch: Fetch) -> ArrayType:
-        """What the registers of an output hold; raises GraphError where nothing is there."""
+        """The type in an output's registers; raises GraphError where nothing is there."""
         return self.read(fetch.submesh, fetch.registers[0], f"output {fetch.output}")
 
     def read(self, submesh: int, register: int, reader: str) -> ArrayType:
-        """What a register holds when `reader` comes to it."""
+        """The type in a register when `reader` comes to it."""
         if (submesh, register) not in self.held:
             raise GraphError(f"{reader} reads r{register} of mesh{submesh}, which holds nothing")
         return self.held[submesh, register]

@@ -1,4 +1,4 @@
-"""What a device runs of each primitive: its piece, given how operands and results lie on the mesh.
+"""Runs each primitive on a device's pieces, given how operands and results lie on the mesh.
 
 Most primitives run on pieces as they are. Those here have parameters that speak of whole shapes, or
 read and write at positions that are counted in the whole array.
@@ -24,7 +24,7 @@ from autopar.ir.sharding import Sharding
 
 @dataclass(frozen=True)
 class Local:
-    """How one op lies on the mesh: shardings and whole (global) shapes of what it touches.
+    """The layout of one op on the mesh: shardings and whole (global) shapes of what it touches.
 
     Results are partial over the axes given to the op's REDUCE factors. `platform` is that of the
     devices.
@@ -156,7 +156,7 @@ def _dynamic_slice(equation: Equation, operands: Sequence[Any], local: Local) ->
 def _dynamic_update_slice(
     equation: Equation, operands: Sequence[Any], local: Local
 ) -> Sequence[Any]:
-    """Where a part of a sharded dim is written, write the rows of it that fall on this piece.
+    """Write, of an update to a part of a sharded dim, the rows that fall on this piece.
 
     Along such a dim the window read, mixed and written back is as long as the update, or as the
     piece if that is shorter, and lies as near to the update's place as the piece allows.
@@ -263,7 +263,7 @@ def _gather(equation: Equation, operands: Sequence[Any], local: Local) -> Sequen
 
 
 def _fill_value(equation: Equation, dtype: Any) -> Any:
-    """What stands for rows out of bounds, as `jax.lax.gather` defines it."""
+    """The value of rows out of bounds, as `jax.lax.gather` defines it."""
     fill = equation.params["fill_value"]
     if fill is None:
         if jnp.issubdtype(dtype, jnp.inexact):
@@ -341,7 +341,7 @@ def _window_sizes(numbers: Any, updates: Sequence[int], rank: int) -> list[int]:
 
 
 def _conv(equation: Equation, operands: Sequence[Any], local: Local) -> Sequence[Any]:
-    """Where there are groups, they are the major part of the sharded feature or batch dim."""
+    """A convolution of fewer groups: they are the major part of the sharded feature or batch dim."""
     batch_dim, feature_dim = equation.params["dimension_numbers"].lhs_spec[:2]
     counts: dict[str, int] = {}
     for name, dim in (("feature_group_count", feature_dim), ("batch_group_count", batch_dim)):

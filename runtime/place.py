@@ -88,7 +88,7 @@ def _lies(leaf: Any, wanted: jax.sharding.NamedSharding) -> bool:
 
 
 def _on_mesh(leaf: Any, wanted: jax.sharding.NamedSharding) -> bool:
-    """Whether a leaf lies on the mesh's devices, in the mesh's order, as one program wants it."""
+    """True if a leaf lies on the mesh's devices, in the mesh's order, as one program wants it."""
     if not isinstance(leaf, jax.Array) or not isinstance(leaf.sharding, jax.sharding.NamedSharding):
         return False
     here: Any = leaf.sharding.mesh
@@ -107,7 +107,7 @@ def _on_host(leaf: Any) -> Any:
 
 @lru_cache(maxsize=64)
 def _mover(shardings: tuple[jax.sharding.NamedSharding, ...]) -> Callable[..., tuple[Any, ...]]:
-    """One program that changes the shardings of many arrays."""
+    """A program that changes the shardings of many arrays."""
     if not shardings:
         return lambda *given: given
 
@@ -162,7 +162,7 @@ class Aliases:
         self._own.update((id(s), s) for s in shardings)
 
     def trusts(self, sharding: Any) -> bool:
-        """Whether an array of this sharding is the step's own result."""
+        """True if an array of this sharding is the step's own result."""
         return id(sharding) in self._own
 
     def shared(
@@ -181,7 +181,7 @@ class Aliases:
         return sorted(outlive | late)
 
     def _claims(self, every: Sequence[Any], own: Sequence[int]) -> Iterator[int]:
-        """Who comes too late: first those that must live on have their memory, then in order."""
+        """The leaves whose memory another has: first those that must live on have it, then in order."""
         taken: set[int] = set()
         for number in sorted(own, key=lambda n: n in self._consumed):
             buffers = buffers_of(every[number])

@@ -47,7 +47,7 @@ class MeasuredSpan:
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Its duration."""
         return self.end_seconds - self.start_seconds
 
 
@@ -76,7 +76,7 @@ class Timeline:
 
     @property
     def busy_seconds(self) -> tuple[float, ...]:
-        """How long each submesh computed."""
+        """The time that each submesh computed."""
         return tuple(sum(s.seconds for s in row) for row in self.rows)
 
     @property
@@ -86,13 +86,13 @@ class Timeline:
 
     @property
     def bubble_fraction(self) -> float:
-        """Which part of all the submeshes' time is idle."""
+        """The part of all the submeshes' time that is idle."""
         whole = self.makespan_seconds * self.submeshes
         return 1.0 - sum(self.busy_seconds) / whole if whole else 0.0
 
     @property
     def rows(self) -> tuple[tuple[MeasuredSpan, ...], ...]:
-        """What each submesh computed, in order."""
+        """The spans that each submesh computed, in order."""
         return tuple(
             tuple(s for s in self.spans if s.submesh == mesh and s.kind != SEND)
             for mesh in range(self.submeshes)

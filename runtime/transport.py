@@ -37,7 +37,7 @@ Admit = Callable[[Any], None]
 
 
 def in_flight_limit(platform: str) -> int:
-    """How many programs may be under way on a submesh; 0 for any number."""
+    """The number of programs that may be under way on a submesh; 0 for any number."""
     return _CPU_LIMIT if platform == "cpu" else 0
 
 
@@ -50,7 +50,7 @@ def wait(token: Any) -> None:
 
 
 def admit_any(token: Any) -> None:
-    """Lets any number of programs be under route."""
+    """Lets any number of programs be under way."""
 
 
 def limit_in_flight(limit: int) -> Admit:
@@ -76,7 +76,7 @@ _COPY = "copy"
 
 @dataclass(frozen=True)
 class Route:
-    """One array's way: how it lies on the mesh it leaves, and on the one it arrives at."""
+    """The route of an array: its type on the mesh that it leaves, and on the next."""
 
     before: ArrayType
     after: ArrayType
@@ -91,7 +91,7 @@ class Endpoint:
 
 
 class AbstractTransport(abc.ABC):
-    """How arrays travel between submeshes: within a process, or between processes."""
+    """The means by which arrays travel between submeshes, in one process or between several."""
 
     @abc.abstractmethod
     def copier(self, routes: Sequence[Route], source: Endpoint, target: Endpoint) -> Copier:
@@ -99,7 +99,7 @@ class AbstractTransport(abc.ABC):
 
 
 class LocalTransport(AbstractTransport):
-    """All devices are this process's own."""
+    """Transport within one process, whose own all devices are."""
 
     def copier(self, routes: Sequence[Route], source: Endpoint, target: Endpoint) -> Copier:
         """Lay out where needed, put, lay out again where needed; everything compiled here."""
@@ -126,7 +126,7 @@ class _Bridge:
 
     @property
     def is_even(self) -> bool:
-        """Whether both sides have as many devices."""
+        """True if both sides have as many devices."""
         return len(self.leaving.device_set) == len(self.arriving.device_set)
 
 
@@ -148,7 +148,7 @@ def _bridge(route: Route, source: Mesh, target: Mesh) -> _Bridge:
 
 
 def _boxes(sharding: NamedSharding, route: Route) -> list[Any]:
-    """What each device in turn holds."""
+    """The box of the array on each device in turn."""
     boxes = sharding.devices_indices_map(route.before.shape)
     mesh: Any = sharding.mesh
     return [boxes[d] for d in mesh.devices.flat]
@@ -159,7 +159,7 @@ def _piece_bytes(sharding: NamedSharding, route: Route) -> int:
 
 
 def _over(shape: Mesh, devices: Mesh, spec: PartitionSpec) -> NamedSharding:
-    """One submesh's layout on another's devices."""
+    """The layout of one submesh on another's devices."""
     return NamedSharding(
         _mesh(devices.devices.reshape(shape.devices.shape), shape.axis_names), spec
     )
@@ -181,7 +181,7 @@ def _relay(
     routes: Sequence[Route],
     admit: Admit,
 ) -> Copier | None:
-    """One program that changes layouts on one submesh; None where all lie right already."""
+    """Compiles a program that changes layouts on one submesh; None where all lie right already."""
     off = [
         i
         for i, (b, a, w) in enumerate(zip(before, after, routes, strict=True))

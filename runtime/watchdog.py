@@ -1,4 +1,4 @@
-"""Says where a step hangs: what each submesh did last, and what it waits for."""
+"""The watchdog: reports where a step hangs, what each submesh did last and what it waits for."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Step:
 
     @property
     def is_done(self) -> bool:
-        """Whether all of it is."""
+        """True if all of it is done."""
         return self.is_issued and len(self.done()) == len(self.tokens)
 
 
@@ -98,7 +98,7 @@ def _look(watched: weakref.ref[Watchdog], patience: float) -> None:
 
 
 def standstill(program: Program, done: Collection[int]) -> str:
-    """Where each submesh stands when these runs are done, and the list around what hangs."""
+    """The position of each submesh when these runs are done, and the list around what hangs."""
     makes = program.producers
     lines = ["a step makes no progress:"]
     hanging: list[int] = []

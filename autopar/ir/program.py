@@ -1,4 +1,4 @@
-"""What submeshes run: parts of the step, and the list of instructions that runs them in order.
+"""A step as a program of submeshes: its parts, and the instructions that run them in order.
 
 A part is a piece of the step that one submesh runs as one compiled program. The list is global
 and plain: whoever drives some of the submeshes walks it and skips what is not theirs. Values lie
@@ -119,7 +119,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Transfer:
-    """One value on its way: register `source` of one submesh becomes `target` of another."""
+    """The transfer of one value: register `source` of one submesh becomes `target` of another."""
 
     value: Value
     source: int

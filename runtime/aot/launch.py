@@ -19,7 +19,7 @@ from autopar.runtime.aot.job import Job
 
 
 def compile_ahead(job: Job, level: Level = Level.MEMORY, limit_seconds: float = 600.0) -> Compiled:
-    """What the target's compiler makes of a job; below FULL it is stopped before code generation.
+    """Compile a job for its target; below FULL the compiler is stopped before code generation.
 
     All but the times of a TPU's kernels is known by then, in a tenth of the time. A program that
     does not fit is an answer too. Raises VerifyError where the compiler fails, or takes longer than
@@ -102,7 +102,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """All that the process is told; of the parent's settings only where its modules lie.
+    """The environment of the process; of the parent's settings only where its modules lie.
 
     No device is opened, no server asked, no lock taken, and temporary files go into the folder.
     """

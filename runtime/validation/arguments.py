@@ -69,7 +69,7 @@ def _notes(traced: TracedStep, missing: Sequence[int], positive: bool) -> list[s
 
 
 def _is_type(leaf: Any) -> bool:
-    """Whether a leaf is no array or number but the type of one."""
+    """True if a leaf is no array or number but the type of one."""
     is_array = getattr(leaf, "__array__", None) is not None or getattr(leaf, "devices", None)
     return getattr(leaf, "dtype", None) is not None and not is_array
 
@@ -108,7 +108,7 @@ def _cast(numbers: Array, dtype: Any) -> Array:
 
 
 def _is_float(dtype: Any) -> bool:
-    """Whether a dtype is one of floats, bfloat16 and the like among them."""
+    """True for dtypes of floats, bfloat16 and the like among them."""
     return np.issubdtype(dtype, np.floating) or str(dtype).startswith(("bfloat", "float"))
 
 

@@ -146,7 +146,7 @@ class Result:
 
     @property
     def change(self) -> Array:
-        """What the steps made of it: an update does not drown in what it is added to."""
+        """The change over the steps, so that an update does not drown in what it is added to."""
         return _wide(self.numbers) - (0.0 if self.start is None else _wide(self.start))
 
 

@@ -42,7 +42,7 @@ def open_cpu_devices(count: int) -> None:
 
 
 def runs_here(count: int) -> bool:
-    """Whether a program of so many devices runs in this process.
+    """True if a program of so many devices runs in this process.
 
     It must where what JAX writes programs with is not installed: no other process could read it.
     """
@@ -133,7 +133,7 @@ def as_numbers(leaf: Any) -> np.ndarray[Any, Any]:
 
 
 def is_key(dtype: Any) -> bool:
-    """Whether a dtype is that of typed random keys."""
+    """True for the dtype of typed random keys."""
     return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key))
 
 
@@ -194,7 +194,7 @@ class CpuProgram:
     compile: Callable[[], Any]
 
     def compiled(self) -> Compiled:
-        """What XLA made of it; its peak leaves temporaries out, so these are added."""
+        """XLA's figures for it; its peak leaves temporaries out, so these are added."""
         made = self.compile()
         memory = made.memory_analysis()
         order = range(self.mesh.device_count)

@@ -14,9 +14,7 @@ from autopar.runtime.local import local_primitives
 def test_parameters_that_speak_of_whole_shapes_are_made_to_speak_of_pieces() -> None:
     told = {name for name, row in PRIMITIVES.items() if row.local}
     missing, extra = sorted(told - local_primitives()), sorted(local_primitives() - told)
-    assert not missing, (
-        f"write what a device runs of {missing} in autopar/runtime/local.py"
-    )
+    assert not missing, f"write what a device runs of {missing} in autopar/runtime/local.py"
     assert not extra, f"say local=True of {extra} in its row in autopar/rules/<family>.py"
 
 
