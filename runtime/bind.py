@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,6 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from autopar.errors import MeshError
 from autopar.frontend.plain_data import dtype_name
-from autopar.frontend.traced import Const, FlatProgram
 from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding import Sharding
 from autopar.ir.values import item_bytes
@@ -147,10 +146,3 @@ class ArrayType:
     def __str__(self) -> str:
         dims = ",".join(map(str, self.shape))
         return f"{dtype_name(self.dtype)}[{dims}] {tuple(self.spec)}"
-
-
-def output_avals(program: FlatProgram) -> Iterator[Any]:
-    """The abstract value of each output."""
-    avals = dict(program.avals())
-    for output in program.outputs:
-        yield output.aval if isinstance(output, Const) else avals[output]

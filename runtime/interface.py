@@ -19,10 +19,10 @@ from autopar.frontend.rewrite.subprogram import part_program
 from autopar.frontend.traced import FlatProgram
 from autopar.ir.mesh import MeshShape
 from autopar.ir.program import Feed, Fetch, PartKind, PartProgram, Program, Run, Send, Start
-from autopar.runtime.bind import ArrayType, output_avals
+from autopar.runtime.bind import ArrayType
 from autopar.runtime.callbacks import HostCalls
 from autopar.runtime.feeds import FeedType, FetchType, Home
-from autopar.runtime.parts import PartSource, dtype_of, held_in
+from autopar.runtime.parts import PartSource, dtype_of, held_in, output_avals
 from autopar.runtime.pieces import Sizes, cut_leaves, piece_sizes
 from autopar.runtime.transport import Route
 
@@ -70,7 +70,7 @@ class Interface:
         return {numbers.index(first + i): value for i, value in enumerate(held)}
 
     def with_index(self, given: Sequence[Any], index: Any = None) -> list[Any]:
-        """A list with an entry for each input of the step, as the microbatch's program counts them."""
+        """Entries for the inputs of the step, with one for the microbatch's number."""
         listed = list(given)
         if self.index is not None:
             listed.insert(self.index, index)

@@ -341,7 +341,7 @@ def _window_sizes(numbers: Any, updates: Sequence[int], rank: int) -> list[int]:
 
 
 def _conv(equation: Equation, operands: Sequence[Any], local: Local) -> Sequence[Any]:
-    """A convolution of fewer groups: they are the major part of the sharded feature or batch dim."""
+    """A convolution of fewer groups, the major part of the sharded feature or batch dim."""
     batch_dim, feature_dim = equation.params["dimension_numbers"].lhs_spec[:2]
     counts: dict[str, int] = {}
     for name, dim in (("feature_group_count", feature_dim), ("batch_group_count", batch_dim)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -16,11 +16,11 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 from autopar.errors import GraphError
 from autopar.frontend.plain_data import dtype_name
-from autopar.frontend.traced import FlatProgram
+from autopar.frontend.traced import Const, FlatProgram
 from autopar.ir.mesh import MeshShape
 from autopar.ir.program import PartProgram
 from autopar.ir.sharding import Sharding
-from autopar.runtime.bind import ArrayType, output_avals
+from autopar.runtime.bind import ArrayType
 from autopar.runtime.callbacks import HostCalls
 from autopar.runtime.emit import local_function
 
@@ -171,6 +171,13 @@ class PartSource:
             return (*plain, *sums, *token)
 
         return run
+
+
+def output_avals(program: FlatProgram) -> Iterator[Any]:
+    """The abstract value of each output."""
+    avals = dict(program.avals())
+    for output in program.outputs:
+        yield output.aval if isinstance(output, Const) else avals[output]
 
 
 def abstract_mesh(mesh: MeshShape) -> AbstractMesh:

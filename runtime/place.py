@@ -181,7 +181,7 @@ class Aliases:
         return sorted(outlive | late)
 
     def _claims(self, every: Sequence[Any], own: Sequence[int]) -> Iterator[int]:
-        """The leaves whose memory another has: first those that must live on have it, then in order."""
+        """The leaves whose memory another has; first those that must live on have theirs."""
         taken: set[int] = set()
         for number in sorted(own, key=lambda n: n in self._consumed):
             buffers = buffers_of(every[number])
