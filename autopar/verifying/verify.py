@@ -22,10 +22,10 @@ from autopar.planner.plan import Planned
 from autopar.planner.planned_stages import PlannedStages
 from autopar.runtime.aot.job import Job
 from autopar.runtime.aot.launch import compile_ahead
-from autopar.runtime.trial.compiled import CpuProgram
-from autopar.runtime.trial.numerics import STEPS, Trial, numerics
-from autopar.runtime.trial.remote import remote_step
-from autopar.runtime.trial.steps import (
+from autopar.runtime.validation.numerics import STEPS, Validation, numerics
+from autopar.runtime.validation.remote import remote_step
+from autopar.runtime.validation.steps import (
+    CpuProgram,
     FlatStep,
     check_host_memory,
     plain_step,
@@ -103,8 +103,8 @@ def verify_planned(
 
 def _numerics(planned: Planned | PlannedStages, called: Called, inquiry: Inquiry) -> Numerics:
     _check_memory(planned.plan, inquiry.devices)
-    with _trial(planned, called, inquiry.devices) as trial:
-        return numerics(trial, inquiry.steps)
+    with _validation(planned, called, inquiry.devices) as validation:
+        return numerics(validation, inquiry.steps)
 
 
 def _check_memory(plan: Plan, devices: int | None) -> None:
@@ -119,9 +119,9 @@ def _check_memory(plan: Plan, devices: int | None) -> None:
 
 
 @contextmanager
-def _trial(
+def _validation(
     planned: Planned | PlannedStages, called: Called, devices: int | None
-) -> Generator[Trial]:
+) -> Generator[Validation]:
     trace, program = program_of(planned)
     plain, notes = plain_trace(planned), tuple[str, ...]()
     if devices is not None and devices < planned.plan.device_count:
@@ -136,7 +136,7 @@ def _trial(
         trace, program = MicrobatchTrace.of_whole(small.traced), small.program
     meshes = [s.mesh for s in program.submeshes]
     with _on_cpu(trace, program) as step:
-        yield Trial(
+        yield Validation(
             plain,
             read_call(called.spec, called.args, called.kwargs).leaves,
             plain_step(called.spec, called.args, called.kwargs),
