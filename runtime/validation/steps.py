@@ -12,12 +12,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from autopar.hlo.collectives import compiled_collectives
 from autopar.errors import VerifyError
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.frontend.trace.arguments import StepSpec, join_static, split_static
 from autopar.frontend.trace.step import plain_steps
 from autopar.frontend.traced import FlatProgram
+from autopar.hlo.collectives import compiled_collectives
 from autopar.ir.compiled import Compiled
 from autopar.ir.mesh import MeshShape
 from autopar.ir.program import Program
