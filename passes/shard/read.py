@@ -26,7 +26,6 @@ from autopar.passes.shard.follow import (
     is_pointwise,
     is_pure_demand,
     label,
-    major_factor,
     renaming_of,
 )
 from autopar.passes.shard.loops import read_loop
@@ -337,7 +336,7 @@ class Reader:
     def _narrow_to_rule(self, index: int, rule: Rule) -> None:
         shardable = set(rule.shardable())
         for d, dim in enumerate(rule.results[0]):
-            major = major_factor(rule, dim)
+            major = rule.major(dim)
             if major is None or major not in shardable:
                 self.decisions[index].sizes[d] = 1
             else:
