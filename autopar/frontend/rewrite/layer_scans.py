@@ -12,14 +12,12 @@ from jax import lax
 from autopar.frontend.plain_data import plain_params, type_of
 from autopar.frontend.trace.graph import is_backward
 from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, TracedStep, refs
+from autopar.ir.control_flow import PortKind
 from autopar.ir.graph import Op
 from autopar.ir.rule import Dims, Kind, Rule
 from autopar.ir.values import Role, Value
 from autopar.rules import primitive
 from autopar.rules.propagation import item_rule
-
-# Equations whose bodies read their operands and make their results as they are.
-OPEN = ("cond", "remat2", "checkpoint")
 
 
 @dataclass(frozen=True)
@@ -64,30 +62,31 @@ def layer_scans(traced: TracedStep) -> tuple[LayerScan, ...]:
     )
 
 
-def _slices(scan: Equation) -> tuple[Ref | Const, ...]:
-    return scan.operands[scan.params["num_consts"] + scan.params["num_carry"] :]
+def _slices(scan: Equation) -> list[Ref | Const]:
+    assert scan.control_flow is not None
+    return scan.control_flow.operands_of(scan.operands, PortKind.SLICED)
 
 
 def links(equation: Equation) -> Iterator[tuple[Ref, ...]]:
     """Values of an equation, each time those that have the same rows in dim 0."""
-    kind = equation.primitive.name
-    if kind == "scan":
-        stacked = equation.results[equation.params["num_carry"] :]
-        yield (*refs(_slices(equation)), *stacked)
-    elif kind == "optimization_barrier":
+    flow = equation.control_flow
+    if equation.primitive.name == "optimization_barrier":
         yield from _pairs(equation.operands, equation.results)
-    elif kind in OPEN:
-        for body in equation.bodies:
-            given = equation.operands[len(equation.operands) - len(body.inputs) :]
-            yield from _pairs(given, body.inputs)
-            yield from _pairs(body.outputs, equation.results)
-            for inner in body.equations:
-                yield from links(inner)
-    else:
+    elif flow is None:
         rows = rows_through(equation)
         if rows is not None:
             operands = refs(equation.operands[i] for i in rows.operands)
             yield (*operands, *(equation.results[i] for i in rows.results))
+    elif flow.kind == "scan":
+        stacked = flow.results_of(equation.results, PortKind.STACKED)
+        yield (*refs(_slices(equation)), *stacked)
+    elif not flow.repeats:
+        for b, body in enumerate(equation.bodies):
+            given = (equation.operands[p.operand] for p in flow.inputs[b] if p.operand is not None)
+            yield from _pairs(given, body.inputs)
+            yield from _pairs(body.outputs, equation.results)
+            for inner in body.equations:
+                yield from links(inner)
 
 
 def _pairs(left: Iterable[Ref | Const], right: Iterable[Ref | Const]) -> Iterator[tuple[Ref, ...]]:
