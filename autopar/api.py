@@ -61,8 +61,8 @@ from autopar.report.html.data import OtherPlan, ReportView
 from autopar.report.html.page import page
 from autopar.report.trace import load_trace
 from autopar.rules import RuleBook
-from autopar.runtime.trial.steps import open_cpu_devices as open_cpu_devices
-from autopar.runtime.trial.steps import with_created as with_created
+from autopar.runtime.validation.steps import open_cpu_devices as open_cpu_devices
+from autopar.runtime.validation.steps import with_created as with_created
 from autopar.step import ParallelStep as ParallelStep
 
 # Any: a jax.sharding.Mesh, of which this floor knows nothing.
