@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from autopar.cost.kernels import Sizes
 from autopar.cost.memory import held_while
 from autopar.inspecting.flow import Flow
-from autopar.inspecting.reopen import Opened
+from autopar.inspecting.loaded_plan import LoadedPlan
 from autopar.ir.inspection import Level, MemoryCurve
 from autopar.ir.peak import HeldKind
 from autopar.ir.pipeline import PipelinePlan, PlannedStage
@@ -24,9 +24,9 @@ from autopar.schedule.task import Kind
 _MOST = 200
 
 
-def memory_curves(opened: Opened, flows: Sequence[Flow]) -> tuple[MemoryCurve, ...]:
+def memory_curves(loaded: LoadedPlan, flows: Sequence[Flow]) -> tuple[MemoryCurve, ...]:
     """The curve of each submesh; the highest level of all is the plan's predicted peak."""
-    laid, pipeline, limit = opened.laid, opened.plan.pipeline, opened.plan.origin.memory_bytes
+    laid, pipeline, limit = loaded.laid, loaded.plan.pipeline, loaded.plan.origin.memory_bytes
     if laid is None or pipeline is None:
         return (MemoryCurve(0, _thinned(list(_levels(flows[0]))), limit),)
     levels = stage_levels(pipeline, laid, flows)

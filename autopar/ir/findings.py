@@ -1,4 +1,4 @@
-"""What of a step a planner can work with, and what stands in its way."""
+"""Findings of a step: what a planner can work with, and what stands in its way."""
 
 from __future__ import annotations
 

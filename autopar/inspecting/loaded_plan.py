@@ -46,7 +46,7 @@ class Listed:
 
 
 @dataclass(frozen=True)
-class Opened:
+class LoadedPlan:
     """A plan with the programs that it means; `laid` are its stages, None in one program."""
 
     plan: Plan
@@ -56,7 +56,7 @@ class Opened:
     laid: RestoredStages | None = None
 
 
-def reopen(plan: Plan) -> Opened:
+def reopen(plan: Plan) -> LoadedPlan:
     """The programs of a plan, lowered again; raises PlanError where it keeps no step.
 
     That is a PlanFileError where what it keeps does not fit what it decides.
@@ -66,18 +66,18 @@ def reopen(plan: Plan) -> Opened:
     cluster = cluster_of(plan)
     with contents_of(plan):
         plan.check()
-        return _opened(plan, cluster, _ruled(plan.record))
+        return _load(plan, cluster, _ruled(plan.record))
 
 
-def _opened(plan: Plan, cluster: Cluster, batching: Batching) -> Opened:
+def _load(plan: Plan, cluster: Cluster, batching: Batching) -> LoadedPlan:
     if plan.pipeline is None:
         plan.sharding.verify(batching.graph)
         prices = Prices(cluster, plan.mesh)
         program = lower(batching.graph, plan.sharding, Setting(cluster, plan.mesh, 0))
         listed = Listed(batching.graph, plan.sharding, program, prices)
-        return Opened(plan, cluster, batching, (listed,))
+        return LoadedPlan(plan, cluster, batching, (listed,))
     laid = _laid(plan, plan.pipeline, batching, cluster)
-    return Opened(plan, cluster, batching, tuple(_parts(laid, plan.pipeline)), laid)
+    return LoadedPlan(plan, cluster, batching, tuple(_parts(laid, plan.pipeline)), laid)
 
 
 def _ruled(record: Record) -> Batching:

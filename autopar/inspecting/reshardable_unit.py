@@ -1,4 +1,4 @@
-"""What of a plan is sharded as one, the step or what a submesh runs, and what a sharding takes."""
+"""The unit that one sharding decision covers: the whole step, or one submesh's work; its cost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cached_property
 from autopar.cost.listing import Seconds
 from autopar.cost.memory import held_bytes
 from autopar.cost.overlap import listing_seconds
-from autopar.inspecting.reopen import Opened
+from autopar.inspecting.loaded_plan import LoadedPlan
 from autopar.ir.explanation import Price
 from autopar.ir.graph import Graph
 from autopar.ir.paths import meant
@@ -46,7 +46,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Weighed:
-    """A sharding of a scope, the listings that it means, and what a step takes with it."""
+    """A sharding of a unit, the listings that it means, and what a step takes with it."""
 
     sharding: ShardingPlan
     listings: tuple[Listing, ...]
@@ -54,16 +54,16 @@ class Weighed:
 
 
 @dataclass(frozen=True)
-class AbstractScope(abc.ABC):
-    """What a plan shards as one; everything else of the plan is held as it is."""
+class AbstractUnit(abc.ABC):
+    """A part of a plan that is sharded as one; everything else is held as it is."""
 
-    opened: Opened
+    loaded: LoadedPlan
     submesh: int
 
     @property
     @abc.abstractmethod
     def graph(self) -> Graph:
-        """What is sharded."""
+        """The graph that is sharded."""
 
     @property
     @abc.abstractmethod
@@ -82,19 +82,19 @@ class AbstractScope(abc.ABC):
 
     @abc.abstractmethod
     def weighed(self, sharding: ShardingPlan, solver_seconds: float) -> Weighed:
-        """What a step takes with another sharding."""
+        """The price of a step with another sharding."""
 
     def setting(self, pins: Pins) -> Setting:
-        """What the sharding pass is given, within the plan's limit."""
+        """The setting of the sharding pass, within the plan's limit."""
         prices, resharder = self.tables.prices, self.tables.resharder
-        limit = self.opened.plan.origin.memory_bytes
+        limit = self.loaded.plan.origin.memory_bytes
         return Setting(
             prices.cluster, prices.mesh, limit, pins, resharder=resharder, in_flight=self.in_flight
         )
 
     def case(self, pins: Pins, keeps: bool) -> Case:
         """The problem under some pins, with the plan's answer as far as these allow."""
-        recipe = recipe_named(self.opened.plan.origin.method)
+        recipe = recipe_named(self.loaded.plan.origin.method)
         optimal = Optimal(recipe=recipe, reshard_costs=self.tables, reuse_gathered=keeps)
         posed = optimal.pose(self.graph, self.setting(pins), pins, recipe)
         return case_of(posed, self.kept, keeps)
@@ -106,7 +106,7 @@ class AbstractScope(abc.ABC):
     @property
     def own_pins(self) -> Pins:
         """The plan's pins of what is here."""
-        return pins_of(self.graph, self.opened.plan.origin.pins)
+        return pins_of(self.graph, self.loaded.plan.origin.pins)
 
     def fitting(
         self, case: Case, fixed: Mapping[int, int], found: Answer
@@ -115,7 +115,7 @@ class AbstractScope(abc.ABC):
 
         None where that is nowhere, with the fewest bytes that were needed.
         """
-        limit = allowed = self.opened.plan.origin.memory_bytes
+        limit = allowed = self.loaded.plan.origin.memory_bytes
         least = float("inf")
         for _ in range(_TIGHTENINGS):
             if not found.choice:
@@ -133,18 +133,18 @@ class AbstractScope(abc.ABC):
 
 
 @dataclass(frozen=True)
-class WholeStep(AbstractScope):
+class WholeStep(AbstractUnit):
     """A step that is one program on one mesh."""
 
     @property
     def graph(self) -> Graph:
         """The step."""
-        return self.opened.batching.graph
+        return self.loaded.batching.graph
 
     @property
     def kept(self) -> ShardingPlan:
         """The plan's own sharding."""
-        return self.opened.plan.sharding
+        return self.loaded.plan.sharding
 
     @property
     def tables(self) -> MoveTables:
@@ -153,14 +153,14 @@ class WholeStep(AbstractScope):
 
     @cached_property
     def _tables(self) -> MoveTables:
-        return MoveTables(self.opened.listings[0].prices)
+        return MoveTables(self.loaded.listings[0].prices)
 
     def weighed(self, sharding: ShardingPlan, solver_seconds: float) -> Weighed:
-        """What a step takes with another sharding."""
+        """The price of a step with another sharding."""
         graph, prices = self.graph, self.tables.prices
         if sharding is self.kept:
-            listing = Listing(graph, self.opened.listings[0].program, 1)
-            return Weighed(sharding, (listing,), predicted(self.opened.plan, solver_seconds))
+            listing = Listing(graph, self.loaded.listings[0].program, 1)
+            return Weighed(sharding, (listing,), predicted(self.loaded.plan, solver_seconds))
         program = lower_spmd(graph, sharding, self.tables.resharder)
         timed = listing_seconds(graph, program, prices)
         held = held_bytes(graph, program, prices.mesh, prices.cluster.chip.platform)
@@ -173,9 +173,9 @@ class WholeStep(AbstractScope):
 
 @dataclass(frozen=True)
 class Stages:
-    """The stages of a plan with what they take, which the scopes of its submeshes share."""
+    """The stages of a plan with what they take, which the units of its submeshes share."""
 
-    opened: Opened
+    loaded: LoadedPlan
     laid: RestoredStages
 
     @cached_property
@@ -185,22 +185,22 @@ class Stages:
 
     @cached_property
     def costs(self) -> tuple[StageCosts, ...]:
-        """What every stage takes as the plan has it."""
-        pipeline = self.opened.plan.pipeline
+        """The costs of the stages as the plan has them."""
+        pipeline = self.loaded.plan.pipeline
         assert pipeline is not None
         stages = self.laid.stages.stages
         return tuple(self.cost(s, pipeline.shardings[t.submesh]) for s, t in enumerate(stages))
 
     def cost(self, stage: int, sharding: ShardingPlan) -> StageCosts:
-        """What a stage takes where its submesh is sharded so."""
+        """The cost of a stage where its submesh is sharded so."""
         laid, submesh = self.laid, self.laid.stages.stages[stage].submesh
         tables, runs = laid.grounds[submesh].tables, laid.stages.microbatches
         return costs_of(stage, laid.parts, self.joints[submesh], sharding, tables, runs)
 
 
 @dataclass(frozen=True)
-class OneSubmesh(AbstractScope):
-    """All that the stages of one submesh run, in a plan of stages."""
+class OneSubmesh(AbstractUnit):
+    """The work of the stages of one submesh, in a plan of stages."""
 
     stages: Stages
 
@@ -222,7 +222,7 @@ class OneSubmesh(AbstractScope):
     @property
     def kept(self) -> ShardingPlan:
         """The plan's own sharding of the submesh."""
-        pipeline = self.opened.plan.pipeline
+        pipeline = self.loaded.plan.pipeline
         assert pipeline is not None
         return pipeline.shardings[self.submesh]
 
@@ -237,12 +237,12 @@ class OneSubmesh(AbstractScope):
         return dict.fromkeys(self.joint.stashed, peak_in_flight(self.laid.stages)[self.submesh])
 
     def weighed(self, sharding: ShardingPlan, solver_seconds: float) -> Weighed:
-        """What a step takes with another sharding of this submesh; bytes are this submesh's."""
+        """The price of a step with another sharding of this submesh; bytes are this submesh's."""
         stages, costs = self.laid.stages, list(self.stages.costs)
         if sharding is not self.kept:
             for s in self._own:
                 costs[s] = self.stages.cost(s, sharding)
-        timing = timing_of(stages, costs, self.laid.blocks, self.opened.cluster)
+        timing = timing_of(stages, costs, self.laid.blocks, self.loaded.cluster)
         own, runs = [costs[s] for s in self._own], stages.microbatches
         spent = sum((_of_step(c, runs) for c in own), Seconds())
         peak = peak_bytes(own, peak_in_flight(stages)[self.submesh])
@@ -263,12 +263,12 @@ class OneSubmesh(AbstractScope):
                 yield Listing(part.graph, program, runs)
 
 
-def scopes_of(opened: Opened) -> list[AbstractScope]:
-    """All that a plan shards, one by one: the step, or what each submesh runs."""
-    if opened.laid is None:
-        return [WholeStep(opened, 0)]
-    stages = Stages(opened, opened.laid)
-    return [OneSubmesh(opened, k, stages) for k in range(len(opened.laid.grounds))]
+def units_of(loaded: LoadedPlan) -> list[AbstractUnit]:
+    """The units of a plan: the step, or the work of each submesh."""
+    if loaded.laid is None:
+        return [WholeStep(loaded, 0)]
+    stages = Stages(loaded, loaded.laid)
+    return [OneSubmesh(loaded, k, stages) for k in range(len(loaded.laid.grounds))]
 
 
 def pins_of(graph: Graph, pins: Pins) -> Pins:
@@ -288,7 +288,7 @@ def too_large(needed: float, limit: int) -> str:
 
 
 def predicted(plan: Plan, solver_seconds: float) -> Price:
-    """What a plan of one program was predicted to take."""
+    """The predicted price of a plan of one program."""
     p = plan.prediction
     spent = Seconds(p.compute_seconds, p.communication_seconds, p.exposed_seconds)
     return price_of(spent, p.seconds, solver_seconds, p.peak_bytes)
@@ -300,7 +300,7 @@ def _of_step(costs: StageCosts, runs: int) -> Seconds:
 
 
 def price_of(spent: Seconds, seconds: float, solver_seconds: float, peak_bytes: int) -> Price:
-    """What a step takes that spends so long on a device, and holds so much."""
+    """The price of a step that spends so long on a device, and holds so much."""
     return Price(
         seconds=seconds,
         solver_seconds=solver_seconds,
