@@ -108,6 +108,11 @@ class TracedStep:
     output_pieces: tuple[Piece, ...] = ()
     notes: tuple[str, ...] = ()
 
+    @property
+    def closed_over(self) -> tuple[tuple[str, Any], ...]:
+        """The closed-over arrays, each with its path."""
+        return tuple((f"const/{i}", array) for i, array in enumerate(self.constants))
+
     def __str__(self) -> str:
         count = sum(1 for _ in self.program.walk())
         return f"traced {self.name}: {count} equations, key {self.key[:12]}"

@@ -18,7 +18,7 @@ from autopar.ir.naming import Names, spec, split
 from autopar.ir.sharding import Sharding, replicated
 from autopar.ir.text import show_bytes, show_seconds
 from autopar.passes.shard.diagnose.why import Case, others, unbound
-from autopar.passes.shard.needs import Choice
+from autopar.passes.shard.model.needs import Choice
 
 _SHOWN = 3
 _MOST = 6  # alternatives told of, with those that do not fit

@@ -11,7 +11,7 @@ from autopar.ir.rule import Rule
 from autopar.ir.sharding import Sharding
 from autopar.ir.spmd import Move, Run
 from autopar.ir.values import Role
-from autopar.passes.shard.batches import Part, Parts, batch_factors, followed, tag_batch
+from autopar.passes.shard.model.batches import Part, Parts, batch_factors, followed, tag_batch
 
 _PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 _LOOK_UP = "gather"

@@ -68,7 +68,7 @@ def _argument(loaded: LoadedPlan, given: Sequence[Argument]) -> tuple[AbstractUn
     first = given[0]
     unit = units_of(loaded)[first.submesh]
     case = unit.own_case()
-    homes = case.posed.reading.fold.homes
+    homes = case.posed.reading.merged.homes
     values = {i.path: i.value for i in unit.graph.inputs}
     if first.path not in values:
         raise ArgumentError(f"no op of the step reads {first.path}: it lies whole, at no price")

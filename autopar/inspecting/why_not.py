@@ -22,7 +22,7 @@ from autopar.ir.explanation import Counterfactual
 from autopar.ir.naming import and_more
 from autopar.ir.paths import meant
 from autopar.passes.shard.diagnose.why import anew, case_of, homed
-from autopar.passes.shard.pins import resolve_pins, show_spec
+from autopar.passes.shard.model.pins import resolve_pins, show_spec
 from autopar.planner.memory_fit import MeshContext, MeshPlan, plan_on, refusal, try_mesh
 from autopar.planner.remat import Form
 from autopar.planner.request import Pins, Request
@@ -140,8 +140,8 @@ class _Asking:
         sharding, limit = found.decided.sharding, self.loaded.plan.origin.memory_bytes
         price = price_of(found.timed.seconds, found.seconds, found.cost, found.held.peak_bytes)
         listing = Listing(unit.graph, found.decided.program, 1)
-        case = unit.case(self.every, sharding.keeps)
-        chosen = case_of(case.posed, sharding, sharding.keeps).chosen
+        case = unit.case(self.every, sharding.reuse_gathered)
+        chosen = case_of(case.posed, sharding, sharding.reuse_gathered).chosen
         near = homed(case, chosen, (), limit)
         if near != chosen:
             weighed = unit.weighed(case.plan(near), found.cost)
@@ -154,7 +154,7 @@ class _Asking:
         """Each submesh that holds what is pinned sharded anew, one after the other."""
         loaded, pairs = self.loaded, list[_Pair]()
         for unit in self._units:
-            case = unit.case(pins_of(unit.graph, self.every), unit.kept.keeps)
+            case = unit.case(pins_of(unit.graph, self.every), unit.kept.reuse_gathered)
             limit = loaded.plan.origin.memory_bytes
             weighed, least = unit.fitting(case, {}, anew(case, {}, limit))
             if weighed is None:

@@ -246,7 +246,7 @@ class _Checker:
     def _inside(
         self, op: Op, port: Port, given: Sequence[_Piece], results: Sequence[_Piece]
     ) -> _Piece:
-        """How what goes through a port lies in the bodies: a carry as the results do."""
+        """The sharding of a port's value inside the bodies: a carry lies as its results do."""
         if port.result is not None:
             outside = results[port.result]
         elif port.operand is not None and port.kind is not PortKind.CHOICE:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from autopar.errors import InfeasibleError
 from autopar.ir.assignment import Assignment
 from autopar.ir.mesh import MeshShape
-from autopar.passes.shard.batches import BatchTags, Part, tag_batch
-from autopar.passes.shard.decisions import Decision, DecisionKind, Reading
-from autopar.passes.shard.needs import Choice
+from autopar.passes.shard.model.batches import BatchTags, Part, tag_batch
+from autopar.passes.shard.model.decisions import Decision, DecisionKind, Reading
+from autopar.passes.shard.model.needs import Choice
 from autopar.passes.shard.recipes.base import Choices
 from autopar.passes.shard.recipes.weights import Weights, find_weights
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autopar.ir.values import Role
-from autopar.passes.shard.decisions import Place, Reading, ReadKind
+from autopar.passes.shard.model.decisions import Place, Reading, ReadKind
 
 
 @dataclass(frozen=True)

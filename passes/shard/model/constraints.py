@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from autopar.ir.graph import Graph, Op
-from autopar.passes.shard.decisions import DecisionKind, OpPath
-from autopar.passes.shard.follow import spec
+from autopar.passes.shard.model.decisions import DecisionKind, OpPath
+from autopar.passes.shard.model.follow import spec
 
 if TYPE_CHECKING:
-    from autopar.passes.shard.read import Reader
+    from autopar.passes.shard.model.read import Reader
 
 
 def is_constraint(op: Op) -> bool:

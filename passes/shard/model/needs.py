@@ -8,7 +8,7 @@ from autopar.ir.assignment import Assignment, operand_of_result
 from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding import Sharding
 from autopar.ir.values import Value
-from autopar.passes.shard.decisions import Demand, Place, Read, ReadKind, Standing
+from autopar.passes.shard.model.decisions import Place, Read, ReadKind, Rematerializable, Standing
 
 Choice = Sharding | Assignment
 
@@ -41,7 +41,7 @@ def sources(
     """
     if isinstance(standing, Place):
         yield value, standing, tuple(wanted)
-    elif isinstance(standing, Demand):
+    elif isinstance(standing, Rematerializable):
         rule = standing.op.rule
         assert rule is not None
         for i, inner in enumerate(standing.operands):

@@ -8,54 +8,54 @@ from dataclasses import replace
 from autopar.ir.graph import Graph, Op, Operand, Origin
 from autopar.ir.rule import Kind, Rule
 from autopar.ir.values import Literal, Value
-from autopar.passes.shard.constraints import is_constraint, read_constraint
-from autopar.passes.shard.decisions import (
+from autopar.passes.shard.model.constraints import is_constraint, read_constraint
+from autopar.passes.shard.model.decisions import (
     Decision,
     DecisionKind,
-    Demand,
     Member,
     OpPath,
     Place,
     Read,
     Reading,
     ReadKind,
+    Rematerializable,
     Standing,
 )
-from autopar.passes.shard.fold import Fold, Variant
-from autopar.passes.shard.follow import (
+from autopar.passes.shard.model.follow import (
     is_pointwise,
-    is_pure_demand,
+    is_rematerializable,
     label,
     major_factor,
     renaming_of,
 )
-from autopar.passes.shard.loops import read_loop
-from autopar.passes.shard.sums import Sums
+from autopar.passes.shard.model.loops import read_loop
+from autopar.passes.shard.model.merge_isomorphic import Merged, Variant
+from autopar.passes.shard.model.sums import Sums
 
 _BARRIER = "optimization_barrier"
 
 
-def read_graph(fold: Fold, partial_sums: bool = True) -> Reading:
+def read_graph(merged: Merged, partial_sums: bool = True) -> Reading:
     """Decisions, standings and reads of a whole step; ops must carry their rules.
 
     `partial_sums` as a pass's setting has it.
     """
     reader = Reader(Sums(partial_sums))
-    graph = fold.graph
+    graph = merged.graph
     for given in graph.inputs:
-        reader.count = fold.counts[given.value.name]
+        reader.count = merged.counts[given.value.name]
         reader.add_input(given.value, given.path)
     for _, index, place in sorted(
         (variant.first, c, k)
-        for c, variants in enumerate(fold.variants)
+        for c, variants in enumerate(merged.variants)
         for k, variant in enumerate(variants)
     ):
         if place == 0:
-            reader.read_class(graph, index, fold.variants[index])
+            reader.read_class(graph, index, merged.variants[index])
         else:
-            reader.read_variant(graph, index, fold.variants[index][place])
+            reader.read_variant(graph, index, merged.variants[index][place])
     outputs: list[tuple[Operand, int | None, int]] = []
-    for operand, returned, count in fold.outputs():
+    for operand, returned, count in merged.outputs():
         home = reader.standings.get(returned) if returned is not None else None
         target = home.decision if isinstance(home, Place) else None
         outputs.append((operand, target, count))
@@ -63,7 +63,7 @@ def read_graph(fold: Fold, partial_sums: bool = True) -> Reading:
             reader.count = count
             reader.need_exact(operand, graph.values[operand], target, 1, "update", "")
     return Reading(
-        fold,
+        merged,
         tuple(reader.decisions),
         reader.standings,
         tuple(reader.reads),
@@ -227,8 +227,8 @@ class Reader:
         standings = tuple(self.standing(o) for o in op.operands)
         if is_constraint(op):
             read_constraint(self, graph, op, path, runs)
-        elif is_pure_demand(op, rule, standings):
-            self._add_demand(graph, op, path, standings)
+        elif is_rematerializable(op, rule, standings):
+            self._add_rematerializable(graph, op, path, standings)
         elif (main := self._main_operand(op, rule, standings)) is not None and not self._joins(
             op, rule, standings
         ):
@@ -238,15 +238,18 @@ class Reader:
         else:
             self._decide_op(graph, op, path, runs)
 
-    def _add_demand(
+    def _add_rematerializable(
         self, graph: Graph, op: Op, path: OpPath, standings: tuple[Standing, ...]
     ) -> None:
         values = tuple(graph.value(o) for o in op.operands)
         for value in op.results:
             sourced = any(
-                isinstance(s, Place) or (isinstance(s, Demand) and s.has_source) for s in standings
+                isinstance(s, Place) or (isinstance(s, Rematerializable) and s.has_source)
+                for s in standings
             )
-            self.standings[value.name] = Demand(op, path, standings, values, value, sourced)
+            self.standings[value.name] = Rematerializable(
+                op, path, standings, values, value, sourced
+            )
 
     def _main_operand(self, op: Op, rule: Rule, standings: Sequence[Standing]) -> int | None:
         """The operand to follow: of those that name all the result's dims, the deepest."""

@@ -11,7 +11,7 @@ from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
 from autopar.ir.paths import meant
 from autopar.ir.values import Input
-from autopar.passes.shard.decisions import Decision, Place, Reading
+from autopar.passes.shard.model.decisions import Decision, Place, Reading
 
 Dims = tuple[tuple[str, ...], ...]
 Pins = Sequence[tuple[str, Dims]]

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from autopar.ir.graph import Graph, Op, Origin
 from autopar.ir.values import Value
-from autopar.passes.shard.decisions import DecisionKind, Place, Read, ReadKind
+from autopar.passes.shard.model.decisions import DecisionKind, Place, Read, ReadKind
 
 if TYPE_CHECKING:
-    from autopar.passes.shard.read import Reader
+    from autopar.passes.shard.model.read import Reader
 
 
 class Sums:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.sharding import Sharding
 from autopar.ir.values import Value
-from autopar.passes.shard.fold import Fold
+from autopar.passes.shard.model.merge_isomorphic import Merged
 
 OpPath = tuple[int, ...]  # (op index) or, inside bodies, (op, body, op, ...)
 
@@ -45,7 +45,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Demand:
+class Rematerializable:
     """A value made where it is read: its op, and the op's operands' standing."""
 
     op: Op
@@ -56,7 +56,7 @@ class Demand:
     has_source: bool
 
 
-Standing = Place | Demand | None  # None is a literal
+Standing = Place | Rematerializable | None  # None is a literal
 
 
 class Member(NamedTuple):
@@ -133,11 +133,11 @@ class Read:
 class Reading:
     """Everything read out of a graph: decisions, where values stand, who needs what.
 
-    `graph` is the folded graph, and so are names and paths; `ties` are decisions that must be
+    `graph` is the merged graph, and so are names and paths; `ties` are decisions that must be
     taken alike, as one op stands for several that read now from this one and now from that.
     """
 
-    fold: Fold
+    merged: Merged
     decisions: tuple[Decision, ...]
     standings: Mapping[str, Standing]
     reads: tuple[Read, ...]
@@ -150,8 +150,8 @@ class Reading:
 
     @property
     def graph(self) -> Graph:
-        """The folded graph."""
-        return self.fold.graph
+        """The merged graph."""
+        return self.merged.graph
 
     @property
     def values(self) -> Mapping[str, Value]:

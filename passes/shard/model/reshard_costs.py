@@ -13,7 +13,7 @@ from autopar.passes.shard.solver.problem import Floats
 Key = tuple[tuple[int, ...], str, tuple[Sharding, ...], tuple[Sharding, ...], tuple[str, ...]]
 
 
-class MoveTables:
+class ReshardCosts:
     """The tables of one cluster and mesh; whoever poses a second problem there finds them made."""
 
     def __init__(self, prices: Prices) -> None:

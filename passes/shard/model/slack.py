@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from autopar.ir.values import Role
-from autopar.passes.shard.decisions import Place, Read, Reading, ReadKind
+from autopar.passes.shard.model.decisions import Place, Read, Reading, ReadKind
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ import pytest
 from autopar.ir.graph import Graph
 from autopar.ir.parse import parse_graph
 from autopar.ir.sharding_plan import ShardingPlan
-from autopar.passes.shard.assemble import Assembled
-from autopar.passes.shard.decisions import Reading
-from autopar.passes.shard.fold import fold, unfolded
-from autopar.passes.shard.lifetimes import lifetimes
+from autopar.passes.shard.model.assemble import Assembled
+from autopar.passes.shard.model.decisions import Reading
+from autopar.passes.shard.model.lifetimes import lifetimes
+from autopar.passes.shard.model.merge_isomorphic import merge_isomorphic, unmerged
+from autopar.passes.shard.model.read import read_graph
+from autopar.passes.shard.model.wiring import wire
 from autopar.passes.shard.optimal import Optimal
-from autopar.passes.shard.read import read_graph
 from autopar.passes.shard.solver.polish import improve
-from autopar.passes.shard.wiring import wire
 from tests.passes.driving import Traced, assembled, setting, traced
 from tests.toys import TOYS
 
@@ -81,17 +81,17 @@ def test_arcs_of_a_chain() -> None:
 
 @pytest.mark.parametrize(("hops", "classes"), [(0, 1), (1, 3), (2, 5), (3, 6)])
 def test_a_chain_folds_but_for_its_ends(hops: int, classes: int) -> None:
-    folded = fold(parse_graph(CHAIN), hops, {})
-    assert len(folded.graph.ops) == classes
-    assert sum(v.count for variants in folded.variants for v in variants) == 6
-    assert folded.graph.outputs == (folded.homes["%5"],)
+    merged = merge_isomorphic(parse_graph(CHAIN), hops, {})
+    assert len(merged.graph.ops) == classes
+    assert sum(v.count for variants in merged.variants for v in variants) == 6
+    assert merged.graph.outputs == (merged.homes["%5"],)
 
 
 def test_the_middle_of_a_chain_reads_itself() -> None:
     """One class stands for ops that read the one before it, and each other: two variants."""
-    folded = fold(parse_graph(CHAIN), 1, {})
-    middle = folded.classes[2]
-    assert [(v.op.operands, v.count) for v in folded.variants[middle]] == [
+    merged = merge_isomorphic(parse_graph(CHAIN), 1, {})
+    middle = merged.classes[2]
+    assert [(v.op.operands, v.count) for v in merged.variants[middle]] == [
         (("%0",), 1),
         (("%1",), 3),
     ]
@@ -100,13 +100,13 @@ def test_the_middle_of_a_chain_reads_itself() -> None:
 def test_marked_inputs_stay_apart() -> None:
     graph = deep(6)
     path = next(i.path for i in graph.inputs if i.value.shape == (512, 2048))
-    plain, marked = fold(graph, 0, {}), fold(graph, 0, {path: "pin"})
+    plain, marked = merge_isomorphic(graph, 0, {}), merge_isomorphic(graph, 0, {path: "pin"})
     assert len(marked.graph.inputs) == len(plain.graph.inputs) + 1
 
 
 @pytest.mark.parametrize("remat", [False, True])
 def test_classes_do_not_grow_with_depth(remat: bool) -> None:
-    counts = [len(fold(deep(n, remat), 4, {}).graph.ops) for n in (12, 24)]
+    counts = [len(merge_isomorphic(deep(n, remat), 4, {}).graph.ops) for n in (12, 24)]
     assert counts[0] == counts[1]
     assert counts[1] < len(deep(24, remat).ops) / 2
 
@@ -114,13 +114,13 @@ def test_classes_do_not_grow_with_depth(remat: bool) -> None:
 @pytest.mark.parametrize("remat", [False, True])
 def test_every_value_has_a_home_of_its_type(remat: bool) -> None:
     graph = deep(8, remat)
-    folded = fold(graph, 2, {})
-    folded.graph.verify()
-    whole, inner = graph.nested_values, folded.graph.nested_values
-    assert folded.homes.keys() == whole.keys()
-    for name, home in folded.homes.items():
+    merged = merge_isomorphic(graph, 2, {})
+    merged.graph.verify()
+    whole, inner = graph.nested_values, merged.graph.nested_values
+    assert merged.homes.keys() == whole.keys()
+    for name, home in merged.homes.items():
         assert whole[name].type_text == inner[home].type_text
-    assert sum(folded.counts.values()) == len(whole)
+    assert sum(merged.counts.values()) == len(whole)
 
 
 @pytest.mark.parametrize("name", TOYS)
@@ -157,7 +157,7 @@ def expressed(plan: ShardingPlan, reading: Reading, whole: Assembled) -> tuple[i
     [("8", "8xh100", False), ("2,4", "8xh100", False), ("2,4", "8xcpu", True)],
 )
 def test_sharing_costs_less_than_a_percent(mesh: str, cluster: str, remat: bool) -> None:
-    """The plan of the folded step, priced where every op is its own, beside the best there."""
+    """The plan of the merged step, priced where every op is its own, beside the best there."""
     given = setting(mesh, cluster)
     graph = deep(4, remat)
     reading, whole = assembled(graph, given)
@@ -177,8 +177,8 @@ def improve_uses(whole: Assembled, choice: tuple[int, ...]) -> tuple[int, ...]:
 
 def memory_of(graph: Graph, hops: int | None) -> list[tuple[str, int, int]]:
     """(type, first, last) of everything held."""
-    folded = unfolded(graph) if hops is None else fold(graph, hops, {})
-    reading = read_graph(folded)
+    merged = unmerged(graph) if hops is None else merge_isomorphic(graph, hops, {})
+    reading = read_graph(merged)
     return sorted((held.value.type_text, held.first, held.last) for held in lifetimes(reading))
 
 

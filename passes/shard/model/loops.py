@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from autopar.ir.control_flow import ControlFlow, Port, PortKind
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.values import Literal, Value
-from autopar.passes.shard.decisions import DecisionKind, OpPath, Place
+from autopar.passes.shard.model.decisions import DecisionKind, OpPath, Place
 
 if TYPE_CHECKING:
-    from autopar.passes.shard.read import Reader
+    from autopar.passes.shard.model.read import Reader
 
 
 def read_loop(

@@ -13,12 +13,12 @@ from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding import Sharding, replicated
 from autopar.ir.sharding_plan import phase_of
 from autopar.ir.values import Value
-from autopar.passes.shard.choices import canonical_shardings
-from autopar.passes.shard.decisions import Decision, Place, Read, Reading, ReadKind
-from autopar.passes.shard.lifetimes import lifetimes, materialized, read_by_groups
-from autopar.passes.shard.moves import MoveTables
-from autopar.passes.shard.needs import Choice, required, sources
-from autopar.passes.shard.slack import Slack, find_slack
+from autopar.passes.shard.model.choices import canonical_shardings
+from autopar.passes.shard.model.decisions import Decision, Place, Read, Reading, ReadKind
+from autopar.passes.shard.model.lifetimes import lifetimes, materialized, read_by_groups
+from autopar.passes.shard.model.needs import Choice, required, sources
+from autopar.passes.shard.model.reshard_costs import ReshardCosts
+from autopar.passes.shard.model.slack import Slack, find_slack
 from autopar.passes.shard.solver.problem import Edge, Floats, Problem, Usage
 from autopar.rules import HEAVY
 
@@ -44,17 +44,19 @@ class Assembled:
 def assemble(
     reading: Reading,
     choices: Sequence[tuple[Choice, ...]],
-    moves: MoveTables,
+    moves: ReshardCosts,
     limit_bytes: float,
     in_flight: Mapping[str, int] | None = None,
-    keeps: bool = False,
+    reuse_gathered: bool = False,
 ) -> Assembled:
     """The problem of a reading whose decisions may take `choices`.
 
     `in_flight` says of which values several microbatches' are held at once. A plan that `keeps`
     moves a value for the forward and the backward pass once.
     """
-    return _Assembler(reading, choices, moves, in_flight or {}, keeps).assembled(limit_bytes)
+    return _Assembler(reading, choices, moves, in_flight or {}, reuse_gathered).assembled(
+        limit_bytes
+    )
 
 
 @dataclass(frozen=True)
@@ -73,14 +75,14 @@ class _Assembler:
         self,
         reading: Reading,
         choices: Sequence[tuple[Choice, ...]],
-        moves: MoveTables,
+        moves: ReshardCosts,
         in_flight: Mapping[str, int],
-        keeps: bool,
+        reuse_gathered: bool,
     ) -> None:
-        self._in_flight, self._keeps = in_flight, keeps
+        self._in_flight, self._reuse_gathered = in_flight, reuse_gathered
         self._reading, self._moves, self._prices = reading, moves, moves.prices
         self._mesh: MeshShape = moves.prices.mesh
-        self._counts = reading.fold.counts
+        self._counts = reading.merged.counts
         self._choices: list[tuple[Choice, ...]] = list(choices)
         self._costs: list[Floats] = [np.zeros(len(c)) for c in choices]
         self._tables: dict[tuple[int, int], Floats] = {}
@@ -223,7 +225,7 @@ class _Assembler:
         shared: dict[UseKey, list[_Need]] = defaultdict(list)
         for need in self._needs():
             if need.read.kind is ReadKind.OP and need.reader != need.place.decision:
-                phase = phase_of(need.read.region, self._keeps)
+                phase = phase_of(need.read.region, self._reuse_gathered)
                 key = UseKey(need.value.name, phase, need.read.runs)
                 shared[key].append(need)
             else:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from autopar.ir.graph import Op
 from autopar.ir.rule import Kind, Rule
 from autopar.ir.values import Literal
-from autopar.passes.shard.decisions import Demand, Place, Standing
+from autopar.passes.shard.model.decisions import Place, Rematerializable, Standing
 
 
 def spec(op: Op) -> tuple[tuple[str, ...] | None, ...]:
@@ -31,13 +31,15 @@ def is_pointwise(rule: Rule) -> bool:
     )
 
 
-def is_pure_demand(op: Op, rule: Rule, standings: Sequence[Standing]) -> bool:
+def is_rematerializable(op: Op, rule: Rule, standings: Sequence[Standing]) -> bool:
     """Whether an op's result is made where it is read: iotas, broadcasts, what they alone feed."""
     if op.kind == "broadcast_in_dim" and any(isinstance(s, Place) for s in standings):
         return op.results[0].item_count > _operand_count(rule)
     if rule.on_demand:
         return True
-    leaf = all(s is None or (isinstance(s, Demand) and not s.has_source) for s in standings)
+    leaf = all(
+        s is None or (isinstance(s, Rematerializable) and not s.has_source) for s in standings
+    )
     small = bool(op.results) and not any(isinstance(o, Literal) and o.shape for o in op.operands)
     return leaf and small and is_pointwise(rule) and len(op.results) == 1
 

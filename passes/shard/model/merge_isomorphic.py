@@ -1,4 +1,4 @@
-"""Folds look-alike ops of a graph into one: a deep model is read and priced as a few layers.
+"""Merges look-alike (isomorphic) ops into one: a deep model is read and priced as a few layers.
 
 Ops of one class look alike within some hops: the same kind, types, rule and region, operands and
 readers of equal classes, and so on outwards (color refinement, after Weisfeiler and Leman). They
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.values import Role
-from autopar.passes.shard.wiring import Ints, Wiring, wire
+from autopar.passes.shard.model.wiring import Ints, Wiring, wire
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -39,11 +39,11 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Fold:
-    """A graph and its folded form, in which op i is the first of class i.
+class Merged:
+    """A graph and its merged form, in which op i is the first of class i.
 
     `classes[i]` is the class of op i of the whole graph. `homes` names for every value of the
-    whole graph, bodies included, the value of the folded graph that stands for it.
+    whole graph, bodies included, the value of the merged graph that stands for it.
     """
 
     whole: Graph
@@ -51,10 +51,10 @@ class Fold:
     classes: tuple[int, ...]
     variants: tuple[tuple[Variant, ...], ...]
     homes: Mapping[str, str]
-    counts: Mapping[str, int]  # value of the folded graph -> values that it stands for
+    counts: Mapping[str, int]  # value of the merged graph -> values that it stands for
 
     def outputs(self) -> Iterator[tuple[Operand, str | None, int]]:
-        """(folded operand, folded input that it returns to, how often) of the graph's outputs."""
+        """(merged operand, merged input that it returns to, how often) of the graph's outputs."""
         returns = dict(self.whole.donated)
         table: dict[tuple[Operand, str | None], int] = {}
         for i, operand in enumerate(self.whole.outputs):
@@ -65,19 +65,19 @@ class Fold:
         yield from ((name, target, count) for (name, target), count in table.items())
 
 
-def unfolded(graph: Graph) -> Fold:
+def unmerged(graph: Graph) -> Merged:
     """Every op in a class of its own."""
     names = {name: name for name in graph.nested_values}
     variants = tuple((Variant(op, 1, i),) for i, op in enumerate(graph.ops))
     ones = dict.fromkeys(names, 1)
-    return Fold(graph, graph, tuple(range(len(graph.ops))), variants, names, ones)
+    return Merged(graph, graph, tuple(range(len(graph.ops))), variants, names, ones)
 
 
-def fold(graph: Graph, hops: int, marks: Mapping[str, object]) -> Fold:
-    """The graph with ops folded that look alike within `hops`.
+def merge_isomorphic(graph: Graph, hops: int, marks: Mapping[str, object]) -> Merged:
+    """The graph with ops merged that look alike within `hops`.
 
     `marks` tell inputs apart by path: those with different marks, pins for instance, are never
-    folded together, nor are arguments that carry the batch.
+    merged, nor are arguments that carry the batch.
     """
     wiring = wire(graph)
     classes = _numbered(_refined(wiring, _bases(graph, marks), hops))
@@ -96,7 +96,7 @@ def fold(graph: Graph, hops: int, marks: Mapping[str, object]) -> Fold:
     )
     forms = _numbered(_read_from(wiring, classes)[first:stop])
     variants = _variants(graph, op_classes, forms, homes)
-    return Fold(graph, inner, tuple(_listed(op_classes)), variants, homes, counts)
+    return Merged(graph, inner, tuple(_listed(op_classes)), variants, homes, counts)
 
 
 # -- colors ------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def _listed(numbers: npt.NDArray[np.generic]) -> list[int]:
     return cast("list[int]", numbers.tolist())
 
 
-# -- folding -----------------------------------------------------------------------------------
+# -- merging -----------------------------------------------------------------------------------
 
 
 def _homes(

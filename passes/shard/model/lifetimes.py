@@ -11,11 +11,11 @@ from autopar.cost.spans import Span, stored_spans
 from autopar.ir.control_flow import LOOPS
 from autopar.ir.graph import Graph, Op
 from autopar.ir.values import Value
-from autopar.passes.shard.decisions import (
-    Demand,
+from autopar.passes.shard.model.decisions import (
     Place,
     Reading,
     ReadKind,
+    Rematerializable,
     Standing,
 )
 
@@ -56,7 +56,7 @@ def _fusible(reading: Reading) -> dict[str, str]:
 def _sources(standing: Standing, value: Value) -> Iterator[str]:
     if isinstance(standing, Place):
         yield value.name
-    elif isinstance(standing, Demand):
+    elif isinstance(standing, Rematerializable):
         for inner, held in zip(standing.operands, standing.operand_values, strict=True):
             yield from _sources(inner, held)
 
@@ -77,7 +77,7 @@ def lifetimes(reading: Reading) -> Iterator[Held]:
     Every value of the whole step has its own time, though look-alikes share a place. Outputs
     that return to a donated input reuse its buffer and are not counted again.
     """
-    whole, homes = reading.fold.whole, reading.fold.homes
+    whole, homes = reading.merged.whole, reading.merged.homes
     returned = {whole.outputs[o] for o, _ in whole.donated} - {i.value.name for i in whole.inputs}
     held = {
         home: (reading.values[home], standing)

@@ -9,7 +9,7 @@ from autopar.ir.assignment import Assignment
 from autopar.ir.mesh import MeshShape
 from autopar.ir.rule import Kind, Rule
 from autopar.ir.sharding import Sharding
-from autopar.passes.shard.decisions import Decision, DecisionKind
+from autopar.passes.shard.model.decisions import Decision, DecisionKind
 
 
 def op_choices(rule: Rule, mesh: MeshShape) -> tuple[Assignment, ...]:
