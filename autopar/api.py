@@ -54,8 +54,7 @@ from autopar.options import (
 )
 from autopar.passes.base import Watcher as Watcher
 from autopar.planner.compatibility import check_cluster
-from autopar.planner.plan import Planned as Planned
-from autopar.planner.planned_stages import PlannedStages as PlannedStages
+from autopar.planner.planned import Planned as Planned
 from autopar.planner.request import Request
 from autopar.report.html.data import OtherPlan, ReportView
 from autopar.report.html.page import page
@@ -240,7 +239,7 @@ def write_report(
     `against` are other plans by name, `trace` what `ParallelStep.trace` wrote, `verification` what
     `verify` found, or its JSON. Raises InputError where the trace cannot be used.
     """
-    if trace is not None and a_plan(plan).pipeline is None:
+    if trace is not None and a_plan(plan).is_one_program:
         raise InputError(
             f"{plan.origin.step} is one program, which has no schedule to draw a trace beside"
         )

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from autopar.cluster import Cluster, device_order
 from autopar.cluster.names import FORMS
-from autopar.cluster.planned import cluster_of as planned_cluster
+from autopar.cluster.planned import planned_cluster
 from autopar.errors import (
     ArgumentError,
     ClusterError,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autopar.inspecting.query import Subject
-from autopar.inspecting.reshardable_unit import AbstractUnit
+from autopar.inspecting.reshardable_unit import ReshardableUnit
 from autopar.ir.mesh import MeshShape
 from autopar.ir.paths import meant
 from autopar.ir.rule import Kind
@@ -20,7 +20,7 @@ from autopar.passes.shard.model.pins import CONSTRAINT, show_spec
 class Bound:
     """A subject in its unit, and the case as the plan's own pins and method leave it."""
 
-    unit: AbstractUnit
+    unit: ReshardableUnit
     case: Case
     subject: Subject
 

@@ -11,7 +11,7 @@ from autopar.inspecting.changes import sentences
 from autopar.inspecting.loaded_plan import LoadedPlan
 from autopar.inspecting.query import Subject, find_subject
 from autopar.inspecting.reads import arrival, reads
-from autopar.inspecting.reshardable_unit import AbstractUnit, Weighed, too_large
+from autopar.inspecting.reshardable_unit import ReshardableUnit, Weighed, too_large
 from autopar.ir.assignment import Assignment
 from autopar.ir.explanation import Alternative, Explanation, Price
 from autopar.ir.naming import Names, spec, split
@@ -37,7 +37,7 @@ def explain(loaded: LoadedPlan, asked: str) -> Explanation:
 class _Explainer:
     """The explanation of one subject; `case` is as the plan's pins and method leave it."""
 
-    unit: AbstractUnit
+    unit: ReshardableUnit
     case: Case
     subject: Subject
 

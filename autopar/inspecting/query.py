@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from autopar.errors import ArgumentError, listing
 from autopar.inspecting.loaded_plan import LoadedPlan
-from autopar.inspecting.reshardable_unit import AbstractUnit, units_of
+from autopar.inspecting.reshardable_unit import ReshardableUnit, units_of
 from autopar.ir.graph import Graph, Op
 from autopar.ir.naming import and_more, full_name, place_of
 from autopar.ir.paths import counted_paths, matches, meant
@@ -19,7 +19,7 @@ from autopar.passes.shard.diagnose.why import Case
 
 _SHOWN = 8
 
-Meant = tuple[AbstractUnit, OpPath, Op]
+Meant = tuple[ReshardableUnit, OpPath, Op]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Subject:
     others: tuple[str, ...] = ()
 
 
-def find_subject(loaded: LoadedPlan, asked: str) -> tuple[AbstractUnit, Case, Subject]:
+def find_subject(loaded: LoadedPlan, asked: str) -> tuple[ReshardableUnit, Case, Subject]:
     """The subject with its unit and case; raises ArgumentError where none, or any, is meant."""
     given = _arguments(loaded, asked)
     if given:
@@ -64,7 +64,9 @@ def _arguments(loaded: LoadedPlan, asked: str) -> list[Argument]:
     return []
 
 
-def _argument(loaded: LoadedPlan, given: Sequence[Argument]) -> tuple[AbstractUnit, Case, Subject]:
+def _argument(
+    loaded: LoadedPlan, given: Sequence[Argument]
+) -> tuple[ReshardableUnit, Case, Subject]:
     first = given[0]
     unit = units_of(loaded)[first.submesh]
     case = unit.own_case()
@@ -109,7 +111,7 @@ def _names(op: Op, word: str) -> bool:
     return bool(origin.module) and matches(f"**/{word.strip('/')}/**", origin.module)
 
 
-def _op(asked: str, ops: Sequence[Meant]) -> tuple[AbstractUnit, Case, Subject]:
+def _op(asked: str, ops: Sequence[Meant]) -> tuple[ReshardableUnit, Case, Subject]:
     """The one op that is meant: those of one decision are one, and forward comes first."""
     cases = {k: unit.own_case() for k, unit in {s.submesh: s for s, _, _ in ops}.items()}
     groups: dict[tuple[int, int | None, str], list[Meant]] = {}

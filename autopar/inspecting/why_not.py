@@ -10,8 +10,8 @@ from autopar.errors import ArgumentError, InfeasibleError
 from autopar.inspecting.changes import moved, traffic_changes
 from autopar.inspecting.loaded_plan import LoadedPlan
 from autopar.inspecting.reshardable_unit import (
-    AbstractUnit,
     Listing,
+    ReshardableUnit,
     Weighed,
     pins_of,
     price_of,
@@ -34,7 +34,7 @@ _SAME = 1e-9  # of the seconds
 class _Pair:
     """A unit as the plan has it and as the pins would."""
 
-    unit: AbstractUnit
+    unit: ReshardableUnit
     before: Weighed
     after: Weighed
 
@@ -82,11 +82,16 @@ class _Asking:
     asked: Pins
     every: Pins
 
+    @property
+    def _is_one(self) -> bool:
+        """True if the step is one program: all pins are about it."""
+        return self.loaded.plan.is_one_program
+
     def check(self) -> None:
         """Raise PinError where the pins cannot be meant."""
         graph, units = self.loaded.batching.graph, self._units
         for unit in units:
-            own = self.asked if self.loaded.laid is None else pins_of(unit.graph, self.asked)
+            own = self.asked if self._is_one else pins_of(unit.graph, self.asked)
             resolve_pins(unit.graph, own, unit.kept.mesh)
         if not units:
             resolve_pins(graph, self.asked, self.loaded.plan.mesh)
@@ -94,10 +99,10 @@ class _Asking:
             raise ArgumentError(f"no op of the step reads {names}: it lies whole, at no price")
 
     @cached_property
-    def _units(self) -> list[AbstractUnit]:
+    def _units(self) -> list[ReshardableUnit]:
         """The units that the pins are about: the step, or submeshes that hold what is pinned."""
         units = units_of(self.loaded)
-        if self.loaded.laid is None or not self.asked:
+        if self._is_one or not self.asked:
             return units
         return [s for s in units if pins_of(s.graph, self.asked)]
 
@@ -119,7 +124,7 @@ class _Asking:
 
     def pairs(self) -> list[_Pair] | str:
         """The units before and after, or why there is no such plan."""
-        if self.loaded.laid is not None:
+        if not self._is_one:
             return self._stages()
         (unit,) = self._units
         origin, plan = self.loaded.plan.origin, self.loaded.plan
@@ -135,7 +140,7 @@ class _Asking:
         before = unit.weighed(unit.kept, plan.outcome.seconds)
         return [_Pair(unit, before, self._nearest(unit, found))]
 
-    def _nearest(self, unit: AbstractUnit, found: MeshPlan) -> Weighed:
+    def _nearest(self, unit: ReshardableUnit, found: MeshPlan) -> Weighed:
         """The plan that was found, without what it moves for nothing."""
         sharding, limit = found.decided.sharding, self.loaded.plan.origin.memory_bytes
         price = price_of(found.timed.seconds, found.seconds, found.cost, found.held.peak_bytes)
@@ -173,7 +178,7 @@ class _Asking:
         plan, units = self.loaded.plan, self._units
         if self.is_kept:
             yield "what is pinned lies so already: nothing changes"
-        if plan.pipeline is None:
+        if plan.is_one_program:
             yield f"the mesh ({plan.mesh}) is held as it is"
         else:
             names = ", ".join(f"mesh{s.submesh}" for s in units)
@@ -190,9 +195,4 @@ class _Asking:
 
 def _with(loaded: LoadedPlan, submesh: int, weighed: Weighed) -> LoadedPlan:
     """The plan with one submesh sharded otherwise."""
-    pipeline = loaded.plan.pipeline
-    assert pipeline is not None
-    shardings = list(pipeline.shardings)
-    shardings[submesh] = weighed.sharding
-    changed = replace(pipeline, shardings=tuple(shardings))
-    return replace(loaded, plan=replace(loaded.plan, pipeline=changed))
+    return replace(loaded, plan=loaded.plan.with_sharding(submesh, weighed.sharding))

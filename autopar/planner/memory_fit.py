@@ -12,10 +12,14 @@ from autopar.cost.memory import Held, held_bytes
 from autopar.cost.overlap import Timed, timed_listing
 from autopar.cost.prices import Prices
 from autopar.errors import AutoparError, InfeasibleError, MemoryLimitError
+from autopar.frontend.microbatch.part_trace import MicrobatchTrace
+from autopar.ir.batching import Batching
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
 from autopar.ir.outcome import Status
+from autopar.ir.program import Program
 from autopar.ir.sharding_plan import ShardingPlan
+from autopar.ir.stages import Submesh
 from autopar.passes.base import Setting, Watcher
 from autopar.passes.pipeline import Decided, Pipeline, lower
 from autopar.passes.shard.base import AbstractSharding
@@ -23,8 +27,11 @@ from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import MinMemory, Optimal, counted
 from autopar.passes.shard.recipes import recipe_named
 from autopar.passes.shard.solver.min_memory import needed_bytes
+from autopar.planner.placed_stages import PlacedStages
 from autopar.planner.remat import Form, leaner_forms
 from autopar.planner.request import Request
+from autopar.planner.stage_costs import StageCosts
+from autopar.planner.stage_programs import StagePrograms
 
 _ROOMY = 2**60  # bytes that bind nothing
 _NO_GAIN = 1e-9
@@ -120,6 +127,18 @@ class MeshPlan:
     def cost(self) -> float:
         """What the solver made as small as it could."""
         return self.decided.sharding.outcome.seconds
+
+    def programs(self, context: MeshContext) -> StagePrograms:
+        """The step's only program, as the stage programs of one stage."""
+        decided, mesh, cluster = self.decided, context.mesh, context.request.cluster
+        batching = Batching.whole(self.form.graph)
+        return StagePrograms(
+            MicrobatchTrace.of_whole(self.form.traced),
+            PlacedStages.of(batching, decided.stages, cluster),
+            (decided.sharding,),
+            Program.of_one_part(decided.graph, decided.program, Submesh(mesh)),
+            (StageCosts.of_whole_step(decided.program, self.held, self.timed),),
+        )
 
     def attributed_to(self, recipe: str, roomy: MeshPlan) -> MeshPlan:
         """The same as an answer to `auto`, whose bound is that of the plan without a limit."""

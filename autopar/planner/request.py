@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from autopar.cluster import Cluster
 from autopar.ir.mesh import MeshShape
-from autopar.ir.plan import Origin
+from autopar.ir.plan import Origin, Plan
 from autopar.rules import RuleBook
 
 Pins = tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]
@@ -48,6 +48,16 @@ class Request:
             memory_bytes=self.budget_bytes,
             pins=self.pins,
         )
+
+    @classmethod
+    def of_plan(cls, plan: Plan, cluster: Cluster, rules: RuleBook) -> Request:
+        """The request that a saved plan answers: its mesh, or its stages, are given."""
+        origin, one = plan.origin, plan.is_one_program
+        return cls(
+            cluster, plan.mesh if one else None, origin.method, origin.memory_bytes, origin.pins,
+            rules=rules, stages=len(plan.stages), microbatches=plan.microbatches,
+            schedule=None if one else plan.schedule,
+        )  # fmt: skip
 
     @property
     def is_one_program(self) -> bool:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from autopar.errors import BatchError, PlanMismatchError
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.frontend.rewrite.rescale import rescale
 from autopar.ir.batching import BatchGraphs, Batching
 from autopar.ir.layers import LayerSequence
+from autopar.ir.plan import Plan
 from autopar.passes.base import Setting
 from autopar.passes.batch.exact import Exact
 from autopar.passes.batch.identity import OneMicrobatch
 from autopar.passes.layer.base import AbstractLayering
+from autopar.passes.layer.fixed import Fixed
 from autopar.passes.layer.min_cut import MinCut
+from autopar.passes.layer.single import Single
+from autopar.planner.compatibility import contents_of
+from autopar.planner.remat import Form, form_of
+from autopar.planner.source import Source
 from autopar.rules import RuleBook, attach_rules
 
 _UNEVEN = 1.5  # of a stage's share of the work, what a layer may have
@@ -48,6 +55,32 @@ def slice_step(
     layers = setting.watched("layer", sliced.batching, lambda: even.run(sliced.batching, setting))
     layers.verify()
     return replace(sliced, layers=layers)
+
+
+def slice_whole(form: Form, setting: Setting) -> SlicedStep:
+    """A step that is left whole: one microbatch, one layer."""
+    batching = Batching.whole(form.graph)
+    layers = Single().run(batching, setting)
+    return SlicedStep(MicrobatchTrace.of_whole(form.traced), batching, layers)
+
+
+def slice_as_planned(source: Source, plan: Plan, setting: Setting) -> SlicedStep:
+    """A step cut and recomputed as a saved plan has it.
+
+    Raises PlanMismatchError where the step cannot be cut so, or does not make what is recomputed.
+    """
+    if plan.is_one_program:
+        return slice_whole(form_of(source.plain, plan.recomputation, source.rules), setting)
+    try:
+        trace = source.trace_at(plan.microbatches, cut=len(plan.stages) > 1)
+    except BatchError as error:
+        raise PlanMismatchError(
+            f"the plan for {plan.origin.step!a} cuts the step into {plan.microbatches} "
+            f"microbatches, which cannot be: {error}"
+        ) from error
+    with contents_of(plan):
+        cuts = Fixed(tuple(stage.stop for stage in plan.stages[:-1]))
+        return slice_at(trace, source.rules, setting, cuts)
 
 
 def _suits(sequence: LayerSequence, stages: int) -> bool:

@@ -43,8 +43,11 @@ def layer_scans(traced: TracedStep) -> tuple[LayerScan, ...]:
     Values belong together where equations keep their rows apart, as far as that goes: from the
     stacked parameters through the scans to their gradients, moments and replacements.
     """
+    # 1. Values with the same rows in dim 0, as far as equations keep rows apart: w, dw, m, v, w'.
     groups = _Groups(traced)
     found: dict[Ref, list[Equation]] = {}
+    # 2. Scans whose slices are of one group go over the same layers;
+    # 3. those are layers whose slices derive from state, and not from the batch.
     pure = _state_alone(traced)
     for equation in traced.program.walk():
         if equation.primitive.name == "scan":
@@ -113,11 +116,13 @@ class _Groups:
         for equation in program.equations:
             for together in links(equation):
                 self._join(together)
+        # New state has the rows of the state that it replaces.
         for o, i in traced.donated:
             self._join(tuple(refs([program.outputs[o], program.inputs[i]])))
 
     def root(self, ref: Ref) -> Ref:
         """The value that stands for a value's group."""
+        # Path halving.
         while (parent := self._parent.setdefault(ref, ref)) != ref:
             self._parent[ref] = ref = self._parent[parent]
         return ref
@@ -128,7 +133,7 @@ class _Groups:
             self._parent[right] = left
 
     def scan(self, root: Ref, scans: list[Equation]) -> LayerScan:
-        """The refusal of a group that has these scans."""
+        """The LayerScan of a group that has these scans."""
         program = self._traced.program
         values = frozenset(r for r in self._parent if self.root(r) == root)
         length = min(s.params["length"] for s in scans)

@@ -105,7 +105,7 @@ def split_at(
         return traced, lambda ref: [ref]
     program = traced.program
     # 2. The program on pieces; inputs and outputs that are stacks become pieces too.
-    cutter = Cutter(program, bounds, first, inline=cuts.inline)
+    cutter = _Cutter(program, bounds, first, inline=cuts.inline)
     stacked = bounds.keys() & {program.inputs[i] for s in scans for i in s.inputs}
     given = [ref in stacked for ref in program.inputs]
     returned = [bounds.get(o) if isinstance(o, int) else None for o in program.outputs]
@@ -160,10 +160,10 @@ def _path(path: str, piece: Piece) -> str:
 # -- equations on stacks become equations on pieces of these stacks -------------------------------
 
 
-Combine = Callable[[Any, Any], Any]
+_Combine = Callable[[Any, Any], Any]
 
 
-class Cutter:
+class _Cutter:
     """Writes a program anew in which the values of `bounds` are in pieces.
 
     New values are numbered from `first` on.
@@ -299,7 +299,7 @@ class Cutter:
         )
 
     def _combine(
-        self, equation: Equation, combine: Combine, parts: Sequence[Ref], place: Place
+        self, equation: Equation, combine: _Combine, parts: Sequence[Ref], place: Place
     ) -> None:
         """The whole result of results of the pieces, the first two first."""
         (aval,), whole = equation.result_avals, parts[0]
