@@ -27,7 +27,7 @@ def simulation_of(plan: Plan) -> Simulation:
 
 
 def once_seconds_of(plan: Plan) -> tuple[float, ...]:
-    """What each submesh does once a step, after its last microbatch: gradient sums and update."""
+    """Work of each submesh once a step, after its last microbatch: gradient sums and update."""
     once = [0.0] * len(plan.submeshes)
     for stage in plan.stages:
         once[stage.submesh] += stage.once_seconds

@@ -19,7 +19,6 @@ from typing import Any
 
 from autopar.errors import ArgumentError
 from autopar.frontend.rewrite.layer_scans import (
-    OPEN,
     LayerScan,
     Rows,
     all_values,
@@ -219,7 +218,7 @@ class _Cutter:
         kind = equation.primitive.name
         if kind == "scan" and self._trips.takes(equation):
             self._trips.cut(equation)
-        elif kind in OPEN and any(map(self._have.is_cut, _inside(equation))):
+        elif _is_open(equation) and any(map(self._have.is_cut, _inside(equation))):
             self._cut_bodies(equation)
         elif kind == "optimization_barrier":
             self._cut_barrier(equation)
@@ -509,6 +508,11 @@ class Trips:
 
 def _read(operands: Sequence[Operand], names: Mapping[Ref, Operand]) -> tuple[Operand, ...]:
     return tuple(names[o] if isinstance(o, int) else o for o in operands)
+
+
+def _is_open(equation: Equation) -> bool:
+    """True if bodies read its operands and make its results as they are."""
+    return equation.control_flow is not None and not equation.control_flow.repeats
 
 
 def _first_slice(scan: Equation) -> int:
