@@ -17,7 +17,7 @@ from autopar.inspecting.compare import compare as compare
 from autopar.inspecting.explain import explain as explain_opened
 from autopar.inspecting.inspect import inspect as inspect_opened
 from autopar.inspecting.lint import lint as lint_step
-from autopar.inspecting.reopen import reopen
+from autopar.inspecting.loaded_plan import reopen
 from autopar.inspecting.why_not import why_not as why_not_opened
 from autopar.ir.codec import Json
 from autopar.ir.explanation import Counterfactual, Explanation
@@ -47,6 +47,7 @@ from autopar.options import (
     pins_of,
     plan_of,
     remat_of,
+    request_of,
     rules_of,
     schedule_of,
     step_of,
@@ -60,8 +61,8 @@ from autopar.report.html.data import OtherPlan, ReportView
 from autopar.report.html.page import page
 from autopar.report.trace import load_trace
 from autopar.rules import RuleBook
-from autopar.runtime.trial.steps import open_cpu_devices as open_cpu_devices
-from autopar.runtime.trial.steps import with_created as with_created
+from autopar.runtime.validation.steps import open_cpu_devices as open_cpu_devices
+from autopar.runtime.validation.steps import with_created as with_created
 from autopar.step import ParallelStep as ParallelStep
 
 # Any: a jax.sharding.Mesh, of which this floor knows nothing.
@@ -88,6 +89,7 @@ def parallelize(
     microbatches: Literal["auto"] | int | None = None,
     schedule: str = "auto",
     batch_axes: Mapping[str, int | None] | None = None,
+    passes: str | None = None,
 ) -> Any:
     """Make a train step run on a whole cluster.
 
@@ -119,6 +121,8 @@ def parallelize(
         schedule: "auto" or one of `autopar schedule`: "gpipe", "1f1b", "eager-1f1b",
             "interleaved", "zb-h1", "zb-h2", "zb-v", ...
         batch_axes: {path pattern: axis} of arguments whose rows are not on axis 0, None for none.
+        passes: the passes and their options as text, such as "shard{recipe=fsdp},lower", in place
+            of `method`, `stages`, `microbatches` and `schedule`.
 
     Returns a ParallelStep. Raises an InputError that names the option for one that cannot be used;
     planning errors come at the first call.
@@ -129,7 +133,7 @@ def parallelize(
             plan=plan, donate=donate, static_argnums=static_argnums,
             static_argnames=static_argnames, state_argnums=state_argnums, mesh_axes=mesh_axes,
             rules=rules, remat=remat, stages=stages, microbatches=microbatches,
-            schedule=schedule, batch_axes=batch_axes,
+            schedule=schedule, batch_axes=batch_axes, passes=passes,
         )  # fmt: skip
     given = plan_of(plan)
     shape, order = mesh_of(mesh)
@@ -152,6 +156,7 @@ def parallelize(
         batch_axes=batch_axes_of(batch_axes),
         order=order,
     )
+    request = request_of(request, passes)
     check_order(request)
     before = fun.spec if isinstance(fun, ParallelStep) else None
     step = before.fun if before is not None else step_of(fun)

@@ -45,6 +45,7 @@ class Wanted:
     stages: Count
     microbatches: Count | None
     schedule: str
+    passes: str | None
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ def _make(loaded: Target, wanted: Wanted, after: str | None) -> Made:
         stages=wanted.stages,
         microbatches=wanted.microbatches,
         schedule=wanted.schedule,
+        passes=wanted.passes,
     )
     with gather_warnings() as messages, watch_planning(err()) as trail, tracing(loaded):
         planned: api.Planned = step.planned(*loaded.args, watchers=[trail.watcher], **loaded.kwargs)
@@ -117,12 +119,14 @@ def _print(made: Made, output: Path | None) -> None:
     console.print()
     saved = f", saved to {output}" if output is not None else ""
     console.print(f"planned in {made.seconds:.1f} s{saved}", style="bright_black", markup=False)
+    console.print(f"passes {made.planned.request.passes}", style="bright_black", markup=False)
 
 
 def _print_data(made: Made, output: Path | None, after: str | None) -> None:
     print_json(
         {
             **plan_data(made.planned.plan),
+            "passes": str(made.planned.request.passes),
             "planning_seconds": round(made.seconds, 3),
             "output": str(output) if output is not None else None,
             "warnings": list(made.warnings),

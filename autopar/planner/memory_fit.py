@@ -21,7 +21,7 @@ from autopar.ir.program import Program
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.stages import Submesh
 from autopar.passes.base import Setting, Watcher
-from autopar.passes.pipeline import Decided, Pipeline, lower
+from autopar.passes.pipeline import Decided, PassPipeline, lower
 from autopar.passes.shard.base import AbstractSharding
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import MinMemory, Optimal, counted
@@ -73,9 +73,8 @@ class MeshContext:
 
     def optimal(self) -> Optimal:
         """The pass that looks for the cheapest plan by the request's method."""
-        return Optimal(
-            recipe=recipe_named(self.request.method), reshard_costs=self.tables, explain=False
-        )
+        recipe = recipe_named(self.request.method)
+        return replace(self.request.shard, recipe=recipe, reshard_costs=self.tables, explain=False)
 
     def cheapest(self, form: Form, memory_bytes: int) -> MeshPlan:
         """The cheapest plan of which the pass counts no more than a limit."""
@@ -99,7 +98,7 @@ class MeshContext:
         return self._found(form, shard, self.setting(self.request.budget_bytes))
 
     def _found(self, form: Form, shard: AbstractSharding, setting: Setting) -> MeshPlan:
-        decided = Pipeline(shard=shard).run(form.graph, setting)
+        decided = PassPipeline(shard=shard).run(form.graph, setting)
         graph, program = decided.graph, decided.program
         held = held_bytes(graph, program, self.mesh, self.request.cluster.chip.platform)
         return MeshPlan(form, decided, held, timed_listing(graph, program, self.tables.prices))

@@ -1,4 +1,21 @@
-"""From a traced step to a plan, and from a plan back to a program: no device is touched."""
+"""From a traced step to a plan: no device is touched.
+
+    source, request             the step and its traces; what is asked for, and the passes for it
+       |
+       |  one program                              stages or microbatches
+       |    1. candidates: meshes                    1. slice into microbatches and layers
+       |    2. each sharded without a limit          2. price each class of layers on each
+       |    3. where memory binds: shard more,          submesh and mesh (stage_table)
+       |       recompute, or take a recipe           3. search stages, submeshes, schedule
+       |       (memory_fit, remat)                   4. shard each submesh within its memory
+       |    4. the fastest that fits                     (submesh_sharding)
+       v                                             v
+    StagePrograms               one part WHOLE on one submesh, or parts F B W on many
+       |
+    Planned                     the plan, and the programs that run it
+
+`restore` comes from a saved plan to the same programs, and `replan` starts from a planned step.
+"""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from autopar.ir.batching import BatchGraphs, Batching
 from autopar.ir.layers import LayerSequence
 from autopar.ir.plan import Plan
 from autopar.passes.base import Setting
+from autopar.passes.batch.base import AbstractBatching
 from autopar.passes.batch.exact import Exact
 from autopar.passes.batch.identity import OneMicrobatch
 from autopar.passes.layer.base import AbstractLayering
@@ -40,18 +41,25 @@ class SlicedStep:
 
 
 def slice_step(
-    trace: MicrobatchTrace, rules: RuleBook, setting: Setting, fewest: int = 1
+    trace: MicrobatchTrace,
+    rules: RuleBook,
+    setting: Setting,
+    fewest: int = 1,
+    batching: AbstractBatching = Exact(),
+    layering: AbstractLayering = MinCut(),
 ) -> SlicedStep:
     """Microbatches and layers of a traced step: those that its structure suggests.
 
-    Where these are less than the `fewest` that are needed, or so uneven that they make no such
-    stages, there are `fewest` layers of even work. Raises BatchError where the step cannot be cut
-    into these microbatches exactly.
+    Where `layering` leaves their number open, and these are less than the `fewest` that are needed
+    or so uneven that they make no such stages, there are `fewest` layers of even work. Raises
+    BatchError where the step cannot be cut into these microbatches exactly.
     """
-    sliced = slice_at(trace, rules, setting, MinCut())
+    sliced = slice_at(trace, rules, setting, layering, batching)
+    if not isinstance(layering, MinCut) or layering.layers is not None:
+        return sliced
     if fewest == 1 or _suits(sliced.layers, fewest):
         return sliced
-    even = MinCut(layers=fewest)
+    even = replace(layering, layers=fewest)
     layers = setting.watched("layer", sliced.batching, lambda: even.run(sliced.batching, setting))
     layers.verify()
     return replace(sliced, layers=layers)
@@ -90,11 +98,15 @@ def _suits(sequence: LayerSequence, stages: int) -> bool:
 
 
 def slice_at(
-    trace: MicrobatchTrace, rules: RuleBook, setting: Setting, layering: AbstractLayering
+    trace: MicrobatchTrace,
+    rules: RuleBook,
+    setting: Setting,
+    layering: AbstractLayering,
+    cut: AbstractBatching = Exact(),
 ) -> SlicedStep:
     """Microbatches and layers of a traced step by a given layering; raises as `slice_step`."""
     watch = setting.watched
-    trace, batching = watch("batch", trace.part.graph, lambda: batched(trace, rules, setting))
+    trace, batching = watch("batch", trace.part.graph, lambda: batched(trace, rules, setting, cut))
     batching.verify()
     layers = watch("layer", batching, lambda: layering.run(batching, setting))
     layers.verify()
@@ -102,10 +114,10 @@ def slice_at(
 
 
 def batched(
-    trace: MicrobatchTrace, rules: RuleBook, setting: Setting
+    trace: MicrobatchTrace, rules: RuleBook, setting: Setting, cut: AbstractBatching = Exact()
 ) -> tuple[MicrobatchTrace, Batching]:
     """The batching, after factors that may wait until the loop is over were taken out of it."""
-    passed = Exact() if trace.microbatches > 1 else OneMicrobatch()
+    passed = cut if trace.microbatches > 1 else OneMicrobatch()
     batching = passed.run(_graphs(trace, rules), setting)
     while batching.rescales:
         trace = replace(

@@ -13,8 +13,8 @@ from autopar.ir.layers import Layer, LayerSequence
 from autopar.ir.stages import Stage, StagePlan, Submesh
 from autopar.passes.base import Setting
 from autopar.passes.layer.fixed import Fixed
-from autopar.passes.stage.prices import Choice, ChosenStage, Ranked, Wanted
-from autopar.passes.stage.search import search
+from autopar.passes.stage.prices import Choice, ChosenStage, Ranked
+from autopar.passes.stage.search import Search
 from autopar.planner.layer_programs import LayerPrograms
 from autopar.planner.placed_stages import PlacedStages
 from autopar.planner.request import Request
@@ -58,17 +58,19 @@ def search_stages(source: Source, request: Request, setting: Setting) -> FoundSt
     def sliced(microbatches: int) -> SlicedStep:
         if microbatches not in known:
             trace = source.trace_at(microbatches, cut=request.stages != 1)
-            known[microbatches] = slice_step(trace, request.rules, setting, fewest)
+            known[microbatches] = slice_step(
+                trace, request.rules, setting, fewest, request.batch, request.layer
+            )
         return known[microbatches]
 
     apart = LayerPrograms(sliced(max(counts)), request.rules)
     table = stage_table(apart, counts, request, setting)
-    wanted = Wanted(request.stages, request.microbatches, request.schedule)
+    stage = Search(request.stages, request.microbatches, request.schedule)
     failure: MemoryLimitError | None = None
     for share in _SHARES:
         held = replace(table, memory_bytes=int(share * table.memory_bytes))
         try:
-            ranked = setting.watched("stage", held, partial(search, held, wanted))
+            ranked = setting.watched("stage", held, partial(stage.run, held, setting))
             best = ranked.best
             if best.microbatches == 1 and len(best.stages) == 1:
                 return None

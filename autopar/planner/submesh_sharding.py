@@ -51,7 +51,7 @@ class SubmeshSharder:
         if known is not None:
             plan = rename_plan(known[1], known[0].graph, joint.graph)
         else:
-            shard = Optimal(recipe_named(recipe), QUICK, explain=False, reshard_costs=ground.tables)
+            shard = self._quick(recipe_named(recipe), ground)
             setting = self._setting_of(joint, ground, pins, submesh)
             roomy = replace(setting, memory_bytes=_ROOMY, partial_sums=partial_sums)
             plan = self._tried(joint, shard, roomy)
@@ -104,16 +104,18 @@ class SubmeshSharder:
         self, ground: SubmeshContext, budget: int
     ) -> Iterator[tuple[AbstractSharding, int]]:
         """Passes and their limits, the quick ones first."""
-
-        def quick(recipe: AbstractRecipe) -> Optimal:
-            return Optimal(recipe, QUICK, explain=False, reshard_costs=ground.tables)
-
         method = self._request.method
         for name in _LEAN if method == "auto" else ():
-            yield quick(recipe_named(name)), _ROOMY
+            yield self._quick(recipe_named(name), ground), _ROOMY
         recipe = recipe_named(method)
-        yield quick(recipe), budget
+        yield self._quick(recipe, ground), budget
         yield MinMemory(recipe=recipe, reshard_costs=ground.tables), budget
+
+    def _quick(self, recipe: AbstractRecipe, ground: SubmeshContext) -> Optimal:
+        return replace(
+            self._request.shard, recipe=recipe, effort=QUICK, explain=False,
+            reshard_costs=ground.tables,
+        )  # fmt: skip
 
     def _tried(
         self, joint: SubmeshGraph, shard: AbstractSharding, setting: Setting

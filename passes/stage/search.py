@@ -20,12 +20,14 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 
 from autopar.cluster.submesh import submesh_families
 from autopar.errors import InfeasibleError, MemoryLimitError, ScheduleError
 from autopar.ir.text import show_bytes, show_seconds
+from autopar.passes.base import AbstractPass, Setting
 from autopar.passes.stage.candidates import Candidate, chunks_of
 from autopar.passes.stage.dynamic import (
     Field,
@@ -57,6 +59,21 @@ _FAR = 1.1
 _DIGITS = 9
 # The devices of submeshes, by number, that tile the cluster in any mixture.
 Family = Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class Search(AbstractPass[StageTable, Ranked]):
+    """Searches the stages, the number of microbatches and the schedule that are not given."""
+
+    name: ClassVar[str] = "search"
+    stages: int | None = None
+    microbatches: int | None = None
+    schedule: str | None = None
+
+    def run(self, given: StageTable, setting: Setting) -> Ranked:
+        """The best choice and the runners-up; raises as `search`."""
+        del setting
+        return search(given, Wanted(self.stages, self.microbatches, self.schedule))
 
 
 def search(table: StageTable, wanted: Wanted = Wanted()) -> Ranked:
