@@ -31,7 +31,7 @@ class ShardingPlan:
     A value without an entry is made on demand where it is read. An op without an assignment
     computes in its result's sharding. `uses` tell where several ops of a region read a value in
     another sharding than its own: it is moved there once. `shared_partials` name the operands
-    that are partial sums when an op's result is one. A plan that `keeps` holds what it moved for
+    that are partial sums when an op's result is one. A plan that `reuse_gathered`s holds what it moved for
     the forward pass until the backward pass has read it too; others move it again.
     """
 

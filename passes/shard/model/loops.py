@@ -152,7 +152,7 @@ class _LoopReader:
         shifted = (-1, *dims[:-1]) if stacked else dims
         origin = self._op.origin
         self._reader.need_exact(
-            operand, value, port, self._runs, origin.region, origin.line, shifted
+            operand, value, port, self._runs, origin.region, origin.line, shifted, enters=True
         )
 
     def _carry(self, start: Operand, inner: Value, carried: bool = False) -> int:
