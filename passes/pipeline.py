@@ -39,7 +39,7 @@ class Pipeline:
     """The slots of a step that is one program on one mesh: no microbatches, one stage.
 
     A variant of a pass is another final class in the slot's folder. Steps of several programs go
-    through the same slots in `autopar.staging`, where the stages' prices come from sharding.
+    through the same slots in `autopar.planner`, where the stages' prices come from sharding.
     """
 
     batch: AbstractBatching = field(default_factory=Whole)

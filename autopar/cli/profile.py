@@ -19,7 +19,7 @@ from autopar.ir.graph import Graph
 from autopar.ir.profile import Profile
 from autopar.ir.profile_json import profile_to_json, save_profile
 from autopar.ir.text import show_bytes, show_seconds
-from autopar.planning import graph_of
+from autopar.planner.plan import graph_of
 from autopar.report.style import QUIET, SlashedPath, plain_table
 from autopar.rules import RuleBook
 

@@ -115,7 +115,8 @@ def _verified(path: Path, target: str, asked: Asked) -> Verification:
         args = loaded.with_state() if asked.level == "numerics" else loaded.args
     doing = "running both steps" if asked.level == "numerics" else "compiling"
     with err().status(doing):
-        return plan.verify(
+        return api.verify(
+            plan,
             loaded.step,
             *args,
             level=asked.level,

@@ -74,8 +74,8 @@ Span = tuple[int, int]  # the first and the last kernel, both included
 class BlockSpans:
     """When the pieces that a block stores are held, by kernel, and those of its loops' bodies.
 
-    `inputs` are what the block is given. `bodies` are (kernel of the loop, spans of one of its bodies). What is given to the block is
-    held from its first kernel on.
+    `inputs` are what the block is given, which is held from its first kernel on. `bodies` are
+    (kernel of the loop, spans of one of its bodies).
     """
 
     inputs: tuple[str, ...]

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from autopar.ir.control_flow import ControlFlow
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.sharding import replicated
 from autopar.ir.spmd import Block, Fence, Instruction, Loop, Run, SpmdProgram
 from autopar.ir.values import Literal
-
-_REMAT, _LOOPS = ("remat2", "checkpoint"), ("scan", "while", "cond")
 
 
 def whole_listing(graph: Graph) -> SpmdProgram:
@@ -40,8 +39,9 @@ class _Lister:
     def _steps(self, graph: Graph, path: tuple[int, ...]) -> Iterator[Instruction]:
         for i, op in enumerate(graph.ops):
             here = (*path, i)
-            if op.kind in _REMAT:
-                yield from self._remat(op, here)
+            flow = op.control_flow
+            if flow is not None and flow.is_remat:
+                yield from self._remat(op, flow, here)
                 continue
             if op.kind == "optimization_barrier":
                 sources = map(self._resolved, op.operands)
@@ -51,20 +51,19 @@ class _Lister:
             operands = tuple(self._name(o) for o in op.operands)
             results = tuple(r.name for r in op.results)
             laid = tuple(replicated(len(r.shape)) for r in op.results)
-            if op.kind in _LOOPS:
+            if flow is not None:
                 bodies = (_Lister(body, (*here, b)).block() for b, body in enumerate(op.graphs))
-                runs = op.whole("length") if op.kind == "scan" else 1
-                yield Loop(here, operands, results, laid, tuple(bodies), runs)
+                yield Loop(here, operands, results, laid, tuple(bodies), flow.trips)
             else:
                 ranks = (len(graph.value(o).shape) for o in op.operands)
                 yield Run(here, operands, results, tuple(map(replicated, ranks)), laid)
 
-    def _remat(self, op: Op, path: tuple[int, ...]) -> Iterator[Instruction]:
+    def _remat(self, op: Op, flow: ControlFlow, path: tuple[int, ...]) -> Iterator[Instruction]:
         """The body in line, behind a fence where the op has one."""
         body = op.graphs[0]
         names = [i.value.name for i in body.inputs]
         given = list(zip(names, map(self._resolved, op.operands), strict=True))
-        if dict(op.params).get("prevent_cse", True):
+        if flow.fences:
             yield from self._fence(given)
         else:
             self._same.update(given)

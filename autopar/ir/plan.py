@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
-from typing import cast
 
 from autopar.errors import GraphError
 from autopar.ir.graph import Graph
@@ -21,7 +20,6 @@ from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.spmd import COLLECTIVES, SpmdProgram
 from autopar.ir.text import columns, show_bytes, show_seconds
 from autopar.ir.values import Role, item_bytes
-from autopar.ir.verification import Verification
 
 FORMAT = 4
 RESULT = "result"  # the role of an output that does not come back as state
@@ -246,16 +244,9 @@ class Plan:
 
         return load_plan(path)
 
-    def verify(self, fun: Callable[..., object], *args: object, **options: object) -> Verification:
-        """The plan beside the truth for the step that it was made for: see `autopar.verify`.
-
-        A plan holds no program, so it asks for the step and its arguments.
-        """
-        return cast("Verification", _door("verify")(self, fun, *args, **options))
-
     def _repr_html_(self) -> str:
-        """The plan as a small card, for notebooks."""
-        return cast("str", _door("html_summary")(self))
+        """The printed plan as HTML, for notebooks; a ParallelStep shows itself as a card."""
+        return f"<pre>{escape(str(self))}</pre>"
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -281,12 +272,6 @@ class Plan:
             for t in p.traffic
         ]
         yield from columns(rows, "  ")
-
-
-def _door(name: str) -> Callable[..., object]:
-    """A function of the front door, looked up when it is called: nothing below may import it."""
-    found: Callable[..., object] = vars(importlib.import_module("autopar.api"))[name]
-    return found
 
 
 def arguments_of(graph: Graph, program: SpmdProgram) -> tuple[Argument, ...]:

@@ -17,8 +17,8 @@ from autopar.ir.plan import Plan
 from autopar.ir.spmd import SpmdProgram
 from autopar.passes.base import Setting
 from autopar.passes.pipeline import lower
-from autopar.planning import Planned
-from autopar.remat import Form, form_of
+from autopar.planner.plan import Planned
+from autopar.planner.remat import Form, form_of
 from autopar.rules import RuleBook, attach_rules
 
 

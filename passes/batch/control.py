@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Protocol
 
+from autopar.ir.control_flow import ControlFlow
 from autopar.ir.graph import Op, Operand
 from autopar.passes.batch.facts import SAME, Fact, Share, bound
 from autopar.passes.batch.tags import ONE_BY_ONE
 
-_REMAT = ("remat2", "checkpoint")
 _IDEMPOTENT = ("max", "min", "and", "or")
 
 
@@ -33,57 +33,56 @@ class Bodies(Protocol):
 
 def through(op: Op, given: Sequence[Fact], bodies: Bodies) -> tuple[Fact, ...]:
     """The facts of the op's results."""
-    if op.kind == "scan":
-        return _scan(op, given, bodies)
-    if op.kind == "while":
-        return _while(op, given, bodies)
-    if op.kind == "cond":
-        return _cond(op, given, bodies)
-    if op.kind in _REMAT:
+    flow = op.control_flow
+    if flow is None:
+        bodies.opaque()
+        return (SAME,) * len(op.results)
+    if flow.is_remat:
         return bodies.run(0, given, trial=False)
-    bodies.opaque()
-    return (SAME,) * len(op.results)
+    return _cond(op, given, bodies) if flow.chooses else _loop(op, flow, given, bodies)
 
 
-def _scan(op: Op, given: Sequence[Fact], bodies: Bodies) -> tuple[Fact, ...]:
-    consts, carried = op.whole("num_consts"), op.whole("num_carry")
-    first = consts + carried
-    if any(f.rows is not None and f.rows.dim == 0 for f in given[first:]):
+def _loop(op: Op, flow: ControlFlow, given: Sequence[Fact], bodies: Bodies) -> tuple[Fact, ...]:
+    """A scan or while: what it carries is settled, then each body is read once more."""
+    outside = dict(zip(flow.operands, given, strict=True))
+    if any(p.by_row and f.rows is not None and f.rows.dim == 0 for p, f in outside.items()):
         bodies.fault(ONE_BY_ONE)
         return (SAME,) * len(op.results)
-    slices = tuple(_moved(f, -1) for f in given[first:])
-    carry = _settled(given[consts:first], 0, (given[:consts], slices), bodies)
-    outputs = bodies.run(0, [*given[:consts], *carry, *slices], trial=False)
-    _check_carry(carry, outputs[:carried], given[consts:first], bodies)
-    return (*carry, *(_moved(f, 1) for f in outputs[carried:]))
+    inside = {p: _moved(f, -1) if p.by_row else f for p, f in outside.items()}
+    carries = [p for p in flow.operands if p.is_carry]
+    start = [outside[p] for p in carries]
+    body = len(op.graphs) - 1  # a while's test stands before it
 
+    def trip(b: int, carry: Sequence[Fact], *, trial: bool) -> tuple[Fact, ...]:
+        facts = inside | dict(zip(carries, carry, strict=True))
+        return bodies.run(b, [facts[p] for p in flow.inputs[b]], trial=trial)
 
-def _while(op: Op, given: Sequence[Fact], bodies: Bodies) -> tuple[Fact, ...]:
-    tests, consts = op.whole("cond_nconsts"), op.whole("body_nconsts")
-    first = tests + consts
-    carry = _settled(given[first:], 1, (given[tests:first], ()), bodies)
-    outputs = bodies.run(1, [*given[tests:first], *carry], trial=False)
-    _check_carry(carry, outputs, given[first:], bodies)
-    (test,) = bodies.run(0, [*given[:tests], *carry], trial=False)
-    if test.is_own and not _ends_row_by_row(op):
+    carry = _settled(start, partial(trip, body, trial=True))
+    outputs = trip(body, carry, trial=False)
+    _check_carry(carry, outputs[: len(carry)], start, bodies)
+    stacked = tuple(_moved(f, 1) for f in outputs[len(carry) :])
+    if body == 0:
+        return (*carry, *stacked)
+    (test,) = trip(0, carry, trial=False)
+    if test.is_own and not _ends_row_by_row(op, flow):
         bodies.fault("runs for as many rounds as the rows of the batch say")
     return tuple(bound(f, test.scalars) if test.scalars else f for f in carry)
 
 
-def _ends_row_by_row(op: Op) -> bool:
-    """Whether trips after a row's last leave it as it is, as the front end writes vmap's loops.
+def _ends_row_by_row(op: Op, flow: ControlFlow) -> bool:
+    """True if trips after a row's last leave it as it is, as the front end writes vmap's loops.
 
     The loop goes on while any of a carried mask is set, what is not set in it stays so, and a trip
     changes nothing else where it is not set. Then a microbatch may stop when its own rows have.
     """
     test, body = op.graphs
-    consts = op.whole("body_nconsts")
-    asked = {i.value.name: k for k, i in enumerate(test.inputs[op.whole("cond_nconsts") :])}
+    carries = [p for p in flow.operands if p.is_carry]
+    asked = {test.inputs[i].value.name: p for p in carries for b, i in p.inputs if b == 0}
+    held = {p: body.inputs[i].value.name for p in carries for b, i in p.inputs if b == 1}
     made = {v.name: o for graph in op.graphs for o in graph.ops for v in o.results}
     any_of = made.get(str(test.outputs[0]))
     if any_of is None or any_of.kind != "reduce_or" or any_of.operands[0] not in asked:
         return False
-    held = [i.value.name for i in body.inputs[consts:]]
     goes_on = held[asked[str(any_of.operands[0])]]
 
     def is_left(old: str, left: Operand) -> bool:
@@ -99,7 +98,7 @@ def _ends_row_by_row(op: Op) -> bool:
             is_mask = by.operands[0] == goes_on
         return by.kind == "select_n" and is_mask and by.operands[1] == old
 
-    return all(map(is_left, held, body.outputs))
+    return all(map(is_left, held.values(), body.outputs))
 
 
 def _cond(op: Op, given: Sequence[Fact], bodies: Bodies) -> tuple[Fact, ...]:
@@ -116,12 +115,10 @@ def _cond(op: Op, given: Sequence[Fact], bodies: Bodies) -> tuple[Fact, ...]:
     return tuple(found)
 
 
-def _settled(
-    start: Sequence[Fact],
-    body: int,
-    around: tuple[Sequence[Fact], Sequence[Fact]],
-    bodies: Bodies,
-) -> tuple[Fact, ...]:
+_Trip = Callable[[Sequence[Fact]], Sequence[Fact]]
+
+
+def _settled(start: Sequence[Fact], trip: _Trip) -> tuple[Fact, ...]:
     """What is known of carried values before every trip of a loop.
 
     What would become a part if it started from zero is taken to be one: whether it does start
@@ -129,22 +126,16 @@ def _settled(
     """
     hopeful = tuple(replace(f, zero=True) if f.share is Share.SAME else f for f in start)
     if hopeful != tuple(start):
-        found = _fixed_point(hopeful, body, around, bodies)
+        found = _fixed_point(hopeful, trip)
         pairs = zip(start, found, strict=True)
         start = tuple(f if f.share is Share.PART else own for own, f in pairs)
-    return _fixed_point(start, body, around, bodies)
+    return _fixed_point(start, trip)
 
 
-def _fixed_point(
-    start: Sequence[Fact],
-    body: int,
-    around: tuple[Sequence[Fact], Sequence[Fact]],
-    bodies: Bodies,
-) -> tuple[Fact, ...]:
-    before, after = around
+def _fixed_point(start: Sequence[Fact], trip: _Trip) -> tuple[Fact, ...]:
     carry = tuple(start)
     while True:
-        outputs = bodies.run(body, [*before, *carry, *after], trial=True)
+        outputs = trip(carry)
         joined = tuple(join(a, b) for a, b in zip(carry, outputs[: len(carry)], strict=True))
         if joined == carry:
             return carry

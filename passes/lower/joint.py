@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from autopar.ir.control_flow import REMAT
 from autopar.ir.graph import Graph, Op
 from autopar.ir.program import Part, PartKind, SubmeshGraph
 from autopar.ir.sharding import Sharding, replicated
@@ -13,8 +14,6 @@ from autopar.ir.values import Input
 from autopar.passes.lower.links import Links
 from autopar.passes.lower.outline import Outline
 from autopar.passes.lower.seats import Seat
-
-_REMAT = ("remat2", "checkpoint")
 
 
 def joint_graph(links: Links, submesh: int) -> SubmeshGraph:
@@ -167,7 +166,7 @@ class _Lies:
 def _aliases(ops: Sequence[Op]) -> Iterator[tuple[str, str]]:
     """What a remat gives back, by the names that its body has for it."""
     for op in ops:
-        if op.kind not in _REMAT:
+        if op.kind not in REMAT:
             continue
         body = op.graphs[0]
         for result, output in zip(op.results, body.outputs, strict=True):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from autopar.cost.reshard import Resharder, Route
 from autopar.errors import GraphError
 from autopar.ir.assignment import operand_of_result
+from autopar.ir.control_flow import ControlFlow, Port
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.host_calls import HOST_CALLS, handed_on_by
 from autopar.ir.mesh import MeshShape
@@ -27,9 +28,7 @@ from autopar.ir.spmd import (
 from autopar.ir.values import Literal, Value
 from autopar.passes.lower.peephole import combine_once, move_once, scattered
 
-_REMAT = ("remat2", "checkpoint")
 _BARRIER = "optimization_barrier"
-_LOOPS = ("scan", "while", "cond")
 _SUMS = ("add", "add_any")
 
 
@@ -92,12 +91,13 @@ class _Scope:
         """Every op of a graph, in order."""
         for i, op in enumerate(graph.ops):
             here = (*path, i)
-            if op.kind in _REMAT:
-                self._lower_remat(op, here)
+            flow = op.control_flow
+            if flow is not None and flow.is_remat:
+                self._lower_remat(op, flow, here)
             elif op.kind == _BARRIER:
                 self._fence(op, op.operands, [r.name for r in op.results])
-            elif op.kind in _LOOPS:
-                self._lower_loop(op, here)
+            elif flow is not None:
+                self._lower_loop(op, flow, here)
             elif op.results and op.results[0].name not in self._plan.sharding_of:
                 self._demands.update((r.name, _Made(op, here, graph)) for r in op.results)
             else:
@@ -270,7 +270,7 @@ class _Scope:
 
     # -- bodies ----------------------------------------------------------------------------
 
-    def _lower_remat(self, op: Op, path: OpPath) -> None:
+    def _lower_remat(self, op: Op, flow: ControlFlow, path: OpPath) -> None:
         """The body inline, its inputs fenced off so that XLA recomputes instead of reusing.
 
         One with nothing in it only fences, and its last input tells when.
@@ -278,7 +278,7 @@ class _Scope:
         body = op.graphs[0]
         self._values.update(body.values)
         inputs = [i.value.name for i in body.inputs]
-        if dict(op.params).get("prevent_cse", True):
+        if flow.fences:
             self._fence(op, op.operands, inputs, tied=not body.ops)
         else:
             self._aliases.update(zip(inputs, map(self._resolve, op.operands), strict=True))
@@ -306,8 +306,8 @@ class _Scope:
             sources, results = zip(*fenced, strict=True)
             self.instructions.append(Fence(sources, results, tied))
 
-    def _lower_loop(self, op: Op, path: OpPath) -> None:
-        entries, exits = _loop_shardings(op, self._plan)
+    def _lower_loop(self, op: Op, flow: ControlFlow, path: OpPath) -> None:
+        entries, exits = _loop_shardings(op, flow, self._plan)
         region, line = op.origin.region, op.origin.line
         operands = tuple(
             self.fetch(o, w, region, line) for o, w in zip(op.operands, entries, strict=True)
@@ -316,10 +316,9 @@ class _Scope:
             self._block(body, wanted, (*path, b), op)
             for b, (body, wanted) in enumerate(zip(op.graphs, exits, strict=True))
         )
-        runs = op.whole("length") if op.kind == "scan" else 1
         names = tuple(r.name for r in op.results)
         laid = tuple(self._plan.sharding_of[n] for n in names)
-        self.instructions.append(Loop(path, operands, names, laid, bodies, runs))
+        self.instructions.append(Loop(path, operands, names, laid, bodies, flow.trips))
 
     def _block(self, body: Graph, wanted: Sequence[Sharding], path: OpPath, op: Op) -> Block:
         scope = _Scope(body, self._plan, self._resharder)
@@ -339,21 +338,22 @@ def _on_first_device(lies: Sequence[Sharding], mesh: MeshShape) -> tuple[Shardin
 
 
 def _loop_shardings(
-    op: Op, plan: ShardingPlan
+    op: Op, flow: ControlFlow, plan: ShardingPlan
 ) -> tuple[tuple[Sharding, ...], tuple[tuple[Sharding, ...], ...]]:
     """How a loop's operands enter, and how each body's outputs leave."""
-    lies = plan.sharding_of
-    bodies = [[lies[i.value.name] for i in g.inputs] for g in op.graphs]
-    results = [lies[r.name] for r in op.results]
-    if op.kind == "scan":
-        fixed = op.whole("num_consts") + op.whole("num_carry")
-        scanned = [Sharding(((), *s.dims), s.partial) for s in bodies[0][fixed:]]
-        carries = bodies[0][op.whole("num_consts") : fixed]
-        stacked = [Sharding(s.dims[1:], s.partial) for s in results[op.whole("num_carry") :]]
-        return (*bodies[0][:fixed], *scanned), ((*carries, *stacked),)
-    if op.kind == "while":
-        test_consts, body_consts = op.whole("cond_nconsts"), op.whole("body_nconsts")
-        carries = bodies[1][body_consts:]
-        entries = (*bodies[0][:test_consts], *bodies[1])
-        return entries, ((Sharding(()),), tuple(carries))
-    return (Sharding(()), *bodies[0]), tuple(tuple(results) for _ in op.graphs)
+    lies, inside = plan.sharding_of, dict[Port, Sharding]()  # where a body is given or leaves it
+    for port in flow.ports:
+        if port.inputs:
+            body, at = port.inputs[0]
+            inside[port] = lies[op.graphs[body].inputs[at].value.name]
+        elif port.result is not None:
+            lying = lies[op.results[port.result].name]
+            inside[port] = Sharding(lying.dims[port.by_row :], lying.partial)
+        else:  # which branch runs, and whether to go on
+            inside[port] = Sharding(())
+    entries = tuple(
+        Sharding(((), *s.dims), s.partial) if port.by_row else s
+        for port in flow.operands
+        for s in (inside[port],)
+    )
+    return entries, tuple(tuple(inside[port] for port in row) for row in flow.outputs)

@@ -19,9 +19,9 @@ from autopar.ir.recomputation import Recomputation
 from autopar.passes.shard.model.local_costs import local_costs
 from autopar.passes.shard.model.recompute import levels
 from autopar.passes.shard.model.residuals import Residuals
-from autopar.planning import graph_of, make_plan
-from autopar.remat import Form, form_of
-from autopar.request import Request
+from autopar.planner.plan import graph_of, make_plan
+from autopar.planner.remat import Form, form_of
+from autopar.planner.request import Request
 from autopar.rules import RuleBook
 from tests.end_to_end.running import (
     EAGER,

@@ -15,8 +15,8 @@ import autopar
 from autopar.frontend import TracedStep
 from autopar.frontend.open import open_remat
 from autopar.frontend.remat import rematerialize, value_names
-from autopar.planning import graph_of, make_plan
-from autopar.request import Request
+from autopar.planner.plan import graph_of, make_plan
+from autopar.planner.request import Request
 from autopar.rules import RuleBook
 from autopar.runtime.bind import bind_mesh
 from autopar.runtime.executor import Executor

@@ -23,7 +23,6 @@ from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.model.slack import Slack, find_slack
 from autopar.passes.shard.problem import Edge, Floats, Problem, Usage
 
-
 # Values smaller than this share of the limit are not asked whether they are copied.
 _SMALL_SHARE = 1 / 256
 
@@ -56,8 +55,8 @@ def assemble(
 ) -> Assembled:
     """The problem of a reading whose decisions may take `choices`.
 
-    `in_flight` says of which values several microbatches' are held at once. A plan that `keeps`
-    moves a value for the forward and the backward pass once.
+    `in_flight` says of which values several microbatches' are held at once. With
+    `reuse_gathered` a value is moved for the forward and the backward pass once.
     """
     flights = in_flight or {}
     return _Assembler(reading, choices, moves, limit_bytes, flights, reuse_gathered).assembled()

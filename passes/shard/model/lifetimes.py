@@ -126,20 +126,14 @@ def _entries(graph: Graph) -> Iterator[tuple[str, _Entry]]:
     for op in graph.ops:
         for body in op.graphs:
             yield from _entries(body)
-        names = [[i.value.name for i in body.inputs] for body in op.graphs]
-        whole, carry = _Entry(False, 1), _Entry(False, 0)
-        if op.kind == "scan":
-            first = op.whole("num_consts")
-            rest = first + op.whole("num_carry")
-            rows = _Entry(True, op.whole("length"))
-            for k, name in enumerate(names[0]):
-                yield name, whole if k < first else carry if k < rest else rows
-        elif op.kind == "while":
-            for given, count in zip(names, ("cond_nconsts", "body_nconsts"), strict=True):
-                consts = op.whole(count)
-                yield from ((n, whole if k < consts else carry) for k, n in enumerate(given))
-        elif op.kind == "cond":  # branches share what they are given
-            yield from ((n, whole if b == 0 else carry) for b, g in enumerate(names) for n in g)
+        flow = op.control_flow
+        if flow is None or flow.is_remat:
+            continue
+        for port in flow.operands:
+            copies = 0 if port.is_carry else flow.trips if port.by_row else 1
+            for n, (body, at) in enumerate(port.inputs):  # branches share what they are given
+                name = op.graphs[body].inputs[at].value.name
+                yield name, _Entry(port.by_row, copies if n == 0 else 0)
 
 
 class _Timeline:

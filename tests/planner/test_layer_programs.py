@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from autopar.ir.graph import Graph
+from autopar.planner.layer_programs import LayerPrograms, Line
 from autopar.rules import RuleBook
-from autopar.staging.apart import Apart, Line
-from tests.staging.slicing import sliced
+from tests.planner.slicing import sliced
 
 
 def shown(graph: Graph) -> str:
@@ -18,8 +18,8 @@ def shown(graph: Graph) -> str:
 @pytest.mark.parametrize("model", ["mlp", "gpt_scan", "unet"])
 def test_a_layer_between_two_sizes_is_the_layer_traced_there(model: str) -> None:
     """Priced from a trace in eight microbatches, a layer in two is what a trace in two gives."""
-    small = Apart(sliced(model, 8), RuleBook())
-    traced = Apart(sliced(model, 2), RuleBook())
+    small = LayerPrograms(sliced(model, 8), RuleBook())
+    traced = LayerPrograms(sliced(model, 2), RuleBook())
     assert len(small.layers) == len(traced.layers)
     for layer in range(len(small.layers)):
         mine, theirs = small.at(layer, traced.rows), traced.at(layer, traced.rows)

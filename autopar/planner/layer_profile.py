@@ -17,8 +17,8 @@ from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.recipes import recipe_named
 from autopar.passes.stage.prices import LayerPrice, Option
-from autopar.staging.apart import Apart, Line
-from autopar.staging.costs import StageCosts, stage_costs
+from autopar.planner.layer_programs import LayerPrograms, Line
+from autopar.planner.stage_costs import StageCosts, stage_costs
 
 _ROOMY = 2**60  # bytes that bind nothing
 
@@ -26,7 +26,7 @@ Plans = Mapping[int, ShardingPlan]  # by class of layers
 
 
 @dataclass(frozen=True)
-class Way:
+class ShardingVariant:
     """One way to shard every class of layers, priced at two numbers of rows.
 
     Microbatches must be a multiple of `unit` rows. Ops on a single row have other factors than
@@ -58,11 +58,11 @@ class Way:
             )
 
 
-class Bench:
+class LayerProfiler:
     """One mesh on its part of the cluster; `recipe` restricts how layers are sharded."""
 
     def __init__(
-        self, apart: Apart, cluster: Cluster, mesh: MeshShape, recipe: str, setting: Setting
+        self, apart: LayerPrograms, cluster: Cluster, mesh: MeshShape, recipe: str, setting: Setting
     ) -> None:
         self._apart = apart
         self._recipe = recipe
@@ -72,7 +72,7 @@ class Bench:
         self._homes = tuple(i if y.same_as < 0 else y.same_as for i, y in enumerate(layers))
         self._classes = tuple(dict.fromkeys(self._homes))
 
-    def ways(self, sizes: Sequence[int], budget_bytes: float) -> Iterator[Way]:
+    def ways(self, sizes: Sequence[int], budget_bytes: float) -> Iterator[ShardingVariant]:
         """The cheapest ways, and recipes that hold less where those are not within the budget.
 
         The cheapest for each of some `sizes` of microbatch, in rows, which rise; `budget_bytes` is
@@ -92,7 +92,7 @@ class Bench:
         if tight and self._recipe == "auto":
             yield from self._lean(sizes)
 
-    def _lean(self, sizes: Sequence[int]) -> Iterator[Way]:
+    def _lean(self, sizes: Sequence[int]) -> Iterator[ShardingVariant]:
         """Recipes that cut up parameters, optimizer state and the sums of gradients.
 
         Over tensor dims it takes no more than one row, over rows as many as there are devices.
@@ -105,7 +105,7 @@ class Bench:
 
     def _tried(
         self, rows: int, sizes: Sequence[int], recipe: str, partial_sums: bool
-    ) -> Way | None:
+    ) -> ShardingVariant | None:
         """Every class sharded by a recipe; None where it has no plan on this mesh."""
         shard = Optimal(recipe=recipe_named(recipe), tables=self._tables, brief=True, quick=True)
         setting = replace(self._setting, partial_sums=partial_sums)
@@ -116,7 +116,7 @@ class Bench:
         except InfeasibleError:
             return None
         unit, priced, costs = self._priced(rows, sizes, plans)
-        return Way(recipe, partial_sums, unit, priced, costs, self._homes)
+        return ShardingVariant(recipe, partial_sums, unit, priced, costs, self._homes)
 
     def _priced(
         self, solved: int, sizes: Sequence[int], plans: Plans
@@ -144,7 +144,7 @@ class Bench:
         return stage_costs(alone.parts, parts, alone.joint, plan, self._tables, runs)
 
 
-def _most_bytes(way: Way) -> float:
+def _most_bytes(way: ShardingVariant) -> float:
     """What the largest class holds of one small microbatch."""
     smallest: Sequence[StageCosts] = [low for low, _ in way.costs.values()]
     return max(c.fixed_bytes + c.activation_bytes for c in smallest)

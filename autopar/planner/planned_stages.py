@@ -17,17 +17,17 @@ from autopar.ir.record import Record
 from autopar.ir.sharding import Sharding, replicated
 from autopar.ir.text import show_seconds
 from autopar.ir.values import Role
-from autopar.matching import check_ends, check_plan, contents_of
 from autopar.passes.base import Setting
 from autopar.passes.layer.fixed import Fixed
-from autopar.request import Request
+from autopar.planner.compatibility import check_ends, check_plan, contents_of
+from autopar.planner.request import Request
+from autopar.planner.restored_stages import cuts_of, restore_stages
+from autopar.planner.sliced_step import slice_at
+from autopar.planner.source import Source
+from autopar.planner.stage_programs import StagePrograms, staged
+from autopar.planner.stage_search import FoundStages, search_stages
+from autopar.planner.step_timing import Timing, timing_of
 from autopar.rules import RuleBook
-from autopar.staging.laid import cuts_of, laid_out
-from autopar.staging.search import Searched, search_stages
-from autopar.staging.sliced import slice_at
-from autopar.staging.source import Source
-from autopar.staging.stages import Staged, staged
-from autopar.staging.timing import Timing, timing_of
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class PlannedStages:
 
     source: Source
     request: Request
-    staged: Staged
+    staged: StagePrograms
     timing: Timing
     plan: Plan
 
@@ -87,7 +87,7 @@ def stages_before(plan: Plan, source: Source, rules: RuleBook) -> PlannedStages:
     setting = Setting(cluster, plan.mesh, origin.memory_bytes)
     with contents_of(plan):
         sliced = slice_at(trace, rules, setting, Fixed(cuts_of(pipeline)))
-        laid = laid_out(pipeline, sliced.batching, sliced.layers, cluster)
+        laid = restore_stages(pipeline, sliced.batching, sliced.layers, cluster)
         for joint, sharding in zip(laid.joints(), pipeline.shardings, strict=True):
             sharding.verify(joint.graph)
         made = staged(sliced, laid.stages, laid.parts, pipeline.shardings, laid.grounds)
@@ -99,7 +99,7 @@ def stages_before(plan: Plan, source: Source, rules: RuleBook) -> PlannedStages:
 # -- the plan ----------------------------------------------------------------------------------
 
 
-def _plan(found: Searched, request: Request) -> Plan:
+def _plan(found: FoundStages, request: Request) -> Plan:
     made, timing = found.staged, found.timing
     trace = made.sliced.trace
     pipeline = _pipeline(found)
@@ -126,7 +126,7 @@ def _plan(found: Searched, request: Request) -> Plan:
     )
 
 
-def _pipeline(found: Searched) -> PipelinePlan:
+def _pipeline(found: FoundStages) -> PipelinePlan:
     made, timing = found.staged, found.timing
     seconds = timing.seconds
     priced, examined = found.ranked.best.seconds, found.ranked.examined
@@ -151,7 +151,7 @@ def _pipeline(found: Searched) -> PipelinePlan:
     )
 
 
-def _stages(found: Searched) -> Iterator[PlannedStage]:
+def _stages(found: FoundStages) -> Iterator[PlannedStage]:
     made = found.staged
     layers = made.stages.layers.layers
     for number, (stage, costs) in enumerate(zip(made.stages.stages, made.costs, strict=True)):
@@ -172,7 +172,7 @@ def _stages(found: Searched) -> Iterator[PlannedStage]:
         )
 
 
-def _arguments(made: Staged) -> Iterator[Argument]:
+def _arguments(made: StagePrograms) -> Iterator[Argument]:
     """The step's arguments where they are at home; one that nobody reads is whole on the first."""
     homes: dict[int, Feed] = {}
     for feed in made.program.feeds:
@@ -188,7 +188,7 @@ def _arguments(made: Staged) -> Iterator[Argument]:
         yield Argument(given.path, value.shape, value.dtype, given.role.value, lies, submesh)
 
 
-def _outputs(made: Staged) -> Iterator[Argument]:
+def _outputs(made: StagePrograms) -> Iterator[Argument]:
     graph = made.sliced.trace.whole.graph
     fetches: dict[int, Fetch] = {f.output: f for f in made.program.fetches}
     returns = dict(graph.donated)
@@ -202,7 +202,7 @@ def _outputs(made: Staged) -> Iterator[Argument]:
         yield Argument(path, value.shape, value.dtype, role, lies, submesh)
 
 
-def _traffic(made: Staged, submesh: int) -> Iterator[Traffic]:
+def _traffic(made: StagePrograms, submesh: int) -> Iterator[Traffic]:
     """Collectives of one submesh in a step, by kind and axes."""
     table: dict[tuple[str, tuple[str, ...]], Traffic] = {}
     for costs, stage in zip(made.costs, made.stages.stages, strict=True):
@@ -218,7 +218,7 @@ def _traffic(made: Staged, submesh: int) -> Iterator[Traffic]:
     yield from (table[key] for key in sorted(table))
 
 
-def _exposed(made: Staged, submesh: int) -> float:
+def _exposed(made: StagePrograms, submesh: int) -> float:
     """Seconds of a step in which one submesh waits for its own collectives."""
     runs = made.stages.microbatches
     return sum(

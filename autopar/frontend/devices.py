@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 
-from autopar.cluster.local import DeviceFacts
+from autopar.ir.devices import DeviceFacts
 
 
 def local_devices() -> tuple[DeviceFacts, ...]:

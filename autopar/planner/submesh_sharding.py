@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,11 +11,13 @@ from autopar.cluster.submesh import Block, cut_out
 from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder
 from autopar.errors import InfeasibleError, MemoryLimitError
+from autopar.ir.graph import Graph, Operand
 from autopar.ir.paths import meant
 from autopar.ir.program import Part, SubmeshGraph
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.stages import StagePlan, Submesh
 from autopar.ir.text import show_bytes
+from autopar.ir.values import Value
 from autopar.passes.base import Setting
 from autopar.passes.lower.joint import joint_graph
 from autopar.passes.lower.links import Links
@@ -24,11 +27,10 @@ from autopar.passes.shard.lightest import Lightest
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.recipes import recipe_named
-from autopar.request import Pins, Request
+from autopar.planner.request import Pins, Request
+from autopar.planner.sliced_step import SlicedStep
+from autopar.planner.stage_costs import StageCosts, stage_costs
 from autopar.schedule.table import in_flight
-from autopar.staging.alike import likeness, renamed
-from autopar.staging.costs import StageCosts, stage_costs
-from autopar.staging.sliced import Sliced
 
 _ROOMY = 2**60  # bytes that bind nothing
 _SMALL = 1500  # ops of a stage up to which other shardings are tried where one does not fit
@@ -36,7 +38,7 @@ _LEAN = ("megatron", "fsdp", "fsdp+tp")  # recipes that cut up parameters and op
 
 
 @dataclass(frozen=True)
-class Ground:
+class SubmeshContext:
     """A submesh as its stages find it: the cluster that it is by itself, and the prices there."""
 
     cluster: Cluster
@@ -48,10 +50,10 @@ class Ground:
         return self.tables.resharder
 
 
-def ground_of(cluster: Cluster, block: Block, submesh: Submesh) -> Ground:
+def submesh_context(cluster: Cluster, block: Block, submesh: Submesh) -> SubmeshContext:
     """A submesh's part of the cluster, where nothing is priced yet."""
     part = cut_out(cluster, block.submesh)
-    return Ground(part, ReshardCosts(Prices(part, submesh.mesh)))
+    return SubmeshContext(part, ReshardCosts(Prices(part, submesh.mesh)))
 
 
 def costs_of(
@@ -63,7 +65,7 @@ def costs_of(
     return stage_costs(own, own, joint, plan, tables, microbatches)
 
 
-def flights_of(stages: StagePlan) -> tuple[int, ...]:
+def peak_in_flight(stages: StagePlan) -> tuple[int, ...]:
     """Of how many microbatches each submesh keeps a stage's activations at most."""
     count, chunks = len(stages.submeshes), stages.chunks
     flying = in_flight(stages.schedule, count, stages.microbatches, chunks)
@@ -81,7 +83,7 @@ class Sharder:
 
     def __init__(
         self,
-        sliced: Sliced,
+        sliced: SlicedStep,
         stages: StagePlan,
         parts: tuple[Part, ...],
         request: Request,
@@ -89,12 +91,12 @@ class Sharder:
     ) -> None:
         self._sliced, self._stages, self._parts = sliced, stages, parts
         self._request, self._setting = request, setting
-        self._flights = flights_of(stages)
+        self._flights = peak_in_flight(stages)
         self._links = Links(Outline.of(sliced.batching, stages), parts)
         self._known: dict[object, tuple[SubmeshGraph, ShardingPlan]] = {}
 
     def sharded(
-        self, submesh: int, ground: Ground, recipe: str, partial_sums: bool
+        self, submesh: int, ground: SubmeshContext, recipe: str, partial_sums: bool
     ) -> ShardingPlan:
         """The plan of a submesh; raises MemoryLimitError where nothing fits its devices.
 
@@ -104,12 +106,12 @@ class Sharder:
         joint = joint_graph(self._links, submesh)
         pins = self._pins(joint)
         mesh = ground.tables.prices.mesh
-        key = (likeness(joint.graph), mesh, str(ground.cluster), pins, recipe, partial_sums)
+        key = (structure_hash(joint.graph), mesh, str(ground.cluster), pins, recipe, partial_sums)
         known = self._known.get(key)
         plan: ShardingPlan | None
         peak = _ROOMY
         if known is not None:
-            plan = renamed(known[1], known[0].graph, joint.graph)
+            plan = rename_plan(known[1], known[0].graph, joint.graph)
         else:
             shard = Optimal(
                 recipe=recipe_named(recipe), tables=ground.tables, brief=True, quick=True
@@ -124,7 +126,9 @@ class Sharder:
                 return plan
         return self._fitted(submesh, joint, ground, pins, peak)
 
-    def _setting_of(self, joint: SubmeshGraph, ground: Ground, pins: Pins, submesh: int) -> Setting:
+    def _setting_of(
+        self, joint: SubmeshGraph, ground: SubmeshContext, pins: Pins, submesh: int
+    ) -> Setting:
         flight = self._flights[submesh]
         return replace(
             self._setting, cluster=ground.cluster, mesh=ground.tables.prices.mesh, pins=pins,
@@ -139,7 +143,7 @@ class Sharder:
         )
 
     def _fitted(
-        self, submesh: int, joint: SubmeshGraph, ground: Ground, pins: Pins, known: int
+        self, submesh: int, joint: SubmeshGraph, ground: SubmeshContext, pins: Pins, known: int
     ) -> ShardingPlan:
         """A plan whose peak is within the budget: by recipes, then under a limit.
 
@@ -160,7 +164,9 @@ class Sharder:
             least = min(least, peak)
         raise self._refusal(submesh, least)
 
-    def _attempts(self, ground: Ground, budget: int) -> Iterator[tuple[AbstractSharding, int]]:
+    def _attempts(
+        self, ground: SubmeshContext, budget: int
+    ) -> Iterator[tuple[AbstractSharding, int]]:
         """Passes and their limits, the quick ones first."""
         method = self._request.method
         for name in _LEAN if method == "auto" else ():
@@ -179,7 +185,7 @@ class Sharder:
             return None
 
     def _peak_of(
-        self, submesh: int, joint: SubmeshGraph, plan: ShardingPlan, ground: Ground
+        self, submesh: int, joint: SubmeshGraph, plan: ShardingPlan, ground: SubmeshContext
     ) -> int:
         costs = [
             costs_of(s, self._parts, joint, plan, ground.tables, self._stages.microbatches)
@@ -199,3 +205,47 @@ class Sharder:
             f"with {flight} microbatches in flight under {self._stages.schedule}.\n"
             "Try more stages, more microbatches, schedule='1f1b', or more devices."
         )
+
+
+def structure_hash(graph: Graph) -> str:
+    """A hash of what a graph computes, its values known by their order and not by name."""
+    return hashlib.sha256(repr(_skeleton(graph)).encode()).hexdigest()
+
+
+def rename_plan(plan: ShardingPlan, before: Graph, after: Graph) -> ShardingPlan:
+    """Renames a plan's values so that it applies to an isomorphic graph."""
+    names = dict(zip(before.nested_values, after.nested_values, strict=True))
+    return ShardingPlan(
+        plan.mesh,
+        tuple((names[name], s) for name, s in plan.values),
+        plan.assignments,
+        tuple((names[name], region, s) for name, region, s in plan.uses),
+        plan.shared_partials,
+        plan.outcome,
+    )
+
+
+def _skeleton(graph: Graph) -> tuple[object, ...]:
+    number = {name: i for i, name in enumerate(graph.values)}
+
+    def known(operand: Operand) -> object:
+        return number[operand] if isinstance(operand, str) else str(operand)
+
+    inputs = tuple((_type(i.value), i.role.value) for i in graph.inputs)
+    ops = tuple(
+        (
+            op.kind,
+            tuple(map(known, op.operands)),
+            tuple(_type(r) for r in op.results),
+            op.params,
+            op.origin.region,
+            op.runs,
+            tuple(map(_skeleton, op.graphs)),
+        )
+        for op in graph.ops
+    )
+    return inputs, ops, tuple(map(known, graph.outputs)), graph.donated
+
+
+def _type(value: Value) -> str:
+    return value.type_text

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from autopar.cluster import Cluster
 from autopar.cluster.submesh import Block, link_between
 from autopar.ir.stages import StagePlan
+from autopar.planner.stage_costs import StageCosts
 from autopar.schedule.simulate import Simulation, StageTimes, simulate
 from autopar.schedule.table import make_grid
-from autopar.staging.costs import StageCosts
 
 
 @dataclass(frozen=True)

@@ -15,16 +15,16 @@ from autopar.errors import InfeasibleError
 from autopar.ir.mesh import MeshShape
 from autopar.passes.base import Setting
 from autopar.passes.stage.prices import BatchPrices, Option, StageTable
-from autopar.request import Request
+from autopar.planner.layer_profile import LayerProfiler
+from autopar.planner.layer_programs import LayerPrograms
+from autopar.planner.request import Request
 from autopar.schedule.table import SCHEDULES
-from autopar.staging.apart import Apart
-from autopar.staging.bench import Bench
 
 _PLAIN_LOOPS = ("serial", "serial-split")  # what schedules are compared with
 
 
 def stage_table(
-    apart: Apart, counts: Sequence[int], request: Request, setting: Setting
+    apart: LayerPrograms, counts: Sequence[int], request: Request, setting: Setting
 ) -> StageTable:
     """Prices for some numbers of microbatches."""
     shapes = [s for s in submeshes(request.cluster) if _meshes(s, request)]
@@ -78,7 +78,7 @@ def _near(meshes: Sequence[MeshShape], cluster: Cluster) -> tuple[MeshShape, ...
 
 
 def _options(
-    apart: Apart, shape: Shape, counts: Sequence[int], request: Request, setting: Setting
+    apart: LayerPrograms, shape: Shape, counts: Sequence[int], request: Request, setting: Setting
 ) -> Mapping[int, tuple[Option, ...]]:
     """What a submesh offers for each number of microbatches."""
     found: dict[int, list[Option]] = {m: [] for m in counts}
@@ -88,7 +88,7 @@ def _options(
     rows = [batch // m for m in counts]
     sizes = sorted({min(rows), _for_large(rows, request)})
     for mesh in _meshes(shape, request):
-        bench = Bench(apart, cluster, mesh, request.method, setting)
+        bench = LayerProfiler(apart, cluster, mesh, request.method, setting)
         for way in bench.ways(sizes, budget):
             for m in counts:
                 if way.divides(batch // m):
@@ -102,7 +102,7 @@ def _for_large(rows: Sequence[int], request: Request) -> int:
     return min(enough, default=max(rows))
 
 
-def _cut_bytes(apart: Apart, microbatches: int) -> tuple[int, ...]:
+def _cut_bytes(apart: LayerPrograms, microbatches: int) -> tuple[int, ...]:
     """Bytes that cross between layers, for one microbatch: in proportion to its rows."""
     more = apart.batching.microbatches / microbatches
     return tuple(round(layer.cut_bytes * more) for layer in apart.layers[:-1])

@@ -16,28 +16,28 @@ from autopar.passes.lower.joint import joint_graph
 from autopar.passes.lower.links import Links
 from autopar.passes.lower.outline import Outline
 from autopar.passes.lower.split import split
+from autopar.planner.sliced_step import SlicedStep
 from autopar.rules import RuleBook, attach_rules
-from autopar.staging.sliced import Sliced
 
 _NO_MESH = MeshShape((), ())
 
 
 @dataclass(frozen=True)
-class Alone:
+class LayerProgram:
     """A layer as a stage of its own: its parts, and all that it does in a step as one graph."""
 
     parts: tuple[Part, ...]
     joint: SubmeshGraph
 
 
-class Apart:
+class LayerPrograms:
     """A step whose layers are stages of their own, at any size of microbatch.
 
     It is traced on the rows of one microbatch and of the whole batch; what lies between them, and
     anything else that lies on that line, has sizes in proportion.
     """
 
-    def __init__(self, sliced: Sliced, rules: RuleBook) -> None:
+    def __init__(self, sliced: SlicedStep, rules: RuleBook) -> None:
         count = len(sliced.layers.layers)
         schedule = "gpipe" if sliced.batching.barrier else "zb-h1"  # split where that can be
         stages = StagePlan(
@@ -51,7 +51,7 @@ class Apart:
         self._whole = sliced.trace.whole.graph
         self._parts = split(sliced.batching, stages)
         self._links = Links(Outline.of(sliced.batching, stages), self._parts)
-        self._known: dict[tuple[int, int], Alone] = {}
+        self._known: dict[tuple[int, int], LayerProgram] = {}
         self.layers = sliced.layers.layers
         self.batching = sliced.batching
 
@@ -60,23 +60,23 @@ class Apart:
         """Rows of the microbatch that it was traced on."""
         return self.batching.batch // self.batching.microbatches
 
-    def at(self, layer: int, rows: int) -> Alone:
+    def at(self, layer: int, rows: int) -> LayerProgram:
         """A layer with so many rows a microbatch."""
         if (layer, rows) not in self._known:
             self._known[layer, rows] = self._sized(layer, rows)
         return self._known[layer, rows]
 
-    def _sized(self, layer: int, rows: int) -> Alone:
+    def _sized(self, layer: int, rows: int) -> LayerProgram:
         if rows == self.rows:
             parts = tuple(p for p in self._parts if p.stage == layer)
-            return Alone(parts, joint_graph(self._links, layer))
+            return LayerProgram(parts, joint_graph(self._links, layer))
         traced = self.at(layer, self.rows)
         spare = self.batching.batch - self.rows
         if not spare:
             raise GraphError(f"{self._whole.name} was traced on {self.rows} rows alone")
         sizes = Between(Fraction(rows - self.rows, spare))
         joint = traced.joint
-        return Alone(
+        return LayerProgram(
             tuple(replace(p, graph=self._graph(p.graph, p.equations, sizes)) for p in traced.parts),
             replace(joint, graph=self._graph(joint.graph, joint.equations, sizes)),
         )

@@ -20,7 +20,6 @@ from autopar.errors import (
     MemoryLimitError,
     MeshError,
 )
-from autopar.fitting import Found, Site, Tried, best_recipe, plan_on, refusal, try_mesh
 from autopar.frontend import TracedStep
 from autopar.frontend.compat import jax_minor
 from autopar.ir.batching import Batching
@@ -30,14 +29,23 @@ from autopar.ir.plan import Plan, Prediction, arguments_of, outputs_of, traffic_
 from autopar.ir.record import Record
 from autopar.ir.spmd import SpmdProgram
 from autopar.ir.text import show_bytes
-from autopar.matching import check_ends, check_plan, contents_of
 from autopar.passes.base import Setting, Watcher
 from autopar.passes.pipeline import lower
-from autopar.remat import Form, form_of
-from autopar.request import Pins, Request
+from autopar.planner.compatibility import check_ends, check_plan, contents_of
+from autopar.planner.memory_fit import (
+    MeshContext,
+    MeshPlan,
+    TriedMesh,
+    best_recipe,
+    plan_on,
+    refusal,
+    try_mesh,
+)
+from autopar.planner.planned_stages import PlannedStages, plan_stages
+from autopar.planner.remat import Form, form_of
+from autopar.planner.request import Pins, Request
+from autopar.planner.source import Source
 from autopar.rules import RuleBook, attach_rules, unknown_ops
-from autopar.staging.plan import PlannedStages, plan_stages
-from autopar.staging.source import Source
 
 _NO_GAIN = 1e-9
 _MICROBATCHES = (2, 4, 8, 16, 32, 64)  # tried for a step that does not fit
@@ -61,7 +69,7 @@ class Planned:
     plan: Plan
     program: SpmdProgram
     plain: Form
-    site: Site
+    site: MeshContext
 
 
 def graph_of(traced: TracedStep, rules: RuleBook) -> Graph:
@@ -85,7 +93,7 @@ def make_plan(
     Raises MeshError, PinError, MemoryLimitError or InfeasibleError where there is none.
     """
     plain = Form(traced, graph)
-    sites = [Site.of(mesh, request, watchers) for mesh in _meshes(request)]
+    sites = [MeshContext.of(mesh, request, watchers) for mesh in _meshes(request)]
     best = _best_of(sites, plain)
     if best is None:
         raise refusal(sites[0], plain) if sites else InfeasibleError("no mesh fits the cluster")
@@ -95,13 +103,13 @@ def make_plan(
     return _planned(site, found, plain)
 
 
-def _best_of(sites: Sequence[Site], plain: Form) -> tuple[Site, Found] | None:
+def _best_of(sites: Sequence[MeshContext], plain: Form) -> tuple[MeshContext, MeshPlan] | None:
     """The site of the fastest plan with it; None where no plan fits.
 
     Every mesh is tried without a limit. Of those where that does not fit, which take long, only
     the most promising are gone into, and none that promises less than a plan that fits.
     """
-    tried: dict[int, Tried] = {}
+    tried: dict[int, TriedMesh] = {}
     for n, site in enumerate(sites):
         start = time.perf_counter()
         with suppress(InfeasibleError):
@@ -221,7 +229,7 @@ def _with_more_devices(plain: Form, request: Request) -> Iterator[str]:
             wider = replace(wider, sizes=(factor * wider.sizes[0], *wider.sizes[1:]))
         asked = replace(request, cluster=larger, memory_bytes=request.budget_bytes, mesh=wider)
         for mesh in _meshes(asked)[:1]:
-            site = Site.of(mesh, asked)
+            site = MeshContext.of(mesh, asked)
             with suppress(AutoparError):  # pins that do not divide, say
                 peak = site.lightest(plain).held.peak_bytes if site.may_fit(plain) else math.inf
                 if peak <= asked.budget_bytes:
@@ -263,7 +271,7 @@ def replan(before: Planned, pins: Pins, memory_bytes: int | None) -> Planned:
         raise refusal(site, before.plain) from None
 
 
-def _planned(site: Site, found: Found, plain: Form) -> Planned:
+def _planned(site: MeshContext, found: MeshPlan, plain: Form) -> Planned:
     plan, form = _plan(found, site.request), found.form
     return Planned(form.traced, form.graph, plan, found.decided.program, plain, site)
 
@@ -289,7 +297,7 @@ def _meshes(request: Request) -> tuple[MeshShape, ...]:
     return able or shapes
 
 
-def _plan(found: Found, request: Request) -> Plan:
+def _plan(found: MeshPlan, request: Request) -> Plan:
     form, decided, held = found.form, found.decided, found.held
     graph, program = decided.graph, decided.program
     seconds = found.timed.seconds
@@ -336,4 +344,6 @@ def planned_before(plan: Plan, traced: TracedStep, graph: Graph, rules: RuleBook
     request = Request(
         cluster, plan.mesh, origin.method, origin.memory_bytes, origin.pins, rules=rules
     )
-    return Planned(form.traced, form.graph, plan, program, plain, Site.of(plan.mesh, request))
+    return Planned(
+        form.traced, form.graph, plan, program, plain, MeshContext.of(plan.mesh, request)
+    )

@@ -11,7 +11,7 @@ from autopar.frontend.cut import Cuts, cut_microbatch
 from autopar.frontend.layer_scans import layer_scans
 from autopar.frontend.microbatch import MicrobatchTrace, trace_microbatch
 from autopar.frontend.rows import batch_inputs
-from autopar.request import Request
+from autopar.planner.request import Request
 
 
 @dataclass(frozen=True)

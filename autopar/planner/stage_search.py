@@ -12,14 +12,14 @@ from autopar.passes.base import Setting
 from autopar.passes.layer.fixed import Fixed
 from autopar.passes.stage.prices import Choice, Ranked, Wanted
 from autopar.passes.stage.search import search
-from autopar.request import Request
+from autopar.planner.layer_programs import LayerPrograms
+from autopar.planner.request import Request
+from autopar.planner.sliced_step import SlicedStep, slice_step
+from autopar.planner.source import Source
+from autopar.planner.stage_programs import StagePrograms, build_stages, stage_plan
+from autopar.planner.stage_table import stage_table
+from autopar.planner.step_timing import Timing, timing_of
 from autopar.schedule.table import SCHEDULES
-from autopar.staging.apart import Apart
-from autopar.staging.oracle import stage_table
-from autopar.staging.sliced import Sliced, slice_step
-from autopar.staging.source import Source
-from autopar.staging.stages import Staged, build_stages, stage_plan
-from autopar.staging.timing import Timing, timing_of
 
 # The most microbatches that a search without a fixed number tries: more only shrink the bubble
 # that these have made small, and each costs a launch.
@@ -29,13 +29,13 @@ _SHARES = (1.0, 0.87, 0.75)
 
 
 @dataclass(frozen=True)
-class Searched:
+class FoundStages:
     """The stage programs that were chosen, when they run, and what else was looked at.
 
     `layers_of` says how many layers each stage has.
     """
 
-    staged: Staged
+    staged: StagePrograms
     timing: Timing
     ranked: Ranked
     layers_of: tuple[int, ...]
@@ -46,7 +46,7 @@ class Searched:
         return sum(self.layers_of)
 
 
-def search_stages(source: Source, request: Request, setting: Setting) -> Searched | None:
+def search_stages(source: Source, request: Request, setting: Setting) -> FoundStages | None:
     """The best stage programs for a request; None where one program of the whole batch is best.
 
     Raises BatchError where the step cannot be cut into microbatches exactly; InfeasibleError or
@@ -55,15 +55,15 @@ def search_stages(source: Source, request: Request, setting: Setting) -> Searche
     counts = _counts(source, request)
     chunks = SCHEDULES[request.schedule].usual_chunks if request.schedule is not None else 1
     fewest = chunks * (request.stages or 1)
-    known: dict[int, Sliced] = {}
+    known: dict[int, SlicedStep] = {}
 
-    def sliced(microbatches: int) -> Sliced:
+    def sliced(microbatches: int) -> SlicedStep:
         if microbatches not in known:
             trace = source.trace_at(microbatches, cut=request.stages != 1)
             known[microbatches] = slice_step(trace, request.rules, setting, fewest)
         return known[microbatches]
 
-    apart = Apart(sliced(max(counts)), request.rules)
+    apart = LayerPrograms(sliced(max(counts)), request.rules)
     table = stage_table(apart, counts, request, setting)
     wanted = Wanted(request.stages, request.microbatches, request.schedule)
     failure: MemoryLimitError | None = None
@@ -81,8 +81,8 @@ def search_stages(source: Source, request: Request, setting: Setting) -> Searche
 
 
 def _built(
-    choice: Choice, sliced: Sliced, ranked: Ranked, request: Request, setting: Setting
-) -> Searched:
+    choice: Choice, sliced: SlicedStep, ranked: Ranked, request: Request, setting: Setting
+) -> FoundStages:
     """A choice's stages as programs, its layers joined to one for each stage.
 
     So a plan that is loaded comes to the same programs from the stages' bounds alone.
@@ -95,7 +95,7 @@ def _built(
     blocks = tuple(dict.fromkeys(s.block for s in choice.stages))
     made = build_stages(joined, stages, choice, request, setting)
     timing = timing_of(stages, made.costs, blocks, request.cluster)
-    return Searched(made, timing, ranked, tuple(s.last - s.first + 1 for s in choice.stages))
+    return FoundStages(made, timing, ranked, tuple(s.last - s.first + 1 for s in choice.stages))
 
 
 def _counts(source: Source, request: Request) -> Sequence[int]:

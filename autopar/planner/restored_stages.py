@@ -16,18 +16,18 @@ from autopar.passes.lower.joint import joint_graph
 from autopar.passes.lower.links import Links
 from autopar.passes.lower.outline import Outline
 from autopar.passes.lower.split import split
-from autopar.staging.sharder import Ground, ground_of
+from autopar.planner.submesh_sharding import SubmeshContext, submesh_context
 
 
 @dataclass(frozen=True)
-class Laid:
+class RestoredStages:
     """Stages and their parts, and for each submesh its devices and the prices there."""
 
     batching: Batching
     stages: StagePlan
     parts: tuple[Part, ...]
     blocks: tuple[Block, ...]
-    grounds: tuple[Ground, ...]
+    grounds: tuple[SubmeshContext, ...]
 
     def joints(self) -> tuple[SubmeshGraph, ...]:
         """What each submesh runs, as the one graph that its sharding decides."""
@@ -35,9 +35,9 @@ class Laid:
         return tuple(joint_graph(links, k) for k in range(len(self.stages.submeshes)))
 
 
-def laid_out(
+def restore_stages(
     plan: PipelinePlan, batching: Batching, layers: LayerSequence, cluster: Cluster
-) -> Laid:
+) -> RestoredStages:
     """A plan's stages over the layers that its cuts make of a step."""
     stages = StagePlan(
         layers,
@@ -48,8 +48,10 @@ def laid_out(
     )
     stages.verify()
     blocks = tuple(_block(cluster, s.devices) for s in plan.submeshes)
-    grounds = (ground_of(cluster, b, s) for b, s in zip(blocks, stages.submeshes, strict=True))
-    return Laid(batching, stages, split(batching, stages), blocks, tuple(grounds))
+    grounds = (
+        submesh_context(cluster, b, s) for b, s in zip(blocks, stages.submeshes, strict=True)
+    )
+    return RestoredStages(batching, stages, split(batching, stages), blocks, tuple(grounds))
 
 
 def cuts_of(plan: PipelinePlan) -> tuple[int, ...]:

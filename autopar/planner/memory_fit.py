@@ -24,8 +24,8 @@ from autopar.passes.shard.lightest import Lightest
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import Optimal, counted
 from autopar.passes.shard.recipes import recipe_named
-from autopar.remat import Form, leaner_forms
-from autopar.request import Request
+from autopar.planner.remat import Form, leaner_forms
+from autopar.planner.request import Request
 
 _ROOMY = 2**60  # bytes that bind nothing
 _NO_GAIN = 1e-9
@@ -37,7 +37,7 @@ _NEAR = 1.25  # by how much more the pass may count than the listing really hold
 
 
 @dataclass(frozen=True)
-class Site:
+class MeshContext:
     """One mesh for a request, and the prices there, which all plans on it share."""
 
     mesh: MeshShape
@@ -46,7 +46,7 @@ class Site:
     tables: ReshardCosts
 
     @classmethod
-    def of(cls, mesh: MeshShape, request: Request, watchers: Sequence[Watcher] = ()) -> Site:
+    def of(cls, mesh: MeshShape, request: Request, watchers: Sequence[Watcher] = ()) -> MeshContext:
         """A site where nothing is priced yet."""
         tables = ReshardCosts(Prices(request.cluster, mesh))
         return cls(mesh, request, tuple(watchers), tables)
@@ -69,7 +69,7 @@ class Site:
         """The pass that looks for the cheapest plan by the request's method."""
         return Optimal(recipe=recipe_named(self.request.method), tables=self.tables, brief=True)
 
-    def cheapest(self, form: Form, memory_bytes: int) -> Found:
+    def cheapest(self, form: Form, memory_bytes: int) -> MeshPlan:
         """The cheapest plan of which the pass counts no more than a limit."""
         return self._found(form, self.optimal(), self.setting(memory_bytes))
 
@@ -80,25 +80,25 @@ class Site:
         posed = optimal.pose(form.graph, setting, setting.pins, optimal.recipe)
         return needed_bytes(posed.assembled.problem) <= _NEAR * limit
 
-    def keeping(self, form: Form) -> Found:
+    def keeping(self, form: Form) -> MeshPlan:
         """The cheapest plan, whatever it holds, that gathers once for both passes."""
         shard = replace(self.optimal(), reuse_gathered=True)
         return self._found(form, shard, self.setting(_ROOMY))
 
-    def lightest(self, form: Form) -> Found:
+    def lightest(self, form: Form) -> MeshPlan:
         """The plan that holds the least."""
         shard = Lightest(recipe=recipe_named(self.request.method), tables=self.tables)
         return self._found(form, shard, self.setting(self.request.budget_bytes))
 
-    def _found(self, form: Form, shard: AbstractSharding, setting: Setting) -> Found:
+    def _found(self, form: Form, shard: AbstractSharding, setting: Setting) -> MeshPlan:
         decided = Pipeline(shard=shard).run(form.graph, setting)
         graph, program = decided.graph, decided.program
         held = held_bytes(graph, program, self.mesh, self.request.cluster.chip.platform)
-        return Found(form, decided, held, timed_listing(graph, program, self.tables.prices))
+        return MeshPlan(form, decided, held, timed_listing(graph, program, self.tables.prices))
 
 
 @dataclass(frozen=True)
-class Found:
+class MeshPlan:
     """A form of the step, what was decided for it, what that holds and how long it takes.
 
     `cost` is the solver's sum, in which all work is done one after the other; `seconds` has
@@ -120,7 +120,7 @@ class Found:
         """What the solver made as small as it could."""
         return self.decided.sharding.outcome.seconds
 
-    def told_by(self, recipe: str, roomy: Found) -> Found:
+    def attributed_to(self, recipe: str, roomy: MeshPlan) -> MeshPlan:
         """The same as an answer to `auto`, whose bound is that of the plan without a limit."""
         told = roomy.decided.sharding.outcome
         outcome = replace(
@@ -135,19 +135,19 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Tried:
+class TriedMesh:
     """A mesh with the plan on it without a limit, and one within it once that is looked for."""
 
-    site: Site
-    roomy: Found
-    within: Found | None = None
+    site: MeshContext
+    roomy: MeshPlan
+    within: MeshPlan | None = None
 
     @property
     def fits(self) -> bool:
         """Whether the plan without a limit keeps it."""
         return self.roomy.held.peak_bytes <= self.site.request.budget_bytes
 
-    def limited(self, form: Form) -> Tried:
+    def limited(self, form: Form) -> TriedMesh:
         """The same with the plan whose counted bytes keep the limit, where there is one."""
         with suppress(MemoryLimitError):
             found = self.site.cheapest(form, self.site.request.budget_bytes)
@@ -162,12 +162,12 @@ class Tried:
         return False, self.within.seconds
 
 
-def try_mesh(site: Site, plain: Form) -> Tried:
+def try_mesh(site: MeshContext, plain: Form) -> TriedMesh:
     """The plan without a limit on a mesh; raises InfeasibleError where pins leave none."""
-    return Tried(site, site.cheapest(plain, _ROOMY))
+    return TriedMesh(site, site.cheapest(plain, _ROOMY))
 
 
-def plan_on(tried: Tried, plain: Form) -> Found:
+def plan_on(tried: TriedMesh, plain: Form) -> MeshPlan:
     """The plan on one mesh; where memory binds, recomputing is weighed against sharding more.
 
     Raises InfeasibleError, in brief, where there is none: `refusal` tells why.
@@ -184,7 +184,7 @@ def plan_on(tried: Tried, plain: Form) -> Found:
     return best
 
 
-def _kept(site: Site, plain: Form, roomy: Found) -> Found:
+def _kept(site: MeshContext, plain: Form, roomy: MeshPlan) -> MeshPlan:
     """The plan that holds what it gathers until both passes have read it, where that is better.
 
     A recipe gathers as its textbook has it.
@@ -197,18 +197,18 @@ def _kept(site: Site, plain: Form, roomy: Found) -> Found:
     return kept if fits and kept.seconds < roomy.seconds * (1 - _NO_GAIN) else roomy
 
 
-def refusal(site: Site, plain: Form) -> AutoparError:
+def refusal(site: MeshContext, plain: Form) -> AutoparError:
     """Why a step has no plan on a mesh: what cannot be kept together, and which limit would do."""
     return site.optimal().refusal(plain.graph, site.setting(site.request.budget_bytes))
 
 
-def _fitted(tried: Tried, plain: Form, may_fit: bool) -> Found | None:
+def _fitted(tried: TriedMesh, plain: Form, may_fit: bool) -> MeshPlan | None:
     """The cheaper of recomputing and of sharding more, for a plan that does not fit as it is.
 
     Sharding more is of no use to a form that holds too much however it is sharded.
     """
     site, roomy, request = tried.site, tried.roomy, tried.site.request
-    leaner: Found | None = None
+    leaner: MeshPlan | None = None
     if request.remat:
         setting = site.setting(request.budget_bytes)
         forms = leaner_forms(plain, roomy.decided, roomy.held, setting, request.rules)
@@ -224,7 +224,9 @@ def _fitted(tried: Tried, plain: Form, may_fit: bool) -> Found | None:
     return sharded if leaner is None or sharded.seconds <= leaner.seconds else leaner
 
 
-def best_recipe(site: Site, plain: Form, roomy: Found, best: Found | None) -> Found | None:
+def best_recipe(
+    site: MeshContext, plain: Form, roomy: MeshPlan, best: MeshPlan | None
+) -> MeshPlan | None:
     """A recipe's plan that is faster than the best so far and fits; the best where none is.
 
     The solver's answer costs no more than a recipe's by its sum, in which nothing overlaps, and may
@@ -245,11 +247,11 @@ def best_recipe(site: Site, plain: Form, roomy: Found, best: Found | None) -> Fo
             continue
         fits = found.held.peak_bytes <= request.budget_bytes
         if fits and (best is None or found.seconds < best.seconds * (1 - _NO_GAIN)):
-            best = found.told_by(margin.name, roomy)
+            best = found.attributed_to(margin.name, roomy)
     return best
 
 
-def _first_that_fits(site: Site, forms: Iterable[Form]) -> Found | None:
+def _first_that_fits(site: MeshContext, forms: Iterable[Form]) -> MeshPlan | None:
     """The plan of the first form that has one within the budget: what follows costs more.
 
     A form's plan without a limit may do, and then no other of it is cheaper.
@@ -266,7 +268,7 @@ def _first_that_fits(site: Site, forms: Iterable[Form]) -> Found | None:
     return None
 
 
-def _within(site: Site, form: Form, first: Found | None) -> Found:
+def _within(site: MeshContext, form: Form, first: MeshPlan | None) -> MeshPlan:
     """A plan within the budget: the limit is tightened until what is really held fits it.
 
     `first` is the first of these plans where it is known. The last resort is the plan that holds

@@ -19,7 +19,7 @@ _UNEVEN = 1.5  # of a stage's share of the work, what a layer may have
 
 
 @dataclass(frozen=True)
-class Sliced:
+class SlicedStep:
     """A step's trace on one microbatch, how microbatches make up the step, and its layers."""
 
     trace: MicrobatchTrace
@@ -34,7 +34,7 @@ class Sliced:
 
 def slice_step(
     trace: MicrobatchTrace, rules: RuleBook, setting: Setting, fewest: int = 1
-) -> Sliced:
+) -> SlicedStep:
     """Microbatches and layers of a traced step: those that its structure suggests.
 
     Where these are less than the `fewest` that are needed, or so uneven that they make no such
@@ -58,14 +58,14 @@ def _suits(sequence: LayerSequence, stages: int) -> bool:
 
 def slice_at(
     trace: MicrobatchTrace, rules: RuleBook, setting: Setting, layering: AbstractLayering
-) -> Sliced:
+) -> SlicedStep:
     """Microbatches and layers of a traced step by a given layering; raises as `slice_step`."""
     watch = setting.watched
     trace, batching = watch("batch", trace.part.graph, lambda: batched(trace, rules, setting))
     batching.verify()
     layers = watch("layer", batching, lambda: layering.run(batching, setting))
     layers.verify()
-    return Sliced(trace, batching, layers)
+    return SlicedStep(trace, batching, layers)
 
 
 def batched(

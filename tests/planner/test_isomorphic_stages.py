@@ -1,7 +1,7 @@
 """Submeshes that run the same thing share one answer."""
 
 from autopar.ir.parse import parse_graph
-from autopar.staging.alike import likeness
+from autopar.planner.submesh_sharding import structure_hash
 
 LAYER = """
 graph {name}({x}: f32[8,4], {w}: f32[4,4] state "{path}") {{
@@ -14,7 +14,7 @@ graph {name}({x}: f32[8,4], {w}: f32[4,4] state "{path}") {{
 def layer(name: str, *values: str, path: str = "w", kind: str = "dot_general") -> str:
     x, w, y = values
     text = LAYER.format(name=name, x=x, w=w, y=y, path=path).replace("dot_general(", f"{kind}(")
-    return likeness(parse_graph(text))
+    return structure_hash(parse_graph(text))
 
 
 def test_names_and_paths_do_not_matter() -> None:

@@ -1,4 +1,4 @@
-"""Public names are imported when they are first asked for: JAX takes a second to import."""
+"""Imports public names when they are first asked for, as JAX takes a second to import."""
 
 from __future__ import annotations
 

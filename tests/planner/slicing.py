@@ -8,10 +8,10 @@ from autopar.cluster import Cluster
 from autopar.frontend import StepSpec, trace
 from autopar.ir.mesh import MeshShape
 from autopar.passes.base import Setting
-from autopar.request import Request
+from autopar.planner.request import Request
+from autopar.planner.sliced_step import SlicedStep, slice_step
+from autopar.planner.source import Source
 from autopar.rules import RuleBook
-from autopar.staging.sliced import Sliced, slice_step
-from autopar.staging.source import Source
 from tests.zoo.registry import cases
 
 SETTING = Setting(Cluster.parse("8xh100"), MeshShape((), ()), 2**60)
@@ -29,6 +29,6 @@ def source(model: str) -> Source:
 
 
 @cache
-def sliced(model: str, microbatches: int) -> Sliced:
+def sliced(model: str, microbatches: int) -> SlicedStep:
     """A model in so many microbatches, its scans over layers cut."""
     return slice_step(source(model).trace_at(microbatches, cut=True), RuleBook(), SETTING)

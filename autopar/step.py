@@ -7,17 +7,18 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from autopar.cluster import Cluster, device_order
 from autopar.cluster.planned import cluster_of as planned_cluster
-from autopar.collection import paused_collection
 from autopar.errors import PlanError
 from autopar.frontend import Call, StepSpec, TracedStep, pure_creation, read_call, trace
 from autopar.frontend.arguments import dynamic_arguments
 from autopar.frontend.compat import inside_transform, runs_uncompiled
 from autopar.frontend.trace import unplaced, wants_plain_steps
+from autopar.gc_pause import paused_collection
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan
 from autopar.ir.text_file import TRACE, check_output, write_text
@@ -32,9 +33,12 @@ from autopar.options import (
     step_of,
 )
 from autopar.passes.base import Watcher
-from autopar.planning import Planned, graph_of, plan_step, planned_before, replan_any
+from autopar.planner.plan import Planned, graph_of, plan_step, planned_before, replan_any
+from autopar.planner.planned_stages import PlannedStages, stages_before
+from autopar.planner.request import Request
+from autopar.planner.source import Source
 from autopar.progress import progress
-from autopar.request import Request
+from autopar.report.html.card import html_summary
 from autopar.runtime.bind import BoundMesh, bind_mesh
 from autopar.runtime.constrained import (
     check_surroundings,
@@ -48,8 +52,6 @@ from autopar.runtime.pipeline import PipelineExecutor, PipelineOptions
 from autopar.runtime.state import create_on_submeshes, create_planned, create_spread
 from autopar.runtime.timeline import Timeline, chrome_trace
 from autopar.schedule.simulate import Simulation
-from autopar.staging.plan import PlannedStages, stages_before
-from autopar.staging.source import Source
 from autopar.verifying.shrink import Called
 from autopar.verifying.verify import Inquiry, level_named, verify_planned
 
@@ -234,6 +236,12 @@ class ParallelStep:
             f"{self._spec.name} has no plan yet: call it once, or {self._spec.name}.plan_for("
             "state, batch) with arrays or shapes."
         )
+
+    def _repr_html_(self) -> str:
+        """A card of the plan in use, for notebooks; the step's name before there is one."""
+        if self._latest is None and self._given is None:
+            return f"<pre>{escape(self._spec.name)}: no plan yet</pre>"
+        return html_summary(self.plan)
 
     def plan_for(self, *args: Any, watchers: Sequence[Watcher] = (), **kwargs: Any) -> Plan:
         """Plan for these arguments, concrete or abstract, without running."""

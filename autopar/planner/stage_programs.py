@@ -18,17 +18,24 @@ from autopar.passes.lower.outline import Outline
 from autopar.passes.lower.program import lower_pipeline
 from autopar.passes.lower.split import split
 from autopar.passes.stage.prices import Choice, ChosenStage
-from autopar.request import Request
-from autopar.staging.costs import StageCosts
-from autopar.staging.sharder import Ground, Sharder, costs_of, flights_of, ground_of, peak_bytes
-from autopar.staging.sliced import Sliced
+from autopar.planner.request import Request
+from autopar.planner.sliced_step import SlicedStep
+from autopar.planner.stage_costs import StageCosts
+from autopar.planner.submesh_sharding import (
+    Sharder,
+    SubmeshContext,
+    costs_of,
+    peak_bytes,
+    peak_in_flight,
+    submesh_context,
+)
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagePrograms:
     """A step as stage programs: what was decided for each submesh, and what each stage takes."""
 
-    sliced: Sliced
+    sliced: SlicedStep
     stages: StagePlan
     parts: tuple[Part, ...]
     plans: tuple[ShardingPlan, ...]
@@ -77,8 +84,8 @@ def _devices(cluster: Cluster, block: Block, submesh: Submesh) -> tuple[int, ...
 
 
 def build_stages(
-    sliced: Sliced, stages: StagePlan, choice: Choice, request: Request, setting: Setting
-) -> Staged:
+    sliced: SlicedStep, stages: StagePlan, choice: Choice, request: Request, setting: Setting
+) -> StagePrograms:
     """Every submesh sharded within the memory of its devices, and all of them lowered.
 
     Raises MemoryLimitError where a submesh's stages do not fit.
@@ -86,7 +93,7 @@ def build_stages(
     parts = split(sliced.batching, stages)
     ways = {s.block: (s.recipe, s.partial_sums) for s in choice.stages}
     grounds = [
-        ground_of(request.cluster, b, s) for b, s in zip(ways, stages.submeshes, strict=True)
+        submesh_context(request.cluster, b, s) for b, s in zip(ways, stages.submeshes, strict=True)
     ]
     builder = Sharder(sliced, stages, parts, request, setting)
     made = [
@@ -97,12 +104,12 @@ def build_stages(
 
 
 def staged(
-    sliced: Sliced,
+    sliced: SlicedStep,
     stages: StagePlan,
     parts: tuple[Part, ...],
     plans: Sequence[ShardingPlan],
-    grounds: Sequence[Ground],
-) -> Staged:
+    grounds: Sequence[SubmeshContext],
+) -> StagePrograms:
     """Stage programs of plans that were made, now or before."""
     batching = sliced.batching
     links = Links(Outline.of(batching, stages), parts)
@@ -115,11 +122,11 @@ def staged(
                   grounds[stage.submesh].tables, stages.microbatches)
         for s, stage in enumerate(stages.stages)
     )  # fmt: skip
-    flights = flights_of(stages)
+    flights = peak_in_flight(stages)
     peaks = tuple(
         peak_bytes(
             [c for c, s in zip(costs, stages.stages, strict=True) if s.submesh == k], flights[k]
         )
         for k in range(len(stages.submeshes))
     )
-    return Staged(sliced, stages, parts, tuple(plans), costs, peaks, program)
+    return StagePrograms(sliced, stages, parts, tuple(plans), costs, peaks, program)
