@@ -101,10 +101,10 @@ def piece_spans(stored: Stored) -> Mapping[str, Span]:
         heirs = lives.taken(kernel, dying.get(k, ())) if kernel.in_place else ()
         gone = [n for n in sorted(dying.get(k, ())) if n not in kernel.makes]
         for heir in heirs:
-            name = next((n for n in gone if lives.sizes[n] == lives.sizes[heir]), None)
-            if name is not None and spans[name][0] < k:
-                gone.remove(name)
-                spans[name] = (spans[name][0], k - 1)
+            donor = next((n for n in gone if lives.sizes[n] == lives.sizes[heir]), None)
+            if donor is not None and spans[donor][0] < k:
+                gone.remove(donor)
+                spans[donor] = (spans[donor][0], k - 1)
     return spans
 
 

@@ -131,8 +131,8 @@ def _entries(graph: Graph) -> Iterator[tuple[str, _Entry]]:
             continue
         for port in flow.operands:
             copies = 0 if port.is_carry else flow.trips if port.by_row else 1
-            for n, (body, at) in enumerate(port.inputs):  # branches share what they are given
-                name = op.graphs[body].inputs[at].value.name
+            for n, (b, at) in enumerate(port.inputs):  # branches share what they are given
+                name = op.graphs[b].inputs[at].value.name
                 yield name, _Entry(port.by_row, copies if n == 0 else 0)
 
 
