@@ -19,13 +19,13 @@ from autopar.inspecting.inspect import inspect as inspect_opened
 from autopar.inspecting.lint import lint as lint_step
 from autopar.inspecting.reopen import reopen
 from autopar.inspecting.why_not import why_not as why_not_opened
+from autopar.ir.codec import Json
 from autopar.ir.explanation import Counterfactual, Explanation
 from autopar.ir.findings import Findings
 from autopar.ir.inspection import Inspection
-from autopar.ir.json_reader import Json
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan
-from autopar.ir.plan_json import load_plan, save_plan
+from autopar.ir.plan_file import load_plan, save_plan
 from autopar.ir.text_file import write_text
 from autopar.ir.verification import Verification as Verification
 from autopar.ir.verification_json import verification_data

@@ -28,7 +28,7 @@ from autopar.errors import (
 )
 from autopar.ir.mesh import DEFAULT_NAMES, MeshShape
 from autopar.ir.plan import Plan
-from autopar.ir.plan_json import load_plan
+from autopar.ir.plan_file import load_plan
 from autopar.passes.shard.recipes import RECIPES
 from autopar.planner.request import Pins, Request
 from autopar.rules import RuleBook

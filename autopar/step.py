@@ -15,9 +15,9 @@ from autopar.cluster import Cluster, device_order
 from autopar.cluster.planned import cluster_of as planned_cluster
 from autopar.errors import PlanError
 from autopar.frontend import Call, StepSpec, TracedStep, pure_creation, read_call, trace
-from autopar.frontend.arguments import dynamic_arguments
 from autopar.frontend.compat import inside_transform, runs_uncompiled
-from autopar.frontend.trace import unplaced, wants_plain_steps
+from autopar.frontend.trace.arguments import dynamic_arguments
+from autopar.frontend.trace.step import unplaced, wants_plain_steps
 from autopar.gc_pause import paused_collection
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan
@@ -131,8 +131,8 @@ class ParallelStep:
             check_closed_over(running.executor.closed_over, running.traced)
             self._latest = running.planned
             if self._trace_path is not None:
-                return call.pure.closed(self._recorded(running, call.leaves))
-            return call.pure.closed(running.executor(call.leaves))
+                return call.rebuild(self._recorded(running, call.leaves))
+            return call.rebuild(running.executor(call.leaves))
 
     def _inline(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The step as part of other code: of another parallel step, or of what JAX transforms."""
@@ -144,7 +144,7 @@ class ParallelStep:
             if call.signature not in self._constrained:
                 self._constrained[call.signature] = self._with_constraints(call)
         step = self._constrained[call.signature]
-        return call.pure.closed(step(*call.args, **call.kwargs))
+        return call.rebuild(step(*call.args, **call.kwargs))
 
     def _with_constraints(self, call: Call) -> Any:
         planned = self._planned_for(call)

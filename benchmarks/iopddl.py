@@ -19,9 +19,10 @@ from pathlib import Path
 import click
 
 from autopar.errors import InputError
-from autopar.passes.shard.budget import Budget
-from autopar.passes.shard.engine import search_problem
-from autopar.passes.shard.problem import Problem, read_iopddl
+from autopar.passes.shard.solver.effort import Effort
+from autopar.passes.shard.solver.engine import search_problem
+from autopar.passes.shard.solver.iopddl import read_iopddl
+from autopar.passes.shard.solver.problem import Problem
 
 _RESERVE = 0.02  # of the limit, to bring the answer home
 _RESERVE_SECONDS = 0.7
@@ -42,7 +43,7 @@ class Line:
     note: str
 
 
-def solve_file(path: Path, budget: Budget, seed: int = 0) -> tuple[Line, tuple[int, ...]]:
+def solve_file(path: Path, budget: Effort, seed: int = 0) -> tuple[Line, tuple[int, ...]]:
     """Read a problem and search it within the budget; the line, and the choices or ()."""
     began = time.monotonic()
     problem = read_iopddl(path)
@@ -84,11 +85,11 @@ def exact_fits(problem: Problem, choice: Sequence[int]) -> bool:
     return most <= problem.limit_bytes and problem.seconds(choice) < float("inf")
 
 
-def _budget(time_limit: float | None, work: int | None) -> Budget:
+def _budget(time_limit: float | None, work: int | None) -> Effort:
     if time_limit is None:
-        return Budget(None, work)
+        return Effort(None, work)
     reserve = min(max(_RESERVE * time_limit, _RESERVE_SECONDS), 0.3 * time_limit)
-    return Budget(time_limit - reserve, work)
+    return Effort(time_limit - reserve, work)
 
 
 def _table_row(line: Line) -> str:

@@ -14,14 +14,14 @@ from autopar.ir.spmd import SpmdProgram
 from autopar.ir.stages import StagePlan
 from autopar.passes.base import Setting
 from autopar.passes.batch.base import AbstractBatching
-from autopar.passes.batch.whole import Whole
+from autopar.passes.batch.identity import Whole
 from autopar.passes.layer.base import AbstractLayering
 from autopar.passes.layer.single import Single
 from autopar.passes.lower.spmd import lower_spmd
 from autopar.passes.shard.base import AbstractSharding
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.stage.base import AbstractStaging
-from autopar.passes.stage.one import One
+from autopar.passes.stage.one_stage import One
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from autopar.ir.mesh import MeshShape
 from autopar.ir.paths import meant
 from autopar.ir.rule import Kind
 from autopar.ir.text import show_bytes, show_seconds
+from autopar.passes.shard.diagnose.why import Case
 from autopar.passes.shard.model.decisions import Decision
 from autopar.passes.shard.model.pins import CONSTRAINT, show_spec
-from autopar.passes.shard.why import Case
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from autopar.ir.assignment import Assignment
 from autopar.ir.explanation import Alternative, Explanation, Price
 from autopar.ir.sharding import Sharding, replicated
 from autopar.ir.text import show_bytes, show_seconds
+from autopar.passes.shard.diagnose.why import Case, others, unbound
 from autopar.passes.shard.model.needs import Choice
-from autopar.passes.shard.why import Case, others, unbound
 
 _SHOWN = 3
 _MOST = 6  # alternatives told of, with those that do not fit

@@ -20,7 +20,7 @@ from autopar.ir.soundness import check_listing
 from autopar.ir.spmd import SpmdProgram
 from autopar.passes.base import Setting
 from autopar.passes.layer.fixed import Fixed
-from autopar.passes.lower.joint import left_partial, part_plan
+from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan
 from autopar.passes.lower.spmd import lower_spmd
 from autopar.passes.pipeline import lower
 from autopar.planner.compatibility import contents_of

@@ -20,12 +20,12 @@ from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.spmd import SpmdProgram
 from autopar.ir.text import show_bytes
 from autopar.passes.base import Setting
-from autopar.passes.lower.joint import left_partial, part_plan
+from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan
 from autopar.passes.lower.spmd import lower_spmd
+from autopar.passes.shard.diagnose.why import Answer, Case, anew, case_of
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.recipes import recipe_named
-from autopar.passes.shard.why import Answer, Case, anew, case_of
 from autopar.planner.request import Pins
 from autopar.planner.restored_stages import RestoredStages
 from autopar.planner.stage_costs import StageCosts
@@ -95,7 +95,7 @@ class AbstractScope(abc.ABC):
     def case(self, pins: Pins, reuse_gathered: bool) -> Case:
         """The problem under some pins, with the plan's answer as far as these allow."""
         recipe = recipe_named(self.opened.plan.origin.method)
-        optimal = Optimal(recipe=recipe, tables=self.tables, reuse_gathered=reuse_gathered)
+        optimal = Optimal(recipe=recipe, reshard_costs=self.tables, reuse_gathered=reuse_gathered)
         posed = optimal.pose(self.graph, self.setting(pins), pins, recipe)
         return case_of(posed, self.kept, reuse_gathered)
 

@@ -15,7 +15,7 @@ from autopar.ir.paths import counted_paths, matches, meant
 from autopar.ir.plan import Argument
 from autopar.ir.sharding_plan import OpPath
 from autopar.ir.values import Value
-from autopar.passes.shard.why import Case
+from autopar.passes.shard.diagnose.why import Case
 
 _SHOWN = 8
 

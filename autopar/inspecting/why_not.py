@@ -21,8 +21,8 @@ from autopar.inspecting.scope import (
 from autopar.inspecting.words import and_more
 from autopar.ir.explanation import Counterfactual
 from autopar.ir.paths import meant
+from autopar.passes.shard.diagnose.why import anew, case_of, homed
 from autopar.passes.shard.model.pins import resolve_pins, show_spec
-from autopar.passes.shard.why import anew, case_of, homed
 from autopar.planner.memory_fit import MeshContext, MeshPlan, plan_on, refusal, try_mesh
 from autopar.planner.remat import Form
 from autopar.planner.request import Pins, Request

@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 
 from autopar.errors import GraphError
+from autopar.ir.codec import ByName, Text
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
 from autopar.ir.outcome import Outcome
@@ -21,7 +22,6 @@ from autopar.ir.spmd import COLLECTIVES, SpmdProgram
 from autopar.ir.text import columns, show_bytes, show_seconds
 from autopar.ir.values import Role, item_bytes
 
-FORMAT = 4
 RESULT = "result"  # the role of an output that does not come back as state
 
 # Bounds on what a file may ask for: the shardings of a mesh grow with the power of its axes.
@@ -118,13 +118,13 @@ class Origin:
 
     step: str
     graph_key: str
-    cluster: str  # as TOML, so that a plan carries its prices
+    cluster: Text  # as TOML, so that a plan carries its prices
     cluster_name: str
     cluster_fingerprint: str
     jax_minor: str
     method: str
     memory_bytes: int
-    pins: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = ()
+    pins: ByName[tuple[tuple[str, ...], ...]] = ()
 
 
 @dataclass(frozen=True)
@@ -191,6 +191,8 @@ class Plan:
         counts = (min(self.layer_count, 1), 1)  # a step that does nothing has no layer, nor a stage
         if pipeline is not None:
             pipeline.verify()
+            if pipeline.shardings[0] != self.sharding:
+                raise GraphError("the first submesh has another sharding than the plan")
             counts = (len(pipeline.stages), pipeline.microbatches)
         if counts != (self.stage_count, self.microbatches):
             raise GraphError(
@@ -233,14 +235,14 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON: whole, or not at all."""
-        from autopar.ir.plan_json import save_plan
+        from autopar.ir.plan_file import save_plan
 
         save_plan(self, path)
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
         """Read a saved plan; raises PlanFileError where it is missing or damaged."""
-        from autopar.ir.plan_json import load_plan
+        from autopar.ir.plan_file import load_plan
 
         return load_plan(path)
 

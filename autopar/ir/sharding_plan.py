@@ -8,6 +8,7 @@ from functools import cached_property
 
 from autopar.errors import GraphError
 from autopar.ir.assignment import Assignment
+from autopar.ir.codec import ByName
 from autopar.ir.control_flow import LOOPS, REMAT
 from autopar.ir.graph import REGIONS, Graph, Op
 from autopar.ir.mesh import MeshShape
@@ -36,7 +37,7 @@ class ShardingPlan:
     """
 
     mesh: MeshShape
-    values: tuple[tuple[str, Sharding], ...]
+    values: ByName[Sharding]
     assignments: tuple[tuple[OpPath, Assignment], ...]
     uses: tuple[tuple[str, str, Sharding], ...]
     shared_partials: tuple[tuple[OpPath, tuple[int, ...]], ...]

@@ -16,6 +16,7 @@ from autopar.passes.base import Setting
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.recipes import recipe_named
+from autopar.passes.shard.solver.effort import QUICK
 from autopar.passes.stage.prices import LayerPrice, Option
 from autopar.planner.layer_programs import LayerPrograms, Line
 from autopar.planner.stage_costs import StageCosts, stage_costs
@@ -107,7 +108,9 @@ class LayerProfiler:
         self, rows: int, sizes: Sequence[int], recipe: str, partial_sums: bool
     ) -> ShardingVariant | None:
         """Every class sharded by a recipe; None where it has no plan on this mesh."""
-        shard = Optimal(recipe=recipe_named(recipe), tables=self._tables, brief=True, quick=True)
+        shard = Optimal(
+            recipe=recipe_named(recipe), reshard_costs=self._tables, effort=QUICK, explain=False
+        )
         setting = replace(self._setting, partial_sums=partial_sums)
         try:
             plans = {

@@ -12,10 +12,9 @@ from autopar.ir.mesh import MeshShape
 from autopar.ir.program import Part, SubmeshGraph
 from autopar.ir.resize import Between
 from autopar.ir.stages import Stage, StagePlan, Submesh
-from autopar.passes.lower.joint import joint_graph
-from autopar.passes.lower.links import Links
-from autopar.passes.lower.outline import Outline
-from autopar.passes.lower.split import split
+from autopar.passes.lower.partition.part_dataflow import PartDataflow
+from autopar.passes.lower.partition.split import split
+from autopar.passes.lower.partition.submesh_graph import submesh_graph
 from autopar.planner.sliced_step import SlicedStep
 from autopar.rules import RuleBook, attach_rules
 
@@ -50,7 +49,7 @@ class LayerPrograms:
         self._rules = rules
         self._whole = sliced.trace.whole.graph
         self._parts = split(sliced.batching, stages)
-        self._links = Links(Outline.of(sliced.batching, stages), self._parts)
+        self._links = PartDataflow.of(sliced.batching, stages, self._parts)
         self._known: dict[tuple[int, int], LayerProgram] = {}
         self.layers = sliced.layers.layers
         self.batching = sliced.batching
@@ -69,7 +68,7 @@ class LayerPrograms:
     def _sized(self, layer: int, rows: int) -> LayerProgram:
         if rows == self.rows:
             parts = tuple(p for p in self._parts if p.stage == layer)
-            return LayerProgram(parts, joint_graph(self._links, layer))
+            return LayerProgram(parts, submesh_graph(self._links, layer))
         traced = self.at(layer, self.rows)
         spare = self.batching.batch - self.rows
         if not spare:

@@ -19,11 +19,10 @@ from autopar.ir.sharding_plan import ShardingPlan
 from autopar.passes.base import Setting, Watcher
 from autopar.passes.pipeline import Decided, Pipeline, lower
 from autopar.passes.shard.base import AbstractSharding
-from autopar.passes.shard.least import needed_bytes
-from autopar.passes.shard.lightest import Lightest
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
-from autopar.passes.shard.optimal import Optimal, counted
+from autopar.passes.shard.optimal import MinMemory, Optimal, counted
 from autopar.passes.shard.recipes import recipe_named
+from autopar.passes.shard.solver.min_memory import needed_bytes
 from autopar.planner.remat import Form, leaner_forms
 from autopar.planner.request import Request
 
@@ -67,7 +66,9 @@ class MeshContext:
 
     def optimal(self) -> Optimal:
         """The pass that looks for the cheapest plan by the request's method."""
-        return Optimal(recipe=recipe_named(self.request.method), tables=self.tables, brief=True)
+        return Optimal(
+            recipe=recipe_named(self.request.method), reshard_costs=self.tables, explain=False
+        )
 
     def cheapest(self, form: Form, memory_bytes: int) -> MeshPlan:
         """The cheapest plan of which the pass counts no more than a limit."""
@@ -87,7 +88,7 @@ class MeshContext:
 
     def lightest(self, form: Form) -> MeshPlan:
         """The plan that holds the least."""
-        shard = Lightest(recipe=recipe_named(self.request.method), tables=self.tables)
+        shard = MinMemory(recipe=recipe_named(self.request.method), reshard_costs=self.tables)
         return self._found(form, shard, self.setting(self.request.budget_bytes))
 
     def _found(self, form: Form, shard: AbstractSharding, setting: Setting) -> MeshPlan:

@@ -9,7 +9,7 @@ from autopar.cost.memory import Held
 from autopar.cost.prices import Prices
 from autopar.errors import PlanError, PlanMismatchError
 from autopar.frontend import TracedStep
-from autopar.frontend.remat import rematerialize, value_names
+from autopar.frontend.rewrite.remat import rematerialize, value_names
 from autopar.ir.graph import Graph
 from autopar.ir.recomputation import Recomputation
 from autopar.passes.base import Setting

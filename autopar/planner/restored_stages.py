@@ -12,10 +12,9 @@ from autopar.ir.layers import LayerSequence
 from autopar.ir.pipeline import PipelinePlan
 from autopar.ir.program import Part, SubmeshGraph
 from autopar.ir.stages import Stage, StagePlan
-from autopar.passes.lower.joint import joint_graph
-from autopar.passes.lower.links import Links
-from autopar.passes.lower.outline import Outline
-from autopar.passes.lower.split import split
+from autopar.passes.lower.partition.part_dataflow import PartDataflow
+from autopar.passes.lower.partition.split import split
+from autopar.passes.lower.partition.submesh_graph import submesh_graph
 from autopar.planner.submesh_sharding import SubmeshContext, submesh_context
 
 
@@ -31,8 +30,8 @@ class RestoredStages:
 
     def joints(self) -> tuple[SubmeshGraph, ...]:
         """What each submesh runs, as the one graph that its sharding decides."""
-        links = Links(Outline.of(self.batching, self.stages), self.parts)
-        return tuple(joint_graph(links, k) for k in range(len(self.stages.submeshes)))
+        links = PartDataflow.of(self.batching, self.stages, self.parts)
+        return tuple(submesh_graph(links, k) for k in range(len(self.stages.submeshes)))
 
 
 def restore_stages(

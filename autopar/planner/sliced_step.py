@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from autopar.frontend.microbatch import MicrobatchTrace
-from autopar.frontend.rescale import rescaled
+from autopar.frontend.microbatch.part_trace import MicrobatchTrace
+from autopar.frontend.rewrite.rescale import rescale
 from autopar.ir.batching import BatchGraphs, Batching
 from autopar.ir.layers import LayerSequence
 from autopar.passes.base import Setting
 from autopar.passes.batch.exact import Exact
-from autopar.passes.batch.once import OneMicrobatch
+from autopar.passes.batch.identity import OneMicrobatch
 from autopar.passes.layer.base import AbstractLayering
 from autopar.passes.layer.min_cut import MinCut
 from autopar.rules import RuleBook, attach_rules
@@ -77,8 +77,8 @@ def batched(
     while batching.rescales:
         trace = replace(
             trace,
-            whole=rescaled(trace.whole, batching.rescales),
-            part=rescaled(trace.part, batching.rescales),
+            whole=rescale(trace.whole, batching.rescales),
+            part=rescale(trace.part, batching.rescales),
         )
         batching = passed.run(_graphs(trace, rules), setting)
     return trace, batching

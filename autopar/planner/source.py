@@ -7,10 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autopar.frontend import StepSpec, TracedStep
-from autopar.frontend.cut import Cuts, cut_microbatch
-from autopar.frontend.layer_scans import layer_scans
-from autopar.frontend.microbatch import MicrobatchTrace, trace_microbatch
-from autopar.frontend.rows import batch_inputs
+from autopar.frontend.microbatch.batch_inputs import batch_inputs
+from autopar.frontend.microbatch.part_trace import (
+    MicrobatchTrace,
+    split_microbatch,
+    trace_microbatch,
+)
+from autopar.frontend.rewrite.layer_scans import layer_scans
+from autopar.frontend.rewrite.scan_split import Cuts
 from autopar.planner.request import Request
 
 
@@ -58,4 +62,4 @@ class Source:
 def _cut(trace: MicrobatchTrace) -> MicrobatchTrace:
     """Both traces with every scan over layers cut into single layers, in line."""
     scans = layer_scans(trace.whole)
-    return cut_microbatch(trace, Cuts.everywhere(scans)) if scans else trace
+    return split_microbatch(trace, Cuts.everywhere(scans)) if scans else trace

@@ -12,11 +12,10 @@ from autopar.ir.program import Part, Program
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.stages import Stage, StagePlan, Submesh
 from autopar.passes.base import Setting
-from autopar.passes.lower.joint import joint_graph
-from autopar.passes.lower.links import Links
-from autopar.passes.lower.outline import Outline
+from autopar.passes.lower.partition.part_dataflow import PartDataflow
+from autopar.passes.lower.partition.split import split
+from autopar.passes.lower.partition.submesh_graph import submesh_graph
 from autopar.passes.lower.program import lower_pipeline
-from autopar.passes.lower.split import split
 from autopar.passes.stage.prices import Choice, ChosenStage
 from autopar.planner.request import Request
 from autopar.planner.sliced_step import SlicedStep
@@ -112,8 +111,8 @@ def staged(
 ) -> StagePrograms:
     """Stage programs of plans that were made, now or before."""
     batching = sliced.batching
-    links = Links(Outline.of(batching, stages), parts)
-    joints = [joint_graph(links, k) for k in range(len(stages.submeshes))]
+    links = PartDataflow.of(batching, stages, parts)
+    joints = [submesh_graph(links, k) for k in range(len(stages.submeshes))]
     program = lower_pipeline(
         batching, stages, parts, tuple(plans), tuple(g.resharder for g in grounds)
     )

@@ -19,14 +19,13 @@ from autopar.ir.stages import StagePlan, Submesh
 from autopar.ir.text import show_bytes
 from autopar.ir.values import Value
 from autopar.passes.base import Setting
-from autopar.passes.lower.joint import joint_graph
-from autopar.passes.lower.links import Links
-from autopar.passes.lower.outline import Outline
+from autopar.passes.lower.partition.part_dataflow import PartDataflow
+from autopar.passes.lower.partition.submesh_graph import submesh_graph
 from autopar.passes.shard.base import AbstractSharding
-from autopar.passes.shard.lightest import Lightest
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
-from autopar.passes.shard.optimal import Optimal
-from autopar.passes.shard.recipes import recipe_named
+from autopar.passes.shard.optimal import MinMemory, Optimal
+from autopar.passes.shard.recipes import AbstractRecipe, recipe_named
+from autopar.passes.shard.solver.effort import QUICK
 from autopar.planner.request import Pins, Request
 from autopar.planner.sliced_step import SlicedStep
 from autopar.planner.stage_costs import StageCosts, stage_costs
@@ -92,7 +91,7 @@ class Sharder:
         self._sliced, self._stages, self._parts = sliced, stages, parts
         self._request, self._setting = request, setting
         self._flights = peak_in_flight(stages)
-        self._links = Links(Outline.of(sliced.batching, stages), parts)
+        self._links = PartDataflow.of(sliced.batching, stages, parts)
         self._known: dict[object, tuple[SubmeshGraph, ShardingPlan]] = {}
 
     def sharded(
@@ -103,7 +102,7 @@ class Sharder:
         First the recipe that the stage's price is of, without a limit: it is known to fit, or
         nearly.
         """
-        joint = joint_graph(self._links, submesh)
+        joint = submesh_graph(self._links, submesh)
         pins = self._pins(joint)
         mesh = ground.tables.prices.mesh
         key = (structure_hash(joint.graph), mesh, str(ground.cluster), pins, recipe, partial_sums)
@@ -113,9 +112,7 @@ class Sharder:
         if known is not None:
             plan = rename_plan(known[1], known[0].graph, joint.graph)
         else:
-            shard = Optimal(
-                recipe=recipe_named(recipe), tables=ground.tables, brief=True, quick=True
-            )
+            shard = Optimal(recipe_named(recipe), QUICK, explain=False, reshard_costs=ground.tables)
             setting = self._setting_of(joint, ground, pins, submesh)
             roomy = replace(setting, memory_bytes=_ROOMY, partial_sums=partial_sums)
             plan = self._tried(joint, shard, roomy)
@@ -168,13 +165,16 @@ class Sharder:
         self, ground: SubmeshContext, budget: int
     ) -> Iterator[tuple[AbstractSharding, int]]:
         """Passes and their limits, the quick ones first."""
+
+        def quick(recipe: AbstractRecipe) -> Optimal:
+            return Optimal(recipe, QUICK, explain=False, reshard_costs=ground.tables)
+
         method = self._request.method
         for name in _LEAN if method == "auto" else ():
-            recipe = recipe_named(name)
-            yield Optimal(recipe=recipe, tables=ground.tables, brief=True, quick=True), _ROOMY
+            yield quick(recipe_named(name)), _ROOMY
         recipe = recipe_named(method)
-        yield Optimal(recipe=recipe, tables=ground.tables, brief=True, quick=True), budget
-        yield Lightest(recipe=recipe, tables=ground.tables), budget
+        yield quick(recipe), budget
+        yield MinMemory(recipe=recipe, reshard_costs=ground.tables), budget
 
     def _tried(
         self, joint: SubmeshGraph, shard: AbstractSharding, setting: Setting

@@ -11,7 +11,7 @@ from typing import Any
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError, VerifyError
 from autopar.frontend import StepSpec, TracedStep, trace
-from autopar.frontend.rows import batch_inputs, with_rows
+from autopar.frontend.microbatch.batch_inputs import batch_inputs, with_rows
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan
 from autopar.ir.spmd import SpmdProgram

@@ -16,9 +16,7 @@ from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_plan import OpPath, ShardingPlan
 from autopar.passes.base import Setting
 from autopar.passes.shard.base import AbstractSharding
-from autopar.passes.shard.floor import Floor, at_least, known_solution, recipe_floor
-from autopar.passes.shard.infeasible import Posed, Refused, Weigh
-from autopar.passes.shard.least import fits_nowhere, least_memory
+from autopar.passes.shard.diagnose.infeasible import Posed, Refused, Weigh, lightest
 from autopar.passes.shard.model.assemble import Assembled, assemble
 from autopar.passes.shard.model.choices import group_choices, op_choices
 from autopar.passes.shard.model.decisions import Place, Reading
@@ -27,9 +25,17 @@ from autopar.passes.shard.model.needs import Choice
 from autopar.passes.shard.model.pins import Pins, apply_pins, loosened, resolve_pins
 from autopar.passes.shard.model.read import read_graph
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
-from autopar.passes.shard.problem import Problem
 from autopar.passes.shard.recipes import AbstractRecipe, Free
-from autopar.passes.shard.solve import Solution, solve
+from autopar.passes.shard.recipes.incumbent import (
+    Incumbent,
+    better_of,
+    known_solution,
+    recipe_incumbent,
+)
+from autopar.passes.shard.solver.effort import FULL, Effort
+from autopar.passes.shard.solver.min_memory import fits_nowhere, min_memory
+from autopar.passes.shard.solver.problem import Problem
+from autopar.passes.shard.solver.solve import Solution, solve
 
 T = TypeVar("T")
 
@@ -38,29 +44,31 @@ T = TypeVar("T")
 class Optimal(AbstractSharding):
     """The cheapest sharding within a recipe's restrictions, by integer programming.
 
-    In graphs of more than `merge_above` ops those that look alike within `hops` share a decision.
-    Runs on one cluster and mesh may be given the same `tables`, so that moves are priced once.
-    Where nothing fits, `brief` leaves the reasons, which take time to find, to `refusal`. A
-    `quick` answer is good but need not be the best, and no recipes are looked at beside it. With
-    `reuse_gathered` what the forward pass gathered is held for the backward pass.
+    A QUICK effort gives a good answer that need not be the best, with no recipe looked at beside
+    it. Where nothing fits, `explain` finds out why, which takes time; without it the error is
+    brief and `refusal` tells the rest. `reuse_gathered` keeps what the forward pass gathered for
+    the backward pass. In graphs of more than `merge_above` ops those that look alike within `hops`
+    share a decision. Runs on one cluster and mesh may be given the same `reshard_costs`.
     """
 
     name: ClassVar[str] = "optimal"
     recipe: AbstractRecipe = field(default_factory=Free)
+    effort: Effort = FULL
+    explain: bool = True
+    reuse_gathered: bool = False
     merge_above: int = 1500
     hops: int = 4
-    tables: ReshardCosts | None = field(default=None, compare=False)
-    brief: bool = False
-    quick: bool = False
-    reuse_gathered: bool = False
+    reshard_costs: ReshardCosts | None = field(default=None, compare=False)
 
     def run(self, given: Graph, setting: Setting) -> ShardingPlan:
         """The plan; raises PinError, MemoryLimitError or InfeasibleError where there is none."""
         posed = setting.watched(
             "build", given, lambda: self.pose(given, setting, setting.pins, self.recipe)
         )
-        floor, solution = setting.watched("solve", posed, lambda: self._answer(posed, setting.mesh))
-        if not solution.feasible and self.brief:
+        incumbent, solution = setting.watched(
+            "solve", posed, lambda: self._answer(posed, setting.mesh)
+        )
+        if not (solution.feasible or self.explain):
             raise MemoryLimitError(f"{self.recipe.name} found no plan on ({setting.mesh})")
         if not solution.feasible:
             raise self._refused(given, setting, posed).error()
@@ -69,17 +77,17 @@ class Optimal(AbstractSharding):
             posed.assembled,
             solution,
             setting.mesh,
-            floor.margins,
+            incumbent.margins,
             self.reuse_gathered,
         )
 
-    def _answer(self, posed: Posed, mesh: MeshShape) -> tuple[Floor, Solution]:
+    def _answer(self, posed: Posed, mesh: MeshShape) -> tuple[Incumbent, Solution]:
         """The recipes, where they are not what is asked for, and an answer no dearer than they."""
-        free = not self.quick and isinstance(self.recipe, Free)
+        free = not self.effort.quick and isinstance(self.recipe, Free)
         free = free and not fits_nowhere(posed.assembled.problem)
-        floor = recipe_floor(posed.reading, posed.assembled, mesh) if free else Floor()
-        solution = _solved(posed.assembled.problem, floor.choice, self.quick)
-        return floor, at_least(solution, floor)
+        incumbent = recipe_incumbent(posed.reading, posed.assembled, mesh) if free else Incumbent()
+        solution = _solved(posed.assembled.problem, incumbent.choice, self.effort)
+        return incumbent, better_of(solution, incumbent)
 
     def pose(
         self,
@@ -106,7 +114,7 @@ class Optimal(AbstractSharding):
         return Posed(reading, assembled)
 
     def _tables(self, setting: Setting) -> ReshardCosts:
-        return self.tables or ReshardCosts(Prices(setting.cluster, setting.mesh))
+        return self.reshard_costs or ReshardCosts(Prices(setting.cluster, setting.mesh))
 
     def refusal(self, given: Graph, setting: Setting) -> AutoparError:
         """Why there is no plan: what cannot be kept together, and which limit would do."""
@@ -118,6 +126,26 @@ class Optimal(AbstractSharding):
             return self.pose(given, counted(setting), pins, recipe, loose)
 
         return Refused(setting, self.recipe, posed, pose, weigher(given, setting))
+
+
+@dataclass(frozen=True)
+class MinMemory(AbstractSharding):
+    """The least peak that was found within a recipe's restrictions; the limit is not looked at."""
+
+    name: ClassVar[str] = "min_memory"
+    recipe: AbstractRecipe = field(default_factory=Free)
+    reshard_costs: ReshardCosts | None = field(default=None, compare=False)
+
+    def run(self, given: Graph, setting: Setting) -> ShardingPlan:
+        """The plan; raises PinError or InfeasibleError where there is none at all."""
+        optimal = Optimal(recipe=self.recipe, reshard_costs=self.reshard_costs)
+        posed = optimal.pose(given, counted(setting), setting.pins, self.recipe)
+        problem = posed.assembled.problem
+        choice, _ = lightest(posed, weigher(given, setting))
+        if problem.costs and not choice:
+            raise optimal.refusal(given, setting)
+        solution = known_solution(problem, choice, "What holds the least.")
+        return plan_of(posed.reading, posed.assembled, solution, setting.mesh)
 
 
 def counted(setting: Setting) -> Setting:
@@ -136,15 +164,15 @@ def weigher(given: Graph, setting: Setting) -> Weigh:
     return weigh
 
 
-def _solved(problem: Problem, start: tuple[int, ...], quick: bool) -> Solution:
+def _solved(problem: Problem, start: tuple[int, ...], effort: Effort) -> Solution:
     """The cheapest assignment that fits, or what holds the least if nothing else was found."""
     if fits_nowhere(problem):
         nothing = known_solution(problem, (), "No assignment fits.")
         return replace(nothing, proven_infeasible=True)
-    solution = solve(problem, start or None, quick)
+    solution = solve(problem, start or None, effort)
     if solution.feasible:
         return solution
-    least = least_memory(problem)
+    least = min_memory(problem)
     fits = bool(least.choice) and problem.fits(least.choice)
     return known_solution(problem, least.choice if fits else (), "What holds the least.")
 

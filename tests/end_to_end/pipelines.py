@@ -18,7 +18,7 @@ from autopar.ir.mesh import MeshShape
 from autopar.passes.base import Setting
 from autopar.passes.layer.fixed import Fixed
 from autopar.passes.lower import program as lowering
-from autopar.passes.lower.outline import grid_of
+from autopar.passes.lower.partition.step_analysis import grid_of
 from autopar.passes.stage.prices import Choice, ChosenStage
 from autopar.planner.request import Request
 from autopar.planner.sliced_step import SlicedStep, slice_step

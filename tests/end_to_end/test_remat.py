@@ -14,7 +14,7 @@ from jax import lax
 import autopar
 from autopar.cost.prices import Prices
 from autopar.errors import MemoryLimitError, PlanMismatchError
-from autopar.ir.plan_json import plan_from_json, plan_to_json
+from autopar.ir.plan_file import plan_from_json, plan_to_json
 from autopar.ir.recomputation import Recomputation
 from autopar.passes.shard.model.local_costs import local_costs
 from autopar.passes.shard.model.recompute import levels

@@ -9,7 +9,7 @@ import pytest
 import autopar
 from autopar.errors import PlanError
 from autopar.inspecting.reopen import reopen
-from autopar.ir.plan_json import plan_from_json, plan_to_json
+from autopar.ir.plan_file import plan_from_json, plan_to_json
 from autopar.planner.plan import Planned
 from autopar.planner.planned_stages import PlannedStages
 from autopar.schedule.planned import once_seconds_of, simulation_of

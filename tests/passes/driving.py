@@ -27,7 +27,7 @@ from autopar.passes.shard.model.pins import Pins, apply_pins, resolve_pins
 from autopar.passes.shard.model.read import read_graph
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import all_choices, plan_of
-from autopar.passes.shard.solve import Solution, solve
+from autopar.passes.shard.solver.solve import Solution, solve
 from autopar.rules import attach_rules
 from autopar.runtime.bind import bind_mesh, partition_spec
 from autopar.runtime.emit import local_function

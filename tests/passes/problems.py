@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
-from autopar.passes.shard.problem import Edge, Problem, Usage
+from autopar.passes.shard.solver.problem import Edge, Problem, Usage
 
 Floats = npt.NDArray[np.float64]
 

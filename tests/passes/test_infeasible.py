@@ -14,12 +14,12 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from autopar.errors import InfeasibleError, MemoryLimitError, PinError
 from autopar.passes.base import Setting
-from autopar.passes.shard.infeasible import Posed, Refused
-from autopar.passes.shard.least import least_memory
+from autopar.passes.shard.diagnose.infeasible import Posed, Refused
 from autopar.passes.shard.model.pins import Pins
 from autopar.passes.shard.optimal import Optimal
-from autopar.passes.shard.problem import Edge, Problem, Usage
 from autopar.passes.shard.recipes import AbstractRecipe, Free, recipe_named
+from autopar.passes.shard.solver.min_memory import min_memory
+from autopar.passes.shard.solver.problem import Edge, Problem, Usage
 from tests.passes.corners import floats
 from tests.passes.driving import Traced, assembled, setting, traced
 from tests.passes.problems import joint_peaks, joint_seconds
@@ -63,7 +63,7 @@ def suggested(text: str) -> int:
 def least(step: Traced, asked: Setting) -> float:
     """Under a limit that nothing keeps, every byte is counted."""
     tight = replace(asked, memory_bytes=1)
-    return least_memory(assembled(step.graph, tight, asked.pins)[1].problem).nbytes
+    return min_memory(assembled(step.graph, tight, asked.pins)[1].problem).nbytes
 
 
 def blamed(text: str) -> list[str]:
@@ -175,7 +175,7 @@ def test_the_least_is_near_what_trying_everything_finds(seed: int) -> None:
     problem = held_over_time(seed)
     possible = np.isfinite(joint_seconds(problem))
     best = joint_peaks(problem)[possible].min()
-    found = least_memory(problem)
+    found = min_memory(problem)
     assert found.bound_bytes <= best <= found.nbytes <= best * 1.2
     assert problem.peak_bytes(found.choice) == found.nbytes
     assert np.isfinite(problem.seconds(found.choice))

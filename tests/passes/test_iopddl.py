@@ -15,17 +15,18 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 
 from autopar.errors import InputError
-from autopar.passes.shard.budget import Budget
-from autopar.passes.shard.contract import contract
-from autopar.passes.shard.engine import memory_price, search_problem
-from autopar.passes.shard.flat import flatten
-from autopar.passes.shard.peaks import add, grown, worst_row
-from autopar.passes.shard.problem import Edge, Problem, Usage, read_iopddl, write_iopddl
+from autopar.passes.shard.solver.contract import contract
+from autopar.passes.shard.solver.effort import Effort
+from autopar.passes.shard.solver.engine import memory_price, search_problem
+from autopar.passes.shard.solver.flat import flatten
+from autopar.passes.shard.solver.iopddl import read_iopddl, write_iopddl
+from autopar.passes.shard.solver.peaks import add, grown, worst_row
+from autopar.passes.shard.solver.problem import Edge, Problem, Usage
 from benchmarks.iopddl import exact_cost, exact_fits, main
 from tests.passes.problems import brute_force, joint_peaks, joint_seconds, problems
 
 DATA = Path(__file__).parents[3] / "shared/data/iopddl"
-WORK = Budget(work=400)
+WORK = Effort(work=400)
 SMALL = {
     "name": "three",
     "nodes": {
@@ -256,7 +257,7 @@ def test_the_same_work_gives_the_same_answer() -> None:
 def test_never_dearer_than_a_start_that_fits() -> None:
     problem = busy()
     good = search_problem(problem, WORK)
-    again = search_problem(problem, Budget(work=1), start=good.choice)
+    again = search_problem(problem, Effort(work=1), start=good.choice)
     assert again.seconds <= good.seconds
     assert problem.fits(again.choice)
 
@@ -305,7 +306,7 @@ def test_a_contest_problem_within_a_percent() -> None:
     if not path.exists():
         pytest.skip("the contest's problems are not here")
     problem = read_iopddl(path)
-    found = search_problem(problem, Budget(work=3000))
+    found = search_problem(problem, Effort(work=3000))
     assert exact_fits(problem, found.choice)
     assert exact_cost(problem, found.choice) <= 532_843 * 1.01
     assert found.bound_seconds <= 532_843

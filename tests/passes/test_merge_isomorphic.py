@@ -19,7 +19,7 @@ from autopar.passes.shard.model.merge_isomorphic import merge_isomorphic, unmerg
 from autopar.passes.shard.model.read import read_graph
 from autopar.passes.shard.model.wiring import wire
 from autopar.passes.shard.optimal import Optimal
-from autopar.passes.shard.polish import improve
+from autopar.passes.shard.solver.polish import improve
 from tests.passes.driving import Traced, assembled, setting, traced
 from tests.toys import TOYS
 
@@ -129,8 +129,8 @@ def test_many_hops_fold_nothing_that_matters(name: str) -> None:
     fun, args = TOYS[name]
     graph, given = traced(fun, *args).graph, setting("2,2", "2x2xh100")
     whole = Optimal().run(graph, given).outcome
-    merged = Optimal(merge_above=0, hops=len(graph.ops)).run(graph, given).outcome
-    assert merged.seconds == pytest.approx(whole.seconds, rel=1e-3)
+    folded = Optimal(merge_above=0, hops=len(graph.ops)).run(graph, given).outcome
+    assert folded.seconds == pytest.approx(whole.seconds, rel=1e-3)
 
 
 # -- what sharing costs --------------------------------------------------------------------------

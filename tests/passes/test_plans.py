@@ -23,7 +23,7 @@ from autopar.passes.base import Setting
 from autopar.passes.shard.model.assemble import assemble
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import Optimal, all_choices, plan_of
-from autopar.passes.shard.solve import solve
+from autopar.passes.shard.solver.solve import solve
 from tests.passes.corners import CORNERS
 from tests.passes.driving import Traced, assembled, lowered, run_listing, setting, traced
 from tests.passes.problems import joint_seconds

@@ -8,14 +8,13 @@ from hypothesis import HealthCheck, given, settings
 
 from autopar.errors import SolverError
 from autopar.ir.outcome import Status
-from autopar.passes.shard.bound import bound_problem
-from autopar.passes.shard.ilp import solve_ilp
-from autopar.passes.shard.narrow import narrow
-from autopar.passes.shard.polish import improve, kicked
-from autopar.passes.shard.price import priced_start
-from autopar.passes.shard.problem import Edge, Problem, Usage
-from autopar.passes.shard.reduce import reduce_problem
-from autopar.passes.shard.solve import Solution, solve
+from autopar.passes.shard.solver.bound import bound_problem
+from autopar.passes.shard.solver.ilp import solve_ilp
+from autopar.passes.shard.solver.polish import improve, kicked
+from autopar.passes.shard.solver.price import priced_start
+from autopar.passes.shard.solver.problem import Edge, Problem, Usage, narrow
+from autopar.passes.shard.solver.reduce import reduce_problem
+from autopar.passes.shard.solver.solve import Solution, solve
 from tests.passes.problems import KNOWN, brute_force, joint_seconds, problems
 
 thoroughly = settings(

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from autopar.cost.prices import Prices
 from autopar.ir.mesh import MeshShape
-from autopar.passes.shard.infeasible import Posed
+from autopar.passes.shard.diagnose.infeasible import Posed
+from autopar.passes.shard.diagnose.why import Case, anew, case_of, homed, others, unbound
 from autopar.passes.shard.model.assemble import Assembled
 from autopar.passes.shard.model.decisions import Reading
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import Optimal
-from autopar.passes.shard.problem import Edge, Problem
-from autopar.passes.shard.why import Case, anew, case_of, homed, others, unbound
+from autopar.passes.shard.solver.problem import Edge, Problem
 from tests.passes.driving import ROOMY, setting, traced
 from tests.passes.problems import brute_force, joint_peaks, joint_seconds, problems
 from tests.toys import TOYS

@@ -21,7 +21,7 @@ from autopar.passes.shard.model.lifetimes import lifetimes, materialized, read_b
 from autopar.passes.shard.model.needs import Choice, required, sources
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.model.slack import Slack, find_slack
-from autopar.passes.shard.problem import Edge, Floats, Problem, Usage
+from autopar.passes.shard.solver.problem import Edge, Floats, Problem, Usage
 
 # Values smaller than this share of the limit are not asked whether they are copied.
 _SMALL_SHARE = 1 / 256

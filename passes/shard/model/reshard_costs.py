@@ -8,7 +8,7 @@ from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder
 from autopar.ir.sharding import Sharding
 from autopar.ir.values import Value
-from autopar.passes.shard.problem import Floats
+from autopar.passes.shard.solver.problem import Floats
 
 Key = tuple[tuple[int, ...], str, tuple[Sharding, ...], tuple[Sharding, ...], tuple[str, ...]]
 

@@ -12,7 +12,7 @@ from autopar.passes.shard.model.batches import BatchTags, Part, tag_batch
 from autopar.passes.shard.model.decisions import Decision, DecisionKind, Reading
 from autopar.passes.shard.model.needs import Choice
 from autopar.passes.shard.recipes.base import Choices
-from autopar.passes.shard.weights import Weights, find_weights
+from autopar.passes.shard.recipes.weights import Weights, find_weights
 
 Test = Callable[[Choice], bool]
 REPLICATED, PARTIAL = -1, -2

@@ -1,0 +1,233 @@
+"""Says why nothing fits: what cannot be kept together, what is largest, what would help.
+
+The conflict is irreducible: of pins, constraints and recipe only those are named without any one of
+which the others could be kept (the deletion filter of Chinneck and Dravnieks, 1991).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autopar.errors import InfeasibleError, MemoryLimitError, PinError, listing
+from autopar.ir.text import show_bytes
+from autopar.passes.base import Setting
+from autopar.passes.shard.model.assemble import Assembled
+from autopar.passes.shard.model.decisions import Decision, Reading
+from autopar.passes.shard.model.pins import CONSTRAINT, Pins, show_spec
+from autopar.passes.shard.recipes import AbstractRecipe, Free
+from autopar.passes.shard.solver.min_memory import Least, light_answers, min_memory
+
+_SHOWN = 5
+_DIGITS = 4  # of a limit, rounded up so that it is enough as it stands
+
+
+@dataclass(frozen=True)
+class Posed:
+    """A problem with what it was read from."""
+
+    reading: Reading
+    assembled: Assembled
+
+
+# The problem under some pins and a recipe, without the step's own constraints at some lines.
+Pose = Callable[[Pins, AbstractRecipe, frozenset[str]], Posed]
+# Bytes that an assignment of a problem is known to need, with all that the rows leave out.
+Weigh = Callable[[Posed, tuple[int, ...]], float]
+
+
+def lightest(posed: Posed, weigh: Weigh) -> tuple[tuple[int, ...], float]:
+    """The assignment that is known to need the least, and how much: () and infinity for none."""
+    problem = posed.assembled.problem
+    counted = sorted({(problem.peak_bytes(c), c) for c in light_answers(problem)})
+    nbytes, choice = float("inf"), tuple[int, ...]()
+    for peak, light in counted:
+        if peak >= nbytes:
+            break
+        nbytes, choice = min((nbytes, choice), (max(peak, weigh(posed, light)), light))
+    return choice, nbytes
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """What the user asked for, in words, and what it is: a pin, a line of the step, the recipe."""
+
+    text: str
+    pin: tuple[str, tuple[tuple[str, ...], ...]] | None = None
+    line: str | None = None
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A request that cannot be met, and how it could be posed with less in it."""
+
+    setting: Setting
+    recipe: AbstractRecipe
+    posed: Posed
+    pose: Pose
+    weigh: Weigh
+
+    def error(self) -> InfeasibleError | PinError:
+        """The error that names the conflict, the values at the peak and the limit that would do."""
+        trials = _Trials(self, tuple(self._culprits()))
+        if not trials.least(trials.every).choice:
+            return trials.contradiction()
+        return trials.too_large()
+
+    def _culprits(self) -> Iterator[Culprit]:
+        for pin in self.setting.pins:
+            yield Culprit(f"pin {pin[0]!r} = {show_spec(pin[1])}", pin=pin)
+        lines = {d.line for d in self.posed.reading.decisions if d.fixed and d.label == CONSTRAINT}
+        for line in sorted(lines):
+            yield Culprit(f"{CONSTRAINT} at {line}", line=line)
+        if not isinstance(self.recipe, Free):
+            yield Culprit(f"method={self.recipe.name!r}")
+
+
+class _Trials:
+    """The request with some of its culprits only: what that holds at least, asked once each."""
+
+    def __init__(self, refused: Refused, culprits: tuple[Culprit, ...]) -> None:
+        self._refused, self._culprits = refused, culprits
+        self.every = frozenset(range(len(culprits)))
+        self._posed: dict[frozenset[int], Posed] = {self.every: refused.posed}
+        self._found: dict[frozenset[int], Least] = {}
+        self._enough: dict[frozenset[int], float] = {}
+
+    def posed(self, kept: frozenset[int]) -> Posed:
+        """The problem with these culprits."""
+        if kept not in self._posed:
+            given = [self._culprits[i] for i in sorted(kept)]
+            lost = [self._culprits[i] for i in sorted(self.every - kept)]
+            pins = tuple(c.pin for c in given if c.pin is not None)
+            own = any(c.pin is None and c.line is None for c in given)
+            loose = frozenset(c.line for c in lost if c.line is not None)
+            recipe = self._refused.recipe if own else Free()
+            self._posed[kept] = self._refused.pose(pins, recipe, loose)
+        return self._posed[kept]
+
+    def least(self, kept: frozenset[int]) -> Least:
+        """What holds the least with these culprits."""
+        if kept not in self._found:
+            self._found[kept] = min_memory(self.posed(kept).assembled.problem)
+        return self._found[kept]
+
+    def enough(self, kept: frozenset[int]) -> float:
+        """A limit under which there is a plan with these culprits."""
+        if kept not in self._enough:
+            posed = self.posed(kept)
+            self._enough[kept] = lightest(posed, self._refused.weigh)[1]
+        return self._enough[kept]
+
+    def _conflict(self, able: Callable[[frozenset[int]], bool]) -> list[int]:
+        """Culprits that cannot be kept together; none where dropping them all would not help."""
+        if not able(frozenset()):
+            return []
+        kept = self.every
+        for i in sorted(self.every):
+            if not able(kept - {i}):
+                kept = kept - {i}
+        return sorted(kept)
+
+    def contradiction(self) -> InfeasibleError | PinError:
+        """The error where no assignment is possible, whatever the memory."""
+        mesh = self._refused.setting.mesh
+        found = self._conflict(lambda kept: bool(self.least(kept).choice))
+        if not found:
+            return InfeasibleError(f"no sharding of this step is possible on ({mesh})")
+        faults = [self._culprits[i].text for i in found]
+        headline = f"these cannot be kept together on ({mesh}):"
+        return PinError(listing(headline, faults, "Drop any one of them."))
+
+    def too_large(self) -> MemoryLimitError:
+        """The error where the memory is too small."""
+        limit = self._refused.setting.memory_bytes
+        conflict = self._conflict(lambda kept: self.enough(kept) <= limit)
+        kept = self.every if conflict else frozenset[int]()
+        named = [self._culprits[i] for i in conflict]
+        faults = [*self._remedies(conflict), *_largest(self.posed(kept))]
+        asked = _how(self._culprits, self._refused.recipe) if self._culprits else ""
+        has_bytes = self._refused.setting.cluster.memory_bytes
+        advice = _advice(named, self.enough(self.every), asked, has_bytes)
+        return MemoryLimitError(listing(self._headline(kept, named), faults, advice))
+
+    def _headline(self, kept: frozenset[int], named: Sequence[Culprit]) -> str:
+        setting, least = self._refused.setting, self.least(kept)
+        over = least.bound_bytes - setting.memory_bytes
+        text = (
+            f"no plan on ({setting.mesh}) fits {show_bytes(setting.memory_bytes)} a device: at its "
+            f"peak the step holds {show_bytes(_unsharded(self.posed(kept)))} unsharded, and at "
+            f"least {show_bytes(least.bound_bytes)} a device {_how(named, self._refused.recipe)}"
+        )
+        if over > 0:
+            return f"{text}, {show_bytes(over)} too much."
+        over = self.enough(kept) - setting.memory_bytes
+        return f"{text}; the least that was found is {show_bytes(over)} too much."
+
+    def _remedies(self, conflict: Sequence[int]) -> Iterator[str]:
+        """What would do without each culprit, the others kept."""
+        for i in conflict:
+            enough = self.enough(self.every - {i})
+            fits = ", which fits" if enough <= self._refused.setting.memory_bytes else ""
+            yield f"{self._culprits[i].text}: without it {show_bytes(enough)} would do{fits}"
+
+
+def _how(named: Sequence[Culprit], recipe: AbstractRecipe) -> str:
+    if not named:
+        return "however it is sharded"
+    fixed = sum(c.pin is not None or c.line is not None for c in named)
+    under = f"under {recipe.name}" if fixed < len(named) else ""
+    pinned = ("with this pin" if fixed == 1 else "with these pins") if fixed else ""
+    return " ".join(part for part in (under, pinned) if part)
+
+
+def _advice(named: Sequence[Culprit], enough: float, asked: str, has_bytes: int) -> str:
+    """What was found to do, and no more than that."""
+    ways = ["fewer pins"] * any(c.pin is not None or c.line is not None for c in named)
+    whole = any(c.pin is None and c.line is None for c in named)
+    ways += ["method='auto', which may shard more"] * whole
+    gib = _rounded_up(enough / 2**30)
+    limit = f"a limit of {show_bytes(gib * 2**30)} or more (memory_gb={gib:.{_DIGITS}g})"
+    if enough > has_bytes:
+        limit = f"devices with {show_bytes(gib * 2**30)} or more each"
+    ways.append(" ".join(part for part in (limit, asked) if part))
+    return f"Use {' or '.join(ways)}."
+
+
+def _rounded_up(figure: float) -> float:
+    scale = 10.0 ** (_DIGITS - 1 - math.floor(math.log10(max(figure, 1e-12))))
+    return (math.floor(figure * scale) + 1) / scale
+
+
+def _unsharded(posed: Posed) -> float:
+    """The most that would be held at once if nothing was cut up."""
+    problem = posed.assembled.problem
+    most = np.zeros(problem.horizon + 1)
+    for usage in problem.usages:
+        most[usage.first] += usage.nbytes.max()
+        most[usage.last + 1] -= usage.nbytes.max()
+    return float(np.cumsum(most).max())
+
+
+def _largest(posed: Posed) -> Iterator[str]:
+    """What is held where even the smallest choices hold the most, the largest first."""
+    problem, decisions = posed.assembled.problem, posed.reading.decisions
+    least = np.zeros(problem.horizon + 1)
+    for usage in problem.usages:
+        least[usage.first] += usage.nbytes.min()
+        least[usage.last + 1] -= usage.nbytes.min()
+    worst = int(np.cumsum(least)[:-1].argmax())
+    live = [u for u in problem.usages if u.first <= worst <= u.last]
+    live.sort(key=lambda u: (-float(u.nbytes.min()), -float(u.nbytes.max()), u.node))
+    for usage in live[:_SHOWN]:
+        if usage.node < len(decisions):
+            yield _item(decisions[usage.node], float(usage.nbytes.min()), float(usage.nbytes.max()))
+
+
+def _item(decision: Decision, least: float, most: float) -> str:
+    value = decision.value.type_text if decision.value is not None else ""
+    line = f" ({decision.line})" if decision.line else ""
+    return f"{decision.label} {value}: {show_bytes(least)} to {show_bytes(most)}{line}"

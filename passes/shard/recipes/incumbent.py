@@ -1,0 +1,131 @@
+"""The recipes as a floor: each is a restriction of the problem at hand, so `auto` beats them all.
+
+Their answers are found on the assembled problem, with nothing priced again; pins stay kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from autopar.errors import InfeasibleError
+from autopar.ir.mesh import MeshShape
+from autopar.ir.outcome import Margin, Status
+from autopar.ir.text import show_bytes
+from autopar.passes.shard.model.assemble import Assembled
+from autopar.passes.shard.model.decisions import Reading
+from autopar.passes.shard.model.needs import Choice
+from autopar.passes.shard.recipes import RECIPES, AbstractRecipe
+from autopar.passes.shard.solver.min_memory import min_memory, needed_bytes
+from autopar.passes.shard.solver.problem import Problem, narrow
+from autopar.passes.shard.solver.rough import rough_answer
+from autopar.passes.shard.solver.solve import Solution
+
+Solve = Callable[[Problem], tuple[int, ...]]  # an assignment that fits, or ()
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Incumbent:
+    """What every recipe costs, and the cheapest's assignment: () and infinity where none fits."""
+
+    margins: tuple[Margin, ...] = ()
+    choice: tuple[int, ...] = ()
+    seconds: float = float("inf")
+
+
+def recipe_incumbent(
+    reading: Reading,
+    assembled: Assembled,
+    mesh: MeshShape,
+    solve: Solve = rough_answer,
+    recipes: Mapping[str, AbstractRecipe] = RECIPES,
+) -> Incumbent:
+    """Every recipe that makes sense for the step on the mesh, on the whole space's problem.
+
+    `assembled` holds every choice that the pins leave; `solve` need not be exact.
+    """
+    if not assembled.problem.costs or not mesh.names:
+        return Incumbent()
+    margins: list[Margin] = []
+    best: tuple[int, ...] = ()
+    least = float("inf")
+    for name, recipe in recipes.items():
+        if name == "auto":
+            continue
+        try:
+            left = recipe_choices(reading, assembled, mesh, recipe)
+        except InfeasibleError as error:
+            margins.append(Margin(name, None, _reason(error)))
+            continue
+        choice, note = _solved(assembled.problem, left, solve)
+        if not choice:
+            margins.append(Margin(name, None, note))
+            continue
+        seconds = assembled.problem.seconds(choice)
+        margins.append(Margin(name, seconds, note))
+        if seconds < least:
+            best, least = choice, seconds
+    return Incumbent(tuple(margins), best, least)
+
+
+def better_of(solution: Solution, floor: Incumbent) -> Solution:
+    """The solution, or the best recipe's assignment where that is cheaper; the bound stays."""
+    if floor.seconds >= solution.seconds:
+        return solution
+    bound = solution.bound_seconds if solution.feasible else 0.0
+    return replace(
+        solution,
+        choice=floor.choice,
+        seconds=floor.seconds,
+        bound_seconds=min(bound, floor.seconds),
+        sentence="The best recipe's answer.",
+    )
+
+
+def known_solution(problem: Problem, choice: tuple[int, ...], sentence: str) -> Solution:
+    """An assignment of which nothing is proven; () is none."""
+    seconds = problem.seconds(choice) if choice or not problem.costs else float("inf")
+    return Solution(choice, seconds, 0.0, Status.FEASIBLE, sentence)
+
+
+def recipe_choices(
+    reading: Reading, assembled: Assembled, mesh: MeshShape, recipe: AbstractRecipe
+) -> tuple[Indices, ...]:
+    """Which of every node's choices a recipe leaves. Raises InfeasibleError as the recipe does."""
+    count = len(reading.decisions)
+    own, shared = assembled.choices[:count], assembled.choices[count:]
+    kept = recipe.restrict(reading, own, mesh)
+    left = [_positions(options, few) for options, few in zip(own, kept, strict=True)]
+    return (*left, *(np.arange(len(options)) for options in shared))
+
+
+def _positions(options: Sequence[Choice], kept: Sequence[Choice]) -> Indices:
+    """Where the kept choices stand among the options; both are in one order."""
+    if len(kept) == len(options):
+        return np.arange(len(options))
+    wanted = {id(c) for c in kept}
+    return np.array([i for i, c in enumerate(options) if id(c) in wanted], dtype=np.int64)
+
+
+def _solved(problem: Problem, left: Sequence[Indices], solve: Solve) -> tuple[tuple[int, ...], str]:
+    """An assignment and how good it is, or () and why there is none."""
+    narrowed = narrow(problem, left)
+    needed = needed_bytes(narrowed.problem)
+    if needed > problem.limit_bytes * (1 + 1e-9):
+        return (), f"does not fit: holds at least {show_bytes(needed)}"
+    choice = solve(narrowed.problem)
+    if choice:
+        return narrowed.restore(choice), "found"
+    least = min_memory(narrowed.problem)
+    if least.choice and narrowed.problem.fits(least.choice):
+        return narrowed.restore(least.choice), "found: what holds the least"
+    return (), f"does not fit: the least found holds {show_bytes(least.nbytes)}"
+
+
+def _reason(error: InfeasibleError) -> str:
+    """The first sentence of an error."""
+    return str(error).splitlines()[0].split(". ")[0].rstrip(".")

@@ -1,0 +1,1 @@
+"""The sharding problem as numbers, and the search for its cheapest assignment that fits."""

@@ -1,0 +1,216 @@
+"""Contracts a problem exactly: nodes that another node determines join it, choices that lose go.
+
+An edge whose table allows, for each choice of one end, at most one choice of the other makes the
+other follow. What a node holds then moves with its owner, so a node may hold many usages.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from autopar.passes.shard.solver.problem import Edge, Floats, Problem, Usage
+
+Ints = npt.NDArray[np.int64]
+
+_MOST_GROWTH = 4.0  # a table may grow so much when its node joins one with more choices
+_AT_ONCE = 1_000_000  # comparisons that are made in one go
+_WIDEST = 2_000  # nodes of more choices are not searched for dominated ones
+
+
+@dataclass(frozen=True)
+class Contracted:
+    """The smaller problem; old node v takes choice `picks[v][c]` where its owner takes c."""
+
+    problem: Problem
+    owners: tuple[int, ...]
+    picks: tuple[Ints, ...]
+    possible: bool  # False where every choice of some node is forbidden
+
+    def shrink(self, choice: Sequence[int]) -> Ints:
+        """The assignment of the owners that comes nearest to one of the old nodes."""
+        votes = [np.zeros(len(c), dtype=np.int64) for c in self.problem.costs]
+        for owner, pick, chosen in zip(self.owners, self.picks, choice, strict=True):
+            votes[owner] += pick == chosen
+        return np.array([int(v.argmax()) for v in votes], dtype=np.int64)
+
+    def restore(self, choice: Sequence[int]) -> tuple[int, ...]:
+        """The same assignment of the old nodes."""
+        pairs = zip(self.owners, self.picks, strict=True)
+        return tuple(int(pick[choice[owner]]) for owner, pick in pairs)
+
+
+def contract(problem: Problem) -> Contracted:
+    """Let nodes join until none must follow another, and drop dominated choices."""
+    work = _Work(problem)
+    work.run()
+    return work.contracted()
+
+
+class _Work:
+    """The problem while it shrinks: near[u][v] is the table with u's choices as rows."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._costs: list[Floats] = list(problem.costs)
+        self._near: list[dict[int, Floats]] = [{} for _ in problem.costs]
+        self._held: list[list[_Held]] = [[] for _ in problem.costs]
+        self._alive = [True] * len(problem.costs)
+        self._possible = True
+        self._log: list[tuple[int, int, Ints]] = []  # (node, owner, the node's choice by owner's)
+        for usage in problem.usages:
+            self._held[usage.node].append(_Held(usage.first, usage.last, usage.nbytes))
+        for edge in problem.edges:
+            self._link(edge.left, edge.right, edge.table)
+
+    def _link(self, left: int, right: int, table: Floats) -> None:
+        held = self._near[left].get(right)
+        joined = table if held is None else held + table
+        self._near[left][right] = joined
+        self._near[right][left] = joined.T
+
+    def run(self) -> None:
+        """Joins and cheap drops until nothing changes, dominated choices once, then again."""
+        self._settle(range(len(self._costs)))
+        changed: set[int] = set()
+        for v in self._living():
+            keep = self._undominated(v)
+            if keep.size < self._costs[v].size:
+                self._narrow(v, keep)
+                changed |= self._near[v].keys() | ({v} if self._near[v] else set())
+        self._settle(sorted(changed))
+
+    def _living(self) -> list[int]:
+        return [v for v, alive in enumerate(self._alive) if alive]
+
+    def _settle(self, nodes: Iterable[int]) -> None:
+        waiting = deque(nodes)
+        queued = set(waiting)
+        while waiting:
+            v = waiting.popleft()
+            queued.discard(v)
+            if not self._alive[v]:
+                continue
+            for w in self._tidied(v):
+                if w not in queued:
+                    queued.add(w)
+                    waiting.append(w)
+
+    def _tidied(self, v: int) -> set[int]:
+        """Drop what is forbidden, then look at each edge once; returns the nodes that changed."""
+        allowed = np.isfinite(self._costs[v])
+        for table in self._near[v].values():
+            allowed &= np.isfinite(table).any(axis=1)
+        if not allowed.any():
+            self._possible = False
+            return set()
+        if not allowed.all():
+            self._narrow(v, np.flatnonzero(allowed))
+            return {v, *self._near[v]}
+        for w, table in list(self._near[v].items()):
+            if self._folded(v, w, table):
+                continue
+            finite = np.isfinite(table)
+            ties = (bool((finite.sum(axis=0) <= 1).all()), bool((finite.sum(axis=1) <= 1).all()))
+            follows = ties[0] and (not ties[1] or len(self._near[v]) <= len(self._near[w]))
+            if follows and self._may_join(v, w):
+                return self._join(v, w, finite)
+            if ties[1] and self._may_join(w, v):
+                return self._join(w, v, finite.T)
+        return set()
+
+    def _folded(self, v: int, w: int, table: Floats) -> bool:
+        """Move a table that is a sum of its two ends' costs into them."""
+        if not np.isfinite(table).all():
+            return False
+        rest = table - table[:, :1] - (table[:1, :] - table[0, 0])
+        if rest.any():
+            return False
+        self._costs[v] = self._costs[v] + table[:, 0]
+        self._costs[w] = self._costs[w] + (table[0] - table[0, 0])
+        del self._near[v][w], self._near[w][v]
+        return True
+
+    def _may_join(self, v: int, owner: int) -> bool:
+        growth = len(self._costs[owner]) / len(self._costs[v])
+        return growth <= _MOST_GROWTH or len(self._near[v]) == 1
+
+    def _join(self, v: int, owner: int, finite: npt.NDArray[np.bool_]) -> set[int]:
+        """The node follows its owner: `finite` [its choices, owner's] has one True a column."""
+        table = self._near[owner].pop(v)
+        del self._near[v][owner]
+        pick = finite.argmax(axis=0)
+        self._costs[owner] = (
+            self._costs[owner] + self._costs[v][pick] + table[np.arange(len(pick)), pick]
+        )
+        touched = {owner}
+        for other, far in self._near[v].items():
+            del self._near[other][v]
+            self._link(owner, other, far[pick])
+            touched.add(other)
+        self._held[owner] += [_Held(h.first, h.last, h.nbytes[pick]) for h in self._held[v]]
+        self._near[v], self._held[v], self._alive[v] = {}, [], False
+        self._log.append((v, owner, pick))
+        return touched
+
+    def _narrow(self, v: int, keep: Ints) -> None:
+        self._costs[v] = self._costs[v][keep]
+        self._held[v] = [_Held(h.first, h.last, h.nbytes[keep]) for h in self._held[v]]
+        for w, table in self._near[v].items():
+            self._near[v][w] = table[keep]
+            self._near[w][v] = self._near[v][w].T
+        self._log.append((v, v, keep))
+
+    def _undominated(self, v: int) -> Ints:
+        """Choices that no other choice matches or beats in everything."""
+        count = len(self._costs[v])
+        if count == 1 or count > _WIDEST:
+            return np.arange(count)
+        held = [h.nbytes[:, None] for h in self._held[v]]
+        traits = np.hstack([self._costs[v][:, None], *held, *self._near[v].values()])
+        if count * traits.size <= _AT_ONCE:
+            beats = (traits[:, None, :] <= traits[None, :, :]).all(axis=2)
+            earlier = np.tri(count, k=-1, dtype=np.bool_).T
+            return np.flatnonzero(~(beats & (~beats.T | earlier)).any(axis=0))
+        order = np.argsort(traits.sum(axis=1), kind="stable")
+        kept: list[int] = []
+        for c in order:
+            if not kept or not (traits[kept] <= traits[c]).all(axis=1).any():
+                kept.append(int(c))
+        return np.sort(np.asarray(kept))
+
+    def contracted(self) -> Contracted:
+        living = self._living()
+        where = {old: new for new, old in enumerate(living)}
+        edges = tuple(
+            Edge(where[u], where[v], np.ascontiguousarray(table))
+            for u in living
+            for v, table in self._near[u].items()
+            if u < v
+        )
+        usages = tuple(Usage(where[v], *h.entry()) for v in living for h in self._held[v])
+        costs = tuple(self._costs[v] for v in living)
+        small = replace(self._problem, costs=costs, edges=edges, usages=usages)
+        owners = list(range(len(self._costs)))
+        picks = [np.arange(len(c)) for c in self._costs]
+        for node, owner, pick in reversed(self._log):
+            owners[node] = owners[owner]
+            picks[node] = pick[picks[owner]]
+        return Contracted(small, tuple(where[o] for o in owners), tuple(picks), self._possible)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Bytes by choice from a first to a last time."""
+
+    first: int
+    last: int
+    nbytes: Floats
+
+    def entry(self) -> tuple[int, int, Floats]:
+        """The fields of a `Usage` but for its node."""
+        return self.first, self.last, self.nbytes

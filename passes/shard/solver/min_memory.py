@@ -1,0 +1,95 @@
+"""The assignment that holds the least: what no smaller limit could be kept by, and its bound."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from autopar.passes.shard.solver.problem import Edge, Floats, Problem
+from autopar.passes.shard.solver.rough import near_answer, rough_answer
+
+_ROUNDS = 20
+_SURE = 1 + 1e-9
+_ROOM = (1.0, 1.2, 1.5, 2.0, 3.0)
+
+
+@dataclass(frozen=True)
+class Least:
+    """The least peak found with its assignment, and a bound that no assignment goes below.
+
+    Infinite, with (), where no assignment at all was found.
+    """
+
+    choice: tuple[int, ...]
+    nbytes: float
+    bound_bytes: float
+
+
+def min_memory(problem: Problem) -> Least:
+    """Every node takes what holds least, weighed by how near the peak that is.
+
+    Each round the times that were highest weigh more. Where nodes cannot be taken one by one, for
+    a move between two choices may be impossible, they are weighed together.
+    """
+    bound = needed_bytes(problem)
+    weight = np.ones(max(problem.horizon, 1))
+    best: tuple[int, ...] = ()
+    least = float("inf")
+    for _ in range(_ROUNDS):
+        choice = _lightest(problem, weight)
+        if not choice:
+            break
+        over_time = problem.held_bytes(choice)
+        peak = float(over_time.max()) if over_time.size else 0.0
+        if peak < least:
+            best, least = choice, peak
+        if least <= bound * _SURE or not over_time.size:
+            break
+        weight = weight * (1 + over_time / max(peak, 1.0))
+        weight = weight / weight.max()
+    return Least(best, least, bound)
+
+
+def light_answers(problem: Problem) -> tuple[tuple[int, ...], ...]:
+    """Assignments that hold little, whatever the limit: the least, and cheap ones that hold more.
+
+    What the rows leave out, copies that moves make, may be less where moves cost less.
+    """
+    least = min_memory(problem)
+    if not least.choice:
+        return ()
+    limits = (replace(problem, limit_bytes=least.nbytes * n * _SURE) for n in _ROOM)
+    return (least.choice, *(found for p in limits if (found := rough_answer(p))))
+
+
+def needed_bytes(problem: Problem) -> float:
+    """A bound on the peak of any assignment: at each time every node at its smallest."""
+    change = np.zeros(problem.horizon + 1)
+    for usage in problem.usages:
+        held = float(usage.nbytes.min())
+        change[usage.first] += held
+        change[usage.last + 1] -= held
+    return float(np.cumsum(change).max())
+
+
+def fits_nowhere(problem: Problem) -> bool:
+    """Whether no assignment keeps the limit, by the bound alone."""
+    return needed_bytes(problem) > problem.limit_bytes * _SURE
+
+
+def _lightest(problem: Problem, weight: Floats) -> tuple[int, ...]:
+    """The possible assignment of least weighed bytes, or () if none is found."""
+    held: list[Floats] = [np.zeros(len(c)) for c in problem.costs]
+    summed = np.concatenate([[0.0], np.cumsum(weight)])
+    for usage in problem.usages:
+        held[usage.node] += (summed[usage.last + 1] - summed[usage.first]) * usage.nbytes
+    held = [np.where(np.isinf(c), np.inf, h) for c, h in zip(problem.costs, held, strict=True)]
+    choice = tuple(int(h.argmin()) for h in held)
+    if np.isfinite(problem.seconds(choice)):
+        return choice
+    edges = tuple(
+        Edge(e.left, e.right, np.where(np.isinf(e.table), np.inf, 0.0)) for e in problem.edges
+    )
+    choice = near_answer(replace(problem, costs=tuple(held), edges=edges, usages=()))
+    return choice if np.isfinite(problem.seconds(choice)) else ()
