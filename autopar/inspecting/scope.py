@@ -26,13 +26,12 @@ from autopar.passes.shard.diagnose.why import Answer, Case, anew, case_of
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.recipes import recipe_named
+from autopar.planner.fit_within import Candidate, fit_within
 from autopar.planner.request import Pins
 from autopar.planner.restored_stages import RestoredStages
 from autopar.planner.stage_costs import StageCosts
 from autopar.planner.step_timing import timing_of
 from autopar.planner.submesh_sharding import costs_of, peak_bytes, peak_in_flight
-
-_TIGHTENINGS = 3  # of the limit, where what the memory rows leave out is over it
 
 
 @dataclass(frozen=True)
@@ -111,25 +110,23 @@ class AbstractScope(abc.ABC):
     def fitting(
         self, case: Case, fixed: Mapping[int, int], found: Answer
     ) -> tuple[Weighed | None, float]:
-        """An answer's plan; the limit is tightened until what is really held fits it.
+        """The plan of an answer, or of the nearest that keeps the limit.
 
-        None where that is nowhere, with the fewest bytes that were needed.
+        None where there is none, with the fewest bytes that were needed.
         """
-        limit = allowed = self.opened.plan.origin.memory_bytes
-        least = float("inf")
-        for _ in range(_TIGHTENINGS):
-            if not found.choice:
-                break
-            weighed = self.weighed(case.plan(found.choice), found.seconds)
-            least = min(least, weighed.price.peak_bytes)
-            over = weighed.price.peak_bytes - limit
-            if over <= 0:
-                return weighed, least
-            allowed -= max(over, limit // 64)
-            if allowed <= 0:
-                break
-            found = anew(case, fixed, allowed)
-        return None, least if least < float("inf") else found.needed_bytes
+
+        def weighed(answer: Answer) -> Candidate[Weighed] | None:
+            if not answer.choice:
+                return None
+            plan = self.weighed(case.plan(answer.choice), answer.seconds)
+            return Candidate(plan, plan.price.peak_bytes, plan.price.seconds, answer.seconds)
+
+        first = weighed(found)
+        if first is None:
+            return None, found.needed_bytes
+        limit = self.opened.plan.origin.memory_bytes
+        fit = fit_within(limit, lambda n: weighed(anew(case, fixed, n)), first=first)
+        return fit.best.plan if fit.best is not None else None, fit.fewest_bytes
 
 
 @dataclass(frozen=True)
