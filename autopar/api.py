@@ -57,8 +57,8 @@ from autopar.planner.compatibility import check_cluster
 from autopar.planner.plan import Planned as Planned
 from autopar.planner.planned_stages import PlannedStages as PlannedStages
 from autopar.planner.request import Request
+from autopar.report.html.data import OtherPlan, ReportView
 from autopar.report.html.page import page
-from autopar.report.html.view import OtherPlan, ReportView
 from autopar.report.trace import load_trace
 from autopar.rules import RuleBook
 from autopar.runtime.trial.steps import open_cpu_devices as open_cpu_devices

@@ -38,7 +38,7 @@ from autopar.planner.planned_stages import PlannedStages, stages_before
 from autopar.planner.request import Request
 from autopar.planner.source import Source
 from autopar.progress import progress
-from autopar.report.html.card import html_summary
+from autopar.report.html.page import html_summary
 from autopar.runtime.bind import BoundMesh, bind_mesh
 from autopar.runtime.constrained import (
     check_surroundings,

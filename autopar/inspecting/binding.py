@@ -1,4 +1,4 @@
-"""What keeps a decision from going elsewhere: pins, the method, memory, dims, state, its rule."""
+"""Reasons that keep a decision where it is: pins, method, memory, dims, state, its rule."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Bound:
     subject: Subject
 
     def sentences(self) -> tuple[str, ...]:
-        """What binds, what the user asked for first."""
+        """The reasons that bind, what the user asked for first."""
         node = self.subject.node
         if node is None:
             return ("nothing to decide: it is made where it is read",)

@@ -1,4 +1,4 @@
-"""What submeshes run: parts of the step, and the list of instructions that runs them in order.
+"""The programs of submeshes: parts of the step, and the instructions that run them in order.
 
 A part is a piece of the step that one submesh runs as one compiled program. The list is global
 and plain: whoever drives some of the submeshes walks it and skips what is not theirs. Values lie
@@ -23,7 +23,7 @@ ONCE = -1  # the microbatch of what runs once a step
 
 
 class PartKind(Enum):
-    """What a part does for its stage."""
+    """The work of a part for its stage."""
 
     HOIST = "hoist"  # on the whole batch, before everything
     SETUP = "setup"  # what no microbatch changes, before the first
@@ -55,19 +55,19 @@ class Part:
 
     @property
     def is_looped(self) -> bool:
-        """Whether it runs once for each microbatch."""
+        """True if it runs once for each microbatch."""
         return self.kind not in (PartKind.HOIST, PartKind.SETUP, PartKind.UPDATE)
 
     @property
     def name(self) -> str:
-        """What it is called in lists, grids and traces: F2, B0, update1.0."""
+        """Its name in lists, grids and traces: F2, B0, update1.0."""
         tail = f".{self.round}" if self.kind is PartKind.UPDATE or self.round else ""
         return f"{self.kind.value}{self.stage}{tail}" + (f"'{self.loop}" if self.loop else "")
 
 
 @dataclass(frozen=True)
 class SubmeshGraph:
-    """All that a submesh runs in a step as one graph, so that its sharding is one decision.
+    """The work of a submesh in a step as one graph, so that its sharding is one decision.
 
     Op j is equation `equations[j]` of the microbatch's program, once even if several parts repeat
     it, and its `runs` are those of all parts together. Inputs are arguments and what other
@@ -114,7 +114,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Parcel:
-    """One value on its way: register `source` of one submesh becomes `target` of another."""
+    """A value on its way: register `source` of one submesh becomes `target` of another."""
 
     value: Value
     source: int

@@ -27,7 +27,7 @@ def phase_of(region: str, reuse_gathered: bool) -> str:
 
 @dataclass(frozen=True)
 class ShardingPlan:
-    """How everything lies on `mesh`.
+    """The shardings of a step's values and ops on `mesh`.
 
     A value without an entry is made on demand where it is read. An op without an assignment
     computes in its result's sharding. `uses` tell where several ops of a region read a value in

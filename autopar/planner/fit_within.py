@@ -38,7 +38,7 @@ class Candidate(Generic[T]):
 
 @dataclass(frozen=True)
 class Fit(Generic[T]):
-    """The fastest plan within a limit, or None, and the fewest bytes that any plan was seen with."""
+    """The fastest plan within a limit, or None, and the fewest bytes that any plan held."""
 
     best: Candidate[T] | None
     fewest_bytes: float

@@ -47,13 +47,13 @@ _CPU_NOTE = (
 
 
 def compile_program(export: Callable[[], Job], level: Level, limit_seconds: float) -> Compiled:
-    """What the compiler of the program's target makes of it; raises VerifyError as it does."""
+    """Compile for the program's target; raises VerifyError as its compiler does."""
     return compile_ahead(export(), level, limit_seconds)
 
 
 @dataclass(frozen=True)
 class Inquiry:
-    """What is asked about a plan.
+    """A question about a plan.
 
     `target` is another cluster to compile for than the plan's own. Numbers are compared over so
     many `steps`, on at most `devices` where that is given. A compiler gets `limit_seconds` for
@@ -81,7 +81,7 @@ def level_named(name: str | Level) -> Level:
 def verify_planned(
     planned: Planned | PlannedStages, called: Called, inquiry: Inquiry
 ) -> Verification:
-    """What verifying found.
+    """Verify a plan at a level.
 
     Raises VerifyError where that cannot be done here: a compiler is missing or gave no answer, or
     there are too few CPU devices.

@@ -26,6 +26,7 @@ from autopar.passes.batch.dim_propagation import (
 from autopar.passes.batch.lattice import REPLICATED, Fact, Share, literal_fact
 from autopar.passes.batch.refuse import Fault, Why, described
 from autopar.passes.batch.trace_alignment import BatchCut, is_source_only
+from autopar.rules import primitive
 
 # Each operand goes through by itself.
 _SIDE_BY_SIDE = frozenset({"optimization_barrier", "device_put"})
@@ -45,6 +46,7 @@ class TransferFunctions:
         self, whole: Op, part: Op, given: Sequence[Fact], scopes: tuple[Graph, Graph]
     ) -> tuple[Fact, ...]:
         """The facts of an op's results; `scopes` are the graphs that the two ops stand in."""
+        # Ops behind a source may couple rows: the front end has seen to the source itself.
         if is_source_only(part, self.cut.source_only) and not part.graphs:
             return self._of_sources(part, self.trial()._results(whole, part, given, scopes))
         return self._results(whole, part, given, scopes)
@@ -66,13 +68,17 @@ class TransferFunctions:
     def _results(
         self, whole: Op, part: Op, given: Sequence[Fact], scopes: tuple[Graph, Graph]
     ) -> tuple[Fact, ...]:
+        # 1. Each operand goes through by itself.
         if whole.kind in _SIDE_BY_SIDE:
             return tuple(given)
         if whole.graphs:
+            # 2. Bodies are read with the facts of their operands.
             facts = control_flow.propagate(part, given, _Bodies(self, whole, part))
+        # 3. Partial operands: only in bodies, as outside a partial value ends the loop.
         elif any(f.share is Share.PARTIAL for f in given):
             facts = self._combined(whole, part, given, scopes[0])
         else:
+            # 4. Any other op.
             facts = self._plain(whole, part, given, scopes)
         return facts if whole.graphs else self._scaled(whole, given, facts, scopes[0])
 
@@ -107,6 +113,7 @@ class TransferFunctions:
         zero = not own and all(f.zero for f in given) and bool(given) and keeps_zero(whole)
         facts: list[Fact] = []
         for place, (one, value) in enumerate(zip(whole.results, part.results, strict=True)):
+            # No operand has rows. A result with rows is a source: all its rows must be alike.
             dim = self.rows_dim(one, value)
             if dim is None:
                 facts.append(Fact(Share.LOCAL) if own else Fact(zero=zero))
@@ -144,6 +151,7 @@ class TransferFunctions:
     ) -> tuple[Fact, ...]:
         if not part.results:
             return ()
+        # E8: code that cannot be seen into.
         if is_opaque(whole):
             self.fault(Why.OPAQUE, f"{described(whole)} is code that autopar cannot see into")
             return self._by_size(whole, part)
@@ -158,6 +166,7 @@ class TransferFunctions:
                 self.cut.microbatches,
             )
         )
+        # E5: rows are mixed; E7: they are in two dims.
         if trail.fault:
             why = Why.TWICE if trail.fault == TWICE else Why.COUPLED
             self.fault(why, f"{described(whole)} {trail.fault}{_first_rows(whole, given, scope)}")
@@ -166,6 +175,7 @@ class TransferFunctions:
             "concatenate", "pad",
         )  # fmt: skip
         zero = keeps_zero(whole) and all(f.zero for f in given)
+        # Rows of results, or partial sums.
         facts = [
             Fact(Share.SHARDED, rows, uniform and self._same_items(rows, given), zero)
             if rows is not None
@@ -184,6 +194,7 @@ class TransferFunctions:
         for place, (one, value, fact) in enumerate(
             zip(whole.results, part.results, facts, strict=True)
         ):
+            # The rows by rule must be where the sizes of the two traces say.
             dims = self.cut.dims(one, value)
             held = () if fact.rows is None else (fact.rows.dim,)
             if len(dims) > 1:
@@ -191,6 +202,7 @@ class TransferFunctions:
             elif dims != held:
                 self.fault(Why.COUPLED, f"{described(whole, place)} {COUPLES}")
         summed = any(f.share is Share.PARTIAL for f in facts)
+        # Each microbatch would add the value itself once more.
         if summed and whole.kind in _ADDING and not given[0].zero:
             self.fault(
                 Why.COUPLED,
@@ -219,6 +231,8 @@ class TransferFunctions:
         combiner = next(f.combiner for f in given if f.share is Share.PARTIAL)
         places = [i for i, f in enumerate(given) if f.share is Share.PARTIAL]
         zeros = [i for i, f in enumerate(given) if f.zero]
+        # All partial by one combiner, all else replicated, and the op linear in the partial ones:
+        # f(sum of parts) = sum of f(parts).
         same = all(
             f.combiner == combiner if f.share is Share.PARTIAL else f.share is Share.REPLICATED
             for f in given
@@ -247,6 +261,7 @@ class TransferFunctions:
         scalars = frozenset[str]().union(*(f.scalars for f in given))
         if not scalars:
             return tuple(facts)
+        # Bookkeeping for R2: results that stay multiples of a scalar of the whole batch.
         multiple = frozenset(s for s in scalars if _is_multiple(whole, s, given, scope))
         rest = scalars - multiple
         return tuple(replace(f, multiple_of=multiple, bound_to=rest) for f in facts)
@@ -315,22 +330,13 @@ class _Bodies:
 # -- linearity: twice the operands makes twice the results -----------------------------------
 
 
-# Ops that only move or repeat items: whatever they are given, they give back.
-MOVING = frozenset(
-    """
-    broadcast_in_dim copy expand_dims name reshape rev sharding_constraint slice squeeze stack
-    tile transpose unstack
-    """.split()
-)
-# Ops after which zeros are still zeros.
-_KEEPS_ZERO = MOVING | {"convert_element_type", "neg", "reduce_sum"}
 # A maximum of maxima over parts is one over all.
 _IDEMPOTENT = {"max": "max", "min": "min", "and": "and", "or": "or"}
 
 
 def keeps_zero(op: Op) -> bool:
     """True if zeros make zeros."""
-    return op.kind in _KEEPS_ZERO
+    return primitive(op.kind).keeps_zero
 
 
 def is_linear(op: Op, places: Collection[int], zeros: Collection[int], graph: Graph) -> bool:
@@ -349,4 +355,4 @@ def is_linear(op: Op, places: Collection[int], zeros: Collection[int], graph: Gr
 
 def combines(op: Op, combiner: str) -> bool:
     """True if the op combines parts by that combiner, or only moves them."""
-    return op.kind in MOVING or _IDEMPOTENT.get(op.kind) == combiner
+    return primitive(op.kind).moves or _IDEMPOTENT.get(op.kind) == combiner

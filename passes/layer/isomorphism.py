@@ -118,6 +118,7 @@ class _Describer:
         known = number.get(operand)
         if known is not None:
             return known
+        # Values are numbered as they are met, so that names do not matter.
         number[operand] = len(number)
         value, role = self._graph.values[operand], self._inputs.get(operand)
         origin = role if role is not None else _side(self._homes[self._maker[operand]], k)
@@ -125,6 +126,7 @@ class _Describer:
 
     def _result(self, value: Value, k: int, number: Numbers) -> Hashable:
         number[value.name] = len(number)
+        # It matters on which side its readers are, and which input it replaces.
         sides = {_side(home, k) for home in self._readers.get(value.name, ())}
         returned = self._returned.get(value.name, ())
         return tuple(sorted(sides)), tuple(number.get(name, -1) for name in returned)

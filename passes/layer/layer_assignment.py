@@ -48,6 +48,7 @@ def assign_inputs(batching: Batching, found: Sequence[int]) -> tuple[tuple[int, 
     graph = batching.graph
     needs: dict[str, int] = {}
     for op, home in zip(reversed(graph.ops), reversed(found), strict=True):
+        # Sets of layers are bit masks. An op of no layer needs its operands wherever it is needed.
         mask = 1 << home if home >= 0 else _joined(needs.get(r.name, 0) for r in op.results)
         for name in op.value_operands():
             needs[name] = needs.get(name, 0) | mask
@@ -109,6 +110,7 @@ class _LayerAssignment:
         for i, names in enumerate(self._reads):
             for name in names:
                 self._users.setdefault(name, []).append(i)
+        # Step 1, and what the later steps ask: readers, avail, owners and wishes.
         self._place_forward(forward.positions, layers)
         self._readers = self._forward_readers()
         self._places = self._forward_places()
@@ -170,6 +172,7 @@ class _LayerAssignment:
                 for r in op.results:
                     places[r.name] = places.get(r.name, 0) | 1 << self._home[i]
             elif i in self._free:
+                # A cast of a parameter, or a mask: where all that it is made of is.
                 mask = _common(places[n] for n in self._reads[i] if n in places)
                 if mask != _ANYWHERE:
                     for r in op.results:
@@ -187,6 +190,8 @@ class _LayerAssignment:
         model, again = loops.pop(0, []), dict[int, int]()
         for members in loops.values():
             rest = [i for i in members if i not in self._forward]
+            # Another gradient of the same function (SAM) has the same ops, in order, in the same
+            # modules.
             pairs = match_ops(self._graph, model, rest)
             if len(pairs) >= _SAME_SHARE * len(rest):
                 again.update(pairs)
@@ -207,6 +212,8 @@ class _LayerAssignment:
     def _reach(self, i: int) -> tuple[int, int]:
         """The earliest home of the backward values that an op reads, and where the rest is."""
         backward = [n for n in self._reads[i] if self._from_backward(n)]
+        # min(home of cotangents) is the ceiling; avail of the other operands is the set to choose
+        # from.
         known = [home for n in backward if (home := self._home[self._maker[n]]) >= 0]
         rest = _common(self._places.get(n, _ANYWHERE) for n in self._reads[i] if n not in backward)
         return min(known, default=self._last), rest
@@ -219,6 +226,7 @@ class _LayerAssignment:
         found = _highest(_common(places.values()), ceiling)
         if found >= 0:
             return found
+        # No layer has all operands: the largest decides, and the others are sent.
         for name in sorted(places, key=lambda n: -self._values[n].nbytes):
             found = _highest(places[name], ceiling)
             if found >= 0:
@@ -235,6 +243,7 @@ class _LayerAssignment:
             users = [u for r in self._ops[i].results for u in self._users.get(r.name, ())]
             if all(u in final or self._is_once(u) for u in users):
                 final.add(i)
+            # Moves only backwards in the pipeline, to a layer that has the forward operands too.
             target = max(map(self._wished, users), default=NONE)
             if 0 <= target < self._home[i] and able[i] >> target & 1:
                 if self._saved(i, target) >= (0 if i in final else 1):
@@ -248,6 +257,7 @@ class _LayerAssignment:
         """Bytes that need not be sent if an op is moved to a layer before its own."""
         saved = sum(r.nbytes for r in self._ops[i].results)
         for name in self._reads[i]:
+            # An operand that is sent past the target anyway costs nothing more.
             others = (self._home[u] for u in self._users[name] if u != i)
             if self._from_backward(name) and not any(0 <= home <= target for home in others):
                 saved -= self._values[name].nbytes
@@ -262,6 +272,7 @@ class _LayerAssignment:
         """
         wanted: dict[str, list[int]] = {}
         for o, i in self._graph.donated:
+            # From new state back to the ops that make it.
             owner = self._owner.get(self._graph.inputs[i].value.name, NONE)
             if owner >= 0:
                 wanted.setdefault(str(self._graph.outputs[o]), []).append(owner)
@@ -280,6 +291,8 @@ class _LayerAssignment:
         for i, op in enumerate(self._ops):
             if not self._is_once(i):
                 continue
+            # Arrays go to their parameter; scalars to the arrays that they are made of, or to where
+            # all their operands are.
             large = [n for n in self._reads[i] if self._values[n].item_count > 1]
             by_operands = self._home_of_largest(large)
             if _is_small(op):
@@ -310,6 +323,8 @@ class _LayerAssignment:
                 continue
             users = [u for r in self._ops[i].results for u in self._users.get(r.name, ())]
             homes = {h for h in map(self._wished, users) if h >= 0}
+            # One reader's layer; several read a cast parameter where it is first needed, all else
+            # each makes for itself.
             if len(homes) == 1 or (homes and i in owned):
                 self._home[i] = min(homes)
             elif not homes:

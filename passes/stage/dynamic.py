@@ -34,7 +34,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from autopar.passes.stage.interval_costs import Floats, Gap, IntervalCosts, Ints, gap_seconds
+from autopar.passes.stage.interval_costs import Floats, IntervalCosts, Ints
+from autopar.schedule.table import Bubble
 
 # Thresholds so near to each other are one; a number of stages that is not the best is searched
 # no nearer than the second.
@@ -83,7 +84,7 @@ def time_field(
     family: Mapping[int, int],
     flights: Sequence[int],
     memory_bytes: int,
-    gap: Gap = Gap.WHOLE,
+    bubble: Bubble = Bubble.WHOLE,
 ) -> Field:
     """The field of stages that fit `memory_bytes`.
 
@@ -91,7 +92,8 @@ def time_field(
     microbatches in flight s stages from the end.
     """
     bears = np.clip(costs.most_in_flight(memory_bytes), -1, costs.microbatches)
-    waits = gap_seconds(gap, costs.whole, costs.forward, costs.weight)
+    waits = bubble.seconds(costs.whole, costs.forward, costs.weight)
+    # An option that another beats at everything, or that bears too few in flight, is left out.
     useless = _outdone(costs, waits, bears) | (bears < min(flights))
     price = np.where(useless, np.inf, costs.seconds)
     alive = np.isin(costs.submesh, list(family)) & np.isfinite(price).any(axis=(1, 2))
@@ -124,6 +126,8 @@ def _outdone(costs: IntervalCosts, waits: Floats, bears: Ints) -> npt.NDArray[np
     for u in np.unique(costs.submesh).tolist():
         mine = np.flatnonzero(costs.submesh == u).tolist()
         for o, other in itertools.permutations(mine, 2):
+            # Dominance: no slower, no longer waited for, no less in flight; of equals the first
+            # stays.
             as_good = (
                 (costs.seconds[other] <= costs.seconds[o])
                 & (waits[other] <= waits[o])
@@ -171,14 +175,15 @@ class Pace:
 
     microbatches: int
     windows: tuple[int, ...]
-    gap: Gap = Gap.WHOLE
+    bubble: Bubble = Bubble.WHOLE
 
     def seconds(self, sums: Floats, threshold: float) -> Floats:
         """The formula for F over s = 0.. stages."""
+        # Little's law binds where fewer microbatches are in flight than there are.
         windows = np.array([self.microbatches, *self.windows])
         binding = np.isfinite(sums) & (windows < self.microbatches)
         trips = np.where(binding, sums, 0.0) / windows
-        turns = self.microbatches - (1 if self.gap is Gap.WHOLE else 0)
+        turns = self.microbatches - (1 if self.bubble is Bubble.WHOLE else 0)
         seconds: Floats = sums + turns * np.maximum(threshold, trips)
         return seconds
 
@@ -236,6 +241,7 @@ def trace_back(field: Field, stages: int, threshold: float) -> tuple[Interval, .
     parts: list[Interval] = []
     i, d = 0, field.device_count
     for s in range(stages, 0, -1):
+        # The first stage of the rest: any option, from layer i to any end, within the threshold.
         wires = np.maximum(field.cut[1, :, i, None], field.cut[1, :, i + 1 :])
         legal = np.maximum(field.price[:, i, i:], wires) <= threshold
         legal &= field.bears[:, i, i:] >= field.flights[s]
@@ -244,6 +250,7 @@ def trace_back(field: Field, stages: int, threshold: float) -> tuple[Interval, .
             if devices <= d:
                 rest[o] = sums[s - 1, i + 1 :, d - devices]
         cuts = field.cut[0, :, i, None] + field.cut[0, :, i + 1 :]
+        # argmin takes the first of equals: the first option, then the fewest layers.
         totals = np.where(legal, field.waits[:, i, i:] + cuts + rest, np.inf)
         o, width = divmod(int(np.argmin(totals)), totals.shape[1])
         parts.append(Interval(i, i + width, int(field.options[o])))
@@ -273,6 +280,7 @@ def min_memory(
         counts = np.flatnonzero(np.isfinite(sums)) + (wanted.start or 0)
         return trace_back(field, int(counts[0]), slowest) if len(counts) else ()
 
+    # Stages that fit some bytes fit more, so the least is bisected.
     low, high = 0, below - 1
     parts = fitting(high)
     if not parts:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from jax.sharding import NamedSharding
 from autopar.cluster.target import Target
 from autopar.errors import VerifyError
 from autopar.frontend import TracedStep
+from autopar.ir.codec import Codec, Item, format_json, parse_json
 from autopar.ir.mesh import MeshShape
 from autopar.ir.spmd import SpmdProgram
 from autopar.runtime.aot.extras import check_extras
@@ -22,6 +22,10 @@ from autopar.runtime.bind import partition_spec, shape_with_axis
 from autopar.runtime.executor import mapped_step
 from autopar.runtime.parts import abstract_mesh as abstract_mesh
 
+# What of a job is written beside its program.
+_KNOWN: dict[str, Any] = {
+    "mesh": MeshShape, "order": tuple[int, ...], "donated": tuple[int, ...], "target": Target
+}  # fmt: skip
 _EXPORTED = {"gpu": "cuda", "tpu": "tpu", "cpu": "cpu"}
 
 
@@ -42,28 +46,15 @@ class Job:
     def write(self, folder: Path) -> None:
         """The program and all that is known of it."""
         (folder / "program.bin").write_bytes(self.program)
-        known = {
-            "names": self.mesh.names,
-            "sizes": self.mesh.sizes,
-            "order": self.order,
-            "donated": self.donated,
-            "target": asdict(self.target),
-        }
-        (folder / "job.json").write_text(json.dumps(known))
+        known = {n: Codec().write(hint, getattr(self, n)) for n, hint in _KNOWN.items()}
+        (folder / "job.json").write_text(format_json(known))
 
     @classmethod
     def read(cls, folder: Path) -> Job:
         """The job that was written to a folder."""
-        known = json.loads((folder / "job.json").read_text())
-        target: dict[str, Any] = known["target"]
-        target.update({k: tuple(target[k]) for k in ("host_bounds", "wraps")})
-        return cls(
-            (folder / "program.bin").read_bytes(),
-            MeshShape(tuple(known["names"]), tuple(known["sizes"])),
-            tuple(known["order"]),
-            tuple(known["donated"]),
-            Target(**target),
-        )
+        known = Item(parse_json((folder / "job.json").read_text())).fields()
+        given = {n: Codec().read(hint, known[n]) for n, hint in _KNOWN.items()}
+        return cls((folder / "program.bin").read_bytes(), **given)
 
 
 def job_of_jitted(

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from autopar.cost.hlo import compiled_collectives
 from autopar.frontend.traced import TracedStep
+from autopar.hlo.collectives import compiled_collectives
 from autopar.ir.compiled import Compiled
 from autopar.ir.mesh import MeshShape
 from autopar.ir.spmd import SpmdProgram

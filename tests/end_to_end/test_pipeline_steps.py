@@ -14,8 +14,8 @@ import optax
 import pytest
 
 import autopar
-from autopar.cost import read_collectives
 from autopar.errors import BatchError, BatchStatisticError
+from autopar.hlo.collectives import read_collectives
 from autopar.runtime.pieces import StackedPieces
 from tests.end_to_end.objectives import (
     LAYERS,

@@ -1,4 +1,4 @@
-"""Holds a step traced on a part of the rows against the step traced on all of them."""
+"""Alignment of a step traced on a part of the rows with the step traced on all of them."""
 
 from __future__ import annotations
 
@@ -35,15 +35,17 @@ def align(whole: TracedStep, part: TracedStep) -> FlatProgram:
     where a number made of the batch size says which rows to read (E3).
     """
     fault = "the arrays that it closes over differ in number"
+    # 1. The same equations in the same order, reading the same values.
     if whole.input_paths == part.input_paths:
         fault = _Twins().first_difference(whole.program, part.program)
     if fault:
         raise BatchError(_differs(whole, fault))
+    # 2. Constants of the part become the whole's, unless they say which rows to read (E3).
     return _Alignment(whole.name).program(whole.program, part.program)
 
 
 def has_rows(whole: Sequence[int], part: Sequence[int]) -> bool:
-    """Whether a value has rows of the batch, by its shape on the whole batch and on a part."""
+    """True if a value has rows of the batch, by its shape on the whole batch and on a part."""
     return tuple(whole) != tuple(part)
 
 
@@ -65,7 +67,7 @@ class _Twins:
         self._twin: dict[Ref, Ref] = {}
 
     def first_difference(self, whole: FlatProgram, part: FlatProgram) -> str:
-        """What to say of the first equations that are not alike, bodies included; "": all are."""
+        """Describe the first equations that are not alike, bodies included; "" if all are."""
         self._twin.update(zip(part.inputs, whole.inputs, strict=True))
         for one, other in zip(whole.equations, part.equations, strict=False):
             if not self._alike(one, other):
@@ -93,7 +95,7 @@ class _Twins:
         )
 
     def _same_operands(self, whole: Sequence[Ref | Const], part: Sequence[Ref | Const]) -> bool:
-        """Whether the same values are read, and literals at the same places."""
+        """True if the same values are read, and literals at the same places."""
         return len(whole) == len(part) and all(
             self._twin.get(b) == a
             if isinstance(b, int)
@@ -125,7 +127,7 @@ def _shapes(equation: Equation) -> Iterator[tuple[int, ...]]:
 
 
 def _alike_values(whole: Plain, part: Plain, ratios: set[tuple[int, int]] | None) -> bool:
-    """Whether plain values are equal but for whole numbers that grow as the sizes do."""
+    """True if plain values are equal but for whole numbers that grow as the sizes do."""
     if isinstance(whole, tuple) and isinstance(part, tuple):
         return len(whole) == len(part) and all(
             _alike_values(a, b, ratios) for a, b in zip(whole, part, strict=True)
@@ -205,7 +207,7 @@ def _counts(aval: Any) -> bool:
 
 
 def _differ(whole: Sequence[Ref | Const], part: Sequence[Ref | Const]) -> bool:
-    """Whether some literal is another number on the whole batch."""
+    """True if some literal is another number on the whole batch."""
     return any(
         isinstance(a, Const) and isinstance(b, Const) and _whole_operand(a, b) is a
         for a, b in zip(whole, part, strict=True)
@@ -233,7 +235,7 @@ def _equal(whole: Const, part: Const) -> bool:
     return np.array_equal(np.asarray(whole.value), np.asarray(part.value))
 
 
-# -- resize -- Brings the sizes of a trace down to a number of rows that it was not traced on.
+# -- sizes of a trace brought down to a number of rows that it was not traced on ------------------
 
 
 @dataclass(frozen=True)
@@ -291,7 +293,7 @@ def _equation(whole: Equation, tried: Equation, trial: Trial) -> Equation:
 
 
 def _holds_sizes(equation: Equation) -> bool:
-    """Whether a jaxpr among the parameters works on arrays: a scatter's combines two numbers."""
+    """True if a jaxpr among the parameters works on arrays: a scatter's combines two numbers."""
     inner = jex.jaxprs_in_params(equation.params)
     return any(getattr(v.aval, "shape", ()) for jaxpr in inner for v in jaxpr.invars)
 

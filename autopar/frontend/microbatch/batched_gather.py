@@ -1,4 +1,4 @@
-"""Reads x[jnp.arange(n), i] as what it means: from each row of x, at a place of the row's own.
+"""x[jnp.arange(n), i] read as what it means: from each row of x, at a place of the row's own.
 
 There the first index counts the rows, so it looks as though any row were read for any other.
 JAX can say it: a batching dim of gather and scatter pairs rows of the array with rows of the

@@ -1,4 +1,4 @@
-"""Traces a step a second time, on the rows of one microbatch, and makes the two agree."""
+"""The second trace of a step, on the rows of one microbatch, made to agree with the first."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from autopar.frontend.microbatch.batch_sources import (
     whole_from_sources,
 )
 from autopar.frontend.microbatch.batched_gather import find_batched_gathers
+from autopar.frontend.microbatch.state_sums import split_state_sums
 from autopar.frontend.plain_data import type_of
 from autopar.frontend.rewrite.inline_remat import inline_remats
 from autopar.frontend.rewrite.later_calls import LaterCalls, split_later_calls
@@ -78,11 +79,15 @@ def trace_microbatch(
         later = split_later_calls(_prepared(traced))
         whole = replace(later.step, graph=build(later.step))
         return MicrobatchTrace(whole, whole, 1, calls=later.calls)
+    # 1. Which inputs hold rows.
     batch = batch_inputs(traced, batch_axes)
     rows = rows_of_one(batch.extent, microbatches)
+    # 2. The trace on one microbatch's rows, with the whole batch's constants.
     later, program = _on_part(spec, args, kwargs, _prepared(traced), batch, rows)
-    programs = rows_behind_barriers(later.step.program, program)
+    # 3. Both traces rewritten alike: barriers hold rows alone, sums stand beside state.
+    programs = split_state_sums(*rows_behind_barriers(later.step.program, program))
     whole, part = (replace(later.step, program=program) for program in programs)
+    # 4. Iotas, random bits and tables: each microbatch makes its own rows.
     found = _from_sources(whole, part, Sizes(spec.name, batch.extent, rows))
     return replace(found, calls=later.calls)
 
@@ -134,6 +139,7 @@ def _part_program(
     On a single row JAX writes other operations than on many, so one on another number of rows is
     taken, its sizes brought down. `slices` of its rows may be left to calls.
     """
+    # JAX drops dims of size 1, so one row is traced as two (or three) and brought down.
     tried = rows if rows > 1 else _OTHER_ROWS[batch.extent == _OTHER_ROWS[0]]
     few = with_rows(spec, args, kwargs, batch, tried)
     try:

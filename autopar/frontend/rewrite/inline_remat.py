@@ -1,4 +1,4 @@
-"""Opens remat equations, so that a backward pass can be cut within what it recomputes."""
+"""Bodies of remat equations in line, so that a backward pass can be cut within a recomputation."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class _Opener:
 
 
 def recomputes(remat: Equation) -> bool:
-    """Whether a remat equation makes forward values again that must not be taken from before."""
+    """True if a remat equation makes forward values again that must not be taken from before."""
     return "transpose(" in remat.name_stack and bool(remat.params.get("prevent_cse", True))
 
 

@@ -1,4 +1,4 @@
-"""Writes equations of its own into a sealed program, by tracing a small function of them."""
+"""New equations in a sealed program: traced from a small function, or copies of others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, refs
 
 @dataclass(frozen=True)
 class Place:
-    """Where new equations stand: what they are named and numbered by."""
+    """The place of new equations: their name stack, line and numbers."""
 
     name_stack: str
     line: str
@@ -59,7 +59,7 @@ def splice(
     return tuple(written)
 
 
-# -- repeat -- Copies equations so that they compute their results a second time.
+# -- copies of equations --------------------------------------------------------------------------
 
 
 # The name stack of what is repeated: backward, and in the module that it was first made in.

@@ -25,7 +25,10 @@ class Makers:
 
     def source(self, name: str, reader: PartKey) -> PartKey:
         """The part whose result a reader takes; raises GraphError if there is none."""
+        # A maker on the reader's submesh goes before the accumulator, and that before other
+        # submeshes.
         found = choose_maker(self.plain.get(name, ()), reader)
+        # The sum itself is read in place by parts that run once on its submesh, after the loop.
         if found is None or found.submesh != reader.submesh:
             summed = self.accumulating.get(name)
             if summed is not None and self._can_read(summed, reader):
@@ -68,6 +71,7 @@ def choose_maker(makers: Iterable[PartKey], reader: PartKey) -> PartKey | None:
 
     One of its own submesh; of these one of its own stage, the last before it; else the earliest.
     """
+    # In order: own submesh, own stage, not a recomputed copy, latest loop, earliest place in it.
     before = [m for m in makers if m.comes_before(reader)]
     return min(before, key=lambda maker: (*_distance(maker, reader), maker.stage), default=None)
 
@@ -142,9 +146,11 @@ class PartDataflow:
     def final(self) -> Mapping[int, frozenset[str]]:
         """Submesh -> the values it makes that are sent or returned: they are never partial sums."""
         found: dict[int, set[str]] = {part.submesh: set() for part in self.parts}
+        # Sent to another submesh.
         for (reader, name), maker in self.sources.items():
             if self.parts[maker].submesh != self.parts[reader].submesh:
                 found[self.parts[maker].submesh].add(name)
+        # Returned by the step.
         for output, maker in self.returned.items():
             made = self.step.graph.outputs[output]
             if isinstance(made, str):

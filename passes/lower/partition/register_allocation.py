@@ -65,13 +65,16 @@ class RegisterAllocation:
         self._feeds: dict[tuple[int, str, bool], Slot] = {}
         self._received: dict[tuple[int, Slot], Slot] = {}
         self._passages: dict[Slot, list[Slot]] = {}
+        # 1. Slots for all results, then for accumulators, which several parts may read and write.
         self._made = [self._outputs(k) for k in range(len(dataflow.parts))]
         self._summed = {
             (part.submesh, slot.value.name): slot
             for k, part in enumerate(dataflow.parts)
             for slot in self._accumulators(k, part)
         }
+        # 2. Slots for inputs: of results on the same submesh, of copies, of arguments.
         inputs = [self._inputs(k, part) for k, part in enumerate(dataflow.parts)]
+        # 3. Slots for outputs: new state goes where the old state lives.
         self.fetches = tuple(self._fetches())
         self.parts = tuple(
             PartSlots(
@@ -121,10 +124,12 @@ class RegisterAllocation:
         if part.kind is PartKind.HOIST:
             return self._feed(part.submesh, value, sharding, whole=True)
         if value.name in self._step.given:
+            # State lives on one submesh; others that read it get a copy when the step starts.
             home = self._step.state_home(value.name)
             if home in (-1, part.submesh):
                 return self._feed(part.submesh, value, sharding)
             return self._receive(part.submesh, self._state(home, value), sharding)
+        # A result of another part: its slot, the sum's slot, or the copy that this submesh is sent.
         maker = self._dataflow.sources[k, value.name]
         if any(a.value == value.name for a in self._dataflow.parts[maker].accumulators):
             return self._summed[part.submesh, value.name]
@@ -216,6 +221,7 @@ class RegisterAllocation:
         if home < 0:
             return slot
         replaced = graph.inputs[dict(graph.donated)[output]].value
+        # Made on another submesh than the old state: sent home.
         if home != part.submesh:
             return self._copied(home, slot, self._state_sharding(replaced))
         names = [i.value.name for i in part.graph.inputs]
@@ -264,6 +270,7 @@ def insert_frees(
     registers are not freed. Outputs of the step stay.
     """
     # The list is walked from its end: the first use that is met of a register is its last.
+    # Outputs of the step are in use to the end.
     backward: list[Instruction] = []
     donated: list[tuple[int, ...]] = [()] * len(parts)
     seen: list[set[int]] = [set() for _ in allocation.register_counts]
@@ -308,6 +315,7 @@ def _donated(run: Run, part: Part, last: dict[int, list[int]]) -> tuple[int, ...
     """The positions of state that a part reads last, once."""
     if PartKey.of(part).is_looped:
         return ()
+    # Each microbatch reads the state again, so only parts that run once may overwrite it.
     dying = frozenset(last[part.submesh])
     return tuple(
         p

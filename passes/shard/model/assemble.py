@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.cost.compute import HEAVY
 from autopar.cost.memory import SPARE_SHARE
 from autopar.ir.assignment import Assignment
 from autopar.ir.mesh import MeshShape
@@ -22,6 +21,7 @@ from autopar.passes.shard.model.needs import Choice, required, sources
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.model.slack import Slack, find_slack
 from autopar.passes.shard.solver.problem import Edge, Floats, Problem, Usage
+from autopar.rules import HEAVY
 
 # Values smaller than this share of the limit are not asked whether they are copied.
 _SMALL_SHARE = 1 / 256

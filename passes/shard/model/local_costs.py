@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autopar.cost.compute import HEAVY
 from autopar.cost.prices import Prices
 from autopar.ir.assignment import Assignment
 from autopar.ir.graph import Graph, Op, Operand
@@ -17,6 +16,7 @@ from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.spmd import Block, Loop, Move, Run, SpmdProgram
 from autopar.ir.values import Literal, Value, item_bytes
+from autopar.rules import HEAVY
 
 # Element-wise work whose result is fused into what reads it costs next to nothing, but not nothing.
 _FUSED_SHARE = 0.05
