@@ -21,11 +21,11 @@ def type_of(aval: Any) -> tuple[tuple[int, ...], str]:
     dtype = getattr(aval, "dtype", None)
     if dtype is None:
         return (), "token"
-    return _typed(aval.shape, dtype)
+    return _plain_type(aval.shape, dtype)
 
 
 @lru_cache(maxsize=65536)
-def _typed(shape: tuple[int, ...], dtype: Any) -> tuple[tuple[int, ...], str]:
+def _plain_type(shape: tuple[int, ...], dtype: Any) -> tuple[tuple[int, ...], str]:
     return tuple(int(n) for n in shape), dtype_name(dtype)
 
 

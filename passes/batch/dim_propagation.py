@@ -79,7 +79,7 @@ def is_opaque(op: Op) -> bool:
 
 def _by_rule(given: AlignedOp) -> RowFlow:
     rule = _rule(given)
-    carried = _carried(rule, given)
+    carried = _carry_factors(rule, given)
     if isinstance(carried, str):
         return RowFlow(fault=carried)
     # The rows lie in factors that must be whole, or are read in another order: E5.
@@ -109,7 +109,7 @@ def _as_number(value: Value) -> Value:
     return replace(value, dtype="u32") if value.dtype.startswith("key") else value
 
 
-def _carried(rule: Rule, given: AlignedOp) -> dict[int, tuple[int, int]] | str:
+def _carry_factors(rule: Rule, given: AlignedOp) -> dict[int, tuple[int, int]] | str:
     """Factor -> items around the rows within it; operands of uniform rows follow the others."""
     carried: dict[int, tuple[int, int]] = {}
     # Operands whose rows differ first: uniform rows lie wherever these say.
@@ -210,7 +210,7 @@ def _bitwise(given: AlignedOp, combiner: str) -> RowFlow | None:
     return RowFlow((None,) * len(given.whole.results), combiner)
 
 
-def _keyed(given: AlignedOp) -> RowFlow:
+def _random_keys(given: AlignedOp) -> RowFlow:
     """An array of random keys: each of its rows makes its own numbers."""
     rows = given.first
     ranks = [len(v.shape) for v in given.whole.results]
@@ -291,7 +291,8 @@ _OWN: Mapping[str, Callable[[AlignedOp], RowFlow | None]] = {
     **dict.fromkeys(["scatter", "scatter-add", "scatter-mul", "scatter-sub"], _scatter),
     **dict.fromkeys(["scatter-max", "scatter-min"], _scatter),
     **dict.fromkeys(
-        ["random_bits", "random_fold_in", "random_gamma", "random_seed", "random_split"], _keyed
+        ["random_bits", "random_fold_in", "random_gamma", "random_seed", "random_split"],
+        _random_keys,
     ),
-    **dict.fromkeys(["random_unwrap", "random_wrap", "random_clone"], _keyed),
+    **dict.fromkeys(["random_unwrap", "random_wrap", "random_clone"], _random_keys),
 }

@@ -39,7 +39,7 @@ from autopar.passes.batch.phases import (
     place_ops,
     readers_of,
 )
-from autopar.passes.batch.refuse import Fault, Why, described, refused
+from autopar.passes.batch.refuse import Fault, Why, describe, refusal
 from autopar.passes.batch.trace_alignment import compare_traces, find_batch_cut
 from autopar.passes.batch.transfer import TransferFunctions
 from autopar.rules import primitive
@@ -103,7 +103,7 @@ def _align(given: BatchGraphs) -> tuple[TransferFunctions, list[Fault]]:
     """Align both traces; gives back their transfer functions and the constants that differ."""
     cut = find_batch_cut(given)
     if isinstance(cut, Fault):
-        raise refused(given.part.name, [cut])
+        raise refusal(given.part.name, [cut])
     odd = list(compare_traces(given.whole, given.part, cut.source_only))
     _refuse_if(given, [fault for fault in odd if fault.why is Why.STRUCTURE])
     return TransferFunctions(given, cut), odd
@@ -111,7 +111,7 @@ def _align(given: BatchGraphs) -> tuple[TransferFunctions, list[Fault]]:
 
 def _refuse_if(given: BatchGraphs, faults: Sequence[Fault]) -> None:
     if faults:
-        raise refused(given.part.name, faults)
+        raise refusal(given.part.name, faults)
 
 
 def _rows(phases: Phases) -> Iterator[tuple[str, Rows]]:
@@ -170,7 +170,7 @@ def reentry_text(phases: Phases, reentry: Reentry) -> str:
     use, value = _use(graph, reentry)
     is_are = "is" if len(made) == 1 else "are"
     verb = _VERBS.get((use.kind, use.operands.index(value)), "read row by row")
-    return f"{' and '.join(made)} {is_are} {verb}: {described(use)}"
+    return f"{' and '.join(made)} {is_are} {verb}: {describe(use)}"
 
 
 _VERBS = {

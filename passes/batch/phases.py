@@ -30,7 +30,7 @@ from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.values import Input, Literal, Role, Value
 from autopar.passes.batch.dim_propagation import is_opaque
 from autopar.passes.batch.lattice import REPLICATED, Fact, Share, literal_fact
-from autopar.passes.batch.refuse import Why, described
+from autopar.passes.batch.refuse import Why, describe
 from autopar.passes.batch.transfer import TransferFunctions
 
 
@@ -217,7 +217,7 @@ class _Reader:
 
     def _note_calls(self, op: Op) -> None:
         for call in filter(is_opaque, op.host_calls):
-            text = f"{described(call)} is called in the loop over microbatches"
+            text = f"{describe(call)} is called in the loop over microbatches"
             self.transfer.fault(Why.CALLED, text)
 
     def _note_reentries(self, place: int, part: Op) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from autopar.ir.batching import BatchGraphs, Rows
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.values import Input, Literal, Role, Value
-from autopar.passes.batch.refuse import Fault, Why, described
+from autopar.passes.batch.refuse import Fault, Why, describe
 
 ONE_BY_ONE = "goes through the rows of the batch one after the other"
 
@@ -60,7 +60,7 @@ def compare_traces(whole: Graph, part: Graph, source_only: Collection[str]) -> I
         loud = not is_source_only(own, source_only)
         # E2 at the first difference: what follows differs because of it.
         if not _alike(one, own, source_only, loud=loud):
-            text = f"the whole batch runs {described(one)}, a microbatch {described(own)}"
+            text = f"the whole batch runs {describe(one)}, a microbatch {describe(own)}"
             yield Fault(Why.STRUCTURE, text)
             return
         # E3: a constant of the batch size, used as a position or an option.
@@ -140,15 +140,15 @@ def _compare_constants(whole: Op, part: Op) -> Iterator[Fault]:
     own = dict(part.params)
     for one, other in zip(whole.operands, part.operands, strict=True):
         if one != other and isinstance(other, Literal):
-            text = f"{described(whole)} reads {one} on the whole batch, {other} on a microbatch"
+            text = f"{describe(whole)} reads {one} on the whole batch, {other} on a microbatch"
             yield Fault(Why.CONSTANT, text)
     for name, value in whole.params:
         if name == "length" and own.get(name) != value:
-            yield Fault(Why.COUPLED, f"{described(whole)} {ONE_BY_ONE}")
+            yield Fault(Why.COUPLED, f"{describe(whole)} {ONE_BY_ONE}")
         elif name not in _OF_SHAPE and own.get(name) != value:
             yield Fault(
                 Why.CONSTANT,
-                f"{described(whole)} has {name}={value} on the whole batch, "
+                f"{describe(whole)} has {name}={value} on the whole batch, "
                 f"{name}={own.get(name)} on a microbatch",
             )
 

@@ -24,7 +24,7 @@ from autopar.passes.batch.dim_propagation import (
     propagate_rows,
 )
 from autopar.passes.batch.lattice import REPLICATED, Fact, Share, literal_fact
-from autopar.passes.batch.refuse import Fault, Why, described
+from autopar.passes.batch.refuse import Fault, Why, describe
 from autopar.passes.batch.trace_alignment import BatchCut, is_source_only
 from autopar.rules import primitive
 
@@ -76,11 +76,11 @@ class TransferFunctions:
             facts = control_flow.propagate(part, given, _Bodies(self, whole, part))
         # 3. Partial operands: only in bodies, as outside a partial value ends the loop.
         elif any(f.share is Share.PARTIAL for f in given):
-            facts = self._combined(whole, part, given, scopes[0])
+            facts = self._combine_parts(whole, part, given, scopes[0])
         else:
             # 4. Any other op.
             facts = self._plain(whole, part, given, scopes)
-        return facts if whole.graphs else self._scaled(whole, given, facts, scopes[0])
+        return facts if whole.graphs else self._track_scalars(whole, given, facts, scopes[0])
 
     def rows_dim(self, whole: Value, part: Value) -> int | None:
         """The dim that holds rows, by its size; the first of several."""
@@ -130,20 +130,20 @@ class TransferFunctions:
         if op.kind == "iota" and op.whole("dimension") != dim:
             return True
         if op.kind in _RANDOM:
-            text = f"{described(op, place)} draws the whole batch at once"
+            text = f"{describe(op, place)} draws the whole batch at once"
             self.fault(Why.RANDOM, text)
         else:
-            text = f"{described(op, place)} counts the rows of the batch"
+            text = f"{describe(op, place)} counts the rows of the batch"
             self.fault(Why.CONSTANT, text)
         return False
 
     def _items(self, op: Op, place: int, whole: Value, part: Value, dim: int) -> int:
         """Items for each row in a dim that holds rows, faults where there are none."""
         if len(self.cut.dims(whole, part)) > 1:
-            self.fault(Why.TWICE, f"{described(op, place)} {TWICE}")
+            self.fault(Why.TWICE, f"{describe(op, place)} {TWICE}")
         items = self.cut.items_per_row(whole, part, dim)
         if not items:
-            self.fault(Why.COUPLED, f"{described(op, place)} {COUPLES}")
+            self.fault(Why.COUPLED, f"{describe(op, place)} {COUPLES}")
         return max(items, 1)
 
     def _with_rows(
@@ -153,7 +153,7 @@ class TransferFunctions:
             return ()
         # E8: code that cannot be seen into.
         if is_opaque(whole):
-            self.fault(Why.OPAQUE, f"{described(whole)} is code that autopar cannot see into")
+            self.fault(Why.OPAQUE, f"{describe(whole)} is code that autopar cannot see into")
             return self._by_size(whole, part)
         trail = propagate_rows(
             AlignedOp(
@@ -169,7 +169,7 @@ class TransferFunctions:
         # E5: rows are mixed; E7: they are in two dims.
         if trail.fault:
             why = Why.TWICE if trail.fault == TWICE else Why.COUPLED
-            self.fault(why, f"{described(whole)} {trail.fault}{_first_rows(whole, given, scope)}")
+            self.fault(why, f"{describe(whole)} {trail.fault}{_first_rows(whole, given, scope)}")
             return self._by_size(whole, part)
         uniform = all(f.uniform for f in given if f.rows) and whole.kind not in (
             "concatenate", "pad",
@@ -198,18 +198,18 @@ class TransferFunctions:
             dims = self.cut.dims(one, value)
             held = () if fact.rows is None else (fact.rows.dim,)
             if len(dims) > 1:
-                self.fault(Why.TWICE, f"{described(whole, place)} {TWICE}")
+                self.fault(Why.TWICE, f"{describe(whole, place)} {TWICE}")
             elif dims != held:
-                self.fault(Why.COUPLED, f"{described(whole, place)} {COUPLES}")
+                self.fault(Why.COUPLED, f"{describe(whole, place)} {COUPLES}")
         summed = any(f.share is Share.PARTIAL for f in facts)
         # Each microbatch would add the value itself once more.
         if summed and whole.kind in _ADDING and not given[0].zero:
             self.fault(
                 Why.COUPLED,
-                f"{described(whole)} adds rows of the batch to a value that is not zero",
+                f"{describe(whole)} adds rows of the batch to a value that is not zero",
             )
         if summed and any(f.share is Share.LOCAL for f in given):
-            text = f"{described(whole)} mixes rows with the number of their microbatch"
+            text = f"{describe(whole)} mixes rows with the number of their microbatch"
             self.fault(Why.COUPLED, text)
 
     def _by_size(self, whole: Op, part: Op) -> tuple[Fact, ...]:
@@ -224,7 +224,7 @@ class TransferFunctions:
 
     # -- parts of sums, which only bodies see ----------------------------------------------
 
-    def _combined(
+    def _combine_parts(
         self, whole: Op, part: Op, given: Sequence[Fact], scope: Graph
     ) -> tuple[Fact, ...]:
         """Parts go through what is linear in them; nothing else may read them."""
@@ -243,10 +243,9 @@ class TransferFunctions:
             else combines(whole, combiner)
         )
         if not (same and fits):
-            value = (
-                f"{_made(whole.operands[places[0]], scope)}, a {combiner} over rows of the batch"
-            )
-            text = f"{described(whole)} needs all of {value}, inside the loop that makes it"
+            maker = _describe_maker(whole.operands[places[0]], scope)
+            value = f"{maker}, a {combiner} over rows of the batch"
+            text = f"{describe(whole)} needs all of {value}, inside the loop that makes it"
             self.fault(Why.LOOPED, text)
             return self._by_size(whole, part)
         zero = all(given[i].zero for i in places) and keeps_zero(whole)
@@ -254,7 +253,7 @@ class TransferFunctions:
 
     # -- multiples of a scalar -------------------------------------------------------------
 
-    def _scaled(
+    def _track_scalars(
         self, whole: Op, given: Sequence[Fact], facts: Sequence[Fact], scope: Graph
     ) -> tuple[Fact, ...]:
         """The facts with the scalars of the whole batch that the results are multiples of."""
@@ -276,10 +275,10 @@ def _is_multiple(op: Op, scalar: str, given: Sequence[Fact], scope: Graph) -> bo
     return is_linear(op, places, zeros, scope)
 
 
-def _made(operand: Operand, scope: Graph) -> str:
+def _describe_maker(operand: Operand, scope: Graph) -> str:
     """A value with the op and the line that make it, where the scope has them."""
     places = ((op, k) for op in scope.ops for k, v in enumerate(op.results) if v.name == operand)
-    return next((described(op, k) for op, k in places), str(operand))
+    return next((describe(op, k) for op, k in places), str(operand))
 
 
 def _first_rows(op: Op, given: Sequence[Fact], scope: Graph) -> str:
@@ -319,11 +318,11 @@ class _Bodies:
 
     def fault(self, text: str) -> None:
         """Note what forbids cutting the op."""
-        self.transfer.fault(Why.COUPLED, f"{described(self.whole)} {text}")
+        self.transfer.fault(Why.COUPLED, f"{describe(self.whole)} {text}")
 
     def opaque(self) -> None:
         """Note that the op's bodies are not understood."""
-        text = f"{described(self.whole)} is code that autopar cannot see into"
+        text = f"{describe(self.whole)} is code that autopar cannot see into"
         self.transfer.fault(Why.OPAQUE, text)
 
 

@@ -28,12 +28,12 @@ def signature(op: Op, graph: Graph) -> Hashable:
 
 def _body(graph: Graph) -> Hashable:
     number = {name: i for i, name in enumerate(graph.values)}
-    ops = tuple((signature(op, graph), _numbered(op.operands, number)) for op in graph.ops)
+    ops = tuple((signature(op, graph), _number_operands(op.operands, number)) for op in graph.ops)
     inputs = tuple((i.value.shape, i.value.dtype) for i in graph.inputs)
-    return inputs, ops, _numbered(graph.outputs, number)
+    return inputs, ops, _number_operands(graph.outputs, number)
 
 
-def _numbered(operands: Sequence[Operand], number: Numbers) -> tuple[Hashable, ...]:
+def _number_operands(operands: Sequence[Operand], number: Numbers) -> tuple[Hashable, ...]:
     return tuple(number[o] if isinstance(o, str) else None for o in operands)
 
 

@@ -37,7 +37,7 @@ _SAME_SHARE = 0.75
 
 def assign_layers(batching: Batching, layers: Sequence[Layer]) -> tuple[int, ...]:
     """Assign each op of the graph to a layer; NONE for one that is computed wherever it is read."""
-    return _LayerAssignment(batching, layers).found() if layers else ()
+    return _LayerAssignment(batching, layers).homes() if layers else ()
 
 
 def assign_inputs(batching: Batching, found: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -49,7 +49,7 @@ def assign_inputs(batching: Batching, found: Sequence[int]) -> tuple[tuple[int, 
     needs: dict[str, int] = {}
     for op, home in zip(reversed(graph.ops), reversed(found), strict=True):
         # Sets of layers are bit masks. An op of no layer needs its operands wherever it is needed.
-        mask = 1 << home if home >= 0 else _joined(needs.get(r.name, 0) for r in op.results)
+        mask = 1 << home if home >= 0 else _union(needs.get(r.name, 0) for r in op.results)
         for name in op.value_operands():
             needs[name] = needs.get(name, 0) | mask
     makers = {r.name: home for op, home in zip(graph.ops, found, strict=True) for r in op.results}
@@ -71,14 +71,14 @@ def _layers_in(mask: int) -> Iterator[int]:
         mask ^= lowest
 
 
-def _joined(masks: Iterable[int]) -> int:
+def _union(masks: Iterable[int]) -> int:
     found = 0
     for mask in masks:
         found |= mask
     return found
 
 
-def _common(masks: Iterable[int]) -> int:
+def _intersection(masks: Iterable[int]) -> int:
     found = _ANYWHERE
     for mask in masks:
         found &= mask
@@ -121,7 +121,7 @@ class _LayerAssignment:
         }
         self._wanted = self._update_homes()
 
-    def found(self) -> tuple[int, ...]:
+    def homes(self) -> tuple[int, ...]:
         """The home of every op."""
         self._place_backward()  # steps 2 and 3; step 1 is done
         self._place_update()  # step 4
@@ -154,7 +154,7 @@ class _LayerAssignment:
             if i in self._forward:
                 mask = 1 << self._home[i]
             elif i in self._free:
-                mask = _joined(readers.get(r.name, 0) for r in self._ops[i].results)
+                mask = _union(readers.get(r.name, 0) for r in self._ops[i].results)
             else:
                 continue
             for name in self._reads[i]:
@@ -173,7 +173,7 @@ class _LayerAssignment:
                     places[r.name] = places.get(r.name, 0) | 1 << self._home[i]
             elif i in self._free:
                 # A cast of a parameter, or a mask: where all that it is made of is.
-                mask = _common(places[n] for n in self._reads[i] if n in places)
+                mask = _intersection(places[n] for n in self._reads[i] if n in places)
                 if mask != _ANYWHERE:
                     for r in op.results:
                         places.setdefault(r.name, mask)
@@ -215,7 +215,9 @@ class _LayerAssignment:
         # min(home of cotangents) is the ceiling; avail of the other operands is the set to choose
         # from.
         known = [home for n in backward if (home := self._home[self._maker[n]]) >= 0]
-        rest = _common(self._places.get(n, _ANYWHERE) for n in self._reads[i] if n not in backward)
+        rest = _intersection(
+            self._places.get(n, _ANYWHERE) for n in self._reads[i] if n not in backward
+        )
         return min(known, default=self._last), rest
 
     def _latest(self, i: int, ceiling: int) -> int:
@@ -223,7 +225,7 @@ class _LayerAssignment:
         places = {
             n: self._places.get(n, _ANYWHERE) for n in self._reads[i] if not self._from_backward(n)
         }
-        found = _highest(_common(places.values()), ceiling)
+        found = _highest(_intersection(places.values()), ceiling)
         if found >= 0:
             return found
         # No layer has all operands: the largest decides, and the others are sent.
@@ -246,14 +248,14 @@ class _LayerAssignment:
             # Moves only backwards in the pipeline, to a layer that has the forward operands too.
             target = max(map(self._wished, users), default=NONE)
             if 0 <= target < self._home[i] and able[i] >> target & 1:
-                if self._saved(i, target) >= (0 if i in final else 1):
+                if self._saved_bytes(i, target) >= (0 if i in final else 1):
                     self._home[i] = target
 
     def _wished(self, i: int) -> int:
         """The home of an op, or the wish for an update; NONE if it is not known."""
         return self._home[i] if self._home[i] >= 0 else self._wanted.get(i, NONE)
 
-    def _saved(self, i: int, target: int) -> int:
+    def _saved_bytes(self, i: int, target: int) -> int:
         """Bytes that need not be sent if an op is moved to a layer before its own."""
         saved = sum(r.nbytes for r in self._ops[i].results)
         for name in self._reads[i]:

@@ -94,10 +94,10 @@ def _blocks(forward: Forward, repeats: Sequence[Repeat]) -> list[int]:
         bool(a in repeated or (weigh.of(a, b) > least).any())
         for a, b in zip(starts, stops, strict=True)
     ]
-    return _merged(starts, kept)
+    return _merge_small(starts, kept)
 
 
-def _merged(starts: Sequence[int], kept: Sequence[bool]) -> list[int]:
+def _merge_small(starts: Sequence[int], kept: Sequence[bool]) -> list[int]:
     """Small stretches join the one before them; at the very beginning the one after."""
     found = [start for start, keep in zip(starts, kept, strict=True) if keep]
     return [0, *found[1:]]

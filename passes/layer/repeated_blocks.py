@@ -80,13 +80,13 @@ class _RepeatSearch:
             start, length = _longest_run(keys[:-period] == keys[period:])
             if length < period:
                 continue
-            repeat = self._aligned(first + start, first + start + length + period, period)
+            repeat = self._align(first + start, first + start + length + period, period)
             work = self._work[repeat.stop] - self._work[repeat.start]
             if work > most:
                 found, most = repeat, work
         return found
 
-    def _aligned(self, start: int, stop: int, period: int) -> Repeat:
+    def _align(self, start: int, stop: int, period: int) -> Repeat:
         """The blocks of a periodic range, begun where cuts cost least and modules begin."""
         # The run is longer than its blocks: they may start at any offset that is left.
         count = (stop - start) // period

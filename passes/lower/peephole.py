@@ -43,7 +43,7 @@ def combine_once(
         # all-reduce(a) + all-reduce(b)  ->  all-reduce(a + b)
         if isinstance(step, Run) and step.equation in sums and _alike(step, moves, uses):
             dropped.update(name for name in step.operands if name)
-            made = _combined(step, moves)
+            made = _combine(step, moves)
         kept += made
         moves.update((m.result, m) for m in made if isinstance(m, Move))
     return [s for s in kept if not (isinstance(s, Move) and s.result in dropped)]
@@ -65,7 +65,7 @@ def move_once(
         earlier = kept[first[step.source]]
         # a -> b -> c, where only c is read and no larger than b:  a -> c
         if isinstance(earlier, Move) and _goes_on(earlier, step, mesh):
-            route = scattered(resharder.route(earlier.value, earlier.before, step.after))
+            route = merge_scatters(resharder.route(earlier.value, earlier.before, step.after))
             kept[at] = None
             kept[first[step.source]] = replace(
                 step, value=earlier.value, source=earlier.source, before=earlier.before,
@@ -75,7 +75,7 @@ def move_once(
     return [s for s in kept if s is not None]
 
 
-def scattered(route: Route) -> Route:
+def merge_scatters(route: Route) -> Route:
     """A route in which an all-reduce that is sliced at once is a reduce-scatter, as to XLA.
 
     It takes no longer than the pair that was chosen.
@@ -136,7 +136,7 @@ def _alike(run: Run, moves: dict[str, Move], uses: Counter[str | None]) -> bool:
     )
 
 
-def _combined(run: Run, moves: dict[str, Move]) -> tuple[Run, Move]:
+def _combine(run: Run, moves: dict[str, Move]) -> tuple[Run, Move]:
     """The sum of what was moved, and one move of it."""
     one, other = (moves[name] for name in run.operands if name)
     (result,) = run.results

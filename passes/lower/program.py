@@ -210,17 +210,17 @@ def in_time(grid: Grid) -> list[Task]:
     wiring, free = grid.wiring, [0] * grid.device_count
     # slot(task) = max(slot in which its device is free, slot of the task it awaits + 1)
     slots: list[int] = []
-    for device, awaited in zip(_listed(wiring.device), _listed(wiring.awaits), strict=True):
+    for device, awaited in zip(_to_list(wiring.device), _to_list(wiring.awaits), strict=True):
         slot = max(free[device], slots[awaited] + 1 if awaited >= 0 else 0)
         slots.append(slot)
         free[device] = slot + 1
     found = [
         (slots[t], device, task)
         for device, (row, numbers) in enumerate(zip(grid.rows, wiring.rows, strict=True))
-        for task, t in zip(row, _listed(numbers), strict=True)
+        for task, t in zip(row, _to_list(numbers), strict=True)
     ]
     return [task for _, _, task in sorted(found, key=lambda entry: entry[:2])]
 
 
-def _listed(numbers: Indices) -> list[int]:
+def _to_list(numbers: Indices) -> list[int]:
     return cast(list[int], numbers.tolist())

@@ -38,7 +38,7 @@ from autopar.ir.spmd import (
     SpmdProgram,
 )
 from autopar.ir.values import Literal, Value
-from autopar.passes.lower.peephole import combine_once, move_once, scattered
+from autopar.passes.lower.peephole import combine_once, merge_scatters, move_once
 
 _BARRIER = "optimization_barrier"
 _SUMS = ("add", "add_any")
@@ -263,7 +263,7 @@ class _Scope:
         line: str,
         combiner: str = "sum",
     ) -> None:
-        route = scattered(self._route(value, before, after, combiner))
+        route = merge_scatters(self._route(value, before, after, combiner))
         repeat = self._moved.get((value.name, after), 0)
         self._moved[value.name, after] = repeat + 1
         self.instructions.append(

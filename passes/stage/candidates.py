@@ -130,7 +130,7 @@ class Candidate:
             held[device] = max(held[device], flights[device] * sums.activation_bytes)
         return self._on_devices(tuple(held))
 
-    def simulated(self, grid: Grid) -> tuple[float, tuple[int, ...]]:
+    def run_simulation(self, grid: Grid) -> tuple[float, tuple[int, ...]]:
         """Seconds of the step, and the most bytes on one device of each block.
 
         After its last task a device does what is done once a step. All microbatches but one queue

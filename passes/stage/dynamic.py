@@ -19,7 +19,7 @@ pipeline this is the m microbatches and what is done once, exactly.
 round trip of F seconds one ends every F/k at best (Little's law), which is where slow links cost
 1f1b more than their latency; without transfers F/k <= w, and if m <= k nobody waits.
 
-F falls as w rises, so between two thresholds that have been filled no F is less than at the upper,
+F falls as w rises, so between two thresholds that have been fill_at no F is less than at the upper,
 and no w less than the first above the lower: the thresholds are bisected, and halves that this
 bound rules out are left. No partition whose slowest stage takes w ends, under any schedule, before
 (m-1) w: from there on nothing is tried.
@@ -146,7 +146,7 @@ def _outdone(costs: IntervalCosts, waits: Floats, bears: Ints) -> npt.NDArray[np
 def fill(field: Field, threshold: float, most_stages: int) -> Floats:
     """F over [s, i, d] of up to `most_stages`, each of at most `threshold` seconds.
 
-    The compiler is imported where the first field is filled, for it takes a second to start.
+    The compiler is imported where the first field is fill_at, for it takes a second to start.
     """
     from autopar.passes.stage.kernel import fill_sums
 
@@ -202,7 +202,7 @@ def find_frontier(field: Field, pace: Pace, cutoff: float, only: int | None = No
     wanted = slice(only, only + 1) if only else slice(1, None)
 
     # Step 1: F at one threshold, and the best seconds of each number of stages with it.
-    def filled(k: int) -> Floats:
+    def fill_at(k: int) -> Floats:
         sums = fill(field, thresholds[k], field.most_stages)[:, 0, field.device_count]
         seconds = pace.seconds(sums, thresholds[k])
         better = np.flatnonzero(seconds[wanted] < found.seconds[wanted]) + (wanted.start or 0)
@@ -223,13 +223,13 @@ def find_frontier(field: Field, pace: Pace, cutoff: float, only: int | None = No
 
     # Step 3: bisection. Each half has the sums at its upper end and the thresholds low .. high - 1.
     last = len(thresholds) - 1
-    halves = [(filled(last), 0, last)]
+    halves = [(fill_at(last), 0, last)]
     while halves:
         sums, low, high = halves.pop()
         if low >= high or hopeless(sums, low):
             continue
         middle = (low + high) // 2
-        below = filled(middle)
+        below = fill_at(middle)
         halves.append((sums, middle + 1, high))
         halves.append((below, low, middle))
     return found

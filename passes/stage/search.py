@@ -74,7 +74,7 @@ def search(table: StageTable, wanted: Wanted = Wanted()) -> Ranked:
     # 4. The answer.
     if not ranking.choices:
         raise _refusal(space, ranking)
-    best, *others = ranking.ranked()
+    best, *others = ranking.rank()
     sentence = _summary(best, others, len(ranking.choices))
     return Ranked(best, tuple(others[:_OTHERS]), len(ranking.choices), sentence)
 
@@ -512,7 +512,7 @@ class Ranking:
             return
         self.tasks += candidate.task_count
         # The simulator has the last word on seconds and bytes.
-        seconds, peaks = candidate.simulated(grid)
+        seconds, peaks = candidate.run_simulation(grid)
         if max(peaks) > memory:
             self._miss(candidate, max(peaks))
             return
@@ -534,7 +534,7 @@ class Ranking:
         # Its stages were chosen for the schedule in its group that keeps least: choose them for
         # this one.
         if not candidate.tight:
-            tight = tightened(self.space, candidate)
+            tight = tighten(self.space, candidate)
             if tight:
                 self._wait(tight)
 
@@ -549,7 +549,7 @@ class Ranking:
                 self._grids[key] = None
         return self._grids[key]
 
-    def ranked(self) -> list[Choice]:
+    def rank(self) -> list[Choice]:
         """The choices, best first.
 
         Of equals: fewest stages, then microbatches, least memory, first schedule of the table.
@@ -570,7 +570,7 @@ class Ranking:
 # -- a candidate that fits in place of one that does not -----------------------------------------
 
 
-def tightened(space: SearchSpace, candidate: Candidate) -> Candidate | None:
+def tighten(space: SearchSpace, candidate: Candidate) -> Candidate | None:
     """The best of as many stages that fits under the candidate's own schedule; None if none does.
 
     Chunks each get an equal part of a device's memory, which is stricter than need be.
@@ -581,7 +581,7 @@ def tightened(space: SearchSpace, candidate: Candidate) -> Candidate | None:
         first = candidate.parts[0].option
         (options,) = [o for o in _same_mesh(costs, int(costs.submesh[first])) if first in o]
         # Chunks of a device share its memory in equal parts.
-        bears = _shared(candidate, flights)
+        bears = _memory_shares(candidate, flights)
         parts = even_chunks(costs, options, len(candidate.parts), bears)
     else:
         count = candidate.devices
@@ -595,7 +595,7 @@ def tightened(space: SearchSpace, candidate: Candidate) -> Candidate | None:
     return replace(candidate, parts=parts, tight=True) if parts else None
 
 
-def _shared(candidate: Candidate, flights: tuple[int, ...]) -> list[Ints]:
+def _memory_shares(candidate: Candidate, flights: tuple[int, ...]) -> list[Ints]:
     """The options that fit in each chunk's part of a device."""
     costs, chunks = candidate.costs, candidate.chunks
     order = device_order(candidate.schedule, candidate.devices, chunks)
@@ -651,7 +651,7 @@ def _refusal(space: SearchSpace, ranking: Ranking) -> InfeasibleError:
     if ranking.refusals:
         return InfeasibleError(ranking.refusals[0])
     # d. No sharding suits the submeshes that are left.
-    if unsuited := _unsuited(space):
+    if unsuited := _describe_unsuited(space):
         return InfeasibleError(unsuited)
     chunked = space.chunked and not space.flat
     why = "with two stages on each of some equal submeshes" if chunked else "of priced submeshes"
@@ -661,7 +661,7 @@ def _refusal(space: SearchSpace, ranking: Ranking) -> InfeasibleError:
     )
 
 
-def _unsuited(space: SearchSpace) -> str:
+def _describe_unsuited(space: SearchSpace) -> str:
     """Name the submeshes that no sharding suits; empty if each has one.
 
     As under `dp`, if a microbatch has fewer rows than the submesh has devices.

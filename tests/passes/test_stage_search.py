@@ -46,7 +46,7 @@ def simulated_best(table: StageTable) -> float | None:
             for schedule in set(table.schedules) & set(FLAT):
                 candidate = Candidate(table, costs, 0, parts, schedule, False)
                 grid = make_grid(schedule, candidate.devices, batch.microbatches)
-                seconds, peaks = candidate.simulated(grid)
+                seconds, peaks = candidate.run_simulation(grid)
                 if max(peaks) <= table.memory_bytes:
                     found.append(seconds)
     return min(found, default=None)

@@ -39,7 +39,7 @@ def align(whole: TracedStep, part: TracedStep) -> FlatProgram:
     if whole.input_paths == part.input_paths:
         fault = _Twins().first_difference(whole.program, part.program)
     if fault:
-        raise BatchError(_differs(whole, fault))
+        raise BatchError(_describe_difference(whole, fault))
     # 2. Constants of the part become the whole's, unless they say which rows to read (E3).
     return _Alignment(whole.name).program(whole.program, part.program)
 
@@ -49,7 +49,7 @@ def has_rows(whole: Sequence[int], part: Sequence[int]) -> bool:
     return tuple(whole) != tuple(part)
 
 
-def _differs(whole: TracedStep, fault: str) -> str:
+def _describe_difference(whole: TracedStep, fault: str) -> str:
     return listing(
         f"{whole.name} cannot be cut into microbatches: its structure depends on the batch size.",
         [fault],
@@ -71,7 +71,7 @@ class _Twins:
         self._twin.update(zip(part.inputs, whole.inputs, strict=True))
         for one, other in zip(whole.equations, part.equations, strict=False):
             if not self._alike(one, other):
-                return f"on the whole batch it runs {_shown(one)}, on a part {_shown(other)}"
+                return f"on the whole batch it runs {_show(one)}, on a part {_show(other)}"
             for inner, own in zip(one.bodies, other.bodies, strict=True):
                 fault = self.first_difference(inner, own)
                 if fault:
@@ -80,7 +80,7 @@ class _Twins:
         more, fewer = len(whole.equations), len(part.equations)
         if more != fewer:
             longer, where = (whole, "the whole batch") if more > fewer else (part, "a part")
-            return f"only on {where} it runs {_shown(longer.equations[min(more, fewer)])}"
+            return f"only on {where} it runs {_show(longer.equations[min(more, fewer)])}"
         if not self._same_operands(whole.outputs, part.outputs):
             return "what it returns is not made by the same operations"
         return ""
@@ -138,7 +138,7 @@ def _alike_values(whole: Plain, part: Plain, ratios: set[tuple[int, int]] | None
     return numbers and (ratios is None or (whole, part) in ratios)
 
 
-def _shown(equation: Equation) -> str:
+def _show(equation: Equation) -> str:
     shapes = ", ".join(Value("", *type_of(a)).type_text for a in equation.result_avals)
     return f"{equation.primitive.name} -> {shapes} at {equation.line or '?'}"
 
@@ -339,7 +339,7 @@ def rows_behind_barriers(whole: FlatProgram, part: FlatProgram) -> tuple[FlatPro
     much kept apart from the forward pass as before.
     """
     places = dict(_places_of_rows(whole, part))
-    return _loosened(whole, places), _loosened(part, places)
+    return _loosen(whole, places), _loosen(part, places)
 
 
 def _places_of_rows(whole: FlatProgram, part: FlatProgram) -> Iterator[tuple[Ref, tuple[int, ...]]]:
@@ -352,24 +352,24 @@ def _places_of_rows(whole: FlatProgram, part: FlatProgram) -> Iterator[tuple[Ref
                 yield one.results[0], places
 
 
-def _loosened(program: FlatProgram, places: Mapping[Ref, tuple[int, ...]]) -> FlatProgram:
+def _loosen(program: FlatProgram, places: Mapping[Ref, tuple[int, ...]]) -> FlatProgram:
     """A program in which barriers hold their results at these places alone."""
     names: dict[Ref, Ref | Const] = {}
     equations: list[Equation] = []
     for equation in program.equations:
-        bodies = tuple(_loosened(body, places) for body in equation.bodies)
+        bodies = tuple(_loosen(body, places) for body in equation.bodies)
         here = replace(equation, operands=rename(equation.operands, names), bodies=bodies)
         held = places.get(here.results[0]) if here.results else None
         if held is not None:
             names.update(zip(here.results, here.operands, strict=True))
-            here = _held(here, held)
+            here = _hold(here, held)
             for result in here.results:
                 del names[result]
         equations.append(here)
     return replace(program, equations=tuple(equations), outputs=rename(program.outputs, names))
 
 
-def _held(barrier: Equation, places: Sequence[int]) -> Equation:
+def _hold(barrier: Equation, places: Sequence[int]) -> Equation:
     return replace(
         barrier,
         operands=tuple(barrier.operands[i] for i in places),

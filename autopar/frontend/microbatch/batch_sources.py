@@ -141,7 +141,7 @@ class _Surveyor:
         found = False
         for i, (one, own) in enumerate(zip(whole.operands, part.operands, strict=True)):
             if isinstance(one, Const) and isinstance(own, Const):
-                rows = self._rows_of(one.aval.shape, own.aval.shape, _shown(whole))
+                rows = self._rows_of(one.aval.shape, own.aval.shape, _show(whole))
                 if rows is not None:
                     self._constants[whole.results[0], i] = (one, rows)
                     found = True
@@ -162,7 +162,7 @@ class _Surveyor:
         # ... and nothing of the batch is in it, a sum over rows neither.
         if not self._of_batch.isdisjoint(refs(whole.operands)):
             return False
-        rows = tuple(self._rows_of(*pair, _shown(whole)) for pair in results)
+        rows = tuple(self._rows_of(*pair, _show(whole)) for pair in results)
         named = zip(whole.results, rows, strict=True)
         self._rows += [(f"%{r}", found) for r, found in named if found is not None]
         way = self._way(whole, types)
@@ -239,7 +239,7 @@ def _reshapes(whole: FlatProgram, part: FlatProgram) -> _Pairs:
     return (pair for pair in pairs if pair[0].primitive.name == "reshape")
 
 
-def _shown(equation: Equation) -> str:
+def _show(equation: Equation) -> str:
     return f"{equation.primitive.name} at {equation.line or '?'}"
 
 
@@ -257,7 +257,7 @@ def _undrawable(sizes: Sizes, equation: Equation) -> str:
     return listing(
         f"{sizes.name} cannot be cut into microbatches: it draws random numbers of which no part "
         "can be drawn alone.",
-        [f"{_shown(equation)} draws {shown} for the whole batch"],
+        [f"{_show(equation)} draws {shown} for the whole batch"],
         "Use threefry keys (jax.random.key(seed)) with jax_threefry_partitionable, or a key for "
         "each example: jax.vmap over jax.random.split(key, rows).",
     )

@@ -31,7 +31,7 @@ def split_state_sums(whole: FlatProgram, part: FlatProgram) -> tuple[FlatProgram
     if not chosen:
         return whole, part
     first = max(next(program.fresh()) for program in (whole, part))
-    return _rewritten(whole, chosen, count(first)), _rewritten(part, chosen, count(first))
+    return _rewrite(whole, chosen, count(first)), _rewrite(part, chosen, count(first))
 
 
 def _state_sums(whole: FlatProgram, part: FlatProgram) -> Iterator[Ref]:
@@ -54,17 +54,17 @@ def _is_zero(operand: Ref | Const, zeros: set[Ref]) -> bool:
     return operand in zeros
 
 
-def _rewritten(program: FlatProgram, chosen: frozenset[Ref], fresh: Iterator[Ref]) -> FlatProgram:
+def _rewrite(program: FlatProgram, chosen: frozenset[Ref], fresh: Iterator[Ref]) -> FlatProgram:
     equations: list[Equation] = []
     for equation in program.equations:
         if equation.results and equation.results[0] in chosen:
-            equations += _apart(equation, fresh)
+            equations += _take_apart(equation, fresh)
         else:
             equations.append(equation)
     return replace(program, equations=tuple(equations))
 
 
-def _apart(adding: Equation, fresh: Iterator[Ref]) -> Iterator[Equation]:
+def _take_apart(adding: Equation, fresh: Iterator[Ref]) -> Iterator[Equation]:
     """The sum over rows alone, and its addition to the value."""
     aval, place = adding.result_avals[0], Place.beside(adding, fresh)
     zeros, total = next(fresh), next(fresh)

@@ -190,14 +190,14 @@ def join_scans(
                 equations[source], equations[i] = pair.joined()
                 joined.add(source)
     read = {r for e in equations for r in refs(e.operands)} | set(refs(program.outputs))
-    return tuple(_pruned(e, read) if i in joined else e for i, e in enumerate(equations))
+    return tuple(_prune(e, read) if i in joined else e for i, e in enumerate(equations))
 
 
 def _first_slice(scan: Equation) -> int:
     return int(scan.params["num_consts"] + scan.params["num_carry"])
 
 
-def _pruned(scan: Equation, read: set[Ref]) -> Equation:
+def _prune(scan: Equation, read: set[Ref]) -> Equation:
     """A scan without the stacked results that nobody reads."""
     carries = scan.params["num_carry"]
     body = scan.bodies[0]
@@ -221,7 +221,7 @@ class _Pair:
         self._makers = makers_of(forward.bodies[0].equations, chosen)
         body, start = backward.bodies[0], _first_slice(backward)
         self._slices = dict(zip(body.inputs[start:], backward.operands[start:], strict=True))
-        self._dropped = dict(self._unstacked())
+        self._dropped = dict(self._dropped_slices())
         self._inner = dict(_inner_avals(forward.bodies[0]))
         self._given: dict[Ref, Ref | Const] = {}  # value of the forward body -> the same here
         self._consts: list[tuple[Ref, Any, Ref | Const]] = []  # inner, aval, operand
@@ -243,7 +243,7 @@ class _Pair:
         outputs = self._read(body.outputs, again)
         return self._stacking(), self._slicing(tuple(equations), outputs)
 
-    def _unstacked(self) -> Iterator[tuple[Ref, Ref]]:
+    def _dropped_slices(self) -> Iterator[tuple[Ref, Ref]]:
         """Slices of the backward body and the values of the forward body that they are."""
         outputs = dict(zip(self._forward.results, self._forward.bodies[0].outputs, strict=True))
         for inner, operand in self._slices.items():

@@ -113,10 +113,10 @@ def split_at(
     cut = replace(cut, equations=live(cut.equations, cut.outputs))
     # 3. Paths, state and donated pairs of the pieces.
     inputs = [bounds[r] if g else None for r, g in zip(program.inputs, given, strict=True)]
-    return _resealed(traced, cut, inputs, returned, cutter.notes), cutter.now
+    return _reseal(traced, cut, inputs, returned, cutter.notes), cutter.now
 
 
-def _resealed(
+def _reseal(
     traced: TracedStep,
     program: FlatProgram,
     given: Sequence[Bounds | None],
@@ -244,7 +244,7 @@ class Cutter:
         columns: dict[int, Sequence[Operand]] = {}
         for i in rows.operands:
             # An operand may have several rows for each layer: its bounds are in proportion.
-            bounds = self._scaled(equation, rows, equation.operand_shapes[i][0])
+            bounds = self._scale(equation, rows, equation.operand_shapes[i][0])
             columns[i] = self._have.cut(equation.operands[i], bounds, place)
         wholes = {
             i: self._have.whole(o, place, equation)
@@ -270,7 +270,7 @@ class Cutter:
         """The bounds of some value of an equation that is cut."""
         return self._have.bounds[_members(equation, rows)[0]]
 
-    def _scaled(self, equation: Equation, rows: Rows, size: int) -> Bounds:
+    def _scale(self, equation: Equation, rows: Rows, size: int) -> Bounds:
         """The bounds of a value of `size` rows, which has a multiple of another's rows."""
         unit = self._unit(equation, rows)
         return tuple(b * size // unit[-1] for b in unit)
@@ -279,7 +279,7 @@ class Cutter:
         """The equation on piece k, still with its old operands."""
 
         def share(size: int) -> int:
-            bounds = self._scaled(equation, rows, size)
+            bounds = self._scale(equation, rows, size)
             return bounds[k + 1] - bounds[k]
 
         shapes = tuple(
@@ -462,7 +462,7 @@ class Trips:
                     *scan.result_avals[:carries],
                     *(with_rows(a, trips) for a in scan.result_avals[carries:]),
                 ),
-                bodies=(self._copied(scan.bodies[0], rename),),
+                bodies=(self._copy_program(scan.bodies[0], rename),),
                 name_stack=rename(scan.name_stack),
             )
         )
@@ -486,7 +486,7 @@ class Trips:
             *(self._have.stacked(o, a.update(shape=a.shape[1:]), place) for o, a in stacked),
         )
 
-    def _copied(self, program: FlatProgram, rename: Rename) -> FlatProgram:
+    def _copy_program(self, program: FlatProgram, rename: Rename) -> FlatProgram:
         """A program with all its values under new numbers."""
         inputs = self._have.copied(program.inputs)
         names: dict[Ref, Operand] = dict(zip(program.inputs, inputs, strict=True))
@@ -500,7 +500,7 @@ class Trips:
             equation,
             operands=_read(equation.operands, names),
             results=results,
-            bodies=tuple(self._copied(b, rename) for b in equation.bodies),
+            bodies=tuple(self._copy_program(b, rename) for b in equation.bodies),
             name_stack=rename(equation.name_stack),
         )
         names.update(zip(equation.results, results, strict=True))

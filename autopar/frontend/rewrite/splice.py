@@ -97,7 +97,7 @@ def repeat(equation: Equation, operands: tuple[Ref | Const, ...], fresh: Iterato
         equation,
         operands=operands,
         results=tuple(next(fresh) for _ in equation.results),
-        bodies=tuple(_copied(body, fresh) for body in equation.bodies),
+        bodies=tuple(_copy(body, fresh) for body in equation.bodies),
         name_stack=f"{AGAIN}/{equation.name_stack}",
     )
 
@@ -109,7 +109,7 @@ def rename(
     return tuple(names.get(o, o) if isinstance(o, int) else o for o in operands)
 
 
-def _copied(program: FlatProgram, fresh: Iterator[Ref]) -> FlatProgram:
+def _copy(program: FlatProgram, fresh: Iterator[Ref]) -> FlatProgram:
     inputs = tuple(next(fresh) for _ in program.inputs)
     names = dict(zip(program.inputs, inputs, strict=True))
     equations: list[Equation] = []

@@ -125,12 +125,12 @@ class _Flattener:
             else:
                 called = self._written_out(eqn)
             if called is not None:
-                yield from self._inlined(eqn, called, env, here)
+                yield from self._inline(eqn, called, env, here)
             else:
-                yield self._kept(eqn, env, here)
+                yield self._keep(eqn, env, here)
 
-    def _inlined(self, eqn: Any, called: Any, env: _Env, site: _Site) -> Iterator[Equation]:
-        jaxpr, consts = _opened(called)
+    def _inline(self, eqn: Any, called: Any, env: _Env, site: _Site) -> Iterator[Equation]:
+        jaxpr, consts = _open(called)
         # Only names change: the call's inputs are the operands, its outputs the results.
         inner: _Env = {
             v: self._constant(Const(c, v.aval))
@@ -149,7 +149,7 @@ class _Flattener:
         fun = meaning(eqn)
         return None if fun is None else traced_beside(eqn, fun)
 
-    def _kept(self, eqn: Any, env: _Env, site: _Site) -> Equation:
+    def _keep(self, eqn: Any, env: _Env, site: _Site) -> Equation:
         # One number for each value, over the whole nest.
         operands = tuple(self._read(env, v) for v in eqn.invars)
         results = tuple(next(self._numbers) for _ in eqn.outvars)
@@ -186,7 +186,7 @@ class _Flattener:
         for name in _BODIES.get(eqn.primitive.name, ()):
             held = eqn.params[name]
             for body in held if isinstance(held, tuple) else (held,):
-                jaxpr, consts = _opened(body)
+                jaxpr, consts = _open(body)
                 yield self._body(jaxpr, consts, site)
 
     def _read(self, env: _Env, var: Any) -> Ref | Const:
@@ -206,7 +206,7 @@ class _Flattener:
         return self._homes[key]
 
 
-def _opened(called: Any) -> tuple[Any, Sequence[Any]]:
+def _open(called: Any) -> tuple[Any, Sequence[Any]]:
     """A jaxpr, closed or not, and the values of its constvars."""
     return getattr(called, "jaxpr", called), getattr(called, "consts", ())
 

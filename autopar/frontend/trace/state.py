@@ -165,10 +165,10 @@ def _lost_state(
         paths = leaf_paths([argument])
         for path, old, new in zip(paths, piece.leaves, near.leaves, strict=True):
             if type_of_leaf(old) != type_of_leaf(new):
-                message += f"* {path} went in as {_shown(old)} and came back as {_shown(new)}\n"
+                message += f"* {path} went in as {_show(old)} and came back as {_show(new)}\n"
     return message + "Return the new state, or leave the argument out of state_argnums."
 
 
-def _shown(leaf: Any) -> str:
+def _show(leaf: Any) -> str:
     shape, dtype = type_of_leaf(leaf)
     return f"{dtype}{list(shape)}"

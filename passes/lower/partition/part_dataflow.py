@@ -39,7 +39,7 @@ class Makers:
             self._check_once(name)
         return found
 
-    def returned(self, output: int) -> PartKey:
+    def source_of_output(self, output: int) -> PartKey:
         """The part that makes an output of the step."""
         name = str(self.step.graph.outputs[output])
         return self.source(name, end_of_step(self.step.return_home.get(output, -1)))
@@ -137,9 +137,9 @@ class PartDataflow:
         }
 
     @cached_property
-    def returned(self) -> Mapping[int, int]:
+    def output_parts(self) -> Mapping[int, int]:
         """Output of the step -> the part that makes it; inputs that come back have none."""
-        made = {o: self.number[self.makers.returned(o)] for o in made_outputs(self.step)}
+        made = {o: self.number[self.makers.source_of_output(o)] for o in made_outputs(self.step)}
         return {**made, **{o: self.number[s] for o, s in literal_keys(self.step).items()}}
 
     @cached_property
@@ -151,7 +151,7 @@ class PartDataflow:
             if self.parts[maker].submesh != self.parts[reader].submesh:
                 found[self.parts[maker].submesh].add(name)
         # Returned by the step.
-        for output, maker in self.returned.items():
+        for output, maker in self.output_parts.items():
             made = self.step.graph.outputs[output]
             if isinstance(made, str):
                 found[self.parts[maker].submesh].add(made)

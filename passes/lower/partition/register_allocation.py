@@ -141,10 +141,10 @@ class RegisterAllocation:
         if source.submesh == submesh:
             return source
         if (submesh, source) not in self._received:
-            self._received[submesh, source] = self._copied(submesh, source, sharding)
+            self._received[submesh, source] = self._copy_to(submesh, source, sharding)
         return self._received[submesh, source]
 
-    def _copied(self, submesh: int, source: Slot, sharding: Sharding) -> Slot:
+    def _copy_to(self, submesh: int, source: Slot, sharding: Sharding) -> Slot:
         """A copy of a slot on another submesh."""
         found = self._new(submesh, source.value, sharding, source.count > 1)
         self._passages.setdefault(source, []).append(found)
@@ -183,10 +183,10 @@ class RegisterAllocation:
     @property
     def feeds(self) -> tuple[Feed, ...]:
         """The arguments on the submeshes that read them, in the order of the arguments."""
-        found = [self._fed(*key, slot) for key, slot in self._feeds.items()]
+        found = [self._feed_of(*key, slot) for key, slot in self._feeds.items()]
         return tuple(sorted(found, key=lambda f: (f.input, f.submesh, f.registers)))
 
-    def _fed(self, submesh: int, name: str, whole: bool, slot: Slot) -> Feed:
+    def _feed_of(self, submesh: int, name: str, whole: bool, slot: Slot) -> Feed:
         batching = self._step.batching
         if whole:
             number = self._hoist_inputs[name]
@@ -206,14 +206,14 @@ class RegisterAllocation:
     def _fetches(self) -> Iterator[Fetch]:
         graph = self._step.graph
         for o, output in enumerate(graph.outputs):
-            made = o in self._dataflow.returned
-            slot = self._returned(o) if made else self._kept(graph, str(output))
+            made = o in self._dataflow.output_parts
+            slot = self._output_slot(o) if made else self._kept_slot(graph, str(output))
             rows = self._step.batching.rows_of.get(str(output))
             yield Fetch(o, slot.submesh, slot.sharding, slot.registers, rows)
 
-    def _returned(self, output: int) -> Slot:
+    def _output_slot(self, output: int) -> Slot:
         """The slot of an output where it is made; of new state, where the old state lives."""
-        maker = self._dataflow.returned[output]
+        maker = self._dataflow.output_parts[output]
         part, graph = self._dataflow.parts[maker], self._step.graph
         operand = graph.outputs[output]
         home = self._step.return_home.get(output, -1)
@@ -223,13 +223,13 @@ class RegisterAllocation:
         replaced = graph.inputs[dict(graph.donated)[output]].value
         # Made on another submesh than the old state: sent home.
         if home != part.submesh:
-            return self._copied(home, slot, self._state_sharding(replaced))
+            return self._copy_to(home, slot, self._state_sharding(replaced))
         names = [i.value.name for i in part.graph.inputs]
         return next(
             self._made[maker][o] for o, i in part.graph.donated if names[i] == replaced.name
         )
 
-    def _kept(self, graph: Graph, name: str) -> Slot:
+    def _kept_slot(self, graph: Graph, name: str) -> Slot:
         home = self._step.state_home(name)
         if home >= 0:
             return self._state(home, graph.values[name])
@@ -279,11 +279,11 @@ def insert_frees(
     for group in reversed(groups):
         last = {
             submesh: [r for r in dict.fromkeys(touched) if r not in seen[submesh]]
-            for submesh, touched in _touched(group, parts).items()
+            for submesh, touched in _registers_of(group, parts).items()
         }
         for step in group:
             if isinstance(step, Run):
-                donated[step.part] = _donated(step, parts[step.part], last)
+                donated[step.part] = _donations(step, parts[step.part], last)
                 taken = {step.inputs[p] for p in donated[step.part]}
                 mine = parts[step.part].submesh
                 seen[mine] |= taken
@@ -296,7 +296,7 @@ def insert_frees(
     return tuple(reversed(backward)), tuple(donated)
 
 
-def _touched(group: Group, parts: Sequence[Part]) -> dict[int, list[int]]:
+def _registers_of(group: Group, parts: Sequence[Part]) -> dict[int, list[int]]:
     """Submesh -> the registers that a group reads or writes there."""
     found: dict[int, list[int]] = {}
     for step in group:
@@ -311,7 +311,7 @@ def _touched(group: Group, parts: Sequence[Part]) -> dict[int, list[int]]:
     return found
 
 
-def _donated(run: Run, part: Part, last: dict[int, list[int]]) -> tuple[int, ...]:
+def _donations(run: Run, part: Part, last: dict[int, list[int]]) -> tuple[int, ...]:
     """The positions of state that a part reads last, once."""
     if PartKey.of(part).is_looped:
         return ()

@@ -130,7 +130,7 @@ def _leaving(step: StepAnalysis, contents: _Contents) -> dict[PartKey, _Leaving]
     for output, key in literal_keys(step).items():
         found[key].outputs.append(output)
     for output in made_outputs(step):
-        found[contents.makers.returned(output)].outputs.append(output)
+        found[contents.makers.source_of_output(output)].outputs.append(output)
     return found
 
 
@@ -153,7 +153,7 @@ class _Builder:
         self._step, self._contents, self._key = step, contents, key
         # Each part has copies of the cheap ops that it reads (`is_repeated`), down to values it is
         # sent.
-        self._ops = sorted(self._with_repeated(contents.ops[key]))
+        self._ops = sorted(self._add_repeated(contents.ops[key]))
         self._inputs: dict[str, Input] = {}
         self._outputs: list[Operand] = []
         self._places: dict[int, int] = {}  # output of the step -> output of the part
@@ -175,7 +175,7 @@ class _Builder:
         )  # fmt: skip
         return replace(part, graph=replace(part.graph, name=f"{step.graph.name}.{part.name}"))
 
-    def _with_repeated(self, ops: Sequence[int]) -> set[int]:
+    def _add_repeated(self, ops: Sequence[int]) -> set[int]:
         step, found, left = self._step, set(ops), list(ops)
         while left:
             for name in step.ops[left.pop()].value_operands():

@@ -42,7 +42,7 @@ def submesh_graph(dataflow: PartDataflow, submesh: int) -> SubmeshGraph:
     outputs, paths, donated = _outputs(dataflow, parts, [i.value.name for i in inputs])
     graph = Graph(f"{step.graph.name}.mesh{submesh}", tuple(inputs), ops, outputs, paths, donated)
     graph.verify()
-    stashed = tuple(_stashed(dataflow, parts))
+    stashed = tuple(_stashed_values(dataflow, parts))
     return SubmeshGraph(
         submesh, graph, tuple(sorted(runs)), stashed, dataflow.final.get(submesh, frozenset())
     )
@@ -87,7 +87,7 @@ def _outputs(
     return tuple(names), tuple(paths) if any(paths) else (), tuple(donated)
 
 
-def _stashed(dataflow: PartDataflow, parts: Sequence[Part]) -> Iterator[str]:
+def _stashed_values(dataflow: PartDataflow, parts: Sequence[Part]) -> Iterator[str]:
     """The values of loops that wait on the submesh between two of its parts."""
     touched: dict[str, set[PartKey]] = {}
     for part in parts:
