@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from autopar.cluster import Cluster, device_order
 from autopar.cluster.names import FORMS
-from autopar.cluster.planned import cluster_of as planned_cluster
+from autopar.cluster.planned import planned_cluster
 from autopar.errors import (
     ArgumentError,
     ClusterError,
@@ -29,6 +29,7 @@ from autopar.errors import (
 from autopar.ir.mesh import DEFAULT_NAMES, MeshShape
 from autopar.ir.plan import Plan
 from autopar.ir.plan_file import load_plan
+from autopar.passes.pipeline import read_passes
 from autopar.passes.shard.recipes import RECIPES
 from autopar.planner.request import Pins, Request
 from autopar.rules import RuleBook
@@ -53,7 +54,7 @@ def shown(value: object) -> str:
 
 
 def refused(option: str, given: object, accepted: str) -> str:
-    """What to say of an option that cannot be used."""
+    """The message for an option that cannot be used."""
     return f"{option} is {shown(given)}; it takes {accepted}"
 
 
@@ -191,6 +192,25 @@ def mesh_of(given: object) -> tuple[MeshShape | None, tuple[int, ...] | None]:
     return MeshShape.of(_sizes(given, (given,) if listed is None else listed)), None
 
 
+def request_of(request: Request, passes: object) -> Request:
+    """The request with what its passes say; raises InputError where both say it.
+
+    `passes` are a text form such as "shard{recipe=fsdp},lower"; None leaves the request.
+    """
+    if passes is None:
+        return request
+    if not isinstance(passes, str):
+        accepted = "a text, as in passes='shard{recipe=fsdp},lower'"
+        raise ArgumentError(refused("passes", passes, accepted))
+    said = (request.method, request.stages, request.microbatches, request.schedule)
+    if said != ("auto", 1, 1, None):
+        raise ArgumentError(
+            "passes say the method, stages, microbatches and schedule: leave those options out, or "
+            f"write passes='{request.passes}'"
+        )
+    return request.with_passes(read_passes(passes))
+
+
 def check_order(request: Request) -> None:
     """Raise MeshError where stages are asked for on a mesh with an order of devices of its own."""
     mesh, order = request.mesh, request.order
@@ -251,7 +271,7 @@ def plan_of(given: object) -> Plan | None:
 
 
 def a_plan(given: object) -> Plan:
-    """What must be a plan; raises ArgumentError."""
+    """Checks that the value is a plan; raises ArgumentError."""
     if not isinstance(given, Plan):
         accepted = "a Plan, as autopar.load('plan.json') or step.plan gives"
         raise ArgumentError(refused("plan", given, accepted))
@@ -295,7 +315,7 @@ def schedule_of(given: object) -> str | None:
 
 
 def remat_of(given: object) -> bool:
-    """Whether recomputing may be weighed; raises ArgumentError for anything but "auto", False."""
+    """True if recomputing may be weighed; raises ArgumentError for anything but "auto", False."""
     if given is False or (isinstance(given, str) and given == "auto"):
         return given == "auto"
     raise ArgumentError(refused("remat", given, "'auto' or False, as in remat=False"))

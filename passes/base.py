@@ -1,4 +1,4 @@
-"""What a pass is, what every pass is given, and how a pass is watched."""
+"""The contract of a pass: what it is, what it is given, and how it is watched."""
 
 from __future__ import annotations
 
@@ -30,13 +30,17 @@ class Watcher:
     after: Callable[[str, object, object, float], None]
 
 
+# The metadata of a field of a pass that no user sets: it is left out of the text form.
+NO_OPTION = {"option": False}
+
+
 def _none() -> Mapping[str, int]:
     return {}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a pass may know beside its input: the cluster, the mesh, the limits, the pins.
+    """The givens of a pass beside its input: the cluster, the mesh, the limits, the pins.
 
     `memory_bytes` is the budget of one device. `pins` are (path pattern, dims) pairs, dims
     being tuples of axis names for each tensor dim. The clock is handed in so that no pass
@@ -58,7 +62,7 @@ class Setting:
     partial_sums: bool = True
 
     def watched(self, name: str, given: object, run: Callable[[], Out]) -> Out:
-        """What `run` gives; the watchers are told how long it took."""
+        """Runs `run` and tells the watchers how long it took."""
         start = self.clock()
         out = run()
         for watcher in self.watchers:

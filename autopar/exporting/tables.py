@@ -200,7 +200,7 @@ class _Writer:
             self.results[f"{where}:{i}"] = (Step(layout),)
 
     def _inside(self, op: Op, port: Port) -> Sharding | None:
-        """How what goes through a port lies where a body is given it."""
+        """The sharding of a port's value where a body receives it."""
         names = (op.graphs[b].inputs[i].value.name for b, i in port.inputs)
         return next((self.lies.get(name) for name in names), None)
 

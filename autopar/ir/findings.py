@@ -1,4 +1,4 @@
-"""What of a step a planner can work with, and what stands in its way."""
+"""Findings about a step: what can be sharded and cut up, and what stands in the way."""
 
 from __future__ import annotations
 

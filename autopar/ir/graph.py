@@ -76,7 +76,7 @@ class Op:
 
     @cached_property
     def control_flow(self) -> ControlFlow | None:
-        """How values enter and leave its bodies; None for an op that has none."""
+        """The ports through which values enter and leave its bodies; None without bodies."""
         if not self.graphs:
             return None
         outside = len(self.operands), len(self.results)

@@ -17,14 +17,15 @@ from autopar.ir.graph import Graph
 from autopar.ir.sharding import Sharding
 from autopar.ir.spmd import SpmdProgram
 from autopar.ir.stages import Submesh
-from autopar.ir.values import Value
+from autopar.ir.values import Role, Value
 
 ONCE = -1  # the microbatch of what runs once a step
 
 
 class PartKind(Enum):
-    """The work of a part for its stage."""
+    """The role of a part in its step: all of it, or a task of one stage."""
 
+    WHOLE = "step"  # all of the step: the only part of its program
     HOIST = "hoist"  # on the whole batch, before everything
     SETUP = "setup"  # what no microbatch changes, before the first
     FORWARD = "F"
@@ -56,11 +57,14 @@ class Part:
     @property
     def is_looped(self) -> bool:
         """True if it runs once for each microbatch."""
-        return self.kind not in (PartKind.HOIST, PartKind.SETUP, PartKind.UPDATE)
+        once = (PartKind.WHOLE, PartKind.HOIST, PartKind.SETUP, PartKind.UPDATE)
+        return self.kind not in once
 
     @property
     def name(self) -> str:
-        """Its name in lists, grids and traces: F2, B0, update1.0."""
+        """Its name in lists, grids and traces: F2, B0, update1.0; that of the step if it is all."""
+        if self.kind is PartKind.WHOLE:
+            return self.graph.name
         tail = f".{self.round}" if self.kind is PartKind.UPDATE or self.round else ""
         return f"{self.kind.value}{self.stage}{tail}" + (f"'{self.loop}" if self.loop else "")
 
@@ -196,6 +200,33 @@ class Program:
     fetches: tuple[Fetch, ...]
     register_counts: tuple[int, ...]
     microbatches: int
+
+    @classmethod
+    def of_one_part(cls, graph: Graph, listing: SpmdProgram, submesh: Submesh) -> Program:
+        """The program of a step that is one part on one submesh: read, run, give back.
+
+        Inputs lie in the first registers, in order, and outputs in those that follow.
+        """
+        inputs = tuple(range(len(graph.inputs)))
+        outputs = tuple(range(len(inputs), len(inputs) + len(graph.outputs)))
+        part = Part(PartKind.WHOLE, 0, 0, graph, tuple(range(len(graph.ops))))
+        state = tuple(i for i, given in enumerate(graph.inputs) if given.role is Role.STATE)
+        feeds = zip(inputs, listing.input_shardings, strict=True)
+        fetches = zip(outputs, listing.output_shardings, strict=True)
+        return cls(
+            (submesh,),
+            (PartProgram(part, listing, state),),
+            (Run(0, ONCE, inputs, (), outputs),),
+            tuple(Feed(i, 0, s, (i,)) for i, s in feeds),
+            tuple(Fetch(n, 0, s, (r,)) for n, (r, s) in enumerate(fetches)),
+            (len(inputs) + len(outputs),),
+            1,
+        )
+
+    @property
+    def is_one_part(self) -> bool:
+        """True if one program runs the whole step: no stages and no microbatches."""
+        return self.parts[0].part.kind is PartKind.WHOLE
 
     def submesh_of(self, instruction: Instruction) -> int:
         """The submesh that runs an instruction; the sending one of a send."""

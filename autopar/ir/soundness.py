@@ -195,8 +195,7 @@ class _Checker:
             if len(dims) != len(piece.sharding.dims):
                 _fail(op, "has a rule of other shapes")
             majors += (
-                (next((f for f in dim if rule.factors[f].size > 1), None), axes)
-                for dim, axes in zip(dims, piece.sharding.dims, strict=True)
+                (rule.major(dim), axes) for dim, axes in zip(dims, piece.sharding.dims, strict=True)
             )
         found = {f: axes for f, axes in majors if f is not None and axes}
         able = set(rule.shardable())
@@ -246,7 +245,7 @@ class _Checker:
     def _inside(
         self, op: Op, port: Port, given: Sequence[_Piece], results: Sequence[_Piece]
     ) -> _Piece:
-        """How what goes through a port lies in the bodies: a carry as the results do."""
+        """The sharding of a port's value inside the bodies: a carry lies as its results do."""
         if port.result is not None:
             outside = results[port.result]
         elif port.operand is not None and port.kind is not PortKind.CHOICE:

@@ -56,6 +56,11 @@ class MicrobatchTrace:
     sources: tuple[tuple[str, Rows], ...] = ()
     calls: FlatProgram | None = None
 
+    @classmethod
+    def of_whole(cls, traced: TracedStep) -> MicrobatchTrace:
+        """A step that is run whole: its one microbatch is the batch."""
+        return cls(traced, traced, 1)
+
 
 def trace_microbatch(
     spec: StepSpec,
