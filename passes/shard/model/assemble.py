@@ -218,7 +218,7 @@ class _Assembler:
         if not self._may_bind():
             return ()
         arguments = {i.value.name for i in self._reading.merged.whole.inputs}
-        spare = 1 + SPARE_SHARE * (self._mesh.device_count > 1)
+        spare = SPARE_SHARE * (self._mesh.device_count > 1)
         weighed: dict[tuple[str, Place, int, bool], Floats] = {}
         usages: list[Usage] = []
         platform = self._prices.cluster.chip.platform
@@ -232,7 +232,8 @@ class _Assembler:
                 nbytes = times * value.nbytes / self._shares(node, place.dims)
                 if copies:
                     nbytes[: self._copied[node]] = 0.0
-                weighed[key] = nbytes if name in arguments else spare * nbytes
+                set_aside = 0.0 if name in arguments else np.floor(spare * nbytes)
+                weighed[key] = nbytes + set_aside
             usages.append(Usage(node, first, last, weighed[key]))
         return tuple(usages)
 
