@@ -17,7 +17,7 @@ from autopar.inspecting.compare import compare as compare
 from autopar.inspecting.explain import explain as explain_opened
 from autopar.inspecting.inspect import inspect as inspect_opened
 from autopar.inspecting.lint import lint as lint_step
-from autopar.inspecting.reopen import reopen
+from autopar.inspecting.loaded_plan import reopen
 from autopar.inspecting.why_not import why_not as why_not_opened
 from autopar.ir.codec import Json
 from autopar.ir.explanation import Counterfactual, Explanation
@@ -61,8 +61,8 @@ from autopar.report.html.data import OtherPlan, ReportView
 from autopar.report.html.page import page
 from autopar.report.trace import load_trace
 from autopar.rules import RuleBook
-from autopar.runtime.trial.steps import open_cpu_devices as open_cpu_devices
-from autopar.runtime.trial.steps import with_created as with_created
+from autopar.runtime.validation.steps import open_cpu_devices as open_cpu_devices
+from autopar.runtime.validation.steps import with_created as with_created
 from autopar.step import ParallelStep as ParallelStep
 
 # Any: a jax.sharding.Mesh, of which this floor knows nothing.

@@ -19,10 +19,10 @@ from autopar.ir.spmd import Collective, Move
 from autopar.planner.planned import Planned
 from autopar.runtime.aot.job import Job, job_of_part
 from autopar.runtime.bind import shape_with_axis
+from autopar.runtime.compile import group_equal_parts
 from autopar.runtime.interface import Interface
-from autopar.runtime.likeness import alike_parts
 from autopar.runtime.parts import PartSource
-from autopar.runtime.trial.compiled import CpuProgram, cpu_program_of_part
+from autopar.runtime.validation.steps import CpuProgram, cpu_program_of_part
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def programs_of(planned: Planned, cluster: Cluster, target: Target) -> Iterator[
     meshes = tuple(shape_with_axis(s.mesh) for s in program.submeshes)
     interface = Interface(trace, program, meshes)
     is_cpu = target.platform == "cpu"
-    for sources in alike_parts(interface.sources(target.platform, donate_state=True)):
+    for sources in group_equal_parts(interface.sources(target.platform, donate_state=True)):
         part = sources[0].program.part
         ahead = partial(job_of_part, sources[0], program.submeshes, cluster)
         export = cpu_program_of_part(sources[0]) if is_cpu else ahead

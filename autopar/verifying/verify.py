@@ -21,10 +21,10 @@ from autopar.ir.verification import CompiledPart, Numerics, Verification
 from autopar.planner.planned import Planned
 from autopar.runtime.aot.job import Job
 from autopar.runtime.aot.launch import compile_ahead
-from autopar.runtime.trial.compiled import CpuProgram
-from autopar.runtime.trial.numerics import STEPS, Trial, numerics
-from autopar.runtime.trial.remote import remote_step
-from autopar.runtime.trial.steps import (
+from autopar.runtime.validation.numerics import STEPS, Validation, numerics
+from autopar.runtime.validation.remote import remote_step
+from autopar.runtime.validation.steps import (
+    CpuProgram,
     FlatStep,
     check_host_memory,
     plain_step,
@@ -100,8 +100,8 @@ def verify_planned(planned: Planned, called: Called, inquiry: Inquiry) -> Verifi
 
 def _numerics(planned: Planned, called: Called, inquiry: Inquiry) -> Numerics:
     _check_memory(planned.plan, inquiry.devices)
-    with _trial(planned, called, inquiry.devices) as trial:
-        return numerics(trial, inquiry.steps)
+    with _validation(planned, called, inquiry.devices) as validation:
+        return numerics(validation, inquiry.steps)
 
 
 def _check_memory(plan: Plan, devices: int | None) -> None:
@@ -116,7 +116,7 @@ def _check_memory(plan: Plan, devices: int | None) -> None:
 
 
 @contextmanager
-def _trial(planned: Planned, called: Called, devices: int | None) -> Generator[Trial]:
+def _validation(planned: Planned, called: Called, devices: int | None) -> Generator[Validation]:
     trace, program = planned.trace, planned.program
     plain, notes = planned.source.traced, tuple[str, ...]()
     if devices is not None and devices < planned.plan.device_count:
@@ -131,7 +131,7 @@ def _trial(planned: Planned, called: Called, devices: int | None) -> Generator[T
         trace, program = MicrobatchTrace.of_whole(small.traced), small.program
     meshes = [s.mesh for s in program.submeshes]
     with _on_cpu(trace, program) as step:
-        yield Trial(
+        yield Validation(
             plain,
             read_call(called.spec, called.args, called.kwargs).leaves,
             plain_step(called.spec, called.args, called.kwargs),

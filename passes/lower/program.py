@@ -18,7 +18,6 @@ from autopar.cost.reshard import Resharder
 from autopar.ir.batching import Batching
 from autopar.ir.program import (
     ONCE,
-    Parcel,
     Part,
     PartKind,
     PartProgram,
@@ -26,6 +25,7 @@ from autopar.ir.program import (
     Run,
     Send,
     Start,
+    Transfer,
 )
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.soundness import check_listing
@@ -195,10 +195,10 @@ class _Order:
 
 def _send(submesh: int, target: int, passages: Sequence[Passage], microbatch: int) -> Send:
     i = max(microbatch, 0)
-    parcels = tuple(
-        Parcel(a.value, a.register(i), b.register(i), a.sharding, b.sharding) for a, b in passages
+    transfers = tuple(
+        Transfer(a.value, a.register(i), b.register(i), a.sharding, b.sharding) for a, b in passages
     )
-    return Send(submesh, target, parcels, microbatch)
+    return Send(submesh, target, transfers, microbatch)
 
 
 def _in_time(grid: Grid) -> list[Task]:

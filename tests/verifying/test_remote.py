@@ -10,8 +10,8 @@ import pytest
 from autopar.cluster import Cluster
 from autopar.errors import VerifyError
 from autopar.runtime.aot.job import Job
-from autopar.runtime.trial.remote import remote_step
-from autopar.runtime.trial.steps import FlatStep, packed, planned_step, unpacked
+from autopar.runtime.validation.remote import remote_step
+from autopar.runtime.validation.steps import FlatStep, packed, planned_step, unpacked
 from autopar.verifying.programs import whole_job
 from tests.verifying.asking import SHAPES, planned_for
 
