@@ -67,6 +67,47 @@ def held_kinds(
             now[kind_of[name]] -= lives.sizes[name]
 
 
+Span = tuple[int, int]  # the first and the last kernel, both included
+
+
+@dataclass(frozen=True)
+class BlockSpans:
+    """When the pieces that a block stores are held, by kernel, and those of its loops' bodies.
+
+    `inputs` are what the block is given, which is held from its first kernel on. `bodies` are
+    (kernel of the loop, spans of one of its bodies).
+    """
+
+    inputs: tuple[str, ...]
+    spans: Mapping[str, Span]
+    length: int
+    bodies: tuple[tuple[int, BlockSpans], ...]
+
+
+def piece_spans(stored: Stored) -> Mapping[str, Span]:
+    """From which kernel to which each stored piece is held.
+
+    A piece whose buffer an in-place kernel's result takes is gone when that kernel runs.
+    """
+    lives, kernels = _Lives.of(stored, ()), stored.kernels
+    end = max(0, len(kernels) - 1)
+    spans: dict[str, Span] = {}
+    for k, kernel in enumerate(kernels):
+        for name in (*kernel.reads, *kernel.makes):
+            first = spans[name][0] if name in spans else 0
+            spans[name] = (k if name in kernel.makes else first, min(end, lives.last[name]))
+    dying = lives.dying()
+    for k, kernel in enumerate(kernels):
+        heirs = lives.taken(kernel, dying.get(k, ())) if kernel.in_place else ()
+        gone = [n for n in sorted(dying.get(k, ())) if n not in kernel.makes]
+        for heir in heirs:
+            donor = next((n for n in gone if lives.sizes[n] == lives.sizes[heir]), None)
+            if donor is not None and spans[donor][0] < k:
+                gone.remove(donor)
+                spans[donor] = (spans[donor][0], k - 1)
+    return spans
+
+
 @dataclass(frozen=True)
 class _Lives:
     """Rounded bytes of pieces, their last readers, and which pieces have several readers."""

@@ -10,7 +10,14 @@ from autopar.cluster.chip import Platform
 from autopar.cost.held import argument_kinds, peak_of, piece_kinds
 from autopar.cost.kernels import Kernel, Pieces, Sizes, Stored, stored_kernels
 from autopar.cost.listing import entering
-from autopar.cost.liveness import Moment, busiest, held_kinds, most_bytes
+from autopar.cost.liveness import (
+    BlockSpans,
+    Moment,
+    busiest,
+    held_kinds,
+    most_bytes,
+    piece_spans,
+)
 from autopar.cost.order import ahead, combined, depth_first
 from autopar.cost.ready import least_first
 from autopar.ir.control_flow import PortKind
@@ -80,6 +87,15 @@ def _spare(moment: Moment, mesh: MeshShape) -> int:
     return int(moment.nbytes * SPARE_SHARE) if mesh.device_count > 1 else 0
 
 
+def held_spans(
+    graph: Graph, program: SpmdProgram, mesh: MeshShape, platform: Platform = "gpu"
+) -> BlockSpans:
+    """From which kernel to which each stored piece of a listing is held, by the rules above."""
+    walk = _Walk(Sizes(graph, mesh, platform))
+    _, moment = walk.step(graph, program)
+    return walk.spans(moment)
+
+
 class _Walk:
     """Goes through a block and the loops in it, and keeps what each loop holds at most."""
 
@@ -87,6 +103,17 @@ class _Walk:
         self._sizes = sizes
         self._trips: dict[tuple[str, ...], _FirstTrip] = {}
         self._inside: dict[tuple[str, ...], Moment] = {}
+        self._bodies: dict[tuple[str, ...], list[Moment]] = {}
+
+    def spans(self, moment: Moment) -> BlockSpans:
+        """The spans of a moment's block, and of the bodies of its loops."""
+        inner: list[tuple[int, BlockSpans]] = []
+        for k, kernel in enumerate(moment.stored.kernels):
+            step = moment.block.instructions[kernel.at] if kernel.at >= 0 else None
+            if isinstance(step, Loop):
+                inner += [(k, self.spans(body)) for body in self._bodies[step.results]]
+        spans, length = piece_spans(moment.stored), len(moment.stored.kernels)
+        return BlockSpans(moment.block.inputs, spans, length, tuple(inner))
 
     def step(self, graph: Graph, program: SpmdProgram) -> tuple[dict[str, int], Moment]:
         """The bytes of a step's arguments, and its moment."""
@@ -160,6 +187,7 @@ class _Walk:
     def _inner(self, loop: Loop, op: Op, nbytes: Mapping[str, int]) -> int:
         """Bytes of a loop's body at its busiest, beside the loop's operands and results."""
         moments = [self._body(loop, op, b, nbytes) for b in range(len(loop.bodies))]
+        self._bodies[loop.results] = moments
         worst = max(moments, key=lambda m: m.nbytes, default=None)
         if worst is None:
             return 0

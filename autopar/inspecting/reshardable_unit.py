@@ -18,13 +18,12 @@ from autopar.passes.shard.diagnose.why import Answer, Case, anew, case_of
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.recipes import recipe_named
+from autopar.planner.fit_within import Candidate, fit_within
 from autopar.planner.placed_stages import PlacedStages
 from autopar.planner.request import Pins
 from autopar.planner.stage_costs import peak_bytes
 from autopar.planner.stage_programs import cost_stage
 from autopar.planner.step_timing import time_step
-
-_TIGHTENINGS = 3  # of the limit, where what the memory rows leave out is over it
 
 
 @dataclass(frozen=True)
@@ -127,25 +126,23 @@ class ReshardableUnit:
     def fitting(
         self, case: Case, fixed: Mapping[int, int], found: Answer
     ) -> tuple[Weighed | None, float]:
-        """An answer's plan; the limit is tightened until what is really held fits it.
+        """The plan of an answer, or of the nearest that keeps the limit.
 
-        None where that is nowhere, with the fewest bytes that were needed.
+        None where there is none, with the fewest bytes that were needed.
         """
-        limit = allowed = self.loaded.plan.origin.memory_bytes
-        least = float("inf")
-        for _ in range(_TIGHTENINGS):
-            if not found.choice:
-                break
-            weighed = self.weighed(case.plan(found.choice), found.seconds)
-            least = min(least, weighed.price.peak_bytes)
-            over = weighed.price.peak_bytes - limit
-            if over <= 0:
-                return weighed, least
-            allowed -= max(over, limit // 64)
-            if allowed <= 0:
-                break
-            found = anew(case, fixed, allowed)
-        return None, least if least < float("inf") else found.needed_bytes
+
+        def weighed(answer: Answer) -> Candidate[Weighed] | None:
+            if not answer.choice:
+                return None
+            plan = self.weighed(case.plan(answer.choice), answer.seconds)
+            return Candidate(plan, plan.price.peak_bytes, plan.price.seconds, answer.seconds)
+
+        first = weighed(found)
+        if first is None:
+            return None, found.needed_bytes
+        limit = self.loaded.plan.origin.memory_bytes
+        fit = fit_within(limit, lambda n: weighed(anew(case, fixed, n)), first=first)
+        return fit.best.plan if fit.best is not None else None, fit.fewest_bytes
 
 
 def units_of(loaded: LoadedPlan) -> list[ReshardableUnit]:

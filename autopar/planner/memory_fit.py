@@ -27,6 +27,7 @@ from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import MinMemory, Optimal, counted
 from autopar.passes.shard.recipes import recipe_named
 from autopar.passes.shard.solver.min_memory import needed_bytes
+from autopar.planner.fit_within import Candidate, fit_within
 from autopar.planner.placed_stages import PlacedStages
 from autopar.planner.remat import Form, leaner_forms
 from autopar.planner.request import Request
@@ -38,7 +39,6 @@ _NO_GAIN = 1e-9
 _SMALL = 1500  # ops up to which recipes are planned whole beside auto
 _ROUGH = 0.95  # a recipe's margin is not exact
 _CLOSE = 0.005  # of the seconds without a limit
-_TIGHTENINGS = 6
 _NEAR = 1.25  # by how much more the pass may count than the listing really holds
 
 
@@ -235,7 +235,7 @@ def _fitted(tried: TriedMesh, plain: Form, may_fit: bool) -> MeshPlan | None:
     if leaner is not None and leaner.cost <= roomy.cost * (1 + _CLOSE):
         return leaner  # no plan within a limit that binds can cost less
     try:
-        sharded = _within(site, plain, tried.within) if may_fit else None
+        sharded = _within(tried, plain) if may_fit else None
     except InfeasibleError:
         sharded = None
     if sharded is None:
@@ -287,26 +287,28 @@ def _first_that_fits(site: MeshContext, forms: Iterable[Form]) -> MeshPlan | Non
     return None
 
 
-def _within(site: MeshContext, form: Form, first: MeshPlan | None) -> MeshPlan:
-    """A plan within the budget: the limit is tightened until what is really held fits it.
+def _within(tried: TriedMesh, form: Form) -> MeshPlan:
+    """A plan within the budget, by sharding alone.
 
-    `first` is the first of these plans where it is known. The last resort is the plan that holds
-    the least, so that its bytes are a limit that will do.
+    The last resort is the plan that holds the least, so that its bytes are a limit that will do.
     """
-    budget = allowed = site.request.budget_bytes
-    for _ in range(_TIGHTENINGS):
+    site, budget = tried.site, tried.site.request.budget_bytes
+
+    def solve(allowed: int) -> Candidate[MeshPlan] | None:
         try:
-            found, first = first or site.cheapest(form, allowed), None
+            return _candidate(site.cheapest(form, allowed))
         except MemoryLimitError:
-            break
-        peak = found.held.peak_bytes
-        if peak <= budget:
-            return found
-        # What the rows leave out (gathered copies) is over: give them that much less.
-        allowed -= max(peak - budget, budget // 64)
-        if allowed <= 0:
-            break
-    found = site.lightest(form)
-    if found.held.peak_bytes <= budget:
-        return found
+            return None
+
+    first = _candidate(tried.within) if tried.within is not None else None
+    found = fit_within(budget, solve, tried.roomy.cost * (1 + _CLOSE), first).best
+    if found is not None:
+        return found.plan
+    lightest = site.lightest(form)
+    if lightest.held.peak_bytes <= budget:
+        return lightest
     raise MemoryLimitError(f"the lightest plan on ({site.mesh}) does not fit")
+
+
+def _candidate(found: MeshPlan) -> Candidate[MeshPlan]:
+    return Candidate(found, found.held.peak_bytes, found.seconds, found.cost)

@@ -127,6 +127,7 @@ class Read:
     region: str
     line: str
     count: int = 1  # how many reads of the step it stands for
+    enters: bool = False  # a loop: what is moved for it is held while it runs
 
 
 @dataclass(frozen=True)

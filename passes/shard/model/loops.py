@@ -75,14 +75,14 @@ class _LoopReader:
         if port.is_carry or self._flow.chooses:
             if first.is_floating and self._may_be_partial(operand):
                 self._reader.mark_partial(index, first)
-        self._read_operand(operand, index, port.by_row)
+        self._read_operand(operand, index, port)
         for value in others:
             self._reader.place(value, index, tuple(range(len(value.shape))))
             if decision.may_be_partial:
                 self._reader.mark_partial(index, value)
         return index
 
-    def _read_operand(self, operand: Operand, decision: int, by_row: bool) -> None:
+    def _read_operand(self, operand: Operand, decision: int, port: Port) -> None:
         if isinstance(operand, Literal):
             return
         value = self._graph.values[operand]
@@ -90,7 +90,8 @@ class _LoopReader:
         origin = self._op.origin
         self._reader.need_exact(
             operand, value, decision, self._runs, origin.region, origin.line,
-            (-1, *dims[:-1]) if by_row else dims,
+            (-1, *dims[:-1]) if port.by_row else dims,
+            enters=not port.is_carry,
         )  # fmt: skip
 
     # -- out of it -------------------------------------------------------------------------

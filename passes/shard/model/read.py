@@ -132,16 +132,16 @@ class Reader:
 
     def need_exact(
         self, operand: Operand, value: Value, target: int, runs: int, region: str, line: str,
-        dims: tuple[int, ...] | None = None,
+        dims: tuple[int, ...] | None = None, enters: bool = False,
     ) -> None:  # fmt: skip
-        """A value is needed in the very sharding of a decision."""
+        """A value is needed in the very sharding of a decision; one that `enters` a loop, there."""
         if isinstance(operand, Literal):
             return
         own = dims if dims is not None else tuple(range(len(value.shape)))
         partial_ok = self.decisions[target].may_be_partial
         self.reads.append(
             Read(value, self.standing(operand), target, ReadKind.EXACT, 0, None, own, partial_ok,
-                 runs, region, line, self.count)
+                 runs, region, line, self.count, enters)
         )  # fmt: skip
 
     # -- ops -------------------------------------------------------------------------------

@@ -75,7 +75,9 @@ class _Search:
         left, right = self._totals(choice, u, v), self._totals(choice, v, u)
         both = left[:, None] + right[None, :] + table
         now, at = both[choice[u], choice[v]], int(both.argmin())
-        if both.flat[at] >= now - 1e-12 * abs(now):
+        # From what is impossible any possible pair is better; infinity less itself is no number.
+        least = now - 1e-12 * abs(now) if np.isfinite(now) else now
+        if not both.flat[at] < least:
             return False
         choice[u], choice[v] = divmod(at, both.shape[1])
         return True
