@@ -48,7 +48,10 @@ def best_pin(plan: Plan, arguments: int) -> tuple[str, float] | None:
             continue
         if pinned is not None:
             found.append((pinned.seconds, f"{path} = {spec}"))
-    return min(found)[::-1] if found else None
+    if not found:
+        return None
+    seconds, pin = min(found)
+    return pin, seconds
 
 
 def rows(case: Case, cluster: str, shares: list[float], pins: int) -> Iterator[dict[str, Any]]:
