@@ -89,8 +89,9 @@ def case_of(posed: Posed, plan: ShardingPlan, reuse_gathered: bool) -> Case:
     left = [np.arange(len(c)) for c in problem.costs]
     for node, wanted in _told(posed, plan):
         options = posed.assembled.choices[node]
-        if wanted in options:
-            left[node] = np.array([options.index(wanted)])
+        # What enters a loop has each choice twice, as it lies and as a copy: a plan tells not which.
+        told = [i for i, option in enumerate(options) if option == wanted]
+        left[node] = np.array(told) if told else left[node]
     open_nodes = any(len(few) > 1 for few in left)
     narrowed = narrow(replace(problem, usages=()), left)
     inside = solve(narrowed.problem, None, QUICK).choice if open_nodes else (0,) * len(left)
@@ -119,7 +120,7 @@ def unbound(
     decisions = (*reading.decisions[:node], freed, *reading.decisions[node + 1 :])
     wider: Reading = replace(reading, decisions=decisions)
     count = len(decisions)
-    choices = list(case.posed.assembled.choices[:count])
+    choices = [tuple(dict.fromkeys(few)) for few in case.posed.assembled.choices[:count]]
     choices[node] = tuple(dict.fromkeys((*choices[node], *all_choices(wider, case.mesh)[node])))
     assembled = assemble(
         wider, choices, tables, setting.memory_bytes, setting.in_flight, case.reuse_gathered

@@ -1,6 +1,6 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
-"""Hands a small flat problem to HiGHS: the model of `arrays.py`, with memory rows as they break.
+"""Hands a small flat problem to HiGHS: the model of `flat.py`, with memory rows as they break.
 
 Costs above those of a known answer are cut down to just above it, for no better one can pay them;
 HiGHS needs that, as it works with rounded numbers.
