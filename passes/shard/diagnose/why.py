@@ -89,7 +89,7 @@ def case_of(posed: Posed, plan: ShardingPlan, reuse_gathered: bool) -> Case:
     left = [np.arange(len(c)) for c in problem.costs]
     for node, wanted in _told(posed, plan):
         options = posed.assembled.choices[node]
-        # What enters a loop has each choice twice, as it lies and as a copy: a plan tells not which.
+        # What enters a loop has each choice twice, as it lies or a copy: a plan does not tell.
         told = [i for i, option in enumerate(options) if option == wanted]
         left[node] = np.array(told) if told else left[node]
     open_nodes = any(len(few) > 1 for few in left)
