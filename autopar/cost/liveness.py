@@ -1,4 +1,4 @@
-"""What a run of kernels holds at most, and which pieces those are."""
+"""Liveness of a run of kernels: the most bytes held, and the pieces held then."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Moment:
 
 
 def busiest(block: Block, stored: Stored, outside: Collection[str]) -> Moment:
-    """When a block holds the most; pieces `outside` have buffers that are held all along."""
+    """The moment at which a block holds most; buffers of pieces `outside` are held all along."""
     lives = _Lives.of(stored, outside)
     at, most = _peak(stored, lives, in_place=True)
     return Moment(block, stored, at, most, _held_at(stored, at, lives), outside)
@@ -49,7 +49,7 @@ def most_bytes(stored: Stored, outside: Collection[str]) -> int:
 def held_kinds(
     stored: Stored, outside: Collection[str], kinds: Mapping[str, HeldKind]
 ) -> Iterator[Counter[HeldKind]]:
-    """What is held while each kernel runs, by kind; scratch, and pieces of none, are temporary."""
+    """Bytes held while each kernel runs, by kind; scratch, and pieces of no kind, are temporary."""
     lives, now = _Lives.of(stored, outside), Counter[HeldKind]()
     kind_of = {name: kinds.get(name, HeldKind.TEMPORARY) for name in lives.sizes}
     dying = lives.dying()
@@ -72,7 +72,7 @@ Span = tuple[int, int]  # the first and the last kernel, both included
 
 @dataclass(frozen=True)
 class BlockSpans:
-    """When the pieces that a block stores are held, by kernel, and those of its loops' bodies.
+    """Spans, in kernels, of a block's stored pieces, and of those of its loops' bodies.
 
     `inputs` are what the block is given, which is held from its first kernel on. `bodies` are
     (kernel of the loop, spans of one of its bodies).

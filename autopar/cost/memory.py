@@ -1,4 +1,4 @@
-"""How much a device holds at most while it runs a listing, when, and what it holds then."""
+"""The peak memory of a device that runs a listing: its bytes, its moment, and what is held then."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Held:
 def held_bytes(
     graph: Graph, program: SpmdProgram, mesh: MeshShape, platform: Platform = "gpu"
 ) -> Held:
-    """What one device of a platform holds over a step.
+    """Bytes that one device of a platform holds over a step.
 
     The listing becomes kernels, as compilers fuse it; collectives are combined and kernels
     ordered as XLA does. A stored piece lives from the kernel that makes it to the last that
@@ -60,7 +60,7 @@ def held_bytes(
 
 @dataclass(frozen=True)
 class HeldWhile:
-    """What one device holds while a kernel of a block runs, arguments included, by kind."""
+    """Bytes that one device holds while a kernel of a block runs, by kind, arguments included."""
 
     block: Block
     kernel: Kernel
@@ -70,7 +70,7 @@ class HeldWhile:
 def held_while(
     graph: Graph, program: SpmdProgram, mesh: MeshShape, platform: Platform = "gpu"
 ) -> Iterator[HeldWhile]:
-    """What is held over a step, kernel by kernel; the most is what `held_bytes` tells.
+    """Bytes held over a step, kernel by kernel; the most is the peak of `held_bytes`.
 
     A loop is one of its trips. What is held for no piece that is known (see `SPARE_SHARE`) is held
     in proportion to the rest.
@@ -123,7 +123,7 @@ class _Walk:
         return given, self.busiest(block, given, outside)
 
     def levels(self, graph: Graph, moment: Moment, at_top: bool) -> Iterator[HeldWhile]:
-        """What is held over a block beside what is held around it; the most is its moment's."""
+        """Bytes held over a block beside those held around it; the most are those of its moment."""
         held = list(held_kinds(moment.stored, moment.outside, piece_kinds(graph, moment, at_top)))
         most = max((level.total() for level in held), default=0)
         for kernel, level in zip(moment.stored.kernels, held, strict=True):
@@ -219,7 +219,7 @@ class _Walk:
 
 @dataclass(frozen=True)
 class _FirstTrip:
-    """What a loop's first trip makes before it needs the values that the loop starts from."""
+    """The values that a loop's first trip makes before it reads the loop's initial values."""
 
     nbytes: int
     waits: Pieces
@@ -263,7 +263,7 @@ def _read_for_sums(stored: Stored) -> int:
 
 
 def _stacks_sums(moment: Moment, stacked: Pieces) -> bool:
-    """Whether a loop reduces what it stacks, each device keeping its share."""
+    """True if a loop reduces what it stacks, and each device keeps its share."""
     summed = {
         m.result
         for m in moment.block.instructions

@@ -16,7 +16,7 @@ from autopar.ir.values import Literal
 
 
 def whole_listing(graph: Graph) -> SpmdProgram:
-    """What one device runs that holds everything."""
+    """The listing of one device that holds everything."""
     block = _Lister(graph, ()).block()
     laid = tuple(replicated(len(i.value.shape)) for i in graph.inputs)
     outputs = tuple(replicated(len(graph.value(o).shape)) for o in graph.outputs)

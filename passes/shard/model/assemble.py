@@ -64,7 +64,7 @@ def assemble(
 
 @dataclass(frozen=True)
 class _Need:
-    """One reader's need of one placed value."""
+    """A reader's need of a placed value."""
 
     value: Value
     place: Place
@@ -204,7 +204,7 @@ class _Assembler:
         return np.array([float(self._mesh.size([a for d in s.dims for a in d])) for s in laid])
 
     def _shardings(self, node: int, dims: tuple[int, ...]) -> tuple[Sharding, ...]:
-        """How a value with these dims lies for each choice of its group."""
+        """The sharding of a value with these dims for each choice of its group."""
         key = (node, dims)
         if key not in self._laid:
             place = Place(node, dims)
@@ -214,7 +214,7 @@ class _Assembler:
         return self._laid[key]
 
     def _usages(self) -> tuple[Usage, ...]:
-        """What is held and when; nothing where all of it together is within the limit."""
+        """The bytes that are held and when; nothing if all values together are within the limit."""
         if not self._may_bind():
             return ()
         arguments = {i.value.name for i in self._reading.merged.whole.inputs}
@@ -295,7 +295,7 @@ class _Assembler:
         return table
 
     def _times(self, need: _Need) -> float:
-        """How often a step moves a value for a reader: once for each copy of it, at most.
+        """The number of times that a step moves a value for a reader: at most once for each copy.
 
         A move that runs beside work counts for the share that stays exposed.
         """

@@ -1,4 +1,4 @@
-"""When each value is held over the step, by the rules that the listing is weighed by."""
+"""Lifetimes of values over the step, by the rules that weigh a listing."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def lifetimes(reading: Reading, platform: Platform = "gpu") -> Iterator[Held]:
 
 
 class _Entry(NamedTuple):
-    """What a loop's body is given: a whole operand or a slice of one.
+    """An input of a loop's body: a whole operand or a slice of one.
 
     A copy that is made for the loop holds `copies` times its bytes. A carry has none: the loop's
     results take over its buffer.
@@ -122,7 +122,7 @@ def _is_outside(entry: _Entry | None) -> bool:
 
 
 def _entries(graph: Graph) -> Iterator[tuple[str, _Entry]]:
-    """How the bodies of all loops are given their inputs."""
+    """The inputs of the bodies of all loops."""
     for op in graph.ops:
         for body in op.graphs:
             yield from _entries(body)

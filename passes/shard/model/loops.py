@@ -27,7 +27,7 @@ def read_loop(
 
 
 class _LoopReader:
-    """One loop op being read."""
+    """A loop op that is being read."""
 
     def __init__(
         self, reader: Reader, graph: Graph, op: Op, flow: ControlFlow, path: OpPath, runs: int
@@ -36,7 +36,7 @@ class _LoopReader:
         self._runs, self._inner_runs = runs, runs * flow.trips
 
     def read(self) -> None:
-        """What enters, what only leaves, then the bodies, each with what leaves it."""
+        """Reads what enters, what only leaves, then the bodies, each with what leaves it."""
         op, flow = self._op, self._flow
         decisions: dict[Port, int] = {}
         for port in flow.ports:
@@ -58,7 +58,7 @@ class _LoopReader:
     # -- into the loop ---------------------------------------------------------------------
 
     def _enter(self, port: Port, operand: Operand) -> int:
-        """One decision for an operand and for what each body has of it.
+        """Makes one decision for an operand and for what each body has of it.
 
         A carry, or what a branch is given, may hold a partial sum where its start is one, or zero.
         """
@@ -138,7 +138,7 @@ class _LoopReader:
         return decision
 
     def _scalar(self, name: str, value: Value) -> int:
-        """What says which branch runs, or whether to go on."""
+        """Reads the value that selects a branch, or that ends a loop."""
         return self._decide(Value(f"{self._op.results[0].name}.{name}", (), value.dtype))
 
     def _depth(self) -> int:
@@ -149,7 +149,7 @@ class _LoopReader:
         )
 
     def _may_be_partial(self, operand: Operand) -> bool:
-        """Every device has the whole of a literal, and would add it but for a zero."""
+        """False for literals but zero: each device has the whole of one, and would add it."""
         if isinstance(operand, Literal):
             return operand.is_zero
         return self._reader.standing(operand) is not None
