@@ -81,7 +81,7 @@ class ReshardableUnit:
         return dict.fromkeys(self.placed.graphs[self.submesh].stashed, flight)
 
     def weighed(self, sharding: ShardingPlan, solver_seconds: float) -> Weighed:
-        """What a step takes with another sharding of this submesh; bytes are this submesh's."""
+        """The price of a step with another sharding of this submesh; bytes are this submesh's."""
         placed, own = self.placed, self.placed.stages_on(self.submesh)
         costs = list(self.loaded.costs)
         if sharding is not self.kept:
@@ -146,7 +146,7 @@ class ReshardableUnit:
 
 
 def units_of(loaded: LoadedPlan) -> list[ReshardableUnit]:
-    """All that a plan shards, submesh by submesh."""
+    """The units that a plan shards, submesh by submesh."""
     return [ReshardableUnit(loaded, k) for k in range(len(loaded.plan.submeshes))]
 
 

@@ -44,7 +44,7 @@ _NEAR = 1.25  # by how much more the pass may count than the listing really hold
 
 @dataclass(frozen=True)
 class MeshContext:
-    """One mesh for a request, and the prices there, which all plans on it share."""
+    """A mesh for a request, and the prices there, which all plans on it share."""
 
     mesh: MeshShape
     request: Request
@@ -58,7 +58,7 @@ class MeshContext:
         return cls(mesh, request, tuple(watchers), tables)
 
     def setting(self, memory_bytes: int) -> Setting:
-        """What passes are given here within a limit."""
+        """The setting of passes here within a limit."""
 
         def weigh(graph: Graph, plan: ShardingPlan) -> float:
             listing = lower(graph, plan, setting)
@@ -81,7 +81,7 @@ class MeshContext:
         return self._found(form, self.optimal(), self.setting(memory_bytes))
 
     def may_fit(self, form: Form) -> bool:
-        """Whether the choices that hold least come near the limit: the pass counts no worse."""
+        """True if the choices that hold least come near the limit: the pass counts no worse."""
         limit = self.request.budget_bytes
         optimal, setting = self.optimal(), counted(self.setting(limit))
         posed = optimal.pose(form.graph, setting, setting.pins, optimal.recipe)
@@ -119,12 +119,12 @@ class MeshPlan:
 
     @property
     def seconds(self) -> float:
-        """What a step should take."""
+        """Predicted seconds of a step."""
         return self.timed.seconds.total
 
     @property
     def cost(self) -> float:
-        """What the solver made as small as it could."""
+        """The sum that the solver minimized, in seconds."""
         return self.decided.sharding.outcome.seconds
 
     def programs(self, context: MeshContext) -> StagePrograms:
@@ -163,7 +163,7 @@ class TriedMesh:
 
     @property
     def fits(self) -> bool:
-        """Whether the plan without a limit keeps it."""
+        """True if the plan without a limit keeps it."""
         return self.roomy.held.peak_bytes <= self.site.request.budget_bytes
 
     def limited(self, form: Form) -> TriedMesh:
@@ -175,7 +175,7 @@ class TriedMesh:
 
     @property
     def promise(self) -> tuple[bool, float]:
-        """What meshes without room are sorted by, the most promising first."""
+        """The key that sorts meshes without room, the most promising first."""
         if self.within is None:
             return True, self.roomy.held.peak_bytes
         return False, self.within.seconds

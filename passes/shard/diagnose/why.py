@@ -41,11 +41,11 @@ class Case:
 
     @property
     def seconds(self) -> float:
-        """What the plan costs by the solver's sum."""
+        """Seconds of the plan by the solver's sum."""
         return self.posed.assembled.problem.seconds(self.chosen)
 
     def choices(self, node: int) -> tuple[Choice, ...]:
-        """What a node may choose among."""
+        """The choices of a node."""
         return self.posed.assembled.choices[node]
 
     def place_of(self, value: str) -> Place | None:
@@ -61,11 +61,11 @@ class Case:
         return reading.op_decisions.get(merged, reading.followers.get(merged))
 
     def decision(self, node: int) -> Decision:
-        """What a node decides."""
+        """The decision of a node."""
         return self.posed.reading.decisions[node]
 
     def plan(self, choice: tuple[int, ...]) -> ShardingPlan:
-        """What an assignment means for every value and op."""
+        """The sharding plan of an assignment."""
         posed = self.posed
         solution = known_solution(posed.assembled.problem, choice, "Chosen around what was asked.")
         return plan_of(posed.reading, posed.assembled, solution, self.mesh, (), self.reuse_gathered)
@@ -129,7 +129,7 @@ def unbound(
 
 
 def others(case: Case, node: int, limit_bytes: float) -> list[tuple[int, Answer]]:
-    """Every other choice of a node with the rest chosen anew around it, the cheapest first.
+    """The other choices of a node with the rest chosen anew around each, the cheapest first.
 
     Of a problem so large that it would take long, only the choices that look best when the nodes
     around them give way are solved.

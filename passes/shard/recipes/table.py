@@ -1,4 +1,4 @@
-"""Every recipe by its name."""
+"""The recipes by their names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which arguments are parameters, which are optimizer state, and which ops read a weight."""
+"""Finds parameters and optimizer state among the arguments, and the ops that read a weight."""
 
 from __future__ import annotations
 

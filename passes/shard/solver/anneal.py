@@ -33,7 +33,7 @@ _MIX = 0x9E3779B97F4A7C15
 
 
 class Worker:
-    """One assignment that is being improved, with room for a block and a stream of chance."""
+    """An assignment that is being improved, with room for a block and a stream of chance."""
 
     def __init__(self, flat: Flat, seed: int, most: int) -> None:
         count = len(flat.choices) - 1
@@ -58,7 +58,7 @@ class Worker:
 
     @property
     def fits(self) -> bool:
-        """Whether the assignment keeps every row's limit."""
+        """True if the assignment keeps each row's limit."""
         return bool(self._heap[1] <= 0)
 
     @property
@@ -171,7 +171,7 @@ def _cool(
     meter: Meter,
     span: tuple[float, float],
 ) -> None:
-    """One cycle: all workers side by side, in chunks, from their heat down to next to nothing."""
+    """Runs a cycle: all workers side by side, in chunks, from their heat down to almost nothing."""
     entries = _FIRST_ENTRIES
     with ThreadPoolExecutor(len(workers)) as pool:
         while (share := meter.share) < span[1]:

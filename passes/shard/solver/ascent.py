@@ -72,7 +72,7 @@ class Ascent:
 
     @property
     def settled(self) -> bool:
-        """Whether no more is to be had: the steps have become too small."""
+        """True if the steps have become too small to gain anything."""
         return self._power < _LEAST_POWER
 
     def steps(self) -> Iterator[Read]:

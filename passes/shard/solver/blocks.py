@@ -183,7 +183,7 @@ def _raise(block: Block, rows: int, row: int, price: float) -> int:
 
 @compiled
 def fill_field(flat: Flat, choice: Ints, field: Floats) -> None:
-    """What each choice of each node costs where all other nodes stay."""
+    """Writes the cost of each choice of each node while all other nodes stay."""
     for v in range(len(flat.choices) - 1):
         first, width = flat.choices[v], flat.choices[v + 1] - flat.choices[v]
         for c in range(width):
@@ -277,7 +277,7 @@ def _solve(flat: Flat, block: Block, count: int, rows: int) -> None:
 
 @internal
 def _value(flat: Flat, block: Block, count: int) -> float:
-    """What `found` costs at the prices in force, with the edges inside the block."""
+    """The cost of `found` at the prices in force, with the edges inside the block."""
     cost = 0.0
     for i in range(count):
         cost += block.own[i * block.wide[0] + block.found[i]]

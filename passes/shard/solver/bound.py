@@ -78,7 +78,7 @@ class _Dual:
         return nodes + sum(float(self._rest(i).min()) for i in range(len(self._edges)))
 
     def sweep(self) -> None:
-        """One handshake on every edge, there and back, so that costs travel both ways."""
+        """Shakes hands on all edges, there and back, so that costs travel both ways."""
         for i in range(len(self._edges)):
             self._handshake(i)
         for i in reversed(range(len(self._edges))):

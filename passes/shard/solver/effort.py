@@ -1,4 +1,4 @@
-"""How long a search may go on: seconds by a clock that is handed in, or work by count, or both."""
+"""The effort of a search: seconds by a clock that is handed in, or work by count, or both."""
 
 from __future__ import annotations
 

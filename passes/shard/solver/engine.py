@@ -125,7 +125,7 @@ class _Hunt:
 
     @property
     def fits_nowhere(self) -> bool:
-        """Whether the bound is more than any assignment costs, so that none fits."""
+        """True if the bound is more than any assignment costs, so that none fits."""
         return self._ascent.bound > self._dearest * (1 + _ROUNDING)
 
     @property
@@ -160,7 +160,7 @@ class _Hunt:
                 break
 
     def binding(self, flattened: Flattened) -> tuple[float, tuple[int, ...]]:
-        """What a byte at all times together would save, and the times that it would be used at."""
+        """The saving of one more byte at all times, and the times at which it would be used."""
         worth = self.prices * self._flat.slack
         dear = worth > _BINDS * max(abs(self.bound), 1e-30)
         price = float(self.prices[dear].sum()) / flattened.bytes_per_unit
@@ -262,7 +262,7 @@ class _Hunt:
 
 
 def _lightest(flat: Flat) -> Ints:
-    """Every node at the choice that takes the least share of its rows' slack."""
+    """The assignment whose nodes each take the least share of their rows' slack."""
     found = np.zeros(len(flat.choices) - 1, dtype=np.int64)
     for v in range(len(found)):
         shares = np.zeros(int(flat.choices[v + 1] - flat.choices[v]))

@@ -170,7 +170,7 @@ class _Model:
 
     @property
     def bound(self) -> float:
-        """What every assignment costs at least."""
+        """The lower bound on the cost of all assignments."""
         return float(self._solver.getInfo().mip_dual_bound) * self._scale
 
     def choice(self) -> Ints | None:

@@ -48,7 +48,7 @@ class Flattened(NamedTuple):
 
     @property
     def fits_nowhere(self) -> bool:
-        """Whether the least bytes of every node together already break the limit."""
+        """True if the least bytes of all nodes together already break the limit."""
         return bool((self.arrays.slack < 0).any())
 
 
@@ -95,7 +95,7 @@ def _unit(problem: Problem) -> float:
 
 
 class _Rows:
-    """Which times are rows, and what each holding weighs there beyond its least."""
+    """The times that are rows, and the bytes of each holding there beyond its least."""
 
     def __init__(self, problem: Problem, unit: float) -> None:
         self._unit = unit

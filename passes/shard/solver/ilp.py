@@ -34,7 +34,7 @@ class IlpAnswer:
 
     @property
     def feasible(self) -> bool:
-        """Whether there is any assignment."""
+        """True if there is an assignment."""
         return bool(self.choice)
 
 

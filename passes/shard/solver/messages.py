@@ -45,7 +45,7 @@ def priced_costs(flat: Flat, running: Floats, priced: Floats) -> None:
 def pass_messages(
     flat: Flat, priced: Floats, messages: Floats, choice: Ints, room: Floats, forward: bool
 ) -> float:
-    """One pass over the nodes; `choice` becomes the assignment read off on the way.
+    """Passes messages over the nodes once; `choice` becomes the assignment read off on the way.
 
     `room` is scratch for two nodes of the most choices.
     Returns a lower bound on every assignment's priced cost where the pass before ran the other

@@ -27,7 +27,7 @@ class Least:
 
 
 def min_memory(problem: Problem) -> Least:
-    """Every node takes what holds least, weighed by how near the peak that is.
+    """Lets each node take the choice that holds least, weighed by how near the peak it is held.
 
     Each round the times that were highest weigh more. Where nodes cannot be taken one by one, for
     a move between two choices may be impossible, they are weighed together.
@@ -74,7 +74,7 @@ def needed_bytes(problem: Problem) -> float:
 
 
 def fits_nowhere(problem: Problem) -> bool:
-    """Whether no assignment keeps the limit, by the bound alone."""
+    """True if no assignment keeps the limit, by the bound alone."""
     return needed_bytes(problem) > problem.limit_bytes * _SURE
 
 

@@ -26,7 +26,7 @@ class Eliminated:
 
 @dataclass(frozen=True)
 class Reduced:
-    """What is left, which old node each new one is, and how to get back."""
+    """A reduced problem, the old node of each new one, and the way back."""
 
     problem: Problem
     kept: tuple[int, ...]

@@ -59,7 +59,7 @@ class Solution:
 
     @property
     def feasible(self) -> bool:
-        """Whether anything fits."""
+        """True if an assignment fits."""
         return self.seconds < float("inf")
 
 
