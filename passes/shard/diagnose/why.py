@@ -17,7 +17,7 @@ from autopar.passes.shard.model.needs import Choice
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import all_choices, plan_of
 from autopar.passes.shard.recipes.incumbent import known_solution
-from autopar.passes.shard.solver.effort import QUICK, Effort
+from autopar.passes.shard.solver.effort import FULL, QUICK, Effort
 from autopar.passes.shard.solver.min_memory import min_memory, needed_bytes
 from autopar.passes.shard.solver.polish import improve
 from autopar.passes.shard.solver.problem import Narrowed, Problem, narrow
@@ -171,7 +171,7 @@ def _within(problem: Problem, start: tuple[int, ...]) -> tuple[int, ...]:
     if needed_bytes(problem) > problem.limit_bytes * (1 + 1e-9):
         return ()
     if sum(e.table.size for e in problem.edges) <= _TINY:
-        return solve(problem, start, QUICK).choice
+        return solve(problem, start, FULL).choice
     with np.errstate(over="ignore"):  # prices rise without end where nothing fits
         found = search_problem(problem, Effort(work=_WORK), start=start).choice
     least = () if found else min_memory(problem).choice
