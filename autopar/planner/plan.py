@@ -35,7 +35,6 @@ from autopar.errors import (
     MemoryLimitError,
     MeshError,
 )
-from autopar.frontend import TracedStep
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
 from autopar.ir.outcome import Outcome, Status
@@ -55,7 +54,7 @@ from autopar.planner.remat import Form
 from autopar.planner.request import Pins, Request
 from autopar.planner.source import Source
 from autopar.planner.stage_search import search_stages
-from autopar.rules import RuleBook, attach_rules, unknown_ops
+from autopar.rules import unknown_ops
 
 _NO_GAIN = 1e-9
 _MICROBATCHES = (2, 4, 8, 16, 32, 64)  # tried for a step that does not fit
@@ -66,15 +65,8 @@ _ROUGH = 0.95  # overlap and recipes may make a plan within a limit faster than 
 _SMALL = 1500  # ops up to which one program is planned beside stages
 
 
-def graph_of(traced: TracedStep, rules: RuleBook) -> Graph:
-    """The graph of a step with its rules; warns once of each primitive that has none."""
-    graph = attach_rules(traced.graph, rules)
-    warn_of_unknown(graph)
-    return graph
-
-
 def warn_of_unknown(graph: Graph) -> None:
-    """Warns once of each primitive that has no rule."""
+    """Warn once of each primitive that has no rule."""
     for op in unknown_ops(graph):
         where = op.origin.line or op.origin.module or "an unknown line"
         warnings.warn(

@@ -8,8 +8,7 @@ from autopar.cost.spans import whole_listing
 from autopar.frontend import StepSpec, trace
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
-from autopar.planner.plan import graph_of
-from autopar.rules import RuleBook
+from autopar.rules import RuleBook, attach_rules
 from tests.cost.test_memory import dot, element
 from tests.cost.test_memory import graph_of as graph_text
 from tests.toys import TOYS
@@ -43,7 +42,7 @@ def test_a_fused_reader_keeps_its_source_until_it_runs() -> None:
 @pytest.mark.parametrize("toy", sorted(TOYS))
 def test_spans_add_up_to_what_the_listing_holds(toy: str) -> None:
     function, arguments = TOYS[toy]
-    graph = graph_of(trace(StepSpec(function), arguments, {}), RuleBook())
+    graph = attach_rules(trace(StepSpec(function), arguments, {}).graph, RuleBook())
     block = spans_of(graph)
     assert all(0 <= first <= last < block.length for first, last in block.spans.values())
     if not any(op.graphs for op in graph.ops):

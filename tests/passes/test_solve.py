@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from autopar.errors import SolverError
 from autopar.ir.outcome import Status
 from autopar.passes.shard.solver.bound import bound_problem
+from autopar.passes.shard.solver.contract import contract
 from autopar.passes.shard.solver.ilp import solve_ilp
 from autopar.passes.shard.solver.polish import improve, kicked
 from autopar.passes.shard.solver.price import priced_start
@@ -215,3 +217,19 @@ def test_a_price_on_bytes_bounds_what_fits(problem: Problem) -> None:
     assert any(
         all(c in k for c, k in zip(choice, start.left, strict=True)) for choice in best.choices
     )
+
+
+@thoroughly
+@given(problem=problems(memory=True), data=st.data())
+def test_an_assignment_is_no_worse_once_it_is_contracted(
+    problem: Problem, data: st.DataObject
+) -> None:
+    choice = tuple(data.draw(st.integers(0, len(c) - 1)) for c in problem.costs)
+    small = contract(problem)
+    inside = small.shrink(choice) if small.possible else None
+    if inside is None:
+        assert problem.seconds(choice) == float("inf")
+        return
+    again = small.restore([int(c) for c in inside])
+    assert problem.seconds(again) <= problem.seconds(choice) * (1 + 1e-12) + 1e-12
+    assert (problem.held_bytes(again) <= problem.held_bytes(choice) + 1e-9).all()

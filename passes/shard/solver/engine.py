@@ -14,7 +14,7 @@ import numpy as np
 from autopar.passes.shard.solver.anneal import Worker, annealed
 from autopar.passes.shard.solver.ascent import Ascent
 from autopar.passes.shard.solver.bound import bound_problem
-from autopar.passes.shard.solver.contract import contract
+from autopar.passes.shard.solver.contract import Contracted, contract
 from autopar.passes.shard.solver.effort import Clock, Effort, Meter, no_clock
 from autopar.passes.shard.solver.exact import solve_exactly
 from autopar.passes.shard.solver.flat import Flat, Flattened, Ints, flatten
@@ -76,7 +76,7 @@ def search_problem(
         return Found((), float("inf"), float("inf"), True)
     hunt = _Hunt(small.problem, flattened, meter, seed)
     if start is not None and problem.fits(start):
-        hunt.offer(small.shrink(start))
+        hunt.offer_from(small, start)
     hunt.run()
     if hunt.fits_nowhere:
         return Found((), float("inf"), float("inf"), True)
@@ -152,6 +152,12 @@ class _Hunt:
             self._starts.append((cost, choice.copy()))
             self._starts = sorted(self._starts, key=lambda s: s[0])[:_KEPT]
 
+    def offer_from(self, small: Contracted, choice: Sequence[int]) -> None:
+        """Keep a whole assignment that fits as one of the contracted problem, if possible."""
+        shrunk = small.shrink(choice)
+        if shrunk is not None:
+            self.offer(shrunk)
+
     def price(self) -> None:
         """Raise the dual alone."""
         for _ in self._ascent.steps():
@@ -203,12 +209,13 @@ class _Hunt:
         flattened = flatten(small.problem)
         rest = _Hunt(small.problem, flattened, self._meter, self._seed)
         inside = [int((keep < c).sum()) for keep, c in zip(left, best, strict=True)]
-        rest.offer(small.shrink(inside))
+        rest.offer_from(small, inside)
         rest._rise()
-        if not rest._close and len(rest._flat.entries) < _WORTH_MORE * entries:
-            rest._finish()
-        elif not rest._close:
-            rest._solve()
+        if rest._starts and not rest._close:
+            if len(rest._flat.entries) < _WORTH_MORE * entries:
+                rest._finish()
+            else:
+                rest._solve()
         self._bound = min(rest.bound, cost)
         for _, found in rest._starts[:1]:
             restored = narrowed.restore(small.restore([int(c) for c in found]))

@@ -112,8 +112,6 @@ def _answer(problem: Problem, start: Sequence[int] | None, quick: bool) -> _Answ
         if not answer.choice or problem.fits(answer.choice):
             return answer
     answer = _searched(problem, start, entries, quick)
-    if answer.choice and not problem.fits(answer.choice):  # the engine may take a start for a fit
-        answer = _held(problem) if small else replace(answer, choice=())
     if not small or quick or answer.proven_infeasible:
         return answer
     if not answer.choice:
