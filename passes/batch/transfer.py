@@ -265,7 +265,7 @@ class TransferFunctions:
 
 @dataclass(frozen=True)
 class _Bodies:
-    """The bodies of one op of the two traces, for `control` to go through."""
+    """The bodies of one op of the two traces, for `control_flow` to go through."""
 
     transfer: TransferFunctions
     whole: Op
