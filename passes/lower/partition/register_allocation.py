@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from autopar.ir.graph import Graph
 from autopar.ir.program import Feed, Fetch, Free, Instruction, Part, PartKind, Run, Send, Start
 from autopar.ir.sharding import Sharding, replicated
 from autopar.ir.spmd import SpmdProgram

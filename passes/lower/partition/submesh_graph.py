@@ -19,7 +19,6 @@ from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.values import Input
 from autopar.passes.lower.partition.part_assignment import PartKey
 from autopar.passes.lower.partition.part_dataflow import PartDataflow
-from autopar.passes.lower.partition.step_analysis import StepAnalysis
 
 
 def submesh_graph(dataflow: PartDataflow, submesh: int) -> SubmeshGraph:
