@@ -236,7 +236,8 @@ def _layouts(whole: FlatProgram, part: FlatProgram, sizes: Sizes) -> Iterator[tu
 
 def _reshapes(whole: FlatProgram, part: FlatProgram) -> _Pairs:
     pairs = zip(whole.walk(), part.walk(), strict=True)
-    return (pair for pair in pairs if pair[0].primitive.name == "reshape")
+    plain = ("reshape", None)  # one with `dimensions` turns them first, so the order says nothing
+    return (p for p in pairs if (p[0].primitive.name, p[0].params.get("dimensions")) == plain)
 
 
 def _show(equation: Equation) -> str:
