@@ -23,6 +23,7 @@ from autopar.ir.values import Value
 from autopar.rules import REPLICATED
 from autopar.rules.params import fields, ints, pairs
 from autopar.rules.propagation import item_rule
+from autopar.rules.reshape import reading_order
 
 COUPLES = "mixes rows of the batch"
 UNEVEN = "is given rows that lie in different orders"
@@ -144,10 +145,12 @@ def _rows_of_factors(rule: Rule, dims: Dims, carried: Mapping[int, tuple[int, in
 
 def _reshape(given: AlignedOp) -> RowFlow:
     """As many items must lie before and after the rows as did before."""
-    rows, old, new = given.first, given.operands[0].shape, given.whole.results[0].shape
+    rows, shape, new = given.first, given.operands[0].shape, given.whole.results[0].shape
+    order = reading_order(given.whole, len(shape))
+    old, at = [shape[d] for d in order], order.index(rows.dim)
     # [B, S] -> [B * S]: items before the rows 1, after them S. [S, B] -> [S * B]: S and 1.
-    before = math.prod(old[: rows.dim]) * rows.outer
-    after = math.prod(old[rows.dim + 1 :]) * rows.inner
+    before = math.prod(old[:at]) * rows.outer
+    after = math.prod(old[at + 1 :]) * rows.inner
     own = given.part.results[0].shape
     for d, (n, part) in enumerate(zip(new, own, strict=True)):
         left, right = math.prod(new[:d]), math.prod(new[d + 1 :])
