@@ -350,7 +350,7 @@ class ParallelStep:
         return found
 
     def _facts(self, source: Source) -> dict[str, str]:
-        """What a plan rests on, in words that can be laid side by side."""
+        """The facts that a plan rests on, in words that can be laid side by side."""
         graph = source.traced.graph
         arguments = ", ".join(f"{i.path} {i.value.type_text}" for i in graph.inputs)
         return {

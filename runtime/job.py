@@ -180,7 +180,7 @@ def this_job() -> Job:
 
 
 def device_facts() -> dict[str, str]:
-    """What all processes must have alike before they share a plan: JAX, and the devices' order."""
+    """Facts that must be alike before processes share a plan: JAX, and the devices' order."""
     devices = jax.devices()
     runs = itertools.groupby(devices, lambda d: (d.platform, d.device_kind, d.process_index))
     order = ", ".join(
