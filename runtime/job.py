@@ -24,6 +24,7 @@ import jax
 
 from autopar.errors import AutoparError, JobError
 from autopar.frontend.compat import coordinator_address, job_store
+from autopar.runtime.watch import watch_over
 
 LIMIT_SECONDS = 300.0  # as long as JAX waits for the processes of a job at its start
 _CHUNK_BYTES = 1 << 20  # the service refuses values of more than four times that
@@ -175,8 +176,14 @@ class Job:
 
 @lru_cache(maxsize=1)
 def this_job() -> Job:
-    """The job that JAX has this process in; alone where `jax.distributed` was not initialized."""
-    return Job(jax.process_index(), jax.process_count(), job_store())
+    """The job that JAX has this process in; alone where `jax.distributed` was not initialized.
+
+    From here on the processes of a job watch over one another.
+    """
+    job = Job(jax.process_index(), jax.process_count(), job_store())
+    if not job.is_alone:
+        watch_over(job)
+    return job
 
 
 def device_facts() -> dict[str, str]:
