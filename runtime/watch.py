@@ -34,7 +34,7 @@ _LAST_WORD_SECONDS = 5.0
 
 
 class Watched(Protocol):
-    """What of a job the watch needs."""
+    """A job, as far as the watch needs it."""
 
     index: int
     count: int
