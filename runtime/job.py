@@ -174,12 +174,17 @@ class Job:
         return told[1:]
 
 
-@lru_cache(maxsize=1)
 def this_job() -> Job:
     """The job that JAX has this process in; alone where `jax.distributed` was not initialized.
 
-    From here on the processes of a job watch over one another.
+    From here on the processes of a job watch over one another. Who is alone may plan for devices
+    that are not here: none is asked for.
     """
+    return _joined_job() if job_store() is not None else Job(0, 1, None)
+
+
+@lru_cache(maxsize=1)
+def _joined_job() -> Job:
     job = Job(jax.process_index(), jax.process_count(), job_store())
     if not job.is_alone:
         watch_over(job)
