@@ -61,11 +61,13 @@ class _Seen:
     sentence: str
 
     @classmethod
-    def of(cls, role: AxisRole, what: str, names: Sequence[str], held: Held, things: str) -> _Seen:
+    def of(
+        cls, role: AxisRole, what: str, names: Sequence[str], held: Spread, things: str
+    ) -> _Seen:
         """`names` of what is held show the role, the first of them is named."""
         share = held.share(names)
-        told = f"{len(names)} of {len(held.axes)} {things}, {share:.0%} of their bytes"
-        return cls(role, share, f"{what}: {told}, such as {names[0]}.")
+        text = f"{len(names)} of {len(held.axes)} {things}, {share:.0%} of their bytes"
+        return cls(role, share, f"{what}: {text}, such as {names[0]}.")
 
 
 def _roles(axis: str, facts: Facts) -> Iterator[_Seen]:
@@ -141,8 +143,8 @@ class Tags:
 
 
 @dataclass
-class Held:
-    """Things that may lie over axes, the largest first to be named: name -> axes, and bytes."""
+class Spread:
+    """Things spread over axes, the largest first to be named: name -> axes, and bytes."""
 
     axes: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
     nbytes: dict[str, int] = field(default_factory=dict[str, int])
@@ -172,15 +174,15 @@ class Facts:
     sums over devices are `scattered` over some axes.
     """
 
-    batch: Held = field(default_factory=Held)
-    parameters: Held = field(default_factory=Held)
-    optimizer: Held = field(default_factory=Held)
-    gathered: Held = field(default_factory=Held)
-    products: Held = field(default_factory=Held)
-    experts: Held = field(default_factory=Held)
-    tables: Held = field(default_factory=Held)
-    rows: Held = field(default_factory=Held)
-    positions: Held = field(default_factory=Held)
+    batch: Spread = field(default_factory=Spread)
+    parameters: Spread = field(default_factory=Spread)
+    optimizer: Spread = field(default_factory=Spread)
+    gathered: Spread = field(default_factory=Spread)
+    products: Spread = field(default_factory=Spread)
+    experts: Spread = field(default_factory=Spread)
+    tables: Spread = field(default_factory=Spread)
+    rows: Spread = field(default_factory=Spread)
+    positions: Spread = field(default_factory=Spread)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     scattered: set[str] = field(default_factory=set[str])
 
@@ -197,8 +199,8 @@ class Facts:
         return facts
 
     def _note_arguments(self, flow: Flow, trained: set[str]) -> None:
-        graph, lying = flow.listed.graph, flow.listed.program.input_shardings
-        for given, sharding in zip(graph.inputs, lying, strict=True):
+        graph, shardings = flow.listed.graph, flow.listed.program.input_shardings
+        for given, sharding in zip(graph.inputs, shardings, strict=True):
             value, path = given.value, given.path
             if not path or not value.shape:
                 continue

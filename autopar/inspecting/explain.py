@@ -95,15 +95,15 @@ class _Explainer:
         limit = unit.loaded.plan.origin.memory_bytes
         if not self._free:
             case = unbound(case, node, unit.kept, unit.tables, unit.setting(unit.own_pins))
-        told, fitting = {self._text(self.case, self._own)}, 0
+        shown, fitting = {self._text(self.case, self._own)}, 0
         for pick, answer in others(case, node, limit):
             choice = case.choices(node)[pick]
             text = self._text(case, choice)
-            if text in told:
+            if text in shown:
                 continue
-            if fitting == _SHOWN or len(told) > _MOST:
+            if fitting == _SHOWN or len(shown) > _MOST:
                 return
-            told.add(text)
+            shown.add(text)
             weighed, least = unit.fitting(case, {node: pick}, answer)
             sharding = choice if isinstance(choice, Sharding) else None
             if weighed is None:

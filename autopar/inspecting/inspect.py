@@ -138,14 +138,14 @@ def ops_of(flow: Flow) -> Iterator[OpRow]:
     A loop's own row counts neither FLOPs nor seconds of what is in it, which has rows of its own.
     """
     listed = flow.listed
-    spent, lies = _spent(flow), listed.sharding
+    spent, mesh = _spent(flow), listed.sharding.mesh
     types = {name: v.type_text for name, v in listed.graph.nested_values.items()}
     for step, runs in flow.steps:
         if not isinstance(step, Run | Loop) or not step.results:
             continue
         op = flow.op(step)
         value, sharding = op.results[0], step.result_shardings[0]
-        laid = step.operand_shardings if isinstance(step, Run) else ()
+        shardings = step.operand_shardings if isinstance(step, Run) else ()
         yield OpRow(
             path=step.equation,
             kind=op.kind,
@@ -154,9 +154,11 @@ def ops_of(flow: Flow) -> Iterator[OpRow]:
             shape=value.shape,
             dtype=value.dtype,
             sharding=sharding,
-            local_shape=sharding.shard_shape(value.shape, lies.mesh),
+            local_shape=sharding.shard_shape(value.shape, mesh),
             operands=tuple(
-                (types[o], s) for o, s in zip(op.operands, laid, strict=False) if isinstance(o, str)
+                (types[o], s)
+                for o, s in zip(op.operands, shardings, strict=False)
+                if isinstance(o, str)
             ),
             count=1,
             runs=runs,

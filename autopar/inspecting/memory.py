@@ -116,7 +116,7 @@ def _always(parts: Sequence[tuple[Part, Flow]]) -> Counter[HeldKind]:
     found: dict[str, tuple[HeldKind, int]] = {}
     for part, flow in parts:
         listed = flow.listed
-        sizes, lies = Sizes(listed.graph, listed.sharding.mesh), listed.sharding.sharding_of
+        sizes, sharding_of = Sizes(listed.graph, listed.sharding.mesh), listed.sharding.sharding_of
         given = sizes.inputs(listed.program)
         for i in listed.graph.inputs:
             if i.path and i.role is not Role.BATCH:
@@ -125,7 +125,7 @@ def _always(parts: Sequence[tuple[Part, Flow]]) -> Counter[HeldKind]:
                 found[i.path] = kind, given[i.value.name]
         for a in part.accumulators:
             value = listed.graph.values[a.value]
-            sharding = lies.get(a.value, replicated(len(value.shape)))
+            sharding = sharding_of.get(a.value, replicated(len(value.shape)))
             nbytes = sizes.of(value.shape, a.dtype or value.dtype, sharding)
             found[a.value] = HeldKind.GRADIENT, nbytes
     totals = Counter[HeldKind]()

@@ -152,7 +152,7 @@ def primitive_names() -> frozenset[str]:
 
 def primitive_fates() -> tuple[tuple[str, str], ...]:
     """The primitives that we know and what becomes of each, by name."""
-    told = {
+    fates = {
         **CONTROL,
         **{name: f"whole on every device: {why}" for name, why in REPLICATED.items()},
     }
@@ -162,13 +162,13 @@ def primitive_fates() -> tuple[tuple[str, str], ...]:
             subject = subject.removeprefix(prefix)
         for name, row in family.PRIMITIVES.items():
             is_whole = row.rule is replicated_rule
-            told[name] = f"{'whole on every device' if is_whole else 'sharded'} as {subject}"
+            fates[name] = f"{'whole on every device' if is_whole else 'sharded'} as {subject}"
     for name in PARALLEL:
         over_rows = name in ("psum", "pmax", "pmin")
-        told[name] = "left as it is within a shard_map" + (
+        fates[name] = "left as it is within a shard_map" + (
             "; over a dim that vmap named, planned as a reduction" if over_rows else ""
         )
-    return tuple(sorted(told.items()))
+    return tuple(sorted(fates.items()))
 
 
 # -- the rules of a graph ------------------------------------------------------------------------
