@@ -1,4 +1,12 @@
-"""A listing followed: where each of its values comes from, who reads it, and when kernels run."""
+"""A listing followed: where each of its values comes from, who reads it, and when kernels run.
+
+    %w  params/w1                      forward: paths and makers    params/w1
+    %w@1 = move %w: all-gather         the same                     params/w1
+    %c = run convert %w@1              the same, seen otherwise     params/w1
+    %y = run dot %x %c                 a maker of its own           dot Block_0/mlp
+
+Backwards, `dot` is the reader of %c, %w@1 and %w: casts and moves are looked through.
+"""
 
 from __future__ import annotations
 

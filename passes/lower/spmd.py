@@ -70,7 +70,6 @@ class _Made:
 
     op: Op
     path: OpPath
-    graph: Graph
 
 
 class _Scope:
@@ -107,7 +106,7 @@ class _Scope:
             elif flow is not None:
                 self._lower_loop(op, flow, here)
             elif op.results and op.results[0].name not in self._plan.sharding_of:
-                self._rematerializable.update((r.name, _Made(op, here, graph)) for r in op.results)
+                self._rematerializable.update((r.name, _Made(op, here)) for r in op.results)
             else:
                 self._lower_op(op, here)
 
@@ -208,6 +207,8 @@ class _Scope:
         held = self._pieces.get((name, wanted, self._plan.phase_of(made.op.origin.region)))
         if held is not None:
             return held
+        # Its operands are made or fetched in the sharding that gives the wanted one, as iota over
+        # [data] is each device's own part of it: nothing is sent.
         rule = made.op.rule
         assert rule is not None
         position = [r.name for r in made.op.results].index(name)
@@ -219,9 +220,7 @@ class _Scope:
             self._move(self._values[name], source, piece, whole, wanted, region, line)
             return piece
         asked = tuple(
-            # Its operands are made or fetched in the sharding that gives the wanted result.
-            operand_of_result(rule, i, whole, False, position)
-            for i in range(len(made.op.operands))
+            operand_of_result(rule, i, whole, False, position) for i in range(len(made.op.operands))
         )
         operands = tuple(
             self.fetch(o, a, region, line, through_use)
