@@ -72,8 +72,8 @@ def _as_number(value: Value) -> Value:
 
 def _split(rule: Rule, dim: Dim, rows: int) -> Iterator[Part]:
     """The factors of a dim that hold its rows: 12 rows of (4)(6) are 4 times 3."""
-    # From the major factor inwards: each takes as many rows as it has, and leaves the rest, as whole
-    # factors, to those within it.
+    # From the major factor inwards: each takes as many rows as it has, and leaves the rest to those
+    # within it.
     for f in dim:
         size = rule.factors[f].size
         if size == 1:

@@ -45,8 +45,8 @@ def _through(loop: Equation, found: set[Ref]) -> None:
             _spread(body, found)
             for port, left in zip(flow.outputs[b], body.outputs, strict=True):
                 _leave(loop, port, left, found)
-        # A loop that never runs gives back its carries as they are; all that a cond makes depends on
-        # what chooses its branch.
+        # A loop that never runs gives back its carries as they are. All that a cond makes depends
+        # on what chooses its branch.
         for port, given in zip(flow.operands, loop.operands, strict=True):
             if port.result is not None:
                 _pass(given, loop.results[port.result], found)
