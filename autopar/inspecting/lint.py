@@ -169,7 +169,10 @@ def read_rows(source: Source, request: Request) -> tuple[BatchReading, tuple[Fin
     try:
         rows = source.rows
         count = wanted or next((m for m in range(2, rows + 1) if rows % m == 0), 1)
-        trace, batching = _batching(source, request, count)
+        # The step as so many microbatches; it is rescaled for that if its trace is another.
+        given = source.trace_at(count, cut=False)
+        setting = Setting(request.cluster, MeshShape((), ()), request.budget_bytes)
+        trace, batching = batched(given, request.rules, setting)
     except (BatchError, ArgumentError) as error:
         severity = Severity.ERROR if wanted else Severity.WARNING
         return BatchReading(rows, wanted or 0), (_refusal(error, severity),)
@@ -178,19 +181,11 @@ def read_rows(source: Source, request: Request) -> tuple[BatchReading, tuple[Fin
         microbatches=count,
         loops=max(1, batching.loops),
         hoisted=len(batching.hoist.values) if batching.hoist is not None else 0,
-        rescaled=trace,
+        rescaled=trace is not given,
         barrier=batching.barrier,
-        notes=((_RESCALED,) if trace else ()) + batching.notes,
+        notes=((_RESCALED,) if trace is not given else ()) + batching.notes,
     )
     return reading, tuple(_batch_findings(batching))
-
-
-def _batching(source: Source, request: Request, count: int) -> tuple[bool, Batching]:
-    """The step as so many microbatches, and True if it is rescaled for that."""
-    given = source.trace_at(count, cut=False)
-    setting = Setting(request.cluster, MeshShape((), ()), request.budget_bytes)
-    trace, batching = batched(given, request.rules, setting)
-    return trace is not given, batching
 
 
 def _refusal(error: Exception, severity: Severity) -> Finding:

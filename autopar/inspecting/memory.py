@@ -97,6 +97,7 @@ def _in_flight(
     spans: Sequence[Span], stages: Sequence[PlannedStage], always: Counter[HeldKind], counted: int
 ) -> Iterator[Level]:
     """The levels of a submesh; at most, so much is in flight as the plan has `counted`."""
+    # F adds the activations of its stage, B or W gives them back: the most is what was counted.
     held, now = list[int](), 0
     for span in spans:
         nbytes = stages[span.task.stage].activation_bytes
