@@ -276,7 +276,7 @@ def _nnx_call(nnx: ModuleType, call: PureCall, changing: tuple[str, ...]) -> Pur
         changed: dict[str, Any] = {}
         for argument, old, new in zip(held, given, after, strict=True):
             before, now = jax.tree_util.tree_leaves(old), jax.tree_util.tree_leaves(new)
-            structures = [jax.tree_util.tree_structure(tree) for tree in (old, new)]
+            structures: list[Any] = [jax.tree_util.tree_structure(tree) for tree in (old, new)]
             same = structures[0] == structures[1]
             if not same or any(a is not b for a, b in zip(before, now, strict=True)):
                 changed[argument.name] = new
