@@ -75,6 +75,7 @@ class Watch:
         self._job, self._end = job, end
         self._lines: dict[int, socket.socket] = {}
         self._lock = threading.Lock()
+        self._last_word = ""
         self._asked = self._called = 0
         self._asking: dict[int, tuple[int, int, str]] = {}
         topic = job.topic("watch")
@@ -129,14 +130,16 @@ class Watch:
 
     def _say(self, text: str) -> None:
         with self._lock:
+            self._last_word = f"{text[:_TOLD]}\n"
             lines, self._lines = list(self._lines.values()), {}
         for line in lines:
-            try:
-                line.settimeout(_LAST_WORD_SECONDS)
-                line.sendall(f"{text[:_TOLD]}\n".encode())
-                line.shutdown(socket.SHUT_WR)
-            except OSError:
-                continue  # it is gone itself
+            self._leave(line)
+
+    def _leave(self, line: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # who listens may be gone itself
+            line.settimeout(_LAST_WORD_SECONDS)
+            line.sendall(self._last_word.encode())
+            line.shutdown(socket.SHUT_WR)
 
     # -- threads ---------------------------------------------------------------------------
 
@@ -161,7 +164,11 @@ class Watch:
                 continue
             missing.discard(int(number))
             with self._lock:
-                self._lines[int(number)] = line
+                is_late = bool(self._last_word)  # it is told now what it has missed
+                if not is_late:
+                    self._lines[int(number)] = line
+            if is_late:
+                self._leave(line)
             self._start(self._listen, int(number), line, words)
         server.close()
 
