@@ -126,7 +126,7 @@ class ParallelStep:
 
     # -- running ---------------------------------------------------------------------------
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Runs a step. State that comes back is donated: use the returned one from then on.
 
         Inside a transform of JAX nothing runs and nothing is donated. Raises ArgumentError where
@@ -243,12 +243,16 @@ class ParallelStep:
             return f"<pre>{escape(self._spec.name)}: no plan yet</pre>"
         return html_summary(self.plan)
 
-    def plan_for(self, *args: Any, watchers: Sequence[Watcher] = (), **kwargs: Any) -> Plan:
+    def plan_for(self, /, *args: Any, **kwargs: Any) -> Plan:
         """Plan for these arguments, concrete or abstract, without running."""
-        return self.planned(*args, watchers=watchers, **kwargs).plan
+        return self.planned(*args, **kwargs).plan
 
-    def planned(self, *args: Any, watchers: Sequence[Watcher] = (), **kwargs: Any) -> Planned:
+    def planned(self, /, *args: Any, **kwargs: Any) -> Planned:
         """The trace, graph, plan and program for these arguments."""
+        return self.watched((), *args, **kwargs)
+
+    def watched(self, watchers: Sequence[Watcher], /, *args: Any, **kwargs: Any) -> Planned:
+        """The same, with watchers told of each pass as it ends."""
         return self._planned_for(read_call(self._spec, args, kwargs), watchers)
 
     def _planned_for(self, call: Call, watchers: Sequence[Watcher] = ()) -> Planned:
@@ -276,6 +280,7 @@ class ParallelStep:
 
     def verify(
         self,
+        /,
         *args: Any,
         level: str = "memory",
         target: Cluster | str | None = None,
