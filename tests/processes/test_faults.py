@@ -42,9 +42,9 @@ def _three() -> Iterator[Watching]:
     yield watching
     for watch in watching.watches:
         watch.close()
-    for thread in threading.enumerate():
-        if thread.daemon and "_listen" in thread.name:
-            thread.join(10)
+    end = time.monotonic() + 10
+    while time.monotonic() < end and any("_listen" in t.name for t in threading.enumerate()):
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("index", range(3))
