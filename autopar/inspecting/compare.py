@@ -15,6 +15,7 @@ from autopar.ir.plan import Argument, Origin, Plan, Traffic
 from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.spmd import COLLECTIVES
+from autopar.ir.stages import Remat
 from autopar.ir.text import show_bytes
 
 _TOLD_INNER = 5
@@ -117,7 +118,7 @@ def _submeshes(plan: Plan) -> str:
 def _stages(plan: Plan) -> dict[str, str]:
     return {
         f"stage S{i}": f"{s.name or 'all'}: {s.layers} layers on mesh{s.submesh}"
-        + (", recomputed" if s.recompute else "")
+        + (f", {s.remat} remat" if s.remat is not Remat.NONE else "")
         for i, s in enumerate(plan.stages)
     }
 

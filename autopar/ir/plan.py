@@ -18,7 +18,7 @@ from autopar.ir.record import Record
 from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.spmd import COLLECTIVES, SpmdProgram
-from autopar.ir.stages import ONE_PROGRAM, Submesh
+from autopar.ir.stages import ONE_PROGRAM, Remat, Submesh
 from autopar.ir.text import columns, show_bytes, show_seconds
 from autopar.ir.values import Role, item_bytes
 
@@ -161,8 +161,8 @@ class PlannedStage:
     """A stage: the layers it runs, its submesh, and the seconds and bytes it should take.
 
     `stop` is the number of ops of the microbatch's graph that its layers and those before end
-    with; `name` are the user's modules. Where the forward is recomputed, what crosses the `cuts`
-    (numbers of ops) is kept. Seconds are of one microbatch, `once_seconds` of a step: all of the
+    with; `name` are the user's modules. Where forward values are recomputed, what crosses the
+    `cuts` (numbers of ops) is kept. Seconds are of one microbatch, `once_seconds` of a step: all of the
     seconds of a step that is one program. `activation_bytes` are kept from a microbatch's forward
     to its backward, `kept_bytes` of them until its weight gradients; `peak_bytes` are the most that
     one device of its submesh holds.
@@ -172,7 +172,7 @@ class PlannedStage:
     layers: int
     stop: int
     submesh: int
-    recompute: bool
+    remat: Remat
     cuts: tuple[int, ...]
     forward_seconds: float
     input_gradient_seconds: float

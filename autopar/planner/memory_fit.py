@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from autopar.cost.memory import Held, held_bytes
 from autopar.cost.overlap import Timed, timed_listing
 from autopar.cost.prices import Prices
+from autopar.cost.stage import StageCost
 from autopar.errors import AutoparError, InfeasibleError, MemoryLimitError
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.batching import Batching
@@ -31,7 +32,6 @@ from autopar.planner.fit_within import Candidate, fit_within
 from autopar.planner.placed_stages import PlacedStages
 from autopar.planner.remat import Form, leaner_forms
 from autopar.planner.request import Request
-from autopar.planner.stage_costs import StageCosts
 from autopar.planner.stage_programs import StagePrograms
 
 _ROOMY = 2**60  # bytes that bind nothing
@@ -136,7 +136,7 @@ class MeshPlan:
             PlacedStages.of(batching, decided.stages, cluster),
             (decided.sharding,),
             Program.of_one_part(decided.graph, decided.program, Submesh(mesh)),
-            (StageCosts.of_whole_step(decided.program, self.held, self.timed),),
+            (StageCost.of_whole_step(decided.program, self.held, self.timed),),
         )
 
     def attributed_to(self, recipe: str, roomy: MeshPlan) -> MeshPlan:

@@ -123,7 +123,7 @@ def _stages(programs: StagePrograms, layers_of: Sequence[int]) -> Iterator[Plann
             layers=count,
             stop=layers[stage.last].last + 1 if layers else 0,
             submesh=stage.submesh,
-            recompute=stage.recompute,
+            remat=stage.remat,
             cuts=stage.cuts,
             forward_seconds=costs.forward.total,
             input_gradient_seconds=costs.input_gradient.total,

@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import math
 from dataclasses import replace
 
+from autopar.cost.stage import peak_bytes
 from autopar.errors import InfeasibleError, MemoryLimitError
 from autopar.ir.graph import Graph, Operand
 from autopar.ir.paths import meant
 from autopar.ir.program import SubmeshGraph
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.text import show_bytes
-from autopar.ir.values import Value
+from autopar.ir.values import Value, item_bytes
 from autopar.passes.base import Setting
 from autopar.passes.shard.base import AbstractSharding
-from autopar.passes.shard.optimal import MinMemory, Optimal
-from autopar.passes.shard.recipes import AbstractRecipe, recipe_named
+from autopar.passes.shard.optimal import MinMemory
+from autopar.passes.shard.recipes import recipe_named
 from autopar.passes.shard.solver.effort import QUICK
-from autopar.planner.placed_stages import PlacedStages, SubmeshContext
+from autopar.planner.fit_within import Candidate, fit_within
+from autopar.planner.placed_stages import PlacedStages
 from autopar.planner.request import Pins, Request
-from autopar.planner.stage_costs import peak_bytes
 from autopar.planner.stage_programs import cost_stage
 
 _ROOMY = 2**60  # bytes that bind nothing
-_SMALL = 1500  # ops of a stage up to which other shardings are tried where one does not fit
-_LEAN = ("megatron", "fsdp", "fsdp+tp")  # recipes that cut up parameters and optimizer state
+_SMALL = 1500  # ops of a stage up to which the least that it can hold is looked for
+
+
+class StageMemoryError(MemoryLimitError):
+    """The stages of a submesh hold more than its devices may, however they are sharded."""
+
+    def __init__(self, message: str, submesh: int, peak_bytes: int) -> None:
+        super().__init__(message)
+        self.submesh, self.peak_bytes = submesh, peak_bytes
 
 
 class SubmeshSharder:
@@ -35,41 +43,29 @@ class SubmeshSharder:
         self._placed, self._request, self._setting = placed, request, setting
         self._known: dict[object, tuple[SubmeshGraph, ShardingPlan]] = {}
 
-    def shard(self, submesh: int, recipe: str, partial_sums: bool) -> ShardingPlan:
-        """The plan of a submesh; raises MemoryLimitError where nothing fits its devices.
+    def shard(self, submesh: int, partial_sums: bool) -> ShardingPlan:
+        """The plan of a submesh; raises StageMemoryError where nothing fits its devices.
 
-        First the recipe that the stage's price is of, without a limit: it is known to fit, or
-        nearly.
+        Stages whose option combines gradients once a step are sharded without a limit at first:
+        they are known to fit, or nearly.
         """
-        joint, ground = self._placed.graphs[submesh], self._placed.contexts[submesh]
+        joint, context = self._placed.graphs[submesh], self._placed.contexts[submesh]
         pins = self._pins(joint)
-        mesh = ground.tables.prices.mesh
-        key = (structure_hash(joint.graph), mesh, str(ground.cluster), pins, recipe, partial_sums)
+        mesh = context.tables.prices.mesh
+        key = (structure_hash(joint.graph), mesh, str(context.cluster), pins, partial_sums)
+        budget = self._request.budget_bytes
         known = self._known.get(key)
-        plan: ShardingPlan | None
-        peak = _ROOMY
         if known is not None:
             plan = rename_plan(known[1], known[0].graph, joint.graph)
-        else:
-            shard = self._quick(recipe_named(recipe), ground)
-            setting = self._setting_of(joint, ground, pins, submesh)
-            roomy = replace(setting, memory_bytes=_ROOMY, partial_sums=partial_sums)
-            plan = self._tried(joint, shard, roomy)
-        if plan is not None:
-            self._known[key] = joint, plan
-            peak = self._peak_of(submesh, plan)
-            if peak <= self._request.budget_bytes:
+            if self._peak_of(submesh, plan) <= budget:
                 return plan
-        return self._fitted(submesh, joint, ground, pins, peak)
-
-    def _setting_of(
-        self, joint: SubmeshGraph, ground: SubmeshContext, pins: Pins, submesh: int
-    ) -> Setting:
-        flight = self._placed.in_flight[submesh]
-        return replace(
-            self._setting, cluster=ground.cluster, mesh=ground.tables.prices.mesh, pins=pins,
-            resharder=ground.resharder, in_flight=dict.fromkeys(joint.stashed, flight),
+        setting = replace(
+            self._setting, cluster=context.cluster, mesh=mesh, pins=pins,
+            resharder=context.resharder, in_flight=self._held_often(submesh),
         )  # fmt: skip
+        found = self._within(submesh, setting, partial_sums)
+        self._known[key] = joint, found
+        return found
 
     def _pins(self, joint: SubmeshGraph) -> Pins:
         """The pins of what the submesh holds."""
@@ -78,69 +74,85 @@ class SubmeshSharder:
             (pattern, dims) for pattern, dims in self._request.pins if meant(pattern, paths)
         )
 
-    def _fitted(
-        self, submesh: int, joint: SubmeshGraph, ground: SubmeshContext, pins: Pins, known: int
-    ) -> ShardingPlan:
-        """A plan whose peak is within the budget: by recipes, then under a limit.
-
-        Large stages are not tried again: other stages are sooner found than another sharding.
+    def _held_often(self, submesh: int) -> dict[str, int]:
+        """Values that are held several times over: stashed for several microbatches, or summed in
+        more bytes than they have.
         """
+        joint, flight = self._placed.graphs[submesh], self._placed.in_flight[submesh]
+        values = joint.graph.nested_values
+        found = dict.fromkeys(joint.stashed, flight)
+        for part in self._placed.parts:
+            for a in part.accumulators if part.submesh == submesh else ():
+                dtype = values[a.value].dtype
+                found[a.value] = max(1, item_bytes(a.dtype or dtype) // item_bytes(dtype))
+        return found
+
+    def _within(self, submesh: int, setting: Setting, partial_sums: bool) -> ShardingPlan:
+        """The fastest plan that was found to fit; raises StageMemoryError where none was."""
         budget = self._request.budget_bytes
-        setting = self._setting_of(joint, ground, pins, submesh)
-        least = known
-        attempts = self._attempts(ground, budget) if joint.graph.op_count <= _SMALL else ()
-        for shard, memory_bytes in attempts:
-            within = replace(setting, memory_bytes=memory_bytes, partial_sums=False)
-            plan = self._tried(joint, shard, within)
-            if plan is None:
-                continue
-            peak = self._peak_of(submesh, plan)
-            if peak <= budget:
-                return plan
-            least = min(least, peak)
-        raise self._refusal(submesh, least)
-
-    def _attempts(
-        self, ground: SubmeshContext, budget: int
-    ) -> Iterator[tuple[AbstractSharding, int]]:
-        """Passes and their limits, the quick ones first."""
-        method = self._request.method
-        for name in _LEAN if method == "auto" else ():
-            yield self._quick(recipe_named(name), ground), _ROOMY
-        recipe = recipe_named(method)
-        yield self._quick(recipe, ground), budget
-        yield MinMemory(recipe=recipe, reshard_costs=ground.tables), budget
-
-    def _quick(self, recipe: AbstractRecipe, ground: SubmeshContext) -> Optimal:
-        return replace(
+        context = self._placed.contexts[submesh]
+        recipe = recipe_named(self._request.method)
+        shard = replace(
             self._request.shard, recipe=recipe, effort=QUICK, explain=False,
-            reshard_costs=ground.tables,
+            reshard_costs=context.tables,
         )  # fmt: skip
 
-    def _tried(
-        self, joint: SubmeshGraph, shard: AbstractSharding, setting: Setting
-    ) -> ShardingPlan | None:
+        def solve(limit_bytes: int, partial_sums: bool) -> Candidate[ShardingPlan] | None:
+            within = replace(setting, memory_bytes=limit_bytes, partial_sums=partial_sums)
+            return self._candidate(submesh, shard, within)
+
+        # 1. Without a limit, where the price was of that.
+        roomy = solve(_ROOMY, True) if partial_sums else None
+        if roomy is not None and roomy.peak_bytes <= budget:
+            return roomy.plan
+        # 2. Under a limit, moved by what the listing holds beside what the solver counts.
+        fit = fit_within(budget, lambda limit: solve(limit, False))
+        if fit.best is not None:
+            return fit.best.plan
+        least = min([fit.fewest_bytes, *([roomy.peak_bytes] if roomy is not None else [])])
+        # 3. What holds the least.
+        if self._placed.graphs[submesh].graph.op_count <= _SMALL:
+            leanest = MinMemory(recipe=recipe, reshard_costs=context.tables)
+            found = self._candidate(
+                submesh, leanest, replace(setting, memory_bytes=budget, partial_sums=False)
+            )
+            if found is not None and found.peak_bytes <= budget:
+                return found.plan
+            least = min([least, *([found.peak_bytes] if found is not None else [])])
+        raise self._refusal(submesh, least)
+
+    def _candidate(
+        self, submesh: int, shard: AbstractSharding, setting: Setting
+    ) -> Candidate[ShardingPlan] | None:
+        joint, placed = self._placed.graphs[submesh], self._placed
         try:
-            return setting.watched("shard", joint, lambda: shard.run(joint.graph, setting))
+            plan = setting.watched("shard", joint, lambda: shard.run(joint.graph, setting))
         except InfeasibleError:
             return None
+        costs = [cost_stage(placed, s, plan) for s in placed.stages_on(submesh)]
+        seconds = sum(c.of_step(placed.stages.microbatches).total for c in costs)
+        peak = peak_bytes(costs, placed.in_flight[submesh])
+        return Candidate(plan, peak, seconds, plan.outcome.seconds)
 
     def _peak_of(self, submesh: int, plan: ShardingPlan) -> int:
         placed = self._placed
         costs = [cost_stage(placed, s, plan) for s in placed.stages_on(submesh)]
         return peak_bytes(costs, placed.in_flight[submesh])
 
-    def _refusal(self, submesh: int, least: int) -> MemoryLimitError:
+    def _refusal(self, submesh: int, least: float) -> StageMemoryError:
         stages = self._placed.stages
         layers = stages.layers.layers
         held = [s for s in stages.stages if s.submesh == submesh]
         names = ", ".join(f"{layers[s.first].name}..{layers[s.last].name}" for s in held)
-        flight = self._placed.in_flight[submesh]
-        return MemoryLimitError(
+        flight, budget = self._placed.in_flight[submesh], self._request.budget_bytes
+        needed = int(least) if math.isfinite(least) else budget + budget // 16
+        return StageMemoryError(
             f"stage {names} on mesh{submesh} ({stages.submeshes[submesh].mesh}) needs "
-            f"{show_bytes(least)} a device and may hold {show_bytes(self._request.budget_bytes)}, "
+            f"{show_bytes(needed)} a device and may hold {show_bytes(budget)}, "
             f"with {flight} microbatches in flight under {stages.schedule}.\n"
-            "Try more stages, more microbatches, schedule='1f1b', or more devices."
+            "Try more stages, more microbatches, schedule='1f1b', or more devices.",
+            submesh,
+            needed,
         )
 
 

@@ -278,7 +278,7 @@ def stage_row(stage: PlannedStage) -> Row:
         "modules": stage.name,
         "layers": stage.layers,
         "submesh": stage.submesh,
-        "recompute": stage.recompute,
+        "remat": stage.remat.value,
         "forward_seconds": stage.forward_seconds,
         "input_gradient_seconds": stage.input_gradient_seconds,
         "weight_gradient_seconds": stage.weight_gradient_seconds,

@@ -16,6 +16,7 @@ formula proposes, and the simulator decides.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ import numpy as np
 
 from autopar.cluster.submesh import submesh_families
 from autopar.errors import InfeasibleError, MemoryLimitError, ScheduleError
+from autopar.ir.stages import Remat
 from autopar.ir.text import show_bytes, show_seconds
 from autopar.passes.base import AbstractPass, Setting
 from autopar.passes.stage.candidates import Candidate, chunks_of
@@ -93,7 +95,9 @@ def search(table: StageTable, wanted: Wanted = Wanted()) -> Ranked:
         raise _refusal(space, ranking)
     best, *others = ranking.rank()
     sentence = _summary(best, others, len(ranking.choices))
-    return Ranked(best, tuple(others[:_OTHERS]), len(ranking.choices), sentence)
+    return Ranked(
+        best, tuple(others[:_OTHERS]), len(ranking.choices), sentence, simple_choice(space)
+    )
 
 
 # -- 1. the space --------------------------------------------------------------------------------
@@ -190,6 +194,37 @@ def _stage_counts(family: Family, every: int) -> set[int]:
             if devices <= total:
                 counts[total] |= {count + 1 for count in counts[total - devices]}
     return counts[every]
+
+
+# -- the simple plan -----------------------------------------------------------------------------
+
+
+def simple_choice(space: SearchSpace) -> Choice | None:
+    """The best plan of equal stages, a host each if no number is asked for, all sharded alike.
+
+    The layers are cut as evenly as they can be and run under the first schedule of the table that
+    fits; the number of microbatches is the one of least formula seconds, which weighs the bubble
+    against small microbatches. No search should be needed to find it, so none may end up behind it.
+    """
+    table, every = space.table, space.table.cluster.device_count
+    wanted = space.stages or table.cluster.hosts
+    found: list[Candidate] = []
+    for costs in space.batches:
+        for f, family in enumerate(space.families):
+            alike = [o for o, u in enumerate(costs.submesh.tolist()) if family.get(u) == every / wanted]
+            for o in alike:
+                parts = _even_chunks(costs, (o,), wanted)
+                candidates = (
+                    Candidate(table, costs, f, parts, schedule, True)
+                    for schedule in space.flat
+                    if parts is not None
+                )
+                fits = (c for c in candidates if max(c.formula_bytes) <= table.memory_bytes)
+                found += itertools.islice(fits, 1)
+    if not found:
+        return None
+    best = min(found, key=lambda c: c.formula_seconds)
+    return best.simulated(make_grid(best.schedule, best.devices, best.microbatches, 1))
 
 
 # -- 2. seeds of candidates ----------------------------------------------------------------------
@@ -529,21 +564,11 @@ class Ranking:
             return
         self.tasks += candidate.task_count
         # The simulator has the last word on seconds and bytes.
-        seconds, peaks = candidate.run_simulation(grid)
-        if max(peaks) > memory:
-            self._miss(candidate, max(peaks))
+        choice = candidate.simulated(grid)
+        if max(choice.peak_bytes) > memory:
+            self._miss(candidate, max(choice.peak_bytes))
             return
-        self.choices.append(
-            Choice(
-                candidate.stages,
-                candidate.microbatches,
-                candidate.schedule,
-                candidate.chunks,
-                seconds,
-                candidate.formula_seconds,
-                peaks,
-            )
-        )
+        self.choices.append(choice)
 
     def _miss(self, candidate: Candidate, nbytes: int) -> None:
         """Let one that fits wait in its place, if there is one."""
@@ -728,7 +753,7 @@ def _binding(
     at = part.option, part.first, part.last
     option = costs.options[part.option]
     submesh = space.table.submeshes[int(costs.submesh[part.option])]
-    again = ", forwards recomputed" if option.recompute else ""
+    again = f", {option.remat} remat" if option.remat is not Remat.NONE else ""
     return (
         f"So stage {s} of {stages}, layers {part.first} to {part.last} on {submesh} "
         f"({option.mesh}{again}) with {costs.microbatches} microbatches: "
