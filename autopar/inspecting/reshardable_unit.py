@@ -19,7 +19,7 @@ from autopar.passes.shard.diagnose.why import Answer, Case, anew, case_of
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.recipes import recipe_named
-from autopar.planner.fit_within import Candidate, fit_within
+from autopar.planner.fit_within import fit_within
 from autopar.planner.placed_stages import PlacedStages
 from autopar.planner.request import Pins
 from autopar.planner.stage_programs import cost_stage
@@ -42,6 +42,21 @@ class Weighed:
     sharding: ShardingPlan
     listings: tuple[Listing, ...]
     price: Price
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that a device holds."""
+        return self.price.peak_bytes
+
+    @property
+    def seconds(self) -> float:
+        """Predicted seconds of a step."""
+        return self.price.seconds
+
+    @property
+    def cost(self) -> float:
+        """The sum that the solver minimized, in seconds."""
+        return self.price.solver_seconds
 
 
 @dataclass(frozen=True)
@@ -131,18 +146,15 @@ class ReshardableUnit:
         None where there is none, with the fewest bytes that were needed.
         """
 
-        def weighed(answer: Answer) -> Candidate[Weighed] | None:
-            if not answer.choice:
-                return None
-            plan = self.weighed(case.plan(answer.choice), answer.seconds)
-            return Candidate(plan, plan.price.peak_bytes, plan.price.seconds, answer.seconds)
+        def weighed(answer: Answer) -> Weighed | None:
+            return self.weighed(case.plan(answer.choice), answer.seconds) if answer.choice else None
 
         first = weighed(found)
         if first is None:
             return None, found.needed_bytes
         limit = self.loaded.plan.origin.memory_bytes
         fit = fit_within(limit, lambda n: weighed(anew(case, fixed, n)), first=first)
-        return fit.best.plan if fit.best is not None else None, fit.fewest_bytes
+        return fit.best, fit.fewest_bytes
 
 
 def units_of(loaded: LoadedPlan) -> list[ReshardableUnit]:

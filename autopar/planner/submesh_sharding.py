@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
+from autopar.cost.listing import Seconds
 from autopar.cost.stage import peak_bytes
 from autopar.errors import InfeasibleError, MemoryLimitError
 from autopar.ir.graph import Graph, Operand
@@ -19,13 +21,36 @@ from autopar.passes.shard.base import AbstractSharding
 from autopar.passes.shard.optimal import MinMemory
 from autopar.passes.shard.recipes import recipe_named
 from autopar.passes.shard.solver.effort import QUICK
-from autopar.planner.fit_within import Candidate, fit_within
+from autopar.planner.fit_within import fit_within
 from autopar.planner.placed_stages import PlacedStages
 from autopar.planner.request import Pins, Request
 from autopar.planner.stage_programs import cost_stage
 
 _ROOMY = 2**60  # bytes that bind nothing
 _SMALL = 1500  # ops of a stage up to which the least that it can hold is looked for
+_STEP = 16
+
+
+@dataclass(frozen=True)
+class SubmeshPlan:
+    """A sharding of a submesh, what a device holds of its stages, and what they take."""
+
+    sharding: ShardingPlan
+    peak_bytes: int
+    seconds: float
+
+    @classmethod
+    def of(cls, placed: PlacedStages, submesh: int, sharding: ShardingPlan) -> SubmeshPlan:
+        """The sharding, weighed by the listings of its parts."""
+        costs = [cost_stage(placed, s, sharding) for s in placed.stages_on(submesh)]
+        runs = placed.stages.microbatches
+        seconds = sum((c.of_step(runs) for c in costs), Seconds()).total
+        return cls(sharding, peak_bytes(costs, placed.in_flight[submesh]), seconds)
+
+    @property
+    def cost(self) -> float:
+        """The sum that the solver minimized, in seconds."""
+        return self.sharding.outcome.seconds
 
 
 class StageMemoryError(MemoryLimitError):
@@ -46,26 +71,51 @@ class SubmeshSharder:
     def shard(self, submesh: int, partial_sums: bool) -> ShardingPlan:
         """The plan of a submesh; raises StageMemoryError where nothing fits its devices.
 
-        Stages whose option combines gradients once a step are sharded without a limit at first:
-        they are known to fit, or nearly.
+        First what an isomorphic submesh was given. Then, where the stage's price is of that, the
+        fastest without a limit; what keeps the limit; and of small stages what holds the least.
         """
         joint, context = self._placed.graphs[submesh], self._placed.contexts[submesh]
+        limit, mesh = self._request.budget_bytes, context.tables.prices.mesh
+        recipe = recipe_named(self._request.method)
+        shard = replace(
+            self._request.shard, recipe=recipe, effort=QUICK, explain=False,
+            reshard_costs=context.tables,
+        )  # fmt: skip
         pins = self._pins(joint)
-        mesh = context.tables.prices.mesh
-        key = (structure_hash(joint.graph), mesh, str(context.cluster), pins, partial_sums)
-        budget = self._request.budget_bytes
-        known = self._known.get(key)
-        if known is not None:
-            plan = rename_plan(known[1], known[0].graph, joint.graph)
-            if self._peak_of(submesh, plan) <= budget:
-                return plan
         setting = replace(
-            self._setting, cluster=context.cluster, mesh=mesh, pins=pins,
+            self._setting, cluster=context.cluster, mesh=mesh, pins=pins, partial_sums=False,
             resharder=context.resharder, in_flight=self._held_often(submesh),
         )  # fmt: skip
-        found = self._within(submesh, setting, partial_sums)
-        self._known[key] = joint, found
-        return found
+        key = (structure_hash(joint.graph), mesh, str(context.cluster), pins, partial_sums)
+
+        def tried(shard: AbstractSharding, within: Setting) -> SubmeshPlan | None:
+            try:
+                plan = within.watched("shard", joint, lambda: shard.run(joint.graph, within))
+            except InfeasibleError:
+                return None
+            return SubmeshPlan.of(self._placed, submesh, plan)
+
+        def roomy() -> Iterator[SubmeshPlan | None]:
+            if key in self._known:
+                graph, plan = self._known[key]
+                renamed = rename_plan(plan, graph.graph, joint.graph)
+                yield SubmeshPlan.of(self._placed, submesh, renamed)
+            if partial_sums:
+                yield tried(shard, replace(setting, memory_bytes=_ROOMY, partial_sums=True))
+
+        def solve(allowed: int) -> SubmeshPlan | None:
+            return tried(shard, replace(setting, memory_bytes=allowed))
+
+        def lightest() -> Iterator[SubmeshPlan | None]:
+            if joint.graph.op_count <= _SMALL:
+                leanest = MinMemory(recipe=recipe, reshard_costs=context.tables)
+                yield tried(leanest, replace(setting, memory_bytes=limit))
+
+        fit = fit_within(limit, solve, roomy(), lightest=lightest())
+        if fit.best is None:
+            raise self._refusal(submesh, fit.fewest_bytes)
+        self._known[key] = joint, fit.best.sharding
+        return fit.best.sharding
 
     def _pins(self, joint: SubmeshGraph) -> Pins:
         """The pins of what the submesh holds."""
@@ -75,8 +125,10 @@ class SubmeshSharder:
         )
 
     def _held_often(self, submesh: int) -> dict[str, int]:
-        """Values that are held several times over: stashed for several microbatches, or summed in
-        more bytes than they have.
+        """How many times over values are held, where that is not once.
+
+        Those that are stashed are held for every microbatch in flight; sums of gradients may have
+        more bytes an item than the gradients.
         """
         joint, flight = self._placed.graphs[submesh], self._placed.in_flight[submesh]
         values = joint.graph.nested_values
@@ -87,65 +139,14 @@ class SubmeshSharder:
                 found[a.value] = max(1, item_bytes(a.dtype or dtype) // item_bytes(dtype))
         return found
 
-    def _within(self, submesh: int, setting: Setting, partial_sums: bool) -> ShardingPlan:
-        """The fastest plan that was found to fit; raises StageMemoryError where none was."""
-        budget = self._request.budget_bytes
-        context = self._placed.contexts[submesh]
-        recipe = recipe_named(self._request.method)
-        shard = replace(
-            self._request.shard, recipe=recipe, effort=QUICK, explain=False,
-            reshard_costs=context.tables,
-        )  # fmt: skip
-
-        def solve(limit_bytes: int, partial_sums: bool) -> Candidate[ShardingPlan] | None:
-            within = replace(setting, memory_bytes=limit_bytes, partial_sums=partial_sums)
-            return self._candidate(submesh, shard, within)
-
-        # 1. Without a limit, where the price was of that.
-        roomy = solve(_ROOMY, True) if partial_sums else None
-        if roomy is not None and roomy.peak_bytes <= budget:
-            return roomy.plan
-        # 2. Under a limit, moved by what the listing holds beside what the solver counts.
-        fit = fit_within(budget, lambda limit: solve(limit, False))
-        if fit.best is not None:
-            return fit.best.plan
-        least = min([fit.fewest_bytes, *([roomy.peak_bytes] if roomy is not None else [])])
-        # 3. What holds the least.
-        if self._placed.graphs[submesh].graph.op_count <= _SMALL:
-            leanest = MinMemory(recipe=recipe, reshard_costs=context.tables)
-            found = self._candidate(
-                submesh, leanest, replace(setting, memory_bytes=budget, partial_sums=False)
-            )
-            if found is not None and found.peak_bytes <= budget:
-                return found.plan
-            least = min([least, *([found.peak_bytes] if found is not None else [])])
-        raise self._refusal(submesh, least)
-
-    def _candidate(
-        self, submesh: int, shard: AbstractSharding, setting: Setting
-    ) -> Candidate[ShardingPlan] | None:
-        joint, placed = self._placed.graphs[submesh], self._placed
-        try:
-            plan = setting.watched("shard", joint, lambda: shard.run(joint.graph, setting))
-        except InfeasibleError:
-            return None
-        costs = [cost_stage(placed, s, plan) for s in placed.stages_on(submesh)]
-        seconds = sum(c.of_step(placed.stages.microbatches).total for c in costs)
-        peak = peak_bytes(costs, placed.in_flight[submesh])
-        return Candidate(plan, peak, seconds, plan.outcome.seconds)
-
-    def _peak_of(self, submesh: int, plan: ShardingPlan) -> int:
-        placed = self._placed
-        costs = [cost_stage(placed, s, plan) for s in placed.stages_on(submesh)]
-        return peak_bytes(costs, placed.in_flight[submesh])
-
     def _refusal(self, submesh: int, least: float) -> StageMemoryError:
         stages = self._placed.stages
         layers = stages.layers.layers
         held = [s for s in stages.stages if s.submesh == submesh]
         names = ", ".join(f"{layers[s.first].name}..{layers[s.last].name}" for s in held)
         flight, budget = self._placed.in_flight[submesh], self._request.budget_bytes
-        needed = int(least) if math.isfinite(least) else budget + budget // 16
+        # Where nothing was found at all, some more than there is.
+        needed = int(least) if math.isfinite(least) else budget + budget // _STEP
         return StageMemoryError(
             f"stage {names} on mesh{submesh} ({stages.submeshes[submesh].mesh}) needs "
             f"{show_bytes(needed)} a device and may hold {show_bytes(budget)}, "
