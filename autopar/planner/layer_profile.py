@@ -106,20 +106,19 @@ class LayerProfiler:
         """The fastest way for microbatches of so many rows; None where there is none."""
         return self._found(rows, sizes, replace(self._setting, partial_sums=True))
 
-    def tight(self, rows: int, sizes: Sequence[int], budget_bytes: float) -> list[ShardingVariant]:
+    def tight(
+        self, rows: int, sizes: Sequence[int], budget_bytes: float
+    ) -> Iterator[ShardingVariant]:
         """The fastest ways within shares of a layer's budget, as far as there are any."""
-        found: list[ShardingVariant] = []
         for share in _SHARES:
             limit = int(share * budget_bytes)
             setting = replace(self._setting, memory_bytes=limit, partial_sums=False)
             variant = self._found(rows, sizes, setting)
-            if variant is not None:
-                found.append(variant)
-        return found
+            if variant is None:
+                return
+            yield variant
 
-    def _found(
-        self, rows: int, sizes: Sequence[int], setting: Setting
-    ) -> ShardingVariant | None:
+    def _found(self, rows: int, sizes: Sequence[int], setting: Setting) -> ShardingVariant | None:
         """Shards each class; None where one has no plan on this mesh, or within the limit."""
         try:
             plans = {

@@ -16,13 +16,13 @@ from autopar.ir.plan import (
     PlannedStage,
     PlannedSubmesh,
     Prediction,
-    Traffic,
 )
 from autopar.ir.program import Feed, Fetch, Program
 from autopar.ir.recomputation import Recomputation
 from autopar.ir.record import Record
 from autopar.ir.sharding import replicated
 from autopar.ir.spmd import COLLECTIVES
+from autopar.ir.traffic import Traffic
 from autopar.ir.values import Role
 from autopar.planner.memory_fit import MeshContext
 from autopar.planner.request import Request

@@ -9,9 +9,9 @@ from autopar.cost.memory import held_bytes
 from autopar.cost.overlap import moved_seconds, timed_listing
 from autopar.cost.stage import StageCost
 from autopar.ir.batching import Accumulator
-from autopar.ir.plan import Traffic, traffic_of
 from autopar.ir.program import Part, PartKind, SubmeshGraph
 from autopar.ir.sharding_plan import ShardingPlan
+from autopar.ir.traffic import Traffic, traffic_of
 from autopar.ir.values import Role, Value, item_bytes
 from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan
 from autopar.passes.lower.spmd import lower_spmd

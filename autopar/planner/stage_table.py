@@ -44,7 +44,8 @@ def stage_table(
         memory_bytes=request.budget_bytes,
         submeshes=tuple(shapes),
         batches=tuple(
-            BatchPrices(m, _cut_bytes(programs, m), tuple(found[m] for found in priced)) for m in able
+            BatchPrices(m, _cut_bytes(programs, m), tuple(found[m] for found in priced))
+            for m in able
         ),
         schedules=_allowed(programs.batching.barrier, request),
         task_seconds=request.cluster.chip.launch_seconds,
@@ -92,10 +93,12 @@ def _options(
     batch, cluster = programs.batching.batch, cut_out(request.cluster, shape)
     share = shape.device_count / request.cluster.device_count
     budget = request.budget_bytes / max(1.0, len(programs.layers) * share)
-    sizes = _sizes([batch // m for m in counts], request)
+    rows = [batch // m for m in counts]
+    sizes = _sizes(rows, request)
     for mesh in _meshes(shape, request):
         profiler = LayerProfiler(programs, cluster, mesh, request, setting)
-        for variant in _variants(profiler, shape, sizes, budget, bound):
+        few = _few(rows, mesh)
+        for variant in _variants(profiler, shape, sizes, few, budget, bound):
             for m in counts:
                 if variant.divides(batch // m):
                     found[m] += variant.options(mesh, batch // m)
@@ -106,10 +109,13 @@ def _variants(
     profiler: LayerProfiler,
     shape: Shape,
     sizes: Sequence[int],
+    few: Sequence[int],
     budget_bytes: float,
     bound: _WorkBound,
 ) -> Iterator[ShardingVariant]:
-    """The fastest ways for each size of microbatch and, where these hold too much, tight ones."""
+    """The fastest ways for each of `sizes` of microbatch and, where these hold too much, tight
+    ways for each of a `few`.
+    """
     units: set[int] = set()
     is_tight = is_slow = False
     for rows in reversed(sizes):
@@ -126,8 +132,10 @@ def _variants(
             break
     if not is_tight or is_slow:
         return
-    for rows in sizes:
+    for rows in few:
         for variant in profiler.tight(rows, sizes, budget_bytes):
+            if bound.is_slow(shape, variant):
+                return
             bound.note(shape, variant, budget_bytes)
             yield variant
 
@@ -171,6 +179,19 @@ def _sizes(rows: Sequence[int], request: Request) -> list[int]:
     several = sorted({n for n in rows if n > 1})
     many = [n for n in several if n >= most][:1] or several[-1:]
     return sorted({*(n for n in rows if n == 1), *several[:1], *many})
+
+
+def _few(rows: Sequence[int], mesh: MeshShape) -> list[int]:
+    """The sizes of microbatch that tight ways are found for: as small as suits a mesh.
+
+    A first axis of several is for rows, so there are as many; on a mesh of one axis the rows are
+    whole, or each device has one.
+    """
+    first = mesh.sizes[0] if mesh.sizes else 1
+    enough = sorted(n for n in rows if n >= first)[:1]
+    if len(mesh.sizes) > 1:
+        return enough
+    return sorted({*(n for n in rows if n == 1), *sorted(n for n in rows if n > 1)[:1], *enough})
 
 
 def _cut_bytes(programs: LayerPrograms, microbatches: int) -> tuple[int, ...]:

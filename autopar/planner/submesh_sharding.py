@@ -28,7 +28,8 @@ from autopar.planner.stage_programs import cost_stage
 
 _ROOMY = 2**60  # bytes that bind nothing
 _SMALL = 1500  # ops of a stage up to which the least that it can hold is looked for
-_STEP = 16
+_TRIES = 4  # allowances: other stages are sooner found than another sharding
+_STEP = 16  # a part of the limit
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class SubmeshSharder:
                 leanest = MinMemory(recipe=recipe, reshard_costs=context.tables)
                 yield tried(leanest, replace(setting, memory_bytes=limit))
 
-        fit = fit_within(limit, solve, roomy(), lightest=lightest())
+        fit = fit_within(limit, solve, roomy(), lightest=lightest(), tries=_TRIES)
         if fit.best is None:
             raise self._refusal(submesh, fit.fewest_bytes)
         self._known[key] = joint, fit.best.sharding

@@ -211,7 +211,9 @@ def simple_choice(space: SearchSpace) -> Choice | None:
     found: list[Candidate] = []
     for costs in space.batches:
         for f, family in enumerate(space.families):
-            alike = [o for o, u in enumerate(costs.submesh.tolist()) if family.get(u) == every / wanted]
+            alike = [
+                o for o, u in enumerate(costs.submesh.tolist()) if family.get(u) == every / wanted
+            ]
             for o in alike:
                 parts = _even_chunks(costs, (o,), wanted)
                 candidates = (

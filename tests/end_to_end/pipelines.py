@@ -15,6 +15,7 @@ import pytest
 from autopar.cluster.submesh import Block, submeshes
 from autopar.frontend import StepSpec, read_call, trace
 from autopar.ir.mesh import MeshShape
+from autopar.ir.stages import Remat
 from autopar.passes.base import Setting
 from autopar.passes.lower import program as lowering
 from autopar.passes.lower.partition.step_analysis import grid_of

@@ -13,6 +13,7 @@ import pytest
 
 from autopar.errors import BatchStatisticError, GraphError
 from autopar.ir.program import Run
+from autopar.ir.stages import Remat
 from autopar.schedule.order import groups_evenly
 from autopar.schedule.table import SCHEDULES
 from tests.end_to_end.pipelines import (

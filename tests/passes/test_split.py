@@ -83,7 +83,7 @@ def test_recomputation_keeps_only_what_comes_into_a_stage() -> None:
 
 
 def test_selective_remat_keeps_products_with_parameters() -> None:
-    batching, stages = _staged(Chain(layers=6, bias=True), range(0, 6, 2), "1f1b", 3)
+    batching, stages = _staged(Chain(layers=6, bias=True, width=32), range(0, 6, 2), "1f1b", 3)
     again = _named(split(batching, with_stages(stages, remat=Remat.SELECTIVE)))
     full = _named(split(batching, with_stages(stages, remat=Remat.FULL)))
     assert _kinds(full["B1"])["dot_general"] > _kinds(again["B1"])["dot_general"]

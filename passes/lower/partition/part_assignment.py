@@ -262,7 +262,7 @@ def _recompute(
         yield first, sorted(again)
 
 
-def _products(step: StepAnalysis, ops: Set[int]) -> set[str]:
+def _products(step: StepAnalysis, ops: set[int]) -> set[str]:
     """Results of `ops` that have many FLOPs an item and read a value without a microbatch's rows.
 
     They cost the most to compute again and, as their results are no larger than what comes in,
