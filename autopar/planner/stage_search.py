@@ -186,9 +186,12 @@ def build_stages(
     stages = _stage_plan(merged, layers, choice, request.cluster)
     placed = PlacedStages.of(sliced.batching, stages, request.cluster)
     sharder = SubmeshSharder(placed, request, setting)
-    partial_sums = {s.block: s.partial_sums for s in choice.stages}
-    shardings = [sharder.shard(k, partly) for k, partly in enumerate(partial_sums.values())]
-    return lower_stages(sliced.trace, placed, shardings)
+    partial_sums = list({s.block: s.partial_sums for s in choice.stages}.values())
+    # The fullest first: what does not fit is found out soonest, and what fits there fits elsewhere.
+    peaks = choice.peak_bytes or (0,) * len(partial_sums)
+    order = sorted(range(len(peaks)), key=lambda k: -peaks[k])
+    shardings = {k: sharder.shard(k, partial_sums[k]) for k in order}
+    return lower_stages(sliced.trace, placed, [shardings[k] for k in range(len(peaks))])
 
 
 def _stage_plan(

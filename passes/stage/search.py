@@ -16,7 +16,6 @@ formula proposes, and the simulator decides.
 from __future__ import annotations
 
 import heapq
-import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -202,30 +201,30 @@ def _stage_counts(family: Family, every: int) -> set[int]:
 def simple_choice(space: SearchSpace) -> Choice | None:
     """The best plan of equal stages, a host each if no number is asked for, all sharded alike.
 
-    The layers are cut as evenly as they can be and run under the first schedule of the table that
-    fits; the number of microbatches is the one of least formula seconds, which weighs the bubble
-    against small microbatches. No search should be needed to find it, so none may end up behind it.
+    The layers are cut as evenly as they can be and run under the schedule that keeps least; the
+    number of microbatches is the one of least formula seconds, which weighs the bubble against
+    small microbatches. No search should be needed to find it, so none may end up behind it. Where
+    none fits by its price it is the one that holds the least: what is built may hold less.
     """
     table, every = space.table, space.table.cluster.device_count
     wanted = space.stages or table.cluster.hosts
     found: list[Candidate] = []
-    for costs in space.batches:
+    for costs in space.batches if space.flat else ():
         for f, family in enumerate(space.families):
-            alike = [
-                o for o, u in enumerate(costs.submesh.tolist()) if family.get(u) == every / wanted
-            ]
-            for o in alike:
+            equal = [u for u, devices in family.items() if devices * wanted == every]
+            for o in np.flatnonzero(np.isin(costs.submesh, equal)).tolist():
                 parts = _even_chunks(costs, (o,), wanted)
-                candidates = (
-                    Candidate(table, costs, f, parts, schedule, True)
-                    for schedule in space.flat
-                    if parts is not None
-                )
-                fits = (c for c in candidates if max(c.formula_bytes) <= table.memory_bytes)
-                found += itertools.islice(fits, 1)
+                if parts is not None:
+                    schedule = min(space.flat, key=lambda s: sum(in_flight(s, wanted, wanted, 1)))
+                    found.append(Candidate(table, costs, f, parts, schedule, True))
     if not found:
         return None
-    best = min(found, key=lambda c: c.formula_seconds)
+
+    def rank(candidate: Candidate) -> tuple[float, float]:
+        over = max(0, max(candidate.formula_bytes) - table.memory_bytes)
+        return over, candidate.formula_seconds
+
+    best = min(found, key=rank)
     return best.simulated(make_grid(best.schedule, best.devices, best.microbatches, 1))
 
 
