@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autopar.cost.listing import Seconds
@@ -106,13 +106,12 @@ class ReshardableUnit:
         spent = sum((c.of_step(placed.stages.microbatches) for c in mine), Seconds())
         peak = peak_bytes(mine, placed.in_flight[self.submesh])
         price = price_of(spent, time_step(placed, costs).seconds, solver_seconds, peak)
-        return Weighed(sharding, tuple(self._listings(sharding)), price)
-
-    def _listings(self, sharding: ShardingPlan) -> Iterator[Listing]:
-        for part in self.placed.parts:
-            if part.submesh == self.submesh:
-                program = self.placed.listing(part, sharding)
-                yield Listing(part.graph, program, self.placed.runs(part))
+        listings = tuple(
+            Listing(part.graph, placed.listing(part, sharding), placed.runs(part))
+            for part in placed.parts
+            if part.submesh == self.submesh
+        )
+        return Weighed(sharding, listings, price)
 
     def setting(self, pins: Pins) -> Setting:
         """The setting of the sharding pass, within the plan's limit."""

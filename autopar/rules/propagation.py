@@ -7,7 +7,7 @@ several factors, of which each dim shows the ones that it begins with:
     reshape f32[12, 8] -> f32[4, 3, 8]     (a b) c -> a b c      12 rows are 4 rows of 3
 
 Bodies are followed through their ports (`autopar.ir.control_flow`). What a rule cannot say, as it
-depends on what is read and not on shapes alone, is a row of `_PICKED`.
+depends on what is read and not on shapes alone, is in a primitive's row: `picks`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,9 @@ from autopar.ir.control_flow import ControlFlow, Port, PortKind
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.rule import Dim, Rule
 from autopar.ir.values import Value
-from autopar.rules.table import rule_for
+from autopar.rules.table import primitive, rule_for
 
 _BARRIER = "optimization_barrier"
-# Rows that are cut or looked up out of a batch, or written into one, are a batch too: the operand
-# that they are told by.
-_PICKED = {"dynamic_slice": 0, "slice": 0, "gather": 0, "dynamic_update_slice": 1}
 
 
 class Part(NamedTuple):
@@ -72,6 +69,8 @@ def _as_number(value: Value) -> Value:
 
 def _split(rule: Rule, dim: Dim, rows: int) -> Iterator[Part]:
     """The factors of a dim that hold its rows: 12 rows of (4)(6) are 4 times 3."""
+    # From the major factor inwards: each takes as many rows as it has, and leaves the rest to those
+    # within it.
     for f in dim:
         size = rule.factors[f].size
         if size == 1:
@@ -84,6 +83,7 @@ def _split(rule: Rule, dim: Dim, rows: int) -> Iterator[Part]:
 
 def _merged(rule: Rule, dim: Dim, held: Mapping[int, int]) -> Part | None:
     """A dim's major factor and its rows, if that factor holds any."""
+    # The other way round: factors from the major one on, as long as each is wholly rows.
     major, rows = None, 1
     for f in dim:
         size = rule.factors[f].size
@@ -99,6 +99,8 @@ def _merged(rule: Rule, dim: Dim, held: Mapping[int, int]) -> Part | None:
 
 
 def _through_rule(op: Op, rule: Rule, found: dict[str, Parts]) -> None:
+    # 1. The factors that hold rows of the operands; 2. the dims of each result that begin with such
+    #    factors, in their order; 3. else what picks rows by what it reads.
     held = dict(factors_of(rule, op, found))
     order = {f: i for i, f in enumerate(held)}
     for result, where in zip(op.results, rule.results, strict=True):
@@ -110,7 +112,9 @@ def _through_rule(op: Op, rule: Rule, found: dict[str, Parts]) -> None:
 
 
 def _picked(op: Op, rule: Rule, found: Mapping[str, Parts]) -> Iterator[Part]:
-    source = op.operands[_PICKED[op.kind]] if op.kind in _PICKED else None
+    # Rows that are cut or looked up out of a batch, or written into one, are a batch too.
+    picks = primitive(op.kind).picks
+    source = op.operands[picks] if picks is not None else None
     held = found.get(source, ()) if isinstance(source, str) else ()
     shape = op.results[0].shape if op.results else ()
     if op.kind == "gather" and held:

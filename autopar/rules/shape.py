@@ -1,4 +1,9 @@
-"""Rules of primitives that move, repeat or join items without computing on them."""
+"""Rules of primitives that move, repeat or join items without computing on them.
+
+transpose    (a b) -> (b a)       every dim passes, at its new place
+slice, pad   (a b) -> (a b')      b lies at other shards afterwards: permute
+concatenate  (a b), (a c) -> ..   the joined dim must be whole
+"""
 
 from __future__ import annotations
 
@@ -163,7 +168,7 @@ PRIMITIVES: Mapping[str, Primitive] = {
     "iota_2x32_shape": Primitive(_created, local=True),
     "pad": _JOINS(_pad),
     "rev": _MOVES(_rev),
-    "slice": _MOVES(_slice, local=True),
+    "slice": _MOVES(_slice, picks=0, local=True),
     "split": _JOINS(_split),
     "squeeze": _MOVES(_squeeze),
     "stack": Primitive(_stack, moves=True, keeps_zero=True),

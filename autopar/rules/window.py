@@ -1,7 +1,12 @@
-"""Rules of convolutions and other primitives that slide a window."""
+"""Rules of convolutions and other primitives that slide a window.
+
+conv    (n c y), (o c t) -> (n o y')    n, o pass; c is reduced
+                                        y needs its neighbors' edges: permute; t taps, whole
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from autopar.ir.graph import Op
@@ -37,7 +42,13 @@ def _conv_general_dilated(op: Op, operands: Sequence[Value]) -> Rule:
     for space in range(len(left) - 2):
         at = (left_at[space + 2], right_at[space + 2], out_at[space + 2])
         taps = right[at[1]]
-        slides = taps > 1 or not _is_still(op, space)
+        # A window of one tap that visits every row once, in order, needs no neighbors.
+        still = (
+            op.ints("window_strides")[space] == 1
+            and op.ints("lhs_dilation")[space] == 1
+            and pairs(op.param("padding"))[space] == (0, 0)
+        )
+        slides = taps > 1 or not still
         left_dims[at[0]], out_dims[at[2]] = _slid(found, left[at[0]], out[at[2]], slides=slides)
         right_dims[at[1]] = found.whole(taps)
     return found.rule(
@@ -45,13 +56,11 @@ def _conv_general_dilated(op: Op, operands: Sequence[Value]) -> Rule:
     )
 
 
-def _is_still(op: Op, space: int) -> bool:
-    """True if a window of one tap visits every row of this dim once, in order."""
-    return (
-        op.ints("window_strides")[space] == 1
-        and op.ints("lhs_dilation")[space] == 1
-        and pairs(op.param("padding"))[space] == (0, 0)
-    )
+def _conv_terms(op: Op, operands: Sequence[Value]) -> int:
+    """For each item that it makes, the taps of one feature."""
+    taps = operands[1].shape
+    features = taps[ints(fields(op.param("dimension_numbers"))["rhs_spec"])[0]]
+    return op.results[0].item_count * math.prod(taps) // max(features, 1)
 
 
 def _in_order(dims: Mapping[int, Dim]) -> list[Dim]:
@@ -120,6 +129,6 @@ PRIMITIVES: Mapping[str, Primitive] = {
     "select_and_scatter": Primitive(_select_and_scatter),
     "select_and_scatter_add": Primitive(_select_and_scatter, fusion=Fusion.KERNEL),
     "conv_general_dilated": Primitive(
-        _conv_general_dilated, Work.TERMS, Fusion.KERNEL, heavy=True, local=True
+        _conv_general_dilated, Work.TERMS, Fusion.PRODUCT, terms=_conv_terms, local=True
     ),
 }

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import cast
 
 from autopar.cost.reshard import Resharder
 from autopar.ir.batching import Batching
@@ -44,7 +43,6 @@ from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan
 from autopar.passes.lower.spmd import lower_spmd
 from autopar.passes.lower.verify import verify_program
 from autopar.schedule.grid import Grid, Kind, Task
-from autopar.schedule.wiring import Indices
 
 _KINDS = {
     Kind.FORWARD: PartKind.FORWARD,
@@ -191,20 +189,9 @@ def _in_time(grid: Grid) -> list[Task]:
     So whoever drives several submeshes keeps all of them busy, and each task comes after those
     that it waits for.
     """
-    wiring, free = grid.wiring, [0] * grid.device_count
-    # slot(task) = max(slot in which its device is free, slot of the task it awaits + 1)
-    slots: list[int] = []
-    for device, awaited in zip(_to_list(wiring.device), _to_list(wiring.awaits), strict=True):
-        slot = max(free[device], slots[awaited] + 1 if awaited >= 0 else 0)
-        slots.append(slot)
-        free[device] = slot + 1
     found = [
-        (slots[t], device, task)
-        for device, (row, numbers) in enumerate(zip(grid.rows, wiring.rows, strict=True))
-        for task, t in zip(row, _to_list(numbers), strict=True)
+        (slot, device, task)
+        for device, (row, slots) in enumerate(zip(grid.rows, grid.slots, strict=True))
+        for task, slot in zip(row, slots, strict=True)
     ]
     return [task for _, _, task in sorted(found, key=lambda entry: entry[:2])]
-
-
-def _to_list(numbers: Indices) -> list[int]:
-    return cast(list[int], numbers.tolist())
