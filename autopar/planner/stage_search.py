@@ -113,15 +113,17 @@ def _first_built(
 
 
 def _set_aside(table: StageTable, choice: Choice, error: StageMemoryError) -> StageTable:
-    """The table with what built stages held beside their price set aside for stages of the kind."""
+    """The table with what built stages held beside their price set aside for their kind.
+
+    That is, on any mesh of their submesh: what is held beside the price comes from the remat.
+    """
     blocks = list(dict.fromkeys(s.block for s in choice.stages))
     block = blocks[error.submesh]
     (stage, *_) = (s for s in choice.stages if s.block == block)
     more = error.peak_bytes - choice.peak_bytes[error.submesh]
 
     def corrected(option: Option) -> Option:
-        kind = option.mesh, option.remat, option.partial_sums
-        if kind != (stage.mesh, stage.remat, stage.partial_sums):
+        if (option.remat, option.partial_sums) != (stage.remat, stage.partial_sums):
             return option
         return replace(option, spare_bytes=option.spare_bytes + more)
 
