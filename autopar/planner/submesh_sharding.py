@@ -126,7 +126,7 @@ class SubmeshSharder:
         )
 
     def _held_often(self, submesh: int) -> dict[str, int]:
-        """How many times over values are held, where that is not once.
+        """The number of times that values are held, where that is not once.
 
         Those that are stashed are held for every microbatch in flight; sums of gradients may have
         more bytes an item than the gradients.
