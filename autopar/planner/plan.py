@@ -40,6 +40,7 @@ from autopar.ir.mesh import MeshShape
 from autopar.ir.outcome import Outcome, Status
 from autopar.ir.text import show_bytes, show_seconds
 from autopar.passes.base import Setting, Watcher
+from autopar.planner.fit_within import fits
 from autopar.planner.memory_fit import (
     MeshContext,
     MeshPlan,
@@ -192,13 +193,13 @@ def _plan_stages(
 
 def _remedies(source: Source, request: Request) -> str:
     """A sentence on other numbers of microbatches and devices: those that fit, or that none do."""
-    fits = [
+    able = [
         *_with_microbatches(source, request),
         *_with_more_devices(source.plain, request),
     ]
-    if not fits:
+    if not able:
         return "Neither microbatches nor more devices of the kind were found to make it fit."
-    return f"Planned and found to fit: {', '.join(fits)}."
+    return f"Planned and found to fit: {', '.join(able)}."
 
 
 def _with_microbatches(source: Source, request: Request) -> Iterator[str]:
@@ -251,11 +252,9 @@ def _with_more_devices(plain: Form, request: Request) -> Iterator[str]:
         for mesh in _meshes(asked)[:1]:
             context = MeshContext.of(mesh, asked)
             with suppress(AutoparError):  # pins that do not divide, say
-                peak = (
-                    context.lightest(plain).held.peak_bytes if context.may_fit(plain) else math.inf
-                )
-                if peak <= asked.budget_bytes:
-                    yield f"{larger.name} ({show_bytes(peak)} a device)"
+                found = context.lightest(plain) if context.may_fit(plain) else None
+                if found is not None and fits(found, asked.budget_bytes):
+                    yield f"{larger.name} ({show_bytes(found.peak_bytes)} a device)"
                     return
 
 

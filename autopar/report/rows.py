@@ -18,7 +18,7 @@ from autopar.ir.inspection import (
     AxisUse,
     CommRow,
     Inspection,
-    Level,
+    MemoryLevel,
     OpRow,
     Spot,
 )
@@ -365,7 +365,7 @@ def _plain(value: object) -> Json:
         return {"spec": spec_text(value), "partial": list(value.partial)}
     if isinstance(value, Enum):
         return str(value.value)
-    if isinstance(value, Level):
+    if isinstance(value, MemoryLevel):
         kinds: Json = {kind.value: nbytes for kind, nbytes in value.by_kind}
         return {"seconds": value.seconds, "label": value.label, "bytes_by_kind": kinds}
     if is_dataclass(value):

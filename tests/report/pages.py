@@ -10,8 +10,8 @@ from autopar.ir.inspection import (
     CommRow,
     Inspection,
     KernelSpan,
-    Level,
     MemoryCurve,
+    MemoryLevel,
     ModuleRow,
     OpRow,
     Spot,
@@ -114,7 +114,9 @@ def inspection_of(meshes: tuple[MeshShape, ...] = (MESH,), spans: int = 40) -> I
         (32, 128), "f32", BOTH, WHOLE, "dot_general", 4096, 6, 0.002, 0.0005, ("a", "b"),
     )  # fmt: skip
     curve = tuple(
-        Level(i * 1e-4, f"op {i}", ((HeldKind.PARAMETER, 100_000), (HeldKind.ACTIVATION, i * 6000)))
+        MemoryLevel(
+            i * 1e-4, f"op {i}", ((HeldKind.PARAMETER, 100_000), (HeldKind.ACTIVATION, i * 6000))
+        )
         for i in range(100)
     )
     return Inspection(
