@@ -58,11 +58,16 @@ class ShardingVariant:
         """True if microbatches of so many rows may be sharded so."""
         return rows % self.unit == 0 and (rows == 1) == (self.rows == (1, 1))
 
-    def options(self, mesh: MeshShape, rows: int) -> Iterator[Option]:
-        """The options for the search at some number of rows, one for each remat."""
+    def options(self, mesh: MeshShape, rows: int, binds: bool) -> Iterator[Option]:
+        """The options for the search at some number of rows, one for each remat that is asked for.
+
+        Where memory does not bind none is: a remat is no way to be faster here.
+        """
         low, high = self.rows
         share = (rows - low) / (high - low) if high > low else 0.0
         for remat, costs in self.costs.items():
+            if remat is not Remat.NONE and not binds:
+                continue
             layers = {c: pair[0].towards(pair[1], share) for c, pair in costs.items()}
             yield Option(mesh, remat, tuple(layers[c] for c in self.homes), self.partial_sums)
 
@@ -74,9 +79,10 @@ class ShardingVariant:
         each = {c: pair[0].towards(pair[1], share).each.total for c, pair in costs.items()}
         return sum(each[c] for c in self.homes) / rows
 
-    def most_bytes(self, remat: Remat) -> int:
-        """Bytes that the largest class holds of one small microbatch."""
-        return max(c.fixed_bytes + c.activation_bytes for c, _ in self.costs[remat].values())
+    def most_bytes(self, remat: Remat, in_flight: int = 1) -> int:
+        """Bytes that the largest class holds of so many small microbatches."""
+        costs = (low for low, _ in self.costs[remat].values())
+        return max(c.fixed_bytes + in_flight * c.activation_bytes for c in costs)
 
 
 class LayerProfiler:

@@ -101,7 +101,11 @@ def _options(
         for variant in _variants(profiler, shape, sizes, few, budget, bound):
             for m in counts:
                 if variant.divides(batch // m):
-                    found[m] += variant.options(mesh, batch // m)
+                    # A row is so many bytes whatever the microbatch, and of each stage there may
+                    # be two microbatches in flight.
+                    flights = 2 * -(-batch // m // variant.rows[0]) * round(1 / share)
+                    binds = variant.most_bytes(Remat.NONE, flights) > budget
+                    found[m] += variant.options(mesh, batch // m, binds)
     return {m: tuple(options) for m, options in found.items()}
 
 

@@ -58,7 +58,7 @@ class StageMemoryError(MemoryLimitError):
     """The stages of a submesh hold more than its devices may, however they are sharded."""
 
     def __init__(self, message: str, submesh: int, peak_bytes: int) -> None:
-        super().__init__(message)
+        MemoryLimitError.__init__(self, message)
         self.submesh, self.peak_bytes = submesh, peak_bytes
 
 
