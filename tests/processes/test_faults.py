@@ -58,6 +58,32 @@ def test_all_others_hear_who_raised_what(three: Watching, index: int) -> None:
 
 
 @pytest.mark.parametrize("index", range(3))
+def test_who_plans_while_the_others_go_on_is_told_so(three: Watching, index: int) -> None:
+    """Another batch shape in one process: it asks for a plan, and nobody else does."""
+    for watch in three.watches:
+        watch.ask("the plan of train, with batch f32[16,8]")
+        watch.call()
+    three.watches[index].ask("the plan of train, with batch f32[12,8]")
+    for n, watch in enumerate(three.watches):
+        if n != index:
+            watch.call()
+    end = time.monotonic() + 10
+    while time.monotonic() < end and not all(three.ended):
+        time.sleep(0.01)
+    assert all("with batch f32[12,8] there" in told[0] for told in three.ended)
+
+
+def test_who_asks_later_is_waited_for(three: Watching) -> None:
+    for watch in three.watches:
+        watch.ask("a plan")
+        time.sleep(0.05)
+    for watch in three.watches:
+        watch.call()
+        time.sleep(0.05)
+    assert three.ended == [[], [], []]
+
+
+@pytest.mark.parametrize("index", range(3))
 def test_who_says_goodbye_is_not_missed(three: Watching, index: int) -> None:
     three.watches[index].close()
     time.sleep(0.2)
