@@ -12,6 +12,7 @@ from functools import partial
 from autopar.cost.memory import Held, held_bytes
 from autopar.cost.overlap import Timed, timed_listing
 from autopar.cost.prices import Prices
+from autopar.cost.stage import StageCost
 from autopar.errors import AutoparError, InfeasibleError, MemoryLimitError
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.batching import Batching
@@ -32,7 +33,6 @@ from autopar.planner.fit_within import fit_within, fits
 from autopar.planner.placed_stages import PlacedStages
 from autopar.planner.remat import Form, LeanerForms, form_of
 from autopar.planner.request import Request
-from autopar.planner.stage_costs import StageCosts
 from autopar.planner.stage_programs import StagePrograms
 
 _ROOMY = 2**60  # bytes that bind nothing
@@ -167,7 +167,7 @@ class MeshPlan:
             PlacedStages.of(batching, decided.stages, cluster),
             (decided.sharding,),
             Program.of_one_part(decided.graph, decided.program, Submesh(mesh)),
-            (StageCosts.of_whole_step(decided.program, self.held, self.timed),),
+            (StageCost.of_whole_step(decided.program, self.held, self.timed),),
         )
 
     def told_as(self, auto: MeshPlan, sentence: str) -> MeshPlan:

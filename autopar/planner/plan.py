@@ -180,13 +180,13 @@ def _plan_stages(
     if found is None:
         return None
     timing = found.programs.timing
-    priced, examined = found.ranked.best.seconds, found.ranked.examined
+    priced, examined = found.choice.seconds, found.ranked.examined
     sentence = (
         f"The best of {examined} choices that were simulated; priced layer by layer it took "
         f"{show_seconds(priced)}."
     )
     bound = min(timing.seconds, timing.work_seconds)
-    outcome = Outcome(Status.FEASIBLE, timing.seconds, bound, sentence)
+    outcome = Outcome(Status.FEASIBLE, timing.seconds, bound, sentence, found.margins)
     plan = make_plan(source, request, found.programs, outcome, found.layers_of)
     return Planned(source, request, plan, found.programs)
 
