@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autopar.cost.listing import Seconds
+from autopar.cost.stage import peak_bytes
 from autopar.inspecting.loaded_plan import LoadedPlan
 from autopar.ir.explanation import Price
 from autopar.ir.graph import Graph
@@ -21,7 +22,6 @@ from autopar.passes.shard.recipes import recipe_named
 from autopar.planner.fit_within import fit_within
 from autopar.planner.placed_stages import PlacedStages
 from autopar.planner.request import Pins
-from autopar.planner.stage_costs import peak_bytes
 from autopar.planner.stage_programs import cost_stage
 from autopar.planner.step_timing import time_step
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
 from autopar.cost.memory import Held, held_bytes
 from autopar.cost.overlap import Timed, timed_listing
 from autopar.cost.prices import Prices
+from autopar.cost.stage import StageCost
 from autopar.errors import AutoparError, InfeasibleError, MemoryLimitError
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.batching import Batching
@@ -31,7 +33,6 @@ from autopar.planner.fit_within import fit_within, fits
 from autopar.planner.placed_stages import PlacedStages
 from autopar.planner.remat import Form, LeanerForms, form_of
 from autopar.planner.request import Request
-from autopar.planner.stage_costs import StageCosts
 from autopar.planner.stage_programs import StagePrograms
 
 _ROOMY = 2**60  # bytes that bind nothing
@@ -166,7 +167,7 @@ class MeshPlan:
             PlacedStages.of(batching, decided.stages, cluster),
             (decided.sharding,),
             Program.of_one_part(decided.graph, decided.program, Submesh(mesh)),
-            (StageCosts.of_whole_step(decided.program, self.held, self.timed),),
+            (StageCost.of_whole_step(decided.program, self.held, self.timed),),
         )
 
     def told_as(self, auto: MeshPlan, sentence: str) -> MeshPlan:
@@ -219,10 +220,19 @@ def plan_on(tried: TriedMesh, plain: Form) -> MeshPlan:
     Raises InfeasibleError, in brief, where there is none: `refusal` tells why.
     """
     context, roomy = tried.context, tried.roomy
+    # 1. The plan without a limit keeps it.
     if tried.fits:
         return _kept(context, plain, roomy)
+    # 2. Values are made again for the backward pass. Where that costs nothing it is the answer: no
+    #    plan within a limit that binds costs less than one without.
     may_fit = context.may_fit(plain)
-    best = _fitted(tried, plain, may_fit)
+    best = _recomputed(tried, plain) if context.request.remat else None
+    # 3. More is sharded, which is of no use to a form that holds too much however it is sharded.
+    if may_fit and (best is None or best.cost > roomy.cost * (1 + _CLOSE)):
+        with suppress(InfeasibleError):
+            sharded = _sharded_more(tried, plain)
+            best = sharded if best is None or sharded.seconds <= best.seconds else best
+    # 4. A recipe may be faster than either.
     if best is not None or may_fit:
         best = best_recipe(context, plain, roomy, best)
     if best is None:
@@ -246,24 +256,6 @@ def _kept(context: MeshContext, plain: Form, roomy: MeshPlan) -> MeshPlan:
 def refusal(context: MeshContext, plain: Form) -> AutoparError:
     """Why a step has no plan on a mesh: what cannot be kept together, and which limit would do."""
     return context.optimal().refusal(plain.graph, context.setting(context.request.budget_bytes))
-
-
-def _fitted(tried: TriedMesh, plain: Form, may_fit: bool) -> MeshPlan | None:
-    """The cheaper of recomputing and of sharding more, for a plan that does not fit as it is.
-
-    Sharding more is of no use to a form that holds too much however it is sharded.
-    """
-    roomy = tried.roomy
-    leaner = _recomputed(tried, plain) if tried.context.request.remat else None
-    if leaner is not None and leaner.cost <= roomy.cost * (1 + _CLOSE):
-        return leaner  # no plan within a limit that binds can cost less
-    try:
-        sharded = _sharded_more(tried, plain) if may_fit else None
-    except InfeasibleError:
-        sharded = None
-    if sharded is None:
-        return leaner
-    return sharded if leaner is None or sharded.seconds <= leaner.seconds else leaner
 
 
 def _recomputed(tried: TriedMesh, plain: Form) -> MeshPlan | None:

@@ -131,7 +131,7 @@ def place_plan(
     stages = StagePlan(
         layers,
         tuple(
-            Stage(i, i if layers.layers else -1, s.submesh, s.recompute, s.cuts)
+            Stage(i, i if layers.layers else -1, s.submesh, s.remat, s.cuts)
             for i, s in enumerate(plan.stages)
         ),
         tuple(s.submesh for s in plan.submeshes),

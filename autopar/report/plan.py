@@ -13,6 +13,7 @@ from autopar.ir.outcome import Status
 from autopar.ir.peak import Peak
 from autopar.ir.plan import Plan
 from autopar.ir.sharding import spec_text
+from autopar.ir.stages import Remat
 from autopar.ir.text import show_bytes, show_seconds, show_type
 from autopar.report.inspection import axis_roles, memory_over_time, roles_of
 from autopar.report.rows import (
@@ -173,6 +174,10 @@ _COLUMNS = (
     "forward, backward: one microbatch · once: gradient reductions and update, at the end of a "
     "step · memory: the peak of one device"
 )
+_REMATS = {
+    Remat.SELECTIVE: "all of the forward but products with parameters is",
+    Remat.FULL: "the forward is",
+}
 
 
 def pipeline(plan: Plan, simulation: Simulation | None = None) -> RenderableType:
@@ -219,9 +224,10 @@ def _title(plan: Plan) -> str:
 
 def _notes(plan: Plan) -> Iterator[Text]:
     yield Text(_COLUMNS, style=QUIET)
-    again = [f"S{i}" for i, stage in enumerate(plan.stages) if stage.recompute]
-    if again:
-        yield Text(f"{', '.join(again)}: the forward is computed again for the backward")
+    for remat, what in _REMATS.items():
+        stages = [f"S{i}" for i, stage in enumerate(plan.stages) if stage.remat is remat]
+        if stages:
+            yield Text(f"{', '.join(stages)}: {what} computed again for the backward")
     for note in plan.notes:
         yield Text(f"microbatches: {note}", style=QUIET)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -62,6 +64,25 @@ def test_the_best_without_memory(problem: Problem) -> None:
     assert answer.seconds == problem.seconds(answer.choice)
     assert answer.bound_seconds <= best.seconds * (1 + 1e-9)
     assert answer.status is Status.OPTIMAL
+
+
+@thoroughly
+@given(
+    problem=problems(choices=3), seed=st.integers(0, 2**32 - 1), share=st.sampled_from([0.2, 0.5])
+)
+def test_what_is_forbidden_is_never_chosen(problem: Problem, seed: int, share: float) -> None:
+    rng = np.random.default_rng(seed)
+
+    def with_forbidden(edge: Edge) -> Edge:
+        forbidden = rng.random(edge.table.shape) < share
+        return replace(edge, table=np.where(forbidden, np.inf, edge.table))
+
+    odd = replace(problem, edges=tuple(map(with_forbidden, problem.edges)))
+    best, answer = brute_force(odd), solved(odd)
+    if best is None:
+        assert (answer.choice, answer.proven_infeasible) == ((), True)
+    else:
+        assert is_best(odd, answer.choice, best.seconds)
 
 
 @thoroughly

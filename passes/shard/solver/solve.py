@@ -18,7 +18,7 @@ from autopar.passes.shard.solver.effort import FULL, Effort
 from autopar.passes.shard.solver.ilp import solve_ilp
 from autopar.passes.shard.solver.polish import kicked
 from autopar.passes.shard.solver.price import priced_start
-from autopar.passes.shard.solver.problem import Narrowed, Problem, narrow
+from autopar.passes.shard.solver.problem import Floats, Narrowed, Problem, narrow
 from autopar.passes.shard.solver.reduce import Reduced, reduce_problem
 
 _MOST_ROWS = 200
@@ -86,6 +86,8 @@ def solve(problem: Problem, start: Sequence[int] | None = None, effort: Effort =
     if not choice:
         return _none(answer)
     seconds = problem.seconds(choice)
+    if seconds == float("inf"):
+        return _none(replace(answer, proven_infeasible=True))
     bound = min(answer.bound_seconds, seconds)
     status = Status.OPTIMAL if seconds - bound <= 10 * _GAP * seconds else Status.FEASIBLE
     sentence = "Proven best" if status is Status.OPTIMAL else "Good answer"
@@ -107,20 +109,39 @@ def _answer(problem: Problem, start: Sequence[int] | None, quick: bool) -> _Answ
     """Small problems exactly where memory does not bind, others by the engine."""
     entries = sum(e.table.size for e in problem.edges)
     small = entries <= _SMALL
+    finite = _finite(problem)
     if small:
-        answer = _unlimited(problem)
+        answer = _unlimited(finite)
         if not answer.choice or problem.fits(answer.choice):
             return answer
     answer = _searched(problem, start, entries, quick)
     if not small or quick or answer.proven_infeasible:
         return answer
     if not answer.choice:
-        return _held(problem)  # which may prove that nothing fits
+        return _held(finite)  # which may prove that nothing fits
     seconds = problem.seconds(answer.choice)
     if entries <= _TINY and seconds - answer.bound_seconds > 10 * _GAP * abs(seconds):
-        exact = _held(problem)
+        exact = _held(finite)
         return replace(exact, price=answer.price) if exact.choice else answer
     return answer
+
+
+def _finite(problem: Problem) -> Problem:
+    """The problem with what is forbidden dearer than any assignment that is not.
+
+    The bound and the ILP subtract and scale costs, which an infinite one turns into no number.
+    """
+    tables = [*problem.costs, *(e.table for e in problem.edges)]
+    if all(np.isfinite(table).all() for table in tables):
+        return problem
+    total = sum(float(np.abs(t[np.isfinite(t)]).max(initial=0.0)) for t in tables)
+    dearest = 3 * total if total else 1.0
+
+    def held(table: Floats) -> Floats:
+        return np.where(np.isfinite(table), table, dearest)
+
+    edges = tuple(replace(e, table=held(e.table)) for e in problem.edges)
+    return replace(problem, costs=tuple(map(held, problem.costs)), edges=edges)
 
 
 def _searched(problem: Problem, start: Sequence[int] | None, entries: int, quick: bool) -> _Answer:
@@ -144,7 +165,7 @@ def _searched(problem: Problem, start: Sequence[int] | None, entries: int, quick
     binds = found.seconds_per_byte > 0
     unsure = found.gap > 10 * _GAP and not quick
     if found.choice and not binds and unsure and entries <= _LARGE:
-        return _unlimited(problem)
+        return _unlimited(_finite(problem))
     rows = len(found.binding_times)
     return _Answer(
         found.choice, found.bound_seconds, rows, found.proven_infeasible, found.seconds_per_byte
