@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fuzz.case import Outcome
+from tests.quick_xla import quick_flags
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 5
@@ -53,12 +54,8 @@ class Worker:
     """One process, and the thread that reads what it writes."""
 
     def __init__(self) -> None:
-        # Compiling is most of a case's work: the older emitters take a third of the newer one's.
-        flags = (
-            "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
-            "--xla_cpu_use_fusion_emitters=false"
-        )
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+        env["XLA_FLAGS"] = quick_flags()  # compiling is most of a case's work
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.fuzz.worker"], cwd=ROOT, env=env, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
