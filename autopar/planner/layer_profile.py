@@ -24,7 +24,7 @@ from autopar.ir.batching import Batching
 from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.stages import Remat
-from autopar.passes.base import Setting
+from autopar.passes.base import NO_LIMIT_BYTES, Setting
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.recipes import recipe_named
 from autopar.passes.shard.solver.effort import QUICK
@@ -33,7 +33,6 @@ from autopar.planner.layer_programs import LayerPrograms
 from autopar.planner.request import Request
 from autopar.planner.stage_costs import stage_cost
 
-_ROOMY = 2**60  # bytes that bind nothing
 _SHARES = (1.0, 0.75)  # of an even share of the memory: the limits of the tight ways
 
 Plans = Mapping[int, ShardingPlan]  # by class of layers
@@ -103,7 +102,7 @@ class LayerProfiler:
             reshard_costs=self._tables,
         )  # fmt: skip
         self._remats = tuple(Remat) if request.remat else (Remat.NONE,)
-        self._setting = replace(setting, cluster=cluster, mesh=mesh, memory_bytes=_ROOMY)
+        self._setting = replace(setting, cluster=cluster, mesh=mesh, memory_bytes=NO_LIMIT_BYTES)
         layers = programs.layers
         self._homes = tuple(i if y.same_as < 0 else y.same_as for i, y in enumerate(layers))
         self._classes = tuple(dict.fromkeys(self._homes))

@@ -22,7 +22,7 @@ from autopar.ir.outcome import Status
 from autopar.ir.program import Program
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.stages import Submesh
-from autopar.passes.base import Setting, Watcher
+from autopar.passes.base import NO_LIMIT_BYTES, Setting, Watcher
 from autopar.passes.pipeline import Decided, PassPipeline, lower
 from autopar.passes.shard.base import AbstractSharding
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
@@ -35,7 +35,6 @@ from autopar.planner.remat import Form, LeanerForms, form_of
 from autopar.planner.request import Request
 from autopar.planner.stage_programs import StagePrograms
 
-_ROOMY = 2**60  # bytes that bind nothing
 _NO_GAIN = 1e-9
 _SMALL = 1500  # ops up to which recipes are planned whole beside auto
 _ROUGH = 0.95  # a recipe's margin is not exact
@@ -82,7 +81,7 @@ class MeshContext:
         """The cheapest plan of which the pass counts no more than a limit."""
         return self._found(form, self.optimal(), self.setting(memory_bytes))
 
-    def counted(self, form: Form, memory_bytes: int) -> MeshPlan | None:
+    def within(self, form: Form, memory_bytes: int) -> MeshPlan | None:
         """The faster of two plans within a limit, by what is counted; None where there is none.
 
         The pass takes moves off the critical path to run beside work for most of their time. Where
@@ -116,7 +115,7 @@ class MeshContext:
     def keeping(self, form: Form) -> MeshPlan:
         """The cheapest plan, whatever it holds, that gathers once for both passes."""
         shard = replace(self.optimal(), reuse_gathered=True)
-        return self._found(form, shard, self.setting(_ROOMY))
+        return self._found(form, shard, self.setting(NO_LIMIT_BYTES))
 
     def lightest(self, form: Form) -> MeshPlan:
         """The plan that holds the least."""
@@ -199,7 +198,7 @@ class TriedMesh:
 
     def limited(self, form: Form) -> TriedMesh:
         """The same with the plan whose counted bytes keep the limit, where there is one."""
-        return replace(self, within=self.context.counted(form, self.context.request.budget_bytes))
+        return replace(self, within=self.context.within(form, self.context.request.budget_bytes))
 
     @property
     def promise(self) -> tuple[bool, float]:
@@ -211,7 +210,7 @@ class TriedMesh:
 
 def try_mesh(context: MeshContext, plain: Form) -> TriedMesh:
     """The plan without a limit on a mesh; raises InfeasibleError where pins leave none."""
-    return TriedMesh(context, context.cheapest(plain, _ROOMY))
+    return TriedMesh(context, context.cheapest(plain, NO_LIMIT_BYTES))
 
 
 def plan_on(tried: TriedMesh, plain: Form) -> MeshPlan:
@@ -271,10 +270,10 @@ def _recomputed(tried: TriedMesh, plain: Form) -> MeshPlan | None:
 
     def planned(form: Form) -> MeshPlan | None:
         try:
-            roomy = context.cheapest(form, _ROOMY)
+            roomy = context.cheapest(form, NO_LIMIT_BYTES)
         except InfeasibleError:
             return None
-        found = fit_within(limit, partial(context.counted, form), [roomy], tries=1)
+        found = fit_within(limit, partial(context.within, form), [roomy], tries=1)
         return found.best or roomy
 
     def solve(allowed: int) -> MeshPlan | None:
@@ -306,7 +305,11 @@ def best_recipe(
             continue
         own = replace(context, request=replace(request, method=margin.name), watchers=())
         try:
-            found = plan_on(try_mesh(own, plain), plain) if small else own.cheapest(plain, _ROOMY)
+            found = (
+                plan_on(try_mesh(own, plain), plain)
+                if small
+                else own.cheapest(plain, NO_LIMIT_BYTES)
+            )
         except InfeasibleError:
             continue
         faster = best is None or found.seconds < best.seconds * (1 - _NO_GAIN)
@@ -322,7 +325,7 @@ def _sharded_more(tried: TriedMesh, form: Form) -> MeshPlan:
     def lightest() -> Iterator[MeshPlan]:
         yield context.lightest(form)
 
-    solve = partial(context.counted, form)
+    solve = partial(context.within, form)
     found = fit_within(limit, solve, [tried.roomy], tried.within, lightest()).best
     if found is None:
         raise MemoryLimitError(f"the lightest plan on ({context.mesh}) does not fit")

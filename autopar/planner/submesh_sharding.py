@@ -16,7 +16,7 @@ from autopar.ir.program import SubmeshGraph
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.text import show_bytes
 from autopar.ir.values import Value, item_bytes
-from autopar.passes.base import Setting
+from autopar.passes.base import NO_LIMIT_BYTES, Setting
 from autopar.passes.shard.base import AbstractSharding
 from autopar.passes.shard.optimal import MinMemory
 from autopar.passes.shard.recipes import recipe_named
@@ -26,7 +26,6 @@ from autopar.planner.placed_stages import PlacedStages
 from autopar.planner.request import Pins, Request
 from autopar.planner.stage_programs import cost_stage
 
-_ROOMY = 2**60  # bytes that bind nothing
 _SMALL = 1500  # ops of a stage up to which the least that it can hold is looked for
 _TRIES = 4  # allowances: other stages are sooner found than another sharding
 _STEP = 16  # a part of the limit
@@ -102,7 +101,7 @@ class SubmeshSharder:
                 renamed = rename_plan(plan, graph.graph, joint.graph)
                 yield SubmeshPlan.of(self._placed, submesh, renamed)
             if partial_sums:
-                yield tried(shard, replace(setting, memory_bytes=_ROOMY, partial_sums=True))
+                yield tried(shard, replace(setting, memory_bytes=NO_LIMIT_BYTES, partial_sums=True))
 
         def solve(allowed: int) -> SubmeshPlan | None:
             return tried(shard, replace(setting, memory_bytes=allowed))
