@@ -17,7 +17,7 @@ import socket
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, Protocol
 
 import jax
@@ -67,7 +67,7 @@ class Job:
         """True if there is no other process."""
         return self.count == 1
 
-    @cached_property
+    @property
     def address(self) -> str:
         """The address under which the other processes reach this one's host."""
         return own_address(coordinator_address() or "127.0.0.1:1")

@@ -15,17 +15,16 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import jaxlib
 
 from tests.fuzz.case import Outcome
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 5
 _QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-_HAS_OLDER_EMITTERS = jaxlib.__version__.startswith("0.10.")
+_HAS_OLDER_EMITTERS = version("jaxlib").startswith("0.10.")
 CASES_EACH = 60  # compiled programs pile up in a process
 
 
