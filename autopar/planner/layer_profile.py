@@ -62,21 +62,20 @@ class ShardingVariant:
 
         Where memory does not bind none is: a remat is no way to be faster here.
         """
+        for remat in self.costs:
+            if remat is Remat.NONE or binds:
+                yield Option(mesh, remat, self.layers(rows, remat), self.partial_sums)
+
+    def layers(self, rows: int, remat: Remat) -> tuple[StageCost, ...]:
+        """The cost of each layer at some number of rows, on the line through the two sizes."""
         low, high = self.rows
         share = (rows - low) / (high - low) if high > low else 0.0
-        for remat, costs in self.costs.items():
-            if remat is not Remat.NONE and not binds:
-                continue
-            layers = {c: pair[0].towards(pair[1], share) for c, pair in costs.items()}
-            yield Option(mesh, remat, tuple(layers[c] for c in self.homes), self.partial_sums)
+        costs = {c: pair[0].towards(pair[1], share) for c, pair in self.costs[remat].items()}
+        return tuple(costs[c] for c in self.homes)
 
     def work_seconds(self, rows: int) -> float:
         """Seconds of all layers for one row of such microbatches, one after the other."""
-        low, high = self.rows
-        share = (rows - low) / (high - low) if high > low else 0.0
-        costs = self.costs[Remat.NONE]
-        each = {c: pair[0].towards(pair[1], share).each.total for c, pair in costs.items()}
-        return sum(each[c] for c in self.homes) / rows
+        return sum(layer.each.total for layer in self.layers(rows, Remat.NONE)) / rows
 
     def most_bytes(self, remat: Remat, in_flight: int = 1) -> int:
         """Bytes that the largest class holds of so many small microbatches."""

@@ -95,7 +95,7 @@ class _Scale:
         sharding = self._plan.sharding_of.get(value.name)
         count = value.item_count
         if sharding is not None:
-            count = count // self._plan.mesh.size([a for dim in sharding.dims for a in dim])
+            count = count // sharding.pieces(self._plan.mesh)
         return count * item_bytes(dtype)
 
 

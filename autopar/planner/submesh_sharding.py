@@ -11,11 +11,10 @@ from autopar.cost.listing import Seconds
 from autopar.cost.stage import peak_bytes
 from autopar.errors import InfeasibleError, MemoryLimitError
 from autopar.ir.graph import Graph, Operand
-from autopar.ir.paths import meant
 from autopar.ir.program import SubmeshGraph
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.text import show_bytes
-from autopar.ir.values import Value, item_bytes
+from autopar.ir.values import Value
 from autopar.passes.base import NO_LIMIT_BYTES, Setting
 from autopar.passes.shard.base import AbstractSharding
 from autopar.passes.shard.optimal import MinMemory
@@ -23,7 +22,7 @@ from autopar.passes.shard.recipes import recipe_named
 from autopar.passes.shard.solver.effort import QUICK
 from autopar.planner.fit_within import fit_within
 from autopar.planner.placed_stages import PlacedStages
-from autopar.planner.request import Pins, Request
+from autopar.planner.request import Request, pins_on
 from autopar.planner.stage_programs import cost_stage
 
 _SMALL = 1500  # ops of a stage up to which the least that it can hold is looked for
@@ -81,10 +80,10 @@ class SubmeshSharder:
             self._request.shard, recipe=recipe, effort=QUICK, explain=False,
             reshard_costs=context.tables,
         )  # fmt: skip
-        pins = self._pins(joint)
+        pins = pins_on(joint.graph, self._request.pins)
         setting = replace(
             self._setting, cluster=context.cluster, mesh=mesh, pins=pins, partial_sums=False,
-            resharder=context.resharder, in_flight=self._held_often(submesh),
+            resharder=context.resharder, in_flight=self._placed.held_often(submesh),
         )  # fmt: skip
         key = (structure_hash(joint.graph), mesh, str(context.cluster), pins, partial_sums)
 
@@ -116,28 +115,6 @@ class SubmeshSharder:
             raise self._refusal(submesh, fit.fewest_bytes)
         self._known[key] = joint, fit.best.sharding
         return fit.best.sharding
-
-    def _pins(self, joint: SubmeshGraph) -> Pins:
-        """The pins of what the submesh holds."""
-        paths = [i.path for i in joint.graph.inputs]
-        return tuple(
-            (pattern, dims) for pattern, dims in self._request.pins if meant(pattern, paths)
-        )
-
-    def _held_often(self, submesh: int) -> dict[str, int]:
-        """The number of times that values are held, where that is not once.
-
-        Those that are stashed are held for every microbatch in flight; sums of gradients may have
-        more bytes an item than the gradients.
-        """
-        joint, flight = self._placed.graphs[submesh], self._placed.in_flight[submesh]
-        values = joint.graph.nested_values
-        found = dict.fromkeys(joint.stashed, flight)
-        for part in self._placed.parts:
-            for a in part.accumulators if part.submesh == submesh else ():
-                dtype = values[a.value].dtype
-                found[a.value] = max(1, item_bytes(a.dtype or dtype) // item_bytes(dtype))
-        return found
 
     def _refusal(self, submesh: int, least: float) -> StageMemoryError:
         stages = self._placed.stages

@@ -153,7 +153,7 @@ class Ranked:
     """The best choice, the runners-up in order, and how the best was found.
 
     `examined` counts the choices that were simulated and fit. `simple` is the best that a textbook
-    has: equal stages that are all sharded alike; None where none fits.
+    has: equal stages that are all sharded alike; None where the devices make no such stages.
     """
 
     best: Choice

@@ -108,14 +108,14 @@ def _none(answer: _Answer) -> Solution:
 def _answer(problem: Problem, start: Sequence[int] | None, quick: bool) -> _Answer:
     """Small problems exactly where memory does not bind, others by the engine."""
     entries = sum(e.table.size for e in problem.edges)
-    small = entries <= _SMALL
+    if entries > _SMALL:
+        return _searched(problem, start, entries, quick)
     finite = _finite(problem)
-    if small:
-        answer = _unlimited(finite)
-        if not answer.choice or problem.fits(answer.choice):
-            return answer
+    answer = _unlimited(finite)
+    if not answer.choice or problem.fits(answer.choice):
+        return answer
     answer = _searched(problem, start, entries, quick)
-    if not small or quick or answer.proven_infeasible:
+    if quick or answer.proven_infeasible:
         return answer
     if not answer.choice:
         return _held(finite)  # which may prove that nothing fits
