@@ -34,8 +34,6 @@ from autopar.schedule.simulate import Simulation
 
 _SHOWN = 6
 
-# What the solver makes small is not the time that is predicted, in which wires run beside work.
-_MARGINS = "Recipes beside this plan, by the solver's sum"
 _ALL_ALIKE = "nothing is sharded: all {} devices do the same work; autopar lint may tell why"
 
 
@@ -104,11 +102,22 @@ def _stages_text(plan: Plan) -> str:
     return f"{len(plan.stages)}{chunks}, {microbatches}, {plan.schedule}"
 
 
+def _compared_by(plan: Plan) -> tuple[str, str]:
+    """The measure by which recipes are beside a plan, in words and at the head of a column.
+
+    What the solver makes small is not the time that is predicted, in which wires run beside work.
+    Plans of stages are compared as they are built.
+    """
+    return ("the solver's sum", "sum") if plan.is_one_program else ("predicted seconds", "step")
+
+
 def margins(plan: Plan) -> RenderableType:
     """The costs of textbook strategies on the plan's mesh, the cheapest first."""
     ours: Row = {"name": "this plan", "seconds": plan.outcome.seconds}
-    columns = {"method": "name", ">sum": "seconds", ">more": "more_share", "~note": "note"}
-    return Table.of(_MARGINS, columns, [ours, *recipe_rows(plan)], lead=3)
+    measure, head = _compared_by(plan)
+    columns = {"method": "name", f">{head}": "seconds", ">more": "more_share", "~note": "note"}
+    title = f"Recipes beside this plan, by {measure}"
+    return Table.of(title, columns, [ours, *recipe_rows(plan)], lead=3)
 
 
 def margins_line(plan: Plan) -> Text:
@@ -120,7 +129,7 @@ def margins_line(plan: Plan) -> Text:
         if r["seconds"] is not None
     )
     none = ", ".join(str(r["name"]) for r in rows if r["seconds"] is None)
-    head = f"recipes by the solver's sum, this plan {show_seconds(best)}: "
+    head = f"recipes by {_compared_by(plan)[0]}, this plan {show_seconds(best)}: "
     return Text.assemble((head, QUIET), words, (f"; no plan: {none}" if none else "", QUIET))
 
 
