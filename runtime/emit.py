@@ -223,9 +223,9 @@ def fence(values: Sequence[Any], tied: bool, platform: str) -> Sequence[Any]:
 def stored(value: jax.Array, platform: str) -> jax.Array:
     """A value behind a barrier, with the same bits for each reader.
 
-    XLA:CPU drops the barrier, and fuses what made the value into each of its readers, where products
-    and sums are contracted otherwise. There it also goes through a loop that never runs, which
-    nothing is fused with and which copies nothing.
+    XLA:CPU drops the barrier, and fuses what made the value into each of its readers, which may
+    contract products and sums otherwise. There the value also goes through a loop that never runs:
+    nothing is fused with it, and it copies nothing.
     """
     if platform != "cpu" or not value.size:
         return value

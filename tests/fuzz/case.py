@@ -129,7 +129,7 @@ def _agrees_op_by_op(
 ) -> bool:
     """True if a run equals the program where XLA sees one op at a time: it is jit that is off.
 
-    XLA rounds a value otherwise in each fusion that computes it, and `h == max(h)` may hold nowhere.
+    XLA may round a value otherwise in each fusion that computes it: `h == max(h)` holds nowhere.
     """
     with jax.disable_jit():
         exact = _stepped(loaded.step, state, batches)
