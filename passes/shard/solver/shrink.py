@@ -13,9 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from autopar.passes.shard.solver.problem import Edge, Floats, Problem, Usage
-
-Ints = npt.NDArray[np.int64]
+from autopar.passes.shard.solver.problem import Edge, Floats, Ints, Problem, Usage
 
 _MOST_GROWTH = 4.0  # a table may grow so much when its node joins one with more choices
 _AT_ONCE = 1_000_000  # comparisons that are made in one go
@@ -23,7 +21,7 @@ _WIDEST = 2_000  # nodes of more choices are not searched for dominated ones
 
 
 @dataclass(frozen=True)
-class Contracted:
+class Shrunk:
     """The smaller problem; old node v takes choice `picks[v][c]` where its owner takes c."""
 
     problem: Problem
@@ -44,11 +42,11 @@ class Contracted:
         return tuple(int(pick[choice[owner]]) for owner, pick in pairs)
 
 
-def contract(problem: Problem) -> Contracted:
+def shrink(problem: Problem) -> Shrunk:
     """Let nodes join until none must follow another, and drop dominated choices."""
     work = _Work(problem)
     work.run()
-    return work.contracted()
+    return work.shrunk()
 
 
 class _Work:
@@ -183,7 +181,7 @@ class _Work:
                 kept.append(int(c))
         return np.sort(np.asarray(kept))
 
-    def contracted(self) -> Contracted:
+    def shrunk(self) -> Shrunk:
         living = self._living()
         where = {old: new for new, old in enumerate(living)}
         edges = tuple(
@@ -200,7 +198,7 @@ class _Work:
         for node, owner, pick in reversed(self._log):
             owners[node] = owners[owner]
             picks[node] = pick[picks[owner]]
-        return Contracted(small, tuple(where[o] for o in owners), tuple(picks), self._possible)
+        return Shrunk(small, tuple(where[o] for o in owners), tuple(picks), self._possible)
 
 
 @dataclass(frozen=True)
