@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from autopar.front import later
+from autopar.lazy_imports import later
 
 if TYPE_CHECKING:
     from autopar import errors as errors

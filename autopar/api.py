@@ -9,26 +9,26 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autopar.cluster import Cluster as Cluster
-from autopar.collection import paused_collection
 from autopar.errors import InputError
 from autopar.frontend import StepSpec, read_call
+from autopar.frontend.devices import keep_to_cpu as keep_to_cpu
+from autopar.gc_pause import paused_collection
 from autopar.inspecting.compare import compare as compare
 from autopar.inspecting.explain import explain as explain_opened
 from autopar.inspecting.inspect import inspect as inspect_opened
 from autopar.inspecting.lint import lint as lint_step
 from autopar.inspecting.reopen import reopen
 from autopar.inspecting.why_not import why_not as why_not_opened
+from autopar.ir.codec import Json
 from autopar.ir.explanation import Counterfactual, Explanation
 from autopar.ir.findings import Findings
 from autopar.ir.inspection import Inspection
-from autopar.ir.json_reader import Json
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan
-from autopar.ir.plan_json import load_plan, save_plan
+from autopar.ir.plan_file import load_plan, save_plan
 from autopar.ir.text_file import write_text
 from autopar.ir.verification import Verification as Verification
 from autopar.ir.verification_json import verification_data
-from autopar.matching import check_cluster
 from autopar.options import (
     a_plan,
     argnames_of,
@@ -52,19 +52,18 @@ from autopar.options import (
     step_of,
     text_of,
 )
-from autopar.parallel import ParallelStep as ParallelStep
 from autopar.passes.base import Watcher as Watcher
-from autopar.planning import Planned as Planned
-from autopar.report.html.card import html_summary as html_summary
+from autopar.planner.compatibility import check_cluster
+from autopar.planner.plan import Planned as Planned
+from autopar.planner.planned_stages import PlannedStages as PlannedStages
+from autopar.planner.request import Request
 from autopar.report.html.page import page
 from autopar.report.html.view import OtherPlan, ReportView
 from autopar.report.trace import load_trace
-from autopar.request import Request
 from autopar.rules import RuleBook
-from autopar.runtime.devices import keep_to_cpu as keep_to_cpu
 from autopar.runtime.trial.steps import open_cpu_devices as open_cpu_devices
 from autopar.runtime.trial.steps import with_created as with_created
-from autopar.staging.plan import PlannedStages as PlannedStages
+from autopar.step import ParallelStep as ParallelStep
 
 # Any: a jax.sharding.Mesh, of which this floor knows nothing.
 MeshLike = MeshShape | str | int | Sequence[int] | Mapping[str, int] | Any

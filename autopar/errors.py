@@ -1,4 +1,4 @@
-"""Every error that autopar raises on purpose.
+"""The errors that autopar raises on purpose.
 
 * AutoparError
   x InputError               something the caller handed in

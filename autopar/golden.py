@@ -64,7 +64,7 @@ class Golden:
         __tracebackhide__ = True
         from autopar.errors import PlanFileError
         from autopar.inspecting.compare import compare
-        from autopar.ir.plan_json import load_plan
+        from autopar.ir.plan_file import load_plan
 
         try:
             kept = load_plan(path)

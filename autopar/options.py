@@ -28,9 +28,9 @@ from autopar.errors import (
 )
 from autopar.ir.mesh import DEFAULT_NAMES, MeshShape
 from autopar.ir.plan import Plan
-from autopar.ir.plan_json import load_plan
+from autopar.ir.plan_file import load_plan
 from autopar.passes.shard.recipes import RECIPES
-from autopar.request import Pins, Request
+from autopar.planner.request import Pins, Request
 from autopar.rules import RuleBook
 from autopar.runtime.bind import is_mesh, mesh_shape, positions_of
 from autopar.schedule.table import SCHEDULES

@@ -19,13 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import autopar
+from autopar.planner.planned_stages import PlannedStages
 from autopar.runtime.bind import bind_mesh
 from autopar.runtime.pipeline import PipelineExecutor
 from autopar.runtime.timeline import Timeline
 from autopar.schedule.grid import Grid
 from autopar.schedule.simulate import StageTimes, simulate
 from autopar.schedule.table import make_grid
-from autopar.staging.plan import PlannedStages
 
 ROUNDS, LAYERS, MICROBATCHES = 30, 8, 6
 

@@ -1,1 +1,1 @@
-"""Decides; pure."""
+"""The wing that decides: five passes from a graph to a program, which know no device."""

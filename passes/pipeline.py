@@ -14,14 +14,14 @@ from autopar.ir.spmd import SpmdProgram
 from autopar.ir.stages import StagePlan
 from autopar.passes.base import Setting
 from autopar.passes.batch.base import AbstractBatching
-from autopar.passes.batch.whole import Whole
+from autopar.passes.batch.identity import Whole
 from autopar.passes.layer.base import AbstractLayering
 from autopar.passes.layer.single import Single
 from autopar.passes.lower.spmd import lower_spmd
 from autopar.passes.shard.base import AbstractSharding
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.stage.base import AbstractStaging
-from autopar.passes.stage.one import One
+from autopar.passes.stage.one_stage import One
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Pipeline:
     """The slots of a step that is one program on one mesh: no microbatches, one stage.
 
     A variant of a pass is another final class in the slot's folder. Steps of several programs go
-    through the same slots in `autopar.staging`, where the stages' prices come from sharding.
+    through the same slots in `autopar.planner`, where the stages' prices come from sharding.
     """
 
     batch: AbstractBatching = field(default_factory=Whole)

@@ -1,1 +1,1 @@
-"""Acts: binds plans to devices and runs them."""
+"""The wing that acts: compiles programs, places arrays and runs steps; it searches nothing."""

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from autopar.frontend.dtypes import dtype_name
+from autopar.frontend.plain_data import dtype_name
 from autopar.frontend.traced import Const, FlatProgram
 from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding import Sharding

@@ -15,7 +15,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 
 from autopar.errors import ArgumentError
-from autopar.frontend.arguments import StepSpec, join_static, split_static
+from autopar.frontend.trace.arguments import StepSpec, join_static, split_static
 from autopar.ir.sharding import Sharding
 from autopar.runtime.bind import named_sharding, with_axis
 from autopar.runtime.state import storage_layout

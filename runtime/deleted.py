@@ -8,8 +8,8 @@ from typing import Any
 import jax
 
 from autopar.errors import ArgumentError, listing
-from autopar.frontend.arguments import Argument, StepSpec, leaf_paths
-from autopar.frontend.dtypes import type_of
+from autopar.frontend.plain_data import type_of
+from autopar.frontend.trace.arguments import Argument, StepSpec, leaf_paths
 from autopar.frontend.traced import TracedStep
 
 _SHOWN = 4  # arrays that a message names

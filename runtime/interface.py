@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import Any
 
 from autopar.errors import GraphError
-from autopar.frontend.microbatch import MicrobatchTrace
-from autopar.frontend.part import part_program
+from autopar.frontend.microbatch.part_trace import MicrobatchTrace
+from autopar.frontend.rewrite.subprogram import part_program
 from autopar.frontend.traced import FlatProgram
 from autopar.ir.mesh import MeshShape
 from autopar.ir.program import Feed, Fetch, PartKind, PartProgram, Program, Run, Start

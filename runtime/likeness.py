@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.extend import core as jex
 
-from autopar.frontend.dtypes import type_of
+from autopar.frontend.plain_data import type_of
 from autopar.frontend.traced import Const, Equation, FlatProgram
 from autopar.ir.spmd import Block, Fence, Instruction, Loop, Move, Run
 from autopar.runtime.parts import PartSource

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 from autopar.errors import GraphError
-from autopar.frontend.dtypes import dtype_name
+from autopar.frontend.plain_data import dtype_name
 from autopar.frontend.traced import FlatProgram
 from autopar.ir.mesh import MeshShape
 from autopar.ir.program import PartProgram

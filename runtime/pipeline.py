@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import jax
 from jax.sharding import Mesh
 
-from autopar.frontend.microbatch import MicrobatchTrace
+from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.program import Program
 from autopar.runtime.actions import Action, Binding
 from autopar.runtime.bind import mesh_shape, with_axis

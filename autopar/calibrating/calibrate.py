@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from autopar.calibrating.fitted import Measured, calibrated
 from autopar.calibrating.ladder import Effort
 from autopar.calibrating.running import Told, run_ladder, skipped_lines
-from autopar.cluster import Cluster, DeviceFacts
+from autopar.cluster import Cluster
 from autopar.cluster.local import chip_of_kind, local_name
 from autopar.errors import ClusterError
-from autopar.runtime.devices import local_devices
+from autopar.frontend.devices import local_devices
+from autopar.ir.devices import DeviceFacts
 from autopar.runtime.measure.bench import DeviceBench
 from autopar.runtime.measure.chosen import choose_devices, devices_at, jax_version
 from autopar.runtime.measure.job import is_first, join_job

@@ -1,35 +1,33 @@
-"""`autopar clusters`: the catalog, or one cluster in full."""
+"""`autopar clusters` and `calibrate`: the catalog of clusters, and one measured here."""
 
 from __future__ import annotations
 
-import click
+from dataclasses import replace
+from pathlib import Path
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from autopar.api import Cluster, keep_to_cpu
-from autopar.cli.completion import offered
-from autopar.cli.console import out, print_json, told
+from autopar.calibrating.calibrate import Calibrated, calibrate
+from autopar.calibrating.fitted import refitted
+from autopar.calibrating.ladder import FULL, QUICK, Effort
+from autopar.cli.console import err, out, print_json, print_warnings
+from autopar.cli.main import CLUSTERS
+from autopar.ir.text_file import CLUSTER, check_output, write_text
 from autopar.report.clusters import catalog, cluster_data, detail, mesh_data
 
-# One usual size of each chip: any other of the same form does as well.
-LISTED = (
-    "8xcpu", "8xv100-16gb", "8xa100-40gb", "4x8xa100-40gb", "8xa100-80gb", "8xh100", "16x8xh100",
-    "8xh200", "8xb200", "72xgb200", "v4:4x4x4", "v5e:4x4", "v5p:4x4x8", "v6e:16x16", "tpu7x:4x4x4",
-)  # fmt: skip
 _FORMS = (
     "Any size will do: 8xh100 (devices x chip), 4x8xa100-40gb (hosts x devices x chip), v5p:4x4x8 "
     "(TPU slice), 2xv5e:16x16 (slices), local, or a .toml file. autopar clusters NAME shows one."
 )
 
 
-@click.command("clusters")
-@click.argument("name", required=False, shell_complete=offered(LISTED, or_files=True))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@told
-def clusters_command(name: str | None, as_json: bool) -> None:
-    """List the known clusters, or show one (a name or a .toml file) with its usual meshes."""
+def show_clusters(name: str | None, as_json: bool) -> None:
+    """Print the catalog, or one cluster in full."""
     if name is not None:
         _one(name, as_json)
         return
-    known = [Cluster.parse(listed) for listed in LISTED]
+    known = [Cluster.parse(listed) for listed in CLUSTERS]
     if as_json:
         print_json({"clusters": [cluster_data(c) for c in known]})
         return
@@ -47,3 +45,55 @@ def _one(name: str, as_json: bool) -> None:
         print_json({**cluster_data(cluster), "meshes": mesh_data(cluster)})
         return
     out().print(detail(cluster))
+
+
+# -- calibrate -------------------------------------------------------------------------------------
+
+
+def calibrate_devices(
+    devices: str,
+    output: Path,
+    quick: bool,
+    seconds: float | None,
+    job: str,
+    measured: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure the devices that are here and write their cluster's file."""
+    check_output(output, CLUSTER)
+    effort = QUICK if quick else FULL
+    effort = replace(effort, seconds=seconds) if seconds is not None else effort
+    if measured is not None:
+        keep_to_cpu()
+        found = Calibrated(refitted(Cluster.from_toml(measured)))
+    else:
+        found = _measure(devices, effort, job)
+    if not found.speaks:
+        return
+    write_text(found.cluster.to_toml(), output)
+    print_warnings(list(found.notes))
+    if as_json:
+        print_json(cluster_data(found.cluster))
+        return
+    console = out()
+    console.print(detail(found.cluster))
+    console.print()
+    console.print(f"saved to {output}", style="bright_black", markup=False, soft_wrap=True)
+
+
+def _measure(devices: str, effort: Effort, job: str) -> Calibrated:
+    console = err()
+    columns = (
+        BarColumn(20),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    shown = console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
+        task = progress.add_task("opening the devices", total=None)
+
+        def show(done: int, total: int, doing: str) -> None:
+            progress.update(task, completed=done, total=total, description=doing)
+
+        return calibrate(devices, effort, show, job)

@@ -2,46 +2,151 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
-from typing import Unpack
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 
-import click
+from rich.console import RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from autopar.cli.console import IMPOSSIBLE, told
-from autopar.cli.plan import method_option
-from autopar.cli.stages import Cut, stage_options
-from autopar.errors import InputError
+from autopar import api, demo
+from autopar.cli.console import err, out, print_json
+from autopar.cli.group import IMPOSSIBLE
+from autopar.cli.plan import Count, watched_planning
+from autopar.ir.codec import Json
+from autopar.ir.plan import Plan
+from autopar.report.memory import memory
+from autopar.report.pipeline import pipeline
+from autopar.report.plan import collectives, headline, parameters
+from autopar.report.training import Learnt, Line, comparison, learnt
+from autopar.report.view import plan_data
+
+_DEVICES = 8
 
 
-@click.command("demo")
-@click.option("--steps", type=click.IntRange(min=4), help="How many steps to train for.")
-@click.option("--mesh", help="Sizes or named sizes: 2,4 or data=2,model=4. Default: searched.")
-@method_option
-@stage_options
-@click.option("--quick", is_flag=True, help="A much smaller model and few steps.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
-@told
-def demo_command(
-    steps: int | None,
-    mesh: str | None,
-    method: str,
-    quick: bool,
-    as_json: bool,
-    **cut: Unpack[Cut],
-) -> None:
-    """Plan a byte-level GPT for 8 virtual CPU devices, compare its first steps, and train it.
+@dataclass(frozen=True)
+class Asked:
+    """The options of the command."""
 
-    It learns from the source text of Python's standard library. Exits with 1 where the steps
-    differ from the plain ones, or the held-out loss is not below the unigram entropy.
-    """
+    steps: int | None
+    mesh: str | None
+    method: str
+    quick: bool
+    as_json: bool
+    stages: Count
+    microbatches: Count | None
+    schedule: str
+
+
+def run_demo(asked: Asked) -> None:
+    """Plan, compare and train; exits with 1 where the steps differ or nothing was learnt."""
     start = time.perf_counter()
-    try:
-        # Late, because flax and optax are an extra that the other commands do without.
-        from autopar.cli.training import Asked, run_demo
-    except ModuleNotFoundError as error:
-        raise InputError(
-            f"the demo needs {error.name}, which is not installed: pip install 'autopar[demo]'"
-        ) from error
-    if not run_demo(Asked(steps, mesh, method, quick, as_json, **cut), start):
+    demo.open_devices(_DEVICES)
+    config = demo.QUICK if asked.quick else demo.CONFIG
+    config = replace(config, steps=asked.steps or config.steps)
+    step: api.ParallelStep = api.parallelize(
+        demo.train_step,
+        cluster=f"{_DEVICES}xcpu",
+        mesh=asked.mesh,
+        method=asked.method,
+        stages=asked.stages,
+        microbatches=asked.microbatches,
+        schedule=asked.schedule,
+    )
+    console = err() if asked.as_json else out()
+    with watched_planning(err()) as trail:
+        planned = step.planned(*demo.example_args(config), watchers=[trail.watcher])
+    plan = planned.plan
+    for part in _parts(planned):
+        console.print(part)
+        console.print()
+    with err().status("reading the corpus") as status:
+        corpus = demo.load_corpus()
+        state, compared = demo.compare(step, config, corpus, status.update)
+    pairs = tuple(zip(compared.losses, compared.plain_losses, strict=True))
+    console.print(comparison(pairs, _lines(compared), compared.holds))
+    console.print()
+    found = _trained(step, config, corpus, state)
+    console.print(learnt(found))
+    seconds = time.perf_counter() - start
+    console.print(f"all in all {seconds:.0f} s", style="bright_black")
+    if asked.as_json:
+        _print_data(plan, compared, found, seconds)
+    if not (compared.holds and found.holds):
         sys.exit(IMPOSSIBLE)
+
+
+def _parts(planned: api.Planned | api.PlannedStages) -> Iterator[RenderableType]:
+    plan = planned.plan
+    yield headline(plan)
+    if isinstance(planned, api.PlannedStages) and plan.pipeline is not None:
+        yield pipeline(plan.pipeline, planned.timing.simulation)
+    yield collectives(plan)
+    yield parameters(plan, 6)
+    if plan.prediction.peak is not None:
+        yield memory(plan)
+
+
+def _trained(
+    step: api.ParallelStep, config: demo.GptConfig, corpus: demo.Corpus, state: object
+) -> Learnt:
+    """Train behind a progress bar, then judge."""
+    start = time.perf_counter()
+    losses: list[float] = []
+    columns = (
+        TextColumn("training"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]}"),
+        TimeRemainingColumn(),
+    )
+    console = err()
+    shown = console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
+        done = demo.COMPARED_STEPS
+        task = progress.add_task("training", total=config.steps, completed=done, loss="")
+        for trained in demo.train(step, config, corpus, state):
+            losses.append(trained.loss)
+            state = trained.state
+            progress.update(task, completed=trained.step, loss=f"{trained.loss:.3f}")
+    seconds = time.perf_counter() - start
+    with err().status("judging it on held-out text"):
+        held_out = demo.held_out_loss(state, corpus, config)
+    return Learnt(tuple(losses), held_out, demo.entropy(corpus.held_out), seconds)
+
+
+def _lines(compared: demo.Comparison) -> tuple[Line, ...]:
+    found, rounding, limit = compared.parallel, compared.reordered, compared.limit
+    return (
+        Line("loss", found.loss, rounding.loss, limit.loss),
+        Line("parameters", found.parameters, rounding.parameters, limit.parameters),
+        Line("Adam's mean gradient", found.mean_gradient, rounding.mean_gradient,
+             limit.mean_gradient),
+    )  # fmt: skip
+
+
+def _print_data(plan: Plan, compared: demo.Comparison, found: Learnt, seconds: float) -> None:
+    equality: dict[str, Json] = {
+        "losses": list(compared.losses),
+        "plain_losses": list(compared.plain_losses),
+        "relative_difference": asdict(compared.parallel),
+        "rounding_alone": asdict(compared.reordered),
+        "limit": asdict(compared.limit),
+        "holds": compared.holds,
+    }
+    training: dict[str, Json] = {
+        "losses": list(found.losses),
+        "held_out_nats": found.held_out,
+        "held_out_bits": found.held_out / math.log(2),
+        "unigram_nats": found.unigram,
+        "unigram_bits": found.unigram / math.log(2),
+        "seconds": found.seconds,
+        "holds": found.holds,
+    }
+    ok = compared.holds and found.holds
+    print_json(
+        {"plan": plan_data(plan), "equality": equality, "training": training, "seconds": seconds,
+         "ok": ok}
+    )  # fmt: skip

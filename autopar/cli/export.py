@@ -1,7 +1,8 @@
-"""`autopar export`: a plan as data and code that need no autopar."""
+"""`autopar export` and `import`: a plan as data and code for others, and their rules as pins."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,78 +11,47 @@ from pathlib import Path
 import click
 
 from autopar import api
-from autopar.cli.completion import files
-from autopar.cli.console import IMPOSSIBLE, err, told
+from autopar.cli.console import err
+from autopar.cli.group import IMPOSSIBLE
 from autopar.cli.loading import load_target
 from autopar.errors import InputError
+from autopar.exporting.importing import Imported, pins_from
 from autopar.exporting.python import python_module
-from autopar.exporting.rule_files import flax_text, maxtext_text
+from autopar.exporting.rule_files import flax_text, maxtext_text, read_rules
 from autopar.exporting.rules import Conflict, Names, logical_rules, path_rules
-from autopar.exporting.specs import specs_text
-from autopar.frontend.logical import logical_names
-from autopar.ir.json_reader import Item, JsonError, parse_json
+from autopar.exporting.specs import spec_data, specs_text
+from autopar.frontend import trace
+from autopar.frontend.trace.logical import logical_names
+from autopar.ir.codec import Item, JsonError, parse_json
+from autopar.ir.mesh import MeshShape
 from autopar.ir.paths import matches
 from autopar.ir.plan import Argument, Plan
 from autopar.ir.sharding import Sharding, spec_text
 from autopar.ir.text_file import read_text, write_text
 from autopar.ir.values import Role
 
-KINDS = ("partition-specs", "python", "flax-rules", "maxtext-rules")
 _SHOWN = 8
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Where logical names come from, and whether rules that are wrong in places will do."""
+    """The options for rules: the sources of logical names, and `force` to write wrong rules too."""
 
     target: str | None
     names: Path | None
     force: bool
 
 
-@click.command("export")
-@click.argument("path", metavar="PLAN.json", type=click.Path(path_type=Path))
-@click.option("--as", "kind", type=click.Choice(KINDS), required=True, help="What to write.")
-@click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Default: stdout."
-)
-@click.option(
-    "--for",
-    "target",
-    metavar="FILE.py:FUNCTION",
-    help="Rules: take the logical names that flax has put on the step's arguments.",
-    shell_complete=files,
-)
-@click.option(
-    "--logical",
-    "names",
-    type=click.Path(path_type=Path),
-    help='Rules: a JSON object of names by path pattern: {"**/wq/kernel": ["embed", "heads"]}.',
-)
-@click.option("--force", is_flag=True, help="Write rules even where they are wrong.")
-@told
-def export_command(path: Path, kind: str, output: Path | None, **options: object) -> None:
-    """Write a plan for use without autopar.
-
-    \b
-    partition-specs  JSON: the mesh, and the PartitionSpec of each argument and output
-    python           a module that puts a step under jax.jit, laid out inside as planned, too
-    flax-rules       path patterns with PartitionSpecs and, where names are known, logical rules
-    maxtext-rules    logical_axis_rules, mesh_axes and data_sharding for a MaxText config
-
-    Exit codes: 0 written, 1 the plan cannot be said in that form, 2 something cannot be used.
-    """
-    plan, asked = api.load(path), Asked(**options)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+def export_plan(path: Path, kind: str, output: Path | None, asked: Asked) -> None:
+    """Write a saved plan in the form `kind` to a file or stdout."""
+    plan = api.load(path)
     if kind == "partition-specs":
         text = specs_text(plan)
     elif kind == "python":
         text = python_module(plan)
     else:
         text = _rules(plan, kind, asked)
-    if output is None:
-        click.echo(text, nl=False)
-        return
-    write_text(text, output)
+    _write(text, output)
 
 
 def _rules(plan: Plan, kind: str, asked: Asked) -> str:
@@ -158,3 +128,42 @@ def _print_conflicts(conflicts: Sequence[Conflict], *, forced: bool) -> None:
         err().print(f"... and {count - _SHOWN} more")
     if not forced:
         err().print("Give these dims names of their own, or write the rules anyway with --force.")
+
+
+# -- import ----------------------------------------------------------------------------------------
+
+
+def import_as_pins(rules: Path, target: str, mesh: str | None, output: Path | None) -> None:
+    """Read sharding rules of MaxText, flax and others, and write them as pins."""
+    read = read_rules(rules)
+    api.keep_to_cpu()
+    loaded = load_target(target)
+    step: api.ParallelStep = api.parallelize(loaded.step, cluster="1xcpu")
+    names = logical_names(step.spec, loaded.args, loaded.kwargs)
+    inputs = trace(step.spec, loaded.args, loaded.kwargs).graph.inputs
+    found = pins_from(read, inputs, names, MeshShape.of(mesh) if mesh else None)
+    if not found.pins:
+        raise InputError(
+            f"{rules} places nothing of {target}: logical rules need flax boxes with names in "
+            "what example_args() returns, and path rules patterns that are found in paths"
+        )
+    _print_remarks(found)
+    pins = {path: spec_data(Sharding(dims)) for path, dims in found.pins}
+    text = json.dumps({"pins": pins, "unplaced": list(found.unplaced)}, indent=1) + "\n"
+    _write(text, output)
+
+
+def _print_remarks(found: Imported) -> None:
+    err().print(f"{len(found.pins)} arguments pinned, {len(found.unplaced)} remarks")
+    for text in found.unplaced[:_SHOWN]:
+        err().print(f"* {text}", soft_wrap=True, style="bright_black", markup=False)
+    if len(found.unplaced) > _SHOWN:
+        err().print(f"... and {len(found.unplaced) - _SHOWN} more", style="bright_black")
+
+
+def _write(text: str, output: Path | None) -> None:
+    """Write a text to a file, or where none is named to stdout."""
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        write_text(text, output)

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import cast
 
 from autopar.api import with_created
-from autopar.errors import InputError
+from autopar.errors import InputError, TraceError
 
 _DEFAULT_STEP, _DEFAULT_ARGUMENTS = "train_step", "example_args"
 _TARGET = re.compile(r"(.*\.py|[^:]*)(?::([^:]+))?(?::([^:]+))?")  # a path may have a drive's colon
@@ -40,7 +40,7 @@ class Target:
         """
         if self.create_state is None:
             return self.args
-        with _told(self.path, "is what create_state() does; let it return"):
+        with _user_code(self.path, "is what create_state() does; let it return"):
             return with_created(self.create_state, self.args)
 
 
@@ -57,7 +57,7 @@ def load_target(text: str) -> Target:
     function, arguments = function or _DEFAULT_STEP, arguments or _DEFAULT_ARGUMENTS
     module = _module(path)
     step = _function(module, path, function)
-    args = _called(module, path, arguments)
+    args = _call(module, path, arguments)
     if not isinstance(args, tuple):
         raise InputError(
             f"{path}: {arguments}() returned {type(args).__name__}; return the tuple of the "
@@ -65,7 +65,7 @@ def load_target(text: str) -> Target:
         )
     kwargs: object = {}
     if "example_kwargs" in vars(module):
-        kwargs = _called(module, path, "example_kwargs")
+        kwargs = _call(module, path, "example_kwargs")
     kind = type(kwargs).__name__
     names = list(cast("dict[object, object]", kwargs)) if isinstance(kwargs, dict) else [None]
     if not all(isinstance(name, str) for name in names):
@@ -80,8 +80,20 @@ def load_target(text: str) -> Target:
     )  # fmt: skip
 
 
-def last_line_in(error: BaseException, path: Path) -> str:
-    """Where in the user's file an exception went through last, as "line 12: source", or ""."""
+@contextlib.contextmanager
+def tracing(loaded: Target) -> Generator[None]:
+    """Adds to a TraceError of the block the last line of the user's file that it went through."""
+    try:
+        yield
+    except TraceError as error:
+        where = _last_line_in(error.__cause__ or error, loaded.path.resolve())
+        if not where:
+            raise
+        raise TraceError(f"{error}\n  {loaded.path}, {where}") from error
+
+
+def _last_line_in(error: BaseException, path: Path) -> str:
+    """The last line of the user's file that an exception went through: "line 12: source", or ""."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == path]
     return f"line {frames[-1].lineno}: {frames[-1].line}" if frames else ""
 
@@ -108,7 +120,7 @@ def _module(path: Path) -> ModuleType:
     folder = str(resolved.parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    with _told(path, "runs when it is imported; put it under `if __name__ == '__main__':`"):
+    with _user_code(path, "runs when it is imported; put it under `if __name__ == '__main__':`"):
         spec.loader.exec_module(module)
     return module
 
@@ -130,19 +142,19 @@ def _function(module: ModuleType, path: Path, name: str) -> Callable[..., object
     raise InputError(f"{name} {what} in {path}.{hint}{listed}")
 
 
-def _called(module: ModuleType, path: Path, name: str) -> object:
+def _call(module: ModuleType, path: Path, name: str) -> object:
     make: object = getattr(module, name, None)
     if not callable(make):
         raise InputError(
             f"{path} has no {name}(), so there is nothing to call the step with. Add to it:\n"
             f"{_EXAMPLE.format(name)}"
         )
-    with _told(path, f"is what {name}() does; let it return"):
+    with _user_code(path, f"is what {name}() does; let it return"):
         return make()
 
 
 @contextlib.contextmanager
-def _told(path: Path, on_exit: str) -> Generator[None]:
+def _user_code(path: Path, on_exit: str) -> Generator[None]:
     """Turns what the user's code raises into an InputError, and keeps its prints off stdout."""
     try:
         with contextlib.redirect_stdout(sys.stderr):
@@ -155,7 +167,7 @@ def _told(path: Path, on_exit: str) -> Generator[None]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        where = last_line_in(error, path.resolve())
+        where = _last_line_in(error, path.resolve())
         said = _short(f"{type(error).__name__}: {error}")
         raise InputError(f"{path} fails: {said}" + (f"\n  {where}" if where else "")) from error
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-import click
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autopar.cli.console import out, print_json, told
+from autopar.cli.console import out, print_json
 from autopar.errors import InputError
-from autopar.ir.json_reader import Json
+from autopar.ir.codec import Json
 from autopar.ir.profile import Chain, Profile
 from autopar.ir.profile_json import load_profile
-from autopar.passes.stage.pipedream import SYNCS, Level, Partition, PipelineStage, Sync, partition
+from autopar.passes.stage.pipedream import Level, Partition, PipelineStage, Sync, partition
 from autopar.report.style import ACCENT, BAD, QUIET, facts, plain_table
 
 _BANDWIDTH = re.compile(r"(?P<number>.+?)\s*(?P<prefix>[kKMGT]?)(?P<unit>i?B|i?bytes?|bits?)/s")
@@ -24,25 +23,7 @@ _BINARY = {"k": 2.0**10, "K": 2.0**10, "M": 2.0**20, "G": 2.0**30, "T": 2.0**40}
 _MOST_WORKERS = 4096
 
 
-@click.command("partition")
-@click.argument("profile_path", metavar="PROFILE.json", type=click.Path())
-@click.option("--workers", type=int, metavar="M", help="Use exactly so many equal workers.")
-@click.option("--bandwidth", help="Of each worker's link: 10Gbit/s, 25Gbit/s, 1GB/s, 12.5GiB/s.")
-@click.option(
-    "--levels",
-    metavar="4x100Gbit/s,8x10Gbit/s",
-    help="Instead of both: a cluster of servers, innermost first. Here 8 servers of 4 workers.",
-)
-@click.option(
-    "--sync",
-    type=click.Choice(SYNCS),
-    default="ps",
-    show_default=True,
-    help="What synchronising weights costs: parameter servers, a ring, or the 2019 paper's form.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@told
-def partition_command(
+def partition_profile(
     profile_path: str,
     workers: int | None,
     bandwidth: str | None,
@@ -50,12 +31,7 @@ def partition_command(
     sync: Sync,
     as_json: bool,
 ) -> None:
-    """Cut a profiled model into pipeline stages with replicas, for asynchronous 1F1B.
-
-    The profile is one of `autopar profile`, or of PipeDream. Layers are counted from 1, after
-    Input layers and unused __getitem__ outputs are dropped. The bottleneck is the time between
-    two minibatches of a full pipeline.
-    """
+    """Print the stages of a profiled model and their replicas."""
     wanted = _levels(workers, bandwidth, levels)
     profile = load_profile(profile_path)
     chain = profile.chain()

@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 from autopar.errors import InputError, PinError
-from autopar.ir.json_reader import Item, JsonError, parse_json
+from autopar.ir.codec import Item, JsonError, parse_json
 from autopar.ir.text_file import read_text
 
 _SHOWN = 200

@@ -3,51 +3,38 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import click
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from autopar import api
-from autopar.cli.clusters import LISTED
-from autopar.cli.completion import files, offered
-from autopar.cli.console import (
-    err,
-    gathered_warnings,
-    out,
-    print_json,
-    print_warnings,
-    told,
-)
-from autopar.cli.loading import Target, last_line_in, load_target
-from autopar.cli.pins import Dims, load_pins, read_pins
-from autopar.cli.planning import Trail, watched_planning
-from autopar.cli.stages import Count, stage_options
-from autopar.errors import TraceError
+from autopar.cli.console import err, gathered_warnings, out, print_json, print_warnings
+from autopar.cli.loading import Target, load_target, tracing
+from autopar.cli.pins import load_pins, read_pins
+from autopar.ir.layers import LayerSequence
+from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding_plan import ShardingPlan
+from autopar.ir.stages import StagePlan
+from autopar.ir.text import show_seconds
 from autopar.ir.text_file import PLAN, check_output
 from autopar.report.pipeline import pipeline
 from autopar.report.plan import collectives, headline, margins, parameters
 from autopar.report.view import plan_data
 
-METHODS = (
-    "auto", "dp", "zero1", "zero2", "fsdp", "hsdp", "megatron", "sequence", "fsdp+tp", "expert",
-)  # fmt: skip
-method_option = click.option(
-    "--method",
-    type=click.Choice(METHODS),
-    default="auto",
-    show_default=True,
-    help="The whole search, or a textbook recipe.",
-)
-AFTER = ("graph", "batch", "layer", "stage", "shard", "lower")
-
-
+Count = int | Literal["auto"]
 Planned = api.Planned | api.PlannedStages
+_SLOTS = ("batch", "layer", "stage", "shard", "lower")
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to plan for, as the options say it."""
+    """The options of the command: what to plan for, and how."""
 
     cluster: str
     mesh: str | None
@@ -72,59 +59,10 @@ class Made:
     warnings: tuple[str, ...]
 
 
-@click.command("plan")
-@click.argument("target", metavar="FILE.py:FUNCTION", shell_complete=files)
-@click.option(
-    "--cluster",
-    required=True,
-    help="A name such as 8xh100 or v5p:4x4x4, or a .toml file.",
-    shell_complete=offered(LISTED, or_files=True),
-)
-@click.option("--mesh", help="Sizes or named sizes: 2,4 or data=2,model=4. Default: searched.")
-@click.option(
-    "--mesh-axes",
-    type=click.IntRange(1, 3),
-    default=2,
-    show_default=True,
-    help="The most axes of a searched mesh.",
-)
-@method_option
-@stage_options
-@click.option("--memory-gb", type=float, help="GiB that one device may hold. Default: all it has.")
-@click.option(
-    "--no-remat", is_flag=True, help="Never recompute forward values, even where memory binds."
-)
-@click.option(
-    "--pin",
-    "pins",
-    multiple=True,
-    metavar="PATTERN=P(...)",
-    help="Fix a sharding, as in 'params/**/kernel=P(None,\"model\")'; may be repeated.",
-)
-@click.option(
-    "--pins",
-    "pins_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="A file of pins, as `autopar import` writes them; --pin counts before it.",
-)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Save the plan there, to be loaded with no solving.",
-)
-@click.option("--after", type=click.Choice(AFTER), help="Print the IR after this slot instead.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@told
-def plan_command(
-    target: str, output: Path | None, after: str | None, as_json: bool, **options: object
+def plan_step(
+    target: str, wanted: Wanted, output: Path | None, after: str | None, as_json: bool
 ) -> None:
-    """Plan a step for a cluster; no device of it is needed.
-
-    The file's example_args() returns the tuple of arguments that the step is called with, as
-    arrays or as jax.ShapeDtypeStruct.
-    """
-    wanted = Wanted(**options)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    """Plan the step of a file and print the plan, or what the slot `after` gave on the way."""
     if output is not None:
         check_output(output, PLAN)
     api.keep_to_cpu()
@@ -144,40 +82,25 @@ def plan_command(
 
 def _make(loaded: Target, wanted: Wanted, after: str | None) -> Made:
     start = time.perf_counter()
+    of_file = load_pins(wanted.pins_file) if wanted.pins_file is not None else {}
     step: api.ParallelStep = api.parallelize(
         loaded.step,
         cluster=wanted.cluster,
         mesh=wanted.mesh,
         method=wanted.method,
         memory_gb=wanted.memory_gb,
-        pins=_pins(wanted),
+        pins={**of_file, **read_pins(wanted.pins)},
         mesh_axes=wanted.mesh_axes,
         remat=False if wanted.no_remat else "auto",
         stages=wanted.stages,
         microbatches=wanted.microbatches,
         schedule=wanted.schedule,
     )
-    with gathered_warnings() as messages, watched_planning(err()) as trail:
-        planned = _planned(step, loaded, trail)
+    with gathered_warnings() as messages, watched_planning(err()) as trail, tracing(loaded):
+        planned: Planned = step.planned(*loaded.args, watchers=[trail.watcher], **loaded.kwargs)
     seconds = time.perf_counter() - start
     text = trail.text_after(after, planned) if after is not None else ""
     return Made(planned, seconds, text, tuple(messages))
-
-
-def _pins(wanted: Wanted) -> dict[str, Dims]:
-    """Both kinds of pins; one given by hand takes the place of a file's for the same pattern."""
-    held = load_pins(wanted.pins_file) if wanted.pins_file is not None else {}
-    return {**held, **read_pins(wanted.pins)}
-
-
-def _planned(step: api.ParallelStep, loaded: Target, trail: Trail) -> Planned:
-    try:
-        return step.planned(*loaded.args, watchers=[trail.watcher], **loaded.kwargs)
-    except TraceError as error:
-        where = last_line_in(error.__cause__ or error, loaded.path.resolve())
-        if not where:
-            raise
-        raise TraceError(f"{error}\n  {loaded.path}, {where}") from error
 
 
 def _print(made: Made, output: Path | None) -> None:
@@ -208,3 +131,77 @@ def _print_data(made: Made, output: Path | None, after: str | None) -> None:
             **({"after": after, "text": made.after_text} if after is not None else {}),
         }
     )
+
+
+# -- following the planner ------------------------------------------------------------------------
+
+
+class Trail:
+    """What every slot gave on every mesh, and a line on a progress display that follows it."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task = progress.add_task("tracing", total=None)
+        self._mesh: MeshShape | None = None
+        self._given: dict[tuple[MeshShape | None, str], object] = {}
+        self._layers: list[LayerSequence] = []
+
+    @property
+    def watcher(self) -> api.Watcher:
+        """What to hand to the planner."""
+        return api.Watcher(after=self._after)
+
+    def text_after(self, slot: str, planned: Planned) -> str:
+        """What a slot gave on the way to the plan that was made, as it prints."""
+        if slot == "graph":
+            return str(planned.graph)
+        if isinstance(planned, api.PlannedStages):
+            return self._text_of_stages(slot, planned)
+        given = self._given.get((planned.plan.mesh, slot), self._given.get((None, slot)))
+        return str(given)
+
+    def _text_of_stages(self, slot: str, planned: api.PlannedStages) -> str:
+        made = planned.staged
+        if slot == "layer":  # as they were before those of a stage were joined
+            joined = made.sliced.layers
+            found = (s for s in reversed(self._layers) if s.graph is joined.graph)
+            return str(next(found, joined))
+        if slot == "shard":
+            return "\n".join(f"mesh{k}: {plan}" for k, plan in enumerate(made.plans))
+        return str(
+            {"batch": made.sliced.batching, "stage": made.stages, "lower": made.program}[slot]
+        )
+
+    def _after(self, slot: str, given: object, made: object, seconds: float) -> None:
+        if slot == "mesh":
+            self._progress.update(self._task, description=f"planning: mesh {given} tried")
+        if slot not in _SLOTS:
+            return  # a part of a slot, or what came before them
+        if slot == _SLOTS[0]:
+            self._mesh = None
+        if isinstance(made, StagePlan):
+            self._mesh = made.submeshes[0].mesh
+        if isinstance(made, LayerSequence):
+            self._layers.append(made)
+        self._given.setdefault((self._mesh, slot), made)  # one program is tried before stages
+        if isinstance(made, ShardingPlan) and self._mesh is not None:  # of a whole step
+            self._print_mesh(made, seconds)
+        done = _SLOTS.index(slot)
+        following = _SLOTS[(done + 1) % len(_SLOTS)]
+        where = f" on ({self._mesh})" if self._mesh is not None else ""
+        self._progress.update(self._task, description=f"planning{where}: {following}")
+
+    def _print_mesh(self, made: ShardingPlan, seconds: float) -> None:
+        if self._progress.console.is_terminal:
+            took, costs = show_seconds(seconds), show_seconds(made.outcome.seconds)
+            line = f"mesh ({made.mesh}): {costs} a step, found in {took}"
+            self._progress.console.print(line, style="bright_black")
+
+
+@contextmanager
+def watched_planning(console: Console) -> Generator[Trail]:
+    """A spinner on the console while a plan is made; it vanishes when the plan is there."""
+    shown = console.is_terminal
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
+        yield Trail(progress)

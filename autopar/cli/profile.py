@@ -9,17 +9,15 @@ from rich.table import Table
 from rich.text import Text
 
 from autopar import api
-from autopar.cli.completion import files
-from autopar.cli.console import err, gathered_warnings, out, print_warnings, told
-from autopar.cli.loading import Target, last_line_in, load_target
+from autopar.cli.console import err, gathered_warnings, out, print_warnings
+from autopar.cli.loading import Target, load_target, tracing
 from autopar.cost.profile import profile_of
-from autopar.errors import TraceError
 from autopar.frontend import trace
 from autopar.ir.graph import Graph
 from autopar.ir.profile import Profile
 from autopar.ir.profile_json import profile_to_json, save_profile
 from autopar.ir.text import show_bytes, show_seconds
-from autopar.planning import graph_of
+from autopar.planner.plan import graph_of
 from autopar.report.style import QUIET, SlashedPath, plain_table
 from autopar.rules import RuleBook
 
@@ -29,33 +27,10 @@ _NO_STATE = (
 )
 
 
-@click.command("profile")
-@click.argument("target", metavar="FILE.py:FUNCTION", shell_complete=files)
-@click.option(
-    "--cluster",
-    default="local",
-    show_default=True,
-    help="Whose chip the times are predicted for: a name such as 8xh100, or a .toml file.",
-)
-@click.option(
-    "--depth",
-    type=click.IntRange(min=1),
-    help="How many parts of a module path tell layers apart. Default: the least for six layers.",
-)
-@click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Save it there."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the profile as one JSON object.")
-@told
-def profile_command(
+def profile_step(
     target: str, cluster: str, depth: int | None, output: Path | None, as_json: bool
 ) -> None:
-    """Predict a step's times and bytes layer by layer, on one device with the whole batch.
-
-    Layers are runs of one module path in the order of the forward pass; each trip of a scan over
-    stacked weights is one. Backward work counts with the layer that it differentiates; the update
-    is left out. The file's example_args() gives the arguments, as for `autopar plan`.
-    """
+    """Print or save the predicted times and bytes of each layer of a step."""
     if cluster.strip().lower() != "local":
         api.keep_to_cpu()
     chosen = api.Cluster.parse(cluster)
@@ -78,13 +53,8 @@ def profile_command(
 
 def _graph(loaded: Target) -> Graph:
     step: api.ParallelStep = api.parallelize(loaded.step)
-    try:
+    with tracing(loaded):
         traced = trace(step.spec, loaded.args, loaded.kwargs)
-    except TraceError as error:
-        where = last_line_in(error.__cause__ or error, loaded.path.resolve())
-        if not where:
-            raise
-        raise TraceError(f"{error}\n  {loaded.path}, {where}") from error
     return graph_of(traced, RuleBook())
 
 

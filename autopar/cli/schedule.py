@@ -6,23 +6,25 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-import click
-from click.core import ParameterSource
 from rich.console import Console
 from rich.text import Text
 
-from autopar.cli.completion import offered
-from autopar.cli.console import out, print_json, print_warnings, told
-from autopar.cli.planned_schedule import draw_planned, print_saved
+from autopar import api
+from autopar.cli.console import out, print_json, print_warnings
 from autopar.errors import InputError, ScheduleError
-from autopar.ir.json_reader import Json
+from autopar.ir.codec import Json
+from autopar.ir.pipeline import PipelinePlan
+from autopar.report.inspection_data import schedule_data
+from autopar.report.pipeline import pipeline
 from autopar.report.schedule import Drawing, legend
 from autopar.report.style import ACCENT, QUIET, facts, percent
 from autopar.report.svg.gantt import gantt_svg
 from autopar.report.svg.save import save_drawing
+from autopar.report.trace import TracedSpan, load_trace
 from autopar.schedule.grid import Kind
+from autopar.schedule.planned import once_seconds_of, simulation_of
 from autopar.schedule.simulate import Simulation, simulate
-from autopar.schedule.table import SCHEDULES, Schedule, make_grid, schedule_named
+from autopar.schedule.table import Schedule, make_grid, schedule_named
 from autopar.schedule.times import even_times
 
 Costs = dict[str, float]
@@ -43,79 +45,68 @@ class Asked:
     latency: float
 
 
-@click.command("schedule", epilog=f"Schedules: {', '.join(SCHEDULES)}.")
-@click.argument("name", required=False, shell_complete=offered(SCHEDULES))
-@click.option("--stages", type=int, help="Devices (or submeshes) in the pipeline.")
-@click.option("--microbatches", type=int, help="Parts the batch is cut into.")
-@click.option("--chunks", type=int, help="Stages a device holds; if not given, what is usual.")
-@click.option(
-    "--times",
-    default="F=1,I=1,W=1",
-    show_default=True,
-    help="Times of a device's forward, input and weight gradient; B is I and W together.",
-)
-@click.option("--latency", default="0", help="Time of a transfer between devices.")
-@click.option(
-    "--plan",
-    metavar="PLAN.json",
-    type=click.Path(path_type=Path),
-    help="Instead of all the above: the schedule of a plan with stages, in its own times.",
-)
-@click.option(
-    "--trace",
-    metavar="TRACE.json",
-    type=click.Path(path_type=Path),
-    help="In the picture of a plan's schedule, the step that step.trace(PATH) measured.",
-)
-@click.option(
-    "-o",
-    "--output",
-    metavar="NAME.svg|png",
-    type=click.Path(path_type=Path),
-    help="Save a picture, as SVG or PNG.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.pass_context
-@told
-def schedule_command(
-    context: click.Context,
-    name: str | None,
-    stages: int | None,
-    microbatches: int | None,
-    chunks: int | None,
+def draw_schedule(
+    name: str,
+    sizes: tuple[int, int, int | None],
     times: str,
     latency: str,
-    plan: Path | None,
-    trace: Path | None,
     output: Path | None,
     as_json: bool,
 ) -> None:
-    """Draw a pipeline schedule: one row a device, time to the right."""
-    if plan is not None:
-        _refuse_beside_plan(context)
-        draw_planned(plan, trace, output, as_json)
-        return
-    if trace is not None:
-        raise InputError("--trace goes under the schedule of a plan: add --plan PLAN.json")
-    if name is None or stages is None or microbatches is None:
-        raise click.UsageError("Needs NAME, '--stages' and '--microbatches', or '--plan'.", context)
-    asked = _asked(name, (stages, microbatches, chunks), times, latency)
+    """Print a schedule by its name; `sizes` are devices, microbatches and, if given, chunks."""
+    asked = _asked(name, sizes, times, latency)
     if output is not None:
         save_drawing(gantt_svg(asked.done, show="{:.6g}".format, standalone=True), output)
     if as_json:
         print_json(_data(asked.done, asked.costs, asked.latency))
         return
     _draw(out(), asked.schedule, asked.done, _given(asked.costs, asked.latency))
-    print_saved(output)
+    _print_saved(output)
 
 
-def _refuse_beside_plan(context: click.Context) -> None:
-    """Raise InputError where the schedule is named twice."""
-    own = ("name", "stages", "microbatches", "chunks", "times", "latency")
-    given = [p for p in own if context.get_parameter_source(p) is ParameterSource.COMMANDLINE]
-    if given:
-        options = ", ".join("NAME" if p == "name" else f"--{p}" for p in given)
-        raise InputError(f"--plan has a schedule of its own: leave out {options}")
+def draw_plan(path: Path, trace: Path | None, output: Path | None, as_json: bool) -> None:
+    """Print a plan's schedule, and save its picture where an output is named.
+
+    Raises InputError where the plan has no stages, or the trace is none of its steps.
+    """
+    plan = api.load(path).pipeline
+    if plan is None:
+        raise InputError(f"{path} is one program and has no schedule: autopar show {path}")
+    if output is None and trace is not None:
+        raise InputError("--trace is drawn in the picture: add -o NAME.svg or NAME.png")
+    if output is not None:
+        save_drawing(_picture(plan, _spans(trace, len(plan.submeshes))), output)
+    if as_json:
+        print_json(schedule_data(simulation_of(plan)))
+        return
+    out().print(pipeline(plan, simulation_of(plan)))
+    _print_saved(output)
+
+
+def _print_saved(output: Path | None) -> None:
+    """Say where the picture is, if there is one."""
+    if output is not None:
+        out().print(Text(f"\nsaved to {output}", style=QUIET), soft_wrap=True)
+
+
+def _picture(plan: PipelinePlan, measured: tuple[TracedSpan, ...]) -> str:
+    return gantt_svg(
+        simulation_of(plan),
+        once_seconds=once_seconds_of(plan),
+        measured=measured,
+        names=[f"mesh{number}" for number in range(len(plan.submeshes))],
+        standalone=True,
+    )
+
+
+def _spans(trace: Path | None, submeshes: int) -> tuple[TracedSpan, ...]:
+    if trace is None:
+        return ()
+    spans = load_trace(trace)
+    traced = 1 + max(span.submesh for span in spans)
+    if traced != submeshes:
+        raise InputError(f"{trace} is of {traced} submeshes and the plan has {submeshes}")
+    return spans
 
 
 def _asked(name: str, sizes: tuple[int, int, int | None], times: str, latency: str) -> Asked:

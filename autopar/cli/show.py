@@ -1,22 +1,24 @@
-"""`autopar show`: prints a saved plan, whole or one part of it in full."""
+"""`autopar show` and `autopar report`: a saved plan in the terminal, and as one HTML page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
-import click
 from rich.console import RenderableType
 from rich.text import Text
 
 from autopar import api
-from autopar.cli.console import out, print_json, told
+from autopar.cli.console import err, out, print_json
 from autopar.errors import InputError
+from autopar.ir.codec import Item, Json, JsonError, parse_json
 from autopar.ir.inspection import Inspection
-from autopar.ir.json_reader import Json
 from autopar.ir.paths import matches
 from autopar.ir.plan import Plan
+from autopar.ir.text_file import PAGE, check_output, read_text
+from autopar.ir.verification_json import check_verification
 from autopar.report.axes import axes
 from autopar.report.comm import collectives_by_kind, communication
 from autopar.report.inspection_data import inspection_data, schedule_data
@@ -36,7 +38,7 @@ _VIEWS = ("--params", "--ops", "--stages", "--comm", "--memory")
 
 @dataclass(frozen=True)
 class Views:
-    """What of a plan is asked for; nothing means a little of everything."""
+    """The parts of a plan that are asked for; none means a little of everything."""
 
     params: bool
     ops: bool
@@ -46,33 +48,13 @@ class Views:
 
     @property
     def is_overview(self) -> bool:
-        """Whether nothing in particular is asked for."""
+        """True if nothing in particular is asked for."""
         return not any((self.params, self.ops, self.stages, self.comm, self.memory))
 
 
-@click.command("show")
-@click.argument("path", metavar="PLAN.json", type=click.Path(path_type=Path))
-@click.option("--params", is_flag=True, help="How every argument lies, by path.")
-@click.option("--ops", is_flag=True, help="What runs where: FLOP, time, sharding, your line.")
-@click.option("--stages", is_flag=True, help="The modules, and the stages with their schedule.")
-@click.option("--comm", is_flag=True, help="Every collective, for which op and line, how hidden.")
-@click.option("--memory", is_flag=True, help="What a device holds, when, and the largest values.")
-@click.option(
-    "--match",
-    metavar="PATTERN",
-    help="Of arguments, ops and collectives those whose path matches, as in 'params/**/kernel'.",
-)
-@click.option("--all", "in_full", is_flag=True, help="Every row of a table.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object with all of it.")
-@told
-def show_command(
-    path: Path, match: str | None, in_full: bool, as_json: bool, **views: bool
-) -> None:
-    """Print a saved plan: what it was made for, predicts and decides.
-
-    Without an option that names a part, a little of everything.
-    """
-    plan, wanted = api.load(path), Views(**views)
+def show_plan(path: Path, wanted: Views, match: str | None, in_full: bool, as_json: bool) -> None:
+    """Print a saved plan, whole or the parts of it that are asked for."""
+    plan = api.load(path)
     looked_into = wanted.ops or wanted.stages or wanted.comm
     found = _NOTHING if plan.record is None and not looked_into else api.inspect(plan)
     if as_json:
@@ -137,3 +119,38 @@ def _matching(plan: Plan, found: Inspection, pattern: str) -> tuple[Plan, Inspec
 def _data(plan: Plan, found: Inspection) -> dict[str, Json]:
     schedule = schedule_data(simulation_of(plan.pipeline)) if plan.pipeline is not None else None
     return {**plan_data(plan), "inspection": inspection_data(found), "schedule": schedule}
+
+
+def write_report(
+    path: Path,
+    output: Path | None,
+    others: tuple[Path, ...],
+    trace: Path | None,
+    verification: Path | None,
+) -> None:
+    """Write a saved plan as an HTML page."""
+    target = output if output is not None else path.with_suffix(".html")
+    check_output(target, PAGE)
+    plan = api.load(path)
+    with err().status("drawing the plan"):
+        api.write_report(
+            plan,
+            target,
+            against={other.name: api.load(other) for other in others},
+            trace=trace,
+            verification=_verified(verification) if verification is not None else None,
+        )
+    out().print(f"wrote {target}", soft_wrap=True, markup=False)
+
+
+def _verified(path: Path) -> dict[str, Json]:
+    """A verification's JSON; raises InputError where it is none."""
+    text = read_text(path, "a verification")
+    try:
+        data = parse_json(text)
+        check_verification(Item(data))
+    except JsonError as error:
+        raise InputError(
+            f"{path} is no verification: {error}. Give what `autopar verify --json` prints."
+        ) from None
+    return cast("dict[str, Json]", data)

@@ -1,9 +1,8 @@
-"""What a cluster is made of, and how a mesh lies on it."""
+"""Chips, links and hosts of a cluster, and where the devices of a mesh lie on them."""
 
 from autopar.cluster.chip import Chip as Chip
 from autopar.cluster.chip import Source as Source
 from autopar.cluster.cluster import Cluster as Cluster
-from autopar.cluster.local import DeviceFacts as DeviceFacts
 from autopar.cluster.placement import LinkLevel as LinkLevel
 from autopar.cluster.placement import axis_links as axis_links
 from autopar.cluster.placement import device_order as device_order

@@ -12,7 +12,7 @@ from typing import cast
 
 from autopar.cluster.calibration import Calibration
 from autopar.cluster.chip import Chip
-from autopar.cluster.local import local_name, read_local_devices
+from autopar.cluster.local import local_name
 from autopar.cluster.names import larger_name, read_name
 from autopar.cluster.table import (
     Table,
@@ -142,7 +142,10 @@ class Cluster:
 
         Raises ClusterError where they differ in kind or are not in the catalog.
         """
-        facts = read_local_devices()
+        # JAX is imported only when the devices are asked for: this room plans without it.
+        from autopar.frontend.devices import local_devices
+
+        facts = local_devices()
         cluster = cls(*read_name(local_name(facts)))
         memory = min(f.memory_bytes for f in facts)
         if memory:

@@ -1,13 +1,11 @@
-"""What is known of the devices that are present, and the cluster they make."""
+"""The name of the cluster that the present devices make."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import cast
+from collections.abc import Sequence
 
 from autopar.errors import ClusterError
+from autopar.ir.devices import DeviceFacts
 
 # Parts of JAX's device_kind, in the order they are tried, and the catalog name of each.
 _KINDS = (
@@ -28,32 +26,6 @@ _KINDS = (
     ("tpu7x", "tpu7x"),
     ("tpu v7", "tpu7x"),
 )
-
-
-@dataclass(frozen=True)
-class DeviceFacts:
-    """One present device as JAX reports it; `memory_bytes` is 0 where it does not say.
-
-    `coords` (x, y, z of its chip) is empty and `slice_index` 0 for anything but a TPU.
-    """
-
-    platform: str
-    kind: str
-    memory_bytes: int
-    process_index: int
-    coords: tuple[int, ...] = ()
-    slice_index: int = 0
-
-
-def read_local_devices() -> tuple[DeviceFacts, ...]:
-    """The present devices, in JAX's order.
-
-    The one late binding of this room: no module below the runtime may import JAX, so the
-    runtime's reader is looked up by name when it is asked for, and not before.
-    """
-    devices = importlib.import_module("autopar.runtime.devices")
-    read = cast(Callable[[], Sequence[DeviceFacts]], devices.local_devices)
-    return tuple(read())
 
 
 def chip_of_kind(kind: str) -> str | None:

@@ -1,4 +1,4 @@
-"""What things cost, in seconds; nothing here measures."""
+"""Prices, in seconds and bytes, by formula; nothing here measures."""
 
 from autopar.cost.collective import COLLECTIVE_KINDS as COLLECTIVE_KINDS
 from autopar.cost.collective import CollectiveKind as CollectiveKind

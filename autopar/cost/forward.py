@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from autopar.cluster import Chip
 from autopar.cost.compute import HEAVY, compute_seconds, elementwise_seconds
 from autopar.cost.fusion import is_fused_into_readers
+from autopar.ir.control_flow import ControlFlow, PortKind
 from autopar.ir.graph import Graph, Op
 from autopar.ir.values import Role
 
@@ -44,10 +45,10 @@ class Piece:
 
 def op_seconds(graph: Graph, op: Op, chip: Chip) -> float:
     """Seconds of one op of a graph with rules on one device, loops times their trips."""
-    if op.graphs:
+    if op.control_flow is not None:
         bodies = [sum(op_seconds(g, inner, chip) for inner in g.ops) for g in op.graphs]
-        trips = op.whole("length") if op.kind == "scan" else 1
-        return trips * (max(bodies) if op.kind == "cond" else sum(bodies))
+        once = max(bodies) if op.control_flow.chooses else sum(bodies)
+        return op.control_flow.trips * once
     made = sum(v.nbytes for v in op.results)
     if is_fused_into_readers(op):
         return _FUSED_SHARE * elementwise_seconds(chip, made)
@@ -87,8 +88,8 @@ class _Reader:
             names = op.value_operands()
             if self._has_batch and all(n in self._state for n in names):
                 self._set_aside(i, op)
-            elif self._runs_over_layers(op):
-                yield from self._trips(i, op)
+            elif op.control_flow is not None and self._runs_over_layers(op, op.control_flow):
+                yield from self._trips(i, op, op.control_flow)
             else:
                 yield self._piece(i, op)
 
@@ -115,17 +116,20 @@ class _Reader:
             begins=(op.kind in HEAVY or bool(op.graphs)) and bool(self._behind(names)),
         )
 
-    def _trips(self, i: int, op: Op) -> Iterator[Piece]:
+    def _trips(self, i: int, op: Op, flow: ControlFlow) -> Iterator[Piece]:
         """A piece for each trip: it reads the carry of the trip before and its slice of the xs."""
-        length, given, carries = _scan_sizes(op)
-        names, xs = op.value_operands(), op.operands[given + carries :]
-        inits = [o for o in op.operands[given : given + carries] if isinstance(o, str)]
-        fixed = [o for o in (*op.operands[:given], *xs) if isinstance(o, str)]
+        length, names = flow.trips, op.value_operands()
+        starts = flow.operands_of(op.operands, PortKind.CARRY)
+        others = flow.operands_of(op.operands, PortKind.CONSTANT, PortKind.SLICED)
+        inits = [o for o in starts if isinstance(o, str)]
+        fixed = [o for o in others if isinstance(o, str)]
+        carries = flow.results_of(op.results, PortKind.CARRY)
+        stacks = flow.results_of(op.results, PortKind.STACKED)
         claimed, parameters = self._claimed(names), self._parameters(names)
         seconds, before = self._seconds(i), self._reads(inits)
         for k in range(length):
-            parts = tuple((f"{v.name}@{k}", v.nbytes // length) for v in op.results[carries:])
-            carried = tuple((f"{v.name}@{k}", v.nbytes) for v in op.results[:carries])
+            parts = tuple((f"{v.name}@{k}", v.nbytes // length) for v in stacks)
+            carried = tuple((f"{v.name}@{k}", v.nbytes) for v in carries)
             yield Piece(
                 ops=(i, *claimed) if k == 0 else (i,),
                 kind=op.kind,
@@ -140,18 +144,16 @@ class _Reader:
                 trip=k,
             )
             before = tuple(name for name, _ in carried)
-        for v in op.results[:carries]:
+        for v in carries:
             self._parts[v.name] = (f"{v.name}@{length - 1}",)
-        for v in op.results[carries:]:
+        for v in stacks:
             self._parts[v.name] = tuple(f"{v.name}@{k}" for k in range(length))
 
-    def _runs_over_layers(self, op: Op) -> bool:
-        """Whether a scan goes through stacked weights, and not through time."""
-        if op.kind != "scan":
-            return False
-        length, given, carries = _scan_sizes(op)
-        xs = (o for o in op.operands[given + carries :] if isinstance(o, str))
-        return length > 1 and bool(self._behind(xs))
+    def _runs_over_layers(self, op: Op, flow: ControlFlow) -> bool:
+        """True if a scan goes through stacked weights, and not through time."""
+        sliced = flow.operands_of(op.operands, PortKind.SLICED)
+        rows = (o for o in sliced if isinstance(o, str))
+        return flow.trips > 1 and bool(self._behind(rows))
 
     def _behind(self, names: Iterable[str]) -> frozenset[str]:
         """The floating state that some values are made of alone."""
@@ -188,8 +190,3 @@ class _Reader:
 
 def _is_parameter(role: Role, dtype: str) -> bool:
     return role is Role.STATE and (dtype[0] == "f" or dtype == "bf16")
-
-
-def _scan_sizes(op: Op) -> tuple[int, int, int]:
-    """Trips, loop constants, carries."""
-    return op.whole("length"), op.whole("num_consts"), op.whole("num_carry")

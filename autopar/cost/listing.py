@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from autopar.cost.compute import HEAVY
 from autopar.cost.kernels import Kernel, Sizes, Stored
 from autopar.cost.prices import Prices
-from autopar.ir.graph import Op
+from autopar.ir.control_flow import ControlFlow
 from autopar.ir.spmd import Block, Loop, Move, Run
 
 
@@ -88,12 +88,12 @@ class KernelTimes:
         return self._prices.mesh.size(sorted(axes))
 
 
-def entering(op: Op, loop: Loop, body: Block, nbytes: Mapping[str, int]) -> dict[str, int]:
+def entering(flow: ControlFlow, loop: Loop, b: int, nbytes: Mapping[str, int]) -> dict[str, int]:
     """Bytes of what a body is given; of what a scan goes through, one trip's slice."""
-    outer = [0 if o is None else nbytes.get(o, 0) for o in loop.operands]
-    if op.kind != "scan":
+    body = loop.bodies[b]
+    if flow.kind != "scan":
         return dict.fromkeys(body.inputs, 0)
-    start = op.whole("num_consts") + op.whole("num_carry")
-    length = max(1, op.whole("length"))
-    sizes = [n if k < start else n // length for k, n in enumerate(outer)]
+    outer = [0 if o is None else nbytes.get(o, 0) for o in loop.operands]
+    trips = max(1, flow.trips)
+    sizes = [n // trips if p.by_row else n for n, p in zip(outer, flow.operands, strict=True)]
     return dict(zip(body.inputs, sizes, strict=True))

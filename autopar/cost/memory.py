@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from autopar.cluster.chip import Platform
 from autopar.cost.held import argument_kinds, peak_of, piece_kinds
 from autopar.cost.kernels import Kernel, Pieces, Sizes, Stored, stored_kernels
+from autopar.cost.listing import entering
 from autopar.cost.liveness import Moment, busiest, held_kinds, most_bytes
 from autopar.cost.order import ahead, combined, depth_first
 from autopar.cost.ready import least_first
+from autopar.ir.control_flow import PortKind
 from autopar.ir.graph import Graph, Op
 from autopar.ir.mesh import MeshShape
 from autopar.ir.peak import HeldKind, Peak
@@ -166,22 +168,23 @@ class _Walk:
 
     def _body(self, loop: Loop, op: Op, b: int, nbytes: Mapping[str, int]) -> Moment:
         body = loop.bodies[b]
-        if op.kind != "scan":
+        flow = op.control_flow
+        if flow is None or flow.kind != "scan":
             return self.busiest(body, dict.fromkeys(body.inputs, 0), body.inputs)
-        carries, length = op.whole("num_carry"), max(1, op.whole("length"))
-        start = op.whole("num_consts") + carries
-        outer = [0 if o is None else nbytes.get(o, 0) for o in loop.operands]
-        given = dict(zip(body.inputs[:start], outer, strict=False))
-        slices = {
-            n: whole // length for n, whole in zip(body.inputs[start:], outer[start:], strict=True)
-        }
-        carried = {o for o in body.outputs[:carries] if o is not None}
-        stacked = frozenset(o for o in body.outputs[carries:] if o is not None) - carried
+        sizes = entering(flow, loop, b, nbytes)
+        ports = flow.inputs[b]
+        slices = {n: sizes[n] for n, p in zip(body.inputs, ports, strict=True) if p.by_row}
+        given = {n: size for n, size in sizes.items() if n not in slices}
+        left = [(o, p) for o, p in zip(body.outputs, flow.outputs[b], strict=True) if o is not None]
+        carried = {o for o, port in left if port.is_carry}
+        stacked = frozenset(o for o, port in left if not port.is_carry) - carried
         moment = self.busiest(body, given, given, slices, stacked)
         if self._sizes.platform == "gpu" and _stacks_sums(moment, stacked):
-            consts = op.whole("num_consts")
-            early = _free_of(moment.stored, body.inputs[consts:start])
-            waits = frozenset(o for o in loop.operands[consts:start] if o is not None)
+            early = _free_of(
+                moment.stored, [n for n, p in zip(body.inputs, ports, strict=True) if p.is_carry]
+            )
+            starts = flow.operands_of(loop.operands, PortKind.CARRY)
+            waits = frozenset(o for o in starts if o is not None)
             self._trips[loop.results] = _FirstTrip(early, waits)
         return moment
 

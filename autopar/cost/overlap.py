@@ -141,9 +141,10 @@ class _Timer:
         return Timed(block, kernels, in_two_streams(kernels, spent, beside), bodies)
 
     def _bodies(self, loop: Loop, nbytes: Mapping[str, int]) -> Iterator[Timed]:
-        op = self._sizes.op(loop.equation)
-        for body in loop.bodies:
-            yield self.block(body, entering(op, loop, body, nbytes))
+        flow = self._sizes.op(loop.equation).control_flow
+        assert flow is not None
+        for b, body in enumerate(loop.bodies):
+            yield self.block(body, entering(flow, loop, b, nbytes))
 
 
 def _kind(block: Block, kernel: Kernel) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from autopar.cost.kernels import Kernel, Sizes, stored_kernels
 from autopar.cost.order import depth_first
+from autopar.ir.control_flow import ControlFlow
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding import replicated
@@ -17,7 +18,6 @@ from autopar.ir.spmd import Block, Fence, Instruction, Loop, Run
 from autopar.ir.values import Literal
 
 Span = tuple[int, int]
-_REMAT, _LOOPS = ("remat2", "checkpoint"), ("scan", "while", "cond")
 
 
 def stored_spans(graph: Graph) -> Mapping[str, Span]:
@@ -79,8 +79,9 @@ class _Lister:
     def _steps(self, graph: Graph, path: tuple[int, ...]) -> Iterator[Instruction]:
         for i, op in enumerate(graph.ops):
             here = (*path, i)
-            if op.kind in _REMAT:
-                yield from self._remat(op, here)
+            flow = op.control_flow
+            if flow is not None and flow.is_remat:
+                yield from self._remat(op, flow, here)
                 continue
             if op.kind == "optimization_barrier":
                 sources = map(self._resolved, op.operands)
@@ -90,18 +91,18 @@ class _Lister:
             operands = tuple(self._name(o) for o in op.operands)
             results = tuple(r.name for r in op.results)
             laid = tuple(replicated(len(r.shape)) for r in op.results)
-            if op.kind in _LOOPS:
+            if flow is not None:
                 yield Loop(here, operands, results, laid, ())
             else:
                 ranks = (len(graph.value(o).shape) for o in op.operands)
                 yield Run(here, operands, results, tuple(map(replicated, ranks)), laid)
 
-    def _remat(self, op: Op, path: tuple[int, ...]) -> Iterator[Instruction]:
+    def _remat(self, op: Op, flow: ControlFlow, path: tuple[int, ...]) -> Iterator[Instruction]:
         """The body in line, behind a fence where the op has one."""
         body = op.graphs[0]
         names = [i.value.name for i in body.inputs]
         given = list(zip(names, map(self._resolved, op.operands), strict=True))
-        if dict(op.params).get("prevent_cse", True):
+        if flow.fences:
             yield from self._fence(given)
         else:
             self._same.update(given)

@@ -69,7 +69,7 @@ def python_module(plan: Plan) -> str:
     running, reading = _source("running.py"), _source("reading.py")
     types, rest = running[running.index("class Sums") :].split(_PLAN)
     front, runner = rest.split(_PROGRAM)[1].split(_RUNNER)
-    written_out = files("autopar.frontend").joinpath("written_out.py").read_text()
+    written_out = files("autopar.frontend.trace").joinpath("written_out.py").read_text()
     meanings, reader = written_out.split(_MEANINGS)[1].rstrip(), reading.split(_READER)[1]
     decided = "\n".join(_plan_lines(plan, listed))
     head = f"{_docstring(plan)}\n{_IMPORTS}\n\n{types}{_PLAN}\n{decided}\n\n{_PROGRAM}{front}"

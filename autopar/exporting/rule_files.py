@@ -13,7 +13,7 @@ from typing import cast
 from autopar.errors import InputError
 from autopar.exporting.python import escaped, quoted
 from autopar.exporting.rules import Axes, LogicalRule, PathRule
-from autopar.ir.json_reader import Item, parse_json, shown
+from autopar.ir.codec import Item, parse_json, shown
 from autopar.ir.plan import Plan
 from autopar.ir.sharding import Sharding, spec_text
 from autopar.ir.text_file import read_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from autopar.exporting.python import device_numbers
-from autopar.ir.json_reader import Json
+from autopar.ir.codec import Json
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Argument, Plan
 from autopar.ir.sharding import Sharding

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from autopar.ir.control_flow import Port
 from autopar.ir.graph import Graph, Op
 from autopar.ir.rule import Kind
 from autopar.ir.sharding import Sharding
@@ -78,7 +79,9 @@ class _Writer:
     moved: set[str] = field(default_factory=set[str])  # values that are read elsewhere, too
     _moves: dict[str, Move] = field(default_factory=dict[str, Move])  # what is moved -> how
 
-    def block(self, block: Block, path: str, wanted: Mapping[int, Sharding] | None = None) -> None:
+    def block(
+        self, block: Block, path: str, wanted: Mapping[int, Sharding | None] | None = None
+    ) -> None:
         """The instructions of a straight line; `wanted` are layouts of some of its outputs."""
         moves = (s for s in block.instructions if isinstance(s, Move))
         self._moves.update((m.source, m) for m in moves)
@@ -182,35 +185,28 @@ class _Writer:
 
     def _loop(self, loop: Loop) -> None:
         op, where = self.graph.op_at(loop.equation), _name(loop.equation)
-        entries = list(_entries(op))
-        for i, name in enumerate(loop.operands):
-            inner = self.lies.get(entries[i])
-            self._enters(f"{where}:{i}", name, inner)
-        for b, (body, block) in enumerate(zip(op.graphs, loop.bodies, strict=True)):
+        flow = op.control_flow
+        assert flow is not None
+        for i, (name, port) in enumerate(zip(loop.operands, flow.operands, strict=True)):
+            self._enters(f"{where}:{i}", name, self._inside(op, port))
+        for b, block in enumerate(loop.bodies):
             for value in block.inputs:
                 layout = self.lies[value]
                 self.pieces[value] = _Piece(value, (), layout, "", bool(layout.partial))
-            carried = body.inputs[op.whole("num_consts") :] if op.kind == "scan" else ()
-            wanted = {i: self.lies[c.value.name] for i, c in enumerate(carried)}
+            wanted = {i: self._inside(op, port) for i, port in enumerate(flow.outputs[b])}
             self.block(block, f"{where}/{b}/", wanted)
         for i, (name, layout) in enumerate(zip(loop.results, loop.result_shardings, strict=True)):
             self.pieces[name] = _Piece(name, (), layout, "", bool(layout.partial))
             self.results[f"{where}:{i}"] = (Step(layout),)
 
+    def _inside(self, op: Op, port: Port) -> Sharding | None:
+        """How what goes through a port lies where a body is given it."""
+        names = (op.graphs[b].inputs[i].value.name for b, i in port.inputs)
+        return next((self.lies.get(name) for name in names), None)
+
 
 def _name(path: tuple[int, ...]) -> str:
     return "/".join(map(str, path))
-
-
-def _entries(op: Op) -> Iterator[str]:
-    """What each operand of a loop is called in its body, "" for what chooses a branch."""
-    bodies = [[i.value.name for i in graph.inputs] for graph in op.graphs]
-    if op.kind == "while":
-        yield from bodies[0][: op.whole("cond_nconsts")]
-        yield from bodies[1]
-        return
-    yield from ([""] if op.kind == "cond" else [])
-    yield from bodies[0]
 
 
 def _follows(op: Op, given: list[_Piece | None], layout: Sharding) -> bool:

@@ -1,1 +1,1 @@
-"""What a plan means and could have been, told from its file alone."""
+"""Answers about a plan, from its file alone."""

@@ -23,9 +23,6 @@ _VIEWS = frozenset(
 )  # fmt: skip
 
 
-_LOOPS = ("scan", "while")  # what they hand on differs from trip to trip
-
-
 @dataclass(frozen=True)
 class Flow:
     """A listing, every instruction of it with how often it runs in a step, and its names' ways.
@@ -97,7 +94,8 @@ class Flow:
         loop, operand = self._given_by.get(name, (None, None))
         if loop is None:
             return name
-        if loop.kind not in _LOOPS and isinstance(operand, str):
+        repeats = loop.control_flow is not None and loop.control_flow.repeats
+        if not repeats and isinstance(operand, str):
             return self.subject(operand)
         return _named(f"what {loop.kind} hands on", loop.origin.module)
 
@@ -237,13 +235,10 @@ def _leaving(loop: Loop) -> Iterator[tuple[str, str]]:
 
 def _entering(op: Op, loop: Loop, b: int) -> Sequence[tuple[str | None, bool]]:
     """For each input of a body, what enters it and whether the loop changes that by and by."""
-    operands = loop.operands
-    if op.kind == "scan":
-        first = op.whole("num_consts")
-        changing = range(first, first + op.whole("num_carry"))
-        return [(o, i in changing) for i, o in enumerate(operands)]
-    if op.kind == "while":
-        tests, consts = op.whole("cond_nconsts"), op.whole("body_nconsts")
-        own = operands[:tests] if b == 0 else operands[tests : tests + consts]
-        return [*((o, False) for o in own), *((o, True) for o in operands[tests + consts :])]
-    return [(o, False) for o in operands[1:]]
+    flow = op.control_flow
+    assert flow is not None
+    return [
+        (loop.operands[port.operand], port.is_carry)
+        for port in flow.inputs[b]
+        if port.operand is not None
+    ]

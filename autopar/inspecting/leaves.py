@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from autopar.ir.graph import Graph, Op
 from autopar.ir.values import Value
-from autopar.passes.shard.loops import trip_count
 
 
 @dataclass(frozen=True)
@@ -29,8 +28,9 @@ def leaves_of(graph: Graph, runs: int = 1) -> Iterator[Leaf]:
     for op in graph.ops:
         if not op.graphs:
             yield Leaf(op, tuple(map(graph.value, op.operands)), runs * op.runs)
+        trips = op.control_flow.trips if op.control_flow is not None else 1
         for body in op.graphs:
-            yield from leaves_of(body, runs * trip_count(op))
+            yield from leaves_of(body, runs * trips)
 
 
 def reading_line(graph: Graph, name: str) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from autopar.collection import paused_collection
 from autopar.frontend import StepSpec, TracedStep, trace
+from autopar.gc_pause import paused_collection
 from autopar.inspecting.arguments import (
     constant_findings,
     dtype_findings,
@@ -19,9 +19,9 @@ from autopar.inspecting.leaves import Leaf, leaves_of
 from autopar.inspecting.rows import read_rows
 from autopar.ir.findings import Finding, Findings, Severity
 from autopar.ir.graph import Graph
-from autopar.request import Request
+from autopar.planner.request import Request
+from autopar.planner.source import Source
 from autopar.rules import attach_rules
-from autopar.staging.source import Source
 
 
 def lint(

@@ -91,13 +91,15 @@ def _readers(
 def _looped(
     graph: Graph, loop: Loop, name: str, via: tuple[Collective, ...], runs: int
 ) -> Iterator[Reader]:
-    """Readers in the bodies of a loop; the inputs of a scan's body are its operands in order."""
-    at = loop.operands.index(name)
-    if graph.op_at(loop.equation).kind != "scan":
-        yield Reader(graph.op_at(loop.equation), Sharding(()), via, runs)
-        return
-    for body in loop.bodies:
-        yield from _readers(graph, body, body.inputs[at], via, runs * loop.runs)
+    """Readers in the bodies of a loop; what chooses a branch is read by the loop itself."""
+    op = graph.op_at(loop.equation)
+    assert op.control_flow is not None
+    places = op.control_flow.operands[loop.operands.index(name)].inputs
+    if not places:
+        yield Reader(op, Sharding(()), via, runs)
+    for b, i in places:
+        body = loop.bodies[b]
+        yield from _readers(graph, body, body.inputs[i], via, runs * loop.runs)
 
 
 def _sentence(group: Sequence[Reader]) -> str:

@@ -18,14 +18,14 @@ from autopar.ir.record import Record
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.soundness import check_listing
 from autopar.ir.spmd import SpmdProgram
-from autopar.matching import contents_of
 from autopar.passes.base import Setting
 from autopar.passes.layer.fixed import Fixed
-from autopar.passes.lower.joint import left_partial, part_plan
+from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan
 from autopar.passes.lower.spmd import lower_spmd
 from autopar.passes.pipeline import lower
+from autopar.planner.compatibility import contents_of
+from autopar.planner.restored_stages import RestoredStages, cuts_of, restore_stages
 from autopar.rules import RuleBook, attach_rules
-from autopar.staging.laid import Laid, cuts_of, laid_out
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Opened:
     cluster: Cluster
     batching: Batching
     listings: tuple[Listed, ...]
-    laid: Laid | None = None
+    laid: RestoredStages | None = None
 
 
 def reopen(plan: Plan) -> Opened:
@@ -91,13 +91,15 @@ def _ruled(record: Record) -> Batching:
     )
 
 
-def _laid(plan: Plan, pipeline: PipelinePlan, batching: Batching, cluster: Cluster) -> Laid:
+def _laid(
+    plan: Plan, pipeline: PipelinePlan, batching: Batching, cluster: Cluster
+) -> RestoredStages:
     setting = Setting(cluster, plan.mesh, plan.origin.memory_bytes)
     layers = Fixed(cuts_of(pipeline)).run(batching, setting)
-    return laid_out(pipeline, batching, layers, cluster)
+    return restore_stages(pipeline, batching, layers, cluster)
 
 
-def _parts(laid: Laid, plan: PipelinePlan) -> Iterator[Listed]:
+def _parts(laid: RestoredStages, plan: PipelinePlan) -> Iterator[Listed]:
     joints = laid.joints()
     for joint, sharding in zip(joints, plan.shardings, strict=True):
         sharding.verify(joint.graph)

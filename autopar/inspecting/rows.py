@@ -10,9 +10,9 @@ from autopar.ir.batching import Batching
 from autopar.ir.findings import BatchReading, Finding, Severity, Topic
 from autopar.ir.mesh import MeshShape
 from autopar.passes.base import Setting
-from autopar.request import Request
-from autopar.staging.sliced import batched
-from autopar.staging.source import Source
+from autopar.planner.request import Request
+from autopar.planner.sliced_step import batched
+from autopar.planner.source import Source
 
 _LINE = re.compile(r"[\w./-]+\.py:\d+")
 _ALWAYS = "microbatches=1 is always exact."

@@ -20,17 +20,17 @@ from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.spmd import SpmdProgram
 from autopar.ir.text import show_bytes
 from autopar.passes.base import Setting
-from autopar.passes.lower.joint import left_partial, part_plan
+from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan
 from autopar.passes.lower.spmd import lower_spmd
 from autopar.passes.shard.diagnose.why import Answer, Case, anew, case_of
 from autopar.passes.shard.moves import MoveTables
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.recipes import recipe_named
-from autopar.request import Pins
-from autopar.staging.costs import StageCosts
-from autopar.staging.laid import Laid
-from autopar.staging.sharder import costs_of, flights_of, peak_bytes
-from autopar.staging.timing import timing_of
+from autopar.planner.request import Pins
+from autopar.planner.restored_stages import RestoredStages
+from autopar.planner.stage_costs import StageCosts
+from autopar.planner.step_timing import timing_of
+from autopar.planner.submesh_sharding import costs_of, peak_bytes, peak_in_flight
 
 _TIGHTENINGS = 3  # of the limit, where what the memory rows leave out is over it
 
@@ -176,7 +176,7 @@ class Stages:
     """The stages of a plan with what they take, which the scopes of its submeshes share."""
 
     opened: Opened
-    laid: Laid
+    laid: RestoredStages
 
     @cached_property
     def joints(self) -> tuple[SubmeshGraph, ...]:
@@ -205,7 +205,7 @@ class OneSubmesh(AbstractScope):
     stages: Stages
 
     @property
-    def laid(self) -> Laid:
+    def laid(self) -> RestoredStages:
         """The stages and where they lie."""
         return self.stages.laid
 
@@ -234,7 +234,7 @@ class OneSubmesh(AbstractScope):
     @property
     def in_flight(self) -> Mapping[str, int]:
         """Values of which several microbatches' are held at once."""
-        return dict.fromkeys(self.joint.stashed, flights_of(self.laid.stages)[self.submesh])
+        return dict.fromkeys(self.joint.stashed, peak_in_flight(self.laid.stages)[self.submesh])
 
     def weighed(self, sharding: ShardingPlan, solver_seconds: float) -> Weighed:
         """What a step takes with another sharding of this submesh; bytes are this submesh's."""
@@ -245,7 +245,7 @@ class OneSubmesh(AbstractScope):
         timing = timing_of(stages, costs, self.laid.blocks, self.opened.cluster)
         own, runs = [costs[s] for s in self._own], stages.microbatches
         spent = sum((_of_step(c, runs) for c in own), Seconds())
-        peak = peak_bytes(own, flights_of(stages)[self.submesh])
+        peak = peak_bytes(own, peak_in_flight(stages)[self.submesh])
         price = price_of(spent, timing.seconds, solver_seconds, peak)
         return Weighed(sharding, tuple(self._listings(sharding)), price)
 

@@ -13,11 +13,11 @@ from autopar.ir.pipeline import PipelinePlan, PlannedStage
 from autopar.ir.program import Part
 from autopar.ir.sharding import replicated
 from autopar.ir.values import Role
+from autopar.planner.restored_stages import RestoredStages
+from autopar.planner.submesh_sharding import peak_in_flight
 from autopar.schedule.planned import simulation_of
 from autopar.schedule.simulate import Span
 from autopar.schedule.task import Kind
-from autopar.staging.laid import Laid
-from autopar.staging.sharder import flights_of
 
 _AT_END = (Kind.BACKWARD, Kind.WEIGHT_GRADIENT)
 
@@ -28,14 +28,14 @@ def level_of(seconds: float, label: str, held: Counter[HeldKind]) -> Level:
 
 
 def stage_levels(
-    pipeline: PipelinePlan, laid: Laid, flows: Sequence[Flow]
+    pipeline: PipelinePlan, laid: RestoredStages, flows: Sequence[Flow]
 ) -> Iterator[list[Level]]:
     """By submesh, a level for each of its tasks and one for what it does once a step.
 
     What is in flight is held beside what is always held and the most that a part needs to work.
     """
     simulation = simulation_of(pipeline)
-    for k, flight in enumerate(flights_of(laid.stages)):
+    for k, flight in enumerate(peak_in_flight(laid.stages)):
         mine = [s for s in pipeline.stages if s.submesh == k]
         counted = flight * sum(s.activation_bytes for s in mine)
         always = _always([(p, f) for p, f in zip(laid.parts, flows, strict=True) if p.submesh == k])

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autopar.errors import ArgumentError, InfeasibleError
-from autopar.fitting import Found, Site, plan_on, refusal, try_mesh
 from autopar.inspecting.changes import moved, traffic_changes
 from autopar.inspecting.reopen import Opened
 from autopar.inspecting.scope import (
@@ -24,8 +23,9 @@ from autopar.ir.explanation import Counterfactual
 from autopar.ir.paths import meant
 from autopar.passes.shard.diagnose.why import anew, case_of, homed
 from autopar.passes.shard.pins import resolve_pins, show_spec
-from autopar.remat import Form
-from autopar.request import Pins, Request
+from autopar.planner.memory_fit import MeshContext, MeshPlan, plan_on, refusal, try_mesh
+from autopar.planner.remat import Form
+from autopar.planner.request import Pins, Request
 
 _SAME = 1e-9  # of the seconds
 
@@ -127,7 +127,7 @@ class _Asking:
             self.opened.cluster, plan.mesh, origin.method, origin.memory_bytes, self.every,
             remat=False,
         )  # fmt: skip
-        site, form = Site.of(plan.mesh, request), Form(None, scope.graph, plan.recomputation)
+        site, form = MeshContext.of(plan.mesh, request), Form(None, scope.graph, plan.recomputation)
         try:
             found = plan_on(try_mesh(site, form), form)
         except InfeasibleError:
@@ -135,7 +135,7 @@ class _Asking:
         before = scope.weighed(scope.kept, plan.outcome.seconds)
         return [_Pair(scope, before, self._nearest(scope, found))]
 
-    def _nearest(self, scope: AbstractScope, found: Found) -> Weighed:
+    def _nearest(self, scope: AbstractScope, found: MeshPlan) -> Weighed:
         """The plan that was found, without what it moves for nothing."""
         sharding, limit = found.decided.sharding, self.opened.plan.origin.memory_bytes
         price = price_of(found.timed.seconds, found.seconds, found.cost, found.held.peak_bytes)

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from autopar.errors import GraphError
+from autopar.ir.control_flow import ControlFlow, control_flow
 from autopar.ir.host_calls import ACTING_CALLS, HOST_CALLS
 from autopar.ir.rule import Rule
 from autopar.ir.values import Input, Literal, Value
@@ -72,6 +73,14 @@ class Op:
         """The calls of Python that it is or holds."""
         inside = (call for body in self.graphs for op in body.ops for call in op.host_calls)
         return (self,) if self.kind in HOST_CALLS else tuple(inside)
+
+    @cached_property
+    def control_flow(self) -> ControlFlow | None:
+        """How values enter and leave its bodies; None for an op that has none."""
+        if not self.graphs:
+            return None
+        outside = len(self.operands), len(self.results)
+        return control_flow(self.kind, dict(self.params), *outside, len(self.graphs))
 
     @property
     def acts(self) -> bool:

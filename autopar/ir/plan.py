@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
-from typing import cast
 
 from autopar.errors import GraphError
+from autopar.ir.codec import ByName, Text
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
 from autopar.ir.outcome import Outcome
@@ -21,9 +21,7 @@ from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.spmd import COLLECTIVES, SpmdProgram
 from autopar.ir.text import columns, show_bytes, show_seconds
 from autopar.ir.values import Role, item_bytes
-from autopar.ir.verification import Verification
 
-FORMAT = 4
 RESULT = "result"  # the role of an output that does not come back as state
 
 # Bounds on what a file may ask for: the shardings of a mesh grow with the power of its axes.
@@ -120,13 +118,13 @@ class Origin:
 
     step: str
     graph_key: str
-    cluster: str  # as TOML, so that a plan carries its prices
+    cluster: Text  # as TOML, so that a plan carries its prices
     cluster_name: str
     cluster_fingerprint: str
     jax_minor: str
     method: str
     memory_bytes: int
-    pins: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = ()
+    pins: ByName[tuple[tuple[str, ...], ...]] = ()
 
 
 @dataclass(frozen=True)
@@ -193,6 +191,8 @@ class Plan:
         counts = (min(self.layer_count, 1), 1)  # a step that does nothing has no layer, nor a stage
         if pipeline is not None:
             pipeline.verify()
+            if pipeline.shardings[0] != self.sharding:
+                raise GraphError("the first submesh has another sharding than the plan")
             counts = (len(pipeline.stages), pipeline.microbatches)
         if counts != (self.stage_count, self.microbatches):
             raise GraphError(
@@ -235,27 +235,20 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON: whole, or not at all."""
-        from autopar.ir.plan_json import save_plan
+        from autopar.ir.plan_file import save_plan
 
         save_plan(self, path)
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
         """Read a saved plan; raises PlanFileError where it is missing or damaged."""
-        from autopar.ir.plan_json import load_plan
+        from autopar.ir.plan_file import load_plan
 
         return load_plan(path)
 
-    def verify(self, fun: Callable[..., object], *args: object, **options: object) -> Verification:
-        """The plan beside the truth for the step that it was made for: see `autopar.verify`.
-
-        A plan holds no program, so it asks for the step and its arguments.
-        """
-        return cast("Verification", _door("verify")(self, fun, *args, **options))
-
     def _repr_html_(self) -> str:
-        """The plan as a small card, for notebooks."""
-        return cast("str", _door("html_summary")(self))
+        """The printed plan as HTML, for notebooks; a ParallelStep shows itself as a card."""
+        return f"<pre>{escape(str(self))}</pre>"
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -281,12 +274,6 @@ class Plan:
             for t in p.traffic
         ]
         yield from columns(rows, "  ")
-
-
-def _door(name: str) -> Callable[..., object]:
-    """A function of the front door, looked up when it is called: nothing below may import it."""
-    found: Callable[..., object] = vars(importlib.import_module("autopar.api"))[name]
-    return found
 
 
 def arguments_of(graph: Graph, program: SpmdProgram) -> tuple[Argument, ...]:

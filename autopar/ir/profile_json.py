@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from autopar.errors import InputError, listing
-from autopar.ir.json_reader import Json
+from autopar.ir.codec import Json
 from autopar.ir.profile import REMEDY, Profile, ProfileLayer
 from autopar.ir.text_file import read_text, write_text
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autopar.ir.batching import Accumulator, Batching, Hoist, Moment, Rows
+from autopar.ir.codec import ByName, Text
 from autopar.ir.graph import Graph
 from autopar.ir.parse import parse_graph
 
@@ -21,12 +22,12 @@ class Cutting:
     microbatches: int
     batch: int
     moments: tuple[Moment, ...]
-    rows: tuple[tuple[str, Rows], ...]
+    rows: ByName[Rows]
     accumulators: tuple[Accumulator, ...]
     loops: int
     barrier: bool
     index: str
-    hoist: str = ""
+    hoist: Text = ""
     hoisted: tuple[str, ...] = ()
     hoist_equations: tuple[int, ...] = ()
 
@@ -44,8 +45,8 @@ class Record:
     With stages or microbatches the graph is that of one microbatch, and `cutting` tells the rest.
     """
 
-    graph: str
-    rules: tuple[tuple[str, str], ...] = ()
+    graph: Text
+    rules: ByName[str] = ()
     cutting: Cutting | None = None
 
     @classmethod

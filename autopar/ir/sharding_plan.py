@@ -8,6 +8,8 @@ from functools import cached_property
 
 from autopar.errors import GraphError
 from autopar.ir.assignment import Assignment
+from autopar.ir.codec import ByName
+from autopar.ir.control_flow import LOOPS, REMAT
 from autopar.ir.graph import REGIONS, Graph, Op
 from autopar.ir.mesh import MeshShape
 from autopar.ir.outcome import Outcome
@@ -15,8 +17,7 @@ from autopar.ir.sharding import Sharding
 
 OpPath = tuple[int, ...]  # (op index) or, inside bodies, (op, body, op, ...)
 
-_LOOPS = ("scan", "while", "cond")
-_ALIASES = ("remat2", "checkpoint", "optimization_barrier")  # other names for what goes in
+_ALIASES = (*sorted(REMAT), "optimization_barrier")  # other names for what goes in
 
 
 def phase_of(region: str, keeps: bool) -> str:
@@ -36,7 +37,7 @@ class ShardingPlan:
     """
 
     mesh: MeshShape
-    values: tuple[tuple[str, Sharding], ...]
+    values: ByName[Sharding]
     assignments: tuple[tuple[OpPath, Assignment], ...]
     uses: tuple[tuple[str, str, Sharding], ...]
     shared_partials: tuple[tuple[OpPath, tuple[int, ...]], ...]
@@ -82,7 +83,7 @@ class ShardingPlan:
                     raise GraphError(f"the sharding says nothing of the input {given}")
         for op in graph.walk():
             named = [r.name in values for r in op.results]
-            if op.kind in _LOOPS:
+            if op.kind in LOOPS:
                 if not all(named):
                     raise GraphError(f"the sharding says nothing of what {op.kind} gives back")
             elif op.kind not in _ALIASES and any(named) and not all(named):
@@ -117,7 +118,7 @@ class ShardingPlan:
 
     def _verify_assignment(self, op: Op, given: Assignment) -> None:
         factors, rule = given.factors, op.rule
-        if op.kind in (*_LOOPS, *_ALIASES):
+        if op.kind in (*LOOPS, *_ALIASES):
             raise GraphError(f"{op.kind} is cut by its values, not by factors {factors}")
         if len(factors) != len(self.mesh.names) or min(factors, default=0) < -1:
             raise GraphError(f"{op.kind} cannot be cut by factors {factors} on ({self.mesh})")
@@ -143,7 +144,7 @@ def _bodies(graph: Graph) -> Iterator[Graph]:
     """The graph, and the bodies of its loops: those of a remat read what is there already."""
     yield graph
     for op in graph.walk():
-        if op.kind in _LOOPS:
+        if op.kind in LOOPS:
             yield from op.graphs
 
 

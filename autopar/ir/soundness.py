@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from autopar.errors import GraphError
+from autopar.ir.control_flow import Port, PortKind
 from autopar.ir.graph import Graph, Op
 from autopar.ir.host_calls import HOST_CALLS, handed_on_by
 from autopar.ir.mesh import MeshShape
@@ -229,34 +230,30 @@ class _Checker:
             for name, o in zip(loop.operands, op.operands, strict=True)
         ]
         results = [self.lying(v, s) for v, s in zip(op.results, loop.result_shardings, strict=True)]
-        check = {"scan": self._scan, "while": self._while, "cond": self._cond}[op.kind]
-        check(op, loop, given, results)
+        flow = op.control_flow
+        if flow is None:
+            _fail(op, "is no loop")
+        inside = {port: self._inside(op, port, given, results) for port in flow.ports}
+        for port in flow.ports:
+            if port.operand is not None and (port.is_carry or port.kind is PortKind.CHOICE):
+                self._leaves(op, given[port.operand], inside[port])
+        for b, (graph, body) in enumerate(zip(op.graphs, loop.bodies, strict=True)):
+            outputs = self.block(graph, body, [inside[port] for port in flow.inputs[b]])
+            for port, found in zip(flow.outputs[b], outputs, strict=True):
+                self._leaves(op, found, inside[port])
         held.update(zip(loop.results, results, strict=True))
 
-    def _scan(self, op: Op, loop: Loop, given: Sequence[_Piece], results: Sequence[_Piece]) -> None:
-        consts, carried = op.whole("num_consts"), op.whole("num_carry")
-        start = consts + carried
-        carries = results[:carried]
-        rows = [self._row(op, piece) for piece in given[start:]]
-        stacked = [self._row(op, piece) for piece in results[carried:]]
-        self._leaves(op, given[consts:start], carries)
-        outputs = self.block(op.graphs[0], loop.bodies[0], [*given[:consts], *carries, *rows])
-        self._leaves(op, outputs, [*carries, *stacked])
-
-    def _while(
-        self, op: Op, loop: Loop, given: Sequence[_Piece], results: Sequence[_Piece]
-    ) -> None:
-        tests, consts = op.whole("cond_nconsts"), op.whole("body_nconsts")
-        self._leaves(op, given[tests + consts :], results)
-        asked = self.block(op.graphs[0], loop.bodies[0], [*given[:tests], *results])
-        self._leaves(op, asked, [self.piece(replicated(0))])
-        of_body = given[tests : tests + consts]
-        self._leaves(op, self.block(op.graphs[1], loop.bodies[1], [*of_body, *results]), results)
-
-    def _cond(self, op: Op, loop: Loop, given: Sequence[_Piece], results: Sequence[_Piece]) -> None:
-        self._leaves(op, given[:1], [self.piece(replicated(0))])
-        for graph, body in zip(op.graphs, loop.bodies, strict=True):
-            self._leaves(op, self.block(graph, body, given[1:]), results)
+    def _inside(
+        self, op: Op, port: Port, given: Sequence[_Piece], results: Sequence[_Piece]
+    ) -> _Piece:
+        """How what goes through a port lies in the bodies: a carry as the results do."""
+        if port.result is not None:
+            outside = results[port.result]
+        elif port.operand is not None and port.kind is not PortKind.CHOICE:
+            outside = given[port.operand]
+        else:
+            return self.piece(replicated(0))
+        return self._row(op, outside) if port.by_row else outside
 
     def _row(self, op: Op, piece: _Piece) -> _Piece:
         """One row of what a scan reads or stacks, whose rows are never cut."""
@@ -264,10 +261,9 @@ class _Checker:
             _fail(op, f"goes along a dim that is cut: {piece.sharding}")
         return _Piece(Sharding(piece.sharding.dims[1:], piece.sharding.partial), piece.combiner)
 
-    def _leaves(self, op: Op, found: Sequence[_Piece], wanted: Sequence[_Piece]) -> None:
-        for one, other in zip(found, wanted, strict=True):
-            if not one.serves_as(other):
-                _fail(op, f"is entered or left as {one.sharding}, not as {other.sharding}")
+    def _leaves(self, op: Op, found: _Piece, wanted: _Piece) -> None:
+        if not found.serves_as(wanted):
+            _fail(op, f"is entered or left as {found.sharding}, not as {wanted.sharding}")
 
 
 def _fail(op: Op, what: str) -> NoReturn:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from autopar.ir.codec import Fields, Item, Json
 from autopar.ir.compiled import Compiled, Level
-from autopar.ir.json_reader import Fields, Item, Json
 from autopar.ir.verification import CompiledPart, Figure, Numerics, Unit, Verification
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from autopar.cluster import Cluster, Level, Switch
 from autopar.cluster.calibration import Calibration
-from autopar.ir.json_reader import Json
+from autopar.ir.codec import Json
 from autopar.ir.text import show_count, show_seconds
 from autopar.report.style import ACCENT, BAD, GOOD, percent, plain_table
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autopar.cluster import Cluster, Torus, axis_links, mesh_shapes
-from autopar.ir.json_reader import Json
+from autopar.ir.codec import Json
 from autopar.ir.mesh import MeshShape
 from autopar.ir.text import show_bytes, show_count, show_seconds
 from autopar.report.calibration import calibration_data, calibration_tables

@@ -8,9 +8,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from autopar.ir.codec import Json
 from autopar.ir.comparison import Change, Comparison, FigureChange, Move, Place
 from autopar.ir.explanation import TrafficChange
-from autopar.ir.json_reader import Json
 from autopar.ir.sharding import spec_text
 from autopar.ir.text import show_bytes, show_seconds
 from autopar.report.style import ACCENT, BAD, GOOD, QUIET, SlashedPath, facts, plain_table

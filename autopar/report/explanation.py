@@ -10,8 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from autopar.ir.codec import Json
 from autopar.ir.explanation import Alternative, Counterfactual, Explanation, Price, TrafficChange
-from autopar.ir.json_reader import Json
 from autopar.ir.paths import common_path, counted_paths, unnumbered
 from autopar.ir.text import show_bytes, show_seconds
 from autopar.report.style import ACCENT, BAD, GOOD, QUIET, SlashedPath, facts, percent, plain_table

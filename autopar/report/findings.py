@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from autopar.ir.codec import Json
 from autopar.ir.findings import BatchReading, Finding, Findings, Severity
-from autopar.ir.json_reader import Json
 from autopar.report.style import ACCENT, BAD, GOOD, QUIET, facts, percent
 
 _NOTES = 6

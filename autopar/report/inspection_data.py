@@ -7,8 +7,8 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import cast
 
+from autopar.ir.codec import Json
 from autopar.ir.inspection import WHOLE_STEP, CommRow, Inspection, Level, Spot
-from autopar.ir.json_reader import Json
 from autopar.ir.sharding import Sharding, spec_text
 from autopar.report.comm import by_kind, hidden_share
 from autopar.schedule.simulate import Simulation

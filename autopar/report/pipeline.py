@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autopar.ir.json_reader import Json
+from autopar.ir.codec import Json
 from autopar.ir.pipeline import PipelinePlan, PlannedStage
 from autopar.ir.text import show_bytes, show_seconds
 from autopar.report.listing import Cell, Listing

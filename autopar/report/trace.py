@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autopar.errors import InputError
-from autopar.ir.json_reader import Fields, Item, JsonError, parse_json
+from autopar.ir.codec import Fields, Item, JsonError, parse_json
 from autopar.ir.text_file import read_text
 
 SEND = "send"

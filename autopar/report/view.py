@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from autopar.ir.json_reader import Json
+from autopar.ir.codec import Json
 from autopar.ir.paths import common_path, unnumbered
 from autopar.ir.peak import Peak
 from autopar.ir.plan import Argument, Plan

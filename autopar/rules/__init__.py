@@ -1,4 +1,4 @@
-"""What sharding each primitive allows."""
+"""How each primitive may be sharded: factors of its dims, and what each implies."""
 
 from autopar.rules.attach import attach_rules as attach_rules
 from autopar.rules.attach import unknown_ops as unknown_ops

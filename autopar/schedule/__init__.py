@@ -1,1 +1,1 @@
-"""Who runs what when: pipeline schedules as data, their laws, and how long they take."""
+"""Pipeline schedules as data, the laws they obey, and how long they take."""

@@ -13,14 +13,14 @@ from autopar.cost.memory import held_bytes
 from autopar.cost.overlap import listing_seconds
 from autopar.cost.prices import Prices
 from autopar.ir.spmd import Collective, Move
-from autopar.planning import Planned
+from autopar.planner.plan import Planned
+from autopar.planner.planned_stages import PlannedStages
 from autopar.runtime.aot.job import Job, job_of_step
 from autopar.runtime.aot.stages import alike_parts, job_of_part
 from autopar.runtime.bind import shape_with_axis
 from autopar.runtime.interface import Interface
 from autopar.runtime.parts import PartSource
 from autopar.runtime.trial.compiled import CpuProgram, cpu_program_of_part, cpu_program_of_step
-from autopar.staging.plan import PlannedStages
 
 
 @dataclass(frozen=True)

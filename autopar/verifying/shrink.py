@@ -11,14 +11,14 @@ from typing import Any
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError, VerifyError
 from autopar.frontend import StepSpec, TracedStep, trace
-from autopar.frontend.rows import batch_inputs, with_rows
+from autopar.frontend.microbatch.batch_inputs import batch_inputs, with_rows
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan
 from autopar.ir.spmd import SpmdProgram
 from autopar.passes.base import Setting
 from autopar.passes.pipeline import lower
-from autopar.planning import Planned
-from autopar.remat import Form, form_of
+from autopar.planner.plan import Planned
+from autopar.planner.remat import Form, form_of
 from autopar.rules import RuleBook, attach_rules
 
 

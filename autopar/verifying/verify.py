@@ -18,7 +18,8 @@ from autopar.ir.plan import Plan
 from autopar.ir.spmd import SpmdProgram
 from autopar.ir.values import item_bytes
 from autopar.ir.verification import CompiledPart, Numerics, Verification
-from autopar.planning import Planned
+from autopar.planner.plan import Planned
+from autopar.planner.planned_stages import PlannedStages
 from autopar.runtime.aot.job import Job, job_of_step
 from autopar.runtime.aot.launch import compile_ahead
 from autopar.runtime.trial.compiled import CpuProgram
@@ -32,7 +33,6 @@ from autopar.runtime.trial.steps import (
     planned_step,
     runs_here,
 )
-from autopar.staging.plan import PlannedStages
 from autopar.verifying.figures import Judge
 from autopar.verifying.programs import programs_of
 from autopar.verifying.shrink import Called, shrunk

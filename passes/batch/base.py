@@ -1,4 +1,4 @@
-"""What a batch pass is: a step traced on the whole batch and on a part, in; how to cut it, out."""
+"""The slot of the batch pass: from a step traced on the whole batch and on a part, to its cut."""
 
 from __future__ import annotations
 

@@ -1,11 +1,20 @@
-"""The step cut so that microbatches add up to exactly what the whole batch gives, or refused.
+"""Exact microbatches: cut a step so that they add up to what the whole batch gives, or refuse it.
 
-Each op runs for every microbatch, or once; sums over rows are added up over the microbatches, and
-nothing is ever divided by how many there are. Wherever a loop reads what is known only after
-another, the cheapest remedy is taken, in this order: take the sum over the whole batch first,
-where no parameter is in it; multiply sums by it afterwards, where it only scales them; run loops
-one after the other, where nothing is left over from one to the next; run all forwards before all
-backwards. What none of these mends is refused.
+Theorem. If (a) ops with rows work row by row, (b) sums over rows are commutative monoids, (c) rows
+that begin in the step are those of the whole batch and (d) so are its constants, then N passes over
+the microbatches, which accumulate each sum and run every other op once, give what the whole batch
+gives, up to the order of additions. Nothing is ever divided by the number of microbatches.
+
+    N = 1 + the largest phase of an op with rows        (see `phases`)
+
+With N = 1 any schedule is exact. Else a loop reads a sum that only an earlier one completes, and
+the first of these remedies is taken that mends it:
+
+    R1 hoist      no parameter is in the sum (a mask's count): take it over the whole batch first
+    R2 rescale    the sum only scales the gradients: multiply the accumulators by it afterwards
+    R6 loops      nothing but inputs crosses from one loop to the next: run them one after the other
+    R3 barrier    forwards make the sum, backwards read it: run all forwards before all backwards
+    R4, R5        else refuse (`refuse`)
 """
 
 from __future__ import annotations
@@ -15,48 +24,60 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autopar.ir.batching import BatchGraphs, Batching, Rescale, Rows
+from autopar.ir.graph import Graph, Op
 from autopar.passes.base import Setting
 from autopar.passes.batch.base import AbstractBatching
-from autopar.passes.batch.facts import Fault, Share, Why
-from autopar.passes.batch.hoist import hoist, hoisted_phases
-from autopar.passes.batch.loops import Placement, place
-from autopar.passes.batch.phases import Phases, bare_values
-from autopar.passes.batch.refuse import reentry_faults, reentry_text, refused, statistic_text
-from autopar.passes.batch.rescale import rescales_of
-from autopar.passes.batch.spread import Spread
-from autopar.passes.batch.tags import cut_of, odd_ops
+from autopar.passes.batch.lattice import Share
+from autopar.passes.batch.phases import (
+    Phases,
+    Placement,
+    Reentry,
+    find_rescales,
+    hoist_graph,
+    hoist_sums,
+    parameter_free_values,
+    place_ops,
+    readers_of,
+)
+from autopar.passes.batch.refuse import Fault, Why, described, refused
+from autopar.passes.batch.trace_alignment import compare_traces, find_batch_cut
+from autopar.passes.batch.transfer import MOVING, TransferFunctions
 
 _BARRIER_LOOPS = 2
 
 
 @dataclass(frozen=True)
 class Exact(AbstractBatching):
-    """Exact microbatches; `barrier` says whether all forwards may come before all backwards."""
+    """Exact microbatches; `barrier` is true if all forwards may come before all backwards."""
 
     name: ClassVar[str] = "exact"
     barrier: bool = True
 
     def run(self, given: BatchGraphs, setting: Setting) -> Batching:
-        """The cut, verified op by op. Raises BatchError with every reason against it."""
+        """Cut the step, verified op by op. Raises BatchError with the reasons against it."""
         del setting
         if given.microbatches == 1:
             return Batching.whole(given.part)
-        spread, odd = _read_together(given)
-        phases, known = hoisted_phases(spread)
-        _refuse_if(given, [*spread.faults, *odd, *_output_faults(phases)])
-        placed = place(phases, bare_values(phases.graph, given.whole, known))
+        # 1. (c), (d): the two traces are alike, and differ in the sizes of rows alone: E1 to E3.
+        transfer, odd = _align(given)
+        # 2. (a), (b): facts and phases of all values, with R1 until nothing changes: E5 to E10.
+        phases, known = hoist_sums(transfer)
+        _refuse_if(given, [*transfer.faults, *odd, *_output_faults(phases)])
+        # 3. The loop of every op; the accumulators; values that cross from loop to loop (R6).
+        placed = place_ops(phases, parameter_free_values(phases.graph, given.whole, known))
         _refuse_if(given, [] if _has_results(phases, placed) else [_nothing(given)])
-        rescales = rescales_of(spread, phases, known, placed.accumulators)
+        # 4. R2, else R3, else refuse: E4, E6, E11.
+        rescales = find_rescales(transfer, phases, known, placed.accumulators)
         if not rescales:
             _refuse_if(given, list(self._loop_faults(phases, placed)))
         return Batching(
             graph=given.part,
             microbatches=given.microbatches,
-            batch=spread.cut.batch,
+            batch=transfer.cut.batch,
             moments=placed.moments,
             rows=tuple(_rows(phases)),
             accumulators=placed.accumulators,
-            hoist=hoist(given.whole, known),
+            hoist=hoist_graph(given.whole, known),
             loops=phases.loops,
             barrier=bool(placed.crossing),
             index=given.index,
@@ -65,8 +86,8 @@ class Exact(AbstractBatching):
         )
 
     def _loop_faults(self, phases: Phases, placed: Placement) -> Iterator[Fault]:
-        """Re-entries that the loops as placed do not bear out."""
-        if not placed.crossing:
+        """Faults of sums that are read in a loop before they are complete."""
+        if not placed.crossing:  # R6
             return
         between = all(map(phases.is_between_passes, phases.reentries))
         if not between or phases.loops > _BARRIER_LOOPS:
@@ -75,14 +96,14 @@ class Exact(AbstractBatching):
             yield from (Fault(Why.BARRIER, reentry_text(phases, r)) for r in phases.reentries)
 
 
-def _read_together(given: BatchGraphs) -> tuple[Spread, list[Fault]]:
-    """What reads both traces, which are op for op alike, and constants in which they differ."""
-    cut = cut_of(given)
+def _align(given: BatchGraphs) -> tuple[TransferFunctions, list[Fault]]:
+    """Align both traces; gives back their transfer functions and the constants that differ."""
+    cut = find_batch_cut(given)
     if isinstance(cut, Fault):
         raise refused(given.part.name, [cut])
-    odd = list(odd_ops(given.whole, given.part, cut.quiet))
+    odd = list(compare_traces(given.whole, given.part, cut.source_only))
     _refuse_if(given, [fault for fault in odd if fault.why is Why.STRUCTURE])
-    return Spread(given, cut), odd
+    return TransferFunctions(given, cut), odd
 
 
 def _refuse_if(given: BatchGraphs, faults: Sequence[Fault]) -> None:
@@ -100,15 +121,15 @@ def _output_faults(phases: Phases) -> Iterator[Fault]:
     graph = phases.graph
     paths = graph.output_paths or ("",) * len(graph.outputs)
     for operand, path in zip(graph.outputs, paths, strict=True):
-        if isinstance(operand, str) and phases.states[operand].fact.share is Share.OWN:
+        if isinstance(operand, str) and phases.states[operand].fact.share is Share.LOCAL:
             text = f"output {path} is {graph.values[operand]}: each microbatch has one of its own"
             yield Fault(Why.COUPLED, text)
 
 
 def _has_results(phases: Phases, placed: Placement) -> bool:
-    """Whether anything that is returned depends on the batch."""
+    """True if an output depends on the batch."""
     outputs = [o for o in phases.graph.outputs if isinstance(o, str)]
-    return bool(placed.accumulators) or any(phases.states[o].fact.is_own for o in outputs)
+    return bool(placed.accumulators) or any(phases.states[o].fact.differs for o in outputs)
 
 
 def _nothing(given: BatchGraphs) -> Fault:
@@ -135,3 +156,75 @@ def _notes(
         yield f"{phases.loops} loops one after the other; every schedule"
     else:
         yield "1 loop; every schedule"
+
+
+def reentry_text(phases: Phases, reentry: Reentry) -> str:
+    """Both ends: "the mean over rows %5 (bn.py:12) is subtracted from rows: sub %9 (bn.py:14)"."""
+    graph = phases.whole
+    made = [statistic_text(phases, n) for n in sorted(phases.sums_behind(reentry.value))]
+    use, value = _use(graph, reentry)
+    is_are = "is" if len(made) == 1 else "are"
+    verb = _VERBS.get((use.kind, use.operands.index(value)), "read row by row")
+    return f"{' and '.join(made)} {is_are} {verb}: {described(use)}"
+
+
+_VERBS = {
+    ("add", 0): "added to rows",
+    ("add", 1): "added to rows",
+    ("add_any", 0): "added to rows",
+    ("add_any", 1): "added to rows",
+    ("sub", 1): "subtracted from rows",
+    ("mul", 0): "multiplied with rows",
+    ("mul", 1): "multiplied with rows",
+    ("div", 1): "what rows are divided by",
+    ("dot_general", 0): "multiplied with rows",
+    ("dot_general", 1): "multiplied with rows",
+}
+
+
+def statistic_text(phases: Phases, name: str) -> str:
+    """A result that combines rows: "the mean over rows %5: f32[8] (bn.py:12)"."""
+    graph = phases.whole
+    op = graph.ops[phases.makers[name]]
+    line = f" ({op.origin.line})" if op.origin.line else ""
+    combiner = phases.sums[name].combiner
+    word = "mean" if combiner == "sum" and _is_divided(graph, name) else combiner
+    return f"the {word} over rows {graph.values[name]}{line}"
+
+
+def _is_divided(graph: Graph, name: str) -> bool:
+    """True if a sum is only divided by a constant."""
+    readers = [graph.ops[i] for i in readers_of(graph).get(name, ())]
+    return bool(readers) and all(
+        op.kind == "div" and op.operands[0] == name and not isinstance(op.operands[1], str)
+        for op in readers
+    )
+
+
+def _use(graph: Graph, reentry: Reentry) -> tuple[Op, str]:
+    """The op at which a value that is spread over the rows meets them, and what it reads."""
+    readers, op, value = readers_of(graph), graph.ops[reentry.op], reentry.value
+    while op.kind in MOVING or op.kind == "convert_element_type":
+        following = readers.get(op.results[0].name, [])
+        if not following:
+            break
+        op, value = graph.ops[following[0]], op.results[0].name
+    return op, value
+
+
+def reentry_faults(phases: Phases) -> Iterator[Fault]:
+    """Faults of re-entries that no order of loops makes exact, those of forward passes first."""
+    forward = [r for r in phases.reentries if phases.graph.ops[r.op].origin.region == "forward"]
+    why = Why.STATISTIC if _reaches_gradients(phases) else Why.METRIC
+    for reentry in forward:
+        yield Fault(why, reentry_text(phases, reentry))
+    for text in dict.fromkeys(reentry_text(phases, r) for r in phases.reentries if not forward):
+        yield Fault(Why.DEEP, f"{text}; {phases.loops} passes over the microbatches in all")
+
+
+def _reaches_gradients(phases: Phases) -> bool:
+    """True if a backward op waits for a sum over the batch within a loop."""
+    return any(
+        phase and phases.runs_in_loop(i) and phases.graph.ops[i].origin.region == "backward"
+        for i, phase in enumerate(phases.phases)
+    )

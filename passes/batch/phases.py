@@ -1,22 +1,37 @@
-"""How often each op runs, and after how many passes over the microbatches its operands are known.
+"""Phase analysis: in which pass over the microbatches each op can run, and in which it does.
 
-The phase of an input is 0; a result that combines rows of the batch has one more than the op that
-makes it; any other result has the largest of its op's operands. Ops of phase k run in loop k, or
-once after loop k - 1.
+    phase(input) = 0
+    phase(op)    = max over its operands
+    phase(sum over rows) = 1 + phase(op that makes it)
+
+Ops of phase k run in loop k, or once after loop k - 1. A masked mean, loss = sum(l * mask) / b with
+b = sum(mask):
+
+    phase 0    l * mask, a = sum(l * mask), b = sum(mask)
+    phase 1    ct = 1 / b, and with it the whole backward pass: N = 2
+
+b holds no parameter, so R1 takes it over the whole batch first: ct has phase 0, and N = 1.
+
+    1. `analyze_phases`    the phase and the fact of every value, and the sums that loops read
+    2. `hoist_sums`        R1, repeated until no such sum is left
+    3. `place_ops`         the loops of every op, accumulators, and values that cross loops
+    4. `find_rescales`     R2
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from autopar.ir.batching import Rows, When
+from autopar.ir.batching import FREE, Accumulator, Hoist, Moment, Rescale, Rows, When
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.values import Input, Literal, Role, Value
-from autopar.passes.batch.along import is_opaque
-from autopar.passes.batch.facts import SAME, Fact, Share, Why, described, literal_fact
-from autopar.passes.batch.spread import Spread
+from autopar.passes.batch.dim_propagation import is_opaque
+from autopar.passes.batch.lattice import REPLICATED, Fact, Share, literal_fact
+from autopar.passes.batch.refuse import Why, described
+from autopar.passes.batch.transfer import TransferFunctions
 
 
 @dataclass(frozen=True)
@@ -30,7 +45,7 @@ class State:
 
 @dataclass(frozen=True)
 class Reentry:
-    """A value of the whole batch that an op reads in a loop."""
+    """A re-entry: a completed value of the whole batch that an op reads in a loop."""
 
     value: str
     op: int
@@ -38,7 +53,7 @@ class Reentry:
 
 @dataclass(frozen=True)
 class Phases:
-    """When every op can run at the earliest; `sums` are the results that combine rows."""
+    """The earliest loop of every op; `sums` are the results that combine rows."""
 
     whole: Graph
     graph: Graph  # of a microbatch, its ops those of the whole
@@ -51,7 +66,7 @@ class Phases:
 
     @cached_property
     def loops(self) -> int:
-        """How often the microbatches must be gone through."""
+        """N, the number of passes over the microbatches."""
         looping = (p for i, p in enumerate(self.phases) if self.runs_in_loop(i))
         return 1 + max(looping, default=0)
 
@@ -61,11 +76,11 @@ class Phases:
         return {v.name: i for i, op in enumerate(self.graph.ops) for v in op.results}
 
     def runs_in_loop(self, op: int) -> bool:
-        """Whether a live op runs for each microbatch."""
+        """True if an op is live and runs for each microbatch."""
         return op in self.live and self.whens[op] is When.LOOP
 
     def is_between_passes(self, reentry: Reentry) -> bool:
-        """Whether forward ops alone make a statistic, and others read it."""
+        """True if forward ops alone make a statistic, and others read it (R3)."""
         makers = {self._region(self.makers[n]) for n in self.sums_behind(reentry.value)}
         return makers == {"forward"} and self._region(reentry.op) != "forward"
 
@@ -88,10 +103,10 @@ class Phases:
         return frozenset(found)
 
 
-def read_phases(spread: Spread, known: Collection[str] = ()) -> Phases:
+def analyze_phases(transfer: TransferFunctions, known: Collection[str] = ()) -> Phases:
     """The phases of a step in which the values `known` are there from the start."""
-    reader = _Reader(spread, frozenset(known))
-    part, whole = spread.graphs.part, spread.graphs.whole
+    reader = _Reader(transfer, frozenset(known))
+    part, whole = transfer.graphs.part, transfer.graphs.whole
     live = live_ops(part, known)
     for i, (one, own) in enumerate(zip(whole.ops, part.ops, strict=True)):
         reader.read(i, one, own, is_live=i in live)
@@ -121,7 +136,7 @@ def live_ops(graph: Graph, known: Collection[str] = ()) -> frozenset[int]:
 
 @dataclass
 class _Reader:
-    spread: Spread
+    transfer: TransferFunctions
     known: frozenset[str]
     whens: list[When] = field(default_factory=list[When])
     phases: list[int] = field(default_factory=list[int])
@@ -130,65 +145,65 @@ class _Reader:
     reentries: list[Reentry] = field(default_factory=list[Reentry])
 
     def __post_init__(self) -> None:
-        graphs = self.spread.graphs
+        graphs = self.transfer.graphs
         given = {i.value.name: i.value for i in graphs.whole.inputs}
         for i in graphs.part.inputs:
             name = i.value.name
             if name == graphs.index:
-                self.states[name] = State(Fact(Share.OWN), 0, When.LOOP)
+                self.states[name] = State(Fact(Share.LOCAL), 0, When.LOOP)
             else:
                 self.states[name] = self._input(given[name], i.value)
 
     def _input(self, whole: Value, part: Value) -> State:
-        dim = self.spread.rows_dim(whole, part)
+        dim = self.transfer.rows_dim(whole, part)
         if dim is None:
-            return State(SAME)
-        items = self.spread.cut.items_per_row(whole, part, dim)
-        return State(Fact(Share.ROWS, Rows(dim, 1, max(items, 1))), 0, When.LOOP)
+            return State(REPLICATED)
+        items = self.transfer.cut.items_per_row(whole, part, dim)
+        return State(Fact(Share.SHARDED, Rows(dim, 1, max(items, 1))), 0, When.LOOP)
 
     def read(self, place: int, whole: Op, part: Op, *, is_live: bool) -> None:
         """Take in one op of the two traces."""
         found = [self.states[n] for n in part.value_operands()]
-        loops = _goes_on(found, part) or self.spread.touches_rows(whole, part)
-        phase = max((_known_at(s, loops) for s in found), default=0)
-        scopes = self.spread.graphs.whole, self.spread.graphs.part
+        loops = _stays_in_loop(found, part) or self.transfer.touches_rows(whole, part)
+        phase = max((_phase_of_reader(s, loops) for s in found), default=0)
+        scopes = self.transfer.graphs.whole, self.transfer.graphs.part
         if loops:
             given = tuple(self._in_loop(o) for o in part.operands)
-            facts = self.spread.op(whole, part, given, scopes)
+            facts = self.transfer.op(whole, part, given, scopes)
             if is_live:
                 self._note_reentries(place, part)
                 self._note_calls(whole)
         else:
             given = tuple(self._outside(o) for o in part.operands)
-            facts = () if whole.graphs else self.spread.op(whole, part, given, scopes)
-            facts = tuple(facts) or (SAME,) * len(part.results)
+            facts = () if whole.graphs else self.transfer.op(whole, part, given, scopes)
+            facts = tuple(facts) or (REPLICATED,) * len(part.results)
         self.whens.append(When.LOOP if loops else When.ONCE if phase else When.FREE)
         self.phases.append(phase)
         for value, fact in zip(part.results, facts, strict=True):
             self.states[value.name] = self._result(value.name, fact, phase, loops=loops)
 
     def _result(self, name: str, fact: Fact, phase: int, *, loops: bool) -> State:
-        if fact.share is Share.PART:
+        if fact.share is Share.PARTIAL:
             self.sums[name] = fact
             if name not in self.known:
-                return State(SAME, phase + 1, When.ONCE)
+                return State(REPLICATED, phase + 1, When.ONCE)
         if name in self.known:
-            return State(SAME)
+            return State(REPLICATED)
         return State(fact, phase, When.LOOP if loops else When.ONCE if phase else When.FREE)
 
     def _in_loop(self, operand: Operand) -> Fact:
-        """What an op in a loop sees of an operand: what is complete is the same everywhere."""
+        """The fact of an operand as an op in a loop sees it: a completed value is replicated."""
         if isinstance(operand, Literal):
             return literal_fact(operand)
         state = self.states[operand]
         if state.when is not When.ONCE:
             return state.fact
-        value = self.spread.graphs.part.values[operand]
+        value = self.transfer.graphs.part.values[operand]
         is_scalar = not value.shape and value.is_floating
         return Fact(multiple_of=frozenset([operand] if is_scalar else ()))
 
     def _outside(self, operand: Operand) -> Fact:
-        """What an op outside of loops sees of an operand."""
+        """The fact of an operand as an op outside of loops sees it."""
         if isinstance(operand, Literal):
             return literal_fact(operand)
         return Fact(zero=self.states[operand].fact.zero)
@@ -196,7 +211,7 @@ class _Reader:
     def _note_calls(self, op: Op) -> None:
         for call in filter(is_opaque, op.host_calls):
             text = f"{described(call)} is called in the loop over microbatches"
-            self.spread.fault(Why.CALLED, text)
+            self.transfer.fault(Why.CALLED, text)
 
     def _note_reentries(self, place: int, part: Op) -> None:
         for name in dict.fromkeys(part.value_operands()):
@@ -205,49 +220,242 @@ class _Reader:
                 self.reentries.append(Reentry(name, place))
 
 
-def _goes_on(found: Sequence[State], part: Op) -> bool:
-    """Whether an op that reads these runs in the loop that makes them.
+def _stays_in_loop(found: Sequence[State], part: Op) -> bool:
+    """True if an op that reads these runs in the loop that makes them.
 
-    What a loop leaves as it is, such as a weight that passed the barrier of a recomputation, is
-    read on within it, unless something is read as well that is complete only later.
+    A value that a loop leaves as it is, such as a weight that passed the fence of a remat, is
+    read on within it, unless the op also reads a value that is complete only later.
     """
-    if any(s.fact.is_own for s in found):
+    if any(s.fact.differs for s in found):
         return True
     left = [s.phase for s in found if s.when is When.LOOP]
     complete = max((s.phase for s in found if s.when is When.ONCE), default=0)
     return bool(left and part.results) and max(left) >= complete
 
 
-def _known_at(state: State, loops: bool) -> int:
-    """The phase of an op that reads this: what a loop leaves as it is, is there when it ends."""
+def _phase_of_reader(state: State, loops: bool) -> int:
+    """The phase of an op that reads this; after the loop, if the op is outside of it."""
     left = state.when is When.LOOP and not loops
     return state.phase + 1 if left else state.phase
 
 
-def bare_values(graph: Graph, whole: Graph, known: Collection[str]) -> frozenset[str]:
+def parameter_free_values(graph: Graph, whole: Graph, known: Collection[str]) -> frozenset[str]:
     """Values made of the batch alone, or of keys and counters: no parameter is in them.
 
     A closed-over matrix in floating point counts as a parameter.
     """
     given = {i.value.name: i.value for i in whole.inputs}
-    bare = {n.value.name for n in graph.inputs if _is_bare(n, given.get(n.value.name))}
-    bare.update(known)
+    parameter_free = {
+        n.value.name for n in graph.inputs if _is_parameter_free(n, given.get(n.value.name))
+    }
+    parameter_free.update(known)
     for op in graph.ops:
-        bare.update(_bare_results(op, bare))
-    return frozenset(bare)
+        parameter_free.update(_parameter_free_results(op, parameter_free))
+    return frozenset(parameter_free)
 
 
-def _is_bare(item: Input, whole: Value | None) -> bool:
+def _is_parameter_free(item: Input, whole: Value | None) -> bool:
     value = item.value
     if whole is None or whole.shape != value.shape or not value.is_floating:
         return True
     return item.role is not Role.STATE and len(value.shape) <= 1
 
 
-def _bare_results(op: Op, bare: Collection[str]) -> Iterator[str]:
+def _parameter_free_results(op: Op, parameter_free: Collection[str]) -> Iterator[str]:
     if op.kind == "optimization_barrier":
         for operand, value in zip(op.operands, op.results, strict=True):
-            if isinstance(operand, Literal) or operand in bare:
+            if isinstance(operand, Literal) or operand in parameter_free:
                 yield value.name
-    elif not op.host_calls and all(n in bare for n in op.value_operands()):
+    elif not op.host_calls and all(n in parameter_free for n in op.value_operands()):
         yield from (v.name for v in op.results)
+
+
+# -- R1: sums over the whole batch before the loop -------------------------------------------
+
+
+def hoist_sums(transfer: TransferFunctions) -> tuple[Phases, tuple[str, ...]]:
+    """Analyse phases, hoisting sums until none is left to hoist; gives back the hoisted values.
+
+    A re-entry is hoisted if no parameter is in the sums that it is made of: a mask's count, a
+    number of tokens, the mean of the inputs.
+    """
+    known: tuple[str, ...] = ()
+    while True:
+        phases = analyze_phases(transfer, known)
+        parameter_free = parameter_free_values(phases.graph, transfer.graphs.whole, known)
+        found = _hoistable_sums(phases, parameter_free)
+        if not found:
+            return phases, known
+        order = phases.makers
+        known = tuple(sorted({*known, *found}, key=lambda name: (order[name], name)))
+
+
+def _hoistable_sums(phases: Phases, parameter_free: Collection[str]) -> frozenset[str]:
+    found: set[str] = set()
+    for value in dict.fromkeys(r.value for r in phases.reentries):
+        sums = phases.sums_behind(value)
+        if sums and all(name in parameter_free for name in sums):
+            found |= sums
+    return frozenset(found)
+
+
+def hoist_graph(whole: Graph, values: tuple[str, ...]) -> Hoist | None:
+    """The ops of the whole batch's step that make these values; None where there are none."""
+    if not values:
+        return None
+    needed, ops = set(values), list[int]()
+    for i in range(len(whole.ops) - 1, -1, -1):
+        op = whole.ops[i]
+        if any(v.name in needed for v in op.results):
+            ops.append(i)
+            needed.update(op.value_operands())
+    ops.reverse()
+    inputs = tuple(i for i in whole.inputs if i.value.name in needed)
+    graph = Graph(f"{whole.name}_hoist", inputs, tuple(whole.ops[i] for i in ops), values)
+    return Hoist(graph, values, tuple(ops))
+
+
+# -- loops of ops, accumulators, and values that cross loops ---------------------------------
+
+
+# Sums in these are rounded at each addition, so they are added up in f32.
+_NARROW = ("bf16", "f16")
+_ONCE = -1  # stands among the loops that read a value for the ops that run once
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Moments of all ops, accumulators, and what a later loop reads of each microbatch."""
+
+    moments: tuple[Moment, ...]
+    accumulators: tuple[Accumulator, ...]
+    crossing: tuple[str, ...]
+
+
+def place_ops(phases: Phases, parameter_free: Collection[str]) -> Placement:
+    """Place every op in the loop of its readers, and in several loops if it is cheap.
+
+    Ops are met in reverse, so that each knows the loops of its readers. An op that must run in one
+    loop but is read in a later one has values that cross: R6 does not hold.
+    """
+    graph = phases.graph
+    cheap = _cheap_ops(phases, parameter_free)
+    wanted: dict[str, set[int]] = defaultdict(set)
+    moments: list[Moment] = [FREE] * len(graph.ops)
+    crossing: list[str] = []
+    for i in range(len(graph.ops) - 1, -1, -1):
+        op, phase = graph.ops[i], phases.phases[i]
+        if phases.whens[i] is When.ONCE:
+            moments[i] = Moment(When.ONCE, (phase - 1,))
+            if i in phases.live:
+                for name in op.value_operands():
+                    wanted[name].add(_ONCE)
+        if phases.whens[i] is not When.LOOP:
+            continue
+        readers = set[int]().union(*(wanted[v.name] for v in op.results))
+        loops = sorted(_own_loops(phases, i, readers))
+        if len(loops) > 1 and i not in cheap:
+            crossing += [v.name for v in op.results if _crosses(phases, v, wanted[v.name], loops)]
+            loops = loops[:1]
+        moments[i] = Moment(When.LOOP, tuple(loops))
+        if i in phases.live:
+            for name in op.value_operands():
+                wanted[name].update(loops)
+    accumulators = tuple(_accumulators(phases, moments, wanted))
+    return Placement(tuple(moments), accumulators, tuple(crossing))
+
+
+def _own_loops(phases: Phases, op: int, readers: Collection[int]) -> set[int]:
+    """The loops that an op must run in: those that read it, and the one that adds it up."""
+    results = phases.graph.ops[op].results
+    added = [v.name in phases.sums for v in results]
+    alone = bool(added) and all(added)
+    loops = {k for k in readers if k != _ONCE and not alone}
+    if any(added) or _ONCE in readers or not loops:
+        loops.add(min(phases.phases[op], phases.loops - 1))
+    return loops
+
+
+def _crosses(phases: Phases, value: Value, readers: Collection[int], loops: list[int]) -> bool:
+    """True if a later loop reads a value that an earlier one left for each microbatch."""
+    own = phases.states[value.name].fact.differs and value.name not in phases.sums
+    return own and any(k > loops[0] for k in readers)
+
+
+def _cheap_ops(phases: Phases, parameter_free: Collection[str]) -> frozenset[int]:
+    """Ops that any loop may run again: no parameter is in them, or nothing of the batch."""
+    cheap: set[int] = set()
+    costly = set[str]()
+    for i, op in enumerate(phases.graph.ops):
+        if phases.whens[i] is not When.LOOP:
+            continue
+        operands = op.value_operands()
+        is_source = not any(phases.states[n].fact.differs for n in operands)
+        is_bare = all(v.name in parameter_free for v in op.results)
+        if (is_source or is_bare) and costly.isdisjoint(operands) and not op.graphs:
+            cheap.add(i)
+        else:
+            costly.update(v.name for v in op.results if phases.states[v.name].fact.differs)
+    return frozenset(cheap)
+
+
+def _accumulators(
+    phases: Phases, moments: list[Moment], wanted: Mapping[str, Collection[int]]
+) -> Iterator[Accumulator]:
+    """Results that are read after the loop that makes them."""
+    graph = phases.graph
+    returned = {o for o in graph.outputs if isinstance(o, str)}
+    for i in filter(phases.runs_in_loop, sorted(phases.live)):
+        loops = moments[i].loops
+        for value in graph.ops[i].results:
+            readers, total = wanted.get(value.name, ()), phases.sums.get(value.name)
+            if total is not None and (readers or value.name in returned):
+                held = _held_in(value, total.combiner)
+                yield Accumulator(value.name, phases.phases[i], total.combiner, held)
+            elif total is None and phases.states[value.name].fact.share is Share.REPLICATED:
+                if value.name in returned or any(k not in loops for k in readers):
+                    yield Accumulator(value.name, loops[0], "same")
+
+
+def _held_in(value: Value, combiner: str) -> str:
+    return "f32" if combiner in ("sum", "mul") and value.dtype in _NARROW else ""
+
+
+def readers_of(graph: Graph) -> dict[str, list[int]]:
+    """Value name -> the ops that read it, in order."""
+    readers: dict[str, list[int]] = defaultdict(list)
+    for i, op in enumerate(graph.ops):
+        for name in dict.fromkeys(op.value_operands()):
+            readers[name].append(i)
+    return readers
+
+
+# -- R2: sums that only scale accumulators ---------------------------------------------------
+
+
+def find_rescales(
+    transfer: TransferFunctions,
+    phases: Phases,
+    known: tuple[str, ...],
+    accumulators: tuple[Accumulator, ...],
+) -> tuple[Rescale, ...]:
+    """The rewritings that save loops: the derivative of the log of a mean, a loss's own scale.
+
+    A scalar qualifies where every accumulator that it reaches is its multiple, and no value that
+    the loops hand out by rows or as they are depends on it.
+    """
+    handed = set(phases.graph.outputs)
+    scalars = dict.fromkeys(r.value for r in phases.reentries)
+    sums = {a.value: phases.sums[a.value] for a in accumulators if a.value in phases.sums}
+    others = [phases.states[a.value].fact for a in accumulators if a.value not in phases.sums]
+    others += [phases.states[o].fact for o in handed if isinstance(o, str) and o not in sums]
+    found: list[Rescale] = []
+    for scalar in scalars:
+        reached = tuple(name for name, fact in sums.items() if scalar in fact.scalars)
+        clean = all(scalar in sums[name].multiple_of for name in reached)
+        if reached and clean and not any(scalar in f.scalars for f in others):
+            found.append(Rescale(scalar, reached))
+    if not found:
+        return ()
+    saved = analyze_phases(transfer, (*known, *(r.value for r in found)))
+    return tuple(found) if saved.loops < phases.loops else ()

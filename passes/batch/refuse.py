@@ -1,15 +1,58 @@
-"""What is said of a step that cannot be cut into microbatches exactly, and what would help."""
+"""Refusals of steps that cannot be cut into microbatches exactly: reasons and remedies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
 
 from autopar.errors import BatchError, BatchStatisticError, RowsError, listing
-from autopar.ir.graph import Graph, Op
-from autopar.passes.batch.facts import Fault, Why, described
-from autopar.passes.batch.linear import MOVING
-from autopar.passes.batch.loops import reading_graph
-from autopar.passes.batch.phases import Phases, Reentry
+from autopar.ir.graph import Op
+
+_LINE = re.compile(r"\(([^()]+:\d+)\)")
+
+
+class Why(Enum):
+    """Reasons against cutting a step, each with one remedy; E1 to E12 number the errors."""
+
+    # Rows: the aligned traces and the rows through each op.
+    AXIS = "axis"  # E1: no batch axis, or an ambiguous one
+    STRUCTURE = "structure"  # E2: the program depends on how many rows there are
+    CONSTANT = "constant"  # E3: a number of rows is used as an index or an option
+    COUPLED = "coupled"  # E5: an op mixes rows
+    TWICE = "twice"  # E7: a value holds the rows in two dims
+    OPAQUE = "opaque"  # E8: code that cannot be seen into
+    RANDOM = "random"  # E9: random bits of which no rows can be had alone
+    CALLED = "called"  # E10: Python that must be called once a step
+    # Phases: sums over the batch that other ops wait for.
+    BARRIER = "barrier"  # E4: needs all forwards before all backwards
+    STATISTIC = "statistic"  # E6: BatchNorm and its like
+    LOOPED = "looped"  # E11: a statistic is used inside the loop's body that makes it
+    METRIC = "metric"  # E11: a statistic of a statistic, of which no gradient is taken
+    DEEP = "deep"  # E11: too many statistics, one after the other
+    NOTHING = "nothing"  # E12: nothing depends on the batch
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A reason against cutting the step, as a sentence that names value and line."""
+
+    why: Why
+    text: str
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The user's lines that the sentence names, in order."""
+        return tuple(dict.fromkeys(_LINE.findall(self.text)))
+
+
+def described(op: Op, place: int = 0) -> str:
+    """A result of an op with its type and the user's line: "add %3: f32[8,4] (train.py:8)"."""
+    value = f" {op.results[place]}" if op.results else ""
+    line = f" ({op.origin.line})" if op.origin.line else ""
+    return f"{op.kind}{value}{line}"
+
 
 ALWAYS = "microbatches=1 is always exact."
 _SHOWN = 4
@@ -108,76 +151,4 @@ def refused(name: str, faults: Sequence[Fault]) -> BatchError:
             [*shown, *more],
             f"{remedy} {ALWAYS}",
         )
-    )
-
-
-def reentry_text(phases: Phases, reentry: Reentry) -> str:
-    """Both ends: "the mean over rows %5 (bn.py:12) is subtracted from rows: sub %9 (bn.py:14)"."""
-    graph = phases.whole
-    made = [statistic_text(phases, n) for n in sorted(phases.sums_behind(reentry.value))]
-    use, value = _use(graph, reentry)
-    is_are = "is" if len(made) == 1 else "are"
-    verb = _VERBS.get((use.kind, use.operands.index(value)), "read row by row")
-    return f"{' and '.join(made)} {is_are} {verb}: {described(use)}"
-
-
-_VERBS = {
-    ("add", 0): "added to rows",
-    ("add", 1): "added to rows",
-    ("add_any", 0): "added to rows",
-    ("add_any", 1): "added to rows",
-    ("sub", 1): "subtracted from rows",
-    ("mul", 0): "multiplied with rows",
-    ("mul", 1): "multiplied with rows",
-    ("div", 1): "what rows are divided by",
-    ("dot_general", 0): "multiplied with rows",
-    ("dot_general", 1): "multiplied with rows",
-}
-
-
-def statistic_text(phases: Phases, name: str) -> str:
-    """A result that combines rows: "the mean over rows %5: f32[8] (bn.py:12)"."""
-    graph = phases.whole
-    op = graph.ops[phases.makers[name]]
-    line = f" ({op.origin.line})" if op.origin.line else ""
-    combiner = phases.sums[name].combiner
-    word = "mean" if combiner == "sum" and _is_divided(graph, name) else combiner
-    return f"the {word} over rows {graph.values[name]}{line}"
-
-
-def _is_divided(graph: Graph, name: str) -> bool:
-    """Whether all that becomes of a sum is its division by a constant."""
-    readers = [graph.ops[i] for i in reading_graph(graph).get(name, ())]
-    return bool(readers) and all(
-        op.kind == "div" and op.operands[0] == name and not isinstance(op.operands[1], str)
-        for op in readers
-    )
-
-
-def _use(graph: Graph, reentry: Reentry) -> tuple[Op, str]:
-    """The op at which a value that is spread over the rows meets them, and what it reads."""
-    readers, op, value = reading_graph(graph), graph.ops[reentry.op], reentry.value
-    while op.kind in MOVING or op.kind == "convert_element_type":
-        following = readers.get(op.results[0].name, [])
-        if not following:
-            break
-        op, value = graph.ops[following[0]], op.results[0].name
-    return op, value
-
-
-def reentry_faults(phases: Phases) -> Iterator[Fault]:
-    """Every re-entry that no order of loops makes exact, statistics of forward passes first."""
-    forward = [r for r in phases.reentries if phases.graph.ops[r.op].origin.region == "forward"]
-    why = Why.STATISTIC if _reaches_gradients(phases) else Why.METRIC
-    for reentry in forward:
-        yield Fault(why, reentry_text(phases, reentry))
-    for text in dict.fromkeys(reentry_text(phases, r) for r in phases.reentries if not forward):
-        yield Fault(Why.DEEP, f"{text}; {phases.loops} passes over the microbatches in all")
-
-
-def _reaches_gradients(phases: Phases) -> bool:
-    """Whether a backward op waits for a sum over the batch within a loop."""
-    return any(
-        phase and phases.runs_in_loop(i) and phases.graph.ops[i].origin.region == "backward"
-        for i, phase in enumerate(phases.phases)
     )

@@ -1,4 +1,4 @@
-"""What a layering pass is: a batched step in, its forward ops in consecutive layers out."""
+"""The slot of the layer pass: from a batched step to layers, consecutive runs of forward ops."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from autopar.ir.batching import Batching
 from autopar.ir.layers import LayerSequence
 from autopar.passes.base import Setting
 from autopar.passes.layer.base import AbstractLayering
-from autopar.passes.layer.forward import forward_of
+from autopar.passes.layer.forward_pass import forward_of
 from autopar.passes.layer.sequence import layers_from
 from autopar.passes.layer.single import Single
 

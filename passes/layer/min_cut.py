@@ -1,8 +1,14 @@
-"""Cuts the forward pass where little crosses, into layers of even work (Alpa, OSDI 2022, §5.2).
+"""Layers of even work, cut where little crosses (Alpa, OSDI 2022, section 5.2).
 
-Repeated blocks are layers by themselves where nothing else is asked for. Else a dynamic program
-over the places where a cut is cheap: the largest cut is as small as it can be, and among such
-cuts the work is as even as it can be.
+Repeated blocks are layers by themselves if nothing else is asked for. Else a dynamic program over
+the places where a cut is cheap, in two passes over [i, j], the ops between cuts i and j:
+
+    B(n, j) = min over i of max(B(n-1, i), cost(j))     for work(i, j) <= (1 + balance) mean
+    S(n, j) = min over i of S(n-1, i) + work(i, j)^2    and cost(j) <= B(count, end)
+
+So the largest cut is as small as it can be, and among such cuts the work is as even as it can be.
+Ops stay in the order of the trace, which is topological, so that a cut is a place in it: no graph
+is sorted, no dominator and no min cut is looked for, and networkx has nothing to do here.
 """
 
 from __future__ import annotations
@@ -19,8 +25,8 @@ from autopar.ir.layers import LayerSequence
 from autopar.ir.values import Role
 from autopar.passes.base import Setting
 from autopar.passes.layer.base import AbstractLayering
-from autopar.passes.layer.forward import Forward, Ints, forward_of
-from autopar.passes.layer.repeat import Repeat, find_repeats
+from autopar.passes.layer.forward_pass import Forward, Ints, forward_of
+from autopar.passes.layer.repeated_blocks import Repeat, find_repeats
 from autopar.passes.layer.sequence import layers_from
 from autopar.passes.layer.single import Single
 
@@ -36,7 +42,7 @@ _MOST_LAYERS, _HEAVY_SHARE = 12, 0.02
 
 @dataclass(frozen=True)
 class MinCut(AbstractLayering):
-    """So many layers, or as many as the model's structure suggests.
+    """Cuts so many layers, or as many as the model's structure suggests.
 
     No layer has more FLOPs than (1 + balance) times the mean, if any cuts allow that.
     """
@@ -57,7 +63,7 @@ class MinCut(AbstractLayering):
         return layers_from(given, forward, self._starts(forward, count, blocks))
 
     def _starts(self, forward: Forward, count: int, blocks: Sequence[int]) -> list[int]:
-        """Where the layers begin: between repeated blocks if these make layers even enough."""
+        """The first ops of layers: between repeated blocks if these make layers even enough."""
         places = blocks[1:]
         limit = (1 + self.balance) * forward.flops.sum() / count
         if len(blocks) < count or _least_largest(_segments(forward.flops, places), count) > limit:
@@ -70,7 +76,7 @@ class MinCut(AbstractLayering):
 
 
 def _blocks(forward: Forward, repeats: Sequence[Repeat]) -> list[int]:
-    """Where blocks begin: the repeated ones, and the stretches around them that are large."""
+    """The first ops of blocks: the repeated ones, and the stretches around them that are large."""
     if not repeats:
         return [0]
     inner = [bound for repeat in repeats for bound in repeat.bounds]
@@ -106,7 +112,7 @@ class _Weights:
         self._forward, self._state = forward, state
 
     def of(self, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """FLOPs, bytes."""
+        """The FLOPs and bytes of a stretch."""
         ops = (self._forward.graph.ops[i] for i in self._forward.positions[start:stop])
         read = dict.fromkeys(n for op in ops for n in op.value_operands())
         nbytes = sum(self._state.get(n, 0) for n in read)
@@ -145,7 +151,9 @@ def cheapest_cuts(
     work = _segments(flops, places)
     allowed = work <= max((1 + balance) * flops.sum() / count, _least_largest(work, count))
     cost = np.array([*crossing[np.array(places, dtype=np.int64) - 1], 0], dtype=np.float64)
+    # 1. The least largest cut.
     bottleneck, _ = _best(np.where(allowed, cost[None, :], np.inf), count, np.maximum)
+    # 2. Among cuts no larger, the least sum of squares.
     mean = max(1.0, work[0, -1] / count)
     squares = np.where(allowed & (cost[None, :] <= bottleneck), (work / mean) ** 2, np.inf)
     _, chosen = _best(squares, count, np.add)

@@ -1,4 +1,4 @@
-"""Makes a layer sequence of where the layers begin: work, bytes, names, homes, equal layers."""
+"""Layer sequences, made of the first ops of layers: work, bytes, names, homes, equal layers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from itertools import pairwise, takewhile
 from autopar.ir.batching import Batching
 from autopar.ir.graph import Op
 from autopar.ir.layers import Layer, LayerSequence
-from autopar.passes.layer.alike import with_classes
-from autopar.passes.layer.forward import Forward
-from autopar.passes.layer.homes import homes, input_homes
+from autopar.passes.layer.forward_pass import Forward
+from autopar.passes.layer.isomorphism import find_classes
+from autopar.passes.layer.layer_assignment import assign_inputs, assign_layers
 
 Path = tuple[str, ...]
 
@@ -25,9 +25,9 @@ def layers_from(batching: Batching, forward: Forward, starts: Sequence[int]) -> 
         Layer(first, last, int(forward.flops[a:b].sum()), int(forward.crossing[b - 1]), name)
         for first, last, (a, b), name in zip(firsts, ends, bounds, names, strict=True)
     )
-    found = homes(batching, layers)
-    sequence = LayerSequence(batching.graph, layers, found, input_homes(batching, found))
-    return with_classes(sequence)
+    found = assign_layers(batching, layers)
+    sequence = LayerSequence(batching.graph, layers, found, assign_inputs(batching, found))
+    return find_classes(sequence)
 
 
 # -- names -------------------------------------------------------------------------------------

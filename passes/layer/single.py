@@ -1,4 +1,4 @@
-"""All ops in one layer: what a plan without pipeline stages needs."""
+"""A single layer of all ops, for plans without pipeline stages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autopar.passes.layer.base import AbstractLayering
 
 @dataclass(frozen=True)
 class Single(AbstractLayering):
-    """One layer."""
+    """Puts all ops in one layer."""
 
     name: ClassVar[str] = "single"
 

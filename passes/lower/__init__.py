@@ -1,1 +1,1 @@
-"""Decides; pure."""
+"""The lower pass: writes the program of every submesh and proves that it cannot deadlock."""

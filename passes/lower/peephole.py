@@ -54,7 +54,7 @@ def move_once(
     mesh: MeshShape,
     resharder: Resharder,
 ) -> list[Instruction]:
-    """What is moved only to be moved on, to no larger a piece, goes there at once."""
+    """Join two moves of one value into one, if the second makes no larger a piece."""
     uses = _uses(steps, outputs)
     first = {s.result: at for at, s in enumerate(steps) if isinstance(s, Move)}
     kept: list[Instruction | None] = list(steps)
@@ -76,7 +76,7 @@ def move_once(
 def scattered(route: Route) -> Route:
     """A route in which an all-reduce that is sliced at once is a reduce-scatter, as to XLA.
 
-    It takes no longer than the pair that was chosen.
+    It takes no longer than the pair that was choose_maker.
     """
     steps: list[MoveStep] = []
     moved: list[Collective] = []
@@ -96,7 +96,7 @@ def scattered(route: Route) -> Route:
 
 
 def _slice_all(axes: tuple[str, ...], slices: Sequence[MoveStep]) -> bool:
-    """Whether steps slice one dim by these axes, in their order."""
+    """True if the steps slice one dim by these axes, in their order."""
     sliced = tuple(a for s in slices for a in s.axes)
     return all(s.kind == "slice" and s.dim == slices[0].dim for s in slices) and sliced == axes
 
@@ -119,7 +119,7 @@ def _read(step: Instruction) -> Iterator[str]:
 
 
 def _alike(run: Run, moves: dict[str, Move], uses: Counter[str | None]) -> bool:
-    """Whether both operands are combined in the same way, for this sum alone."""
+    """True if both operands are combined in the same way, for this sum alone."""
     found = [moves[name] for name in run.operands if name in moves and uses[name] == 1]
     if len(found) != 2:
         return False
@@ -146,7 +146,7 @@ def _combined(run: Run, moves: dict[str, Move]) -> tuple[Run, Move]:
 
 
 def _goes_on(earlier: Move, step: Move, mesh: MeshShape) -> bool:
-    """Whether two moves of one value may be one, where the first is."""
+    """True if two moves of one value may be one, in place of the first."""
     shape = earlier.value.shape
     sizes = [math.prod(m.after.shard_shape(shape, mesh)) for m in (earlier, step)]
     return earlier.combiner == step.combiner == "sum" and sizes[1] <= sizes[0]

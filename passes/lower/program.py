@@ -1,4 +1,11 @@
-"""The parts of a step become one list of instructions for all submeshes."""
+"""Lower the parts of a step to one list of instructions for all submeshes.
+
+0 run  F0.0                      Tasks are in the order in which they would start if each took
+1 send a.0 mesh0 -> mesh1        one slot; a value is sent right after the run that makes it,
+2 run  F0.1                      and freed after its last use. As one list orders both ends of
+3 send a.1 mesh0 -> mesh1        every send, whoever walks it in order cannot wait in a circle.
+4 run  F1.0 ...
+"""
 
 from __future__ import annotations
 
@@ -24,14 +31,19 @@ from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.soundness import check_listing
 from autopar.ir.spmd import SpmdProgram
 from autopar.ir.stages import StagePlan
-from autopar.passes.lower.check import check_program
-from autopar.passes.lower.frees import Group, freed
-from autopar.passes.lower.joint import joint_graph, left_partial, part_plan
-from autopar.passes.lower.links import Links
-from autopar.passes.lower.outline import Outline, grid_of
-from autopar.passes.lower.seats import Seat
+from autopar.passes.lower.partition.part_assignment import PartKey
+from autopar.passes.lower.partition.part_dataflow import PartDataflow
+from autopar.passes.lower.partition.register_allocation import (
+    Group,
+    Passage,
+    RegisterAllocation,
+    Slot,
+    insert_frees,
+)
+from autopar.passes.lower.partition.step_analysis import grid_of
+from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan, submesh_graph
 from autopar.passes.lower.spmd import lower_spmd
-from autopar.passes.lower.wires import Passage, Slot, Wires
+from autopar.passes.lower.verify import verify_program
 from autopar.schedule.grid import Grid, Kind, Task
 from autopar.schedule.wiring import Indices
 
@@ -50,17 +62,19 @@ def lower_pipeline(
     plans: tuple[ShardingPlan, ...],
     resharders: tuple[Resharder, ...],
 ) -> Program:
-    """The program of a step that `split` has cut, given a sharding of each submesh's graph.
+    """Lower a step that `split` has cut, given a sharding of each submesh's graph.
 
-    It is checked: raises GraphError where it could not run, or would compute something else.
+    Raises GraphError if the program could not run, or would compute something else.
     """
-    links = Links(Outline.of(batching, stages), parts)
-    listings = list_parts(links, plans, resharders)
+    dataflow = PartDataflow.of(batching, stages, parts)
+    # 1. What each device runs of every part.
+    listings = list_parts(dataflow, plans, resharders)
     for part, listing in zip(parts, listings, strict=True):
         check_listing(part.graph, listing, stages.submeshes[part.submesh].mesh)
-    wires = Wires(links, listings)
-    groups = list(_Order(links, wires).groups())
-    instructions, donated = freed(groups, parts, wires)
+    # 2. Registers for all values; runs and sends in order; frees.
+    allocation = RegisterAllocation(dataflow, listings)
+    groups = list(_Order(dataflow, allocation).groups())
+    instructions, donated = insert_frees(groups, parts, allocation)
     program = Program(
         stages.submeshes,
         tuple(
@@ -68,22 +82,23 @@ def lower_pipeline(
             for part, listing, positions in zip(parts, listings, donated, strict=True)
         ),
         instructions,
-        wires.feeds,
-        wires.fetches,
-        tuple(wires.register_counts),
+        allocation.feeds,
+        allocation.fetches,
+        tuple(allocation.register_counts),
         batching.microbatches,
     )
-    check_program(program)
+    # 3. The laws of a program.
+    verify_program(program)
     return program
 
 
 def list_parts(
-    links: Links, plans: Sequence[ShardingPlan], resharders: Sequence[Resharder]
+    dataflow: PartDataflow, plans: Sequence[ShardingPlan], resharders: Sequence[Resharder]
 ) -> tuple[SpmdProgram, ...]:
-    """What each device of its submesh runs of every part."""
-    joints = [joint_graph(links, submesh) for submesh in range(len(plans))]
+    """Lower each part to what every device of its submesh runs."""
+    joints = [submesh_graph(dataflow, submesh) for submesh in range(len(plans))]
     found: list[SpmdProgram] = []
-    for part in links.parts:
+    for part in dataflow.parts:
         joint = joints[part.submesh]
         plan = part_plan(part, joint, plans[part.submesh])
         partial = left_partial(part, joint)
@@ -93,27 +108,27 @@ def list_parts(
 
 @dataclass(frozen=True)
 class _Order:
-    """The order in which the parts of a step run, each sending at once what others wait for."""
+    """The order in which the parts of a step run; each sends at once what others wait for."""
 
-    links: Links
-    wires: Wires
+    dataflow: PartDataflow
+    allocation: RegisterAllocation
 
     def groups(self) -> Iterator[Group]:
-        """Runs with what is sent after each, in the order of the whole step."""
-        batching = self.links.outline.batching
-        yield from self._sends(self.wires.fed, ONCE)
+        """Runs, each with the sends after it, in the order of the whole step."""
+        batching = self.dataflow.step.batching
+        yield from self._sends(self.allocation.fed, ONCE)
         yield from self._once(range(-2, 0))
         for loop in range(batching.loops):
             yield from ([start] for start in self._starts(loop))
-            grid = grid_of(self.links.outline.stages, batching.microbatches)
+            grid = grid_of(self.dataflow.step.stages, batching.microbatches)
             for task in in_time(grid):
                 yield from self._task(loop, task)
             yield from self._once([2 * loop + 1])
 
     def _once(self, times: Sequence[int]) -> Iterator[Group]:
-        for k, part in enumerate(self.links.parts):
-            seat = Seat.of(part)
-            if not seat.is_looped and seat.order[0] in times:
+        for k, part in enumerate(self.dataflow.parts):
+            key = PartKey.of(part)
+            if not key.is_looped and key.order[0] in times:
                 yield from self._run(k, ONCE)
 
     def _task(self, loop: int, task: Task) -> Iterator[Group]:
@@ -124,12 +139,12 @@ class _Order:
     def _part_of(self, loop: int, task: Task) -> int | None:
         """The part that a task runs; one with no ops has none.
 
-        Where lower stages wait for nothing, all of the backward pass is W and runs in I's place.
+        If no lower stage waits, all of the backward pass is W, and runs in I's place.
         """
-        submesh = self.links.outline.submesh(task.stage)
+        submesh = self.dataflow.step.submesh(task.stage)
 
         def part_of(kind: PartKind) -> int | None:
-            return self.links.number.get(Seat(kind, task.stage, submesh, loop))
+            return self.dataflow.number.get(PartKey(kind, task.stage, submesh, loop))
 
         inputs = part_of(PartKind.INPUT_GRADIENT)
         if task.kind is Kind.INPUT_GRADIENT and inputs is None:
@@ -139,33 +154,33 @@ class _Order:
         return part_of(_KINDS[task.kind])
 
     def _run(self, k: int, microbatch: int) -> Iterator[Group]:
-        wires, i = self.wires.parts[k], max(microbatch, 0)
+        allocation, i = self.allocation.parts[k], max(microbatch, 0)
         run = Run(
             k,
             microbatch,
-            tuple(slot.register(i) for slot in wires.inputs),
-            tuple(slot.register(i) for slot in wires.accumulators),
-            tuple(slot.register(i) for slot in wires.outputs),
+            tuple(slot.register(i) for slot in allocation.inputs),
+            tuple(slot.register(i) for slot in allocation.accumulators),
+            tuple(slot.register(i) for slot in allocation.outputs),
         )
-        sends = [send for group in self._sends(wires.outputs, microbatch) for send in group]
+        sends = [send for group in self._sends(allocation.outputs, microbatch) for send in group]
         yield [run, *sends]
 
     def _sends(self, slots: Sequence[Slot], microbatch: int) -> Iterator[Group]:
         for submesh, mine in groupby(slots, key=lambda slot: slot.submesh):
-            for target, passages in self.wires.sends(list(mine)).items():
+            for target, passages in self.allocation.sends(list(mine)).items():
                 yield [_send(submesh, target, passages, microbatch)]
 
     def _starts(self, loop: int) -> Iterator[Start]:
         found: dict[int, list[tuple[int, int]]] = {}
-        for k, part in enumerate(self.links.parts):
+        for k, part in enumerate(self.dataflow.parts):
             if part.loop == loop:
                 for a in range(len(part.accumulators)):
                     found.setdefault(part.submesh, []).append((k, a))
         for submesh, places in sorted(found.items()):
-            slots = [self.wires.parts[k].accumulators[a] for k, a in places]
+            slots = [self.allocation.parts[k].accumulators[a] for k, a in places]
             yield Start(
                 submesh,
-                tuple(self.links.parts[k].accumulators[a] for k, a in places),
+                tuple(self.dataflow.parts[k].accumulators[a] for k, a in places),
                 tuple(slot.value for slot in slots),
                 tuple(slot.sharding for slot in slots),
                 tuple(slot.first for slot in slots),

@@ -1,4 +1,16 @@
-"""A graph and its sharding become the listing that every device of one mesh runs."""
+"""Lower a graph and its sharding to the listing that every device of one mesh runs.
+
+Ops are lowered in order. For each op the plan tells the sharding that it wants of each operand and
+the one in which it leaves its results:
+
+    %2 = dot(%1, %w)         %1 [data, model], wanted [data, -]
+    -> %1@1 = move %1: all-gather(model)          a move, once for each wanted sharding and phase
+       %2.raw = run dot(%1@1, %w)                 each device on its own pieces
+       %2 = move %2.raw: reduce-scatter(model)    combines partial sums, if there are any
+
+A rematerializable value has no sharding in the plan: it is made anew wherever it is read. At last a
+peephole pass joins moves as XLA would.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +20,7 @@ from dataclasses import dataclass
 from autopar.cost.reshard import Resharder, Route
 from autopar.errors import GraphError
 from autopar.ir.assignment import operand_of_result
+from autopar.ir.control_flow import ControlFlow, Port
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.host_calls import HOST_CALLS, handed_on_by
 from autopar.ir.mesh import MeshShape
@@ -27,19 +40,14 @@ from autopar.ir.spmd import (
 from autopar.ir.values import Literal, Value
 from autopar.passes.lower.peephole import combine_once, move_once, scattered
 
-_REMAT = ("remat2", "checkpoint")
 _BARRIER = "optimization_barrier"
-_LOOPS = ("scan", "while", "cond")
 _SUMS = ("add", "add_any")
 
 
 def lower_spmd(
     graph: Graph, plan: ShardingPlan, resharder: Resharder, left_partial: Collection[str] = ()
 ) -> SpmdProgram:
-    """The listing of a step: what is moved is what the plan decided, once for each phase.
-
-    Outputs are combined where they are partial sums, but for those that are `left_partial`.
-    """
+    """Lower a step. Outputs that are partial sums are combined, but for those `left_partial`."""
     scope = _Scope(graph, plan, resharder)
     names = tuple(i.value.name for i in graph.inputs)
     scope.lower_ops(graph, ())
@@ -59,7 +67,7 @@ def lower_spmd(
 
 @dataclass(frozen=True)
 class _Made:
-    """A value that is made on demand: its op and path."""
+    """A rematerializable value: its op and path."""
 
     op: Op
     path: OpPath
@@ -67,7 +75,7 @@ class _Made:
 
 
 class _Scope:
-    """One straight line of instructions: the step, or the body of a loop."""
+    """A straight line of instructions: the step, or the body of a loop."""
 
     def __init__(self, graph: Graph, plan: ShardingPlan, resharder: Resharder) -> None:
         self._plan, self._resharder = plan, resharder
@@ -81,7 +89,7 @@ class _Scope:
         self._sums: set[OpPath] = set()
 
     def block(self, inputs: tuple[str, ...], outputs: tuple[str | None, ...]) -> Block:
-        """What was lowered, with no move that another makes needless."""
+        """Close the block: join the moves that need not be apart."""
         steps = combine_once(self.instructions, outputs, self._sums)
         moved = move_once(steps, outputs, self._plan.mesh, self._resharder)
         return Block(inputs, tuple(moved), outputs)
@@ -89,15 +97,16 @@ class _Scope:
     # -- ops -------------------------------------------------------------------------------
 
     def lower_ops(self, graph: Graph, path: OpPath) -> None:
-        """Every op of a graph, in order."""
+        """Lower the ops of a graph, in order."""
         for i, op in enumerate(graph.ops):
             here = (*path, i)
-            if op.kind in _REMAT:
-                self._lower_remat(op, here)
+            flow = op.control_flow
+            if flow is not None and flow.is_remat:
+                self._lower_remat(op, flow, here)
             elif op.kind == _BARRIER:
                 self._fence(op, op.operands, [r.name for r in op.results])
-            elif op.kind in _LOOPS:
-                self._lower_loop(op, here)
+            elif flow is not None:
+                self._lower_loop(op, flow, here)
             elif op.results and op.results[0].name not in self._plan.sharding_of:
                 self._demands.update((r.name, _Made(op, here, graph)) for r in op.results)
             else:
@@ -108,6 +117,7 @@ class _Scope:
         assert rule is not None
         given = self._plan.assignment_of.get(path)
         homes = tuple(self._plan.sharding_of[r.name] for r in op.results)
+        # An op without an assignment of its own follows its result.
         if given is None:
             shared = self._plan.partials_of.get(path, ())
             wanted = tuple(
@@ -154,7 +164,7 @@ class _Scope:
     def fetch(
         self, operand: Operand, wanted: Sharding, region: str, line: str, through_use: bool = False
     ) -> str | None:
-        """An operand's piece in a sharding, by name, moved there if need be; None is a literal."""
+        """The name of an operand's piece in a sharding, moved there if need be; None: a literal."""
         asked = operand
         operand = self._resolve(operand)
         if isinstance(operand, Literal):
@@ -164,10 +174,12 @@ class _Scope:
         home = self._home(operand)
         if wanted == home:
             return operand
+        # A piece is shared within a phase only: the backward pass gathers a weight again.
         phase = self._plan.phase_of(region)
         held = self._pieces.get((operand, wanted, phase))
         if held is not None:
             return held
+        # The plan may have one sharding for all uses of a phase: home -> use -> wanted.
         use = self._plan.use_of.get((str(asked), phase), home) if through_use else home
         source, before = operand, home
         if use not in (home, wanted):
@@ -184,7 +196,7 @@ class _Scope:
         return piece
 
     def _home(self, name: str) -> Sharding:
-        """How a value lies that is there; one behind a fence needs a sharding of its own."""
+        """The sharding of a value of the plan; one behind a fence needs a sharding of its own."""
         home = self._plan.sharding_of.get(name)
         if home is None:
             raise GraphError(f"the sharding says nothing of {self._values[name]}")
@@ -196,7 +208,7 @@ class _Scope:
         return operand
 
     def _make(self, name: str, wanted: Sharding, region: str, line: str, through_use: bool) -> str:
-        """A value made on demand in a sharding; a partial sum of it by masking."""
+        """Make a rematerializable value in a sharding; a partial sum of it by masking."""
         made = self._demands[name]
         held = self._pieces.get((name, wanted, self._plan.phase_of(made.op.origin.region)))
         if held is not None:
@@ -224,7 +236,7 @@ class _Scope:
         return piece
 
     def final_sharding(self, operand: Operand, left_partial: bool) -> Sharding:
-        """How an output that is no state lies: as it is, a partial sum only where it is left so."""
+        """The sharding of an output that is no state: its own, partial only if it is left so."""
         operand = self._resolve(operand)
         if isinstance(operand, Literal):
             return replicated(len(operand.shape))
@@ -270,15 +282,15 @@ class _Scope:
 
     # -- bodies ----------------------------------------------------------------------------
 
-    def _lower_remat(self, op: Op, path: OpPath) -> None:
-        """The body inline, its inputs fenced off so that XLA recomputes instead of reusing.
+    def _lower_remat(self, op: Op, flow: ControlFlow, path: OpPath) -> None:
+        """Lower a body inline, its inputs fenced so that XLA recomputes instead of reusing.
 
-        One with nothing in it only fences, and its last input tells when.
+        An empty body is only a fence, and its last input tells when.
         """
         body = op.graphs[0]
         self._values.update(body.values)
         inputs = [i.value.name for i in body.inputs]
-        if dict(op.params).get("prevent_cse", True):
+        if flow.fences:
             self._fence(op, op.operands, inputs, tied=not body.ops)
         else:
             self._aliases.update(zip(inputs, map(self._resolve, op.operands), strict=True))
@@ -289,9 +301,9 @@ class _Scope:
     def _fence(
         self, op: Op, operands: Sequence[Operand], names: Sequence[str], tied: bool = False
     ) -> None:
-        """Other names for operands, behind a fence but for what is a literal or made on demand.
+        """Give operands other names behind a fence, but for literals and rematerializable values.
 
-        A sum that a loop leaves may lie otherwise where it is read: it is moved before the fence.
+        A sum that a loop leaves may have another sharding where it is read: it is moved first.
         """
         fenced: list[tuple[str, str]] = []
         for name, operand in zip(names, operands, strict=True):
@@ -306,8 +318,8 @@ class _Scope:
             sources, results = zip(*fenced, strict=True)
             self.instructions.append(Fence(sources, results, tied))
 
-    def _lower_loop(self, op: Op, path: OpPath) -> None:
-        entries, exits = _loop_shardings(op, self._plan)
+    def _lower_loop(self, op: Op, flow: ControlFlow, path: OpPath) -> None:
+        entries, exits = _loop_shardings(op, flow, self._plan)
         region, line = op.origin.region, op.origin.line
         operands = tuple(
             self.fetch(o, w, region, line) for o, w in zip(op.operands, entries, strict=True)
@@ -316,10 +328,9 @@ class _Scope:
             self._block(body, wanted, (*path, b), op)
             for b, (body, wanted) in enumerate(zip(op.graphs, exits, strict=True))
         )
-        runs = op.whole("length") if op.kind == "scan" else 1
         names = tuple(r.name for r in op.results)
         laid = tuple(self._plan.sharding_of[n] for n in names)
-        self.instructions.append(Loop(path, operands, names, laid, bodies, runs))
+        self.instructions.append(Loop(path, operands, names, laid, bodies, flow.trips))
 
     def _block(self, body: Graph, wanted: Sequence[Sharding], path: OpPath, op: Op) -> Block:
         scope = _Scope(body, self._plan, self._resharder)
@@ -332,28 +343,29 @@ class _Scope:
 
 
 def _on_first_device(lies: Sequence[Sharding], mesh: MeshShape) -> tuple[Sharding, ...]:
-    """How results lie that only the first device along the axes that nothing uses has made."""
+    """Shardings of results that only the first device along the unused axes has made."""
     used = {a for s in lies for dim in s.dims for a in dim}
     idle = tuple(a for a in mesh.names if a not in used)
     return tuple(Sharding(s.dims, idle) for s in lies)
 
 
 def _loop_shardings(
-    op: Op, plan: ShardingPlan
+    op: Op, flow: ControlFlow, plan: ShardingPlan
 ) -> tuple[tuple[Sharding, ...], tuple[tuple[Sharding, ...], ...]]:
-    """How a loop's operands enter, and how each body's outputs leave."""
-    lies = plan.sharding_of
-    bodies = [[lies[i.value.name] for i in g.inputs] for g in op.graphs]
-    results = [lies[r.name] for r in op.results]
-    if op.kind == "scan":
-        fixed = op.whole("num_consts") + op.whole("num_carry")
-        scanned = [Sharding(((), *s.dims), s.partial) for s in bodies[0][fixed:]]
-        carries = bodies[0][op.whole("num_consts") : fixed]
-        stacked = [Sharding(s.dims[1:], s.partial) for s in results[op.whole("num_carry") :]]
-        return (*bodies[0][:fixed], *scanned), ((*carries, *stacked),)
-    if op.kind == "while":
-        test_consts, body_consts = op.whole("cond_nconsts"), op.whole("body_nconsts")
-        carries = bodies[1][body_consts:]
-        entries = (*bodies[0][:test_consts], *bodies[1])
-        return entries, ((Sharding(()),), tuple(carries))
-    return (Sharding(()), *bodies[0]), tuple(tuple(results) for _ in op.graphs)
+    """Shardings of a loop's operands on entry, and of the outputs of each of its bodies."""
+    lies, inside = plan.sharding_of, dict[Port, Sharding]()  # where a body is given or leaves it
+    for port in flow.ports:
+        if port.inputs:
+            body, at = port.inputs[0]
+            inside[port] = lies[op.graphs[body].inputs[at].value.name]
+        elif port.result is not None:
+            lying = lies[op.results[port.result].name]
+            inside[port] = Sharding(lying.dims[port.by_row :], lying.partial)
+        else:  # which branch runs, and whether to go on
+            inside[port] = Sharding(())
+    entries = tuple(
+        Sharding(((), *s.dims), s.partial) if port.by_row else s
+        for port in flow.operands
+        for s in (inside[port],)
+    )
+    return entries, tuple(tuple(inside[port] for port in row) for row in flow.outputs)

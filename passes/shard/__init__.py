@@ -1,1 +1,1 @@
-"""Decides; pure."""
+"""The shard pass: chooses a sharding for every op by integer programming."""

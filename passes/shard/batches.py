@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from autopar.ir.control_flow import ControlFlow, Port, PortKind
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.rule import Dim, Rule
 from autopar.ir.values import Role, Value
 
-_ALIASES = ("remat2", "checkpoint")
 _BARRIER = "optimization_barrier"
 
 
@@ -108,12 +108,11 @@ def _merged(rule: Rule, dim: Dim, held: Mapping[int, int]) -> tuple[int, int] | 
 
 def _follow(graph: Graph, found: dict[str, Parts]) -> None:
     for op in graph.ops:
-        if op.kind in _ALIASES:
-            _through(op, found)
+        if op.control_flow is not None:
+            _through(op, op.control_flow, found)
         elif op.kind == _BARRIER:
-            _pass(op.operands, op.results, found)
-        elif op.graphs:
-            _through_loop(op, found)
+            for operand, result in zip(op.operands, op.results, strict=True):
+                _pass(operand, result.name, found)
         elif op.rule is not None:
             _through_rule(op, op.rule, found)
 
@@ -142,74 +141,45 @@ def _picked(op: Op, rule: Rule, found: Mapping[str, Parts]) -> Iterator[Part]:
         yield from (Part(d, shape[d]) for d, dim in enumerate(rule.results[0]) if indexed & {*dim})
 
 
-def _pass(operands: Sequence[Operand], results: Sequence[Value], found: dict[str, Parts]) -> None:
-    for operand, result in zip(operands, results, strict=True):
-        if isinstance(operand, str) and operand in found:
-            found[result.name] = found[operand]
-
-
-def _through(op: Op, found: dict[str, Parts]) -> None:
-    body = op.graphs[0]
-    for given, operand in zip(body.inputs, op.operands, strict=True):
-        if isinstance(operand, str) and operand in found:
-            found[given.value.name] = found[operand]
-    _follow(body, found)
-    for result, inner in zip(op.results, body.outputs, strict=True):
-        if isinstance(inner, str) and inner in found:
-            found[result.name] = found[inner]
-
-
-def _through_loop(op: Op, found: dict[str, Parts]) -> None:
-    """Twice, as a carry may start without the batch (zeros) and get it in the body."""
-    scan = op.kind == "scan"
-    for _ in range(2):
+def _through(op: Op, flow: ControlFlow, found: dict[str, Parts]) -> None:
+    """Twice where there are carries: one may start without the batch (zeros) and get it inside."""
+    for _ in range(1 if flow.is_remat else 2):
         for b, body in enumerate(op.graphs):
-            for i, given in enumerate(body.inputs):
-                _enter(op, b, i, given.value.name, found, scan)
+            for port, given in zip(flow.inputs[b], body.inputs, strict=True):
+                if port.operand is not None:
+                    _pass(op.operands[port.operand], given.value.name, found, -port.by_row)
             _follow(body, found)
-            for i, inner in enumerate(body.outputs):
-                _leave(op, b, i, inner if isinstance(inner, str) else "", found, scan)
+            for port, left in zip(flow.outputs[b], body.outputs, strict=True):
+                _leave(op, port, left, found)
 
 
-def _enter(op: Op, b: int, i: int, name: str, found: dict[str, Parts], scan: bool) -> None:
-    if scan:
-        operand, fixed = op.operands[i], op.whole("num_consts") + op.whole("num_carry")
-        shift = 1 if i >= fixed else 0
-    elif op.kind == "while":
-        tests, bodies = op.whole("cond_nconsts"), op.whole("body_nconsts")
-        first = tests if b == 1 else 0
-        own = tests if b == 0 else bodies
-        operand, shift = op.operands[first + i if i < own else tests + bodies + i - own], 0
-    else:
-        operand, shift = op.operands[i + 1], 0
-    held = found.get(operand, ()) if isinstance(operand, str) else ()
-    if parts := tuple(Part(d - shift, rows) for d, rows in held if d >= shift):
+def _leave(op: Op, port: Port, left: Operand, found: dict[str, Parts]) -> None:
+    """From a body to the result, and to the next trip where its start had no batch."""
+    if port.result is None or not isinstance(left, str) or left not in found:
+        return
+    _pass(left, op.results[port.result].name, found, port.by_row)
+    if port.by_row:
+        _stack(op, port, found)
+    for b, i in port.inputs:
+        found.setdefault(op.graphs[b].inputs[i].value.name, found[left])
+
+
+def _pass(operand: Operand, name: str, found: dict[str, Parts], shift: int = 0) -> None:
+    """Another name for an operand, with so many dims more before the others."""
+    if not isinstance(operand, str) or operand not in found:
+        return
+    if parts := tuple(Part(d + shift, rows) for d, rows in found[operand] if d + shift >= 0):
         found[name] = parts
 
 
-def _leave(op: Op, b: int, i: int, inner: str, found: dict[str, Parts], scan: bool) -> None:
-    if inner not in found or (op.kind == "while" and b == 0):
-        return
-    carries = op.whole("num_carry") if scan else len(op.results)
-    parts = found[inner]
-    found[op.results[i].name] = parts if i < carries else _stacked(op, parts, found)
-    body = op.graphs[b]
-    if scan and i < carries:
-        found.setdefault(body.inputs[op.whole("num_consts") + i].value.name, parts)
-    elif op.kind == "while":
-        found.setdefault(body.inputs[op.whole("body_nconsts") + i].value.name, parts)
-
-
-def _stacked(op: Op, parts: Parts, found: Mapping[str, Parts]) -> Parts:
+def _stack(op: Op, port: Port, found: dict[str, Parts]) -> None:
     """Slices one behind the other; as many rows as the trips take slices of, if they do."""
-    inner = tuple(Part(d + 1, rows) for d, rows in parts)
-    scanned = op.operands[op.whole("num_consts") + op.whole("num_carry") :]
-    for held in _known(scanned, found):
-        for place, part in enumerate(held):
+    assert op.control_flow is not None
+    assert port.result is not None
+    name = op.results[port.result].name
+    inner = found[name]
+    for operand in op.control_flow.operands_of(op.operands, PortKind.SLICED):
+        for place, part in enumerate(found.get(operand, ()) if isinstance(operand, str) else ()):
             if part.at == 0:
-                return (*inner[:place], part, *inner[place:])
-    return inner
-
-
-def _known(operands: Iterable[Operand], found: Mapping[str, Parts]) -> Iterator[Parts]:
-    yield from (found[o] for o in operands if isinstance(o, str) and o in found)
+                found[name] = (*inner[:place], part, *inner[place:])
+                return

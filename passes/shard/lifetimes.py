@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from autopar.cost.spans import Span, stored_spans
+from autopar.ir.control_flow import LOOPS
 from autopar.ir.graph import Graph, Op
 from autopar.ir.values import Value
 from autopar.passes.shard.decisions import (
@@ -17,8 +18,6 @@ from autopar.passes.shard.decisions import (
     ReadKind,
     Standing,
 )
-
-_LOOPS = ("scan", "while", "cond")
 
 
 def materialized(reading: Reading) -> frozenset[str]:
@@ -128,7 +127,7 @@ def _nested(
 def _loops(graph: Graph) -> Iterator[Op]:
     """The loops of a graph and of the remat bodies in it, but not those within loops."""
     for op in graph.ops:
-        if op.kind in _LOOPS:
+        if op.kind in LOOPS:
             yield op
         else:
             for body in op.graphs:

@@ -79,7 +79,7 @@ class _Reader:
                     self.nbytes[result.name] = held
             for body in op.graphs:
                 self.read_aliases(body)
-                if op.kind in ("remat2", "checkpoint"):
+                if op.control_flow is not None and op.control_flow.is_remat:
                     for result, inner in zip(op.results, body.outputs, strict=True):
                         held = 0.0 if isinstance(inner, Literal) else self.nbytes[inner]
                         self.nbytes[result.name] = held

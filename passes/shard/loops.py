@@ -8,9 +8,9 @@ linear there (the squares of a norm) asks for the sum once, and not in every tri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from autopar.ir.control_flow import ControlFlow, Port, PortKind
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.values import Literal, Value
 from autopar.passes.shard.decisions import DecisionKind, OpPath, Place
@@ -19,109 +19,126 @@ if TYPE_CHECKING:
     from autopar.passes.shard.read import Reader
 
 
-def read_loop(reader: Reader, graph: Graph, op: Op, path: OpPath, runs: int) -> None:
+def read_loop(
+    reader: Reader, graph: Graph, op: Op, flow: ControlFlow, path: OpPath, runs: int
+) -> None:
     """A scan, while or cond with its bodies."""
-    entry = _LoopReader(reader, graph, op, path, runs)
-    if op.kind == "scan":
-        entry.scan()
-    elif op.kind == "while":
-        entry.while_()
-    else:
-        entry.cond()
-
-
-def trip_count(op: Op) -> int:
-    """How often a loop's body runs: known for scan, taken as once for while and cond."""
-    return op.whole("length") if op.kind == "scan" else 1
+    _LoopReader(reader, graph, op, flow, path, runs).read()
 
 
 class _LoopReader:
     """One loop op being read."""
 
-    def __init__(self, reader: Reader, graph: Graph, op: Op, path: OpPath, runs: int) -> None:
-        self._reader, self._graph, self._op, self._path = reader, graph, op, path
-        self._runs, self._inner_runs = runs, runs * trip_count(op)
+    def __init__(
+        self, reader: Reader, graph: Graph, op: Op, flow: ControlFlow, path: OpPath, runs: int
+    ) -> None:
+        self._reader, self._graph, self._op, self._flow, self._path = reader, graph, op, flow, path
+        self._runs, self._inner_runs = runs, runs * flow.trips
 
-    def scan(self) -> None:
-        """consts, carries, scanned slices -> carries, stacked slices."""
-        op, body = self._op, self._op.graphs[0]
-        consts, carries = op.whole("num_consts"), op.whole("num_carry")
-        for i, given in enumerate(body.inputs):
-            if i < consts:
-                self._entry(op.operands[i], given.value)
-            elif i < consts + carries:
-                self._carry(op.operands[i], given.value, carried=True)
+    def read(self) -> None:
+        """What enters, what only leaves, then the bodies, each with what leaves it."""
+        op, flow = self._op, self._flow
+        decisions: dict[Port, int] = {}
+        for port in flow.ports:
+            if port.operand is not None:
+                decisions[port] = self._enter(port, op.operands[port.operand])
+            elif port.result is not None:
+                decisions[port] = self._make(port, op.results[port.result])
             else:
-                self._entry(op.operands[i], given.value, stacked=True)
-        outs = [self._result_port(r) for r in op.results[carries:]]
-        self._reader.read_ops(body, (*self._path, 0), self._inner_runs)
-        ports = [self._port_of(body.inputs[consts + k].value) for k in range(carries)] + outs
-        for operand, port in zip(body.outputs, ports, strict=True):
-            self._exit(body, operand, port)
-        self._leave(ports[:carries])
+                answer = op.graphs[0].value(op.graphs[0].outputs[0])
+                decisions[port] = self._scalar("test", answer)
+        for b, body in enumerate(op.graphs):
+            self._reader.read_ops(body, (*self._path, b), self._inner_runs)
+            for operand, port in zip(body.outputs, flow.outputs[b], strict=True):
+                self._exit(body, operand, decisions[port])
+        for port, result in zip(flow.results, op.results, strict=True):
+            if not port.by_row:
+                self._leave(result, decisions[port])
 
-    def while_(self) -> None:
-        """Condition and body share the carries."""
-        op, (test, body) = self._op, self._op.graphs
-        test_consts, body_consts = op.whole("cond_nconsts"), op.whole("body_nconsts")
-        starts = op.operands[test_consts + body_consts :]
-        for operand, given in zip(op.operands, test.inputs[:test_consts], strict=False):
-            self._entry(operand, given.value)
-        for operand, given in zip(
-            op.operands[test_consts:], body.inputs[:body_consts], strict=False
-        ):
-            self._entry(operand, given.value)
-        for k, start in enumerate(starts):
-            value = body.inputs[body_consts + k].value
-            self._carry(start, value, carried=True)
-            port = self._port_of(value)
-            tested = test.inputs[test_consts + k].value
-            self._reader.place(tested, port, tuple(range(len(tested.shape))))
-        self._reader.read_ops(test, (*self._path, 0), self._inner_runs)
-        self._reader.read_ops(body, (*self._path, 1), self._inner_runs)
-        answer = test.value(test.outputs[0])
-        self._exit(
-            test, test.outputs[0], self._port(Value(f"{op.results[0].name}.test", (), answer.dtype))
+    # -- into the loop ---------------------------------------------------------------------
+
+    def _enter(self, port: Port, operand: Operand) -> int:
+        """One decision for an operand and for what each body has of it.
+
+        A carry, or what a branch is given, may hold a partial sum where its start is one, or zero.
+        """
+        if port.kind is PortKind.CHOICE:
+            index = self._scalar("which", self._graph.value(operand))
+            self._exit(self._graph, operand, index)
+            return index
+        first, *others = (self._op.graphs[b].inputs[i].value for b, i in port.inputs)
+        index = self._decide(first)
+        decision = self._reader.decisions[index]
+        decision.carried = port.is_carry
+        if port.kind is PortKind.CONSTANT:  # what is the same in every trip is made once
+            decision.members[0] = decision.members[0]._replace(runs=self._runs)
+        if port.is_carry or self._flow.chooses:
+            if first.is_floating and self._may_be_partial(operand):
+                self._reader.mark_partial(index, first)
+        self._read_operand(operand, index, port.by_row)
+        for value in others:
+            self._reader.place(value, index, tuple(range(len(value.shape))))
+            if decision.may_be_partial:
+                self._reader.mark_partial(index, value)
+        return index
+
+    def _read_operand(self, operand: Operand, decision: int, by_row: bool) -> None:
+        if isinstance(operand, Literal):
+            return
+        value = self._graph.values[operand]
+        dims = tuple(range(len(value.shape)))
+        origin = self._op.origin
+        self._reader.need_exact(
+            operand, value, decision, self._runs, origin.region, origin.line,
+            (-1, *dims[:-1]) if by_row else dims,
+        )  # fmt: skip
+
+    # -- out of it -------------------------------------------------------------------------
+
+    def _make(self, port: Port, result: Value) -> int:
+        """The decision of what branches give, or of a row of what a scan stacks."""
+        if port.by_row:
+            row = Value(f"{result.name}.slice", result.shape[1:], result.dtype)
+            decision = self._decide(row)
+            self._reader.place(result, decision, (-1, *range(len(result.shape) - 1)))
+        else:
+            decision = self._decide(result)
+        if result.is_floating:  # gradients of stacked weights may be summed after the loop
+            self._reader.mark_partial(decision, result)
+        return decision
+
+    def _exit(self, graph: Graph, operand: Operand, decision: int) -> None:
+        if not self._may_be_partial(operand):
+            self._reader.decisions[decision].may_be_partial = False
+        if isinstance(operand, Literal):
+            return
+        origin = self._op.origin
+        self._reader.need_exact(
+            operand, graph.values[operand], decision, self._inner_runs, origin.region, origin.line
         )
-        ports = [self._port_of(given.value) for given in body.inputs[body_consts:]]
-        for operand, port in zip(body.outputs, ports, strict=True):
-            self._exit(body, operand, port)
-        self._leave(ports)
 
-    def cond(self) -> None:
-        """Every branch takes its operands and gives its results in the same shardings."""
-        op = self._op
-        which = self._graph.value(op.operands[0])
-        selector = self._port(Value(f"{op.results[0].name}.which", (), which.dtype))
-        self._exit(self._graph, op.operands[0], selector)
-        first = op.graphs[0]
-        for i, given in enumerate(first.inputs):
-            port = self._carry(op.operands[i + 1], given.value)
-            for other in op.graphs[1:]:
-                value = other.inputs[i].value
-                self._reader.place(value, port, tuple(range(len(value.shape))))
-                if self._reader.decisions[port].may_be_partial:
-                    self._reader.mark_partial(port, value)
-        outs = [self._port(r) for r in op.results]
-        for result, port in zip(op.results, outs, strict=True):
-            if result.is_floating:
-                self._reader.mark_partial(port, result)
-        for b, branch in enumerate(op.graphs):
-            self._reader.read_ops(branch, (*self._path, b), self._inner_runs)
-            for operand, port in zip(branch.outputs, outs, strict=True):
-                self._exit(branch, operand, port)
-        self._leave(outs)
+    def _leave(self, result: Value, decision: int) -> None:
+        """A result lies as its port does; ops after the loop read a sum apart from its trips."""
+        home = Place(decision, tuple(range(len(result.shape))))
+        if self._reader.decisions[decision].may_be_partial:
+            self._reader.add_sum(result, home, self._runs, self._op.origin)
+        elif self._reader.standings.get(result.name) != home:
+            self._reader.place(result, decision, home.dims, runs=self._runs)
 
-    # -- ports -----------------------------------------------------------------------------
+    # -- decisions -------------------------------------------------------------------------
 
-    def _port(self, value: Value) -> int:
+    def _decide(self, value: Value) -> int:
         origin = self._op.origin
         label = f"{origin.module}/{self._op.kind}".lstrip("/")
-        port = self._reader.add_group(
+        decision = self._reader.add_group(
             DecisionKind.PORT, value, label, self._inner_runs, origin.region, origin.line
         )
-        self._reader.decisions[port].depth = self._depth()
-        return port
+        self._reader.decisions[decision].depth = self._depth()
+        return decision
+
+    def _scalar(self, name: str, value: Value) -> int:
+        """What says which branch runs, or whether to go on."""
+        return self._decide(Value(f"{self._op.results[0].name}.{name}", (), value.dtype))
 
     def _depth(self) -> int:
         places = [self._reader.standing(o) for o in self._op.operands]
@@ -130,69 +147,8 @@ class _LoopReader:
             (decisions[p.decision].depth for p in places if isinstance(p, Place)), default=0
         )
 
-    def _port_of(self, value: Value) -> int:
-        place = self._reader.standings[value.name]
-        assert isinstance(place, Place)
-        return place.decision
-
-    def _entry(self, operand: Operand, inner: Value, stacked: bool = False) -> int:
-        """A constant or scanned operand: read once, in the port's sharding."""
-        port = self._port(inner)
-        if not stacked:  # what is the same in every trip is made once
-            members = self._reader.decisions[port].members
-            members[0] = members[0]._replace(runs=self._runs)
-        self._read_outer(operand, port, stacked)
-        return port
-
-    def _read_outer(self, operand: Operand, port: int, stacked: bool) -> None:
-        if isinstance(operand, Literal):
-            return
-        value = self._graph.values[operand]
-        dims = tuple(range(len(value.shape)))
-        shifted = (-1, *dims[:-1]) if stacked else dims
-        origin = self._op.origin
-        self._reader.need_exact(
-            operand, value, port, self._runs, origin.region, origin.line, shifted
-        )
-
-    def _carry(self, start: Operand, inner: Value, carried: bool = False) -> int:
-        """One port; it may hold a partial sum where the start is one, or zero, or is masked."""
-        port = self._port(inner)
-        self._reader.decisions[port].carried = carried
-        if inner.is_floating and self._may_be_partial(start):
-            self._reader.mark_partial(port, inner)
-        self._read_outer(start, port, stacked=False)
-        return port
-
     def _may_be_partial(self, operand: Operand) -> bool:
         """Every device has the whole of a literal, and would add it but for a zero."""
         if isinstance(operand, Literal):
             return operand.is_zero
         return self._reader.standing(operand) is not None
-
-    def _leave(self, ports: Sequence[int]) -> None:
-        """What the ports hand on: results as they lie, and sums as ops after the loop read them."""
-        for result, port in zip(self._op.results, ports, strict=False):
-            home = Place(port, tuple(range(len(result.shape))))
-            if self._reader.decisions[port].may_be_partial:
-                self._reader.add_sum(result, home, self._runs, self._op.origin)
-            elif self._reader.standings.get(result.name) != home:
-                self._reader.place(result, port, home.dims, runs=self._runs)
-
-    def _result_port(self, stacked: Value) -> int:
-        """The port of a scan's stacked result: one slice of it."""
-        port = self._port(Value(f"{stacked.name}.slice", stacked.shape[1:], stacked.dtype))
-        self._reader.place(stacked, port, (-1, *range(len(stacked.shape) - 1)))
-        if stacked.is_floating:  # gradients of stacked weights may be summed after the loop
-            self._reader.mark_partial(port, stacked)
-        return port
-
-    def _exit(self, graph: Graph, operand: Operand, port: int) -> None:
-        if not self._may_be_partial(operand):
-            self._reader.decisions[port].may_be_partial = False
-        if isinstance(operand, Literal):
-            return
-        origin = self._op.origin
-        self._reader.need_exact(
-            operand, graph.values[operand], port, self._inner_runs, origin.region, origin.line
-        )

@@ -32,9 +32,7 @@ from autopar.passes.shard.follow import (
 from autopar.passes.shard.loops import read_loop
 from autopar.passes.shard.sums import Sums
 
-_ALIASES = ("remat2", "checkpoint")
 _BARRIER = "optimization_barrier"
-_LOOPS = ("scan", "while", "cond")
 
 
 def read_graph(fold: Fold, partial_sums: bool = True) -> Reading:
@@ -192,10 +190,10 @@ class Reader:
         runs = trips * op.runs
         if len(path) == 1:
             self._sums.enter(self, graph, op)
-        if op.kind in _LOOPS:
-            read_loop(self, graph, op, path, runs)
-        elif op.kind in _ALIASES:
+        if op.control_flow is not None and op.control_flow.is_remat:
             self._read_alias(op, path, runs)
+        elif op.control_flow is not None:
+            read_loop(self, graph, op, op.control_flow, path, runs)
         elif op.kind == _BARRIER:
             for operand, result in zip(op.operands, op.results, strict=True):
                 self._name(result.name, operand)

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from autopar.ir.control_flow import PortKind
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.passes.shard.local_costs import LocalCosts, is_elementwise
 from autopar.passes.shard.recompute import Kept, Repeat, Tradeoff
@@ -75,13 +76,13 @@ class Residuals:
             if not any(word in kind for kind in kinds for word in _ONCE):
                 self._repeatable.update((r.name, op) for r in op.results)
             return
-        body, consts = op.graphs[0], op.whole("num_consts")
-        carries = consts + op.whole("num_carry")
-        for i, given in enumerate(body.inputs):
+        body, flow = op.graphs[0], op.control_flow
+        assert flow is not None
+        for given, port in zip(body.inputs, flow.inputs[0], strict=True):
             self._position[given.value.name] = at
             self._trips[given.value.name] = pair.length
-            if not consts <= i < carries:
-                self._outer[given.value.name] = op.operands[i]
+            if port.operand is not None and not port.is_carry:
+                self._outer[given.value.name] = op.operands[port.operand]
         for inner in body.ops:
             self._meet(at, inner, pair.length)
 
@@ -312,24 +313,28 @@ def _pairs(graph: Graph) -> Iterator[_Pair]:
     stacks: dict[str, int] = {}
     partners: dict[int, set[int]] = defaultdict(set)
     for at, op in enumerate(graph.ops):
-        if op.kind != "scan":
+        flow = op.control_flow
+        if flow is None:
             continue
         if op.origin.region == "forward":
-            stacks.update((r.name, at) for r in op.results[op.whole("num_carry") :])
+            rows = flow.results_of(op.results, PortKind.STACKED)
+            stacks.update((r.name, at) for r in rows)
         elif op.origin.region == "backward":
-            first = op.whole("num_consts") + op.whole("num_carry")
-            for operand in op.operands[first:]:
+            for operand in flow.operands_of(op.operands, PortKind.SLICED):
                 if isinstance(operand, str) and operand in stacks:
                     partners[stacks[operand]].add(at)
     for forward, found in partners.items():
         op, backward = graph.ops[forward], min(found)
-        length = op.whole("length")
-        if len(found) > 1 or graph.ops[backward].whole("length") != length:
+        flow, other = op.control_flow, graph.ops[backward].control_flow
+        assert flow is not None
+        if len(found) > 1 or other is None or other.trips != flow.trips:
             continue
-        carries = op.whole("num_carry")
-        rows = zip(op.results[carries:], op.graphs[0].outputs[carries:], strict=True)
-        stacked = {r.name: o for r, o in rows if isinstance(o, str)}
-        yield _Pair(forward, backward, length, stacked)
+        stacked = {
+            op.results[port.result].name: left
+            for port, left in zip(flow.outputs[0], op.graphs[0].outputs, strict=True)
+            if port.kind is PortKind.STACKED and port.result is not None and isinstance(left, str)
+        }
+        yield _Pair(forward, backward, flow.trips, stacked)
 
 
 def _readers(graph: Graph) -> Mapping[str, Sequence[int]]:

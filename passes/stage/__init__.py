@@ -1,1 +1,1 @@
-"""Decides; pure."""
+"""The stage pass: assigns ranges of layers to submeshes by dynamic programming."""

@@ -1,4 +1,4 @@
-"""What a stage pass is: layers in, stages on submeshes out."""
+"""The slot of the stage pass: from layers to stages on submeshes."""
 
 from __future__ import annotations
 
@@ -11,4 +11,4 @@ from autopar.passes.base import AbstractPass
 
 @dataclass(frozen=True)
 class AbstractStaging(AbstractPass[LayerSequence, StagePlan]):
-    """Gives ranges of layers to submeshes."""
+    """Gives costs of layers to submeshes."""

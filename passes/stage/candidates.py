@@ -1,4 +1,4 @@
-"""Partitions under a schedule that may be the best: what each takes by a formula, and simulated."""
+"""Candidates of the stage search: stages under a schedule, timed by a formula and by simulation."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from autopar.cluster.submesh import Block, Link, link_between, place
-from autopar.passes.stage.dynamic import Part
-from autopar.passes.stage.gaps import gap_of, gap_seconds
+from autopar.passes.stage.dynamic import Interval
+from autopar.passes.stage.interval_costs import IntervalCosts, gap_of, gap_seconds
 from autopar.passes.stage.prices import ChosenStage, LayerPrice, Option, StageTable
-from autopar.passes.stage.ranges import Ranges
 from autopar.schedule.grid import Grid
 from autopar.schedule.simulate import simulate
 from autopar.schedule.table import SCHEDULES, device_order, in_flight
@@ -31,7 +30,7 @@ class StageSums:
 
 
 def chunks_of(schedule: str) -> int:
-    """How many stages the search puts on each device of a schedule."""
+    """The number of stages that the search puts on each device of a schedule."""
     return SCHEDULES[schedule].usual_chunks
 
 
@@ -43,16 +42,16 @@ class Candidate:
     """
 
     table: StageTable
-    ranges: Ranges
+    costs: IntervalCosts
     family: int
-    parts: tuple[Part, ...]
+    parts: tuple[Interval, ...]
     schedule: str
     tight: bool
 
     @property
     def microbatches(self) -> int:
         """m, microbatches of a step."""
-        return self.ranges.microbatches
+        return self.costs.microbatches
 
     @property
     def chunks(self) -> int:
@@ -66,7 +65,7 @@ class Candidate:
 
     @property
     def task_count(self) -> int:
-        """How many tasks a simulation has to run."""
+        """The number of tasks of a simulation."""
         return (3 if self._splits else 2) * len(self.parts) * self.microbatches
 
     @cached_property
@@ -79,14 +78,16 @@ class Candidate:
         """The price of each stage, with the dispatch of F, I and, where it is a task, W."""
         second = self.table.task_seconds
         tasks = (second, second, second if self._splits else 0.0)
-        return tuple(_added(self.ranges.options[part.option], part, tasks) for part in self.parts)
+        return tuple(
+            _sum_stage(self.costs.options[part.option], part, tasks) for part in self.parts
+        )
 
     @cached_property
     def pace_seconds(self) -> float:
-        """At the least, the seconds between two microbatches.
+        """Least seconds between two microbatches, w in `dynamic`.
 
-        That is what the slowest device or the busiest wire takes for one; or, with so many in
-        flight as the schedule has on a device, the round trips from its stages over their number.
+        That is the slowest device or the busiest wire; or, by Little's law, the round trips from
+        the stages of a device over the microbatches that its schedule has in flight there.
         """
         held = [0.0] * self.devices
         for trip, device in zip(self._trips, self.device_of, strict=True):
@@ -100,18 +101,18 @@ class Candidate:
 
     @cached_property
     def formula_seconds(self) -> float:
-        """m - 1 times the pace, the slowest device once, the gaps of the others, and the cuts.
+        """(m-1) pace + slowest device + gaps of the others / v + 2 * cuts.
 
-        v chunks a device divide the gaps by v. With one, and where no weight gradient fills the
-        gaps, this is what the dynamic program minimises, for links where they are.
+        With one chunk a device (v = 1), and no weight gradients in the gaps, this is what the
+        dynamic program minimises, but with the links that really lie between the blocks.
         """
-        busy, ranges = self._busy_seconds, self.ranges
+        busy, costs = self._busy_seconds, self.costs
         gap = gap_of(self.schedule)
         gaps, whole = [0.0] * self.devices, [0.0] * self.devices
         for part, device in zip(self.parts, self.device_of, strict=True):
             at = part.option, part.first, part.last
-            whole[device] += float(ranges.whole[at])
-            waits = gap_seconds(gap, ranges.whole[at], ranges.forward[at], ranges.weight[at])
+            whole[device] += float(costs.whole[at])
+            waits = gap_seconds(gap, costs.whole[at], costs.forward[at], costs.weight[at])
             gaps[device] += float(waits)
         slowest = max(range(self.devices), key=busy.__getitem__)
         others = (sum(gaps) - gaps[slowest]) / self.chunks
@@ -154,15 +155,15 @@ class Candidate:
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
         """The devices of each of the schedule's devices."""
-        table, ranges = self.table, self.ranges
+        table, costs = self.table, self.costs
         firsts = self.parts[: self.devices]
-        shapes = [table.submeshes[int(ranges.submesh[part.option])] for part in firsts]
+        shapes = [table.submeshes[int(costs.submesh[part.option])] for part in firsts]
         return place(table.cluster, shapes)
 
     @property
     def stages(self) -> tuple[ChosenStage, ...]:
         """The stages as the answer has them."""
-        options = self.ranges.options
+        options = self.costs.options
         return tuple(
             ChosenStage(
                 part.first,
@@ -178,7 +179,7 @@ class Candidate:
 
     @property
     def _splits(self) -> bool:
-        """Whether I and W are tasks of their own."""
+        """True if I and W are tasks of their own."""
         return SCHEDULES[self.schedule].needs_split
 
     @cached_property
@@ -188,10 +189,10 @@ class Candidate:
 
     @cached_property
     def _busy_seconds(self) -> list[float]:
-        """What each device takes for one microbatch, with a share of what is done once."""
+        """Seconds of each device for one microbatch, with a share of the work done once a step."""
         busy = [0.0] * self.devices
         for part, device in zip(self.parts, self.device_of, strict=True):
-            busy[device] += float(self.ranges.seconds[part.option, part.first, part.last])
+            busy[device] += float(self.costs.seconds[part.option, part.first, part.last])
         return busy
 
     @cached_property
@@ -213,8 +214,8 @@ class Candidate:
 
     @cached_property
     def _wires(self) -> list[tuple[Link, int]]:
-        """Behind each stage but the last: its link, and the bytes of a microbatch that cross it."""
-        devices, cut_bytes = self.device_of, self.ranges.batch.cut_bytes
+        """Link and bytes of a microbatch behind each stage but the last."""
+        devices, cut_bytes = self.device_of, self.costs.batch.cut_bytes
         return [
             (
                 link_between(self.table.cluster, self.blocks[left], self.blocks[right]),
@@ -232,7 +233,7 @@ class Candidate:
         return tuple(map(sum, zip(held, fixed, working, strict=True)))
 
 
-def _added(option: Option, part: Part, tasks: tuple[float, float, float]) -> StageSums:
+def _sum_stage(option: Option, part: Interval, tasks: tuple[float, float, float]) -> StageSums:
     layers: tuple[LayerPrice, ...] = option.layers[part.first : part.last + 1]
     return StageSums(
         forward=sum(layer.forward_seconds for layer in layers) + tasks[0],

@@ -34,8 +34,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from autopar.passes.stage.gaps import Gap, gap_seconds
-from autopar.passes.stage.ranges import Floats, Ints, Ranges
+from autopar.passes.stage.interval_costs import Floats, Gap, IntervalCosts, Ints, gap_seconds
 
 # Thresholds so near to each other are one; a number of stages that is not the best is searched
 # no nearer than the second.
@@ -44,8 +43,8 @@ _NEAR = 3e-3
 
 
 @dataclass(frozen=True)
-class Part:
-    """Layers first..last under an option of `Ranges`."""
+class Interval:
+    """Layers first..last under an option of `IntervalCosts`."""
 
     first: int
     last: int
@@ -54,13 +53,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Field:
-    """One dynamic program: which options mix, on how many devices, and what each stage bears.
+    """Input of one dynamic program: the options that mix, their devices, and what each stage bears.
 
-    Column o stands for `options[o]` of the ranges, on `devices[o]` devices. `price[o, i, j]` are
+    Column o stands for `options[o]` of the costs, on `devices[o]` devices. `price[o, i, j]` are
     the seconds of layers i..j, infinite where it cannot be or another column serves better;
     `waits[o, i, j]` the part that others wait for; `bears[o, i, j]` the most microbatches in
-    flight. A stage with s stages from it to the last has `flights[s]`. `cut` is as in `Ranges`, by
-    column. `thresholds` are all that can be slowest, rising.
+    flight. A stage with s stages from it to the last has `flights[s]`. `cut` is as in
+    `IntervalCosts`, by column. `thresholds` are all seconds that can be slowest, rising.
     """
 
     options: Ints
@@ -80,7 +79,7 @@ class Field:
 
 
 def time_field(
-    ranges: Ranges,
+    costs: IntervalCosts,
     family: Mapping[int, int],
     flights: Sequence[int],
     memory_bytes: int,
@@ -91,13 +90,13 @@ def time_field(
     `family` has the devices of each submesh, by its number; `flights[s - 1]` is the number of
     microbatches in flight s stages from the end.
     """
-    bears = np.clip(ranges.most_in_flight(memory_bytes), -1, ranges.microbatches)
-    waits = gap_seconds(gap, ranges.whole, ranges.forward, ranges.weight)
-    useless = _outdone(ranges, waits, bears) | (bears < min(flights))
-    price = np.where(useless, np.inf, ranges.seconds)
-    alive = np.isin(ranges.submesh, list(family)) & np.isfinite(price).any(axis=(1, 2))
+    bears = np.clip(costs.most_in_flight(memory_bytes), -1, costs.microbatches)
+    waits = gap_seconds(gap, costs.whole, costs.forward, costs.weight)
+    useless = _outdone(costs, waits, bears) | (bears < min(flights))
+    price = np.where(useless, np.inf, costs.seconds)
+    alive = np.isin(costs.submesh, list(family)) & np.isfinite(price).any(axis=(1, 2))
     options = np.flatnonzero(alive)
-    cut = ranges.cut[:, ranges.submesh[options]]
+    cut = costs.cut[:, costs.submesh[options]]
     return Field(
         options,
         price[options],
@@ -105,34 +104,34 @@ def time_field(
         bears[options],
         np.array([0, *flights], dtype=np.int64),
         cut,
-        np.array([family[u] for u in ranges.submesh[options].tolist()], dtype=np.int64),
-        ranges.device_count,
+        np.array([family[u] for u in costs.submesh[options].tolist()], dtype=np.int64),
+        costs.device_count,
         _thresholds(price[options], cut[1]),
     )
 
 
 def _thresholds(*prices: Floats) -> Floats:
-    """Every finite price, rising; near-equal ones by their largest."""
+    """The finite prices, rising; near-equal ones by their largest."""
     values = np.unique(np.concatenate([array[np.isfinite(array)] for array in prices]))
     apart = np.flatnonzero(np.diff(values) > _SAME * values[1:])
     lasts: Floats = values[np.append(apart, len(values) - 1)] if len(values) else values
     return lasts
 
 
-def _outdone(ranges: Ranges, waits: Floats, bears: Ints) -> npt.NDArray[np.bool_]:
-    """Where another option of the submesh is as good in every way, and better or listed before."""
+def _outdone(costs: IntervalCosts, waits: Floats, bears: Ints) -> npt.NDArray[np.bool_]:
+    """True where another option of the submesh is as good in every way, and better or before."""
     outdone = np.zeros(waits.shape, dtype=np.bool_)
-    for u in np.unique(ranges.submesh).tolist():
-        mine = np.flatnonzero(ranges.submesh == u).tolist()
+    for u in np.unique(costs.submesh).tolist():
+        mine = np.flatnonzero(costs.submesh == u).tolist()
         for o, other in itertools.permutations(mine, 2):
             as_good = (
-                (ranges.seconds[other] <= ranges.seconds[o])
+                (costs.seconds[other] <= costs.seconds[o])
                 & (waits[other] <= waits[o])
                 & (bears[other] >= bears[o])
             )
             if other > o:
                 as_good &= (
-                    (ranges.seconds[other] < ranges.seconds[o])
+                    (costs.seconds[other] < costs.seconds[o])
                     | (waits[other] < waits[o])
                     | (bears[other] > bears[o])
                 )
@@ -168,7 +167,7 @@ class Frontier:
 
 @dataclass(frozen=True)
 class Pace:
-    """How the formula goes on from F: m, k(s) for s = 1.. stages in all, and what g is of t."""
+    """The rest of the formula after F: m, k(s) for s = 1.. stages in all, and the part g of t."""
 
     microbatches: int
     windows: tuple[int, ...]
@@ -197,6 +196,7 @@ def find_frontier(field: Field, pace: Pace, cutoff: float, only: int | None = No
         return found
     wanted = slice(only, only + 1) if only else slice(1, None)
 
+    # Step 1: F at one threshold, and the best seconds of each number of stages with it.
     def filled(k: int) -> Floats:
         sums = fill(field, thresholds[k], field.most_stages)[:, 0, field.device_count]
         seconds = pace.seconds(sums, thresholds[k])
@@ -206,8 +206,9 @@ def find_frontier(field: Field, pace: Pace, cutoff: float, only: int | None = No
         found.cutoff = min(found.cutoff, float(found.seconds[wanted].min()))
         return sums
 
+    # Step 2: the bound. F falls as w rises, so F at the upper end bounds all of the half below it.
     def hopeless(sums: Floats, k: int) -> bool:
-        """Whether nothing from threshold k up to the one of `sums` is worth filling."""
+        """True if nothing from threshold k up to the one of `sums` is worth filling."""
         if (pace.microbatches - 1) * thresholds[k] >= found.cutoff:
             return True
         bound = pace.seconds(sums, thresholds[k])[wanted]
@@ -215,7 +216,7 @@ def find_frontier(field: Field, pace: Pace, cutoff: float, only: int | None = No
         close = np.where(best > found.cutoff, 1 - _NEAR, 1 - _SAME)
         return bool(np.all(~(bound < best * close)))
 
-    # Halves to look at: the sums at the upper end, and the thresholds from low up to before high.
+    # Step 3: bisection. Each half has the sums at its upper end and the thresholds low .. high - 1.
     last = len(thresholds) - 1
     halves = [(filled(last), 0, last)]
     while halves:
@@ -229,10 +230,10 @@ def find_frontier(field: Field, pace: Pace, cutoff: float, only: int | None = No
     return found
 
 
-def trace_back(field: Field, stages: int, threshold: float) -> tuple[Part, ...]:
-    """The parts of a partition with the least sum; of equals, small submeshes and few layers."""
+def trace_back(field: Field, stages: int, threshold: float) -> tuple[Interval, ...]:
+    """Trace the stages of least F back; of equals, small submeshes and few layers."""
     sums = fill(field, threshold, stages)
-    parts: list[Part] = []
+    parts: list[Interval] = []
     i, d = 0, field.device_count
     for s in range(stages, 0, -1):
         wires = np.maximum(field.cut[1, :, i, None], field.cut[1, :, i + 1 :])
@@ -245,22 +246,26 @@ def trace_back(field: Field, stages: int, threshold: float) -> tuple[Part, ...]:
         cuts = field.cut[0, :, i, None] + field.cut[0, :, i + 1 :]
         totals = np.where(legal, field.waits[:, i, i:] + cuts + rest, np.inf)
         o, width = divmod(int(np.argmin(totals)), totals.shape[1])
-        parts.append(Part(i, i + width, int(field.options[o])))
+        parts.append(Interval(i, i + width, int(field.options[o])))
         i, d = i + width + 1, d - int(field.devices[o])
     return tuple(parts)
 
 
-def least_memory(
-    ranges: Ranges, family: Mapping[int, int], flights: Sequence[int], below: int, only: int | None
-) -> tuple[int, tuple[Part, ...]] | None:
-    """The least bytes of a device that stages fit, and such stages; None if not less than `below`.
+def min_memory(
+    costs: IntervalCosts,
+    family: Mapping[int, int],
+    flights: Sequence[int],
+    below: int,
+    only: int | None,
+) -> tuple[int, tuple[Interval, ...]] | None:
+    """Bisect the least memory of a device that stages fit; None if it is not less than `below`.
 
-    Of any number of stages, the fewest, or of `only` one.
+    Gives back the bytes and the stages: of any number the fewest, or exactly `only`.
     """
     wanted = slice(only, only + 1) if only else slice(1, None)
 
-    def fitting(nbytes: int) -> tuple[Part, ...]:
-        field = time_field(ranges, family, flights, nbytes)
+    def fitting(nbytes: int) -> tuple[Interval, ...]:
+        field = time_field(costs, family, flights, nbytes)
         if not len(field.thresholds):
             return ()
         slowest = float(field.thresholds[-1])

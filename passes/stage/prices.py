@@ -1,7 +1,7 @@
-"""What the stage search reads, the price of every layer on every submesh, and what it answers.
+"""Input and answer of the stage search: the price of every layer on every submesh, and the choice.
 
-Whoever fills a `StageTable` prices one layer at a time: layers that are equal share one
-`LayerPrice`, and a range of layers is priced by adding (working bytes: by the largest). Letters:
+A `StageTable` is filled one layer at a time: layers that are equal share one `LayerPrice`, and an
+interval of layers is priced by adding (working bytes: by the largest). Letters:
 m microbatches of a step, p stages, F forward, I and W the input- and weight-gradient halves of a
 backward.
 """
@@ -18,7 +18,7 @@ from autopar.ir.mesh import MeshShape
 
 @dataclass(frozen=True)
 class LayerPrice:
-    """One layer on one device of a submesh, for one microbatch: seconds and bytes.
+    """Seconds and bytes of a layer on one device of a submesh, for one microbatch.
 
     `once_seconds` are spent once a step: gradient reductions and the update. `fixed_bytes` are
     held throughout (parameters, optimizer state, gradient accumulators), `activation_bytes` from
@@ -43,11 +43,11 @@ class LayerPrice:
 
 @dataclass(frozen=True)
 class Option:
-    """One way to run layers on a submesh: a logical mesh, and whether forwards are recomputed.
+    """A logical mesh to run layers on, with the prices of all layers.
 
-    With `recompute` the prices of `layers` have the second forward in I and fewer activations.
-    `recipe` is what the shardings behind the prices were restricted to, and with `partial_sums`
-    gradients are combined over devices once a step.
+    With `recompute` these have the second forward in I and fewer activations. `recipe` restricts
+    the shardings behind the prices, and with `partial_sums` gradients are combined over devices
+    once a step.
     """
 
     mesh: MeshShape
@@ -72,12 +72,12 @@ class BatchPrices:
 
 @dataclass(frozen=True)
 class StageTable:
-    """Everything that the search reads.
+    """Prices, submeshes, schedules and limits: all that the search reads.
 
     `memory_bytes` is the budget of one device. `batches` has one entry for each number of
-    microbatches to try. `schedules` are the names that the loss allows. `task_seconds` is what
-    dispatching one F, B, I or W takes beside its layers. No stage may end at the boundaries
-    `joined` (boundary b lies between layers b and b + 1).
+    microbatches to try. `schedules` are the names that the loss allows. `task_seconds` is the
+    dispatch of one F, B, I or W. No stage may end at the boundaries `joined` (boundary b lies
+    between layers b and b + 1).
     """
 
     cluster: Cluster
@@ -90,7 +90,7 @@ class StageTable:
 
     @property
     def layer_count(self) -> int:
-        """How many layers there are."""
+        """The number of layers."""
         return len(self.batches[0].cut_bytes) + 1
 
     def verify(self) -> None:
@@ -121,7 +121,7 @@ def _check_options(
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the user fixed; None leaves it to the search."""
+    """The user's choices; None leaves one to the search."""
 
     stages: int | None = None
     microbatches: int | None = None
@@ -147,7 +147,7 @@ class ChosenStage:
 
 @dataclass(frozen=True)
 class Choice:
-    """Stages in the order of their layers, with what runs them and what that takes.
+    """Stages in the order of their layers, with their schedule, seconds and bytes.
 
     With `chunks` v > 1 there are v stages on each block of devices. `seconds` is the simulated
     step, `formula_seconds` what the formula gave before that, and `peak_bytes` the most bytes on

@@ -1,42 +1,118 @@
-"""The joint search: stages, submeshes, logical meshes, microbatches, schedule and recomputation."""
+"""Search of stages, submeshes, logical meshes, microbatches, schedule and recomputation together.
+
+    table of prices --> 1. space: what the user and the cluster allow
+                        2. seeds: for each (m, schedules alike, family, number of stages) the
+                           partition of least formula seconds, by `dynamic`; for schedules of
+                           several chunks an even cut
+                        3. simulation: seeds wait in a line by formula seconds; the next is traced
+                           to its stages, checked for memory and simulated; one that does not fit
+                           is replaced by the best that does; until enough are simulated
+                        4. answer: the fastest simulated; or the reason why there is none
+
+The formula costs microseconds a partition and is a few per cent off; the simulator is exact for
+the schedule and costs a second for a million tasks. So the formula proposes and it disposes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from autopar.cluster.submesh import submesh_families
-from autopar.errors import InfeasibleError, MemoryLimitError
+from autopar.errors import InfeasibleError, MemoryLimitError, ScheduleError
 from autopar.ir.text import show_bytes, show_seconds
-from autopar.passes.stage.dynamic import Part, least_memory
+from autopar.passes.stage.candidates import Candidate, chunks_of
+from autopar.passes.stage.dynamic import (
+    Field,
+    Interval,
+    Pace,
+    find_frontier,
+    min_memory,
+    time_field,
+    trace_back,
+)
+from autopar.passes.stage.interval_costs import (
+    Floats,
+    Gap,
+    IntervalCosts,
+    Ints,
+    gap_of,
+    interval_costs,
+)
 from autopar.passes.stage.prices import Choice, Ranked, StageTable, Wanted
-from autopar.passes.stage.ranges import Ranges, read_ranges
-from autopar.passes.stage.rank import Ranking
-from autopar.passes.stage.seeds import Family, Space, chunk_seeds, flat_seeds, groups, one_stage
-from autopar.schedule.table import SCHEDULES
+from autopar.schedule.grid import Grid
+from autopar.schedule.table import SCHEDULES, device_order, in_flight, make_grid
 
-# So many runners-up are told of.
+# So many runners-up are reported.
 _OTHERS = 8
+# So many candidates of a schedule are simulated, and so many tasks in all; none to which the
+# formula, which is a few per cent off, gives so many times the best.
+_TRIES = 6
+_TASKS = 1_000_000
+_FAR = 1.1
+# Seconds that differ by less are the same.
+_DIGITS = 9
+# The devices of submeshes, by number, that tile the cluster in any mixture.
+Family = Mapping[int, int]
 
 
 def search(table: StageTable, wanted: Wanted = Wanted()) -> Ranked:
-    """The choice that a simulation finds fastest of the best that the formula found.
+    """Find the fastest stages by simulation, among the best by formula.
 
-    Raises MemoryLimitError where nothing fits the devices, with the least that any stages need;
-    InfeasibleError where what is wanted cannot be made of these layers, devices or schedules.
+    Raises MemoryLimitError if nothing fits the devices, with the least that any stages need;
+    InfeasibleError if the wish cannot be met by these layers, devices or schedules.
     """
     table.verify()
     space = _space(table, wanted)
     ranking = Ranking(space)
     ranking.run(one_stage(space), (*flat_seeds(space), *chunk_seeds(space)))
     if not ranking.choices:
-        raise _nothing(space, ranking)
+        raise _refusal(space, ranking)
     best, *others = ranking.ranked()
-    sentence = _sentence(best, others, len(ranking.choices))
+    sentence = _summary(best, others, len(ranking.choices))
     return Ranked(best, tuple(others[:_OTHERS]), len(ranking.choices), sentence)
 
 
-def _space(table: StageTable, wanted: Wanted) -> Space:
-    """What is wanted of the table; refuses what the table cannot give."""
+# -- 1. the space --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class SearchSpace:
+    """The part of a table that is searched.
+
+    `batches` are the costs of each number of microbatches; `stages` is None for any number.
+    """
+
+    table: StageTable
+    batches: tuple[IntervalCosts, ...]
+    families: tuple[Family, ...]
+    schedules: tuple[str, ...]
+    stages: int | None
+
+    @property
+    def flat(self) -> tuple[str, ...]:
+        """The schedules with one stage on a device."""
+        return tuple(s for s in self.schedules if chunks_of(s) == 1)
+
+    @property
+    def chunked(self) -> tuple[str, ...]:
+        """The schedules with more."""
+        return tuple(s for s in self.schedules if chunks_of(s) > 1)
+
+    @property
+    def most_stages(self) -> int:
+        """The most stages of a flat schedule."""
+        pieces = self.table.layer_count - len(set(self.table.joined))
+        return self.stages or min(pieces, self.table.cluster.device_count)
+
+
+def _space(table: StageTable, wanted: Wanted) -> SearchSpace:
+    """Cut the table down to the user's wishes; refuses those that it cannot meet."""
     batches = [b for b in table.batches if wanted.microbatches in (None, b.microbatches)]
     if not batches:
         priced = ", ".join(str(b.microbatches) for b in table.batches)
@@ -52,8 +128,8 @@ def _space(table: StageTable, wanted: Wanted) -> Space:
     families = _families(table)
     if wanted.stages:
         _check_stages(table, families, wanted.stages)
-    ranges = tuple(read_ranges(table, batch) for batch in batches)
-    return Space(table, ranges, families, schedules, wanted.stages)
+    costs = tuple(interval_costs(table, batch) for batch in batches)
+    return SearchSpace(table, costs, families, schedules, wanted.stages)
 
 
 def _families(table: StageTable) -> tuple[Family, ...]:
@@ -87,7 +163,7 @@ def _check_stages(table: StageTable, families: Sequence[Family], stages: int) ->
 
 
 def _stage_counts(family: Family, every: int) -> set[int]:
-    """How many submeshes can add up to all devices."""
+    """The numbers of submeshes that can add up to all devices."""
     counts: list[set[int]] = [{0}, *(set[int]() for _ in range(every))]
     for total in range(1, every + 1):
         for devices in family.values():
@@ -96,10 +172,446 @@ def _stage_counts(family: Family, every: int) -> set[int]:
     return counts[every]
 
 
-def _nothing(space: Space, ranking: Ranking) -> InfeasibleError:
-    """Why no candidate is left."""
+# -- 2. seeds of candidates ----------------------------------------------------------------------
+
+
+def one_stage(space: SearchSpace) -> Candidate | None:
+    """The best of one stage, under the schedule that keeps least; None if there is none."""
+    if space.stages not in (None, 1) or not space.flat:
+        return None
+    candidates = (
+        Candidate(space.table, costs, 0, (Interval(0, costs.layer_count - 1, o),), schedule, False)
+        for costs in space.batches
+        for o, option in enumerate(costs.options)
+        if option.mesh.device_count == space.table.cluster.device_count
+        for schedule in space.flat
+    )
+    fit = (c for c in candidates if max(c.formula_bytes) <= space.table.memory_bytes)
+    return min(fit, key=lambda c: (c.formula_seconds, c.formula_bytes), default=None)
+
+
+@dataclass(frozen=True)
+class ScheduleGroup:
+    """Schedules of one stage a device that the formula does not tell apart.
+
+    `flights` are the microbatches in flight s = 1.. stages before the end, `windows` those on the
+    first of s stages in all.
+    """
+
+    schedules: tuple[str, ...]
+    gap: Gap
+    flights: tuple[int, ...]
+    windows: tuple[int, ...]
+
+
+def schedule_groups(
+    schedules: Sequence[str], microbatches: int, most: int
+) -> tuple[ScheduleGroup, ...]:
+    """Group schedules that have as many microbatches in flight.
+
+    A count that depends on how many stages come before is the least over them, so that no stages
+    are left out that may fit.
+    """
+    found: dict[tuple[Gap, tuple[int, ...], tuple[int, ...]], tuple[str, ...]] = {}
+    for name in schedules:
+        counts = [in_flight(name, stages, microbatches, 1) for stages in range(1, most + 1)]
+        flights = tuple(
+            min(row[len(row) - s] for row in counts[s - 1 :]) for s in range(1, most + 1)
+        )
+        key = gap_of(name), flights, tuple(row[0] for row in counts)
+        found[key] = (*found.get(key, ()), name)
+    return tuple(ScheduleGroup(names, *key) for key, names in found.items())
+
+
+def flat_seeds(space: SearchSpace) -> tuple[FlatSeed, ...]:
+    """The best partition of every number of microbatches and stages, for every group of schedules.
+
+    Large numbers of microbatches come first: they soon give the bound that cuts the others short.
+    """
+    seeds: list[FlatSeed] = []
+    cutoff = math.inf
+    for costs in sorted(space.batches, key=lambda r: -r.microbatches):
+        for group in schedule_groups(space.flat, costs.microbatches, space.most_stages):
+            for f in range(len(space.families)):
+                field = _field(space, costs, f, group.flights, group.gap)
+                pace = Pace(costs.microbatches, group.windows, group.gap)
+                found = find_frontier(field, pace, cutoff, space.stages)
+                cutoff = found.cutoff
+                # A bubble term that is less than its stage is in F for the slowest stage too.
+                twice = np.where(group.gap is Gap.WHOLE, 0.0, found.threshold)
+                for stages in np.flatnonzero(np.isfinite(found.seconds)).tolist():
+                    threshold = float(found.threshold[stages])
+                    seconds = float(found.seconds[stages] - twice[stages])
+                    seeds.append(
+                        FlatSeed(
+                            space, group.schedules, field, costs, f, stages, threshold, seconds
+                        )
+                    )
+    return tuple(seeds)
+
+
+@dataclass(frozen=True, eq=False)
+class FlatSeed:
+    """A number of stages at the threshold that is best for it.
+
+    `schedules` are those that the formula does not tell apart.
+    """
+
+    space: SearchSpace
+    schedules: tuple[str, ...]
+    field: Field
+    costs: IntervalCosts
+    family: int
+    devices: int
+    threshold: float
+    formula_seconds: float
+
+    @property
+    def microbatches(self) -> int:
+        """m, microbatches of a step."""
+        return self.costs.microbatches
+
+    def candidates(self) -> Iterator[Candidate]:
+        """Its stages under each of its schedules."""
+        parts = trace_back(self.field, self.devices, self.threshold)
+        for schedule in self.schedules:
+            yield Candidate(self.space.table, self.costs, self.family, parts, schedule, False)
+
+
+def chunk_seeds(space: SearchSpace) -> tuple[ChunkSeed, ...]:
+    """For every chunked schedule, number of microbatches, submesh and logical mesh."""
+    return tuple(
+        ChunkSeed(space, costs, f, every // devices, options, schedule)
+        for schedule in space.chunked
+        for costs in space.batches
+        for f, family in enumerate(space.families)
+        for every in (space.table.cluster.device_count,)
+        for submesh, devices in family.items()
+        if _divides(space, every, devices, schedule)
+        for options in _same_mesh(costs, submesh)
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkSeed:
+    """Equal submeshes under one logical mesh, for one schedule of several chunks."""
+
+    space: SearchSpace
+    costs: IntervalCosts
+    family: int
+    devices: int
+    options: tuple[int, ...]
+    schedule: str
+
+    @property
+    def microbatches(self) -> int:
+        """m, microbatches of a step."""
+        return self.costs.microbatches
+
+    @property
+    def formula_seconds(self) -> float:
+        """Seconds if all devices took the same and there were no bubbles: a lower bound."""
+        whole = self.costs.seconds[list(self.options), 0, -1].min()
+        return self.microbatches * float(whole) / self.devices
+
+    def candidates(self) -> Iterator[Candidate]:
+        """Its most even chunks, as if memory were plentiful."""
+        count = self.devices * chunks_of(self.schedule)
+        parts = even_chunks(self.costs, self.options, count)
+        if parts:
+            yield Candidate(self.space.table, self.costs, self.family, parts, self.schedule, False)
+
+
+Seed = FlatSeed | ChunkSeed
+
+
+def _divides(space: SearchSpace, every: int, devices: int, schedule: str) -> bool:
+    """True if equal submeshes of so many devices give a wanted number of stages."""
+    count = every // devices
+    pieces = space.table.layer_count - len(set(space.table.joined))
+    wanted = count == space.stages if space.stages else count > 1 or every == 1
+    return every % devices == 0 and wanted and count * chunks_of(schedule) <= pieces
+
+
+def _same_mesh(costs: IntervalCosts, submesh: int) -> list[tuple[int, ...]]:
+    """The options of a submesh, those of one logical mesh together."""
+    groups: dict[object, tuple[int, ...]] = {}
+    for o in np.flatnonzero(costs.submesh == submesh).tolist():
+        mesh = costs.options[o].mesh
+        groups[mesh] = (*groups.get(mesh, ()), o)
+    return list(groups.values())
+
+
+def _field(
+    space: SearchSpace, costs: IntervalCosts, family: int, flights: Sequence[int], gap: Gap
+) -> Field:
+    return time_field(costs, space.families[family], flights, space.table.memory_bytes, gap)
+
+
+# -- chunks: the most even cut -------------------------------------------------------------------
+
+
+def even_chunks(
+    costs: IntervalCosts, options: Sequence[int], count: int, bears: Sequence[Ints] | None = None
+) -> tuple[Interval, ...] | None:
+    """Cut layers into `count` even chunks in order, each under the fastest of `options` that fits.
+
+    The chunks that share a device are the schedule's choice, so that no recurrence over layers in
+    order sees the load of a device. As a heuristic the slowest chunk is made as fast as it can be,
+    and of such cuts one with the least sum of squares is taken. `bears[c]`, an array [o, i, j] for
+    chunk c, is 0 where option o does not fit the chunk. None if there are no such chunks.
+    """
+    mine = list(options)
+    seconds: list[Floats] = []
+    for c in range(count):
+        legal = bears[c][mine] != 0 if bears else np.True_
+        seconds.append(np.where(legal, costs.seconds[mine], np.inf))
+    fastest = [chunk.min(axis=0) for chunk in seconds]
+    slowest = _least_maximum(fastest)
+    if not np.isfinite(slowest):
+        return None
+    parts: list[Interval] = []
+    for c, (first, last) in enumerate(_most_even(fastest, slowest)):
+        option = mine[int(seconds[c][:, first, last].argmin())]
+        parts.append(Interval(first, last, option))
+    return tuple(parts)
+
+
+def _least_maximum(fastest: Sequence[Floats]) -> float:
+    """Seconds of the slowest chunk, at best."""
+    count = len(fastest[0])
+    least = np.full(count + 1, np.inf)
+    least[count] = 0.0
+    for seconds in reversed(fastest):
+        least[:count] = np.maximum(seconds, least[1:]).min(axis=1)
+        least[count] = np.inf
+    return float(least[0])
+
+
+def _most_even(fastest: Sequence[Floats], slowest: float) -> list[tuple[int, int]]:
+    """First and last layers of chunks that take no more than `slowest`, by least squares."""
+    count = len(fastest[0])
+    sums = [np.full(count + 1, np.inf)]
+    sums[0][count] = 0.0
+    squares = [np.where(seconds <= slowest, seconds**2, np.inf) for seconds in fastest]
+    for square in reversed(squares):
+        sums.append(np.append((square + sums[-1][1:]).min(axis=1), np.inf))
+    cuts: list[tuple[int, int]] = []
+    first = 0
+    for square, rest in zip(squares, reversed(sums[:-1]), strict=True):
+        last = int((square[first] + rest[1:]).argmin())
+        cuts.append((first, last))
+        first = last + 1
+    return cuts
+
+
+# -- 3. simulation, best formula first -----------------------------------------------------------
+
+
+@dataclass
+class Ranking:
+    """The line of waiting candidates, and the choices that were simulated and fit.
+
+    `least_bytes` is the least peak of a device among simulated candidates that do not fit;
+    `refusals` are the errors of schedules that refuse a number of microbatches.
+    """
+
+    space: SearchSpace
+    choices: list[Choice] = field(default_factory=lambda: list[Choice]())
+    tries: Counter[str] = field(default_factory=lambda: Counter[str]())
+    tasks: int = 0
+    least_bytes: float = float("inf")
+    refusals: list[str] = field(default_factory=lambda: list[str]())
+    _line: list[tuple[float, int, int, int, int, Seed | Candidate]] = field(
+        default_factory=lambda: list[tuple[float, int, int, int, int, Seed | Candidate]]()
+    )
+    _grids: dict[tuple[str, int, int], Grid | None] = field(
+        default_factory=lambda: dict[tuple[str, int, int], Grid | None]()
+    )
+    _met: set[object] = field(default_factory=lambda: set[object]())
+    _arrivals: int = 0
+
+    @property
+    def best_seconds(self) -> float:
+        """The least seconds so far."""
+        return min((choice.seconds for choice in self.choices), default=float("inf"))
+
+    def run(self, alone: Candidate | None, seeds: Sequence[Seed]) -> None:
+        """Take seeds and candidates by their turns until enough are simulated or none is left.
+
+        One stage, which every pipeline must beat, comes first.
+        """
+        if alone and self._is_new(alone):
+            self._try(alone)
+        for seed in seeds:
+            self._wait(seed)
+        while self._line and not self._enough(self._line[0][0]):
+            lead = heapq.heappop(self._line)[-1]
+            if isinstance(lead, Candidate):
+                self._try(lead)
+            else:
+                for candidate in lead.candidates():
+                    self._wait(candidate)
+
+    def _wait(self, lead: Seed | Candidate) -> None:
+        order = len(SCHEDULES)
+        if isinstance(lead, Candidate):
+            if not self._is_new(lead):
+                return
+            order = list(SCHEDULES).index(lead.schedule)
+        self._arrivals += 1
+        place = (lead.formula_seconds, lead.devices, lead.microbatches, order, self._arrivals)
+        heapq.heappush(self._line, (*place, lead))
+
+    def _is_new(self, candidate: Candidate) -> bool:
+        """True if these stages are met for the first time under this schedule."""
+        key = (candidate.microbatches, candidate.parts, candidate.schedule)
+        new = key not in self._met
+        self._met.add(key)
+        return new
+
+    def _enough(self, formula_seconds: float) -> bool:
+        """True if the rest of the line, from so many formula seconds on, is left out."""
+        if not self.choices:
+            return False
+        if formula_seconds > _FAR * self.best_seconds:
+            return True
+        return self.tasks > _TASKS or all(self.tries[s] >= _TRIES for s in self.space.schedules)
+
+    def _try(self, candidate: Candidate) -> None:
+        """Simulate a candidate, unless it cannot be the best or is known not to fit."""
+        hopeless = (candidate.microbatches - 1) * candidate.pace_seconds >= self.best_seconds
+        if hopeless or (self.choices and self.tries[candidate.schedule] >= _TRIES):
+            return
+        grid = self._grid(candidate)
+        if grid is None:
+            return
+        self.tries[candidate.schedule] += 1
+        memory = self.space.table.memory_bytes
+        # Without chunks and split backwards the closed formula is what the simulator counts.
+        exact = candidate.chunks == 1 and not SCHEDULES[candidate.schedule].needs_split
+        if exact and max(candidate.formula_bytes) > memory:
+            self._miss(candidate, max(candidate.formula_bytes))
+            return
+        self.tasks += candidate.task_count
+        seconds, peaks = candidate.simulated(grid)
+        if max(peaks) > memory:
+            self._miss(candidate, max(peaks))
+            return
+        self.choices.append(
+            Choice(
+                candidate.stages,
+                candidate.microbatches,
+                candidate.schedule,
+                candidate.chunks,
+                seconds,
+                candidate.formula_seconds,
+                peaks,
+            )
+        )
+
+    def _miss(self, candidate: Candidate, nbytes: int) -> None:
+        """Let one that fits wait in its place, if there is one."""
+        self.least_bytes = min(self.least_bytes, nbytes)
+        if not candidate.tight:
+            tight = tightened(self.space, candidate)
+            if tight:
+                self._wait(tight)
+
+    def _grid(self, candidate: Candidate) -> Grid | None:
+        """The grid, made once for each schedule and numbers; None where the schedule refuses."""
+        key = (candidate.schedule, candidate.devices, candidate.microbatches)
+        if key not in self._grids:
+            try:
+                self._grids[key] = make_grid(*key, candidate.chunks)
+            except ScheduleError as error:
+                self.refusals.append(str(error))
+                self._grids[key] = None
+        return self._grids[key]
+
+    def ranked(self) -> list[Choice]:
+        """The choices, best first.
+
+        Of equals: fewest stages, then microbatches, least memory, first schedule of the table.
+        """
+        names = list(SCHEDULES)
+        return sorted(
+            self.choices,
+            key=lambda c: (
+                float(f"{c.seconds:.{_DIGITS}g}"),
+                len(c.stages),
+                c.microbatches,
+                max(c.peak_bytes),
+                names.index(c.schedule),
+            ),
+        )
+
+
+# -- a candidate that fits in place of one that does not -----------------------------------------
+
+
+def tightened(space: SearchSpace, candidate: Candidate) -> Candidate | None:
+    """The best of as many stages that fits under the candidate's own schedule; None if none does.
+
+    Chunks each get an equal part of a device's memory, which is stricter than need be.
+    """
+    costs, name = candidate.costs, candidate.schedule
+    flights = in_flight(name, candidate.devices, candidate.microbatches, candidate.chunks)
+    if candidate.chunks > 1:
+        first = candidate.parts[0].option
+        (options,) = [o for o in _same_mesh(costs, int(costs.submesh[first])) if first in o]
+        bears = _shared(candidate, flights)
+        parts = even_chunks(costs, options, len(candidate.parts), bears)
+    else:
+        count = candidate.devices
+        gap = gap_of(name)
+        field = _field(space, costs, candidate.family, flights[::-1], gap)
+        windows = tuple(in_flight(name, p, costs.microbatches, 1)[0] for p in range(1, count + 1))
+        pace = Pace(costs.microbatches, windows, gap)
+        frontier = find_frontier(field, pace, math.inf, count)
+        found = math.isfinite(frontier.seconds[count])
+        parts = trace_back(field, count, float(frontier.threshold[count])) if found else None
+    return replace(candidate, parts=parts, tight=True) if parts else None
+
+
+def _shared(candidate: Candidate, flights: tuple[int, ...]) -> list[Ints]:
+    """The options that fit in each chunk's part of a device."""
+    costs, chunks = candidate.costs, candidate.chunks
+    order = device_order(candidate.schedule, candidate.devices, chunks)
+    spare = candidate.table.memory_bytes - costs.working
+    shares = [-(-flights[device] // chunks) for device in order]
+    return [
+        (chunks * (costs.fixed + share * costs.activation) <= spare).astype(np.int64)
+        for share in shares
+    ]
+
+
+# -- 4. the answer, or why there is none ---------------------------------------------------------
+
+
+def _summary(best: Choice, others: Sequence[Choice], examined: int) -> str:
+    """Describe the best choice, and the best of the other kind: a pipeline, or one stage."""
+    alone = best.devices == 1
+    rivals = [choice for choice in others if (choice.devices == 1) is not alone]
+    rival = f"; {_describe(rivals[0])}" if rivals else ""
+    return f"{_describe(best)}, the best of {examined} that were simulated{rival}."
+
+
+def _describe(choice: Choice) -> str:
+    seconds = show_seconds(choice.seconds)
+    if choice.devices == 1:
+        return f"one stage with {choice.microbatches} microbatches takes {seconds}"
+    chunks = f" in {choice.chunks} chunks each" if choice.chunks > 1 else ""
+    return (
+        f"{choice.devices} stages{chunks} with {choice.microbatches} microbatches under "
+        f"{choice.schedule} take {seconds}"
+    )
+
+
+def _refusal(space: SearchSpace, ranking: Ranking) -> InfeasibleError:
+    """The error that tells why no candidate is left."""
     limit = space.table.memory_bytes
-    least = _least_memory(space)
+    least = _min_memory(space)
     if least and least[0] > limit:
         return MemoryLimitError(
             f"no stages fit the {show_bytes(limit)} of a device: the least that any need is "
@@ -122,59 +634,42 @@ def _nothing(space: Space, ranking: Ranking) -> InfeasibleError:
     )
 
 
-def _least_memory(space: Space) -> tuple[int, str] | None:
+def _min_memory(space: SearchSpace) -> tuple[int, str] | None:
     """The least bytes that the leanest schedule needs on some device, and what needs them."""
     least: tuple[int, str] | None = None
-    for ranges in space.batches:
-        most = 1 + int(ranges.bytes_at(ranges.microbatches).max())
-        for group in groups(space.flat, ranges.microbatches, space.most_stages):
+    for costs in space.batches:
+        most = 1 + int(costs.bytes_at(costs.microbatches).max())
+        for group in schedule_groups(space.flat, costs.microbatches, space.most_stages):
             for family in space.families:
                 below = least[0] if least else most
-                found = least_memory(ranges, family, group.flights, below, space.stages)
+                found = min_memory(costs, family, group.flights, below, space.stages)
                 if found:
                     nbytes, parts = found
-                    least = nbytes, _binding(space, ranges, parts, group.flights)
+                    least = nbytes, _binding(space, costs, parts, group.flights)
     return least
 
 
-def _binding(space: Space, ranges: Ranges, parts: Sequence[Part], flights: Sequence[int]) -> str:
-    """Which stage needs the most, and of what."""
+def _binding(
+    space: SearchSpace, costs: IntervalCosts, parts: Sequence[Interval], flights: Sequence[int]
+) -> str:
+    """Describe the stage that needs the most memory, and what needs it."""
     stages = len(parts)
 
     def needed(s: int) -> int:
         part = parts[s]
         at = part.option, part.first, part.last
-        return int(ranges.bytes_at(flights[stages - 1 - s])[at])
+        return int(costs.bytes_at(flights[stages - 1 - s])[at])
 
     s = max(range(stages), key=needed)
     part = parts[s]
     at = part.option, part.first, part.last
-    option = ranges.options[part.option]
-    submesh = space.table.submeshes[int(ranges.submesh[part.option])]
+    option = costs.options[part.option]
+    submesh = space.table.submeshes[int(costs.submesh[part.option])]
     again = ", forwards recomputed" if option.recompute else ""
     return (
         f"So stage {s} of {stages}, layers {part.first} to {part.last} on {submesh} "
-        f"({option.mesh}{again}) with {ranges.microbatches} microbatches: "
-        f"{show_bytes(int(ranges.fixed[at]))} throughout, {flights[stages - 1 - s]} in flight "
-        f"of {show_bytes(int(ranges.activation[at]))}, and {show_bytes(int(ranges.working[at]))} "
+        f"({option.mesh}{again}) with {costs.microbatches} microbatches: "
+        f"{show_bytes(int(costs.fixed[at]))} throughout, {flights[stages - 1 - s]} in flight "
+        f"of {show_bytes(int(costs.activation[at]))}, and {show_bytes(int(costs.working[at]))} "
         "to work in."
-    )
-
-
-def _sentence(best: Choice, others: Sequence[Choice], examined: int) -> str:
-    """What was found, and the best of the other kind: a pipeline, or one stage."""
-    alone = best.devices == 1
-    rivals = [choice for choice in others if (choice.devices == 1) is not alone]
-    rival = f"; {_told(rivals[0])}" if rivals else ""
-    return f"{_told(best)}, the best of {examined} that were simulated{rival}."
-
-
-def _told(choice: Choice) -> str:
-    seconds = show_seconds(choice.seconds)
-    if choice.devices == 1:
-        return f"one stage with {choice.microbatches} microbatches takes {seconds}"
-    chunks = f" in {choice.chunks} chunks each" if choice.chunks > 1 else ""
-    return (
-        f"{choice.devices} stages{chunks} with {choice.microbatches} microbatches under "
-        f"{choice.schedule} take {seconds}"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autopar.frontend.kernels import dims_apart, on_pieces
+from autopar.frontend.trace.kernels import dims_apart, on_pieces
 from autopar.frontend.traced import Equation
 from autopar.runtime.local.base import Local, LocalRun
 from autopar.runtime.local.rebind import rebind

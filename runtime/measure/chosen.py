@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from autopar.errors import ClusterError
-from autopar.runtime.devices import keep_to_cpu
+from autopar.frontend.devices import keep_to_cpu
 
 FORMS = "'4' (the first four), '0,2,3' (their ids) or 'cpu:8' (eight virtual CPU devices)"
 

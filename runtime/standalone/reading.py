@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from autopar.frontend.written_out import meaning
+from autopar.frontend.trace.written_out import meaning
 
 # ---- reading the step ----
 

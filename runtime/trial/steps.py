@@ -11,9 +11,9 @@ import jax
 import numpy as np
 
 from autopar.errors import VerifyError
-from autopar.frontend.arguments import StepSpec, join_static, split_static
-from autopar.frontend.microbatch import MicrobatchTrace
-from autopar.frontend.trace import plain_steps
+from autopar.frontend.microbatch.part_trace import MicrobatchTrace
+from autopar.frontend.trace.arguments import StepSpec, join_static, split_static
+from autopar.frontend.trace.step import plain_steps
 from autopar.frontend.traced import FlatProgram, TracedStep
 from autopar.ir.mesh import MeshShape
 from autopar.ir.program import Program

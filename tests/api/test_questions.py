@@ -55,8 +55,14 @@ def test_a_step_is_linted() -> None:
     assert "1009" in str(found)
 
 
-def test_a_plan_is_a_card_and_a_page(plan: autopar.Plan, tmp_path: Path) -> None:
-    assert plan._repr_html_().startswith("<")
+def test_a_step_is_a_card_in_a_notebook(plan: autopar.Plan) -> None:
+    assert autopar.parallelize(CASE.step)._repr_html_() == "<pre>step: no plan yet</pre>"
+    step = autopar.parallelize(CASE.step, cluster="8xcpu", plan=plan)
+    assert "autopar-card" in step._repr_html_()
+
+
+def test_a_plan_is_text_in_a_notebook_and_a_page(plan: autopar.Plan, tmp_path: Path) -> None:
+    assert plan._repr_html_().startswith("<pre>plan step on 8xcpu")
     autopar.write_report(plan, tmp_path / "plan.html", against={"same": plan})
     assert "same" in (tmp_path / "plan.html").read_text(encoding="ascii")
     with pytest.raises(autopar.errors.InputError, match="one program, which"):

@@ -6,9 +6,10 @@ import pytest
 
 from autopar.calibrating.calibrate import starting_cluster
 from autopar.calibrating.fitted import Measured, calibrated, refitted
-from autopar.cluster import Cluster, DeviceFacts
+from autopar.cluster import Cluster
 from autopar.cluster.local import local_name
 from autopar.errors import ClusterError
+from autopar.ir.devices import DeviceFacts
 from tests.calibrating.benches import ModelBench, found_on
 
 

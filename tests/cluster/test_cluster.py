@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from autopar.cluster import Cluster, DeviceFacts
+from autopar.cluster import Cluster
 from autopar.cluster.local import local_name
 from autopar.errors import ClusterError
+from autopar.ir.devices import DeviceFacts
 
 NAMES = (
     "8xcpu",

@@ -7,7 +7,7 @@ from autopar.cost.spans import stored_spans
 from autopar.frontend import StepSpec, trace
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
-from autopar.planning import graph_of
+from autopar.planner.plan import graph_of
 from autopar.rules import RuleBook
 from tests.cost.test_memory import dot, element, listing
 from tests.cost.test_memory import graph_of as graph_text

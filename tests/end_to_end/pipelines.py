@@ -18,15 +18,15 @@ from autopar.ir.mesh import MeshShape
 from autopar.passes.base import Setting
 from autopar.passes.layer.fixed import Fixed
 from autopar.passes.lower import program as lowering
-from autopar.passes.lower.outline import grid_of
+from autopar.passes.lower.partition.step_analysis import grid_of
 from autopar.passes.stage.prices import Choice, ChosenStage
-from autopar.request import Request
+from autopar.planner.request import Request
+from autopar.planner.sliced_step import SlicedStep, slice_step
+from autopar.planner.source import Source
+from autopar.planner.stage_programs import StagePrograms, build_stages, stage_plan
 from autopar.runtime.bind import bind_mesh
 from autopar.runtime.pipeline import PipelineExecutor
 from autopar.schedule.table import SCHEDULES, device_order, plain_loop
-from autopar.staging.sliced import Sliced, slice_step
-from autopar.staging.source import Source
-from autopar.staging.stages import Staged, build_stages, stage_plan
 from tests.end_to_end.running import EAGER, STEPS, Leaf, numbers
 from tests.zoo import Case, Optimizer, cases
 from tests.zoo.staged import staged_cases
@@ -69,7 +69,9 @@ class Subject:
     step: Callable[[Any, Any], Any]
     state: Any
     batch: Callable[[int], Any]
-    _sliced: dict[tuple[int, int], Sliced] = field(default_factory=dict[tuple[int, int], Sliced])
+    _sliced: dict[tuple[int, int], SlicedStep] = field(
+        default_factory=dict[tuple[int, int], SlicedStep]
+    )
 
     @property
     def spec(self) -> StepSpec:
@@ -84,7 +86,7 @@ class Subject:
             schedule=layout.schedule,
         )  # fmt: skip
 
-    def sliced(self, layout: Layout) -> Sliced:
+    def sliced(self, layout: Layout) -> SlicedStep:
         """The step cut into microbatches and layers; raises BatchError where it cannot be."""
         request = self.request(layout)
         key = layout.microbatches, request.stages or 1
@@ -128,7 +130,7 @@ def plain_zoo(model: str, optimizer: Optimizer) -> tuple[Leaf, ...]:
     return zoo_subject(model, optimizer).plain()
 
 
-def on_stages(subject: Subject, layout: Layout) -> Staged:
+def on_stages(subject: Subject, layout: Layout) -> StagePrograms:
     """The programs of a step's stages; raises GraphError where the schedule would not be exact."""
     sliced = subject.sliced(layout)
     layers, choice = sliced.layers.layers, _choice(len(sliced.layers.layers), layout)
@@ -156,13 +158,13 @@ def _mesh(count: int) -> MeshShape:
     return MeshShape.of((count,)) if count > 1 else MeshShape((), ())
 
 
-def executor_of(made: Staged) -> PipelineExecutor:
+def executor_of(made: StagePrograms) -> PipelineExecutor:
     """The programs on the devices of their submeshes."""
     meshes = [bind_mesh(s.mesh, s.devices) for s in made.stages.submeshes]
     return PipelineExecutor(made.sliced.trace, made.program, meshes)
 
 
-def in_plain_order(subject: Subject, layout: Layout) -> Staged:
+def in_plain_order(subject: Subject, layout: Layout) -> StagePrograms:
     """The same parts on the same submeshes, one microbatch after the other."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lowering, "grid_of", lambda plan, m: plain_loop(grid_of(plan, m)))

@@ -12,7 +12,7 @@ import pytest
 import autopar
 from autopar.cluster import Cluster, device_order
 from autopar.cluster.target import Target
-from autopar.planning import Planned
+from autopar.planner.plan import Planned
 from autopar.runtime.aot.job import job_of_step
 from autopar.runtime.aot.launch import compile_ahead
 from tests.end_to_end.combos import Combo, sampled_combos

@@ -18,7 +18,7 @@ from autopar.exporting.importing import pins_from
 from autopar.exporting.rule_files import Rules, read_rules
 from autopar.exporting.rules import Dims, laid_by, logical_rules, path_rules
 from autopar.frontend import StepSpec
-from autopar.frontend.logical import logical_names
+from autopar.frontend.trace.logical import logical_names
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Argument
 from autopar.ir.sharding import Sharding

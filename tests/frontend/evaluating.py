@@ -12,9 +12,9 @@ import numpy as np
 from jax import lax
 
 from autopar.frontend import StepSpec
-from autopar.frontend.inline import live
-from autopar.frontend.microbatch import MicrobatchTrace, trace_microbatch
-from autopar.frontend.rows import BatchAxes, batch_inputs
+from autopar.frontend.microbatch.batch_inputs import BatchAxes, batch_inputs
+from autopar.frontend.microbatch.part_trace import MicrobatchTrace, trace_microbatch
+from autopar.frontend.trace.inline import live
 from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, TracedStep
 from autopar.ir.batching import Rows
 

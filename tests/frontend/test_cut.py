@@ -15,10 +15,10 @@ from jax import lax
 
 from autopar.errors import ArgumentError
 from autopar.frontend import StepSpec, TracedStep, trace
-from autopar.frontend.cut import Cuts, cut_microbatch, cut_scans
-from autopar.frontend.layer_scans import layer_scans
-from autopar.frontend.microbatch import trace_microbatch
-from autopar.frontend.open import open_remat
+from autopar.frontend.microbatch.part_trace import split_microbatch, trace_microbatch
+from autopar.frontend.rewrite.inline_remat import inline_remat
+from autopar.frontend.rewrite.layer_scans import layer_scans
+from autopar.frontend.rewrite.scan_split import Cuts, split_scans
 from autopar.frontend.traced import Piece
 from autopar.ir.batching import Batching
 from autopar.ir.values import Role
@@ -66,7 +66,7 @@ def _cut(step: Step, state: Any, *cuts: Cuts, x: Any = X) -> list[TracedStep]:
     sealed = trace(StepSpec(step), (state, x), {})
     leaves = jax.tree.leaves((state, x))
     expected = jax.tree.leaves(jax.jit(step, compiler_options=PLAINLY)(state, x))
-    found = [cut_scans(sealed, c) for c in cuts]
+    found = [split_scans(sealed, c) for c in cuts]
     for again in found:
         again.graph.verify()
         assert largest_error(run_step(again, leaves), expected) <= 1e-6
@@ -100,8 +100,8 @@ def test_a_scanned_transformer_is_cut_exactly(name: str, optimizer: Any, cuts: C
 @pytest.mark.parametrize("opened", [False, True])
 @pytest.mark.parametrize("name", ["gpt_scan", "gpt_scan_raw"])
 def test_cut_everywhere_a_scan_has_the_layers_of_an_unrolled_model(name: str, opened: bool) -> None:
-    step = open_remat(zoo_step(name)) if opened else zoo_step(name)
-    cut = cut_scans(step, Cuts.everywhere(layer_scans(step)))
+    step = inline_remat(zoo_step(name)) if opened else zoo_step(name)
+    cut = split_scans(step, Cuts.everywhere(layer_scans(step)))
     sequence = MinCut().run(Batching.whole(cut.graph), setting("a=1"))
     sequence.verify()
     blocks = [n for n, layer in enumerate(sequence.layers) if layer.name.endswith("]")]
@@ -188,7 +188,7 @@ def test_layers_keep_their_modules_with_their_number() -> None:
 
 def test_no_cuts_are_the_same_step() -> None:
     step = zoo_step("gpt_scan")
-    assert cut_scans(step, Cuts(((),))) is step
+    assert split_scans(step, Cuts(((),))) is step
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_no_cuts_are_the_same_step() -> None:
 )
 def test_cuts_that_are_none_are_refused(layers: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        cut_scans(zoo_step("gpt_scan_raw"), Cuts(layers))
+        split_scans(zoo_step("gpt_scan_raw"), Cuts(layers))
 
 
 # -- what steps do with stacks -----------------------------------------------------------------
@@ -338,8 +338,8 @@ def test_what_a_loss_does_with_a_stack_is_done_to_its_pieces(loss: Any) -> None:
 
 
 def test_a_remat_around_the_scan_is_cut_when_opened_too() -> None:
-    step = open_remat(trace(StepSpec(_with(_rematerialised)), (_params(), X), {}))
-    cut = cut_scans(step, Cuts((EVERYWHERE,)))
+    step = inline_remat(trace(StepSpec(_with(_rematerialised)), (_params(), X), {}))
+    cut = split_scans(step, Cuts((EVERYWHERE,)))
     leaves = jax.tree.leaves((_params(), X))
     assert largest_error(run_step(cut, leaves), run_step(step, leaves)) <= 1e-6
     assert not cut.notes
@@ -377,7 +377,7 @@ def test_what_mixes_layers_reads_them_joined_and_says_so() -> None:
 def test_both_traces_of_a_microbatch_are_cut_alike() -> None:
     step, x = _with(_keys), _numbers(8, WIDTH)
     trace = trace_microbatch(StepSpec(step, state_argnums=(0,)), (_params(), x), {}, 4)
-    again = cut_microbatch(trace, Cuts((EVERYWHERE,)))
+    again = split_microbatch(trace, Cuts((EVERYWHERE,)))
     values = [[r.name for op in t.graph.ops for r in op.results] for t in (again.whole, again.part)]
     assert values[0] == values[1]
     named = {name for name, _ in again.sources}

@@ -12,8 +12,8 @@ import pytest
 
 from autopar.errors import ArgumentError, BatchError
 from autopar.frontend import StepSpec, trace
-from autopar.frontend.microbatch import MicrobatchTrace, trace_microbatch
-from autopar.frontend.rows import BatchAxes
+from autopar.frontend.microbatch.batch_inputs import BatchAxes
+from autopar.frontend.microbatch.part_trace import MicrobatchTrace, trace_microbatch
 from autopar.ir.values import Literal, Role
 from tests.frontend.evaluating import check_sources, cut, rows_together, same_graphs
 from tests.frontend.tracing import X, shape

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 import autopar
 from autopar.errors import ArgumentError, TraceError
 from autopar.frontend import StepSpec, pure_creation, read_call
-from autopar.frontend.objects import Constant, is_array
+from autopar.frontend.trace.objects import Constant, is_array
 from autopar.ir.paths import matches, meant
 
 X = jnp.ones((8, 4))

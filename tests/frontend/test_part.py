@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from autopar.errors import GraphError
-from autopar.frontend.part import part_program
+from autopar.frontend.rewrite.subprogram import part_program
 from tests.frontend.evaluating import evaluate
 from tests.frontend.tracing import shape, traced
 

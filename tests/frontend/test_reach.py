@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from autopar.frontend.reach import reached_from
+from autopar.frontend.rewrite.reach import reached_from
 from autopar.frontend.traced import refs
 from tests.frontend.tracing import shape, traced
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from autopar.frontend.build import module_path
+from autopar.frontend.trace.graph import module_path
 from autopar.ir.graph import Graph, Op
 from tests.frontend.tracing import X, checked, graph_of, shape, zoo_step
 

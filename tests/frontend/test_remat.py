@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 from autopar.frontend import TracedStep, build
-from autopar.frontend.remat import rematerialize, value_names
+from autopar.frontend.rewrite.remat import rematerialize, value_names
 from autopar.ir.graph import Graph, Op
 from tests.frontend.tracing import X, checked, shape, traced, zoo_step
 

@@ -11,7 +11,7 @@ import pytest
 
 from autopar.errors import GraphError
 from autopar.frontend import TracedStep
-from autopar.frontend.rescale import rescaled
+from autopar.frontend.rewrite.rescale import rescale
 from autopar.ir.batching import Rescale
 from tests.frontend.evaluating import evaluate, values
 from tests.frontend.tracing import checked, shape, traced
@@ -40,7 +40,7 @@ def _names(step: TracedStep) -> tuple[str, str]:
 
 def test_the_step_computes_the_same() -> None:
     value, total = _names(STEP)
-    again = rescaled(STEP, (Rescale(value, (total,)),))
+    again = rescale(STEP, (Rescale(value, (total,)),))
     assert checked(again) == again.graph
     for got, want in zip(
         evaluate(again.program, _given()), evaluate(STEP.program, _given()), strict=True
@@ -50,7 +50,7 @@ def test_the_step_computes_the_same() -> None:
 
 def test_the_loop_no_longer_reads_the_value() -> None:
     value, total = _names(STEP)
-    again = rescaled(STEP, (Rescale(value, (total,)),))
+    again = rescale(STEP, (Rescale(value, (total,)),))
     readers = [o.kind for o in again.graph.ops if value in o.value_operands()]
     assert len(readers) == 1
     ref = int(total.removeprefix("%"))
@@ -66,11 +66,11 @@ def test_the_loop_no_longer_reads_the_value() -> None:
 )
 def test_what_is_no_scalar_is_refused(value: str, said: str) -> None:
     with pytest.raises(GraphError, match=said):
-        rescaled(STEP, (Rescale(value, (_names(STEP)[1],)),))
+        rescale(STEP, (Rescale(value, (_names(STEP)[1],)),))
 
 
 def test_a_sum_that_the_value_does_not_reach_is_refused() -> None:
     value, _ = _names(STEP)
     early = STEP.graph.ops[0].results[0].name
     with pytest.raises(GraphError, match=f"{value} reaches {early} in no way"):
-        rescaled(STEP, (Rescale(value, (early,)),))
+        rescale(STEP, (Rescale(value, (early,)),))

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 from autopar.errors import BatchError
-from autopar.frontend.rows import BatchAxes
+from autopar.frontend.microbatch.batch_inputs import BatchAxes
 from autopar.ir.batching import Rows
 from tests.frontend.evaluating import (
     check_sources,

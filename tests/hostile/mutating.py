@@ -153,8 +153,8 @@ def redecided(data: dict[str, Any], seed: int) -> str:
     """The text of a plan with one to four decisions that are well formed and may be wrong."""
     rng, body = random.Random(seed), copy.deepcopy(data)
     pipeline = body["pipeline"]
-    others = pipeline["other_shardings"] if pipeline is not None else []
-    plans = [body, *others]
+    plans = pipeline["shardings"] if pipeline is not None else [body["sharding"]]
+    body["sharding"] = plans[0]
     for _ in range(rng.choice((1, 1, 2, 4))):
         plan = rng.choice(plans)
         _REDECISIONS[rng.randrange(len(_REDECISIONS))](body, plan, rng)
@@ -169,7 +169,7 @@ def _alike(body: Any, plan: Any, number: int, rng: random.Random) -> int:
     same = [i for i, s in enumerate(table) if len(s["dims"]) == rank]
     if rng.random() < 0.5:
         return rng.choice(same)
-    axes = [axis for axis, _ in plan["mesh"]]
+    axes = plan["mesh"]["names"]
     dims: list[list[str]] = [[] for _ in range(rank)]
     partial: list[str] = []
     for axis in axes:
@@ -223,8 +223,8 @@ def _shared(body: Any, plan: Any, rng: random.Random) -> None:
 
 
 def _kept(body: Any, plan: Any, rng: random.Random) -> None:
-    del rng
-    body["keeps"] = plan["keeps"] = not plan["keeps"]
+    del body, rng
+    plan["keeps"] = not plan["keeps"]
 
 
 def _stages(body: Any, plan: Any, rng: random.Random) -> None:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import autopar
-from autopar.ir.plan_json import plan_to_json
+from autopar.ir.plan_file import plan_to_json
 
 FILE = """
 from tests.hostile.steps import {name} as train_step, shapes_of

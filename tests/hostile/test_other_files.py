@@ -68,7 +68,7 @@ def readings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reading]:
             for m in range(2)
         ]
     }  # fmt: skip
-    verified = verification_data(one.verify(mlp, *shapes_of("mlp"), level="memory"))
+    verified = verification_data(autopar.verify(one, mlp, *shapes_of("mlp"), level="memory"))
     profiled = run("profile", step, "--cluster", "8xh100", "--json").out
     exported = run("export", str(folder / "one.json"), "--as", "flax-rules").out
     maxtext = "logical_axis_rules: [\n  ['embed', ['data']],\n  ['mlp', ['model']],\n]\n"

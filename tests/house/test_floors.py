@@ -22,16 +22,6 @@ def test_the_two_wings_are_linked_into_the_package() -> None:
         assert link.readlink() == Path("..", wing)
 
 
-def test_contributing_lists_the_floors_as_they_are() -> None:
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
-    (layers,) = [c["layers"] for c in contracts["contracts"] if c["type"] == "layers"]
-    floors = [re.findall(r"[\w.]+", floor) for floor in layers if floor != "(__main__)"]
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    table = text[text.index("| floor |") : text.index("| to | go to")]
-    told = [re.findall(r"`([\w.]+)`", row.split("|")[1]) for row in table.splitlines()[2:] if row]
-    assert told == floors
-
-
 def test_every_floor_is_there() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     (layers,) = [c["layers"] for c in contracts["contracts"] if c["type"] == "layers"]

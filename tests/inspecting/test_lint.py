@@ -15,7 +15,7 @@ from autopar.inspecting.leaves import leaves_of
 from autopar.inspecting.lint import lint
 from autopar.ir.findings import Finding, Findings, Severity, Topic
 from autopar.ir.parse import parse_graph
-from autopar.request import Request
+from autopar.planner.request import Request
 from autopar.rules import RuleBook, attach_rules
 from tests.zoo.gpt import gpt
 from tests.zoo.mlp import masked

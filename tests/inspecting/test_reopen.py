@@ -9,10 +9,10 @@ import pytest
 import autopar
 from autopar.errors import PlanError
 from autopar.inspecting.reopen import reopen
-from autopar.ir.plan_json import plan_from_json, plan_to_json
-from autopar.planning import Planned
+from autopar.ir.plan_file import plan_from_json, plan_to_json
+from autopar.planner.plan import Planned
+from autopar.planner.planned_stages import PlannedStages
 from autopar.schedule.planned import once_seconds_of, simulation_of
-from autopar.staging.plan import PlannedStages
 from tests.zoo import Case, cases
 
 CASES = cases("adam")

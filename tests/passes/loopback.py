@@ -18,11 +18,10 @@ from autopar.ir.sharding import replicated
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.stages import StagePlan
 from autopar.ir.values import Literal
-from autopar.passes.lower.joint import joint_graph
-from autopar.passes.lower.links import Links
-from autopar.passes.lower.outline import Outline
+from autopar.passes.lower.partition.part_dataflow import PartDataflow
+from autopar.passes.lower.partition.split import split
+from autopar.passes.lower.partition.submesh_graph import submesh_graph
 from autopar.passes.lower.program import lower_pipeline
-from autopar.passes.lower.split import split
 from tests.passes.sketch import Array, arguments, compute, joined, plainly, rows_of
 
 
@@ -42,8 +41,10 @@ def lowered(
     """The parts and the program of a step, checked."""
     parts = split(batching, stages)
     count = range(len(stages.submeshes))
-    links = Links(Outline.of(batching, stages), parts)
-    given = tuple(plans) or tuple(whole_plan(joint_graph(links, u).graph, stages, u) for u in count)
+    links = PartDataflow.of(batching, stages, parts)
+    given = tuple(plans) or tuple(
+        whole_plan(submesh_graph(links, u).graph, stages, u) for u in count
+    )
     resharders = tuple(Resharder(Prices(_cluster(s.mesh), s.mesh)) for s in stages.submeshes)
     return parts, lower_pipeline(batching, stages, parts, given, resharders)
 

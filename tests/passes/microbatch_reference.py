@@ -13,8 +13,8 @@ import numpy as np
 from jax import lax
 
 from autopar.frontend import StepSpec
-from autopar.frontend.microbatch import MicrobatchTrace, trace_microbatch
-from autopar.frontend.rescale import rescaled
+from autopar.frontend.microbatch.part_trace import MicrobatchTrace, trace_microbatch
+from autopar.frontend.rewrite.rescale import rescale
 from autopar.frontend.traced import Const, Equation, FlatProgram
 from autopar.ir.batching import FREE, Accumulator, BatchGraphs, Batching, Moment, Rows, When
 from autopar.passes.batch.exact import Exact
@@ -67,7 +67,7 @@ def cut(fun: Callable[..., Any], args: Sequence[Any], microbatches: int, **optio
 def rewritten(step: Cut) -> Cut:
     """The step with the factors that its batching can do without taken out of its loops."""
     rescales = step.batching.rescales
-    whole, part = (rescaled(t, rescales) for t in (step.trace.whole, step.trace.part))
+    whole, part = (rescale(t, rescales) for t in (step.trace.whole, step.trace.part))
     trace = replace(step.trace, whole=whole, part=part)
     return Cut(trace, Exact().run(batch_graphs(trace), setting((1,))))
 

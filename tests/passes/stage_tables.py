@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from autopar.cluster import Cluster
 from autopar.cluster.submesh import Submesh, links_in_a_row, submeshes
 from autopar.ir.mesh import MeshShape
-from autopar.passes.stage.dynamic import Part
+from autopar.passes.stage.dynamic import Interval
 from autopar.passes.stage.prices import BatchPrices, LayerPrice, Option, StageTable
 
 FLAT = ("gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2")
@@ -57,10 +57,10 @@ class Found:
     """A partition and the formula's seconds of it."""
 
     seconds: float
-    parts: tuple[Part, ...]
+    parts: tuple[Interval, ...]
 
 
-def every_partition(table: StageTable, batch: BatchPrices) -> Iterator[tuple[Part, ...]]:
+def every_partition(table: StageTable, batch: BatchPrices) -> Iterator[tuple[Interval, ...]]:
     """All ways to cut the layers, to give each stage a submesh, and each an option."""
     owners = [u for u, options in enumerate(batch.options) for _ in options]
     devices = [table.submeshes[u].device_count for u in owners]
@@ -71,10 +71,10 @@ def every_partition(table: StageTable, batch: BatchPrices) -> Iterator[tuple[Par
             lasts = [*cuts, table.layer_count - 1]
             for options in itertools.product(range(len(owners)), repeat=count + 1):
                 if sum(devices[o] for o in options) == table.cluster.device_count:
-                    yield tuple(map(Part, firsts, lasts, options))
+                    yield tuple(map(Interval, firsts, lasts, options))
 
 
-def partition_bytes(batch: BatchPrices, parts: Sequence[Part], flights: Sequence[int]) -> int:
+def partition_bytes(batch: BatchPrices, parts: Sequence[Interval], flights: Sequence[int]) -> int:
     """The most that a device holds, with `flights[s]` microbatches in flight at stage s."""
     options = [option for options in batch.options for option in options]
     most = 0
@@ -86,7 +86,7 @@ def partition_bytes(batch: BatchPrices, parts: Sequence[Part], flights: Sequence
 
 
 def partition_seconds(
-    table: StageTable, batch: BatchPrices, parts: Sequence[Part], window: int
+    table: StageTable, batch: BatchPrices, parts: Sequence[Interval], window: int
 ) -> float:
     """The formula of `dynamic`, added up layer by layer, for schedules without zero bubble."""
     options = [(u, option) for u, options in enumerate(batch.options) for option in options]

@@ -18,9 +18,9 @@ from autopar.ir.graph import Graph
 from autopar.ir.layers import LayerSequence
 from autopar.ir.parse import parse_graph
 from autopar.passes.layer.fixed import Fixed
-from autopar.passes.layer.forward import forward_of
+from autopar.passes.layer.forward_pass import forward_of
 from autopar.passes.layer.min_cut import MinCut, cheapest_cuts
-from autopar.passes.layer.repeat import Repeat, find_repeats
+from autopar.passes.layer.repeated_blocks import Repeat, find_repeats
 from autopar.passes.layer.single import Single
 from tests.frontend.tracing import graph_of, shape, zoo_step
 from tests.passes.driving import setting

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from autopar.ir.batching import FREE, Moment, Rows, When
 from autopar.ir.values import Role
-from autopar.passes.lower import outline, rounds
+from autopar.passes.lower.partition import part_assignment, step_analysis
 from autopar.schedule.table import SCHEDULES
 from tests.passes.loopback import assert_equals_plain
 from tests.passes.sketch import Sketch, number, with_stages
@@ -39,8 +39,8 @@ def test_chains(data: st.DataObject) -> None:
 def test_steps_of_any_form(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
         # The steps are tiny: with lower limits what joins stages is wide, what expands is large.
-        patch.setattr(rounds, "_FEW_BYTES", data.draw(st.sampled_from([0, 100, 4096])))
-        patch.setattr(outline, "_KEPT_BYTES", data.draw(st.sampled_from([0, 65536])))
+        patch.setattr(part_assignment, "_FEW_BYTES", data.draw(st.sampled_from([0, 100, 4096])))
+        patch.setattr(step_analysis, "_KEPT_BYTES", data.draw(st.sampled_from([0, 65536])))
         _check_any(data)
 
 

@@ -12,7 +12,7 @@ from autopar.ir.batching import FREE, Batching, Hoist, Moment, When
 from autopar.ir.program import Part, PartKind, Run, Send
 from autopar.ir.stages import StagePlan
 from autopar.ir.values import Role
-from autopar.passes.lower.split import split
+from autopar.passes.lower.partition.split import split
 from autopar.schedule.grid import Kind
 from autopar.schedule.table import make_grid
 from tests.passes.loopback import assert_equals_plain, lowered

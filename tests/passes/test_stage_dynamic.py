@@ -14,15 +14,15 @@ from hypothesis import given, settings
 from autopar.cluster.submesh import submesh_families
 from autopar.passes.stage.dynamic import (
     Field,
+    Interval,
     Pace,
-    Part,
     find_frontier,
-    least_memory,
+    min_memory,
     time_field,
     trace_back,
 )
+from autopar.passes.stage.interval_costs import Floats, interval_costs
 from autopar.passes.stage.prices import BatchPrices, StageTable
-from autopar.passes.stage.ranges import Floats, read_ranges
 from tests.passes.stage_tables import (
     PLENTY,
     best_partition,
@@ -47,7 +47,7 @@ def field_of(table: StageTable, batch: BatchPrices) -> Field:
     devices = {table.submeshes.index(shape): shape.device_count for shape in family}
     most = min(table.layer_count, table.cluster.device_count)
     counts = flights(batch.microbatches, most)[::-1]
-    return time_field(read_ranges(table, batch), devices, counts, table.memory_bytes)
+    return time_field(interval_costs(table, batch), devices, counts, table.memory_bytes)
 
 
 def pace_of(batch: BatchPrices, field: Field) -> Pace:
@@ -57,7 +57,7 @@ def pace_of(batch: BatchPrices, field: Field) -> Pace:
 
 def best_of(
     table: StageTable, batch: BatchPrices, only: int | None = None
-) -> tuple[float, tuple[Part, ...]]:
+) -> tuple[float, tuple[Interval, ...]]:
     """Seconds and parts of the best number of stages."""
     field = field_of(table, batch)
     found = find_frontier(field, pace_of(batch, field), math.inf, only)
@@ -67,7 +67,7 @@ def best_of(
     return float(found.seconds[stages]), trace_back(field, stages, float(found.threshold[stages]))
 
 
-def cut_at(parts: Sequence[Part]) -> list[tuple[int, int, int]]:
+def cut_at(parts: Sequence[Interval]) -> list[tuple[int, int, int]]:
     """First layer, last layer, devices: in these tables option u is submesh u of 1, 2, 4, 8."""
     return [(part.first, part.last, 2**part.option) for part in parts]
 
@@ -140,9 +140,9 @@ def test_known_values_of_a_random_table(
     assert found.seconds[stages] == pytest.approx(seconds, rel=1e-6)
     parts = trace_back(field, stages, float(found.threshold[stages]))
     if most_stages == 1:
-        assert parts == (Part(0, 7, 3 * 5 + 3),)
+        assert parts == (Interval(0, 7, 3 * 5 + 3),)
     else:
-        assert parts == (Part(0, 3, 2 * 5 + 2), Part(4, 7, 2 * 5 + 4))
+        assert parts == (Interval(0, 3, 2 * 5 + 2), Interval(4, 7, 2 * 5 + 4))
 
 
 @settings(max_examples=150, deadline=None)
@@ -189,13 +189,13 @@ def test_the_least_memory_is_that_of_the_leanest_partition(table: StageTable) ->
         partition_bytes(batch, parts, flights(batch.microbatches, len(parts)))
         for parts in every_partition(table, batch)
     )
-    ranges = read_ranges(table, batch)
-    found = least_memory(ranges, devices, counts, PLENTY, None)
+    costs = interval_costs(table, batch)
+    found = min_memory(costs, devices, counts, PLENTY, None)
     assert found is not None
     nbytes, parts = found
     assert nbytes == least
     assert partition_bytes(batch, parts, flights(batch.microbatches, len(parts))) == least
-    assert least_memory(ranges, devices, counts, least, None) is None
+    assert min_memory(costs, devices, counts, least, None) is None
     # Exactly that much suffices, and a byte less does not.
     assert math.isfinite(best_of(replace(table, memory_bytes=least), batch)[0])
     assert math.isinf(best_of(replace(table, memory_bytes=least - 1), batch)[0])

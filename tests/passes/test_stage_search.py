@@ -12,6 +12,7 @@ from autopar.cluster.submesh import submeshes
 from autopar.errors import InfeasibleError, MemoryLimitError
 from autopar.ir.mesh import MeshShape
 from autopar.passes.stage.candidates import Candidate
+from autopar.passes.stage.interval_costs import interval_costs
 from autopar.passes.stage.prices import (
     BatchPrices,
     Choice,
@@ -20,7 +21,6 @@ from autopar.passes.stage.prices import (
     StageTable,
     Wanted,
 )
-from autopar.passes.stage.ranges import read_ranges
 from autopar.passes.stage.search import search
 from autopar.schedule.table import make_grid
 from tests.passes.stage_tables import (
@@ -41,10 +41,10 @@ def simulated_best(table: StageTable) -> float | None:
     """The least simulated seconds of all partitions under all schedules of one stage a device."""
     found: list[float] = []
     for batch in table.batches:
-        ranges = read_ranges(table, batch)
+        costs = interval_costs(table, batch)
         for parts in every_partition(table, batch):
             for schedule in set(table.schedules) & set(FLAT):
-                candidate = Candidate(table, ranges, 0, parts, schedule, False)
+                candidate = Candidate(table, costs, 0, parts, schedule, False)
                 grid = make_grid(schedule, candidate.devices, batch.microbatches)
                 seconds, peaks = candidate.simulated(grid)
                 if max(peaks) <= table.memory_bytes:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from autopar.cluster import Cluster
+from autopar.ir.codec import Json
 from autopar.ir.inspection import (
     AxisRole,
     AxisUse,
@@ -15,7 +16,6 @@ from autopar.ir.inspection import (
     OpRow,
     Spot,
 )
-from autopar.ir.json_reader import Json
 from autopar.ir.mesh import MeshShape
 from autopar.ir.outcome import Margin, Outcome, Status
 from autopar.ir.peak import HeldItem, HeldKind, Peak

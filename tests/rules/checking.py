@@ -18,9 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from autopar.frontend.dtypes import dtype_name
-from autopar.frontend.kernels import dims_apart
-from autopar.frontend.params import plain_params
+from autopar.frontend.plain_data import dtype_name, plain_params
+from autopar.frontend.trace.kernels import dims_apart
 from autopar.frontend.traced import Const, Equation
 from autopar.ir.graph import Op
 from autopar.ir.mesh import MeshShape

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from autopar.frontend import StepSpec, trace
-from autopar.frontend.microbatch import MicrobatchTrace
+from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.batching import Accumulator, Rows
 from autopar.ir.graph import Graph, Op
 from autopar.ir.mesh import MeshShape

@@ -18,12 +18,12 @@ from autopar.cluster.target import Target
 from autopar.errors import VerifyError
 from autopar.ir.compiled import Compiled, Level
 from autopar.ir.mesh import MeshShape
-from autopar.planning import Planned
+from autopar.planner.plan import Planned
+from autopar.planner.planned_stages import PlannedStages
 from autopar.runtime.aot.job import Job, abstract_mesh, job_of_jitted, job_of_step
 from autopar.runtime.aot.launch import compile_ahead
 from autopar.runtime.aot.stages import alike_parts, job_of_part
 from autopar.runtime.interface import Interface
-from autopar.staging.plan import PlannedStages
 from tests.end_to_end.running import zoo_case
 from tests.runtime.aot_jobs import matmuls, needs_gpu_compiler, needs_tpu_compiler
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from autopar.cluster import Cluster, axis_links
 from autopar.cluster.planned import cluster_of
+from autopar.ir.codec import Json
 from autopar.ir.inspection import AxisRole, AxisUse, CommRow, Inspection
-from autopar.ir.json_reader import Json
 from autopar.ir.plan import Plan
 from autopar.report.clusters import cluster_data
 from autopar.report.comm import by_kind

@@ -8,7 +8,7 @@ from functools import partial
 
 from markupsafe import Markup
 
-from autopar.ir.json_reader import Json
+from autopar.ir.codec import Json
 from autopar.ir.text import show_bytes, show_count, show_seconds
 from autopar.report.html.data import Data
 from autopar.report.view import numbers_text

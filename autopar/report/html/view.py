@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from autopar.ir.codec import Json
 from autopar.ir.inspection import Inspection
-from autopar.ir.json_reader import Json
 from autopar.ir.plan import Plan
 from autopar.report.trace import TracedSpan
 

@@ -1,0 +1,126 @@
+"""Which inputs of a step hold rows of the batch, and the step's arguments cut to fewer rows."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from autopar.errors import ArgumentError, BatchError, listing
+from autopar.frontend.trace.arguments import StepSpec, split_static, type_of_leaf
+from autopar.frontend.traced import TracedStep
+
+# Path pattern -> the axis of the rows, or None where a leaf has none.
+BatchAxes = Mapping[str, int | None]
+_RAW_KEY = ((2,), "uint32")
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class BatchInputs:
+    """The rows of the whole batch, and the inputs that have them: (number of input, axis)."""
+
+    extent: int
+    axes: tuple[tuple[int, int], ...]
+
+
+def batch_inputs(traced: TracedStep, batch_axes: BatchAxes | None = None) -> BatchInputs:
+    """The inputs given anew at every step whose axis 0 all have in common.
+
+    State, constants, scalars and random keys that stand alone have no rows. `batch_axes` maps
+    paths, or patterns of them such as "frozen/*", to another axis or to None; a path stands for
+    all that is below it. Raises BatchError where extents disagree or nothing has rows (E1);
+    ArgumentError where a pattern matches no path.
+    """
+    program = traced.program
+    given = range(len(program.inputs) - len(traced.constants))
+    fresh = [i for i in given if i not in traced.state_inputs]
+    named = dict(_named_axes([traced.input_paths[i] for i in fresh], batch_axes or {}))
+    found: list[tuple[int, int]] = []
+    for i in fresh:
+        path, kind = traced.input_paths[i], type_of_leaf(program.input_avals[i])
+        axis = named[path] if path in named else None if kind == _RAW_KEY else 0
+        if axis is not None and (kind[0] or path in named):
+            found.append((i, _checked_axis(axis, path, kind[0])))
+    return BatchInputs(_common_extent(traced, found), tuple(found))
+
+
+def _named_axes(
+    paths: Sequence[str], axes: Mapping[str, int | None]
+) -> Iterator[tuple[str, int | None]]:
+    for pattern, axis in axes.items():
+        hits = [p for p in paths if _matches(p, pattern)]
+        if not hits:
+            raise ArgumentError(
+                f"batch_axes names {pattern!r}, which no argument matches that is given anew at "
+                f"every step. Those are {', '.join(paths[:_SHOWN]) or 'none'}."
+            )
+        yield from ((path, axis) for path in hits)
+
+
+def _matches(path: str, pattern: str) -> bool:
+    return path.startswith(f"{pattern}/") or fnmatch.fnmatchcase(path, pattern)
+
+
+def _checked_axis(axis: int, path: str, shape: tuple[int, ...]) -> int:
+    if not -len(shape) <= axis < len(shape):
+        raise ArgumentError(f"batch_axes names axis {axis} of {path}, of shape {list(shape)}.")
+    return axis % len(shape)
+
+
+def _common_extent(traced: TracedStep, found: Sequence[tuple[int, int]]) -> int:
+    """The extent of all the axes; E1 where there is none."""
+    avals = traced.program.input_avals
+    extents = {avals[i].shape[axis] for i, axis in found}
+    if len(extents) == 1:
+        return int(extents.pop())
+    if not found:
+        raise BatchError(
+            f"{traced.name} cannot be cut into microbatches: no argument of it that is given anew "
+            "at every step has an axis of rows. Give the batch as an argument of its own."
+        )
+    shown = [f"{traced.input_paths[i]}: {avals[i].str_short()}, axis {a}" for i, a in found]
+    more = len(shown) - _SHOWN
+    raise BatchError(
+        listing(
+            f"{traced.name} cannot be cut into microbatches: its arguments have "
+            f"{' or '.join(map(str, sorted(extents)))} rows.",
+            shown[:_SHOWN] + ([f"and {more} more"] if more > 0 else []),
+            "Say which axis counts the examples, or that there is none: "
+            'batch_axes={"path/of/leaf": 1, "frozen/*": None}.',
+        )
+    )
+
+
+def rows_of_one(extent: int, microbatches: int) -> int:
+    """Rows of one microbatch; ArgumentError where the batch does not come out even."""
+    if microbatches < 1 or extent % microbatches:
+        able = ", ".join(str(n) for n in range(1, extent + 1) if extent % n == 0)
+        raise ArgumentError(
+            f"a batch of {extent} rows cannot be cut into {microbatches} microbatches of one size. "
+            f"microbatches may be {able}; or feed a batch whose size is a multiple of it."
+        )
+    return extent // microbatches
+
+
+def with_rows(
+    spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any], batch: BatchInputs, rows: int
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The step's arguments as shapes in which the inputs of the batch have so many rows."""
+    leaves, tree = jax.tree_util.tree_flatten(split_static(spec, args, kwargs))
+    for i, axis in batch.axes:
+        shape, _ = type_of_leaf(leaves[i])
+        shape = (*shape[:axis], rows, *shape[axis + 1 :])
+        leaves[i] = jax.ShapeDtypeStruct(
+            shape, leaves[i].dtype, weak_type=getattr(leaves[i], "weak_type", False)
+        )
+    positional, named = jax.tree_util.tree_unflatten(tree, leaves)
+    numbers, _ = spec.static(args)
+    dynamic = iter(positional)
+    return tuple(a if i in numbers else next(dynamic) for i, a in enumerate(args)), {
+        **kwargs,
+        **named,
+    }

@@ -1,0 +1,214 @@
+"""Traces a step a second time, on the rows of one microbatch, and makes the two agree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from autopar.errors import BatchError, RowsError, TraceError, listing
+from autopar.frontend.microbatch.alignment import Trial, align, resize, rows_behind_barriers
+from autopar.frontend.microbatch.batch_inputs import (
+    BatchAxes,
+    BatchInputs,
+    batch_inputs,
+    rows_of_one,
+    with_rows,
+)
+from autopar.frontend.microbatch.batch_sources import (
+    Sizes,
+    find_batch_sources,
+    part_from_sources,
+    whole_from_sources,
+)
+from autopar.frontend.microbatch.batched_gather import find_batched_gathers
+from autopar.frontend.plain_data import type_of
+from autopar.frontend.rewrite.inline_remat import inline_remats
+from autopar.frontend.rewrite.later_calls import LaterCalls, split_later_calls
+from autopar.frontend.rewrite.layer_scans import layer_scans
+from autopar.frontend.rewrite.scan_split import Cuts, split_at
+from autopar.frontend.trace.arguments import StepSpec
+from autopar.frontend.trace.graph import build
+from autopar.frontend.trace.step import seal, trace
+from autopar.frontend.traced import Equation, FlatProgram, TracedStep
+from autopar.ir.batching import Rows
+from autopar.ir.values import Value
+
+_OTHER_ROWS = (2, 3)
+
+
+@dataclass(frozen=True)
+class MicrobatchTrace:
+    """A step on the whole batch and on the rows of one microbatch: op for op alike, remat opened.
+
+    In `part` every constant that stems from the batch size is the whole batch's, and what does
+    not come from the batch but has rows of it is that microbatch's rows: `index` is the input
+    that holds its number, 0 first; empty where nothing needs it. In `whole` the number is the
+    literal 0. `sources` are the values that have rows though nothing of the batch is in them.
+    `calls` are made with the step's last outputs, which no user sees, once it has run.
+    """
+
+    whole: TracedStep
+    part: TracedStep
+    microbatches: int
+    index: str = ""
+    sources: tuple[tuple[str, Rows], ...] = ()
+    calls: FlatProgram | None = None
+
+
+def trace_microbatch(
+    spec: StepSpec,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    microbatches: int,
+    batch_axes: BatchAxes | None = None,
+    traced: TracedStep | None = None,
+) -> MicrobatchTrace:
+    """Trace the step on the whole batch and on one of so many equal parts of its rows.
+
+    The rows are axis 0 of every array that is given anew at each step, keys and scalars left out;
+    `batch_axes` names other axes by path, or None for what has no rows. Raises ArgumentError where
+    the batch does not divide so; BatchError where extents disagree (E1), the step's structure
+    depends on the batch size (E2), the batch size says which rows to read (E3), or a microbatch's
+    rows of what the step makes by itself cannot be told (E7, E9). `traced` is the step's trace on
+    these arguments, where it is there already.
+    """
+    traced = trace(spec, args, kwargs) if traced is None else traced
+    if microbatches == 1:
+        later = split_later_calls(_prepared(traced))
+        whole = replace(later.step, graph=build(later.step))
+        return MicrobatchTrace(whole, whole, 1, calls=later.calls)
+    batch = batch_inputs(traced, batch_axes)
+    rows = rows_of_one(batch.extent, microbatches)
+    later, program = _on_part(spec, args, kwargs, _prepared(traced), batch, rows)
+    programs = rows_behind_barriers(later.step.program, program)
+    whole, part = (replace(later.step, program=program) for program in programs)
+    found = _from_sources(whole, part, Sizes(spec.name, batch.extent, rows))
+    return replace(found, calls=later.calls)
+
+
+def _on_part(
+    spec: StepSpec,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    traced: TracedStep,
+    batch: BatchInputs,
+    rows: int,
+) -> tuple[LaterCalls, FlatProgram]:
+    """The step with calls taken out of it, and its program on so many rows.
+
+    A slice that calls read may take rows of the batch, or of something else as long as a
+    microbatch has rows. Only where it is the latter do the two traces differ; then all slices are
+    the step's.
+    """
+    later = split_later_calls(traced, batch.extent, [i for i, _ in batch.axes])
+    try:
+        return later, _part_program(spec, args, kwargs, later.step, batch, rows, slices=True)
+    except BatchError as error:
+        again = split_later_calls(traced)
+        if again.calls is None:
+            raise
+        try:
+            return again, _part_program(spec, args, kwargs, again.step, batch, rows, slices=False)
+        except BatchError:
+            raise error from None
+
+
+def _prepared(traced: TracedStep) -> TracedStep:
+    """A trace as it is compared: remat opened, rows read by their own numbers as such."""
+    return replace(traced, program=find_batched_gathers(inline_remats(traced.program)))
+
+
+def _part_program(
+    spec: StepSpec,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    whole: TracedStep,
+    batch: BatchInputs,
+    rows: int,
+    *,
+    slices: bool,
+) -> FlatProgram:
+    """The program of so many rows, alike with the whole's but for sizes.
+
+    On a single row JAX writes other operations than on many, so one on another number of rows is
+    taken, its sizes brought down. `slices` of its rows may be left to calls.
+    """
+    tried = rows if rows > 1 else _OTHER_ROWS[batch.extent == _OTHER_ROWS[0]]
+    few = with_rows(spec, args, kwargs, batch, tried)
+    try:
+        part = _prepared(seal(spec, *few))
+        inputs = [i for i, _ in batch.axes] if slices else ()
+        part = split_later_calls(part, tried, inputs).step
+    except TraceError as error:
+        raise BatchError(_untraced(whole.name, batch.extent, tried, error)) from error
+    try:
+        program = align(whole, part)
+    except BatchError as error:
+        pair = _first_pairs(whole.program, part.program)
+        raise error if pair is None else RowsError(_compares(whole.name, pair)) from error
+    return (
+        program
+        if tried == rows
+        else resize(whole.program, program, Trial(batch.extent, tried, rows))
+    )
+
+
+def _first_pairs(whole: FlatProgram, part: FlatProgram) -> Equation | None:
+    """The first equation that makes a value with two dims of rows, as far as the traces agree.
+
+    What goes wrong after it goes wrong because of it: a diagonal is read by the batch size.
+    """
+    for one, own in zip(whole.walk(), part.walk(), strict=False):
+        if one.primitive is not own.primitive or one.line != own.line:
+            return None
+        for a, b in zip(one.result_avals, own.result_avals, strict=False):
+            differing = [n for n, m in zip(type_of(a)[0], type_of(b)[0], strict=False) if n != m]
+            if len(differing) > 1:
+                return one
+    return None
+
+
+def _compares(name: str, equation: Equation) -> str:
+    shown = ", ".join(Value("", *type_of(a)).type_text for a in equation.result_avals)
+    return listing(
+        f"{name} cannot be cut into microbatches: every row of the batch meets every other.",
+        [f"{equation.primitive.name} at {equation.line or '?'} makes {shown}, with rows twice"],
+        "A loss over pairs of rows needs the whole batch: compare rows within fixed groups, or "
+        "take microbatches=1.",
+    )
+
+
+def _untraced(name: str, batch: int, rows: int, error: TraceError) -> str:
+    return listing(
+        f"{name} cannot be cut into microbatches: it traces on {batch} rows but not on {rows}.",
+        [str(error)],
+        "State must not hold rows of the batch, nor the step ask for one batch size.",
+    )
+
+
+def _from_sources(whole: TracedStep, part: TracedStep, sizes: Sizes) -> MicrobatchTrace:
+    """Both traces with their sources rewritten, and their graphs built."""
+    found, index = find_batch_sources(whole, part.program, sizes), ""
+    rows = found.rows
+    if not found.is_empty:
+        whole = whole_from_sources(whole, found)
+        numbered = part_from_sources(part, found, sizes.part)
+        part, index, rows = numbered.step, numbered.index, numbered.rows
+    whole, part = (replace(t, graph=build(t)) for t in (whole, part))
+    return MicrobatchTrace(whole, part, sizes.batch // sizes.part, index, rows)
+
+
+def split_microbatch(trace: MicrobatchTrace, cuts: Cuts) -> MicrobatchTrace:
+    """Both traces of a step cut at the same layers; raises what `split_scans` raises.
+
+    Values that JAX makes with rows of the batch in dim 0 are made whole.
+    """
+    scans = layer_scans(trace.whole)
+    rows = {int(name.removeprefix("%")): rows for name, rows in trace.sources}
+    kept = frozenset(ref for ref, own in rows.items() if own.dim == 0)
+    first = max(next(t.program.fresh()) for t in (trace.whole, trace.part))
+    whole, _ = split_at(trace.whole, scans, cuts, first, kept)
+    part, now = split_at(trace.part, scans, cuts, first, kept)
+    sources = tuple((f"%{r}", own) for ref, own in rows.items() for r in now(ref))
+    return replace(trace, whole=whole, part=part, sources=sources)

@@ -1,0 +1,81 @@
+"""Opens remat equations, so that a backward pass can be cut within what it recomputes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from jax import lax
+
+from autopar.frontend.rewrite.splice import Place, rename, splice
+from autopar.frontend.trace.graph import build
+from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, TracedStep
+
+_REMAT = ("remat2", "checkpoint")
+_BARRIER = "optimization_barrier"
+
+
+def inline_remat(traced: TracedStep) -> TracedStep:
+    """The step with the bodies of its remat equations in line, those within loops too.
+
+    Where a body recomputes for the backward pass, all that it reads goes through one
+    `optimization_barrier` first, as it does where JAX lowers remat: else XLA would merge the
+    recomputation with what the forward pass made. Fences with nothing in them become barriers.
+    """
+    program = inline_remats(traced.program)
+    if program is traced.program:
+        return traced
+    again = replace(traced, program=program)
+    return replace(again, graph=build(again))
+
+
+def inline_remats(program: FlatProgram) -> FlatProgram:
+    """The program of `inline_remat`."""
+    if not any(e.primitive.name in _REMAT for e in program.walk()):
+        return program
+    return _Opener(program.fresh()).program(program)
+
+
+class _Opener:
+    """Numbers what it adds from `fresh`."""
+
+    def __init__(self, fresh: Iterator[Ref]) -> None:
+        self._fresh = fresh
+
+    def program(self, program: FlatProgram) -> FlatProgram:
+        """A program with nothing left to open, whose inputs are the same."""
+        names: dict[Ref, Ref | Const] = {}
+        equations = tuple(self._equations(program, names))
+        return replace(program, equations=equations, outputs=rename(program.outputs, names))
+
+    def _equations(self, program: FlatProgram, names: dict[Ref, Ref | Const]) -> Iterator[Equation]:
+        """The equations in order; `names` gathers what results of remat are now called."""
+        for equation in program.equations:
+            here = replace(equation, operands=rename(equation.operands, names))
+            if equation.primitive.name in _REMAT:
+                yield from self._opened(here, names)
+            else:
+                yield replace(here, bodies=tuple(map(self.program, here.bodies)))
+
+    def _opened(self, remat: Equation, names: dict[Ref, Ref | Const]) -> Iterator[Equation]:
+        body = remat.bodies[0]
+        pairs = zip(remat.operands, body.input_avals, strict=True)
+        types = {o: aval for o, aval in pairs if isinstance(o, int)}
+        behind: dict[Ref, Ref] = {}
+        if recomputes(remat) and types:
+            behind = {r: next(self._fresh) for r in types}
+            place = Place.beside(remat, self._fresh)
+            values, fenced = tuple(behind), tuple(behind.values())
+            yield from splice(_barrier, values, tuple(types.values()), fenced, place)
+        names.update(zip(body.inputs, rename(remat.operands, behind), strict=True))
+        yield from self._equations(body, names)
+        names.update(zip(remat.results, rename(body.outputs, names), strict=True))
+
+
+def recomputes(remat: Equation) -> bool:
+    """Whether a remat equation makes forward values again that must not be taken from before."""
+    return "transpose(" in remat.name_stack and bool(remat.params.get("prevent_cse", True))
+
+
+def _barrier(*values: object) -> object:
+    return lax.optimization_barrier(values)

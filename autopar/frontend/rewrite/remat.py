@@ -1,0 +1,338 @@
+"""Rewrites a sealed step so that chosen forward values are computed again for the backward pass.
+
+Straight code: the equations that made the values are repeated right before the first backward
+equation that reads them. What they start from passes through a fence: a remat equation with
+nothing in it, tied to a value that only the backward pass makes. So XLA can neither merge the
+repetition with the first copy nor start it early.
+
+A scan whose stacked results a backward scan takes slice by slice: the chosen ones are no longer
+stacked but computed in the backward scan's body, from the carry that enters each trip (stacked
+in their place where nobody kept it), the slices and the constants.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core as jex
+
+from autopar.frontend.rewrite.splice import AGAIN, Makers, makers_of, rename, repeat, steps_to
+from autopar.frontend.trace.graph import build, step_regions
+from autopar.frontend.trace.inline import live
+from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, TracedStep, refs
+
+_FENCE = jex.Primitive("remat2")
+
+
+def rematerialize(traced: TracedStep, names: Collection[str]) -> TracedStep:
+    """The step with the named forward values ("%12") made again where the backward pass reads them.
+
+    The key stays that of the step as it was traced. Values that the forward pass does not make,
+    and those made with side effects, stay as they are.
+    """
+    if not names:
+        return traced
+    chosen = frozenset(int(name.removeprefix("%")) for name in names)
+    rewriter = _Rewriter(chosen, traced.program.fresh())
+    program = rewriter.whole(traced.program, step_regions(traced))
+    again = replace(traced, program=program)
+    return replace(again, graph=build(again))
+
+
+def value_names(traced: TracedStep) -> frozenset[str]:
+    """The names of all values that a step's equations make, bodies included."""
+    return frozenset(f"%{r}" for e in traced.program.walk() for r in e.results)
+
+
+class _Rewriter:
+    """Numbers what it adds from `fresh`, so that the same choice always gives the same program."""
+
+    def __init__(self, chosen: frozenset[Ref], fresh: Iterator[Ref]) -> None:
+        self._chosen, self._fresh = chosen, fresh
+
+    def whole(self, program: FlatProgram, regions: Sequence[str]) -> FlatProgram:
+        """A program that holds a forward and a backward pass, rewritten."""
+        equations = join_scans(program, regions, self._chosen, self._fresh)
+        scope = _Scope(replace(program, equations=equations), regions, self._chosen, self._fresh)
+        return replace(program, equations=live(list(scope.rewritten()), program.outputs))
+
+
+class _Scope:
+    """One straight line of equations in which forward values are made again on demand."""
+
+    def __init__(
+        self,
+        program: FlatProgram,
+        regions: Sequence[str],
+        chosen: frozenset[Ref],
+        fresh: Iterator[Ref],
+    ) -> None:
+        self._fresh, self._regions, self._equations = fresh, regions, program.equations
+        self._avals: dict[Ref, Any] = dict(program.avals())
+        able = [r == "forward" for r in regions]
+        self._makers: Makers = makers_of(itertools.compress(program.equations, able), chosen)
+        self._inputs = frozenset(program.inputs)
+        self._again: dict[Ref, Ref] = {}  # forward value -> the same made again
+        self._fenced: dict[Ref, Ref] = {}  # forward value -> the same behind a fence
+        self._varies = set(program.inputs)  # values that no compiler can compute beforehand
+        self._backward: set[Ref] = set()
+        self._latest: Ref | None = None
+
+    def rewritten(self) -> Iterator[Equation]:
+        """Every equation in order, repetitions before the first backward equation to need them."""
+        for equation, region in zip(self._equations, self._regions, strict=True):
+            if not self._varies.isdisjoint(refs(equation.operands)):
+                self._varies.update(equation.results)
+            if region != "backward":
+                yield equation
+                continue
+            steps = steps_to(refs(equation.operands), self._makers, self._again)
+            if steps:
+                yield from self._repeated(steps, self._trigger(equation))
+            yield replace(equation, operands=rename(equation.operands, self._again))
+            self._backward.update(equation.results)
+            self._latest = next(filter(self._triggers, equation.results), self._latest)
+
+    def _trigger(self, equation: Equation) -> Ref | None:
+        """A value that shows that the backward pass has come this far."""
+        near = (r for r in refs(equation.operands) if r in self._backward)
+        return next(filter(self._triggers, near), self._latest)
+
+    def _triggers(self, ref: Ref) -> bool:
+        aval = self._avals[ref]
+        able = jnp.issubdtype(aval.dtype, jnp.floating) and all(aval.shape)
+        return able and ref in self._varies
+
+    def _repeated(self, steps: Sequence[Equation], trigger: Ref | None) -> Iterator[Equation]:
+        made = {r for step in steps for r in step.results} | self._again.keys()
+        starts = dict.fromkeys(r for step in steps for r in self._starts(step, made))
+        sources = [r for r in starts if r not in self._fenced]
+        if sources:
+            yield self._fence(sources, trigger, steps[0].line)
+        for step in steps:
+            operands = rename(rename(step.operands, self._fenced), self._again)
+            copy = repeat(step, operands, self._fresh)
+            self._again.update(zip(step.results, copy.results, strict=True))
+            yield copy
+
+    def _starts(self, step: Equation, made: Collection[Ref]) -> list[Ref]:
+        """What a repeated equation reads that must not be known to be what the first one read.
+
+        Arguments of the step, its weights mostly, are left alone where anything else differs:
+        a fenced one may have to be copied.
+        """
+        kept = [r for r in refs(step.operands) if r not in made]
+        values = [r for r in kept if r not in self._inputs]
+        return values if values or len(kept) < len(list(refs(step.operands))) else kept
+
+    def _fence(self, sources: Sequence[Ref], trigger: Ref | None, line: str) -> Equation:
+        operands = (*sources, *(() if trigger is None else (trigger,)))
+        avals = tuple(self._avals[r] for r in operands)
+        inner = tuple(next(self._fresh) for _ in operands)
+        results = tuple(next(self._fresh) for _ in operands)
+        self._fenced.update(zip(sources, results, strict=False))
+        return Equation(
+            primitive=_FENCE,
+            params={"prevent_cse": True},
+            operands=operands,
+            operand_shapes=tuple(tuple(a.shape) for a in avals),
+            results=results,
+            result_avals=avals,
+            bodies=(FlatProgram(inner, avals, (), inner),),
+            name_stack=AGAIN,
+            line=line,
+        )
+
+
+# -- recomputation inside backward scans: slices that the forward scan stacked are made anew --
+
+
+def join_scans(
+    program: FlatProgram, regions: Sequence[str], chosen: frozenset[Ref], fresh: Iterator[Ref]
+) -> tuple[Equation, ...]:
+    """The program's equations, with chosen values of forward scans made in backward ones.
+
+    A backward scan is joined with each forward scan of as many trips that stacked its slices.
+    """
+    equations = list(program.equations)
+    stacks = {
+        r: i
+        for i, (e, region) in enumerate(zip(equations, regions, strict=True))
+        if e.primitive.name == "scan" and region == "forward"
+        for r in e.results[e.params["num_carry"] :]
+    }
+    joined: set[int] = set()
+    for i, region in enumerate(regions):
+        if equations[i].primitive.name != "scan" or region != "backward":
+            continue
+        scanned = refs(equations[i].operands[_first_slice(equations[i]) :])
+        for source in sorted({stacks[r] for r in scanned if r in stacks}):
+            if equations[source].params["length"] == equations[i].params["length"]:
+                pair = _Pair(equations[source], equations[i], chosen, fresh)
+                equations[source], equations[i] = pair.joined()
+                joined.add(source)
+    read = {r for e in equations for r in refs(e.operands)} | set(refs(program.outputs))
+    return tuple(_pruned(e, read) if i in joined else e for i, e in enumerate(equations))
+
+
+def _first_slice(scan: Equation) -> int:
+    return int(scan.params["num_consts"] + scan.params["num_carry"])
+
+
+def _pruned(scan: Equation, read: set[Ref]) -> Equation:
+    """A scan without the stacked results that nobody reads."""
+    carries = scan.params["num_carry"]
+    body = scan.bodies[0]
+    kept = [i for i, r in enumerate(scan.results) if i < carries or r in read]
+    outputs = tuple(body.outputs[i] for i in kept)
+    return replace(
+        scan,
+        results=tuple(scan.results[i] for i in kept),
+        result_avals=tuple(scan.result_avals[i] for i in kept),
+        bodies=(replace(body, equations=live(body.equations, outputs), outputs=outputs),),
+    )
+
+
+class _Pair:
+    """A forward scan and a backward scan over what it stacked."""
+
+    def __init__(
+        self, forward: Equation, backward: Equation, chosen: frozenset[Ref], fresh: Iterator[Ref]
+    ) -> None:
+        self._forward, self._backward, self._fresh = forward, backward, fresh
+        self._makers = makers_of(forward.bodies[0].equations, chosen)
+        body, start = backward.bodies[0], _first_slice(backward)
+        self._slices = dict(zip(body.inputs[start:], backward.operands[start:], strict=True))
+        self._dropped = dict(self._unstacked())
+        self._inner = dict(_inner_avals(forward.bodies[0]))
+        self._given: dict[Ref, Ref | Const] = {}  # value of the forward body -> the same here
+        self._consts: list[tuple[Ref, Any, Ref | Const]] = []  # inner, aval, operand
+        self._added: list[tuple[Ref, Any, Ref | Const]] = []
+        self._stacked: list[tuple[Ref, Ref]] = []  # (new result, value of the forward body)
+
+    def joined(self) -> tuple[Equation, Equation]:
+        """Both scans rewritten, the forward one with what nobody reads any more."""
+        if not self._dropped:
+            return self._forward, self._backward
+        again: dict[Ref, Ref] = {}
+        body = self._backward.bodies[0]
+        equations: list[Equation] = []
+        for equation in body.equations:
+            equations += self._repeated(refs(equation.operands), again)
+            equations.append(replace(equation, operands=self._read(equation.operands, again)))
+        equations += self._repeated(refs(body.outputs), again)
+        outputs = self._read(body.outputs, again)
+        return self._stacking(), self._slicing(tuple(equations), outputs)
+
+    def _unstacked(self) -> Iterator[tuple[Ref, Ref]]:
+        """Slices of the backward body and the values of the forward body that they are."""
+        outputs = dict(zip(self._forward.results, self._forward.bodies[0].outputs, strict=True))
+        for inner, operand in self._slices.items():
+            made = outputs.get(operand) if isinstance(operand, int) else None
+            if isinstance(made, int) and made in self._makers:
+                yield inner, made
+
+    def _repeated(self, wanted: Iterator[Ref], again: dict[Ref, Ref]) -> list[Equation]:
+        made = [self._dropped[r] for r in wanted if r in self._dropped]
+        copies: list[Equation] = []
+        for step in steps_to(made, self._makers, again):
+            operands = tuple(self._operand(o, again) for o in step.operands)
+            copies.append(repeat(step, operands, self._fresh))
+            again.update(zip(step.results, copies[-1].results, strict=True))
+        return copies
+
+    def _read(
+        self, operands: Sequence[Ref | Const], again: dict[Ref, Ref]
+    ) -> tuple[Ref | Const, ...]:
+        return rename(operands, {s: again[v] for s, v in self._dropped.items() if v in again})
+
+    # -- what the repeated equations start from --------------------------------------------
+
+    def _operand(self, asked: Ref | Const, again: dict[Ref, Ref]) -> Ref | Const:
+        """What a repeated equation reads: made again, or brought as a constant or a slice."""
+        if not isinstance(asked, int):
+            return asked
+        if asked in again:
+            return again[asked]
+        if asked not in self._given:
+            self._given[asked] = self._brought(asked)
+        return self._given[asked]
+
+    def _brought(self, value: Ref) -> Ref | Const:
+        inputs, consts = self._forward.bodies[0].inputs, self._forward.params["num_consts"]
+        if value in inputs[:consts]:
+            operand = self._forward.operands[inputs.index(value)]
+            return self._entry(self._consts, operand, value)
+        if value in inputs[_first_slice(self._forward) :]:
+            return self._slice(self._forward.operands[inputs.index(value)], value)
+        outputs = self._forward.bodies[0].outputs[self._forward.params["num_carry"] :]
+        if value in outputs:
+            stacked = self._forward.results[self._forward.params["num_carry"] :]
+            return self._slice(stacked[outputs.index(value)], value)
+        self._stacked.append((next(self._fresh), value))
+        return self._slice(self._stacked[-1][0], value)
+
+    def _slice(self, operand: Ref | Const, value: Ref) -> Ref:
+        for inner, held in self._slices.items():
+            if held is operand or (isinstance(held, int) and held == operand):
+                return inner
+        return self._entry(self._added, operand, value)
+
+    def _entry(
+        self, rows: list[tuple[Ref, Any, Ref | Const]], operand: Ref | Const, value: Ref
+    ) -> Ref:
+        rows.append((next(self._fresh), self._inner[value], operand))
+        return rows[-1][0]
+
+    # -- the two scans ---------------------------------------------------------------------
+
+    def _stacking(self) -> Equation:
+        """The forward scan, which stacks also what the backward one now starts from."""
+        scan, body = self._forward, self._forward.bodies[0]
+        length = scan.params["length"]
+        avals = (self._inner[value] for _, value in self._stacked)
+        stacks = (jax.ShapeDtypeStruct((length, *a.shape), a.dtype) for a in avals)
+        return replace(
+            scan,
+            results=(*scan.results, *(result for result, _ in self._stacked)),
+            result_avals=(*scan.result_avals, *stacks),
+            bodies=(replace(body, outputs=(*body.outputs, *(v for _, v in self._stacked))),),
+        )
+
+    def _slicing(
+        self, equations: tuple[Equation, ...], outputs: tuple[Ref | Const, ...]
+    ) -> Equation:
+        """The backward scan, without the slices that it now makes by itself."""
+        scan, body = self._backward, self._backward.bodies[0]
+        consts, start = scan.params["num_consts"], _first_slice(scan)
+        length = scan.params["length"]
+        rows = list(zip(body.inputs, body.input_avals, scan.operands, strict=True))
+        shapes = dict(zip(body.inputs, scan.operand_shapes, strict=True))
+        shapes.update((inner, tuple(aval.shape)) for inner, aval, _ in self._consts)
+        shapes.update((inner, (length, *aval.shape)) for inner, aval, _ in self._added)
+        slices = [row for row in rows[start:] if row[0] not in self._dropped]
+        rows = [*rows[:consts], *self._consts, *rows[consts:start], *slices, *self._added]
+        inputs, avals, operands = zip(*rows, strict=True)
+        params = {
+            **scan.params,
+            "num_consts": consts + len(self._consts),
+            "linear": (False,) * len(rows),
+        }
+        return replace(
+            scan,
+            params=params,
+            operands=operands,
+            operand_shapes=tuple(shapes[inner] for inner in inputs),
+            bodies=(FlatProgram(inputs, avals, equations, outputs),),
+        )
+
+
+def _inner_avals(program: FlatProgram) -> Iterator[tuple[Ref, Any]]:
+    yield from zip(program.inputs, program.input_avals, strict=True)
+    for equation in program.equations:
+        yield from zip(equation.results, equation.result_avals, strict=True)

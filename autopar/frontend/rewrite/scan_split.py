@@ -1,0 +1,529 @@
+"""Cuts scans over layers, so that stages can take their shares of the layers.
+
+A scan becomes several that hand on the carry, a backward one in reverse order, and every stack of
+layers several stacks: parameters, moments, gradients, and what the forward scan leaves for the
+backward one. What mixes the layers reads the stacks joined again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+from autopar.errors import ArgumentError
+from autopar.frontend.rewrite.layer_scans import (
+    OPEN,
+    LayerScan,
+    Rows,
+    all_values,
+    layer_scans,
+    piece_params,
+    rows_through,
+)
+from autopar.frontend.rewrite.splice import Place
+from autopar.frontend.rewrite.split_values import Bounds, Operand, Pieces, piece_avals, with_rows
+from autopar.frontend.trace.graph import build, module_path
+from autopar.frontend.trace.inline import live
+from autopar.frontend.traced import Equation, FlatProgram, Piece, Ref, TracedStep, refs
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """Where the layers of each of a step's `layer_scans` are cut: before these, in rising order.
+
+    A scan without cuts stays whole. With `inline` a single layer becomes straight code.
+    """
+
+    layers: tuple[tuple[int, ...], ...]
+    inline: bool = True
+
+    @classmethod
+    def everywhere(cls, scans: Sequence[LayerScan], *, inline: bool = True) -> Cuts:
+        """Each layer by itself."""
+        return cls(tuple(tuple(range(1, s.length)) for s in scans), inline)
+
+
+def split_scans(traced: TracedStep, cuts: Cuts) -> TracedStep:
+    """The step with its scans over layers cut; it computes the same.
+
+    `input_pieces` and `output_pieces` of the result tell which rows of which leaf its inputs and
+    outputs are; `notes` name what had to be joined again. The key stays that of the step as it
+    was traced. Raises ArgumentError for cuts that are not between the layers of the step.
+    """
+    return split_at(traced, layer_scans(traced), cuts, next(traced.program.fresh()))[0]
+
+
+def _check(traced: TracedStep, scans: Sequence[LayerScan], cuts: Cuts) -> None:
+    lengths = [s.length for s in scans]
+    if len(cuts.layers) != len(scans):
+        raise ArgumentError(
+            f"{traced.name} has {len(scans)} scans over layers (of {lengths} layers), but cuts are "
+            f"given for {len(cuts.layers)}. Give a tuple for each, () to leave it whole."
+        )
+    for layers, scan in zip(cuts.layers, scans, strict=True):
+        if any(a >= b for a, b in pairwise((0, *layers, scan.length))):
+            raise ArgumentError(
+                f"{layers} are no cuts between the {scan.length} layers that {traced.name} scans: "
+                f"give rising numbers from 1 to {scan.length - 1}."
+            )
+
+
+def _bounds(
+    traced: TracedStep, scans: Sequence[LayerScan], cuts: Cuts
+) -> Iterator[tuple[Ref, Bounds]]:
+    """Where dim 0 of every value of the cut scans is cut, from 0 to its size."""
+    avals = dict(all_values(traced.program))
+    for scan, layers in zip(scans, cuts.layers, strict=True):
+        for ref in sorted(scan.values) if layers else ():
+            rows, rest = divmod(avals[ref].shape[0], scan.length)
+            if rows and not rest:
+                yield ref, tuple(rows * layer for layer in (0, *layers, scan.length))
+
+
+def split_at(
+    traced: TracedStep,
+    scans: Sequence[LayerScan],
+    cuts: Cuts,
+    first: Ref,
+    kept: frozenset[Ref] = frozenset(),
+) -> tuple[TracedStep, Callable[[Ref], list[Ref]]]:
+    """The step cut but for the values `kept`, and what stands for a value of the old one.
+
+    New values are numbered from `first` on.
+    """
+    _check(traced, scans, cuts)
+    bounds = {r: b for r, b in _bounds(traced, scans, cuts) if r not in kept}
+    if not bounds:
+        return traced, lambda ref: [ref]
+    program = traced.program
+    cutter = Cutter(program, bounds, first, inline=cuts.inline)
+    stacked = bounds.keys() & {program.inputs[i] for s in scans for i in s.inputs}
+    given = [ref in stacked for ref in program.inputs]
+    returned = [bounds.get(o) if isinstance(o, int) else None for o in program.outputs]
+    cut = cutter.program(program, given, returned)
+    cut = replace(cut, equations=live(cut.equations, cut.outputs))
+    inputs = [bounds[r] if g else None for r, g in zip(program.inputs, given, strict=True)]
+    return _resealed(traced, cut, inputs, returned, cutter.notes), cutter.now
+
+
+def _resealed(
+    traced: TracedStep,
+    program: FlatProgram,
+    given: Sequence[Bounds | None],
+    returned: Sequence[Bounds | None],
+    notes: tuple[str, ...],
+) -> TracedStep:
+    """The step of a cut program: paths, state and pairs for every piece."""
+    inputs, outputs = list(_pieces(given)), list(_pieces(returned))
+    where = {(p.leaf, p.start): i for i, p in enumerate(inputs)}
+    targets = dict(traced.donated)
+    pairs = tuple(
+        (o, where[targets[p.leaf], p.start]) for o, p in enumerate(outputs) if p.leaf in targets
+    )
+    state = frozenset(traced.state_inputs)
+    again = replace(
+        traced,
+        program=program,
+        input_paths=tuple(_path(traced.input_paths[p.leaf], p) for p in inputs),
+        output_paths=tuple(_path(traced.output_paths[p.leaf], p) for p in outputs),
+        state_inputs=tuple(i for i, p in enumerate(inputs) if p.leaf in state),
+        donated=pairs,
+        input_pieces=tuple(inputs),
+        output_pieces=tuple(outputs),
+        notes=(*traced.notes, *notes),
+    )
+    return replace(again, graph=build(again))
+
+
+def _pieces(leaves: Sequence[Bounds | None]) -> Iterator[Piece]:
+    for leaf, bounds in enumerate(leaves):
+        if bounds is None:
+            yield Piece(leaf)
+        else:
+            yield from (Piece(leaf, start, stop) for start, stop in pairwise(bounds))
+
+
+def _path(path: str, piece: Piece) -> str:
+    return path if piece.stop is None else f"{path}[{piece.start}:{piece.stop}]"
+
+
+# -- cutter -- Rewrites equations on stacks of layers into equations on pieces of these stacks.
+
+
+Combine = Callable[[Any, Any], Any]
+
+
+class Cutter:
+    """Writes a program anew in which the values of `bounds` are in pieces.
+
+    New values are numbered from `first` on.
+    """
+
+    def __init__(
+        self, program: FlatProgram, bounds: Mapping[Ref, Bounds], first: Ref, *, inline: bool
+    ) -> None:
+        self._have = Pieces(program, bounds, first)
+        self._trips = Trips(self._have, inline=inline)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What had to be joined again, and where."""
+        return tuple(dict.fromkeys(self._have.notes))
+
+    def now(self, value: Ref) -> list[Ref]:
+        """What stands for a value of the old program, its pieces or its copies."""
+        pieces = list(refs(self._have.held(value)))
+        return pieces or self._have.copies.get(value, [value])
+
+    def program(
+        self, program: FlatProgram, given: Sequence[bool], returned: Sequence[Bounds | None]
+    ) -> FlatProgram:
+        """A program with the inputs that are `given` in pieces, and outputs cut at `returned`."""
+        outside, self._have.written = self._have.written, []
+        inputs: list[tuple[Ref, Any]] = []
+        for ref, aval, cut in zip(program.inputs, program.input_avals, given, strict=True):
+            avals = piece_avals(aval, self._have.bounds[ref]) if cut else [aval]
+            numbers = self._have.number(avals) if cut else (ref,)
+            inputs += zip(numbers, avals, strict=True)
+            if cut:
+                self._have.split(ref, numbers)
+        for equation in program.equations:
+            self._rewrite(equation)
+        end = Place("", "", self._have.fresh)
+        outputs = [
+            piece
+            for output, bounds in zip(program.outputs, returned, strict=True)
+            for piece in (
+                (self._have.whole(output, end),)
+                if bounds is None
+                else self._have.cut(output, bounds, end)
+            )
+        ]
+        equations, self._have.written = tuple(self._have.written), outside
+        return FlatProgram(
+            tuple(r for r, _ in inputs), tuple(a for _, a in inputs), equations, tuple(outputs)
+        )
+
+    def _rewrite(self, equation: Equation) -> None:
+        kind = equation.primitive.name
+        if kind == "scan" and self._trips.takes(equation):
+            self._trips.cut(equation)
+        elif kind in OPEN and any(map(self._have.is_cut, _inside(equation))):
+            self._cut_bodies(equation)
+        elif kind == "optimization_barrier":
+            self._cut_barrier(equation)
+        elif (rows := rows_through(equation)) is not None and self._is_cut(equation, rows):
+            self._cut_rows(equation, rows)
+        elif kind == "slice" and self._is_within_a_piece(equation):
+            self._slice_piece(equation)
+        else:
+            place = Place.beside(equation, self._have.fresh)
+            operands = tuple(self._have.whole(o, place, equation) for o in equation.operands)
+            self._have.written.append(replace(equation, operands=operands))
+
+    # -- equations that keep rows apart ----------------------------------------------------
+
+    def _is_cut(self, equation: Equation, rows: Rows) -> bool:
+        members = _members(equation, rows)
+        return bool(members) and all(map(self._have.is_cut, members))
+
+    def _cut_rows(self, equation: Equation, rows: Rows) -> None:
+        """The equation once for each piece; what reduces the rows away combines the results."""
+        place = Place.beside(equation, self._have.fresh)
+        columns: dict[int, Sequence[Operand]] = {}
+        for i in rows.operands:
+            bounds = self._scaled(equation, rows, equation.operand_shapes[i][0])
+            columns[i] = self._have.cut(equation.operands[i], bounds, place)
+        wholes = {
+            i: self._have.whole(o, place, equation)
+            for i, o in enumerate(equation.operands)
+            if i not in columns
+        }
+        made: list[tuple[Ref, ...]] = []
+        for k in range(len(self._unit(equation, rows)) - 1):
+            operands = tuple(
+                columns[i][k] if i in columns else wholes[i] for i in range(len(equation.operands))
+            )
+            piece = self._piece_of(equation, rows, k)
+            made.append(piece.results)
+            self._have.written.append(replace(piece, operands=operands))
+        if rows.combine is not None:
+            self._combine(equation, rows.combine, [results[0] for results in made], place)
+        else:
+            for result, *pieces in zip(equation.results, *made, strict=True):
+                self._have.split(result, pieces)
+
+    def _unit(self, equation: Equation, rows: Rows) -> Bounds:
+        """Where some value of an equation is cut."""
+        return self._have.bounds[_members(equation, rows)[0]]
+
+    def _scaled(self, equation: Equation, rows: Rows, size: int) -> Bounds:
+        """Where a value of `size` rows is cut, which has a multiple of another's rows."""
+        unit = self._unit(equation, rows)
+        return tuple(b * size // unit[-1] for b in unit)
+
+    def _piece_of(self, equation: Equation, rows: Rows, k: int) -> Equation:
+        """The equation on piece k, still with its old operands."""
+
+        def share(size: int) -> int:
+            bounds = self._scaled(equation, rows, size)
+            return bounds[k + 1] - bounds[k]
+
+        shapes = tuple(
+            (share(shape[0]), *shape[1:]) if i in rows.operands else shape
+            for i, shape in enumerate(equation.operand_shapes)
+        )
+        avals = tuple(
+            with_rows(aval, share(aval.shape[0])) if i in rows.results else aval
+            for i, aval in enumerate(equation.result_avals)
+        )
+        return replace(
+            equation,
+            params=piece_params(equation, avals[0].shape[0]) if rows.results else equation.params,
+            operand_shapes=shapes,
+            results=self._have.number(equation.results),
+            result_avals=avals,
+        )
+
+    def _combine(
+        self, equation: Equation, combine: Combine, parts: Sequence[Ref], place: Place
+    ) -> None:
+        """The whole result of results of the pieces, the first two first."""
+        (aval,), whole = equation.result_avals, parts[0]
+        for part in parts[1:]:
+            whole = self._have.add(combine, (), [whole, part], [aval, aval], place)
+        self._have.name(equation.results[0], whole)
+
+    def _is_within_a_piece(self, equation: Equation) -> bool:
+        source, params = equation.operands[0], equation.params
+        start, stop = params["start_indices"][0], params["limit_indices"][0]
+        return (
+            bool(self._have.held(source))
+            and isinstance(source, int)
+            and any(a <= start and stop <= b for a, b in pairwise(self._have.bounds[source]))
+        )
+
+    def _slice_piece(self, equation: Equation) -> None:
+        """A slice of one piece in place of a slice of the whole."""
+        source, params = equation.operands[0], equation.params
+        starts, limits = params["start_indices"], params["limit_indices"]
+        bounds = self._have.bounds[next(refs([source]))]
+        k = next(k for k, b in enumerate(bounds[1:]) if limits[0] <= b)
+        moved = {
+            "start_indices": (starts[0] - bounds[k], *starts[1:]),
+            "limit_indices": (limits[0] - bounds[k], *limits[1:]),
+        }
+        shape = (bounds[k + 1] - bounds[k], *equation.operand_shapes[0][1:])
+        self._have.written.append(
+            replace(
+                equation,
+                params={**params, **moved},
+                operands=(self._have.held(source)[k],),
+                operand_shapes=(shape,),
+            )
+        )
+
+    # -- equations that hold others --------------------------------------------------------
+
+    def _cut_barrier(self, equation: Equation) -> None:
+        """A barrier in which each stack stands as its pieces."""
+        cuts = [self._have.bounds.get(r) for r in equation.results]
+        self._write_expanded(equation, cuts)
+
+    def _cut_bodies(self, equation: Equation) -> None:
+        """An equation whose bodies take and give stacks in pieces."""
+        first = len(equation.operands) - len(equation.bodies[0].inputs)
+        given = [
+            self._have.bounds[inner[0]] if all(map(self._have.is_cut, inner)) else None
+            for inner in zip(*(b.inputs for b in equation.bodies), strict=True)
+        ]
+        returned = [self._have.bounds.get(r) for r in equation.results]
+        is_given = [bounds is not None for bounds in given]
+        bodies = tuple(self.program(b, is_given, returned) for b in equation.bodies)
+        self._write_expanded(replace(equation, bodies=bodies), [*[None] * first, *given])
+
+    def _write_expanded(self, equation: Equation, cuts: Sequence[Bounds | None]) -> None:
+        """Write an equation with pieces in place of operands that have cuts, and of cut results."""
+        place = Place.beside(equation, self._have.fresh)
+        operands: list[tuple[Operand, tuple[int, ...]]] = []
+        rows = zip(equation.operands, equation.operand_shapes, cuts, strict=True)
+        for operand, shape, bounds in rows:
+            if bounds is None:
+                operands.append((self._have.whole(operand, place, equation), shape))
+            else:
+                pieces = self._have.cut(operand, bounds, place)
+                sizes = (b - a for a, b in pairwise(bounds))
+                operands += ((p, (n, *shape[1:])) for p, n in zip(pieces, sizes, strict=True))
+        results = list(self._expanded_results(equation))
+        self._have.written.append(
+            replace(
+                equation,
+                operands=tuple(o for o, _ in operands),
+                operand_shapes=tuple(s for _, s in operands),
+                results=tuple(r for r, _ in results),
+                result_avals=tuple(a for _, a in results),
+            )
+        )
+
+    def _expanded_results(self, equation: Equation) -> Iterator[tuple[Ref, Any]]:
+        for result, aval in zip(equation.results, equation.result_avals, strict=True):
+            if not self._have.is_cut(result):
+                yield result, aval
+                continue
+            avals = piece_avals(aval, self._have.bounds[result])
+            numbers = self._have.number(avals)
+            self._have.split(result, numbers)
+            yield from zip(numbers, avals, strict=True)
+
+
+def _members(equation: Equation, rows: Rows) -> list[Ref]:
+    """The values of an equation that have the rows."""
+    operands = refs(equation.operands[i] for i in rows.operands)
+    return [*operands, *(equation.results[i] for i in rows.results)]
+
+
+def _inside(equation: Equation) -> Iterator[Ref]:
+    """Every value in an equation's bodies."""
+    return (ref for body in equation.bodies for ref, _ in all_values(body))
+
+
+# -- trips -- Cuts one scan over layers into scans over fewer, or into straight code.
+
+
+Rename = Callable[[str], str]
+
+
+class Trips:
+    """Writes scans as scans of fewer trips; with `inline` one trip is straight code."""
+
+    def __init__(self, have: Pieces, *, inline: bool) -> None:
+        self._have, self._inline = have, inline
+
+    def takes(self, scan: Equation) -> bool:
+        """Whether a scan is to be cut: all that it takes and makes slice by slice is."""
+        slices = refs(scan.operands[_first_slice(scan) :])
+        stacked = [*slices, *scan.results[scan.params["num_carry"] :]]
+        return bool(stacked) and all(map(self._have.is_cut, stacked))
+
+    def cut(self, scan: Equation) -> None:
+        """Write one scan for each piece, in the order of the layers or back."""
+        place = Place.beside(scan, self._have.fresh)
+        consts, first = scan.params["num_consts"], _first_slice(scan)
+        stacked = [*refs(scan.operands[first:]), *scan.results[first - consts :]]
+        bounds = self._have.bounds[stacked[0]]
+        fixed = tuple(self._have.whole(o, place, scan) for o in scan.operands[:consts])
+        carry = tuple(self._have.whole(o, place, scan) for o in scan.operands[consts:first])
+        slices = [self._have.cut(o, bounds, place) for o in scan.operands[first:]]
+        order = list(range(len(bounds) - 1))
+        made: dict[int, tuple[Operand, ...]] = {}
+        for k in reversed(order) if scan.params["reverse"] else order:
+            start, stop = bounds[k : k + 2]
+            shared = replace(scan, operands=(*fixed, *carry, *(s[k] for s in slices)))
+            rename = partial(_in_layers, scan, _scope_of(scan), start, stop)
+            if self._inline and stop - start == 1:
+                out = self._straight(shared, rename)
+            else:
+                out = self._shorter(shared, stop - start, rename)
+            carry, made[k] = out[: first - consts], out[first - consts :]
+        for result, last in zip(scan.results, carry, strict=False):
+            self._have.name(result, last)
+        for i, result in enumerate(scan.results[first - consts :]):
+            self._have.split(result, [made[k][i] for k in order])
+
+    def _shorter(self, scan: Equation, trips: int, rename: Rename) -> tuple[Operand, ...]:
+        """The scan of so many trips; its results."""
+        carries, first = scan.params["num_carry"], _first_slice(scan)
+        results = self._have.number(scan.results)
+        shapes = scan.operand_shapes
+        self._have.written.append(
+            replace(
+                scan,
+                params=scan.params | {"length": trips, "unroll": min(scan.params["unroll"], trips)},
+                operand_shapes=(*shapes[:first], *((trips, *s[1:]) for s in shapes[first:])),
+                results=results,
+                result_avals=(
+                    *scan.result_avals[:carries],
+                    *(with_rows(a, trips) for a in scan.result_avals[carries:]),
+                ),
+                bodies=(self._copied(scan.bodies[0], rename),),
+                name_stack=rename(scan.name_stack),
+            )
+        )
+        return results
+
+    def _straight(self, scan: Equation, rename: Rename) -> tuple[Operand, ...]:
+        """The only trip of the scan as straight code; its results, stacked ones with their dim."""
+        place = replace(Place.beside(scan, self._have.fresh), name_stack=rename(scan.name_stack))
+        body, first = scan.bodies[0], _first_slice(scan)
+        rows = zip(scan.operands[first:], body.input_avals[first:], strict=True)
+        given = [*scan.operands[:first], *(self._have.row(o, a, place) for o, a in rows)]
+        names = dict(zip(body.inputs, given, strict=True))
+        for equation in body.equations:
+            self._have.written.append(self._copy(equation, names, rename))
+        outputs = [names[o] if isinstance(o, int) else o for o in body.outputs]
+        carries = scan.params["num_carry"]
+        stacked = zip(outputs[carries:], scan.result_avals[carries:], strict=True)
+        return (
+            *outputs[:carries],
+            *(self._have.stacked(o, a.update(shape=a.shape[1:]), place) for o, a in stacked),
+        )
+
+    def _copied(self, program: FlatProgram, rename: Rename) -> FlatProgram:
+        """A program with all its values under new numbers."""
+        inputs = self._have.copied(program.inputs)
+        names: dict[Ref, Operand] = dict(zip(program.inputs, inputs, strict=True))
+        equations = tuple(self._copy(e, names, rename) for e in program.equations)
+        return FlatProgram(inputs, program.input_avals, equations, _read(program.outputs, names))
+
+    def _copy(self, equation: Equation, names: dict[Ref, Operand], rename: Rename) -> Equation:
+        """An equation that reads under `names`, to which it adds what it makes."""
+        results = self._have.copied(equation.results)
+        copy = replace(
+            equation,
+            operands=_read(equation.operands, names),
+            results=results,
+            bodies=tuple(self._copied(b, rename) for b in equation.bodies),
+            name_stack=rename(equation.name_stack),
+        )
+        names.update(zip(equation.results, results, strict=True))
+        return copy
+
+
+def _read(operands: Sequence[Operand], names: Mapping[Ref, Operand]) -> tuple[Operand, ...]:
+    return tuple(names[o] if isinstance(o, int) else o for o in operands)
+
+
+def _first_slice(scan: Equation) -> int:
+    return int(scan.params["num_consts"] + scan.params["num_carry"])
+
+
+# -- names -------------------------------------------------------------------------------------
+
+
+def _scope_of(scan: Equation) -> str:
+    """The module that all of a scan's body is in, as the forward pass names it; else "scan"."""
+    steps = {_steps(scan, e.name_stack)[1].split("/")[0] for e in scan.bodies[0].equations}
+    inner = {s for s in steps if s}
+    return inner.pop() if len(inner) == 1 else "scan"
+
+
+def _steps(scan: Equation, stack: str) -> tuple[str, str]:
+    """What JAX adds to a scan's name stack in its body, and what the user's modules do."""
+    rest = stack[len(scan.name_stack) :].strip("/").split("/")
+    own = [r in ("checkpoint", "rematted_computation") for r in rest]
+    at = own.index(False) if False in own else len(rest)
+    modules = "/".join(rest[at:])
+    return "/".join(rest[:at]), modules if module_path(modules) else ""
+
+
+def _in_layers(scan: Equation, scope: str, start: int, stop: int, stack: str) -> str:
+    """The name stack of a piece: the module of the layers with the number of the first of them."""
+    added, modules = _steps(scan, stack)
+    which = f"{scope}[{start}]" if stop - start == 1 else f"{scope}[{start}:{stop}]"
+    rest = (
+        modules.removeprefix(scope).strip("/") if f"{modules}/".startswith(f"{scope}/") else modules
+    )
+    return "/".join(s for s in (scan.name_stack, added, which, rest) if s)

@@ -1,0 +1,93 @@
+"""The arguments of a call, flat, and the signature that a trace depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from autopar.errors import ArgumentError
+from autopar.frontend.trace.arguments import (
+    StepSpec,
+    canonical_dtype,
+    check_arrays,
+    check_hashes,
+    dynamic_arguments,
+    split_static,
+)
+from autopar.frontend.trace.objects import pure_call
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call as trees of arrays, its arrays in order, and the signature that its trace depends on.
+
+    `close` makes objects of its result; None for a call without objects.
+    """
+
+    spec: StepSpec
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    leaves: tuple[Any, ...]
+    signature: Hashable
+    close: Callable[[Any], Any] | None = None
+
+    def rebuild(self, result: Any) -> Any:
+        """Make the user's objects of a result, and bring those that were given up to date."""
+        return result if self.close is None else self.close(result)
+
+
+def read_call(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
+    """Flatten a call's dynamic arguments; static ones are part of the signature as they are.
+
+    Raises ArgumentError where an argument is no tree of arrays, or a static one has no hash.
+    """
+    try:
+        pure = pure_call(spec, args, kwargs)
+        positional, named = split_static(spec, pure.args, pure.kwargs)
+        leaves, tree = jax.tree_util.tree_flatten((positional, named))
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(_no_tree(spec, args, kwargs, error)) from error
+    try:
+        types = _types_of(leaves)
+    except (TypeError, OverflowError):
+        check_arrays(spec, dynamic_arguments(spec, pure.args, pure.kwargs))
+        raise
+    static = tuple((type(args[i]), args[i]) for i in spec.static(args)[0] if i < len(args))
+    extra = tuple((k, type(v), v) for k, v in sorted(kwargs.items()) if k not in named)
+    if static or extra:
+        check_hashes(spec, args, kwargs)
+    signature = (tree, types, static, extra, pure.token)
+    return Call(pure.spec, pure.args, pure.kwargs, tuple(leaves), signature, pure.close)
+
+
+def _no_tree(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any], error: Exception) -> str:
+    """What to say of the first argument that JAX cannot take apart."""
+    for argument in dynamic_arguments(spec, args, kwargs):
+        try:
+            jax.tree_util.tree_structure(argument.tree)
+        except (TypeError, ValueError) as own:
+            return f"{argument.name} of {spec.name} is no tree that JAX can take apart: {own}"
+    return f"the arguments of {spec.name} are no trees that JAX can take apart: {error}"
+
+
+def _types_of(leaves: Sequence[Any]) -> tuple[tuple[tuple[int, ...], str], ...]:
+    """The type of each leaf; in one go where all are arrays, for this is done at every call."""
+    try:
+        return tuple([(leaf.shape, canonical_dtype(leaf.dtype)) for leaf in leaves])
+    except AttributeError:
+        return tuple(map(_type_of, leaves))
+
+
+def _type_of(leaf: Any) -> tuple[tuple[int, ...], str]:
+    """Shape and dtype as JAX will see them: a Python scalar is the array it becomes in a step.
+
+    A count that starts as the number 0 so comes back from the first step with the same type.
+    Raises TypeError or OverflowError where JAX has no such array.
+    """
+    dtype, shape = getattr(leaf, "dtype", None), getattr(leaf, "shape", None)
+    if dtype is None or shape is None:
+        return (), str(jax.typeof(leaf).dtype)
+    return tuple(shape), canonical_dtype(dtype)

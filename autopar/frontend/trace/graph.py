@@ -1,0 +1,271 @@
+"""Copies out of a traced step what planning needs: a Graph, one op for each equation."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from autopar.frontend.plain_data import plain_params, type_of
+from autopar.frontend.trace.kernels import dims_apart
+from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, TracedStep, refs
+from autopar.ir.graph import Graph, Op, Operand, Origin, Plain
+from autopar.ir.values import Input, Literal, Role, Value
+
+_WRAPPERS = re.compile(r"\b(?:jvp|transpose|vmap|checkpoint|remat|rematted_computation|jit)\(|\)")
+_FREE = frozenset(
+    {"reshape", "broadcast_in_dim", "transpose", "squeeze", "expand_dims", "iota", "copy", "slice",
+     "convert_element_type", "concatenate", "gather", "split", "pad", "rev", "stop_gradient",
+     "bitcast_convert_type", "device_put", "dynamic_slice", "dynamic_update_slice", "name",
+     "optimization_barrier", "random_wrap", "random_unwrap", "scatter", "sharding_constraint"}
+)  # fmt: skip
+# What these do, they do for each item that they read.
+_READING = ("reduce_", "arg", "cum", "sort", "top_k")
+
+
+def build(traced: TracedStep) -> Graph:
+    """The graph of a step: op i of the graph is equation i of the sealed program."""
+    program = traced.program
+    inputs = tuple(
+        Input(_value(ref, aval), role, path)
+        for ref, aval, role, path in zip(
+            program.inputs, program.input_avals, _roles(traced), traced.input_paths, strict=True
+        )
+    )
+    regions = step_regions(traced)
+    return Graph(
+        name=traced.name,
+        inputs=inputs,
+        ops=tuple(_op(e, r) for e, r in zip(program.equations, regions, strict=True)),
+        outputs=tuple(_operand(o) for o in program.outputs),
+        output_paths=traced.output_paths,
+        donated=traced.donated,
+    )
+
+
+def step_regions(traced: TracedStep) -> tuple[str, ...]:
+    """The region of each equation of the step."""
+    program = traced.program
+    pairs = zip(program.inputs, _roles(traced), strict=True)
+    fresh = [ref for ref, role in pairs if role is Role.BATCH]
+    return regions_of(program, fresh, refs(program.outputs[o] for o, _ in traced.donated))
+
+
+def _roles(traced: TracedStep) -> list[Role]:
+    count = len(traced.program.inputs)
+    first_constant = count - len(traced.constants)
+    state = set(traced.state_inputs)
+    return [
+        Role.CONSTANT if i >= first_constant else Role.STATE if i in state else Role.BATCH
+        for i in range(count)
+    ]
+
+
+def _body(program: FlatProgram, name: str, holder: Equation, region: str) -> Graph:
+    """A loop's body; one that holds a whole backward pass names the region of each op."""
+    inputs = zip(program.inputs, program.input_avals, strict=True)
+    whole = "transpose(" not in holder.name_stack and is_backward(holder)
+    count = len(program.equations)
+    regions = regions_of(program, program.inputs) if whole else (region,) * count
+    return Graph(
+        name=name,
+        inputs=tuple(Input(_value(ref, aval)) for ref, aval in inputs),
+        ops=tuple(_op(e, r) for e, r in zip(program.equations, regions, strict=True)),
+        outputs=tuple(_operand(o) for o in program.outputs),
+    )
+
+
+def _op(equation: Equation, region: str) -> Op:
+    kind = equation.primitive.name
+    results = tuple(
+        _value(ref, aval) for ref, aval in zip(equation.results, equation.result_avals, strict=True)
+    )
+    first = results[0].name.removeprefix("%") if results else "0"
+    graphs = tuple(
+        _body(b, f"{kind}_{first}_{i}", equation, region) for i, b in enumerate(equation.bodies)
+    )
+    return Op(
+        kind=kind,
+        operands=tuple(_operand(o) for o in equation.operands),
+        results=results,
+        params=(*plain_params(equation.params), *_constraint(equation), *_grid(equation)),
+        flops=_flops(equation, results, graphs),
+        origin=Origin(region, module_path(equation.name_stack), equation.line),
+        graphs=graphs,
+    )
+
+
+def _constraint(equation: Equation) -> tuple[tuple[str, Plain], ...]:
+    """A with_sharding_constraint's spec as plain data: axes for each dim, None where it is open."""
+    if equation.primitive.name != "sharding_constraint":
+        return ()
+    spec = getattr(equation.params["sharding"], "spec", None)
+    if spec is None:
+        return ()
+    rank = len(equation.result_avals[0].shape)
+    dims = tuple(_constrained_dim(entry) for entry in (*spec, *(None,) * (rank - len(spec))))
+    return (("spec", dims),)
+
+
+def _grid(equation: Equation) -> tuple[tuple[str, Plain], ...]:
+    """Along what a kernel's blocks are computed apart: (tensor, dim, block size) for each."""
+    apart = tuple(dims_apart(equation).values())
+    return (("grid_apart", apart),) if apart else ()
+
+
+def _constrained_dim(entry: Any) -> Plain:
+    if entry is None:
+        return ()
+    if entry is PartitionSpec.UNCONSTRAINED:
+        return None
+    return (entry,) if isinstance(entry, str) else tuple(entry)
+
+
+def _value(ref: int, aval: Any) -> Value:
+    return Value(f"%{ref}", *type_of(aval))
+
+
+def _operand(operand: int | Const) -> Operand:
+    if isinstance(operand, int):
+        return f"%{operand}"
+    shape, dtype = type_of(operand.aval)
+    if shape or jax.dtypes.issubdtype(operand.aval.dtype, jax.dtypes.extended):
+        return Literal("opaque", dtype, shape)
+    return Literal(repr(np.asarray(operand.value).item()), dtype)
+
+
+def module_path(name_stack: str) -> str:
+    """The user's module path of a name stack: "transpose(jvp(GPT))/Block_0" -> "GPT/Block_0".
+
+    What JAX itself adds is left out, as is the text of an einsum: "bqhd,bkhd->bhqk".
+    """
+    parts = _WRAPPERS.sub("", name_stack).split("/")
+    return "/".join(p for p in parts if p and p != "rematted_computation" and "->" not in p)
+
+
+def _flops(equation: Equation, results: Sequence[Value], graphs: Sequence[Graph]) -> int:
+    kind = equation.primitive.name
+    if kind == "dot_general":
+        (contract, _), _ = equation.params["dimension_numbers"]
+        lhs = equation.operand_shapes[0]
+        return 2 * results[0].item_count * math.prod(lhs[d] for d in contract)
+    if kind == "conv_general_dilated":
+        taps = equation.operand_shapes[1]
+        out_features = taps[equation.params["dimension_numbers"].rhs_spec[0]]
+        return 2 * results[0].item_count * math.prod(taps) // max(out_features, 1)
+    estimate = equation.params.get("cost_estimate")
+    if estimate is not None:
+        return int(estimate.flops)
+    if graphs:
+        runs = equation.params["length"] if kind == "scan" else 1
+        inner = max if kind == "cond" else sum
+        return int(runs) * inner(g.flops for g in graphs)
+    if kind in _FREE or not results:
+        return 0
+    if kind.startswith("scatter"):
+        return math.prod(equation.operand_shapes[-1])
+    read = map(math.prod, equation.operand_shapes) if kind.startswith(_READING) else ()
+    return max(*read, *(v.item_count for v in results), 0)
+
+
+# -- regions -- Names each equation forward, backward or update.
+
+
+def regions_of(
+    program: FlatProgram, fresh: Iterable[Ref] = (), returned: Iterable[Ref] = ()
+) -> tuple[str, ...]:
+    """The region of each equation of a program, in order.
+
+    JAX marks what differentiation makes: "transpose(" in the name stack is backward, and so is a
+    loop that holds such an equation. What feeds a backward equation and depends on one is
+    backward too; what depends on backward values and feeds none is update. So is what moves
+    state alone: it reads nothing of the batch (`fresh` are its values) and only updates read it,
+    or it is state that the step gives back (`returned`). The rest is forward, as is all where
+    nothing is marked.
+    """
+    equations = program.equations
+    marked = [is_backward(e) for e in equations]
+    after = _reached(equations, marked)
+    before = _feeding(equations, marked)
+    regions = [
+        "backward" if m or (a and b) else "update" if a else "forward"
+        for m, a, b in zip(marked, after, before, strict=True)
+    ]
+    if any(marked):
+        _claim_state(program, regions, set(fresh), set(returned))
+    return tuple(regions)
+
+
+def is_backward(equation: Equation) -> bool:
+    """Whether the equation, or one in its bodies, stems from a backward pass."""
+    return "transpose(" in equation.name_stack or any(
+        is_backward(inner) for body in equation.bodies for inner in body.equations
+    )
+
+
+def _reached(equations: Sequence[Equation], marked: Sequence[bool]) -> list[bool]:
+    tainted: set[Ref] = set()
+    reached: list[bool] = []
+    for equation, mark in zip(equations, marked, strict=True):
+        hit = mark or not tainted.isdisjoint(refs(equation.operands))
+        if hit:
+            tainted.update(equation.results)
+        reached.append(hit)
+    return reached
+
+
+def _feeding(equations: Sequence[Equation], marked: Sequence[bool]) -> list[bool]:
+    wanted: set[Ref] = set()
+    feeding: list[bool] = []
+    for equation, mark in zip(reversed(equations), reversed(marked), strict=True):
+        hit = mark or not wanted.isdisjoint(equation.results)
+        if hit:
+            wanted.update(refs(equation.operands))
+        feeding.append(hit)
+    return feeding[::-1]
+
+
+def _claim_state(
+    program: FlatProgram, regions: list[str], fresh: set[Ref], returned: set[Ref]
+) -> None:
+    """Turn forward equations that only move state, such as a decayed moment, to update."""
+    for equation in program.equations:
+        if not fresh.isdisjoint(refs(equation.operands)):
+            fresh.update(equation.results)
+    needed = set(refs(program.outputs)) - returned
+    for i in reversed(range(len(regions))):
+        equation = program.equations[i]
+        alone = fresh.isdisjoint(equation.results) and needed.isdisjoint(equation.results)
+        if regions[i] == "forward" and alone and not equation.has_effects:
+            regions[i] = "update"
+        elif regions[i] != "update":
+            needed.update(refs(equation.operands))
+
+
+# -- key -- The structural key of a step: a hash of what it computes, by which plans know it again.
+
+
+def structural_key(graph: Graph) -> str:
+    """A hash of ops, shapes, parameters, literals and paths.
+
+    The step's name, its modules and its source lines are left out, so that it stays the same
+    where the code moves; so are FLOPs and regions, which follow from the rest.
+    """
+    return hashlib.sha256(repr(_graph_skeleton(graph)).encode()).hexdigest()
+
+
+def _graph_skeleton(graph: Graph) -> tuple[object, ...]:
+    inputs = tuple(map(str, graph.inputs))
+    ops = tuple(map(_op_skeleton, graph.ops))
+    return inputs, ops, tuple(map(str, graph.outputs)), graph.output_paths, graph.donated
+
+
+def _op_skeleton(op: Op) -> tuple[object, ...]:
+    operands, results = tuple(map(str, op.operands)), tuple(map(str, op.results))
+    return op.kind, operands, results, op.params, tuple(map(_graph_skeleton, op.graphs))

@@ -1,0 +1,214 @@
+"""Flattens a jaxpr: calls are inlined, loops stay equations that hold flattened bodies."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core as jex
+
+from autopar.frontend.compat import is_kernel, line_of, name_stack_of, params_of, traced_beside
+from autopar.frontend.trace.written_out import is_foreign, meaning
+from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, refs
+
+# Call primitives that mean nothing to a planner, and the parameter that holds their jaxpr.
+_CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "custom_vmap_call": "call",
+    "eval_jaxpr": "call_jaxpr",
+    "xla_metadata_call": "jaxpr",
+}
+# Kept as ops with bodies. Inlining remat would let XLA undo it.
+_BODIES = {
+    "scan": ("jaxpr",),
+    "while": ("cond_jaxpr", "body_jaxpr"),
+    "cond": ("branches",),
+    "remat2": ("jaxpr",),
+    "checkpoint": ("jaxpr",),
+}
+
+_Env = dict[Any, Ref | Const]
+
+
+def flatten(closed: Any, kept: Collection[str] = ()) -> tuple[FlatProgram, tuple[Any, ...]]:
+    """The program of a closed jaxpr, and the closed-over arrays that are its last inputs.
+
+    Arrays that jitted functions within closed over are among them, each once. Equations that
+    nothing needs are dropped. Primitives named in `kept` are not written out.
+    """
+    return _Flattener(kept).whole(closed)
+
+
+@dataclass(frozen=True)
+class _Site:
+    """Where a jaxpr is called: its name stack and the user's line."""
+
+    stack: str = ""
+    line: str = ""
+
+    def at(self, equation: Any) -> _Site:
+        """The site of an equation of the jaxpr."""
+        stack = "/".join(s for s in (self.stack, name_stack_of(equation)) if s)
+        return _Site(stack, line_of(equation, self.line))
+
+
+class _Flattener:
+    """Walks jaxprs, numbering every value once over the whole nest."""
+
+    def __init__(self, kept: Collection[str]) -> None:
+        self._names_kept = kept
+        self._numbers = itertools.count()
+        # Arrays of the outermost program by identity, and the inputs that they are.
+        self._homes: dict[int, Ref] = {}
+        self._hoisted: list[tuple[Ref, Const]] = []
+        self._depth = 0
+
+    def whole(self, closed: Any) -> tuple[FlatProgram, tuple[Any, ...]]:
+        """The outermost program, and the values of its last inputs."""
+        jaxpr = closed.jaxpr
+        heads = (*jaxpr.invars, *jaxpr.constvars)
+        inputs = tuple(next(self._numbers) for _ in heads)
+        env: _Env = dict(zip(heads, inputs, strict=True))
+        homes = zip(closed.consts, inputs[len(jaxpr.invars) :], strict=True)
+        self._homes.update((id(const), ref) for const, ref in homes)
+        program = self._program(jaxpr, heads, inputs, env, _Site())
+        read = {o for e in program.equations for o in refs(e.operands)}
+        read.update(refs(program.outputs))
+        extra = [(ref, const) for ref, const in self._hoisted if ref in read]
+        whole = FlatProgram(
+            (*program.inputs, *(ref for ref, _ in extra)),
+            (*program.input_avals, *(const.aval for _, const in extra)),
+            program.equations,
+            program.outputs,
+        )
+        return whole, (*closed.consts, *(const.value for _, const in extra))
+
+    def _body(self, jaxpr: Any, consts: Sequence[Any], site: _Site) -> FlatProgram:
+        """The program of a loop's body; arrays that it closed over stay literals."""
+        inputs = tuple(next(self._numbers) for _ in jaxpr.invars)
+        env: _Env = dict(zip(jaxpr.invars, inputs, strict=True))
+        env.update((v, Const(c, v.aval)) for v, c in zip(jaxpr.constvars, consts, strict=True))
+        self._depth += 1
+        program = self._program(jaxpr, jaxpr.invars, inputs, env, site)
+        self._depth -= 1
+        return program
+
+    def _program(
+        self, jaxpr: Any, heads: Sequence[Any], inputs: tuple[Ref, ...], env: _Env, site: _Site
+    ) -> FlatProgram:
+        equations = list(self._equations(jaxpr, env, site))
+        outputs = tuple(self._read(env, v) for v in jaxpr.outvars)
+        kept = live(equations, outputs)
+        return FlatProgram(inputs, tuple(v.aval for v in heads), kept, outputs)
+
+    def _equations(self, jaxpr: Any, env: _Env, site: _Site) -> Iterator[Equation]:
+        for eqn in jaxpr.eqns:
+            here = site.at(eqn)
+            inner = _CALLS.get(eqn.primitive.name)
+            if inner is not None and inner in eqn.params:
+                called = eqn.params[inner]
+            else:
+                called = self._written_out(eqn)
+            if called is not None:
+                yield from self._inlined(eqn, called, env, here)
+            else:
+                yield self._kept(eqn, env, here)
+
+    def _inlined(self, eqn: Any, called: Any, env: _Env, site: _Site) -> Iterator[Equation]:
+        jaxpr, consts = _opened(called)
+        inner: _Env = {
+            v: self._constant(Const(c, v.aval))
+            for v, c in zip(jaxpr.constvars, consts, strict=True)
+        }
+        inner.update(zip(jaxpr.invars, (self._read(env, v) for v in eqn.invars), strict=True))
+        yield from self._equations(jaxpr, inner, site)
+        for outer, v in zip(eqn.outvars, jaxpr.outvars, strict=True):
+            env[outer] = self._read(inner, v)
+
+    def _written_out(self, eqn: Any) -> Any | None:
+        """The closed jaxpr that an equation stands for, where it does for one."""
+        primitive = eqn.primitive
+        if primitive.name in self._names_kept or (is_foreign(primitive) and is_kernel(primitive)):
+            return None
+        fun = meaning(eqn)
+        return None if fun is None else traced_beside(eqn, fun)
+
+    def _kept(self, eqn: Any, env: _Env, site: _Site) -> Equation:
+        operands = tuple(self._read(env, v) for v in eqn.invars)
+        results = tuple(next(self._numbers) for _ in eqn.outvars)
+        env.update(zip(eqn.outvars, results, strict=True))
+        equation = Equation(
+            primitive=eqn.primitive,
+            params=params_of(eqn),
+            operands=operands,
+            operand_shapes=tuple(tuple(getattr(v.aval, "shape", ())) for v in eqn.invars),
+            results=results,
+            result_avals=tuple(v.aval for v in eqn.outvars),
+            bodies=tuple(self._bodies(eqn, site)),
+            name_stack=site.stack,
+            line=site.line,
+            has_effects=bool(eqn.effects),
+        )
+        return equation if results else self._with_result(equation)
+
+    def _with_result(self, equation: Equation) -> Equation:
+        """A scan or cond that only acts on the world with a zero as result, to be named by."""
+        kind = equation.primitive.name
+        if kind not in ("scan", "cond"):
+            return equation
+        zero = Const(np.int32(0), jax.ShapeDtypeStruct((), np.int32))
+        trips = (equation.params["length"],) if kind == "scan" else ()
+        return replace(
+            equation,
+            results=(next(self._numbers),),
+            result_avals=(jax.ShapeDtypeStruct(trips, np.int32),),
+            bodies=tuple(replace(b, outputs=(*b.outputs, zero)) for b in equation.bodies),
+        )
+
+    def _bodies(self, eqn: Any, site: _Site) -> Iterator[FlatProgram]:
+        for name in _BODIES.get(eqn.primitive.name, ()):
+            held = eqn.params[name]
+            for body in held if isinstance(held, tuple) else (held,):
+                jaxpr, consts = _opened(body)
+                yield self._body(jaxpr, consts, site)
+
+    def _read(self, env: _Env, var: Any) -> Ref | Const:
+        if isinstance(var, jex.Literal):
+            return self._constant(Const(var.val, var.aval))
+        return env[var]
+
+    def _constant(self, const: Const) -> Ref | Const:
+        """An array in the outermost program becomes an input, so that it can be sharded."""
+        if self._depth or not const.aval.shape:
+            return const
+        key = id(const.value)
+        if key not in self._homes:
+            self._homes[key] = next(self._numbers)
+            self._hoisted.append((self._homes[key], const))
+        return self._homes[key]
+
+
+def _opened(called: Any) -> tuple[Any, Sequence[Any]]:
+    """A jaxpr, closed or not, and the values of its constvars."""
+    return getattr(called, "jaxpr", called), getattr(called, "consts", ())
+
+
+def live(equations: Sequence[Equation], outputs: Sequence[Ref | Const]) -> tuple[Equation, ...]:
+    """The equations that something needs: an output, or the world outside."""
+    wanted = set(refs(outputs))
+    kept: list[Equation] = []
+    for equation in reversed(equations):
+        if equation.has_effects or wanted.intersection(equation.results):
+            wanted.update(refs(equation.operands))
+            kept.append(equation)
+    return tuple(reversed(kept))

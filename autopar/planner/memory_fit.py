@@ -1,0 +1,294 @@
+"""Plans a step on one mesh within a limit: sharding more, recomputing, or a recipe."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from autopar.cost.memory import Held, held_bytes
+from autopar.cost.overlap import Timed, timed_listing
+from autopar.cost.prices import Prices
+from autopar.errors import AutoparError, InfeasibleError, MemoryLimitError
+from autopar.ir.graph import Graph
+from autopar.ir.mesh import MeshShape
+from autopar.ir.outcome import Status
+from autopar.ir.sharding_plan import ShardingPlan
+from autopar.passes.base import Setting, Watcher
+from autopar.passes.pipeline import Decided, Pipeline, lower
+from autopar.passes.shard.base import AbstractSharding
+from autopar.passes.shard.moves import MoveTables
+from autopar.passes.shard.optimal import MinMemory, Optimal, counted
+from autopar.passes.shard.recipes import recipe_named
+from autopar.passes.shard.solver.min_memory import needed_bytes
+from autopar.planner.remat import Form, leaner_forms
+from autopar.planner.request import Request
+
+_ROOMY = 2**60  # bytes that bind nothing
+_NO_GAIN = 1e-9
+_SMALL = 1500  # ops up to which recipes are planned whole beside auto
+_ROUGH = 0.95  # a recipe's margin is not exact
+_CLOSE = 0.005  # of the seconds without a limit
+_TIGHTENINGS = 6
+_NEAR = 1.25  # by how much more the pass may count than the listing really holds
+
+
+@dataclass(frozen=True)
+class MeshContext:
+    """One mesh for a request, and the prices there, which all plans on it share."""
+
+    mesh: MeshShape
+    request: Request
+    watchers: tuple[Watcher, ...]
+    tables: MoveTables
+
+    @classmethod
+    def of(cls, mesh: MeshShape, request: Request, watchers: Sequence[Watcher] = ()) -> MeshContext:
+        """A site where nothing is priced yet."""
+        tables = MoveTables(Prices(request.cluster, mesh))
+        return cls(mesh, request, tuple(watchers), tables)
+
+    def setting(self, memory_bytes: int) -> Setting:
+        """What passes are given here within a limit."""
+
+        def weigh(graph: Graph, plan: ShardingPlan) -> float:
+            listing = lower(graph, plan, setting)
+            return held_bytes(graph, listing, self.mesh, request.cluster.chip.platform).peak_bytes
+
+        request = self.request
+        setting = Setting(
+            request.cluster, self.mesh, memory_bytes, request.pins, time.perf_counter, weigh,
+            self.watchers, self.tables.resharder,
+        )  # fmt: skip
+        return setting
+
+    def optimal(self) -> Optimal:
+        """The pass that looks for the cheapest plan by the request's method."""
+        return Optimal(
+            recipe=recipe_named(self.request.method), reshard_costs=self.tables, explain=False
+        )
+
+    def cheapest(self, form: Form, memory_bytes: int) -> MeshPlan:
+        """The cheapest plan of which the pass counts no more than a limit."""
+        return self._found(form, self.optimal(), self.setting(memory_bytes))
+
+    def may_fit(self, form: Form) -> bool:
+        """Whether the choices that hold least come near the limit: the pass counts no worse."""
+        limit = self.request.budget_bytes
+        optimal, setting = self.optimal(), counted(self.setting(limit))
+        posed = optimal.pose(form.graph, setting, setting.pins, optimal.recipe)
+        return needed_bytes(posed.assembled.problem) <= _NEAR * limit
+
+    def keeping(self, form: Form) -> MeshPlan:
+        """The cheapest plan, whatever it holds, that gathers once for both passes."""
+        shard = replace(self.optimal(), reuse_gathered=True)
+        return self._found(form, shard, self.setting(_ROOMY))
+
+    def lightest(self, form: Form) -> MeshPlan:
+        """The plan that holds the least."""
+        shard = MinMemory(recipe=recipe_named(self.request.method), reshard_costs=self.tables)
+        return self._found(form, shard, self.setting(self.request.budget_bytes))
+
+    def _found(self, form: Form, shard: AbstractSharding, setting: Setting) -> MeshPlan:
+        decided = Pipeline(shard=shard).run(form.graph, setting)
+        graph, program = decided.graph, decided.program
+        held = held_bytes(graph, program, self.mesh, self.request.cluster.chip.platform)
+        return MeshPlan(form, decided, held, timed_listing(graph, program, self.tables.prices))
+
+
+@dataclass(frozen=True)
+class MeshPlan:
+    """A form of the step, what was decided for it, what that holds and how long it takes.
+
+    `cost` is the solver's sum, in which all work is done one after the other; `seconds` has
+    collectives beside the work that does not wait for them.
+    """
+
+    form: Form
+    decided: Decided
+    held: Held
+    timed: Timed
+
+    @property
+    def seconds(self) -> float:
+        """What a step should take."""
+        return self.timed.seconds.total
+
+    @property
+    def cost(self) -> float:
+        """What the solver made as small as it could."""
+        return self.decided.sharding.outcome.seconds
+
+    def attributed_to(self, recipe: str, roomy: MeshPlan) -> MeshPlan:
+        """The same as an answer to `auto`, whose bound is that of the plan without a limit."""
+        told = roomy.decided.sharding.outcome
+        outcome = replace(
+            self.decided.sharding.outcome,
+            status=Status.FEASIBLE,
+            bound_seconds=min(told.bound_seconds, self.cost),
+            sentence=f"The answer of {recipe}.",
+            recipes=told.recipes,
+        )
+        sharding = replace(self.decided.sharding, outcome=outcome)
+        return replace(self, decided=replace(self.decided, sharding=sharding))
+
+
+@dataclass(frozen=True)
+class TriedMesh:
+    """A mesh with the plan on it without a limit, and one within it once that is looked for."""
+
+    site: MeshContext
+    roomy: MeshPlan
+    within: MeshPlan | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the plan without a limit keeps it."""
+        return self.roomy.held.peak_bytes <= self.site.request.budget_bytes
+
+    def limited(self, form: Form) -> TriedMesh:
+        """The same with the plan whose counted bytes keep the limit, where there is one."""
+        with suppress(MemoryLimitError):
+            found = self.site.cheapest(form, self.site.request.budget_bytes)
+            return replace(self, within=found)
+        return self
+
+    @property
+    def promise(self) -> tuple[bool, float]:
+        """What meshes without room are sorted by, the most promising first."""
+        if self.within is None:
+            return True, self.roomy.held.peak_bytes
+        return False, self.within.seconds
+
+
+def try_mesh(site: MeshContext, plain: Form) -> TriedMesh:
+    """The plan without a limit on a mesh; raises InfeasibleError where pins leave none."""
+    return TriedMesh(site, site.cheapest(plain, _ROOMY))
+
+
+def plan_on(tried: TriedMesh, plain: Form) -> MeshPlan:
+    """The plan on one mesh; where memory binds, recomputing is weighed against sharding more.
+
+    Raises InfeasibleError, in brief, where there is none: `refusal` tells why.
+    """
+    site, roomy = tried.site, tried.roomy
+    if tried.fits:
+        return _kept(site, plain, roomy)
+    may_fit = site.may_fit(plain)
+    best = _fitted(tried, plain, may_fit)
+    if best is not None or may_fit:
+        best = best_recipe(site, plain, roomy, best)
+    if best is None:
+        raise MemoryLimitError(f"no form of the step fits on ({site.mesh})")
+    return best
+
+
+def _kept(site: MeshContext, plain: Form, roomy: MeshPlan) -> MeshPlan:
+    """The plan that holds what it gathers until both passes have read it, where that is better.
+
+    A recipe gathers as its textbook has it.
+    """
+    twice = any(m.repeat for m, _ in roomy.decided.program.moves())
+    if site.request.method != "auto" or not twice:
+        return roomy
+    kept = site.keeping(plain)
+    fits = kept.held.peak_bytes <= site.request.budget_bytes
+    return kept if fits and kept.seconds < roomy.seconds * (1 - _NO_GAIN) else roomy
+
+
+def refusal(site: MeshContext, plain: Form) -> AutoparError:
+    """Why a step has no plan on a mesh: what cannot be kept together, and which limit would do."""
+    return site.optimal().refusal(plain.graph, site.setting(site.request.budget_bytes))
+
+
+def _fitted(tried: TriedMesh, plain: Form, may_fit: bool) -> MeshPlan | None:
+    """The cheaper of recomputing and of sharding more, for a plan that does not fit as it is.
+
+    Sharding more is of no use to a form that holds too much however it is sharded.
+    """
+    site, roomy, request = tried.site, tried.roomy, tried.site.request
+    leaner: MeshPlan | None = None
+    if request.remat:
+        setting = site.setting(request.budget_bytes)
+        forms = leaner_forms(plain, roomy.decided, roomy.held, setting, request.rules)
+        leaner = _first_that_fits(site, forms)
+    if leaner is not None and leaner.cost <= roomy.cost * (1 + _CLOSE):
+        return leaner  # no plan within a limit that binds can cost less
+    try:
+        sharded = _within(site, plain, tried.within) if may_fit else None
+    except InfeasibleError:
+        sharded = None
+    if sharded is None:
+        return leaner
+    return sharded if leaner is None or sharded.seconds <= leaner.seconds else leaner
+
+
+def best_recipe(
+    site: MeshContext, plain: Form, roomy: MeshPlan, best: MeshPlan | None
+) -> MeshPlan | None:
+    """A recipe's plan that is faster than the best so far and fits; the best where none is.
+
+    The solver's answer costs no more than a recipe's by its sum, in which nothing overlaps, and may
+    take longer by the seconds that a plan tells. And what a limit makes of `auto` and of a recipe
+    is found by different ways round what the memory rows leave out. Of deep steps, where each plan
+    takes its time, only the recipes' plans without a limit are looked at.
+    """
+    request = site.request
+    small = plain.graph.op_count <= _SMALL
+    for margin in roomy.decided.sharding.outcome.recipes if request.method == "auto" else ():
+        least = (margin.seconds or math.inf) * (_ROUGH if small else 1.0)
+        if (best is not None and least >= best.cost) or least == math.inf:
+            continue
+        own = replace(site, request=replace(request, method=margin.name), watchers=())
+        try:
+            found = plan_on(try_mesh(own, plain), plain) if small else own.cheapest(plain, _ROOMY)
+        except InfeasibleError:
+            continue
+        fits = found.held.peak_bytes <= request.budget_bytes
+        if fits and (best is None or found.seconds < best.seconds * (1 - _NO_GAIN)):
+            best = found.attributed_to(margin.name, roomy)
+    return best
+
+
+def _first_that_fits(site: MeshContext, forms: Iterable[Form]) -> MeshPlan | None:
+    """The plan of the first form that has one within the budget: what follows costs more.
+
+    A form's plan without a limit may do, and then no other of it is cheaper.
+    """
+    budget = site.request.budget_bytes
+    for form in forms:
+        for limit in (_ROOMY, budget):
+            try:
+                found = site.cheapest(form, limit)
+            except InfeasibleError:
+                break
+            if found.held.peak_bytes <= budget:
+                return found
+    return None
+
+
+def _within(site: MeshContext, form: Form, first: MeshPlan | None) -> MeshPlan:
+    """A plan within the budget: the limit is tightened until what is really held fits it.
+
+    `first` is the first of these plans where it is known. The last resort is the plan that holds
+    the least, so that its bytes are a limit that will do.
+    """
+    budget = allowed = site.request.budget_bytes
+    for _ in range(_TIGHTENINGS):
+        try:
+            found, first = first or site.cheapest(form, allowed), None
+        except MemoryLimitError:
+            break
+        peak = found.held.peak_bytes
+        if peak <= budget:
+            return found
+        # What the rows leave out (gathered copies) is over: give them that much less.
+        allowed -= max(peak - budget, budget // 64)
+        if allowed <= 0:
+            break
+    found = site.lightest(form)
+    if found.held.peak_bytes <= budget:
+        return found
+    raise MemoryLimitError(f"the lightest plan on ({site.mesh}) does not fit")

@@ -1,0 +1,90 @@
+"""A step cut into microbatches and layers: what stages are priced by and made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from autopar.frontend.microbatch.part_trace import MicrobatchTrace
+from autopar.frontend.rewrite.rescale import rescale
+from autopar.ir.batching import BatchGraphs, Batching
+from autopar.ir.layers import LayerSequence
+from autopar.passes.base import Setting
+from autopar.passes.batch.exact import Exact
+from autopar.passes.batch.identity import OneMicrobatch
+from autopar.passes.layer.base import AbstractLayering
+from autopar.passes.layer.min_cut import MinCut
+from autopar.rules import RuleBook, attach_rules
+
+_UNEVEN = 1.5  # of a stage's share of the work, what a layer may have
+
+
+@dataclass(frozen=True)
+class SlicedStep:
+    """A step's trace on one microbatch, how microbatches make up the step, and its layers."""
+
+    trace: MicrobatchTrace
+    batching: Batching
+    layers: LayerSequence
+
+    @property
+    def microbatches(self) -> int:
+        """How many microbatches a step has."""
+        return self.batching.microbatches
+
+
+def slice_step(
+    trace: MicrobatchTrace, rules: RuleBook, setting: Setting, fewest: int = 1
+) -> SlicedStep:
+    """Microbatches and layers of a traced step: those that its structure suggests.
+
+    Where these are less than the `fewest` that are needed, or so uneven that they make no such
+    stages, there are `fewest` layers of even work. Raises BatchError where the step cannot be cut
+    into these microbatches exactly.
+    """
+    sliced = slice_at(trace, rules, setting, MinCut())
+    if fewest == 1 or _suits(sliced.layers, fewest):
+        return sliced
+    even = MinCut(layers=fewest)
+    layers = setting.watched("layer", sliced.batching, lambda: even.run(sliced.batching, setting))
+    layers.verify()
+    return replace(sliced, layers=layers)
+
+
+def _suits(sequence: LayerSequence, stages: int) -> bool:
+    """Whether layers can make so many stages of which none has far more work than its share."""
+    work = [layer.flops for layer in sequence.layers]
+    return len(work) >= stages and max(work) * stages <= _UNEVEN * sum(work)
+
+
+def slice_at(
+    trace: MicrobatchTrace, rules: RuleBook, setting: Setting, layering: AbstractLayering
+) -> SlicedStep:
+    """Microbatches and layers of a traced step by a given layering; raises as `slice_step`."""
+    watch = setting.watched
+    trace, batching = watch("batch", trace.part.graph, lambda: batched(trace, rules, setting))
+    batching.verify()
+    layers = watch("layer", batching, lambda: layering.run(batching, setting))
+    layers.verify()
+    return SlicedStep(trace, batching, layers)
+
+
+def batched(
+    trace: MicrobatchTrace, rules: RuleBook, setting: Setting
+) -> tuple[MicrobatchTrace, Batching]:
+    """The batching, after factors that may wait until the loop is over were taken out of it."""
+    passed = Exact() if trace.microbatches > 1 else OneMicrobatch()
+    batching = passed.run(_graphs(trace, rules), setting)
+    while batching.rescales:
+        trace = replace(
+            trace,
+            whole=rescale(trace.whole, batching.rescales),
+            part=rescale(trace.part, batching.rescales),
+        )
+        batching = passed.run(_graphs(trace, rules), setting)
+    return trace, batching
+
+
+def _graphs(trace: MicrobatchTrace, rules: RuleBook) -> BatchGraphs:
+    whole = attach_rules(trace.whole.graph, rules)
+    part = attach_rules(trace.part.graph, rules)
+    return BatchGraphs(whole, part, trace.microbatches, trace.index, trace.sources)

@@ -1,1 +1,0 @@
-"""From a step to stage programs: microbatches, layers, priced stages, sharded submeshes."""

@@ -1,0 +1,370 @@
+"""A train step for a whole mesh: it plans, compiles and runs; here the two wings meet."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from autopar.cluster import Cluster, device_order
+from autopar.cluster.planned import cluster_of as planned_cluster
+from autopar.errors import PlanError
+from autopar.frontend import Call, StepSpec, TracedStep, pure_creation, read_call, trace
+from autopar.frontend.compat import inside_transform, runs_uncompiled
+from autopar.frontend.trace.arguments import dynamic_arguments
+from autopar.frontend.trace.step import unplaced, wants_plain_steps
+from autopar.gc_pause import paused_collection
+from autopar.ir.mesh import MeshShape
+from autopar.ir.plan import Plan
+from autopar.ir.text_file import TRACE, check_output, write_text
+from autopar.ir.verification import Verification
+from autopar.options import (
+    a_plan,
+    cluster_of,
+    memory_bytes_of,
+    number_of,
+    pins_of,
+    seconds_of,
+    step_of,
+)
+from autopar.passes.base import Watcher
+from autopar.planner.plan import Planned, graph_of, plan_step, planned_before, replan_any
+from autopar.planner.planned_stages import PlannedStages, stages_before
+from autopar.planner.request import Request
+from autopar.planner.source import Source
+from autopar.progress import progress
+from autopar.report.html.card import html_summary
+from autopar.runtime.bind import BoundMesh, bind_mesh
+from autopar.runtime.constrained import (
+    check_surroundings,
+    constrained_step,
+    layout_of,
+    spread_layout,
+)
+from autopar.runtime.deleted import check_closed_over, deleted, deleted_arguments
+from autopar.runtime.executor import Executor
+from autopar.runtime.pipeline import PipelineExecutor, PipelineOptions
+from autopar.runtime.state import create_on_submeshes, create_planned, create_spread
+from autopar.runtime.timeline import Timeline, chrome_trace
+from autopar.schedule.simulate import Simulation
+from autopar.verifying.shrink import Called
+from autopar.verifying.verify import Inquiry, level_named, verify_planned
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A step of stage programs as it was measured, and as the plan had it."""
+
+    measured: Timeline
+    predicted: Simulation
+
+    def __str__(self) -> str:
+        return f"{self.measured}\n{self.predicted}"
+
+
+@dataclass(frozen=True)
+class _Running:
+    """A plan and what runs it."""
+
+    planned: Planned | PlannedStages
+    executor: Executor | PipelineExecutor
+
+    @property
+    def traced(self) -> TracedStep:
+        """The whole step as the user wrote it."""
+        return _traced(self.planned)
+
+
+class ParallelStep:
+    """A train step for a whole mesh, called exactly like the plain one.
+
+    The first call with new argument types plans (unless a plan was given), compiles and runs.
+    Calls from several threads take turns, and so does planning. Inside `jax.jit`, `grad`, `vmap`,
+    `scan` and the like it is the plain step, with the plan's layouts as constraints.
+    """
+
+    def __init__(
+        self, spec: StepSpec, request: Request, donate: bool, plan: Plan | None = None
+    ) -> None:
+        self._spec, self._request, self._donate = spec, request, donate
+        self._given = plan
+        self._planned: dict[Hashable, Planned | PlannedStages] = {}
+        self._running: dict[Hashable, _Running] = {}
+        self._constrained: dict[Hashable, Any] = {}
+        # Programs of two calls that reach the devices in another order on each wait for one
+        # another for ever. A thread may come back while it plans: watchers ask for the plan.
+        self._turn = threading.RLock()
+        self._latest: Planned | PlannedStages | None = None
+        self._trace_path: Path | None = None
+        self._recording: Recording | None = None
+        self.__name__ = spec.name
+        self.__wrapped__ = spec.fun
+
+    @property
+    def spec(self) -> StepSpec:
+        """The plain step and how it is called: parallelizing a ParallelStep starts from it."""
+        return self._spec
+
+    # -- running ---------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """One step. State that comes back is donated: use the returned one from then on.
+
+        Inside a transform of JAX nothing runs and nothing is donated. Raises ArgumentError where
+        an array was deleted, or consumed by an earlier step, and inside jax.shard_map.
+        """
+        if inside_transform():
+            return self._inline(args, kwargs)
+        call = read_call(self._spec, args, kwargs)
+        with self._turn:
+            running = self._running.get(call.signature)
+            if deleted(call.leaves):
+                arguments = dynamic_arguments(call.spec, call.args, call.kwargs)
+                traced = running.traced if running is not None else None
+                raise deleted_arguments(call.spec, arguments, traced, self._donate)
+            running = running or self._run(call)
+            check_closed_over(running.executor.closed_over, running.traced)
+            self._latest = running.planned
+            if self._trace_path is not None:
+                return call.rebuild(self._recorded(running, call.leaves))
+            return call.rebuild(running.executor(call.leaves))
+
+    def _inline(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """The step as part of other code: of another parallel step, or of what JAX transforms."""
+        if wants_plain_steps() or runs_uncompiled():
+            return self._spec.fun(*args, **kwargs)
+        check_surroundings(self._spec.name)
+        call = read_call(self._spec, args, kwargs)
+        with self._turn:
+            if call.signature not in self._constrained:
+                self._constrained[call.signature] = self._with_constraints(call)
+        step = self._constrained[call.signature]
+        return call.rebuild(step(*call.args, **call.kwargs))
+
+    def _with_constraints(self, call: Call) -> Any:
+        planned = self._planned_for(call)
+        plan = planned.plan
+        if isinstance(planned, Planned):
+            mesh, listed = self._bound(plan), planned.program
+            given = layout_of(listed.input_shardings, mesh)
+            made = layout_of(listed.output_shardings, mesh)
+        elif len(meshes := _submeshes(plan)) == 1:
+            given = layout_of([a.sharding for a in plan.arguments], meshes[0])
+            made = layout_of([o.sharding for o in plan.outputs], meshes[0])
+        else:  # one program knows no submeshes
+            given = made = spread_layout(self._flat())
+        return constrained_step(call.spec, call.args, given, made)
+
+    def trace(self, path: str | Path) -> None:
+        """Measure the next step of stage programs and write its spans to `path`.
+
+        The file has Chrome's trace form (chrome://tracing, Perfetto); `recording` then holds the
+        measured grid beside the predicted one. Raises InputError where it cannot be written.
+        """
+        check_output(path, TRACE)
+        self._trace_path = Path(path)
+
+    @property
+    def recording(self) -> Recording:
+        """The step that was measured last; raises PlanError before there is one."""
+        if self._recording is None:
+            raise PlanError(f"no step was measured yet: {self.__name__}.trace('t.json'), then step")
+        return self._recording
+
+    def _recorded(self, running: _Running, leaves: Sequence[Any]) -> Any:
+        path, self._trace_path = self._trace_path, None
+        executor, planned = running.executor, running.planned
+        if isinstance(executor, Executor) or not isinstance(planned, PlannedStages):
+            raise PlanError(
+                f"{self.__name__} is one program, which jax.profiler.trace measures; "
+                "trace() is for stages or microbatches"
+            )
+        result, measured = executor.run_traced(leaves)
+        self._recording = Recording(measured, planned.timing.simulation)
+        write_text(json.dumps(chrome_trace(measured)), path or Path("trace.json"))
+        return result
+
+    def init(self, create_state: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The state that `create_state(*args)` makes, every leaf born on its devices.
+
+        Before there is a plan, leaves are cut up evenly over all devices and the first step
+        moves them once.
+        """
+        created, closed = pure_creation(step_of(create_state, "create_state"))
+        with self._turn:
+            return closed(self._created(created, args, kwargs))
+
+    def _created(
+        self, create_state: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        plan = self._latest.plan if self._latest is not None else self._given
+        if plan is None:
+            return create_spread(create_state, args, kwargs, self._flat())
+        if plan.pipeline is None:
+            return create_planned(create_state, args, kwargs, plan, self._bound(plan))
+        return create_on_submeshes(create_state, args, kwargs, plan.arguments, _submeshes(plan))
+
+    def _flat(self) -> BoundMesh:
+        """All devices in a row."""
+        count = self._request.cluster.device_count
+        flat = MeshShape.of((count,)) if count > 1 else MeshShape((), ())
+        return bind_mesh(flat, range(count))
+
+    def compile(self, *args: Any, **kwargs: Any) -> Any:
+        """The compiled object of the step: `.as_text()`, `.memory_analysis()`.
+
+        Of stage programs a mapping: the name of each part, such as "F0", to its compiled object.
+        """
+        with self._turn:
+            return self._run(read_call(self._spec, args, kwargs)).executor.compile()
+
+    # -- planning --------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> Plan:
+        """The plan in use; raises PlanError before there is one."""
+        if self._latest is not None:
+            return self._latest.plan
+        if self._given is not None:
+            return self._given
+        raise PlanError(
+            f"{self._spec.name} has no plan yet: call it once, or {self._spec.name}.plan_for("
+            "state, batch) with arrays or shapes."
+        )
+
+    def _repr_html_(self) -> str:
+        """A card of the plan in use, for notebooks; the step's name before there is one."""
+        if self._latest is None and self._given is None:
+            return f"<pre>{escape(self._spec.name)}: no plan yet</pre>"
+        return html_summary(self.plan)
+
+    def plan_for(self, *args: Any, watchers: Sequence[Watcher] = (), **kwargs: Any) -> Plan:
+        """Plan for these arguments, concrete or abstract, without running."""
+        return self.planned(*args, watchers=watchers, **kwargs).plan
+
+    def planned(
+        self, *args: Any, watchers: Sequence[Watcher] = (), **kwargs: Any
+    ) -> Planned | PlannedStages:
+        """The trace, graph, plan and program for these arguments."""
+        return self._planned_for(read_call(self._spec, args, kwargs), watchers)
+
+    def _planned_for(self, call: Call, watchers: Sequence[Watcher] = ()) -> Planned | PlannedStages:
+        with self._turn:
+            if call.signature not in self._planned:
+                self._planned[call.signature] = self._make(call, watchers)
+            self._latest = self._planned[call.signature]
+            return self._latest
+
+    def what_if(
+        self, *, pins: Mapping[str, Any] | None = None, memory_gb: float | None = None
+    ) -> Plan:
+        """The plan that other pins, or another limit, would give for the latest arguments.
+
+        The plan in use stays; nothing is traced again. Pins left out are none, and a limit left
+        out is the one asked for before. Raises PinError, MemoryLimitError or InfeasibleError
+        where there is no such plan, PlanError before there is any.
+        """
+        if self._latest is None:
+            raise PlanError(f"{self._spec.name} has no plan yet: call it, or its plan_for, first.")
+        limit = memory_bytes_of(memory_gb)
+        limit = limit if limit is not None else self._request.memory_bytes
+        with paused_collection():
+            return replan_any(self._latest, pins_of(pins), limit).plan
+
+    def verify(
+        self,
+        *args: Any,
+        level: str = "memory",
+        target: Cluster | str | None = None,
+        steps: int = 3,
+        devices: int | None = None,
+        limit_seconds: float = 600.0,
+        **kwargs: Any,
+    ) -> Verification:
+        """The plan for these arguments, arrays or shapes, beside the truth.
+
+        Level "numerics" runs it and the plain step for some `steps` on virtual CPU devices, at most
+        so many `devices`. "collectives" and "memory" ask the compiler of the cluster, or of another
+        `target`, for which no device of it is needed; "full" has a TPU's generate code as well.
+        Raises VerifyError where the compiler is not installed, or has no answer within the limit.
+        """
+        chosen = cluster_of(target) if target is not None else None
+        inquiry = Inquiry(
+            level_named(level),
+            chosen,
+            number_of(steps, "steps"),
+            number_of(devices, "devices") if devices is not None else None,
+            seconds_of(limit_seconds, "limit_seconds"),
+        )
+        call = read_call(self._spec, args, kwargs)
+        called = Called(call.spec, call.args, call.kwargs)
+        return verify_planned(self._planned_for(call), called, inquiry)
+
+    def under(self, plan: Plan) -> ParallelStep:
+        """The same step and options under a plan that was made before."""
+        cluster = planned_cluster(a_plan(plan))
+        request = replace(self._request, cluster=cluster)
+        return ParallelStep(self._spec, request, self._donate, plan)
+
+    def _make(self, call: Call, watchers: Sequence[Watcher]) -> Planned | PlannedStages:
+        start = time.perf_counter()
+        args, kwargs = unplaced(call.spec, call.args, call.kwargs)
+        with (
+            paused_collection(),
+            progress(self.__name__, "planning", has_line=not watchers) as told,
+        ):
+            watchers = (*watchers, told.watcher)
+            traced = trace(call.spec, args, kwargs)
+            graph = graph_of(traced, self._request.rules)
+            for watcher in watchers:
+                watcher.after("trace", self._spec, graph, time.perf_counter() - start)
+            source = Source.of(call.spec, args, kwargs, traced, self._request)
+            if self._given is None:
+                return plan_step(graph, self._request, source, watchers)
+            if self._given.pipeline is not None:
+                return stages_before(self._given, source, self._request.rules)
+            return planned_before(self._given, traced, graph, self._request.rules)
+
+    def _run(self, call: Call) -> _Running:
+        if call.signature not in self._running:
+            planned = self._planned_for(call)
+            with progress(self.__name__, "compiling"):
+                executor = self._compiled(planned)
+                executor.compile()
+            self._running[call.signature] = _Running(planned, executor)
+        return self._running[call.signature]
+
+    def _compiled(self, planned: Planned | PlannedStages) -> Executor | PipelineExecutor:
+        traced = _traced(planned)
+        first = len(traced.input_paths) - len(traced.constants)
+        held = zip(traced.input_paths[first:], traced.constants, strict=True)
+        check_closed_over(list(held), traced)
+        if isinstance(planned, Planned):
+            mesh = self._bound(planned.plan)
+            return Executor(planned.traced, planned.program, mesh, self._donate)
+        staged = planned.staged
+        options = PipelineOptions(donate=self._donate)
+        return PipelineExecutor(
+            staged.sliced.trace, staged.program, _submeshes(planned.plan), options
+        )
+
+    def _bound(self, plan: Plan) -> BoundMesh:
+        own = self._request.order if plan.mesh == self._request.mesh else None
+        if own is None:
+            own = device_order(planned_cluster(plan), plan.mesh)
+        return bind_mesh(plan.mesh, own)
+
+
+def _traced(planned: Planned | PlannedStages) -> TracedStep:
+    return planned.plain.traced if isinstance(planned, Planned) else planned.source.traced
+
+
+def _submeshes(plan: Plan) -> tuple[BoundMesh, ...]:
+    """The meshes of a plan's submeshes on their devices."""
+    pipeline = plan.pipeline
+    return tuple(bind_mesh(s.mesh, s.devices) for s in pipeline.submeshes) if pipeline else ()

@@ -1,0 +1,352 @@
+"""Transfer functions of the batch analysis: facts of an op's results, given those of its operands.
+
+operands                       results
+any sharded                    sharded, or partial where the rows are summed (`dim_propagation`)
+any partial, in a body         partial if the op is linear in them, else E11
+any local, none sharded        local
+all replicated                 replicated; with rows of its own, a source (iota, random bits)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+
+from autopar.ir.batching import BatchGraphs, Rows
+from autopar.ir.graph import Graph, Op, Operand
+from autopar.ir.values import Literal, Value
+from autopar.passes.batch import control_flow
+from autopar.passes.batch.dim_propagation import (
+    COUPLES,
+    TWICE,
+    AlignedOp,
+    is_opaque,
+    propagate_rows,
+)
+from autopar.passes.batch.lattice import REPLICATED, Fact, Share, literal_fact
+from autopar.passes.batch.refuse import Fault, Why, described
+from autopar.passes.batch.trace_alignment import BatchCut, is_source_only
+
+# Each operand goes through by itself.
+_SIDE_BY_SIDE = frozenset({"optimization_barrier", "device_put"})
+_RANDOM = frozenset({"random_bits", "random_gamma", "random_split", "rng_bit_generator"})
+_ADDING = frozenset({"scatter-add", "scatter-sub"})  # to what an operand holds already
+
+
+@dataclass
+class TransferFunctions:
+    """Reads ops of the two traces side by side and gathers what forbids cutting them."""
+
+    graphs: BatchGraphs
+    cut: BatchCut
+    faults: list[Fault] = field(default_factory=list[Fault])
+
+    def op(
+        self, whole: Op, part: Op, given: Sequence[Fact], scopes: tuple[Graph, Graph]
+    ) -> tuple[Fact, ...]:
+        """The facts of an op's results; `scopes` are the graphs that the two ops stand in."""
+        if is_source_only(part, self.cut.source_only) and not part.graphs:
+            return self._of_sources(part, self.trial()._results(whole, part, given, scopes))
+        return self._results(whole, part, given, scopes)
+
+    def trial(self) -> TransferFunctions:
+        """A reader of the same traces whose faults nobody is told of."""
+        return TransferFunctions(self.graphs, self.cut)
+
+    def _of_sources(self, part: Op, facts: Sequence[Fact]) -> tuple[Fact, ...]:
+        """The facts with sources as the front end says they are."""
+        named = zip(part.results, facts, strict=True)
+        return tuple(
+            replace(f, share=Share.SHARDED, rows=self.cut.sources[v.name], combiner="")
+            if v.name in self.cut.sources
+            else f
+            for v, f in named
+        )
+
+    def _results(
+        self, whole: Op, part: Op, given: Sequence[Fact], scopes: tuple[Graph, Graph]
+    ) -> tuple[Fact, ...]:
+        if whole.kind in _SIDE_BY_SIDE:
+            return tuple(given)
+        if whole.graphs:
+            facts = control_flow.propagate(part, given, _Bodies(self, whole, part))
+        elif any(f.share is Share.PARTIAL for f in given):
+            facts = self._combined(whole, part, given, scopes[0])
+        else:
+            facts = self._plain(whole, part, given, scopes)
+        return facts if whole.graphs else self._scaled(whole, given, facts, scopes[0])
+
+    def rows_dim(self, whole: Value, part: Value) -> int | None:
+        """The dim that holds rows, by its size; the first of several."""
+        dims = self.cut.dims(whole, part)
+        return dims[0] if dims else None
+
+    def touches_rows(self, whole: Op, part: Op) -> bool:
+        """True if a result, or a value in a body, holds rows."""
+        pairs = zip(whole.results, part.results, strict=True)
+        return any(a.shape != b.shape for a, b in pairs) or any(
+            self.touches_rows(one, own)
+            for inner, body in zip(whole.graphs, part.graphs, strict=True)
+            for one, own in zip(inner.ops, body.ops, strict=True)
+        )
+
+    def fault(self, why: Why, text: str) -> None:
+        """Note what forbids cutting the step, once."""
+        fault = Fault(why, text)
+        if fault not in self.faults:
+            self.faults.append(fault)
+
+    # -- ops without bodies ----------------------------------------------------------------
+
+    def _plain(
+        self, whole: Op, part: Op, given: Sequence[Fact], scopes: tuple[Graph, Graph]
+    ) -> tuple[Fact, ...]:
+        if any(f.share is Share.SHARDED for f in given):
+            return self._with_rows(whole, part, given, scopes[0])
+        own = any(f.share is Share.LOCAL for f in given)
+        zero = not own and all(f.zero for f in given) and bool(given) and keeps_zero(whole)
+        facts: list[Fact] = []
+        for place, (one, value) in enumerate(zip(whole.results, part.results, strict=True)):
+            dim = self.rows_dim(one, value)
+            if dim is None:
+                facts.append(Fact(Share.LOCAL) if own else Fact(zero=zero))
+                continue
+            items = self._items(whole, place, one, value, dim)
+            uniform = not own and self._is_uniform(whole, dim, place)
+            facts.append(Fact(Share.SHARDED, Rows(dim, 1, items), uniform, zero))
+        return tuple(facts)
+
+    def _is_uniform(self, op: Op, dim: int, place: int) -> bool:
+        """True if the rows of a source are all alike; notes a fault if they are not."""
+        if op.kind in ("broadcast_in_dim", "empty"):
+            return True
+        if op.kind == "iota" and op.whole("dimension") != dim:
+            return True
+        if op.kind in _RANDOM:
+            text = f"{described(op, place)} draws the whole batch at once"
+            self.fault(Why.RANDOM, text)
+        else:
+            text = f"{described(op, place)} counts the rows of the batch"
+            self.fault(Why.CONSTANT, text)
+        return False
+
+    def _items(self, op: Op, place: int, whole: Value, part: Value, dim: int) -> int:
+        """Items for each row in a dim that holds rows, faults where there are none."""
+        if len(self.cut.dims(whole, part)) > 1:
+            self.fault(Why.TWICE, f"{described(op, place)} {TWICE}")
+        items = self.cut.items_per_row(whole, part, dim)
+        if not items:
+            self.fault(Why.COUPLED, f"{described(op, place)} {COUPLES}")
+        return max(items, 1)
+
+    def _with_rows(
+        self, whole: Op, part: Op, given: Sequence[Fact], scope: Graph
+    ) -> tuple[Fact, ...]:
+        if not part.results:
+            return ()
+        if is_opaque(whole):
+            self.fault(Why.OPAQUE, f"{described(whole)} is code that autopar cannot see into")
+            return self._by_size(whole, part)
+        trail = propagate_rows(
+            AlignedOp(
+                whole,
+                part,
+                tuple(scope.value(o) for o in whole.operands),
+                tuple(f.rows for f in given),
+                tuple(f.uniform for f in given),
+                self.cut.batch,
+                self.cut.microbatches,
+            )
+        )
+        if trail.fault:
+            why = Why.TWICE if trail.fault == TWICE else Why.COUPLED
+            self.fault(why, f"{described(whole)} {trail.fault}{_first_rows(whole, given, scope)}")
+            return self._by_size(whole, part)
+        uniform = all(f.uniform for f in given if f.rows) and whole.kind not in (
+            "concatenate", "pad",
+        )  # fmt: skip
+        zero = keeps_zero(whole) and all(f.zero for f in given)
+        facts = [
+            Fact(Share.SHARDED, rows, uniform and self._same_items(rows, given), zero)
+            if rows is not None
+            else Fact(Share.PARTIAL, combiner=trail.combiner, zero=zero)
+            for rows in trail.results
+        ]
+        self._check(whole, part, given, facts)
+        return tuple(facts)
+
+    def _same_items(self, rows: Rows, given: Sequence[Fact]) -> bool:
+        items = {f.rows.outer * f.rows.inner for f in given if f.rows is not None}
+        return items == {rows.outer * rows.inner}
+
+    def _check(self, whole: Op, part: Op, given: Sequence[Fact], facts: Sequence[Fact]) -> None:
+        """Note faults unless rows are where the sizes say, and sums over rows start from zero."""
+        for place, (one, value, fact) in enumerate(
+            zip(whole.results, part.results, facts, strict=True)
+        ):
+            dims = self.cut.dims(one, value)
+            held = () if fact.rows is None else (fact.rows.dim,)
+            if len(dims) > 1:
+                self.fault(Why.TWICE, f"{described(whole, place)} {TWICE}")
+            elif dims != held:
+                self.fault(Why.COUPLED, f"{described(whole, place)} {COUPLES}")
+        summed = any(f.share is Share.PARTIAL for f in facts)
+        if summed and whole.kind in _ADDING and not given[0].zero:
+            self.fault(
+                Why.COUPLED,
+                f"{described(whole)} adds rows of the batch to a value that is not zero",
+            )
+        if summed and any(f.share is Share.LOCAL for f in given):
+            text = f"{described(whole)} mixes rows with the number of their microbatch"
+            self.fault(Why.COUPLED, text)
+
+    def _by_size(self, whole: Op, part: Op) -> tuple[Fact, ...]:
+        """Facts of the results of an op that cannot be cut, by their sizes alone."""
+        facts: list[Fact] = []
+        for one, own in zip(whole.results, part.results, strict=True):
+            dim = self.rows_dim(one, own)
+            items = 0 if dim is None else one.shape[dim] // self.cut.batch
+            held = Fact(Share.SHARDED, Rows(dim or 0, 1, max(items, 1)), uniform=True)
+            facts.append(REPLICATED if dim is None else held)
+        return tuple(facts)
+
+    # -- parts of sums, which only bodies see ----------------------------------------------
+
+    def _combined(
+        self, whole: Op, part: Op, given: Sequence[Fact], scope: Graph
+    ) -> tuple[Fact, ...]:
+        """Parts go through what is linear in them; nothing else may read them."""
+        combiner = next(f.combiner for f in given if f.share is Share.PARTIAL)
+        places = [i for i, f in enumerate(given) if f.share is Share.PARTIAL]
+        zeros = [i for i, f in enumerate(given) if f.zero]
+        same = all(
+            f.combiner == combiner if f.share is Share.PARTIAL else f.share is Share.REPLICATED
+            for f in given
+        ) and not self.touches_rows(whole, part)
+        fits = (
+            is_linear(whole, places, zeros, scope)
+            if combiner == "sum"
+            else combines(whole, combiner)
+        )
+        if not (same and fits):
+            value = (
+                f"{_made(whole.operands[places[0]], scope)}, a {combiner} over rows of the batch"
+            )
+            text = f"{described(whole)} needs all of {value}, inside the loop that makes it"
+            self.fault(Why.LOOPED, text)
+            return self._by_size(whole, part)
+        zero = all(given[i].zero for i in places) and keeps_zero(whole)
+        return tuple(Fact(Share.PARTIAL, combiner=combiner, zero=zero) for _ in whole.results)
+
+    # -- multiples of a scalar -------------------------------------------------------------
+
+    def _scaled(
+        self, whole: Op, given: Sequence[Fact], facts: Sequence[Fact], scope: Graph
+    ) -> tuple[Fact, ...]:
+        """The facts with the scalars of the whole batch that the results are multiples of."""
+        scalars = frozenset[str]().union(*(f.scalars for f in given))
+        if not scalars:
+            return tuple(facts)
+        multiple = frozenset(s for s in scalars if _is_multiple(whole, s, given, scope))
+        rest = scalars - multiple
+        return tuple(replace(f, multiple_of=multiple, bound_to=rest) for f in facts)
+
+
+def _is_multiple(op: Op, scalar: str, given: Sequence[Fact], scope: Graph) -> bool:
+    """True if the op's results are multiples of the scalar, and no f16 that may overflow."""
+    if any(scalar in f.bound_to for f in given) or any(v.dtype == "f16" for v in op.results):
+        return False
+    places = [i for i, f in enumerate(given) if scalar in f.multiple_of]
+    zeros = [i for i, f in enumerate(given) if f.zero]
+    return is_linear(op, places, zeros, scope)
+
+
+def _made(operand: Operand, scope: Graph) -> str:
+    """A value with the op and the line that make it, where the scope has them."""
+    places = ((op, k) for op in scope.ops for k, v in enumerate(op.results) if v.name == operand)
+    return next((described(op, k) for op, k in places), str(operand))
+
+
+def _first_rows(op: Op, given: Sequence[Fact], scope: Graph) -> str:
+    """The operand that holds rows, to be named."""
+    pairs = zip(op.operands, given, strict=True)
+    return next(
+        (
+            f": dim {f.rows.dim} of {o} {scope.value(o).type_text} holds them"
+            for o, f in pairs
+            if f.rows is not None
+        ),
+        "",
+    )
+
+
+@dataclass(frozen=True)
+class _Bodies:
+    """The bodies of one op of the two traces, for `control` to go through."""
+
+    transfer: TransferFunctions
+    whole: Op
+    part: Op
+
+    def run(self, body: int, given: Sequence[Fact], *, trial: bool) -> tuple[Fact, ...]:
+        """The facts of a body's outputs; a trial notes no faults."""
+        transfer = self.transfer.trial() if trial else self.transfer
+        whole, part = self.whole.graphs[body], self.part.graphs[body]
+        facts = {i.value.name: f for i, f in zip(part.inputs, given, strict=True)}
+
+        def read(operands: Sequence[Operand]) -> tuple[Fact, ...]:
+            return tuple(literal_fact(o) if isinstance(o, Literal) else facts[o] for o in operands)
+
+        for one, own in zip(whole.ops, part.ops, strict=True):
+            found = transfer.op(one, own, read(own.operands), (whole, part))
+            facts.update((v.name, f) for v, f in zip(own.results, found, strict=True))
+        return read(part.outputs)
+
+    def fault(self, text: str) -> None:
+        """Note what forbids cutting the op."""
+        self.transfer.fault(Why.COUPLED, f"{described(self.whole)} {text}")
+
+    def opaque(self) -> None:
+        """Note that the op's bodies are not understood."""
+        text = f"{described(self.whole)} is code that autopar cannot see into"
+        self.transfer.fault(Why.OPAQUE, text)
+
+
+# -- linearity: twice the operands makes twice the results -----------------------------------
+
+
+# Ops that only move or repeat items: whatever they are given, they give back.
+MOVING = frozenset(
+    """
+    broadcast_in_dim copy expand_dims name reshape rev sharding_constraint slice squeeze stack
+    tile transpose unstack
+    """.split()
+)
+# Ops after which zeros are still zeros.
+_KEEPS_ZERO = MOVING | {"convert_element_type", "neg", "reduce_sum"}
+# A maximum of maxima over parts is one over all.
+_IDEMPOTENT = {"max": "max", "min": "min", "and": "and", "or": "or"}
+
+
+def keeps_zero(op: Op) -> bool:
+    """True if zeros make zeros."""
+    return op.kind in _KEEPS_ZERO
+
+
+def is_linear(op: Op, places: Collection[int], zeros: Collection[int], graph: Graph) -> bool:
+    """True if the results are linear in the operands at these places, those at `zeros` being 0.
+
+    Rounding to a floating-point type counts as linear.
+    """
+    if op.kind == "convert_element_type":
+        operand = graph.value(op.operands[0])
+        return operand.dtype != "bool" and op.results[0].is_floating
+    groups = op.rule.linear if op.rule is not None else ()
+    return any(
+        set(places) <= set(group) and set(group) - set(places) <= set(zeros) for group in groups
+    )
+
+
+def combines(op: Op, combiner: str) -> bool:
+    """True if the op combines parts by that combiner, or only moves them."""
+    return op.kind in MOVING or _IDEMPOTENT.get(op.kind) == combiner

@@ -1,0 +1,316 @@
+"""Registers of every submesh: their allocation to values, and the point where each is freed.
+
+A register is written once a step, so that allocation is a count and no colouring. A value of a
+loop has a slot of m registers, one a microbatch; any other value has a slot of one.
+
+    mesh0   r0..r3  x of microbatches 0..3   r4 w   r5..r8  a of microbatches 0..3
+    mesh1   r0..r3  a, received              r4 sum of dw, an accumulator
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from autopar.ir.graph import Graph
+from autopar.ir.program import Feed, Fetch, Free, Instruction, Part, PartKind, Run, Send, Start
+from autopar.ir.sharding import Sharding, replicated
+from autopar.ir.spmd import SpmdProgram
+from autopar.ir.values import Role, Value
+from autopar.passes.lower.partition.part_assignment import PartKey
+from autopar.passes.lower.partition.part_dataflow import PartDataflow
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A value on a submesh: consecutive registers, one a microbatch, or one for the step."""
+
+    submesh: int
+    first: int
+    count: int
+    value: Value
+    sharding: Sharding
+
+    def register(self, microbatch: int) -> int:
+        """The register of a microbatch; the only one of what is there once."""
+        return self.first + (microbatch if self.count > 1 else 0)
+
+    @property
+    def registers(self) -> tuple[int, ...]:
+        """Its registers, in the order of the microbatches."""
+        return tuple(range(self.first, self.first + self.count))
+
+
+Passage = tuple[Slot, Slot]  # from one submesh to another
+
+
+@dataclass(frozen=True)
+class PartSlots:
+    """The slots that a part reads and writes."""
+
+    inputs: tuple[Slot, ...]
+    accumulators: tuple[Slot, ...]
+    outputs: tuple[Slot, ...]
+
+
+class RegisterAllocation:
+    """The slots of a step: of results and accumulators first, then of all that is read."""
+
+    def __init__(self, dataflow: PartDataflow, listings: Sequence[SpmdProgram]) -> None:
+        self._dataflow, self._listings = dataflow, listings
+        self._step = dataflow.step
+        self._microbatches = dataflow.step.batching.microbatches
+        self.register_counts = [0] * len(dataflow.step.stages.submeshes)
+        self._feeds: dict[tuple[int, str, bool], Slot] = {}
+        self._received: dict[tuple[int, Slot], Slot] = {}
+        self._passages: dict[Slot, list[Slot]] = {}
+        self._made = [self._outputs(k) for k in range(len(dataflow.parts))]
+        self._summed = {
+            (part.submesh, slot.value.name): slot
+            for k, part in enumerate(dataflow.parts)
+            for slot in self._accumulators(k, part)
+        }
+        inputs = [self._inputs(k, part) for k, part in enumerate(dataflow.parts)]
+        self.fetches = tuple(self._fetches())
+        self.parts = tuple(
+            PartSlots(
+                inputs[k],
+                tuple(self._summed[part.submesh, a.value] for a in part.accumulators),
+                self._made[k],
+            )
+            for k, part in enumerate(dataflow.parts)
+        )
+
+    # -- registers -------------------------------------------------------------------------
+
+    def _new(self, submesh: int, value: Value, sharding: Sharding, looped: bool) -> Slot:
+        count = self._microbatches if looped else 1
+        first = self.register_counts[submesh]
+        self.register_counts[submesh] += count
+        return Slot(submesh, first, count, value, sharding)
+
+    def _outputs(self, k: int) -> tuple[Slot, ...]:
+        part, looped = self._dataflow.parts[k], PartKey.of(self._dataflow.parts[k]).is_looped
+        plain = len(part.graph.outputs) - len(part.accumulators)
+        lies = self._listings[k].output_shardings
+        values = [self._step.graph.value(o) for o in part.graph.outputs[:plain]]
+        return tuple(
+            self._new(part.submesh, value, sharding, looped)
+            for value, sharding in zip(values, lies, strict=False)
+        )
+
+    def _accumulators(self, k: int, part: Part) -> Iterator[Slot]:
+        plain = len(part.graph.outputs) - len(part.accumulators)
+        lies = self._listings[k].output_shardings[plain:]
+        for given, sharding in zip(part.accumulators, lies, strict=True):
+            value = self._step.graph.values[given.value]
+            value = replace(value, dtype=given.dtype or value.dtype)
+            yield self._new(part.submesh, value, sharding, looped=False)
+
+    # -- inputs of parts -------------------------------------------------------------------
+
+    def _inputs(self, k: int, part: Part) -> tuple[Slot, ...]:
+        lies = self._listings[k].input_shardings
+        return tuple(
+            self._input(k, part, given.value, sharding)
+            for given, sharding in zip(part.graph.inputs, lies, strict=True)
+        )
+
+    def _input(self, k: int, part: Part, value: Value, sharding: Sharding) -> Slot:
+        if part.kind is PartKind.HOIST:
+            return self._feed(part.submesh, value, sharding, whole=True)
+        if value.name in self._step.given:
+            home = self._step.state_home(value.name)
+            if home in (-1, part.submesh):
+                return self._feed(part.submesh, value, sharding)
+            return self._receive(part.submesh, self._state(home, value), sharding)
+        maker = self._dataflow.sources[k, value.name]
+        if any(a.value == value.name for a in self._dataflow.parts[maker].accumulators):
+            return self._summed[part.submesh, value.name]
+        made = next(slot for slot in self._made[maker] if slot.value.name == value.name)
+        return self._receive(part.submesh, made, sharding)
+
+    def _receive(self, submesh: int, source: Slot, sharding: Sharding) -> Slot:
+        """The slot itself on its own submesh, else the copy that another submesh receives."""
+        if source.submesh == submesh:
+            return source
+        if (submesh, source) not in self._received:
+            self._received[submesh, source] = self._copied(submesh, source, sharding)
+        return self._received[submesh, source]
+
+    def _copied(self, submesh: int, source: Slot, sharding: Sharding) -> Slot:
+        """A copy of a slot on another submesh."""
+        found = self._new(submesh, source.value, sharding, source.count > 1)
+        self._passages.setdefault(source, []).append(found)
+        return found
+
+    # -- arguments and outputs -------------------------------------------------------------
+
+    def _feed(self, submesh: int, value: Value, sharding: Sharding, whole: bool = False) -> Slot:
+        key = (submesh, value.name, whole)
+        if key not in self._feeds:
+            looped = not whole and self._is_cut(value.name)
+            self._feeds[key] = self._new(submesh, value, sharding, looped)
+        return self._feeds[key]
+
+    def _is_cut(self, name: str) -> bool:
+        return name in self._step.batching.rows_of or name == self._step.batching.index
+
+    def _state(self, home: int, value: Value) -> Slot:
+        """A state argument at home."""
+        return self._feed(home, value, self._state_sharding(value))
+
+    def _state_sharding(self, value: Value) -> Sharding:
+        """The sharding of a state argument at home: the one in which the parts there read it."""
+        return self._state_shardings.get(value.name) or _whole(value)
+
+    @cached_property
+    def _state_shardings(self) -> Mapping[str, Sharding]:
+        return {
+            given.value.name: sharding
+            for part, listing in zip(self._dataflow.parts, self._listings, strict=True)
+            for given, sharding in zip(part.graph.inputs, listing.input_shardings, strict=True)
+            if part.submesh == self._step.state_home(given.value.name)
+            and part.kind is not PartKind.HOIST
+        }
+
+    @property
+    def feeds(self) -> tuple[Feed, ...]:
+        """The arguments on the submeshes that read them, in the order of the arguments."""
+        found = [self._fed(*key, slot) for key, slot in self._feeds.items()]
+        return tuple(sorted(found, key=lambda f: (f.input, f.submesh, f.registers)))
+
+    def _fed(self, submesh: int, name: str, whole: bool, slot: Slot) -> Feed:
+        batching = self._step.batching
+        if whole:
+            number = self._hoist_inputs[name]
+            return Feed(number, submesh, slot.sharding, slot.registers)
+        number = self._step.input_index[name]
+        rows = batching.rows_of.get(name)
+        is_index = name == batching.index
+        return Feed(number, submesh, slot.sharding, slot.registers, rows, is_index)
+
+    @cached_property
+    def _hoist_inputs(self) -> Mapping[str, int]:
+        """Input of the hoist -> the argument with the same path."""
+        paths = [i.path for i in self._step.graph.inputs]
+        hoists = [part for part in self._dataflow.parts if part.kind is PartKind.HOIST]
+        return {i.value.name: paths.index(i.path) for part in hoists for i in part.graph.inputs}
+
+    def _fetches(self) -> Iterator[Fetch]:
+        graph = self._step.graph
+        for o, output in enumerate(graph.outputs):
+            made = o in self._dataflow.returned
+            slot = self._returned(o) if made else self._kept(graph, str(output))
+            rows = self._step.batching.rows_of.get(str(output))
+            yield Fetch(o, slot.submesh, slot.sharding, slot.registers, rows)
+
+    def _returned(self, output: int) -> Slot:
+        """The slot of an output where it is made; of new state, where the old state lives."""
+        maker = self._dataflow.returned[output]
+        part, graph = self._dataflow.parts[maker], self._step.graph
+        operand = graph.outputs[output]
+        home = self._step.return_home.get(output, -1)
+        slot = self._made[maker][part.graph.outputs.index(operand)]
+        if home < 0:
+            return slot
+        replaced = graph.inputs[dict(graph.donated)[output]].value
+        if home != part.submesh:
+            return self._copied(home, slot, self._state_sharding(replaced))
+        names = [i.value.name for i in part.graph.inputs]
+        return next(
+            self._made[maker][o] for o, i in part.graph.donated if names[i] == replaced.name
+        )
+
+    def _kept(self, graph: Graph, name: str) -> Slot:
+        home = self._step.state_home(name)
+        if home >= 0:
+            return self._state(home, graph.values[name])
+        fed = [slot for (_, n, whole), slot in self._feeds.items() if n == name and not whole]
+        return fed[0] if fed else self._feed(0, graph.values[name], _whole(graph.values[name]))
+
+    # -- sends -----------------------------------------------------------------------------
+
+    def sends(self, slots: Sequence[Slot]) -> dict[int, list[Passage]]:
+        """Target submesh -> those of these slots that are sent there, with their copies."""
+        found: dict[int, list[Passage]] = {}
+        for slot in slots:
+            for target in self._passages.get(slot, ()):
+                found.setdefault(target.submesh, []).append((slot, target))
+        return dict(sorted(found.items()))
+
+    @property
+    def fed(self) -> tuple[Slot, ...]:
+        """The slots of arguments, submesh by submesh."""
+        return tuple(sorted(self._feeds.values(), key=lambda slot: (slot.submesh, slot.first)))
+
+
+def _whole(value: Value) -> Sharding:
+    return replicated(len(value.shape))
+
+
+# -- frees -----------------------------------------------------------------------------------
+
+Group = Sequence[Run | Send | Start]  # a run with what is sent after it, or one of the others
+
+
+def insert_frees(
+    groups: Sequence[Group], parts: Sequence[Part], allocation: RegisterAllocation
+) -> tuple[tuple[Instruction, ...], tuple[tuple[int, ...], ...]]:
+    """Free each register after its last use; gives back which inputs each part may overwrite.
+
+    A part that runs once overwrites the buffers of state that nothing reads after it, and these
+    registers are not freed. Outputs of the step stay.
+    """
+    # The list is walked from its end: the first use that is met of a register is its last.
+    backward: list[Instruction] = []
+    donated: list[tuple[int, ...]] = [()] * len(parts)
+    seen: list[set[int]] = [set() for _ in allocation.register_counts]
+    for fetch in allocation.fetches:
+        seen[fetch.submesh].update(fetch.registers)
+    for group in reversed(groups):
+        last = {
+            submesh: [r for r in dict.fromkeys(touched) if r not in seen[submesh]]
+            for submesh, touched in _touched(group, parts).items()
+        }
+        for step in group:
+            if isinstance(step, Run):
+                donated[step.part] = _donated(step, parts[step.part], last)
+                taken = {step.inputs[p] for p in donated[step.part]}
+                mine = parts[step.part].submesh
+                seen[mine] |= taken
+                last[mine] = [r for r in last[mine] if r not in taken]
+        for submesh, registers in last.items():
+            seen[submesh].update(registers)
+            if registers:
+                backward.append(Free(submesh, tuple(registers)))
+        backward += reversed(group)
+    return tuple(reversed(backward)), tuple(donated)
+
+
+def _touched(group: Group, parts: Sequence[Part]) -> dict[int, list[int]]:
+    """Submesh -> the registers that a group reads or writes there."""
+    found: dict[int, list[int]] = {}
+    for step in group:
+        if isinstance(step, Run):
+            here = found.setdefault(parts[step.part].submesh, [])
+            here += (*step.inputs, *step.accumulators, *step.outputs)
+        elif isinstance(step, Send):
+            found.setdefault(step.source, []).extend(p.source for p in step.parcels)
+            found.setdefault(step.target, []).extend(p.target for p in step.parcels)
+        else:
+            found.setdefault(step.submesh, []).extend(step.registers)
+    return found
+
+
+def _donated(run: Run, part: Part, last: dict[int, list[int]]) -> tuple[int, ...]:
+    """The positions of state that a part reads last, once."""
+    if PartKey.of(part).is_looped:
+        return ()
+    dying = frozenset(last[part.submesh])
+    return tuple(
+        p
+        for p, (given, register) in enumerate(zip(part.graph.inputs, run.inputs, strict=True))
+        if given.role is Role.STATE and register in dying and run.inputs.count(register) == 1
+    )

@@ -1,0 +1,184 @@
+"""The parts of a submesh as one graph to shard, and the sharding of that graph cut into parts.
+
+    parts of mesh0      F0: a = x @ w       W0: dw = x.T @ da      update: w -= sum(dw)
+    one graph           a = x @ w (runs m)  dw = x.T @ da (runs m) w -= dw (runs 1)
+
+So one sharding decision covers them all: a value has the same sharding on both sides of a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from autopar.ir.control_flow import REMAT
+from autopar.ir.graph import Graph, Op
+from autopar.ir.program import Part, PartKind, SubmeshGraph
+from autopar.ir.sharding import Sharding, replicated
+from autopar.ir.sharding_plan import ShardingPlan
+from autopar.ir.values import Input
+from autopar.passes.lower.partition.part_assignment import PartKey
+from autopar.passes.lower.partition.part_dataflow import PartDataflow
+from autopar.passes.lower.partition.step_analysis import StepAnalysis
+
+
+def submesh_graph(dataflow: PartDataflow, submesh: int) -> SubmeshGraph:
+    """Join the parts of one submesh into one graph, whose ops are in the order of the step's.
+
+    The hoist is left out: it runs on the whole batch, replicated on every device.
+    """
+    step = dataflow.step
+    parts = [
+        part
+        for part in dataflow.parts
+        if part.submesh == submesh and part.kind is not PartKind.HOIST
+    ]
+    runs = _runs(parts, step.batching.microbatches)
+    ops = tuple(replace(step.ops[i], runs=runs[i]) for i in sorted(runs))
+    made = {r.name for op in ops for r in op.results}
+    inputs = [i for i in _inputs(step, parts) if i.value.name not in made]
+    outputs, paths, donated = _outputs(dataflow, parts, [i.value.name for i in inputs])
+    graph = Graph(f"{step.graph.name}.mesh{submesh}", tuple(inputs), ops, outputs, paths, donated)
+    graph.verify()
+    stashed = tuple(_stashed(dataflow, parts))
+    return SubmeshGraph(
+        submesh, graph, tuple(sorted(runs)), stashed, dataflow.final.get(submesh, frozenset())
+    )
+
+
+def _runs(parts: Sequence[Part], microbatches: int) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for part in parts:
+        more = microbatches if PartKey.of(part).is_looped else 1
+        for i in part.equations:
+            found[i] = found.get(i, 0) + more
+    return found
+
+
+def _inputs(step: StepAnalysis, parts: Sequence[Part]) -> list[Input]:
+    found = {i.value.name: i for part in parts for i in part.graph.inputs}
+    return sorted(found.values(), key=lambda i: step.input_index.get(i.value.name, len(found)))
+
+
+def _outputs(
+    dataflow: PartDataflow, parts: Sequence[Part], inputs: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[int, int], ...]]:
+    """The outputs of the submesh, their paths, and the state that they replace."""
+    names: list[str] = []
+    paths: list[str] = []
+    donated: list[tuple[int, int]] = []
+    for part in parts:
+        summed = {a.value for a in part.accumulators}
+        returns = {o: part.graph.inputs[i].value.name for o, i in part.graph.donated}
+        for o, name in enumerate(map(str, part.graph.outputs)):
+            if name in summed or name not in dataflow.final[part.submesh]:
+                continue
+            if o in returns:
+                donated.append((len(names), inputs.index(returns[o])))
+            elif name in names:
+                continue
+            names.append(name)
+            paths.append(part.graph.output_paths[o] if part.graph.output_paths else "")
+    return tuple(names), tuple(paths) if any(paths) else (), tuple(donated)
+
+
+def _stashed(dataflow: PartDataflow, parts: Sequence[Part]) -> Iterator[str]:
+    """The values of loops that wait on the submesh between two of its parts."""
+    touched: dict[str, set[PartKey]] = {}
+    for part in parts:
+        key = PartKey.of(part)
+        if not key.is_looped:
+            continue
+        summed = {a.value for a in part.accumulators}
+        for name in (*map(str, part.graph.outputs), *(i.value.name for i in part.graph.inputs)):
+            if name not in summed and _is_of_loop(dataflow, name):
+                touched.setdefault(name, set()).add(key)
+    yield from (name for name, keys in touched.items() if len(keys) > 1)
+
+
+def _is_of_loop(dataflow: PartDataflow, name: str) -> bool:
+    makers = dataflow.makers.plain.get(name, ())
+    return any(maker.is_looped for maker in makers)
+
+
+# -- the plan of a part ----------------------------------------------------------------------
+
+
+def part_plan(part: Part, joint: SubmeshGraph, plan: ShardingPlan) -> ShardingPlan:
+    """Cut the sharding of one part out of that of its submesh.
+
+    An input of the part has the sharding that the part which made it leaves; a hoist is replicated.
+    """
+    if part.kind is PartKind.HOIST:
+        return _plan_of_hoist(part.graph, plan)
+    inside = part.graph.nested_values
+    values = {name: sharding for name, sharding in plan.values if name in inside}
+    shardings = _InputShardings(joint, plan)
+    values.update((i.value.name, shardings.incoming(part, i)) for i in part.graph.inputs)
+    place = {e: j for j, e in enumerate(joint.equations)}
+    path_of = {place[e]: i for i, e in enumerate(part.equations)}
+    return ShardingPlan(
+        plan.mesh,
+        tuple(values.items()),
+        tuple(((path_of[p[0]], *p[1:]), given) for p, given in plan.assignments if p[0] in path_of),
+        tuple(use for use in plan.uses if use[0] in inside),
+        tuple(
+            ((path_of[p[0]], *p[1:]), operands)
+            for p, operands in plan.shared_partials
+            if p[0] in path_of
+        ),
+        plan.outcome,
+    )
+
+
+def left_partial(part: Part, joint: SubmeshGraph) -> frozenset[str]:
+    """The outputs of a part that may stay partial sums until another part reads them."""
+    summed = frozenset(a.value for a in part.accumulators)
+    return summed | (frozenset(map(str, part.graph.outputs)) - joint.final)
+
+
+def _plan_of_hoist(graph: Graph, plan: ShardingPlan) -> ShardingPlan:
+    """Everything replicated, but for results that the other parts read sharded."""
+    values = {name: replicated(len(v.shape)) for name, v in graph.nested_values.items()}
+    values.update(
+        (o, plan.sharding_of[o]) for o in map(str, graph.outputs) if o in plan.sharding_of
+    )
+    return ShardingPlan(plan.mesh, tuple(values.items()), (), (), (), plan.outcome)
+
+
+class _InputShardings:
+    """Shardings of values between the parts of a submesh."""
+
+    def __init__(self, joint: SubmeshGraph, plan: ShardingPlan) -> None:
+        self._joint, self._plan = joint, plan
+        self._aliases = dict(_aliases(joint.graph.ops))
+
+    def incoming(self, part: Part, given: Input) -> Sharding:
+        """The sharding of an input of a part: partial only if no other submesh reads the value."""
+        name = given.value.name
+        sharding = self._sharding(name, len(given.value.shape))
+        is_passed = name in part.graph.outputs
+        if name in self._joint.final and not is_passed:
+            return Sharding(sharding.dims)
+        return sharding
+
+    def _sharding(self, name: str, rank: int) -> Sharding:
+        seen: Mapping[str, Sharding] = self._plan.sharding_of
+        while name not in seen and name in self._aliases:
+            name = self._aliases[name]
+        return seen.get(name, replicated(rank))
+
+
+def _aliases(ops: Sequence[Op]) -> Iterator[tuple[str, str]]:
+    """Pairs of names for one value inside and outside a remat."""
+    for op in ops:
+        if op.kind not in REMAT:
+            continue
+        body = op.graphs[0]
+        for result, output in zip(op.results, body.outputs, strict=True):
+            if isinstance(output, str):
+                yield result.name, output
+        for inner, operand in zip(body.inputs, op.operands, strict=True):
+            if isinstance(operand, str):
+                yield inner.value.name, operand
+        yield from _aliases(body.ops)

@@ -1,0 +1,185 @@
+"""Verification of a program: every register is written once, before it is read, and freed once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import repeat
+
+from autopar.errors import GraphError, listing
+from autopar.ir.program import ONCE, Free, Parcel, PartProgram, Program, Run, Send, Start
+from autopar.ir.sharding import Sharding
+from autopar.passes.lower.partition.part_assignment import PartKey
+
+_SHOWN = 20
+_LINEAR = ("sum", "same")  # what may combine partial sums before they are added up
+
+
+def verify_program(program: Program) -> None:
+    """Raise GraphError with a list of all faults, unless the program can run.
+
+    Laws: each register is written once, read only between its write and its drop, and dropped once
+    or returned; each part runs as often as it should; each send fits on both sides. As one list
+    orders both ends of all sends, whoever walks it in that order cannot wait in a circle.
+    """
+    faults = [*_part_faults(program), *_Walk(program).faults(), *_run_faults(program)]
+    if faults:
+        shown = faults[:_SHOWN]
+        if len(faults) > len(shown):
+            shown.append(f"... and {len(faults) - len(shown)} more")
+        raise GraphError(
+            listing(
+                f"a program of {len(program.instructions)} instructions cannot run:",
+                shown,
+                "This is a fault of autopar's lowering: please report it.",
+            )
+        )
+
+
+def _part_faults(program: Program) -> Iterator[str]:
+    for number, program_of in enumerate(program.parts):
+        part, given = program_of.part, program_of.listing
+        if not 0 <= part.submesh < len(program.submeshes):
+            yield f"part {number} ({part.name}) is on submesh {part.submesh}, which there is not"
+        sizes = (len(given.input_shardings), len(given.output_shardings))
+        if sizes != (len(part.graph.inputs), len(part.graph.outputs)):
+            yield f"part {number} ({part.name}) lists {sizes[0]} inputs and {sizes[1]} outputs"
+
+
+def _run_faults(program: Program) -> Iterator[str]:
+    """Parts that run too often or too seldom."""
+    found = Counter(
+        (step.part, step.microbatch) for step in program.instructions if isinstance(step, Run)
+    )
+    for number, given in enumerate(program.parts):
+        looped = PartKey.of(given.part).is_looped
+        for i in range(program.microbatches) if looped else (ONCE,):
+            count = found.pop((number, i), 0)
+            if count != 1:
+                which = "" if i == ONCE else f" of microbatch {i}"
+                yield f"{given.part.name}{which} runs {count} times"
+    for number, i in found:
+        yield f"part {number} runs for microbatch {i}, which there is not"
+
+
+class _Walk:
+    """Interprets the instructions in order, and keeps track of every register."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._held: list[set[int]] = [set() for _ in program.register_counts]
+        self._gone: list[dict[int, str]] = [{} for _ in program.register_counts]
+        self._sums: list[set[int]] = [set() for _ in program.register_counts]
+        self._lies: list[dict[int, Sharding]] = [{} for _ in program.register_counts]
+        self._found: list[str] = []
+        self._where = "the arguments"
+
+    def faults(self) -> list[str]:
+        """Walk to the end; gives back all faults, in order."""
+        for feed in self._program.feeds:
+            self._write(feed.submesh, feed.registers, repeat(feed.sharding))
+        for number, step in enumerate(self._program.instructions):
+            self._where = f"instruction {number}"
+            if isinstance(step, Run):
+                self._run(step)
+            elif isinstance(step, Send):
+                self._send(step)
+            elif isinstance(step, Start):
+                self._write(step.submesh, step.registers, step.shardings)
+                self._sums[step.submesh].update(step.registers)
+            else:
+                self._free(step)
+        self._end()
+        return self._found
+
+    def _fault(self, text: str) -> None:
+        self._found.append(f"{self._where}: {text}")
+
+    def _run(self, step: Run) -> None:
+        given = self._program.parts[step.part]
+        part = given.part
+        self._where += f" ({part.name})"
+        counts = (len(step.inputs), len(step.accumulators), len(step.outputs))
+        summed = len(part.accumulators)
+        wanted = (len(part.graph.inputs), summed, len(part.graph.outputs) - summed)
+        if counts != wanted:
+            self._fault(f"{counts} inputs, accumulators and outputs instead of {wanted}")
+            return
+        made = given.listing.output_shardings
+        sums = len(made) - summed
+        self._read(part.submesh, step.inputs, given.listing.input_shardings)
+        self._read(part.submesh, step.accumulators, made[sums:])
+        for accumulator, sharding in zip(part.accumulators, made[sums:], strict=True):
+            if sharding.partial and accumulator.combiner not in _LINEAR:
+                self._fault(f"{accumulator.value} is combined by {accumulator.combiner} as a sum")
+        for register in step.accumulators:
+            if register not in self._sums[part.submesh]:
+                self._fault(f"r{register} is no accumulator")
+        self._take(given, step)
+        self._write(part.submesh, step.outputs, made[:sums])
+
+    def _take(self, given: PartProgram, step: Run) -> None:
+        for position in given.donated:
+            register = step.inputs[position]
+            if step.inputs.count(register) > 1:
+                self._fault(f"r{register} is taken over, but read twice")
+            self._drop(given.part.submesh, register, "taken over")
+
+    def _send(self, step: Send) -> None:
+        if step.source == step.target or not step.parcels:
+            self._fault(f"sends {len(step.parcels)} values from submesh {step.source} to itself")
+        for parcel in step.parcels:
+            self._check_parcel(step, parcel)
+        parcels = step.parcels
+        self._read(step.source, (p.source for p in parcels), (p.before for p in parcels))
+        self._write(step.target, (p.target for p in parcels), (p.after for p in parcels))
+
+    def _check_parcel(self, step: Send, parcel: Parcel) -> None:
+        for submesh, sharding in ((step.source, parcel.before), (step.target, parcel.after)):
+            mesh = self._program.submeshes[submesh].mesh
+            if sharding.partial or not sharding.fits(parcel.value.shape, mesh):
+                self._fault(f"{parcel.value} cannot cross as {sharding} on ({mesh})")
+
+    def _free(self, step: Free) -> None:
+        for register in step.registers:
+            self._drop(step.submesh, register, "insert_frees")
+
+    def _end(self) -> None:
+        self._where = "the end"
+        for fetch in self._program.fetches:  # several outputs may be one value
+            self._read(fetch.submesh, fetch.registers, repeat(fetch.sharding))
+        for fetch in self._program.fetches:
+            self._held[fetch.submesh].difference_update(fetch.registers)
+        for submesh, held in enumerate(self._held):
+            if held:
+                names = ", ".join(f"r{r}" for r in sorted(held)[:5])
+                self._fault(f"submesh {submesh} never frees {len(held)} registers: {names}")
+
+    # -- registers -------------------------------------------------------------------------
+
+    def _read(self, submesh: int, registers: Iterable[int], shardings: Iterable[Sharding]) -> None:
+        for register, sharding in zip(registers, shardings, strict=False):
+            if register not in self._held[submesh]:
+                how = self._gone[submesh].get(register, "not there yet")
+                self._fault(f"reads r{register} of submesh {submesh}, which is {how}")
+                continue
+            lies = self._lies[submesh].get(register, sharding)
+            if lies != sharding:
+                self._fault(f"reads r{register} of submesh {submesh} as {sharding}, not as {lies}")
+
+    def _write(self, submesh: int, registers: Iterable[int], shardings: Iterable[Sharding]) -> None:
+        held, gone = self._held[submesh], self._gone[submesh]
+        for register, sharding in zip(registers, shardings, strict=False):
+            self._lies[submesh][register] = sharding
+            if register in held or register in gone:
+                self._fault(f"writes r{register} of submesh {submesh} a second time")
+            if not 0 <= register < self._program.register_counts[submesh]:
+                self._fault(f"writes r{register} of submesh {submesh}, which has no such register")
+            held.add(register)
+
+    def _drop(self, submesh: int, register: int, how: str) -> None:
+        if register not in self._held[submesh]:
+            was = self._gone[submesh].get(register, "not there yet")
+            self._fault(f"r{register} of submesh {submesh} is {how}, but is {was}")
+        self._held[submesh].discard(register)
+        self._gone[submesh][register] = f"{how} at {self._where}"

@@ -1,0 +1,196 @@
+"""Costs of every interval of layers as a stage, as arrays, for one number of microbatches.
+
+Arrays are indexed [o, i, j]: option o runs layers i..j, both included, as one stage. A stage also
+makes the others wait once a step: its F passes before the last stage can begin, and I and W after
+the last stage has ended, but for the bubbles that a weight gradient fills. That is its bubble term.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+
+from autopar.cluster.submesh import links_in_a_row
+from autopar.passes.stage.prices import BatchPrices, LayerPrice, Option, StageTable
+
+
+class Gap(StrEnum):
+    """The bubble term of a stage: all of a microbatch, all but W and what W fills, or F alone."""
+
+    WHOLE = "F + I + W"
+    DRAIN = "F + I - W"
+    FILL = "F"
+
+
+_GAPS = MappingProxyType(
+    {
+        "zb-h1": Gap.DRAIN,
+        "zb-interleaved": Gap.DRAIN,
+        "zb-h2": Gap.FILL,
+        "zb-v": Gap.FILL,
+    }
+)
+
+
+def gap_of(schedule: str) -> Gap:
+    """The bubble term of a schedule."""
+    return _GAPS.get(schedule, Gap.WHOLE)
+
+
+def gap_seconds(gap: Gap, whole: Floats, forward: Floats, weight: Floats) -> Floats:
+    """The wait for stages that take `whole`, with their F and W."""
+    if gap is Gap.WHOLE:
+        return whole
+    if gap is Gap.FILL:
+        return forward
+    drained: Floats = np.maximum(whole - 2 * weight, 0.0)
+    return drained
+
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+# The largest number of microbatches in flight that a stage without activations is said to bear.
+_ANY_NUMBER = np.int64(1 << 40)
+
+
+@dataclass(frozen=True, eq=False)
+class IntervalCosts:
+    """Seconds and bytes of layers i..j under option o; `device_count` is the cluster's.
+
+    `whole` are F, I and W of one microbatch and their dispatch. `seconds` are these and an
+    (m-1)-th of what is done once a step, so that m - 1 of them hold it all (with one microbatch,
+    `whole` holds it too); infinite for no stage. `forward` and `weight` are F and W alone. `fixed`,
+    `activation` and `working` are bytes on one device. `submesh[o]` numbers the option's submesh.
+    Across the cut before layer i a stage on submesh u moves a microbatch in `cut[0, u, i]` seconds
+    one way, and keeps wires busy for `cut[1, u, i]`.
+    """
+
+    batch: BatchPrices
+    device_count: int
+    options: tuple[Option, ...]
+    submesh: Ints
+    seconds: Floats
+    whole: Floats
+    forward: Floats
+    weight: Floats
+    fixed: Ints
+    activation: Ints
+    working: Ints
+    cut: Floats
+
+    @property
+    def microbatches(self) -> int:
+        """m, microbatches of a step."""
+        return self.batch.microbatches
+
+    @property
+    def layer_count(self) -> int:
+        """The number of layers."""
+        return len(self.seconds[0])
+
+    def bytes_at(self, in_flight: int) -> Ints:
+        """Bytes of each stage on one device with so many microbatches in flight."""
+        return self.fixed + in_flight * self.activation + self.working
+
+    def most_in_flight(self, memory_bytes: int) -> Ints:
+        """The most microbatches in flight that each stage bears; less than 0 if not even none."""
+        spare = memory_bytes - self.fixed - self.working
+        most = spare // np.maximum(self.activation, 1)
+        return np.where((self.activation == 0) & (spare >= 0), _ANY_NUMBER, most)
+
+
+def interval_costs(table: StageTable, batch: BatchPrices) -> IntervalCosts:
+    """Cost the intervals of a table for one of its numbers of microbatches."""
+    options = tuple(option for options in batch.options for option in options)
+    owners = [u for u, options in enumerate(batch.options) for _ in options]
+    rows = _layer_rows(options)
+    whole, once = _sums(rows.whole) + 2 * table.task_seconds, _sums(rows.once)
+    alone = batch.microbatches == 1
+    seconds = whole + once / (1 if alone else batch.microbatches - 1)
+    return IntervalCosts(
+        batch=batch,
+        device_count=table.cluster.device_count,
+        options=options,
+        submesh=np.array(owners, dtype=np.int64),
+        seconds=np.where(_stages(table), seconds, np.inf),
+        whole=whole + once if alone else whole,
+        forward=_sums(rows.forward),
+        weight=_sums(rows.weight),
+        fixed=_sums(rows.fixed).astype(np.int64),
+        activation=_sums(rows.activation).astype(np.int64),
+        working=_largest(rows.working).astype(np.int64),
+        cut=_cuts(table, batch),
+    )
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The summands of `IntervalCosts`, over [option, layer]."""
+
+    whole: Floats
+    once: Floats
+    forward: Floats
+    weight: Floats
+    fixed: Floats
+    activation: Floats
+    working: Floats
+
+
+def _layer_rows(options: tuple[Option, ...]) -> _Rows:
+    # Equal layers share their price, so that each is read once.
+    read: dict[int, tuple[float, ...]] = {}
+
+    def figures(price: LayerPrice) -> tuple[float, ...]:
+        if id(price) not in read:
+            nbytes = price.fixed_bytes, price.activation_bytes, price.working_bytes
+            parts = price.forward_seconds, price.weight_gradient_seconds
+            read[id(price)] = (price.seconds, price.once_seconds, *parts, *nbytes)
+        return read[id(price)]
+
+    cube = np.array([[figures(price) for price in option.layers] for option in options])
+    return _Rows(*np.moveaxis(cube, 2, 0))
+
+
+def _sums(rows: Floats) -> Floats:
+    """Sums over i..j of rows [option, layer]; equal layers give equal sums wherever they start."""
+    count = rows.shape[1]
+    sums = np.zeros((*rows.shape, count))
+    for i in range(count):
+        sums[:, i, i:] = np.cumsum(rows[:, i:], axis=1)
+    return sums
+
+
+def _largest(rows: Floats) -> Floats:
+    """The largest over i..j of rows [option, layer]."""
+    count = rows.shape[1]
+    largest = np.zeros((*rows.shape, count))
+    for i in range(count):
+        largest[:, i, i:] = np.maximum.accumulate(rows[:, i:], axis=1)
+    return largest
+
+
+def _stages(table: StageTable) -> npt.NDArray[np.bool_]:
+    """True at (i, j) that may be a stage: in order, and not ending at a joined boundary."""
+    count = table.layer_count
+    legal = np.triu(np.ones((count, count), dtype=np.bool_))
+    legal[:, list(table.joined)] = False
+    return legal
+
+
+def _cuts(table: StageTable, batch: BatchPrices) -> Floats:
+    """`IntervalCosts.cut`, as if all stages had one submesh: mean link, and slowest wires."""
+    cut = np.zeros((2, len(table.submeshes), table.layer_count + 1))
+    nbytes = np.array(batch.cut_bytes, dtype=np.float64)
+    for u, submesh in enumerate(table.submeshes):
+        links = links_in_a_row(table.cluster, submesh)
+        if links:
+            starts = np.array([link.start_seconds for link in links])
+            rates = np.array([link.bytes_per_second for link in links])
+            cut[0, u, 1:-1] = starts.mean() * (nbytes > 0) + nbytes * (1 / rates).mean()
+            cut[1, u, 1:-1] = nbytes / rates.min()
+    return cut

@@ -1,0 +1,24 @@
+"""A single stage on the whole mesh: the answer "do not pipeline"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from autopar.ir.layers import LayerSequence
+from autopar.ir.stages import Stage, StagePlan, Submesh
+from autopar.passes.base import Setting
+from autopar.passes.stage.base import AbstractStaging
+
+
+@dataclass(frozen=True)
+class One(AbstractStaging):
+    """Puts all layers in one stage."""
+
+    name: ClassVar[str] = "one"
+
+    def run(self, given: LayerSequence, setting: Setting) -> StagePlan:
+        """A plan of one stage; of none for a step without layers."""
+        count = len(given.layers)
+        stages = (Stage(0, count - 1),) if count else ()
+        return StagePlan(given, stages, (Submesh(setting.mesh),))

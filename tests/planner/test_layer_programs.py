@@ -1,0 +1,33 @@
+"""Layers at sizes of microbatch that nobody traced."""
+
+from dataclasses import replace
+
+import pytest
+
+from autopar.ir.graph import Graph
+from autopar.planner.layer_programs import LayerPrograms, Line
+from autopar.rules import RuleBook
+from tests.planner.slicing import sliced
+
+
+def shown(graph: Graph) -> str:
+    """A graph's text without what depends on how often it runs."""
+    return str(replace(graph, ops=tuple(replace(op, runs=1, rule=None) for op in graph.ops)))
+
+
+@pytest.mark.parametrize("model", ["mlp", "gpt_scan", "unet"])
+def test_a_layer_between_two_sizes_is_the_layer_traced_there(model: str) -> None:
+    """Priced from a trace in eight microbatches, a layer in two is what a trace in two gives."""
+    small = LayerPrograms(sliced(model, 8), RuleBook())
+    traced = LayerPrograms(sliced(model, 2), RuleBook())
+    assert len(small.layers) == len(traced.layers)
+    for layer in range(len(small.layers)):
+        mine, theirs = small.at(layer, traced.rows), traced.at(layer, traced.rows)
+        assert shown(mine.joint.graph) == shown(theirs.joint.graph)
+        assert [shown(p.graph) for p in mine.parts] == [shown(p.graph) for p in theirs.parts]
+
+
+def test_lines_end_at_zero() -> None:
+    assert Line.through(2, 4, 3).value(10.0, 20.0) == 15.0
+    assert Line.through(2, 4, 0).value(10.0, 30.0) == 0.0
+    assert Line.through(4, 4, 9).value(7.0, 7.0) == 7.0
