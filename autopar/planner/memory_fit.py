@@ -22,7 +22,7 @@ from autopar.passes.shard.base import AbstractSharding
 from autopar.passes.shard.moves import MoveTables
 from autopar.passes.shard.optimal import MinMemory, Optimal, counted
 from autopar.passes.shard.recipes import recipe_named
-from autopar.passes.shard.solver.min_memory import needed_bytes
+from autopar.passes.shard.solver.problem import needed_bytes
 from autopar.planner.remat import Form, leaner_forms
 from autopar.planner.request import Request
 
