@@ -136,8 +136,11 @@ class _Buckets:
         tables = self._drop(v)
         total = self._costs[v]
         for scope, table in tables.items():
-            others = tuple(i for i, w in enumerate(scope) if w != v)
-            total = total + table.min(axis=others)
+            for i, w in enumerate(scope):
+                if w != v:  # it pays its own costs once, in parts of all of its tables
+                    part = self._costs[w] / (len(self._tables[w]) + 1)
+                    table = table + part.reshape([-1 if j == i else 1 for j in range(len(scope))])
+            total = total + table.min(axis=tuple(i for i, w in enumerate(scope) if w != v))
         best = int(total.argmin())
         for scope, table in tables.items():
             rest = tuple(w for w in scope if w != v)

@@ -46,7 +46,8 @@ class FirstAnswer:
 
 def first_answer(problem: Problem, prices: int = 5) -> FirstAnswer:
     """The cheapest assignment where that fits, or the best one found at some prices on bytes."""
-    most = min(_WIDEST, _ENTRIES // max(len(problem.costs), 1))
+    open_nodes = sum(len(c) > 1 for c in problem.costs)
+    most = min(_WIDEST, _ENTRIES // max(open_nodes, 1))
     plain = replace(problem, usages=())
     found = eliminate(plain, most)
     bound = found.seconds if found.exact else -float("inf")
