@@ -178,7 +178,7 @@ def _solved(problem: Problem, start: tuple[int, ...], effort: Effort) -> Solutio
 
 
 def all_choices(reading: Reading, mesh: MeshShape) -> list[tuple[Choice, ...]]:
-    """Every choice of every decision of a reading."""
+    """The choices of every decision of a reading."""
     found: list[tuple[Choice, ...]] = []
     for decision in reading.decisions:
         rule = decision.op.rule if decision.op is not None else None
@@ -194,7 +194,7 @@ def plan_of(
     recipes: tuple[Margin, ...] = (),
     keeps: bool = False,
 ) -> ShardingPlan:
-    """What an assignment of a problem means for every value and op of the whole step."""
+    """The plan that an assignment of a problem means for every value and op of the whole step."""
     picked: Sequence[Choice] = [
         options[i] for options, i in zip(assembled.choices, solution.choice, strict=True)
     ]
@@ -226,7 +226,7 @@ def plan_of(
 
 
 def _values(reading: Reading, picked: Sequence[Choice]) -> Iterator[tuple[str, Sharding]]:
-    """Every placed value of the whole step, lying as the one that stands for it."""
+    """The placed values of the whole step, lying as the one that stands for it."""
     laid: dict[str, Sharding] = {}
     for home, standing in reading.standings.items():
         chosen = picked[standing.decision] if isinstance(standing, Place) else None
@@ -238,7 +238,7 @@ def _values(reading: Reading, picked: Sequence[Choice]) -> Iterator[tuple[str, S
 
 
 def _everywhere(folded: Fold, found: Mapping[OpPath, T]) -> Iterator[tuple[OpPath, T]]:
-    """What was found for an op, for every op that it stands for."""
+    """The finding for an op, for every op that it stands for."""
     inner: dict[int, list[tuple[OpPath, T]]] = {}
     for path, what in found.items():
         inner.setdefault(path[0], []).append((path[1:], what))
@@ -250,7 +250,7 @@ def _everywhere(folded: Fold, found: Mapping[OpPath, T]) -> Iterator[tuple[OpPat
 def _uses(
     folded: Fold, found: Mapping[tuple[str, str], Sharding]
 ) -> Iterator[tuple[str, str, Sharding]]:
-    """How the ops of a region read each value that they read in another sharding than its own."""
+    """The shardings in which a region's ops read values, where these are not the values' own."""
     regions: dict[str, list[tuple[str, Sharding]]] = {}
     for (home, region), sharding in found.items():
         regions.setdefault(home, []).append((region, sharding))

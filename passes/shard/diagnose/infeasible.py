@@ -53,7 +53,7 @@ def lightest(posed: Posed, weigh: Weigh) -> tuple[tuple[int, ...], float]:
 
 @dataclass(frozen=True)
 class Culprit:
-    """What the user asked for, in words, and what it is: a pin, a line of the step, the recipe."""
+    """A wish of the user's, in words, with what it is: a pin, a line of the step, the recipe."""
 
     text: str
     pin: tuple[str, tuple[tuple[str, ...], ...]] | None = None
@@ -185,7 +185,7 @@ def _how(named: Sequence[Culprit], recipe: AbstractRecipe) -> str:
 
 
 def _advice(named: Sequence[Culprit], enough: float, asked: str, has_bytes: int) -> str:
-    """What was found to do, and no more than that."""
+    """The remedies that were found, and no more than that."""
     ways = ["fewer pins"] * any(c.pin is not None or c.line is not None for c in named)
     whole = any(c.pin is None and c.line is None for c in named)
     ways += ["method='auto', which may shard more"] * whole
@@ -213,7 +213,7 @@ def _unsharded(posed: Posed) -> float:
 
 
 def _largest(posed: Posed) -> Iterator[str]:
-    """What is held where even the smallest choices hold the most, the largest first."""
+    """The values held where even the smallest choices hold the most, the largest first."""
     problem, decisions = posed.assembled.problem, posed.reading.decisions
     least = np.zeros(problem.horizon + 1)
     for usage in problem.usages:

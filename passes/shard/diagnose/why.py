@@ -126,7 +126,7 @@ def unbound(
 
 
 def others(case: Case, node: int, limit_bytes: float) -> list[tuple[int, Answer]]:
-    """Every other choice of a node with the rest chosen anew around it, the cheapest first.
+    """The other choices of a node with the rest chosen anew around it, the cheapest first.
 
     Of a problem so large that it would take long, only the choices that look best when the nodes
     around them give way are solved.

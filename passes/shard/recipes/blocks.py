@@ -1,4 +1,4 @@
-"""Where Megatron's blocks begin and end: what is inside of one, and what lies between them.
+"""Megatron's blocks: what is inside of one, and what lies between them.
 
 A product of the stream with a weight opens a block and is split by the weight's columns; a product
 of something inside with a weight closes it and is split by rows. Backward it is the same.
@@ -61,7 +61,7 @@ def find_blocks(reading: Reading, view: View) -> Blocks:
 
 
 def _follows(decision: Decision, sources: Sequence[int], stream: Mapping[int, object]) -> bool:
-    """Whether a decision is part of the stream: groups of numbers, and ops on nothing else."""
+    """True if a decision is part of the stream: groups of numbers, and ops on nothing else."""
     if decision.op is not None:
         return bool(sources) and all(s in stream for s in sources)
     assert decision.value is not None

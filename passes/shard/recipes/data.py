@@ -14,7 +14,7 @@ from autopar.passes.shard.recipes.view import Test, View
 
 @dataclass(frozen=True)
 class DataParallel(AbstractRecipe):
-    """Every axis splits the batch; parameters and optimizer state are whole everywhere."""
+    """Data parallelism: all axes split the batch; parameters and optimizer state stay whole."""
 
     name: ClassVar[str] = "dp"
 

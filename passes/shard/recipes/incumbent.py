@@ -30,7 +30,7 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Incumbent:
-    """What every recipe costs, and the cheapest's assignment: () and infinity where none fits."""
+    """The cost of each recipe, and the cheapest's assignment: () and infinity where none fits."""
 
     margins: tuple[Margin, ...] = ()
     choice: tuple[int, ...] = ()
@@ -44,7 +44,7 @@ def recipe_incumbent(
     solve: Solve = first_choice,
     recipes: Mapping[str, AbstractRecipe] = RECIPES,
 ) -> Incumbent:
-    """Every recipe that makes sense for the step on the mesh, on the whole space's problem.
+    """The recipes that make sense for the step on the mesh, on the whole space's problem.
 
     `assembled` holds every choice that the pins leave; `solve` need not be exact.
     """
@@ -95,7 +95,7 @@ def known_solution(problem: Problem, choice: tuple[int, ...], sentence: str) -> 
 def recipe_choices(
     reading: Reading, assembled: Assembled, mesh: MeshShape, recipe: AbstractRecipe
 ) -> tuple[Indices, ...]:
-    """Which of every node's choices a recipe leaves. Raises InfeasibleError as the recipe does."""
+    """The choices of each node that a recipe leaves. Raises InfeasibleError as the recipe does."""
     count = len(reading.decisions)
     own, shared = assembled.choices[:count], assembled.choices[count:]
     kept = recipe.restrict(reading, own, mesh)
@@ -104,7 +104,7 @@ def recipe_choices(
 
 
 def _positions(options: Sequence[Choice], kept: Sequence[Choice]) -> Indices:
-    """Where the kept choices stand among the options; both are in one order."""
+    """The places of the kept choices among the options; both are in one order."""
     if len(kept) == len(options):
         return np.arange(len(options))
     wanted = {id(c) for c in kept}

@@ -21,7 +21,7 @@ class FullySharded(AbstractRecipe):
     def restrict(
         self, reading: Reading, choices: Choices, mesh: MeshShape
     ) -> list[tuple[Choice, ...]]:
-        """All state on every axis, as far as it divides."""
+        """State on every axis, as far as it divides."""
         view = View.of(self.name, reading, mesh, mesh.names)
         return view.narrowed(
             choices,

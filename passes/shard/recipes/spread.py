@@ -15,7 +15,7 @@ Slots = Mapping[int, frozenset[int]]
 def spread(
     reading: Reading, seeds: Iterable[Slot], through: Callable[[Read], bool] = lambda r: True
 ) -> Slots:
-    """Every slot that is reached from the seeds by reads that `through` lets pass."""
+    """The slots that are reached from the seeds by reads that `through` lets pass."""
     near: dict[Slot, list[Slot]] = {}
     for read in reading.reads:
         if through(read):

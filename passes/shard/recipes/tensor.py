@@ -27,7 +27,7 @@ class Megatron(AbstractRecipe):
     def restrict(
         self, reading: Reading, choices: Choices, mesh: MeshShape
     ) -> list[tuple[Choice, ...]]:
-        """Every product with a weight splits features over the last axis; attention splits heads.
+        """A product with a weight splits features over the last axis; attention splits heads.
 
         Raises InfeasibleError where the heads of an attention do not divide by that axis.
         """
@@ -97,7 +97,7 @@ class ShardedTensors(AbstractRecipe):
 
 @dataclass(frozen=True)
 class _Tensors:
-    """What the last axis does: the heads' factor of each attention product, weights' features."""
+    """The work of the last axis: the heads' factor of each attention product, weights' features."""
 
     view: View
     model: str

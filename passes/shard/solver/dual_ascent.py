@@ -74,7 +74,7 @@ class DualAscent:
 
     @property
     def settled(self) -> bool:
-        """Whether no more is to be had: the steps have become too small."""
+        """True if no more is to be had: the steps have become too small."""
         return self._power < _LEAST_POWER
 
     def steps(self) -> Iterator[Read]:
@@ -105,7 +105,7 @@ class DualAscent:
         return tuple(np.flatnonzero(few) for few in left)
 
     def _send(self, forward: bool) -> float:
-        """One pass of messages; its bound on the priced costs."""
+        """A pass of messages; its bound on the priced costs."""
         return pass_messages(
             self._csr, self._priced, self._messages, self._choice, self._margins, self._scratch,
             forward,

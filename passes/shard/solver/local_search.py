@@ -53,7 +53,7 @@ _MOST_ENTRIES = 300_000  # of a block's tables
 
 
 class Worker:
-    """One assignment that is being improved, with room for a block and a stream of chance."""
+    """An assignment that is being improved, with room for a block and a stream of chance."""
 
     def __init__(self, csr: Csr, seed: int, most: int) -> None:
         count = len(csr.choices) - 1
@@ -78,7 +78,7 @@ class Worker:
 
     @property
     def fits(self) -> bool:
-        """Whether the assignment keeps every row's limit."""
+        """True if the assignment keeps every row's limit."""
         return bool(self._heap[1] <= 0)
 
     @property
@@ -105,7 +105,7 @@ class Worker:
         return search(self._csr, state, self._block, roots, entries, heat, mending is None)
 
     def mend(self, prices: Floats, scale: float, meter: Meter, until: float) -> bool:
-        """Make the rows over their limit dearer until none is; whether that worked."""
+        """Make the rows over their limit dearer until none is; True if that worked."""
         csr, prices = self._csr, prices.copy()
         least = 1e-2 * scale / max(float(csr.slack.max(initial=1)), 1.0)
         for _ in range(_MEND_ROUNDS):
@@ -191,7 +191,7 @@ def _cool(
     meter: Meter,
     span: tuple[float, float],
 ) -> None:
-    """One cycle: all workers side by side, in chunks, from their heat down to next to nothing."""
+    """A cycle: all workers side by side, in chunks, from their heat down to next to nothing."""
     entries = _FIRST_ENTRIES
     with ThreadPoolExecutor(len(workers)) as pool:
         while (share := meter.share) < span[1]:
@@ -368,7 +368,7 @@ def _raise(block: Block, rows: int, row: int, price: float) -> int:
 
 @compiled
 def fill_field(csr: Csr, choice: Ints, field: Floats) -> None:
-    """What each choice of each node costs where all other nodes stay."""
+    """Fill in the cost of each choice of each node where all other nodes stay."""
     for v in range(len(csr.choices) - 1):
         first, width = csr.choices[v], csr.choices[v + 1] - csr.choices[v]
         for c in range(width):
@@ -462,7 +462,7 @@ def _solve(csr: Csr, block: Block, count: int, rows: int) -> None:
 
 @internal
 def _value(csr: Csr, block: Block, count: int) -> float:
-    """What `found` costs at the prices in force, with the edges inside the block."""
+    """The cost of `found` at the prices in force, with the edges inside the block."""
     cost = 0.0
     for i in range(count):
         cost += block.own[i * block.wide[0] + block.found[i]]

@@ -1,4 +1,4 @@
-"""The assignment that holds the least: what no smaller limit could be kept by, and its bound."""
+"""The assignment that holds the least, and a bound below which no limit can be kept."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Least:
 
 
 def min_memory(problem: Problem) -> Least:
-    """Every node takes what holds least, weighed by how near the peak that is.
+    """The assignment of least peak: nodes take what holds least, weighed by how near the peak is.
 
     Each round the times that were highest weigh more. Where nodes cannot be taken one by one, for
     a move between two choices may be impossible, they are weighed together.
@@ -65,7 +65,7 @@ def light_answers(problem: Problem) -> tuple[tuple[int, ...], ...]:
 
 
 def fits_nowhere(problem: Problem) -> bool:
-    """Whether no assignment keeps the limit, by the bound alone."""
+    """True if no assignment keeps the limit, by the bound alone."""
     return needed_bytes(problem) > problem.limit_bytes * _SURE
 
 

@@ -53,7 +53,7 @@ class Problem:
 
     @cached_property
     def horizon(self) -> int:
-        """One more than the last time at which anything is held."""
+        """The number of times: one more than the last at which anything is held."""
         return max((u.last for u in self.usages), default=-1) + 1
 
     def seconds(self, choice: Sequence[int]) -> float:
@@ -76,7 +76,7 @@ class Problem:
         return float(held.max()) if held.size else 0.0
 
     def fits(self, choice: Sequence[int]) -> bool:
-        """Whether the limit is kept, up to rounding."""
+        """True if the limit is kept, up to rounding."""
         return self.peak_bytes(choice) <= self.limit_bytes * (1 + 1e-9)
 
 

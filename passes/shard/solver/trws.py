@@ -51,7 +51,7 @@ def pass_messages(
     room: Floats,
     forward: bool,
 ) -> float:
-    """One pass over the nodes; `choice` becomes the assignment read off on the way.
+    """Send messages in a pass over the nodes; `choice` becomes the assignment read off on the way.
 
     `room` is scratch for two nodes of the most choices.
     Returns a lower bound on every assignment's priced cost where the pass before ran the other
