@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.passes.shard.solver.csr_problem import Csr, CsrForm, Ints
-from autopar.passes.shard.solver.problem import Floats
+from autopar.passes.shard.solver.csr_problem import Csr, CsrForm
+from autopar.passes.shard.solver.problem import Floats, Ints
 from autopar.passes.shard.solver.trws import (
     held_rows,
     pass_messages,

@@ -77,6 +77,7 @@ class _Buckets:
             if not alive[v] or size != sizes[v]:
                 continue  # an entry from before its neighbors changed
             if size > self._most or len(self._near[v]) >= _MOST_DIMS:
+                heapq.heappush(queue, (size, v))  # it is still to go, if not now
                 v = max((w for w, there in enumerate(alive) if there), key=sizes.__getitem__)
                 near = self._settle(v)
             else:
@@ -144,7 +145,7 @@ class _Buckets:
         best = int(total.argmin())
         for scope, table in tables.items():
             rest = tuple(w for w in scope if w != v)
-            left = table.take(best, axis=scope.index(v))
+            left: Floats = np.take(table, [best], axis=scope.index(v)).squeeze(scope.index(v))
             if len(rest) == 1:
                 self._costs[rest[0]] = self._costs[rest[0]] + left
             else:

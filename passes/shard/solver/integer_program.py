@@ -47,6 +47,7 @@ class Integer:
     choice: tuple[int, ...]
     bound_seconds: float
     proven_infeasible: bool = False
+    questions: int = 0  # that HiGHS asked
 
 
 def solve_integer_program(
@@ -62,13 +63,14 @@ def solve_integer_program(
     solver is installed.
     """
     held = list(times)
-    bound, margin = -float("inf"), 0.0
+    bound, margin, left = -float("inf"), 0.0, questions
     for _ in range(_ROUNDS):
         model = _Model(problem, known)
         model.one_choice()
         model.tie_edges()
         model.hold_memory(held, margin)
-        answer = model.solve(_solver(questions, solvers))
+        answer = model.solve(_solver(left, solvers))
+        left = left if left is None else left - answer.questions
         if answer.proven_infeasible:
             return Integer((), float("inf") if not margin else bound, not margin)
         if not margin:
@@ -81,6 +83,8 @@ def solve_integer_program(
             if margin > _MOST_MARGIN:
                 break
         held += fresh
+        if left is not None and left <= 0:
+            break
     return Integer((), bound)
 
 
@@ -182,7 +186,8 @@ class _Model:
             bound = self._problem.seconds(choice) * _SURE if proven else -float("inf")
         if choice and not np.isfinite(self._problem.seconds(choice)):
             choice = ()  # all that is left is forbidden
-        return Integer(choice, bound)
+        asked = solver.asked if isinstance(solver, _Highs) else 0
+        return Integer(choice, bound, False, asked)
 
 
 def _alike_rows(table: Floats) -> list[Ints]:
@@ -197,11 +202,12 @@ class _Highs(pulp.HiGHS):  # type: ignore[misc]
     """HiGHS as PuLP calls it, but so that Ctrl-C gets through and a count of questions ends it."""
 
     questions: int | None = None
+    asked: int = 0
 
     def callSolver(self, lp: pulp.LpProblem) -> None:  # PuLP's name for it
         from autopar.passes.shard.solver.highs import run_highs  # only where it is installed
 
-        run_highs(cast("highspy.Highs", lp.solverModel), self.questions)
+        self.asked = run_highs(cast("highspy.Highs", lp.solverModel), self.questions)
 
 
 def _solver(questions: int | None, solvers: Sequence[str]) -> pulp.LpSolver:

@@ -28,10 +28,10 @@ import numpy as np
 import numpy.typing as npt
 
 from autopar.passes.compiled import compiled, internal
-from autopar.passes.shard.solver.csr_problem import Csr, Ints
+from autopar.passes.shard.solver.csr_problem import Csr
 from autopar.passes.shard.solver.dual_ascent import sums_before
 from autopar.passes.shard.solver.effort import Meter
-from autopar.passes.shard.solver.problem import Floats
+from autopar.passes.shard.solver.problem import Floats, Ints
 from autopar.passes.shard.solver.segment_tree import add, grown, worst_row
 from autopar.passes.shard.solver.trws import held_rows, total_cost, widest
 

@@ -27,7 +27,7 @@ from autopar.passes.shard.solver.shrink import shrink
 _PROVEN = 1e-5  # of the seconds, the gap at which an answer counts as the best
 _TINY = 1_000  # edge entries up to which integer programming is quick, memory or not
 _SMALL = 5_000  # and where nothing that fits was found
-_TINY_QUESTIONS = 400
+_TINY_QUESTIONS = 40  # that HiGHS may ask: of a dense problem it may ask for ever
 _CLOSE = 3e-6
 _GUESSED_EDGES = 5_000  # past which the first answer is left to the dual
 # Units of work a thousand edge entries, and at least, in turn while the gap is wide.

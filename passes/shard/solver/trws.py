@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from autopar.passes.compiled import compiled, internal
-from autopar.passes.shard.solver.csr_problem import Csr, Ints
-from autopar.passes.shard.solver.problem import Floats
+from autopar.passes.shard.solver.csr_problem import Csr
+from autopar.passes.shard.solver.problem import Floats, Ints
 
 
 def held_rows(csr: Csr, choice: Ints) -> Ints:
