@@ -57,8 +57,8 @@ from autopar.planner.compatibility import check_cluster
 from autopar.planner.plan import Planned as Planned
 from autopar.planner.planned_stages import PlannedStages as PlannedStages
 from autopar.planner.request import Request
+from autopar.report.html.data import OtherPlan, ReportView
 from autopar.report.html.page import page
-from autopar.report.html.view import OtherPlan, ReportView
 from autopar.report.trace import load_trace
 from autopar.rules import RuleBook
 from autopar.runtime.trial.steps import open_cpu_devices as open_cpu_devices
@@ -187,7 +187,7 @@ def verify(plan: Plan, fun: Callable[..., Any], *args: Any, **options: Any) -> V
 
 
 def inspect(plan: Plan) -> Inspection:
-    """What a plan means, op by op and over time; raises PlanError where it keeps no step."""
+    """Tell what a plan means, op by op and over time; raises PlanError if it keeps no step."""
     with paused_collection():
         return inspect_opened(reopen(a_plan(plan)))
 
@@ -202,7 +202,7 @@ def explain(plan: Plan, subject: str) -> Explanation:
 
 
 def why_not(plan: Plan, pins: Mapping[str, Any]) -> Counterfactual:
-    """What {path pattern: PartitionSpec} would change; mesh, stages and remat are held as they are.
+    """Tell what {path pattern: PartitionSpec} would change; mesh, stages and remat stay.
 
     Raises PinError where a pin cannot be used. `ParallelStep.what_if` plans the whole step anew.
     """
@@ -217,7 +217,7 @@ def lint(
     microbatches: int = 1,
     kwargs: Mapping[str, Any] | None = None,
 ) -> Findings:
-    """What of a step on these arguments, arrays or shapes, can be sharded and cut up.
+    """Tell what of a step on these arguments, arrays or shapes, can be sharded and cut up.
 
     `kwargs` are its keyword arguments. Raises TraceError where the step does not trace.
     """
@@ -241,7 +241,9 @@ def write_report(
     `verify` found, or its JSON. Raises InputError where the trace cannot be used.
     """
     if trace is not None and a_plan(plan).pipeline is None:
-        raise InputError(f"{plan.origin.step} is one program, which step.trace cannot measure")
+        raise InputError(
+            f"{plan.origin.step} is one program, which has no schedule to draw a trace beside"
+        )
     if isinstance(verification, Verification):
         verification = verification_data(verification)
     view = ReportView(

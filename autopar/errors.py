@@ -109,5 +109,5 @@ class SolverError(AutoparError):
 
 
 def listing(headline: str, faults: list[str], remedy: str) -> str:
-    """One message of a headline, every fault on its own bullet, and what to do."""
+    """A message of a headline, a bullet for each fault, and what to do."""
     return "\n".join([headline, *(f"* {fault}" for fault in faults), remedy])

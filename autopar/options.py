@@ -53,7 +53,7 @@ def shown(value: object) -> str:
 
 
 def refused(option: str, given: object, accepted: str) -> str:
-    """What to say of an option that cannot be used."""
+    """The message for an option that cannot be used."""
     return f"{option} is {shown(given)}; it takes {accepted}"
 
 
@@ -251,7 +251,7 @@ def plan_of(given: object) -> Plan | None:
 
 
 def a_plan(given: object) -> Plan:
-    """What must be a plan; raises ArgumentError."""
+    """Checks that the value is a plan; raises ArgumentError."""
     if not isinstance(given, Plan):
         accepted = "a Plan, as autopar.load('plan.json') or step.plan gives"
         raise ArgumentError(refused("plan", given, accepted))
@@ -295,7 +295,7 @@ def schedule_of(given: object) -> str | None:
 
 
 def remat_of(given: object) -> bool:
-    """Whether recomputing may be weighed; raises ArgumentError for anything but "auto", False."""
+    """True if recomputing may be weighed; raises ArgumentError for anything but "auto", False."""
     if given is False or (isinstance(given, str) and given == "auto"):
         return given == "auto"
     raise ArgumentError(refused("remat", given, "'auto' or False, as in remat=False"))

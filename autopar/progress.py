@@ -21,7 +21,7 @@ _CLEARED = "\r\x1b[2K"  # the line of a terminal
 
 @dataclass
 class Progress:
-    """What is done for a step: each thing is an INFO record, and a line that the next replaces."""
+    """The progress of planning and compiling: INFO records, and a line that the next replaces."""
 
     step: str
     has_line: bool
@@ -36,7 +36,7 @@ class Progress:
 
     @property
     def watcher(self) -> Watcher:
-        """What to hand to the planner."""
+        """The watcher to hand to the planner."""
         return Watcher(after=self._after)
 
     def _after(self, slot: str, given: object, made: object, seconds: float) -> None:

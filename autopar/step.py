@@ -20,7 +20,7 @@ from autopar.frontend.trace.arguments import dynamic_arguments
 from autopar.frontend.trace.step import unplaced, wants_plain_steps
 from autopar.gc_pause import paused_collection
 from autopar.ir.mesh import MeshShape
-from autopar.ir.plan import Plan
+from autopar.ir.plan import Plan, Prediction
 from autopar.ir.text_file import TRACE, check_output, write_text
 from autopar.ir.verification import Verification
 from autopar.options import (
@@ -38,7 +38,7 @@ from autopar.planner.planned_stages import PlannedStages, stages_before
 from autopar.planner.request import Request
 from autopar.planner.source import Source
 from autopar.progress import progress
-from autopar.report.html.card import html_summary
+from autopar.report.html.page import html_summary
 from autopar.runtime.bind import BoundMesh, bind_mesh
 from autopar.runtime.constrained import (
     check_surroundings,
@@ -46,25 +46,28 @@ from autopar.runtime.constrained import (
     layout_of,
     spread_layout,
 )
-from autopar.runtime.deleted import check_closed_over, deleted, deleted_arguments
-from autopar.runtime.executor import Executor
-from autopar.runtime.pipeline import PipelineExecutor, PipelineOptions
-from autopar.runtime.state import create_on_submeshes, create_planned, create_spread
+from autopar.runtime.deleted import deleted, deleted_arguments
+from autopar.runtime.executor import Executor, Options
+from autopar.runtime.state import init
 from autopar.runtime.timeline import Timeline, chrome_trace
 from autopar.schedule.simulate import Simulation
+from autopar.verifying.programs import plain_trace, program_of
 from autopar.verifying.shrink import Called
 from autopar.verifying.verify import Inquiry, level_named, verify_planned
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A step of stage programs as it was measured, and as the plan had it."""
+    """A step as it was measured, and as the plan had it: of one program there is no schedule."""
 
     measured: Timeline
-    predicted: Simulation
+    predicted: Simulation | Prediction
 
     def __str__(self) -> str:
-        return f"{self.measured}\n{self.predicted}"
+        predicted = self.predicted
+        if isinstance(predicted, Prediction):
+            return f"{self.measured}\npredicted  makespan {predicted.seconds:.6g} s"
+        return f"{self.measured}\n{predicted}"
 
 
 @dataclass(frozen=True)
@@ -72,12 +75,12 @@ class _Running:
     """A plan and what runs it."""
 
     planned: Planned | PlannedStages
-    executor: Executor | PipelineExecutor
+    executor: Executor
 
     @property
     def traced(self) -> TracedStep:
         """The whole step as the user wrote it."""
-        return _traced(self.planned)
+        return plain_trace(self.planned)
 
 
 class ParallelStep:
@@ -128,7 +131,6 @@ class ParallelStep:
                 traced = running.traced if running is not None else None
                 raise deleted_arguments(call.spec, arguments, traced, self._donate)
             running = running or self._run(call)
-            check_closed_over(running.executor.closed_over, running.traced)
             self._latest = running.planned
             if self._trace_path is not None:
                 return call.rebuild(self._recorded(running, call.leaves))
@@ -147,13 +149,9 @@ class ParallelStep:
         return call.rebuild(step(*call.args, **call.kwargs))
 
     def _with_constraints(self, call: Call) -> Any:
-        planned = self._planned_for(call)
-        plan = planned.plan
-        if isinstance(planned, Planned):
-            mesh, listed = self._bound(plan), planned.program
-            given = layout_of(listed.input_shardings, mesh)
-            made = layout_of(listed.output_shardings, mesh)
-        elif len(meshes := _submeshes(plan)) == 1:
+        plan = self._planned_for(call).plan
+        meshes = self._meshes(plan)
+        if len(meshes) == 1:
             given = layout_of([a.sharding for a in plan.arguments], meshes[0])
             made = layout_of([o.sharding for o in plan.outputs], meshes[0])
         else:  # one program knows no submeshes
@@ -161,7 +159,7 @@ class ParallelStep:
         return constrained_step(call.spec, call.args, given, made)
 
     def trace(self, path: str | Path) -> None:
-        """Measure the next step of stage programs and write its spans to `path`.
+        """Measure the next step and write the spans of its programs to `path`.
 
         The file has Chrome's trace form (chrome://tracing, Perfetto); `recording` then holds the
         measured grid beside the predicted one. Raises InputError where it cannot be written.
@@ -178,14 +176,12 @@ class ParallelStep:
 
     def _recorded(self, running: _Running, leaves: Sequence[Any]) -> Any:
         path, self._trace_path = self._trace_path, None
-        executor, planned = running.executor, running.planned
-        if isinstance(executor, Executor) or not isinstance(planned, PlannedStages):
-            raise PlanError(
-                f"{self.__name__} is one program, which jax.profiler.trace measures; "
-                "trace() is for stages or microbatches"
-            )
-        result, measured = executor.run_traced(leaves)
-        self._recording = Recording(measured, planned.timing.simulation)
+        result, measured = running.executor.run_traced(leaves)
+        planned = running.planned
+        self._recording = Recording(
+            measured,
+            planned.plan.prediction if isinstance(planned, Planned) else planned.timing.simulation,
+        )
         write_text(json.dumps(chrome_trace(measured)), path or Path("trace.json"))
         return result
 
@@ -197,17 +193,10 @@ class ParallelStep:
         """
         created, closed = pure_creation(step_of(create_state, "create_state"))
         with self._turn:
-            return closed(self._created(created, args, kwargs))
-
-    def _created(
-        self, create_state: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
-        plan = self._latest.plan if self._latest is not None else self._given
-        if plan is None:
-            return create_spread(create_state, args, kwargs, self._flat())
-        if plan.pipeline is None:
-            return create_planned(create_state, args, kwargs, plan, self._bound(plan))
-        return create_on_submeshes(create_state, args, kwargs, plan.arguments, _submeshes(plan))
+            plan = self._latest.plan if self._latest is not None else self._given
+            planned = plan.arguments if plan is not None else None
+            meshes = self._meshes(plan) if plan is not None else (self._flat(),)
+            return closed(init(created, args, kwargs, planned, meshes))
 
     def _flat(self) -> BoundMesh:
         """All devices in a row."""
@@ -221,7 +210,9 @@ class ParallelStep:
         Of stage programs a mapping: the name of each part, such as "F0", to its compiled object.
         """
         with self._turn:
-            return self._run(read_call(self._spec, args, kwargs)).executor.compile()
+            executor = self._run(read_call(self._spec, args, kwargs)).executor
+        programs = executor.compiled
+        return next(iter(programs.values())) if executor.program.is_one_part else dict(programs)
 
     # -- planning --------------------------------------------------------------------------
 
@@ -335,36 +326,21 @@ class ParallelStep:
             planned = self._planned_for(call)
             with progress(self.__name__, "compiling"):
                 executor = self._compiled(planned)
-                executor.compile()
             self._running[call.signature] = _Running(planned, executor)
         return self._running[call.signature]
 
-    def _compiled(self, planned: Planned | PlannedStages) -> Executor | PipelineExecutor:
-        traced = _traced(planned)
-        first = len(traced.input_paths) - len(traced.constants)
-        held = zip(traced.input_paths[first:], traced.constants, strict=True)
-        check_closed_over(list(held), traced)
-        if isinstance(planned, Planned):
-            mesh = self._bound(planned.plan)
-            return Executor(planned.traced, planned.program, mesh, self._donate)
-        staged = planned.staged
-        options = PipelineOptions(donate=self._donate)
-        return PipelineExecutor(
-            staged.sliced.trace, staged.program, _submeshes(planned.plan), options
-        )
+    def _compiled(self, planned: Planned | PlannedStages) -> Executor:
+        trace, program = program_of(planned)
+        return Executor(trace, program, self._meshes(planned.plan), Options(donate=self._donate))
+
+    def _meshes(self, plan: Plan) -> tuple[BoundMesh, ...]:
+        """The meshes of a plan's submeshes on their devices."""
+        if plan.pipeline is None:
+            return (self._bound(plan),)
+        return tuple(bind_mesh(s.mesh, s.devices) for s in plan.pipeline.submeshes)
 
     def _bound(self, plan: Plan) -> BoundMesh:
         own = self._request.order if plan.mesh == self._request.mesh else None
         if own is None:
             own = device_order(planned_cluster(plan), plan.mesh)
         return bind_mesh(plan.mesh, own)
-
-
-def _traced(planned: Planned | PlannedStages) -> TracedStep:
-    return planned.plain.traced if isinstance(planned, Planned) else planned.source.traced
-
-
-def _submeshes(plan: Plan) -> tuple[BoundMesh, ...]:
-    """The meshes of a plan's submeshes on their devices."""
-    pipeline = plan.pipeline
-    return tuple(bind_mesh(s.mesh, s.devices) for s in pipeline.submeshes) if pipeline else ()

@@ -21,7 +21,7 @@ import numpy as np
 import autopar
 from autopar.planner.planned_stages import PlannedStages
 from autopar.runtime.bind import bind_mesh
-from autopar.runtime.pipeline import PipelineExecutor
+from autopar.runtime.executor import Executor
 from autopar.runtime.timeline import Timeline
 from autopar.schedule.grid import Grid
 from autopar.schedule.simulate import StageTimes, simulate
@@ -72,13 +72,13 @@ def timed(run: Callable[[Any, Any], Any], state: Any, batch: Any) -> tuple[Timin
     return Timing(*map(statistics.median, zip(*taken, strict=True))), state
 
 
-def executor(planned: PlannedStages) -> PipelineExecutor:
+def executor(planned: PlannedStages) -> Executor:
     """The stage programs of a plan on this process's devices."""
     assert planned.plan.pipeline is not None
     submeshes = planned.plan.pipeline.submeshes
     meshes = [bind_mesh(s.mesh, s.devices) for s in submeshes]
     staged = planned.staged
-    return PipelineExecutor(staged.sliced.trace, staged.program, meshes)
+    return Executor(staged.sliced.trace, staged.program, meshes)
 
 
 def compared(width: int, stages: int, schedule: str) -> dict[str, Any]:

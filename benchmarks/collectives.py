@@ -25,7 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from autopar.cluster import Cluster, device_order
 from autopar.cluster.target import Target
 from autopar.cost import COLLECTIVE_KINDS, Prices
-from autopar.cost.timeline import read_timeline
+from autopar.hlo.clock import read_timeline
 from autopar.ir.mesh import MeshShape
 from autopar.runtime.aot import child
 from autopar.runtime.aot.devices import devices_of

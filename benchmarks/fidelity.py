@@ -22,11 +22,9 @@ from jax.sharding import PartitionSpec
 
 import autopar
 from autopar.api import Planned
-from autopar.cluster import device_order
-from autopar.cluster.target import Target
 from autopar.errors import AutoparError
 from autopar.ir.compiled import Compiled
-from autopar.runtime.aot.job import job_of_step
+from autopar.verifying.programs import program_of, whole_job
 from benchmarks import models
 from benchmarks.ahead import compiled_once
 
@@ -115,10 +113,7 @@ class Bench:
 
     def compiled(self, planned: Planned) -> tuple[str, Compiled]:
         """The compiler's figures, from the cache where the very program was compiled before."""
-        mesh = planned.plan.mesh
-        target, order = Target.of(self._cluster), device_order(self._cluster, mesh)
-        job = job_of_step(planned.traced, planned.program, mesh, order, target)
-        return compiled_once(job, self._cache)
+        return compiled_once(whole_job(*program_of(planned), self._cluster), self._cache)
 
 
 def compared(planned: Planned, compiled: Compiled) -> dict[str, Any]:

@@ -18,12 +18,12 @@ from typing import Any
 import jax
 
 import autopar
-from autopar.api import Planned
 from autopar.cluster.target import Target
 from autopar.errors import AutoparError
 from autopar.runtime.aot.devices import devices_of as ahead_devices
 from autopar.runtime.bind import bind_mesh
-from autopar.runtime.executor import Executor
+from autopar.runtime.interface import Interface
+from autopar.verifying.programs import program_of
 from benchmarks import models
 
 DEVICES = 8
@@ -132,9 +132,11 @@ def measured(case: Case, devices: Sequence[Any]) -> dict[str, Any]:
         function, cluster=case.cluster, mesh=case.mesh, method=case.method
     )
     planned = step.planned(*args)
-    assert isinstance(planned, Planned)  # one program, as nothing else is asked for
     mesh = bind_mesh(planned.plan.mesh, range(DEVICES), devices)
-    memory = Executor(planned.traced, planned.program, mesh, True).compile().memory_analysis()
+    platform = str(mesh.devices.flat[0].platform)
+    (source,) = Interface(*program_of(planned), (planned.plan.mesh,)).sources(platform, True)
+    lowered = source.jitted(mesh).lower(*(kind.on(mesh) for kind in source.given))
+    memory = lowered.compile().memory_analysis()
     compiled = (
         memory.argument_size_in_bytes
         + memory.temp_size_in_bytes

@@ -23,7 +23,6 @@ from rich.console import Console
 from rich.table import Table
 
 import autopar
-from autopar.api import Planned
 from autopar.cluster import Cluster, device_order
 from autopar.cluster.target import Target
 from autopar.cost.prices import Prices
@@ -31,7 +30,8 @@ from autopar.errors import AutoparError, InfeasibleError
 from autopar.ir.compiled import Compiled
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Prediction
-from autopar.runtime.aot.job import Job, abstract_mesh, job_of_jitted, job_of_step
+from autopar.runtime.aot.job import Job, abstract_mesh, job_of_jitted
+from autopar.verifying.programs import program_of, whole_job
 from benchmarks.ahead import compiled_once, program_key
 from benchmarks.hand.layout import Layout, hand_step
 from benchmarks.zoo.cases import CASES, Case
@@ -164,10 +164,8 @@ def _planned(
         return Trial(name, _sizes(mesh), None, limit, failed="does not fit")
     except AutoparError as error:
         return Trial(name, _sizes(mesh), None, limit, failed=str(error).splitlines()[0])
-    assert isinstance(planned, Planned)  # one program, as nothing else is asked for
     shape = planned.plan.mesh
-    order, target = device_order(site.cluster, shape), Target.of(site.cluster)
-    job = job_of_step(planned.traced, planned.program, shape, order, target)
+    job = whole_job(*program_of(planned), site.cluster)
     return _tried(Trial(name, _sizes(shape.sizes), None, limit, planned.plan.prediction), site, job)
 
 

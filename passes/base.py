@@ -1,4 +1,4 @@
-"""What a pass is, what every pass is given, and how a pass is watched."""
+"""The contract of a pass: what it is, what it is given, and how it is watched."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _none() -> Mapping[str, int]:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a pass may know beside its input: the cluster, the mesh, the limits, the pins.
+    """The givens of a pass beside its input: the cluster, the mesh, the limits, the pins.
 
     `memory_bytes` is the budget of one device. `pins` are (path pattern, dims) pairs, dims
     being tuples of axis names for each tensor dim. The clock is handed in so that no pass
@@ -58,7 +58,7 @@ class Setting:
     partial_sums: bool = True
 
     def watched(self, name: str, given: object, run: Callable[[], Out]) -> Out:
-        """What `run` gives; the watchers are told how long it took."""
+        """Runs `run` and tells the watchers how long it took."""
         start = self.clock()
         out = run()
         for watcher in self.watchers:

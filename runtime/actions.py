@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from autopar.ir.program import Free, Instruction, Program, Run, Send, Start
 from autopar.runtime.arrays import ArrayType
 from autopar.runtime.feeds import Registers
-from autopar.runtime.parts import neutral
+from autopar.runtime.parts import PartSource, neutral
 from autopar.runtime.registers import RegisterTypes
 from autopar.runtime.send import AbstractTransport, Carrier, End
 from autopar.runtime.window import Admit, window
@@ -28,6 +28,7 @@ class Binding:
 
     program: Program
     compiled: Sequence[Any]
+    sources: Sequence[PartSource]
     meshes: Sequence[Mesh]
     transport: AbstractTransport
     limit: int  # of programs under way on a submesh; 0 for none
@@ -45,7 +46,10 @@ class Binding:
     ) -> Action:
         if isinstance(step, Run):
             submesh = self.program.submesh_of(step)
-            return _run(step, self.compiled[step.part], submesh, ends[submesh].admit)
+            compiled, admit = self.compiled[step.part], ends[submesh].admit
+            if self.sources[step.part].has_token:
+                return _run(step, compiled, submesh, admit)
+            return _run_alone(step, compiled, submesh)
         if isinstance(step, Send):
             carry = self.transport.carrier(types.ways[number], ends[step.source], ends[step.target])
             return _send(step, carry)
@@ -65,6 +69,19 @@ def _run(run: Run, compiled: Any, submesh: int, admit: Admit) -> Action:
             held[register] = array
         admit(token)
         return token
+
+    return act
+
+
+def _run_alone(run: Run, compiled: Any, submesh: int) -> Action:
+    """The run of a step's only program, which gives no token."""
+    read, write = _reader(run.inputs), _writer(run.outputs)
+
+    def act(registers: Registers) -> Any:
+        held = registers[submesh]
+        made = compiled(*read(held))
+        write(held, made)
+        return made[0] if made else None
 
     return act
 
@@ -110,6 +127,23 @@ def _free(free: Free) -> Action:
             held[register] = None
 
     return act
+
+
+def _writer(registers: Sequence[int]) -> Callable[[list[Any], Sequence[Any]], None]:
+    """Writes values to some registers, which mostly follow one another."""
+    first, stop = registers[0] if registers else 0, registers[-1] + 1 if registers else 0
+    if tuple(registers) == tuple(range(first, stop)):
+
+        def write(held: list[Any], values: Sequence[Any]) -> None:
+            held[first:stop] = values
+
+        return write
+
+    def scatter(held: list[Any], values: Sequence[Any]) -> None:
+        for register, value in zip(registers, values, strict=True):
+            held[register] = value
+
+    return scatter
 
 
 def _reader(registers: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:

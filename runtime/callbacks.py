@@ -97,7 +97,7 @@ def run_host_call(
 ) -> Sequence[Any]:
     """The call on this device's pieces, made by the first device along the idle axes."""
     used = {a for s in (*local.operands, *local.results) for dim in s.dims for a in dim}
-    idle = [a for a in local.mesh.names if a not in used]
+    idle = [a for a in local.mesh.names if a not in used and local.mesh.size((a,)) > 1]
     kinds = [
         jax.ShapeDtypeStruct(local.result_shape(i), aval.dtype)
         for i, aval in enumerate(equation.result_avals)

@@ -53,12 +53,14 @@ def compile_parts(
     start = time.perf_counter()
     places: dict[Hashable, dict[int, list[int]]] = {}
     for i, source in enumerate(sources):
-        places.setdefault(part_key(source), {}).setdefault(source.program.part.submesh, []).append(
-            i
-        )
+        key = part_key(source) if len(sources) > 1 else None
+        places.setdefault(key, {}).setdefault(source.program.part.submesh, []).append(i)
     alike = list(places.values())
-    with ThreadPoolExecutor(_THREADS) as pool:
-        made = list(pool.map(lambda uses: _copies(sources, meshes, uses), alike))
+    if len(alike) == 1:  # in this thread, whose settings of JAX the step may have been called under
+        made = [_copies(sources, meshes, alike[0])]
+    else:
+        with ThreadPoolExecutor(_THREADS) as pool:
+            made = list(pool.map(lambda uses: _copies(sources, meshes, uses), alike))
     programs = dict(_by_part(alike, made))
     compiled = sum(c.compiled for c in made)
     report = CompileReport(

@@ -18,7 +18,7 @@ from autopar.errors import ArgumentError
 from autopar.frontend.trace.arguments import StepSpec, join_static, split_static
 from autopar.ir.sharding import Sharding
 from autopar.runtime.bind import named_sharding, with_axis
-from autopar.runtime.state import storage_layout
+from autopar.runtime.state import even_layout
 
 Layout = Callable[[Sequence[Any]], Sequence[NamedSharding]]  # of leaves: how each is to lie
 
@@ -32,7 +32,7 @@ def layout_of(shardings: Sequence[Sharding], mesh: Mesh) -> Layout:
 
 def spread_layout(mesh: Mesh) -> Layout:
     """Each leaf cut up evenly over all devices, where it divides."""
-    return lambda leaves: storage_layout(list(leaves), with_axis(mesh))
+    return lambda leaves: even_layout(list(leaves), with_axis(mesh))
 
 
 def constrained_step(spec: StepSpec, args: Sequence[Any], given: Layout, made: Layout) -> Any:

@@ -1,128 +1,162 @@
-"""The compiled step on its mesh: places what it is given, runs, hands state back in place."""
+"""Runs a step: arguments go into registers, instructions run in order, results come out.
+
+    leaves --feeds-->  registers of mesh0   r0 r1 r2 ...    registers of mesh1   r0 r1 ...
+                         run F0 (r0, r1) -> r2   one compiled program of mesh0
+                         send r2 -> mesh1: r0    a transfer, which nobody waits for
+                         run F1 (r0, r1) -> r2   one compiled program of mesh1
+    results <--fetches-- registers
+
+A step of one program is the same walk with one run: nothing but that program runs on the devices.
+Everything is compiled, and every instruction bound to its program, before the first step. What is
+left of each is a call, as the host must stay ahead of all submeshes at once. Registers belong to a
+call: nothing of one that fails, or is interrupted, is seen by the next.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import jax
+from jax.sharding import Mesh
 
-from autopar.frontend.traced import TracedStep
-from autopar.ir.mesh import MeshShape
-from autopar.ir.sharding import Sharding
-from autopar.ir.spmd import SpmdProgram
-from autopar.runtime.aliases import Aliases, repeats
-from autopar.runtime.bind import mesh_shape, named_sharding, partition_spec
+from autopar.frontend.microbatch.part_trace import MicrobatchTrace
+from autopar.ir.program import Program
+from autopar.runtime.actions import Action, Binding
+from autopar.runtime.bind import mesh_shape, with_axis
 from autopar.runtime.callbacks import HostCalls
-from autopar.runtime.emit import local_function
-from autopar.runtime.place import Placer
+from autopar.runtime.compile import compile_parts
+from autopar.runtime.deleted import check_closed_over
+from autopar.runtime.feeds import Feeder, Registers
+from autopar.runtime.fetches import Fetcher
+from autopar.runtime.interface import Interface
+from autopar.runtime.later_calls import LaterCaller
+from autopar.runtime.observe import Observer
+from autopar.runtime.pieces import join_outputs
+from autopar.runtime.registers import register_types
+from autopar.runtime.send import AbstractTransport, LocalTransport
+from autopar.runtime.timeline import Timeline
+from autopar.runtime.watchdog import Watchdog
+from autopar.runtime.window import window_limit
+
+_Walked = TypeVar("_Walked")
+_LOCAL = LocalTransport()
+
+
+def _to_stderr(text: str) -> None:
+    sys.stderr.write(text)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of an executor.
+
+    `donate` lets a step consume its state. A step that makes no progress for `patience` seconds
+    is reported: what each submesh did last, and what it waits for. None never looks.
+    """
+
+    donate: bool = True
+    patience: float | None = None
+    report: Callable[[str], Any] = _to_stderr
+    transport: AbstractTransport = _LOCAL
 
 
 class Executor:
-    """One `jax.jit` over the whole mesh with in and out shardings; called on flat arguments.
+    """A compiled step, called on flat arguments; `meshes` has one for each submesh.
 
-    Within it every device runs its own listing under shard_map, so that the collectives are the
-    plan's and no partitioner may add to them.
+    `compiled` is the compiled program of each part, by its name. `closed_over` are the arrays that
+    every call is given though no argument brings them, each with its path.
     """
 
     def __init__(
-        self, traced: TracedStep, program: SpmdProgram, mesh: jax.sharding.Mesh, donate: bool
+        self,
+        trace: MicrobatchTrace,
+        program: Program,
+        meshes: Sequence[Mesh],
+        options: Options = Options(),
     ) -> None:
-        self._traced, self._mesh = traced, mesh
-        # One object for all that lie alike: whether state lies right is then seen at a glance.
-        named = {
-            s: named_sharding(s, mesh)
-            for s in (*program.input_shardings, *program.output_shardings)
-        }
-        self._in = tuple(named[s] for s in program.input_shardings)
-        self._out = tuple(named[s] for s in program.output_shardings)
-        self._constants = tuple(
-            jax.device_put(c, s)
-            for c, s in zip(traced.constants, self._in[self._argument_count :], strict=True)
+        self.program, self._traced = program, trace.whole
+        check_closed_over(trace.whole.closed_over, trace.whole)
+        if not program.is_one_part:
+            meshes = [with_axis(m) for m in meshes]
+        devices = meshes[0].devices.flat
+        platform = str(devices[0].platform)
+        self._interface = Interface(trace, program, tuple(map(mesh_shape, meshes)))
+        self._calls = HostCalls.of(trace.part.program)
+        self._later = LaterCaller(trace.calls, devices[0]) if trace.calls is not None else None
+
+        # 1. Compile the parts, once each register is known to hold what its readers are for.
+        sources = self._interface.sources(
+            platform, options.donate, self._calls, options.patience is not None
         )
-        self._calls = HostCalls.of(traced.program)
-        self._consumed = frozenset(traced.state_inputs if donate else ())
-        kinds = traced.program.input_avals[: self._argument_count]
-        aliases = Aliases(kinds, self._consumed, self._constants)
-        aliases.trust(self._out)
-        self._place = Placer(self._in[: self._argument_count], traced.state_inputs, aliases)
-        paths = traced.input_paths[self._argument_count :]
-        self._closed_over = list(zip(paths, self._constants, strict=True))
-        self._jitted = self._jit(program, donate)
-        self._compiled: Any = None
+        feeds = self._interface.feeds
+        types = register_types(program, sources, feeds, self._interface.meshes)
+        programs, self.compile_report = compile_parts(sources, meshes)
+        self.compiled = {s.name: p for s, p in zip(sources, programs, strict=True)}
 
-    @property
-    def _argument_count(self) -> int:
-        return len(self._in) - len(self._traced.constants)
+        # 2. Bind what fills the registers, what runs on them, and what empties them.
+        state = trace.part.state_inputs
+        consumed = state if options.donate else ()
+        constants = self._interface.constants
+        self._feeder = Feeder(feeds, meshes, state, constants, options.transport, consumed)
+        limit = window_limit(platform)
+        binding = Binding(program, programs, sources, meshes, options.transport, limit)
+        self._actions = binding.actions(types)
+        self._fetcher = Fetcher(self._interface.fetches(types), meshes)
 
-    @property
-    def _platform(self) -> str:
-        return str(self._mesh.devices.flat[0].platform)
-
-    def _jit(self, program: SpmdProgram, donate: bool) -> Any:
-        shape = mesh_shape(self._mesh)
-        mapped = mapped_step(self._traced, program, self._mesh, shape, self._platform, self._calls)
-        return jax.jit(
-            mapped,
-            in_shardings=self._in,
-            out_shardings=self._out,
-            donate_argnums=self._traced.state_inputs if donate else (),
+        paths = trace.part.input_paths
+        self.closed_over = [(paths[i], array) for i, array in self._feeder.constants]
+        self._has_run = False
+        self._watchdog = (
+            Watchdog(program, options.patience, options.report) if options.patience else None
         )
-
-    def input_sharding(self, index: int) -> jax.sharding.NamedSharding:
-        """How flat argument `index` must lie."""
-        return self._in[index]
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
-        """Run the step on flat arguments; the state among them is consumed."""
+        """Run the step on flat arguments; the state among them is consumed.
+
+        Raises ArgumentError where an array that the step closes over is deleted.
+        """
+        return self._step(leaves, self._walk if self._watchdog is None else self._watchdog.walk)[0]
+
+    def run_traced(self, leaves: Sequence[Any]) -> tuple[Any, Timeline]:
+        """Run the step and wait for it: its results, and when everything in it ran.
+
+        It starts when its arguments are in place, so that nothing else is measured with it.
+        """
+
+        def walk(actions: Sequence[Action], registers: Registers) -> Timeline:
+            jax.block_until_ready([a for held in registers for a in held])
+            return Observer(self.program).walk(actions, registers)
+
+        return self._step(leaves, walk)
+
+    def _step(
+        self, leaves: Sequence[Any], walk: Callable[[Sequence[Action], Registers], _Walked]
+    ) -> tuple[Any, _Walked]:
         self._calls.before()
-        placed = self._place(leaves, repeats(leaves, self._consumed))
-        flat = self.compile()(*placed, *self._constants)
-        self._calls.after(flat)
-        return jax.tree_util.tree_unflatten(self._traced.out_tree, flat)
+        check_closed_over(self.closed_over, self._traced)
+        registers: Registers = [[None] * count for count in self.program.register_counts]
+        try:
+            # 1. Feeds: every argument into the registers of the submeshes that read it.
+            self._feeder.fill(self._interface.inputs(leaves), registers)
+            # 2. Actions: one for each instruction, in the order of the program.
+            walked = walk(self._actions, registers)
+            # 3. Fetches: every result out of the register in which it ends.
+            outputs = self._fetcher.outputs(registers)
+        finally:
+            registers.clear()  # an exception's traceback would keep what they hold
+        if not self._has_run:
+            self._feeder.trust(outputs)  # every step's results lie by the same objects
+            self._has_run = True
+        self._calls.after(outputs)
+        results = join_outputs(outputs, self._interface.output_sizes)
+        tree = self._traced.out_tree  # of what the user is given; later calls read the rest
+        if self._later is not None:
+            self._later(results[tree.num_leaves :])
+        return jax.tree_util.tree_unflatten(tree, results[: tree.num_leaves]), walked
 
-    @property
-    def closed_over(self) -> list[tuple[str, Any]]:
-        """The closed-over arrays as every call is given them, each with its path."""
-        return self._closed_over
-
-    def compile(self) -> Any:
-        """The compiled object that runs, with `.as_text()` and `.memory_analysis()`."""
-        if self._compiled is None:
-            program = self._traced.program
-            shaped = [
-                jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=s)
-                for aval, s in zip(program.input_avals, self._in, strict=True)
-            ]
-            self._compiled = self._jitted.lower(*shaped).compile()
-        return self._compiled
-
-
-def mapped_step(
-    traced: TracedStep,
-    program: SpmdProgram,
-    mesh: Any,
-    shape: MeshShape,
-    platform: str,
-    calls: HostCalls | None = None,
-) -> Any:
-    """A planned step over a mesh, abstract or not: each device runs the listing on its pieces."""
-    mapped = jax.shard_map(
-        local_function(traced.program, program, shape, platform, calls),
-        mesh=mesh,
-        in_specs=tuple(partition_spec(s) for s in program.input_shardings),
-        out_specs=tuple(partition_spec(s) for s in program.output_shardings),
-        check_vma=False,
-    )
-    # jit's name is what profiles and HLO dumps show.
-    mapped.__name__ = traced.name
-    return mapped
-
-
-def storage_sharding(shape: Sequence[int], axes: Sequence[str], count: int) -> Sharding:
-    """Where to keep a leaf before there is a plan: its first largest dim that divides, cut up."""
-    able = [n if n % count == 0 and n > 0 else 0 for n in shape]
-    if not any(able):
-        return Sharding(((),) * len(shape))
-    best = able.index(max(able))
-    return Sharding(tuple(tuple(axes) if d == best else () for d in range(len(shape))))
+    def _walk(self, actions: Sequence[Action], registers: Registers) -> None:
+        for act in actions:
+            act(registers)

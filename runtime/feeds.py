@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -77,10 +78,15 @@ class Feeder:
         """Every register that a feed writes."""
         for submesh, register, array in self._held:
             registers[submesh][register] = array
-        carried = dict(b.carried(inputs) for b in self._bridges)
         again = repeats(inputs, self._consumed)
+        carried: dict[int, dict[int, Any]] = defaultdict(dict)
+        for bridge in self._bridges:
+            carried[bridge.submesh][bridge.input] = bridge.carried(inputs)
         for submesh, group in self._groups:
-            group.fill(_Seen(inputs, carried, submesh), registers[submesh], again)
+            seen = inputs
+            if submesh in carried:
+                seen = [carried[submesh].get(n, leaf) for n, leaf in enumerate(inputs)]
+            group.fill(seen, registers[submesh], again)
 
 
 def _by_submesh(
@@ -117,18 +123,6 @@ def _placed(
         yield from ((submesh, register, array) for register, array in written.items())
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """The inputs as one submesh sees them: some were brought to it by a bridge."""
-
-    inputs: Sequence[Any]
-    carried: Mapping[tuple[int, int], Any]
-    submesh: int
-
-    def __getitem__(self, number: int) -> Any:
-        return self.carried.get((self.submesh, number), self.inputs[number])
-
-
 class _Bridge:
     """Takes state that the last step left on one submesh to another that reads it too."""
 
@@ -136,7 +130,7 @@ class _Bridge:
         self, feed: FeedType, meshes: Sequence[Mesh], transport: AbstractTransport
     ) -> None:
         assert feed.home is not None
-        home, self._feed = feed.home, feed.feed
+        home, self.submesh, self.input = feed.home, feed.feed.submesh, feed.feed.input
         self._lies = home.kind.sharding(meshes[home.submesh])
         self._carry = transport.carrier(
             [Way(home.kind, feed.kind)],
@@ -144,11 +138,11 @@ class _Bridge:
             End(meshes[feed.feed.submesh]),
         )
 
-    def carried(self, inputs: Sequence[Any]) -> tuple[tuple[int, int], Any]:
-        """(submesh, input) and the leaf, there if it came from the last step."""
-        leaf, place = inputs[self._feed.input], (self._feed.submesh, self._feed.input)
+    def carried(self, inputs: Sequence[Any]) -> Any:
+        """The leaf, on the submesh if it came from the last step."""
+        leaf = inputs[self.input]
         lies = isinstance(leaf, jax.Array) and leaf.sharding == self._lies
-        return place, self._carry([leaf])[0] if lies else leaf
+        return self._carry([leaf])[0] if lies else leaf
 
 
 class _SubmeshFeeds:
@@ -174,6 +168,8 @@ class _SubmeshFeeds:
             self.aliases,
         )
         self._split = _splitter([_stack_of(f) for f in self._cut], mesh)
+        self._inputs = [f.feed.input for f in self._whole]
+        self._registers = [(i, r) for i, f in enumerate(self._whole) for r in f.feed.registers]
 
     def fill(
         self,
@@ -182,12 +178,11 @@ class _SubmeshFeeds:
         repeats: Mapping[int, bool] = MappingProxyType({}),
     ) -> None:
         """Place all leaves at once, then take those with rows apart."""
-        leaves = [inputs[f.feed.input] for f in self._whole]
+        leaves = [inputs[n] for n in self._inputs]
         leaves += [self._stacked(inputs[f.feed.input], f) for f in self._cut]
         placed = self._place(leaves, repeats)
-        for feed, array in zip(self._whole, placed, strict=False):
-            for register in feed.feed.registers:
-                registers[register] = array
+        for i, register in self._registers:
+            registers[register] = placed[i]
         slices = self._split(*placed[len(self._whole) :])
         for feed, parts in zip(self._cut, slices, strict=True):
             for register, part in zip(feed.feed.registers, parts, strict=True):

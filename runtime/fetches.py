@@ -28,7 +28,8 @@ class Fetcher:
     """The step's outputs in order; those with rows are put together by one program a submesh."""
 
     def __init__(self, fetches: Sequence[FetchType], meshes: Sequence[Mesh]) -> None:
-        self._once = [f.fetch for f in fetches if f.fetch.rows is None]
+        once = (f.fetch for f in fetches if f.fetch.rows is None)
+        self._once = [(f.output, f.submesh, f.registers[0]) for f in once]
         self._joins = [
             (s, joined, _joiner(joined, mesh))
             for s, mesh in enumerate(meshes)
@@ -39,8 +40,8 @@ class Fetcher:
     def outputs(self, registers: Registers) -> list[Any]:
         """Every output by its number."""
         found: list[Any] = [None] * self._count
-        for fetch in self._once:
-            found[fetch.output] = registers[fetch.submesh][fetch.registers[0]]
+        for output, submesh, register in self._once:
+            found[output] = registers[submesh][register]
         for submesh, fetches, join in self._joins:
             given = [[registers[submesh][r] for r in f.fetch.registers] for f in fetches]
             for joined, whole in zip(fetches, join(given), strict=True):

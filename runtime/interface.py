@@ -53,10 +53,8 @@ class Interface:
         return piece_sizes(self.trace.whole.output_pieces)
 
     def inputs(self, leaves: Sequence[Any]) -> list[Any]:
-        """The step's inputs from its flat arguments; None for those that no call gives."""
-        given = cut_leaves(leaves, self.input_sizes[: len(leaves)])
-        missing = len(self.trace.whole.program.inputs) - len(given)
-        return self.with_index([*given, *(None,) * missing])
+        """The step's inputs from its flat arguments; the closed-over arrays, the last, left out."""
+        return self.with_index(cut_leaves(leaves, self.input_sizes[: len(leaves)]))
 
     @cached_property
     def constants(self) -> dict[int, Any]:
@@ -77,11 +75,16 @@ class Interface:
     # -- parts -----------------------------------------------------------------------------
 
     def sources(
-        self, platform: str, donate_state: bool, calls: HostCalls | None = None
+        self,
+        platform: str,
+        donate_state: bool,
+        calls: HostCalls | None = None,
+        is_watched: bool = False,
     ) -> tuple[PartSource, ...]:
         """Each part with the equations that it runs; a hoist's are of the whole batch.
 
-        `calls` hear what the Python that parts call raises.
+        `calls` hear what the Python that parts call raises. Where a step `is_watched` its only
+        program gives a token, too.
         """
         kept, sums, calls = self._kept(donate_state), self._sums, calls or HostCalls()
         return tuple(
@@ -93,6 +96,7 @@ class Interface:
                 frozenset(kept[number]),
                 sums[number],
                 calls,
+                is_watched or part.part.kind is not PartKind.WHOLE,
             )
             for number, part in enumerate(self.program.parts)
         )

@@ -33,6 +33,7 @@ def part_key(source: PartSource) -> _Key:
         source.inputs,
         source.outputs,
         source.donated,
+        source.has_token,
         tuple(
             (a.combiner, a.dtype, i) for a, i in zip(part.accumulators, source.places, strict=True)
         ),
@@ -41,6 +42,14 @@ def part_key(source: PartSource) -> _Key:
         listing.input_shardings,
         listing.output_shardings,
     )
+
+
+def alike_parts(sources: Iterable[PartSource]) -> tuple[tuple[PartSource, ...], ...]:
+    """Parts that are one program together, in the order of the first of each."""
+    alike: dict[Hashable, list[PartSource]] = {}
+    for source in sources:
+        alike.setdefault(part_key(source), []).append(source)
+    return tuple(map(tuple, alike.values()))
 
 
 class _Numbers:

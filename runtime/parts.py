@@ -44,7 +44,8 @@ class PartSource:
 
     `kept` are inputs that must outlive it, whatever the program says of them. `sums` are inputs
     that come as they were summed over microbatches, each with the dtype that it was summed in: the
-    program rounds them first. `calls` hear what the Python that it calls raises.
+    program rounds them first. `calls` hear what the Python that it calls raises. One that
+    `has_token` gives back a last scalar that is ready when it has run, and that nobody donates.
     """
 
     flat: FlatProgram
@@ -54,6 +55,7 @@ class PartSource:
     kept: frozenset[int] = frozenset()
     sums: Mapping[int, str] = field(default_factory=dict[int, str])
     calls: HostCalls = field(default_factory=HostCalls, compare=False)
+    has_token: bool = True
 
     @property
     def name(self) -> str:
@@ -116,11 +118,12 @@ class PartSource:
     def lower(self, bound: Mesh) -> Any:
         """The program, traced but not compiled: for any devices of the mesh's shape.
 
-        One that needs devices is for those of the bound mesh alone. The program maps inputs and
-        accumulators to outputs, accumulators and a token: a scalar that is ready when the program
-        has run, and that nobody donates.
+        One that needs devices is for those of the bound mesh alone, and so is one on a mesh without
+        axes, which JAX would take for none if it had no devices either. The program maps inputs and
+        accumulators to outputs, accumulators and its token.
         """
-        mesh = bound if self.needs_devices else abstract_mesh(self.mesh)
+        is_bound = self.needs_devices or not self.mesh.names
+        mesh = bound if is_bound else abstract_mesh(self.mesh)
         return lowered(self.jitted(mesh), [t.on(mesh) for t in self.given], self.platform)
 
     @property
@@ -131,7 +134,7 @@ class PartSource:
     def jitted(self, mesh: Any) -> Any:
         """The program as a jitted function of arrays on a mesh, which may be an abstract one."""
         given = self.given
-        made = (*self.outputs, *self.accumulators, _TOKEN)
+        made = (*self.outputs, *self.accumulators, *(_TOKEN,) * self.has_token)
         mapped = jax.shard_map(
             self._local(),
             mesh=mesh,
@@ -151,11 +154,11 @@ class PartSource:
         listing, accumulators = self.program.listing, self.program.part.accumulators
         step = local_function(self.flat, listing, self.mesh, self.platform, self.calls)
 
-        def run(*given: Any) -> tuple[Any, ...]:
-            pieces, held = given[: len(self.inputs)], given[len(self.inputs) :]
+        def run(*pieces: Any) -> tuple[Any, ...]:
+            given, held = pieces[: len(self.inputs)], pieces[len(self.inputs) :]
             rounded = (
                 p.astype(self.flat.input_avals[i].dtype) if i in self.sums else p
-                for i, p in enumerate(pieces)
+                for i, p in enumerate(given)
             )
             made = step(*map(_unstacked, rounded, listing.input_shardings))
             lying = tuple(map(_stacked, made, listing.output_shardings))
@@ -164,7 +167,8 @@ class PartSource:
                 combined(a.combiner, h, lying[i])
                 for a, h, i in zip(accumulators, held, self.places, strict=True)
             )
-            return (*plain, *sums, jnp.zeros((), bool))
+            token = (jnp.zeros((), bool),) if self.has_token else ()
+            return (*plain, *sums, *token)
 
         return run
 

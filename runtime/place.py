@@ -28,7 +28,7 @@ class Placer:
     def __init__(
         self, shardings: Shardings, state: Collection[int], aliases: Aliases | None = None
     ) -> None:
-        self._shardings, self._state = tuple(shardings), frozenset(state)
+        self._shardings, self._state = list(shardings), frozenset(state)
         self._aliases = aliases or Aliases((), ())
         self._aliases.trust(self._shardings)
 
@@ -41,9 +41,12 @@ class Placer:
             sharding = getattr(leaf, "sharding", None)
             if sharding is wanted:
                 continue
+            is_own = isinstance(leaf, jax.Array) and self._aliases.trusts(sharding)
             if not _lies(leaf, wanted):
                 off.append(i)
-            if isinstance(leaf, jax.Array) and not self._aliases.trusts(sharding):
+            elif is_own:
+                self._shardings[i] = leaf.sharding  # equal: from now on it is seen at a glance
+            if isinstance(leaf, jax.Array) and not is_own:
                 foreign.append(i)
         if off:
             self._move(placed, off)

@@ -1,4 +1,12 @@
-"""Makes state where it will live, so that no leaf is ever whole on one device."""
+"""Makes state where it will live, so that no leaf is ever whole on one device.
+
+Each submesh runs all of the user's function and is asked for its own leaves only, so that the
+compiler need not compute the rest; random bits are those of the whole.
+
+    create(key) = {w: [8, 4], v: [8]}     plan: w[0:4], w[4:8] and v
+        mesh0 runs create, returns w[0:4]       \\
+        mesh1 runs create, returns w[4:8], v    /   {w: StackedPieces, v: array of mesh1}
+"""
 
 from __future__ import annotations
 
@@ -6,103 +14,83 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
+from jax.sharding import Mesh, NamedSharding
 
 from autopar.errors import PlanMismatchError
-from autopar.ir.plan import Argument, Plan
+from autopar.ir.plan import Argument
 from autopar.ir.sharding import Sharding
 from autopar.ir.values import Role
 from autopar.runtime.bind import named_sharding
-from autopar.runtime.executor import storage_sharding
 from autopar.runtime.pieces import StackedPieces
-
-_Key = tuple[tuple[int, ...], ...]
-
 
 # Rows of a leaf that stages share, as paths of a plan's arguments have them: "params/w[0:4]".
 _ROWS = re.compile(r"\[(\d+):(\d+)\]$")
 
 
 @dataclass(frozen=True)
-class _Leaf:
-    """A leaf of the state, of which a plan may keep the rows on several submeshes."""
+class _Piece:
+    """A leaf of the state, or some rows of it, on the submesh that keeps it."""
 
-    path: str
-    shape: tuple[int, ...]
-    pieces: tuple[Argument, ...]
-
-
-_Planned = TypeVar("_Planned", Argument, _Leaf)
+    submesh: int
+    sharding: Sharding
+    rows: slice | None = None
 
 
-def create_planned(
+_Pieces = tuple[_Piece, ...]  # of a leaf, in the order of its rows
+
+
+def init(
     create: Callable[..., Any],
     args: Sequence[Any],
     kwargs: dict[str, Any],
-    plan: Plan,
-    mesh: jax.sharding.Mesh,
-) -> Any:
-    """The state that `create` makes, each leaf born as the plan wants it."""
-    abstract = jax.eval_shape(create, *args, **kwargs)
-    layout = planned_layout(abstract, plan, mesh)
-    return jax.jit(create, out_shardings=layout)(*args, **kwargs)
-
-
-def create_on_submeshes(
-    create: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    planned: Sequence[Argument],
-    meshes: Sequence[jax.sharding.Mesh],
+    planned: Sequence[Argument] | None,
+    meshes: Sequence[Mesh],
 ) -> Any:
     """The state that `create` makes, each leaf or piece of one born on the submesh that keeps it.
 
-    `planned` are the plan's arguments. Every submesh runs all of `create` and is asked for its own
-    leaves only, so that the rest need not be computed; random bits are those of the whole. Raises
-    PlanMismatchError where the plan has no such state.
+    `planned` are the plan's arguments; before there is a plan every leaf is cut up evenly over the
+    one mesh. Raises PlanMismatchError where the plan has no such state.
     """
-    abstract, tree = jax.tree_util.tree_flatten(jax.eval_shape(create, *args, **kwargs))
-    found = _matched(abstract, list(_whole_leaves(planned)))
-    born: dict[tuple[int, str], Any] = {}
+    leaves, tree = jax.tree_util.tree_flatten(jax.eval_shape(create, *args, **kwargs))
+    if planned is None:
+        axes, count = meshes[0].axis_names, meshes[0].devices.size
+        pieces = (_Piece(0, even_sharding(leaf, axes, count)) for leaf in leaves)
+        found: list[_Pieces] = [(piece,) for piece in pieces]
+    else:
+        found = _matched(leaves, planned)
+    born: dict[tuple[int, int], Any] = {}
     for submesh, mesh in enumerate(meshes):
         own = {
-            (i, piece.path): piece
-            for i, leaf in enumerate(found)
-            for piece in leaf.pieces
+            (i, k): piece
+            for i, pieces in enumerate(found)
+            for k, piece in enumerate(pieces)
             if piece.submesh == submesh
         }
         if own:
             born.update(_born(create, args, kwargs, own, mesh))
-    leaves = [tuple(born[i, p.path] for p in leaf.pieces) for i, leaf in enumerate(found)]
-    whole = [StackedPieces(p) if len(p) > 1 else next(iter(p)) for p in leaves]
+    made = [tuple(born[i, k] for k in range(len(pieces))) for i, pieces in enumerate(found)]
+    whole = [StackedPieces(own) if len(own) > 1 else own[0] for own in made]
     return jax.tree_util.tree_unflatten(tree, whole)
-
-
-def _whole_leaves(planned: Sequence[Argument]) -> Iterator[_Leaf]:
-    """The leaves of the state, their pieces together."""
-    state = [a for a in planned if a.role == Role.STATE.value]
-    for path, own in groupby(state, lambda a: _ROWS.sub("", a.path)):
-        pieces = tuple(own)
-        shape = pieces[0].shape
-        if len(pieces) > 1:
-            shape = (sum(p.shape[0] for p in pieces), *shape[1:])
-        yield _Leaf(path, shape, pieces)
 
 
 def _born(
     create: Callable[..., Any],
     args: Sequence[Any],
     kwargs: dict[str, Any],
-    own: dict[tuple[int, str], Argument],
-    mesh: jax.sharding.Mesh,
-) -> dict[tuple[int, str], Any]:
-    """What one submesh keeps, by leaf and path."""
+    own: dict[tuple[int, int], _Piece],
+    mesh: Mesh,
+) -> dict[tuple[int, int], Any]:
+    """The pieces that one submesh keeps, by leaf and number."""
 
     def part(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
         leaves = jax.tree_util.tree_leaves(create(*args, **kwargs))
-        return [_rows(leaves[i], path) for i, path in own]
+        return [
+            leaves[i] if piece.rows is None else leaves[i][piece.rows]
+            for (i, _), piece in own.items()
+        ]
 
     whole = named_sharding(Sharding(()), mesh)
     there = jax.tree_util.tree_map(
@@ -112,66 +100,74 @@ def _born(
     return dict(zip(own, jax.jit(part, out_shardings=layout)(*there), strict=True))
 
 
-def _rows(leaf: Any, path: str) -> Any:
-    rows = _ROWS.search(path)
-    return leaf if rows is None else leaf[int(rows[1]) : int(rows[2])]
+# -- before there is a plan --------------------------------------------------------------------
 
 
-def create_spread(
-    create: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], mesh: jax.sharding.Mesh
-) -> Any:
-    """The state that `create` makes before there is a plan, cut up evenly over all devices."""
-    abstract = jax.eval_shape(create, *args, **kwargs)
-    return jax.jit(create, out_shardings=storage_layout(abstract, mesh))(*args, **kwargs)
-
-
-def storage_layout(abstract: Any, mesh: jax.sharding.Mesh) -> Any:
+def even_layout(abstract: Any, mesh: Mesh) -> Any:
     """A sharding for each leaf that cuts it evenly over all devices, where it divides."""
-    count = mesh.devices.size
+    names, count = mesh.axis_names, mesh.devices.size
 
-    def layout(leaf: Any) -> jax.sharding.NamedSharding:
-        shape = () if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended) else leaf.shape
-        sharding = storage_sharding(shape, mesh.axis_names, count)
-        return named_sharding(sharding, mesh)
+    def layout(leaf: Any) -> NamedSharding:
+        return named_sharding(even_sharding(leaf, names, count), mesh)
 
     return jax.tree_util.tree_map(layout, abstract)
 
 
-def planned_layout(abstract: Any, plan: Plan, mesh: jax.sharding.Mesh) -> Any:
-    """The plan's sharding for each leaf of the state.
-
-    The state is the argument, or the arguments in order, whose leaves have these shapes. Raises
-    PlanMismatchError where the plan has no such state.
-    """
-    leaves, tree = jax.tree_util.tree_flatten(abstract)
-    found = _matched(leaves, [a for a in plan.arguments if a.role == Role.STATE.value])
-    return jax.tree_util.tree_unflatten(tree, [named_sharding(a.sharding, mesh) for a in found])
-
-
-def _matched(leaves: Sequence[Any], state: Sequence[_Planned]) -> Sequence[_Planned]:
-    """The run of the plan's state that has the shapes of these leaves."""
-    shapes = tuple(tuple(leaf.shape) for leaf in leaves)
-    found = _matching(shapes, state)
-    if found is None:
-        raise PlanMismatchError(
-            f"the state has {len(shapes)} arrays, and the plan keeps {len(state)}, of other "
-            f"shapes: {_first_difference(shapes, state)}. Plan for this state, or create the "
-            "state that the plan is for."
-        )
-    return found
+def even_sharding(leaf: Any, axes: Sequence[str], count: int) -> Sharding:
+    """The first largest dim that `count` divides, cut up over all axes; of keys none is."""
+    shape = () if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended) else leaf.shape
+    able = [n if n % count == 0 and n > 0 else 0 for n in shape]
+    if not any(able):
+        return Sharding(((),) * len(shape))
+    best = able.index(max(able))
+    return Sharding(tuple(tuple(axes) if d == best else () for d in range(len(shape))))
 
 
-def _matching(shapes: _Key, state: Sequence[_Planned]) -> Sequence[_Planned] | None:
-    """The run of consecutive state leaves with these shapes."""
+# -- as a plan has it --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """A leaf of a plan's state, of which the plan may keep the rows on several submeshes."""
+
+    path: str
+    shape: tuple[int, ...]
+    pieces: _Pieces
+
+
+def _matched(leaves: Sequence[Any], planned: Sequence[Argument]) -> list[_Pieces]:
+    """The pieces of consecutive leaves of the plan's state that have the shapes of these."""
+    state = list(_state(planned))
+    shapes = [tuple(leaf.shape) for leaf in leaves]
     for start in range(len(state) - len(shapes) + 1):
         run = state[start : start + len(shapes)]
-        if tuple(a.shape for a in run) == shapes:
-            return run
-    return None
+        if [leaf.shape for leaf in run] == shapes:
+            return [leaf.pieces for leaf in run]
+    pairs = zip(shapes, state, strict=False)
+    differing = (
+        f"{leaf.path} is {list(leaf.shape)} in the plan and {list(shape)} here"
+        for shape, leaf in pairs
+        if shape != leaf.shape
+    )
+    raise PlanMismatchError(
+        f"the state has {len(shapes)} arrays, and the plan keeps {len(state)}, of other "
+        f"shapes: {next(differing, 'one has more arrays than the other')}. Plan for this state, or "
+        "create the state that the plan is for."
+    )
 
 
-def _first_difference(shapes: _Key, state: Sequence[_Planned]) -> str:
-    for shape, planned in zip(shapes, state, strict=False):
-        if shape != planned.shape:
-            return f"{planned.path} is {list(planned.shape)} in the plan and {list(shape)} here"
-    return "one has more arrays than the other"
+def _state(planned: Sequence[Argument]) -> Iterator[_Leaf]:
+    """The leaves of a plan's state, their pieces together."""
+    arguments = [a for a in planned if a.role == Role.STATE.value]
+    for path, group in groupby(arguments, lambda a: _ROWS.sub("", a.path)):
+        own = list(group)
+        shape = own[0].shape
+        if len(own) > 1:
+            shape = (sum(a.shape[0] for a in own), *shape[1:])
+        pieces = tuple(_Piece(a.submesh, a.sharding, _rows(a.path)) for a in own)
+        yield _Leaf(path, shape, pieces)
+
+
+def _rows(path: str) -> slice | None:
+    rows = _ROWS.search(path)
+    return None if rows is None else slice(int(rows[1]), int(rows[2]))

@@ -23,7 +23,7 @@ _PEAK = "peak_flops."
 
 
 def chip_seconds(chip: Chip, experiment: Experiment) -> float:
-    """What an experiment on one device is predicted to take."""
+    """Predicted seconds of an experiment on one device."""
     if experiment.kind == "matmul":
         m, k, n = experiment.shape
         nbytes = item_bytes(experiment.dtype) * (m * k + k * n + m * n)

@@ -22,7 +22,7 @@ _TRUST: tuple[tuple[float, Confidence], ...] = ((0.15, "high"), (0.4, "medium"))
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured, on which devices, with what and when.
+    """The samples, and the devices, software and date that they are of.
 
     `like` names the cluster of the catalog whose figures stand where nothing was measured.
     """
@@ -35,7 +35,7 @@ class Measured:
 
 
 def predicted_seconds(cluster: Cluster, experiment: Experiment) -> float:
-    """What an experiment is predicted to take by a cluster's figures."""
+    """Seconds of an experiment as a cluster's figures predict them."""
     if experiment.kind in COLLECTIVE_KINDS:
         return link_seconds(cluster.chip, links_of(cluster, experiment), experiment)
     return chip_seconds(cluster.chip, experiment)
@@ -70,7 +70,7 @@ def calibrated(cluster: Cluster, measured: Measured) -> Cluster:
     )  # fmt: skip
 
 
-def refitted(cluster: Cluster) -> Cluster:
+def refit(cluster: Cluster) -> Cluster:
     """A calibrated cluster with its figures fitted again to the measurements that it carries.
 
     Raises ClusterError where it carries none.
@@ -88,7 +88,7 @@ def refitted(cluster: Cluster) -> Cluster:
 
 
 def _residuals(cluster: Cluster, samples: Sequence[Sample]) -> tuple[Residual, ...]:
-    """How well the figures of a cluster price what was measured, kind by kind."""
+    """The errors of a cluster's prices against what was measured, kind by kind."""
     off: dict[str, list[float]] = {}
     for sample in samples:
         kind, dtype = sample.experiment.kind, sample.experiment.dtype

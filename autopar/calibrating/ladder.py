@@ -1,4 +1,4 @@
-"""Which experiments to run on a cluster, the ones that a fit cannot do without first."""
+"""The experiments to run on a cluster, the ones that a fit cannot do without first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 
 from autopar.calibrating.fitted import predicted_seconds
-from autopar.cluster import Cluster, LinkLevel, Switch, Topology, axis_links, mesh_shapes
+from autopar.cluster import AbstractTopology, Cluster, LinkLevel, axis_links, mesh_shapes
 from autopar.cluster.calibration import Experiment
 from autopar.cluster.chip import Platform
 from autopar.cost.collective import COLLECTIVE_KINDS
@@ -34,7 +34,7 @@ _TILE = 128  # items to which a collective's parts are rounded up
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to measure.
+    """Bounds on how much to measure.
 
     `seconds` bounds the whole, `longest` a single op and `largest`, by platform, the bytes of an
     array of a matmul or a collective; a series has up to `sizes` sizes, and up to
@@ -175,9 +175,6 @@ def _rank(cluster: Cluster, links: tuple[LinkLevel, ...]) -> int:
     return 2 if len(links) == 1 else 3
 
 
-def _full_sizes(topology: Topology) -> dict[str, int]:
+def _full_sizes(topology: AbstractTopology) -> dict[str, int]:
     """The members of each physical level, by the name that its links have."""
-    if isinstance(topology, Switch):
-        return {level.name: level.size for level in topology.levels}
-    directions = dict(zip(("chip", "x", "y", "z"), topology.lengths[:-1], strict=False))
-    return {**directions, **({topology.network.name: topology.slices} if topology.network else {})}
+    return dict(zip(topology.axis_names, topology.lengths, strict=True))

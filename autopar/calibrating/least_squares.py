@@ -72,7 +72,7 @@ def fit(model: Model, samples: Sequence[Sample], at: Mapping[str, float]) -> dic
 
 
 def _weights(samples: Sequence[Sample]) -> Vector:
-    """How much each sample counts, 1 on average."""
+    """The weight of each sample, 1 on average."""
     longest: dict[tuple[str, ...], float] = {}
     for sample in samples:
         series = sample.experiment.series
@@ -89,7 +89,7 @@ def significant(number: float, digits: int) -> float:
 
 @dataclass(frozen=True)
 class _Problem:
-    """What is fitted, in logarithms."""
+    """The least squares problem, in logarithms."""
 
     prices: Callable[[Sequence[float]], Sequence[float]]
     measured: Vector
@@ -98,7 +98,7 @@ class _Problem:
     origin: Vector
 
     def residuals(self, x: Vector) -> Vector:
-        """How far each price is off, in units of what is to be expected."""
+        """The errors of the prices, in units of what is to be expected."""
         prices = np.asarray(self.prices(np.exp(x).tolist()), dtype=np.float64)
         return (np.log(prices) - self.measured) / self.sigmas
 
@@ -116,7 +116,7 @@ class _Problem:
         return max(1.0, _TO_SIGMA * float(np.median(np.abs(self.residuals(x)))))
 
     def misfit(self, x: Vector, scale: float = 1.0) -> float:
-        """What is minimised."""
+        """The function to minimise."""
         r = np.abs(self.residuals(x)) / scale
         bent = np.where(r <= _BEND, r**2 / 2, _BEND * (r - _BEND / 2))
         return float((self.weights * bent).sum() + (((x - self.origin) / _PRIOR) ** 2).sum() / 2)

@@ -9,7 +9,7 @@ from typing import Any
 
 from autopar.calibrating.chip import chip_seconds
 from autopar.calibrating.least_squares import FIRM, fit
-from autopar.cluster import Chip, Cluster, Level, LinkLevel, Switch, Topology, axis_links
+from autopar.cluster import AbstractTopology, Chip, Cluster, Level, LinkLevel, axis_links
 from autopar.cluster.calibration import Bar, Experiment, Sample
 from autopar.cost import collective_seconds
 from autopar.errors import ClusterError
@@ -28,7 +28,7 @@ def links_of(cluster: Cluster, experiment: Experiment) -> Links:
 
 
 def link_seconds(chip: Chip, links: Links, experiment: Experiment) -> float:
-    """What a collective experiment is predicted to take.
+    """Predicted seconds of a collective experiment.
 
     An all-gather and a reduce-scatter are chained by cutting out, or writing, a member's share.
     """
@@ -43,7 +43,7 @@ def link_seconds(chip: Chip, links: Links, experiment: Experiment) -> float:
 
 def fit_links(
     cluster: Cluster, chip: Chip, samples: Sequence[Sample]
-) -> tuple[Topology, tuple[Bar, ...]]:
+) -> tuple[AbstractTopology, tuple[Bar, ...]]:
     """The topology of a cluster as it was measured with a chip, and the errors of its figures.
 
     What no measurement rests on keeps the cluster's own figure and has no error.
@@ -70,25 +70,19 @@ def fit_links(
     return topology, tuple(Bar(name, one.error) for name, one in found.items() if one.error < FIRM)
 
 
-def figures_of(topology: Topology) -> dict[str, float]:
-    """Every figure of a topology that a collective's price may rest on, by its name."""
-    if isinstance(topology, Switch):
-        return {name: v for level in topology.levels for name, v in _of_level(level).items()}
-    figures = {
-        "link_bytes_per_second": topology.link_bytes_per_second,
-        "hop_seconds": max(topology.hop_seconds, _LEAST_SECONDS),
+def figures_of(topology: AbstractTopology) -> dict[str, float]:
+    """The figures of a topology that a collective's price may rest on, by name."""
+    own = {
+        name: max(figure, _LEAST_SECONDS) if name.endswith("seconds") else figure
+        for name, figure in topology.own_figures.items()
     }
-    return {**figures, **(_of_level(topology.network) if topology.network else {})}
+    return own | {n: v for level in topology.switch_levels for n, v in _of_level(level).items()}
 
 
-def with_figures(topology: Topology, figures: Mapping[str, float]) -> Topology:
+def with_figures(topology: AbstractTopology, figures: Mapping[str, float]) -> AbstractTopology:
     """A topology with some of those figures in place of its own."""
-    if isinstance(topology, Switch):
-        levels = tuple(_level_with(level, figures) for level in topology.levels)
-        return replace(topology, levels=levels)
-    own: dict[str, Any] = {name: v for name, v in figures.items() if "." not in name}
-    network = _level_with(topology.network, figures) if topology.network else None
-    return replace(topology, **own, network=network)
+    own = {name: v for name, v in figures.items() if "." not in name}
+    return topology.with_figures(own, [_level_with(v, figures) for v in topology.switch_levels])
 
 
 def _of_level(level: Level) -> dict[str, float]:

@@ -20,7 +20,7 @@ _FAR = 4.0  # times that a program may last too short before it is made anew
 
 
 class Bench(Protocol):
-    """What runs experiments: the devices, or a stand-in."""
+    """A runner of experiments: the devices, or a stand-in."""
 
     def clock(self) -> float:
         """Seconds that go by; the same on every process."""
@@ -36,7 +36,7 @@ Told = Callable[[int, int, str], None]  # how many are done, of how many, what i
 
 @dataclass(frozen=True)
 class Refusal:
-    """What the devices cannot do: an experiment of this size or a larger one, and why."""
+    """An experiment that the devices cannot run at this size or a larger one, and why."""
 
     size: int
     why: str
@@ -44,7 +44,7 @@ class Refusal:
 
 @dataclass
 class Findings:
-    """What was measured so far, and what could not be."""
+    """The samples measured so far, and what could not be measured."""
 
     samples: list[Sample] = field(default_factory=list[Sample])
     refused: dict[str, Refusal] = field(default_factory=dict[str, Refusal])  # by kind and dtype
@@ -52,7 +52,7 @@ class Findings:
 
 
 def run_ladder(cluster: Cluster, bench: Bench, effort: Effort, told: Told) -> Findings:
-    """Every experiment of the ladder that the time allows."""
+    """Run the experiments of the ladder that the time allows."""
     steps = ladder(cluster, effort)
     end, findings, pace = bench.clock() + effort.seconds, Findings(), _Pace(cluster)
     for done, experiment in enumerate(steps):
@@ -91,7 +91,7 @@ def _measure(
 
 
 class _Pace:
-    """How long an op will take: as predicted, and as others of its series were off by."""
+    """Expected durations of ops: as predicted, and as others of their series were off by."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -103,7 +103,7 @@ class _Pace:
         return min(most, max(fewest, math.ceil(span / self.seconds(experiment))))
 
     def seconds(self, experiment: Experiment) -> float:
-        """What an op is expected to take."""
+        """Expected seconds of an op."""
         off = self._off.get(experiment.series, 1.0)
         return off * predicted_seconds(self._cluster, experiment)
 
@@ -113,7 +113,7 @@ class _Pace:
 
 
 def skipped_lines(findings: Findings) -> Sequence[str]:
-    """What the user should know of what is missing."""
+    """Lines that tell the user what is missing."""
     lines = [
         f"{name} was not measured from size {refusal.size} on: {refusal.why}"
         for name, refusal in findings.refused.items()

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from autopar.api import Cluster, keep_to_cpu
 from autopar.calibrating.calibrate import Calibrated, calibrate
-from autopar.calibrating.fitted import refitted
+from autopar.calibrating.fitted import refit
 from autopar.calibrating.ladder import FULL, QUICK, Effort
 from autopar.cli.console import err, out, print_json, print_warnings
 from autopar.cli.main import CLUSTERS
@@ -65,7 +65,7 @@ def calibrate_devices(
     effort = replace(effort, seconds=seconds) if seconds is not None else effort
     if measured is not None:
         keep_to_cpu()
-        found = Calibrated(refitted(Cluster.from_toml(measured)))
+        found = Calibrated(refit(Cluster.from_toml(measured)))
     else:
         found = _measure(devices, effort, job)
     if not found.speaks:

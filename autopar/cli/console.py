@@ -1,4 +1,4 @@
-"""Where the command line writes: answers on stdout, everything else on stderr."""
+"""The consoles of the command line: answers on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from autopar.ir.codec import Json
 
 def out() -> Console:
     """The console of answers."""
-    return _as_wide_as_told(Console(highlight=False, markup=False, emoji=False))
+    return _as_wide_as_said(Console(highlight=False, markup=False, emoji=False))
 
 
 def err() -> Console:
     """The console of progress, warnings and errors."""
-    return _as_wide_as_told(Console(stderr=True, highlight=False, markup=False, emoji=False))
+    return _as_wide_as_said(Console(stderr=True, highlight=False, markup=False, emoji=False))
 
 
-def _as_wide_as_told(console: Console) -> Console:
+def _as_wide_as_said(console: Console) -> Console:
     """A dumb terminal is 80 columns wide to rich, whatever it says of itself."""
     if console.is_dumb_terminal:
         console.size = ConsoleDimensions(*shutil.get_terminal_size())
@@ -34,18 +34,18 @@ def _as_wide_as_told(console: Console) -> Console:
 
 
 def print_json(data: dict[str, Json]) -> None:
-    """One JSON object on stdout and nothing else."""
+    """Print one JSON object on stdout and nothing else."""
     click.echo(json.dumps(data, indent=1, ensure_ascii=True))
 
 
 def print_warnings(messages: list[str]) -> None:
-    """What the user should know but need not mend."""
+    """Print what the user should know but need not mend."""
     for message in messages:
         err().print(Text.assemble(("warning: ", "bold yellow"), message), soft_wrap=True)
 
 
 @contextmanager
-def gathered_warnings() -> Generator[list[str]]:
+def gather_warnings() -> Generator[list[str]]:
     """Autopar's warnings of the block as texts, each once; those of other packages stay hidden."""
     messages: list[str] = []
     with warnings.catch_warnings(record=True) as caught:

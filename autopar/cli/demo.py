@@ -14,14 +14,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from autopar import api, demo
 from autopar.cli.console import err, out, print_json
 from autopar.cli.group import IMPOSSIBLE
-from autopar.cli.plan import Count, watched_planning
+from autopar.cli.plan import Count, watch_planning
 from autopar.ir.codec import Json
 from autopar.ir.plan import Plan
-from autopar.report.memory import memory
-from autopar.report.pipeline import pipeline
-from autopar.report.plan import collectives, headline, parameters
+from autopar.report.plan import collectives, headline, memory, parameters, pipeline
+from autopar.report.rows import plan_data
 from autopar.report.training import Learnt, Line, comparison, learnt
-from autopar.report.view import plan_data
 
 _DEVICES = 8
 
@@ -56,7 +54,7 @@ def run_demo(asked: Asked) -> None:
         schedule=asked.schedule,
     )
     console = err() if asked.as_json else out()
-    with watched_planning(err()) as trail:
+    with watch_planning(err()) as trail:
         planned = step.planned(*demo.example_args(config), watchers=[trail.watcher])
     plan = planned.plan
     for part in _parts(planned):

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -15,14 +16,22 @@ from autopar.cli.console import err
 from autopar.cli.group import IMPOSSIBLE
 from autopar.cli.loading import load_target
 from autopar.errors import InputError
-from autopar.exporting.importing import Imported, pins_from
 from autopar.exporting.python import python_module
-from autopar.exporting.rule_files import flax_text, maxtext_text, read_rules
-from autopar.exporting.rules import Conflict, Names, logical_rules, path_rules
+from autopar.exporting.rules import (
+    Conflict,
+    Imported,
+    Names,
+    flax_text,
+    logical_rules,
+    maxtext_text,
+    path_rules,
+    pins_from,
+    read_rules,
+)
 from autopar.exporting.specs import spec_data, specs_text
 from autopar.frontend import trace
 from autopar.frontend.trace.logical import logical_names
-from autopar.ir.codec import Item, JsonError, parse_json
+from autopar.ir.codec import ByName, Codec, Item, JsonError, parse_json
 from autopar.ir.mesh import MeshShape
 from autopar.ir.paths import matches
 from autopar.ir.plan import Argument, Plan
@@ -31,6 +40,7 @@ from autopar.ir.text_file import read_text, write_text
 from autopar.ir.values import Role
 
 _SHOWN = 8
+_NAMES: Any = ByName[tuple[str | None, ...]]
 
 
 @dataclass(frozen=True)
@@ -95,16 +105,11 @@ def _names_of(plan: Plan, asked: Asked) -> dict[str, Names]:
 
 def _read_names(path: Path) -> Mapping[str, Sequence[str | None]]:
     try:
-        held = Item(parse_json(read_text(path, "names"))).pairs()
-        return {pattern: [_name(entry) for entry in names.items()] for pattern, names in held}
+        return dict(Codec().read(_NAMES, Item(parse_json(read_text(path, "names")))))
     except JsonError as error:
         raise InputError(
             f'{path}: {error}; write an object, {{"**/wq/kernel": ["embed", "heads"]}}'
         ) from error
-
-
-def _name(entry: Item) -> str | None:
-    return entry.text() if entry.value is not None else None
 
 
 def _fitted(given: Sequence[str | None], a: Argument) -> Names:

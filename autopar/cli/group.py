@@ -57,7 +57,7 @@ class Commands(click.Group):
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace")
-        with _written_out():
+        with _end_quietly():
             try:
                 return click.Group.main(self, *args, **extra)
             finally:
@@ -66,12 +66,12 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; click itself would end with 1 where nobody reads on."""
-        with _written_out():
+        with _end_quietly():
             return click.Group.invoke(self, ctx)
 
 
 @contextmanager
-def _written_out() -> Generator[None]:
+def _end_quietly() -> Generator[None]:
     try:
         yield
     except BrokenPipeError:

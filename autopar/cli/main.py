@@ -50,7 +50,7 @@ def files(context: click.Context, parameter: click.Parameter, begun: str) -> Ite
     return [CompletionItem(begun, type="file")]
 
 
-def offered(names: Iterable[str], *, or_files: bool = False) -> Completion:
+def offer(names: Iterable[str], *, or_files: bool = False) -> Completion:
     """These names, of which others may be as good; files where none begins so, if they may be."""
 
     def complete(context: click.Context, parameter: click.Parameter, begun: str) -> Items:
@@ -135,7 +135,7 @@ def main() -> None:
     "--cluster",
     required=True,
     help="A name such as 8xh100 or v5p:4x4x4, or a .toml file.",
-    shell_complete=offered(CLUSTERS, or_files=True),
+    shell_complete=offer(CLUSTERS, or_files=True),
 )
 @click.option("--mesh", help="Sizes or named sizes: 2,4 or data=2,model=4. Default: searched.")
 @click.option(
@@ -437,7 +437,7 @@ def verify(path: Path, target: str, as_json: bool, **options: Any) -> None:
 
 
 @main.command("clusters")
-@click.argument("name", required=False, shell_complete=offered(CLUSTERS, or_files=True))
+@click.argument("name", required=False, shell_complete=offer(CLUSTERS, or_files=True))
 @_json_option
 def clusters(name: str | None, as_json: bool) -> None:
     """List the known clusters, or show one (a name or a .toml file) with its usual meshes."""
@@ -500,7 +500,7 @@ def calibrate(
 
 
 @main.command("schedule", epilog=f"Schedules: {', '.join(SCHEDULES)}.")
-@click.argument("name", required=False, shell_complete=offered(SCHEDULES))
+@click.argument("name", required=False, shell_complete=offer(SCHEDULES))
 @click.option("--stages", type=int, help="Devices (or submeshes) in the pipeline.")
 @click.option("--microbatches", type=int, help="Parts the batch is cut into.")
 @click.option("--chunks", type=int, help="Stages a device holds; if not given, what is usual.")

@@ -6,16 +6,16 @@ import re
 from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from autopar.cli.console import out, print_json
 from autopar.errors import InputError
 from autopar.ir.codec import Json
 from autopar.ir.profile import Chain, Profile
-from autopar.ir.profile_json import load_profile
+from autopar.ir.profile_file import load_profile
 from autopar.passes.stage.pipedream import Level, Partition, PipelineStage, Sync, partition
-from autopar.report.style import ACCENT, BAD, QUIET, facts, plain_table
+from autopar.report.style import ACCENT, BAD, QUIET, facts
+from autopar.report.table import Cell, Table
 
 _BANDWIDTH = re.compile(r"(?P<number>.+?)\s*(?P<prefix>[kKMGT]?)(?P<unit>i?B|i?bytes?|bits?)/s")
 _DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
@@ -150,7 +150,7 @@ def _headline(
 
 
 def _reason(found: Partition) -> str:
-    """What everything waits for, as `compute of stage 0`."""
+    """The part that everything waits for, as `compute of stage 0`."""
     for i, stage in enumerate(found.stages):
         kinds = (
             ("compute of", stage.compute_ms),
@@ -169,22 +169,20 @@ def _workers_text(levels: Sequence[Level]) -> str:
 
 
 def _table(chain: Chain, found: Partition) -> Table:
-    table = plain_table(
-        "Stages, ms per minibatch",
-        "#", "layers", "~names", ">replicas", ">compute", ">sync", ">transfer", ">in flight",
-    )  # fmt: skip
+    rows: list[tuple[Cell, ...]] = []
     for name, stage, is_outer in _numbered(found.stages):
         slowest = found.bottleneck_ms if is_outer else None
-        table.add_row(
-            name,
-            f"{stage.first}..{stage.last}",
-            Text(_names(chain, stage)),
-            str(stage.replicas),
+        cells: tuple[str | Text, ...] = (
+            name, f"{stage.first}..{stage.last}", _names(chain, stage), str(stage.replicas),
             *(_ms(ms, slowest) for ms in (stage.compute_ms, stage.sync_ms, stage.transfer_ms)),
             str(stage.in_flight),
-            style="" if is_outer else QUIET,
-        )
-    return table
+        )  # fmt: skip
+        style = "" if is_outer else QUIET
+        rows.append(tuple(c if isinstance(c, Text) else Text(c, style=style) for c in cells))
+    columns = (
+        "#", "layers", "names", ">replicas", ">compute", ">sync", ">transfer", ">in flight"
+    )  # fmt: skip
+    return Table("Stages, ms per minibatch", columns, rows, lead=3)
 
 
 def _names(chain: Chain, stage: PipelineStage) -> str:

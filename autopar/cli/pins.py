@@ -49,7 +49,7 @@ def _read_pin(text: str) -> tuple[str, Dims]:
 
 
 def _dim(entry: ast.expr, text: str) -> tuple[str, ...] | None:
-    """One dim of a spec: None, an axis, or a tuple of axes; quotes may be left out."""
+    """A dim of a spec: None, an axis, or a tuple of axes; quotes may be left out."""
     if isinstance(entry, ast.Constant) and entry.value is None:
         return None
     if isinstance(entry, ast.Constant) and isinstance(entry.value, str):

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from autopar import api
-from autopar.cli.console import err, gathered_warnings, out, print_json, print_warnings
+from autopar.cli.console import err, gather_warnings, out, print_json, print_warnings
 from autopar.cli.loading import Target, load_target, tracing
 from autopar.cli.pins import load_pins, read_pins
 from autopar.ir.layers import LayerSequence
@@ -23,9 +23,8 @@ from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.stages import StagePlan
 from autopar.ir.text import show_seconds
 from autopar.ir.text_file import PLAN, check_output
-from autopar.report.pipeline import pipeline
-from autopar.report.plan import collectives, headline, margins, parameters
-from autopar.report.view import plan_data
+from autopar.report.plan import collectives, headline, margins, parameters, pipeline
+from autopar.report.rows import plan_data
 
 Count = int | Literal["auto"]
 Planned = api.Planned | api.PlannedStages
@@ -96,7 +95,7 @@ def _make(loaded: Target, wanted: Wanted, after: str | None) -> Made:
         microbatches=wanted.microbatches,
         schedule=wanted.schedule,
     )
-    with gathered_warnings() as messages, watched_planning(err()) as trail, tracing(loaded):
+    with gather_warnings() as messages, watch_planning(err()) as trail, tracing(loaded):
         planned: Planned = step.planned(*loaded.args, watchers=[trail.watcher], **loaded.kwargs)
     seconds = time.perf_counter() - start
     text = trail.text_after(after, planned) if after is not None else ""
@@ -137,7 +136,7 @@ def _print_data(made: Made, output: Path | None, after: str | None) -> None:
 
 
 class Trail:
-    """What every slot gave on every mesh, and a line on a progress display that follows it."""
+    """The results of every slot on every mesh, and a progress line that follows them."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -148,11 +147,11 @@ class Trail:
 
     @property
     def watcher(self) -> api.Watcher:
-        """What to hand to the planner."""
+        """The watcher to hand to the planner."""
         return api.Watcher(after=self._after)
 
     def text_after(self, slot: str, planned: Planned) -> str:
-        """What a slot gave on the way to the plan that was made, as it prints."""
+        """The printed result of a slot on the way to the plan that was made."""
         if slot == "graph":
             return str(planned.graph)
         if isinstance(planned, api.PlannedStages):
@@ -199,7 +198,7 @@ class Trail:
 
 
 @contextmanager
-def watched_planning(console: Console) -> Generator[Trail]:
+def watch_planning(console: Console) -> Generator[Trail]:
     """A spinner on the console while a plan is made; it vanishes when the plan is there."""
     shown = console.is_terminal
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())

@@ -5,20 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from rich.table import Table
-from rich.text import Text
 
 from autopar import api
-from autopar.cli.console import err, gathered_warnings, out, print_warnings
+from autopar.cli.console import err, gather_warnings, out, print_warnings
 from autopar.cli.loading import Target, load_target, tracing
 from autopar.cost.profile import profile_of
 from autopar.frontend import trace
 from autopar.ir.graph import Graph
 from autopar.ir.profile import Profile
-from autopar.ir.profile_json import profile_to_json, save_profile
+from autopar.ir.profile_file import profile_to_json, save_profile
 from autopar.ir.text import show_bytes, show_seconds
 from autopar.planner.plan import graph_of
-from autopar.report.style import QUIET, SlashedPath, plain_table
+from autopar.report.style import QUIET
+from autopar.report.table import Table
 from autopar.rules import RuleBook
 
 _NO_STATE = (
@@ -36,7 +35,7 @@ def profile_step(
     chosen = api.Cluster.parse(cluster)
     with err().status("reading the file"):
         loaded = load_target(target)
-    with gathered_warnings() as messages:
+    with gather_warnings() as messages:
         graph = _graph(loaded)
     source = f"predicted by autopar for one device of {chosen.name}"
     profile = profile_of(graph, chosen.chip, depth, source)
@@ -70,24 +69,19 @@ def _print(profile: Profile, output: Path | None) -> None:
 
 
 def _table(profile: Profile) -> Table:
-    table = plain_table(
-        "Layers of one minibatch", "~layer", ">forward", ">backward", ">sends", ">parameters"
-    )
-    for layer in profile.layers:
-        table.add_row(
-            SlashedPath(layer.name),
-            show_seconds(layer.forward_ms / 1e3),
-            show_seconds(layer.backward_ms / 1e3),
-            show_bytes(layer.activation_bytes),
-            show_bytes(layer.parameter_bytes),
+    rows = [
+        (
+            layer.name, show_seconds(layer.forward_ms / 1e3), show_seconds(layer.backward_ms / 1e3),
+            show_bytes(layer.activation_bytes), show_bytes(layer.parameter_bytes),
         )
-    table.add_section()
-    table.add_row(
-        Text("all"),
+        for layer in profile.layers
+    ]  # fmt: skip
+    total = (
+        "all",
         show_seconds(sum(layer.forward_ms for layer in profile.layers) / 1e3),
         show_seconds(sum(layer.backward_ms for layer in profile.layers) / 1e3),
         "",
         show_bytes(sum(layer.parameter_bytes for layer in profile.layers)),
-        style="bold",
     )
-    return table
+    columns = ("/layer", ">forward", ">backward", ">sends", ">parameters")
+    return Table("Layers of one minibatch", columns, rows, total)

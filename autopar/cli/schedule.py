@@ -14,12 +14,13 @@ from autopar.cli.console import out, print_json, print_warnings
 from autopar.errors import InputError, ScheduleError
 from autopar.ir.codec import Json
 from autopar.ir.pipeline import PipelinePlan
-from autopar.report.inspection_data import schedule_data
-from autopar.report.pipeline import pipeline
+from autopar.report.plan import pipeline
+from autopar.report.rows import schedule_data
 from autopar.report.schedule import Drawing, legend
-from autopar.report.style import ACCENT, QUIET, facts, percent
+from autopar.report.style import ACCENT, QUIET, facts
 from autopar.report.svg.gantt import gantt_svg
 from autopar.report.svg.save import save_drawing
+from autopar.report.table import percent
 from autopar.report.trace import TracedSpan, load_trace
 from autopar.schedule.grid import Kind
 from autopar.schedule.planned import once_seconds_of, simulation_of

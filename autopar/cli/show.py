@@ -19,16 +19,18 @@ from autopar.ir.paths import matches
 from autopar.ir.plan import Plan
 from autopar.ir.text_file import PAGE, check_output, read_text
 from autopar.ir.verification_json import check_verification
-from autopar.report.axes import axes
-from autopar.report.comm import collectives_by_kind, communication
-from autopar.report.inspection_data import inspection_data, schedule_data
-from autopar.report.memory import memory, memory_in_full
-from autopar.report.modules import modules
-from autopar.report.ops import ops
-from autopar.report.pipeline import pipeline
-from autopar.report.plan import collectives, headline, margins_line, parameters
+from autopar.report.inspection import axes, collectives_by_kind, communication, modules, ops
+from autopar.report.plan import (
+    collectives,
+    headline,
+    margins_line,
+    memory,
+    memory_in_full,
+    parameters,
+    pipeline,
+)
+from autopar.report.rows import inspection_data, plan_data, schedule_data
 from autopar.report.style import QUIET
-from autopar.report.view import plan_data
 from autopar.schedule.planned import simulation_of
 
 _SHOWN = 12
@@ -87,7 +89,7 @@ def _overview(plan: Plan, found: Inspection) -> Iterator[RenderableType]:
 
 
 def _parts(plan: Plan, found: Inspection, wanted: Views, in_full: bool) -> Iterator[RenderableType]:
-    """What was asked for, in full or up to a screen."""
+    """The parts that were asked for, in full or up to a screen."""
     shown = None if in_full else _SHOWN
     if wanted.params:
         yield parameters(plan, None, found.axes)
@@ -138,12 +140,12 @@ def write_report(
             target,
             against={other.name: api.load(other) for other in others},
             trace=trace,
-            verification=_verified(verification) if verification is not None else None,
+            verification=_read_verification(verification) if verification is not None else None,
         )
     out().print(f"wrote {target}", soft_wrap=True, markup=False)
 
 
-def _verified(path: Path) -> dict[str, Json]:
+def _read_verification(path: Path) -> dict[str, Json]:
     """A verification's JSON; raises InputError where it is none."""
     text = read_text(path, "a verification")
     try:

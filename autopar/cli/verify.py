@@ -11,7 +11,7 @@ from pathlib import Path
 from autopar import api
 from autopar.cli.console import (
     err,
-    gathered_warnings,
+    gather_warnings,
     out,
     print_json,
     print_warnings,
@@ -37,8 +37,8 @@ class Asked:
 
 def verify_plan(path: Path, target: str, asked: Asked, as_json: bool) -> None:
     """Print a saved plan beside the truth; exits with 1 where they differ."""
-    with _cannot_be_verified(), gathered_warnings() as messages:
-        found = _verified(path, target, asked)
+    with _cannot_be_verified(), gather_warnings() as messages:
+        found = _verify(path, target, asked)
     print_warnings(messages)
     if as_json:
         print_json(verification_data(found))
@@ -48,7 +48,7 @@ def verify_plan(path: Path, target: str, asked: Asked, as_json: bool) -> None:
         sys.exit(IMPOSSIBLE)
 
 
-def _verified(path: Path, target: str, asked: Asked) -> Verification:
+def _verify(path: Path, target: str, asked: Asked) -> Verification:
     plan = api.load(path)
     api.open_cpu_devices(min(plan.device_count, asked.shrink or plan.device_count))
     with err().status("reading the file"):
@@ -71,7 +71,7 @@ def _verified(path: Path, target: str, asked: Asked) -> Verification:
 
 @contextmanager
 def _cannot_be_verified() -> Generator[None]:
-    """What keeps a plan from being verified is something given that cannot be used."""
+    """Turn errors of the block into InputErrors: something given cannot be used."""
     try:
         yield
     except AutoparError as error:

@@ -3,11 +3,12 @@
 from autopar.cluster.chip import Chip as Chip
 from autopar.cluster.chip import Source as Source
 from autopar.cluster.cluster import Cluster as Cluster
-from autopar.cluster.placement import LinkLevel as LinkLevel
 from autopar.cluster.placement import axis_links as axis_links
 from autopar.cluster.placement import device_order as device_order
 from autopar.cluster.placement import mesh_shapes as mesh_shapes
+from autopar.cluster.switch import Switch as Switch
+from autopar.cluster.topology import AbstractTopology as AbstractTopology
+from autopar.cluster.topology import Layout as Layout
 from autopar.cluster.topology import Level as Level
-from autopar.cluster.topology import Switch as Switch
-from autopar.cluster.topology import Topology as Topology
-from autopar.cluster.topology import Torus as Torus
+from autopar.cluster.topology import LinkLevel as LinkLevel
+from autopar.cluster.torus import Torus as Torus

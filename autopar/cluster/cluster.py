@@ -23,7 +23,7 @@ from autopar.cluster.table import (
     read_topology,
     to_toml,
 )
-from autopar.cluster.topology import Topology, Torus
+from autopar.cluster.topology import AbstractTopology
 from autopar.errors import ClusterError
 from autopar.ir.text import columns, show_bytes, show_count, show_seconds
 
@@ -40,7 +40,7 @@ class Cluster:
 
     name: str
     chip: Chip
-    topology: Topology
+    topology: AbstractTopology
     calibration: Calibration | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
@@ -176,14 +176,12 @@ class Cluster:
         return "\n".join([f"cluster {self.name}", *columns(rows, indent="  ")])
 
 
-def _link_rows(topology: Topology) -> list[list[str]]:
-    if isinstance(topology, Torus):
-        rate, hop = topology.link_bytes_per_second, topology.hop_seconds
-        rows = [["link", f"{show_count(rate, 'B/s')} one way, {show_seconds(hop)} a hop"]]
-        levels = [topology.network] if topology.network else []
-    else:
-        rows, levels = [], list(topology.levels)
-    for level in levels:
+def _link_rows(topology: AbstractTopology) -> list[list[str]]:
+    rows: list[list[str]] = []
+    if link := topology.direct_link:
+        rate, hop = show_count(link.bytes_per_second, "B/s"), show_seconds(link.hop_seconds)
+        rows.append(["link", f"{rate} one way, {hop} a hop"])
+    for level in topology.switch_levels:
         text = f"{show_count(level.bytes_per_second, 'B/s')} one way per device"
         rows.append([level.name, f"{text}, {show_seconds(level.latency_seconds)} a step"])
     return rows

@@ -1,40 +1,17 @@
-"""What joins the chips of the catalog: hosts, networks and links, before anyone says how many."""
+"""The interconnects that there are, and which one joins each chip of the catalog."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from autopar.cluster.switch import Switch, SwitchFabric
+from autopar.cluster.topology import AbstractFabric, AbstractTopology, Level
+from autopar.cluster.torus import Torus, TorusFabric
 
-from autopar.cluster.topology import Level
+# A new interconnect is a row of each of these, and a file like those of its two classes.
+TOPOLOGIES: tuple[type[AbstractTopology], ...] = (Switch, Torus)
+FABRICS: tuple[type[AbstractFabric], ...] = (TorusFabric, SwitchFabric)
 
 _GIGA = 1e9
 _US = 1e-6
-
-
-@dataclass(frozen=True)
-class SwitchFabric:
-    """Up to `domain` devices on one fast switch (sizes in the levels are placeholders)."""
-
-    domain: int
-    devices_per_host: int
-    inside: Level
-    network: Level
-
-
-@dataclass(frozen=True)
-class TorusFabric:
-    """Chips in a grid; `ring_multiple` is the axis size, or its divisor, that closes a ring.
-
-    `largest` is the biggest slice in chips and `longest` the longest axis (0: no limit).
-    """
-
-    dims: int
-    largest: int
-    longest: int
-    ring_multiple: int
-    link_bytes_per_second: float
-    devices_per_chip: int
-    full_gather: bool
-    network: Level
 
 
 def _nvlink(gigabytes: float, pair: float, reduction: float = 0.0) -> Level:
@@ -108,6 +85,6 @@ _TORI: dict[str, TorusFabric] = {
 }
 
 
-def fabric_of(chip: str) -> SwitchFabric | TorusFabric:
+def fabric_of(chip: str) -> AbstractFabric:
     """The fabric of a chip of the catalog, by its full name."""
     return _SWITCHES[chip] if chip in _SWITCHES else _TORI[chip]

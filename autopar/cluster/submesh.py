@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autopar.cluster.cluster import Cluster
-from autopar.cluster.topology import Level, Switch, Topology
+from autopar.cluster.topology import AbstractTopology, outermost
+from autopar.cluster.topology import Link as Link
 from autopar.errors import MeshError
 
 
@@ -54,18 +55,6 @@ class Block:
         return f"{self.submesh} @ {self.start}"
 
 
-@dataclass(frozen=True)
-class Link:
-    """What joins two blocks: seconds to start a transfer, then bytes a second over all wires."""
-
-    start_seconds: float
-    bytes_per_second: float
-
-    def seconds(self, nbytes: float) -> float:
-        """Seconds until `nbytes` have arrived; 0 where there are none."""
-        return self.start_seconds + nbytes / self.bytes_per_second if nbytes > 0 else 0.0
-
-
 def submesh_families(cluster: Cluster) -> tuple[tuple[Submesh, ...], ...]:
     """Sets of submeshes, smallest first, of which any that add up to all devices tile them.
 
@@ -83,7 +72,7 @@ def submesh_families(cluster: Cluster) -> tuple[tuple[Submesh, ...], ...]:
             for chain in counts
         ]
     return tuple(
-        tuple(Submesh(_name(cluster.topology, e), e) for e in family) for family in families
+        tuple(Submesh(cluster.topology.block_name(e), e) for e in family) for family in families
     )
 
 
@@ -115,44 +104,17 @@ def place(cluster: Cluster, shapes: Sequence[Submesh]) -> tuple[Block, ...]:
 
 def cut_out(cluster: Cluster, submesh: Submesh) -> Cluster:
     """A block of the cluster as a cluster of its own, to lay meshes on and price."""
-    topology = cluster.topology
-    if isinstance(topology, Switch):
-        pairs = list(zip(topology.levels, submesh.extents, strict=True))
-        levels = tuple(replace(level, size=size) for level, size in pairs if size > 1)
-        levels = levels or (replace(topology.levels[0], size=1),)
-        hosted = min(topology.devices_per_host, submesh.device_count)
-        part: Topology = replace(topology, levels=levels, devices_per_host=hosted)
-    else:
-        cores, *shape, slices = submesh.extents
-        rings = zip(topology.wraps, shape, topology.shape, strict=True)
-        part = replace(
-            topology,
-            shape=tuple(shape),
-            wraps=tuple(wraps and size == whole for wraps, size, whole in rings),
-            devices_per_chip=cores,
-            network=_sliced(topology.network, slices),
-        )
+    part = cluster.topology.block(submesh.extents)
     return replace(cluster, name=f"{submesh} of {cluster.name}", topology=part)
 
 
 def link_between(cluster: Cluster, left: Block, right: Block) -> Link:
-    """The link from one block to another: its slowest part, all parallel wires together.
-
-    On switches every device of the smaller block sends or receives at the rate of one pair. On a
-    torus the wires are those through the smaller face, and every hop adds its time.
-    """
-    topology = cluster.topology
-    lengths = topology.lengths
-    distances = _distances(lengths, left, right)
-    outermost = max((p for p, distance in enumerate(distances) if distance), default=0)
-    narrow = min(left.submesh.device_count, right.submesh.device_count)
-    if isinstance(topology, Switch):
-        return _switched(topology.levels[outermost], narrow)
-    if outermost == len(lengths) - 1 and topology.network:
-        return _switched(topology.network, narrow)
-    wires = min(_face(block.submesh, outermost) for block in (left, right))
-    hops = sum(distances[:-1])
-    return Link(hops * topology.hop_seconds, wires * topology.link_bytes_per_second)
+    """The link from one block to another: its slowest part, all parallel wires together."""
+    distances = _distances(cluster.topology.lengths, left, right)
+    axis = outermost(distances)
+    pairs = min(left.submesh.device_count, right.submesh.device_count)
+    wires = min(_face(block.submesh, axis) for block in (left, right))
+    return cluster.topology.between(distances, pairs, wires)
 
 
 def links_in_a_row(cluster: Cluster, submesh: Submesh) -> tuple[Link, ...]:
@@ -192,21 +154,7 @@ def _is_prime(number: int) -> bool:
     return all(number % q for q in range(2, math.isqrt(number) + 1))
 
 
-def _name(topology: Topology, extents: tuple[int, ...]) -> str:
-    """Sizes in the order of the cluster's own name: hosts first on switches, x first on a torus."""
-    if isinstance(topology, Switch):
-        return "x".join(map(str, reversed(extents)))
-    cores, *shape, slices = extents
-    grid = "x".join(map(str, shape))
-    grid = f"{slices}x{grid}" if topology.slices > 1 else grid
-    return f"{grid}.{cores}" if topology.devices_per_chip > 1 else grid
-
-
-def _sliced(network: Level | None, slices: int) -> Level | None:
-    return replace(network, size=slices) if network and slices > 1 else None
-
-
-def _lies(topology: Topology, block: Block) -> bool:
+def _lies(topology: AbstractTopology, block: Block) -> bool:
     """Whether the block starts where its shape can lie."""
     lengths = topology.lengths
     partial = max((p for p, extent in enumerate(block.submesh.extents) if extent > 1), default=0)
@@ -233,8 +181,3 @@ def _distances(lengths: tuple[int, ...], left: Block, right: Block) -> list[int]
 def _face(submesh: Submesh, axis: int) -> int:
     """Wires out of a block along an axis, one way: one for each device on that side."""
     return submesh.device_count // submesh.extents[axis]
-
-
-def _switched(level: Level, pairs: int) -> Link:
-    rate = level.pair_bytes_per_second or level.bytes_per_second
-    return Link(level.start_seconds + level.latency_seconds, pairs * rate)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from autopar.cluster.calibration import Bar, Calibration, Residual, Series
 from autopar.cluster.chip import Chip, Source
-from autopar.cluster.topology import Level, Switch, Topology, Torus
+from autopar.cluster.fabric import TOPOLOGIES
+from autopar.cluster.topology import AbstractTopology, Level
 from autopar.errors import ClusterError
 
 Table = dict[str, object]
+# Fields of a topology that are levels of switching, by how a dataclass writes their type.
+_LEVELS, _NETWORK = "tuple[Level, ...]", "Level | None"
 _LARGEST, _LARGEST_WHOLE = 1e300, 2**63
 # Lists of plain items, by how a dataclass writes their type.
 _ITEMS: dict[str, type] = {
@@ -22,12 +25,11 @@ _ITEMS: dict[str, type] = {
 }
 
 
-def content(chip: Chip, topology: Topology) -> Table:
+def content(chip: Chip, topology: AbstractTopology) -> Table:
     """Chip and topology as nested tables of numbers, texts and lists."""
-    kind = "torus" if isinstance(topology, Torus) else "switch"
     figures = _plain(chip)
     figures["peak_flops"] = dict(chip.peak_flops)
-    return {"chip": figures, kind: _plain(topology)}
+    return {"chip": figures, topology.kind: _plain(topology)}
 
 
 def measurements(calibration: Calibration) -> Table:
@@ -35,7 +37,7 @@ def measurements(calibration: Calibration) -> Table:
     return {"calibration": _plain(calibration)}
 
 
-def _plain(value: Chip | Topology | Calibration) -> Table:
+def _plain(value: Chip | AbstractTopology | Calibration) -> Table:
     """As JSON would hold it: tuples become lists; absent entries are left out."""
     table = cast(Table, json.loads(json.dumps(dataclasses.asdict(value))))
     return {key: entry for key, entry in table.items() if entry is not None}
@@ -52,24 +54,28 @@ def read_chip(table: Mapping[str, object], where: str) -> Chip:
     return Chip(**fields)
 
 
-def read_topology(table: Mapping[str, object], where: str) -> Topology:
+def read_topology(table: Mapping[str, object], where: str) -> AbstractTopology:
     """The topology in a file's [switch] or [torus] table. Raises ClusterError likewise."""
-    if ("switch" in table) == ("torus" in table):
-        raise ClusterError(f"cluster file {where!r} needs either a [switch] or a [torus] table")
-    if "switch" in table:
-        switch = _table(table, "switch", where)
-        levels = switch.get("levels")
-        if not isinstance(levels, list):
-            raise ClusterError(f"{where}: [switch] needs a list of [[switch.levels]]")
-        fields = _checked(Switch, switch, f"{where}: [switch]")
-        rows = cast(list[Table], levels)
-        fields["levels"] = tuple(_level(row, f"{where}: [[switch.levels]]") for row in rows)
-        return Switch(**fields)
-    torus = _table(table, "torus", where)
-    fields = _checked(Torus, torus, f"{where}: [torus]")
-    if "network" in torus:
-        fields["network"] = _level(_table(torus, "network", where), f"{where}: [torus.network]")
-    return Torus(**fields)
+    kinds = [kind for kind in TOPOLOGIES if kind.kind in table]
+    if len(kinds) != 1:
+        tables = " or ".join(f"a [{kind.kind}]" for kind in TOPOLOGIES)
+        raise ClusterError(f"cluster file {where!r} needs either {tables} table")
+    name = kinds[0].kind
+    given = _table(table, name, where)
+    for field in dataclasses.fields(kinds[0]):
+        if field.type == _LEVELS and not isinstance(given.get(field.name), list):
+            raise ClusterError(f"{where}: [{name}] needs a list of [[{name}.{field.name}]]")
+    fields = _checked(kinds[0], given, f"{where}: [{name}]")
+    for field in dataclasses.fields(kinds[0]):
+        inner = f"{name}.{field.name}"
+        if field.type == _LEVELS:
+            rows = cast(list[Table], fields[field.name])
+            fields[field.name] = tuple(_level(row, f"{where}: [[{inner}]]") for row in rows)
+        elif field.type == _NETWORK and field.name in fields:
+            row = _table(given, field.name, where)
+            fields[field.name] = _level(row, f"{where}: [{inner}]")
+    build: Callable[..., AbstractTopology] = kinds[0]
+    return build(**fields)
 
 
 def read_calibration(table: Mapping[str, object], where: str) -> Calibration | None:
@@ -104,7 +110,7 @@ def _number(key: str, entry: object, where: str) -> float:
     return float(entry)
 
 
-_Kind = Chip | Source | Level | Switch | Torus | Calibration | Bar | Residual | Series
+_Kind = Chip | Source | Level | AbstractTopology | Calibration | Bar | Residual | Series
 
 
 def _checked(kind: type[_Kind], table: object, where: str) -> dict[str, Any]:

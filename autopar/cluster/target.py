@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autopar.cluster.chip import Platform
 from autopar.cluster.cluster import Cluster
 from autopar.cluster.submesh import cut_out, submeshes
-from autopar.cluster.topology import Switch, Torus
-from autopar.errors import ClusterError, MeshError
-
-_AXES = 3  # what TPU topologies are described by, also where chips lie in a plane
+from autopar.errors import MeshError
 
 
 @dataclass(frozen=True)
@@ -40,45 +36,17 @@ class Target:
 
         Raises ClusterError where no compiler has a name for its wiring.
         """
-        topology = cluster.topology
-        if isinstance(topology, Switch):
-            return cls._switched(cluster, topology)
-        return cls._torus(cluster, topology)
-
-    @classmethod
-    def _switched(cls, cluster: Cluster, topology: Switch) -> Target:
-        # To the compiler a host is what shares the fastest switch, as a rack of GB200 does.
-        together = max(topology.devices_per_host, topology.levels[0].size)
-        hosts, rest = divmod(topology.device_count, together)
-        if rest:
-            raise ClusterError(
-                f"cluster {cluster.name} has {topology.device_count} devices in hosts of "
-                f"{together}, one of them part full; compiling ahead of time wants full hosts, "
-                f"as in '{hosts + 1}x{together}x{cluster.chip.name}'"
-            )
+        chip = cluster.chip
+        told = cluster.topology.compiler_topology(chip.name, cluster.name)
         return cls(
-            cluster.chip.platform,
-            cluster.chip.name,
-            f"1x{hosts}x{together}",
-            topology.device_count,
-            memory_bytes=cluster.memory_bytes,
-        )
-
-    @classmethod
-    def _torus(cls, cluster: Cluster, topology: Torus) -> Target:
-        sizes = "x".join(map(str, topology.shape))
-        flat = _AXES - len(topology.shape)
-        # A host that is wider than what was cut out, or does not divide it, has fewer chips there.
-        bounds = [math.gcd(b, s) for b, s in zip(topology.host_bounds, topology.shape, strict=True)]
-        return cls(
-            cluster.chip.platform,
-            cluster.chip.name,
-            f"{cluster.chip.name}:{sizes}",
-            topology.device_count,
-            topology.slices,
-            (*bounds, *(1,) * flat),
-            (*topology.wraps, *(False,) * flat),
-            topology.devices_per_chip,
+            chip.platform,
+            chip.name,
+            told.text,
+            cluster.device_count,
+            told.slices,
+            told.host_bounds,
+            told.wraps,
+            told.devices_per_chip,
             cluster.memory_bytes,
         )
 

@@ -1,11 +1,64 @@
-"""How the devices of a cluster are wired: switches in levels, or a torus."""
+"""The interface of every interconnect, and the records in which it answers.
+
+A topology has physical axes, listed fastest first as JAX numbers devices: levels of switches, or a
+chip's devices, x, y, z and slices. To add an interconnect, write a file beside `switch.py` and
+`torus.py` with a topology and a fabric of its own, and add them to the rows of `fabric.py`.
+"""
 
 from __future__ import annotations
 
+import abc
 import math
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from autopar.errors import ClusterError
+
+# `shares[m][p]` is the part of physical axis p that mesh axis m takes: the shares of a mesh axis
+# multiply to its size, those of a physical axis to its length. Within a physical axis the faster
+# mesh axis takes the nearer devices.
+Shares = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class LinkLevel:
+    """One physical level that a group of devices spans, as one member of the group sees it.
+
+    `kind` says which formulas of `autopar.cost.collective` price it. `bytes_per_second` is one-way
+    per device over all links it can use at this level, and `pair_bytes_per_second` that of one
+    transfer to one neighbor. On a torus a level is one direction; `wraps` says it closes into a
+    ring. `reduces_in_switch` is the share of the rate that the switch keeps while adding up, None
+    where it cannot; `local_bytes_per_second` is None where a device's own share takes no time; see
+    Level for the other figures.
+    """
+
+    name: str
+    kind: Literal["switch", "torus"]
+    size: int
+    bytes_per_second: float
+    pair_bytes_per_second: float
+    shuffle_bytes_per_second: float
+    latency_seconds: float
+    start_seconds: float
+    wraps: bool = False
+    full_gather: bool = False
+    reduces_in_switch: float | None = None
+    reduction_start_seconds: float = 0.0
+    local_bytes_per_second: float | None = None
+
+
+@dataclass(frozen=True)
+class Link:
+    """What joins two blocks: seconds to start a transfer, then bytes a second over all wires."""
+
+    start_seconds: float
+    bytes_per_second: float
+
+    def seconds(self, nbytes: float) -> float:
+        """Seconds until `nbytes` have arrived; 0 where there are none."""
+        return self.start_seconds + nbytes / self.bytes_per_second if nbytes > 0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -47,98 +100,196 @@ class Level:
                 "give a size >= 1, a rate > 0, a latency >= 0, and no other figure below 0"
             )
 
+    def link(self, size: int) -> LinkLevel:
+        """What a group of `size` members sees of it."""
+        return LinkLevel(
+            name=self.name,
+            kind="switch",
+            size=size,
+            bytes_per_second=self.bytes_per_second,
+            pair_bytes_per_second=self.pair_bytes_per_second or self.bytes_per_second,
+            shuffle_bytes_per_second=self.shuffle_bytes_per_second or self.bytes_per_second,
+            latency_seconds=self.latency_seconds,
+            start_seconds=self.start_seconds,
+            reduces_in_switch=self.reduction_efficiency or None,
+            reduction_start_seconds=self.reduction_start_seconds,
+            local_bytes_per_second=self.local_bytes_per_second or None,
+        )
 
-@dataclass(frozen=True)
-class Switch:
-    """Levels of switches, innermost first; `devices_per_host` share one Python process."""
-
-    levels: tuple[Level, ...]
-    devices_per_host: int
-
-    def __post_init__(self) -> None:
-        if not self.levels or self.devices_per_host < 1:
-            raise ClusterError("a switched topology needs one level or more, and hosts of >= 1")
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """The physical axes, fastest first: the levels."""
-        return tuple(level.size for level in self.levels)
-
-    @property
-    def device_count(self) -> int:
-        """How many devices hang on the switches."""
-        return math.prod(level.size for level in self.levels)
-
-    @property
-    def hosts(self) -> int:
-        """How many hosts the devices fill; the last one may be part full."""
-        return math.ceil(self.device_count / self.devices_per_host)
-
-    def __str__(self) -> str:
-        return " x ".join(f"{lv.size} by {lv.name}" for lv in reversed(self.levels))
+    def transfer(self, pairs: int) -> Link:
+        """What so many pairs of devices reach together, each device in one pair."""
+        rate = self.pair_bytes_per_second or self.bytes_per_second
+        return Link(self.start_seconds + self.latency_seconds, pairs * rate)
 
 
 @dataclass(frozen=True)
-class Torus:
-    """A grid of chips whose neighbors are linked, in one slice or several joined by a network.
+class DirectLink:
+    """A link from chip to chip that no switch stands in: one way over one link."""
 
-    `shape` is x, y(, z) in chips, as in "v5p:4x4x8". `wraps` says which axes close into rings.
-    `link_bytes_per_second` is one way over one link. `host_bounds` are the chips of one host.
-    With `devices_per_chip` 2, each chip counts as two devices, priced as one more axis of links
-    (as libtpu does). `full_gather`: all-gathers take the whole buffer's time, not (n-1)/n of it.
-    `network` joins several slices; its size is the number of slices.
+    bytes_per_second: float
+    hop_seconds: float
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where devices are on paper: blocks of equal grids, such as planes, or innermost switches.
+
+    Devices are numbered block after block, and in one row after row. A host is `host` cells wide
+    and high. `wraps` says whether a block's rows and columns close into rings; where neighbours of
+    a grid are not linked, `linked` is false. A row of blocks has `abreast` of them.
     """
 
-    shape: tuple[int, ...]
-    wraps: tuple[bool, ...]
-    link_bytes_per_second: float
-    hop_seconds: float
-    host_bounds: tuple[int, ...]
+    columns: int
+    rows: int
+    blocks: int
+    names: tuple[str, ...]
+    host: tuple[int, int]
+    wraps: tuple[bool, bool]
+    linked: bool
+    abreast: int
+
+    @property
+    def size(self) -> int:
+        """Devices of a block."""
+        return self.columns * self.rows
+
+    def host_of(self, device: int) -> tuple[int, int, int]:
+        """The host of a device: its block, and the host's column and row in it."""
+        block, inside = divmod(device, self.size)
+        row, column = divmod(inside, self.columns)
+        return block, column // self.host[0], row // self.host[1]
+
+
+@dataclass(frozen=True)
+class CompilerTopology:
+    """How a compiler is told of the wiring that it compiles for; see `Target`."""
+
+    text: str
+    slices: int = 1
+    host_bounds: tuple[int, ...] = ()
+    wraps: tuple[bool, ...] = ()
     devices_per_chip: int = 1
-    full_gather: bool = False
-    network: Level | None = None
 
-    def __post_init__(self) -> None:
-        if not self.shape or not len(self.shape) == len(self.wraps) == len(self.host_bounds):
-            raise ClusterError(
-                f"torus shape {self.shape}, wraps {self.wraps} and host_bounds "
-                f"{self.host_bounds} must have one entry for each axis"
-            )
-        least = min(*self.shape, *self.host_bounds, self.devices_per_chip)
-        if least < 1 or not self.link_bytes_per_second > 0 or self.hop_seconds < 0:
-            raise ClusterError(
-                f"torus shape {self.shape} with links of {self.link_bytes_per_second} bytes/s "
-                "needs sizes >= 1, a rate > 0 and hops of 0 seconds or more"
-            )
+
+@dataclass(frozen=True)
+class AbstractTopology(abc.ABC):
+    """How the devices of a cluster are wired. `kind` names its table in a cluster file."""
+
+    kind: ClassVar[str]
+
+    # -- its size ----------------------------------------------------------------------------
 
     @property
-    def slices(self) -> int:
-        """How many grids there are."""
-        return self.network.size if self.network else 1
-
-    @property
+    @abc.abstractmethod
     def lengths(self) -> tuple[int, ...]:
-        """The physical axes, fastest first: the chip's devices, x, y, z, slices."""
-        return (self.devices_per_chip, *self.shape, self.slices)
+        """The physical axes, fastest first; they multiply to the devices."""
+
+    @property
+    @abc.abstractmethod
+    def axis_names(self) -> tuple[str, ...]:
+        """The name of each physical axis, which its `LinkLevel` has too."""
+
+    @property
+    @abc.abstractmethod
+    def hosts(self) -> int:
+        """Number of hosts; the last one may be part full."""
 
     @property
     def device_count(self) -> int:
-        """How many JAX devices there are, over all slices."""
-        return math.prod(self.shape) * self.devices_per_chip * self.slices
+        """Number of JAX devices."""
+        return math.prod(self.lengths)
+
+    # -- its figures -------------------------------------------------------------------------
 
     @property
-    def hosts(self) -> int:
-        """How many hosts drive the chips, over all slices."""
-        bounds = zip(self.shape, self.host_bounds, strict=True)
-        return self.slices * math.prod(math.ceil(size / bound) for size, bound in bounds)
+    @abc.abstractmethod
+    def switch_levels(self) -> tuple[Level, ...]:
+        """Its levels of switching, innermost first."""
 
-    def __str__(self) -> str:
-        axes = zip(self.shape, self.wraps, strict=True)
-        text = " x ".join(f"{size}{' (ring)' if wraps else ''}" for size, wraps in axes)
-        text = f"torus {text}"
-        if self.devices_per_chip > 1:
-            text += f", {self.devices_per_chip} devices a chip"
-        return f"{self.slices} slices of {text}" if self.slices > 1 else text
+    @property
+    def direct_link(self) -> DirectLink | None:
+        """Its links from chip to chip, None where all goes through switches."""
+        return None
+
+    @property
+    def own_figures(self) -> Mapping[str, float]:
+        """The figures beside those of its levels that a calibration fits, by field."""
+        return {}
+
+    @abc.abstractmethod
+    def with_figures(
+        self, figures: Mapping[str, float], levels: Sequence[Level]
+    ) -> AbstractTopology:
+        """The same wiring with other `own_figures` and `switch_levels`."""
+
+    # -- meshes and blocks on it -------------------------------------------------------------
+
+    @abc.abstractmethod
+    def shares(self, sizes: Sequence[int]) -> Shares:
+        """How the axes of a mesh, slowest first, divide up the physical axes."""
+
+    @abc.abstractmethod
+    def link_level(self, axis: int, size: int, stride: int) -> LinkLevel:
+        """What a group sees of a physical axis: `size` members, each `stride` devices apart."""
+
+    @abc.abstractmethod
+    def block(self, extents: Sequence[int]) -> AbstractTopology:
+        """The topology of a block that has these extents along the physical axes."""
+
+    @abc.abstractmethod
+    def block_name(self, extents: Sequence[int]) -> str:
+        """Its sizes in the order in which the cluster's own name has them."""
+
+    @abc.abstractmethod
+    def between(self, distances: Sequence[int], pairs: int, wires: int) -> Link:
+        """The link between two blocks, so many steps apart along each physical axis.
+
+        `pairs` are the devices of the smaller block, `wires` those on the smaller face along the
+        outermost axis that parts them.
+        """
+
+    # -- on paper and for a compiler ---------------------------------------------------------
+
+    @abc.abstractmethod
+    def layout(self) -> Layout:
+        """Where its devices are drawn."""
+
+    @abc.abstractmethod
+    def compiler_topology(self, chip: str, cluster: str) -> CompilerTopology:
+        """Its name for a compiler. Raises ClusterError, naming the cluster, where it has none."""
 
 
-Topology = Switch | Torus
+def outermost(distances: Sequence[int]) -> int:
+    """The slowest physical axis along which two blocks are apart."""
+    return max((p for p, distance in enumerate(distances) if distance), default=0)
+
+
+@dataclass(frozen=True)
+class AbstractFabric(abc.ABC):
+    """What joins the chips of a kind before anyone says how many, and how its clusters are named.
+
+    `form` matches a name, of which the group "chip" is the chip.
+    """
+
+    form: ClassVar[re.Pattern[str]]
+
+    @abc.abstractmethod
+    def read(self, text: str, chip: str, match: re.Match[str]) -> tuple[str, AbstractTopology]:
+        """The full name and the topology of a cluster whose name has the form.
+
+        Raises ClusterError, which quotes `text`, where no such cluster can be built.
+        """
+
+    @abc.abstractmethod
+    def hint(self, chip: str) -> str:
+        """What to write where a name of the chip has another form."""
+
+    @classmethod
+    @abc.abstractmethod
+    def larger(cls, match: re.Match[str], factor: int) -> str:
+        """The name of a cluster with a power of two times the devices."""
+
+    def by_count(self, text: str, chip: str, slices: str | None, count: str) -> str | None:
+        """The name that "v5p-64" stands for: a chip and a count. None where it stands for none."""
+        del text, chip, slices, count
+        return None

@@ -5,6 +5,4 @@ from autopar.cost.collective import CollectiveKind as CollectiveKind
 from autopar.cost.collective import collective_seconds as collective_seconds
 from autopar.cost.compute import compute_seconds as compute_seconds
 from autopar.cost.compute import elementwise_seconds as elementwise_seconds
-from autopar.cost.hlo import HloCollective as HloCollective
-from autopar.cost.hlo import read_collectives as read_collectives
 from autopar.cost.prices import Prices as Prices

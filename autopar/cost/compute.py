@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from autopar.cluster import Chip
 
-# Ops whose FLOPs count; all others take as long as their bytes.
-HEAVY = ("dot_general", "conv_general_dilated", "ragged_dot_general")
-
 
 def compute_seconds(chip: Chip, flops: float, nbytes: float, dtype: str) -> float:
     """Seconds of one op that does `flops` in `dtype` and moves `nbytes` to and from memory.

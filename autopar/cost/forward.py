@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from autopar.cluster import Chip
-from autopar.cost.compute import HEAVY, compute_seconds, elementwise_seconds
+from autopar.cost.compute import compute_seconds, elementwise_seconds
 from autopar.cost.fusion import is_fused_into_readers
 from autopar.ir.control_flow import ControlFlow, PortKind
 from autopar.ir.graph import Graph, Op
 from autopar.ir.values import Role
+from autopar.rules import HEAVY
 
 # Element-wise work whose result is fused into what reads it costs next to nothing, but not nothing.
 _FUSED_SHARE = 0.05

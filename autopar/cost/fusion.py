@@ -12,17 +12,7 @@ from functools import lru_cache
 from autopar.ir.graph import Op
 from autopar.ir.rule import Kind
 from autopar.ir.sharding import Sharding
-
-# Kernels of their own: operands are read from memory, results are written there.
-_OWN_KERNELS = frozenset(
-    {
-        "dot_general", "conv_general_dilated", "sort", "top_k", "approx_top_k", "fft", "cholesky",
-        "eigh", "qr", "lu", "svd", "triangular_solve", "scatter", "scatter-add", "scatter-mul",
-        "scatter-min", "scatter-max", "select_and_scatter_add", "select_and_gather_add", "cumsum",
-        "cumprod", "cummax", "cummin", "cumlogsumexp", "dynamic_update_slice", "random_split",
-        "random_seed", "threefry2x32", "custom_call",
-    }
-)  # fmt: skip
+from autopar.rules import Fusion, primitive
 
 # A TPU's compiler computes their operands in their kernels, as it does those of reductions.
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
@@ -32,32 +22,6 @@ SCATTERS = frozenset({"scatter", "scatter-add", "scatter-mul", "scatter-min", "s
 # A scatter into zeros that is added to something may put its items there instead.
 ADDITIONS = frozenset({"add", "add_any"})
 
-# They compute what they read, as element-wise ops do, but their results are written to memory.
-_REDUCTIONS = frozenset(
-    {
-        "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or",
-        "reduce_xor", "argmax", "argmin", "reduce", "reduce_window", "reduce_window_sum",
-        "reduce_window_max", "reduce_window_min",
-    }
-)  # fmt: skip
-
-# Index arithmetic in their readers' kernels, though items change their places.
-_MOVERS = frozenset(
-    {
-        "slice", "split", "pad", "concatenate", "rev", "gather", "dynamic_slice", "squeeze",
-        "reshape", "transpose", "copy",
-    }
-)  # fmt: skip
-
-# What one item costs to compute again, as the bytes that the chip could load in that time:
-# the cost models weigh the two. `exp` has an instruction of its own.
-_WORK_BYTES = {
-    "tanh": 4.0, "erf": 4.0, "erfc": 4.0, "erf_inv": 4.0, "logistic": 1.5, "pow": 4.0, "log": 4.0,
-    "log1p": 4.0, "expm1": 4.0, "sin": 4.0, "cos": 4.0, "exp": 1.0, "div": 1.0, "sqrt": 1.0,
-    "rsqrt": 1.0, "random_bits": 16.0,
-}  # fmt: skip
-_LITTLE_WORK = 0.1
-
 # A matrix product with fewer tiles than the chip has cores is cut along its sum into parts, whose
 # results, in f32, are added up afterwards.
 _TILE_ITEMS, _TILES_WANTED, _LEAST_SUM, _PART_BYTES = 128 * 128, 128, 128, 4
@@ -65,18 +29,17 @@ _TILE_ITEMS, _TILES_WANTED, _LEAST_SUM, _PART_BYTES = 128 * 128, 128, 128, 4
 
 def is_fused_into_readers(op: Op) -> bool:
     """Whether readers may compute the op's results anew instead of loading them."""
-    kind = op.kind
-    if kind in _MOVERS:
+    fusion, rule = primitive(op.kind).fusion, op.rule
+    if fusion is Fusion.INDEXING:
         return True
-    rule = op.rule
-    if kind in _OWN_KERNELS or kind in _REDUCTIONS or op.graphs or rule is None:
+    if fusion is not Fusion.BY_RULE or op.graphs or rule is None:
         return False
     return rule.known and len(op.results) == 1 and all(f.kind is Kind.PASS for f in rule.factors)
 
 
 def is_reduction(op: Op) -> bool:
     """Whether the op computes what it reads instead of loading it, and stores its own results."""
-    return op.kind in _REDUCTIONS
+    return primitive(op.kind).fusion is Fusion.REDUCTION
 
 
 def has_filter(op: Op) -> bool:
@@ -93,13 +56,13 @@ def has_filter(op: Op) -> bool:
 def works_in_place(op: Op) -> bool:
     """Whether a result may take the buffer of an operand that nobody reads later."""
     return op.kind.startswith(("scatter", "dynamic_update")) or (
-        op.kind not in _MOVERS and is_fused_into_readers(op)
+        primitive(op.kind).fusion is Fusion.BY_RULE and is_fused_into_readers(op)
     )
 
 
 def work_bytes(op: Op) -> float:
     """What one item of the op costs to compute again, as the bytes that could be loaded instead."""
-    return _WORK_BYTES.get(op.kind, _LITTLE_WORK)
+    return primitive(op.kind).redo_bytes
 
 
 def split_bytes(op: Op, item_count: int, operand: Sharding, sizes: tuple[int, ...]) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autopar.cost.compute import HEAVY
 from autopar.cost.kernels import Kernel, Sizes, Stored
 from autopar.cost.prices import Prices
 from autopar.ir.control_flow import ControlFlow
 from autopar.ir.spmd import Block, Loop, Move, Run
+from autopar.rules import HEAVY
 
 
 @dataclass(frozen=True)

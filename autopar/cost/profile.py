@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from autopar.cluster import Chip
-from autopar.cost.compute import HEAVY
 from autopar.cost.forward import Piece, forward_pieces, op_seconds
 from autopar.errors import InputError
 from autopar.ir.graph import Graph, Op
 from autopar.ir.profile import Profile, ProfileLayer
+from autopar.rules import HEAVY
 
 _WANTED_LAYERS = 6
 _MS = 1e3

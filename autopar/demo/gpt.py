@@ -95,7 +95,7 @@ def create_state(key: jax.Array, config: GptConfig = CONFIG) -> TrainState:
 
 
 def train_step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
-    """One update on `tokens` and `targets`; the metrics hold the loss, in nats a byte."""
+    """Updates the model on `tokens` and `targets`; the metrics hold the loss, in nats a byte."""
 
     def loss_of(params: Any) -> jax.Array:
         return _loss(state, params, batch)

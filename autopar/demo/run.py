@@ -1,4 +1,4 @@
-"""What the demo does with the model: compares its first steps, trains it, and judges it."""
+"""The run of the demo: it compares the first steps, trains the model, and judges it."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ Told = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Difference:
-    """How far a run is from the plain one: the losses, and L2 distances relative to the plain."""
+    """The distance of a run from the plain one: losses, and L2 distances relative to the plain."""
 
     loss: float
     parameters: float
@@ -45,13 +45,15 @@ class Comparison:
 
     @property
     def limit(self) -> Difference:
-        """What still counts as rounding in bfloat16: one unit, and eight where eight devices'
-        rounded parts of each gradient are summed."""
+        """The largest error that counts as rounding in bfloat16.
+
+        It is one unit, and eight where eight devices' rounded parts of each gradient are summed.
+        """
         return Difference(_BF16_UNIT, _BF16_UNIT, 8 * _BF16_UNIT)
 
     @property
     def holds(self) -> bool:
-        """Whether the steps are equal to rounding."""
+        """True if the steps are equal to rounding."""
         found, limit = self.parallel, self.limit
         return (
             found.loss <= limit.loss

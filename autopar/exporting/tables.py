@@ -1,4 +1,4 @@
-"""What a plan decided about each equation of its step, as layouts that values go through."""
+"""The decisions of a plan for each equation of its step, as layouts that values go through."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Tables:
 
 
 def tables_of(graph: Graph, program: SpmdProgram, lies: Mapping[str, Sharding]) -> Tables:
-    """Where a step's values are held and to where they are moved; `lies` has inputs of bodies.
+    """The layouts and moves of a step's values; `lies` has inputs of bodies.
 
     Results that cannot but lie as they should are left out.
     """
@@ -100,7 +100,7 @@ class _Writer:
     # -- reading ---------------------------------------------------------------------------
 
     def _piece(self, name: str) -> _Piece:
-        """What is read by that name; a result that is read as it comes out stays so."""
+        """The value read by that name; a result that is read as it comes out stays so."""
         piece = self.pieces[name]
         if piece.raw:
             if piece.route:
@@ -146,7 +146,7 @@ class _Writer:
                 self.followed[f"{where}:{i}"] = name
 
     def _starts_stack(self, op: Op, name: str) -> bool:
-        """Whether partial results of an op stay so; those to be summed at once XLA sums."""
+        """True if partial results of an op stay so; those to be summed at once XLA sums."""
         move = self._moves.get(name)
         at_once = move is not None and [s.kind for s in move.steps] == ["all-reduce"]
         return op.kind in _SUMMING and not at_once
@@ -200,7 +200,7 @@ class _Writer:
             self.results[f"{where}:{i}"] = (Step(layout),)
 
     def _inside(self, op: Op, port: Port) -> Sharding | None:
-        """How what goes through a port lies where a body is given it."""
+        """The sharding of a port's value where a body receives it."""
         names = (op.graphs[b].inputs[i].value.name for b, i in port.inputs)
         return next((self.lies.get(name) for name in names), None)
 
@@ -210,7 +210,7 @@ def _name(path: tuple[int, ...]) -> str:
 
 
 def _follows(op: Op, given: list[_Piece | None], layout: Sharding) -> bool:
-    """Whether an element-wise op has operands that lie at home just as its result does."""
+    """True if an element-wise op has operands that lie at home just as its result does."""
     rule = op.rule
     if rule is None or len(op.results) != 1 or layout.partial:
         return False

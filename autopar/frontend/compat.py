@@ -1,4 +1,4 @@
-"""The one place that reaches for JAX's private modules, or bridges JAX versions."""
+"""Bridges to JAX's private modules and between JAX's versions: no other file has any."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def traced_beside(equation: Any, fun: Callable[..., Any]) -> Any:
 
 
 def is_kernel(primitive: Any) -> bool:
-    """Whether a primitive compiles as something else than a JAX function, on some platform."""
+    """True if a primitive compiles as something else than a JAX function, on some platform."""
     private: Any = mlir
     lowering = getattr(private._lowerings.get(primitive), "rule", None)
     is_function = getattr(lowering, "__qualname__", "") == "lower_fun.<locals>.f_lowered"
@@ -96,12 +96,12 @@ def options_for_devices(devices: Sequence[Any]) -> Any:
 
 
 def inside_transform() -> bool:
-    """Whether JAX is tracing or transforming the code that asks, or is told not to compile it."""
+    """True if JAX is tracing or transforming the code that asks, or is told not to compile it."""
     return not core.trace_state_clean() or runs_uncompiled()
 
 
 def runs_uncompiled() -> bool:
-    """Whether `jax.disable_jit()` holds: everything is to run op by op."""
+    """True if `jax.disable_jit()` holds: everything is to run op by op."""
     config: Any = jax.config
     return bool(config.jax_disable_jit)
 

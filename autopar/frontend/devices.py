@@ -8,7 +8,7 @@ from autopar.ir.devices import DeviceFacts
 
 
 def local_devices() -> tuple[DeviceFacts, ...]:
-    """One DeviceFacts for each of jax.devices(), in JAX's order.
+    """The DeviceFacts of each of jax.devices(), in JAX's order.
 
     On several processes this is every device of the job. Only a process's own devices report
     their memory, so those figures stand in for the others of the same kind.

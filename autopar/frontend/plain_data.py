@@ -1,4 +1,4 @@
-"""Short names of dtypes: float32 is f32, a typed random key is key<fry>."""
+"""Types and parameters as plain data: float32 is f32, a typed random key is key<fry>."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def type_of(aval: Any) -> tuple[tuple[int, ...], str]:
     dtype = getattr(aval, "dtype", None)
     if dtype is None:
         return (), "token"
-    return _typed(aval.shape, dtype)
+    return _plain_type(aval.shape, dtype)
 
 
 @lru_cache(maxsize=65536)
-def _typed(shape: tuple[int, ...], dtype: Any) -> tuple[tuple[int, ...], str]:
+def _plain_type(shape: tuple[int, ...], dtype: Any) -> tuple[tuple[int, ...], str]:
     return tuple(int(n) for n in shape), dtype_name(dtype)
 
 
@@ -43,7 +43,7 @@ def dtype_name(dtype: Any) -> str:
     return _SHORT.get(stem, stem) + name[len(stem) :]
 
 
-# -- params -- Equation parameters as plain data: what a graph may hold of them.
+# -- parameters -----------------------------------------------------------------------------------
 
 
 # Bodies travel as graphs; names and shardings of the user's own mesh mean nothing to the planner.

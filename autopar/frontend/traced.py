@@ -30,7 +30,7 @@ def refs(operands: Iterable[Ref | Const]) -> Iterator[Ref]:
 
 @dataclass(frozen=True)
 class Equation:
-    """One primitive with its parameters; nested jaxprs are held flattened in `bodies`."""
+    """A primitive with its parameters; nested jaxprs are held flattened in `bodies`."""
 
     primitive: jex.Primitive
     params: dict[str, Any]
@@ -54,14 +54,14 @@ class FlatProgram:
     outputs: tuple[Ref | Const, ...]
 
     def walk(self) -> Iterator[Equation]:
-        """Every equation, bodies after the equation that holds them."""
+        """The equations, bodies after the equation that holds them."""
         for equation in self.equations:
             yield equation
             for body in equation.bodies:
                 yield from body.walk()
 
     def avals(self) -> Iterator[tuple[Ref, Any]]:
-        """Every value with its type, those of bodies left out."""
+        """The values with their types, those of bodies left out."""
         yield from zip(self.inputs, self.input_avals, strict=True)
         for equation in self.equations:
             yield from zip(equation.results, equation.result_avals, strict=True)
@@ -107,6 +107,11 @@ class TracedStep:
     input_pieces: tuple[Piece, ...] = ()
     output_pieces: tuple[Piece, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def closed_over(self) -> tuple[tuple[str, Any], ...]:
+        """The closed-over arrays, each with its path."""
+        return tuple((f"const/{i}", array) for i, array in enumerate(self.constants))
 
     def __str__(self) -> str:
         count = sum(1 for _ in self.program.walk())

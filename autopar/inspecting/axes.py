@@ -1,4 +1,4 @@
-"""What each mesh axis is used for, and what in the plan shows it."""
+"""The use of each mesh axis, and what in the plan shows it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _telling(seen: Sequence[_Seen]) -> list[_Seen]:
 
 
 def _roles(axis: str, facts: Facts) -> Iterator[_Seen]:
-    """Every role that something shows, with the sentence that tells what."""
+    """The roles that something shows, each with the sentence that tells what."""
     experts = facts.experts.over(axis)
     tensor = [name for name in facts.products.over(axis) if name not in experts]
     if tensor:
@@ -97,7 +97,7 @@ def _gathered(axis: str, facts: Facts) -> Iterator[_Seen]:
 
 
 def _tables(axis: str, facts: Facts) -> Iterator[_Seen]:
-    """What a look-up in a split table makes of an axis that nothing else does."""
+    """The role of an axis that nothing but a look-up in a split table uses."""
     tables = facts.tables.over(axis)
     if tables:
         what = "Split, and looked up where they lie"

@@ -1,4 +1,4 @@
-"""What keeps a decision from going elsewhere: pins, the method, memory, dims, state, its rule."""
+"""Reasons that keep a decision where it is: pins, method, memory, dims, state, its rule."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from autopar.ir.mesh import MeshShape
 from autopar.ir.paths import meant
 from autopar.ir.rule import Kind
 from autopar.ir.text import show_bytes, show_seconds
-from autopar.passes.shard.decisions import Decision
 from autopar.passes.shard.diagnose.why import Case
-from autopar.passes.shard.pins import CONSTRAINT, show_spec
+from autopar.passes.shard.model.decisions import Decision
+from autopar.passes.shard.model.pins import CONSTRAINT, show_spec
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Bound:
     subject: Subject
 
     def sentences(self) -> tuple[str, ...]:
-        """What binds, what the user asked for first."""
+        """The reasons that bind, what the user asked for first."""
         node = self.subject.node
         if node is None:
             return ("nothing to decide: it is made where it is read",)

@@ -1,4 +1,4 @@
-"""What differs between two shardings of a scope: collectives, arguments that move, in sentences."""
+"""Differences of two shardings: collectives, and arguments that move, in sentences."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from autopar.inspecting.scope import AbstractScope, Weighed
-from autopar.inspecting.words import Names, and_more, over, spec
 from autopar.ir.explanation import Price, TrafficChange
+from autopar.ir.naming import Names, and_more, over, spec
 from autopar.ir.paths import common_path, counted_paths, unnumbered
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.spmd import COLLECTIVES
@@ -41,7 +41,7 @@ Key = tuple[str, tuple[str, ...], str]  # kind, axes, what is moved with its num
 
 
 def sent_by(weighed: Weighed, names: Names) -> dict[Key, Sent]:
-    """All collectives of a step, on one device, by kind, axes and what they move."""
+    """The collectives of a step on one device by kind, axes and what they move."""
     found: dict[Key, Sent] = {}
     for listing in weighed.listings:
         for move, c in listing.program.collectives():
@@ -92,7 +92,7 @@ def moved(
 def sentences(
     scope: AbstractScope, before: Weighed, after: Weighed, subject: frozenset[str], choice: str
 ) -> list[str]:
-    """What a step takes otherwise, what is sent otherwise, and what moves along with the subject.
+    """The changes of a step's time, of what is sent, and of what moves along with the subject.
 
     The first adds up to the difference in seconds. `choice` is how the subject would lie.
     """
@@ -122,8 +122,8 @@ def _net(group: Sequence[tuple[Key, Sent]]) -> float:
 
 def _coming(group: Sequence[tuple[Key, Sent]]) -> str:
     what = common_path(sorted({name for _, change in group for name in change.names}))
-    more = [_told(key, change) for key, change in group if change.seconds > 0]
-    less = [_told(key, change) for key, change in group if change.seconds < 0]
+    more = [_describe(key, change) for key, change in group if change.seconds > 0]
+    less = [_describe(key, change) for key, change in group if change.seconds < 0]
     net = _net(group)
     if more and less:
         change = f"{', '.join(more)} instead of {', '.join(less)}"
@@ -131,7 +131,7 @@ def _coming(group: Sequence[tuple[Key, Sent]]) -> str:
     return f"{'more' if more else 'less'} for {what}: {', '.join(more or less)}"
 
 
-def _told(key: Key, change: Sent) -> str:
+def _describe(key: Key, change: Sent) -> str:
     kind, axes, _ = key
     count = f"{abs(change.count)} " if change.count else ""
     took = f"{show_bytes(abs(change.nbytes))}, {show_seconds(abs(change.seconds))}"

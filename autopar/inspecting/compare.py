@@ -1,4 +1,4 @@
-"""What differs between two plans, in decisions and in what they cost."""
+"""Differences of two plans, in decisions and in what they cost."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from autopar.inspecting.words import spec
 from autopar.ir.comparison import Change, Comparison, FigureChange, Move, Place
 from autopar.ir.explanation import TrafficChange
 from autopar.ir.mesh import MeshShape
+from autopar.ir.naming import spec
 from autopar.ir.paths import common_path, unnumbered
 from autopar.ir.pipeline import PipelinePlan
 from autopar.ir.plan import Argument, Origin, Plan, Traffic
@@ -27,7 +27,7 @@ Names = Mapping[str, str]  # the second plan's axis -> the first's
 
 
 def compare(a: Plan, b: Plan) -> Comparison:
-    """What is otherwise in plan `b` than in plan `a`; axes that only differ in name are one."""
+    """Compare plan `b` with plan `a`; axes that only differ in name are one."""
     same_graph = a.origin.graph_key == b.origin.graph_key
     names = _axis_names(a.mesh, b.mesh)
     inner = list(_inner(a, b)) if same_graph else []
@@ -38,7 +38,7 @@ def compare(a: Plan, b: Plan) -> Comparison:
         made_with=tuple(_changes(_made_with(a), _made_with(b))),
         decisions=tuple(_changes(_decisions(a), _decisions(b))),
         moves=_moves(a, b),
-        inner=tuple(_told(_graph_text(a, b), inner[:_TOLD_INNER])),
+        inner=tuple(_describe(_graph_text(a, b), inner[:_TOLD_INNER])),
         inner_count=len(inner),
         traffic=tuple(_traffic(a, b, names)),
         figures=tuple(_figures(a, b)),
@@ -97,7 +97,7 @@ def _made_with(plan: Plan) -> dict[str, str]:
 
 
 def _decisions(plan: Plan) -> dict[str, str]:
-    """How a step is cut up, and how much of it is recomputed."""
+    """The changes of stages, microbatches and of what is recomputed."""
     pipeline = plan.pipeline
     found = {
         "mesh": str(plan.mesh) if pipeline is None else _submeshes(pipeline),
@@ -141,7 +141,7 @@ def _moves(a: Plan, b: Plan) -> tuple[Move, ...]:
         if move.before != move.after:
             key = (unnumbered(path), move.role, _unplaced(move.before), _unplaced(move.after))
             groups.setdefault(key, []).append(move)
-    found = [_folded(group) for group in groups.values()]
+    found = [_fold(group) for group in groups.values()]
     return tuple(sorted(found, key=lambda m: (-m.nbytes, len(m.path), m.path)))
 
 
@@ -162,19 +162,19 @@ def _unplaced(place: Place | None) -> Place | None:
     return replace(place, submeshes=()) if place is not None else None
 
 
-def _folded(group: list[Move]) -> Move:
+def _fold(group: list[Move]) -> Move:
     first = group[0]
     path = common_path([m.path for m in group])
     return replace(
         first,
         path=path,
         count=len(group),
-        before=_joined(first.before, [m.before for m in group]),
-        after=_joined(first.after, [m.after for m in group]),
+        before=_join(first.before, [m.before for m in group]),
+        after=_join(first.after, [m.after for m in group]),
     )
 
 
-def _joined(first: Place | None, places: list[Place | None]) -> Place | None:
+def _join(first: Place | None, places: list[Place | None]) -> Place | None:
     if first is None:
         return None
     every = {s for p in places if p is not None for s in p.submeshes}
@@ -225,7 +225,7 @@ def _given_values(graph: str) -> frozenset[str]:
     return frozenset(re.findall(r"(%\w+): ", graph.partition(") {")[0]))
 
 
-def _told(graph: str, changes: Sequence[Change]) -> Iterator[Change]:
+def _describe(graph: str, changes: Sequence[Change]) -> Iterator[Change]:
     """The changes with what makes each value, where the step is kept."""
     wanted = {c.name for c in changes}
     lines = graph.splitlines() if wanted else ()

@@ -11,14 +11,14 @@ from autopar.inspecting.changes import sentences
 from autopar.inspecting.reads import arrival, reads
 from autopar.inspecting.reopen import Opened
 from autopar.inspecting.scope import AbstractScope, Weighed, too_large
-from autopar.inspecting.subject import Subject, found
-from autopar.inspecting.words import Names, spec, split
+from autopar.inspecting.subject import Subject, find_subject
 from autopar.ir.assignment import Assignment
 from autopar.ir.explanation import Alternative, Explanation, Price
+from autopar.ir.naming import Names, spec, split
 from autopar.ir.sharding import Sharding, replicated
 from autopar.ir.text import show_bytes, show_seconds
 from autopar.passes.shard.diagnose.why import Case, others, unbound
-from autopar.passes.shard.needs import Choice
+from autopar.passes.shard.model.needs import Choice
 
 _SHOWN = 3
 _MOST = 6  # alternatives told of, with those that do not fit
@@ -30,19 +30,19 @@ def explain(opened: Opened, asked: str) -> Explanation:
 
     Raises ArgumentError where nothing of the plan is meant, or several ops are.
     """
-    return _Explainer(*found(opened, asked)).explanation()
+    return _Explainer(*find_subject(opened, asked)).explanation()
 
 
 @dataclass(frozen=True)
 class _Explainer:
-    """One subject; `case` is as the plan's pins and method leave it."""
+    """The explanation of one subject; `case` is as the plan's pins and method leave it."""
 
     scope: AbstractScope
     case: Case
     subject: Subject
 
     def explanation(self) -> Explanation:
-        """All that there is to say."""
+        """The choice, its reasons and its alternatives."""
         s, kept = self.subject, self._kept.sharding
         whole = replicated(len(s.value.shape))
         sharding = kept.sharding_of.get(s.value.name, whole)
@@ -110,11 +110,11 @@ class _Explainer:
 
     @property
     def _free(self) -> bool:
-        """Whether the plan's pins and method leave more than one choice."""
+        """True if the plan's pins and method leave more than one choice."""
         return self.subject.node is not None and len(self.case.choices(self.subject.node)) > 1
 
     def _bound(self, found: Sequence[Alternative]) -> Iterator[str]:
-        """What memory bars, and what asking for this choice costs."""
+        """The alternatives that memory bars, and what asking for this choice costs."""
         barred = sum(a.price is None for a in found)
         if barred:
             limit = show_bytes(self.scope.opened.plan.origin.memory_bytes)
@@ -138,7 +138,7 @@ def _seconds(alternative: Alternative) -> float:
 
 
 def _honest(kept: Price, other: Price) -> Iterator[str]:
-    """Where the two ways to count a plan's seconds do not agree on which is better."""
+    """A note where the two ways to count a plan's seconds disagree on which is better."""
     faster = kept.seconds - other.seconds
     dearer = other.solver_seconds - kept.solver_seconds
     if faster > _NEGLIGIBLE * kept.seconds and dearer > _NEGLIGIBLE * kept.solver_seconds:

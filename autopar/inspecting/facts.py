@@ -1,4 +1,4 @@
-"""What lies over the axes of a submesh: arguments, weights as they are read, activations."""
+"""Tensors over the axes of a submesh: arguments, weights as they are read, activations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autopar.ir.rule import Rule
 from autopar.ir.sharding import Sharding
 from autopar.ir.spmd import Move, Run
 from autopar.ir.values import Role
-from autopar.passes.shard.batches import Part, Parts, batch_factors, followed, tag_batch
+from autopar.passes.shard.model.batches import Part, Parts, batch_factors, followed, tag_batch
 
 _PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 _LOOK_UP = "gather"
@@ -19,7 +19,7 @@ _LOOK_UP = "gather"
 
 @dataclass(frozen=True)
 class Tags:
-    """Where values of the step have rows of the batch and positions: dims of each."""
+    """Dims of values of the step that are rows of the batch, or positions."""
 
     rows: Mapping[str, Parts]
     positions: Mapping[str, Parts]
@@ -46,7 +46,7 @@ class Held:
     nbytes: dict[str, int] = field(default_factory=dict[str, int])
 
     def add(self, name: str, nbytes: int, axes: Iterable[str]) -> None:
-        """One more, or more axes of one."""
+        """Add a tensor, or more axes of one."""
         self.axes[name] = self.axes.get(name, frozenset()) | frozenset(axes)
         self.nbytes[name] = nbytes
 
@@ -56,13 +56,13 @@ class Held:
         return sorted(found, key=lambda name: -self.nbytes[name])
 
     def share(self, names: Iterable[str]) -> float:
-        """What of the bytes of all is of some."""
+        """The share of all bytes that some have."""
         return sum(self.nbytes[name] for name in names) / max(1, sum(self.nbytes.values()))
 
 
 @dataclass
 class Facts:
-    """What lies over the axes of one submesh.
+    """Tensors that lie over the axes of one submesh.
 
     `gathered` are parameters by the axes over which they are made whole before the update;
     `products` weights by the axes over which matrix products read them as they lie, `experts` by
@@ -179,7 +179,7 @@ def _choosing(rule: Rule, weight: int) -> set[int]:
 
 
 def _meets_weight(flow: Flow, parts: Mapping[str, Parts]) -> bool:
-    """Whether a product sums a tagged dim with a dim of a weight: then it is one of features."""
+    """True if a product sums a tagged dim with a dim of a weight: then it is one of features."""
     for run, op, rule in _products(flow):
         made = {f for dim in rule.results[0] for f in dim}
         summed = {f for f, _ in batch_factors(rule, op, parts)} - made

@@ -10,6 +10,7 @@ from autopar.cost.overlap import Timed, timed_listing
 from autopar.inspecting.reopen import Listed
 from autopar.ir.graph import Op, Operand
 from autopar.ir.inspection import Spot
+from autopar.ir.naming import join_words
 from autopar.ir.spmd import Block, Fence, Instruction, Loop, Move, Run
 from autopar.ir.values import Role
 
@@ -56,7 +57,7 @@ class Flow:
 
     @cached_property
     def timed(self) -> Timed:
-        """One run of the listing, kernel by kernel."""
+        """A single run of the listing, kernel by kernel."""
         return timed_listing(self.listed.graph, self.listed.program, self.listed.prices)
 
     @cached_property
@@ -90,18 +91,18 @@ class Flow:
         if path:
             return path
         if op is not None:
-            return _named(op.kind, op.origin.module)
+            return join_words(op.origin.module, op.kind)
         loop, operand = self._given_by.get(name, (None, None))
         if loop is None:
             return name
         repeats = loop.control_flow is not None and loop.control_flow.repeats
         if not repeats and isinstance(operand, str):
             return self.subject(operand)
-        return _named(f"what {loop.kind} hands on", loop.origin.module)
+        return join_words(loop.origin.module, f"what {loop.kind} hands on")
 
     @cached_property
     def _given_by(self) -> Mapping[str, tuple[Op, Operand]]:
-        """What bodies are given: the op that they are of, and its operand."""
+        """Inputs of bodies: the op that the body is of, and its operand."""
         ops = (op for op in self.listed.graph.walk() if op.graphs)
         return {
             i.value.name: (op, operand)
@@ -111,7 +112,7 @@ class Flow:
         }
 
     def spot(self, step: Instruction | None) -> Spot:
-        """Where an instruction belongs; a move of an argument to the module that reads it."""
+        """The place of an instruction; a move of an argument is of the module that reads it."""
         stage, part = self.listed.stage, self.listed.part
         if isinstance(step, Run | Loop):
             origin = self.op(step).origin
@@ -124,10 +125,10 @@ class Flow:
         return Spot(step.region, module, line, stage, part)
 
     def label(self, step: Instruction | None) -> str:
-        """What runs, in a few words: dot_general Block/mlp, all-gather params/w1."""
+        """An instruction in a few words: dot_general Block/mlp, all-gather params/w1."""
         if isinstance(step, Run | Loop):
             op = self.op(step)
-            return _named(op.kind, op.origin.module, kind_first=True)
+            return join_words(op.kind, op.origin.module)
         if not isinstance(step, Move):
             return "copy" if step is None else "fence"
         what = step.collectives[0].kind if step.collectives else "copy"
@@ -198,7 +199,7 @@ class Flow:
 
 
 def flows_of(listings: Sequence[Listed]) -> list[Flow]:
-    """Every listing followed, in the order in which they first run."""
+    """Follow the listings in the order in which they first run."""
     flows: list[Flow] = []
     paths, makers = dict[str, str](), dict[str, Op]()
     for listed in listings:
@@ -215,10 +216,6 @@ def _seen(run: Run, op: Op) -> str | None:
     return names.pop() if op.kind in _VIEWS and len(names) == 1 else None
 
 
-def _named(kind: str, module: str, kind_first: bool = False) -> str:
-    return " ".join(p for p in ((kind, module) if kind_first else (module, kind)) if p)
-
-
 def _steps(block: Block, runs: int) -> Iterator[tuple[Instruction, int]]:
     for step in block.instructions:
         yield step, runs
@@ -228,7 +225,7 @@ def _steps(block: Block, runs: int) -> Iterator[tuple[Instruction, int]]:
 
 
 def _leaving(loop: Loop) -> Iterator[tuple[str, str]]:
-    """What the last body of a loop gives back (of a while that is no test), and as what."""
+    """Pairs of what the last body of a loop gives back, and its name outside."""
     outputs = loop.bodies[-1].outputs if loop.bodies else ()
     yield from ((o, r) for o, r in zip(outputs, loop.results, strict=True) if o is not None)
 

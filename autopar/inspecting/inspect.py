@@ -1,16 +1,29 @@
-"""Everything that a plan says when it is read closely: what `show`, `report` and `diff` draw."""
+"""The meaning of a plan, row by row: its axes, modules, ops, collectives, kernels and memory."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from autopar.cost.listing import Seconds
+from autopar.cost.overlap import Timed, sent
 from autopar.inspecting.axes import axis_uses
-from autopar.inspecting.comm import comm_rows
-from autopar.inspecting.curve import memory_curves
-from autopar.inspecting.flow import flows_of
-from autopar.inspecting.modules import module_rows
-from autopar.inspecting.ops import op_rows, ops_of
+from autopar.inspecting.flow import Flow, flows_of
+from autopar.inspecting.memory import memory_curves
 from autopar.inspecting.reopen import Opened
-from autopar.inspecting.spans import kernel_spans
-from autopar.ir.inspection import Inspection
+from autopar.ir.inspection import (
+    WHOLE_STEP,
+    AxisRole,
+    CommRow,
+    Inspection,
+    KernelSpan,
+    ModuleRow,
+    OpRow,
+)
+from autopar.ir.paths import common_path, unnumbered
+from autopar.ir.spmd import Loop, Move, Run
+from autopar.ir.values import Role
 
 
 def inspect(opened: Opened) -> Inspection:
@@ -28,4 +41,315 @@ def inspect(opened: Opened) -> Inspection:
         collectives=comm_rows(flows, {(use.submesh, use.axis): use.roles for use in axes}),
         spans=kernel_spans(flows[0]) if plan.pipeline is None else (),
         memory=memory_curves(opened, flows),
+    )
+
+
+# -- modules ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Module:
+    """The work and parameters of one module, its own modules included."""
+
+    ops: int = 0
+    flops: int = 0
+    parameter_bytes: int = 0
+    seconds: float = 0.0
+    stages: set[int] = field(default_factory=set[int])
+
+
+def module_rows(flows: Sequence[Flow], ops: Sequence[OpRow]) -> tuple[ModuleRow, ...]:
+    """The modules with all that is in them, in the model's order; "" is the whole step.
+
+    Modules whose paths differ in numbers are one row where they have as many FLOPs and parameters.
+    `ops` are those of the listings, each by itself.
+    """
+    modules: dict[str, _Module] = {}
+    for op in ops:
+        for path in _around(op.spot.module):
+            module = modules.setdefault(path, _Module())
+            module.ops += 1
+            module.flops += op.flops
+            module.seconds += op.seconds
+            module.stages.add(op.spot.stage)
+    for owner, nbytes in _owned(flows):
+        for path in _around(owner):
+            modules.setdefault(path, _Module()).parameter_bytes += nbytes
+    groups: dict[tuple[object, ...], list[str]] = {}
+    for path, module in modules.items():
+        stages = tuple(sorted(module.stages))
+        key = unnumbered(path), module.flops, module.parameter_bytes, stages
+        groups.setdefault(key, []).append(path)
+    return tuple(_row(paths, [modules[p] for p in paths]) for paths in groups.values())
+
+
+def _around(path: str) -> Iterator[str]:
+    """The step, then every module that a path leads through, the whole path last."""
+    yield ""
+    for end, letter in enumerate(path):
+        if letter == "/":
+            yield path[:end]
+    if path:
+        yield path
+
+
+def _owned(flows: Sequence[Flow]) -> Iterator[tuple[str, int]]:
+    """The bytes of each parameter with the module that reads it first."""
+    seen: set[str] = set()
+    for flow in flows:
+        for given in flow.listed.graph.inputs:
+            reader = flow.reader(given.value.name) if given.role is Role.STATE else None
+            if reader is None or reader.origin.region == "update" or given.path in seen:
+                continue
+            seen.add(given.path)
+            yield reader.origin.module, given.value.nbytes
+
+
+def _row(paths: Sequence[str], modules: Sequence[_Module]) -> ModuleRow:
+    return ModuleRow(
+        path=common_path(paths),
+        depth=paths[0].count("/") + 1 if paths[0] else 0,
+        count=len(paths),
+        ops=sum(m.ops for m in modules),
+        flops=sum(m.flops for m in modules),
+        parameter_bytes=sum(m.parameter_bytes for m in modules),
+        seconds=sum(m.seconds for m in modules),
+        stages=tuple(sorted({s for m in modules for s in m.stages} - {WHOLE_STEP})),
+    )
+
+
+# -- ops -------------------------------------------------------------------------------------------
+
+_Key = tuple[object, ...]
+
+
+def op_rows(ops: Sequence[OpRow]) -> tuple[OpRow, ...]:
+    """Ops by themselves as rows of those that are alike, in the order in which they first run."""
+    groups: dict[_Key, list[OpRow]] = {}
+    for row in ops:
+        spot = replace(row.spot, module=unnumbered(row.spot.module))
+        key = (row.kind, spot, row.shape, row.dtype, row.sharding, row.operands)
+        groups.setdefault(key, []).append(row)
+    return tuple(map(_folded_ops, groups.values()))
+
+
+def ops_of(flow: Flow) -> Iterator[OpRow]:
+    """The ops of a listing, each by itself.
+
+    A loop's own row counts neither FLOPs nor seconds of what is in it, which has rows of its own.
+    """
+    listed = flow.listed
+    spent, lies = _spent(flow), listed.sharding
+    types = {name: v.type_text for name, v in listed.graph.nested_values.items()}
+    for step, runs in flow.steps:
+        if not isinstance(step, Run | Loop) or not step.results:
+            continue
+        op = flow.op(step)
+        value, sharding = op.results[0], step.result_shardings[0]
+        laid = step.operand_shardings if isinstance(step, Run) else ()
+        yield OpRow(
+            path=step.equation,
+            kind=op.kind,
+            spot=flow.spot(step),
+            value=value.name,
+            shape=value.shape,
+            dtype=value.dtype,
+            sharding=sharding,
+            local_shape=sharding.shard_shape(value.shape, lies.mesh),
+            operands=tuple(
+                (types[o], s) for o, s in zip(op.operands, laid, strict=False) if isinstance(o, str)
+            ),
+            count=1,
+            runs=runs,
+            flops=op.flops * runs if isinstance(step, Run) else 0,
+            seconds=spent.get(step.results, 0.0) * listed.runs,
+        )
+
+
+def _spent(flow: Flow) -> dict[tuple[str, ...], float]:
+    """Seconds of work by the results of the instruction that a kernel is named after.
+
+    What is fused into it is part of it. Copies and slices that are no ops count to the op or loop
+    that reads them; of what is only returned, to the op behind it.
+    """
+    found = defaultdict[tuple[str, ...], float](float)
+    behind: dict[str, tuple[str, ...]] = {}  # by piece, the results of the op that it comes from
+    waiting: dict[str, float] = {}  # by piece, what it took to copy it
+    for block, kernel, seconds in flow.timed.spent():
+        step = block.instructions[kernel.at] if kernel.at >= 0 else None
+        reads = sorted(kernel.reads)
+        taken = seconds.compute + sum(waiting.pop(r) for r in reads if r in waiting)
+        home = next((behind[r] for r in reads if r in behind), ())
+        if isinstance(step, Run):
+            home = step.results
+            found[home] += taken
+        elif taken:
+            waiting[kernel.makes[0]] = taken
+        behind.update(dict.fromkeys(kernel.makes, home))
+    for name, taken in waiting.items():
+        reader = flow.readers.get(name)
+        found[reader.results if reader is not None else behind[name]] += taken
+    return found
+
+
+def _folded_ops(rows: list[OpRow]) -> OpRow:
+    first = rows[0]
+    return replace(
+        first,
+        spot=replace(first.spot, module=common_path([row.spot.module for row in rows])),
+        count=len(rows),
+        runs=sum(row.runs for row in rows),
+        flops=sum(row.flops for row in rows),
+        seconds=sum(row.seconds for row in rows),
+    )
+
+
+# -- collectives -----------------------------------------------------------------------------------
+
+Roles = Mapping[tuple[int, str], tuple[AxisRole, ...]]  # of an axis of a submesh
+
+
+def comm_rows(flows: Sequence[Flow], roles: Roles) -> tuple[CommRow, ...]:
+    """The collectives, those that are alike in one row, in the order in which they first run.
+
+    Seconds are as they are timed: neighbors that run as one share what that takes by their bytes.
+    """
+    groups: dict[tuple[object, ...], list[CommRow]] = {}
+    for flow in flows:
+        for row in comms_of(flow, roles):
+            spot = replace(row.spot, module=unnumbered(row.spot.module))
+            moved = unnumbered(row.value), row.shape, row.dtype, row.before, row.after, row.nbytes
+            key = row.kind, row.axes, row.submesh, spot, row.reader, moved
+            groups.setdefault(key, []).append(row)
+    return tuple(map(_folded_collectives, groups.values()))
+
+
+def comms_of(flow: Flow, roles: Roles) -> Iterator[CommRow]:
+    """The collectives of a listing, each by itself."""
+    listed = flow.listed
+    spent = {(move.result, j): seconds for move, j, seconds in sent(flow.timed)}
+    for move, runs in flow.steps:
+        if not isinstance(move, Move):
+            continue
+        reader = flow.reader(move.result)
+        for j, made in enumerate(move.collectives):
+            seconds = spent.get((move.result, j), Seconds())
+            subject = flow.subject(move.source)
+            yield CommRow(
+                kind=made.kind,
+                axes=made.axes,
+                roles=tuple(
+                    dict.fromkeys(r for a in made.axes for r in roles.get((listed.submesh, a), ()))
+                ),
+                submesh=listed.submesh,
+                spot=flow.spot(move),
+                value=subject,
+                shape=move.value.shape,
+                dtype=move.value.dtype,
+                before=move.before,
+                after=move.after,
+                reader=reader.kind if reader is not None else "",
+                nbytes=made.nbytes,
+                runs=runs,
+                seconds=seconds.communication * listed.runs,
+                exposed_seconds=seconds.exposed * listed.runs,
+                members=(subject,),
+            )
+
+
+def _folded_collectives(rows: list[CommRow]) -> CommRow:
+    first = rows[0]
+    members = tuple(dict.fromkeys(row.value for row in rows))
+    return replace(
+        first,
+        spot=replace(first.spot, module=common_path([row.spot.module for row in rows])),
+        value=common_path(members),
+        runs=sum(row.runs for row in rows),
+        seconds=sum(row.seconds for row in rows),
+        exposed_seconds=sum(row.exposed_seconds for row in rows),
+        members=members,
+    )
+
+
+# -- kernels in time -------------------------------------------------------------------------------
+
+_MOST = 2000
+_MOST_OF_A_LOOP = 200_000
+
+
+def kernel_spans(flow: Flow, most: int = _MOST) -> tuple[KernelSpan, ...]:
+    """The kernels of a listing by their start, short neighbors merged until there are few.
+
+    They end where the last kernel does: that what is hidden is partly waited for after all (see
+    `autopar.cost.overlap`) is in the step's seconds and not in theirs.
+    """
+    spans = sorted(_spans(flow, flow.timed, 0.0), key=lambda s: (s.start_seconds, s.stream))
+    short = max((s.end_seconds for s in spans), default=0.0) / most
+    while len(spans) > most:
+        spans = _merged(spans, short)
+        short *= 2
+    return tuple(spans)
+
+
+def _spans(flow: Flow, timed: Timed, begin: float) -> Iterator[KernelSpan]:
+    """The kernels of a block that begins then, loops trip by trip where that is not too much."""
+    streams = timed.streams
+    for k, (kernel, (start, end)) in enumerate(zip(timed.kernels, streams.spans, strict=True)):
+        if start == end:
+            continue
+        step = timed.block.instructions[kernel.at] if kernel.at >= 0 else None
+        bodies = timed.bodies.get(k, ())
+        if isinstance(step, Loop) and step.runs * sum(map(_count, bodies)) <= _MOST_OF_A_LOOP:
+            yield from _trips(flow, bodies, step.runs, begin + start)
+            continue
+        label = flow.label(step)
+        if isinstance(step, Move) and len(kernel.makes) > 1:
+            label += f" and {len(kernel.makes) - 1} more"
+        # A collective that nothing may run beside is waited for, though it stands among the work.
+        is_sent = isinstance(step, Move) and bool(step.collectives)
+        stream = "wires" if is_sent else "work"
+        yield KernelSpan(stream, begin + start, begin + end, label, flow.spot(step))
+
+
+def _trips(flow: Flow, bodies: Sequence[Timed], runs: int, begin: float) -> Iterator[KernelSpan]:
+    for _ in range(runs):
+        for body in bodies:
+            yield from _spans(flow, body, begin)
+            begin += body.seconds.total
+
+
+def _count(timed: Timed) -> int:
+    """The number of spans of a block, loops trip by trip."""
+    loops = {k: timed.block.instructions[timed.kernels[k].at] for k in timed.bodies}
+    inside = sum(
+        loop.runs * sum(map(_count, timed.bodies[k]))
+        for k, loop in loops.items()
+        if isinstance(loop, Loop)
+    )
+    return len(timed.kernels) + inside
+
+
+def _merged(spans: Sequence[KernelSpan], short: float) -> list[KernelSpan]:
+    """Spans of a stream that follow each other within a `short` time, as one."""
+    done: list[KernelSpan] = []
+    for stream in ("work", "wires"):
+        group: list[KernelSpan] = []
+        for span in (s for s in spans if s.stream == stream):
+            if group and span.end_seconds - group[0].start_seconds > short:
+                done.append(_one(group))
+                group = []
+            group.append(span)
+        if group:
+            done.append(_one(group))
+    return sorted(done, key=lambda s: (s.start_seconds, s.stream))
+
+
+def _one(group: Sequence[KernelSpan]) -> KernelSpan:
+    longest = max(group, key=lambda s: s.end_seconds - s.start_seconds)
+    label = longest.label if len(group) == 1 else f"{longest.label.split(' + ')[0]} + others"
+    return replace(
+        longest,
+        start_seconds=group[0].start_seconds,
+        end_seconds=group[-1].end_seconds,
+        label=label,
     )

@@ -24,7 +24,7 @@ class Leaf:
 
 
 def leaves_of(graph: Graph, runs: int = 1) -> Iterator[Leaf]:
-    """Every op without bodies, in order; a while loop is taken to run once."""
+    """The ops without bodies, in order; a while loop is taken to run once."""
     for op in graph.ops:
         if not op.graphs:
             yield Leaf(op, tuple(map(graph.value, op.operands)), runs * op.runs)

@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from autopar.cost.compute import HEAVY
 from autopar.inspecting.scope import Listing
-from autopar.inspecting.words import RENAMING, Names, over, spec, where
 from autopar.ir.graph import Graph, Op, Operand
+from autopar.ir.naming import RENAMING, Names, over, place_of, spec
 from autopar.ir.paths import common_path, unnumbered
 from autopar.ir.sharding import Sharding
 from autopar.ir.spmd import Block, Collective, Fence, Loop, Move, Run
 from autopar.ir.text import show_bytes, show_seconds
+from autopar.rules import HEAVY
 
 _SHOWN = 5
 _FAR = 200  # values looked at from an argument's new value back to its gradient
@@ -54,7 +54,7 @@ def _forms(graph: Graph, name: str) -> Iterator[str]:
 
 
 def _alike(reader: Reader) -> tuple[object, ...]:
-    """What readers of one sentence share; of the update nothing but how it is read."""
+    """The key that readers of one sentence share; of the update only how it is read."""
     op, via = reader.op, tuple((c.kind, c.axes, c.nbytes) for c in reader.via)
     if op.origin.region == "update" and op.kind not in HEAVY:
         return "update", reader.sharding, via
@@ -108,7 +108,7 @@ def _sentence(group: Sequence[Reader]) -> str:
     if op.origin.region == "update" and op.kind not in HEAVY:
         who = "the update reads"
     else:
-        at = common_path(sorted({where(r.op) for r in group if _like(r.op, op)}))
+        at = common_path(sorted({place_of(r.op) for r in group if _like(r.op, op)}))
         times = f"{count} " if count > 1 else ""
         who = f"{times}{op.origin.region} {op.kind} ({at}) read{'s' if count == 1 else ''}"
     return f"{who} {_how(first.sharding)} {_after(first.via)}"
@@ -119,7 +119,7 @@ def _how(sharding: Sharding) -> str:
 
 
 def _like(op: Op, other: Op) -> bool:
-    return unnumbered(where(op)) == unnumbered(where(other))
+    return unnumbered(place_of(op)) == unnumbered(place_of(other))
 
 
 def _after(via: Sequence[Collective]) -> str:
@@ -136,7 +136,7 @@ def _after(via: Sequence[Collective]) -> str:
 
 
 def arrival(listings: Sequence[Listing], name: str, names: Names) -> Iterator[str]:
-    """How what is in a value comes to it: its sums, or an argument's gradient."""
+    """Sentences on how a value comes to be: by sums, or as an argument's gradient."""
     for listing in listings:
         graph, block = listing.graph, listing.program.block
         for step in block.instructions:

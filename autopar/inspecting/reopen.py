@@ -30,7 +30,7 @@ from autopar.rules import RuleBook, attach_rules
 
 @dataclass(frozen=True)
 class Listed:
-    """What every device of a submesh runs `runs` times a step: the step, or a part of a stage.
+    """A listing that every device of a submesh runs `runs` times a step.
 
     In a plan of one program there is one, with `part` "" and `stage` WHOLE_STEP.
     """

@@ -23,7 +23,7 @@ from autopar.passes.base import Setting
 from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan
 from autopar.passes.lower.spmd import lower_spmd
 from autopar.passes.shard.diagnose.why import Answer, Case, anew, case_of
-from autopar.passes.shard.moves import MoveTables
+from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.recipes import recipe_named
 from autopar.planner.request import Pins
@@ -72,7 +72,7 @@ class AbstractScope(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def tables(self) -> MoveTables:
+    def tables(self) -> ReshardCosts:
         """The prices there."""
 
     @property
@@ -92,16 +92,16 @@ class AbstractScope(abc.ABC):
             prices.cluster, prices.mesh, limit, pins, resharder=resharder, in_flight=self.in_flight
         )
 
-    def case(self, pins: Pins, keeps: bool) -> Case:
+    def case(self, pins: Pins, reuse_gathered: bool) -> Case:
         """The problem under some pins, with the plan's answer as far as these allow."""
         recipe = recipe_named(self.opened.plan.origin.method)
-        optimal = Optimal(recipe=recipe, reshard_costs=self.tables, reuse_gathered=keeps)
+        optimal = Optimal(recipe=recipe, reshard_costs=self.tables, reuse_gathered=reuse_gathered)
         posed = optimal.pose(self.graph, self.setting(pins), pins, recipe)
-        return case_of(posed, self.kept, keeps)
+        return case_of(posed, self.kept, reuse_gathered)
 
     def own_case(self) -> Case:
         """The problem that the plan answers, with its answer."""
-        return self.case(self.own_pins, self.kept.keeps)
+        return self.case(self.own_pins, self.kept.reuse_gathered)
 
     @property
     def own_pins(self) -> Pins:
@@ -147,13 +147,13 @@ class WholeStep(AbstractScope):
         return self.opened.plan.sharding
 
     @property
-    def tables(self) -> MoveTables:
+    def tables(self) -> ReshardCosts:
         """The prices of the plan's mesh."""
         return self._tables
 
     @cached_property
-    def _tables(self) -> MoveTables:
-        return MoveTables(self.opened.listings[0].prices)
+    def _tables(self) -> ReshardCosts:
+        return ReshardCosts(self.opened.listings[0].prices)
 
     def weighed(self, sharding: ShardingPlan, solver_seconds: float) -> Weighed:
         """What a step takes with another sharding."""
@@ -227,7 +227,7 @@ class OneSubmesh(AbstractScope):
         return pipeline.shardings[self.submesh]
 
     @property
-    def tables(self) -> MoveTables:
+    def tables(self) -> ReshardCosts:
         """The prices of the submesh."""
         return self.laid.grounds[self.submesh].tables
 

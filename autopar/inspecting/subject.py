@@ -1,4 +1,4 @@
-"""What a question is about: an argument by path or pattern, an op by kind, line or module."""
+"""The subject of a question: an argument by path or pattern, an op by kind, line or module."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from autopar.errors import ArgumentError, listing
 from autopar.inspecting.reopen import Opened
 from autopar.inspecting.scope import AbstractScope, scopes_of
-from autopar.inspecting.words import and_more, where
 from autopar.ir.graph import Graph, Op
+from autopar.ir.naming import and_more, full_name, place_of
 from autopar.ir.paths import counted_paths, matches, meant
 from autopar.ir.plan import Argument
 from autopar.ir.sharding_plan import OpPath
@@ -39,7 +39,7 @@ class Subject:
     others: tuple[str, ...] = ()
 
 
-def found(opened: Opened, asked: str) -> tuple[AbstractScope, Case, Subject]:
+def find_subject(opened: Opened, asked: str) -> tuple[AbstractScope, Case, Subject]:
     """The subject with its scope and case; raises ArgumentError where none, or any, is meant."""
     given = _arguments(opened, asked)
     if given:
@@ -68,7 +68,7 @@ def _argument(opened: Opened, given: Sequence[Argument]) -> tuple[AbstractScope,
     first = given[0]
     scope = scopes_of(opened)[first.submesh]
     case = scope.own_case()
-    homes = case.posed.reading.fold.homes
+    homes = case.posed.reading.merged.homes
     values = {i.path: i.value for i in scope.graph.inputs}
     if first.path not in values:
         raise ArgumentError(f"no op of the step reads {first.path}: it lies whole, at no price")
@@ -120,7 +120,7 @@ def _op(asked: str, ops: Sequence[Meant]) -> tuple[AbstractScope, Case, Subject]
     if not groups:
         op = ops[0][2]
         raise ArgumentError(
-            f"{op.kind} ({where(op)}) decides nothing: it is made where it is read, or it is a "
+            f"{op.kind} ({place_of(op)}) decides nothing: it is made where it is read, or it is a "
             "loop whose body's ops decide"
         )
     heavy = {k: g for k, g in groups.items() if g[0][2].flops} or groups
@@ -130,24 +130,19 @@ def _op(asked: str, ops: Sequence[Meant]) -> tuple[AbstractScope, Case, Subject]
         raise ArgumentError(_ambiguous(asked, list(groups.values())))
     (((_, node, _), members),) = chosen.items()
     scope, at, op = members[0]
-    others = [called(g[0][2]) for g in groups.values() if g is not members]
-    alike = tuple(called(o) for _, _, o in members[1:])
+    others = [full_name(g[0][2]) for g in groups.values() if g is not members]
+    alike = tuple(full_name(o) for _, _, o in members[1:])
     return (
         scope,
         cases[scope.submesh],
-        Subject(called(op), op.results[0], node, at, "", alike, tuple(others)),
+        Subject(full_name(op), op.results[0], node, at, "", alike, tuple(others)),
     )
-
-
-def called(op: Op) -> str:
-    """An op as a question names it: kind, region, module, line."""
-    return " ".join(p for p in (op.kind, op.origin.region, where(op)) if p)
 
 
 def _ambiguous(asked: str, groups: list[list[Meant]]) -> str:
     order = sorted(groups, key=lambda g: -sum(op.flops for _, _, op in g))
     rows = [
-        f"{called(op)} {op.results[0].name}" + (f" and {len(g) - 1} alike" if len(g) > 1 else "")
+        f"{full_name(op)} {op.results[0].name}" + (f" and {len(g) - 1} alike" if len(g) > 1 else "")
         for g in order[:_SHOWN]
         for _, _, op in g[:1]
     ]

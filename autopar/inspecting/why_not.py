@@ -1,4 +1,4 @@
-"""What pins would change: the plan solved again under them on its mesh and in its stages."""
+"""A plan solved again under pins, on its mesh and in its stages, beside its own."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from autopar.inspecting.scope import (
     scopes_of,
     too_large,
 )
-from autopar.inspecting.words import and_more
 from autopar.ir.explanation import Counterfactual
+from autopar.ir.naming import and_more
 from autopar.ir.paths import meant
 from autopar.passes.shard.diagnose.why import anew, case_of, homed
-from autopar.passes.shard.pins import resolve_pins, show_spec
+from autopar.passes.shard.model.pins import resolve_pins, show_spec
 from autopar.planner.memory_fit import MeshContext, MeshPlan, plan_on, refusal, try_mesh
 from autopar.planner.remat import Form
 from autopar.planner.request import Pins, Request
@@ -40,7 +40,7 @@ class _Pair:
 
 
 def why_not(opened: Opened, pins: Pins) -> Counterfactual:
-    """What the plan would be with these pins beside its own; where there is none, why.
+    """Solve the plan with these pins; where there is no such plan, tell why.
 
     The plan's own pins give way where both are of one argument. Raises PinError where a pin matches
     nothing, names no axis of the mesh, or does not divide what it pins.
@@ -95,7 +95,7 @@ class _Asking:
 
     @cached_property
     def _scopes(self) -> list[AbstractScope]:
-        """What the pins are about: the step, or the submeshes that hold what is pinned."""
+        """The units that the pins are about: the step, or submeshes that hold what is pinned."""
         scopes = scopes_of(self.opened)
         if self.opened.laid is None or not self.asked:
             return scopes
@@ -103,7 +103,7 @@ class _Asking:
 
     @property
     def is_kept(self) -> bool:
-        """Whether all that is pinned lies so in the plan."""
+        """True if all that is pinned lies so in the plan."""
         for scope in self._scopes:
             own = pins_of(scope.graph, self.asked)
             fixed = resolve_pins(scope.graph, own, scope.kept.mesh)
@@ -140,8 +140,8 @@ class _Asking:
         sharding, limit = found.decided.sharding, self.opened.plan.origin.memory_bytes
         price = price_of(found.timed.seconds, found.seconds, found.cost, found.held.peak_bytes)
         listing = Listing(scope.graph, found.decided.program, 1)
-        case = scope.case(self.every, sharding.keeps)
-        chosen = case_of(case.posed, sharding, sharding.keeps).chosen
+        case = scope.case(self.every, sharding.reuse_gathered)
+        chosen = case_of(case.posed, sharding, sharding.reuse_gathered).chosen
         near = homed(case, chosen, (), limit)
         if near != chosen:
             weighed = scope.weighed(case.plan(near), found.cost)
@@ -154,7 +154,7 @@ class _Asking:
         """Each submesh that holds what is pinned sharded anew, one after the other."""
         opened, pairs = self.opened, list[_Pair]()
         for scope in self._scopes:
-            case = scope.case(pins_of(scope.graph, self.every), scope.kept.keeps)
+            case = scope.case(pins_of(scope.graph, self.every), scope.kept.reuse_gathered)
             limit = opened.plan.origin.memory_bytes
             weighed, least = scope.fitting(case, {}, anew(case, {}, limit))
             if weighed is None:
@@ -169,7 +169,7 @@ class _Asking:
         return pairs
 
     def notes(self) -> Iterator[str]:
-        """What was held as it is."""
+        """Remarks on what was held as it is."""
         plan, scopes = self.opened.plan, self._scopes
         if self.is_kept:
             yield "what is pinned lies so already: nothing changes"

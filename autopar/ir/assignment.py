@@ -18,11 +18,11 @@ class Assignment:
     factors: tuple[int, ...]
 
     def operand_sharding(self, rule: Rule, index: int, mesh: MeshShape) -> Sharding:
-        """How an operand must lie."""
+        """The sharding in which an operand is read."""
         return Sharding(self._dims(rule, rule.operands[index], mesh))
 
     def result_sharding(self, rule: Rule, index: int, mesh: MeshShape) -> Sharding:
-        """How a result comes out: partial over the axes of REDUCE factors."""
+        """The sharding of a result: partial over the axes of REDUCE factors."""
         partial = tuple(
             a
             for a, f in zip(mesh.names, self.factors, strict=True)
@@ -31,7 +31,7 @@ class Assignment:
         return Sharding(self._dims(rule, rule.results[index], mesh), partial)
 
     def combiner(self, rule: Rule) -> str:
-        """How partial results combine; choices never mix combiners."""
+        """The combiner of partial results; choices never mix combiners."""
         kinds = {
             rule.factors[f].combiner
             for f in self.factors
@@ -66,7 +66,7 @@ class Assignment:
 def operand_of_result(
     rule: Rule, operand: int, result: Sharding, partial: bool, position: int = 0
 ) -> Sharding:
-    """How an operand must lie for an op to compute a result's sharding with no communication.
+    """The sharding of an operand with which an op needs no communication for a result's.
 
     Follows the factors: axes on a result dim shard its major factor, and with it the operand's
     dim of which that factor is the major one.

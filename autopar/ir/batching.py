@@ -16,7 +16,7 @@ COMBINERS = ("sum", "max", "min", "and", "or", "xor", "mul", "same")
 
 
 class When(Enum):
-    """How often an op of the step runs, and when."""
+    """The times at which an op of the step runs."""
 
     FREE = "free"  # once, at any time: nothing of the batch is in it
     LOOP = "loop"  # once for each microbatch
@@ -25,7 +25,7 @@ class When(Enum):
 
 @dataclass(frozen=True)
 class Moment:
-    """When an op runs.
+    """The moment at which an op runs.
 
     A loop op runs in each of `loops`, of which all but one have it only to recompute what is
     cheap; a once op runs when loop `loops[0]` has ended; a free op has none.
@@ -49,7 +49,7 @@ FREE = Moment(When.FREE)
 
 @dataclass(frozen=True)
 class Rows:
-    """Where a value has the rows of the batch: dim `dim` is outer x batch x inner."""
+    """The rows of the batch in a value: dim `dim` is outer x batch x inner."""
 
     dim: int
     outer: int = 1
@@ -165,7 +165,7 @@ class Batching:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the step is left as it is."""
+        """True if the step is left as it is."""
         return not self.moments
 
     @cached_property

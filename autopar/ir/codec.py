@@ -4,7 +4,7 @@ The form in JSON follows from the hint:
 
     str, int, float, bool     as in JSON; numbers are finite and of 64 bits, texts can be printed
     Text                      a text of many lines: the list of its lines
-    an Enum                   the value of the member
+    an Enum, Literal[...]     the value of the member, one of the words
     X | None                  X, or null
     tuple[X, ...]             a list
     tuple[X, Y]               a list of two
@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from types import NoneType
-from typing import Annotated, NoReturn, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Literal, NoReturn, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from autopar.errors import AutoparError
 
@@ -154,14 +154,6 @@ class Item:
         """A list of texts."""
         return tuple(entry.text() for entry in self.items())
 
-    def wholes(self) -> tuple[int, ...]:
-        """A list of whole numbers."""
-        return tuple(entry.whole() for entry in self.items())
-
-    def numbers(self) -> tuple[float, ...]:
-        """A list of numbers."""
-        return tuple(entry.number() for entry in self.items())
-
     def pairs(self) -> list[tuple[str, Item]]:
         """The fields of an object, whatever their names."""
         value = self.value
@@ -196,11 +188,6 @@ class Fields:
         """The field, None where it is not there."""
         self._asked.add(key)
         return self._held.get(key)
-
-    def given(self, key: str) -> Item | None:
-        """The field, None where it is null or not there."""
-        found = self.get(key)
-        return found if found is not None and found.value is not None else None
 
     def end(self) -> None:
         """Raise JsonError where there are fields that nobody asked for."""
@@ -245,7 +232,7 @@ class Codec:
 
     def _write(self, hint: object, value: object) -> Json:
         form, inside = _form(hint)
-        if form is _Form.PLAIN:
+        if form in (_Form.PLAIN, _Form.WORD):
             return cast("Json", value)
         if form is _Form.LINES:
             return [*cast("str", value).split("\n")] if value else []
@@ -285,6 +272,8 @@ class Codec:
             return "\n".join(entry.text() for entry in item.items())
         if form is _Form.CHOICE:
             return item.one_of(cast("type[Enum]", hint))
+        if form is _Form.WORD:
+            return item.value if item.value in inside else item.fail(f"one of {inside}")
         if form is _Form.MAYBE:
             return self._read_any(inside[0], item) if item.value is not None else None
         if form is _Form.LIST:
@@ -314,6 +303,7 @@ class _Form(Enum):
     PLAIN = "plain"
     LINES = "lines"
     CHOICE = "choice"
+    WORD = "word"
     MAYBE = "maybe"
     LIST = "list"
     PAIR = "pair"
@@ -334,6 +324,8 @@ def _form(hint: object) -> tuple[_Form, tuple[object, ...]]:
         if hint == Text:
             return _Form.LINES, ()
         return _Form.NAMED, (get_args(get_args(inside[0])[0])[1],)
+    if get_origin(hint) is Literal:
+        return _Form.WORD, inside
     if NoneType in inside:
         return _Form.MAYBE, tuple(h for h in inside if h is not NoneType)
     if get_origin(hint) is tuple:

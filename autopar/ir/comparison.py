@@ -30,13 +30,13 @@ class FigureChange:
 
     @property
     def share(self) -> float | None:
-        """How much more the second is, as a share of the first; None where that is nothing."""
+        """The increase as a share of the first figure; None where that is nothing."""
         return self.after / self.before - 1 if self.before else None
 
 
 @dataclass(frozen=True)
 class Place:
-    """How arguments lie in one plan: their type and sharding, and on which submeshes.
+    """The place of arguments in one plan: type, sharding and submeshes.
 
     `local_bytes` are of one device's pieces of one of them.
     """
@@ -69,7 +69,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What differs from one plan to another, the first being the one to compare with.
+    """The differences of one plan to another, the first being the one to compare with.
 
     `asked` is what the plans were made for, `made_with` by what they were made and how sure they
     are, `decisions` what they decide but for shardings, `moves` the arguments that lie otherwise.
@@ -111,19 +111,19 @@ class Comparison:
 
     @property
     def decides_alike(self) -> bool:
-        """Whether both plans decide the same."""
+        """True if both plans decide the same."""
         return not (
             self.decisions or self.moves or self.inner_count or any(map(_is_resent, self.traffic))
         )
 
     @property
     def is_equal(self) -> bool:
-        """Whether nothing differs."""
+        """True if nothing differs."""
         told = self.asked or self.made_with or self.traffic or self.figures
         return self.same_graph and self.decides_alike and not told
 
     def beyond(self, tolerance: float) -> Comparison:
-        """What matters wherever a step is planned again: decisions, predictions further apart.
+        """The differences that matter wherever a step is planned again.
 
         That leaves out the release of JAX and the graph that it traced, how sure the solver was,
         and the cluster's figures, which speak through what they predict.
@@ -140,7 +140,7 @@ class Comparison:
 
 
 def _is_resent(change: TrafficChange) -> bool:
-    """Whether other bytes are sent, or as many in other collectives."""
+    """True if other bytes are sent, or as many in other collectives."""
     return change.count[0] != change.count[1] or change.nbytes[0] != change.nbytes[1]
 
 

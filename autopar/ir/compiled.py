@@ -1,4 +1,4 @@
-"""What a compiler made of a program, read off its output: nothing here was predicted by us."""
+"""A compiled program, read off its compiler's output: nothing here was predicted by us."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import Enum
 
 
 class Level(Enum):
-    """How far a plan is verified; each level takes longer than the one before."""
+    """A level of verification; each takes longer than the one before."""
 
     NUMERICS = "numerics"  # run on virtual CPU devices, beside the plain step
     COLLECTIVES = "collectives"  # compiled for the hardware: what is sent, by kind
@@ -18,7 +18,7 @@ class Level(Enum):
 
 @dataclass(frozen=True)
 class CompiledCollective:
-    """One collective of a compiled program, `runs` times a step.
+    """A collective of a compiled program, `runs` times a step.
 
     `nbytes` is the whole local buffer of one device and one run, as `ir.spmd.Collective` has it.
     `axes` are mesh axes, () where its groups are those of no axes. `op` and `line` are the user's
@@ -36,7 +36,7 @@ class CompiledCollective:
 
 @dataclass(frozen=True)
 class Span:
-    """When an instruction runs by the compiler's timeline: seconds from its computation's start.
+    """The span of an instruction by the compiler's timeline: seconds from its computation's start.
 
     `runs` is how often a step runs the computation. Of an async collective the start and the done
     are two instructions; what lies between them is its time.
@@ -51,7 +51,7 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """How long one run takes."""
+        """The length of one run."""
         return self.end - self.start
 
 

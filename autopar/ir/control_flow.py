@@ -33,7 +33,7 @@ LOOPS = frozenset({"scan", "while", "cond"})  # what a listing has as a `Loop`
 
 
 class PortKind(Enum):
-    """What goes through a port, and how often."""
+    """The kind of value that goes through a port, and how often it does."""
 
     CONSTANT = "constant"  # an operand that bodies read as it is, the same in every trip
     SLICED = "sliced"  # an operand of which each trip reads a row

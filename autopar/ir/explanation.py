@@ -11,7 +11,7 @@ from autopar.ir.text import show_bytes, show_seconds
 
 @dataclass(frozen=True)
 class Price:
-    """What a plan takes in a step on one device, by the same models for every plan compared."""
+    """The cost of a plan in a step on one device, by the same models for every plan compared."""
 
     seconds: float  # of a step, collectives beside work
     solver_seconds: float  # what the solver makes small: all work one after the other
@@ -91,7 +91,7 @@ class TrafficChange:
 
 @dataclass(frozen=True)
 class Counterfactual:
-    """What a pin would change: the plan's price and the pinned one's, or why there is none."""
+    """The price of a plan with pins beside its own, or why there is no such plan."""
 
     pins: tuple[str, ...]  # as the user wrote them
     price: Price

@@ -1,4 +1,4 @@
-"""What of a step a planner can work with, and what stands in its way."""
+"""Findings about a step: what can be sharded and cut up, and what stands in the way."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Severity(Enum):
-    """How much a finding matters."""
+    """The weight of a finding."""
 
     ERROR = "error"  # there will be no plan
     WARNING = "warning"  # the plan will be worse than it needs to be
@@ -15,7 +15,7 @@ class Severity(Enum):
 
 
 class Topic(Enum):
-    """What a finding is about; these names are what `--json` has."""
+    """The topic of a finding; `--json` has these names."""
 
     NO_RULE = "no rule"  # a primitive that nothing can shard
     INDIVISIBLE = "indivisible dim"  # a dim that no axis of the cluster divides
@@ -30,7 +30,7 @@ class Topic(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing found: where it is and what to do.
+    """A thing found: where it is and what to do.
 
     `line` is the user's file:line, "" for what has none, such as an argument. `count` ops or
     arguments are meant, `nbytes` what they read in a step over all devices, or hold.
@@ -51,7 +51,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How much of a step's work lies in ops that can be sharded: FLOPs, and bytes read and made."""
+    """The share of a step's work in ops that can be sharded: FLOPs, and bytes read and made."""
 
     flops: int
     covered_flops: int
@@ -71,7 +71,7 @@ class Coverage:
 
 @dataclass(frozen=True)
 class BatchReading:
-    """What the loss makes of the rows of the batch: how microbatches make up the step, if so.
+    """The microbatches that make up the step exactly, if there are any.
 
     With `loops` passes over the microbatches the step comes out exactly; 0: not at all. `hoisted`
     counts the sums that are taken of the whole batch first; `rescaled` says that a scalar of the

@@ -43,7 +43,7 @@ _LINE_WIDTH = 100
 
 @dataclass(frozen=True)
 class Origin:
-    """Where an op comes from: region of the step, module path, and the user's file:line."""
+    """The origin of an op: region of the step, module path, and the user's file:line."""
 
     region: str = "forward"
     module: str = ""
@@ -52,7 +52,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Op:
-    """One operation: its kind is the JAX primitive's name, its params are plain data.
+    """An operation: its kind is the JAX primitive's name, its params are plain data.
 
     `graphs` are the bodies of scan, while, cond and remat. `flops` counts one run of the op, of
     which a step of several microbatches makes `runs`.
@@ -76,7 +76,7 @@ class Op:
 
     @cached_property
     def control_flow(self) -> ControlFlow | None:
-        """How values enter and leave its bodies; None for an op that has none."""
+        """The ports through which values enter and leave its bodies; None without bodies."""
         if not self.graphs:
             return None
         outside = len(self.operands), len(self.results)
@@ -84,7 +84,7 @@ class Op:
 
     @property
     def acts(self) -> bool:
-        """Whether it runs though nobody reads what it makes."""
+        """True if it runs though nobody reads what it makes."""
         return not self.results or any(c.kind in ACTING_CALLS for c in self.host_calls)
 
     def param(self, name: str) -> Plain:
@@ -130,14 +130,14 @@ class Graph:
 
     @cached_property
     def values(self) -> Mapping[str, Value]:
-        """Every value of this graph by name, bodies of loops left out."""
+        """The values of this graph by name, bodies of loops left out."""
         table = {i.value.name: i.value for i in self.inputs}
         table.update((v.name, v) for op in self.ops for v in op.results)
         return table
 
     @cached_property
     def nested_values(self) -> Mapping[str, Value]:
-        """Every value of this graph and of all bodies in it, by name."""
+        """The values of this graph and of all bodies in it, by name."""
         table = dict(self.values)
         for op in self.ops:
             for body in op.graphs:
@@ -158,7 +158,7 @@ class Graph:
         return self.values[operand]
 
     def walk(self) -> Iterator[Op]:
-        """Every op, bodies of loops after the op that holds them."""
+        """Walk the ops, bodies of loops after the op that holds them."""
         for op in self.ops:
             yield op
             for body in op.graphs:
@@ -166,7 +166,7 @@ class Graph:
 
     @property
     def op_count(self) -> int:
-        """How many ops there are, bodies of loops included."""
+        """The number of ops, bodies of loops included."""
         return sum(1 for _ in self.walk())
 
     @property

@@ -16,12 +16,12 @@ ACTING_CALLS = HOST_CALLS - {"pure_callback"}
 
 
 def is_ordered_call(params: Mapping[str, Any]) -> bool:
-    """Whether a call, by its parameters, keeps its place among the other ordered ones."""
+    """True if a call, by its parameters, keeps its place among the other ordered ones."""
     return bool(params.get("ordered")) or "Ordered" in str(params.get("effect"))
 
 
 def handed_on_by(value: Value) -> str:
-    """How devices that have nothing combine with the one that has a value.
+    """The combiner by which devices that have nothing get the value of the one that has it.
 
     The largest keeps the sign of a zero, which a sum may lose; complex numbers have no largest.
     """

@@ -1,4 +1,4 @@
-"""What a plan means: op by op, collective by collective, kernel by kernel and over time."""
+"""The meaning of a plan: op by op, collective by collective, kernel by kernel and over time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WHOLE_STEP = -1  # the stage of what belongs to none
 
 
 class AxisRole(Enum):
-    """What a mesh axis is used for, in the field's words."""
+    """The use of a mesh axis, in the field's words."""
 
     DATA = "data"  # the rows of the batch lie over it
     FSDP = "fsdp"  # parameters or optimizer state lie over it and are gathered to be read
@@ -37,7 +37,7 @@ class AxisUse:
 
 @dataclass(frozen=True)
 class Spot:
-    """Where in the step something runs: the stage and its part ("F0"), and the user's code.
+    """A place in the step: the stage and its part ("F0"), and the user's code.
 
     `stage` is WHOLE_STEP and `part` "" in a plan of one program.
     """
@@ -124,7 +124,7 @@ class KernelSpan:
 
 @dataclass(frozen=True)
 class Level:
-    """What one device holds at a moment, arguments included, by kind; at so many seconds."""
+    """The bytes of one device at a moment, arguments included, by kind; at so many seconds."""
 
     seconds: float
     label: str  # the kernel that runs then
@@ -132,13 +132,13 @@ class Level:
 
     @property
     def nbytes(self) -> int:
-        """All that is held."""
+        """The sum over all kinds."""
         return sum(n for _, n in self.by_kind)
 
 
 @dataclass(frozen=True)
 class MemoryCurve:
-    """What one device of a submesh holds over a step; of many kernels the telling ones."""
+    """The bytes of one device of a submesh over a step; of many kernels the telling ones."""
 
     submesh: int
     levels: tuple[Level, ...]

@@ -26,7 +26,7 @@ class Layer:
 
     @property
     def op_count(self) -> int:
-        """How many ops the layer has."""
+        """The number of ops of the layer."""
         return self.last - self.first + 1
 
 

@@ -37,7 +37,7 @@ class MeshShape:
 
     @property
     def device_count(self) -> int:
-        """How many devices the mesh spans."""
+        """The number of devices that the mesh spans."""
         return math.prod(self.sizes)
 
     def size(self, axes: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""What a solver says: how it ended, what the answer costs, what is proven, in one sentence."""
+"""The outcome of a solver: status, cost of the answer, proven bound, one sentence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from autopar.ir.text import show_seconds
 
 
 class Status(Enum):
-    """How a search ended."""
+    """The way in which a search ended."""
 
     OPTIMAL = "optimal"
     FEASIBLE = "feasible"  # an answer with a proven gap
@@ -18,7 +18,7 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class Margin:
-    """What a recipe costs beside the answer: its seconds, or None and why there are none."""
+    """The cost of a recipe beside the answer: its seconds, or None and why there are none."""
 
     name: str
     seconds: float | None
@@ -42,7 +42,7 @@ class Outcome:
 
     @property
     def gap(self) -> float:
-        """How far the answer may be from the best, as a share of the answer."""
+        """The distance of the answer from the best, at most, as a share of the answer."""
         if self.seconds <= 0:
             return 0.0
         return max(0.0, (self.seconds - self.bound_seconds) / self.seconds)

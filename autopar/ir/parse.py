@@ -56,7 +56,7 @@ class _Reader:
         self._at = 0
 
     def maybe(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """What comes next where it has this form, blanks before it left out."""
+        """The next token if it has this form, blanks before it left out."""
         self._skip()
         found = pattern.match(self._text, self._at)
         if found is not None:
@@ -64,21 +64,21 @@ class _Reader:
         return found
 
     def take(self, pattern: re.Pattern[str], what: str) -> re.Match[str]:
-        """What comes next, which must have this form."""
+        """The next token, which must have this form."""
         found = self.maybe(pattern)
         if found is None:
             self.fail(what)
         return found
 
     def sees(self, mark: str) -> bool:
-        """Whether this mark comes next; it is taken where it does."""
+        """True if this mark comes next; it is taken where it does."""
         if not self.is_at(mark):
             return False
         self._at += len(mark)
         return True
 
     def is_at(self, mark: str) -> bool:
-        """Whether this mark comes next; it is left there."""
+        """True if this mark comes next; it is left there."""
         self._skip()
         return self._text.startswith(mark, self._at)
 
@@ -97,7 +97,7 @@ class _Reader:
         return tuple(items)
 
     def comment(self) -> str:
-        """What stands after a # on the rest of this line, rules left out."""
+        """The comment on the rest of this line, rules left out."""
         found = _COMMENT.match(self._text, self._at)
         if found is None:
             return ""
@@ -229,7 +229,7 @@ def _op(reader: _Reader) -> Op:
 
 @dataclass(frozen=True)
 class _Notes:
-    """What follows an op's operands."""
+    """The notes behind an op's operands."""
 
     flops: int = 0
     runs: int = 1

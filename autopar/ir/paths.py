@@ -42,7 +42,7 @@ def meant(pattern: str, paths: Sequence[str]) -> tuple[str, ...]:
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Whether a glob pattern matches a path or what follows its first part; ** spans parts.
+    """True if a glob pattern matches a path or what follows its first part; ** spans parts.
 
     A path that ends in "/value" is matched without that too: nnx's variables and linen's boxes hold
     their arrays under that name, which nobody means when speaking of "dense/kernel".

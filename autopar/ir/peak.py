@@ -14,7 +14,7 @@ SHOWN_ITEMS = 10
 
 
 class HeldKind(Enum):
-    """What a value that is held is to the step."""
+    """The kind of a held value, to the step."""
 
     PARAMETER = "parameter"  # state that the forward or backward pass reads
     OPTIMIZER = "optimizer state"  # state that only the update reads

@@ -22,7 +22,7 @@ _LARGEST = 2.0**63
 
 @dataclass(frozen=True)
 class ProfileLayer:
-    """One layer: its times in ms of one minibatch, the bytes of its output and of its weights."""
+    """A layer: its times in ms of one minibatch, the bytes of its output and of its weights."""
 
     name: str
     op: str
@@ -46,7 +46,7 @@ class Chain:
 
     @property
     def compute_ms(self) -> float:
-        """One minibatch on one device, forward and backward."""
+        """A minibatch on one device, forward and backward."""
         return math.fsum(layer.compute_ms for layer in self.layers)
 
 
@@ -106,7 +106,7 @@ class Profile:
 def _cut_bytes(
     layers: tuple[ProfileLayer, ...], edges: tuple[tuple[str, str], ...]
 ) -> tuple[int, ...]:
-    """What crosses after each layer: a tensor goes from its layer to the last that reads it."""
+    """Bytes that cross after each layer: a tensor goes from its layer to its last reader."""
     at = {layer.name: i for i, layer in enumerate(layers)}
     last = list(range(len(layers)))
     for producer, consumer in edges:

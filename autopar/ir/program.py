@@ -1,4 +1,4 @@
-"""What submeshes run: parts of the step, and the list of instructions that runs them in order.
+"""The programs of submeshes: parts of the step, and the instructions that run them in order.
 
 A part is a piece of the step that one submesh runs as one compiled program. The list is global
 and plain: whoever drives some of the submeshes walks it and skips what is not theirs. Values lie
@@ -17,14 +17,15 @@ from autopar.ir.graph import Graph
 from autopar.ir.sharding import Sharding
 from autopar.ir.spmd import SpmdProgram
 from autopar.ir.stages import Submesh
-from autopar.ir.values import Value
+from autopar.ir.values import Role, Value
 
 ONCE = -1  # the microbatch of what runs once a step
 
 
 class PartKind(Enum):
-    """What a part does for its stage."""
+    """The role of a part in its step: all of it, or a task of one stage."""
 
+    WHOLE = "step"  # all of the step: the only part of its program
     HOIST = "hoist"  # on the whole batch, before everything
     SETUP = "setup"  # what no microbatch changes, before the first
     FORWARD = "F"
@@ -55,19 +56,22 @@ class Part:
 
     @property
     def is_looped(self) -> bool:
-        """Whether it runs once for each microbatch."""
-        return self.kind not in (PartKind.HOIST, PartKind.SETUP, PartKind.UPDATE)
+        """True if it runs once for each microbatch."""
+        once = (PartKind.WHOLE, PartKind.HOIST, PartKind.SETUP, PartKind.UPDATE)
+        return self.kind not in once
 
     @property
     def name(self) -> str:
-        """What it is called in lists, grids and traces: F2, B0, update1.0."""
+        """Its name in lists, grids and traces: F2, B0, update1.0; that of the step if it is all."""
+        if self.kind is PartKind.WHOLE:
+            return self.graph.name
         tail = f".{self.round}" if self.kind is PartKind.UPDATE or self.round else ""
         return f"{self.kind.value}{self.stage}{tail}" + (f"'{self.loop}" if self.loop else "")
 
 
 @dataclass(frozen=True)
 class SubmeshGraph:
-    """All that a submesh runs in a step as one graph, so that its sharding is one decision.
+    """The work of a submesh in a step as one graph, so that its sharding is one decision.
 
     Op j is equation `equations[j]` of the microbatch's program, once even if several parts repeat
     it, and its `runs` are those of all parts together. Inputs are arguments and what other
@@ -114,7 +118,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Parcel:
-    """One value on its way: register `source` of one submesh becomes `target` of another."""
+    """A value on its way: register `source` of one submesh becomes `target` of another."""
 
     value: Value
     source: int
@@ -196,6 +200,33 @@ class Program:
     fetches: tuple[Fetch, ...]
     register_counts: tuple[int, ...]
     microbatches: int
+
+    @classmethod
+    def of_one_part(cls, graph: Graph, listing: SpmdProgram, submesh: Submesh) -> Program:
+        """The program of a step that is one part on one submesh: read, run, give back.
+
+        Inputs lie in the first registers, in order, and outputs in those that follow.
+        """
+        inputs = tuple(range(len(graph.inputs)))
+        outputs = tuple(range(len(inputs), len(inputs) + len(graph.outputs)))
+        part = Part(PartKind.WHOLE, 0, 0, graph, tuple(range(len(graph.ops))))
+        state = tuple(i for i, given in enumerate(graph.inputs) if given.role is Role.STATE)
+        feeds = zip(inputs, listing.input_shardings, strict=True)
+        fetches = zip(outputs, listing.output_shardings, strict=True)
+        return cls(
+            (submesh,),
+            (PartProgram(part, listing, state),),
+            (Run(0, ONCE, inputs, (), outputs),),
+            tuple(Feed(i, 0, s, (i,)) for i, s in feeds),
+            tuple(Fetch(n, 0, s, (r,)) for n, (r, s) in enumerate(fetches)),
+            (len(inputs) + len(outputs),),
+            1,
+        )
+
+    @property
+    def is_one_part(self) -> bool:
+        """True if one program runs the whole step: no stages and no microbatches."""
+        return self.parts[0].part.kind is PartKind.WHOLE
 
     def submesh_of(self, instruction: Instruction) -> int:
         """The submesh that runs an instruction; the sending one of a send."""

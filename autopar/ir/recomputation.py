@@ -1,4 +1,4 @@
-"""What a plan computes again for the backward pass instead of keeping it."""
+"""The values that a plan computes again for the backward pass instead of keeping them."""
 
 from __future__ import annotations
 

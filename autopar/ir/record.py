@@ -14,7 +14,7 @@ from autopar.ir.parse import parse_graph
 
 @dataclass(frozen=True)
 class Cutting:
-    """How the microbatches of a step make it up: a `Batching` without its graphs.
+    """The microbatches of a step: a `Batching` without its graphs.
 
     `hoist` is the text of what is computed on the whole batch, "" where nothing is.
     """
@@ -32,7 +32,7 @@ class Cutting:
     hoist_equations: tuple[int, ...] = ()
 
     def hoisted_graph(self) -> Hoist | None:
-        """What the whole batch decides, where anything is hoisted."""
+        """The part that the whole batch decides, where anything is hoisted."""
         if not self.hoist:
             return None
         return Hoist(parse_graph(self.hoist), self.hoisted, self.hoist_equations)
@@ -51,7 +51,7 @@ class Record:
 
     @classmethod
     def of(cls, batching: Batching, rules: Mapping[str, str]) -> Record:
-        """What is kept of a step; a step that is left whole is its graph."""
+        """The record of a step; a step that is left whole is its graph."""
         text = str(_bare(batching.graph))
         pairs = tuple(sorted(rules.items()))
         return cls(text, pairs, None if batching.is_whole else _cutting(batching))

@@ -1,4 +1,4 @@
-"""What an op lets be sharded: its dims written as factors, after Shardy.
+"""The rule of an op: which of its dims may be sharded, written as factors, after Shardy.
 
 A factor is an iteration index of the op. Each dim of each operand and result is a list of
 factors, major to minor; one dim may hold several (reshape) and one factor may stand in several
@@ -17,7 +17,7 @@ Dims = tuple[Dim, ...]
 
 
 class Kind(Enum):
-    """What sharding a factor costs inside the op."""
+    """The price of sharding a factor inside the op."""
 
     PASS = "pass"  # nothing: the shards are independent
     REDUCE = "reduce"  # the results are partial: they still need combining over the axis
@@ -30,7 +30,7 @@ COMBINERS = ("sum", "max", "min", "and", "or")
 
 @dataclass(frozen=True)
 class Factor:
-    """One iteration index: its size, its kind and, for REDUCE, how shards combine."""
+    """An iteration index: its size, its kind and, for REDUCE, how shards combine."""
 
     size: int
     kind: Kind = Kind.PASS

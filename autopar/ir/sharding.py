@@ -1,4 +1,4 @@
-"""How a value lies on a mesh: axes for each dim, and axes over which it is still a partial sum."""
+"""The sharding of a value on a mesh: axes of each dim, and axes of partial sums."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Sharding:
 
     @property
     def is_replicated(self) -> bool:
-        """Whether every device holds the whole and final value."""
+        """True if every device holds the whole and final value."""
         return not self.partial and not any(self.dims)
 
     def axes(self) -> tuple[str, ...]:
-        """Every axis in use, dims first."""
+        """The axes in use, dims first."""
         return tuple(a for dim in self.dims for a in dim) + self.partial
 
     def shard_shape(self, shape: Sequence[int], mesh: MeshShape) -> tuple[int, ...]:
@@ -32,7 +32,7 @@ class Sharding:
         return tuple(n // mesh.size(axes) for n, axes in zip(shape, self.dims, strict=True))
 
     def fits(self, shape: Sequence[int], mesh: MeshShape) -> bool:
-        """Whether every sharded dim divides evenly and each axis is the mesh's and used once."""
+        """True if every sharded dim divides evenly and each axis is the mesh's and used once."""
         axes = self.axes()
         return (
             len(self.dims) == len(shape)

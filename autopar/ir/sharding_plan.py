@@ -20,14 +20,14 @@ OpPath = tuple[int, ...]  # (op index) or, inside bodies, (op, body, op, ...)
 _ALIASES = (*sorted(REMAT), "optimization_barrier")  # other names for what goes in
 
 
-def phase_of(region: str, keeps: bool) -> str:
-    """What a region is part of: forward and backward are one where moved values are kept."""
-    return "forward" if keeps and region == "backward" else region
+def phase_of(region: str, reuse_gathered: bool) -> str:
+    """The phase of a region: forward and backward are one where gathered values are reused."""
+    return "forward" if reuse_gathered and region == "backward" else region
 
 
 @dataclass(frozen=True)
 class ShardingPlan:
-    """How everything lies on `mesh`.
+    """The shardings of a step's values and ops on `mesh`.
 
     A value without an entry is made on demand where it is read. An op without an assignment
     computes in its result's sharding. `uses` tell where several ops of a region read a value in
@@ -42,11 +42,11 @@ class ShardingPlan:
     uses: tuple[tuple[str, str, Sharding], ...]
     shared_partials: tuple[tuple[OpPath, tuple[int, ...]], ...]
     outcome: Outcome
-    keeps: bool = False
+    reuse_gathered: bool = False
 
     def phase_of(self, region: str) -> str:
         """The regions within which a value is moved once, by the name of the first."""
-        return phase_of(region, self.keeps)
+        return phase_of(region, self.reuse_gathered)
 
     @cached_property
     def sharding_of(self) -> Mapping[str, Sharding]:

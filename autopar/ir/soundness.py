@@ -43,14 +43,14 @@ def check_listing(graph: Graph, program: SpmdProgram, mesh: MeshShape) -> None:
 
 @dataclass(frozen=True)
 class _Piece:
-    """How a piece lies, axes of size 1 left out, and how its partial results combine."""
+    """The sharding of a piece, axes of size 1 left out, and how its partial results combine."""
 
     sharding: Sharding
     combiner: str = "sum"
     is_zero: bool = field(default=False, compare=False)
 
     def serves_as(self, wanted: _Piece) -> bool:
-        """Whether it lies as is wanted. Zeros do as partial sums of any kind: they add nothing."""
+        """True if it lies as is wanted. Zeros do as partial sums of any kind: they add nothing."""
         as_sum = self.is_zero and self.sharding.dims == wanted.sharding.dims
         return self == wanted or (as_sum and wanted.combiner == "sum")
 
@@ -246,7 +246,7 @@ class _Checker:
     def _inside(
         self, op: Op, port: Port, given: Sequence[_Piece], results: Sequence[_Piece]
     ) -> _Piece:
-        """How what goes through a port lies in the bodies: a carry as the results do."""
+        """The sharding of a port's value inside the bodies: a carry lies as its results do."""
         if port.result is not None:
             outside = results[port.result]
         elif port.operand is not None and port.kind is not PortKind.CHOICE:
@@ -256,7 +256,7 @@ class _Checker:
         return self._row(op, outside) if port.by_row else outside
 
     def _row(self, op: Op, piece: _Piece) -> _Piece:
-        """One row of what a scan reads or stacks, whose rows are never cut."""
+        """A row of what a scan reads or stacks, whose rows are never cut."""
         if piece.sharding.dims[0]:
             _fail(op, f"goes along a dim that is cut: {piece.sharding}")
         return _Piece(Sharding(piece.sharding.dims[1:], piece.sharding.partial), piece.combiner)

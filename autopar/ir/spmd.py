@@ -1,4 +1,4 @@
-"""What every device of one mesh runs: local ops and the moves between shardings, in order.
+"""The listing that every device of one mesh runs: local ops and moves between shardings.
 
 The same listing is priced, printed and executed, so the plan's collectives are the program's.
 """
@@ -22,7 +22,7 @@ COLLECTIVES = (
 
 @dataclass(frozen=True)
 class MoveStep:
-    """One step of a move: a collective, or a local "slice" or "mask".
+    """A step of a move: a collective, or a local "slice" or "mask".
 
     `dim` is the dim that gains or loses `axes`; an all-to-all takes them from `dim` to `to_dim`;
     a collective-permute leaves `dim` sharded over `to_axes` instead of `axes`. A mask keeps a
@@ -43,7 +43,7 @@ class MoveStep:
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective of the program: bytes are of the local buffer before it is scattered or
+    """A collective of the program: bytes are of the local buffer before it is scattered or
     after it is gathered, once; `runs` multiplies over the loops around it."""
 
     kind: str
@@ -55,7 +55,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class Run:
-    """One op on this device's pieces. An operand None is the equation's own literal.
+    """An op on this device's pieces. An operand None is the equation's own literal.
 
     `equation` is the path of the op in the graph: indices into ops, and through bodies
     (op, body, op, ...).
@@ -130,11 +130,11 @@ class SpmdProgram:
     output_shardings: tuple[Sharding, ...]
 
     def moves(self) -> Iterator[tuple[Move, int]]:
-        """Every move with how often it runs in one step."""
+        """The moves, each with how often it runs in one step."""
         yield from _moves(self.block, 1)
 
     def collectives(self) -> tuple[tuple[Move, Collective], ...]:
-        """Every collective with the move it belongs to, `runs` filled in."""
+        """The collectives, each with the move it belongs to, `runs` filled in."""
         return tuple(
             (m, Collective(c.kind, c.axes, c.nbytes, c.seconds, runs))
             for m, runs in self.moves()

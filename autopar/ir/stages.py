@@ -56,12 +56,12 @@ class StagePlan:
 
     @property
     def is_one_program(self) -> bool:
-        """Whether the step is one program on one mesh: no stages and no microbatches."""
+        """True if the step is one program on one mesh, without microbatches."""
         return self.microbatches == 1 and len(self.submeshes) <= 1 and self.schedule == "none"
 
     @property
     def chunks(self) -> int:
-        """How many stages each submesh has."""
+        """The number of stages on each submesh."""
         return max(1, len(self.stages) // max(1, len(self.submeshes)))
 
     def stage_of_layer(self, layer: int) -> int:

@@ -1,4 +1,4 @@
-"""How numbers, units and columns print everywhere."""
+"""Numbers with their units, types and columns, as they print everywhere."""
 
 from __future__ import annotations
 
@@ -33,6 +33,11 @@ def show_count(count: float, unit: str = "") -> str:
         if abs(count) >= scale:
             return f"{_three_digits(count / scale)} {prefix}{unit}".rstrip()
     return f"{count:.0f} {unit}".rstrip()
+
+
+def show_type(dtype: str, shape: Sequence[int]) -> str:
+    """A tensor's type: f32[64,128]."""
+    return f"{dtype}[{','.join(map(str, shape))}]"
 
 
 def _three_digits(number: float) -> str:

@@ -55,7 +55,7 @@ def write_text(text: str, path: str | Path) -> None:
 
 def write_bytes(data: bytes, path: str | Path) -> None:
     """Write bytes likewise."""
-    with _told(path):
+    with _explain_os_errors(path):
         target = _target(path, data)
         if target is None:
             _write_on(path, data)
@@ -68,7 +68,7 @@ def check_output(path: str | Path, like: str = "") -> None:
 
     For before work is done that would be lost.
     """
-    with _told(path):
+    with _explain_os_errors(path):
         target = _target(path, like.encode("ascii"))
         if target is not None and not os.access(target.parent, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -85,7 +85,7 @@ def read_text(path: str | Path, what: str) -> str:
 
 
 @contextlib.contextmanager
-def _told(path: str | Path) -> Generator[None]:
+def _explain_os_errors(path: str | Path) -> Generator[None]:
     try:
         yield
     except OSError as error:
@@ -123,7 +123,7 @@ def _target(path: str | Path, data: bytes) -> Path | None:
 
 
 def _is_virtual(path: str | Path) -> bool:
-    """Whether a path goes through /dev or /proc: such a file is open in a shell, or elsewhere."""
+    """True if a path goes through /dev or /proc: such a file is open in a shell, or elsewhere."""
     here, seen = os.path.abspath(path), set[str]()
     while not here.startswith(_VIRTUAL):
         if here in seen or not os.path.islink(here):

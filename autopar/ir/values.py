@@ -16,7 +16,7 @@ _UNKNOWN_BYTES = 1
 
 
 class Role(Enum):
-    """What a graph input is to the step."""
+    """The role of a graph input in the step."""
 
     STATE = "state"  # comes back among the outputs: parameters, optimizer state, counters
     BATCH = "batch"  # given anew at every step
@@ -42,7 +42,7 @@ class Value:
 
     @property
     def item_count(self) -> int:
-        """How many items the whole tensor has."""
+        """The number of items of the whole tensor."""
         return math.prod(self.shape)
 
     @property
@@ -52,7 +52,7 @@ class Value:
 
     @property
     def is_floating(self) -> bool:
-        """Whether sums over shards make sense to leave for later (inexact types only)."""
+        """True if sums over shards make sense to leave for later (inexact types only)."""
         return self.dtype[0] in "fc" or self.dtype == "bf16"
 
     def __str__(self) -> str:
@@ -74,7 +74,7 @@ class Literal:
 
     @property
     def is_zero(self) -> bool:
-        """Whether it is known to add nothing to a sum."""
+        """True if it is known to add nothing to a sum."""
         try:
             return float(self.text) == 0.0
         except ValueError:

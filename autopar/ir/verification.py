@@ -1,4 +1,4 @@
-"""What verifying a plan found: every predicted figure beside a compiler's, every output's error."""
+"""The result of verifying a plan: predicted figures beside a compiler's, errors of outputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autopar.ir.text import columns, show_bytes, show_seconds
 
 
 class Unit(Enum):
-    """What a figure counts."""
+    """The unit of a figure."""
 
     BYTES = "bytes"
     SECONDS = "seconds"
@@ -75,18 +75,18 @@ class CompiledPart:
 
     @property
     def fits(self) -> bool:
-        """Whether the compiled program fits a device."""
+        """True if the compiled program fits a device."""
         return not self.compiled.out_of_memory and self.compiled.peak_bytes <= self.device_bytes
 
     @property
     def agrees(self) -> bool:
-        """Whether no figure differs and the program fits."""
+        """True if no figure differs and the program fits."""
         return self.fits and all(f.agrees is not False for f in self.figures)
 
 
 @dataclass(frozen=True)
 class OutputError:
-    """How far an output of the planned step is from the plain step's, at worst over the steps.
+    """The error of an output of the planned step against the plain step's, the worst of the steps.
 
     All three are shares of the largest magnitude that the plain step has there. `noise` is how far
     the plain step goes from itself when its arguments change by one rounding; an error counts
@@ -100,7 +100,7 @@ class OutputError:
 
     @property
     def agrees(self) -> bool:
-        """Whether the error is rounding; one that is no number is not."""
+        """True if the error is rounding; one that is no number is not."""
         return self.error <= self.tolerance
 
 
@@ -121,7 +121,7 @@ class Numerics:
 
     @property
     def agrees(self) -> bool:
-        """Whether every output does."""
+        """True if every output does."""
         return all(o.agrees for o in self.outputs)
 
     @property

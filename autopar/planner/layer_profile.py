@@ -13,7 +13,7 @@ from autopar.ir.batching import Batching
 from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.passes.base import Setting
-from autopar.passes.shard.moves import MoveTables
+from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.recipes import recipe_named
 from autopar.passes.shard.solver.effort import QUICK
@@ -67,7 +67,7 @@ class LayerProfiler:
     ) -> None:
         self._apart = apart
         self._recipe = recipe
-        self._tables = MoveTables(Prices(cluster, mesh))
+        self._tables = ReshardCosts(Prices(cluster, mesh))
         self._setting = replace(setting, cluster=cluster, mesh=mesh, memory_bytes=_ROOMY)
         layers = apart.layers
         self._homes = tuple(i if y.same_as < 0 else y.same_as for i, y in enumerate(layers))

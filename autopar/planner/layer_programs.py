@@ -17,6 +17,7 @@ from autopar.passes.lower.partition.split import split
 from autopar.passes.lower.partition.submesh_graph import submesh_graph
 from autopar.planner.sliced_step import SlicedStep
 from autopar.rules import RuleBook, attach_rules
+from autopar.schedule.table import finest_schedule
 
 _NO_MESH = MeshShape((), ())
 
@@ -38,13 +39,12 @@ class LayerPrograms:
 
     def __init__(self, sliced: SlicedStep, rules: RuleBook) -> None:
         count = len(sliced.layers.layers)
-        schedule = "gpipe" if sliced.batching.barrier else "zb-h1"  # split where that can be
         stages = StagePlan(
             sliced.layers,
             tuple(Stage(i, i, i) for i in range(count)),
             (Submesh(_NO_MESH),) * count,
             sliced.microbatches,
-            schedule,
+            finest_schedule(sliced.batching.barrier).name,
         )
         self._rules = rules
         self._whole = sliced.trace.whole.graph

@@ -19,7 +19,7 @@ from autopar.ir.sharding_plan import ShardingPlan
 from autopar.passes.base import Setting, Watcher
 from autopar.passes.pipeline import Decided, Pipeline, lower
 from autopar.passes.shard.base import AbstractSharding
-from autopar.passes.shard.moves import MoveTables
+from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import MinMemory, Optimal, counted
 from autopar.passes.shard.recipes import recipe_named
 from autopar.passes.shard.solver.problem import needed_bytes
@@ -42,12 +42,12 @@ class MeshContext:
     mesh: MeshShape
     request: Request
     watchers: tuple[Watcher, ...]
-    tables: MoveTables
+    tables: ReshardCosts
 
     @classmethod
     def of(cls, mesh: MeshShape, request: Request, watchers: Sequence[Watcher] = ()) -> MeshContext:
         """A site where nothing is priced yet."""
-        tables = MoveTables(Prices(request.cluster, mesh))
+        tables = ReshardCosts(Prices(request.cluster, mesh))
         return cls(mesh, request, tuple(watchers), tables)
 
     def setting(self, memory_bytes: int) -> Setting:

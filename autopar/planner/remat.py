@@ -14,9 +14,9 @@ from autopar.ir.graph import Graph
 from autopar.ir.recomputation import Recomputation
 from autopar.passes.base import Setting
 from autopar.passes.pipeline import Decided
-from autopar.passes.shard.local_costs import local_costs
-from autopar.passes.shard.recompute import levels
-from autopar.passes.shard.residuals import Residuals
+from autopar.passes.shard.model.local_costs import local_costs
+from autopar.passes.shard.model.recompute import levels
+from autopar.passes.shard.model.residuals import Residuals
 from autopar.rules import RuleBook, attach_rules
 
 _WORTH = 0.1  # of what is over the limit, that recomputing must save to be tried

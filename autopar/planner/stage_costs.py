@@ -15,7 +15,7 @@ from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.values import Role, Value, item_bytes
 from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan
 from autopar.passes.lower.spmd import lower_spmd
-from autopar.passes.shard.moves import MoveTables
+from autopar.passes.shard.model.reshard_costs import ReshardCosts
 
 _ONCE = (PartKind.HOIST, PartKind.SETUP, PartKind.UPDATE)
 _INWARD = (PartKind.BACKWARD, PartKind.INPUT_GRADIENT)
@@ -48,7 +48,7 @@ def stage_costs(
     timed: Sequence[Part],
     joint: SubmeshGraph,
     plan: ShardingPlan,
-    tables: MoveTables,
+    tables: ReshardCosts,
     runs: int,
 ) -> StageCosts:
     """The costs of one stage's parts, of which a step runs the loop's `runs` times.

@@ -20,8 +20,6 @@ from autopar.planner.layer_programs import LayerPrograms
 from autopar.planner.request import Request
 from autopar.schedule.table import SCHEDULES
 
-_PLAIN_LOOPS = ("serial", "serial-split")  # what schedules are compared with
-
 
 def stage_table(
     apart: LayerPrograms, counts: Sequence[int], request: Request, setting: Setting
@@ -56,7 +54,7 @@ def _allowed(barrier: bool, request: Request) -> tuple[str, ...]:
         for s in SCHEDULES.values()
         if s.has_backward
         and (s.allows_barrier or not barrier)
-        and (s.name not in _PLAIN_LOOPS or s.name == request.schedule)
+        and (not s.is_plain_loop or s.name == request.schedule)
     )
 
 

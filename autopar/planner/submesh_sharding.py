@@ -22,7 +22,7 @@ from autopar.passes.base import Setting
 from autopar.passes.lower.partition.part_dataflow import PartDataflow
 from autopar.passes.lower.partition.submesh_graph import submesh_graph
 from autopar.passes.shard.base import AbstractSharding
-from autopar.passes.shard.moves import MoveTables
+from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import MinMemory, Optimal
 from autopar.passes.shard.recipes import AbstractRecipe, recipe_named
 from autopar.passes.shard.solver.effort import QUICK
@@ -41,7 +41,7 @@ class SubmeshContext:
     """A submesh as its stages find it: the cluster that it is by itself, and the prices there."""
 
     cluster: Cluster
-    tables: MoveTables
+    tables: ReshardCosts
 
     @property
     def resharder(self) -> Resharder:
@@ -52,12 +52,12 @@ class SubmeshContext:
 def submesh_context(cluster: Cluster, block: Block, submesh: Submesh) -> SubmeshContext:
     """A submesh's part of the cluster, where nothing is priced yet."""
     part = cut_out(cluster, block.submesh)
-    return SubmeshContext(part, MoveTables(Prices(part, submesh.mesh)))
+    return SubmeshContext(part, ReshardCosts(Prices(part, submesh.mesh)))
 
 
 def costs_of(
     stage: int, parts: Sequence[Part], joint: SubmeshGraph, plan: ShardingPlan,
-    tables: MoveTables, microbatches: int,
+    tables: ReshardCosts, microbatches: int,
 ) -> StageCosts:  # fmt: skip
     """What one stage takes on its submesh."""
     own = [p for p in parts if p.stage == stage]

@@ -1,19 +1,21 @@
-"""Clusters drawn for a terminal: the catalog with its sources, and one cluster in full."""
+"""Clusters for a terminal: the catalog with its sources, one in full, what was measured."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Table as Grid
 from rich.text import Text
 
-from autopar.cluster import Cluster, Torus, axis_links, mesh_shapes
+from autopar.cluster import Cluster, axis_links, mesh_shapes
+from autopar.cluster.calibration import Calibration
 from autopar.ir.codec import Json
 from autopar.ir.mesh import MeshShape
 from autopar.ir.text import show_bytes, show_count, show_seconds
-from autopar.report.calibration import calibration_data, calibration_tables
-from autopar.report.style import ACCENT, BAD, GOOD, QUIET, facts, plain_table
+from autopar.report.style import ACCENT, BAD, GOOD, QUIET, facts
+from autopar.report.table import Cell, Table, percent
 
 _TRUST = {"high": GOOD, "medium": "yellow", "low": BAD}
 _INNER_SIZES = (2, 4, 8, 16)  # what the last axis of a usual mesh holds
@@ -68,33 +70,31 @@ def mesh_data(cluster: Cluster) -> list[Json]:
 
 
 def catalog(clusters: Sequence[Cluster]) -> RenderableType:
-    """One line a cluster, with a number for the source of its figures."""
-    table = plain_table(
-        "", "cluster", ">devices", ">memory", ">bf16\nFLOP/s", ">memory\nB/s", ">link\nB/s",
-        "trust", "from",
-    )  # fmt: skip
+    """A table of clusters, each with a number for the source of its figures."""
     sources: dict[tuple[str, str], int] = {}
+    rows: list[tuple[Cell, ...]] = []
     for c in clusters:
         chip = c.chip
         number = sources.setdefault((chip.source.what, chip.source.date), len(sources) + 1)
-        table.add_row(
-            Text(c.name, style=ACCENT),
-            str(c.device_count),
-            show_bytes(chip.memory_bytes),
-            show_count(chip.flops_for("bf16")),
-            show_count(chip.memory_bytes_per_second),
+        rows.append((
+            Text(c.name, style=ACCENT), str(c.device_count), show_bytes(chip.memory_bytes),
+            show_count(chip.flops_for("bf16")), show_count(chip.memory_bytes_per_second),
             show_count(_link_rate(c)),
-            Text(chip.source.confidence, style=_TRUST[chip.source.confidence]),
-            f"[{number}]",
-        )
-    notes = Table.grid(padding=(0, 1))
+            Text(chip.source.confidence, style=_TRUST[chip.source.confidence]), f"[{number}]",
+        ))  # fmt: skip
+    columns = (
+        "cluster", ">devices", ">memory", ">bf16\nFLOP/s", ">memory\nB/s", ">link\nB/s", "trust",
+        "from",
+    )  # fmt: skip
+    table = Table("", columns, rows)
+    notes = Grid.grid(padding=(0, 1))
     for (what, date), number in sources.items():
         notes.add_row(Text(f"[{number}]", style=QUIET), Text(f"{date}: {what}", style=QUIET))
     return Group(table, Text(), notes)
 
 
 def detail(cluster: Cluster) -> RenderableType:
-    """One cluster's figures, and what each axis of its usual meshes gets of its wires."""
+    """The figures of a cluster, and what each axis of its usual meshes gets of its wires."""
     chip, source = cluster.chip, cluster.chip.source
     peaks = ", ".join(f"{dtype} {show_count(rate, 'FLOP/s')}" for dtype, rate in chip.peak_flops)
     bandwidth = show_count(chip.memory_bytes_per_second, "B/s")
@@ -117,29 +117,26 @@ def detail(cluster: Cluster) -> RenderableType:
 
 
 def _mesh_table(cluster: Cluster, meshes: Sequence[MeshShape]) -> Table:
-    table = plain_table(
-        "Usual meshes", "mesh", "axis", ">size", "~crosses", ">bandwidth", ">latency"
-    )
+    rows: list[tuple[Cell, ...]] = []
     for mesh in meshes:
+        if rows:
+            rows.append(())
         for i, axis in enumerate(mesh.names):
             crosses = " + ".join(
                 f"{level.name} {level.size}{' ring' if level.wraps else ''}"
                 for level in axis_links(cluster, mesh, [axis])
             )
-            table.add_row(
-                Text("" if i else str(mesh), style=ACCENT),
-                axis,
-                str(mesh.size([axis])),
-                crosses,
+            rows.append((
+                Text("" if i else str(mesh), style=ACCENT), axis, str(mesh.size([axis])), crosses,
                 show_count(_rate(cluster, mesh, axis), "B/s"),
                 show_seconds(_latency(cluster, mesh, axis)),
-                end_section=i == len(mesh.names) - 1,
-            )
-    return table
+            ))  # fmt: skip
+    columns = ("mesh", "axis", ">size", "~crosses", ">bandwidth", ">latency")
+    return Table("Usual meshes", columns, rows)
 
 
 def _rate(cluster: Cluster, mesh: MeshShape, axis: str) -> float:
-    """One-way bytes a second of a device over the axis: its narrowest level's."""
+    """Bytes a second, one way, of a device over the axis: its narrowest level's."""
     return min((level.bytes_per_second for level in axis_links(cluster, mesh, [axis])), default=0.0)
 
 
@@ -149,8 +146,91 @@ def _latency(cluster: Cluster, mesh: MeshShape, axis: str) -> float:
 
 
 def _link_rate(cluster: Cluster) -> float:
-    """One-way bytes a second of one torus link, or of a device into its innermost switch."""
-    topology = cluster.topology
-    if isinstance(topology, Torus):
-        return topology.link_bytes_per_second
-    return topology.levels[0].bytes_per_second
+    """Bytes a second, one way, of a link from chip to chip, else into the innermost switch."""
+    direct, levels = cluster.topology.direct_link, cluster.topology.switch_levels
+    return direct.bytes_per_second if direct else levels[0].bytes_per_second
+
+
+# -- measured figures ------------------------------------------------------------------------------
+
+_GOOD, _FAIR = 0.1, 0.3  # errors up to which a figure, or a kind of price, is well or fairly known
+_LINEAR = 0.5  # beyond which an error is told as a factor either way
+
+
+def figure_of(cluster: Cluster, name: str) -> float:
+    """The figure that a bar of a calibration names."""
+    room, _, field = name.rpartition(".")
+    if room == "peak_flops":
+        return dict(cluster.chip.peak_flops)[field]
+    owner: object = cluster.chip if field in vars(cluster.chip) else cluster.topology
+    for level in cluster.topology.switch_levels:
+        owner = level if level.name == room else owner
+    return float(getattr(owner, field))
+
+
+def show_error(error: float) -> str:
+    """The standard error of a logarithm: '±3.0%', or past a half '2.7-fold'."""
+    return f"±{percent(error)}" if error < _LINEAR else f"{math.exp(error):.1f}-fold"
+
+
+def calibration_data(cluster: Cluster, calibration: Calibration) -> dict[str, Json]:
+    """The measured figures with their errors, and the residuals, as JSON."""
+    return {
+        "like": calibration.like,
+        "jax": calibration.jax,
+        "device_kind": calibration.device_kind,
+        "samples": len(calibration.samples),
+        "figures": {
+            bar.figure: {
+                "value": figure_of(cluster, bar.figure),
+                "relative_error": bar.relative_error,
+            }
+            for bar in calibration.bars
+        },
+        "residuals": {
+            r.kind: {"median": r.median, "largest": r.largest, "samples": r.samples}
+            for r in calibration.residuals
+        },
+    }
+
+
+def calibration_tables(cluster: Cluster, calibration: Calibration) -> RenderableType:
+    """The measured figures, and how far the prices they give are from what was measured."""
+    return Group(_figures(cluster, calibration), Text(), _residuals(calibration))
+
+
+def _figures(cluster: Cluster, calibration: Calibration) -> Table:
+    rows = [
+        (
+            Text(bar.figure, style=ACCENT), _shown(bar.figure, figure_of(cluster, bar.figure)),
+            Text(show_error(bar.relative_error), style=_color(bar.relative_error)),
+        )
+        for bar in calibration.bars
+    ]  # fmt: skip
+    return Table("Measured figures", ("figure", ">value", ">error"), rows)
+
+
+def _shown(name: str, figure: float) -> str:
+    if name.endswith("_seconds"):
+        return show_seconds(figure)
+    if name.startswith("peak_flops"):
+        return show_count(figure, "FLOP/s")
+    if name.endswith("bytes_per_second"):
+        return show_count(figure, "B/s")
+    return show_count(figure, "FLOP") if name.endswith("flops") else f"{figure:.3g}"
+
+
+def _residuals(calibration: Calibration) -> Table:
+    rows = [
+        (
+            r.kind, str(r.samples), Text(percent(r.median), style=_color(r.median)),
+            percent(r.largest),
+        )
+        for r in calibration.residuals
+    ]  # fmt: skip
+    columns = ("kind", ">samples", ">median error", ">largest")
+    return Table("Prices against measurements", columns, rows)
+
+
+def _color(error: float) -> str:
+    return GOOD if error <= _GOOD else "yellow" if error <= _FAIR else BAD

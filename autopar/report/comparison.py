@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from autopar.ir.codec import Json
 from autopar.ir.comparison import Change, Comparison, FigureChange, Move, Place
 from autopar.ir.explanation import TrafficChange
 from autopar.ir.sharding import spec_text
-from autopar.ir.text import show_bytes, show_seconds
-from autopar.report.style import ACCENT, BAD, GOOD, QUIET, SlashedPath, facts, plain_table
+from autopar.ir.text import show_bytes, show_seconds, show_type
+from autopar.report.style import ACCENT, BAD, GOOD, QUIET, facts
+from autopar.report.table import Cell, Table, rest
 
 _SHOWN = 8
 
 
 def comparison(found: Comparison, names: tuple[str, str]) -> RenderableType:
-    """What differs between two plans of these names; one line where nothing does."""
+    """The differences of two plans of these names; one line where there are none."""
     if found.is_equal:
         return Text.assemble("the same plan of ", (found.step, f"bold {ACCENT}"))
     parts: list[RenderableType] = [_head(found, names)]
@@ -29,8 +29,8 @@ def comparison(found: Comparison, names: tuple[str, str]) -> RenderableType:
         parts += ["", *_moves(found.moves)]
     if found.inner:
         parts += ["", _changes("Values within the step", "value", found.inner, names)]
-        if rest := found.inner_count - len(found.inner):
-            parts.append(Text(f"and {rest} more", style=QUIET))
+        if others := found.inner_count - len(found.inner):
+            parts.append(Text(f"and {others} more", style=QUIET))
     if found.traffic:
         parts += ["", _traffic(found.traffic)]
     return Group(*parts)
@@ -58,11 +58,11 @@ def _verdict(found: Comparison) -> Text:
         (found.inner_count, "value"),
         (len(found.traffic), "kind of collective"),
     )
-    told = ", ".join(_counted(n, what) for n, what in counts if n)
+    told = ", ".join(_count(n, what) for n, what in counts if n)
     return Text.assemble(("differs", f"bold {BAD}"), f": {told}")
 
 
-def _counted(count: int, what: str) -> str:
+def _count(count: int, what: str) -> str:
     head, _, rest = what.partition(" ")
     return f"{count} {head}{'s' * (count != 1)} {rest}".rstrip()
 
@@ -80,26 +80,24 @@ def _figure(change: FigureChange) -> Text:
 
 
 def _changes(title: str, of: str, changes: tuple[Change, ...], names: tuple[str, str]) -> Table:
-    table = plain_table(title, f"~{of}", f"~{names[0]}", f"~{names[1]}")
-    for c in changes:
-        table.add_row(*map(Text, (c.name, c.before or "-", c.after or "-")))  # no markup
-    return table
+    rows = [(c.name, c.before or "-", c.after or "-") for c in changes]
+    return Table(title, (f"~{of}", *names), rows)
 
 
 def _moves(moves: tuple[Move, ...]) -> Iterator[RenderableType]:
-    table = plain_table("Arguments that lie otherwise", "~path", "~before", "~after", ">a device")
     retyped = [m for m in moves if _type(m.before) != _type(m.after)]
+    rows: list[tuple[Cell, ...]] = []
     for m in moves[:_SHOWN]:
-        cells = (_place(p, with_type=m in retyped) for p in (m.before, m.after))
+        before, after = (_place(p, with_type=m in retyped) for p in (m.before, m.after))
         times = f"{m.count} x " if m.count > 1 else ""
-        table.add_row(SlashedPath(m.path), *map(Text, cells), times + _held(m))
-    yield table
-    if len(moves) > _SHOWN:
-        yield Text(f"and {len(moves) - _SHOWN} more rows: --json lists them", style=QUIET)
+        rows.append((m.path, before, after, times + _bytes_held(m)))
+    columns = ("/path", "before", "after", ">a device")
+    yield Table("Arguments that lie otherwise", columns, rows)
+    yield from rest(len(moves) - _SHOWN, "--json lists {}")
 
 
 def _type(place: Place | None) -> str:
-    return f"{place.dtype}[{','.join(map(str, place.shape))}]" if place is not None else ""
+    return show_type(place.dtype, place.shape) if place is not None else ""
 
 
 def _place(place: Place | None, *, with_type: bool) -> str:
@@ -110,20 +108,21 @@ def _place(place: Place | None, *, with_type: bool) -> str:
     return f"{kind}{spec_text(place.sharding)} {where}".rstrip()
 
 
-def _held(move: Move) -> str:
+def _bytes_held(move: Move) -> str:
     """Bytes of one device's piece in each plan, said once where they agree."""
     held = [show_bytes(p.local_bytes) for p in (move.before, move.after) if p is not None]
     return " -> ".join(dict.fromkeys(held))
 
 
 def _traffic(changes: tuple[TrafficChange, ...]) -> Table:
-    table = plain_table("Collectives in a step", "kind", "~axes", "~count", "~bytes", "~time")
-    for t in changes:
-        table.add_row(
+    rows = [
+        (
             t.kind, " + ".join(t.axes), _pair(*map(str, t.count)),
             _pair(*map(show_bytes, t.nbytes)), _pair(*map(show_seconds, t.seconds)),
-        )  # fmt: skip
-    return table
+        )
+        for t in changes
+    ]  # fmt: skip
+    return Table("Collectives in a step", ("kind", "axes", "count", "bytes", "time"), rows)
 
 
 def _pair(before: str, after: str) -> str:
@@ -141,15 +140,15 @@ def comparison_data(found: Comparison) -> dict[str, Json]:
         "same_decisions": found.decides_alike,
         "same_graph": found.same_graph,
         "renamed_axes": [list(pair) for pair in found.renamed],
-        "asked": _listed(found.asked),
-        "made_with": _listed(found.made_with),
-        "decisions": _listed(found.decisions),
+        "asked": _change_rows(found.asked),
+        "made_with": _change_rows(found.made_with),
+        "decisions": _change_rows(found.decisions),
         "arguments": [
             {"path": m.path, "count": m.count, "role": m.role, "before": _place_data(m.before),
              "after": _place_data(m.after)}
             for m in found.moves
         ],
-        "values": _listed(found.inner),
+        "values": _change_rows(found.inner),
         "values_count": found.inner_count,
         "collectives": [
             {"kind": t.kind, "axes": list(t.axes), "count": list(t.count), "bytes": list(t.nbytes),
@@ -162,7 +161,7 @@ def comparison_data(found: Comparison) -> dict[str, Json]:
     }  # fmt: skip
 
 
-def _listed(changes: tuple[Change, ...]) -> list[Json]:
+def _change_rows(changes: tuple[Change, ...]) -> list[Json]:
     return [{"name": c.name, "before": c.before, "after": c.after} for c in changes]
 
 

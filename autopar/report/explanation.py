@@ -7,14 +7,15 @@ from dataclasses import asdict
 from typing import cast
 
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Table as Grid
 from rich.text import Text
 
 from autopar.ir.codec import Json
 from autopar.ir.explanation import Alternative, Counterfactual, Explanation, Price, TrafficChange
 from autopar.ir.paths import common_path, counted_paths, unnumbered
-from autopar.ir.text import show_bytes, show_seconds
-from autopar.report.style import ACCENT, BAD, GOOD, QUIET, SlashedPath, facts, percent, plain_table
+from autopar.ir.text import show_bytes, show_seconds, show_type
+from autopar.report.style import ACCENT, BAD, GOOD, QUIET, facts
+from autopar.report.table import Table, percent, rest
 
 _SHOWN = 3  # of each list in the terminal
 _TOLD = 5  # changes of an alternative
@@ -30,8 +31,8 @@ def explanation(found: Explanation) -> RenderableType:
     ]
     if found.shared_by:
         pairs.append(("decides", f"also for {_several(found.shared_by)}"))
-    pairs += _listed("read", found.reads)
-    pairs += _listed("binds", found.binds)
+    pairs += _facts_of("read", found.reads)
+    pairs += _facts_of("binds", found.binds)
     if found.others:
         pairs.append(("not told", f"{_several(found.others)} match as well: ask by the whole path"))
     title = Text.assemble(("why ", QUIET), (found.subject, f"bold {ACCENT}"))
@@ -78,7 +79,7 @@ def _difference(price: Price, other: Alternative) -> str:
 
 
 def _lies(found: Explanation) -> Text:
-    kind = f"{found.dtype}[{','.join(map(str, found.shape))}]"
+    kind = show_type(found.dtype, found.shape)
     where = f" on mesh{found.submesh}" if found.submesh else ""
     return Text.assemble(
         (found.choice, "bold"), f"  {kind}{where}, {show_bytes(found.local_bytes)} on each device"
@@ -93,7 +94,7 @@ def _takes(price: Price) -> Text:
     )
 
 
-def _listed(name: str, sentences: Sequence[str]) -> Iterator[tuple[str, str | Text]]:
+def _facts_of(name: str, sentences: Sequence[str]) -> Iterator[tuple[str, str | Text]]:
     for i, sentence in enumerate(sentences):
         yield name if i == 0 else "", sentence
 
@@ -101,8 +102,8 @@ def _listed(name: str, sentences: Sequence[str]) -> Iterator[tuple[str, str | Te
 def _several(paths: Sequence[str]) -> str:
     """Paths with their numbers left open, the first few."""
     named = counted_paths(paths)
-    rest = f" and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
-    return ", ".join(named[:_SHOWN]) + rest
+    others = f" and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
+    return ", ".join(named[:_SHOWN]) + others
 
 
 # -- alternatives ------------------------------------------------------------------------------
@@ -111,31 +112,28 @@ def _several(paths: Sequence[str]) -> str:
 def _alternatives(found: Explanation) -> Iterator[RenderableType]:
     if not found.alternatives:
         return
-    table = plain_table(
-        "Instead, with all else chosen anew", "~choice", ">step", ">", ">solver", ">a device"
-    )
-    for other in found.alternatives:
-        table.add_row(other.choice, *_figures(found.price, other))
-    yield table
+    rows = [(other.choice, *_figures(found.price, other)) for other in found.alternatives]
+    columns = ("choice", ">step", ">", ">solver", ">a device")
+    yield Table("Instead, with all else chosen anew", columns, rows)
     groups: dict[tuple[str, ...], list[Alternative]] = {}
     for other in found.alternatives:
         if other.refusal or abs(_more(found.price, other)) > _EQUAL:
             groups.setdefault((other.refusal,) if other.refusal else other.changes, []).append(
                 other
             )
-    for told, alike in groups.items():
+    for sentences, alike in groups.items():
         yield ""
         yield Text(" or ".join(a.choice for a in alike), style="bold")
-        yield _bullets(told)
+        yield _bullets(sentences)
 
 
 def _bullets(sentences: Sequence[str]) -> RenderableType:
-    grid = Table.grid(padding=(0, 1))
+    grid = Grid.grid(padding=(0, 1))
     for sentence in sentences[:_TOLD]:
         grid.add_row(" *", sentence)
-    rest = len(sentences) - _TOLD
-    if rest > 0:
-        grid.add_row("", Text(f"and {rest} more: --json lists them", style=QUIET))
+    others = len(sentences) - _TOLD
+    if others > 0:
+        grid.add_row("", Text(f"and {others} more: --json lists them", style=QUIET))
     return grid
 
 
@@ -170,7 +168,7 @@ def signed_bytes(nbytes: float) -> str:
 
 
 def counterfactual(found: Counterfactual) -> RenderableType:
-    """What pins would change, or why there is no plan with them."""
+    """The changes that pins would make, or why there is no plan with them."""
     title = Text.assemble(("why not ", QUIET), (", ".join(found.pins), f"bold {ACCENT}"))
     parts: list[RenderableType] = [title, verdict(found)]
     if found.pinned is not None:
@@ -178,13 +176,13 @@ def counterfactual(found: Counterfactual) -> RenderableType:
     if found.traffic:
         parts += ["", _traffic(found.traffic)]
     if found.moved:
-        parts += ["", _moved(found.moved)]
+        parts += ["", _moves(found.moved)]
     parts.append("")
     return Group(*parts, *(Text(f"note: {note}", style=QUIET) for note in found.notes))
 
 
 def verdict(found: Counterfactual) -> Text:
-    """What the pins would come to, in a sentence."""
+    """The step's time with the pins, beside the plan's, in a sentence."""
     if found.pinned is None:
         return Text.assemble(("there is no such plan: ", f"bold {BAD}"), found.refusal)
     more = found.pinned.seconds - found.price.seconds
@@ -202,43 +200,42 @@ def verdict(found: Counterfactual) -> Text:
 
 
 def _prices(plan: Price, pinned: Price) -> RenderableType:
-    table = plain_table("", "~of a step", ">plan", ">pinned", ">change")
-    rows = (
-        ("step", plan.seconds, pinned.seconds),
-        ("work", plan.compute_seconds, pinned.compute_seconds),
-        ("communication", plan.communication_seconds, pinned.communication_seconds),
-        ("of it waited for", plan.exposed_seconds, pinned.exposed_seconds),
-        ("solver's sum", plan.solver_seconds, pinned.solver_seconds),
-    )
-    for name, a, b in rows:
-        table.add_row(name, show_seconds(a), show_seconds(b), signed_seconds(b - a))
+    rows = [
+        (name, show_seconds(a), show_seconds(b), signed_seconds(b - a))
+        for name, a, b in (
+            ("step", plan.seconds, pinned.seconds),
+            ("work", plan.compute_seconds, pinned.compute_seconds),
+            ("communication", plan.communication_seconds, pinned.communication_seconds),
+            ("of it waited for", plan.exposed_seconds, pinned.exposed_seconds),
+            ("solver's sum", plan.solver_seconds, pinned.solver_seconds),
+        )
+    ]
     a, b = plan.peak_bytes, pinned.peak_bytes
-    table.add_row("memory a device", show_bytes(a), show_bytes(b), signed_bytes(b - a))
-    return table
+    rows.append(("memory a device", show_bytes(a), show_bytes(b), signed_bytes(b - a)))
+    return Table("", ("of a step", ">plan", ">pinned", ">change"), rows)
 
 
 def _traffic(changes: Sequence[TrafficChange]) -> RenderableType:
-    table = plain_table("Collectives that change", "kind", "~axes", ">count", ">bytes", ">time")
-    for t in changes:
-        table.add_row(
+    rows = [
+        (
             t.kind, " + ".join(t.axes), f"{t.count[1] - t.count[0]:+d}",
             signed_bytes(t.nbytes[1] - t.nbytes[0]), signed_seconds(t.seconds[1] - t.seconds[0]),
-        )  # fmt: skip
-    return table
+        )
+        for t in changes
+    ]  # fmt: skip
+    return Table("Collectives that change", ("kind", "axes", ">count", ">bytes", ">time"), rows)
 
 
-def _moved(moved: Sequence[tuple[str, str, str]]) -> RenderableType:
+def _moves(moved: Sequence[tuple[str, str, str]]) -> RenderableType:
     groups: dict[tuple[str, str, str], list[str]] = {}
     for path, before, after in moved:
         groups.setdefault((unnumbered(path), before, after), []).append(path)
-    table = plain_table("Arguments that would lie otherwise", "~path", "~plan", "~pinned")
-    for (_, before, after), paths in list(groups.items())[:_MOVED]:
-        times = f"{len(paths)} x " if len(paths) > 1 else ""
-        table.add_row(SlashedPath(times + common_path(paths)), before, after)
-    rest = len(groups) - _MOVED
-    if rest <= 0:
-        return table
-    return Group(table, Text(f"and {rest} more rows: --json lists them", style=QUIET))
+    rows = [
+        ((f"{len(paths)} x " if len(paths) > 1 else "") + common_path(paths), before, after)
+        for (_, before, after), paths in list(groups.items())[:_MOVED]
+    ]
+    table = Table("Arguments that would lie otherwise", ("/path", "plan", "pinned"), rows)
+    return Group(table, *rest(len(groups) - _MOVED, "--json lists {}"))
 
 
 # -- data --------------------------------------------------------------------------------------

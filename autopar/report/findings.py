@@ -10,14 +10,15 @@ from rich.text import Text
 
 from autopar.ir.codec import Json
 from autopar.ir.findings import BatchReading, Finding, Findings, Severity
-from autopar.report.style import ACCENT, BAD, GOOD, QUIET, facts, percent
+from autopar.report.style import ACCENT, BAD, GOOD, QUIET, facts
+from autopar.report.table import percent
 
 _NOTES = 6
 _STYLES = {Severity.ERROR: f"bold {BAD}", Severity.WARNING: "bold yellow", Severity.NOTE: ACCENT}
 
 
 def findings(found: Findings) -> RenderableType:
-    """What can be worked with, then what stands in the way, with what to do."""
+    """The coverage and verdict of a step, then what stands in the way, with what to do."""
     title = Text.assemble(
         ("lint ", QUIET),
         (found.step, f"bold {ACCENT}"),

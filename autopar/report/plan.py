@@ -1,22 +1,36 @@
-"""A plan drawn for a terminal: headline, collectives, parameters, memory."""
+"""A plan for a terminal: its headline, stages, collectives, parameters and memory."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from autopar.cluster.planned import cluster_of
-from autopar.ir.inspection import AxisUse
+from autopar.ir.inspection import AxisUse, MemoryCurve
 from autopar.ir.outcome import Status
+from autopar.ir.peak import Peak
 from autopar.ir.pipeline import PipelinePlan
 from autopar.ir.plan import Plan
-from autopar.ir.text import show_bytes, show_seconds
-from autopar.report.axes import axis_roles, roles_of
-from autopar.report.listing import Cell, Listing
-from autopar.report.style import ACCENT, GOOD, QUIET, bar, facts, percent, plain_table
-from autopar.report.view import exposed_share, numbers_text, rows_of
+from autopar.ir.sharding import spec_text
+from autopar.ir.text import show_bytes, show_seconds, show_type
+from autopar.report.inspection import axis_roles, memory_over_time, roles_of
+from autopar.report.rows import (
+    Row,
+    exposed_share,
+    holdings_of,
+    meshes_of,
+    numbers_text,
+    price_per_gib,
+    recipe_rows,
+    rows_of,
+    traffic_row,
+)
+from autopar.report.schedule import Drawing, in_clock, legend
+from autopar.report.style import ACCENT, GOOD, QUIET, bar, facts
+from autopar.report.table import Cell, Table, cell_of, percent, rest
+from autopar.schedule.simulate import Simulation
 
 _SHOWN = 6
 
@@ -26,10 +40,9 @@ _ALL_ALIKE = "nothing is sharded: all {} devices do the same work; autopar lint 
 
 
 def headline(plan: Plan) -> RenderableType:
-    """What was planned for what, how sure the answer is, and what it should take."""
+    """The plan's purpose, how sure the answer is, and what the step should take."""
     o, p, outcome = plan.origin, plan.prediction, plan.outcome
-    shape = str(plan.mesh) if plan.pipeline is None else _submeshes(plan.pipeline)
-    mesh = Text(shape) + Text(f"  ({plan.device_count} devices)", style=QUIET)
+    mesh = Text(" + ".join(meshes_of(plan))) + Text(f"  ({plan.device_count} devices)", style=QUIET)
     proven = outcome.status is not Status.FEASIBLE
     bound = show_seconds(outcome.bound_seconds)
     cost = show_seconds(outcome.seconds)
@@ -64,7 +77,7 @@ def headline(plan: Plan) -> RenderableType:
     if _is_whole(plan):
         pairs.append(("note", Text(_ALL_ALIKE.format(plan.device_count), style="yellow")))
     if plan.pipeline is not None:
-        pairs.insert(2, ("stages", _cut(plan, plan.pipeline)))
+        pairs.insert(2, ("stages", _stages_text(plan, plan.pipeline)))
     source = cluster_of(plan).chip.source
     pairs.append(("figures", f"{source.what} ({source.date}, {source.confidence})"))
     title = Text.assemble(
@@ -77,12 +90,12 @@ def headline(plan: Plan) -> RenderableType:
 
 
 def _is_whole(plan: Plan) -> bool:
-    """Whether each of several devices holds, and so does, all of one program."""
+    """True if each of several devices holds, and so does, all of one program."""
     laid = [*(a.sharding for a in plan.arguments), *(s for _, s in plan.sharding.values)]
     return plan.pipeline is None and plan.device_count > 1 and all(s.is_replicated for s in laid)
 
 
-def _cut(plan: Plan, pipeline: PipelinePlan) -> str:
+def _stages_text(plan: Plan, pipeline: PipelinePlan) -> str:
     """Into how many stages and microbatches the step is cut, and what runs them."""
     submeshes, microbatches = len(pipeline.submeshes), f"{plan.microbatches} microbatches"
     if submeshes == 1:
@@ -91,70 +104,49 @@ def _cut(plan: Plan, pipeline: PipelinePlan) -> str:
     return f"{plan.stage_count}{chunks}, {microbatches}, {pipeline.schedule}"
 
 
-def _submeshes(plan: PipelinePlan) -> str:
-    """Equal meshes together: 4 x (data=2)."""
-    meshes = [str(s.mesh) for s in plan.submeshes]
-    if len(meshes) == 1:
-        return meshes[0]
-    return " + ".join(f"{meshes.count(m)} x ({m})" for m in dict.fromkeys(meshes))
-
-
 def margins(plan: Plan) -> RenderableType:
-    """What the textbook strategies would cost on the plan's mesh, the cheapest first."""
-    table = plain_table(_MARGINS, "method", ">sum", ">more", "~note")
-    table.add_row("this plan", show_seconds(plan.outcome.seconds), "", "")
-    found = sorted(
-        plan.outcome.recipes, key=lambda m: m.seconds if m.seconds is not None else float("inf")
-    )
-    for m in found:
-        if m.seconds is None:
-            table.add_row(m.name, "", "", Text(m.note, style=QUIET))
-            continue
-        more = m.seconds / plan.outcome.seconds - 1 if plan.outcome.seconds > 0 else 0.0
-        table.add_row(m.name, show_seconds(m.seconds), f"{more:+.0%}", Text(m.note, style=QUIET))
-    return table
+    """The costs of textbook strategies on the plan's mesh, the cheapest first."""
+    ours: Row = {"name": "this plan", "seconds": plan.outcome.seconds}
+    columns = {"method": "name", ">sum": "seconds", ">more": "more_share", "~note": "note"}
+    return Table.of(_MARGINS, columns, [ours, *recipe_rows(plan)], lead=3)
 
 
 def margins_line(plan: Plan) -> Text:
     """The same in a line or two, without why some are impossible."""
-    found = sorted((m.seconds, m.name) for m in plan.outcome.recipes if m.seconds is not None)
-    best = plan.outcome.seconds
+    best, rows = plan.outcome.seconds, recipe_rows(plan)
     words = ", ".join(
-        f"{name} {show_seconds(s)} ({s / best - 1 if best > 0 else 0.0:+.0%})" for s, name in found
+        f"{r['name']} {cell_of('seconds', r['seconds'])} ({cell_of('more_share', r['more_share'])})"
+        for r in rows
+        if r["seconds"] is not None
     )
-    none = ", ".join(m.name for m in plan.outcome.recipes if m.seconds is None)
+    none = ", ".join(str(r["name"]) for r in rows if r["seconds"] is None)
     head = f"recipes by the solver's sum, this plan {show_seconds(best)}: "
     return Text.assemble((head, QUIET), words, (f"; no plan: {none}" if none else "", QUIET))
 
 
 def collectives(plan: Plan) -> RenderableType:
-    """Every collective of one step by kind and axes, the costliest first."""
-    traffic = sorted(plan.prediction.traffic, key=lambda t: -t.seconds)
-    if not traffic:
+    """The collectives of a step by kind and axes, the costliest first."""
+    found = sorted(plan.prediction.traffic, key=lambda t: -t.seconds)
+    if not found:
         where = "" if plan.pipeline is None else " within a stage"
         return Text(f"No collectives{where}: no device waits for another.", style=QUIET)
-    whole = sum(t.seconds for t in traffic)
-    rows = [
-        (
-            t.kind, " + ".join(t.axes), str(t.count), show_bytes(t.nbytes),
-            show_seconds(t.seconds), percent(t.seconds / whole if whole > 0 else 0.0),
-        )
-        for t in traffic
-    ]  # fmt: skip
-    count, nbytes = sum(t.count for t in traffic), sum(t.nbytes for t in traffic)
-    total = ("all", "", str(count), show_bytes(nbytes), show_seconds(whole), "")
-    return Listing(
-        "Collectives in a step",
-        ("kind", "axes", ">runs", ">bytes", ">time", ">share"),
-        rows,
-        total if len(rows) > 1 else (),
-    )
+    whole = sum(t.seconds for t in found)
+    rows: list[Row] = [
+        {**traffic_row(t), "share": t.seconds / whole if whole > 0 else 0.0} for t in found
+    ]
+    count, nbytes = sum(t.count for t in found), sum(t.nbytes for t in found)
+    total: Row = {"kind": "all", "count": count, "bytes": nbytes, "seconds": whole}
+    columns = {
+        "kind": "kind", "axes": "axes", ">runs": "count", ">bytes": "bytes", ">time": "seconds",
+        ">share": "share",
+    }  # fmt: skip
+    return Table.of("Collectives in a step", columns, rows, total if len(rows) > 1 else None)
 
 
 def parameters(
     plan: Plan, shown: int | None = _SHOWN, uses: Sequence[AxisUse] = ()
 ) -> RenderableType:
-    """How the step's arguments lie, the largest first, or, where `shown` is None, all by path.
+    """The step's arguments with their shardings, the largest first; all, by path, for None.
 
     With `uses`, what the axes that each lies over are used for.
     """
@@ -165,16 +157,139 @@ def parameters(
     rows: list[tuple[Cell, ...]] = []
     for r in kept:
         times = f"{r.count} x " if r.count > 1 else ""
-        kind = f"{times}{r.dtype}[{','.join(map(str, r.shape))}]"
+        kind = f"{times}{show_type(r.dtype, r.shape)}"
         meshes = numbers_text(r.submeshes) if cut else ""
         spec = Text(r.spec, style=QUIET if r.spec == "P()" else "")
         used = axis_roles(r.sharding, r.role, r.submeshes[0], roles)
         rows.append((r.path, kind, r.role, meshes, spec, used, show_bytes(r.local_bytes)))
     columns = ("/path", "type", "kind", "mesh", "sharding", "axis roles", ">a device")
-    table = Listing("Arguments and their shardings", columns, rows)
-    return Group(table, *_rest(len(found) - len(rows)))
+    table = Table("Arguments and their shardings", columns, rows)
+    return Group(table, *rest(len(found) - len(rows), "autopar show --params lists {}"))
 
 
-def _rest(count: int) -> tuple[Text, ...]:
-    words = f"and {count} more rows: autopar show --params lists them"
-    return (Text(words, style=QUIET),) if count else ()
+# -- stages ----------------------------------------------------------------------------------------
+
+_MOST_LINES = 24
+_COLUMNS = (
+    "forward, backward: one microbatch · once: gradient reductions and update, at the end of a "
+    "step · memory: the peak of one device"
+)
+
+
+def pipeline(plan: PipelinePlan, simulation: Simulation | None = None) -> RenderableType:
+    """The stages of a plan, and with its simulation the schedule that runs them, in time."""
+    parts: list[RenderableType] = [_stages(plan), *_notes(plan)]
+    if simulation is not None and len(plan.submeshes) > 1:
+        grid = simulation.grid
+        picture, clock = in_clock(simulation.picture)
+        parts += ["", Drawing(picture, _MOST_LINES, clock), legend(grid.kinds, grid.chunks)]
+    return Group(*parts)
+
+
+def _stages(plan: PipelinePlan) -> Table:
+    uneven = len({s.mesh for s in plan.submeshes}) > 1  # else the headline has said it
+    rows: list[tuple[Cell, ...]] = []
+    for number, stage in enumerate(plan.stages):
+        mesh = f" {plan.mesh_of(stage.submesh)}" if uneven else ""
+        rows.append(
+            (
+                f"S{number}",
+                stage.name or "all",
+                str(stage.layers),
+                Text.assemble(f"mesh{stage.submesh}", (mesh, QUIET)),
+                show_seconds(stage.forward_seconds),
+                show_seconds(stage.backward_seconds),
+                show_seconds(stage.once_seconds),
+                show_bytes(stage.peak_bytes),
+            )
+        )
+    columns = (
+        "stage", "/modules", ">layers", "submesh", ">forward", ">backward", ">once", ">memory"
+    )  # fmt: skip
+    return Table(_title(plan), columns, rows, lead=4)
+
+
+def _title(plan: PipelinePlan) -> str:
+    batch = f"{plan.microbatches} microbatches of {plan.batch // plan.microbatches} rows"
+    if len(plan.submeshes) == 1:
+        return f"One stage: {batch}, one after the other"
+    share = plan.bubble_seconds / plan.outcome.seconds if plan.outcome.seconds > 0 else 0.0
+    bubble = f"bubble {show_seconds(plan.bubble_seconds)} ({percent(share)})"
+    return f"Stages under {plan.schedule}: {batch}, {bubble}"
+
+
+def _notes(plan: PipelinePlan) -> Iterator[Text]:
+    yield Text(_COLUMNS, style=QUIET)
+    again = [f"S{i}" for i, stage in enumerate(plan.stages) if stage.recompute]
+    if again:
+        yield Text(f"{', '.join(again)}: the forward is computed again for the backward")
+    for note in plan.notes:
+        yield Text(f"microbatches: {note}", style=QUIET)
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def memory(plan: Plan) -> Table:
+    """The bytes that one device holds at the peak of the step."""
+    peak, given = plan.prediction.peak_bytes, plan.prediction.argument_bytes
+    limit = plan.origin.memory_bytes
+    held = [
+        (h.what, show_bytes(h.nbytes), show_bytes(h.local_bytes), percent(h.local_bytes / limit))
+        for h in holdings_of(plan)
+    ]
+    rest = max(0, peak - given)
+    others = ("activations, gradients, copies", "", show_bytes(rest), percent(rest / limit))
+    return Table(
+        f"Memory of a device at the peak; limit {show_bytes(limit)}",
+        ("/what", ">whole", ">a device", ">share"),
+        [*held, others],
+        ("peak", "", show_bytes(peak), percent(peak / limit)),
+    )
+
+
+def memory_in_full(plan: Plan, curves: Sequence[MemoryCurve] = ()) -> RenderableType:
+    """The bytes of a device over the step, the largest values at the peak, a byte's price."""
+    parts: list[RenderableType] = [memory(plan)]
+    peak = plan.prediction.peak
+    if curves:
+        parts += ["", memory_over_time(curves)]
+    if peak is not None:
+        parts += ["", _kinds(peak), "", _largest(peak), "", peak_text(peak)]
+    return Group(*parts, _price(plan))
+
+
+def peak_text(peak: Peak) -> Text:
+    """The moment at which a device holds the most, in one line."""
+    where = " ".join(p for p in (peak.op, peak.module, peak.line) if p)
+    return Text.assemble(
+        ("peak ", QUIET), f"{peak.step_share:.0%} through the step, {peak.region}: {where}"
+    )
+
+
+def _kinds(peak: Peak) -> Table:
+    whole = sum(nbytes for _, nbytes in peak.totals) or 1
+    rows = [
+        (kind.value, show_bytes(nbytes), percent(nbytes / whole))
+        for kind, nbytes in sorted(peak.totals, key=lambda t: -t[1])
+    ]
+    return Table("Held at the peak, by kind", ("kind", ">a device", ">share"), rows)
+
+
+def _largest(peak: Peak) -> Table:
+    rows = [
+        (
+            i.name, i.kind.value, show_type(i.dtype, i.shape),
+            spec_text(i.sharding), show_bytes(i.local_bytes), i.line,
+        )
+        for i in peak.items
+    ]  # fmt: skip
+    columns = ("/what", "kind", "type", "sharding", ">a device", "made")
+    return Table("The largest values at the peak", columns, rows)
+
+
+def _price(plan: Plan) -> Text:
+    saved = price_per_gib(plan)
+    if saved <= 0:
+        return Text("more memory would save no time: it does not bind", style=QUIET)
+    return Text.assemble(("one more GiB ", QUIET), f"would save about {show_seconds(saved)} a step")

@@ -78,7 +78,7 @@ def in_clock(picture: Picture) -> tuple[Picture, str]:
 
 
 def legend(kinds: Iterable[Kind], chunks: int) -> Text:
-    """What the letters and numbers of a picture stand for."""
+    """The meaning of the letters and numbers of a picture."""
     found = Text()
     for kind in kinds:
         found.append(f"{kind.value} {_KINDS[kind]}  ", _COLORS[kind.value])

@@ -1,86 +1,13 @@
-"""How every table and headline of the terminal looks."""
+"""The look of headlines in the terminal: colours, names beside what there is to say, bars."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from rich import box
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
-from autopar.report.listing import Listing
-from autopar.report.listing import SlashedPath as SlashedPath
-from autopar.report.palette import ACCENT as ACCENT
-from autopar.report.palette import BAD as BAD
-from autopar.report.palette import GOOD as GOOD
-from autopar.report.palette import QUIET as QUIET
-
+ACCENT, GOOD, BAD, QUIET = "cyan", "green", "red", "bright_black"
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _LEVELS = "▁▂▃▄▅▆▇█"
-_LEAST_FOLD = 12  # columns below which a cell that folds is no longer read with ease
-
-
-class PlainTable(Table):
-    """A table that becomes a listing where the terminal is too narrow for its figures."""
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The table, or the same rows on several lines each."""
-        if _least_width(self.columns) <= options.max_width:
-            yield from Table.__rich_console__(self, console, options)
-            return
-        cells = zip(*(map(_text, column.cells) for column in self.columns), strict=True)
-        title = self.title if isinstance(self.title, str) else ""
-        yield Listing(title, tuple(map(_name, self.columns)), list(cells))
-
-
-def _least_width(columns: Sequence[Column]) -> int:
-    """The fewest columns of the terminal in which a table can still be read."""
-    found = 3 * (len(columns) - 1)
-    for column in columns:
-        lines = (line for cell in (column.header, *column.cells) for line in _text(cell).split())
-        whole = max((line.cell_len for line in lines), default=0)
-        found += whole if column.no_wrap else min(whole, _LEAST_FOLD)
-    return found
-
-
-def _name(column: Column) -> str:
-    """A column's name as a listing has it."""
-    broken = any(isinstance(cell, SlashedPath) for cell in column.cells)
-    mark = ">" if column.justify == "right" else "/" if broken else ""
-    return mark + _text(column.header).plain.replace("\n", " ")
-
-
-def _text(cell: RenderableType) -> Text:
-    if isinstance(cell, Text):
-        return cell
-    return Text(cell.path if isinstance(cell, SlashedPath) else str(cell))
-
-
-def plain_table(title: str, *columns: str) -> PlainTable:
-    """A table with a rule under its head; a column whose name starts with > is set right.
-
-    A leading ~ marks the column that folds where the terminal is narrow.
-    """
-    table = PlainTable(
-        title=title or None,
-        title_justify="left",
-        title_style=f"bold {ACCENT}",
-        box=box.SIMPLE_HEAD,
-        header_style="bold",
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1),
-    )
-    for name in columns:
-        fold, right = name.startswith("~"), name.startswith(">")
-        table.add_column(
-            name.lstrip(">~"),
-            justify="right" if right else "left",
-            overflow="fold",
-            no_wrap=not fold,
-        )
-    return table
 
 
 def facts(pairs: list[tuple[str, str | Text]]) -> Table:
@@ -91,11 +18,6 @@ def facts(pairs: list[tuple[str, str | Text]]) -> Table:
     for name, value in pairs:
         grid.add_row(name, value)
     return grid
-
-
-def percent(share: float) -> str:
-    """A share in per cent: what is there but rounds to nothing says so."""
-    return "<0.1%" if 0 < share < 0.0005 else f"{share:.1%}"
 
 
 def bar(share: float, width: int = 20) -> Text:

@@ -29,7 +29,7 @@ class TracedSpan:
 
     @property
     def is_transfer(self) -> bool:
-        """Whether it is a transfer, which keeps no device busy."""
+        """True if it is a transfer, which keeps no device busy."""
         return self.kind == SEND
 
 

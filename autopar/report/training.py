@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autopar.report.style import ACCENT, BAD, GOOD, QUIET, facts, plain_table, sparkline
+from autopar.report.style import ACCENT, BAD, GOOD, QUIET, facts, sparkline
+from autopar.report.table import Table
 
 
 @dataclass(frozen=True)
 class Line:
-    """One compared figure: what it is, how far apart, how far by rounding alone, the limit."""
+    """A compared figure: what it is, how far apart, how far by rounding alone, the limit."""
 
     what: str
     found: float
@@ -32,7 +33,7 @@ class Learnt:
 
     @property
     def holds(self) -> bool:
-        """Whether more was learnt than how often each byte occurs."""
+        """True if more was learnt than how often each byte occurs."""
         return self.held_out < self.unigram
 
 
@@ -40,20 +41,24 @@ def comparison(
     losses: tuple[tuple[float, float], ...], lines: tuple[Line, ...], holds: bool
 ) -> RenderableType:
     """The first losses side by side, then how far apart the states are, beside pure rounding."""
-    first = plain_table("The first steps", ">step", ">loss, 8 devices", ">loss, plain")
-    for i, (parallel, plain) in enumerate(losses, 1):
-        first.add_row(str(i), f"{parallel:.6f}", f"{plain:.6f}")
-    apart = plain_table(
-        "Relative difference after them", "~of", ">autopar", ">rounding alone", ">limit"
+    first = Table(
+        "The first steps",
+        (">step", ">loss, 8 devices", ">loss, plain"),
+        [(str(i), f"{found:.6f}", f"{plain:.6f}") for i, (found, plain) in enumerate(losses, 1)],
     )
-    for line in lines:
-        color = GOOD if line.found <= line.limit else BAD
-        apart.add_row(
-            line.what,
-            Text(f"{line.found:.1e}", style=color),
-            f"{line.rounding:.1e}",
-            f"{line.limit:.1e}",
-        )
+    apart = Table(
+        "Relative difference after them",
+        ("of", ">autopar", ">rounding alone", ">limit"),
+        [
+            (
+                line.what,
+                Text(f"{line.found:.1e}", style=GOOD if line.found <= line.limit else BAD),
+                f"{line.rounding:.1e}",
+                f"{line.limit:.1e}",
+            )
+            for line in lines
+        ],
+    )
     note = Text(
         "Rounding alone: the plain step against itself, with the rows of each batch in another "
         "order.",

@@ -6,23 +6,13 @@ import math
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from autopar.ir.compiled import Level
 from autopar.ir.text import show_bytes
 from autopar.ir.verification import CompiledPart, Figure, Numerics, Verification
-from autopar.report.style import (
-    ACCENT,
-    BAD,
-    GOOD,
-    QUIET,
-    SlashedPath,
-    bar,
-    facts,
-    percent,
-    plain_table,
-)
+from autopar.report.style import ACCENT, BAD, GOOD, QUIET, bar, facts
+from autopar.report.table import Cell, Table, percent
 
 _SHOWN = 12
 _RULES = (
@@ -33,7 +23,7 @@ _RULES = (
 
 
 def verification(found: Verification) -> RenderableType:
-    """What was verified, every figure, and the verdict."""
+    """The figures of a verification, and its verdict."""
     parts: list[RenderableType] = [_head(found)]
     if found.numerics is not None:
         parts += ["", _numerics(found.numerics)]
@@ -75,7 +65,7 @@ def _verdict(found: Verification) -> Text:
 
 
 def _culprits(found: Verification) -> Iterator[str]:
-    """What speaks against the plan, the first few by name."""
+    """The figures that speak against the plan, the first few by name."""
     if found.numerics is not None:
         wrong = [o.path for o in found.numerics.worst if not o.agrees]
         yield f"{len(wrong)} of {len(found.numerics.outputs)} outputs"
@@ -90,15 +80,12 @@ def _culprits(found: Verification) -> Iterator[str]:
 
 
 def _numerics(found: Numerics) -> RenderableType:
-    table = plain_table(
-        "Worst errors, as shares of each output's largest number", "~output", ">error",
-        ">own noise", ">tolerance", "",
-    )  # fmt: skip
-    for o in found.worst[:_SHOWN]:
-        table.add_row(
-            SlashedPath(o.path), _share(o.error), _share(o.noise), _share(o.tolerance),
-            _word(o.agrees, "agrees" if o.agrees else "differs"),
-        )  # fmt: skip
+    rows = [
+        (o.path, _share(o.error), _share(o.noise), _share(o.tolerance), _word(o.agrees))
+        for o in found.worst[:_SHOWN]
+    ]
+    title = "Worst errors, as shares of each output's largest number"
+    table = Table(title, ("~/output", ">error", ">own noise", ">tolerance", ""), rows)
     rest = found.worst[_SHOWN:]
     under = Text(
         "own noise: how far the plain step goes from itself when its arguments change by one "
@@ -113,8 +100,9 @@ def _share(number: float) -> str:
     return f"{number:.1e}" if math.isfinite(number) and number else f"{number:g}"
 
 
-def _word(agrees: bool, word: str) -> Text:
-    return Text(word, style=GOOD if agrees else f"bold {BAD}")
+def _word(agrees: bool, word: str = "") -> Text:
+    said = word or ("agrees" if agrees else "differs")
+    return Text(said, style=GOOD if agrees else f"bold {BAD}")
 
 
 # -- compiled ----------------------------------------------------------------------------------
@@ -123,21 +111,18 @@ def _word(agrees: bool, word: str) -> Text:
 def _overview(found: Verification) -> Table:
     """A row for each program of a plan of stages; those that differ follow in full."""
     memory = (">peak", ">compiled", ">ratio") if found.level is not Level.COLLECTIVES else ()
-    table = plain_table(
-        "Programs of the plan, of a device and one run", "~part", ">sends", ">compiled", *memory, ""
-    )
+    rows: list[tuple[Cell, ...]] = []
     for part in found.parts:
         sent = [f for f in part.figures if f.kind]
         held = [f for f in part.figures if f.name == "peak" and memory]
         alike = Text(f" = {', '.join(part.alike)}" if part.alike else "", style=QUIET)
-        table.add_row(
+        rows.append((
             Text(part.name) + alike,
-            show_bytes(sum(f.predicted for f in sent)),
-            show_bytes(sum(f.compiled for f in sent)),
-            *(cell for f in held for cell in _cells(f)),
-            _word(part.agrees, "agrees" if part.agrees else "differs"),
-        )
-    return table
+            show_bytes(sum(f.predicted for f in sent)), show_bytes(sum(f.compiled for f in sent)),
+            *(cell for f in held for cell in _cells(f)), _word(part.agrees),
+        ))  # fmt: skip
+    title = "Programs of the plan, of a device and one run"
+    return Table(title, ("part", ">sends", ">compiled", *memory, ""), rows)
 
 
 def _part(part: CompiledPart, level: Level) -> Iterator[RenderableType]:
@@ -164,12 +149,10 @@ def _figures(part: CompiledPart) -> Table:
     title = "Of a device and a step"
     if part.name:
         title = f"{part.name}, of a device and one run"
-    table = plain_table(title, "~what", ">predicted", ">compiled", ">ratio", "")
-    for figure in part.figures:
-        table.add_row(
-            figure.name, *_cells(figure), _word(figure.agrees is not False, figure.verdict)
-        )  # fmt: skip
-    return table
+    rows = [
+        (f.name, *_cells(f), _word(f.agrees is not False, f.verdict or " ")) for f in part.figures
+    ]
+    return Table(title, ("what", ">predicted", ">compiled", ">ratio", ""), rows)
 
 
 def _cells(figure: Figure) -> tuple[str, str, str]:

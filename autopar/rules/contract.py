@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from autopar.ir.graph import Op, Plain
 from autopar.ir.rule import Dim, Kind, Rule
 from autopar.ir.values import Value
-from autopar.rules.factors import Factors, RuleMaker
+from autopar.rules.factors import Factors
 from autopar.rules.params import fields, ints, items, pairs
+from autopar.rules.primitive import Fusion, Primitive, Work
 
 
 def _numbers(value: Plain) -> tuple[tuple[int, ...], ...]:
@@ -86,7 +87,7 @@ def _ragged_dot_general(op: Op, operands: Sequence[Value]) -> Rule:
     )
 
 
-RULES: Mapping[str, RuleMaker] = {
-    "dot_general": _dot_general,
-    "ragged_dot_general": _ragged_dot_general,
+PRIMITIVES: Mapping[str, Primitive] = {
+    "dot_general": Primitive(_dot_general, Work.TERMS, Fusion.KERNEL, heavy=True),
+    "ragged_dot_general": Primitive(_ragged_dot_general, heavy=True),
 }

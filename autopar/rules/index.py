@@ -9,8 +9,9 @@ from functools import partial
 from autopar.ir.graph import Op, Plain
 from autopar.ir.rule import Dim, Kind, Rule
 from autopar.ir.values import Value
-from autopar.rules.factors import WHOLE, Factors, RuleMaker
+from autopar.rules.factors import WHOLE, Factors
 from autopar.rules.params import fields, ints, optional
+from autopar.rules.primitive import Fusion, Primitive, Work
 from autopar.rules.reduce import combiner_factor
 
 
@@ -135,14 +136,16 @@ def _scatter(op: Op, operands: Sequence[Value], *, combiner: str, linear: bool =
     return found.rule([target, [*index_dims, vector], update], [target], [(0, 2)] if linear else ())
 
 
-RULES: Mapping[str, RuleMaker] = {
-    "dynamic_slice": _dynamic_slice,
-    "dynamic_update_slice": _dynamic_update_slice,
-    "gather": _gather,
-    "scatter": partial(_scatter, combiner="last"),
-    "scatter-add": partial(_scatter, combiner="sum", linear=True),
-    "scatter-max": partial(_scatter, combiner="max"),
-    "scatter-min": partial(_scatter, combiner="min"),
-    "scatter-mul": partial(_scatter, combiner="product"),
-    "scatter-sub": partial(_scatter, combiner="sum", linear=True),
+_PUTS = partial(Primitive, work=Work.UPDATES, fusion=Fusion.KERNEL, local=True)
+
+PRIMITIVES: Mapping[str, Primitive] = {
+    "dynamic_slice": Primitive(_dynamic_slice, Work.NONE, Fusion.INDEXING, local=True),
+    "dynamic_update_slice": Primitive(_dynamic_update_slice, Work.NONE, Fusion.KERNEL, local=True),
+    "gather": Primitive(_gather, Work.NONE, Fusion.INDEXING, local=True),
+    "scatter": Primitive(partial(_scatter, combiner="last"), Work.NONE, Fusion.KERNEL, local=True),
+    "scatter-add": _PUTS(partial(_scatter, combiner="sum", linear=True)),
+    "scatter-max": _PUTS(partial(_scatter, combiner="max")),
+    "scatter-min": _PUTS(partial(_scatter, combiner="min")),
+    "scatter-mul": _PUTS(partial(_scatter, combiner="product")),
+    "scatter-sub": _PUTS(partial(_scatter, combiner="sum", linear=True)),
 }

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from autopar.ir.graph import Op
 from autopar.ir.rule import Dim, Kind, Rule
 from autopar.ir.values import Value
-from autopar.rules.factors import WHOLE, Factors, RuleMaker, unknown_rule
+from autopar.rules.factors import WHOLE, Factors, unknown_rule
 from autopar.rules.params import items, optional, pairs
+from autopar.rules.primitive import Primitive
 
 
 def _pallas_call(op: Op, operands: Sequence[Value]) -> Rule:
@@ -32,4 +33,4 @@ def _pallas_call(op: Op, operands: Sequence[Value]) -> Rule:
     return found.rule(tensors[: len(operands)], tensors[len(operands) :])
 
 
-RULES: Mapping[str, RuleMaker] = {"pallas_call": _pallas_call}
+PRIMITIVES: Mapping[str, Primitive] = {"pallas_call": Primitive(_pallas_call, local=True)}

@@ -8,7 +8,8 @@ from functools import partial
 from autopar.ir.graph import Op
 from autopar.ir.rule import Rule
 from autopar.ir.values import Value
-from autopar.rules.factors import Factors, RuleMaker
+from autopar.rules.factors import Factors
+from autopar.rules.primitive import Fusion, Primitive, alike
 
 
 def batched(
@@ -50,10 +51,10 @@ _MATRIX = """
     svd symmetric_product tridiagonal
 """.split()
 
-RULES: Mapping[str, RuleMaker] = {
-    **dict.fromkeys(_MATRIX, partial(batched, tail=2)),
-    "fft": _fft,
-    "lu_pivots_to_permutation": partial(batched, tail=1),
-    "triangular_solve": _triangular_solve,
-    "tridiagonal_solve": partial(batched, tail=1, linear=[(3,)]),
+PRIMITIVES: Mapping[str, Primitive] = {
+    **alike(_MATRIX, Primitive(partial(batched, tail=2), fusion=Fusion.KERNEL)),
+    "fft": Primitive(_fft, fusion=Fusion.KERNEL, local=True),
+    "lu_pivots_to_permutation": Primitive(partial(batched, tail=1)),
+    "triangular_solve": Primitive(_triangular_solve, fusion=Fusion.KERNEL),
+    "tridiagonal_solve": Primitive(partial(batched, tail=1, linear=[(3,)])),
 }

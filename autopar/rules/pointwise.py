@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from autopar.ir.graph import Op
 from autopar.ir.rule import Dim, Rule
 from autopar.ir.values import Value, item_bytes
-from autopar.rules.factors import WHOLE, Factors, RuleMaker
+from autopar.rules.factors import WHOLE, Factors
+from autopar.rules.primitive import Fusion, Primitive, Work, alike
 
 _UNARY = """
     abs acos acosh asin asinh atan atanh bessel_i0e bessel_i1e cbrt ceil clz cos cosh digamma erf
@@ -20,12 +21,7 @@ _BINARY = """
     nextafter or polygamma pow rem shift_left shift_right_arithmetic shift_right_logical xor zeta
 """.split()
 _MORE = ["clamp", "polynomial", "regularized_incomplete_beta"]
-# Counter-based generators hash each item on its own; key words may be scalars.
-_HASHES = ["threefry2x32", "threefry4x32"]
 _SCALARS = ["platform_index"]  # the number of the platform's branch
-_FIRST_LINEAR = """
-    conj copy imag layout_constraint name neg real reshard sharding_constraint stop_gradient
-""".split()
 
 
 def aligned(op: Op, operands: Sequence[Value], linear: Sequence[Sequence[int]] = ()) -> Rule:
@@ -88,15 +84,34 @@ def _each_own(op: Op, operands: Sequence[Value]) -> Rule:
     return found.rule(dims, dims, [range(len(operands))])
 
 
-RULES: Mapping[str, RuleMaker] = {
-    **dict.fromkeys([*_UNARY, *_BINARY, *_MORE, *_HASHES, *_SCALARS], _plain),
-    **dict.fromkeys(_FIRST_LINEAR, _first_linear),
-    **dict.fromkeys(["add", "add_any", "sub", "complex"], _all_linear),
-    **dict.fromkeys(["optimization_barrier", "device_put"], _each_own),
-    "convert_element_type": _convert,
-    "div": _div,
-    "mul": _mul,
-    "select_n": _select,
-    "shard_alike": _all_linear,
-    "tie": _tie,
+# An item of these costs more to compute again; `exp` has an instruction of its own.
+_REDO_BYTES = {
+    **dict.fromkeys("cos erf erf_inv erfc expm1 log log1p pow sin tanh".split(), 4.0),
+    "logistic": 1.5, "exp": 1.0, "sqrt": 1.0, "rsqrt": 1.0,
+}  # fmt: skip
+
+PRIMITIVES: Mapping[str, Primitive] = {
+    **alike([*_UNARY, *_BINARY, *_MORE, *_SCALARS], Primitive(_plain)),
+    **{name: Primitive(_plain, redo_bytes=nbytes) for name, nbytes in _REDO_BYTES.items()},
+    **alike(["conj", "imag", "real"], Primitive(_first_linear)),
+    **alike(["layout_constraint", "reshard"], Primitive(_first_linear, local=True)),
+    **alike(["add", "add_any", "sub", "complex"], Primitive(_all_linear)),
+    "convert_element_type": Primitive(_convert, Work.NONE, keeps_zero=True),
+    "copy": Primitive(_first_linear, Work.NONE, Fusion.INDEXING, moves=True, keeps_zero=True),
+    "device_put": Primitive(_each_own, Work.NONE, local=True),
+    "div": Primitive(_div, redo_bytes=1.0),
+    "mul": Primitive(_mul),
+    "name": Primitive(_first_linear, Work.NONE, moves=True, keeps_zero=True),
+    "neg": Primitive(_first_linear, keeps_zero=True),
+    "optimization_barrier": Primitive(_each_own, Work.NONE),
+    "select_n": Primitive(_select),
+    "shard_alike": Primitive(_all_linear),
+    "sharding_constraint": Primitive(
+        _first_linear, Work.NONE, moves=True, keeps_zero=True, local=True
+    ),
+    "stop_gradient": Primitive(_first_linear, Work.NONE),
+    # Counter-based generators hash each item on its own; key words may be scalars.
+    "threefry2x32": Primitive(_plain, fusion=Fusion.KERNEL),
+    "threefry4x32": Primitive(_plain),
+    "tie": Primitive(_tie),
 }

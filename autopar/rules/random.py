@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from autopar.ir.graph import Op
 from autopar.ir.rule import Dim, Kind, Rule
 from autopar.ir.values import Value
-from autopar.rules.factors import Factors, RuleMaker, replicated_rule
+from autopar.rules.factors import Factors, replicated_rule
+from autopar.rules.primitive import Fusion, Primitive, Work, alike
 
 
 def _random_bits(op: Op, operands: Sequence[Value]) -> Rule:
@@ -25,13 +26,12 @@ def _rng_bit_generator(op: Op, operands: Sequence[Value]) -> Rule:
 
 # Not by shard: a gamma draw splits its key by position in the whole tensor, and rng_uniform
 # gives every device numbers of its own.
-_WHOLE = """
-    random_clone random_fold_in random_gamma random_seed random_split random_unwrap random_wrap
-    rng_uniform
-""".split()
+_WHOLE = ["random_clone", "random_fold_in", "random_gamma", "rng_uniform"]
 
-RULES: Mapping[str, RuleMaker] = {
-    **dict.fromkeys(_WHOLE, replicated_rule),
-    "random_bits": _random_bits,
-    "rng_bit_generator": _rng_bit_generator,
+PRIMITIVES: Mapping[str, Primitive] = {
+    **alike(_WHOLE, Primitive(replicated_rule)),
+    **alike(["random_seed", "random_split"], Primitive(replicated_rule, fusion=Fusion.KERNEL)),
+    **alike(["random_unwrap", "random_wrap"], Primitive(replicated_rule, Work.NONE)),
+    "random_bits": Primitive(_random_bits, redo_bytes=16.0, local=True),
+    "rng_bit_generator": Primitive(_rng_bit_generator, local=True),
 }

@@ -8,7 +8,8 @@ from functools import partial
 from autopar.ir.graph import Op
 from autopar.ir.rule import Dim, Factor, Kind, Rule
 from autopar.ir.values import Value
-from autopar.rules.factors import Factors, RuleMaker
+from autopar.rules.factors import Factors
+from autopar.rules.primitive import Fusion, Primitive, Work, alike
 
 _WHOLE = Factor(1, Kind.REPLICATE)
 
@@ -79,13 +80,24 @@ _COMBINERS = {
     "reduce_xor": "parity",
 }
 
-RULES: Mapping[str, RuleMaker] = {
-    **{name: partial(_reduce, combiner=combiner) for name, combiner in _COMBINERS.items()},
-    **dict.fromkeys(["argmax", "argmin"], _pick),
-    **dict.fromkeys(["cumlogsumexp", "cummax", "cummin", "cumprod"], partial(_along, param="axis")),
-    "approx_top_k": partial(_along, param="reduction_dimension"),
-    "cumsum": partial(_along, param="axis", linear=True),
-    "reduce": _reduce_any,
-    "sort": partial(_along, param="dimension"),
-    "top_k": partial(_along, param="axis"),
+PRIMITIVES: Mapping[str, Primitive] = {
+    **{
+        name: Primitive(
+            partial(_reduce, combiner=combiner),
+            Work.READS,
+            Fusion.REDUCTION,
+            keeps_zero=combiner == "sum",
+        )
+        for name, combiner in _COMBINERS.items()
+    },
+    **alike(["argmax", "argmin"], Primitive(_pick, Work.READS, Fusion.REDUCTION)),
+    **alike(
+        ["cumlogsumexp", "cummax", "cummin", "cumprod"],
+        Primitive(partial(_along, param="axis"), Work.READS, Fusion.KERNEL),
+    ),
+    "approx_top_k": Primitive(partial(_along, param="reduction_dimension"), fusion=Fusion.KERNEL),
+    "cumsum": Primitive(partial(_along, param="axis", linear=True), Work.READS, Fusion.KERNEL),
+    "reduce": Primitive(_reduce_any, fusion=Fusion.REDUCTION),
+    "sort": Primitive(partial(_along, param="dimension"), Work.READS, Fusion.KERNEL),
+    "top_k": Primitive(partial(_along, param="axis"), Work.READS, Fusion.KERNEL),
 }

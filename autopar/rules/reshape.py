@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from autopar.ir.graph import Op
 from autopar.ir.rule import Dim, Rule
 from autopar.ir.values import Value
-from autopar.rules.factors import Factors, RuleMaker, replicated_rule
+from autopar.rules.factors import Factors, replicated_rule
 from autopar.rules.params import optional
+from autopar.rules.primitive import Fusion, Primitive, Work
 
 
 class _Side:
@@ -73,4 +74,8 @@ def _reshape(op: Op, operands: Sequence[Value]) -> Rule:
     return found.rule([before], [after], [(0,)])
 
 
-RULES: Mapping[str, RuleMaker] = {"reshape": _reshape}
+PRIMITIVES: Mapping[str, Primitive] = {
+    "reshape": Primitive(
+        _reshape, Work.NONE, Fusion.INDEXING, moves=True, keeps_zero=True, local=True
+    )
+}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from autopar.ir.graph import Op
 from autopar.ir.rule import Dim, Kind, Rule
 from autopar.ir.values import Literal, Value
-from autopar.rules.factors import WHOLE, Factors, RuleMaker
+from autopar.rules.factors import WHOLE, Factors
 from autopar.rules.params import pairs
+from autopar.rules.primitive import Fusion, Primitive, Work
 
 
 def _transpose(op: Op, operands: Sequence[Value]) -> Rule:
@@ -146,20 +148,26 @@ def _bitcast(op: Op, operands: Sequence[Value]) -> Rule:
     return found.rule([longer[: len(old.shape)]], [longer[: len(new.shape)]])
 
 
-RULES: Mapping[str, RuleMaker] = {
-    "bitcast_convert_type": _bitcast,
-    "broadcast_in_dim": _broadcast_in_dim,
-    "concatenate": _concatenate,
-    "empty": _created,
-    "iota": _created,
-    "iota_2x32_shape": _created,
-    "pad": _pad,
-    "rev": _rev,
-    "slice": _slice,
-    "split": _split,
-    "squeeze": _squeeze,
-    "stack": _stack,
-    "tile": _tile,
-    "transpose": _transpose,
-    "unstack": _unstack,
+# Index arithmetic in their readers' kernels, which gives back what it is given.
+_MOVES = partial(Primitive, work=Work.NONE, fusion=Fusion.INDEXING, moves=True, keeps_zero=True)
+_JOINS = partial(Primitive, work=Work.NONE, fusion=Fusion.INDEXING)
+
+PRIMITIVES: Mapping[str, Primitive] = {
+    "bitcast_convert_type": Primitive(_bitcast, Work.NONE),
+    "broadcast_in_dim": Primitive(
+        _broadcast_in_dim, Work.NONE, moves=True, keeps_zero=True, local=True
+    ),
+    "concatenate": _JOINS(_concatenate),
+    "empty": Primitive(_created, local=True),
+    "iota": Primitive(_created, Work.NONE, local=True),
+    "iota_2x32_shape": Primitive(_created, local=True),
+    "pad": _JOINS(_pad),
+    "rev": _MOVES(_rev),
+    "slice": _MOVES(_slice, local=True),
+    "split": _JOINS(_split),
+    "squeeze": _MOVES(_squeeze),
+    "stack": Primitive(_stack, moves=True, keeps_zero=True),
+    "tile": Primitive(_tile, moves=True, keeps_zero=True, local=True),
+    "transpose": _MOVES(_transpose),
+    "unstack": Primitive(_unstack, moves=True, keeps_zero=True),
 }

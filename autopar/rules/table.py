@@ -1,4 +1,4 @@
-"""From a primitive's name to its rule."""
+"""The table of primitives: from a name to its facts, its rule, and what becomes of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from autopar.rules import (
     window,
 )
 from autopar.rules.custom import RuleBook
-from autopar.rules.factors import RuleMaker, replicated_rule, unknown_rule
+from autopar.rules.factors import replicated_rule, unknown_rule
+from autopar.rules.primitive import Primitive
 
 # No rule is asked for these: what becomes of them, then the names.
 _HANDLED: Mapping[str, str] = {
@@ -91,10 +92,21 @@ REPLICATED: Mapping[str, str] = {
 _FAMILIES = (
     pointwise, shape, reshape, contract, window, index, reduce, linalg, kernels, random,
 )  # fmt: skip
-_RULES: Mapping[str, RuleMaker] = {
-    **{name: maker for family in _FAMILIES for name, maker in family.RULES.items()},
-    **{n: unknown_rule if why == _FOREIGN else replicated_rule for n, why in REPLICATED.items()},
+PRIMITIVES: Mapping[str, Primitive] = {
+    **{name: row for family in _FAMILIES for name, row in family.PRIMITIVES.items()},
+    **{
+        name: Primitive(unknown_rule if reason == _FOREIGN else replicated_rule)
+        for name, reason in REPLICATED.items()
+    },
 }
+_UNKNOWN = Primitive(unknown_rule)
+# Those whose FLOPs count; all others take as long as their bytes.
+HEAVY = frozenset(name for name, row in PRIMITIVES.items() if row.heavy)
+
+
+def primitive(kind: str) -> Primitive:
+    """The facts of a primitive; one that we do not know has no rule, and the facts of most."""
+    return PRIMITIVES.get(kind, _UNKNOWN)
 
 
 def rule_for(op: Op, operands: Sequence[Value], book: RuleBook = RuleBook()) -> Rule:
@@ -105,21 +117,21 @@ def rule_for(op: Op, operands: Sequence[Value], book: RuleBook = RuleBook()) -> 
     own = book.rule_for(op, operands)
     if own is not None:
         return own
-    rule = _RULES.get(op.kind, unknown_rule)(op, operands)
+    rule = primitive(op.kind).rule(op, operands)
     return _with_whole_keys(rule, op, operands)
 
 
 def has_rule(kind: str) -> bool:
-    """Whether we know the primitive, be it that it must stay whole."""
-    return kind in _RULES
+    """True if we know the primitive, be it that it must stay whole."""
+    return kind in PRIMITIVES
 
 
 def primitive_names() -> frozenset[str]:
     """Every primitive that has a rule of its own, those replicated on purpose left out."""
-    return frozenset(_RULES) - frozenset(REPLICATED)
+    return frozenset(PRIMITIVES) - frozenset(REPLICATED)
 
 
-def told_primitives() -> tuple[tuple[str, str], ...]:
+def primitive_fates() -> tuple[tuple[str, str], ...]:
     """Every primitive that we know and what becomes of it, by name."""
     told = {
         **CONTROL,
@@ -129,8 +141,8 @@ def told_primitives() -> tuple[tuple[str, str], ...]:
         subject = str(family.__doc__).splitlines()[0].rstrip(".")
         for prefix in ("Rules of ", "The rule of "):
             subject = subject.removeprefix(prefix)
-        for name, maker in family.RULES.items():
-            is_whole = maker is replicated_rule
+        for name, row in family.PRIMITIVES.items():
+            is_whole = row.rule is replicated_rule
             told[name] = f"{'whole on every device' if is_whole else 'sharded'} as {subject}"
     for name in PARALLEL:
         over_rows = name in ("psum", "pmax", "pmin")

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from autopar.ir.graph import Op
 from autopar.ir.rule import Dim, Kind, Rule
 from autopar.ir.values import Value
-from autopar.rules.factors import Factors, RuleMaker
+from autopar.rules.factors import Factors
 from autopar.rules.params import fields, ints, optional, pairs
+from autopar.rules.primitive import Fusion, Primitive, Work, alike
 
 
 def _conv_general_dilated(op: Op, operands: Sequence[Value]) -> Rule:
@@ -110,17 +111,15 @@ _LINEAR: Mapping[str, tuple[tuple[int, ...], ...]] = {
     "select_and_scatter_add": ((0,),),
 }
 
-RULES: Mapping[str, RuleMaker] = {
-    **dict.fromkeys(
-        [
-            "reduce_window",
-            "reduce_window_max",
-            "reduce_window_min",
-            "reduce_window_sum",
-            "select_and_gather_add",
-        ],
-        _reduce_window,
+PRIMITIVES: Mapping[str, Primitive] = {
+    **alike(
+        ["reduce_window", "reduce_window_max", "reduce_window_min", "reduce_window_sum"],
+        Primitive(_reduce_window, Work.READS, Fusion.REDUCTION),
     ),
-    **dict.fromkeys(["select_and_scatter", "select_and_scatter_add"], _select_and_scatter),
-    "conv_general_dilated": _conv_general_dilated,
+    "select_and_gather_add": Primitive(_reduce_window, fusion=Fusion.KERNEL),
+    "select_and_scatter": Primitive(_select_and_scatter),
+    "select_and_scatter_add": Primitive(_select_and_scatter, fusion=Fusion.KERNEL),
+    "conv_general_dilated": Primitive(
+        _conv_general_dilated, Work.TERMS, Fusion.KERNEL, heavy=True, local=True
+    ),
 }

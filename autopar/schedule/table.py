@@ -8,8 +8,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from autopar.errors import ScheduleError
 from autopar.schedule.flush import breadth_first, interleaved, one_forward_one_backward
@@ -19,19 +23,42 @@ from autopar.schedule.plain import forward_only, one_by_one, serial, serial_spli
 from autopar.schedule.task import Task
 from autopar.schedule.zero_bubble import handcrafted_1, handcrafted_2, vee
 
+Floats = NDArray[np.float64]
 # The tasks of device d in order, and the most it keeps in flight, both from p, m, v and d.
 RowMaker = Callable[[int, int, int, int], Iterator[Task]]
 PeakFormula = Callable[[int, int, int, int], int]
 
 
+class Bubble(StrEnum):
+    """How long the slowest device waits for each of the others, once a step.
+
+    F, I and W are a device's forward and the halves of its backward. Its F has to pass before the
+    last device can begin, and I and W after the last has ended, but for what W fills.
+    """
+
+    WHOLE = "F + I + W"  # all of a microbatch
+    DRAIN = "F + I - W"  # weight gradients fill what they can while the pipeline drains
+    FILL = "F"  # and while it drains no device waits at all
+
+    def seconds(self, whole: Floats, forward: Floats, weight: Floats) -> Floats:
+        """The wait for each of some devices that take `whole`, with their F and W."""
+        if self is Bubble.WHOLE:
+            return whole
+        if self is Bubble.FILL:
+            return forward
+        drained: Floats = np.maximum(whole - 2 * weight, 0.0)
+        return drained
+
+
 @dataclass(frozen=True)
 class Schedule:
-    """What there is to know of a schedule before a grid is made of it.
+    """The facts of a schedule: the only place that names it, but for its generator.
 
     `chunks` are the fewest and the most stages that a device may hold, None for any number, and
     `usual_chunks` what it is used with. The loop placement puts stages d, p+d, 2p+d, ... on device
     d, the V placement stages d and 2p-1-d. `needs_split` asks for input and weight gradients as
     tasks of their own; `allows_barrier` says that all forwards end before any backward begins.
+    One that `is_plain_loop` overlaps nothing: others are compared with it, and no search tries it.
     `even_groups` asks with several chunks that m // p groups come out even. From `filling(p)`
     microbatches on more of them leave the bubbles as they are; with fewer there is more waiting.
     """
@@ -40,6 +67,7 @@ class Schedule:
     sentence: str
     row: RowMaker
     peak: PeakFormula
+    bubble: Bubble
     filling: Callable[[int], int] = lambda p: 1
     placement: Literal["loop", "V"] = "loop"
     chunks: tuple[int, int | None] = (1, 1)
@@ -48,6 +76,7 @@ class Schedule:
     has_backward: bool = True
     allows_barrier: bool = False
     even_groups: bool = False
+    is_plain_loop: bool = False
 
 
 def _listed(*schedules: Schedule) -> MappingProxyType[str, Schedule]:
@@ -60,6 +89,7 @@ SCHEDULES = _listed(
         "All forwards, then all backwards: simple, and every microbatch is kept.",
         breadth_first,
         lambda p, m, v, d: m,
+        Bubble.WHOLE,
         allows_barrier=True,
     ),
     Schedule(
@@ -67,18 +97,21 @@ SCHEDULES = _listed(
         "Each backward as early as it can be, so that few microbatches are kept.",
         one_forward_one_backward,
         lambda p, m, v, d: min(m, p - d),
+        Bubble.WHOLE,
     ),
     Schedule(
         "eager-1f1b",
         "1f1b that runs further ahead, so that slow transfers are hidden.",
         interleaved,
         lambda p, m, v, d: min(m, 2 * (p - d) - 1),
+        Bubble.WHOLE,
     ),
     Schedule(
         "interleaved",
         "1f1b over several chunks a device: its bubble is divided by their number.",
         interleaved,
         lambda p, m, v, d: min(m * v, (v - 1) * group_size(p, m) + 2 * (p - d) - 1),
+        Bubble.WHOLE,
         lambda p: p,
         chunks=(1, None),
         usual_chunks=2,
@@ -89,6 +122,7 @@ SCHEDULES = _listed(
         "gpipe over several chunks a device, one chunk after the other.",
         breadth_first,
         lambda p, m, v, d: m * v,
+        Bubble.WHOLE,
         lambda p: p,
         chunks=(1, None),
         usual_chunks=2,
@@ -99,6 +133,7 @@ SCHEDULES = _listed(
         "1f1b whose weight gradients fill the gaps: about a third of its bubble.",
         handcrafted_1,
         lambda p, m, v, d: min(m, p),
+        Bubble.DRAIN,
         lambda p: p,
         needs_split=True,
     ),
@@ -107,6 +142,7 @@ SCHEDULES = _listed(
         "No device waits once it has begun, for nearly twice the memory.",
         handcrafted_2,
         lambda p, m, v, d: min(m, 2 * p - 1),
+        Bubble.FILL,
         lambda p: 2 * p - 1,
         needs_split=True,
     ),
@@ -115,6 +151,7 @@ SCHEDULES = _listed(
         "No device waits once it has begun, in 1f1b's memory: two chunks a device, placed as a V.",
         vee,
         lambda p, m, v, d: min(2 * m, m + 1 + d, 2 * p),
+        Bubble.FILL,
         lambda p: 2 * p - 1,
         placement="V",
         chunks=(2, 2),
@@ -126,6 +163,7 @@ SCHEDULES = _listed(
         "zb-h1 over several chunks a device: its bubble is divided by their number.",
         handcrafted_1,
         lambda p, m, v, d: min(m * v, (v - 1) * group_size(p, m) + p),
+        Bubble.DRAIN,
         lambda p: p,
         chunks=(1, None),
         usual_chunks=2,
@@ -137,21 +175,26 @@ SCHEDULES = _listed(
         "The plain loop: one microbatch after the other through all stages and back.",
         serial,
         lambda p, m, v, d: v,
+        Bubble.WHOLE,
         chunks=(1, None),
+        is_plain_loop=True,
     ),
     Schedule(
         "serial-split",
         "The plain loop with input and weight gradients as tasks of their own.",
         serial_split,
         lambda p, m, v, d: v,
+        Bubble.WHOLE,
         chunks=(1, None),
         needs_split=True,
+        is_plain_loop=True,
     ),
     Schedule(
         "forward-only",
         "Every forward and no backward, as in evaluation.",
         forward_only,
         lambda p, m, v, d: 0,
+        Bubble.WHOLE,
         chunks=(1, None),
         has_backward=False,
     ),
@@ -167,6 +210,19 @@ def schedule_named(name: str) -> Schedule:
             f"no schedule is called {name!r}.{close} Schedules: {', '.join(SCHEDULES)}"
         )
     return SCHEDULES[name]
+
+
+def finest_schedule(barrier: bool) -> Schedule:
+    """The schedule that takes a step apart into the most tasks, with one chunk a device.
+
+    With a `barrier`, which the step is exact under, no backward runs before the last forward.
+    """
+    able = [
+        s
+        for s in SCHEDULES.values()
+        if s.has_backward and s.chunks[0] == 1 and (s.allows_barrier or not barrier)
+    ]
+    return next((s for s in able if s.needs_split), able[0])
 
 
 def make_grid(name: str, devices: int, microbatches: int, chunks: int = 1) -> Grid:

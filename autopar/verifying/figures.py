@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from autopar.cost.realised import Realised, realised
 from autopar.ir.compiled import Compiled, Level
 from autopar.ir.spmd import COLLECTIVES
 from autopar.ir.verification import CompiledPart, Figure, Unit
 from autopar.verifying.programs import PlannedProgram
+from autopar.verifying.realised import Realised, compare_collectives
 
 BYTES_SHARE = 0.05  # by which bytes of collectives and arguments may be off
 UNDER_SHARE = 0.02  # of the compiler's peak, by which a prediction may be below it
@@ -21,18 +21,18 @@ NEGLIGIBLE_SHARE = 0.001
 
 @dataclass(frozen=True)
 class Judge:
-    """What counts as agreeing, for devices of so many bytes and of a platform."""
+    """The rules of agreement, for devices of so many bytes and of a platform."""
 
     level: Level
     platform: str
     device_bytes: int
 
     def part(self, program: PlannedProgram, compiled: Compiled) -> CompiledPart:
-        """Every figure of the level: collectives, arguments and the peak decide.
+        """The figures of the level: collectives, arguments and the peak decide.
 
         Of a program that does not fit a TPU its compiler tells no more than that.
         """
-        found = realised(program.collectives, compiled.collectives)
+        found = compare_collectives(program.collectives, compiled.collectives)
         is_whole = not compiled.out_of_memory or bool(compiled.hlo)
         figures = list(_traffic(found)) if is_whole else []
         if self.level is not Level.COLLECTIVES:

@@ -6,21 +6,26 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from autopar.cluster import Cluster, device_order
+from autopar.cluster import Cluster
 from autopar.cluster.submesh import cut_out, submeshes
 from autopar.cluster.target import Target
 from autopar.cost.memory import held_bytes
 from autopar.cost.overlap import listing_seconds
 from autopar.cost.prices import Prices
+from autopar.frontend import TracedStep
+from autopar.frontend.microbatch.part_trace import MicrobatchTrace
+from autopar.ir.plan import Prediction
+from autopar.ir.program import PartKind, Program
 from autopar.ir.spmd import Collective, Move
+from autopar.ir.stages import Submesh
 from autopar.planner.plan import Planned
 from autopar.planner.planned_stages import PlannedStages
-from autopar.runtime.aot.job import Job, job_of_step
-from autopar.runtime.aot.stages import alike_parts, job_of_part
+from autopar.runtime.aot.job import Job, job_of_part
 from autopar.runtime.bind import shape_with_axis
 from autopar.runtime.interface import Interface
+from autopar.runtime.likeness import alike_parts
 from autopar.runtime.parts import PartSource
-from autopar.runtime.trial.compiled import CpuProgram, cpu_program_of_part, cpu_program_of_step
+from autopar.runtime.trial.compiled import CpuProgram, cpu_program_of_part
 
 
 @dataclass(frozen=True)
@@ -47,44 +52,63 @@ class PlannedProgram:
         return max(0.0, self.seconds - self.exposed_seconds)
 
 
+def program_of(planned: Planned | PlannedStages) -> tuple[MicrobatchTrace, Program]:
+    """The trace and the program that an executor runs."""
+    if isinstance(planned, Planned):
+        submesh = Submesh(planned.plan.mesh)
+        program = Program.of_one_part(planned.graph, planned.program, submesh)
+        return MicrobatchTrace.of_whole(planned.traced), program
+    return planned.staged.sliced.trace, planned.staged.program
+
+
+def whole_job(
+    trace: MicrobatchTrace, program: Program, cluster: Cluster, donate: bool = True
+) -> Job:
+    """The job of a step of one program; raises what `job_of_part` raises."""
+    meshes = tuple(shape_with_axis(s.mesh) for s in program.submeshes)
+    interface = Interface(trace, program, meshes)
+    (source,) = interface.sources(cluster.chip.platform, donate)
+    return job_of_part(source, program.submeshes, cluster)
+
+
+def plain_trace(planned: Planned | PlannedStages) -> TracedStep:
+    """The whole step as the user wrote it."""
+    return planned.plain.traced if isinstance(planned, Planned) else planned.source.traced
+
+
 def programs_of(
     planned: Planned | PlannedStages, cluster: Cluster, target: Target
 ) -> Iterator[PlannedProgram]:
-    """The step, or every different part of its stages, to be compiled for a cluster's target."""
-    if isinstance(planned, Planned):
-        yield _whole(planned, cluster, target)
-    else:
-        yield from _parts(planned, cluster, target)
+    """Every different program of a step, to be compiled for a cluster's target."""
+    trace, program = program_of(planned)
+    meshes = tuple(shape_with_axis(s.mesh) for s in program.submeshes)
+    interface = Interface(trace, program, meshes)
+    is_cpu = target.platform == "cpu"
+    for sources in alike_parts(interface.sources(target.platform, donate_state=True)):
+        part = sources[0].program.part
+        ahead = partial(job_of_part, sources[0], program.submeshes, cluster)
+        export = cpu_program_of_part(sources[0]) if is_cpu else ahead
+        if part.kind is PartKind.WHOLE:
+            yield _whole(sources[0], export, planned.plan.prediction)
+        else:
+            count = len(program.submeshes[part.submesh].devices)
+            shape = next(s for s in submeshes(cluster) if s.device_count == count)
+            yield _part(sources, export, cut_out(cluster, shape))
 
 
-def _whole(planned: Planned, cluster: Cluster, target: Target) -> PlannedProgram:
-    plan, predicted = planned.plan, planned.plan.prediction
-    traced, program, mesh = planned.traced, planned.program, plan.mesh
-    order = tuple(device_order(cluster, mesh))
+def _whole(
+    source: PartSource, export: Callable[[], Job] | CpuProgram, predicted: Prediction
+) -> PlannedProgram:
+    """The only program of a step, of which its plan has told all."""
     return PlannedProgram(
         name="",
-        export=cpu_program_of_step(traced, program, mesh)
-        if target.platform == "cpu"
-        else partial(job_of_step, traced, program, mesh, order, target),
-        collectives=program.collectives(),
+        export=export,
+        collectives=source.program.listing.collectives(),
         argument_bytes=predicted.argument_bytes,
         peak_bytes=predicted.peak_bytes,
         seconds=predicted.seconds,
         exposed_seconds=predicted.exposed_seconds,
     )
-
-
-def _parts(planned: PlannedStages, cluster: Cluster, target: Target) -> Iterator[PlannedProgram]:
-    program = planned.staged.program
-    meshes = tuple(shape_with_axis(s.mesh) for s in program.submeshes)
-    interface = Interface(planned.staged.sliced.trace, program, meshes)
-    for sources in alike_parts(interface.sources(target.platform, donate_state=True)):
-        submesh = program.submeshes[sources[0].program.part.submesh]
-        shape = next(s for s in submeshes(cluster) if s.device_count == len(submesh.devices))
-        ahead = partial(job_of_part, sources[0], program.submeshes, cluster)
-        is_cpu = target.platform == "cpu"
-        export = cpu_program_of_part(sources[0]) if is_cpu else ahead
-        yield _part(sources, export, cut_out(cluster, shape))
 
 
 def _part(

@@ -14,7 +14,8 @@ from autopar.frontend import StepSpec, TracedStep, trace
 from autopar.frontend.microbatch.batch_inputs import batch_inputs, with_rows
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan
-from autopar.ir.spmd import SpmdProgram
+from autopar.ir.program import Program
+from autopar.ir.stages import Submesh
 from autopar.passes.base import Setting
 from autopar.passes.pipeline import lower
 from autopar.planner.plan import Planned
@@ -38,8 +39,7 @@ class Shrunk:
     called: Called
     plain: TracedStep
     traced: TracedStep
-    program: SpmdProgram
-    mesh: MeshShape
+    program: Program
     note: str
 
 
@@ -106,7 +106,8 @@ def _on(plan: Plan, rules: RuleBook, called: Called, mesh: MeshShape, rows: int 
     sharding = replace(plan.sharding, mesh=mesh)
     sharding.verify(form.graph)
     cluster = Cluster.parse(f"{mesh.device_count}xcpu")
-    program = lower(form.graph, sharding, Setting(cluster, mesh, plan.origin.memory_bytes))
+    listing = lower(form.graph, sharding, Setting(cluster, mesh, plan.origin.memory_bytes))
+    program = Program.of_one_part(form.graph, listing, Submesh(mesh))
     batch = f" with {rows} rows of the batch" if rows is not None else ""
     note = f"shrunk from mesh ({plan.mesh}) to ({mesh}){batch}; shardings are kept by axis name"
-    return Shrunk(called, traced, form.traced, program, mesh, note)
+    return Shrunk(called, traced, form.traced, program, note)

@@ -11,16 +11,16 @@ from autopar.cluster import Cluster
 from autopar.cluster.planned import cluster_of
 from autopar.cluster.target import Target
 from autopar.errors import ArgumentError, VerifyError
-from autopar.frontend import TracedStep, read_call
+from autopar.frontend import read_call
+from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.compiled import Compiled, Level
-from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan
-from autopar.ir.spmd import SpmdProgram
+from autopar.ir.program import Program
 from autopar.ir.values import item_bytes
 from autopar.ir.verification import CompiledPart, Numerics, Verification
 from autopar.planner.plan import Planned
 from autopar.planner.planned_stages import PlannedStages
-from autopar.runtime.aot.job import Job, job_of_step
+from autopar.runtime.aot.job import Job
 from autopar.runtime.aot.launch import compile_ahead
 from autopar.runtime.trial.compiled import CpuProgram
 from autopar.runtime.trial.numerics import STEPS, Trial, numerics
@@ -29,12 +29,11 @@ from autopar.runtime.trial.steps import (
     FlatStep,
     check_host_memory,
     plain_step,
-    planned_stages,
     planned_step,
     runs_here,
 )
 from autopar.verifying.figures import Judge
-from autopar.verifying.programs import programs_of
+from autopar.verifying.programs import plain_trace, program_of, programs_of, whole_job
 from autopar.verifying.shrink import Called, shrunk
 
 # A program, exported when it is asked for, the level and the seconds to what became of it.
@@ -47,13 +46,13 @@ _CPU_NOTE = (
 
 
 def compile_program(export: Callable[[], Job], level: Level, limit_seconds: float) -> Compiled:
-    """What the compiler of the program's target makes of it; raises VerifyError as it does."""
+    """Compile for the program's target; raises VerifyError as its compiler does."""
     return compile_ahead(export(), level, limit_seconds)
 
 
 @dataclass(frozen=True)
 class Inquiry:
-    """What is asked about a plan.
+    """A question about a plan.
 
     `target` is another cluster to compile for than the plan's own. Numbers are compared over so
     many `steps`, on at most `devices` where that is given. A compiler gets `limit_seconds` for
@@ -81,7 +80,7 @@ def level_named(name: str | Level) -> Level:
 def verify_planned(
     planned: Planned | PlannedStages, called: Called, inquiry: Inquiry
 ) -> Verification:
-    """What verifying found.
+    """Verify a plan at a level.
 
     Raises VerifyError where that cannot be done here: a compiler is missing or gave no answer, or
     there are too few CPU devices.
@@ -104,8 +103,6 @@ def verify_planned(
 
 def _numerics(planned: Planned | PlannedStages, called: Called, inquiry: Inquiry) -> Numerics:
     _check_memory(planned.plan, inquiry.devices)
-    if not isinstance(planned, Planned):
-        return numerics(_trial_of_stages(planned, called, inquiry.devices), inquiry.steps)
     with _trial(planned, called, inquiry.devices) as trial:
         return numerics(trial, inquiry.steps)
 
@@ -122,53 +119,46 @@ def _check_memory(plan: Plan, devices: int | None) -> None:
 
 
 @contextmanager
-def _trial(planned: Planned, called: Called, devices: int | None) -> Generator[Trial]:
-    mesh, traced, program = planned.plan.mesh, planned.traced, planned.program
-    plain, notes = planned.plain.traced, tuple[str, ...]()
-    if devices is not None and devices < mesh.device_count:
+def _trial(
+    planned: Planned | PlannedStages, called: Called, devices: int | None
+) -> Generator[Trial]:
+    trace, program = program_of(planned)
+    plain, notes = plain_trace(planned), tuple[str, ...]()
+    if devices is not None and devices < planned.plan.device_count:
+        if not isinstance(planned, Planned):
+            raise VerifyError(
+                f"a plan of stages runs on its own {planned.plan.device_count} devices, not on "
+                f"{devices}: its submeshes are not shrunk. Plan the same stages for a smaller "
+                "cluster to compare them."
+            )
         small = shrunk(planned, called, devices)
-        called, mesh, traced, program = small.called, small.mesh, small.traced, small.program
-        plain, notes = small.plain, (small.note,)
-    with _on_cpu(traced, program, mesh) as step:
+        called, plain, notes = small.called, small.plain, (small.note,)
+        trace, program = MicrobatchTrace.of_whole(small.traced), small.program
+    meshes = [s.mesh for s in program.submeshes]
+    with _on_cpu(trace, program) as step:
         yield Trial(
             plain,
             read_call(called.spec, called.args, called.kwargs).leaves,
             plain_step(called.spec, called.args, called.kwargs),
             step,
-            str(mesh),
-            mesh.device_count,
+            str(meshes[0])
+            if program.is_one_part
+            else ", ".join(f"mesh{i} ({mesh})" for i, mesh in enumerate(meshes)),
+            sum(mesh.device_count for mesh in meshes),
             notes,
         )
 
 
 @contextmanager
-def _on_cpu(traced: TracedStep, program: SpmdProgram, mesh: MeshShape) -> Generator[FlatStep]:
-    """The planned step on this process's CPU devices, or on those of another one."""
-    count = mesh.device_count
-    if runs_here(count):
-        yield planned_step(traced, program, mesh)
+def _on_cpu(trace: MicrobatchTrace, program: Program) -> Generator[FlatStep]:
+    """The planned step on this process's CPU devices, or one program on those of another one."""
+    count = sum(s.mesh.device_count for s in program.submeshes)
+    if not program.is_one_part or runs_here(count):
+        yield planned_step(trace, program)
         return
-    target = Target.of(Cluster.parse(f"{count}xcpu"))
-    job = job_of_step(traced, program, mesh, tuple(range(count)), target, donate=False)
-    with remote_step(job, traced.constants) as step:
+    job = whole_job(trace, program, Cluster.parse(f"{count}xcpu"), donate=False)
+    with remote_step(job, trace.whole.constants) as step:
         yield step
-
-
-def _trial_of_stages(planned: PlannedStages, called: Called, devices: int | None) -> Trial:
-    plan, made = planned.plan, planned.staged
-    if devices is not None and devices < plan.device_count:
-        raise VerifyError(
-            f"a plan of stages runs on its own {plan.device_count} devices, not on {devices}: its "
-            "submeshes are not shrunk. Plan the same stages for a smaller cluster to compare them."
-        )
-    return Trial(
-        planned.source.traced,
-        read_call(called.spec, called.args, called.kwargs).leaves,
-        plain_step(called.spec, called.args, called.kwargs),
-        planned_stages(made.sliced.trace, made.program),
-        ", ".join(f"mesh{i} ({s.mesh})" for i, s in enumerate(made.program.submeshes)),
-        plan.device_count,
-    )
 
 
 # -- compilers ---------------------------------------------------------------------------------

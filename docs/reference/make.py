@@ -5,7 +5,7 @@ A test makes the page again and compares, so run this where a rule is added or i
 
 from pathlib import Path
 
-from autopar.rules import told_primitives
+from autopar.rules import primitive_fates
 
 PAGE = Path(__file__).parent / "primitives.md"
 
@@ -29,7 +29,7 @@ each on its own: block i of every tensor that has the dim, all results among the
 
 def page() -> str:
     """The page's text."""
-    return _HEAD + "".join(f"| `{name}` | {what} |\n" for name, what in told_primitives())
+    return _HEAD + "".join(f"| `{name}` | {what} |\n" for name, what in primitive_fates())
 
 
 if __name__ == "__main__":

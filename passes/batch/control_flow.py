@@ -51,9 +51,11 @@ def propagate(op: Op, given: Sequence[Fact], bodies: Bodies) -> tuple[Fact, ...]
 def _loop(op: Op, flow: ControlFlow, given: Sequence[Fact], bodies: Bodies) -> tuple[Fact, ...]:
     """Read a scan or while: its carries to a fixed point, then each body once more for faults."""
     outside = dict(zip(flow.operands, given, strict=True))
+    # A scan over the rows themselves is sequential: E5.
     if any(p.by_row and f.rows is not None and f.rows.dim == 0 for p, f in outside.items()):
         bodies.fault(ONE_BY_ONE)
         return (REPLICATED,) * len(op.results)
+    # A slice has one dim less than its stack.
     inside = {p: _shift_dim(f, -1) if p.by_row else f for p, f in outside.items()}
     carries = [p for p in flow.operands if p.is_carry]
     start = [outside[p] for p in carries]
@@ -63,6 +65,7 @@ def _loop(op: Op, flow: ControlFlow, given: Sequence[Fact], bodies: Bodies) -> t
         facts = inside | dict(zip(carries, carry, strict=True))
         return bodies.run(b, [facts[p] for p in flow.inputs[b]], trial=trial)
 
+    # Trials to the fixed point note no faults; then the body is read once more for them.
     carry = _carried_facts(start, partial(trip, body, trial=True))
     outputs = trip(body, carry, trial=False)
     _check_carry(carry, outputs[: len(carry)], start, bodies)
@@ -70,6 +73,7 @@ def _loop(op: Op, flow: ControlFlow, given: Sequence[Fact], bodies: Bodies) -> t
     if body == 0:
         return (*carry, *stacked)
     (test,) = trip(0, carry, trial=False)
+    # The number of trips must be the same in every microbatch, or trips beyond a row's last no-ops.
     if test.differs and not _ends_row_by_row(op, flow):
         bodies.fault("runs for as many rounds as the rows of the batch say")
     return tuple(bound(f, test.scalars) if test.scalars else f for f in carry)
@@ -108,6 +112,7 @@ def _ends_row_by_row(op: Op, flow: ControlFlow) -> bool:
 
 
 def _cond(op: Op, given: Sequence[Fact], bodies: Bodies) -> tuple[Fact, ...]:
+    # The branch must be the same in every microbatch.
     if given[0].differs:
         bodies.fault("chooses its branch by the rows of the batch")
         return (REPLICATED,) * len(op.results)
@@ -130,6 +135,7 @@ def _carried_facts(start: Sequence[Fact], trip: _Trip) -> tuple[Fact, ...]:
     A value that would become partial if it started from zero is taken to be partial; the caller
     checks that it does start so.
     """
+    # A carry that starts from zero may become partial; try as if all did, and keep what did.
     hopeful = tuple(replace(f, zero=True) if f.share is Share.REPLICATED else f for f in start)
     if hopeful != tuple(start):
         found = _fixed_point(hopeful, trip)

@@ -79,15 +79,17 @@ def is_opaque(op: Op) -> bool:
 
 def _by_rule(given: AlignedOp) -> RowFlow:
     rule = _rule(given)
-    carried = _carried(rule, given)
+    carried = _carry_factors(rule, given)
     if isinstance(carried, str):
         return RowFlow(fault=carried)
+    # The rows lie in factors that must be whole, or are read in another order: E5.
     kinds = {rule.factors[f].kind for f in carried}
     if kinds & {Kind.REPLICATE, Kind.PERMUTE}:
         return RowFlow(fault=COUPLES)
     found = [_places(rule, dims, carried) for dims in rule.results]
     if any(len(places) > 1 for places in found):
         return RowFlow(fault=TWICE)
+    # Results without the factor are sums over the rows, by its combiner.
     combiners = {rule.factors[f].combiner for f in carried if rule.factors[f].kind is Kind.REDUCE}
     if not all(found) and len(combiners) != 1:
         return RowFlow(fault=COUPLES)
@@ -107,9 +109,10 @@ def _as_number(value: Value) -> Value:
     return replace(value, dtype="u32") if value.dtype.startswith("key") else value
 
 
-def _carried(rule: Rule, given: AlignedOp) -> dict[int, tuple[int, int]] | str:
+def _carry_factors(rule: Rule, given: AlignedOp) -> dict[int, tuple[int, int]] | str:
     """Factor -> items around the rows within it; operands of uniform rows follow the others."""
     carried: dict[int, tuple[int, int]] = {}
+    # Operands whose rows differ first: uniform rows lie wherever these say.
     order = sorted(range(len(given.rows)), key=lambda i: given.uniform[i])
     for i in order:
         rows = given.rows[i]
@@ -131,6 +134,8 @@ def _factor(
     before = 1
     for f in dim:
         size = rule.factors[f].size
+        # Rows (outer, batch, inner) in a dim of factors f0 x f1 x ..: found in factor f if it holds
+        # whole copies of the batch, and the factors before and after it make up outer and inner.
         if rows.outer % before == 0:
             outer = rows.outer // before
             if size % (outer * batch) == 0:
@@ -160,6 +165,7 @@ def _places(rule: Rule, dims: Dims, carried: Mapping[int, tuple[int, int]]) -> l
 def _reshape(given: AlignedOp) -> RowFlow:
     """As many items must lie before and after the rows as did before."""
     rows, old, new = given.first, given.operands[0].shape, given.whole.results[0].shape
+    # [B, S] -> [B * S]: items before the rows 1, after them S. [S, B] -> [S * B]: S and 1.
     before = math.prod(old[: rows.dim]) * rows.outer
     after = math.prod(old[rows.dim + 1 :]) * rows.inner
     own = given.part.results[0].shape
@@ -204,7 +210,7 @@ def _bitwise(given: AlignedOp, combiner: str) -> RowFlow | None:
     return RowFlow((None,) * len(given.whole.results), combiner)
 
 
-def _keyed(given: AlignedOp) -> RowFlow:
+def _random_keys(given: AlignedOp) -> RowFlow:
     """An array of random keys: each of its rows makes its own numbers."""
     rows = given.first
     ranks = [len(v.shape) for v in given.whole.results]
@@ -285,7 +291,8 @@ _OWN: Mapping[str, Callable[[AlignedOp], RowFlow | None]] = {
     **dict.fromkeys(["scatter", "scatter-add", "scatter-mul", "scatter-sub"], _scatter),
     **dict.fromkeys(["scatter-max", "scatter-min"], _scatter),
     **dict.fromkeys(
-        ["random_bits", "random_fold_in", "random_gamma", "random_seed", "random_split"], _keyed
+        ["random_bits", "random_fold_in", "random_gamma", "random_seed", "random_split"],
+        _random_keys,
     ),
-    **dict.fromkeys(["random_unwrap", "random_wrap", "random_clone"], _keyed),
+    **dict.fromkeys(["random_unwrap", "random_wrap", "random_clone"], _random_keys),
 }

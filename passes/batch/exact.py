@@ -39,9 +39,10 @@ from autopar.passes.batch.phases import (
     place_ops,
     readers_of,
 )
-from autopar.passes.batch.refuse import Fault, Why, described, refused
+from autopar.passes.batch.refuse import Fault, Why, describe, refusal
 from autopar.passes.batch.trace_alignment import compare_traces, find_batch_cut
-from autopar.passes.batch.transfer import MOVING, TransferFunctions
+from autopar.passes.batch.transfer import TransferFunctions
+from autopar.rules import primitive
 
 _BARRIER_LOOPS = 2
 
@@ -89,9 +90,11 @@ class Exact(AbstractBatching):
         """Faults of sums that are read in a loop before they are complete."""
         if not placed.crossing:  # R6
             return
+        # R3 needs two loops, forwards and backwards, with all statistics made between them.
         between = all(map(phases.is_between_passes, phases.reentries))
         if not between or phases.loops > _BARRIER_LOOPS:
             yield from reentry_faults(phases)
+        # E4: the schedule asked for mixes them.
         elif not self.barrier:
             yield from (Fault(Why.BARRIER, reentry_text(phases, r)) for r in phases.reentries)
 
@@ -100,7 +103,7 @@ def _align(given: BatchGraphs) -> tuple[TransferFunctions, list[Fault]]:
     """Align both traces; gives back their transfer functions and the constants that differ."""
     cut = find_batch_cut(given)
     if isinstance(cut, Fault):
-        raise refused(given.part.name, [cut])
+        raise refusal(given.part.name, [cut])
     odd = list(compare_traces(given.whole, given.part, cut.source_only))
     _refuse_if(given, [fault for fault in odd if fault.why is Why.STRUCTURE])
     return TransferFunctions(given, cut), odd
@@ -108,7 +111,7 @@ def _align(given: BatchGraphs) -> tuple[TransferFunctions, list[Fault]]:
 
 def _refuse_if(given: BatchGraphs, faults: Sequence[Fault]) -> None:
     if faults:
-        raise refused(given.part.name, faults)
+        raise refusal(given.part.name, faults)
 
 
 def _rows(phases: Phases) -> Iterator[tuple[str, Rows]]:
@@ -121,6 +124,8 @@ def _output_faults(phases: Phases) -> Iterator[Fault]:
     graph = phases.graph
     paths = graph.output_paths or ("",) * len(graph.outputs)
     for operand, path in zip(graph.outputs, paths, strict=True):
+        # An output has rows, or is one for the whole batch; a number for each microbatch is
+        # neither.
         if isinstance(operand, str) and phases.states[operand].fact.share is Share.LOCAL:
             text = f"output {path} is {graph.values[operand]}: each microbatch has one of its own"
             yield Fault(Why.COUPLED, text)
@@ -165,7 +170,7 @@ def reentry_text(phases: Phases, reentry: Reentry) -> str:
     use, value = _use(graph, reentry)
     is_are = "is" if len(made) == 1 else "are"
     verb = _VERBS.get((use.kind, use.operands.index(value)), "read row by row")
-    return f"{' and '.join(made)} {is_are} {verb}: {described(use)}"
+    return f"{' and '.join(made)} {is_are} {verb}: {describe(use)}"
 
 
 _VERBS = {
@@ -204,7 +209,7 @@ def _is_divided(graph: Graph, name: str) -> bool:
 def _use(graph: Graph, reentry: Reentry) -> tuple[Op, str]:
     """The op at which a value that is spread over the rows meets them, and what it reads."""
     readers, op, value = readers_of(graph), graph.ops[reentry.op], reentry.value
-    while op.kind in MOVING or op.kind == "convert_element_type":
+    while primitive(op.kind).moves or op.kind == "convert_element_type":
         following = readers.get(op.results[0].name, [])
         if not following:
             break

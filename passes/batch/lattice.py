@@ -72,6 +72,7 @@ def bound(fact: Fact, scalars: frozenset[str]) -> Fact:
 
 def join(one: Fact, other: Fact) -> Fact:
     """The fact of a value that is one of two; partial if either is."""
+    # Proportional if both are, a zero being a multiple of anything.
     multiple = frozenset(
         s
         for s in one.multiple_of | other.multiple_of
@@ -79,6 +80,7 @@ def join(one: Fact, other: Fact) -> Fact:
     )
     rest_of = (one.scalars | other.scalars) - multiple
     zero = one.zero and other.zero
+    # The larger share wins; uniform rows take the other's place.
     main, rest = (one, other) if _weight(one) >= _weight(other) else (other, one)
     uniform = main.uniform and (rest.uniform or rest.rows is None)
     rows = main.rows

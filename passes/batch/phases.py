@@ -30,7 +30,7 @@ from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.values import Input, Literal, Role, Value
 from autopar.passes.batch.dim_propagation import is_opaque
 from autopar.passes.batch.lattice import REPLICATED, Fact, Share, literal_fact
-from autopar.passes.batch.refuse import Why, described
+from autopar.passes.batch.refuse import Why, describe
 from autopar.passes.batch.transfer import TransferFunctions
 
 
@@ -81,6 +81,7 @@ class Phases:
 
     def is_between_passes(self, reentry: Reentry) -> bool:
         """True if forward ops alone make a statistic, and others read it (R3)."""
+        # A schedule with all forwards first has the statistic when the first backward begins.
         makers = {self._region(self.makers[n]) for n in self.sums_behind(reentry.value)}
         return makers == {"forward"} and self._region(reentry.op) != "forward"
 
@@ -108,6 +109,7 @@ def analyze_phases(transfer: TransferFunctions, known: Collection[str] = ()) -> 
     reader = _Reader(transfer, frozenset(known))
     part, whole = transfer.graphs.part, transfer.graphs.whole
     live = live_ops(part, known)
+    # Ops of both traces are read in order, side by side: op i of the one is op i of the other.
     for i, (one, own) in enumerate(zip(whole.ops, part.ops, strict=True)):
         reader.read(i, one, own, is_live=i in live)
     return Phases(
@@ -149,6 +151,8 @@ class _Reader:
         given = {i.value.name: i.value for i in graphs.whole.inputs}
         for i in graphs.part.inputs:
             name = i.value.name
+            # The number of a microbatch is local; inputs with rows are sharded; the rest is
+            # replicated.
             if name == graphs.index:
                 self.states[name] = State(Fact(Share.LOCAL), 0, When.LOOP)
             else:
@@ -165,6 +169,7 @@ class _Reader:
         """Take in one op of the two traces."""
         found = [self.states[n] for n in part.value_operands()]
         loops = _stays_in_loop(found, part) or self.transfer.touches_rows(whole, part)
+        # phase(op) = max over its operands
         phase = max((_phase_of_reader(s, loops) for s in found), default=0)
         scopes = self.transfer.graphs.whole, self.transfer.graphs.part
         if loops:
@@ -183,6 +188,7 @@ class _Reader:
             self.states[value.name] = self._result(value.name, fact, phase, loops=loops)
 
     def _result(self, name: str, fact: Fact, phase: int, *, loops: bool) -> State:
+        # phase(sum over rows) = 1 + phase(op); when its loop ends it is replicated.
         if fact.share is Share.PARTIAL:
             self.sums[name] = fact
             if name not in self.known:
@@ -199,6 +205,7 @@ class _Reader:
         if state.when is not When.ONCE:
             return state.fact
         value = self.transfer.graphs.part.values[operand]
+        # A completed scalar starts as a multiple of itself: R2 asks what stays proportional to it.
         is_scalar = not value.shape and value.is_floating
         return Fact(multiple_of=frozenset([operand] if is_scalar else ()))
 
@@ -210,12 +217,13 @@ class _Reader:
 
     def _note_calls(self, op: Op) -> None:
         for call in filter(is_opaque, op.host_calls):
-            text = f"{described(call)} is called in the loop over microbatches"
+            text = f"{describe(call)} is called in the loop over microbatches"
             self.transfer.fault(Why.CALLED, text)
 
     def _note_reentries(self, place: int, part: Op) -> None:
         for name in dict.fromkeys(part.value_operands()):
             state = self.states[name]
+            # A completed sum of an earlier pass is read in a loop: a re-entry.
             if state.when is When.ONCE and state.phase:
                 self.reentries.append(Reentry(name, place))
 
@@ -228,6 +236,8 @@ def _stays_in_loop(found: Sequence[State], part: Op) -> bool:
     """
     if any(s.fact.differs for s in found):
         return True
+    # It reads a value that loop k left; it runs on in loop k unless another operand completes
+    # later.
     left = [s.phase for s in found if s.when is When.LOOP]
     complete = max((s.phase for s in found if s.when is When.ONCE), default=0)
     return bool(left and part.results) and max(left) >= complete
@@ -279,6 +289,8 @@ def hoist_sums(transfer: TransferFunctions) -> tuple[Phases, tuple[str, ...]]:
     A re-entry is hoisted if no parameter is in the sums that it is made of: a mask's count, a
     number of tokens, the mean of the inputs.
     """
+    # Each turn hoists all sums that can be, so that others behind them may follow: the mean, then
+    # the variance about it.
     known: tuple[str, ...] = ()
     while True:
         phases = analyze_phases(transfer, known)
@@ -304,6 +316,7 @@ def hoist_graph(whole: Graph, values: tuple[str, ...]) -> Hoist | None:
     if not values:
         return None
     needed, ops = set(values), list[int]()
+    # The slice of the step that the hoisted values need, backwards.
     for i in range(len(whole.ops) - 1, -1, -1):
         op = whole.ops[i]
         if any(v.name in needed for v in op.results):
@@ -352,8 +365,11 @@ def place_ops(phases: Phases, parameter_free: Collection[str]) -> Placement:
                     wanted[name].add(_ONCE)
         if phases.whens[i] is not When.LOOP:
             continue
+        # The loops of its readers, and its own if it is summed or read once.
         readers = set[int]().union(*(wanted[v.name] for v in op.results))
         loops = sorted(_own_loops(phases, i, readers))
+        # Too costly for several loops: it runs in the first, and its values cross to the later
+        # ones.
         if len(loops) > 1 and i not in cheap:
             crossing += [v.name for v in op.results if _crosses(phases, v, wanted[v.name], loops)]
             loops = loops[:1]
@@ -369,6 +385,7 @@ def _own_loops(phases: Phases, op: int, readers: Collection[int]) -> set[int]:
     """The loops that an op must run in: those that read it, and the one that adds it up."""
     results = phases.graph.ops[op].results
     added = [v.name in phases.sums for v in results]
+    # A sum is added up in the loop of its phase, wherever it is read.
     alone = bool(added) and all(added)
     loops = {k for k in readers if k != _ONCE and not alone}
     if any(added) or _ONCE in readers or not loops:
@@ -390,6 +407,8 @@ def _cheap_ops(phases: Phases, parameter_free: Collection[str]) -> frozenset[int
         if phases.whens[i] is not When.LOOP:
             continue
         operands = op.value_operands()
+        # Cheap: made of nothing of the batch (a mask, random bits), or of the batch without
+        # parameters.
         is_source = not any(phases.states[n].fact.differs for n in operands)
         is_bare = all(v.name in parameter_free for v in op.results)
         if (is_source or is_bare) and costly.isdisjoint(operands) and not op.graphs:
@@ -409,9 +428,12 @@ def _accumulators(
         loops = moments[i].loops
         for value in graph.ops[i].results:
             readers, total = wanted.get(value.name, ()), phases.sums.get(value.name)
+            # A sum over rows, added up over the microbatches by its combiner.
             if total is not None and (readers or value.name in returned):
                 held = _held_in(value, total.combiner)
                 yield Accumulator(value.name, phases.phases[i], total.combiner, held)
+            # A value that is the same in every microbatch, but made in the loop: any one's is
+            # taken.
             elif total is None and phases.states[value.name].fact.share is Share.REPLICATED:
                 if value.name in returned or any(k not in loops for k in readers):
                     yield Accumulator(value.name, loops[0], "same")
@@ -451,11 +473,14 @@ def find_rescales(
     others += [phases.states[o].fact for o in handed if isinstance(o, str) and o not in sums]
     found: list[Rescale] = []
     for scalar in scalars:
+        # Each accumulator that the scalar reaches must be its multiple, and no other output may see
+        # it.
         reached = tuple(name for name, fact in sums.items() if scalar in fact.scalars)
         clean = all(scalar in sums[name].multiple_of for name in reached)
         if reached and clean and not any(scalar in f.scalars for f in others):
             found.append(Rescale(scalar, reached))
     if not found:
         return ()
+    # Worth it only if the step then needs fewer passes.
     saved = analyze_phases(transfer, (*known, *(r.value for r in found)))
     return tuple(found) if saved.loops < phases.loops else ()

@@ -47,7 +47,7 @@ class Fault:
         return tuple(dict.fromkeys(_LINE.findall(self.text)))
 
 
-def described(op: Op, place: int = 0) -> str:
+def describe(op: Op, place: int = 0) -> str:
     """A result of an op with its type and the user's line: "add %3: f32[8,4] (train.py:8)"."""
     value = f" {op.results[place]}" if op.results else ""
     line = f" ({op.origin.line})" if op.origin.line else ""
@@ -133,7 +133,7 @@ _REASONS: Mapping[Why, tuple[type[BatchError], str, str]] = {
 }
 
 
-def refused(name: str, faults: Sequence[Fault]) -> BatchError:
+def refusal(name: str, faults: Sequence[Fault]) -> BatchError:
     """The error of a step that has these faults: the first reason's, once for each user's line."""
     why = faults[0].why
     kind, headline, remedy = _REASONS[why]

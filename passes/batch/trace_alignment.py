@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from autopar.ir.batching import BatchGraphs, Rows
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.values import Input, Literal, Role, Value
-from autopar.passes.batch.refuse import Fault, Why, described
+from autopar.passes.batch.refuse import Fault, Why, describe
 
 ONE_BY_ONE = "goes through the rows of the batch one after the other"
 
@@ -58,10 +58,12 @@ def compare_traces(whole: Graph, part: Graph, source_only: Collection[str]) -> I
     """
     for one, own in zip(whole.ops, part.ops, strict=False):
         loud = not is_source_only(own, source_only)
+        # E2 at the first difference: what follows differs because of it.
         if not _alike(one, own, source_only, loud=loud):
-            text = f"the whole batch runs {described(one)}, a microbatch {described(own)}"
+            text = f"the whole batch runs {describe(one)}, a microbatch {describe(own)}"
             yield Fault(Why.STRUCTURE, text)
             return
+        # E3: a constant of the batch size, used as a position or an option.
         yield from _compare_constants(one, own) if loud else ()
         for inner, body in zip(one.graphs, own.graphs, strict=True):
             yield from compare_traces(inner, body, source_only)
@@ -105,6 +107,7 @@ def _source_only_values(graphs: BatchGraphs) -> frozenset[str]:
 def _only_for(graph: Graph, sources: Collection[str]) -> Iterator[str]:
     """Results that are sources, or that nothing else reads."""
     read = {o for o in graph.outputs if isinstance(o, str)} - set(sources)
+    # Backwards: an op is only for sources if all its readers are sources or such ops.
     for op in reversed(graph.ops):
         for body in op.graphs:
             yield from _only_for(body, sources)
@@ -122,6 +125,7 @@ def _without_rows(
     for one, own in zip(whole.ops, part.ops, strict=False):
         for inner, body in zip(one.graphs, own.graphs, strict=False):
             yield from _without_rows(inner, body, wanted)
+        # Of these the ones made of values without rows, or of each other.
         loud = (n for n in own.value_operands() if n not in source_only)
         if all(n in whole.values and whole.values[n] == part.values[n] for n in loud):
             source_only.update(v.name for v in own.results if v.name in wanted)
@@ -136,15 +140,15 @@ def _compare_constants(whole: Op, part: Op) -> Iterator[Fault]:
     own = dict(part.params)
     for one, other in zip(whole.operands, part.operands, strict=True):
         if one != other and isinstance(other, Literal):
-            text = f"{described(whole)} reads {one} on the whole batch, {other} on a microbatch"
+            text = f"{describe(whole)} reads {one} on the whole batch, {other} on a microbatch"
             yield Fault(Why.CONSTANT, text)
     for name, value in whole.params:
         if name == "length" and own.get(name) != value:
-            yield Fault(Why.COUPLED, f"{described(whole)} {ONE_BY_ONE}")
+            yield Fault(Why.COUPLED, f"{describe(whole)} {ONE_BY_ONE}")
         elif name not in _OF_SHAPE and own.get(name) != value:
             yield Fault(
                 Why.CONSTANT,
-                f"{described(whole)} has {name}={value} on the whole batch, "
+                f"{describe(whole)} has {name}={value} on the whole batch, "
                 f"{name}={own.get(name)} on a microbatch",
             )
 
@@ -155,12 +159,14 @@ def find_batch_cut(graphs: BatchGraphs) -> BatchCut | Fault:
     sizes: dict[str, tuple[int, ...]] = {}
     pairs = list(zip(graphs.whole.inputs, _step_inputs(graphs), strict=True))
     for one, other in pairs:
+        # Dims of inputs whose sizes differ between the traces.
         differing = BatchCut(1, m).dims(one.value, other.value)
         if one.role is not Role.CONSTANT and differing:
             sizes[one.path or one.value.name] = tuple(one.value.shape[d] for d in differing)
     if not sizes:
         shown = ", ".join(f"{i.path or i.value.name} {i.value.type_text}" for i, _ in pairs[:6])
         return Fault(Why.AXIS, f"no input has a batch axis; the step was given {shown}")
+    # The smallest is the batch; others must be multiples (rows of several examples each).
     batch = min(n for found in sizes.values() for n in found)
     odd = [f"{path} has {found[0]}" for path, found in sizes.items() if found[0] % batch]
     if odd or batch % m:

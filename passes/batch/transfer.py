@@ -24,8 +24,9 @@ from autopar.passes.batch.dim_propagation import (
     propagate_rows,
 )
 from autopar.passes.batch.lattice import REPLICATED, Fact, Share, literal_fact
-from autopar.passes.batch.refuse import Fault, Why, described
+from autopar.passes.batch.refuse import Fault, Why, describe
 from autopar.passes.batch.trace_alignment import BatchCut, is_source_only
+from autopar.rules import primitive
 
 # Each operand goes through by itself.
 _SIDE_BY_SIDE = frozenset({"optimization_barrier", "device_put"})
@@ -45,6 +46,7 @@ class TransferFunctions:
         self, whole: Op, part: Op, given: Sequence[Fact], scopes: tuple[Graph, Graph]
     ) -> tuple[Fact, ...]:
         """The facts of an op's results; `scopes` are the graphs that the two ops stand in."""
+        # Ops behind a source may couple rows: the front end has seen to the source itself.
         if is_source_only(part, self.cut.source_only) and not part.graphs:
             return self._of_sources(part, self.trial()._results(whole, part, given, scopes))
         return self._results(whole, part, given, scopes)
@@ -66,15 +68,19 @@ class TransferFunctions:
     def _results(
         self, whole: Op, part: Op, given: Sequence[Fact], scopes: tuple[Graph, Graph]
     ) -> tuple[Fact, ...]:
+        # 1. Each operand goes through by itself.
         if whole.kind in _SIDE_BY_SIDE:
             return tuple(given)
         if whole.graphs:
+            # 2. Bodies are read with the facts of their operands.
             facts = control_flow.propagate(part, given, _Bodies(self, whole, part))
+        # 3. Partial operands: only in bodies, as outside a partial value ends the loop.
         elif any(f.share is Share.PARTIAL for f in given):
-            facts = self._combined(whole, part, given, scopes[0])
+            facts = self._combine_parts(whole, part, given, scopes[0])
         else:
+            # 4. Any other op.
             facts = self._plain(whole, part, given, scopes)
-        return facts if whole.graphs else self._scaled(whole, given, facts, scopes[0])
+        return facts if whole.graphs else self._track_scalars(whole, given, facts, scopes[0])
 
     def rows_dim(self, whole: Value, part: Value) -> int | None:
         """The dim that holds rows, by its size; the first of several."""
@@ -107,6 +113,7 @@ class TransferFunctions:
         zero = not own and all(f.zero for f in given) and bool(given) and keeps_zero(whole)
         facts: list[Fact] = []
         for place, (one, value) in enumerate(zip(whole.results, part.results, strict=True)):
+            # No operand has rows. A result with rows is a source: all its rows must be alike.
             dim = self.rows_dim(one, value)
             if dim is None:
                 facts.append(Fact(Share.LOCAL) if own else Fact(zero=zero))
@@ -123,20 +130,20 @@ class TransferFunctions:
         if op.kind == "iota" and op.whole("dimension") != dim:
             return True
         if op.kind in _RANDOM:
-            text = f"{described(op, place)} draws the whole batch at once"
+            text = f"{describe(op, place)} draws the whole batch at once"
             self.fault(Why.RANDOM, text)
         else:
-            text = f"{described(op, place)} counts the rows of the batch"
+            text = f"{describe(op, place)} counts the rows of the batch"
             self.fault(Why.CONSTANT, text)
         return False
 
     def _items(self, op: Op, place: int, whole: Value, part: Value, dim: int) -> int:
         """Items for each row in a dim that holds rows, faults where there are none."""
         if len(self.cut.dims(whole, part)) > 1:
-            self.fault(Why.TWICE, f"{described(op, place)} {TWICE}")
+            self.fault(Why.TWICE, f"{describe(op, place)} {TWICE}")
         items = self.cut.items_per_row(whole, part, dim)
         if not items:
-            self.fault(Why.COUPLED, f"{described(op, place)} {COUPLES}")
+            self.fault(Why.COUPLED, f"{describe(op, place)} {COUPLES}")
         return max(items, 1)
 
     def _with_rows(
@@ -144,8 +151,9 @@ class TransferFunctions:
     ) -> tuple[Fact, ...]:
         if not part.results:
             return ()
+        # E8: code that cannot be seen into.
         if is_opaque(whole):
-            self.fault(Why.OPAQUE, f"{described(whole)} is code that autopar cannot see into")
+            self.fault(Why.OPAQUE, f"{describe(whole)} is code that autopar cannot see into")
             return self._by_size(whole, part)
         trail = propagate_rows(
             AlignedOp(
@@ -158,14 +166,16 @@ class TransferFunctions:
                 self.cut.microbatches,
             )
         )
+        # E5: rows are mixed; E7: they are in two dims.
         if trail.fault:
             why = Why.TWICE if trail.fault == TWICE else Why.COUPLED
-            self.fault(why, f"{described(whole)} {trail.fault}{_first_rows(whole, given, scope)}")
+            self.fault(why, f"{describe(whole)} {trail.fault}{_first_rows(whole, given, scope)}")
             return self._by_size(whole, part)
         uniform = all(f.uniform for f in given if f.rows) and whole.kind not in (
             "concatenate", "pad",
         )  # fmt: skip
         zero = keeps_zero(whole) and all(f.zero for f in given)
+        # Rows of results, or partial sums.
         facts = [
             Fact(Share.SHARDED, rows, uniform and self._same_items(rows, given), zero)
             if rows is not None
@@ -184,20 +194,22 @@ class TransferFunctions:
         for place, (one, value, fact) in enumerate(
             zip(whole.results, part.results, facts, strict=True)
         ):
+            # The rows by rule must be where the sizes of the two traces say.
             dims = self.cut.dims(one, value)
             held = () if fact.rows is None else (fact.rows.dim,)
             if len(dims) > 1:
-                self.fault(Why.TWICE, f"{described(whole, place)} {TWICE}")
+                self.fault(Why.TWICE, f"{describe(whole, place)} {TWICE}")
             elif dims != held:
-                self.fault(Why.COUPLED, f"{described(whole, place)} {COUPLES}")
+                self.fault(Why.COUPLED, f"{describe(whole, place)} {COUPLES}")
         summed = any(f.share is Share.PARTIAL for f in facts)
+        # Each microbatch would add the value itself once more.
         if summed and whole.kind in _ADDING and not given[0].zero:
             self.fault(
                 Why.COUPLED,
-                f"{described(whole)} adds rows of the batch to a value that is not zero",
+                f"{describe(whole)} adds rows of the batch to a value that is not zero",
             )
         if summed and any(f.share is Share.LOCAL for f in given):
-            text = f"{described(whole)} mixes rows with the number of their microbatch"
+            text = f"{describe(whole)} mixes rows with the number of their microbatch"
             self.fault(Why.COUPLED, text)
 
     def _by_size(self, whole: Op, part: Op) -> tuple[Fact, ...]:
@@ -212,13 +224,15 @@ class TransferFunctions:
 
     # -- parts of sums, which only bodies see ----------------------------------------------
 
-    def _combined(
+    def _combine_parts(
         self, whole: Op, part: Op, given: Sequence[Fact], scope: Graph
     ) -> tuple[Fact, ...]:
         """Parts go through what is linear in them; nothing else may read them."""
         combiner = next(f.combiner for f in given if f.share is Share.PARTIAL)
         places = [i for i, f in enumerate(given) if f.share is Share.PARTIAL]
         zeros = [i for i, f in enumerate(given) if f.zero]
+        # All partial by one combiner, all else replicated, and the op linear in the partial ones:
+        # f(sum of parts) = sum of f(parts).
         same = all(
             f.combiner == combiner if f.share is Share.PARTIAL else f.share is Share.REPLICATED
             for f in given
@@ -229,10 +243,9 @@ class TransferFunctions:
             else combines(whole, combiner)
         )
         if not (same and fits):
-            value = (
-                f"{_made(whole.operands[places[0]], scope)}, a {combiner} over rows of the batch"
-            )
-            text = f"{described(whole)} needs all of {value}, inside the loop that makes it"
+            maker = _describe_maker(whole.operands[places[0]], scope)
+            value = f"{maker}, a {combiner} over rows of the batch"
+            text = f"{describe(whole)} needs all of {value}, inside the loop that makes it"
             self.fault(Why.LOOPED, text)
             return self._by_size(whole, part)
         zero = all(given[i].zero for i in places) and keeps_zero(whole)
@@ -240,13 +253,14 @@ class TransferFunctions:
 
     # -- multiples of a scalar -------------------------------------------------------------
 
-    def _scaled(
+    def _track_scalars(
         self, whole: Op, given: Sequence[Fact], facts: Sequence[Fact], scope: Graph
     ) -> tuple[Fact, ...]:
         """The facts with the scalars of the whole batch that the results are multiples of."""
         scalars = frozenset[str]().union(*(f.scalars for f in given))
         if not scalars:
             return tuple(facts)
+        # Bookkeeping for R2: results that stay multiples of a scalar of the whole batch.
         multiple = frozenset(s for s in scalars if _is_multiple(whole, s, given, scope))
         rest = scalars - multiple
         return tuple(replace(f, multiple_of=multiple, bound_to=rest) for f in facts)
@@ -261,10 +275,10 @@ def _is_multiple(op: Op, scalar: str, given: Sequence[Fact], scope: Graph) -> bo
     return is_linear(op, places, zeros, scope)
 
 
-def _made(operand: Operand, scope: Graph) -> str:
+def _describe_maker(operand: Operand, scope: Graph) -> str:
     """A value with the op and the line that make it, where the scope has them."""
     places = ((op, k) for op in scope.ops for k, v in enumerate(op.results) if v.name == operand)
-    return next((described(op, k) for op, k in places), str(operand))
+    return next((describe(op, k) for op, k in places), str(operand))
 
 
 def _first_rows(op: Op, given: Sequence[Fact], scope: Graph) -> str:
@@ -304,33 +318,24 @@ class _Bodies:
 
     def fault(self, text: str) -> None:
         """Note what forbids cutting the op."""
-        self.transfer.fault(Why.COUPLED, f"{described(self.whole)} {text}")
+        self.transfer.fault(Why.COUPLED, f"{describe(self.whole)} {text}")
 
     def opaque(self) -> None:
         """Note that the op's bodies are not understood."""
-        text = f"{described(self.whole)} is code that autopar cannot see into"
+        text = f"{describe(self.whole)} is code that autopar cannot see into"
         self.transfer.fault(Why.OPAQUE, text)
 
 
 # -- linearity: twice the operands makes twice the results -----------------------------------
 
 
-# Ops that only move or repeat items: whatever they are given, they give back.
-MOVING = frozenset(
-    """
-    broadcast_in_dim copy expand_dims name reshape rev sharding_constraint slice squeeze stack
-    tile transpose unstack
-    """.split()
-)
-# Ops after which zeros are still zeros.
-_KEEPS_ZERO = MOVING | {"convert_element_type", "neg", "reduce_sum"}
 # A maximum of maxima over parts is one over all.
 _IDEMPOTENT = {"max": "max", "min": "min", "and": "and", "or": "or"}
 
 
 def keeps_zero(op: Op) -> bool:
     """True if zeros make zeros."""
-    return op.kind in _KEEPS_ZERO
+    return primitive(op.kind).keeps_zero
 
 
 def is_linear(op: Op, places: Collection[int], zeros: Collection[int], graph: Graph) -> bool:
@@ -349,4 +354,4 @@ def is_linear(op: Op, places: Collection[int], zeros: Collection[int], graph: Gr
 
 def combines(op: Op, combiner: str) -> bool:
     """True if the op combines parts by that combiner, or only moves them."""
-    return op.kind in MOVING or _IDEMPOTENT.get(op.kind) == combiner
+    return primitive(op.kind).moves or _IDEMPOTENT.get(op.kind) == combiner

@@ -119,6 +119,7 @@ def _crossing(graph: Graph, positions: tuple[int, ...]) -> Ints:
             if name in made:
                 last[name] = at
         made.update((r.name, at) for r in graph.ops[i].results)
+    # A value crosses all cuts from its maker to its last reader: differences, then one sum.
     steps = np.zeros(len(positions) + 1, dtype=np.int64)
     for name, end in last.items():
         nbytes = graph.values[name].nbytes

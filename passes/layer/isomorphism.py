@@ -28,12 +28,12 @@ def signature(op: Op, graph: Graph) -> Hashable:
 
 def _body(graph: Graph) -> Hashable:
     number = {name: i for i, name in enumerate(graph.values)}
-    ops = tuple((signature(op, graph), _numbered(op.operands, number)) for op in graph.ops)
+    ops = tuple((signature(op, graph), _number_operands(op.operands, number)) for op in graph.ops)
     inputs = tuple((i.value.shape, i.value.dtype) for i in graph.inputs)
-    return inputs, ops, _numbered(graph.outputs, number)
+    return inputs, ops, _number_operands(graph.outputs, number)
 
 
-def _numbered(operands: Sequence[Operand], number: Numbers) -> tuple[Hashable, ...]:
+def _number_operands(operands: Sequence[Operand], number: Numbers) -> tuple[Hashable, ...]:
     return tuple(number[o] if isinstance(o, str) else None for o in operands)
 
 
@@ -118,6 +118,7 @@ class _Describer:
         known = number.get(operand)
         if known is not None:
             return known
+        # Values are numbered as they are met, so that names do not matter.
         number[operand] = len(number)
         value, role = self._graph.values[operand], self._inputs.get(operand)
         origin = role if role is not None else _side(self._homes[self._maker[operand]], k)
@@ -125,6 +126,7 @@ class _Describer:
 
     def _result(self, value: Value, k: int, number: Numbers) -> Hashable:
         number[value.name] = len(number)
+        # It matters on which side its readers are, and which input it replaces.
         sides = {_side(home, k) for home in self._readers.get(value.name, ())}
         returned = self._returned.get(value.name, ())
         return tuple(sorted(sides)), tuple(number.get(name, -1) for name in returned)

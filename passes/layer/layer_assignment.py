@@ -37,7 +37,7 @@ _SAME_SHARE = 0.75
 
 def assign_layers(batching: Batching, layers: Sequence[Layer]) -> tuple[int, ...]:
     """Assign each op of the graph to a layer; NONE for one that is computed wherever it is read."""
-    return _LayerAssignment(batching, layers).found() if layers else ()
+    return _LayerAssignment(batching, layers).homes() if layers else ()
 
 
 def assign_inputs(batching: Batching, found: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -48,7 +48,8 @@ def assign_inputs(batching: Batching, found: Sequence[int]) -> tuple[tuple[int, 
     graph = batching.graph
     needs: dict[str, int] = {}
     for op, home in zip(reversed(graph.ops), reversed(found), strict=True):
-        mask = 1 << home if home >= 0 else _joined(needs.get(r.name, 0) for r in op.results)
+        # Sets of layers are bit masks. An op of no layer needs its operands wherever it is needed.
+        mask = 1 << home if home >= 0 else _union(needs.get(r.name, 0) for r in op.results)
         for name in op.value_operands():
             needs[name] = needs.get(name, 0) | mask
     makers = {r.name: home for op, home in zip(graph.ops, found, strict=True) for r in op.results}
@@ -70,14 +71,14 @@ def _layers_in(mask: int) -> Iterator[int]:
         mask ^= lowest
 
 
-def _joined(masks: Iterable[int]) -> int:
+def _union(masks: Iterable[int]) -> int:
     found = 0
     for mask in masks:
         found |= mask
     return found
 
 
-def _common(masks: Iterable[int]) -> int:
+def _intersection(masks: Iterable[int]) -> int:
     found = _ANYWHERE
     for mask in masks:
         found &= mask
@@ -109,6 +110,7 @@ class _LayerAssignment:
         for i, names in enumerate(self._reads):
             for name in names:
                 self._users.setdefault(name, []).append(i)
+        # Step 1, and what the later steps ask: readers, avail, owners and wishes.
         self._place_forward(forward.positions, layers)
         self._readers = self._forward_readers()
         self._places = self._forward_places()
@@ -119,7 +121,7 @@ class _LayerAssignment:
         }
         self._wanted = self._update_homes()
 
-    def found(self) -> tuple[int, ...]:
+    def homes(self) -> tuple[int, ...]:
         """The home of every op."""
         self._place_backward()  # steps 2 and 3; step 1 is done
         self._place_update()  # step 4
@@ -152,7 +154,7 @@ class _LayerAssignment:
             if i in self._forward:
                 mask = 1 << self._home[i]
             elif i in self._free:
-                mask = _joined(readers.get(r.name, 0) for r in self._ops[i].results)
+                mask = _union(readers.get(r.name, 0) for r in self._ops[i].results)
             else:
                 continue
             for name in self._reads[i]:
@@ -170,7 +172,8 @@ class _LayerAssignment:
                 for r in op.results:
                     places[r.name] = places.get(r.name, 0) | 1 << self._home[i]
             elif i in self._free:
-                mask = _common(places[n] for n in self._reads[i] if n in places)
+                # A cast of a parameter, or a mask: where all that it is made of is.
+                mask = _intersection(places[n] for n in self._reads[i] if n in places)
                 if mask != _ANYWHERE:
                     for r in op.results:
                         places.setdefault(r.name, mask)
@@ -187,6 +190,8 @@ class _LayerAssignment:
         model, again = loops.pop(0, []), dict[int, int]()
         for members in loops.values():
             rest = [i for i in members if i not in self._forward]
+            # Another gradient of the same function (SAM) has the same ops, in order, in the same
+            # modules.
             pairs = match_ops(self._graph, model, rest)
             if len(pairs) >= _SAME_SHARE * len(rest):
                 again.update(pairs)
@@ -207,8 +212,12 @@ class _LayerAssignment:
     def _reach(self, i: int) -> tuple[int, int]:
         """The earliest home of the backward values that an op reads, and where the rest is."""
         backward = [n for n in self._reads[i] if self._from_backward(n)]
+        # min(home of cotangents) is the ceiling; avail of the other operands is the set to choose
+        # from.
         known = [home for n in backward if (home := self._home[self._maker[n]]) >= 0]
-        rest = _common(self._places.get(n, _ANYWHERE) for n in self._reads[i] if n not in backward)
+        rest = _intersection(
+            self._places.get(n, _ANYWHERE) for n in self._reads[i] if n not in backward
+        )
         return min(known, default=self._last), rest
 
     def _latest(self, i: int, ceiling: int) -> int:
@@ -216,9 +225,10 @@ class _LayerAssignment:
         places = {
             n: self._places.get(n, _ANYWHERE) for n in self._reads[i] if not self._from_backward(n)
         }
-        found = _highest(_common(places.values()), ceiling)
+        found = _highest(_intersection(places.values()), ceiling)
         if found >= 0:
             return found
+        # No layer has all operands: the largest decides, and the others are sent.
         for name in sorted(places, key=lambda n: -self._values[n].nbytes):
             found = _highest(places[name], ceiling)
             if found >= 0:
@@ -235,19 +245,21 @@ class _LayerAssignment:
             users = [u for r in self._ops[i].results for u in self._users.get(r.name, ())]
             if all(u in final or self._is_once(u) for u in users):
                 final.add(i)
+            # Moves only backwards in the pipeline, to a layer that has the forward operands too.
             target = max(map(self._wished, users), default=NONE)
             if 0 <= target < self._home[i] and able[i] >> target & 1:
-                if self._saved(i, target) >= (0 if i in final else 1):
+                if self._saved_bytes(i, target) >= (0 if i in final else 1):
                     self._home[i] = target
 
     def _wished(self, i: int) -> int:
         """The home of an op, or the wish for an update; NONE if it is not known."""
         return self._home[i] if self._home[i] >= 0 else self._wanted.get(i, NONE)
 
-    def _saved(self, i: int, target: int) -> int:
+    def _saved_bytes(self, i: int, target: int) -> int:
         """Bytes that need not be sent if an op is moved to a layer before its own."""
         saved = sum(r.nbytes for r in self._ops[i].results)
         for name in self._reads[i]:
+            # An operand that is sent past the target anyway costs nothing more.
             others = (self._home[u] for u in self._users[name] if u != i)
             if self._from_backward(name) and not any(0 <= home <= target for home in others):
                 saved -= self._values[name].nbytes
@@ -262,6 +274,7 @@ class _LayerAssignment:
         """
         wanted: dict[str, list[int]] = {}
         for o, i in self._graph.donated:
+            # From new state back to the ops that make it.
             owner = self._owner.get(self._graph.inputs[i].value.name, NONE)
             if owner >= 0:
                 wanted.setdefault(str(self._graph.outputs[o]), []).append(owner)
@@ -280,6 +293,8 @@ class _LayerAssignment:
         for i, op in enumerate(self._ops):
             if not self._is_once(i):
                 continue
+            # Arrays go to their parameter; scalars to the arrays that they are made of, or to where
+            # all their operands are.
             large = [n for n in self._reads[i] if self._values[n].item_count > 1]
             by_operands = self._home_of_largest(large)
             if _is_small(op):
@@ -310,6 +325,8 @@ class _LayerAssignment:
                 continue
             users = [u for r in self._ops[i].results for u in self._users.get(r.name, ())]
             homes = {h for h in map(self._wished, users) if h >= 0}
+            # One reader's layer; several read a cast parameter where it is first needed, all else
+            # each makes for itself.
             if len(homes) == 1 or (homes and i in owned):
                 self._home[i] = min(homes)
             elif not homes:

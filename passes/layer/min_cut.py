@@ -56,14 +56,17 @@ class MinCut(AbstractLayering):
         forward = forward_of(given)
         if not forward.positions:
             return Single().run(given, setting)
+        # 1. Repeated blocks, if the model has any.
         blocks = _blocks(forward, find_repeats(forward))
         if self.layers is None and len(blocks) > 1:
             return layers_from(given, forward, blocks)
+        # 2. Else the dynamic program, for the number asked for or one for each heavy op.
         count = self.layers if self.layers is not None else _count_of_heavy(forward)
         return layers_from(given, forward, self._starts(forward, count, blocks))
 
     def _starts(self, forward: Forward, count: int, blocks: Sequence[int]) -> list[int]:
         """The first ops of layers: between repeated blocks if these make layers even enough."""
+        # Cuts between blocks are tried first; if they are too uneven, other cheap places join them.
         places = blocks[1:]
         limit = (1 + self.balance) * forward.flops.sum() / count
         if len(blocks) < count or _least_largest(_segments(forward.flops, places), count) > limit:
@@ -85,15 +88,16 @@ def _blocks(forward: Forward, repeats: Sequence[Repeat]) -> list[int]:
     repeated = {bound for repeat in repeats for bound in list(repeat.bounds)[:-1]}
     weigh = _Weights(forward)
     blocks = [weigh.of(a, b) for a, b in zip(starts, stops, strict=True) if a in repeated]
+    # A head or an embedding stands alone if it has a tenth of a block's work or parameters.
     least = _OWN_SHARE * np.mean(blocks, axis=0)
     kept = [
         bool(a in repeated or (weigh.of(a, b) > least).any())
         for a, b in zip(starts, stops, strict=True)
     ]
-    return _merged(starts, kept)
+    return _merge_small(starts, kept)
 
 
-def _merged(starts: Sequence[int], kept: Sequence[bool]) -> list[int]:
+def _merge_small(starts: Sequence[int], kept: Sequence[bool]) -> list[int]:
     """Small stretches join the one before them; at the very beginning the one after."""
     found = [start for start, keep in zip(starts, kept, strict=True) if keep]
     return [0, *found[1:]]
@@ -178,6 +182,7 @@ def _best(price: Floats, count: int, join: np.ufunc) -> tuple[float, list[int]]:
     `price[i, j]` is the segment from bound i to bound j + 1. Of equals the latest cuts are taken.
     """
     total = len(price)
+    # best[j] = price of n segments up to bound j; one more segment each turn.
     best = price[0].copy()  # over the end, with one segment
     chosen: list[npt.NDArray[np.int64]] = []
     for _ in range(count - 1):

@@ -48,6 +48,7 @@ def find_repeats(forward: Forward) -> tuple[Repeat, ...]:
     The blocks that hold most of the FLOPs come first, then those of what is left on either side.
     Of the places where the first block may start, the one whose boundaries cost least is taken.
     """
+    # Equal ops have equal numbers, so that shifts are compared by numpy.
     numbers: dict[Hashable, int] = {}
     keys = [numbers.setdefault(signature(op, forward.graph), len(numbers)) for op in forward.ops]
     search = _RepeatSearch(np.array(keys, dtype=np.int64), forward)
@@ -74,18 +75,20 @@ class _RepeatSearch:
         """The repeat that holds most of the work; the shortest blocks of equals."""
         keys, found = self._keys[first:stop], None
         most = _LEAST_SHARE * self._work[-1]
+        # keys[k] == keys[k + period] for a run of at least a period: blocks of that period.
         for period in range(1, len(keys) // 2 + 1):
             start, length = _longest_run(keys[:-period] == keys[period:])
             if length < period:
                 continue
-            repeat = self._aligned(first + start, first + start + length + period, period)
+            repeat = self._align(first + start, first + start + length + period, period)
             work = self._work[repeat.stop] - self._work[repeat.start]
             if work > most:
                 found, most = repeat, work
         return found
 
-    def _aligned(self, start: int, stop: int, period: int) -> Repeat:
+    def _align(self, start: int, stop: int, period: int) -> Repeat:
         """The blocks of a periodic range, begun where cuts cost least and modules begin."""
+        # The run is longer than its blocks: they may start at any offset that is left.
         count = (stop - start) // period
         offsets = range(start, stop - count * period + 1)
         repeats = [Repeat(offset, period, count) for offset in offsets]

@@ -40,9 +40,10 @@ def combine_once(
     kept: list[Instruction] = []
     for step in steps:
         made: Sequence[Instruction] = (step,)
+        # all-reduce(a) + all-reduce(b)  ->  all-reduce(a + b)
         if isinstance(step, Run) and step.equation in sums and _alike(step, moves, uses):
             dropped.update(name for name in step.operands if name)
-            made = _combined(step, moves)
+            made = _combine(step, moves)
         kept += made
         moves.update((m.result, m) for m in made if isinstance(m, Move))
     return [s for s in kept if not (isinstance(s, Move) and s.result in dropped)]
@@ -62,8 +63,9 @@ def move_once(
         if not isinstance(step, Move) or uses[step.source] != 1 or step.source not in first:
             continue
         earlier = kept[first[step.source]]
+        # a -> b -> c, where only c is read and no larger than b:  a -> c
         if isinstance(earlier, Move) and _goes_on(earlier, step, mesh):
-            route = scattered(resharder.route(earlier.value, earlier.before, step.after))
+            route = merge_scatters(resharder.route(earlier.value, earlier.before, step.after))
             kept[at] = None
             kept[first[step.source]] = replace(
                 step, value=earlier.value, source=earlier.source, before=earlier.before,
@@ -73,10 +75,10 @@ def move_once(
     return [s for s in kept if s is not None]
 
 
-def scattered(route: Route) -> Route:
+def merge_scatters(route: Route) -> Route:
     """A route in which an all-reduce that is sliced at once is a reduce-scatter, as to XLA.
 
-    It takes no longer than the pair that was choose_maker.
+    It takes no longer than the pair that was chosen.
     """
     steps: list[MoveStep] = []
     moved: list[Collective] = []
@@ -86,6 +88,7 @@ def scattered(route: Route) -> Route:
         step = waiting.pop(0)
         collective = next(collectives) if step.kind in COLLECTIVES else None
         slices = waiting[: len(step.axes)]
+        # all-reduce(axes), slice(axes)  ->  reduce-scatter(axes)
         if step.kind == "all-reduce" and collective and _slice_all(step.axes, slices):
             del waiting[: len(slices)]
             step = MoveStep("reduce-scatter", step.axes, slices[0].dim)
@@ -133,7 +136,7 @@ def _alike(run: Run, moves: dict[str, Move], uses: Counter[str | None]) -> bool:
     )
 
 
-def _combined(run: Run, moves: dict[str, Move]) -> tuple[Run, Move]:
+def _combine(run: Run, moves: dict[str, Move]) -> tuple[Run, Move]:
     """The sum of what was moved, and one move of it."""
     one, other = (moves[name] for name in run.operands if name)
     (result,) = run.results

@@ -116,9 +116,12 @@ class _Order:
     def groups(self) -> Iterator[Group]:
         """Runs, each with the sends after it, in the order of the whole step."""
         batching = self.dataflow.step.batching
+        # State that other submeshes read is sent first; then the hoist and setup run.
         yield from self._sends(self.allocation.fed, ONCE)
         yield from self._once(range(-2, 0))
         for loop in range(batching.loops):
+            # Each loop: accumulators start at their neutral value, the grid's tasks run, then the
+            # update.
             yield from ([start] for start in self._starts(loop))
             grid = grid_of(self.dataflow.step.stages, batching.microbatches)
             for task in in_time(grid):
@@ -146,6 +149,8 @@ class _Order:
         def part_of(kind: PartKind) -> int | None:
             return self.dataflow.number.get(PartKey(kind, task.stage, submesh, loop))
 
+        # A stage that no other waits for has no I: its W runs as soon as I could, to free
+        # activations.
         inputs = part_of(PartKind.INPUT_GRADIENT)
         if task.kind is Kind.INPUT_GRADIENT and inputs is None:
             return part_of(PartKind.WEIGHT_GRADIENT)
@@ -173,6 +178,7 @@ class _Order:
     def _starts(self, loop: int) -> Iterator[Start]:
         found: dict[int, list[tuple[int, int]]] = {}
         for k, part in enumerate(self.dataflow.parts):
+            # One instruction starts all accumulators of a submesh.
             if part.loop == loop:
                 for a in range(len(part.accumulators)):
                     found.setdefault(part.submesh, []).append((k, a))
@@ -202,18 +208,19 @@ def in_time(grid: Grid) -> list[Task]:
     that it waits for.
     """
     wiring, free = grid.wiring, [0] * grid.device_count
+    # slot(task) = max(slot in which its device is free, slot of the task it awaits + 1)
     slots: list[int] = []
-    for device, awaited in zip(_listed(wiring.device), _listed(wiring.awaits), strict=True):
+    for device, awaited in zip(_to_list(wiring.device), _to_list(wiring.awaits), strict=True):
         slot = max(free[device], slots[awaited] + 1 if awaited >= 0 else 0)
         slots.append(slot)
         free[device] = slot + 1
     found = [
         (slots[t], device, task)
         for device, (row, numbers) in enumerate(zip(grid.rows, wiring.rows, strict=True))
-        for task, t in zip(row, _listed(numbers), strict=True)
+        for task, t in zip(row, _to_list(numbers), strict=True)
     ]
     return [task for _, _, task in sorted(found, key=lambda entry: entry[:2])]
 
 
-def _listed(numbers: Indices) -> list[int]:
+def _to_list(numbers: Indices) -> list[int]:
     return cast(list[int], numbers.tolist())

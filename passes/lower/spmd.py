@@ -38,7 +38,7 @@ from autopar.ir.spmd import (
     SpmdProgram,
 )
 from autopar.ir.values import Literal, Value
-from autopar.passes.lower.peephole import combine_once, move_once, scattered
+from autopar.passes.lower.peephole import combine_once, merge_scatters, move_once
 
 _BARRIER = "optimization_barrier"
 _SUMS = ("add", "add_any")
@@ -128,6 +128,7 @@ class _Scope:
             wanted = tuple(given.operand_sharding(rule, i, mesh) for i in range(len(op.operands)))
             raw = tuple(given.result_sharding(rule, i, mesh) for i in range(len(op.results)))
             combiner = given.combiner(rule)
+        # Only the first device along the idle axes calls Python: its results are partial there.
         if op.kind in HOST_CALLS and op.results:
             raw = _on_first_device((*wanted, *raw), mesh)[len(wanted) :]
         self._run(op, path, wanted, raw, homes, combiner)
@@ -144,6 +145,7 @@ class _Scope:
         region, line = op.origin.region, op.origin.line
         if op.kind in _SUMS:
             self._sums.add(path)
+        # Ops with an assignment of their own read through the sharding of all uses of the phase.
         through_use = path in self._plan.assignment_of
         operands = tuple(
             self.fetch(o, w, region, line, through_use)
@@ -217,13 +219,16 @@ class _Scope:
         assert rule is not None
         position = [r.name for r in made.op.results].index(name)
         whole = Sharding(wanted.dims)
+        # A made value can be masked to one device, so it may stand for a term of a partial sum.
         if wanted.partial:
             source = self._make(name, whole, region, line, through_use)
             piece = self._piece(name, wanted, made.op.origin.region)
             self._move(self._values[name], source, piece, whole, wanted, region, line)
             return piece
         asked = tuple(
-            operand_of_result(rule, i, whole, False, position) for i in range(len(made.op.operands))
+            # Its operands are made or fetched in the sharding that gives the wanted result.
+            operand_of_result(rule, i, whole, False, position)
+            for i in range(len(made.op.operands))
         )
         operands = tuple(
             self.fetch(o, a, region, line, through_use)
@@ -258,7 +263,7 @@ class _Scope:
         line: str,
         combiner: str = "sum",
     ) -> None:
-        route = scattered(self._route(value, before, after, combiner))
+        route = merge_scatters(self._route(value, before, after, combiner))
         repeat = self._moved.get((value.name, after), 0)
         self._moved[value.name, after] = repeat + 1
         self.instructions.append(
@@ -267,6 +272,7 @@ class _Scope:
         )  # fmt: skip
 
     def _route(self, value: Value, before: Sharding, after: Sharding, combiner: str) -> Route:
+        # A maximum is combined at once: only sums may wait, or be scattered.
         if combiner == "sum" or not before.partial:
             return self._resharder.route(value, before, after)
         mesh, prices = self._plan.mesh, self._resharder.prices
@@ -308,6 +314,7 @@ class _Scope:
         fenced: list[tuple[str, str]] = []
         for name, operand in zip(names, operands, strict=True):
             outer = self._resolve(operand)
+            # What is made anew behind the fence anyway needs none.
             if isinstance(outer, Literal) or outer in self._demands:
                 self._aliases[name] = outer
             else:

@@ -22,6 +22,7 @@ def verify_program(program: Program) -> None:
     or returned; each part runs as often as it should; each send fits on both sides. As one list
     orders both ends of all sends, whoever walks it in that order cannot wait in a circle.
     """
+    # All faults are gathered before anything is raised.
     faults = [*_part_faults(program), *_Walk(program).faults(), *_run_faults(program)]
     if faults:
         shown = faults[:_SHOWN]
@@ -76,6 +77,7 @@ class _Walk:
 
     def faults(self) -> list[str]:
         """Walk to the end; gives back all faults, in order."""
+        # Arguments are there from the start.
         for feed in self._program.feeds:
             self._write(feed.submesh, feed.registers, repeat(feed.sharding))
         for number, step in enumerate(self._program.instructions):
@@ -110,8 +112,10 @@ class _Walk:
         self._read(part.submesh, step.inputs, given.listing.input_shardings)
         self._read(part.submesh, step.accumulators, made[sums:])
         for accumulator, sharding in zip(part.accumulators, made[sums:], strict=True):
+            # A maximum of partial sums is not the maximum of the sums.
             if sharding.partial and accumulator.combiner not in _LINEAR:
                 self._fault(f"{accumulator.value} is combined by {accumulator.combiner} as a sum")
+        # An accumulator must have been started.
         for register in step.accumulators:
             if register not in self._sums[part.submesh]:
                 self._fault(f"r{register} is no accumulator")
@@ -137,15 +141,17 @@ class _Walk:
     def _check_parcel(self, step: Send, parcel: Parcel) -> None:
         for submesh, sharding in ((step.source, parcel.before), (step.target, parcel.after)):
             mesh = self._program.submeshes[submesh].mesh
+            # A partial sum has no meaning on other devices.
             if sharding.partial or not sharding.fits(parcel.value.shape, mesh):
                 self._fault(f"{parcel.value} cannot cross as {sharding} on ({mesh})")
 
     def _free(self, step: Free) -> None:
         for register in step.registers:
-            self._drop(step.submesh, register, "insert_frees")
+            self._drop(step.submesh, register, "freed")
 
     def _end(self) -> None:
         self._where = "the end"
+        # Outputs must be there at the end, and nothing else may be.
         for fetch in self._program.fetches:  # several outputs may be one value
             self._read(fetch.submesh, fetch.registers, repeat(fetch.sharding))
         for fetch in self._program.fetches:
@@ -175,6 +181,7 @@ class _Walk:
                 self._fault(f"writes r{register} of submesh {submesh} a second time")
             if not 0 <= register < self._program.register_counts[submesh]:
                 self._fault(f"writes r{register} of submesh {submesh}, which has no such register")
+            # Written once: neither there nor gone before.
             held.add(register)
 
     def _drop(self, submesh: int, register: int, how: str) -> None:

@@ -15,16 +15,16 @@ from autopar.ir.outcome import Margin, Outcome
 from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_plan import OpPath, ShardingPlan
 from autopar.passes.base import Setting
-from autopar.passes.shard.assemble import Assembled, assemble
 from autopar.passes.shard.base import AbstractSharding
-from autopar.passes.shard.choices import group_choices, op_choices
-from autopar.passes.shard.decisions import Place, Reading
 from autopar.passes.shard.diagnose.infeasible import Posed, Refused, Weigh, lightest
-from autopar.passes.shard.fold import Fold, fold, unfolded
-from autopar.passes.shard.moves import MoveTables
-from autopar.passes.shard.needs import Choice
-from autopar.passes.shard.pins import Pins, apply_pins, loosened, resolve_pins
-from autopar.passes.shard.read import read_graph
+from autopar.passes.shard.model.assemble import Assembled, assemble
+from autopar.passes.shard.model.choices import group_choices, op_choices
+from autopar.passes.shard.model.decisions import Place, Reading
+from autopar.passes.shard.model.merge_isomorphic import Merged, merge_isomorphic, unmerged
+from autopar.passes.shard.model.needs import Choice
+from autopar.passes.shard.model.pins import Pins, apply_pins, loosened, resolve_pins
+from autopar.passes.shard.model.read import read_graph
+from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.recipes import AbstractRecipe, Free
 from autopar.passes.shard.recipes.incumbent import (
     Incumbent,
@@ -58,7 +58,7 @@ class Optimal(AbstractSharding):
     reuse_gathered: bool = False
     merge_above: int = 1500
     hops: int = 4
-    reshard_costs: MoveTables | None = field(default=None, compare=False)
+    reshard_costs: ReshardCosts | None = field(default=None, compare=False)
 
     def run(self, given: Graph, setting: Setting) -> ShardingPlan:
         """The plan; raises PinError, MemoryLimitError or InfeasibleError where there is none."""
@@ -100,9 +100,9 @@ class Optimal(AbstractSharding):
         """The problem under pins and a recipe, the step's constraints at `loose` lines let go."""
         fixed = resolve_pins(given, pins, setting.mesh)
         deep = given.op_count > self.merge_above
-        folded = fold(given, self.hops, fixed) if deep else unfolded(given)
+        merged = merge_isomorphic(given, self.hops, fixed) if deep else unmerged(given)
         reading = loosened(
-            apply_pins(read_graph(folded, setting.partial_sums), fixed, setting.mesh), loose
+            apply_pins(read_graph(merged, setting.partial_sums), fixed, setting.mesh), loose
         )
         choices = all_choices(reading, setting.mesh)
         if setting.mesh.names:  # on one device all recipes are alike
@@ -113,8 +113,8 @@ class Optimal(AbstractSharding):
         )
         return Posed(reading, assembled)
 
-    def _tables(self, setting: Setting) -> MoveTables:
-        return self.reshard_costs or MoveTables(Prices(setting.cluster, setting.mesh))
+    def _tables(self, setting: Setting) -> ReshardCosts:
+        return self.reshard_costs or ReshardCosts(Prices(setting.cluster, setting.mesh))
 
     def refusal(self, given: Graph, setting: Setting) -> AutoparError:
         """Why there is no plan: what cannot be kept together, and which limit would do."""
@@ -134,7 +134,7 @@ class MinMemory(AbstractSharding):
 
     name: ClassVar[str] = "min_memory"
     recipe: AbstractRecipe = field(default_factory=Free)
-    reshard_costs: MoveTables | None = field(default=None, compare=False)
+    reshard_costs: ReshardCosts | None = field(default=None, compare=False)
 
     def run(self, given: Graph, setting: Setting) -> ShardingPlan:
         """The plan; raises PinError or InfeasibleError where there is none at all."""
@@ -192,7 +192,7 @@ def plan_of(
     solution: Solution,
     mesh: MeshShape,
     recipes: tuple[Margin, ...] = (),
-    keeps: bool = False,
+    reuse_gathered: bool = False,
 ) -> ShardingPlan:
     """The plan that an assignment of a problem means for every value and op of the whole step."""
     picked: Sequence[Choice] = [
@@ -208,11 +208,11 @@ def plan_of(
         tuple(_values(reading, picked)),
         tuple(
             (path, chosen)
-            for path, node in _everywhere(reading.fold, reading.op_decisions)
+            for path, node in _everywhere(reading.merged, reading.op_decisions)
             if isinstance(chosen := picked[node], Assignment)
         ),
-        tuple(_uses(reading.fold, uses)),
-        tuple(_everywhere(reading.fold, reading.partial_operands)),
+        tuple(_uses(reading.merged, uses)),
+        tuple(_everywhere(reading.merged, reading.partial_operands)),
         Outcome(
             solution.status,
             solution.seconds,
@@ -221,7 +221,7 @@ def plan_of(
             recipes,
             solution.memory_price_seconds_per_byte,
         ),
-        keeps,
+        reuse_gathered,
     )
 
 
@@ -232,28 +232,28 @@ def _values(reading: Reading, picked: Sequence[Choice]) -> Iterator[tuple[str, S
         chosen = picked[standing.decision] if isinstance(standing, Place) else None
         if isinstance(standing, Place) and isinstance(chosen, Sharding):
             laid[home] = standing.sharding(chosen)
-    for name, home in reading.fold.homes.items():
+    for name, home in reading.merged.homes.items():
         if home in laid:
             yield name, laid[home]
 
 
-def _everywhere(folded: Fold, found: Mapping[OpPath, T]) -> Iterator[tuple[OpPath, T]]:
+def _everywhere(merged: Merged, found: Mapping[OpPath, T]) -> Iterator[tuple[OpPath, T]]:
     """The finding for an op, for every op that it stands for."""
     inner: dict[int, list[tuple[OpPath, T]]] = {}
     for path, what in found.items():
         inner.setdefault(path[0], []).append((path[1:], what))
-    for i, c in enumerate(folded.classes):
+    for i, c in enumerate(merged.classes):
         for rest, what in inner.get(c, ()):
             yield (i, *rest), what
 
 
 def _uses(
-    folded: Fold, found: Mapping[tuple[str, str], Sharding]
+    merged: Merged, found: Mapping[tuple[str, str], Sharding]
 ) -> Iterator[tuple[str, str, Sharding]]:
     """The shardings in which a region's ops read values, where these are not the values' own."""
     regions: dict[str, list[tuple[str, Sharding]]] = {}
     for (home, region), sharding in found.items():
         regions.setdefault(home, []).append((region, sharding))
-    for name, home in folded.homes.items():
+    for name, home in merged.homes.items():
         for region, sharding in regions.get(home, ()):
             yield name, region, sharding

@@ -11,4 +11,4 @@ from autopar.passes.base import AbstractPass
 
 @dataclass(frozen=True)
 class AbstractStaging(AbstractPass[LayerSequence, StagePlan]):
-    """Gives costs of layers to submeshes."""
+    """Gives ranges of layers to submeshes."""

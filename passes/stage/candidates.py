@@ -7,7 +7,7 @@ from functools import cached_property
 
 from autopar.cluster.submesh import Block, Link, link_between, place
 from autopar.passes.stage.dynamic import Interval
-from autopar.passes.stage.interval_costs import IntervalCosts, gap_of, gap_seconds
+from autopar.passes.stage.interval_costs import IntervalCosts
 from autopar.passes.stage.prices import ChosenStage, LayerPrice, Option, StageTable
 from autopar.schedule.grid import Grid
 from autopar.schedule.simulate import simulate
@@ -90,6 +90,7 @@ class Candidate:
         the stages of a device over the microbatches that its schedule has in flight there.
         """
         held = [0.0] * self.devices
+        # Little's law: with k in flight on a round trip of T seconds, one ends every T / k at best.
         for trip, device in zip(self._trips, self.device_of, strict=True):
             held[device] += trip
         waits = [
@@ -107,13 +108,14 @@ class Candidate:
         dynamic program minimises, but with the links that really lie between the blocks.
         """
         busy, costs = self._busy_seconds, self.costs
-        gap = gap_of(self.schedule)
+        bubble = SCHEDULES[self.schedule].bubble
         gaps, whole = [0.0] * self.devices, [0.0] * self.devices
         for part, device in zip(self.parts, self.device_of, strict=True):
             at = part.option, part.first, part.last
             whole[device] += float(costs.whole[at])
-            waits = gap_seconds(gap, costs.whole[at], costs.forward[at], costs.weight[at])
+            waits = bubble.seconds(costs.whole[at], costs.forward[at], costs.weight[at])
             gaps[device] += float(waits)
+        # The slowest device is never idle while it lasts; the others are waited for once a step.
         slowest = max(range(self.devices), key=busy.__getitem__)
         others = (sum(gaps) - gaps[slowest]) / self.chunks
         cuts = sum(2 * link.seconds(nbytes) for link, nbytes in self._wires)
@@ -128,7 +130,7 @@ class Candidate:
             held[device] = max(held[device], flights[device] * sums.activation_bytes)
         return self._on_devices(tuple(held))
 
-    def simulated(self, grid: Grid) -> tuple[float, tuple[int, ...]]:
+    def run_simulation(self, grid: Grid) -> tuple[float, tuple[int, ...]]:
         """Seconds of the step, and the most bytes on one device of each block.
 
         After its last task a device does what is done once a step. All microbatches but one queue
@@ -146,9 +148,11 @@ class Candidate:
                 kept_bytes=tuple(s.kept_bytes for s in sums),
             ),
         )
+        # Once-a-step work follows a device's last task, so it hides behind later devices.
         ends = [float(run.ends[row[-1]]) for row in grid.wiring.rows]
         for stage, device in zip(sums, self.device_of, strict=True):
             ends[device] += stage.once
+        # The simulator knows no queues on wires: this bound does.
         queued = self._trips[0] + (self.microbatches - 1) * self._busiest_wire
         return max(*ends, queued), self._on_devices(run.peak_bytes)
 

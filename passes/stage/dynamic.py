@@ -19,7 +19,7 @@ pipeline this is the m microbatches and what is done once, exactly.
 round trip of F seconds one ends every F/k at best (Little's law), which is where slow links cost
 1f1b more than their latency; without transfers F/k <= w, and if m <= k nobody waits.
 
-F falls as w rises, so between two thresholds that have been filled no F is less than at the upper,
+F falls as w rises, so between two thresholds that have been fill_at no F is less than at the upper,
 and no w less than the first above the lower: the thresholds are bisected, and halves that this
 bound rules out are left. No partition whose slowest stage takes w ends, under any schedule, before
 (m-1) w: from there on nothing is tried.
@@ -34,7 +34,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from autopar.passes.stage.interval_costs import Floats, Gap, IntervalCosts, Ints, gap_seconds
+from autopar.passes.stage.interval_costs import Floats, IntervalCosts, Ints
+from autopar.schedule.table import Bubble
 
 # Thresholds so near to each other are one; a number of stages that is not the best is searched
 # no nearer than the second.
@@ -83,7 +84,7 @@ def time_field(
     family: Mapping[int, int],
     flights: Sequence[int],
     memory_bytes: int,
-    gap: Gap = Gap.WHOLE,
+    bubble: Bubble = Bubble.WHOLE,
 ) -> Field:
     """The field of stages that fit `memory_bytes`.
 
@@ -91,7 +92,8 @@ def time_field(
     microbatches in flight s stages from the end.
     """
     bears = np.clip(costs.most_in_flight(memory_bytes), -1, costs.microbatches)
-    waits = gap_seconds(gap, costs.whole, costs.forward, costs.weight)
+    waits = bubble.seconds(costs.whole, costs.forward, costs.weight)
+    # An option that another beats at everything, or that bears too few in flight, is left out.
     useless = _outdone(costs, waits, bears) | (bears < min(flights))
     price = np.where(useless, np.inf, costs.seconds)
     alive = np.isin(costs.submesh, list(family)) & np.isfinite(price).any(axis=(1, 2))
@@ -124,6 +126,8 @@ def _outdone(costs: IntervalCosts, waits: Floats, bears: Ints) -> npt.NDArray[np
     for u in np.unique(costs.submesh).tolist():
         mine = np.flatnonzero(costs.submesh == u).tolist()
         for o, other in itertools.permutations(mine, 2):
+            # Dominance: no slower, no longer waited for, no less in flight; of equals the first
+            # stays.
             as_good = (
                 (costs.seconds[other] <= costs.seconds[o])
                 & (waits[other] <= waits[o])
@@ -142,7 +146,7 @@ def _outdone(costs: IntervalCosts, waits: Floats, bears: Ints) -> npt.NDArray[np
 def fill(field: Field, threshold: float, most_stages: int) -> Floats:
     """F over [s, i, d] of up to `most_stages`, each of at most `threshold` seconds.
 
-    The compiler is imported where the first field is filled, for it takes a second to start.
+    The compiler is imported where the first field is fill_at, for it takes a second to start.
     """
     from autopar.passes.stage.kernel import fill_sums
 
@@ -171,14 +175,15 @@ class Pace:
 
     microbatches: int
     windows: tuple[int, ...]
-    gap: Gap = Gap.WHOLE
+    bubble: Bubble = Bubble.WHOLE
 
     def seconds(self, sums: Floats, threshold: float) -> Floats:
         """The formula for F over s = 0.. stages."""
+        # Little's law binds where fewer microbatches are in flight than there are.
         windows = np.array([self.microbatches, *self.windows])
         binding = np.isfinite(sums) & (windows < self.microbatches)
         trips = np.where(binding, sums, 0.0) / windows
-        turns = self.microbatches - (1 if self.gap is Gap.WHOLE else 0)
+        turns = self.microbatches - (1 if self.bubble is Bubble.WHOLE else 0)
         seconds: Floats = sums + turns * np.maximum(threshold, trips)
         return seconds
 
@@ -197,7 +202,7 @@ def find_frontier(field: Field, pace: Pace, cutoff: float, only: int | None = No
     wanted = slice(only, only + 1) if only else slice(1, None)
 
     # Step 1: F at one threshold, and the best seconds of each number of stages with it.
-    def filled(k: int) -> Floats:
+    def fill_at(k: int) -> Floats:
         sums = fill(field, thresholds[k], field.most_stages)[:, 0, field.device_count]
         seconds = pace.seconds(sums, thresholds[k])
         better = np.flatnonzero(seconds[wanted] < found.seconds[wanted]) + (wanted.start or 0)
@@ -218,13 +223,13 @@ def find_frontier(field: Field, pace: Pace, cutoff: float, only: int | None = No
 
     # Step 3: bisection. Each half has the sums at its upper end and the thresholds low .. high - 1.
     last = len(thresholds) - 1
-    halves = [(filled(last), 0, last)]
+    halves = [(fill_at(last), 0, last)]
     while halves:
         sums, low, high = halves.pop()
         if low >= high or hopeless(sums, low):
             continue
         middle = (low + high) // 2
-        below = filled(middle)
+        below = fill_at(middle)
         halves.append((sums, middle + 1, high))
         halves.append((below, low, middle))
     return found
@@ -236,6 +241,7 @@ def trace_back(field: Field, stages: int, threshold: float) -> tuple[Interval, .
     parts: list[Interval] = []
     i, d = 0, field.device_count
     for s in range(stages, 0, -1):
+        # The first stage of the rest: any option, from layer i to any end, within the threshold.
         wires = np.maximum(field.cut[1, :, i, None], field.cut[1, :, i + 1 :])
         legal = np.maximum(field.price[:, i, i:], wires) <= threshold
         legal &= field.bears[:, i, i:] >= field.flights[s]
@@ -244,6 +250,7 @@ def trace_back(field: Field, stages: int, threshold: float) -> tuple[Interval, .
             if devices <= d:
                 rest[o] = sums[s - 1, i + 1 :, d - devices]
         cuts = field.cut[0, :, i, None] + field.cut[0, :, i + 1 :]
+        # argmin takes the first of equals: the first option, then the fewest layers.
         totals = np.where(legal, field.waits[:, i, i:] + cuts + rest, np.inf)
         o, width = divmod(int(np.argmin(totals)), totals.shape[1])
         parts.append(Interval(i, i + width, int(field.options[o])))
@@ -273,6 +280,7 @@ def min_memory(
         counts = np.flatnonzero(np.isfinite(sums)) + (wanted.start or 0)
         return trace_back(field, int(counts[0]), slowest) if len(counts) else ()
 
+    # Stages that fit some bytes fit more, so the least is bisected.
     low, high = 0, below - 1
     parts = fitting(high)
     if not parts:

@@ -1,55 +1,18 @@
 """Costs of every interval of layers as a stage, as arrays, for one number of microbatches.
 
 Arrays are indexed [o, i, j]: option o runs layers i..j, both included, as one stage. A stage also
-makes the others wait once a step: its F passes before the last stage can begin, and I and W after
-the last stage has ended, but for the bubbles that a weight gradient fills. That is its bubble term.
+makes the others wait once a step, for its bubble term: see `autopar.schedule.table.Bubble`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
-from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
 
 from autopar.cluster.submesh import links_in_a_row
 from autopar.passes.stage.prices import BatchPrices, LayerPrice, Option, StageTable
-
-
-class Gap(StrEnum):
-    """The bubble term of a stage: all of a microbatch, all but W and what W fills, or F alone."""
-
-    WHOLE = "F + I + W"
-    DRAIN = "F + I - W"
-    FILL = "F"
-
-
-_GAPS = MappingProxyType(
-    {
-        "zb-h1": Gap.DRAIN,
-        "zb-interleaved": Gap.DRAIN,
-        "zb-h2": Gap.FILL,
-        "zb-v": Gap.FILL,
-    }
-)
-
-
-def gap_of(schedule: str) -> Gap:
-    """The bubble term of a schedule."""
-    return _GAPS.get(schedule, Gap.WHOLE)
-
-
-def gap_seconds(gap: Gap, whole: Floats, forward: Floats, weight: Floats) -> Floats:
-    """The wait for stages that take `whole`, with their F and W."""
-    if gap is Gap.WHOLE:
-        return whole
-    if gap is Gap.FILL:
-        return forward
-    drained: Floats = np.maximum(whole - 2 * weight, 0.0)
-    return drained
-
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -109,6 +72,7 @@ def interval_costs(table: StageTable, batch: BatchPrices) -> IntervalCosts:
     options = tuple(option for options in batch.options for option in options)
     owners = [u for u, options in enumerate(batch.options) for _ in options]
     rows = _layer_rows(options)
+    # Once-a-step work is spread over m - 1 microbatches: (m - 1) of a stage hold it all.
     whole, once = _sums(rows.whole) + 2 * table.task_seconds, _sums(rows.once)
     alone = batch.microbatches == 1
     seconds = whole + once / (1 if alone else batch.microbatches - 1)
@@ -161,6 +125,8 @@ def _sums(rows: Floats) -> Floats:
     count = rows.shape[1]
     sums = np.zeros((*rows.shape, count))
     for i in range(count):
+        # Summed from i on, not as a difference of prefix sums, so that equal layers give equal
+        # sums.
         sums[:, i, i:] = np.cumsum(rows[:, i:], axis=1)
     return sums
 

@@ -191,6 +191,7 @@ def _times_of_levels(chain: Chain, levels: Sequence[Level], sync: Sync) -> list[
     found: list[StageTimes] = []
     for level in levels:
         if found:
+            # On an outer level T is the bottleneck of the pipeline within a component.
             within = _looked_up(_all_ranges(found[-1], levels[len(found) - 1].count))
         bandwidth = level.bytes_per_ms
         per_byte = [_sync_ms(sync, m, 1.0, bandwidth) for m in range(1, level.count + 1)]
@@ -249,6 +250,7 @@ def bottlenecks(times: StageTimes, workers: int) -> Floats:
     cuts = np.arange(times.layer_count + 1)
     least = np.full((workers + 1, len(cuts)), np.inf)
     heads = _Heads(workers, len(cuts))
+    # m workers: all of them in one stage, or m' of them in the last.
     dense = None if times.falls else _matrices(times, workers)
     for m in range(1, workers + 1):
         least[m, 1:] = times.ms(np.zeros_like(cuts[1:]), cuts[1:], np.array(m))
@@ -289,6 +291,7 @@ def _crossing_minimum(times: StageTimes, heads: _Heads, m: int) -> Floats:
     replicas = np.arange(1, m)[:, None]
     last = np.arange(times.layer_count + 1)[None, :]
     at, least = np.repeat(last, m - 1, axis=0), np.full((m - 1, last.size), np.inf)
+    # Binary search for the crossing: leap left by halving widths while the head still exceeds T.
     for width, rows in reversed(heads.blocks):
         before = np.maximum(at - width, 0)
         tried = np.minimum(least, rows[m - replicas, before])
@@ -326,6 +329,8 @@ def fewest_stages(times: StageTimes, workers: int) -> tuple[tuple[int, int, int]
     earliest first layer, and so on to the first stage.
     """
     last, left = times.layer_count, workers
+    # Of partitions no slower than the best, the one of fewest cuts: the same recurrence counts
+    # them.
     limited = replace(times, limit_ms=float(bottlenecks(times, workers)[left, last]))
     cut_count = bottlenecks(limited, workers)
     stages: list[tuple[int, int, int]] = []
@@ -340,6 +345,7 @@ def _last_stage(limited: StageTimes, cut_count: Floats, last: int, left: int) ->
     """The first cut and the replicas of the last stage of a best partition."""
     cuts = np.arange(last)
     wanted = cut_count[left, last]
+    # Ties go to few replicas in the last stage, then to many layers in it.
     for replicas in range(1, left):
         before = limited.head(cut_count[left - replicas])[:last]
         total = np.maximum(before, limited.ms(cuts, np.array(last), np.array(replicas)))

@@ -9,8 +9,8 @@
                            is replaced by the best that does; until enough are simulated
                         4. answer: the fastest simulated; or the reason why there is none
 
-The formula costs microseconds a partition and is a few per cent off; the simulator is exact for
-the schedule and costs a second for a million tasks. So the formula proposes and it disposes.
+The formula is quick and a few per cent off; the simulator runs every task of the schedule. So the
+formula proposes, and the simulator decides.
 """
 
 from __future__ import annotations
@@ -38,15 +38,13 @@ from autopar.passes.stage.dynamic import (
 )
 from autopar.passes.stage.interval_costs import (
     Floats,
-    Gap,
     IntervalCosts,
     Ints,
-    gap_of,
     interval_costs,
 )
 from autopar.passes.stage.prices import Choice, Ranked, StageTable, Wanted
 from autopar.schedule.grid import Grid
-from autopar.schedule.table import SCHEDULES, device_order, in_flight, make_grid
+from autopar.schedule.table import SCHEDULES, Bubble, device_order, in_flight, make_grid
 
 # So many runners-up are reported.
 _OTHERS = 8
@@ -67,13 +65,16 @@ def search(table: StageTable, wanted: Wanted = Wanted()) -> Ranked:
     Raises MemoryLimitError if nothing fits the devices, with the least that any stages need;
     InfeasibleError if the wish cannot be met by these layers, devices or schedules.
     """
+    # 1. The space.
     table.verify()
     space = _space(table, wanted)
+    # 2. and 3. Seeds, which the ranking turns into candidates and simulates.
     ranking = Ranking(space)
     ranking.run(one_stage(space), (*flat_seeds(space), *chunk_seeds(space)))
+    # 4. The answer.
     if not ranking.choices:
         raise _refusal(space, ranking)
-    best, *others = ranking.ranked()
+    best, *others = ranking.rank()
     sentence = _summary(best, others, len(ranking.choices))
     return Ranked(best, tuple(others[:_OTHERS]), len(ranking.choices), sentence)
 
@@ -136,6 +137,7 @@ def _families(table: StageTable) -> tuple[Family, ...]:
     """The cluster's families, of the submeshes that the table prices."""
     number = {submesh: u for u, submesh in enumerate(table.submeshes)}
     found = (
+        # A family tiles the cluster in any mixture, so that every sum of devices can be placed.
         {number[s]: s.device_count for s in family if s in number}
         for family in submesh_families(table.cluster)
     )
@@ -164,6 +166,7 @@ def _check_stages(table: StageTable, families: Sequence[Family], stages: int) ->
 
 def _stage_counts(family: Family, every: int) -> set[int]:
     """The numbers of submeshes that can add up to all devices."""
+    # counts[n] = numbers of submeshes that make up n devices: a knapsack.
     counts: list[set[int]] = [{0}, *(set[int]() for _ in range(every))]
     for total in range(1, every + 1):
         for devices in family.values():
@@ -186,6 +189,7 @@ def one_stage(space: SearchSpace) -> Candidate | None:
         if option.mesh.device_count == space.table.cluster.device_count
         for schedule in space.flat
     )
+    # Without a pipeline the formula is exact, so that one candidate is enough.
     fit = (c for c in candidates if max(c.formula_bytes) <= space.table.memory_bytes)
     return min(fit, key=lambda c: (c.formula_seconds, c.formula_bytes), default=None)
 
@@ -199,7 +203,7 @@ class ScheduleGroup:
     """
 
     schedules: tuple[str, ...]
-    gap: Gap
+    bubble: Bubble
     flights: tuple[int, ...]
     windows: tuple[int, ...]
 
@@ -212,13 +216,16 @@ def schedule_groups(
     A count that depends on how many stages come before is the least over them, so that no stages
     are left out that may fit.
     """
-    found: dict[tuple[Gap, tuple[int, ...], tuple[int, ...]], tuple[str, ...]] = {}
+    found: dict[tuple[Bubble, tuple[int, ...], tuple[int, ...]], tuple[str, ...]] = {}
     for name in schedules:
         counts = [in_flight(name, stages, microbatches, 1) for stages in range(1, most + 1)]
         flights = tuple(
-            min(row[len(row) - s] for row in counts[s - 1 :]) for s in range(1, most + 1)
+            # flights[s - 1]: in flight s stages before the end, the least over all numbers of
+            # stages.
+            min(row[len(row) - s] for row in counts[s - 1 :])
+            for s in range(1, most + 1)
         )
-        key = gap_of(name), flights, tuple(row[0] for row in counts)
+        key = SCHEDULES[name].bubble, flights, tuple(row[0] for row in counts)
         found[key] = (*found.get(key, ()), name)
     return tuple(ScheduleGroup(names, *key) for key, names in found.items())
 
@@ -233,12 +240,12 @@ def flat_seeds(space: SearchSpace) -> tuple[FlatSeed, ...]:
     for costs in sorted(space.batches, key=lambda r: -r.microbatches):
         for group in schedule_groups(space.flat, costs.microbatches, space.most_stages):
             for f in range(len(space.families)):
-                field = _field(space, costs, f, group.flights, group.gap)
-                pace = Pace(costs.microbatches, group.windows, group.gap)
+                field = _field(space, costs, f, group.flights, group.bubble)
+                pace = Pace(costs.microbatches, group.windows, group.bubble)
                 found = find_frontier(field, pace, cutoff, space.stages)
                 cutoff = found.cutoff
                 # A bubble term that is less than its stage is in F for the slowest stage too.
-                twice = np.where(group.gap is Gap.WHOLE, 0.0, found.threshold)
+                twice = np.where(group.bubble is Bubble.WHOLE, 0.0, found.threshold)
                 for stages in np.flatnonzero(np.isfinite(found.seconds)).tolist():
                     threshold = float(found.threshold[stages])
                     seconds = float(found.seconds[stages] - twice[stages])
@@ -343,9 +350,9 @@ def _same_mesh(costs: IntervalCosts, submesh: int) -> list[tuple[int, ...]]:
 
 
 def _field(
-    space: SearchSpace, costs: IntervalCosts, family: int, flights: Sequence[int], gap: Gap
+    space: SearchSpace, costs: IntervalCosts, family: int, flights: Sequence[int], bubble: Bubble
 ) -> Field:
-    return time_field(costs, space.families[family], flights, space.table.memory_bytes, gap)
+    return time_field(costs, space.families[family], flights, space.table.memory_bytes, bubble)
 
 
 # -- chunks: the most even cut -------------------------------------------------------------------
@@ -362,11 +369,13 @@ def even_chunks(
     chunk c, is 0 where option o does not fit the chunk. None if there are no such chunks.
     """
     mine = list(options)
+    # seconds[c][o, i, j] of chunk c; infinite where an option does not fit.
     seconds: list[Floats] = []
     for c in range(count):
         legal = bears[c][mine] != 0 if bears else np.True_
         seconds.append(np.where(legal, costs.seconds[mine], np.inf))
     fastest = [chunk.min(axis=0) for chunk in seconds]
+    # First the least slowest chunk, then among such cuts the least sum of squares.
     slowest = _least_maximum(fastest)
     if not np.isfinite(slowest):
         return None
@@ -381,6 +390,7 @@ def _least_maximum(fastest: Sequence[Floats]) -> float:
     """Seconds of the slowest chunk, at best."""
     count = len(fastest[0])
     least = np.full(count + 1, np.inf)
+    # least[i] = least over j of max(seconds(i, j), least[j + 1]), from the last chunk back.
     least[count] = 0.0
     for seconds in reversed(fastest):
         least[:count] = np.maximum(seconds, least[1:]).min(axis=1)
@@ -441,11 +451,14 @@ class Ranking:
 
         One stage, which every pipeline must beat, comes first.
         """
+        # One stage comes first: its seconds bound every pipeline.
         if alone and self._is_new(alone):
             self._try(alone)
         for seed in seeds:
             self._wait(seed)
         while self._line and not self._enough(self._line[0][0]):
+            # The lead with the least formula seconds: a candidate is tried, a seed becomes
+            # candidates.
             lead = heapq.heappop(self._line)[-1]
             if isinstance(lead, Candidate):
                 self._try(lead)
@@ -460,6 +473,7 @@ class Ranking:
                 return
             order = list(SCHEDULES).index(lead.schedule)
         self._arrivals += 1
+        # Ties: fewer stages, fewer microbatches, first schedule of the table, first come.
         place = (lead.formula_seconds, lead.devices, lead.microbatches, order, self._arrivals)
         heapq.heappush(self._line, (*place, lead))
 
@@ -474,12 +488,14 @@ class Ranking:
         """True if the rest of the line, from so many formula seconds on, is left out."""
         if not self.choices:
             return False
+        # The formula is a few per cent off, so what it puts this far behind cannot win.
         if formula_seconds > _FAR * self.best_seconds:
             return True
         return self.tasks > _TASKS or all(self.tries[s] >= _TRIES for s in self.space.schedules)
 
     def _try(self, candidate: Candidate) -> None:
         """Simulate a candidate, unless it cannot be the best or is known not to fit."""
+        # (m - 1) w is a lower bound of any schedule's seconds.
         hopeless = (candidate.microbatches - 1) * candidate.pace_seconds >= self.best_seconds
         if hopeless or (self.choices and self.tries[candidate.schedule] >= _TRIES):
             return
@@ -489,12 +505,14 @@ class Ranking:
         self.tries[candidate.schedule] += 1
         memory = self.space.table.memory_bytes
         # Without chunks and split backwards the closed formula is what the simulator counts.
+        # Memory is checked before anything is simulated, where a formula is exact.
         exact = candidate.chunks == 1 and not SCHEDULES[candidate.schedule].needs_split
         if exact and max(candidate.formula_bytes) > memory:
             self._miss(candidate, max(candidate.formula_bytes))
             return
         self.tasks += candidate.task_count
-        seconds, peaks = candidate.simulated(grid)
+        # The simulator has the last word on seconds and bytes.
+        seconds, peaks = candidate.run_simulation(grid)
         if max(peaks) > memory:
             self._miss(candidate, max(peaks))
             return
@@ -513,8 +531,10 @@ class Ranking:
     def _miss(self, candidate: Candidate, nbytes: int) -> None:
         """Let one that fits wait in its place, if there is one."""
         self.least_bytes = min(self.least_bytes, nbytes)
+        # Its stages were chosen for the schedule in its group that keeps least: choose them for
+        # this one.
         if not candidate.tight:
-            tight = tightened(self.space, candidate)
+            tight = tighten(self.space, candidate)
             if tight:
                 self._wait(tight)
 
@@ -529,7 +549,7 @@ class Ranking:
                 self._grids[key] = None
         return self._grids[key]
 
-    def ranked(self) -> list[Choice]:
+    def rank(self) -> list[Choice]:
         """The choices, best first.
 
         Of equals: fewest stages, then microbatches, least memory, first schedule of the table.
@@ -550,7 +570,7 @@ class Ranking:
 # -- a candidate that fits in place of one that does not -----------------------------------------
 
 
-def tightened(space: SearchSpace, candidate: Candidate) -> Candidate | None:
+def tighten(space: SearchSpace, candidate: Candidate) -> Candidate | None:
     """The best of as many stages that fits under the candidate's own schedule; None if none does.
 
     Chunks each get an equal part of a device's memory, which is stricter than need be.
@@ -560,21 +580,22 @@ def tightened(space: SearchSpace, candidate: Candidate) -> Candidate | None:
     if candidate.chunks > 1:
         first = candidate.parts[0].option
         (options,) = [o for o in _same_mesh(costs, int(costs.submesh[first])) if first in o]
-        bears = _shared(candidate, flights)
+        # Chunks of a device share its memory in equal parts.
+        bears = _memory_shares(candidate, flights)
         parts = even_chunks(costs, options, len(candidate.parts), bears)
     else:
         count = candidate.devices
-        gap = gap_of(name)
-        field = _field(space, costs, candidate.family, flights[::-1], gap)
+        bubble = SCHEDULES[name].bubble
+        field = _field(space, costs, candidate.family, flights[::-1], bubble)
         windows = tuple(in_flight(name, p, costs.microbatches, 1)[0] for p in range(1, count + 1))
-        pace = Pace(costs.microbatches, windows, gap)
+        pace = Pace(costs.microbatches, windows, bubble)
         frontier = find_frontier(field, pace, math.inf, count)
         found = math.isfinite(frontier.seconds[count])
         parts = trace_back(field, count, float(frontier.threshold[count])) if found else None
     return replace(candidate, parts=parts, tight=True) if parts else None
 
 
-def _shared(candidate: Candidate, flights: tuple[int, ...]) -> list[Ints]:
+def _memory_shares(candidate: Candidate, flights: tuple[int, ...]) -> list[Ints]:
     """The options that fit in each chunk's part of a device."""
     costs, chunks = candidate.costs, candidate.chunks
     order = device_order(candidate.schedule, candidate.devices, chunks)
@@ -612,25 +633,50 @@ def _refusal(space: SearchSpace, ranking: Ranking) -> InfeasibleError:
     """The error that tells why no candidate is left."""
     limit = space.table.memory_bytes
     least = _min_memory(space)
+    # a. No stages fit, whatever the schedule.
     if least and least[0] > limit:
         return MemoryLimitError(
             f"no stages fit the {show_bytes(limit)} of a device: the least that any need is "
             f"{show_bytes(least[0])}. {least[1]} Use more microbatches, more devices, or let "
             "forwards be recomputed"
         )
+    # b. Some fit, but not under the schedules that are allowed.
     if ranking.least_bytes < float("inf"):
         return MemoryLimitError(
             f"no stages fit the {show_bytes(limit)} of a device under "
             f"{' or '.join(space.schedules)}: the leanest that were tried need "
             f"{show_bytes(ranking.least_bytes)}. Allow a schedule that keeps fewer, as 1f1b"
         )
+    # c. A schedule refuses the number of microbatches.
     if ranking.refusals:
         return InfeasibleError(ranking.refusals[0])
+    # d. No sharding suits the submeshes that are left.
+    if unsuited := _describe_unsuited(space):
+        return InfeasibleError(unsuited)
     chunked = space.chunked and not space.flat
     why = "with two stages on each of some equal submeshes" if chunked else "of priced submeshes"
     return InfeasibleError(
         f"no stages can be made {why} of {space.table.cluster.name} from "
         f"{space.table.layer_count} layers; ask for fewer stages or another schedule"
+    )
+
+
+def _describe_unsuited(space: SearchSpace) -> str:
+    """Name the submeshes that no sharding suits; empty if each has one.
+
+    As under `dp`, if a microbatch has fewer rows than the submesh has devices.
+    """
+    suited = {u for costs in space.batches for u in costs.submesh.tolist()}
+    shapes = list(enumerate(space.table.submeshes))
+    without = ", ".join(str(shape) for u, shape in shapes if u not in suited)
+    if not without:
+        return ""
+    able = ", ".join(str(shape) for u, shape in shapes if u in suited)
+    counts = " or ".join(str(costs.microbatches) for costs in space.batches)
+    return (
+        f"no stages can be made of {space.table.cluster.name}: with {counts} microbatches the "
+        f"sharding asked for suits submeshes of {able}, but not of {without}. Use fewer "
+        "microbatches, more stages, or another method"
     )
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autopar.cluster.catalog import chip_named
-from autopar.cost.cycles import clock_of, read_cycles
-from autopar.cost.hlo import compiled_collectives
-from autopar.cost.timeline import CompilerTimeline, read_timeline
 from autopar.errors import VerifyError
+from autopar.hlo.clock import CompilerTimeline, clock_of, read_cycles, read_timeline
+from autopar.hlo.collectives import compiled_collectives
+from autopar.ir.codec import Codec, Item, format_json, parse_json
 from autopar.ir.compiled import Compiled
 from autopar.ir.text import show_bytes
 from autopar.runtime.aot.extras import compiler_of
@@ -25,6 +24,16 @@ _OVERFLOW = re.compile(
     r"(Ran out of memory[^\n]*?\(([\d.]+)([KMGT]?)\) exceeds available HBM \([\d.]+[KMGT]?\))"
 )
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """The figures that the compiling process leaves; `out_of_memory` is its complaint, or ""."""
+
+    argument_bytes: int
+    peak_bytes: int
+    has_code: bool
+    out_of_memory: str
 
 
 # -- what the compiling process writes ----------------------------------------------------------
@@ -51,13 +60,8 @@ def write_overflow(folder: Path, said: str, argument_bytes: int) -> None:
 def _write(
     folder: Path, argument_bytes: int, peak_bytes: int, has_code: bool, overflow: str = ""
 ) -> None:
-    known = {
-        "argument_bytes": argument_bytes,
-        "peak_bytes": peak_bytes,
-        "has_code": has_code,
-        "out_of_memory": overflow,
-    }
-    (folder / "answer.json").write_text(json.dumps(known))
+    answer = _Answer(argument_bytes, peak_bytes, has_code, overflow)
+    (folder / "answer.json").write_text(format_json(Codec().write(_Answer, answer)))
 
 
 def is_scheduled(folder: Path) -> bool:
@@ -89,16 +93,16 @@ def _dumped(folder: Path, *patterns: str) -> str:
 
 def read_answer(job: Job, folder: Path) -> Compiled:
     """The figures that the compiler left in a job's folder."""
-    answer = json.loads((folder / "answer.json").read_text())
+    answer = Codec().read(_Answer, Item(parse_json((folder / "answer.json").read_text())))
     path = folder / "hlo.txt"
     program = path.read_text() if path.exists() else ""
     compiled = Compiled(
         target=str(job.target),
         compiler=compiler_of(job.target.platform),
-        argument_bytes=answer["argument_bytes"],
-        peak_bytes=answer["peak_bytes"],
+        argument_bytes=answer.argument_bytes,
+        peak_bytes=answer.peak_bytes,
         collectives=compiled_collectives(program, job.mesh, job.order) if program else (),
-        out_of_memory=answer["out_of_memory"],
+        out_of_memory=answer.out_of_memory,
         memory_bytes=job.target.memory_bytes,
         hlo=program,
     )
@@ -107,7 +111,7 @@ def read_answer(job: Job, folder: Path) -> Compiled:
         return _timed_gpu(compiled, timeline)
     # The timeline of a TPU's kernels is from before they were tiled: only its spans are kept.
     compiled = replace(compiled, spans=timeline.spans if timeline else ())
-    return _timed_tpu(compiled, job.target.chip) if answer["has_code"] else compiled
+    return _timed_tpu(compiled, job.target.chip) if answer.has_code else compiled
 
 
 def _timed_gpu(compiled: Compiled, timeline: CompilerTimeline | None) -> Compiled:

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 from jax import export
-from jax.sharding import NamedSharding
 
-from autopar.cluster.target import Target
+from autopar.cluster import Cluster, device_order
+from autopar.cluster.target import Target, target_within
 from autopar.errors import VerifyError
-from autopar.frontend import TracedStep
+from autopar.ir.codec import Codec, Item, format_json, parse_json
 from autopar.ir.mesh import MeshShape
-from autopar.ir.spmd import SpmdProgram
+from autopar.ir.stages import Submesh
 from autopar.runtime.aot.extras import check_extras
 from autopar.runtime.aot.gpu_specs import gpu_spec
-from autopar.runtime.bind import partition_spec, shape_with_axis
-from autopar.runtime.executor import mapped_step
+from autopar.runtime.parts import PartSource
 from autopar.runtime.parts import abstract_mesh as abstract_mesh
 
+# What of a job is written beside its program.
+_KNOWN: dict[str, Any] = {
+    "mesh": MeshShape, "order": tuple[int, ...], "donated": tuple[int, ...], "target": Target
+}  # fmt: skip
 _EXPORTED = {"gpu": "cuda", "tpu": "tpu", "cpu": "cpu"}
 
 
@@ -42,28 +44,15 @@ class Job:
     def write(self, folder: Path) -> None:
         """The program and all that is known of it."""
         (folder / "program.bin").write_bytes(self.program)
-        known = {
-            "names": self.mesh.names,
-            "sizes": self.mesh.sizes,
-            "order": self.order,
-            "donated": self.donated,
-            "target": asdict(self.target),
-        }
-        (folder / "job.json").write_text(json.dumps(known))
+        known = {n: Codec().write(hint, getattr(self, n)) for n, hint in _KNOWN.items()}
+        (folder / "job.json").write_text(format_json(known))
 
     @classmethod
     def read(cls, folder: Path) -> Job:
         """The job that was written to a folder."""
-        known = json.loads((folder / "job.json").read_text())
-        target: dict[str, Any] = known["target"]
-        target.update({k: tuple(target[k]) for k in ("host_bounds", "wraps")})
-        return cls(
-            (folder / "program.bin").read_bytes(),
-            MeshShape(tuple(known["names"]), tuple(known["sizes"])),
-            tuple(known["order"]),
-            tuple(known["donated"]),
-            Target(**target),
-        )
+        known = Item(parse_json((folder / "job.json").read_text())).fields()
+        given = {n: Codec().read(hint, known[n]) for n, hint in _KNOWN.items()}
+        return cls((folder / "program.bin").read_bytes(), **given)
 
 
 def job_of_jitted(
@@ -95,27 +84,15 @@ def job_of_jitted(
     return Job(bytes(exported.serialize()), mesh, order, donated, target)
 
 
-def job_of_step(
-    traced: TracedStep,
-    program: SpmdProgram,
-    mesh: MeshShape,
-    order: tuple[int, ...],
-    target: Target,
-    donate: bool = True,
-) -> Job:
-    """The job of a planned step: the very program that an Executor would run.
+def job_of_part(source: PartSource, submeshes: Sequence[Submesh], cluster: Cluster) -> Job:
+    """The job of a part: the very program that an executor would run.
 
-    Raises what `job_of_jitted` raises.
+    It is for the block of the cluster that the part's submesh is, as one by itself. Raises what
+    `job_of_jitted` raises.
     """
-    lies = shape_with_axis(mesh)
-    abstract = abstract_mesh(lies)
-    given = tuple(NamedSharding(abstract, partition_spec(s)) for s in program.input_shardings)
-    made = tuple(NamedSharding(abstract, partition_spec(s)) for s in program.output_shardings)
-    mapped = mapped_step(traced, program, abstract, mesh, target.platform)
-    shapes = tuple(
-        jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s)
-        for a, s in zip(traced.program.input_avals, given, strict=True)
-    )
-    jitted = jax.jit(mapped, in_shardings=given, out_shardings=made)
-    donated = traced.state_inputs if donate else ()
-    return job_of_jitted(jitted, shapes, lies, order, tuple(donated), target)
+    submesh = submeshes[source.program.part.submesh]
+    devices = submesh.devices or device_order(cluster, submesh.mesh)
+    target, order = target_within(cluster, devices)
+    mesh = abstract_mesh(source.mesh)
+    given = tuple(t.on(mesh) for t in source.given)
+    return job_of_jitted(source.jitted(mesh), given, source.mesh, order, source.donated, target)

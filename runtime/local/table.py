@@ -20,3 +20,8 @@ _RUNS: Mapping[str, LocalRun] = {
 def local_run(primitive_name: str) -> LocalRun:
     """The primitive on pieces; it is run as it is unless its parameters speak of whole shapes."""
     return _RUNS.get(primitive_name, run_as_is)
+
+
+def local_primitives() -> frozenset[str]:
+    """The primitives that are not run as they are: those whose rows in `autopar.rules` say so."""
+    return frozenset(_RUNS)

@@ -7,13 +7,10 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from autopar.cost.hlo import compiled_collectives
-from autopar.frontend.traced import TracedStep
+from autopar.hlo.collectives import compiled_collectives
 from autopar.ir.compiled import Compiled
 from autopar.ir.mesh import MeshShape
-from autopar.ir.spmd import SpmdProgram
 from autopar.runtime.bind import bind_mesh
-from autopar.runtime.executor import Executor
 from autopar.runtime.parts import PartSource
 from autopar.runtime.trial.steps import cpu_devices
 
@@ -42,15 +39,8 @@ class CpuProgram:
         )
 
 
-def cpu_program_of_step(traced: TracedStep, program: SpmdProgram, mesh: MeshShape) -> CpuProgram:
-    """A planned step; raises VerifyError where this process has too few CPU devices."""
-    count = mesh.device_count
-    bound = bind_mesh(mesh, range(count), cpu_devices(count))
-    return CpuProgram(mesh, Executor(traced, program, bound, donate=True).compile)
-
-
 def cpu_program_of_part(source: PartSource) -> CpuProgram:
-    """A part of a plan of stages; raises as `cpu_program_of_step`."""
+    """A part of a planned step; raises VerifyError where this process has too few CPU devices."""
     mesh = source.mesh
     devices = cpu_devices(mesh.device_count)
     bound = bind_mesh(mesh, range(mesh.device_count), devices)

@@ -14,14 +14,11 @@ from autopar.errors import VerifyError
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.frontend.trace.arguments import StepSpec, join_static, split_static
 from autopar.frontend.trace.step import plain_steps
-from autopar.frontend.traced import FlatProgram, TracedStep
-from autopar.ir.mesh import MeshShape
+from autopar.frontend.traced import FlatProgram
 from autopar.ir.program import Program
-from autopar.ir.spmd import SpmdProgram
 from autopar.ir.text import show_bytes
 from autopar.runtime.bind import bind_mesh
 from autopar.runtime.executor import Executor
-from autopar.runtime.pipeline import PipelineExecutor, PipelineOptions
 
 # Flat arguments of the step, on the host, to its flat results there.
 FlatStep = Callable[[Sequence[Any]], list[Any]]
@@ -89,20 +86,12 @@ def plain_step(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> F
     return run
 
 
-def planned_step(traced: TracedStep, program: SpmdProgram, mesh: MeshShape) -> FlatStep:
-    """A planned step in one program on CPU devices."""
-    devices = cpu_devices(mesh.device_count)
-    bound = bind_mesh(mesh, range(mesh.device_count), devices)
-    executor = Executor(traced, program, bound, donate=True)
-    return lambda leaves: on_host(jax.tree_util.tree_leaves(executor(leaves)))
-
-
-def planned_stages(trace: MicrobatchTrace, program: Program) -> FlatStep:
-    """A planned step of stage programs on CPU devices."""
-    count = 1 + max(d for s in program.submeshes for d in s.devices)
-    devices = cpu_devices(count)
-    meshes = [bind_mesh(s.mesh, s.devices, devices) for s in program.submeshes]
-    executor = PipelineExecutor(trace, program, meshes, PipelineOptions())
+def planned_step(trace: MicrobatchTrace, program: Program) -> FlatStep:
+    """A planned step on CPU devices; raises VerifyError where this process has too few."""
+    places = [s.devices or tuple(range(s.mesh.device_count)) for s in program.submeshes]
+    devices = cpu_devices(1 + max(max(own) for own in places))
+    pairs = zip(program.submeshes, places, strict=True)
+    executor = Executor(trace, program, [bind_mesh(s.mesh, own, devices) for s, own in pairs])
     return lambda leaves: on_host(jax.tree_util.tree_leaves(executor(leaves)))
 
 

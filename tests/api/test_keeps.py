@@ -51,13 +51,13 @@ def planned(method: str = "auto", memory_gb: float | None = None) -> autopar.Pla
 
 def test_weights_are_gathered_once_where_there_is_room() -> None:
     roomy = planned()
-    assert roomy.sharding.keeps
+    assert roomy.sharding.reuse_gathered
     assert gathers(roomy) <= LAYERS + 1 < gathers(planned("fsdp"))
 
 
 def test_a_recipe_gathers_as_its_textbook_has_it() -> None:
     plan = planned("fsdp")
-    assert not plan.sharding.keeps
+    assert not plan.sharding.reuse_gathered
     assert gathers(plan) == 2 * LAYERS - 1
 
 
@@ -65,7 +65,7 @@ def test_where_memory_binds_they_are_gathered_again() -> None:
     roomy, lean = planned(), planned("fsdp")
     assert lean.prediction.peak_bytes < roomy.prediction.peak_bytes
     tight = planned(memory_gb=(roomy.prediction.peak_bytes - 1) / 2**30)
-    assert not tight.sharding.keeps
+    assert not tight.sharding.reuse_gathered
     assert tight.prediction.peak_bytes < roomy.prediction.peak_bytes
 
 

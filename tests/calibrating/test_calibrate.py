@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autopar.calibrating.calibrate import starting_cluster
-from autopar.calibrating.fitted import Measured, calibrated, refitted
+from autopar.calibrating.fitted import Measured, calibrated, refit
 from autopar.cluster import Cluster
 from autopar.cluster.local import local_name
 from autopar.errors import ClusterError
@@ -36,7 +36,7 @@ def test_an_unknown_gpu_is_measured_under_its_own_name() -> None:
     found = calibrated(cluster, Measured(samples, like, "0.10.2", "RTX", "2026-01-01"))
     again = Cluster.from_toml_text(found.to_toml())
     assert again == found
-    assert refitted(again) == found
+    assert refit(again) == found
 
 
 def test_part_of_a_slice_is_measured_only_as_a_box() -> None:

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from autopar.calibrating.fitted import Measured, calibrated, predicted_seconds, refitted
+from autopar.calibrating.fitted import Measured, calibrated, predicted_seconds, refit
 from autopar.calibrating.ladder import FULL, QUICK, Effort, ladder
 from autopar.calibrating.running import skipped_lines
 from autopar.cluster import Cluster
 from autopar.cluster.calibration import Sample
 from autopar.errors import ClusterError
-from autopar.report.calibration import figure_of
+from autopar.report.clusters import figure_of
 from tests.calibrating.benches import ModelBench, figures, found_on, measured, shifted
 
 NAMES = ("8xcpu", "8xh100", "2x8xa100-80gb", "v5e:4x4", "2xv5e:4x4", "tpu7x:2x2x1", "1xh100")
@@ -71,7 +71,7 @@ def test_a_calibrated_cluster_survives_its_file(name: str) -> None:
     again = Cluster.from_toml_text(found.to_toml())
     assert again == found
     assert again.fingerprint() == found.fingerprint() != cluster.fingerprint()
-    assert refitted(again) == found
+    assert refit(again) == found
     assert hash(again) == hash(found)
 
 
@@ -165,7 +165,7 @@ class TestTooLittle:
 
     def test_nothing_to_fit_again(self) -> None:
         with pytest.raises(ClusterError, match="carries no measurements"):
-            refitted(Cluster.parse("8xcpu"))
+            refit(Cluster.parse("8xcpu"))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from autopar.calibrating import calibrate as door
 from autopar.cluster import Cluster
-from autopar.report.calibration import show_error
+from autopar.report.clusters import show_error
 from autopar.runtime.measure.bench import DeviceBench
 from tests.calibrating.benches import ModelBench
 from tests.cli.running import run, written

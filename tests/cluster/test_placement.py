@@ -7,7 +7,8 @@ import math
 import pytest
 
 from autopar.cluster import Cluster, axis_links, device_order, mesh_shapes
-from autopar.cluster.factors import greedy_shares, torus_shares
+from autopar.cluster.switch import greedy_shares
+from autopar.cluster.torus import torus_shares
 from autopar.errors import MeshError
 from autopar.ir.mesh import MeshShape
 

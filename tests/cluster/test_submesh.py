@@ -87,7 +87,7 @@ def extents(cluster: Cluster, block: Block) -> tuple[int, ...]:
     if isinstance(topology, Torus):
         lengths = (topology.devices_per_chip, *topology.shape, topology.slices)
     else:
-        lengths = tuple(level.size for level in topology.levels)
+        lengths = tuple(level.size for level in topology.switch_levels)
     places: list[tuple[int, ...]] = []
     for device in block.devices:
         place_of: list[int] = []

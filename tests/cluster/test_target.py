@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from autopar.cluster import Cluster, device_order
+from autopar.cluster import Cluster, Switch, device_order
 from autopar.cluster.submesh import cut_out, submeshes
 from autopar.cluster.target import Target, target_within
-from autopar.cluster.topology import Switch
 from autopar.errors import ClusterError, MeshError
 from autopar.ir.mesh import MeshShape
 

@@ -2,7 +2,7 @@
 
 import runpy
 
-from autopar.rules import told_primitives
+from autopar.rules import primitive_fates
 from tests.house.source import ROOT
 from tests.rules.primitives import primitives
 
@@ -16,4 +16,4 @@ def test_the_page_is_what_the_script_writes() -> None:
 
 
 def test_every_primitive_of_this_jax_is_told_of() -> None:
-    assert sorted(set(primitives()) - dict(told_primitives()).keys()) == []
+    assert sorted(set(primitives()) - dict(primitive_fates()).keys()) == []

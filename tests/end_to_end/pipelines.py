@@ -25,7 +25,7 @@ from autopar.planner.sliced_step import SlicedStep, slice_step
 from autopar.planner.source import Source
 from autopar.planner.stage_programs import StagePrograms, build_stages, stage_plan
 from autopar.runtime.bind import bind_mesh
-from autopar.runtime.pipeline import PipelineExecutor
+from autopar.runtime.executor import Executor
 from autopar.schedule.table import SCHEDULES, device_order, plain_loop
 from tests.end_to_end.running import EAGER, STEPS, Leaf, numbers
 from tests.zoo import Case, Optimizer, cases
@@ -102,7 +102,7 @@ class Subject:
         step = jax.jit(self.step)
         return self._stepped(lambda state, batch: step(state, batch))
 
-    def run(self, executor: PipelineExecutor) -> tuple[Leaf, ...]:
+    def run(self, executor: Executor) -> tuple[Leaf, ...]:
         """The same of stage programs."""
         spec = self.spec
         return self._stepped(
@@ -158,10 +158,10 @@ def _mesh(count: int) -> MeshShape:
     return MeshShape.of((count,)) if count > 1 else MeshShape((), ())
 
 
-def executor_of(made: StagePrograms) -> PipelineExecutor:
+def executor_of(made: StagePrograms) -> Executor:
     """The programs on the devices of their submeshes."""
     meshes = [bind_mesh(s.mesh, s.devices) for s in made.stages.submeshes]
-    return PipelineExecutor(made.sliced.trace, made.program, meshes)
+    return Executor(made.sliced.trace, made.program, meshes)
 
 
 def in_plain_order(subject: Subject, layout: Layout) -> StagePrograms:

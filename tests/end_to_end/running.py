@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 import autopar
-from autopar.cost import read_collectives
+from autopar.hlo.collectives import read_collectives
 from tests.end_to_end.combos import Combo
 from tests.zoo import Case, Optimizer, cases
 

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 import autopar
-from autopar.cost import read_collectives
+from autopar.hlo.collectives import read_collectives
 from tests.end_to_end.running import EAGER
 
 Tree = Any

@@ -15,7 +15,7 @@ import optax
 import pytest
 
 import autopar
-from autopar.cost import HloCollective, read_collectives
+from autopar.hlo.collectives import HloCollective, read_collectives
 from benchmarks import models
 
 Tree = Any

@@ -14,8 +14,8 @@ import optax
 import pytest
 
 import autopar
-from autopar.cost import read_collectives
 from autopar.errors import BatchError, BatchStatisticError
+from autopar.hlo.collectives import read_collectives
 from autopar.runtime.pieces import StackedPieces
 from tests.end_to_end.objectives import (
     LAYERS,
@@ -189,7 +189,7 @@ def test_gradients_are_reduced_once_a_step(name: str, optimizer: str) -> None:
     """Data-parallel devices sum weight gradients in the update, and never in the loop."""
     subject = trained(mean_loss, OPTIMIZERS[optimizer])
     layout = Layout((4, 4), 4, name, method="dp")
-    programs = executor_of(on_stages(subject, layout)).compile()
+    programs = executor_of(on_stages(subject, layout)).compiled
     found = {part: read_collectives(c.as_text()) for part, c in programs.items()}
     assert {part[0] for part, listed in found.items() if listed} == {"u"}
     listed = [c for part in found.values() for c in part]

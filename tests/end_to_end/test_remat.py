@@ -16,9 +16,9 @@ from autopar.cost.prices import Prices
 from autopar.errors import MemoryLimitError, PlanMismatchError
 from autopar.ir.plan_file import plan_from_json, plan_to_json
 from autopar.ir.recomputation import Recomputation
-from autopar.passes.shard.local_costs import local_costs
-from autopar.passes.shard.recompute import levels
-from autopar.passes.shard.residuals import Residuals
+from autopar.passes.shard.model.local_costs import local_costs
+from autopar.passes.shard.model.recompute import levels
+from autopar.passes.shard.model.residuals import Residuals
 from autopar.planner.plan import graph_of, make_plan
 from autopar.planner.remat import Form, form_of
 from autopar.planner.request import Request

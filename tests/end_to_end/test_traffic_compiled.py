@@ -10,17 +10,15 @@ import jax
 import pytest
 
 import autopar
-from autopar.cluster import Cluster, device_order
-from autopar.cluster.target import Target
-from autopar.planner.plan import Planned
-from autopar.runtime.aot.job import job_of_step
+from autopar.cluster import Cluster
 from autopar.runtime.aot.launch import compile_ahead
+from autopar.verifying.programs import program_of, whole_job
 from tests.end_to_end.combos import Combo, sampled_combos
 from tests.end_to_end.exceptions import less_on_gpus, merged, refusal
 from tests.end_to_end.running import EAGER, predicted_bytes, traffic_gaps, zoo_case
 from tests.runtime.aot_jobs import needs_gpu_compiler
 
-TARGET = Target.of(Cluster.parse("8xh100"))
+CLUSTER = Cluster.parse("8xh100")
 # Sums that are added, a loop, an all-to-all.
 FAST = {"gqa_llama-2x4-auto-adam", "gpt_scan-8-fsdp-sgd", "moe-2x4-expert-adam"}
 COMBOS = sorted((c for c in sampled_combos() if refusal(c) is None), key=str)
@@ -39,10 +37,7 @@ def test_a_gpu_sends_what_was_planned(combo: Combo) -> None:
     )
     state = jax.eval_shape(case.create_state, jax.random.key(0))
     planned = step.planned(state, case.batch(0))
-    assert isinstance(planned, Planned)
-    mesh = planned.plan.mesh
-    order = device_order(EAGER, mesh)
-    job = job_of_step(planned.traced, planned.program, mesh, order, TARGET)
+    job = whole_job(*program_of(planned), CLUSTER)
     predicted, compiled = predicted_bytes(planned.plan), compile_ahead(job).bytes_by_kind
     gaps = traffic_gaps(predicted, compiled)
     excused = merged(combo) | less_on_gpus(combo)

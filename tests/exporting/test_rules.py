@@ -14,9 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.errors import InputError
-from autopar.exporting.importing import pins_from
-from autopar.exporting.rule_files import Rules, read_rules
-from autopar.exporting.rules import Dims, laid_by, logical_rules, path_rules
+from autopar.exporting.rules import (
+    Dims,
+    Rules,
+    axes_by_rules,
+    logical_rules,
+    path_rules,
+    pins_from,
+    read_rules,
+)
 from autopar.frontend import StepSpec
 from autopar.frontend.trace.logical import logical_names
 from autopar.ir.mesh import MeshShape
@@ -40,7 +46,7 @@ def test_rules_mean_what_flax_means(
     theirs = nn.logical_to_mesh_axes(names, tuple((n, axes or None) for n, axes in rules))
     entries = (None, *theirs)[1:] if theirs is not None else ()
     wanted = tuple(() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in entries)
-    assert laid_by(rules, names) == wanted
+    assert axes_by_rules(rules, names) == wanted
 
 
 def test_a_name_that_lies_alike_everywhere_is_one_rule() -> None:
@@ -57,7 +63,7 @@ def test_a_second_rule_counts_where_the_first_ones_axes_are_taken() -> None:
     found = logical_rules([big, small], names)
     assert not found.conflicts
     for a in (big, small):
-        assert laid_by(found.rules, names[a.path]) == a.sharding.dims
+        assert axes_by_rules(found.rules, names[a.path]) == a.sharding.dims
 
 
 def test_what_rules_cannot_say_is_named() -> None:

@@ -19,7 +19,8 @@ from autopar.planner.plan import graph_of, make_plan
 from autopar.planner.request import Request
 from autopar.rules import RuleBook
 from autopar.runtime.bind import bind_mesh
-from autopar.runtime.executor import Executor
+from autopar.runtime.executor import Executor, Options
+from autopar.verifying.programs import program_of
 from tests.end_to_end.running import EAGER
 from tests.frontend.evaluating import evaluate
 from tests.frontend.tracing import checked, kinds, shape, traced
@@ -135,4 +136,4 @@ def _run_planned(traced: TracedStep) -> Any:
     request = Request(EAGER, mesh, "dp", remat=False)
     planned = make_plan(traced, graph_of(traced, RuleBook()), request)
     bound = bind_mesh(mesh, range(8))
-    return Executor(planned.traced, planned.program, bound, donate=False)(_given())
+    return Executor(*program_of(planned), [bound], Options(donate=False))(_given())

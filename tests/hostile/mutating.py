@@ -224,7 +224,7 @@ def _shared(body: Any, plan: Any, rng: random.Random) -> None:
 
 def _kept(body: Any, plan: Any, rng: random.Random) -> None:
     del body, rng
-    plan["keeps"] = not plan["keeps"]
+    plan["reuse_gathered"] = not plan["reuse_gathered"]
 
 
 def _stages(body: Any, plan: Any, rng: random.Random) -> None:

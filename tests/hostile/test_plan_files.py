@@ -15,8 +15,7 @@ import pytest
 import autopar
 from autopar.errors import PlanFileError, PlanMismatchError
 from autopar.exporting.python import python_module
-from autopar.exporting.rule_files import flax_text, maxtext_text
-from autopar.exporting.rules import path_rules
+from autopar.exporting.rules import flax_text, maxtext_text, path_rules
 from autopar.ir.batching import Batching
 from autopar.ir.plan_file import plan_from_json
 from autopar.ir.record import Record

@@ -11,8 +11,8 @@ from autopar.errors import ArgumentError
 from autopar.inspecting.explain import explain
 from autopar.inspecting.scope import scopes_of
 from autopar.ir.explanation import Explanation
+from autopar.passes.shard.model.pins import Dims
 from autopar.passes.shard.optimal import Optimal
-from autopar.passes.shard.pins import Dims
 from tests.inspecting.questions import Asked, asked
 
 AXES = ("data", "model")

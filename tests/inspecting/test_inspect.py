@@ -13,9 +13,8 @@ import pytest
 
 import autopar
 from autopar.inspecting.flow import flows_of
-from autopar.inspecting.inspect import inspect
+from autopar.inspecting.inspect import inspect, kernel_spans
 from autopar.inspecting.reopen import reopen
-from autopar.inspecting.spans import kernel_spans
 from autopar.ir.inspection import AxisRole, Inspection
 from autopar.ir.peak import HeldKind
 from autopar.ir.plan import Plan

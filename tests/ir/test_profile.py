@@ -10,12 +10,7 @@ from hypothesis import strategies as st
 
 from autopar.errors import InputError
 from autopar.ir.profile import Profile, ProfileLayer
-from autopar.ir.profile_json import (
-    load_profile,
-    profile_from_json,
-    profile_to_json,
-    save_profile,
-)
+from autopar.ir.profile_file import load_profile, profile_from_json, profile_to_json, save_profile
 
 
 def layer(called: str, **changed: Any) -> dict[str, Any]:

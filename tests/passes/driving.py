@@ -20,13 +20,13 @@ from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.spmd import SpmdProgram
 from autopar.passes.base import Setting
 from autopar.passes.lower.spmd import lower_spmd
-from autopar.passes.shard.assemble import Assembled, assemble
-from autopar.passes.shard.decisions import Reading
-from autopar.passes.shard.fold import fold, unfolded
-from autopar.passes.shard.moves import MoveTables
+from autopar.passes.shard.model.assemble import Assembled, assemble
+from autopar.passes.shard.model.decisions import Reading
+from autopar.passes.shard.model.merge_isomorphic import merge_isomorphic, unmerged
+from autopar.passes.shard.model.pins import Pins, apply_pins, resolve_pins
+from autopar.passes.shard.model.read import read_graph
+from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import all_choices, plan_of
-from autopar.passes.shard.pins import Pins, apply_pins, resolve_pins
-from autopar.passes.shard.read import read_graph
 from autopar.passes.shard.solver.solve import Solution, solve
 from autopar.rules import attach_rules
 from autopar.runtime.bind import bind_mesh, partition_spec
@@ -69,11 +69,11 @@ def assembled(
 ) -> tuple[Reading, Assembled]:
     """The problem of a graph with every choice that there is; look-alikes within hops share."""
     fixed = resolve_pins(graph, pins, given.mesh)
-    folded = unfolded(graph) if hops is None else fold(graph, hops, fixed)
-    reading = apply_pins(read_graph(folded), fixed, given.mesh)
+    merged = unmerged(graph) if hops is None else merge_isomorphic(graph, hops, fixed)
+    reading = apply_pins(read_graph(merged), fixed, given.mesh)
     prices = Prices(given.cluster, given.mesh)
     choices = all_choices(reading, given.mesh)
-    return reading, assemble(reading, choices, MoveTables(prices), given.memory_bytes)
+    return reading, assemble(reading, choices, ReshardCosts(prices), given.memory_bytes)
 
 
 def random_plan(graph: Graph, given: Setting, seed: int, scale: float = 1.0) -> ShardingPlan:

@@ -259,6 +259,21 @@ def warmed_up(state: Any, given: Batch) -> Any:
     return (jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), count + 1), value
 
 
+def onto_state(weights: Params, given: Batch) -> Any:
+    """Rows added to a parameter within the loss."""
+    counts = weights["last"][0].at[given["y"]].add(1.0)
+    return mean_loss(weights, given) + (counts**2).sum()
+
+
+def counted(state: Any, given: Batch) -> Any:
+    """State that the rows are added to where their labels say: how often, and a sum of inputs."""
+    weights, seen, sums = state
+    loss, grads = jax.value_and_grad(mean_loss)(weights, given)
+    moved = jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads)
+    seen, sums = seen.at[given["y"]].add(1), sums.at[given["y"]].add(given["x"])
+    return (moved, seen, sums.at[given["y"]].subtract(0.5 * given["x"])), loss
+
+
 @dataclass(frozen=True)
 class Case:
     """A step, its state, and how it must be cut."""
@@ -294,6 +309,8 @@ CASES = {
     "time major": Case(descent(time_major)),
     "adversaries": Case(adversaries, (params(1), params(2)), loops=3),
     "statistics of layers": Case(descent(statistics_of_layers, has_aux=True)),
+    "onto state": Case(descent(onto_state)),
+    "counted": Case(counted, (params(), jnp.arange(CLASSES), jnp.ones((CLASSES, WIDTH)))),
     "warmed up": Case(warmed_up, (params(), jnp.int32(3)), hoisted=1),
     "narrow": Case(narrow, tolerance=2e-2),
 }

@@ -15,8 +15,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from autopar.errors import InfeasibleError, MemoryLimitError, PinError
 from autopar.passes.base import Setting
 from autopar.passes.shard.diagnose.infeasible import Posed, Refused
+from autopar.passes.shard.model.pins import Pins
 from autopar.passes.shard.optimal import Optimal
-from autopar.passes.shard.pins import Pins
 from autopar.passes.shard.recipes import AbstractRecipe, Free, recipe_named
 from autopar.passes.shard.solver.min_memory import min_memory
 from autopar.passes.shard.solver.problem import Edge, Problem, Usage

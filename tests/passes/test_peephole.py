@@ -9,7 +9,7 @@ from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding import Sharding
 from autopar.ir.spmd import Collective, Instruction, Move, MoveStep, Run
 from autopar.ir.values import Value
-from autopar.passes.lower.peephole import combine_once, move_once, scattered
+from autopar.passes.lower.peephole import combine_once, merge_scatters, move_once
 
 MESH = MeshShape.of("data=2,model=4")
 RESHARDER = Resharder(Prices(Cluster.parse("8xh100"), MESH))
@@ -102,11 +102,11 @@ def test_an_all_reduce_that_is_sliced_is_a_reduce_scatter() -> None:
     gather = MoveStep("all-gather", ("model",), 1)
     more = Collective("all-gather", ("model",), 32, 0.5)
     route = Route((gather, reduce, *rows), (more, sent), 1.5)
-    assert scattered(route) == Route(
+    assert merge_scatters(route) == Route(
         (gather, MoveStep("reduce-scatter", both, 0)),
         (more, Collective("reduce-scatter", both, 64, 1.0)),
         1.5,
     )
     for steps in ((reduce, rows[1], rows[0]), (reduce, rows[0]), (reduce, rows[0], columns)):
         kept = Route(steps, (sent,), 1.0)
-        assert scattered(kept) == kept
+        assert merge_scatters(kept) == kept

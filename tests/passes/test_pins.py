@@ -15,8 +15,8 @@ from autopar.ir.paths import matches
 from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.passes.base import Setting
+from autopar.passes.shard.model.pins import Dims, show_spec
 from autopar.passes.shard.optimal import Optimal
-from autopar.passes.shard.pins import Dims, show_spec
 from tests.passes.corners import CORNERS, floats
 from tests.passes.driving import Traced, largest_error, lowered, run_listing, setting, traced
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from autopar.errors import InputError
 from autopar.ir.profile import Chain, ProfileLayer
-from autopar.ir.profile_json import load_profile
+from autopar.ir.profile_file import load_profile
 from autopar.passes.stage.pipedream import SYNCS, Level, PipelineStage, Sync, partition
 
 TEN_GBIT = 1.25e6

@@ -20,8 +20,8 @@ from autopar.ir.mesh import MeshShape
 from autopar.ir.outcome import Status
 from autopar.ir.sharding import Sharding
 from autopar.passes.base import Setting
-from autopar.passes.shard.assemble import assemble
-from autopar.passes.shard.moves import MoveTables
+from autopar.passes.shard.model.assemble import assemble
+from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import Optimal, all_choices, plan_of
 from autopar.passes.shard.solver.solve import solve
 from tests.passes.corners import CORNERS
@@ -113,7 +113,7 @@ def law(step: Traced, given: Setting, seed: int | None) -> None:
     prices = Prices(given.cluster, given.mesh)
     free = all_choices(reading, given.mesh)
     whole, silent = (
-        assemble(reading, free, MoveTables(cast(Prices, InARow(prices, m))), given.memory_bytes)
+        assemble(reading, free, ReshardCosts(cast(Prices, InARow(prices, m))), given.memory_bytes)
         for m in (False, True)
     )
     costs = whole.problem.costs

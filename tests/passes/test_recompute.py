@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.passes.shard.recompute import Kept, Repeat, Tradeoff, cheapest, levels
-from autopar.passes.shard.residuals import Held, most_held
+from autopar.passes.shard.model.recompute import Kept, Repeat, Tradeoff, cheapest, levels
+from autopar.passes.shard.model.residuals import Held, most_held
 
 NBYTES = st.integers(0, 20)
 SECONDS = st.integers(0, 30)

@@ -46,7 +46,7 @@ def simulated_best(table: StageTable) -> float | None:
             for schedule in set(table.schedules) & set(FLAT):
                 candidate = Candidate(table, costs, 0, parts, schedule, False)
                 grid = make_grid(schedule, candidate.devices, batch.microbatches)
-                seconds, peaks = candidate.simulated(grid)
+                seconds, peaks = candidate.run_simulation(grid)
                 if max(peaks) <= table.memory_bytes:
                     found.append(seconds)
     return min(found, default=None)
@@ -239,6 +239,24 @@ def test_what_cannot_be_had_is_said(cluster: str, wanted: Wanted, text: str) -> 
     table = scaled_table(cluster, EVEN, [4, 11], 0.15, schedules)
     with pytest.raises(InfeasibleError, match=text):
         search(table, wanted)
+
+
+def test_submeshes_that_no_sharding_suits_are_named() -> None:
+    """As of `dp` with fewer rows in a microbatch than the cluster has devices."""
+    table = scaled_table("8xcpu", EVEN, (4,), 0.15)
+    (batch,) = table.batches
+    options = tuple(
+        () if submesh.device_count == 8 else found
+        for submesh, found in zip(table.submeshes, batch.options, strict=True)
+    )
+    table = replace(table, batches=(replace(batch, options=options),))
+    text = (
+        "no stages can be made of 8xcpu: with 4 microbatches the sharding asked for suits "
+        "submeshes of 1, 2, 4, but not of 8. Use fewer microbatches, more stages, or another method"
+    )
+    with pytest.raises(InfeasibleError, match=text):
+        search(table, Wanted(stages=1))
+    assert search(table, Wanted(stages=2)).best.devices == 2
 
 
 def test_the_least_memory_is_named_with_the_stage_that_needs_it() -> None:

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from autopar.cost.prices import Prices
 from autopar.ir.mesh import MeshShape
-from autopar.passes.shard.assemble import Assembled
-from autopar.passes.shard.decisions import Reading
 from autopar.passes.shard.diagnose.infeasible import Posed
 from autopar.passes.shard.diagnose.why import Case, anew, case_of, homed, others, unbound
-from autopar.passes.shard.moves import MoveTables
+from autopar.passes.shard.model.assemble import Assembled
+from autopar.passes.shard.model.decisions import Reading
+from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.solver.problem import Edge, Problem
 from tests.passes.driving import ROOMY, setting, traced
@@ -108,7 +108,7 @@ def test_a_pinned_decision_may_be_asked_as_if_it_were_free() -> None:
     assert place is not None
     node = place.decision
     assert len(found.choices(node)) == 1
-    tables = MoveTables(Prices(free.cluster, free.mesh))
+    tables = ReshardCosts(Prices(free.cluster, free.mesh))
     wider = unbound(found, node, plan, tables, free)
     assert wider.plan(wider.chosen).values == plan.values
     best = min(a.seconds for _, a in others(wider, node, ROOMY))

@@ -24,7 +24,7 @@ from autopar.ir.plan import Argument, Origin, Plan, Prediction, Traffic
 from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.stages import Submesh
-from autopar.report.html.view import OtherPlan, ReportView
+from autopar.report.html.data import OtherPlan, ReportView
 from autopar.report.trace import TracedSpan
 
 MESH = MeshShape(("data", "model"), (4, 2))

@@ -13,10 +13,9 @@ import pytest
 
 from autopar.errors import InputError
 from autopar.ir.peak import HeldKind
-from autopar.report.html.card import html_summary
-from autopar.report.html.icicle import icicle
-from autopar.report.html.page import page
-from autopar.report.html.view import ReportView
+from autopar.report.html.data import ReportView
+from autopar.report.html.drawings import icicle
+from autopar.report.html.page import html_summary, page
 from autopar.report.trace import read_trace
 from autopar.runtime.timeline import MeasuredSpan, Timeline, chrome_trace
 from tests.report.pages import inspection_of, one_program, staged

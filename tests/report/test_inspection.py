@@ -18,12 +18,16 @@ from autopar.ir.inspection import (
 from autopar.ir.mesh import MeshShape
 from autopar.ir.peak import HeldKind
 from autopar.ir.sharding import Sharding
-from autopar.report.axes import axes, axis_roles, roles_of
-from autopar.report.comm import communication
-from autopar.report.curve import memory_over_time
-from autopar.report.inspection_data import inspection_data
-from autopar.report.modules import modules
-from autopar.report.ops import ops
+from autopar.report.inspection import (
+    axes,
+    axis_roles,
+    communication,
+    memory_over_time,
+    modules,
+    ops,
+    roles_of,
+)
+from autopar.report.rows import inspection_data
 
 ROWS, SPLIT = Sharding((("data",), ())), Sharding(((), ("model",)))
 USES = (

@@ -13,10 +13,10 @@ from autopar.ir.plan import Argument, Origin, Plan, Prediction, Traffic
 from autopar.ir.sharding import Sharding, spec_text
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.report.clusters import usual_meshes
-from autopar.report.memory import memory, memory_in_full
-from autopar.report.plan import collectives, headline, margins, parameters
-from autopar.report.style import SlashedPath, bar, percent, sparkline
-from autopar.report.view import holdings_of, plan_data, rows_of
+from autopar.report.plan import collectives, headline, margins, memory, memory_in_full, parameters
+from autopar.report.rows import holdings_of, plan_data, rows_of
+from autopar.report.style import bar, sparkline
+from autopar.report.table import SlashedPath, percent
 
 WHOLE, SPLIT = Sharding(((), ())), Sharding((("data",), ()))
 

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import pytest
 from jax import lax, nn, random
 
-from autopar.rules import attach_rules, told_primitives, unknown_ops
+from autopar.rules import attach_rules, primitive_fates, unknown_ops
 from tests.frontend.tracing import graph_of, shape
 
 Call = tuple[str, Callable[..., Any], tuple[Any, ...]]
-TOLD = dict(told_primitives())
+TOLD = dict(primitive_fates())
 KEY = jax.eval_shape(lambda: random.key(0))
 ROWS, VECTOR, SQUARES = shape(8, 4), shape(4), shape(8, 4, 4)
 COUNTS = shape(8, 4, dtype=jnp.int32)

@@ -18,12 +18,12 @@ from autopar.cluster.target import Target
 from autopar.errors import VerifyError
 from autopar.ir.compiled import Compiled, Level
 from autopar.ir.mesh import MeshShape
-from autopar.planner.plan import Planned
 from autopar.planner.planned_stages import PlannedStages
-from autopar.runtime.aot.job import Job, abstract_mesh, job_of_jitted, job_of_step
+from autopar.runtime.aot.job import Job, abstract_mesh, job_of_jitted, job_of_part
 from autopar.runtime.aot.launch import compile_ahead
-from autopar.runtime.aot.stages import alike_parts, job_of_part
 from autopar.runtime.interface import Interface
+from autopar.runtime.likeness import alike_parts
+from autopar.verifying.programs import program_of, whole_job
 from tests.end_to_end.running import zoo_case
 from tests.runtime.aot_jobs import matmuls, needs_gpu_compiler, needs_tpu_compiler
 
@@ -172,9 +172,8 @@ def _planned(cluster: str, **options: Any) -> Any:
 def test_a_planned_step_is_compiled_whole(count: int) -> None:
     cluster = Cluster.parse(f"{count}xh100")
     planned = _planned(f"{count}xh100", mesh=(count,) if count > 1 else 1, method="dp")
-    assert isinstance(planned, Planned)
-    order = tuple(range(count))
-    job = job_of_step(planned.traced, planned.program, planned.plan.mesh, order, Target.of(cluster))
+    job = whole_job(*program_of(planned), cluster)
+    assert job.order == tuple(range(count))
     found = compile_ahead(job)
     assert bool(found.collectives) == (count > 1)
     assert found.argument_bytes == planned.plan.prediction.argument_bytes

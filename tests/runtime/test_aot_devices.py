@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 
-from autopar.cluster import Cluster, device_order
+from autopar.cluster import Cluster, Torus, device_order
 from autopar.cluster.target import Target
-from autopar.cluster.topology import Torus
 from autopar.errors import ClusterError
 from autopar.ir.mesh import MeshShape
 from autopar.runtime.aot.devices import in_our_order, tpu_options

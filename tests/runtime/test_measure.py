@@ -8,8 +8,9 @@ import pytest
 
 from autopar.cluster import Cluster
 from autopar.cluster.calibration import Experiment
-from autopar.cost import COLLECTIVE_KINDS, read_collectives
+from autopar.cost import COLLECTIVE_KINDS
 from autopar.errors import ClusterError
+from autopar.hlo.collectives import read_collectives
 from autopar.ir.mesh import MeshShape
 from autopar.runtime.bind import bind_mesh
 from autopar.runtime.measure.bench import DeviceBench

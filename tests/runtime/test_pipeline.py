@@ -18,10 +18,10 @@ from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Argument
 from autopar.ir.program import Program, Send
 from autopar.runtime.bind import bind_mesh
+from autopar.runtime.executor import Executor, Options
 from autopar.runtime.pieces import StackedPieces
-from autopar.runtime.pipeline import PipelineExecutor, PipelineOptions
 from autopar.runtime.send import AbstractTransport, Carrier, End, LocalTransport, Way
-from autopar.runtime.state import create_on_submeshes
+from autopar.runtime.state import init
 from tests.runtime.stages import Builder, Model, Order, one_forward_one_backward, serial
 
 MICROBATCHES = 4
@@ -52,9 +52,9 @@ def staged(
 
 def executor(
     model: Model, meshes: Sequence[Mesh], order: Order = serial, **options: Any
-) -> PipelineExecutor:
+) -> Executor:
     trace, program = staged(model, meshes, order)
-    return PipelineExecutor(trace, program, meshes, PipelineOptions(**options))
+    return Executor(trace, program, meshes, Options(**options))
 
 
 def three_steps(run: Any, model: Model) -> list[Any]:
@@ -96,14 +96,14 @@ def test_stages_equal_the_plain_step(
 
 
 @pytest.fixture(scope="module", name="two")
-def _two(devices: list[jax.Device]) -> tuple[Model, list[Mesh], PipelineExecutor]:
+def _two(devices: list[jax.Device]) -> tuple[Model, list[Mesh], Executor]:
     model, meshes = Model(), bound([(2,), (2,)], devices)
     return model, meshes, executor(model, meshes)
 
 
 @pytest.mark.smoke
 def test_state_is_consumed_and_comes_back_in_place(
-    two: tuple[Model, list[Mesh], PipelineExecutor],
+    two: tuple[Model, list[Mesh], Executor],
 ) -> None:
     model, meshes, run = two
     first, _, _ = run(model.flat(model.weights()))
@@ -124,7 +124,7 @@ def test_state_is_left_alone_where_it_is_not_donated(devices: list[jax.Device]) 
         np.testing.assert_array_equal(a, b)
 
 
-def test_host_arrays_are_not_written(two: tuple[Model, list[Mesh], PipelineExecutor]) -> None:
+def test_host_arrays_are_not_written(two: tuple[Model, list[Mesh], Executor]) -> None:
     model, _, run = two
     given = model.weights()
     run(model.flat(given))
@@ -133,7 +133,7 @@ def test_host_arrays_are_not_written(two: tuple[Model, list[Mesh], PipelineExecu
 
 
 def test_arrays_from_anywhere_do(
-    two: tuple[Model, list[Mesh], PipelineExecutor], devices: list[jax.Device]
+    two: tuple[Model, list[Mesh], Executor], devices: list[jax.Device]
 ) -> None:
     model, meshes, run = two
     wanted = run(model.flat(model.weights()))
@@ -153,7 +153,7 @@ def test_equal_parts_are_compiled_once(devices: list[jax.Device]) -> None:
     assert report.compiled == report.distinct
 
 
-def test_more_steps_than_fit_at_once(two: tuple[Model, list[Mesh], PipelineExecutor]) -> None:
+def test_more_steps_than_fit_at_once(two: tuple[Model, list[Mesh], Executor]) -> None:
     """Nobody waits between forty steps: the window must."""
     model, _, run = two
     state = model.weights()
@@ -166,7 +166,7 @@ def test_accumulators_may_have_a_dtype_of_their_own(devices: list[jax.Device]) -
     """Who reads such a sum rounds it to the dtype that the step has for it."""
     model, meshes = Model(), bound([(2,), (2,)], devices)
     trace, program = staged(model, meshes, dtype="bf16")
-    got = PipelineExecutor(trace, program, meshes)(model.flat(model.weights()))
+    got = Executor(trace, program, meshes)(model.flat(model.weights()))
     wanted = plain(model)(model.flat(model.weights()))
     for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
         assert g.dtype == w.dtype
@@ -179,7 +179,7 @@ def test_a_register_that_holds_nothing_is_named(devices: list[jax.Device]) -> No
     trace, program = staged(model, meshes)
     without = tuple(i for i in program.instructions if not isinstance(i, Send))
     with pytest.raises(GraphError, match=r"F1 reads r\d+ of mesh1, which holds nothing"):
-        PipelineExecutor(trace, replace(program, instructions=without), meshes)
+        Executor(trace, replace(program, instructions=without), meshes)
 
 
 def in_pieces(trace: Any) -> Any:
@@ -197,7 +197,7 @@ def in_pieces(trace: Any) -> Any:
 def test_a_leaf_may_lie_in_pieces_on_several_submeshes(devices: list[jax.Device]) -> None:
     model, meshes = Model(), bound([(2,), (2,)], devices)
     trace, program = staged(model, meshes)
-    run = PipelineExecutor(in_pieces(trace), program, meshes)
+    run = Executor(in_pieces(trace), program, meshes)
     *first, last = model.weights()
     state: list[Any] = [np.concatenate(first), last]
     for seed in range(2):
@@ -227,7 +227,7 @@ def test_state_is_born_on_the_submeshes_that_keep_it(devices: list[jax.Device]) 
     """Bits are those of a plain start, in one piece or several; a step takes it as it is."""
     model, meshes = Model(), bound([(2,), (2,)], devices)
     trace, program = staged(model, meshes)
-    run = PipelineExecutor(in_pieces(trace), program, meshes)
+    run = Executor(in_pieces(trace), program, meshes)
     arguments = planned(trace, program)
 
     def create(key: jax.Array) -> list[jax.Array]:
@@ -235,7 +235,7 @@ def test_state_is_born_on_the_submeshes_that_keep_it(devices: list[jax.Device]) 
         return [jax.random.normal(ones, (24, 8)), jax.random.uniform(others, (8, 8))]
 
     key = jax.device_put(jax.random.key(5), devices[7])
-    born = create_on_submeshes(create, (key,), {}, arguments, meshes)
+    born = init(create, (key,), {}, arguments, meshes)
     assert isinstance(born[0], StackedPieces)
     for got, wanted in zip(born, create(key), strict=True):
         np.testing.assert_array_equal(got, wanted)
@@ -243,7 +243,7 @@ def test_state_is_born_on_the_submeshes_that_keep_it(devices: list[jax.Device]) 
     run([*born, *model.rows()])
     assert all(piece.is_deleted() for piece in before)
     with pytest.raises(PlanMismatchError, match=r"w is \[24, 8\] in the plan and \[24, 9\] here"):
-        create_on_submeshes(lambda: [np.ones((24, 9))], (), {}, arguments, meshes)
+        init(lambda: [np.ones((24, 9))], (), {}, arguments, meshes)
 
 
 class Interrupted(AbstractTransport):

@@ -8,8 +8,7 @@ import pytest
 
 from autopar.ir.mesh import MeshShape
 from autopar.runtime.bind import bind_mesh
-from autopar.runtime.executor import storage_sharding
-from autopar.runtime.state import create_spread
+from autopar.runtime.state import even_sharding, init
 
 
 @pytest.mark.parametrize(
@@ -28,7 +27,8 @@ from autopar.runtime.state import create_spread
 def test_a_leaf_is_stored_cut_along_its_largest_even_dim(
     shape: tuple[int, ...], sharding: str
 ) -> None:
-    assert str(storage_sharding(shape, ("x",), 8)) == sharding
+    leaf = jax.ShapeDtypeStruct(shape, jnp.float32)
+    assert str(even_sharding(leaf, ("x",), 8)) == sharding
 
 
 @pytest.mark.smoke
@@ -39,7 +39,7 @@ def test_no_device_holds_a_whole_leaf(devices: list[jax.Device]) -> None:
         return {"w": scale * jax.random.normal(key, (16, 24)), "key": key, "n": jnp.zeros(3)}
 
     key = jax.random.key(3)
-    state = create_spread(create, (key,), {"scale": 2.0}, mesh)
+    state = init(create, (key,), {"scale": 2.0}, None, [mesh])
     assert {s.data.shape for s in state["w"].addressable_shards} == {(16, 3)}
     assert {s.data.shape for s in state["n"].addressable_shards} == {(3,)}
     assert jnp.allclose(state["w"], create(key, 2.0)["w"])

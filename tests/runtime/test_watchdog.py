@@ -10,7 +10,7 @@ import numpy as np
 
 from autopar.ir.mesh import MeshShape
 from autopar.ir.program import Program, Run
-from autopar.runtime.pipeline import PipelineExecutor, PipelineOptions
+from autopar.runtime.executor import Executor, Options
 from autopar.runtime.watchdog import standstill
 from tests.runtime.stages import Builder, Model
 from tests.runtime.test_pipeline import bound, staged
@@ -69,7 +69,7 @@ def test_a_blocked_program_is_reported_and_goes_on(devices: list[jax.Device]) ->
 
     model, meshes = Model(held_up=held_up), bound([(1,), (1,)], devices)
     trace, program = staged(model, meshes)
-    run = PipelineExecutor(trace, program, meshes, PipelineOptions(patience=0.2, report=report))
+    run = Executor(trace, program, meshes, Options(patience=0.2, report=report))
     state, loss, _ = run(model.flat(model.weights()))
     assert reported.wait(60)
     goes_on.set()

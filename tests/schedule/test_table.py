@@ -4,7 +4,7 @@ import pytest
 
 from autopar.errors import ScheduleError
 from autopar.schedule.grid import Kind, Task
-from autopar.schedule.table import SCHEDULES, device_order, make_grid
+from autopar.schedule.table import SCHEDULES, device_order, finest_schedule, make_grid
 
 REFUSED = {
     ("zbh1", 4, 8, 1): "no schedule is called 'zbh1'. Close: zb-h1, zb-h2. Schedules: "
@@ -50,6 +50,15 @@ def test_a_barrier_between_all_forwards_and_all_backwards(name: str) -> None:
     forwards = grid.microbatches * grid.chunks
     first = {task.kind for row in grid.rows for task in row[:forwards]}
     assert (first == {Kind.FORWARD}) == schedule.allows_barrier
+
+
+def test_a_step_is_taken_apart_by_the_schedule_with_the_most_tasks() -> None:
+    assert finest_schedule(barrier=False).name == "zb-h1"
+    assert finest_schedule(barrier=True).name == "gpipe"
+
+
+def test_plain_loops_are_told_from_schedules_that_overlap() -> None:
+    assert [s.name for s in SCHEDULES.values() if s.is_plain_loop] == ["serial", "serial-split"]
 
 
 def test_placements() -> None:

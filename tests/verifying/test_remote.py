@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from autopar.cluster import Cluster
-from autopar.cluster.target import Target
 from autopar.errors import VerifyError
-from autopar.runtime.aot.job import Job, job_of_step
+from autopar.runtime.aot.job import Job
 from autopar.runtime.trial.remote import remote_step
 from autopar.runtime.trial.steps import FlatStep, packed, planned_step, unpacked
+from autopar.verifying.programs import program_of, whole_job
 from tests.verifying.asking import SHAPES, planned_for
 
 pytest.importorskip("flatbuffers", reason="JAX exports no program without flatbuffers")
@@ -22,9 +22,9 @@ pytest.importorskip("flatbuffers", reason="JAX exports no program without flatbu
 def pair() -> Any:
     """A step in this process, and its job."""
     planned = planned_for("8xcpu", "megatron")
-    given = planned.traced, planned.program, planned.plan.mesh
-    target = Target.of(Cluster.parse("8xcpu"))
-    return planned_step(*given), job_of_step(*given, tuple(range(8)), target, donate=False)
+    trace, program = program_of(planned)
+    job = whole_job(trace, program, Cluster.parse("8xcpu"), donate=False)
+    return planned_step(trace, program), job
 
 
 def test_it_gives_what_it_gives_here(pair: tuple[FlatStep, Job]) -> None:

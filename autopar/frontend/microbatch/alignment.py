@@ -1,4 +1,4 @@
-"""Holds a step traced on a part of the rows against the step traced on all of them."""
+"""Alignment of a step traced on a part of the rows with the step traced on all of them."""
 
 from __future__ import annotations
 
@@ -35,19 +35,21 @@ def align(whole: TracedStep, part: TracedStep) -> FlatProgram:
     where a number made of the batch size says which rows to read (E3).
     """
     fault = "the arrays that it closes over differ in number"
+    # 1. The same equations in the same order, reading the same values.
     if whole.input_paths == part.input_paths:
         fault = _Twins().first_difference(whole.program, part.program)
     if fault:
-        raise BatchError(_differs(whole, fault))
+        raise BatchError(_describe_difference(whole, fault))
+    # 2. Constants of the part become the whole's, unless they say which rows to read (E3).
     return _Alignment(whole.name).program(whole.program, part.program)
 
 
 def has_rows(whole: Sequence[int], part: Sequence[int]) -> bool:
-    """Whether a value has rows of the batch, by its shape on the whole batch and on a part."""
+    """True if a value has rows of the batch, by its shape on the whole batch and on a part."""
     return tuple(whole) != tuple(part)
 
 
-def _differs(whole: TracedStep, fault: str) -> str:
+def _describe_difference(whole: TracedStep, fault: str) -> str:
     return listing(
         f"{whole.name} cannot be cut into microbatches: its structure depends on the batch size.",
         [fault],
@@ -65,11 +67,11 @@ class _Twins:
         self._twin: dict[Ref, Ref] = {}
 
     def first_difference(self, whole: FlatProgram, part: FlatProgram) -> str:
-        """What to say of the first equations that are not alike, bodies included; "": all are."""
+        """Describe the first equations that are not alike, bodies included; "" if all are."""
         self._twin.update(zip(part.inputs, whole.inputs, strict=True))
         for one, other in zip(whole.equations, part.equations, strict=False):
             if not self._alike(one, other):
-                return f"on the whole batch it runs {_shown(one)}, on a part {_shown(other)}"
+                return f"on the whole batch it runs {_show(one)}, on a part {_show(other)}"
             for inner, own in zip(one.bodies, other.bodies, strict=True):
                 fault = self.first_difference(inner, own)
                 if fault:
@@ -78,7 +80,7 @@ class _Twins:
         more, fewer = len(whole.equations), len(part.equations)
         if more != fewer:
             longer, where = (whole, "the whole batch") if more > fewer else (part, "a part")
-            return f"only on {where} it runs {_shown(longer.equations[min(more, fewer)])}"
+            return f"only on {where} it runs {_show(longer.equations[min(more, fewer)])}"
         if not self._same_operands(whole.outputs, part.outputs):
             return "what it returns is not made by the same operations"
         return ""
@@ -93,7 +95,7 @@ class _Twins:
         )
 
     def _same_operands(self, whole: Sequence[Ref | Const], part: Sequence[Ref | Const]) -> bool:
-        """Whether the same values are read, and literals at the same places."""
+        """True if the same values are read, and literals at the same places."""
         return len(whole) == len(part) and all(
             self._twin.get(b) == a
             if isinstance(b, int)
@@ -125,7 +127,7 @@ def _shapes(equation: Equation) -> Iterator[tuple[int, ...]]:
 
 
 def _alike_values(whole: Plain, part: Plain, ratios: set[tuple[int, int]] | None) -> bool:
-    """Whether plain values are equal but for whole numbers that grow as the sizes do."""
+    """True if plain values are equal but for whole numbers that grow as the sizes do."""
     if isinstance(whole, tuple) and isinstance(part, tuple):
         return len(whole) == len(part) and all(
             _alike_values(a, b, ratios) for a, b in zip(whole, part, strict=True)
@@ -136,7 +138,7 @@ def _alike_values(whole: Plain, part: Plain, ratios: set[tuple[int, int]] | None
     return numbers and (ratios is None or (whole, part) in ratios)
 
 
-def _shown(equation: Equation) -> str:
+def _show(equation: Equation) -> str:
     shapes = ", ".join(Value("", *type_of(a)).type_text for a in equation.result_avals)
     return f"{equation.primitive.name} -> {shapes} at {equation.line or '?'}"
 
@@ -205,7 +207,7 @@ def _counts(aval: Any) -> bool:
 
 
 def _differ(whole: Sequence[Ref | Const], part: Sequence[Ref | Const]) -> bool:
-    """Whether some literal is another number on the whole batch."""
+    """True if some literal is another number on the whole batch."""
     return any(
         isinstance(a, Const) and isinstance(b, Const) and _whole_operand(a, b) is a
         for a, b in zip(whole, part, strict=True)
@@ -233,7 +235,7 @@ def _equal(whole: Const, part: Const) -> bool:
     return np.array_equal(np.asarray(whole.value), np.asarray(part.value))
 
 
-# -- resize -- Brings the sizes of a trace down to a number of rows that it was not traced on.
+# -- sizes of a trace brought down to a number of rows that it was not traced on ------------------
 
 
 @dataclass(frozen=True)
@@ -291,7 +293,7 @@ def _equation(whole: Equation, tried: Equation, trial: Trial) -> Equation:
 
 
 def _holds_sizes(equation: Equation) -> bool:
-    """Whether a jaxpr among the parameters works on arrays: a scatter's combines two numbers."""
+    """True if a jaxpr among the parameters works on arrays: a scatter's combines two numbers."""
     inner = jex.jaxprs_in_params(equation.params)
     return any(getattr(v.aval, "shape", ()) for jaxpr in inner for v in jaxpr.invars)
 
@@ -337,7 +339,7 @@ def rows_behind_barriers(whole: FlatProgram, part: FlatProgram) -> tuple[FlatPro
     much kept apart from the forward pass as before.
     """
     places = dict(_places_of_rows(whole, part))
-    return _loosened(whole, places), _loosened(part, places)
+    return _loosen(whole, places), _loosen(part, places)
 
 
 def _places_of_rows(whole: FlatProgram, part: FlatProgram) -> Iterator[tuple[Ref, tuple[int, ...]]]:
@@ -350,24 +352,24 @@ def _places_of_rows(whole: FlatProgram, part: FlatProgram) -> Iterator[tuple[Ref
                 yield one.results[0], places
 
 
-def _loosened(program: FlatProgram, places: Mapping[Ref, tuple[int, ...]]) -> FlatProgram:
+def _loosen(program: FlatProgram, places: Mapping[Ref, tuple[int, ...]]) -> FlatProgram:
     """A program in which barriers hold their results at these places alone."""
     names: dict[Ref, Ref | Const] = {}
     equations: list[Equation] = []
     for equation in program.equations:
-        bodies = tuple(_loosened(body, places) for body in equation.bodies)
+        bodies = tuple(_loosen(body, places) for body in equation.bodies)
         here = replace(equation, operands=rename(equation.operands, names), bodies=bodies)
         held = places.get(here.results[0]) if here.results else None
         if held is not None:
             names.update(zip(here.results, here.operands, strict=True))
-            here = _held(here, held)
+            here = _hold(here, held)
             for result in here.results:
                 del names[result]
         equations.append(here)
     return replace(program, equations=tuple(equations), outputs=rename(program.outputs, names))
 
 
-def _held(barrier: Equation, places: Sequence[int]) -> Equation:
+def _hold(barrier: Equation, places: Sequence[int]) -> Equation:
     return replace(
         barrier,
         operands=tuple(barrier.operands[i] for i in places),

@@ -1,4 +1,4 @@
-"""Which inputs of a step hold rows of the batch, and the step's arguments cut to fewer rows."""
+"""Inputs of a step that hold rows of the batch, and its arguments cut to fewer rows."""
 
 from __future__ import annotations
 

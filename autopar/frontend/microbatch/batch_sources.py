@@ -1,4 +1,4 @@
-"""Finds where rows of the batch come from: the sources of a step, and how their rows lie.
+"""Sources of rows: values of a step that have rows of the batch though nothing of it is in them.
 
 A source is an equation whose result has rows of the batch and whose operands are made of nothing
 of it: an iota, random bits, a slice of a table. On its own a microbatch would make the first rows
@@ -47,7 +47,7 @@ class Sizes:
 
 
 class Way(Enum):
-    """How the rows of a microbatch are made."""
+    """The way in which the rows of a microbatch are made."""
 
     COUNTED = "counted"  # an iota, from the number of the microbatch's first row
     DRAWN = "drawn"  # random bits, from the counters of the microbatch's items
@@ -65,7 +65,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Survey:
-    """All that must know the number of the microbatch, bodies of loops included.
+    """The values that must know the number of the microbatch, bodies of loops included.
 
     `sources` are by their first result; `constants` are the arrays with rows that are written
     into bodies, by what reads them (first result, position of the operand); `inputs` are the
@@ -81,7 +81,7 @@ class Survey:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no microbatch need know its number."""
+        """True if no microbatch need know its number."""
         return not (self.sources or self.constants or self.inputs)
 
 
@@ -103,6 +103,8 @@ class _Surveyor:
         self._rows: list[tuple[str, Rows]] = []
         self._holders: set[Ref] = set()
         pairs = zip(whole.program.input_avals, part.input_avals, strict=True)
+        # Inputs whose shapes differ are the batch, but for arrays that the step closes over: these
+        # have rows of their own, as a table of positions has.
         given = [r for r, (a, b) in zip(part.inputs, pairs, strict=True) if a.shape != b.shape]
         constants = set(part.inputs[len(part.inputs) - len(whole.constants) :])
         self._of_batch = reached_from(part, [r for r in given if r not in constants])
@@ -110,8 +112,10 @@ class _Surveyor:
     def survey(self) -> Survey:
         """The whole step's."""
         whole = self._whole.program
+        # 1. Equations and literals of the program and of all bodies.
         self._visit(whole, self._part)
         count = len(self._whole.constants)
+        # 2. Closed-over arrays with rows.
         heads = zip(whole.inputs, whole.input_avals, self._part.input_avals, strict=True)
         inputs = {
             ref: rows
@@ -125,6 +129,7 @@ class _Surveyor:
         """Note the sources of a program; whether a microbatch must know its number there."""
         types, found = dict(whole.avals()), False
         for one, own in zip(whole.equations, part.equations, strict=True):
+            # A loop that holds a source must be given the number of the microbatch.
             inner = [self._visit(a, b) for a, b in zip(one.bodies, own.bodies, strict=True)]
             if any(inner):
                 self._holders.add(one.results[0])
@@ -136,7 +141,7 @@ class _Surveyor:
         found = False
         for i, (one, own) in enumerate(zip(whole.operands, part.operands, strict=True)):
             if isinstance(one, Const) and isinstance(own, Const):
-                rows = self._rows_of(one.aval.shape, own.aval.shape, _shown(whole))
+                rows = self._rows_of(one.aval.shape, own.aval.shape, _show(whole))
                 if rows is not None:
                     self._constants[whole.results[0], i] = (one, rows)
                     found = True
@@ -145,16 +150,19 @@ class _Surveyor:
     def _note(self, whole: Equation, part: Equation, types: Mapping[Ref, Any]) -> bool:
         """An equation, where it is a source; whether it is to be rewritten."""
         results = list(zip(_shapes(whole), _shapes(part), strict=True))
+        # A source has rows in its results, ...
         if whole.bodies or not any(has_rows(*pair) for pair in results):
             return False
         if whole.primitive.name in _BY_POSITION:
             raise BatchError(_undrawable(self._sizes, whole))
         pairs = zip(whole.operand_shapes, part.operand_shapes, strict=True)
+        # ... which differ, and none in its operands, ...
         if _are_alike(whole, *results[0]) or any(has_rows(*pair) for pair in pairs):
             return False
+        # ... and nothing of the batch is in it, a sum over rows neither.
         if not self._of_batch.isdisjoint(refs(whole.operands)):
             return False
-        rows = tuple(self._rows_of(*pair, _shown(whole)) for pair in results)
+        rows = tuple(self._rows_of(*pair, _show(whole)) for pair in results)
         named = zip(whole.results, rows, strict=True)
         self._rows += [(f"%{r}", found) for r, found in named if found is not None]
         way = self._way(whole, types)
@@ -166,21 +174,24 @@ class _Surveyor:
         if kind == "iota":
             return Way.COUNTED
         key = equation.operands[0] if equation.operands else None
+        # threefry numbers are functions of their position: any part can be drawn alone.
         if kind == "random_bits" and draws_parts():
             aval = types[key] if isinstance(key, int) else getattr(key, "aval", None)
             if type_of(aval)[1] == _THREEFRY:
                 return Way.DRAWN
         drawn = sum(Value("", *type_of(a)).nbytes for a in equation.result_avals)
+        # Else all are drawn and cut, if that is not too much.
         if kind in _RANDOM and drawn > _LARGEST_DRAW:
             raise BatchError(_undrawable(self._sizes, equation))
         return Way.CUT
 
     def _rows_of(self, whole: Sequence[int], part: Sequence[int], where: str) -> Rows | None:
-        """Where a shape has its rows, by how it differs; None where it does not."""
+        """The place of the rows in a shape, by how it differs; None if it does not."""
         dims = [d for d, (a, b) in enumerate(zip(whole, part, strict=True)) if a != b]
         if not dims:
             return None
         size, less, sizes = whole[dims[0]], part[dims[0]], self._sizes
+        # E7, or a size that does not grow with the batch.
         if len(dims) > 1 or size % sizes.batch or size * sizes.part != less * sizes.batch:
             raise BatchError(_unclear(sizes, where, whole, part))
         found = self._layouts.get(size, Rows(0, 1, size // sizes.batch))
@@ -188,13 +199,13 @@ class _Surveyor:
 
 
 def draws_parts() -> bool:
-    """Whether JAX draws threefry bits such that any part of them can be drawn alone."""
+    """True if JAX draws threefry bits such that any part of them can be drawn alone."""
     config: Any = jax.config
     return bool(config.jax_threefry_partitionable)
 
 
 def _are_alike(equation: Equation, whole: Sequence[int], part: Sequence[int]) -> bool:
-    """Whether all rows that an equation makes of nothing with rows are the same."""
+    """True if all rows that an equation makes of nothing with rows are the same."""
     if equation.primitive.name == "iota":
         along = equation.params["dimension"]
         return bool(whole[along] == part[along])
@@ -206,7 +217,7 @@ def _shapes(equation: Equation) -> list[tuple[int, ...]]:
 
 
 def _layouts(whole: FlatProgram, part: FlatProgram, sizes: Sizes) -> Iterator[tuple[int, Rows]]:
-    """How the rows lie in longer dims, by length: as the step's own reshapes merge or split them.
+    """The place of the rows in longer dims, by length: as the step's reshapes merge or split them.
 
     A source does not say: 64 items may be 16 rows of 4 or 4 times 16 rows. The last reshape tells;
     where none does, rows come first.
@@ -228,7 +239,7 @@ def _reshapes(whole: FlatProgram, part: FlatProgram) -> _Pairs:
     return (pair for pair in pairs if pair[0].primitive.name == "reshape")
 
 
-def _shown(equation: Equation) -> str:
+def _show(equation: Equation) -> str:
     return f"{equation.primitive.name} at {equation.line or '?'}"
 
 
@@ -246,7 +257,7 @@ def _undrawable(sizes: Sizes, equation: Equation) -> str:
     return listing(
         f"{sizes.name} cannot be cut into microbatches: it draws random numbers of which no part "
         "can be drawn alone.",
-        [f"{_shown(equation)} draws {shown} for the whole batch"],
+        [f"{_show(equation)} draws {shown} for the whole batch"],
         "Use threefry keys (jax.random.key(seed)) with jax_threefry_partitionable, or a key for "
         "each example: jax.vmap over jax.random.split(key, rows).",
     )

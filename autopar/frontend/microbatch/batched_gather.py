@@ -1,4 +1,4 @@
-"""Reads x[jnp.arange(n), i] as what it means: from each row of x, at a place of the row's own.
+"""x[jnp.arange(n), i] read as what it means: from each row of x, at a place of the row's own.
 
 There the first index counts the rows, so it looks as though any row were read for any other.
 JAX can say it: a batching dim of gather and scatter pairs rows of the array with rows of the
@@ -39,10 +39,10 @@ def find_batched_gathers(program: FlatProgram) -> FlatProgram:
     """The program in which each index that only counts the rows of a dim is a batching dim."""
     if not any(e.primitive.name in _FIELDS for e in program.walk()):
         return program
-    return _rewritten(program, program.fresh())
+    return _rewrite(program, program.fresh())
 
 
-def _rewritten(program: FlatProgram, fresh: Iterator[Ref]) -> FlatProgram:
+def _rewrite(program: FlatProgram, fresh: Iterator[Ref]) -> FlatProgram:
     scope = _Scope(dict(program.avals()), fresh)
     written = [e for equation in program.equations for e in scope.paired(equation)]
     return replace(program, equations=live(written, program.outputs))
@@ -58,7 +58,7 @@ class _Scope:
     def paired(self, equation: Equation) -> Iterator[Equation]:
         """The equation, columns of its indices that count rows made batching dims."""
         equation = replace(
-            equation, bodies=tuple(_rewritten(b, self._fresh) for b in equation.bodies)
+            equation, bodies=tuple(_rewrite(b, self._fresh) for b in equation.bodies)
         )
         self._makers.update((r, equation) for r in equation.results)
         columns = self._columns(equation)
@@ -72,7 +72,7 @@ class _Scope:
             indices, place = next(self._fresh), Place.beside(equation, self._fresh)
             avals = [self._types[c] for c in left]
             yield from splice(_side_by_side, left, avals, (indices,), place)
-        yield _batched(equation, indices, len(left), paired)
+        yield _batch(equation, indices, len(left), paired)
 
     def _columns(self, equation: Equation) -> tuple[Ref, ...]:
         """The values that a gather's or scatter's indices are put together of, a column each."""
@@ -141,7 +141,7 @@ def _dimension_numbers(equation: Equation) -> list[tuple[int, ...]]:
     return [tuple(getattr(numbers, f)) for f in _FIELDS[equation.primitive.name]]
 
 
-def _batched(
+def _batch(
     equation: Equation, indices: Ref, columns: int, paired: Mapping[int, tuple[int, int]]
 ) -> Equation:
     """The gather or scatter with fewer columns of indices, and batching dims in their place."""

@@ -1,4 +1,4 @@
-"""Traces a step a second time, on the rows of one microbatch, and makes the two agree."""
+"""The second trace of a step, on the rows of one microbatch, made to agree with the first."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from autopar.frontend.microbatch.batch_sources import (
     whole_from_sources,
 )
 from autopar.frontend.microbatch.batched_gather import find_batched_gathers
+from autopar.frontend.microbatch.state_sums import split_state_sums
 from autopar.frontend.plain_data import type_of
 from autopar.frontend.rewrite.inline_remat import inline_remats
 from autopar.frontend.rewrite.later_calls import LaterCalls, split_later_calls
@@ -55,6 +56,11 @@ class MicrobatchTrace:
     sources: tuple[tuple[str, Rows], ...] = ()
     calls: FlatProgram | None = None
 
+    @classmethod
+    def of_whole(cls, traced: TracedStep) -> MicrobatchTrace:
+        """A step that is run whole: its one microbatch is the batch."""
+        return cls(traced, traced, 1)
+
 
 def trace_microbatch(
     spec: StepSpec,
@@ -75,14 +81,18 @@ def trace_microbatch(
     """
     traced = trace(spec, args, kwargs) if traced is None else traced
     if microbatches == 1:
-        later = split_later_calls(_prepared(traced))
+        later = split_later_calls(_prepare(traced))
         whole = replace(later.step, graph=build(later.step))
         return MicrobatchTrace(whole, whole, 1, calls=later.calls)
+    # 1. Which inputs hold rows.
     batch = batch_inputs(traced, batch_axes)
     rows = rows_of_one(batch.extent, microbatches)
-    later, program = _on_part(spec, args, kwargs, _prepared(traced), batch, rows)
-    programs = rows_behind_barriers(later.step.program, program)
+    # 2. The trace on one microbatch's rows, with the whole batch's constants.
+    later, program = _on_part(spec, args, kwargs, _prepare(traced), batch, rows)
+    # 3. Both traces rewritten alike: barriers hold rows alone, sums stand beside state.
+    programs = split_state_sums(*rows_behind_barriers(later.step.program, program))
     whole, part = (replace(later.step, program=program) for program in programs)
+    # 4. Iotas, random bits and tables: each microbatch makes its own rows.
     found = _from_sources(whole, part, Sizes(spec.name, batch.extent, rows))
     return replace(found, calls=later.calls)
 
@@ -114,7 +124,7 @@ def _on_part(
             raise error from None
 
 
-def _prepared(traced: TracedStep) -> TracedStep:
+def _prepare(traced: TracedStep) -> TracedStep:
     """A trace as it is compared: remat opened, rows read by their own numbers as such."""
     return replace(traced, program=find_batched_gathers(inline_remats(traced.program)))
 
@@ -134,19 +144,20 @@ def _part_program(
     On a single row JAX writes other operations than on many, so one on another number of rows is
     taken, its sizes brought down. `slices` of its rows may be left to calls.
     """
+    # JAX drops dims of size 1, so one row is traced as two (or three) and brought down.
     tried = rows if rows > 1 else _OTHER_ROWS[batch.extent == _OTHER_ROWS[0]]
     few = with_rows(spec, args, kwargs, batch, tried)
     try:
-        part = _prepared(seal(spec, *few))
+        part = _prepare(seal(spec, *few))
         inputs = [i for i, _ in batch.axes] if slices else ()
         part = split_later_calls(part, tried, inputs).step
     except TraceError as error:
-        raise BatchError(_untraced(whole.name, batch.extent, tried, error)) from error
+        raise BatchError(_describe_untraced(whole.name, batch.extent, tried, error)) from error
     try:
         program = align(whole, part)
     except BatchError as error:
         pair = _first_pairs(whole.program, part.program)
-        raise error if pair is None else RowsError(_compares(whole.name, pair)) from error
+        raise error if pair is None else RowsError(_describe_pairs(whole.name, pair)) from error
     return (
         program
         if tried == rows
@@ -169,7 +180,7 @@ def _first_pairs(whole: FlatProgram, part: FlatProgram) -> Equation | None:
     return None
 
 
-def _compares(name: str, equation: Equation) -> str:
+def _describe_pairs(name: str, equation: Equation) -> str:
     shown = ", ".join(Value("", *type_of(a)).type_text for a in equation.result_avals)
     return listing(
         f"{name} cannot be cut into microbatches: every row of the batch meets every other.",
@@ -179,7 +190,7 @@ def _compares(name: str, equation: Equation) -> str:
     )
 
 
-def _untraced(name: str, batch: int, rows: int, error: TraceError) -> str:
+def _describe_untraced(name: str, batch: int, rows: int, error: TraceError) -> str:
     return listing(
         f"{name} cannot be cut into microbatches: it traces on {batch} rows but not on {rows}.",
         [str(error)],

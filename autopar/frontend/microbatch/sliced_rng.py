@@ -1,4 +1,4 @@
-"""What the whole batch's iotas and random bits are at the rows of one microbatch.
+"""Iotas and random bits of the whole batch, at the rows of one microbatch alone.
 
 Legend: a dim of the whole is outer x B x inner long; a microbatch has b of the B rows; i is its
 number; k is the row-major place of an item in the whole array, as the words k = hi * 2^32 + lo.
@@ -54,7 +54,7 @@ def window_of(whole: jax.Array, index: jax.Array, window: Window) -> jax.Array:
 
 
 def places(index: jax.Array, window: Window, dtype: jax.typing.DTypeLike) -> jax.Array:
-    """Where each item of the window lies along the dim of rows: iota, cut to the window."""
+    """The place of each item of the window along the dim of rows: iota, cut to the window."""
     rows = window.rows
     counted = dtype if jnp.issubdtype(dtype, jnp.integer) else "int32"
     block, stride = window.part * rows.inner, window.batch * rows.inner

@@ -1,4 +1,4 @@
-"""Opens remat equations, so that a backward pass can be cut within what it recomputes."""
+"""Bodies of remat equations in line, so that a backward pass can be cut within a recomputation."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class _Opener:
         for equation in program.equations:
             here = replace(equation, operands=rename(equation.operands, names))
             if equation.primitive.name in _REMAT:
-                yield from self._opened(here, names)
+                yield from self._open(here, names)
             else:
                 yield replace(here, bodies=tuple(map(self.program, here.bodies)))
 
-    def _opened(self, remat: Equation, names: dict[Ref, Ref | Const]) -> Iterator[Equation]:
+    def _open(self, remat: Equation, names: dict[Ref, Ref | Const]) -> Iterator[Equation]:
         body = remat.bodies[0]
         pairs = zip(remat.operands, body.input_avals, strict=True)
         types = {o: aval for o, aval in pairs if isinstance(o, int)}
@@ -73,7 +73,7 @@ class _Opener:
 
 
 def recomputes(remat: Equation) -> bool:
-    """Whether a remat equation makes forward values again that must not be taken from before."""
+    """True if a remat equation makes forward values again that must not be taken from before."""
     return "transpose(" in remat.name_stack and bool(remat.params.get("prevent_cse", True))
 
 

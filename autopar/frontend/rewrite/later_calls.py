@@ -1,4 +1,4 @@
-"""Takes calls of Python whose results nobody reads out of a step: they are made when it has run.
+"""Calls of Python whose results nobody reads, taken out of a step: they are made when it has run.
 
 A part of a step runs once for each microbatch, on a few rows, and parts run in an order of their
 own. So what a call reads becomes an output of the step, which is the whole batch's, and a program
@@ -56,10 +56,12 @@ def split_later_calls(traced: TracedStep, rows: int = 0, batch: Collection[int] 
     if not any(e.has_effects for e in program.equations):
         return LaterCalls(traced, None)
     reached = reached_from(program, (program.inputs[i] for i in batch))
+    # 1. Calls, with the slices of rows that they read, leave each scope from the inside out.
     taken = _Taker(program.fresh(), rows, reached).scope(program)
     _check_order(traced.name, taken.order)
     if not taken.calls:
         return LaterCalls(traced, None)
+    # 2. The values that they read become outputs of the step, and inputs of a program of calls.
     given = taken.reads()
     outputs = (*program.outputs, *given)
     rest = replace(program, equations=live(taken.equations, outputs), outputs=outputs)
@@ -70,7 +72,7 @@ def split_later_calls(traced: TracedStep, rows: int = 0, batch: Collection[int] 
 
 @dataclass
 class _Taken:
-    """One scope after its calls were taken out; `order` tells of the ordered ones."""
+    """A scope after its calls were taken out; `order` tells of the ordered ones."""
 
     equations: list[Equation]
     avals: dict[Ref, Any]
@@ -78,7 +80,7 @@ class _Taken:
     order: list[_Ordered] = field(default_factory=list["_Ordered"])
 
     def reads(self) -> tuple[Ref, ...]:
-        """What the calls read of the scope."""
+        """The values of the scope that the calls read."""
         made = {r for e in self.calls for r in e.results}
         wanted = (r for e in self.calls for r in refs(e.operands))
         return tuple(dict.fromkeys(r for r in wanted if r not in made))
@@ -105,6 +107,7 @@ class _Taker:
         taken = _Taken([], dict(program.avals()))
         for equation in program.equations:
             kind = equation.primitive.name
+            # A call whose result is read must stay.
             if kind in HOST_CALLS and equation.has_effects and read.isdisjoint(equation.results):
                 taken.calls.append(equation)
                 if is_ordered_call(equation.params):
@@ -160,6 +163,8 @@ class _Taker:
         inputs = {r: i for i, r in enumerate(body.inputs)}
         fixed, sliced, stacked = list[Ref](), list[Ref](), dict[Ref, Ref]()
         for read in inner.reads():
+            # Constants and slices of the scan are given to the later scan as they are; carries and
+            # values of the body are stacked by this one, a row a trip.
             place = inputs.get(read, -1)
             if 0 <= place < consts:
                 fixed.append(read)
@@ -202,6 +207,7 @@ class _Taker:
         taken.avals.update(zip(added, avals, strict=True))
         bodies: list[FlatProgram] = []
         for b, (one, body) in enumerate(zip(inner, cond.bodies, strict=True)):
+            # A branch that is not taken gives zeros for what the calls of the others read.
             outputs = list[Ref | Const]()
             for other, own in enumerate(made):
                 if other == b:
@@ -250,7 +256,7 @@ class _Taker:
         return _caller(cond, {}, tuple(operands), branches)
 
     def _zero(self, aval: Any, taken: _Taken, place: Place) -> Ref | Const:
-        """What stands for the operand of a call in a branch that is not taken."""
+        """The value that stands for the operand of a call in a branch that is not taken."""
         if not aval.shape:
             return Const(np.zeros((), aval.dtype)[()], aval)
         made = next(self._fresh)
@@ -303,6 +309,7 @@ def _is_key(aval: Any) -> bool:
 
 def _check_order(name: str, order: Sequence[_Ordered]) -> None:
     """Raise BatchError unless calls that stay come first, and at one place."""
+    # Calls that leave run after all that stay.
     late = [o for i, o in enumerate(order) if o.stay and (i or o.leave)]
     if not late:
         return

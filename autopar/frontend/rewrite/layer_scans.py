@@ -1,4 +1,4 @@
-"""Finds scans over layers: those that take slice by slice what derives from the step's state."""
+"""Scans over layers, whose slices derive from the step's state; and rows through equations."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class _Groups:
             self._parent[right] = left
 
     def scan(self, root: Ref, scans: list[Equation]) -> LayerScan:
-        """What there is to say of a group that has these scans."""
+        """The refusal of a group that has these scans."""
         program = self._traced.program
         values = frozenset(r for r in self._parent if self.root(r) == root)
         length = min(s.params["length"] for s in scans)
@@ -139,14 +139,14 @@ class _Groups:
 
 
 def all_values(program: FlatProgram) -> Iterator[tuple[Ref, Any]]:
-    """Every value with its type, those of bodies too."""
+    """The values of a program with their types, those of bodies too."""
     yield from program.avals()
     for equation in program.equations:
         for body in equation.bodies:
             yield from all_values(body)
 
 
-# -- stacks -- How rows go through an equation: where it does the same to every row of dim 0.
+# -- rows through an equation that does the same to every row of dim 0 ----------------------------
 
 
 _POINTWISE = frozenset(
@@ -187,7 +187,7 @@ class Rows:
 
 
 def rows_through(equation: Equation) -> Rows | None:
-    """What rows an equation keeps apart; None for one that mixes them, or that is not known.
+    """The rows that an equation keeps apart; None for one that mixes them, or is not known.
 
     A result may have a multiple of the rows of its operand, or a part, as a reshape's.
     """

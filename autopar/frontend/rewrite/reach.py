@@ -1,4 +1,4 @@
-"""What depends on some values of a program, into and out of the bodies of loops."""
+"""Values of a program that depend on some of its values, into and out of the bodies of loops."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _Operands = Sequence[Ref | Const]
 
 
 def reached_from(program: FlatProgram, values: Iterable[Ref]) -> frozenset[Ref]:
-    """All values, bodies included, that are made of any of these, and these themselves."""
+    """The values, bodies included, that are made of any of these, and these themselves."""
     found = set(values)
     _spread(program, found)
     return frozenset(found)
@@ -55,7 +55,7 @@ def _entries(loop: Equation) -> Iterator[tuple[FlatProgram, _Operands]]:
 
 
 def _returns(loop: Equation) -> Iterator[tuple[_Operands, tuple[Ref, ...]]]:
-    """What bodies return, with the results of the loop or the inputs of its next trip."""
+    """The outputs of bodies, with the results of the loop or the inputs of its next trip."""
     kind, params = loop.primitive.name, loop.params
     if kind == "while":
         test, body = loop.bodies
@@ -73,7 +73,7 @@ def _returns(loop: Equation) -> Iterator[tuple[_Operands, tuple[Ref, ...]]]:
 
 
 def _deciding(loop: Equation) -> Iterator[Ref]:
-    """What decides which body runs, or how often."""
+    """The value that decides which body runs, or how often."""
     if loop.primitive.name == "while":
         return refs(loop.bodies[0].outputs)
     return refs(loop.operands[:1] if loop.primitive.name == "cond" else ())

@@ -1,4 +1,9 @@
-"""Rewrites a sealed step so that chosen forward values are computed again for the backward pass.
+"""Recomputation of chosen forward values for the backward pass, written into a sealed step.
+
+    forward    h = tanh(a)  ...  y = h @ w             h is dropped here
+    backward   a' = fence(a, dy)                       dy exists in the backward pass alone
+               h' = tanh(a')
+               dw = h'.T @ dy
 
 Straight code: the equations that made the values are repeated right before the first backward
 equation that reads them. What they start from passes through a fence: a remat equation with
@@ -57,13 +62,15 @@ class _Rewriter:
 
     def whole(self, program: FlatProgram, regions: Sequence[str]) -> FlatProgram:
         """A program that holds a forward and a backward pass, rewritten."""
+        # 1. Values in the bodies of forward scans, for backward scans.
         equations = join_scans(program, regions, self._chosen, self._fresh)
+        # 2. Values of the step itself; 3. what nothing reads any more is dropped.
         scope = _Scope(replace(program, equations=equations), regions, self._chosen, self._fresh)
         return replace(program, equations=live(list(scope.rewritten()), program.outputs))
 
 
 class _Scope:
-    """One straight line of equations in which forward values are made again on demand."""
+    """A straight line of equations in which forward values are made again on demand."""
 
     def __init__(
         self,
@@ -84,13 +91,15 @@ class _Scope:
         self._latest: Ref | None = None
 
     def rewritten(self) -> Iterator[Equation]:
-        """Every equation in order, repetitions before the first backward equation to need them."""
+        """The equations in order, repetitions before the first backward equation to need them."""
         for equation, region in zip(self._equations, self._regions, strict=True):
+            # Values made of literals alone are folded by XLA: such a one cannot tell when to start.
             if not self._varies.isdisjoint(refs(equation.operands)):
                 self._varies.update(equation.results)
             if region != "backward":
                 yield equation
                 continue
+            # Everything from the nearest kept values on, which has not been made again yet.
             steps = steps_to(refs(equation.operands), self._makers, self._again)
             if steps:
                 yield from self._repeated(steps, self._trigger(equation))
@@ -111,6 +120,8 @@ class _Scope:
     def _repeated(self, steps: Sequence[Equation], trigger: Ref | None) -> Iterator[Equation]:
         made = {r for step in steps for r in step.results} | self._again.keys()
         starts = dict.fromkeys(r for step in steps for r in self._starts(step, made))
+        # The fence ties the kept values to the backward pass, so that XLA neither merges the copies
+        # with the first ones nor runs them early.
         sources = [r for r in starts if r not in self._fenced]
         if sources:
             yield self._fence(sources, trigger, steps[0].line)
@@ -121,7 +132,7 @@ class _Scope:
             yield copy
 
     def _starts(self, step: Equation, made: Collection[Ref]) -> list[Ref]:
-        """What a repeated equation reads that must not be known to be what the first one read.
+        """The operands of repeated equations that XLA must not know to be those of the first ones.
 
         Arguments of the step, its weights mostly, are left alone where anything else differs:
         a fenced one may have to be copied.
@@ -161,6 +172,7 @@ def join_scans(
     """
     equations = list(program.equations)
     stacks = {
+        # Stacked result -> the forward scan that makes it.
         r: i
         for i, (e, region) in enumerate(zip(equations, regions, strict=True))
         if e.primitive.name == "scan" and region == "forward"
@@ -172,19 +184,20 @@ def join_scans(
             continue
         scanned = refs(equations[i].operands[_first_slice(equations[i]) :])
         for source in sorted({stacks[r] for r in scanned if r in stacks}):
+            # Trip k of the one reads what trip k of the other stacked.
             if equations[source].params["length"] == equations[i].params["length"]:
                 pair = _Pair(equations[source], equations[i], chosen, fresh)
                 equations[source], equations[i] = pair.joined()
                 joined.add(source)
     read = {r for e in equations for r in refs(e.operands)} | set(refs(program.outputs))
-    return tuple(_pruned(e, read) if i in joined else e for i, e in enumerate(equations))
+    return tuple(_prune(e, read) if i in joined else e for i, e in enumerate(equations))
 
 
 def _first_slice(scan: Equation) -> int:
     return int(scan.params["num_consts"] + scan.params["num_carry"])
 
 
-def _pruned(scan: Equation, read: set[Ref]) -> Equation:
+def _prune(scan: Equation, read: set[Ref]) -> Equation:
     """A scan without the stacked results that nobody reads."""
     carries = scan.params["num_carry"]
     body = scan.bodies[0]
@@ -208,7 +221,7 @@ class _Pair:
         self._makers = makers_of(forward.bodies[0].equations, chosen)
         body, start = backward.bodies[0], _first_slice(backward)
         self._slices = dict(zip(body.inputs[start:], backward.operands[start:], strict=True))
-        self._dropped = dict(self._unstacked())
+        self._dropped = dict(self._dropped_slices())
         self._inner = dict(_inner_avals(forward.bodies[0]))
         self._given: dict[Ref, Ref | Const] = {}  # value of the forward body -> the same here
         self._consts: list[tuple[Ref, Any, Ref | Const]] = []  # inner, aval, operand
@@ -223,13 +236,14 @@ class _Pair:
         body = self._backward.bodies[0]
         equations: list[Equation] = []
         for equation in body.equations:
+            # In the backward body: a dropped slice is made again before its first reader.
             equations += self._repeated(refs(equation.operands), again)
             equations.append(replace(equation, operands=self._read(equation.operands, again)))
         equations += self._repeated(refs(body.outputs), again)
         outputs = self._read(body.outputs, again)
         return self._stacking(), self._slicing(tuple(equations), outputs)
 
-    def _unstacked(self) -> Iterator[tuple[Ref, Ref]]:
+    def _dropped_slices(self) -> Iterator[tuple[Ref, Ref]]:
         """Slices of the backward body and the values of the forward body that they are."""
         outputs = dict(zip(self._forward.results, self._forward.bodies[0].outputs, strict=True))
         for inner, operand in self._slices.items():
@@ -254,11 +268,12 @@ class _Pair:
     # -- what the repeated equations start from --------------------------------------------
 
     def _operand(self, asked: Ref | Const, again: dict[Ref, Ref]) -> Ref | Const:
-        """What a repeated equation reads: made again, or brought as a constant or a slice."""
+        """The operands of a repeated equation: made again, or brought as a constant or a slice."""
         if not isinstance(asked, int):
             return asked
         if asked in again:
             return again[asked]
+        # Not made again: a constant of the forward scan, or a slice that it stacks instead.
         if asked not in self._given:
             self._given[asked] = self._brought(asked)
         return self._given[asked]

@@ -1,4 +1,4 @@
-"""Takes a factor out of a loop: the loop runs with 1 in its place and its sums are scaled."""
+"""A factor taken out of a loop: the loop runs with 1 in its place and its sums are scaled."""
 
 from __future__ import annotations
 

@@ -1,8 +1,12 @@
-"""Cuts scans over layers, so that stages can take their shares of the layers.
+"""Scans over layers in pieces, so that stages can take their shares of the layers.
 
 A scan becomes several that hand on the carry, a backward one in reverse order, and every stack of
 layers several stacks: parameters, moments, gradients, and what the forward scan leaves for the
 backward one. What mixes the layers reads the stacks joined again.
+
+    scan over w[0:4]                 scan over w[0:2]  --carry-->  scan over w[2:4]
+    scan over w[0:4], reverse        scan over w[0:2]  <--carry--  scan over w[2:4]
+    update(w[0:4], g[0:4])           update(w[0:2], g[0:2])        update(w[2:4], g[2:4])
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from autopar.frontend.traced import Equation, FlatProgram, Piece, Ref, TracedSte
 
 @dataclass(frozen=True)
 class Cuts:
-    """Where the layers of each of a step's `layer_scans` are cut: before these, in rising order.
+    """The layers before which each of a step's `layer_scans` is cut, in rising order.
 
     A scan without cuts stays whole. With `inline` a single layer becomes straight code.
     """
@@ -74,7 +78,7 @@ def _check(traced: TracedStep, scans: Sequence[LayerScan], cuts: Cuts) -> None:
 def _bounds(
     traced: TracedStep, scans: Sequence[LayerScan], cuts: Cuts
 ) -> Iterator[tuple[Ref, Bounds]]:
-    """Where dim 0 of every value of the cut scans is cut, from 0 to its size."""
+    """The bounds in dim 0 of every value of the cut scans, from 0 to its size."""
     avals = dict(all_values(traced.program))
     for scan, layers in zip(scans, cuts.layers, strict=True):
         for ref in sorted(scan.values) if layers else ():
@@ -94,22 +98,25 @@ def split_at(
 
     New values are numbered from `first` on.
     """
+    # 1. Where dim 0 of every stack is cut.
     _check(traced, scans, cuts)
     bounds = {r: b for r, b in _bounds(traced, scans, cuts) if r not in kept}
     if not bounds:
         return traced, lambda ref: [ref]
     program = traced.program
+    # 2. The program on pieces; inputs and outputs that are stacks become pieces too.
     cutter = Cutter(program, bounds, first, inline=cuts.inline)
     stacked = bounds.keys() & {program.inputs[i] for s in scans for i in s.inputs}
     given = [ref in stacked for ref in program.inputs]
     returned = [bounds.get(o) if isinstance(o, int) else None for o in program.outputs]
     cut = cutter.program(program, given, returned)
     cut = replace(cut, equations=live(cut.equations, cut.outputs))
+    # 3. Paths, state and donated pairs of the pieces.
     inputs = [bounds[r] if g else None for r, g in zip(program.inputs, given, strict=True)]
-    return _resealed(traced, cut, inputs, returned, cutter.notes), cutter.now
+    return _reseal(traced, cut, inputs, returned, cutter.notes), cutter.now
 
 
-def _resealed(
+def _reseal(
     traced: TracedStep,
     program: FlatProgram,
     given: Sequence[Bounds | None],
@@ -150,7 +157,7 @@ def _path(path: str, piece: Piece) -> str:
     return path if piece.stop is None else f"{path}[{piece.start}:{piece.stop}]"
 
 
-# -- cutter -- Rewrites equations on stacks of layers into equations on pieces of these stacks.
+# -- equations on stacks become equations on pieces of these stacks -------------------------------
 
 
 Combine = Callable[[Any, Any], Any]
@@ -170,11 +177,11 @@ class Cutter:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What had to be joined again, and where."""
+        """The stacks that had to be joined again, and where."""
         return tuple(dict.fromkeys(self._have.notes))
 
     def now(self, value: Ref) -> list[Ref]:
-        """What stands for a value of the old program, its pieces or its copies."""
+        """The values that stand for one of the old program: its pieces or its copies."""
         pieces = list(refs(self._have.held(value)))
         return pieces or self._have.copies.get(value, [value])
 
@@ -182,6 +189,7 @@ class Cutter:
         self, program: FlatProgram, given: Sequence[bool], returned: Sequence[Bounds | None]
     ) -> FlatProgram:
         """A program with the inputs that are `given` in pieces, and outputs cut at `returned`."""
+        # A body is written like the step itself; what is written around it is put aside.
         outside, self._have.written = self._have.written, []
         inputs: list[tuple[Ref, Any]] = []
         for ref, aval, cut in zip(program.inputs, program.input_avals, given, strict=True):
@@ -235,7 +243,8 @@ class Cutter:
         place = Place.beside(equation, self._have.fresh)
         columns: dict[int, Sequence[Operand]] = {}
         for i in rows.operands:
-            bounds = self._scaled(equation, rows, equation.operand_shapes[i][0])
+            # An operand may have several rows for each layer: its bounds are in proportion.
+            bounds = self._scale(equation, rows, equation.operand_shapes[i][0])
             columns[i] = self._have.cut(equation.operands[i], bounds, place)
         wholes = {
             i: self._have.whole(o, place, equation)
@@ -250,6 +259,7 @@ class Cutter:
             piece = self._piece_of(equation, rows, k)
             made.append(piece.results)
             self._have.written.append(replace(piece, operands=operands))
+        # A sum over layers is the sum of the pieces' sums, in order.
         if rows.combine is not None:
             self._combine(equation, rows.combine, [results[0] for results in made], place)
         else:
@@ -257,11 +267,11 @@ class Cutter:
                 self._have.split(result, pieces)
 
     def _unit(self, equation: Equation, rows: Rows) -> Bounds:
-        """Where some value of an equation is cut."""
+        """The bounds of some value of an equation that is cut."""
         return self._have.bounds[_members(equation, rows)[0]]
 
-    def _scaled(self, equation: Equation, rows: Rows, size: int) -> Bounds:
-        """Where a value of `size` rows is cut, which has a multiple of another's rows."""
+    def _scale(self, equation: Equation, rows: Rows, size: int) -> Bounds:
+        """The bounds of a value of `size` rows, which has a multiple of another's rows."""
         unit = self._unit(equation, rows)
         return tuple(b * size // unit[-1] for b in unit)
 
@@ -269,7 +279,7 @@ class Cutter:
         """The equation on piece k, still with its old operands."""
 
         def share(size: int) -> int:
-            bounds = self._scaled(equation, rows, size)
+            bounds = self._scale(equation, rows, size)
             return bounds[k + 1] - bounds[k]
 
         shapes = tuple(
@@ -309,6 +319,7 @@ class Cutter:
     def _slice_piece(self, equation: Equation) -> None:
         """A slice of one piece in place of a slice of the whole."""
         source, params = equation.operands[0], equation.params
+        # Positions count from the start of the piece.
         starts, limits = params["start_indices"], params["limit_indices"]
         bounds = self._have.bounds[next(refs([source]))]
         k = next(k for k, b in enumerate(bounds[1:]) if limits[0] <= b)
@@ -335,6 +346,7 @@ class Cutter:
 
     def _cut_bodies(self, equation: Equation) -> None:
         """An equation whose bodies take and give stacks in pieces."""
+        # cond's number of the branch stands before what its bodies read.
         first = len(equation.operands) - len(equation.bodies[0].inputs)
         given = [
             self._have.bounds[inner[0]] if all(map(self._have.is_cut, inner)) else None
@@ -386,11 +398,11 @@ def _members(equation: Equation, rows: Rows) -> list[Ref]:
 
 
 def _inside(equation: Equation) -> Iterator[Ref]:
-    """Every value in an equation's bodies."""
+    """The values in an equation's bodies."""
     return (ref for body in equation.bodies for ref, _ in all_values(body))
 
 
-# -- trips -- Cuts one scan over layers into scans over fewer, or into straight code.
+# -- one scan becomes scans over fewer layers, or straight code -----------------------------------
 
 
 Rename = Callable[[str], str]
@@ -403,7 +415,7 @@ class Trips:
         self._have, self._inline = have, inline
 
     def takes(self, scan: Equation) -> bool:
-        """Whether a scan is to be cut: all that it takes and makes slice by slice is."""
+        """True if a scan is to be cut: all that it takes and makes slice by slice is."""
         slices = refs(scan.operands[_first_slice(scan) :])
         stacked = [*slices, *scan.results[scan.params["num_carry"] :]]
         return bool(stacked) and all(map(self._have.is_cut, stacked))
@@ -414,11 +426,13 @@ class Trips:
         consts, first = scan.params["num_consts"], _first_slice(scan)
         stacked = [*refs(scan.operands[first:]), *scan.results[first - consts :]]
         bounds = self._have.bounds[stacked[0]]
+        # consts are the same for all pieces, the carry is handed on, slices are each piece's own.
         fixed = tuple(self._have.whole(o, place, scan) for o in scan.operands[:consts])
         carry = tuple(self._have.whole(o, place, scan) for o in scan.operands[consts:first])
         slices = [self._have.cut(o, bounds, place) for o in scan.operands[first:]]
         order = list(range(len(bounds) - 1))
         made: dict[int, tuple[Operand, ...]] = {}
+        # carry -> scan of piece 0 -> carry -> scan of piece 1 -> ...; a reverse scan from the last.
         for k in reversed(order) if scan.params["reverse"] else order:
             start, stop = bounds[k : k + 2]
             shared = replace(scan, operands=(*fixed, *carry, *(s[k] for s in slices)))
@@ -448,7 +462,7 @@ class Trips:
                     *scan.result_avals[:carries],
                     *(with_rows(a, trips) for a in scan.result_avals[carries:]),
                 ),
-                bodies=(self._copied(scan.bodies[0], rename),),
+                bodies=(self._copy_program(scan.bodies[0], rename),),
                 name_stack=rename(scan.name_stack),
             )
         )
@@ -459,6 +473,7 @@ class Trips:
         place = replace(Place.beside(scan, self._have.fresh), name_stack=rename(scan.name_stack))
         body, first = scan.bodies[0], _first_slice(scan)
         rows = zip(scan.operands[first:], body.input_avals[first:], strict=True)
+        # One trip: its slices are rows, and what it stacks is a row with its dim put back.
         given = [*scan.operands[:first], *(self._have.row(o, a, place) for o, a in rows)]
         names = dict(zip(body.inputs, given, strict=True))
         for equation in body.equations:
@@ -471,7 +486,7 @@ class Trips:
             *(self._have.stacked(o, a.update(shape=a.shape[1:]), place) for o, a in stacked),
         )
 
-    def _copied(self, program: FlatProgram, rename: Rename) -> FlatProgram:
+    def _copy_program(self, program: FlatProgram, rename: Rename) -> FlatProgram:
         """A program with all its values under new numbers."""
         inputs = self._have.copied(program.inputs)
         names: dict[Ref, Operand] = dict(zip(program.inputs, inputs, strict=True))
@@ -485,7 +500,7 @@ class Trips:
             equation,
             operands=_read(equation.operands, names),
             results=results,
-            bodies=tuple(self._copied(b, rename) for b in equation.bodies),
+            bodies=tuple(self._copy_program(b, rename) for b in equation.bodies),
             name_stack=rename(equation.name_stack),
         )
         names.update(zip(equation.results, results, strict=True))
@@ -511,7 +526,7 @@ def _scope_of(scan: Equation) -> str:
 
 
 def _steps(scan: Equation, stack: str) -> tuple[str, str]:
-    """What JAX adds to a scan's name stack in its body, and what the user's modules do."""
+    """The names that JAX adds to a scan's name stack in its body, and those of user modules."""
     rest = stack[len(scan.name_stack) :].strip("/").split("/")
     own = [r in ("checkpoint", "rematted_computation") for r in rest]
     at = own.index(False) if False in own else len(rest)

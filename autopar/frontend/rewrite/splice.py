@@ -1,4 +1,4 @@
-"""Writes equations of its own into a sealed program, by tracing a small function of them."""
+"""New equations in a sealed program: traced from a small function, or copies of others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, refs
 
 @dataclass(frozen=True)
 class Place:
-    """Where new equations stand: what they are named and numbered by."""
+    """The place of new equations: their name stack, line and numbers."""
 
     name_stack: str
     line: str
@@ -59,7 +59,7 @@ def splice(
     return tuple(written)
 
 
-# -- repeat -- Copies equations so that they compute their results a second time.
+# -- copies of equations --------------------------------------------------------------------------
 
 
 # The name stack of what is repeated: backward, and in the module that it was first made in.
@@ -97,7 +97,7 @@ def repeat(equation: Equation, operands: tuple[Ref | Const, ...], fresh: Iterato
         equation,
         operands=operands,
         results=tuple(next(fresh) for _ in equation.results),
-        bodies=tuple(_copied(body, fresh) for body in equation.bodies),
+        bodies=tuple(_copy(body, fresh) for body in equation.bodies),
         name_stack=f"{AGAIN}/{equation.name_stack}",
     )
 
@@ -109,7 +109,7 @@ def rename(
     return tuple(names.get(o, o) if isinstance(o, int) else o for o in operands)
 
 
-def _copied(program: FlatProgram, fresh: Iterator[Ref]) -> FlatProgram:
+def _copy(program: FlatProgram, fresh: Iterator[Ref]) -> FlatProgram:
     inputs = tuple(next(fresh) for _ in program.inputs)
     names = dict(zip(program.inputs, inputs, strict=True))
     equations: list[Equation] = []

@@ -20,7 +20,7 @@ Operand = Ref | Const
 
 
 class Pieces:
-    """What every value of a program is called now; `bounds` tell where those to be cut are cut.
+    """The present names of a program's values; `bounds` tell where those to be cut are cut.
 
     New values are numbered from `first` on. A value may be there both ways: pieces are joined and
     wholes sliced when first asked for. `written` are the equations so far, `notes` what had to be
@@ -50,7 +50,7 @@ class Pieces:
         return numbers
 
     def is_cut(self, value: Ref) -> bool:
-        """Whether a value is to be had in pieces."""
+        """True if a value is to be had in pieces."""
         return value in self.bounds
 
     def held(self, value: Operand) -> tuple[Operand, ...]:
@@ -58,7 +58,7 @@ class Pieces:
         return self._pieces.get(value, ()) if isinstance(value, int) else ()
 
     def name(self, value: Ref, now: Operand) -> None:
-        """What a whole value is called from now on."""
+        """Name a whole value anew."""
         self._names[value] = now
 
     def split(self, value: Ref, pieces: Sequence[Operand]) -> None:

@@ -1,4 +1,4 @@
-"""Cuts chosen equations out of a program, to be compiled by themselves."""
+"""Chosen equations as a program of their own, to be compiled by themselves."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The way in: a call is read and traced on shapes, flattened, and copied out as a plain graph."""
+"""From a call to a sealed program and a plain graph: read, trace on shapes, flatten, copy out."""

@@ -18,7 +18,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 @dataclass(frozen=True)
 class StepSpec:
-    """How to call the user's function: which arguments are static, which are state.
+    """The user's function, with its static arguments and its state.
 
     `state_argnums` None means: found by matching arguments with outputs of the same tree. All
     numbers count the function's parameters, static ones too, and those below 0 from the end.
@@ -62,7 +62,7 @@ class StepSpec:
         return tuple(positions), tuple(sorted(found))
 
     def declares_state(self, argument: Argument, args: Sequence[Any]) -> bool:
-        """Whether `state_argnums` names the argument."""
+        """True if `state_argnums` names the argument."""
         return argument.position in self._counted(self.state_argnums or (), args)
 
     def _counted(self, numbers: Sequence[int], args: Sequence[Any]) -> set[int]:
@@ -127,7 +127,7 @@ def leaf_paths(arguments: Sequence[Argument]) -> tuple[str, ...]:
 
 
 def key_text(key: Any) -> str:
-    """One key of a tree's path: a dict's key, a field's name or an index."""
+    """A key of a tree's path: a dict's key, a field's name or an index."""
     for field in ("key", "name", "idx"):
         value = getattr(key, field, None)
         if value is not None:

@@ -64,7 +64,7 @@ def read_call(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> Ca
 
 
 def _no_tree(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any], error: Exception) -> str:
-    """What to say of the first argument that JAX cannot take apart."""
+    """Describe the first argument that JAX cannot take apart."""
     for argument in dynamic_arguments(spec, args, kwargs):
         try:
             jax.tree_util.tree_structure(argument.tree)

@@ -1,4 +1,4 @@
-"""Copies out of a traced step what planning needs: a Graph, one op for each equation."""
+"""The Graph of a traced step: one op for each equation, with its region; and its structural key."""
 
 from __future__ import annotations
 
@@ -17,16 +17,9 @@ from autopar.frontend.trace.kernels import dims_apart
 from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, TracedStep, refs
 from autopar.ir.graph import Graph, Op, Operand, Origin, Plain
 from autopar.ir.values import Input, Literal, Role, Value
+from autopar.rules import Work, primitive
 
 _WRAPPERS = re.compile(r"\b(?:jvp|transpose|vmap|checkpoint|remat|rematted_computation|jit)\(|\)")
-_FREE = frozenset(
-    {"reshape", "broadcast_in_dim", "transpose", "squeeze", "expand_dims", "iota", "copy", "slice",
-     "convert_element_type", "concatenate", "gather", "split", "pad", "rev", "stop_gradient",
-     "bitcast_convert_type", "device_put", "dynamic_slice", "dynamic_update_slice", "name",
-     "optimization_barrier", "random_wrap", "random_unwrap", "scatter", "sharding_constraint"}
-)  # fmt: skip
-# What these do, they do for each item that they read.
-_READING = ("reduce_", "arg", "cum", "sort", "top_k")
 
 
 def build(traced: TracedStep) -> Graph:
@@ -166,15 +159,16 @@ def _flops(equation: Equation, results: Sequence[Value], graphs: Sequence[Graph]
         runs = equation.params["length"] if kind == "scan" else 1
         inner = max if kind == "cond" else sum
         return int(runs) * inner(g.flops for g in graphs)
-    if kind in _FREE or not results:
+    work = primitive(kind).work
+    if work is Work.NONE or not results:
         return 0
-    if kind.startswith("scatter"):
+    if work is Work.UPDATES:
         return math.prod(equation.operand_shapes[-1])
-    read = map(math.prod, equation.operand_shapes) if kind.startswith(_READING) else ()
+    read = map(math.prod, equation.operand_shapes) if work is Work.READS else ()
     return max(*read, *(v.item_count for v in results), 0)
 
 
-# -- regions -- Names each equation forward, backward or update.
+# -- regions: forward, backward or update ---------------------------------------------------------
 
 
 def regions_of(
@@ -203,7 +197,7 @@ def regions_of(
 
 
 def is_backward(equation: Equation) -> bool:
-    """Whether the equation, or one in its bodies, stems from a backward pass."""
+    """True if the equation, or one in its bodies, stems from a backward pass."""
     return "transpose(" in equation.name_stack or any(
         is_backward(inner) for body in equation.bodies for inner in body.equations
     )
@@ -248,7 +242,7 @@ def _claim_state(
             needed.update(refs(equation.operands))
 
 
-# -- key -- The structural key of a step: a hash of what it computes, by which plans know it again.
+# -- structural key: a hash of what a step computes, by which plans know it again -----------------
 
 
 def structural_key(graph: Graph) -> str:

@@ -1,4 +1,4 @@
-"""Flattens a jaxpr: calls are inlined, loops stay equations that hold flattened bodies."""
+"""Flattening of a jaxpr: calls are inlined, loops stay equations that hold flattened bodies."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def flatten(closed: Any, kept: Collection[str] = ()) -> tuple[FlatProgram, tuple
 
 @dataclass(frozen=True)
 class _Site:
-    """Where a jaxpr is called: its name stack and the user's line."""
+    """The place at which a jaxpr is called: its name stack and the user's line."""
 
     stack: str = ""
     line: str = ""
@@ -76,6 +76,7 @@ class _Flattener:
     def whole(self, closed: Any) -> tuple[FlatProgram, tuple[Any, ...]]:
         """The outermost program, and the values of its last inputs."""
         jaxpr = closed.jaxpr
+        # Arrays that the step closes over are its last inputs.
         heads = (*jaxpr.invars, *jaxpr.constvars)
         inputs = tuple(next(self._numbers) for _ in heads)
         env: _Env = dict(zip(heads, inputs, strict=True))
@@ -84,6 +85,8 @@ class _Flattener:
         program = self._program(jaxpr, heads, inputs, env, _Site())
         read = {o for e in program.equations for o in refs(e.operands)}
         read.update(refs(program.outputs))
+        # So are arrays that jitted functions within it closed over, if anything is left that reads
+        # them.
         extra = [(ref, const) for ref, const in self._hoisted if ref in read]
         whole = FlatProgram(
             (*program.inputs, *(ref for ref, _ in extra)),
@@ -114,18 +117,21 @@ class _Flattener:
     def _equations(self, jaxpr: Any, env: _Env, site: _Site) -> Iterator[Equation]:
         for eqn in jaxpr.eqns:
             here = site.at(eqn)
+            # Three cases: a call (jit, custom_vjp, ...) is inlined; a primitive that stands for
+            # others is written out by them; anything else is kept, with its bodies flattened.
             inner = _CALLS.get(eqn.primitive.name)
             if inner is not None and inner in eqn.params:
                 called = eqn.params[inner]
             else:
                 called = self._written_out(eqn)
             if called is not None:
-                yield from self._inlined(eqn, called, env, here)
+                yield from self._inline(eqn, called, env, here)
             else:
-                yield self._kept(eqn, env, here)
+                yield self._keep(eqn, env, here)
 
-    def _inlined(self, eqn: Any, called: Any, env: _Env, site: _Site) -> Iterator[Equation]:
-        jaxpr, consts = _opened(called)
+    def _inline(self, eqn: Any, called: Any, env: _Env, site: _Site) -> Iterator[Equation]:
+        jaxpr, consts = _open(called)
+        # Only names change: the call's inputs are the operands, its outputs the results.
         inner: _Env = {
             v: self._constant(Const(c, v.aval))
             for v, c in zip(jaxpr.constvars, consts, strict=True)
@@ -143,7 +149,8 @@ class _Flattener:
         fun = meaning(eqn)
         return None if fun is None else traced_beside(eqn, fun)
 
-    def _kept(self, eqn: Any, env: _Env, site: _Site) -> Equation:
+    def _keep(self, eqn: Any, env: _Env, site: _Site) -> Equation:
+        # One number for each value, over the whole nest.
         operands = tuple(self._read(env, v) for v in eqn.invars)
         results = tuple(next(self._numbers) for _ in eqn.outvars)
         env.update(zip(eqn.outvars, results, strict=True))
@@ -179,7 +186,7 @@ class _Flattener:
         for name in _BODIES.get(eqn.primitive.name, ()):
             held = eqn.params[name]
             for body in held if isinstance(held, tuple) else (held,):
-                jaxpr, consts = _opened(body)
+                jaxpr, consts = _open(body)
                 yield self._body(jaxpr, consts, site)
 
     def _read(self, env: _Env, var: Any) -> Ref | Const:
@@ -189,6 +196,7 @@ class _Flattener:
 
     def _constant(self, const: Const) -> Ref | Const:
         """An array in the outermost program becomes an input, so that it can be sharded."""
+        # Within bodies, and for scalars, constants stay where they are.
         if self._depth or not const.aval.shape:
             return const
         key = id(const.value)
@@ -198,7 +206,7 @@ class _Flattener:
         return self._homes[key]
 
 
-def _opened(called: Any) -> tuple[Any, Sequence[Any]]:
+def _open(called: Any) -> tuple[Any, Sequence[Any]]:
     """A jaxpr, closed or not, and the values of its constvars."""
     return getattr(called, "jaxpr", called), getattr(called, "consts", ())
 
@@ -208,6 +216,7 @@ def live(equations: Sequence[Equation], outputs: Sequence[Ref | Const]) -> tuple
     wanted = set(refs(outputs))
     kept: list[Equation] = []
     for equation in reversed(equations):
+        # Backwards, so that the readers of an equation are known when it is met.
         if equation.has_effects or wanted.intersection(equation.results):
             wanted.update(refs(equation.operands))
             kept.append(equation)

@@ -1,4 +1,4 @@
-"""Reads from a Pallas kernel's grid along which dims its blocks are computed each on its own."""
+"""Dims of a Pallas kernel along which its blocks are computed each on its own, by its grid."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
 
 
 def _places(grid: Any, dim: int) -> tuple[Place, ...] | None:
-    """Where the dim of the grid shows; None where it does so in another way than block by block."""
+    """The places of a dim of the grid; None if it shows in another way than block by block."""
     places: list[Place] = []
     for tensor, mapping in enumerate(grid.block_mappings):
         jaxpr = mapping.index_map_jaxpr.jaxpr

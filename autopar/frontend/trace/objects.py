@@ -61,7 +61,7 @@ def pure_call(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> Pu
 def pure_creation(
     create: Callable[..., Any],
 ) -> tuple[Callable[..., Any], Callable[[Any], Any]]:
-    """What makes a state's arrays alone, and what makes objects of those."""
+    """A function that makes a state's arrays alone, and one that makes objects of those."""
     nnx, eqx = _imported("flax.nnx"), _imported("equinox")
 
     @functools.wraps(create)
@@ -83,7 +83,7 @@ def pure_creation(
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether a leaf is an array of any make, or the shape of one; Python numbers are none."""
+    """True if a leaf is an array of any make, or the shape of one; Python numbers are none."""
     return getattr(leaf, "dtype", None) is not None and getattr(leaf, "shape", None) is not None
 
 
@@ -98,12 +98,12 @@ def _imported(name: str) -> ModuleType | None:
 
 
 def _holds(tree: Any, kinds: tuple[type, ...]) -> bool:
-    """Whether some node of a tree is of one of these types."""
+    """True if some node of a tree is of one of these types."""
     return _structure_holds(jax.tree_util.tree_structure(tree), kinds, ())
 
 
 def _holds_graph(tree: Any, nnx: ModuleType) -> bool:
-    """Whether a tree has nodes that nnx lets a step change; a State is handed over by value.
+    """True if a tree has nodes that nnx lets a step change; a State is handed over by value.
 
     Modules that are no pytrees are leaves to JAX.
     """
@@ -159,7 +159,7 @@ def _is_constant(node: Any) -> TypeGuard[Constant]:
 
 
 def _is_filtered(fun: Any) -> bool:
-    """Whether equinox's filter_jit made the function: it takes anything, anywhere."""
+    """True if equinox's filter_jit made the function: it takes anything, anywhere."""
     kind = type(fun)
     return kind.__module__.startswith("equinox.") and getattr(kind, "lower", None) is not None
 
@@ -313,7 +313,7 @@ def _merged(context: Any, graphs: Sequence[Any], states: Sequence[Any]) -> tuple
 
 
 def _same(old: Any, new: Any) -> bool:
-    """Whether a step left a state as it was: the very same values in the same places."""
+    """True if a step left a state as it was: the very same values in the same places."""
     structures: list[Any] = [jax.tree_util.tree_structure(tree) for tree in (old, new)]
     before, after = jax.tree_util.tree_leaves(old), jax.tree_util.tree_leaves(new)
     return structures[0] == structures[1] and all(
@@ -322,7 +322,7 @@ def _same(old: Any, new: Any) -> bool:
 
 
 def _unjitted(fun: Any) -> Any:
-    """What jax.jit was given, as it drops what is changed in place; None for nnx.jit."""
+    """The argument of jax.jit, which drops what is changed in place; None for nnx.jit."""
     kind = type(fun)
     return None if kind.__module__.startswith("flax.") else getattr(fun, "__wrapped__", None)
 

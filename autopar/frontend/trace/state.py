@@ -107,7 +107,7 @@ class _Search:
         self.pairs: list[tuple[int, int]] = []
 
     def claims(self, piece: _Piece, *, declared: bool = False) -> bool:
-        """Whether the argument comes back; its pairs are noted where it does."""
+        """True if the argument comes back; its pairs are noted where it does."""
         leaves = piece.leaves
         if not leaves:
             return True
@@ -127,7 +127,7 @@ class _Search:
         return any(self._comes_from(i, o, _is_key(kind)) for i, o, kind in pairs)
 
     def _comes_from(self, given: int, made: int, anyhow: bool) -> bool:
-        """Whether the output is made from the input through values of its own shape alone."""
+        """True if the output is made from the input through values of its own shape alone."""
         goal = self._program.outputs[made]
         shape = self._program.input_avals[given].shape
         reached: set[Ref] = {self._program.inputs[given]}
@@ -155,7 +155,7 @@ def _alike(left: _Piece, right: _Piece) -> bool:
 def _lost_state(
     spec: StepSpec, argument: Argument, piece: _Piece, outputs: Sequence[_Piece]
 ) -> str:
-    """What to say of declared state that does not come back; how the nearest output differs."""
+    """Describe declared state that does not come back, and how the nearest output differs."""
     message = f"argument {argument.name} of {spec.name} was declared state, but no output has its "
     near = next((o for o in outputs if o.structure == piece.structure), None)
     if near is None:
@@ -165,10 +165,10 @@ def _lost_state(
         paths = leaf_paths([argument])
         for path, old, new in zip(paths, piece.leaves, near.leaves, strict=True):
             if type_of_leaf(old) != type_of_leaf(new):
-                message += f"* {path} went in as {_shown(old)} and came back as {_shown(new)}\n"
+                message += f"* {path} went in as {_show(old)} and came back as {_show(new)}\n"
     return message + "Return the new state, or leave the argument out of state_argnums."
 
 
-def _shown(leaf: Any) -> str:
+def _show(leaf: Any) -> str:
     shape, dtype = type_of_leaf(leaf)
     return f"{dtype}{list(shape)}"

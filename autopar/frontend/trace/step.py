@@ -1,4 +1,4 @@
-"""Traces the user's step once, on shapes, and seals what comes of it."""
+"""Trace of the user's step, once, on shapes, sealed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def plain_steps() -> Generator[None]:
 
 
 def wants_plain_steps() -> bool:
-    """Whether the code that asks runs within `plain_steps`."""
+    """True if the code that asks runs within `plain_steps`."""
     return _PLAIN.get()
 
 

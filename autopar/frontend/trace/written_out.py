@@ -48,7 +48,7 @@ def meaning(eqn: Any) -> Callable[..., Any] | None:
 
 
 def is_foreign(primitive: Any) -> bool:
-    """Whether a package other than JAX made the primitive, and can run it."""
+    """True if a package other than JAX made the primitive, and can run it."""
     fun: Any = primitive.impl
     while isinstance(fun, functools.partial):
         fun = fun.func

@@ -1,32 +1,60 @@
-"""Everything that a page shows as one JSON object, in the order in which it is shown.
-
-Bytes and seconds are named so at the end of their keys; a share is of one.
-"""
+"""The contents of a page as one JSON object, in the order in which they are shown."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from autopar.cluster import Cluster, axis_links
 from autopar.cluster.planned import cluster_of
 from autopar.ir.codec import Json
-from autopar.ir.inspection import AxisRole, AxisUse, CommRow, Inspection
+from autopar.ir.inspection import AxisUse, CommRow, Inspection
 from autopar.ir.plan import Plan
 from autopar.report.clusters import cluster_data
-from autopar.report.comm import by_kind
-from autopar.report.html.mirrors import mirrored, suffix_of
-from autopar.report.html.view import OtherPlan, ReportView
-from autopar.report.inspection_data import inspection_data
-from autopar.report.modules import as_tree
+from autopar.report.inspection import as_tree
+from autopar.report.rows import (
+    ArgumentRow,
+    alike_axes,
+    by_kind,
+    inspection_data,
+    meshes_of,
+    plan_data,
+    recipe_rows,
+    rows_of,
+)
 from autopar.report.trace import TracedSpan
-from autopar.report.view import Row, plan_data
 from autopar.schedule.planned import once_seconds_of, simulation_of
+
+# Bytes and seconds are named so at the end of their keys; a share is of one.
 
 MOST_OPS, MOST_COLLECTIVES, MOST_SPANS, MOST_MODULES = 40, 120, 500, 400
 MOST_MEMBERS = 8  # values that a collective's row names
 
 Data = dict[str, Json]
+
+
+@dataclass(frozen=True)
+class OtherPlan:
+    """A plan to compare with, and what the page calls it."""
+
+    name: str
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class ReportView:
+    """The contents of a page; the same view gives the same bytes.
+
+    `measured` are the spans of a step that was traced, `verification` what `autopar verify --json`
+    printed; both may be missing. `made_by` is the autopar that draws it, with its version.
+    """
+
+    plan: Plan
+    inspection: Inspection
+    made_by: str
+    others: tuple[OtherPlan, ...] = ()
+    measured: tuple[TracedSpan, ...] = ()
+    verification: dict[str, Json] | None = None
 
 
 def report_data(view: ReportView) -> Data:
@@ -48,7 +76,7 @@ def report_data(view: ReportView) -> Data:
         },
         "traffic": list(_traffic(found.collectives)),
         "schedule": _schedule(plan),
-        "recipes": list(_recipes(plan)),
+        "recipes": [*recipe_rows(plan)],
         "others": [_other(o, plan) for o in (OtherPlan("this plan", plan), *view.others)],
         "measured": _measured(view.measured),
         "verification": view.verification,
@@ -85,12 +113,12 @@ def plan_summary(plan: Plan) -> Data:
     data["hidden_seconds"] = max(0.0, p.communication_seconds - p.exposed_seconds)
     data["exposed_share"] = p.exposed_seconds / p.seconds if p.seconds > 0 else 0.0
     data["memory_share"] = p.peak_bytes / plan.origin.memory_bytes
-    data["meshes"] = _meshes(plan)
+    data["meshes"] = [*meshes_of(plan)]
     data["sent_bytes"] = sum(t.nbytes for t in p.traffic)
     return data
 
 
-def _parameter(rows: tuple[Row, ...]) -> Json:
+def _parameter(rows: tuple[ArgumentRow, ...]) -> Json:
     """A row with its mirrors: counts and bytes are of all of them."""
     first, *mirrors = rows
     suffix = suffix_of(first)
@@ -110,18 +138,16 @@ def _parameter(rows: tuple[Row, ...]) -> Json:
 
 def _axes(uses: Iterable[AxisUse], plan: Plan, cluster: Cluster) -> Iterator[Json]:
     """The axes, those of several submeshes that are used alike as one."""
-    groups: dict[tuple[str, int, tuple[AxisRole, ...]], list[AxisUse]] = {}
-    for use in uses:
-        groups.setdefault((use.axis, use.size, use.roles), []).append(use)
-    for (axis, size, roles), group in groups.items():
-        links = axis_links(cluster, plan.mesh, [axis]) if plan.pipeline is None else ()
+    for group in alike_axes(uses):
+        first = group[0]
+        links = axis_links(cluster, plan.mesh, [first.axis]) if plan.pipeline is None else ()
         rate = min((level.bytes_per_second for level in links), default=0.0)
         yield {
             "submeshes": [use.submesh for use in group],
-            "axis": axis,
-            "size": size,
-            "roles": [role.value for role in roles],
-            "evidence": list(group[0].evidence),
+            "axis": first.axis,
+            "size": first.size,
+            "roles": [role.value for role in first.roles],
+            "evidence": list(first.evidence),
             "crosses": [level.name for level in links],
             "bytes_per_second": rate or None,
         }
@@ -168,14 +194,6 @@ def _schedule(plan: Plan) -> Json:
     }
 
 
-def _recipes(plan: Plan) -> Iterator[Json]:
-    """The textbook strategies, the cheapest first, those that there are none of last."""
-    ours, none = plan.outcome.seconds or 1.0, float("inf")
-    for m in sorted(plan.outcome.recipes, key=lambda m: none if m.seconds is None else m.seconds):
-        more = None if m.seconds is None else m.seconds / ours - 1
-        yield {"name": m.name, "seconds": m.seconds, "more_share": more, "note": m.note}
-
-
 def _other(other: OtherPlan, ours: Plan) -> Json:
     plan, p = other.plan, other.plan.prediction
     whole = ours.prediction.seconds
@@ -183,7 +201,7 @@ def _other(other: OtherPlan, ours: Plan) -> Json:
         "name": other.name,
         "cluster": plan.origin.cluster_name,
         "method": plan.origin.method,
-        "meshes": _meshes(plan),
+        "meshes": [*meshes_of(plan)],
         "stages": plan.stage_count,
         "microbatches": plan.microbatches,
         "devices": plan.device_count,
@@ -198,15 +216,6 @@ def _other(other: OtherPlan, ours: Plan) -> Json:
     }
 
 
-def _meshes(plan: Plan) -> list[Json]:
-    """The meshes of a plan, equal ones once: 4 x data=2."""
-    if plan.pipeline is None:
-        return [str(plan.mesh)]
-    meshes = [str(s.mesh) for s in plan.pipeline.submeshes]
-    counts = {mesh: meshes.count(mesh) for mesh in meshes}
-    return [f"{n} x ({mesh})" if n > 1 else mesh for mesh, n in counts.items()]
-
-
 def _measured(spans: tuple[TracedSpan, ...]) -> Json:
     if not spans:
         return None
@@ -218,3 +227,35 @@ def _measured(spans: tuple[TracedSpan, ...]) -> Json:
             for s in spans
         ],
     }
+
+
+# -- parameters with what mirrors them -------------------------------------------------------------
+
+
+def mirrored(plan: Plan) -> tuple[tuple[ArgumentRow, ...], ...]:
+    """The step's arguments by row; after a parameter's row those that mirror it.
+
+    A mirror holds tensors of the same paths and types that lie the same: opt_state/mu/x of
+    params/x.
+    """
+    rows = rows_of(plan)
+    parameters = {_key(row, suffix): row for row in rows if (suffix := suffix_of(row))}
+    found: dict[ArgumentRow, list[ArgumentRow]] = {}
+    for row in rows:
+        keys = (_key(row, row.path.split("/", i)[-1]) for i in range(1, row.path.count("/") + 1))
+        own = next((parameters[key] for key in keys if key in parameters), row)
+        found.setdefault(own, [own])
+        if own is not row:
+            found[own].append(row)
+    return tuple(map(tuple, found.values()))
+
+
+def suffix_of(row: ArgumentRow) -> str:
+    """The path within the tree of parameters, "" for what is none."""
+    before, found, after = f"/{row.path}".partition("/params/")
+    return after if found and "/" not in before.strip("/") else ""
+
+
+def _key(row: ArgumentRow, path: str) -> tuple[object, ...]:
+    """The part that two rows which mirror each other share."""
+    return path, row.shape, row.dtype, row.sharding, row.count, row.submeshes

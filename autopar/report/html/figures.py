@@ -11,7 +11,7 @@ from markupsafe import Markup
 from autopar.ir.codec import Json
 from autopar.ir.text import show_bytes, show_count, show_seconds
 from autopar.report.html.data import Data
-from autopar.report.view import numbers_text
+from autopar.report.rows import numbers_text
 
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 
@@ -61,7 +61,7 @@ def percent(share: float) -> str:
 
 
 def more(share: float) -> str:
-    """How much more or less in per cent, with its sign."""
+    """A difference in per cent, with its sign."""
     if abs(share) < 0.0005:
         return f"\N{PLUS-MINUS SIGN}0{_NO_BREAK}%"
     return f"{share * 100:+.1f}{_NO_BREAK}%".replace("-", "\N{MINUS SIGN}")

@@ -1,4 +1,4 @@
-"""One self-contained HTML page of a plan: no network, no fonts, the same bytes every time."""
+"""A self-contained HTML page of a plan: no network, no fonts, the same bytes every time."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from importlib.resources import files
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from autopar.report.html.data import Data, report_data
+from autopar.ir.plan import Plan
+from autopar.report.html.data import Data, ReportView, plan_summary, report_data
 from autopar.report.html.drawings import drawings
 from autopar.report.html.figures import FILTERS, Figures
-from autopar.report.html.view import ReportView
 from autopar.report.svg.draw import STYLE
 
 
@@ -63,3 +63,19 @@ def _embedded(data: Data) -> Markup:
     """The data as JSON that may stand inside a script element."""
     text = json.dumps(data, ensure_ascii=True, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+# -- a card for notebooks --------------------------------------------------------------------------
+
+_ROWS = 6
+
+
+def html_summary(plan: Plan) -> str:
+    """The plan's headline, its largest arguments and its collectives, as ASCII HTML."""
+    data = plan_summary(plan)
+    text = (
+        environment()
+        .get_template("card.html.j2")
+        .render(plan=data, rows=_ROWS, figure=Figures({"plan": data}).figure)
+    )
+    return text.encode("ascii", "xmlcharrefreplace").decode("ascii")

@@ -121,7 +121,7 @@ def text(css: str, x: float, y: float, words: str) -> str:
 
 
 def line_of(css: str, x: float, y: float, parts: Iterable[tuple[str, str]]) -> str:
-    """One line of text whose parts have classes of their own."""
+    """A line of text whose parts have classes of their own."""
     spans = (
         f'<tspan class="{name}">{escaped(part)}</tspan>' if name else escaped(part)
         for part, name in parts
@@ -202,7 +202,7 @@ class Axis:
         return self.width / ((self.end - self.start) or 1.0)
 
     def at(self, time: float) -> float:
-        """Where a time is."""
+        """The x of a time."""
         return self.left + (time - self.start) * self.scale
 
     def ruled(self, top: float, bottom: float, show: Show) -> Iterator[str]:

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from autopar.ir.program import ONCE
 from autopar.ir.text import show_bytes, show_seconds
-from autopar.report.style import percent
 from autopar.report.svg import draw
 from autopar.report.svg.draw import Axis, Show
 from autopar.report.svg.lanes import KINDS, Lane, Mark, painter
+from autopar.report.table import percent
 from autopar.report.trace import TracedSpan
 from autopar.schedule.simulate import Simulation
 
@@ -42,7 +42,7 @@ def gantt_svg(
 
 
 class _Chart:
-    """Where everything of one drawing is; `lanes` are the predicted and perhaps the measured."""
+    """The layout of one drawing; `lanes` are the predicted and perhaps the measured."""
 
     def __init__(
         self, simulation: Simulation, lanes: list[list[Lane]], noun: str, show: Show
@@ -64,7 +64,7 @@ class _Chart:
 
     @property
     def label(self) -> str:
-        """What the drawing shows, in a line."""
+        """A line that tells what the drawing shows."""
         grid = self.simulation.grid
         told = (
             f"{what} {self.show(kind[0].end - kind[0].start)}, "
@@ -106,7 +106,7 @@ class _Chart:
             yield draw.text(css, self.axis.left - 6, y + self.tall / 2 + 4, lane.name)
 
     def _in_flight(self, row: int, y: float) -> str:
-        """How many microbatches are in flight, as an area under a lane."""
+        """The number of microbatches in flight, as an area under a lane."""
         peaks = self.simulation.peak_in_flight
         held = [(self.axis.at(t), 8 * n / max(peaks)) for t, n in self.lanes[0][row].in_flight()]
         return draw.path("c5", draw.steps(held, held[-1][0], y + 8), f"at most {peaks[row]}")
@@ -130,7 +130,7 @@ class _Chart:
         return self.axis.left + self.axis.width + 12 + _COLUMN * number
 
     def _kept(self, row: int) -> Iterator[tuple[str, float, str]]:
-        """What a submesh keeps for the backward pass at most: microbatches, and their bytes."""
+        """The most that a submesh keeps for the backward pass: microbatches, and their bytes."""
         held, most = self.simulation.peak_in_flight[row], max(self.simulation.peak_in_flight)
         yield str(held), held / (most or 1), "c5"
         if self.has_bytes:
@@ -158,7 +158,7 @@ def _bubble(lane: Lane) -> tuple[str, float, str]:
 
 
 def _predicted(simulation: Simulation, once: Sequence[float], names: Sequence[str]) -> list[Lane]:
-    """What each submesh should do, until the last of them is done."""
+    """The tasks of each submesh, until the last of them is done."""
     rows: list[list[Mark]] = []
     for row, spans in enumerate(simulation.spans):
         held = sorted({span.task.stage for span in spans})
@@ -177,7 +177,7 @@ def _predicted(simulation: Simulation, once: Sequence[float], names: Sequence[st
 
 
 def _measured(spans: Sequence[TracedSpan], rows: int) -> list[Lane]:
-    """What each submesh computed; the first forward starts at 0."""
+    """The spans of each submesh as measured; the first forward starts at 0."""
     work = [s for s in spans if not s.is_transfer]
     zero = min((s.start_seconds for s in work if s.kind == "F"), default=0.0)
     first = min((s.start_seconds for s in work), default=0.0) - zero

@@ -39,7 +39,7 @@ class Mark:
 
     @property
     def title(self) -> str:
-        """What it is, in words."""
+        """Its words."""
         what = KINDS[self.kind][0]
         if self.microbatch == ONCE:
             return self.name or what
@@ -63,7 +63,7 @@ class Lane:
         return (whole - busy) / whole if whole - busy > 1e-12 * whole else 0.0
 
     def in_flight(self) -> list[tuple[float, int]]:
-        """When how many microbatches, by chunk, begin to wait for their backward or to be done."""
+        """The times at which microbatches, by chunk, begin to wait for their backward."""
         kinds = {mark.kind for mark in self.marks}
         last = next((kind for kind in "WBI" if kind in kinds), "")
         held, found = 0, list[tuple[float, int]]()
@@ -81,7 +81,7 @@ Painter = Callable[[Lane, float, float], list[str]]
 
 
 def painter(lanes: Sequence[Lane], axis: Axis, period: float, show: Show) -> tuple[Painter, str]:
-    """How lanes like these are drawn, given their y and height, and how to read that if need be.
+    """The function that draws lanes like these, from their y and height, and their legend.
 
     A `period` is how long the busiest submesh works on a microbatch.
     """

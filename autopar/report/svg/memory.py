@@ -1,4 +1,4 @@
-"""What a device holds over a step, as SVG: areas by kind, the limit, and the peak."""
+"""The bytes that a device holds over a step, as SVG: areas by kind, the limit, the peak."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def memory_svg(curve: MemoryCurve, standalone: bool = False) -> str:
 
 
 class _Chart:
-    """Where everything of one drawing is."""
+    """The layout of one drawing."""
 
     def __init__(self, curve: MemoryCurve) -> None:
         self.curve, self.levels = curve, curve.levels
@@ -44,7 +44,7 @@ class _Chart:
 
     @property
     def label(self) -> str:
-        """What the drawing shows, in a line."""
+        """A line that tells what the drawing shows."""
         share = self.peak.nbytes / self.curve.limit_bytes if self.curve.limit_bytes else 0.0
         return (
             f"at most {show_bytes(self.peak.nbytes)} of {show_bytes(self.curve.limit_bytes)} "
@@ -105,7 +105,7 @@ class _Chart:
 
 
 def _columns(levels: Sequence[Level], seconds: float) -> list[Level]:
-    """Of each equal part of time the level that holds the most, the one it begins with included."""
+    """The level that holds the most in each equal part of time, its first one included."""
     if not levels:
         return []
     filled: list[Level] = []

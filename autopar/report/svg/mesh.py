@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from autopar.cluster import Cluster, Torus, axis_links, device_order
+from autopar.cluster import Cluster, axis_links, device_order
 from autopar.cluster.submesh import cut_out, submeshes
 from autopar.ir.mesh import MeshShape
 from autopar.ir.stages import Submesh
 from autopar.ir.text import show_count
 from autopar.report.svg import draw
-from autopar.report.svg.places import places_of
 from autopar.report.svg.tiles import axis_class
 
 _WIDTH, _TOP, _CAPTION = 1000.0, 30.0, 34.0
@@ -23,7 +22,7 @@ _LEAST_CELL, _MOST_CELL = 2, 20
 
 @dataclass(frozen=True)
 class _Spot:
-    """What a device is: its submesh, and its coordinate on each axis of that mesh."""
+    """The place of a device: its submesh, and its coordinate on each axis of that mesh."""
 
     submesh: int
     coordinates: dict[str, int]
@@ -31,7 +30,7 @@ class _Spot:
 
 @dataclass(frozen=True)
 class _Panel:
-    """One picture of all devices: what it shows, and of each device the colour and number."""
+    """A picture of all devices: what it shows, and the colour and number of each."""
 
     name: str
     css: str
@@ -51,12 +50,12 @@ def mesh_svg(cluster: Cluster, meshes: Sequence[Submesh], standalone: bool = Fal
 
 
 class _Wiring:
-    """Where everything of one drawing is."""
+    """The layout of one drawing."""
 
     def __init__(self, cluster: Cluster, meshes: Sequence[Submesh]) -> None:
         self.cluster, self.meshes = cluster, meshes
         self.spots = _spots(cluster, meshes)
-        self.places = places = places_of(cluster)
+        self.places = places = cluster.topology.layout()
         count = cluster.device_count
         # Whole pixels, so that no light shows between neighbours.
         self.cell = float(max(_LEAST_CELL, min(_MOST_CELL, round((70_000 / count) ** 0.5))))
@@ -79,13 +78,10 @@ class _Wiring:
 
     @property
     def label(self) -> str:
-        """What the drawing shows, in a line."""
+        """A line that tells what the drawing shows."""
         topology, count = self.cluster.topology, self.cluster.device_count
-        if isinstance(topology, Torus):
-            wires = [f"{show_count(topology.link_bytes_per_second, 'B/s')} a link"]
-            levels = [topology.network] if topology.network else []
-        else:
-            wires, levels = [], list(topology.levels)
+        direct, levels = topology.direct_link, topology.switch_levels
+        wires = [f"{show_count(direct.bytes_per_second, 'B/s')} a link"] if direct else []
         wires += [f"{v.name} {show_count(v.bytes_per_second, 'B/s')} a device" for v in levels]
         hosts = f"{self.cluster.hosts} host{'s' if self.cluster.hosts > 1 else ''}"
         return (
@@ -232,7 +228,7 @@ class _Wiring:
 
 
 def _spots(cluster: Cluster, meshes: Sequence[Submesh]) -> list[_Spot]:
-    """What each device is, by its number; the submeshes cover them all."""
+    """The place of each device, by its number; the submeshes cover them all."""
     found: dict[int, _Spot] = {}
     for number, given in enumerate(meshes):
         for position, device in enumerate(given.devices or device_order(cluster, given.mesh)):
@@ -241,7 +237,7 @@ def _spots(cluster: Cluster, meshes: Sequence[Submesh]) -> list[_Spot]:
 
 
 def _coordinates(mesh: MeshShape, position: int) -> dict[str, int]:
-    """Where a position of a mesh, row-major, is on each of its axes."""
+    """The coordinates, on each axis of a mesh, of a position (row-major)."""
     found: dict[str, int] = {}
     for axis, size in reversed(list(zip(mesh.names, mesh.sizes, strict=True))):
         position, found[axis] = divmod(position, size)
@@ -258,7 +254,7 @@ def _shade(coordinate: int, size: int) -> tuple[str, str]:
 
 
 def _crossing(cluster: Cluster, mesh: MeshShape, axis: str) -> str:
-    """Which wires an axis crosses and what a device gets of them; "" where that is not known."""
+    """The wires that an axis crosses and their rate for a device; "" if that is not known."""
     if mesh.device_count != cluster.device_count:
         shapes = [s for s in submeshes(cluster) if s.device_count == mesh.device_count]
         if len(shapes) != 1:

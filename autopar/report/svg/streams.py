@@ -1,4 +1,4 @@
-"""One device's work and wires over a step as SVG, and when the one waits for the other."""
+"""The work and wires of a device over a step as SVG, and when the one waits for the other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def streams_svg(spans: Sequence[KernelSpan], standalone: bool = False) -> str:
     wires = [span for span in spans if span.stream == "wires"]
     waits = [
         (start, end)
-        for start, end in _uncovered(_joined(wires), _joined(work))
+        for start, end in _uncovered(_union(wires), _union(work))
         if end - start > 1e-9 * seconds  # else only rounding parts them
     ]
     label = (
@@ -55,7 +55,7 @@ def streams_svg(spans: Sequence[KernelSpan], standalone: bool = False) -> str:
 
 
 def _uncovered(times: Times, busy: Times) -> Iterator[tuple[float, float]]:
-    """What of some times lies in none of the others."""
+    """The parts of some times that lie in none of the others."""
     first = 0
     for start, end in times:
         while first < len(busy) and busy[first][1] <= start:
@@ -70,8 +70,8 @@ def _uncovered(times: Times, busy: Times) -> Iterator[tuple[float, float]]:
             yield start, end
 
 
-def _joined(spans: Iterable[KernelSpan]) -> Times:
-    """When any of the spans is under way."""
+def _union(spans: Iterable[KernelSpan]) -> Times:
+    """The times at which any of the spans is under way."""
     found: Times = []
     for start, end in sorted((s.start_seconds, s.end_seconds) for s in spans):
         if found and start <= found[-1][1]:
@@ -83,11 +83,11 @@ def _joined(spans: Iterable[KernelSpan]) -> Times:
 
 def _fewer(pieces: Sequence[Piece], least: float) -> list[Piece]:
     """As many pieces as can be told apart, those shorter than `least` or more drawn together."""
-    merged = list(_merged(pieces, least))
+    merged = list(_merge(pieces, least))
     return merged if len(merged) <= _MOST else _fewer(pieces, 2 * least)
 
 
-def _merged(pieces: Iterable[Piece], least: float) -> Iterator[Piece]:
+def _merge(pieces: Iterable[Piece], least: float) -> Iterator[Piece]:
     """Pieces in order, runs of those that are too narrow as one in the colour of the most."""
     group: list[Piece] = []
     for piece in sorted(pieces):
@@ -106,7 +106,7 @@ def _merged(pieces: Iterable[Piece], least: float) -> Iterator[Piece]:
 
 
 def _together(group: list[Piece]) -> Piece:
-    """One piece for several, in the colour that takes most of their time."""
+    """A single piece for several, in the colour that takes most of their time."""
     if len(group) == 1:
         return group[0]
     spent: dict[str, float] = {}

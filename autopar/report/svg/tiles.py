@@ -1,4 +1,4 @@
-"""How a tensor is cut over a mesh, as a small SVG: pieces, copies and sums yet to be made."""
+"""A tensor cut over a mesh, as a small SVG: pieces, copies and sums yet to be made."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def tiles_svg(
 
 
 class _Tile:
-    """Where everything of one drawing is."""
+    """The layout of one drawing."""
 
     def __init__(
         self, shape: tuple[int, ...], sharding: Sharding, mesh: MeshShape, worded: bool
@@ -58,7 +58,7 @@ class _Tile:
 
     @property
     def label(self) -> str:
-        """What the drawing shows, in a line."""
+        """A line that tells what the drawing shows."""
         return "; ".join("".join(words for words, _ in line) for line in self.facts)
 
     def parts(self) -> Iterator[str]:

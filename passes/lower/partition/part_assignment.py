@@ -112,7 +112,7 @@ def assign_loop_ops(step: StepAnalysis) -> LoopParts:
             key = PartKey(kind, place.stage, step.submesh(place.stage), loop)
             own.setdefault(key, []).append(i)
     # 3. The forward ops that a recomputing stage runs again.
-    return LoopParts(own, dict(_recomputed(step, places, own)))
+    return LoopParts(own, dict(_recompute(step, places, own)))
 
 
 class _LoopStages:
@@ -227,7 +227,7 @@ def _dropped_bytes(step: StepAnalysis, i: int, weights: set[int]) -> int:
     return dropped
 
 
-def _recomputed(
+def _recompute(
     step: StepAnalysis,
     places: tuple[dict[int, _LoopPlace], ...],
     parts: Mapping[PartKey, Sequence[int]],
@@ -253,7 +253,7 @@ def _recomputed(
             if place.stage == stage and not place.is_backward
         }
         kept = _crossing(step, forward, step.stages.stages[stage].cuts)
-        yield first, sorted(_needed(step, forward, kept, wanted))
+        yield first, sorted(_reachable(step, forward, kept, wanted))
 
 
 def _crossing(step: StepAnalysis, ops: Set[int], cuts: Sequence[int]) -> set[str]:
@@ -265,7 +265,7 @@ def _crossing(step: StepAnalysis, ops: Set[int], cuts: Sequence[int]) -> set[str
     return found
 
 
-def _needed(step: StepAnalysis, ops: Set[int], kept: Set[str], wanted: list[int]) -> set[int]:
+def _reachable(step: StepAnalysis, ops: Set[int], kept: Set[str], wanted: list[int]) -> set[int]:
     """Those of `ops` that the wanted ops need, through values that are not kept."""
     found: set[int] = set()
     while wanted:
@@ -366,7 +366,7 @@ class _OncePlacement:
         self._ask_for_outputs()
         self.on = self._place()
         # 3. Values that no op of a segment makes, but that leave it whole.
-        self.passed = self._passed()
+        self.passed = self._passed_values()
 
     def _weigh(self, i: int) -> None:
         """Find where an op would run if it ran once, and what it needs if it runs everywhere."""
@@ -433,7 +433,7 @@ class _OncePlacement:
                 self._ask(i, submesh)
         return found
 
-    def _passed(self) -> dict[int, dict[str, int]]:
+    def _passed_values(self) -> dict[int, dict[str, int]]:
         """Segment -> the values that it passes on, each with its submesh."""
         step, found = self.step, dict[int, dict[str, int]]()
         for name, submesh in self._accumulated.items():

@@ -25,7 +25,10 @@ class Makers:
 
     def source(self, name: str, reader: PartKey) -> PartKey:
         """The part whose result a reader takes; raises GraphError if there is none."""
+        # A maker on the reader's submesh goes before the accumulator, and that before other
+        # submeshes.
         found = choose_maker(self.plain.get(name, ()), reader)
+        # The sum itself is read in place by parts that run once on its submesh, after the loop.
         if found is None or found.submesh != reader.submesh:
             summed = self.accumulating.get(name)
             if summed is not None and self._can_read(summed, reader):
@@ -36,7 +39,7 @@ class Makers:
             self._check_once(name)
         return found
 
-    def returned(self, output: int) -> PartKey:
+    def source_of_output(self, output: int) -> PartKey:
         """The part that makes an output of the step."""
         name = str(self.step.graph.outputs[output])
         return self.source(name, end_of_step(self.step.return_home.get(output, -1)))
@@ -68,6 +71,7 @@ def choose_maker(makers: Iterable[PartKey], reader: PartKey) -> PartKey | None:
 
     One of its own submesh; of these one of its own stage, the last before it; else the earliest.
     """
+    # In order: own submesh, own stage, not a recomputed copy, latest loop, earliest place in it.
     before = [m for m in makers if m.comes_before(reader)]
     return min(before, key=lambda maker: (*_distance(maker, reader), maker.stage), default=None)
 
@@ -133,19 +137,21 @@ class PartDataflow:
         }
 
     @cached_property
-    def returned(self) -> Mapping[int, int]:
+    def output_parts(self) -> Mapping[int, int]:
         """Output of the step -> the part that makes it; inputs that come back have none."""
-        made = {o: self.number[self.makers.returned(o)] for o in made_outputs(self.step)}
+        made = {o: self.number[self.makers.source_of_output(o)] for o in made_outputs(self.step)}
         return {**made, **{o: self.number[s] for o, s in literal_keys(self.step).items()}}
 
     @cached_property
     def final(self) -> Mapping[int, frozenset[str]]:
         """Submesh -> the values it makes that are sent or returned: they are never partial sums."""
         found: dict[int, set[str]] = {part.submesh: set() for part in self.parts}
+        # Sent to another submesh.
         for (reader, name), maker in self.sources.items():
             if self.parts[maker].submesh != self.parts[reader].submesh:
                 found[self.parts[maker].submesh].add(name)
-        for output, maker in self.returned.items():
+        # Returned by the step.
+        for output, maker in self.output_parts.items():
             made = self.step.graph.outputs[output]
             if isinstance(made, str):
                 found[self.parts[maker].submesh].add(made)

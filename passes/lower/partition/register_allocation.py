@@ -65,13 +65,16 @@ class RegisterAllocation:
         self._feeds: dict[tuple[int, str, bool], Slot] = {}
         self._received: dict[tuple[int, Slot], Slot] = {}
         self._passages: dict[Slot, list[Slot]] = {}
+        # 1. Slots for all results, then for accumulators, which several parts may read and write.
         self._made = [self._outputs(k) for k in range(len(dataflow.parts))]
         self._summed = {
             (part.submesh, slot.value.name): slot
             for k, part in enumerate(dataflow.parts)
             for slot in self._accumulators(k, part)
         }
+        # 2. Slots for inputs: of results on the same submesh, of copies, of arguments.
         inputs = [self._inputs(k, part) for k, part in enumerate(dataflow.parts)]
+        # 3. Slots for outputs: new state goes where the old state lives.
         self.fetches = tuple(self._fetches())
         self.parts = tuple(
             PartSlots(
@@ -121,10 +124,12 @@ class RegisterAllocation:
         if part.kind is PartKind.HOIST:
             return self._feed(part.submesh, value, sharding, whole=True)
         if value.name in self._step.given:
+            # State lives on one submesh; others that read it get a copy when the step starts.
             home = self._step.state_home(value.name)
             if home in (-1, part.submesh):
                 return self._feed(part.submesh, value, sharding)
             return self._receive(part.submesh, self._state(home, value), sharding)
+        # A result of another part: its slot, the sum's slot, or the copy that this submesh is sent.
         maker = self._dataflow.sources[k, value.name]
         if any(a.value == value.name for a in self._dataflow.parts[maker].accumulators):
             return self._summed[part.submesh, value.name]
@@ -136,10 +141,10 @@ class RegisterAllocation:
         if source.submesh == submesh:
             return source
         if (submesh, source) not in self._received:
-            self._received[submesh, source] = self._copied(submesh, source, sharding)
+            self._received[submesh, source] = self._copy_to(submesh, source, sharding)
         return self._received[submesh, source]
 
-    def _copied(self, submesh: int, source: Slot, sharding: Sharding) -> Slot:
+    def _copy_to(self, submesh: int, source: Slot, sharding: Sharding) -> Slot:
         """A copy of a slot on another submesh."""
         found = self._new(submesh, source.value, sharding, source.count > 1)
         self._passages.setdefault(source, []).append(found)
@@ -178,10 +183,10 @@ class RegisterAllocation:
     @property
     def feeds(self) -> tuple[Feed, ...]:
         """The arguments on the submeshes that read them, in the order of the arguments."""
-        found = [self._fed(*key, slot) for key, slot in self._feeds.items()]
+        found = [self._feed_of(*key, slot) for key, slot in self._feeds.items()]
         return tuple(sorted(found, key=lambda f: (f.input, f.submesh, f.registers)))
 
-    def _fed(self, submesh: int, name: str, whole: bool, slot: Slot) -> Feed:
+    def _feed_of(self, submesh: int, name: str, whole: bool, slot: Slot) -> Feed:
         batching = self._step.batching
         if whole:
             number = self._hoist_inputs[name]
@@ -201,14 +206,14 @@ class RegisterAllocation:
     def _fetches(self) -> Iterator[Fetch]:
         graph = self._step.graph
         for o, output in enumerate(graph.outputs):
-            made = o in self._dataflow.returned
-            slot = self._returned(o) if made else self._kept(graph, str(output))
+            made = o in self._dataflow.output_parts
+            slot = self._output_slot(o) if made else self._kept_slot(graph, str(output))
             rows = self._step.batching.rows_of.get(str(output))
             yield Fetch(o, slot.submesh, slot.sharding, slot.registers, rows)
 
-    def _returned(self, output: int) -> Slot:
+    def _output_slot(self, output: int) -> Slot:
         """The slot of an output where it is made; of new state, where the old state lives."""
-        maker = self._dataflow.returned[output]
+        maker = self._dataflow.output_parts[output]
         part, graph = self._dataflow.parts[maker], self._step.graph
         operand = graph.outputs[output]
         home = self._step.return_home.get(output, -1)
@@ -216,14 +221,15 @@ class RegisterAllocation:
         if home < 0:
             return slot
         replaced = graph.inputs[dict(graph.donated)[output]].value
+        # Made on another submesh than the old state: sent home.
         if home != part.submesh:
-            return self._copied(home, slot, self._state_sharding(replaced))
+            return self._copy_to(home, slot, self._state_sharding(replaced))
         names = [i.value.name for i in part.graph.inputs]
         return next(
             self._made[maker][o] for o, i in part.graph.donated if names[i] == replaced.name
         )
 
-    def _kept(self, graph: Graph, name: str) -> Slot:
+    def _kept_slot(self, graph: Graph, name: str) -> Slot:
         home = self._step.state_home(name)
         if home >= 0:
             return self._state(home, graph.values[name])
@@ -264,6 +270,7 @@ def insert_frees(
     registers are not freed. Outputs of the step stay.
     """
     # The list is walked from its end: the first use that is met of a register is its last.
+    # Outputs of the step are in use to the end.
     backward: list[Instruction] = []
     donated: list[tuple[int, ...]] = [()] * len(parts)
     seen: list[set[int]] = [set() for _ in allocation.register_counts]
@@ -272,11 +279,11 @@ def insert_frees(
     for group in reversed(groups):
         last = {
             submesh: [r for r in dict.fromkeys(touched) if r not in seen[submesh]]
-            for submesh, touched in _touched(group, parts).items()
+            for submesh, touched in _registers_of(group, parts).items()
         }
         for step in group:
             if isinstance(step, Run):
-                donated[step.part] = _donated(step, parts[step.part], last)
+                donated[step.part] = _donations(step, parts[step.part], last)
                 taken = {step.inputs[p] for p in donated[step.part]}
                 mine = parts[step.part].submesh
                 seen[mine] |= taken
@@ -289,7 +296,7 @@ def insert_frees(
     return tuple(reversed(backward)), tuple(donated)
 
 
-def _touched(group: Group, parts: Sequence[Part]) -> dict[int, list[int]]:
+def _registers_of(group: Group, parts: Sequence[Part]) -> dict[int, list[int]]:
     """Submesh -> the registers that a group reads or writes there."""
     found: dict[int, list[int]] = {}
     for step in group:
@@ -304,10 +311,11 @@ def _touched(group: Group, parts: Sequence[Part]) -> dict[int, list[int]]:
     return found
 
 
-def _donated(run: Run, part: Part, last: dict[int, list[int]]) -> tuple[int, ...]:
+def _donations(run: Run, part: Part, last: dict[int, list[int]]) -> tuple[int, ...]:
     """The positions of state that a part reads last, once."""
     if PartKey.of(part).is_looped:
         return ()
+    # Each microbatch reads the state again, so only parts that run once may overwrite it.
     dying = frozenset(last[part.submesh])
     return tuple(
         p

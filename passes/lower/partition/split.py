@@ -50,11 +50,14 @@ class _Contents:
 
 
 def _contents(step: StepAnalysis) -> _Contents:
+    # A part is its own ops, those it recomputes, and values that it only passes on; the outputs
+    # that are literals need a part too.
     loops = assign_loop_ops(step)
     once = assign_once_ops(step, loops.own)
     own = {**loops.own, **once.ops, **{s: once.ops.get(s, []) for s in once.passed}}
     own.update((s, own.get(s, [])) for s in literal_keys(step).values())
     ops = {key: sorted({*mine, *loops.again.get(key, ())}) for key, mine in own.items()}
+    # An accumulator is made by the part that adds to it, and by no other: readers take the sum.
     summed = {key: tuple(_accumulators(step, key, mine)) for key, mine in loops.own.items()}
     hoist_keys = _hoist_keys(step, ops)
     plain: dict[str, list[PartKey]] = {}
@@ -64,6 +67,7 @@ def _contents(step: StepAnalysis) -> _Contents:
         for name in (*made, *once.passed.get(key, ())):
             if name not in added and name not in step.hoisted:
                 plain.setdefault(name, []).append(key)
+    # A hoisted value comes from the hoist alone, whatever op of the graph makes it.
     plain.update((name, list(hoist_keys)) for name in step.hoisted)
     accumulating = {a.value: key for key, found in summed.items() for a in found}
     makers = Makers(step, plain, accumulating)
@@ -114,6 +118,7 @@ class _Leaving:
 def _leaving(step: StepAnalysis, contents: _Contents) -> dict[PartKey, _Leaving]:
     found = {key: _Leaving(set(), []) for key in (*contents.ops, *contents.hoist_keys)}
     for key, ops in contents.ops.items():
+        # A value that crosses from part to part is an output of its maker: `source` says which.
         made = {r.name for i in ops for r in step.ops[i].results} - step.hoisted
         read = dict.fromkeys(n for i in ops for n in step.reads[i] if n not in made)
         for name in (*read, *contents.passed.get(key, ())):
@@ -121,10 +126,11 @@ def _leaving(step: StepAnalysis, contents: _Contents) -> dict[PartKey, _Leaving]
                 _check_rows(step, key, name)
             else:
                 found[contents.makers.source(name, key)].names.add(name)
+    # Outputs of the step leave the part that makes them, or are literals of the last update.
     for output, key in literal_keys(step).items():
         found[key].outputs.append(output)
     for output in made_outputs(step):
-        found[contents.makers.returned(output)].outputs.append(output)
+        found[contents.makers.source_of_output(output)].outputs.append(output)
     return found
 
 
@@ -145,7 +151,9 @@ class _Builder:
 
     def __init__(self, step: StepAnalysis, contents: _Contents, key: PartKey) -> None:
         self._step, self._contents, self._key = step, contents, key
-        self._ops = sorted(self._with_repeated(contents.ops[key]))
+        # Each part has copies of the cheap ops that it reads (`is_repeated`), down to values it is
+        # sent.
+        self._ops = sorted(self._add_repeated(contents.ops[key]))
         self._inputs: dict[str, Input] = {}
         self._outputs: list[Operand] = []
         self._places: dict[int, int] = {}  # output of the step -> output of the part
@@ -167,7 +175,7 @@ class _Builder:
         )  # fmt: skip
         return replace(part, graph=replace(part.graph, name=f"{step.graph.name}.{part.name}"))
 
-    def _with_repeated(self, ops: Sequence[int]) -> set[int]:
+    def _add_repeated(self, ops: Sequence[int]) -> set[int]:
         step, found, left = self._step, set(ops), list(ops)
         while left:
             for name in step.ops[left.pop()].value_operands():
@@ -194,14 +202,18 @@ class _Builder:
         wanted = (leaving.names | others) - summed
         made = [r.name for i in self._ops for r in step.ops[i].results]
         passed = self._contents.passed.get(self._key, ())
+        # Values that others read come first, each once, though several outputs of the step may be
+        # it.
         shared = list(dict.fromkeys(n for n in (*made, *passed) if n in wanted))
         self._outputs = list(shared)
+        # Then outputs of the step: new state and literals have places of their own.
         for output, operand in given.items():
             if isinstance(operand, str) and output not in replacing:
                 self._places[output] = shared.index(operand)
             else:
                 self._places[output] = len(self._outputs)
                 self._outputs.append(operand)
+        # The old state comes in, so that its buffer can be handed over to the new one.
         for state in replacing.values():
             self._inputs[state.value.name] = state
         return [(self._places[o], state.value.name) for o, state in replacing.items()]
@@ -210,6 +222,7 @@ class _Builder:
         step = self._step
         made: set[str] = set()
         for i in self._ops:
+            # Inputs are what is read before it is made here.
             for name in step.ops[i].value_operands():
                 if name not in made:
                     self._take(name)

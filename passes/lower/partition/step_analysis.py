@@ -143,6 +143,7 @@ class StepAnalysis:
                 continue
             if any(r.name in self.leaving for r in op.results):
                 continue
+            # Bytes at the ends of a chain of repeated ops: what must be there to run them again.
             sources = sum(
                 source_bytes.get(n, self.graph.values[n].nbytes) for n in set(op.value_operands())
             )
@@ -177,6 +178,7 @@ class StepAnalysis:
             names: list[str] = []
             for name in op.value_operands():
                 j = self.maker.get(name, -1)
+                # An operand that this part makes for itself is as good as its own operands.
                 names += found[j] if j >= 0 and self.is_repeated[j] else (name,)
             found.append(tuple(dict.fromkeys(names)))
         return tuple(found)
@@ -209,6 +211,7 @@ class StepAnalysis:
     def home(self) -> tuple[int, ...]:
         """The stage of each op; NOWHERE for one that runs where it is read."""
         homes = self.stages.layers.homes
+        # The layer pass says where every op belongs; without it, layers are runs of ops.
         if homes:
             return tuple(self._stage_of_layer[h] if h >= 0 else NOWHERE for h in homes)
         layers = zip(self._stage_of_layer, self.stages.layers.layers, strict=True)
@@ -327,6 +330,7 @@ def _moment_in_whole(op: Op, read: list[tuple[Moment, bool]]) -> tuple[Moment, b
     region = op.origin.region
     if region == "update":
         return Moment(When.ONCE, (loop,)), True
+    # Reads an update's result, or as a forward op a backward one's: the next loop.
     begun_again = any(m.when is When.ONCE or (late and region == "forward") for m, late in latest)
     return Moment(When.LOOP, (loop + begun_again,)), region == "backward"
 
@@ -336,6 +340,7 @@ def _behind_barrier(batching: Batching) -> tuple[Moment, ...]:
     moments: list[Moment] = []
     end: dict[str, int] = {}
     for op, moment in zip(batching.graph.ops, batching.moments, strict=True):
+        # All backwards wait for all forwards, so that they are a loop of their own.
         if moment.when is When.LOOP and op.origin.region == "backward":
             moment = Moment(When.LOOP, (1,))
         elif moment.when is When.ONCE:

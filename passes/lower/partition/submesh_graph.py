@@ -33,14 +33,16 @@ def submesh_graph(dataflow: PartDataflow, submesh: int) -> SubmeshGraph:
         for part in dataflow.parts
         if part.submesh == submesh and part.kind is not PartKind.HOIST
     ]
+    # An op that several parts repeat is once in the graph, with the number of all its runs.
     runs = _runs(parts, step.batching.microbatches)
     ops = tuple(replace(step.ops[i], runs=runs[i]) for i in sorted(runs))
     made = {r.name for op in ops for r in op.results}
+    # Values between the parts of the submesh are inner values; inputs come from elsewhere.
     inputs = [i for i in _inputs(step, parts) if i.value.name not in made]
     outputs, paths, donated = _outputs(dataflow, parts, [i.value.name for i in inputs])
     graph = Graph(f"{step.graph.name}.mesh{submesh}", tuple(inputs), ops, outputs, paths, donated)
     graph.verify()
-    stashed = tuple(_stashed(dataflow, parts))
+    stashed = tuple(_stashed_values(dataflow, parts))
     return SubmeshGraph(
         submesh, graph, tuple(sorted(runs)), stashed, dataflow.final.get(submesh, frozenset())
     )
@@ -71,8 +73,11 @@ def _outputs(
         summed = {a.value for a in part.accumulators}
         returns = {o: part.graph.inputs[i].value.name for o, i in part.graph.donated}
         for o, name in enumerate(map(str, part.graph.outputs)):
+            # Only values that are sent or returned leave; an accumulator leaves by the part that
+            # passes it on.
             if name in summed or name not in dataflow.final[part.submesh]:
                 continue
+            # New state replaces old; it is an output even if the value is one already.
             if o in returns:
                 donated.append((len(names), inputs.index(returns[o])))
             elif name in names:
@@ -82,7 +87,7 @@ def _outputs(
     return tuple(names), tuple(paths) if any(paths) else (), tuple(donated)
 
 
-def _stashed(dataflow: PartDataflow, parts: Sequence[Part]) -> Iterator[str]:
+def _stashed_values(dataflow: PartDataflow, parts: Sequence[Part]) -> Iterator[str]:
     """The values of loops that wait on the submesh between two of its parts."""
     touched: dict[str, set[PartKey]] = {}
     for part in parts:
@@ -115,6 +120,7 @@ def part_plan(part: Part, joint: SubmeshGraph, plan: ShardingPlan) -> ShardingPl
     values = {name: sharding for name, sharding in plan.values if name in inside}
     shardings = _InputShardings(joint, plan)
     values.update((i.value.name, shardings.incoming(part, i)) for i in part.graph.inputs)
+    # Op paths begin with the number of the op: in the submesh's graph j, in the part's i.
     place = {e: j for j, e in enumerate(joint.equations)}
     path_of = {place[e]: i for i, e in enumerate(part.equations)}
     return ShardingPlan(
@@ -158,12 +164,15 @@ class _InputShardings:
         name = given.value.name
         sharding = self._sharding(name, len(given.value.shape))
         is_passed = name in part.graph.outputs
+        # A value that leaves the submesh is combined where it is made, so all its readers find it
+        # whole.
         if name in self._joint.final and not is_passed:
             return Sharding(sharding.dims)
         return sharding
 
     def _sharding(self, name: str, rank: int) -> Sharding:
         seen: Mapping[str, Sharding] = self._plan.sharding_of
+        # What a remat gives back has the sharding of the value in its body, or of its operand.
         while name not in seen and name in self._aliases:
             name = self._aliases[name]
         return seen.get(name, replicated(rank))

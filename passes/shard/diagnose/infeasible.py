@@ -15,9 +15,9 @@ import numpy as np
 from autopar.errors import InfeasibleError, MemoryLimitError, PinError, listing
 from autopar.ir.text import show_bytes
 from autopar.passes.base import Setting
-from autopar.passes.shard.assemble import Assembled
-from autopar.passes.shard.decisions import Decision, Reading
-from autopar.passes.shard.pins import CONSTRAINT, Pins, show_spec
+from autopar.passes.shard.model.assemble import Assembled
+from autopar.passes.shard.model.decisions import Decision, Reading
+from autopar.passes.shard.model.pins import CONSTRAINT, Pins, show_spec
 from autopar.passes.shard.recipes import AbstractRecipe, Free
 from autopar.passes.shard.solver.min_memory import Least, light_answers, min_memory
 

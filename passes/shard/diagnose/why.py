@@ -10,11 +10,11 @@ import numpy as np
 from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding_plan import OpPath, ShardingPlan
 from autopar.passes.base import Setting
-from autopar.passes.shard.assemble import assemble
-from autopar.passes.shard.decisions import Decision, Place, Reading
 from autopar.passes.shard.diagnose.infeasible import Posed
-from autopar.passes.shard.moves import MoveTables
-from autopar.passes.shard.needs import Choice
+from autopar.passes.shard.model.assemble import assemble
+from autopar.passes.shard.model.decisions import Decision, Place, Reading
+from autopar.passes.shard.model.needs import Choice
+from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import all_choices, plan_of
 from autopar.passes.shard.recipes.incumbent import known_solution
 from autopar.passes.shard.solver.effort import QUICK, Effort
@@ -49,14 +49,14 @@ class Case:
     def place_of(self, value: str) -> Place | None:
         """The decision by which a value lies; None where it is made on demand."""
         reading = self.posed.reading
-        standing = reading.standings.get(reading.fold.homes.get(value, value))
+        standing = reading.standings.get(reading.merged.homes.get(value, value))
         return standing if isinstance(standing, Place) else None
 
     def node_of(self, path: OpPath) -> int | None:
         """The decision that splits an op of the whole graph; None where none does."""
         reading = self.posed.reading
-        folded = (reading.fold.classes[path[0]], *path[1:])
-        return reading.op_decisions.get(folded, reading.followers.get(folded))
+        merged = (reading.merged.classes[path[0]], *path[1:])
+        return reading.op_decisions.get(merged, reading.followers.get(merged))
 
     def decision(self, node: int) -> Decision:
         """What a node decides."""
@@ -98,7 +98,7 @@ def case_of(posed: Posed, plan: ShardingPlan, reuse_gathered: bool) -> Case:
 def _told(posed: Posed, plan: ShardingPlan) -> Iterator[tuple[int, Choice | None]]:
     """Nodes with what a plan says of them."""
     reading = posed.reading
-    first = {c: i for i, c in reversed(list(enumerate(reading.fold.classes)))}
+    first = {c: i for i, c in reversed(list(enumerate(reading.merged.classes)))}
     for path, node in reading.op_decisions.items():
         yield node, plan.assignment_of.get((first[path[0]], *path[1:]))
     for node, decision in enumerate(reading.decisions):
@@ -109,7 +109,7 @@ def _told(posed: Posed, plan: ShardingPlan) -> Iterator[tuple[int, Choice | None
 
 
 def unbound(
-    case: Case, node: int, plan: ShardingPlan, tables: MoveTables, setting: Setting
+    case: Case, node: int, plan: ShardingPlan, tables: ReshardCosts, setting: Setting
 ) -> Case:
     """The same case with every choice of one node that its dims allow, pinned or not."""
     reading = case.posed.reading

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.ir.graph import Op
-from autopar.passes.shard.decisions import (
+from autopar.passes.shard.model.decisions import (
     Decision,
     DecisionKind,
-    Demand,
     Place,
     Reading,
     ReadKind,
+    Rematerializable,
     Standing,
 )
 from autopar.passes.shard.recipes.spread import Slot, major, shared_factors, spread
@@ -82,7 +82,7 @@ def _sources(reading: Reading) -> dict[int, list[int]]:
 def _homes(standing: Standing) -> Iterator[int]:
     if isinstance(standing, Place):
         yield standing.decision
-    elif isinstance(standing, Demand):
+    elif isinstance(standing, Rematerializable):
         for inner in standing.operands:
             yield from _homes(inner)
 

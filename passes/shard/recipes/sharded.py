@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autopar.ir.mesh import MeshShape
-from autopar.passes.shard.decisions import Reading
-from autopar.passes.shard.needs import Choice
+from autopar.passes.shard.model.decisions import Reading
+from autopar.passes.shard.model.needs import Choice
 from autopar.passes.shard.recipes.base import AbstractRecipe, Choices
 from autopar.passes.shard.recipes.view import REPLICATED, Test, View, need_axes
 

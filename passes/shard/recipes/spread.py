@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from autopar.ir.graph import Op
 from autopar.ir.rule import Dim, Rule
-from autopar.passes.shard.decisions import Place, Read, Reading, ReadKind
+from autopar.passes.shard.model.decisions import Place, Read, Reading, ReadKind
 
 Slot = tuple[int, int]  # a decision, and a dim of it, or a factor if it is an op's
 Slots = Mapping[int, frozenset[int]]

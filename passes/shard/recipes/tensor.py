@@ -9,8 +9,8 @@ from typing import ClassVar
 from autopar.errors import InfeasibleError
 from autopar.ir.assignment import Assignment
 from autopar.ir.mesh import MeshShape
-from autopar.passes.shard.decisions import Reading
-from autopar.passes.shard.needs import Choice
+from autopar.passes.shard.model.decisions import Reading
+from autopar.passes.shard.model.needs import Choice
 from autopar.passes.shard.recipes.base import AbstractRecipe, Choices
 from autopar.passes.shard.recipes.blocks import Blocks, find_blocks
 from autopar.passes.shard.recipes.view import PARTIAL, Test, View, need_axes

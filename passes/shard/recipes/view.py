@@ -9,9 +9,9 @@ from autopar.errors import InfeasibleError
 from autopar.ir.assignment import Assignment
 from autopar.ir.mesh import MeshShape
 from autopar.ir.values import Role
-from autopar.passes.shard.batches import BatchTags, Part, tag_batch
-from autopar.passes.shard.decisions import Decision, DecisionKind, Place, Reading, ReadKind
-from autopar.passes.shard.needs import Choice
+from autopar.passes.shard.model.batches import BatchTags, Part, tag_batch
+from autopar.passes.shard.model.decisions import Decision, DecisionKind, Place, Reading, ReadKind
+from autopar.passes.shard.model.needs import Choice
 from autopar.passes.shard.recipes.base import Choices
 
 Test = Callable[[Choice], bool]

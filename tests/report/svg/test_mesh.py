@@ -8,7 +8,6 @@ from autopar.cluster import Cluster
 from autopar.ir.mesh import MeshShape
 from autopar.ir.stages import Submesh
 from autopar.report.svg.mesh import mesh_svg
-from autopar.report.svg.places import places_of
 from tests.report.svg.reading import boxes, element_count, read, said, titled
 
 
@@ -83,7 +82,7 @@ def test_thousands_of_devices_are_few_shapes_that_cover_them_all(cluster: str, m
 )
 def test_hosts_on_paper_are_the_clusters_hosts(name: str) -> None:
     cluster = Cluster.parse(name)
-    places = places_of(cluster)
+    places = cluster.topology.layout()
     assert places.size * places.blocks == cluster.device_count
     hosts = Counter(places.host_of(device) for device in range(cluster.device_count))
     assert len(hosts) == cluster.hosts

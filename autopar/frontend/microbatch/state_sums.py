@@ -1,0 +1,78 @@
+"""Sums over rows that are added to a value in place, taken apart: state that counts its batch.
+
+    new = state.at[labels].add(1)          every microbatch would add the state itself once
+    sum = zeros.at[labels].add(1)          a sum over rows, as any other
+    new = state + sum                      once, when all rows are in it
+
+Whole numbers are the same; floating-point ones are added in another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+from jax import lax
+
+from autopar.frontend.microbatch.alignment import has_rows
+from autopar.frontend.rewrite.splice import Place, splice
+from autopar.frontend.traced import Const, Equation, FlatProgram, Ref
+
+_ADDING = ("scatter-add", "scatter-sub")
+# Equations of zeros that make zeros.
+_KEEPING_ZERO = frozenset(["broadcast_in_dim", "convert_element_type", "copy", "reshape"])
+
+
+def split_state_sums(whole: FlatProgram, part: FlatProgram) -> tuple[FlatProgram, FlatProgram]:
+    """Take sums over rows apart from the values that they are added to, in both traces alike."""
+    chosen = frozenset(_state_sums(whole, part))
+    if not chosen:
+        return whole, part
+    first = max(next(program.fresh()) for program in (whole, part))
+    return _rewrite(whole, chosen, count(first)), _rewrite(part, chosen, count(first))
+
+
+def _state_sums(whole: FlatProgram, part: FlatProgram) -> Iterator[Ref]:
+    """The results of equations that add rows to a value without rows that is not zero."""
+    zeros: set[Ref] = set()
+    for one, own in zip(whole.equations, part.equations, strict=True):
+        kind = one.primitive.name
+        if kind in _KEEPING_ZERO and _is_zero(one.operands[0], zeros):
+            zeros.update(one.results)
+        if kind not in _ADDING or _is_zero(one.operands[0], zeros):
+            continue
+        shapes = list(zip(one.operand_shapes, own.operand_shapes, strict=True))
+        if not has_rows(*shapes[0]) and any(has_rows(*pair) for pair in shapes[1:]):
+            yield one.results[0]
+
+
+def _is_zero(operand: Ref | Const, zeros: set[Ref]) -> bool:
+    if isinstance(operand, Const):
+        return not operand.aval.shape and not operand.value
+    return operand in zeros
+
+
+def _rewrite(program: FlatProgram, chosen: frozenset[Ref], fresh: Iterator[Ref]) -> FlatProgram:
+    equations: list[Equation] = []
+    for equation in program.equations:
+        if equation.results and equation.results[0] in chosen:
+            equations += _take_apart(equation, fresh)
+        else:
+            equations.append(equation)
+    return replace(program, equations=tuple(equations))
+
+
+def _take_apart(adding: Equation, fresh: Iterator[Ref]) -> Iterator[Equation]:
+    """The sum over rows alone, and its addition to the value."""
+    aval, place = adding.result_avals[0], Place.beside(adding, fresh)
+    zeros, total = next(fresh), next(fresh)
+    yield from splice(_zeros_of(aval), (), (), (zeros,), place)
+    yield replace(adding, operands=(zeros, *adding.operands[1:]), results=(total,))
+    operands = (adding.operands[0], total)
+    yield from splice(lax.add, operands, (aval, aval), adding.results, place)
+
+
+def _zeros_of(aval: Any) -> Callable[[], Any]:
+    return lambda: lax.full(aval.shape, 0, aval.dtype)

@@ -1,0 +1,1 @@
+"""Compiled programs: what their optimized HLO text says of collectives and time."""

@@ -1,0 +1,402 @@
+"""The time that a compiler itself gives a program: a timeline on GPUs, cycles on TPUs.
+
+XLA's latency-hiding scheduler dumps a timeline of GPU programs; libtpu writes the cycles that it
+expects of a kernel into the optimized HLO.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from autopar.errors import ClusterError
+from autopar.hlo.module import CALLS, Computation, Instruction, Module, read_module, trip_count
+from autopar.ir.compiled import Span
+
+# -- GPUs ------------------------------------------------------------------------------------------
+
+# The dump holds the module and, of each computation with an async collective, when its instructions
+# start and end. A loop takes no time in the computation around it, so its runs are added here.
+#
+# It is a text proto of megabytes whose nesting is told by its indents, two spaces each.
+_MODULE = re.compile(
+    r"^(?:  entry_computation_name: \"(?P<entry>[^\"]*)\""
+    r"|(?P<computation>  computations \{)"
+    r"|    name: \"(?P<computation_name>[^\"]*)\""
+    r"|    id: (?P<computation_id>\d+)"
+    r"|(?P<instruction>    instructions \{)"
+    r"|      name: \"(?P<name>[^\"]*)\""
+    r"|      opcode: \"(?P<opcode>[^\"]*)\""
+    r"|      id: (?P<id>\d+)"
+    r"|        dimensions: (?P<dimension>\d+)"
+    r"|      called_computation_ids: (?P<called>\d+)"
+    r"|      comparison_direction: \"(?P<direction>\w+)\""
+    r"|      backend_config: \".*known_trip_count\W+n\W+(?P<trips>\d+).*"
+    r"|        s(?:32|64)s: (?P<constant>-?\d+))$",
+    re.MULTILINE,
+)
+_SCHEDULES = re.compile(
+    r"^(?:(?P<schedule>computation_schedules \{)"
+    r"|  computation_id: (?P<computation>\d+)"
+    r"|    id: (?P<id>\d+)"
+    r"|    start_timestamp_cycles: (?P<start>\S+)"
+    r"|    end_timestamp_cycles: (?P<end>\S+)"
+    r"|  cycles_per_microsecond: (?P<rate>\S+))$",
+    re.MULTILINE,
+)
+# What is no work on a device: names for values, and control flow, whose bodies are looked at.
+_FREE = frozenset(
+    ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional",
+     "call", "async-start", "async-update", "async-done", "partition-id", "replica-id",
+     "after-all", "opt-barrier")
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CompilerTimeline:
+    """The makespan of a step and what of it waits for collectives, in seconds.
+
+    Both leave out the computations of `untimed`: they hold work, but no async collective, for
+    which they were not scheduled. `spans` come computation by computation, the entry's first.
+    """
+
+    seconds: float
+    exposed_seconds: float
+    spans: tuple[Span, ...] = ()
+    untimed: tuple[str, ...] = ()
+
+
+def read_timeline(schedule_text: str) -> CompilerTimeline | None:
+    """The step's timeline of a `*.schedule.txt` dump.
+
+    None where it holds none, or only round numbers that stand in for times: XLA models those of
+    Hopper and B200, and of TPUs, and takes a thousand units for each op on any other chip.
+    """
+    at = schedule_text.find("\ncomputation_schedules {") + 1
+    if not at:
+        return None
+    module = _read_module(schedule_text[:at])
+    schedules = {s.computation: s for s in _read_schedules(schedule_text[at:])}
+    if all(s.is_made_up for s in schedules.values()):
+        return None
+    walk = _Walk(module, schedules)
+    seconds, exposed = walk.through(module.entry, 1)
+    return CompilerTimeline(seconds, exposed, tuple(walk.spans), tuple(walk.untimed))
+
+
+# -- what the dump holds ------------------------------------------------------------------------
+
+
+@dataclass
+class _Instruction:
+    name: str = ""
+    opcode: str = ""
+    dimensions: int = 0
+    called: list[str] = field(default_factory=list[str])
+    direction: str = ""
+    trips: int = 0
+    constant: int | None = None
+
+    @property
+    def is_work(self) -> bool:
+        """True if a device spends time on it worth telling: more than a scalar comes out."""
+        return self.opcode not in _FREE and self.dimensions > 0
+
+
+@dataclass
+class _Computation:
+    name: str = ""
+    instructions: list[_Instruction] = field(default_factory=list[_Instruction])
+
+
+@dataclass(frozen=True)
+class _Module:
+    entry: str
+    computations: Mapping[str, _Computation]
+    instructions: Mapping[str, _Instruction]
+
+
+@dataclass
+class _Schedule:
+    """The times at which the instructions of one computation run, in cycles."""
+
+    computation: str = ""
+    rows: list[list[float | str]] = field(default_factory=list[list[float | str]])
+    rate: float = 1.0
+
+    @property
+    def end(self) -> float:
+        """The end of the last instruction.
+
+        The dump's own total_cycles is more: it adds up the whole latency of every collective, also
+        of those that run beside work.
+        """
+        return max((end for _, _, end in self.times()), default=0.0)
+
+    @property
+    def busy(self) -> float:
+        """Cycles in which instructions run; a collective runs between its start and its done."""
+        return sum(end - start for _, start, end in self.times())
+
+    @property
+    def is_made_up(self) -> bool:
+        """True if every time is a whole number, as no model's are."""
+        return all(start == int(start) and end == int(end) for _, start, end in self.times())
+
+    def times(self) -> Iterator[tuple[str, float, float]]:
+        """Each instruction's id, start and end."""
+        for name, start, end in self.rows:
+            yield str(name), float(start), float(end)
+
+
+def _read_module(text: str) -> _Module:
+    """The computations by id, and the instructions by theirs, in one pass over the lines."""
+    entry = ""
+    computations: dict[str, _Computation] = {}
+    instructions: dict[str, _Instruction] = {}
+    ids: dict[str, str] = {}
+    computation, instruction = _Computation(), _Instruction()
+    for match in _MODULE.finditer(text):
+        kind = match.lastgroup or ""
+        value = match.group(kind)
+        if kind == "dimension":
+            instruction.dimensions += 1
+        elif kind == "instruction":
+            instruction = _Instruction()
+            computation.instructions.append(instruction)
+        elif kind == "id":
+            instructions[value] = instruction
+        elif kind == "computation":
+            computation = _Computation()
+        elif kind == "computation_name":
+            computation.name = value
+        elif kind == "computation_id":
+            computations[value] = computation
+            ids[computation.name] = value
+        elif kind == "entry":
+            entry = value
+        else:
+            _note(instruction, kind, value)
+    return _Module(ids.get(entry, ""), computations, instructions)
+
+
+def _note(instruction: _Instruction, kind: str, value: str) -> None:
+    if kind == "name":
+        instruction.name = value
+    elif kind == "opcode":
+        instruction.opcode = value
+    elif kind == "called":
+        instruction.called.append(value)
+    elif kind == "direction":
+        instruction.direction = value
+    elif kind == "trips":
+        instruction.trips = int(value)
+    else:
+        instruction.constant = int(value)
+
+
+def _read_schedules(text: str) -> list[_Schedule]:
+    found: list[_Schedule] = []
+    for match in _SCHEDULES.finditer(text):
+        kind = match.lastgroup or ""
+        value = match.group(kind)
+        if kind == "schedule":
+            found.append(_Schedule())
+        elif kind == "id":
+            found[-1].rows.append([value, 0.0, 0.0])
+        elif kind in ("start", "end"):
+            found[-1].rows[-1][1 if kind == "start" else 2] = float(value)
+        elif kind == "computation":
+            found[-1].computation = value
+        else:
+            found[-1].rate = float(value)
+    return found
+
+
+# -- the walk from the entry --------------------------------------------------------------------
+
+
+@dataclass
+class _Walk:
+    """Adds up the entry and the runs of what it calls: only control flow nests, a few deep."""
+
+    module: _Module
+    schedules: Mapping[str, _Schedule]
+    spans: list[Span] = field(default_factory=list[Span])
+    untimed: list[str] = field(default_factory=list[str])
+
+    def through(self, computation: str, runs: int) -> tuple[float, float]:
+        """Seconds, and exposed seconds, of one run of a computation with all that it calls."""
+        seconds, exposed = self._own(computation, runs)
+        for instruction in self.module.computations[computation].instructions:
+            more, waited = self._inside(instruction, runs)
+            seconds, exposed = seconds + more, exposed + waited
+        return seconds, exposed
+
+    def _own(self, computation: str, runs: int) -> tuple[float, float]:
+        here = self.module.computations[computation]
+        schedule = self.schedules.get(computation)
+        if schedule is None:
+            if any(i.is_work for i in here.instructions) and here.name not in self.untimed:
+                self.untimed.append(here.name)
+            return 0.0, 0.0
+        rate = 1e6 * schedule.rate
+        for name, start, end in schedule.times():
+            instruction = self.module.instructions[name]
+            self.spans.append(
+                Span(
+                    instruction.name, instruction.opcode, start / rate, end / rate, here.name, runs
+                )
+            )
+        return schedule.end / rate, (schedule.end - schedule.busy) / rate
+
+    def _inside(self, instruction: _Instruction, runs: int) -> tuple[float, float]:
+        """Seconds of the computations that a control flow instruction runs."""
+        if instruction.opcode == "while":
+            body, condition = instruction.called
+            trips = instruction.trips or self._trips(condition)
+            seconds, exposed = self.through(body, runs * trips)
+            return trips * seconds, trips * exposed
+        if instruction.opcode == "conditional":
+            return max((self.through(c, runs) for c in instruction.called), default=(0.0, 0.0))
+        if instruction.opcode == "call":
+            return self.through(instruction.called[0], runs)
+        return 0.0, 0.0
+
+    def _trips(self, condition: str) -> int:
+        """The constant that a loop's condition compares its counter with; 1 if there is none."""
+        inside = list(self._reachable(condition))
+        limits = {i.constant for i in inside if i.opcode == "constant" and i.constant is not None}
+        directions = {i.direction for i in inside if i.direction}
+        if len(limits) != 1 or len(directions) != 1:
+            return 1
+        return max(limits.pop() + (directions.pop() in ("LE", "GE")), 1)
+
+    def _reachable(self, computation: str) -> Iterator[_Instruction]:
+        for instruction in self.module.computations[computation].instructions:
+            yield instruction
+            for called in instruction.called:
+                yield from self._reachable(called)
+
+
+# -- TPUs ------------------------------------------------------------------------------------------
+
+# After code generation most instructions carry `estimated_cycles`. Those of matmuls, and of what is
+# fused into them, are good to 15 %. Those of other kernels are 2.5 to 4.5 times the time that their
+# bytes take, so such a kernel is given the smaller of the two. Collectives carry none.
+
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_NO_ESTIMATE = 2**60  # and above: what some TPU7x ops hold
+# MHz, as the schedules that libtpu dumps have it.
+_CLOCKS = {"v4": 1050, "v5e": 1500, "v5p": 1750, "v6e": 1750, "tpu7x": 1900}
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """Seconds of a step's kernels on one device, loops by their trips.
+
+    `matmul_seconds` are matmuls with what is fused into them, `other_seconds` all other kernels.
+    `unpriced` are kernels of the user's own (Pallas), of which the compiler says nothing.
+    """
+
+    matmul_seconds: float
+    other_seconds: float
+    unpriced: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """Kernels one after the other; collectives are left out."""
+        return self.matmul_seconds + self.other_seconds
+
+
+def clock_of(chip: str) -> float:
+    """Cycles a second of a TPU chip of the catalog; raises ClusterError for any other."""
+    if chip not in _CLOCKS:
+        raise ClusterError(f"no clock of {chip!r} is known; those of {', '.join(_CLOCKS)} are")
+    return _CLOCKS[chip] * 1e6
+
+
+def read_cycles(
+    hlo_text: str, cycles_per_second: float, bytes_per_second: float
+) -> KernelTime | None:
+    """The time of the kernels of `compiled.as_text()`; None where no kernel has an estimate.
+
+    `bytes_per_second` is what streaming reaches on one device. Of a conditional's branches the one
+    that takes longest counts.
+    """
+    if not _CYCLES.search(hlo_text):
+        return None
+    module = read_module(hlo_text)
+    walk = _KernelWalk(module, cycles_per_second, bytes_per_second)
+    return walk.through(module.computations[module.entry])
+
+
+@dataclass(frozen=True)
+class _KernelWalk:
+    module: Module
+    cycles_per_second: float
+    bytes_per_second: float
+
+    def through(self, computation: Computation) -> KernelTime:
+        """A single run of a computation with all that it calls."""
+        return _sum(self._of(i, computation) for i in computation.instructions)
+
+    def _of(self, instruction: Instruction, around: Computation) -> KernelTime:
+        if instruction.opcode == "while":
+            trips = trip_count(instruction, around, self.module)
+            return _times(self._callees(instruction, "body"), trips)
+        if instruction.opcode == "conditional":
+            keys = ("branch_computations", "true_computation", "false_computation")
+            branches = [self._through(name) for name in instruction.callees(*keys)]
+            return max(branches, key=lambda b: b.seconds, default=KernelTime(0.0, 0.0))
+        if instruction.opcode in ("call", "async-start"):
+            return self._callees(instruction, *CALLS)
+        return self._kernel(instruction, around)
+
+    def _callees(self, instruction: Instruction, *keys: str) -> KernelTime:
+        return _sum(self._through(name) for name in instruction.callees(*keys))
+
+    def _through(self, name: str) -> KernelTime:
+        found = self.module.computations.get(name)
+        return self.through(found) if found else KernelTime(0.0, 0.0)
+
+    def _kernel(self, instruction: Instruction, around: Computation) -> KernelTime:
+        backend = instruction.attributes.get("backend_config", "")
+        found = _CYCLES.search(backend)
+        if found is None or int(found.group(1)) >= _NO_ESTIMATE:
+            is_own = "tpu_custom_call" in instruction.attributes.get("custom_call_target", "")
+            return KernelTime(0.0, 0.0, (instruction.name,) if is_own else ())
+        seconds = int(found.group(1)) / self.cycles_per_second
+        if _is_matmul(instruction, backend):
+            return KernelTime(seconds, 0.0)
+        streaming = _nbytes(instruction, around) / self.bytes_per_second
+        return KernelTime(0.0, min(seconds, streaming))
+
+
+def _is_matmul(instruction: Instruction, backend: str) -> bool:
+    """True if it is a matmul or convolution, alone or with others fused into its output."""
+    return (
+        instruction.opcode in ("convolution", "dot")
+        or instruction.attributes.get("kind") == "kOutput"
+        or "COST_MODEL_TYPE_CLASSIC" in backend
+    )
+
+
+def _nbytes(instruction: Instruction, around: Computation) -> int:
+    """Bytes read and written, wherever they lie: what is in VMEM was fetched for this use."""
+    read = (around.by_name[o].leaves for o in instruction.operands if o in around.by_name)
+    return sum(leaf.nbytes for leaves in (instruction.leaves, *read) for leaf in leaves)
+
+
+def _sum(times: Iterator[KernelTime]) -> KernelTime:
+    matmul, other, unpriced = 0.0, 0.0, list[str]()
+    for time in times:
+        matmul += time.matmul_seconds
+        other += time.other_seconds
+        unpriced += time.unpriced
+    return KernelTime(matmul, other, tuple(unpriced))
+
+
+def _times(time: KernelTime, runs: int) -> KernelTime:
+    return KernelTime(time.matmul_seconds * runs, time.other_seconds * runs, time.unpriced)

@@ -1,0 +1,82 @@
+"""Which op follows which operand, and which is made on demand: what a rule says of it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autopar.ir.graph import Op
+from autopar.ir.rule import Kind, Rule
+from autopar.ir.values import Literal
+from autopar.passes.shard.model.decisions import Place, Rematerializable, Standing
+
+
+def spec(op: Op) -> tuple[tuple[str, ...] | None, ...]:
+    """The dims of a with_sharding_constraint: their axes, None where one is open."""
+    spec = op.param("spec")
+    assert isinstance(spec, tuple)
+    return tuple(tuple(str(a) for a in dim) if isinstance(dim, tuple) else None for dim in spec)
+
+
+def label(op: Op) -> str:
+    """How an op is called in errors and reports: its module and kind."""
+    return f"{op.origin.module}/{op.kind}" if op.origin.module else op.kind
+
+
+def is_pointwise(rule: Rule) -> bool:
+    """Whether all sharding passes through and every result dim is a factor of its own."""
+    return (
+        rule.known
+        and all(f.kind is Kind.PASS for f in rule.factors)
+        and all(len(dim) <= 1 for dims in (*rule.operands, *rule.results) for dim in dims)
+    )
+
+
+def is_rematerializable(op: Op, rule: Rule, standings: Sequence[Standing]) -> bool:
+    """Whether an op's result is made where it is read: iotas, broadcasts, what they alone feed."""
+    if op.kind == "broadcast_in_dim" and any(isinstance(s, Place) for s in standings):
+        return op.results[0].item_count > _operand_count(rule)
+    if rule.on_demand:
+        return True
+    leaf = all(
+        s is None or (isinstance(s, Rematerializable) and not s.has_source) for s in standings
+    )
+    small = bool(op.results) and not any(isinstance(o, Literal) and o.shape for o in op.operands)
+    return leaf and small and is_pointwise(rule) and len(op.results) == 1
+
+
+def _operand_count(rule: Rule) -> int:
+    count = 1
+    for dim in rule.operands[0]:
+        for f in dim:
+            count *= rule.factors[f].size
+    return count
+
+
+def major_factor(rule: Rule, dim: tuple[int, ...]) -> int | None:
+    """The first factor of a dim that is larger than 1."""
+    return next((f for f in dim if rule.factors[f].size > 1), None)
+
+
+def renaming_of(rule: Rule, operand: int) -> tuple[int, ...] | None:
+    """For each result dim the operand's dim it is, if every sharding passes both ways."""
+    if not rule.known or any(f.kind is not Kind.PASS for f in rule.factors):
+        return None
+    shardable = set(rule.shardable())
+    source: dict[int, int] = {}
+    for d, dim in enumerate(rule.operands[operand]):
+        major = major_factor(rule, dim)
+        if major is None:
+            continue
+        if major not in shardable:
+            return None
+        source[major] = d
+    dims: list[int] = []
+    for dim in rule.results[0]:
+        major = major_factor(rule, dim)
+        if major is None:
+            dims.append(-1)
+        elif major in source:
+            dims.append(source.pop(major))
+        else:
+            return None
+    return tuple(dims) if not source else None

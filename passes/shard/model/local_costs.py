@@ -1,0 +1,128 @@
+"""What a listing's values weigh on one device and what its ops take there, collectives included."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autopar.cost.prices import Prices
+from autopar.ir.assignment import Assignment
+from autopar.ir.graph import Graph, Op, Operand
+from autopar.ir.mesh import MeshShape
+from autopar.ir.rule import Kind
+from autopar.ir.sharding import Sharding
+from autopar.ir.sharding_plan import ShardingPlan
+from autopar.ir.spmd import Block, Loop, Move, Run, SpmdProgram
+from autopar.ir.values import Literal, Value, item_bytes
+from autopar.rules import HEAVY
+
+# Element-wise work whose result is fused into what reads it costs next to nothing, but not nothing.
+_FUSED_SHARE = 0.05
+
+
+@dataclass(frozen=True)
+class LocalCosts:
+    """Bytes of each value's piece; seconds of one run of the op that makes it, by its results."""
+
+    nbytes: Mapping[str, float]
+    seconds: Mapping[str, float]
+
+
+def local_costs(
+    graph: Graph, plan: ShardingPlan, program: SpmdProgram, prices: Prices
+) -> LocalCosts:
+    """The costs of a step as it was lowered; what repeating an op repeats is its own reductions."""
+    reader = _Reader(graph, plan, prices)
+    reader.read_block(program.block)
+    reader.read_aliases(graph)
+    return LocalCosts(dict(reader.nbytes), dict(reader.seconds))
+
+
+def is_elementwise(op: Op) -> bool:
+    """Whether every item of the one result comes from one item of each operand."""
+    rule = op.rule
+    if rule is None or not rule.known or len(op.results) != 1:
+        return False
+    return all(f.kind is Kind.PASS for f in rule.factors)
+
+
+class _Reader:
+    def __init__(self, graph: Graph, plan: ShardingPlan, prices: Prices) -> None:
+        self._graph, self._plan, self._prices = graph, plan, prices
+        self._mesh: MeshShape = plan.mesh
+        self.nbytes: defaultdict[str, float] = defaultdict(float)
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+
+    def read_block(self, block: Block) -> None:
+        """Every op and move of a block and of the blocks within."""
+        for step in block.instructions:
+            if isinstance(step, Run):
+                self._read_run(step)
+            elif isinstance(step, Move):
+                # From an op's raw result to its home: a reduction, which a repetition repeats.
+                if step.source == f"{step.value.name}.raw":
+                    self.nbytes[step.value.name] = self._local(step.value, step.after)
+                    self.seconds[step.value.name] += sum(c.seconds for c in step.collectives)
+            elif isinstance(step, Loop):
+                for body in step.bodies:
+                    self.read_block(body)
+                self._read_loop(step)
+
+    def read_aliases(self, graph: Graph) -> None:
+        """The results of remat ops are values of their bodies."""
+        for op in graph.ops:
+            if op.kind == "optimization_barrier":
+                for result, given in zip(op.results, op.operands, strict=True):
+                    held = 0.0 if isinstance(given, Literal) else self.nbytes[given]
+                    self.nbytes[result.name] = held
+            for body in op.graphs:
+                self.read_aliases(body)
+                if op.control_flow is not None and op.control_flow.is_remat:
+                    for result, inner in zip(op.results, body.outputs, strict=True):
+                        held = 0.0 if isinstance(inner, Literal) else self.nbytes[inner]
+                        self.nbytes[result.name] = held
+
+    def _read_run(self, run: Run) -> None:
+        op = self._graph.op_at(run.equation)
+        made = 0.0
+        for value, sharding in zip(op.results, run.result_shardings, strict=True):
+            local = self._local(value, sharding)
+            made += local
+            self.nbytes[value.name] = max(local, self.nbytes[value.name])
+        if op.results:
+            self.seconds[op.results[0].name] += self._run_seconds(op, run, made)
+
+    def _run_seconds(self, op: Op, run: Run, made: float) -> float:
+        if is_elementwise(op):
+            return _FUSED_SHARE * self._prices.elementwise(made)
+        values = map(self._operand, op.operands)
+        laid = zip(values, run.operand_shardings, strict=True)
+        read = sum(self._local(value, sharding) for value, sharding in laid)
+        if op.kind not in HEAVY:
+            return self._prices.elementwise(read + made)
+        given = self._plan.assignment_of.get(run.equation)
+        share = given.share(self._mesh) if isinstance(given, Assignment) else 1
+        return self._prices.compute(op.flops / share, read + made, op.results[0].dtype)
+
+    def _operand(self, operand: Operand) -> Value:
+        if isinstance(operand, Literal):
+            return Value("", operand.shape, operand.dtype)
+        return self._graph.nested_values[operand]
+
+    def _read_loop(self, loop: Loop) -> None:
+        op = self._graph.op_at(loop.equation)
+        for value, sharding in zip(op.results, loop.result_shardings, strict=True):
+            self.nbytes[value.name] = self._local(value, sharding)
+        if op.results:
+            inner = sum(
+                self.seconds[body_op.results[0].name]
+                for body in op.graphs
+                for body_op in body.ops
+                if body_op.results
+            )
+            self.seconds[op.results[0].name] = loop.runs * inner
+
+    def _local(self, value: Value, sharding: Sharding) -> float:
+        return math.prod(sharding.shard_shape(value.shape, self._mesh)) * item_bytes(value.dtype)

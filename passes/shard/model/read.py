@@ -1,0 +1,393 @@
+"""Reads a graph into decisions: which values follow which, and who needs what from whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from autopar.ir.graph import Graph, Op, Operand, Origin
+from autopar.ir.rule import Kind, Rule
+from autopar.ir.values import Literal, Value
+from autopar.passes.shard.model.constraints import is_constraint, read_constraint
+from autopar.passes.shard.model.decisions import (
+    Decision,
+    DecisionKind,
+    Member,
+    OpPath,
+    Place,
+    Read,
+    Reading,
+    ReadKind,
+    Rematerializable,
+    Standing,
+)
+from autopar.passes.shard.model.follow import (
+    is_pointwise,
+    is_rematerializable,
+    label,
+    major_factor,
+    renaming_of,
+)
+from autopar.passes.shard.model.loops import read_loop
+from autopar.passes.shard.model.merge_isomorphic import Merged, Variant
+from autopar.passes.shard.model.sums import Sums
+
+_BARRIER = "optimization_barrier"
+
+
+def read_graph(merged: Merged, partial_sums: bool = True) -> Reading:
+    """Decisions, standings and reads of a whole step; ops must carry their rules.
+
+    `partial_sums` as a pass's setting has it.
+    """
+    reader = Reader(Sums(partial_sums))
+    graph = merged.graph
+    for given in graph.inputs:
+        reader.count = merged.counts[given.value.name]
+        reader.add_input(given.value, given.path)
+    for _, index, place in sorted(
+        (variant.first, c, k)
+        for c, variants in enumerate(merged.variants)
+        for k, variant in enumerate(variants)
+    ):
+        if place == 0:
+            reader.read_class(graph, index, merged.variants[index])
+        else:
+            reader.read_variant(graph, index, merged.variants[index][place])
+    outputs: list[tuple[Operand, int | None, int]] = []
+    for operand, returned, count in merged.outputs():
+        home = reader.standings.get(returned) if returned is not None else None
+        target = home.decision if isinstance(home, Place) else None
+        outputs.append((operand, target, count))
+        if isinstance(operand, str) and target is not None:
+            reader.count = count
+            reader.need_exact(operand, graph.values[operand], target, 1, "update", "")
+    return Reading(
+        merged,
+        tuple(reader.decisions),
+        reader.standings,
+        tuple(reader.reads),
+        reader.followers,
+        reader.partial_operands,
+        reader.op_decisions,
+        tuple(outputs),
+        tuple(reader.ties),
+    )
+
+
+class Reader:
+    """Goes through ops in order; groups grow as followers are found.
+
+    `count` is how many ops of the step the one being read stands for.
+    """
+
+    def __init__(self, sums: Sums) -> None:
+        self._sums = sums
+        self.count = 1
+        self.ties: list[tuple[int, int]] = []
+        self.decisions: list[Decision] = []
+        self.standings: dict[str, Standing] = {}
+        self.reads: list[Read] = []
+        self.followers: dict[OpPath, int] = {}
+        self.partial_operands: dict[OpPath, tuple[int, ...]] = {}
+        self.op_decisions: dict[OpPath, int] = {}
+        self._linear: set[str] = set()  # values that may still be partial sums of their root
+
+    # -- decisions -------------------------------------------------------------------------
+
+    def add_input(self, value: Value, path: str) -> None:
+        """An argument of the step."""
+        self.add_group(DecisionKind.INPUT, value, path or value.name, 1, "forward", "")
+
+    def add_group(
+        self, kind: DecisionKind, value: Value, label: str, runs: int, region: str, line: str
+    ) -> int:
+        """A new group whose root is `value`."""
+        index = len(self.decisions)
+        sizes = [1 if value.dtype.startswith("key") else n for n in value.shape]
+        self.decisions.append(
+            Decision(kind, label, value, sizes, runs, region, line, count=self.count)
+        )
+        place = Place(index, tuple(range(len(value.shape))))
+        self.standings[value.name] = place
+        self.decisions[index].members.append(Member(value, place, (), self.count, runs))
+        return index
+
+    def place(
+        self, value: Value, decision: int, dims: tuple[int, ...], path: OpPath = (), runs: int = 1
+    ) -> None:
+        """Put a value into a group."""
+        place = Place(decision, dims)
+        self.standings[value.name] = place
+        self.decisions[decision].narrow(dims, value.shape)
+        self.decisions[decision].members.append(Member(value, place, path, self.count, runs))
+
+    def mark_partial(self, decision: int, value: Value) -> None:
+        """A group that may hold a partial sum, as seen through one of its values."""
+        self.decisions[decision].may_be_partial = True
+        self._linear.add(value.name)
+
+    def add_sum(self, value: Value, home: Place, runs: int, origin: Origin) -> None:
+        """What a loop has summed up; ops after it read it apart from the loop's trips."""
+        self._sums.leave(self, value, home, runs, origin)
+
+    def need_exact(
+        self, operand: Operand, value: Value, target: int, runs: int, region: str, line: str,
+        dims: tuple[int, ...] | None = None,
+    ) -> None:  # fmt: skip
+        """A value is needed in the very sharding of a decision."""
+        if isinstance(operand, Literal):
+            return
+        own = dims if dims is not None else tuple(range(len(value.shape)))
+        partial_ok = self.decisions[target].may_be_partial
+        self.reads.append(
+            Read(value, self.standing(operand), target, ReadKind.EXACT, 0, None, own, partial_ok,
+                 runs, region, line, self.count)
+        )  # fmt: skip
+
+    # -- ops -------------------------------------------------------------------------------
+
+    def read_class(self, graph: Graph, index: int, variants: Sequence[Variant]) -> None:
+        """An op of the step, for all that look like it."""
+        op = graph.ops[index]
+        self.count = sum(v.count for v in variants)
+        before = len(self.reads)
+        self._read_any(graph, op, (index,), 1)
+        if len(variants) > 1 and not op.graphs:
+            for at in range(before, len(self.reads)):
+                if self.reads[at].operand >= 0:
+                    self.reads[at] = replace(self.reads[at], count=variants[0].count)
+
+    def read_variant(self, graph: Graph, index: int, variant: Variant) -> None:
+        """The same op where it reads from other classes."""
+        op, path = graph.ops[index], (index,)
+        if op.graphs or op.kind == _BARRIER:
+            self._tie(op, variant.op)
+            return
+        self.count = variant.count
+        self._sums.enter(self, graph, variant.op)
+        home = self.standings[op.results[0].name] if op.results else None
+        if path in self.op_decisions:
+            self.read_operands(graph, variant.op, path, self.op_decisions[path], (), op.runs)
+        elif isinstance(home, Place):
+            self.read_operands(graph, variant.op, path, home.decision, home.dims, op.runs)
+
+    def _tie(self, op: Op, other: Op) -> None:
+        """An op with bodies is read once, so what its look-alikes read must lie alike."""
+        for mine, theirs in zip(op.operands, other.operands, strict=True):
+            a, b = self.standing(mine), self.standing(theirs)
+            if not (isinstance(a, Place) and isinstance(b, Place)):
+                continue
+            if a.decision != b.decision and a.dims == b.dims:
+                self.ties.append((a.decision, b.decision))
+
+    def read_ops(self, graph: Graph, path: OpPath, runs: int) -> None:
+        """Every op of a body."""
+        for i, op in enumerate(graph.ops):
+            self._read_any(graph, op, (*path, i), runs)
+
+    def _read_any(self, graph: Graph, op: Op, path: OpPath, trips: int) -> None:
+        runs = trips * op.runs
+        if len(path) == 1:
+            self._sums.enter(self, graph, op)
+        if op.control_flow is not None and op.control_flow.is_remat:
+            self._read_alias(op, path, runs)
+        elif op.control_flow is not None:
+            read_loop(self, graph, op, op.control_flow, path, runs)
+        elif op.kind == _BARRIER:
+            for operand, result in zip(op.operands, op.results, strict=True):
+                self._name(result.name, operand)
+        else:
+            self._read_op(graph, op, path, runs)
+
+    def _read_alias(self, op: Op, path: OpPath, runs: int) -> None:
+        """Remat: the body's inputs and outputs are the outer values under other names."""
+        body = op.graphs[0]
+        for given, operand in zip(body.inputs, op.operands, strict=True):
+            self._name(given.value.name, operand)
+        self.read_ops(body, (*path, 0), runs)
+        for result, inner in zip(op.results, body.outputs, strict=True):
+            self._name(result.name, inner)
+
+    def _name(self, name: str, operand: Operand) -> None:
+        """Another name for what an operand is."""
+        self.standings[name] = self.standing(operand)
+        if isinstance(operand, str) and operand in self._linear:
+            self._linear.add(name)
+
+    def standing(self, operand: Operand) -> Standing:
+        """Where an operand stands; None for literals."""
+        if not isinstance(operand, str):
+            return None
+        return self._sums.late(operand) or self.standings[operand]
+
+    def _read_op(self, graph: Graph, op: Op, path: OpPath, runs: int) -> None:
+        rule = op.rule
+        assert rule is not None
+        standings = tuple(self.standing(o) for o in op.operands)
+        if is_constraint(op):
+            read_constraint(self, graph, op, path, runs)
+        elif is_rematerializable(op, rule, standings):
+            self._add_rematerializable(graph, op, path, standings)
+        elif (main := self._main_operand(op, rule, standings)) is not None and not self._joins(
+            op, rule, standings
+        ):
+            self._follow(graph, op, path, main, runs)
+        elif is_pointwise(rule) and len(op.results) == 1:
+            self._start_group(graph, op, path, runs)
+        else:
+            self._decide_op(graph, op, path, runs)
+
+    def _add_rematerializable(
+        self, graph: Graph, op: Op, path: OpPath, standings: tuple[Standing, ...]
+    ) -> None:
+        values = tuple(graph.value(o) for o in op.operands)
+        for value in op.results:
+            sourced = any(
+                isinstance(s, Place) or (isinstance(s, Rematerializable) and s.has_source)
+                for s in standings
+            )
+            self.standings[value.name] = Rematerializable(
+                op, path, standings, values, value, sourced
+            )
+
+    def _main_operand(self, op: Op, rule: Rule, standings: Sequence[Standing]) -> int | None:
+        """The operand to follow: of those that name all the result's dims, the deepest."""
+        if len(op.results) != 1:
+            return None
+        able = [
+            i for i, s in enumerate(standings)
+            if isinstance(s, Place)
+            and (dims := renaming_of(rule, i)) is not None
+            and not self._narrows_input(s, dims, op.results[0])
+        ]  # fmt: skip
+        return max(able, key=lambda i: self._rank(standings[i]), default=None)
+
+    def _narrows_input(self, place: Place, dims: tuple[int, ...], result: Value) -> bool:
+        """Whether following an argument (x.reshape(4, -1)) would keep it from lying as it may."""
+        home = self.decisions[place.decision]
+        if home.kind is not DecisionKind.INPUT:
+            return False
+        named = [(place.dims[d], n) for d, n in zip(dims, result.shape, strict=True) if d >= 0]
+        return any(d >= 0 and n % home.sizes[d] for d, n in named)
+
+    def _rank(self, standing: Standing) -> tuple[int, int]:
+        assert isinstance(standing, Place)
+        return (self.decisions[standing.decision].depth, standing.decision)
+
+    def _joins(self, op: Op, rule: Rule, standings: Sequence[Standing]) -> bool:
+        """Whether an op adds values of different groups of which one may be a partial sum."""
+        if not (is_pointwise(rule) and op.results[0].is_floating):
+            return False
+        for group in rule.linear:
+            places = [standings[i] for i in group]
+            if len(group) < 2 or not all(isinstance(p, Place) for p in places):
+                continue
+            homes = {p.decision for p in places if isinstance(p, Place)}
+            names = [op.operands[i] for i in group]
+            if len(homes) > 1 and any(n in self._linear for n in names):
+                return True
+        return False
+
+    def _follow(self, graph: Graph, op: Op, path: OpPath, main: int, runs: int) -> None:
+        rule = op.rule
+        assert rule is not None
+        place = self.standing(op.operands[main])
+        assert isinstance(place, Place)
+        result = op.results[0]
+        renaming = renaming_of(rule, main)
+        assert renaming is not None
+        dims = tuple(place.dims[d] if d >= 0 else -1 for d in renaming)
+        self.place(result, place.decision, dims, path, runs)
+        self.followers[path] = place.decision
+        self._keep_linear(op, rule, main, path)
+        self.read_operands(graph, op, path, place.decision, dims, runs)
+
+    def _keep_linear(self, op: Op, rule: Rule, main: int, path: OpPath) -> None:
+        operand = op.operands[main]
+        if (main,) in rule.linear:
+            self.partial_operands[path] = (main,)
+            if operand in self._linear:
+                self._linear.add(op.results[0].name)
+        else:
+            place = self.standing(operand)
+            assert isinstance(place, Place)
+            self.decisions[place.decision].may_be_partial = False
+
+    def _start_group(self, graph: Graph, op: Op, path: OpPath, runs: int) -> None:
+        """A fresh group computed element-wise in its own sharding: joins, and demands' heirs."""
+        rule = op.rule
+        assert rule is not None
+        result = op.results[0]
+        index = self.add_group(
+            DecisionKind.GROUP, result, label(op), runs, op.origin.region, op.origin.line
+        )
+        decision = self.decisions[index]
+        decision.members[0] = decision.members[0]._replace(path=path)
+        decision.depth = self.depth(op)
+        self._narrow_to_rule(index, rule)
+        self.followers[path] = index
+        joint = [g for g in rule.linear if len(g) > 1 and self._all_placed(op, g)]
+        if joint and result.is_floating:
+            self.partial_operands[path] = joint[0]
+            decision.may_be_partial = True
+            self._linear.add(result.name)
+        self.read_operands(graph, op, path, index, tuple(range(len(result.shape))), runs)
+
+    def _all_placed(self, op: Op, group: Sequence[int]) -> bool:
+        return all(isinstance(self.standing(op.operands[i]), Place) for i in group)
+
+    def _narrow_to_rule(self, index: int, rule: Rule) -> None:
+        shardable = set(rule.shardable())
+        for d, dim in enumerate(rule.results[0]):
+            major = major_factor(rule, dim)
+            if major is None or major not in shardable:
+                self.decisions[index].sizes[d] = 1
+            else:
+                self.decisions[index].narrow((d,), (rule.factors[major].size,))
+
+    def _decide_op(self, graph: Graph, op: Op, path: OpPath, runs: int) -> None:
+        rule = op.rule
+        assert rule is not None
+        index = len(self.decisions)
+        decision = Decision(
+            DecisionKind.OP, label(op), None, [], runs, op.origin.region, op.origin.line,
+            depth=self.depth(op) + 1, op=op, path=path, count=self.count,
+        )  # fmt: skip
+        self.decisions.append(decision)
+        self.op_decisions[path] = index
+        self.read_operands(graph, op, path, index, (), runs)
+        leaves_sums = any(f.kind is Kind.REDUCE and f.combiner == "sum" for f in rule.factors)
+        for position, result in enumerate(op.results):
+            group = self.add_group(
+                DecisionKind.GROUP, result, label(op), runs, op.origin.region, op.origin.line
+            )
+            home = self.decisions[group]
+            home.depth = decision.depth
+            if leaves_sums and result.is_floating:
+                home.may_be_partial = True
+                self._linear.add(result.name)
+            self.reads.append(
+                Read(result, self.standings[result.name], index, ReadKind.OP, -1 - position, op,
+                     (), home.may_be_partial, runs, op.origin.region, op.origin.line, self.count)
+            )  # fmt: skip
+
+    def read_operands(
+        self, graph: Graph, op: Op, path: OpPath, reader: int, dims: tuple[int, ...], runs: int
+    ) -> None:
+        """What an op reads, by the decision that it computes in."""
+        kind = ReadKind.GROUP if path in self.followers else ReadKind.OP
+        shared = self.partial_operands.get(path, ())
+        for i, operand in enumerate(op.operands):
+            if isinstance(operand, str):
+                self.reads.append(
+                    Read(graph.value(operand), self.standing(operand), reader, kind, i, op, dims,
+                         i in shared, runs, op.origin.region, op.origin.line, self.count)
+                )  # fmt: skip
+
+    def depth(self, op: Op) -> int:
+        """How many decisions stand between the inputs and an op, at most."""
+        places = [self.standing(o) for o in op.operands]
+        return max(
+            (self.decisions[p.decision].depth for p in places if isinstance(p, Place)), default=0
+        )

@@ -1,0 +1,154 @@
+"""XLA's schedule dumps are added up loop by loop, and what they cannot tell is said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from autopar.hlo.clock import read_timeline
+
+_RECORDED = Path(__file__).parent / "recorded"
+
+Row = tuple[int, float, float]
+
+
+def _instruction(number: int, name: str, opcode: str, *more: str, array: bool = False) -> str:
+    shape = ["shape {", "  dimensions: 8", "}"] if array else []
+    fields = [f'name: "{name}"', f'opcode: "{opcode}"', *shape, f"id: {number}", *more]
+    return "\n".join(["    instructions {", *(f"      {line}" for line in fields), "    }"])
+
+
+def _computation(number: int, name: str, *instructions: str) -> str:
+    head = ["  computations {", f'    name: "{name}"', *instructions]
+    return "\n".join([*head, f"    id: {number}", "  }"])
+
+
+def _schedule(computation: int, rows: Sequence[Row], rate: float = 1) -> str:
+    lines = ["computation_schedules {", f"  computation_id: {computation}"]
+    for number, start, end in rows:
+        times = [f"    start_timestamp_cycles: {start}"] if start else []  # a proto leaves out zero
+        lines += ["  instructions {", f"    id: {number}", *times]
+        lines += [f"    end_timestamp_cycles: {end}", "  }"]
+    return "\n".join([*lines, f"  cycles_per_microsecond: {rate}", "}"])
+
+
+def _dump(entry: str, computations: Sequence[str], schedules: Sequence[str]) -> str:
+    head = ["hlo_module {", f'  entry_computation_name: "{entry}"', *computations, "}"]
+    return "\n".join([*head, *schedules]) + "\n"
+
+
+def _fusion(number: int, name: str) -> str:
+    return _instruction(number, name, "fusion", array=True)
+
+
+def _loop(number: int, name: str, body: int, condition: int, trips: int | None = None) -> str:
+    known = f'backend_config: "{{\\"known_trip_count\\":{{\\"n\\":\\"{trips}\\"}}}}"'
+    called = (f"called_computation_ids: {body}", f"called_computation_ids: {condition}")
+    return _instruction(number, name, "while", *called, *([known] if trips else []))
+
+
+def _condition(number: int, limit: int, direction: str = "LT") -> str:
+    constant = _instruction(number * 10, "limit", "constant", "literal {", f"  s32s: {limit}", "}")
+    compare = _instruction(number * 10 + 1, "lt", "compare", f'comparison_direction: "{direction}"')
+    return _computation(number, f"condition{number}", constant, compare)
+
+
+def test_loops_within_loops_count_by_their_trips() -> None:
+    text = _dump(
+        "main",
+        [
+            _computation(3, "inner", _fusion(30, "work")),
+            _condition(4, 5),
+            _computation(2, "outer", _loop(20, "again", 3, 4), _fusion(21, "slice")),
+            _computation(1, "main", _loop(10, "loop", 2, 4, trips=3), _fusion(11, "last")),
+        ],
+        [
+            _schedule(1, [(10, 0, 0.5), (11, 1.5, 2)]),  # the entry is not the last one
+            _schedule(3, [(30, 0.25, 4)]),
+            _schedule(2, [(20, 0, 0), (21, 0, 1.5)]),
+        ],
+    )
+    timeline = read_timeline(text)
+    assert timeline is not None
+    assert timeline.seconds == pytest.approx((2 + 3 * (1.5 + 5 * 4)) * 1e-6)
+    assert timeline.exposed_seconds == pytest.approx((1 + 3 * 5 * 0.25) * 1e-6)
+    assert not timeline.untimed
+    (work,) = (s for s in timeline.spans if s.name == "work")
+    assert (work.opcode, work.computation, work.runs) == ("fusion", "inner", 15)
+    assert work.seconds == pytest.approx(3.75e-6)
+
+
+@pytest.mark.parametrize(
+    ("limit", "direction", "trips"), [(5, "LT", 5), (5, "LE", 6), (5, "GT", 5), (0, "LT", 1)]
+)
+def test_trips_are_read_off_the_condition(limit: int, direction: str, trips: int) -> None:
+    text = _dump(
+        "main",
+        [
+            _computation(2, "body", _fusion(20, "work")),
+            _condition(3, limit, direction),
+            _computation(1, "main", _loop(10, "loop", 2, 3)),
+        ],
+        [_schedule(2, [(20, 0, 1.5)], rate=1500)],
+    )
+    timeline = read_timeline(text)
+    assert timeline is not None
+    assert timeline.seconds == pytest.approx(trips * 1.5e-6 / 1500)
+
+
+def test_of_branches_the_longest_counts_and_a_call_is_looked_into() -> None:
+    branches = ("called_computation_ids: 2", "called_computation_ids: 3")
+    text = _dump(
+        "main",
+        [
+            _computation(2, "short", _fusion(20, "a")),
+            _computation(3, "long", _fusion(30, "b")),
+            _computation(4, "callee", _fusion(40, "c")),
+            _computation(
+                1, "main", _instruction(10, "choice", "conditional", *branches),
+                _instruction(11, "call", "call", "called_computation_ids: 4"),
+            ),
+        ],
+        [_schedule(n, [(n * 10, 0, n + 0.5)]) for n in (2, 3, 4)],
+    )  # fmt: skip
+    timeline = read_timeline(text)
+    assert timeline is not None
+    assert timeline.seconds == pytest.approx((3.5 + 4.5) * 1e-6)
+
+
+def test_work_without_times_is_named() -> None:
+    scalar = _instruction(21, "counter", "add")
+    text = _dump(
+        "main",
+        [
+            _computation(2, "body", _fusion(20, "work"), scalar),
+            _computation(5, "idle", scalar),
+            _condition(3, 4),
+            _computation(1, "main", _loop(10, "one", 2, 3), _loop(11, "two", 5, 3)),
+        ],
+        [_schedule(1, [(10, 0, 0.5)])],
+    )
+    timeline = read_timeline(text)
+    assert timeline is not None
+    assert timeline.untimed == ("body",)
+
+
+@pytest.mark.parametrize(
+    "schedules", [[], [_schedule(1, [(10, 0, 1000), (11, 5000, 6000)])]], ids=["none", "made up"]
+)
+def test_what_is_no_timeline_is_none(schedules: list[str]) -> None:
+    main = _computation(1, "main", _fusion(10, "a"), _fusion(11, "b"))
+    assert read_timeline(_dump("main", [main], schedules)) is None
+
+
+def test_a_recorded_schedule_of_nested_loops_on_h100() -> None:
+    timeline = read_timeline((_RECORDED / "nested_h100.schedule.txt").read_text())
+    assert timeline is not None
+    # 3 x 4 runs of the inner body, and the longer branch, which holds an all-reduce.
+    expected = 52.632 + 12 * 47.543 + 52.944
+    assert timeline.seconds * 1e6 == pytest.approx(expected, rel=1e-6)
+    assert timeline.untimed == ("region_0.3_spmd",)
+    starts = {s.name: s.runs for s in timeline.spans if s.opcode.endswith("-start")}
+    assert starts == {"all-gather-start": 12, "all-reduce-start": 1, "all-reduce-start.1": 1}
