@@ -8,8 +8,8 @@
       |  ___/                    the dual bound, with prices on memory
       |_/__________________ work
 
-1. The dual rises (`dual_ascent.py`). After 1, 4, 16, ... steps what is read off it is made to fit
-   and improved, so that there is an answer early, and a good one soon.
+1. The dual rises (`dual_ascent.py`). After the first step what is read off it is made to fit and
+   improved, so that there is an answer early; and again once the prices know more.
 2. What the bound rules out is fixed out, the rest shrunk and raised again, while that helps.
 3. A small rest goes to integer programming.
 4. Blocks are set anew under noise until the work is spent (`local_search.py`).
@@ -31,6 +31,8 @@ from autopar.passes.shard.solver.trws import total_cost
 _DUAL_SHARE = 0.4  # of the effort, at most, for the dual
 _MEND_SHARE = 0.08  # of what is left, for making one start fit
 _MENDING = 0.3  # of the dual's share, for all of them
+_SOON = 0.02  # and the first of them, which is soon there
+_READS = 100  # steps of the dual before the others
 _STARTS = 6  # cheapest assignments that are kept to search from
 _BLOCK = 60  # nodes of a block while a start is made to fit
 _FIXED_ENTRIES = 240_000  # of tables seen from both ends, up to which choices are fixed out
@@ -39,7 +41,7 @@ _INTEGER_ENTRIES = 8_000  # of what is left then, up to which integer programmin
 _INTEGER_SHARE = 0.6  # of what is left of the effort then
 _QUESTIONS_A_UNIT = 0.2  # that HiGHS may ask for a unit of work
 _FEWEST_QUESTIONS = 1e4  # by columns: some twentieth of a second
-_OVERHEAD = 20_000  # of a step in Python, in table entries
+_OVERHEAD = 5_000  # of a step in Python, in table entries
 _CLOSE = 3e-6  # of the cost, the gap at which nothing is left to find
 _BINDS = 1e-6  # share of the bound that a row's price must be worth to count
 _ROUNDING = 1e-6
@@ -140,7 +142,7 @@ class Anytime:
         """Raise the dual for its share of the effort; now and then make an assignment of it."""
         ascent = self._dual()
         begin, until = meter.share, meter.until(_DUAL_SHARE)
-        mending, steps, next_mend = 0.0, 0, 1
+        mending, steps = 0.0, 0
         for read in ascent.steps():
             meter.spend(ascent.entries_a_step + _OVERHEAD)
             share = meter.share
@@ -149,10 +151,10 @@ class Anytime:
                 self.offer(read.choice, meter)
             elif self.fits_nowhere:
                 break
-            if steps >= next_mend and mending <= _MENDING * (share - begin):
-                self._mend(ascent.nearest if steps > 1 else read.choice, meter, _MEND_SHARE)
+            if steps == 1 or (steps > _READS and mending < _MENDING * (share - begin)):
+                # The first prices know little: one answer soon, others when they know more.
+                self._mend(read.choice, meter, _SOON if steps == 1 else _MENDING * (until - share))
                 mending += meter.share - share
-                next_mend = 4 * steps if steps < 64 else steps
             if meter.share > until or self.closed:
                 break
         if not self.closed:
