@@ -47,6 +47,7 @@ from autopar.options import (
     pins_of,
     plan_of,
     remat_of,
+    request_of,
     rules_of,
     schedule_of,
     step_of,
@@ -54,15 +55,14 @@ from autopar.options import (
 )
 from autopar.passes.base import Watcher as Watcher
 from autopar.planner.compatibility import check_cluster
-from autopar.planner.plan import Planned as Planned
-from autopar.planner.planned_stages import PlannedStages as PlannedStages
+from autopar.planner.planned import Planned as Planned
 from autopar.planner.request import Request
 from autopar.report.html.data import OtherPlan, ReportView
 from autopar.report.html.page import page
 from autopar.report.trace import load_trace
 from autopar.rules import RuleBook
-from autopar.runtime.trial.steps import open_cpu_devices as open_cpu_devices
-from autopar.runtime.trial.steps import with_created as with_created
+from autopar.runtime.validation.steps import open_cpu_devices as open_cpu_devices
+from autopar.runtime.validation.steps import with_created as with_created
 from autopar.step import ParallelStep as ParallelStep
 
 # Any: a jax.sharding.Mesh, of which this floor knows nothing.
@@ -89,6 +89,7 @@ def parallelize(
     microbatches: Literal["auto"] | int | None = None,
     schedule: str = "auto",
     batch_axes: Mapping[str, int | None] | None = None,
+    passes: str | None = None,
 ) -> Any:
     """Make a train step run on a whole cluster.
 
@@ -120,6 +121,8 @@ def parallelize(
         schedule: "auto" or one of `autopar schedule`: "gpipe", "1f1b", "eager-1f1b",
             "interleaved", "zb-h1", "zb-h2", "zb-v", ...
         batch_axes: {path pattern: axis} of arguments whose rows are not on axis 0, None for none.
+        passes: the passes and their options as text, such as "shard{recipe=fsdp},lower", in place
+            of `method`, `stages`, `microbatches` and `schedule`.
 
     Returns a ParallelStep. Raises an InputError that names the option for one that cannot be used;
     planning errors come at the first call.
@@ -130,7 +133,7 @@ def parallelize(
             plan=plan, donate=donate, static_argnums=static_argnums,
             static_argnames=static_argnames, state_argnums=state_argnums, mesh_axes=mesh_axes,
             rules=rules, remat=remat, stages=stages, microbatches=microbatches,
-            schedule=schedule, batch_axes=batch_axes,
+            schedule=schedule, batch_axes=batch_axes, passes=passes,
         )  # fmt: skip
     given = plan_of(plan)
     shape, order = mesh_of(mesh)
@@ -153,6 +156,7 @@ def parallelize(
         batch_axes=batch_axes_of(batch_axes),
         order=order,
     )
+    request = request_of(request, passes)
     check_order(request)
     before = fun.spec if isinstance(fun, ParallelStep) else None
     step = before.fun if before is not None else step_of(fun)
@@ -240,7 +244,7 @@ def write_report(
     `against` are other plans by name, `trace` what `ParallelStep.trace` wrote, `verification` what
     `verify` found, or its JSON. Raises InputError where the trace cannot be used.
     """
-    if trace is not None and a_plan(plan).pipeline is None:
+    if trace is not None and a_plan(plan).is_one_program:
         raise InputError(
             f"{plan.origin.step} is one program, which has no schedule to draw a trace beside"
         )

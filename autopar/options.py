@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from autopar.cluster import Cluster, device_order
 from autopar.cluster.names import FORMS
-from autopar.cluster.planned import cluster_of as planned_cluster
+from autopar.cluster.planned import planned_cluster
 from autopar.errors import (
     ArgumentError,
     ClusterError,
@@ -29,6 +29,7 @@ from autopar.errors import (
 from autopar.ir.mesh import DEFAULT_NAMES, MeshShape
 from autopar.ir.plan import Plan
 from autopar.ir.plan_file import load_plan
+from autopar.passes.pipeline import read_passes
 from autopar.passes.shard.recipes import RECIPES
 from autopar.planner.request import Pins, Request
 from autopar.rules import RuleBook
@@ -189,6 +190,25 @@ def mesh_of(given: object) -> tuple[MeshShape | None, tuple[int, ...] | None]:
         return MeshShape(tuple(names), sizes), None
     listed = _items(given, in_order=True)
     return MeshShape.of(_sizes(given, (given,) if listed is None else listed)), None
+
+
+def request_of(request: Request, passes: object) -> Request:
+    """The request with what its passes say; raises InputError where both say it.
+
+    `passes` are a text form such as "shard{recipe=fsdp},lower"; None leaves the request.
+    """
+    if passes is None:
+        return request
+    if not isinstance(passes, str):
+        accepted = "a text, as in passes='shard{recipe=fsdp},lower'"
+        raise ArgumentError(refused("passes", passes, accepted))
+    said = (request.method, request.stages, request.microbatches, request.schedule)
+    if said != ("auto", 1, 1, None):
+        raise ArgumentError(
+            "passes say the method, stages, microbatches and schedule: leave those options out, or "
+            f"write passes='{request.passes}'"
+        )
+    return request.with_passes(read_passes(passes))
 
 
 def check_order(request: Request) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.cluster import Cluster, device_order
-from autopar.cluster.planned import cluster_of as planned_cluster
+from autopar.cluster.planned import planned_cluster
 from autopar.errors import PlanError
 from autopar.frontend import Call, StepSpec, TracedStep, pure_creation, read_call, trace
 from autopar.frontend.compat import inside_transform, runs_uncompiled
@@ -33,9 +33,10 @@ from autopar.options import (
     step_of,
 )
 from autopar.passes.base import Watcher
-from autopar.planner.plan import Planned, graph_of, plan_step, planned_before, replan_any
-from autopar.planner.planned_stages import PlannedStages, stages_before
+from autopar.planner.plan import plan_step, replan, warn_of_unknown
+from autopar.planner.planned import Planned
 from autopar.planner.request import Request
+from autopar.planner.restore import restore
 from autopar.planner.source import Source
 from autopar.progress import progress
 from autopar.report.html.page import html_summary
@@ -51,7 +52,6 @@ from autopar.runtime.executor import Executor, Options
 from autopar.runtime.state import init
 from autopar.runtime.timeline import Timeline, chrome_trace
 from autopar.schedule.simulate import Simulation
-from autopar.verifying.programs import plain_trace, program_of
 from autopar.verifying.shrink import Called
 from autopar.verifying.verify import Inquiry, level_named, verify_planned
 
@@ -74,13 +74,13 @@ class Recording:
 class _Running:
     """A plan and what runs it."""
 
-    planned: Planned | PlannedStages
+    planned: Planned
     executor: Executor
 
     @property
     def traced(self) -> TracedStep:
         """The whole step as the user wrote it."""
-        return plain_trace(self.planned)
+        return self.planned.source.traced
 
 
 class ParallelStep:
@@ -96,13 +96,13 @@ class ParallelStep:
     ) -> None:
         self._spec, self._request, self._donate = spec, request, donate
         self._given = plan
-        self._planned: dict[Hashable, Planned | PlannedStages] = {}
+        self._planned: dict[Hashable, Planned] = {}
         self._running: dict[Hashable, _Running] = {}
         self._constrained: dict[Hashable, Any] = {}
         # Programs of two calls that reach the devices in another order on each wait for one
         # another for ever. A thread may come back while it plans: watchers ask for the plan.
         self._turn = threading.RLock()
-        self._latest: Planned | PlannedStages | None = None
+        self._latest: Planned | None = None
         self._trace_path: Path | None = None
         self._recording: Recording | None = None
         self.__name__ = spec.name
@@ -178,10 +178,8 @@ class ParallelStep:
         path, self._trace_path = self._trace_path, None
         result, measured = running.executor.run_traced(leaves)
         planned = running.planned
-        self._recording = Recording(
-            measured,
-            planned.plan.prediction if isinstance(planned, Planned) else planned.timing.simulation,
-        )
+        simulation = planned.programs.timing.simulation
+        self._recording = Recording(measured, simulation or planned.plan.prediction)
         write_text(json.dumps(chrome_trace(measured)), path or Path("trace.json"))
         return result
 
@@ -238,13 +236,11 @@ class ParallelStep:
         """Plan for these arguments, concrete or abstract, without running."""
         return self.planned(*args, watchers=watchers, **kwargs).plan
 
-    def planned(
-        self, *args: Any, watchers: Sequence[Watcher] = (), **kwargs: Any
-    ) -> Planned | PlannedStages:
+    def planned(self, *args: Any, watchers: Sequence[Watcher] = (), **kwargs: Any) -> Planned:
         """The trace, graph, plan and program for these arguments."""
         return self._planned_for(read_call(self._spec, args, kwargs), watchers)
 
-    def _planned_for(self, call: Call, watchers: Sequence[Watcher] = ()) -> Planned | PlannedStages:
+    def _planned_for(self, call: Call, watchers: Sequence[Watcher] = ()) -> Planned:
         with self._turn:
             if call.signature not in self._planned:
                 self._planned[call.signature] = self._make(call, watchers)
@@ -265,7 +261,7 @@ class ParallelStep:
         limit = memory_bytes_of(memory_gb)
         limit = limit if limit is not None else self._request.memory_bytes
         with paused_collection():
-            return replan_any(self._latest, pins_of(pins), limit).plan
+            return replan(self._latest, pins_of(pins), limit).plan
 
     def verify(
         self,
@@ -302,7 +298,7 @@ class ParallelStep:
         request = replace(self._request, cluster=cluster)
         return ParallelStep(self._spec, request, self._donate, plan)
 
-    def _make(self, call: Call, watchers: Sequence[Watcher]) -> Planned | PlannedStages:
+    def _make(self, call: Call, watchers: Sequence[Watcher]) -> Planned:
         start = time.perf_counter()
         args, kwargs = unplaced(call.spec, call.args, call.kwargs)
         with (
@@ -311,15 +307,14 @@ class ParallelStep:
         ):
             watchers = (*watchers, told.watcher)
             traced = trace(call.spec, args, kwargs)
-            graph = graph_of(traced, self._request.rules)
+            source = Source.of(call.spec, args, kwargs, traced, self._request)
+            graph = source.plain.graph
+            warn_of_unknown(graph)
             for watcher in watchers:
                 watcher.after("trace", self._spec, graph, time.perf_counter() - start)
-            source = Source.of(call.spec, args, kwargs, traced, self._request)
-            if self._given is None:
-                return plan_step(graph, self._request, source, watchers)
-            if self._given.pipeline is not None:
-                return stages_before(self._given, source, self._request.rules)
-            return planned_before(self._given, traced, graph, self._request.rules)
+            if self._given is not None:
+                return restore(self._given, source)
+            return plan_step(source, self._request, watchers)
 
     def _run(self, call: Call) -> _Running:
         if call.signature not in self._running:
@@ -329,18 +324,15 @@ class ParallelStep:
             self._running[call.signature] = _Running(planned, executor)
         return self._running[call.signature]
 
-    def _compiled(self, planned: Planned | PlannedStages) -> Executor:
-        trace, program = program_of(planned)
-        return Executor(trace, program, self._meshes(planned.plan), Options(donate=self._donate))
+    def _compiled(self, planned: Planned) -> Executor:
+        meshes = self._meshes(planned.plan)
+        return Executor(planned.trace, planned.program, meshes, Options(donate=self._donate))
 
     def _meshes(self, plan: Plan) -> tuple[BoundMesh, ...]:
         """The meshes of a plan's submeshes on their devices."""
-        if plan.pipeline is None:
-            return (self._bound(plan),)
-        return tuple(bind_mesh(s.mesh, s.devices) for s in plan.pipeline.submeshes)
+        return tuple(bind_mesh(s.mesh, s.devices or self._order(plan)) for s in plan.submeshes)
 
-    def _bound(self, plan: Plan) -> BoundMesh:
+    def _order(self, plan: Plan) -> Sequence[int]:
+        """All devices in the order of the plan's mesh: the user's own, or what suits it."""
         own = self._request.order if plan.mesh == self._request.mesh else None
-        if own is None:
-            own = device_order(planned_cluster(plan), plan.mesh)
-        return bind_mesh(plan.mesh, own)
+        return own if own is not None else device_order(planned_cluster(plan), plan.mesh)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import autopar
-from autopar.planner.planned_stages import PlannedStages
+from autopar.planner.planned import Planned
 from autopar.runtime.bind import bind_mesh
 from autopar.runtime.executor import Executor
 from autopar.runtime.timeline import Timeline
@@ -72,13 +72,10 @@ def timed(run: Callable[[Any, Any], Any], state: Any, batch: Any) -> tuple[Timin
     return Timing(*map(statistics.median, zip(*taken, strict=True))), state
 
 
-def executor(planned: PlannedStages) -> Executor:
+def executor(planned: Planned) -> Executor:
     """The stage programs of a plan on this process's devices."""
-    assert planned.plan.pipeline is not None
-    submeshes = planned.plan.pipeline.submeshes
-    meshes = [bind_mesh(s.mesh, s.devices) for s in submeshes]
-    staged = planned.staged
-    return Executor(staged.sliced.trace, staged.program, meshes)
+    meshes = [bind_mesh(s.mesh, s.devices) for s in planned.plan.submeshes]
+    return Executor(planned.trace, planned.program, meshes)
 
 
 def compared(width: int, stages: int, schedule: str) -> dict[str, Any]:
@@ -89,8 +86,7 @@ def compared(width: int, stages: int, schedule: str) -> dict[str, Any]:
     planned = autopar.parallelize(
         step, cluster="8xcpu", stages=stages, microbatches=MICROBATCHES, schedule=schedule
     ).planned(weights, batch)
-    assert isinstance(planned, PlannedStages)
-    run, program = executor(planned), planned.staged.program
+    run, program = executor(planned), planned.program
     staged, state = timed(lambda state, batch: run(jax.tree.leaves((state, batch))), weights, batch)
     _, timeline = run.run_traced(jax.tree.leaves((state, batch)))
     kinds = Counter(type(i).__name__.lower() for i in program.instructions)

@@ -55,10 +55,10 @@ def measured(name: str, shape: tuple[int, ...], options: dict[str, Any]) -> dict
         "wall_seconds": round(time.perf_counter() - wall, 2),
         "cpu_seconds": round(time.process_time() - own, 2),
         **{f"{part}_seconds": round(parts[part], 2) for part in _PARTS},
-        "stages": plan.stage_count,
+        "stages": len(plan.stages),
         "microbatches": plan.microbatches,
-        "schedule": plan.pipeline.schedule if plan.pipeline else "none",
-        "submeshes": [str(s.mesh) for s in plan.pipeline.submeshes] if plan.pipeline else [],
+        "schedule": plan.schedule,
+        "submeshes": [str(s.mesh) for s in plan.submeshes],
         "predicted_step_seconds": plan.prediction.seconds,
         "peak_gib": round(plan.prediction.peak_bytes / 2**30, 2),
     }

@@ -23,7 +23,6 @@ from autopar.errors import AutoparError
 from autopar.runtime.aot.devices import devices_of as ahead_devices
 from autopar.runtime.bind import bind_mesh
 from autopar.runtime.interface import Interface
-from autopar.verifying.programs import program_of
 from benchmarks import models
 
 DEVICES = 8
@@ -134,7 +133,9 @@ def measured(case: Case, devices: Sequence[Any]) -> dict[str, Any]:
     planned = step.planned(*args)
     mesh = bind_mesh(planned.plan.mesh, range(DEVICES), devices)
     platform = str(mesh.devices.flat[0].platform)
-    (source,) = Interface(*program_of(planned), (planned.plan.mesh,)).sources(platform, True)
+    (source,) = Interface(planned.trace, planned.program, (planned.plan.mesh,)).sources(
+        platform, True
+    )
     lowered = source.jitted(mesh).lower(*(kind.on(mesh) for kind in source.given))
     memory = lowered.compile().memory_analysis()
     compiled = (

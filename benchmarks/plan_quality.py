@@ -31,7 +31,7 @@ from autopar.ir.compiled import Compiled
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Prediction
 from autopar.runtime.aot.job import Job, abstract_mesh, job_of_jitted
-from autopar.verifying.programs import program_of, whole_job
+from autopar.verifying.programs import whole_job
 from benchmarks.ahead import compiled_once, program_key
 from benchmarks.hand.layout import Layout, hand_step
 from benchmarks.zoo.cases import CASES, Case
@@ -165,7 +165,7 @@ def _planned(
     except AutoparError as error:
         return Trial(name, _sizes(mesh), None, limit, failed=str(error).splitlines()[0])
     shape = planned.plan.mesh
-    job = whole_job(*program_of(planned), site.cluster)
+    job = whole_job(planned.trace, planned.program, site.cluster)
     return _tried(Trial(name, _sizes(shape.sizes), None, limit, planned.plan.prediction), site, job)
 
 

@@ -30,6 +30,10 @@ class Watcher:
     after: Callable[[str, object, object, float], None]
 
 
+# The metadata of a field of a pass that no user sets: it is left out of the text form.
+NO_OPTION = {"option": False}
+
+
 def _none() -> Mapping[str, int]:
     return {}
 

@@ -1,11 +1,16 @@
-"""Five typed slots in a row: batch, layer, stage, shard, lower; each is checked and watched."""
+"""Five typed slots in a row: batch, layer, stage, shard, lower; and their text form."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from types import NoneType
+from typing import cast, get_args, get_origin, get_type_hints
 
 from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder
+from autopar.errors import InputError
 from autopar.ir.batching import BatchGraphs
 from autopar.ir.graph import Graph
 from autopar.ir.sharding_plan import ShardingPlan
@@ -14,14 +19,18 @@ from autopar.ir.spmd import SpmdProgram
 from autopar.ir.stages import StagePlan
 from autopar.passes.base import Setting
 from autopar.passes.batch.base import AbstractBatching
+from autopar.passes.batch.exact import Exact
 from autopar.passes.batch.identity import Whole
 from autopar.passes.layer.base import AbstractLayering
+from autopar.passes.layer.fixed import Fixed
+from autopar.passes.layer.min_cut import MinCut
 from autopar.passes.layer.single import Single
 from autopar.passes.lower.spmd import lower_spmd
 from autopar.passes.shard.base import AbstractSharding
 from autopar.passes.shard.optimal import Optimal
-from autopar.passes.stage.base import AbstractStaging
+from autopar.passes.shard.recipes import AbstractRecipe, recipe_named
 from autopar.passes.stage.one_stage import One
+from autopar.passes.stage.search import Search
 
 
 @dataclass(frozen=True)
@@ -35,20 +44,26 @@ class Decided:
 
 
 @dataclass(frozen=True)
-class Pipeline:
-    """The slots of a step that is one program on one mesh: no microbatches, one stage.
+class PassPipeline:
+    """Five typed slots in a row; a variant of a pass is another final class in its slot.
 
-    A variant of a pass is another final class in the slot's folder. Steps of several programs go
-    through the same slots in `autopar.planner`, where the stages' prices come from sharding.
+    `run` takes a step that is one program through all of them. The planner takes a step of stages
+    through the same slots, submesh by submesh: see `autopar.planner.stage_search`. The text form
+    has the slots that are not at their defaults, with the options that are not; `read_passes`
+    reads it back:
+
+        batch=exact,layer=min-cut{layers=8},stage=search{stages=2},shard{recipe=fsdp},lower
     """
 
     batch: AbstractBatching = field(default_factory=Whole)
     layer: AbstractLayering = field(default_factory=Single)
-    stage: AbstractStaging = field(default_factory=One)
+    stage: One | Search = field(default_factory=One)
     shard: AbstractSharding = field(default_factory=Optimal)
 
     def run(self, graph: Graph, setting: Setting) -> Decided:
-        """Every slot in turn; raises what its pass raises."""
+        """The decisions of every slot in turn; raises what a pass raises."""
+        assert isinstance(self.stage, One)
+        staging = self.stage
         graph.verify()
         watch = setting.watched
         graphs = BatchGraphs(graph, graph, 1)
@@ -56,12 +71,125 @@ class Pipeline:
         batching.verify()
         layers = watch("layer", batching, lambda: self.layer.run(batching, setting))
         layers.verify()
-        stages = watch("stage", layers, lambda: self.stage.run(layers, setting))
+        stages = watch("stage", layers, lambda: staging.run(layers, setting))
         stages.verify()
         sharding = watch("shard", stages, lambda: self.shard.run(graph, setting))
         sharding.verify(graph)
         program = watch("lower", sharding, lambda: lower(graph, sharding, setting))
         return Decided(graph, stages, sharding, program)
+
+    def __str__(self) -> str:
+        texts: list[str] = []
+        for slot, kinds in PASSES.items():
+            chosen: object = getattr(self, slot)
+            name = slot if type(chosen) is kinds[0] else f"{slot}={_name(type(chosen))}"
+            text = name + _options_text(chosen)
+            if text != slot or slot == "shard":
+                texts.append(text)
+        return ",".join([*texts, _LOWER])
+
+
+# -- the text form -------------------------------------------------------------------------------
+
+# The passes of each slot that a user may choose; the first is the default.
+PASSES: Mapping[str, tuple[type, ...]] = {
+    "batch": (Whole, Exact),
+    "layer": (Single, MinCut, Fixed),
+    "stage": (One, Search),
+    "shard": (Optimal,),
+}
+_LOWER = "lower"  # has no variant and no option
+_STEP = re.compile(r"(?P<slot>[\w-]+)(=(?P<name>[\w-]+))?(\{(?P<options>[^{}]*)\})?")
+
+
+def read_passes(text: str) -> PassPipeline:
+    """The pipeline of a text form; raises InputError that names the slot, pass or option."""
+    found: dict[str, object] = {}
+    for step in re.split(r",(?![^{]*\})", text.replace(" ", "")):
+        match = _STEP.fullmatch(step)
+        if match is None:
+            raise InputError(
+                f"passes: {step!r} is no pass; write slot, slot=pass or slot{{option=value}}"
+            )
+        slot = match["slot"]
+        if slot in found:
+            raise InputError(f"passes: slot {slot!r} is there twice")
+        if slot == _LOWER:
+            if step != _LOWER:
+                raise InputError(f"passes: slot {_LOWER} has no variants and no options")
+            found[slot] = None
+            continue
+        if slot not in PASSES:
+            slots = ", ".join([*PASSES, _LOWER])
+            raise InputError(f"passes: there is no slot {slot!r}; there are: {slots}")
+        kinds = {_name(kind): kind for kind in PASSES[slot]}
+        name = match["name"] or next(iter(kinds))
+        if name not in kinds:
+            raise InputError(
+                f"passes: slot {slot} has no pass {name!r}; there are: {', '.join(kinds)}"
+            )
+        found[slot] = kinds[name](**_read_options(kinds[name], match["options"] or ""))
+    found.pop(_LOWER, None)
+    return PassPipeline(**found)  # type: ignore[arg-type]
+
+
+def _name(kind: type) -> str:
+    return str(vars(kind)["name"])
+
+
+def _options_of(kind: type) -> dict[str, object]:
+    """The hints of the fields that a user may set, by name."""
+    hints = get_type_hints(kind)
+    return {f.name: hints[f.name] for f in fields(kind) if f.metadata.get("option", True)}
+
+
+def _options_text(chosen: object) -> str:
+    default = type(chosen)()
+    given = {
+        name: value
+        for name in _options_of(type(chosen))
+        if (value := getattr(chosen, name)) != getattr(default, name)
+    }
+    text = ",".join(f"{name}={_value_text(value)}" for name, value in given.items())
+    return f"{{{text}}}" if text else ""
+
+
+def _value_text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return "+".join(map(str, cast("tuple[object, ...]", value)))
+    return value.name if isinstance(value, AbstractRecipe) else str(value)
+
+
+def _read_options(kind: type, text: str) -> dict[str, object]:
+    hints, found = _options_of(kind), dict[str, object]()
+    for entry in filter(None, text.split(",")):
+        option, _, value = entry.partition("=")
+        if option not in hints:
+            known = f"it has {', '.join(hints)}" if hints else "it has none"
+            raise InputError(f"passes: pass {_name(kind)} has no option {option!r}; {known}")
+        try:
+            found[option] = _read_value(hints[option], value)
+        except (ValueError, InputError) as error:
+            raise InputError(f"passes: option {option} of pass {_name(kind)}: {error}") from None
+    return found
+
+
+def _read_value(hint: object, text: str) -> object:
+    """A value by its field's type; raises ValueError or InputError where the text is none."""
+    inside = [h for h in get_args(hint) if h not in (NoneType, Ellipsis)]
+    if get_origin(hint) is tuple:
+        return tuple(_read_value(inside[0], part) for part in text.split("+"))
+    if inside:
+        return _read_value(inside[0], text)
+    if hint is AbstractRecipe:
+        return recipe_named(text)
+    if hint is bool:
+        if text not in ("true", "false"):
+            raise ValueError(f"{text!r} is neither true nor false")
+        return text == "true"
+    return cast("type", hint)(text)
 
 
 def lower(graph: Graph, sharding: ShardingPlan, setting: Setting) -> SpmdProgram:

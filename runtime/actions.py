@@ -11,12 +11,11 @@ import jax
 from jax.sharding import Mesh
 
 from autopar.ir.program import Free, Instruction, Program, Run, Send, Start
-from autopar.runtime.arrays import ArrayType
+from autopar.runtime.bind import ArrayType
 from autopar.runtime.feeds import Registers
+from autopar.runtime.interface import RegisterTypes
 from autopar.runtime.parts import PartSource, neutral
-from autopar.runtime.registers import RegisterTypes
-from autopar.runtime.send import AbstractTransport, Carrier, End
-from autopar.runtime.window import Admit, window
+from autopar.runtime.transport import AbstractTransport, Admit, Copier, Endpoint, limit_in_flight
 
 # What it gives is ready when the instruction is done; None where that is at once.
 Action = Callable[[Registers], Any]
@@ -24,7 +23,7 @@ Action = Callable[[Registers], Any]
 
 @dataclass(frozen=True)
 class Binding:
-    """What instructions are bound to: compiled parts, meshes, the way between meshes."""
+    """The compiled parts, meshes and transport that instructions are bound to."""
 
     program: Program
     compiled: Sequence[Any]
@@ -35,14 +34,14 @@ class Binding:
 
     def actions(self, types: RegisterTypes) -> tuple[Action, ...]:
         """An action for each instruction, in order."""
-        ends = [End(mesh, window(self.limit)) for mesh in self.meshes]
+        ends = [Endpoint(mesh, limit_in_flight(self.limit)) for mesh in self.meshes]
         return tuple(
             self._action(number, step, types, ends)
             for number, step in enumerate(self.program.instructions)
         )
 
     def _action(
-        self, number: int, step: Instruction, types: RegisterTypes, ends: Sequence[End]
+        self, number: int, step: Instruction, types: RegisterTypes, ends: Sequence[Endpoint]
     ) -> Action:
         if isinstance(step, Run):
             submesh = self.program.submesh_of(step)
@@ -51,7 +50,9 @@ class Binding:
                 return _run(step, compiled, submesh, admit)
             return _run_alone(step, compiled, submesh)
         if isinstance(step, Send):
-            carry = self.transport.carrier(types.ways[number], ends[step.source], ends[step.target])
+            carry = self.transport.copier(
+                types.routes[number], ends[step.source], ends[step.target]
+            )
             return _send(step, carry)
         if isinstance(step, Start):
             return _start(step, _starter(step, types.starts[number], self.meshes[step.submesh]))
@@ -86,12 +87,12 @@ def _run_alone(run: Run, compiled: Any, submesh: int) -> Action:
     return act
 
 
-def _send(send: Send, carry: Carrier) -> Action:
-    read = _reader([p.source for p in send.parcels])
-    targets = [p.target for p in send.parcels]
+def _send(send: Send, copy: Copier) -> Action:
+    read = _reader([p.source for p in send.transfers])
+    targets = [p.target for p in send.transfers]
 
     def act(registers: Registers) -> Any:
-        arrived, there = carry(read(registers[send.source])), registers[send.target]
+        arrived, there = copy(read(registers[send.source])), registers[send.target]
         for register, array in zip(targets, arrived, strict=True):
             there[register] = array
         return arrived[0]
@@ -100,7 +101,7 @@ def _send(send: Send, carry: Carrier) -> Action:
 
 
 def _starter(start: Start, kinds: Sequence[ArrayType], mesh: Mesh) -> Callable[[], Sequence[Any]]:
-    """One program that makes every accumulator of a submesh."""
+    """A program that makes every accumulator of a submesh."""
 
     def begin() -> list[Any]:
         pairs = zip(start.accumulators, kinds, strict=True)

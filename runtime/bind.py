@@ -1,8 +1,10 @@
-"""Puts logical meshes onto devices, and shardings onto meshes."""
+"""Puts logical meshes onto devices, and shardings and arrays onto meshes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -10,8 +12,10 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from autopar.errors import MeshError
+from autopar.frontend.plain_data import dtype_name
 from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding import Sharding
+from autopar.ir.values import item_bytes
 
 BoundMesh = Mesh  # a logical mesh with its devices
 
@@ -41,7 +45,7 @@ def partition_spec(sharding: Sharding) -> PartitionSpec:
 
 
 def lying_spec(sharding: Sharding) -> PartitionSpec:
-    """How an array lies between programs: one with partial axes as a stack over them.
+    """The spec of an array between programs: one with partial axes is a stack over them.
 
     The stack has a leading dim, sharded over the partial axes, of what is yet to be combined.
     """
@@ -69,7 +73,7 @@ def shape_with_axis(mesh: MeshShape) -> MeshShape:
 
 
 def is_mesh(given: object) -> bool:
-    """Whether something is a mesh of JAX's, with devices or abstract."""
+    """True for a mesh of JAX's, with devices or abstract."""
     return isinstance(given, Mesh | AbstractMesh)
 
 
@@ -98,3 +102,47 @@ def positions_of(mesh: Any) -> tuple[int, ...] | None:
 def named_sharding(sharding: Sharding, mesh: Mesh) -> NamedSharding:
     """A sharding on a bound mesh."""
     return NamedSharding(mesh, partition_spec(sharding))
+
+
+# -- arrays ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ArrayType:
+    """An array as it lies on some mesh: whole shape, dtype, and axes of each dim."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    spec: PartitionSpec
+
+    @classmethod
+    def lying(
+        cls, shape: tuple[int, ...], dtype: Any, sharding: Sharding, mesh: MeshShape
+    ) -> ArrayType:
+        """The type of a value that lies so; one with partial axes is a stack."""
+        return cls(lying_shape(shape, sharding, mesh), dtype, lying_spec(sharding))
+
+    def on(self, mesh: Any) -> jax.ShapeDtypeStruct:
+        """Its description for JAX; the mesh may be an abstract one."""
+        return jax.ShapeDtypeStruct(self.shape, self.dtype, sharding=NamedSharding(mesh, self.spec))
+
+    def sharding(self, mesh: Mesh) -> NamedSharding:
+        """The sharding on a bound mesh."""
+        return NamedSharding(mesh, self.spec)
+
+    def local_bytes(self, mesh: MeshShape) -> int:
+        """Bytes of one device's piece on a mesh."""
+        dims = (d if isinstance(d, tuple) else () if d is None else (d,) for d in self.spec)
+        return (
+            math.prod(self.shape)
+            * item_bytes(dtype_name(self.dtype))
+            // math.prod(mesh.size(axes) for axes in dims)
+        )
+
+    def stacked(self, count: int) -> ArrayType:
+        """The type of `count` such arrays as one, along a new first dim that is not sharded."""
+        return ArrayType((count, *self.shape), self.dtype, PartitionSpec(None, *self.spec))
+
+    def __str__(self) -> str:
+        dims = ",".join(map(str, self.shape))
+        return f"{dtype_name(self.dtype)}[{dims}] {tuple(self.spec)}"

@@ -20,10 +20,9 @@ import numpy as np
 from jax import lax
 from jax.experimental import io_callback
 
-from autopar.frontend.traced import Equation, FlatProgram
+from autopar.frontend.traced import Const, Equation, FlatProgram
 from autopar.ir.host_calls import HOST_CALLS, is_ordered_call
-from autopar.runtime.local.base import Local
-from autopar.runtime.local.rebind import rebind
+from autopar.runtime.local import Local, rebind
 
 
 class HostCalls:
@@ -116,7 +115,7 @@ def run_host_call(
 
 
 def _nothing(kind: Any) -> Any:
-    """What changes no value that it is combined with: by the largest, or, or sum."""
+    """A value that changes none that it is combined with: by the largest, or, or sum."""
     least: Any = 0
     if jnp.issubdtype(kind.dtype, jnp.floating):
         least = jnp.asarray(-jnp.inf, kind.dtype)
@@ -145,3 +144,55 @@ def _call(equation: Equation, kinds: Sequence[Any], calls: HostCalls) -> Callabl
     if kind == "pure_callback":
         return lambda *given: jax.pure_callback(fun, kinds, *given)
     return lambda *given: io_callback(fun, kinds, *given, ordered=is_ordered_call(params))
+
+
+# -- calls that wait for the end of the step ---------------------------------------------------
+
+
+class LaterCaller:
+    """A program of one device, which JAX runs as it does the calls of a plain step."""
+
+    def __init__(self, calls: FlatProgram, device: Any) -> None:
+        self._device = device
+        self._run = jax.jit(lambda *given: _evaluate(calls, given) and None)
+
+    def __call__(self, operands: Sequence[Any]) -> None:
+        """Make the calls, on the whole values of these arrays."""
+        self._run(*(self._whole(o) for o in operands))
+
+    def _whole(self, array: Any) -> Any:
+        if isinstance(array, jax.Array) and array.is_fully_replicated:
+            array = array.addressable_data(0)  # moved without waiting for it
+        return jax.device_put(array, self._device)
+
+
+def _evaluate(program: FlatProgram, given: Sequence[Any]) -> list[Any]:
+    env = dict(zip(program.inputs, given, strict=True))
+
+    def read(operand: int | Const) -> Any:
+        return operand.value if isinstance(operand, Const) else env[operand]
+
+    for equation in program.equations:
+        run = {"scan": _scan, "cond": _cond}.get(equation.primitive.name, rebind)
+        made = run(equation, [read(o) for o in equation.operands])
+        env.update(zip(equation.results, made, strict=True))
+    return [read(o) for o in program.outputs]
+
+
+def _scan(scan: Equation, given: Sequence[Any]) -> Sequence[Any]:
+    consts, body = scan.params["num_consts"], scan.bodies[0]
+
+    def trip(carry: None, slices: Sequence[Any]) -> tuple[None, None]:
+        _evaluate(body, [*given[:consts], *slices])
+        return carry, None
+
+    lax.scan(trip, None, list(given[consts:]), scan.params["length"], scan.params["reverse"])
+    return ()
+
+
+def _cond(cond: Equation, given: Sequence[Any]) -> Sequence[Any]:
+    def branch(body: FlatProgram) -> Any:
+        return lambda *operands: _evaluate(body, operands) and None
+
+    lax.switch(given[0], [branch(b) for b in cond.bodies], *given[1:])
+    return ()

@@ -14,9 +14,7 @@ from autopar.ir.host_calls import HOST_CALLS
 from autopar.ir.mesh import MeshShape
 from autopar.ir.spmd import Block, Fence, Loop, Move, Run, SpmdProgram
 from autopar.runtime.callbacks import HostCalls, run_host_call
-from autopar.runtime.fences import fence
-from autopar.runtime.local.base import Local
-from autopar.runtime.local.table import local_run
+from autopar.runtime.local import Local, local_run
 from autopar.runtime.moves import local_slice, run_move
 
 Env = dict[str, Any]
@@ -177,7 +175,7 @@ class _Emitter:
 
 
 def _renamed(program: FlatProgram) -> Iterator[tuple[int, int | Const]]:
-    """What the inputs and results of remat equations are other names for."""
+    """The values that inputs and results of remat equations are other names for."""
     for equation in program.walk():
         if equation.primitive.name in ("remat2", "checkpoint"):
             body = equation.bodies[0]
@@ -193,10 +191,36 @@ def _constant(const: Const) -> Any:
 
 
 def _scope(equation: Equation) -> str:
-    """What profiles and HLO metadata show for an op: the user's modules and line."""
+    """The scope of an op in profiles and HLO metadata: the user's modules and line."""
     return (
         "/".join(
             p for p in (equation.name_stack.replace("(", "_").replace(")", ""), equation.line) if p
         )
         or "step"
     )
+
+
+# -- fences ------------------------------------------------------------------------------------
+
+
+def fence(values: Sequence[Any], tied: bool, platform: str) -> Sequence[Any]:
+    """The values, as ones that the compiler does not know to be the same; bits are kept.
+
+    XLA:CPU drops barriers before it merges equal instructions. There, values that are `tied` to
+    the last of them are also chosen by a test that never holds, on what that last one is at run
+    time: they differ to the compiler, and are not ready before it is.
+    """
+    fenced = lax.optimization_barrier(tuple(values))
+    last = fenced[-1]
+    if not tied or platform != "cpu" or not jnp.issubdtype(last.dtype, jnp.floating):
+        return fenced
+    first = lax.reshape(last, (last.size,))[0]
+    never = (first != first) & (first == first)
+    return [_chosen(never, value) for value in fenced]
+
+
+def _chosen(never: jax.Array, value: jax.Array) -> jax.Array:
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        data = _chosen(never, jax.random.key_data(value))
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
+    return jnp.where(never, jnp.zeros_like(value), value)

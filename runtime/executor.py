@@ -26,20 +26,15 @@ from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.program import Program
 from autopar.runtime.actions import Action, Binding
 from autopar.runtime.bind import mesh_shape, with_axis
-from autopar.runtime.callbacks import HostCalls
+from autopar.runtime.callbacks import HostCalls, LaterCaller
 from autopar.runtime.compile import compile_parts
 from autopar.runtime.deleted import check_closed_over
-from autopar.runtime.feeds import Feeder, Registers
-from autopar.runtime.fetches import Fetcher
-from autopar.runtime.interface import Interface
-from autopar.runtime.later_calls import LaterCaller
-from autopar.runtime.observe import Observer
+from autopar.runtime.feeds import Feeder, Fetcher, Registers
+from autopar.runtime.interface import Interface, register_types
 from autopar.runtime.pieces import join_outputs
-from autopar.runtime.registers import register_types
-from autopar.runtime.send import AbstractTransport, LocalTransport
-from autopar.runtime.timeline import Timeline
+from autopar.runtime.timeline import Observer, Timeline
+from autopar.runtime.transport import AbstractTransport, LocalTransport, in_flight_limit
 from autopar.runtime.watchdog import Watchdog
-from autopar.runtime.window import window_limit
 
 _Walked = TypeVar("_Walked")
 _LOCAL = LocalTransport()
@@ -101,7 +96,7 @@ class Executor:
         consumed = state if options.donate else ()
         constants = self._interface.constants
         self._feeder = Feeder(feeds, meshes, state, constants, options.transport, consumed)
-        limit = window_limit(platform)
+        limit = in_flight_limit(platform)
         binding = Binding(program, programs, sources, meshes, options.transport, limit)
         self._actions = binding.actions(types)
         self._fetcher = Fetcher(self._interface.fetches(types), meshes)

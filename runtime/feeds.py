@@ -1,4 +1,11 @@
-"""Puts the arguments of a step into the registers of the submeshes that read them."""
+"""Puts the arguments of a step into the registers that read them, and takes the results out again.
+
+A batch is cut into microbatches where it enters: it is laid out as one array a submesh, and one
+program there takes that apart. Results with rows are put together again by one program.
+
+    batch [8, 4]  --stack_rows-->  [2, 4, 4]  --split-->  r0 [4, 4], r1 [4, 4]
+    r5, r6 [4, 4] --join, unstack_rows-->  [8, 4]
+"""
 
 from __future__ import annotations
 
@@ -10,15 +17,15 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from autopar.ir.batching import Rows
-from autopar.ir.program import Feed
-from autopar.runtime.aliases import Aliases, repeats
-from autopar.runtime.arrays import ArrayType
-from autopar.runtime.place import Placer
-from autopar.runtime.send import AbstractTransport, End, Way
+from autopar.ir.program import Feed, Fetch
+from autopar.runtime.bind import ArrayType
+from autopar.runtime.place import Aliases, Placer, repeats
+from autopar.runtime.transport import AbstractTransport, Endpoint, Route
 
 Registers = list[list[Any]]
 Held = tuple[int, int, Any]  # submesh, register, array
@@ -26,7 +33,7 @@ Held = tuple[int, int, Any]  # submesh, register, array
 
 @dataclass(frozen=True)
 class Home:
-    """Where a piece of state lies from the second step on: as the step gave it back."""
+    """The place of a piece of state from the second step on: as the step gave it back."""
 
     submesh: int
     kind: ArrayType
@@ -75,7 +82,7 @@ class Feeder:
             group.aliases.trust(r.sharding for r in results if isinstance(r, jax.Array))
 
     def fill(self, inputs: Sequence[Any], registers: Registers) -> None:
-        """Every register that a feed writes."""
+        """Write every register that a feed has."""
         for submesh, register, array in self._held:
             registers[submesh][register] = array
         again = repeats(inputs, self._consumed)
@@ -116,7 +123,7 @@ def _numbers(feeds: Sequence[FeedType], meshes: Sequence[Mesh]) -> Iterator[Held
 def _placed(
     feeds: Sequence[FeedType], meshes: Sequence[Mesh], constants: Mapping[int, Any]
 ) -> Iterator[Held]:
-    """What feeds of constants write, at every step alike."""
+    """The registers that feeds of constants write, at every step alike."""
     for submesh, group in _by_submesh(feeds, meshes):
         written: dict[int, Any] = {}
         group.fill(constants, written)
@@ -132,10 +139,10 @@ class _Bridge:
         assert feed.home is not None
         home, self.submesh, self.input = feed.home, feed.feed.submesh, feed.feed.input
         self._lies = home.kind.sharding(meshes[home.submesh])
-        self._carry = transport.carrier(
-            [Way(home.kind, feed.kind)],
-            End(meshes[home.submesh]),
-            End(meshes[feed.feed.submesh]),
+        self._carry = transport.copier(
+            [Route(home.kind, feed.kind)],
+            Endpoint(meshes[home.submesh]),
+            Endpoint(meshes[feed.feed.submesh]),
         )
 
     def carried(self, inputs: Sequence[Any]) -> Any:
@@ -225,7 +232,7 @@ def stack_rows(leaf: Any, rows: Rows, count: int) -> Any:
 
 
 def unstack_rows(stack: Any, rows: Rows) -> Any:
-    """What `stack_rows` cut, put together again."""
+    """The inverse of `stack_rows`."""
     count, front, back = stack.shape[0], stack.shape[1 : rows.dim + 1], stack.shape[rows.dim + 2 :]
     size = stack.shape[rows.dim + 1] // (rows.outer * rows.inner)
     apart = stack.reshape(count, *front, rows.outer, size, rows.inner, *back)
@@ -242,7 +249,7 @@ def _stacker(rows: Rows, count: int, sharding: NamedSharding) -> Callable[[Any],
 
 
 def _splitter(stacks: Sequence[ArrayType], mesh: Mesh) -> Callable[..., Sequence[Sequence[Any]]]:
-    """One program that takes stacks apart: a list of microbatches for each."""
+    """A program that takes stacks apart: a list of microbatches for each."""
     if not stacks:
         return lambda: ()
 
@@ -252,3 +259,53 @@ def _splitter(stacks: Sequence[ArrayType], mesh: Mesh) -> Callable[..., Sequence
     out = [[NamedSharding(mesh, type(t.spec)(*t.spec[1:]))] * t.shape[0] for t in stacks]
     types = [t.on(mesh) for t in stacks]
     return jax.jit(split, out_shardings=out).lower(*types).compile()
+
+
+# -- results -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FetchType:
+    """A fetch, what each of its registers holds, and the array that the user is given."""
+
+    fetch: Fetch
+    kind: ArrayType
+    whole: ArrayType
+
+
+class Fetcher:
+    """The step's outputs in order; those with rows are put together by one program a submesh."""
+
+    def __init__(self, fetches: Sequence[FetchType], meshes: Sequence[Mesh]) -> None:
+        once = (f.fetch for f in fetches if f.fetch.rows is None)
+        self._once = [(f.output, f.submesh, f.registers[0]) for f in once]
+        self._joins = [
+            (s, joined, _joiner(joined, mesh))
+            for s, mesh in enumerate(meshes)
+            if (joined := [f for f in fetches if f.fetch.submesh == s and f.fetch.rows is not None])
+        ]
+        self._count = 1 + max((f.fetch.output for f in fetches), default=-1)
+
+    def outputs(self, registers: Registers) -> list[Any]:
+        """The outputs, by their numbers."""
+        found: list[Any] = [None] * self._count
+        for output, submesh, register in self._once:
+            found[output] = registers[submesh][register]
+        for submesh, fetches, join in self._joins:
+            given = [[registers[submesh][r] for r in f.fetch.registers] for f in fetches]
+            for joined, whole in zip(fetches, join(given), strict=True):
+                found[joined.fetch.output] = whole
+        return found
+
+
+def _joiner(fetches: Sequence[FetchType], mesh: Mesh) -> Callable[[Any], Sequence[Any]]:
+    """A program of microbatches' outputs that gives the whole batch's."""
+    rows = [f.fetch.rows for f in fetches]
+
+    def join(given: Sequence[Sequence[Any]]) -> list[Any]:
+        pairs = zip(given, rows, strict=True)
+        return [unstack_rows(jnp.stack(parts), r) for parts, r in pairs if r is not None]
+
+    types = [[f.kind.on(mesh)] * len(f.fetch.registers) for f in fetches]
+    out = [f.whole.sharding(mesh) for f in fetches]
+    return jax.jit(join, out_shardings=out).lower(types).compile()

@@ -1,10 +1,15 @@
-"""What goes into a program of stages and comes out of it, by the types of the traced step."""
+"""Joins a program to the step that was traced: the equations, types and literals of its parts.
+
+A `Program` numbers values and says how they lie; the trace has the equations and the dtypes that
+JAX knows. Before anything is compiled the instructions are walked once with types in place of
+arrays, so that no register is read that holds nothing, or not what its reader is compiled for.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -13,14 +18,13 @@ from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.frontend.rewrite.subprogram import part_program
 from autopar.frontend.traced import FlatProgram
 from autopar.ir.mesh import MeshShape
-from autopar.ir.program import Feed, Fetch, PartKind, PartProgram, Program, Run, Start
-from autopar.runtime.arrays import ArrayType, output_avals
+from autopar.ir.program import Feed, Fetch, PartKind, PartProgram, Program, Run, Send, Start
+from autopar.runtime.bind import ArrayType
 from autopar.runtime.callbacks import HostCalls
-from autopar.runtime.feeds import FeedType, Home
-from autopar.runtime.fetches import FetchType
-from autopar.runtime.parts import PartSource
+from autopar.runtime.feeds import FeedType, FetchType, Home
+from autopar.runtime.parts import PartSource, dtype_of, held_in, output_avals
 from autopar.runtime.pieces import Sizes, cut_leaves, piece_sizes
-from autopar.runtime.registers import RegisterTypes
+from autopar.runtime.transport import Route
 
 
 @dataclass(frozen=True)
@@ -44,12 +48,12 @@ class Interface:
 
     @cached_property
     def input_sizes(self) -> tuple[Sizes, ...]:
-        """How each of the user's leaves, and then of the closed-over arrays, is cut."""
+        """The rows of the pieces of each of the user's leaves, then of the closed-over arrays."""
         return piece_sizes(self.trace.whole.input_pieces)
 
     @cached_property
     def output_sizes(self) -> tuple[Sizes, ...]:
-        """How each of the user's results is cut."""
+        """The rows of the pieces of each of the user's results."""
         return piece_sizes(self.trace.whole.output_pieces)
 
     def inputs(self, leaves: Sequence[Any]) -> list[Any]:
@@ -66,7 +70,7 @@ class Interface:
         return {numbers.index(first + i): value for i, value in enumerate(held)}
 
     def with_index(self, given: Sequence[Any], index: Any = None) -> list[Any]:
-        """Something for each input of the whole step, in the count of the microbatch's program."""
+        """Entries for the inputs of the step, with one for the microbatch's number."""
         listed = list(given)
         if self.index is not None:
             listed.insert(self.index, index)
@@ -209,3 +213,106 @@ class Interface:
     def _lying(self, aval: Any, place: Feed | Fetch) -> ArrayType:
         mesh = self.meshes[place.submesh]
         return ArrayType.lying(tuple(aval.shape), aval.dtype, place.sharding, mesh)
+
+
+# -- the types of registers --------------------------------------------------------------------
+
+
+Place = tuple[int, int]  # submesh, register
+
+
+@dataclass
+class RegisterTypes:
+    """The types that a walk found: of sends by instruction, of starts, and at the end of all."""
+
+    held: dict[Place, ArrayType] = field(default_factory=dict[Place, ArrayType])
+    routes: dict[int, tuple[Route, ...]] = field(default_factory=dict[int, tuple[Route, ...]])
+    starts: dict[int, tuple[ArrayType, ...]] = field(
+        default_factory=dict[int, tuple[ArrayType, ...]]
+    )
+
+    def of_fetch(self, fetch: Fetch) -> ArrayType:
+        """The type in an output's registers; raises GraphError where nothing is there."""
+        return self.read(fetch.submesh, fetch.registers[0], f"output {fetch.output}")
+
+    def read(self, submesh: int, register: int, reader: str) -> ArrayType:
+        """The type in a register when `reader` comes to it."""
+        if (submesh, register) not in self.held:
+            raise GraphError(f"{reader} reads r{register} of mesh{submesh}, which holds nothing")
+        return self.held[submesh, register]
+
+
+def register_types(
+    program: Program,
+    sources: Sequence[PartSource],
+    feeds: Iterable[FeedType],
+    meshes: Sequence[MeshShape],
+) -> RegisterTypes:
+    """Walks the list with types in place of arrays.
+
+    Raises GraphError where an instruction reads a register that holds nothing, or not what it is
+    compiled for, and where a send would have to combine partial sums.
+    """
+    types = RegisterTypes()
+    for f in feeds:
+        types.held.update(((f.feed.submesh, r), f.kind) for r in f.feed.registers)
+    for number, step in enumerate(program.instructions):
+        if isinstance(step, Run):
+            _run_types(step, program, sources[step.part], types)
+        elif isinstance(step, Send):
+            types.routes[number] = _send_routes(step, meshes, types)
+        elif isinstance(step, Start):
+            kinds = types.starts[number] = _start_types(step, meshes[step.submesh])
+            places = ((step.submesh, r) for r in step.registers)
+            types.held.update(zip(places, kinds, strict=True))
+        else:
+            for register in step.registers:
+                types.held.pop((step.submesh, register), None)
+    return types
+
+
+def _run_types(run: Run, program: Program, source: PartSource, types: RegisterTypes) -> None:
+    submesh, name = program.parts[run.part].part.submesh, source.name
+    expected = zip(
+        (*run.inputs, *run.accumulators), (*source.inputs, *source.accumulators), strict=True
+    )
+    for register, wanted in expected:
+        held = types.read(submesh, register, name)
+        if held != wanted:
+            raise GraphError(
+                f"{name} is compiled for {wanted} in r{register} of mesh{submesh}, "
+                f"which holds {held}"
+            )
+    places = ((submesh, register) for register in run.outputs)
+    types.held.update(zip(places, source.outputs, strict=True))
+
+
+def _send_routes(
+    send: Send, meshes: Sequence[MeshShape], types: RegisterTypes
+) -> tuple[Route, ...]:
+    routes: list[Route] = []
+    for transfer in send.transfers:
+        name = f"the send of {transfer.value.type_text} {transfer.value.name}"
+        held = types.read(send.source, transfer.source, name)
+        before, after = (
+            ArrayType.lying(transfer.value.shape, held.dtype, s, meshes[m])
+            for s, m in ((transfer.before, send.source), (transfer.after, send.target))
+        )
+        if before.shape != after.shape or len(transfer.before.partial) != len(
+            transfer.after.partial
+        ):
+            raise GraphError(
+                f"{name} from {transfer.before} to {transfer.after} would have to combine"
+            )
+        if held != before:
+            raise GraphError(f"{name} is of {before}, but r{transfer.source} holds {held}")
+        routes.append(Route(before, after))
+        types.held[send.target, transfer.target] = after
+    return tuple(routes)
+
+
+def _start_types(start: Start, mesh: MeshShape) -> tuple[ArrayType, ...]:
+    return tuple(
+        held_in(a.dtype, ArrayType.lying(v.shape, dtype_of(v.dtype), s, mesh))
+        for a, v, s in zip(start.accumulators, start.values, start.shardings, strict=True)
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -16,11 +16,11 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 from autopar.errors import GraphError
 from autopar.frontend.plain_data import dtype_name
-from autopar.frontend.traced import FlatProgram
+from autopar.frontend.traced import Const, FlatProgram
 from autopar.ir.mesh import MeshShape
 from autopar.ir.program import PartProgram
 from autopar.ir.sharding import Sharding
-from autopar.runtime.arrays import ArrayType, output_avals
+from autopar.runtime.bind import ArrayType
 from autopar.runtime.callbacks import HostCalls
 from autopar.runtime.emit import local_function
 
@@ -40,7 +40,7 @@ _TOKEN = ArrayType((), jnp.dtype(bool), PartitionSpec())
 
 @dataclass(frozen=True)
 class PartSource:
-    """All that a part's program is made of: its equations, its listing, its mesh.
+    """The source of a part's program: its equations, its listing, its mesh.
 
     `kept` are inputs that must outlive it, whatever the program says of them. `sums` are inputs
     that come as they were summed over microbatches, each with the dtype that it was summed in: the
@@ -59,30 +59,30 @@ class PartSource:
 
     @property
     def name(self) -> str:
-        """What profiles and HLO dumps show."""
+        """The name in profiles and HLO dumps."""
         return self.program.part.name
 
     @cached_property
     def inputs(self) -> tuple[ArrayType, ...]:
-        """How the part's inputs lie, accumulators left out."""
+        """The types of the part's inputs, accumulators left out."""
         avals, shardings = self.flat.input_avals, self.program.listing.input_shardings
         given = (self._lying(a, s) for a, s in zip(avals, shardings, strict=True))
         return tuple(held_in(self.sums.get(i, ""), t) for i, t in enumerate(given))
 
     @cached_property
     def places(self) -> tuple[int, ...]:
-        """Which of the listing's outputs each accumulator is added to."""
+        """The number of the listing's output that each accumulator is added to."""
         outputs = self.program.part.graph.outputs
         return tuple(outputs.index(a.value) for a in self.program.part.accumulators)
 
     @cached_property
     def outputs(self) -> tuple[ArrayType, ...]:
-        """How the outputs that are no accumulators lie."""
+        """The types of the outputs that are no accumulators."""
         return tuple(t for i, t in enumerate(self._made) if i not in self.places)
 
     @cached_property
     def accumulators(self) -> tuple[ArrayType, ...]:
-        """How the accumulators lie: as the outputs that they are added to, in their own dtype."""
+        """The types of the accumulators: as their outputs lie, in dtypes of their own."""
         pairs = zip(self.program.part.accumulators, self.places, strict=True)
         return tuple(held_in(a.dtype, self._made[i]) for a, i in pairs)
 
@@ -112,7 +112,7 @@ class PartSource:
 
     @cached_property
     def needs_devices(self) -> bool:
-        """Whether it calls back to the host, for which JAX wants to know the devices early."""
+        """True if it calls back to the host, for which JAX wants to know the devices early."""
         return any(_CALLS_BACK.search(e.primitive.name) for e in self.flat.walk())
 
     def lower(self, bound: Mesh) -> Any:
@@ -128,7 +128,7 @@ class PartSource:
 
     @property
     def given(self) -> tuple[ArrayType, ...]:
-        """What the program is given: inputs, then accumulators."""
+        """The types of the program's arguments: inputs, then accumulators."""
         return (*self.inputs, *self.accumulators)
 
     def jitted(self, mesh: Any) -> Any:
@@ -173,6 +173,13 @@ class PartSource:
         return run
 
 
+def output_avals(program: FlatProgram) -> Iterator[Any]:
+    """The abstract value of each output."""
+    avals = dict(program.avals())
+    for output in program.outputs:
+        yield output.aval if isinstance(output, Const) else avals[output]
+
+
 def abstract_mesh(mesh: MeshShape) -> AbstractMesh:
     """A mesh with no devices yet: what is lowered for it is compiled for any of its shape."""
     return AbstractMesh(mesh.sizes, mesh.names, axis_types=(AxisType.Auto,) * len(mesh.names))
@@ -184,7 +191,7 @@ def lowered(jitted: Any, given: Sequence[Any], platform: str) -> Any:
 
 
 def _lowering_name(platform: str) -> str:
-    """What lowerings call a device's platform: a GPU is of one maker or the other."""
+    """The platform's name in lowerings: a GPU is of one maker or the other."""
     if platform != "gpu":
         return platform
     version = jax.devices("gpu")[0].client.platform_version
@@ -192,14 +199,14 @@ def _lowering_name(platform: str) -> str:
 
 
 def held_in(name: str, value: ArrayType) -> ArrayType:
-    """How an accumulator lies whose summands are such values; no name keeps their dtype."""
+    """The type of an accumulator of such values; no name keeps their dtype."""
     if not name or name == dtype_name(value.dtype):
         return value
     return ArrayType(value.shape, dtype_of(name), value.spec)
 
 
 def combined(combiner: str, held: Any, fresh: Any) -> Any:
-    """What an accumulator holds after one more microbatch."""
+    """The value of an accumulator after one more microbatch."""
     return _COMBINES[combiner](held, fresh.astype(held.dtype))
 
 

@@ -40,16 +40,16 @@ class StackedPieces:
 
     @property
     def ndim(self) -> int:
-        """How many dims the array has."""
+        """The number of dims."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
-        """How many items the whole array has."""
+        """The number of items of the whole array."""
         return int(np.prod(self.shape))
 
     def is_deleted(self) -> bool:
-        """Whether a step, or anything else, has consumed a piece."""
+        """True if a step, or anything else, has consumed a piece."""
         return any(piece.is_deleted() for piece in self.pieces)
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Says where a step hangs: what each submesh did last, and what it waits for."""
+"""The watchdog: reports where a step hangs, what each submesh did last and what it waits for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 
 from autopar.ir.program import ONCE, Program, Run
 from autopar.runtime.actions import Action
-from autopar.runtime.dependencies import makers
 from autopar.runtime.feeds import Registers
 
 _LOOKS = 4  # in one span of patience
@@ -34,7 +33,7 @@ class _Step:
 
     @property
     def is_done(self) -> bool:
-        """Whether all of it is."""
+        """True if all of it is done."""
         return self.is_issued and len(self.done()) == len(self.tokens)
 
 
@@ -99,8 +98,8 @@ def _look(watched: weakref.ref[Watchdog], patience: float) -> None:
 
 
 def standstill(program: Program, done: Collection[int]) -> str:
-    """Where each submesh stands when these runs are done, and the list around what hangs."""
-    makes = makers(program)
+    """The position of each submesh when these runs are done, and the list around what hangs."""
+    makes = program.producers
     lines = ["a step makes no progress:"]
     hanging: list[int] = []
     for submesh in range(len(program.submeshes)):

@@ -76,11 +76,11 @@ def run_demo(asked: Asked) -> None:
         sys.exit(IMPOSSIBLE)
 
 
-def _parts(planned: api.Planned | api.PlannedStages) -> Iterator[RenderableType]:
+def _parts(planned: api.Planned) -> Iterator[RenderableType]:
     plan = planned.plan
     yield headline(plan)
-    if isinstance(planned, api.PlannedStages) and plan.pipeline is not None:
-        yield pipeline(plan.pipeline, planned.timing.simulation)
+    if not plan.is_one_program:
+        yield pipeline(plan, planned.programs.timing.simulation)
     yield collectives(plan)
     yield parameters(plan, 6)
     if plan.prediction.peak is not None:

@@ -147,6 +147,12 @@ def main() -> None:
 )
 @_method_option
 @_stage_options
+@click.option(
+    "--passes",
+    metavar="TEXT",
+    help="The passes with their options, in place of --method, --stages, --microbatches and "
+    "--schedule, as a plan prints them: 'shard{recipe=fsdp},lower'.",
+)
 @click.option("--memory-gb", type=float, help="GiB that one device may hold. Default: all it has.")
 @click.option(
     "--no-remat", is_flag=True, help="Never recompute forward values, even where memory binds."

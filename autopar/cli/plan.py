@@ -27,7 +27,6 @@ from autopar.report.plan import collectives, headline, margins, parameters, pipe
 from autopar.report.rows import plan_data
 
 Count = int | Literal["auto"]
-Planned = api.Planned | api.PlannedStages
 _SLOTS = ("batch", "layer", "stage", "shard", "lower")
 
 
@@ -46,13 +45,14 @@ class Wanted:
     stages: Count
     microbatches: Count | None
     schedule: str
+    passes: str | None
 
 
 @dataclass(frozen=True)
 class Made:
     """A plan, how long it took, what was warned of, and the IR that was asked for."""
 
-    planned: Planned
+    planned: api.Planned
     seconds: float
     after_text: str
     warnings: tuple[str, ...]
@@ -94,9 +94,10 @@ def _make(loaded: Target, wanted: Wanted, after: str | None) -> Made:
         stages=wanted.stages,
         microbatches=wanted.microbatches,
         schedule=wanted.schedule,
+        passes=wanted.passes,
     )
     with gather_warnings() as messages, watch_planning(err()) as trail, tracing(loaded):
-        planned: Planned = step.planned(*loaded.args, watchers=[trail.watcher], **loaded.kwargs)
+        planned: api.Planned = step.planned(*loaded.args, watchers=[trail.watcher], **loaded.kwargs)
     seconds = time.perf_counter() - start
     text = trail.text_after(after, planned) if after is not None else ""
     return Made(planned, seconds, text, tuple(messages))
@@ -106,8 +107,8 @@ def _print(made: Made, output: Path | None) -> None:
     console, plan = out(), made.planned.plan
     console.print(headline(plan))
     console.print()
-    if isinstance(made.planned, api.PlannedStages) and plan.pipeline is not None:
-        console.print(pipeline(plan.pipeline, made.planned.timing.simulation))
+    if not plan.is_one_program:
+        console.print(pipeline(plan, made.planned.programs.timing.simulation))
         console.print()
     if plan.outcome.recipes:
         console.print(margins(plan))
@@ -118,12 +119,14 @@ def _print(made: Made, output: Path | None) -> None:
     console.print()
     saved = f", saved to {output}" if output is not None else ""
     console.print(f"planned in {made.seconds:.1f} s{saved}", style="bright_black", markup=False)
+    console.print(f"passes {made.planned.request.passes}", style="bright_black", markup=False)
 
 
 def _print_data(made: Made, output: Path | None, after: str | None) -> None:
     print_json(
         {
             **plan_data(made.planned.plan),
+            "passes": str(made.planned.request.passes),
             "planning_seconds": round(made.seconds, 3),
             "output": str(output) if output is not None else None,
             "warnings": list(made.warnings),
@@ -142,7 +145,6 @@ class Trail:
         self._progress = progress
         self._task = progress.add_task("tracing", total=None)
         self._mesh: MeshShape | None = None
-        self._given: dict[tuple[MeshShape | None, str], object] = {}
         self._layers: list[LayerSequence] = []
 
     @property
@@ -150,26 +152,23 @@ class Trail:
         """The watcher to hand to the planner."""
         return api.Watcher(after=self._after)
 
-    def text_after(self, slot: str, planned: Planned) -> str:
+    def text_after(self, slot: str, planned: api.Planned) -> str:
         """The printed result of a slot on the way to the plan that was made."""
-        if slot == "graph":
-            return str(planned.graph)
-        if isinstance(planned, api.PlannedStages):
-            return self._text_of_stages(slot, planned)
-        given = self._given.get((planned.plan.mesh, slot), self._given.get((None, slot)))
-        return str(given)
-
-    def _text_of_stages(self, slot: str, planned: api.PlannedStages) -> str:
-        made = planned.staged
-        if slot == "layer":  # as they were before those of a stage were joined
-            joined = made.sliced.layers
-            found = (s for s in reversed(self._layers) if s.graph is joined.graph)
-            return str(next(found, joined))
-        if slot == "shard":
-            return "\n".join(f"mesh{k}: {plan}" for k, plan in enumerate(made.plans))
-        return str(
-            {"batch": made.sliced.batching, "stage": made.stages, "lower": made.program}[slot]
-        )
+        made, placed = planned.programs, planned.programs.placed
+        one, layers = planned.plan.is_one_program, placed.stages.layers
+        if slot == "layer":  # as they were before those of a stage were merged
+            found = (s for s in reversed(self._layers) if s.graph is layers.graph)
+            return str(next(found, layers))
+        if slot == "shard" and not one:
+            return "\n".join(f"mesh{k}: {plan}" for k, plan in enumerate(made.shardings))
+        texts = {
+            "graph": planned.graph,
+            "batch": placed.batching,
+            "stage": placed.stages,
+            "shard": made.shardings[0],
+            "lower": made.program.parts[0].listing if one else made.program,
+        }
+        return str(texts[slot])
 
     def _after(self, slot: str, given: object, made: object, seconds: float) -> None:
         if slot == "mesh":
@@ -182,7 +181,6 @@ class Trail:
             self._mesh = made.submeshes[0].mesh
         if isinstance(made, LayerSequence):
             self._layers.append(made)
-        self._given.setdefault((self._mesh, slot), made)  # one program is tried before stages
         if isinstance(made, ShardingPlan) and self._mesh is not None:  # of a whole step
             self._print_mesh(made, seconds)
         done = _SLOTS.index(slot)

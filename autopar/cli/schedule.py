@@ -13,7 +13,7 @@ from autopar import api
 from autopar.cli.console import out, print_json, print_warnings
 from autopar.errors import InputError, ScheduleError
 from autopar.ir.codec import Json
-from autopar.ir.pipeline import PipelinePlan
+from autopar.ir.plan import Plan
 from autopar.report.plan import pipeline
 from autopar.report.rows import schedule_data
 from autopar.report.schedule import Drawing, legend
@@ -70,8 +70,8 @@ def draw_plan(path: Path, trace: Path | None, output: Path | None, as_json: bool
 
     Raises InputError where the plan has no stages, or the trace is none of its steps.
     """
-    plan = api.load(path).pipeline
-    if plan is None:
+    plan = api.load(path)
+    if plan.is_one_program:
         raise InputError(f"{path} is one program and has no schedule: autopar show {path}")
     if output is None and trace is not None:
         raise InputError("--trace is drawn in the picture: add -o NAME.svg or NAME.png")
@@ -90,7 +90,7 @@ def _print_saved(output: Path | None) -> None:
         out().print(Text(f"\nsaved to {output}", style=QUIET), soft_wrap=True)
 
 
-def _picture(plan: PipelinePlan, measured: tuple[TracedSpan, ...]) -> str:
+def _picture(plan: Plan, measured: tuple[TracedSpan, ...]) -> str:
     return gantt_svg(
         simulation_of(plan),
         once_seconds=once_seconds_of(plan),

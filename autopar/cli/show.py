@@ -75,13 +75,13 @@ def show_plan(path: Path, wanted: Views, match: str | None, in_full: bool, as_js
 def _overview(plan: Plan, found: Inspection) -> Iterator[RenderableType]:
     """A screen or so."""
     yield headline(plan)
-    if plan.pipeline is not None:
-        yield pipeline(plan.pipeline)
+    if not plan.is_one_program:
+        yield pipeline(plan)
     if found.axes:
-        yield axes(found.axes, plan.pipeline)
+        yield axes(found.axes, plan)
     if plan.outcome.recipes:
         yield margins_line(plan)
-    single = plan.pipeline is None and found.collectives
+    single = plan.is_one_program and found.collectives
     yield collectives_by_kind(found.collectives) if single else collectives(plan)
     yield parameters(plan, uses=found.axes)
     yield memory(plan)
@@ -96,8 +96,8 @@ def _parts(plan: Plan, found: Inspection, wanted: Views, in_full: bool) -> Itera
     if wanted.ops:
         yield ops(found.ops, shown)
     if wanted.stages:
-        if plan.pipeline is not None:
-            yield pipeline(plan.pipeline, simulation_of(plan.pipeline))
+        if not plan.is_one_program:
+            yield pipeline(plan, simulation_of(plan))
         yield modules(found.modules, shown)
     if wanted.comm:
         yield communication(found.collectives, shown)
@@ -119,7 +119,7 @@ def _matching(plan: Plan, found: Inspection, pattern: str) -> tuple[Plan, Inspec
 
 
 def _data(plan: Plan, found: Inspection) -> dict[str, Json]:
-    schedule = schedule_data(simulation_of(plan.pipeline)) if plan.pipeline is not None else None
+    schedule = schedule_data(simulation_of(plan)) if not plan.is_one_program else None
     return {**plan_data(plan), "inspection": inspection_data(found), "schedule": schedule}
 
 

@@ -1,4 +1,4 @@
-"""What was measured on a cluster's own devices, and how firmly its figures rest on it."""
+"""Measurements of a cluster's own devices, and how firmly its figures rest on them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autopar.errors import ClusterError
 
 @dataclass(frozen=True)
 class Experiment:
-    """One thing that every device does at once, over and over.
+    """A thing that every device does at once, over and over.
 
     `kind` is "launch" (a tiny op), "scale" (reads and writes an array), "add" (reads two, writes
     one), "matmul", or a collective's over `axis` of `mesh`. `shape` is m, k, n of a matmul and of
@@ -28,7 +28,7 @@ class Experiment:
 
     @property
     def series(self) -> tuple[str, str, str, str]:
-        """What it has in common with others that differ in size alone."""
+        """The key that it has in common with others that differ in size alone."""
         return (self.kind, self.dtype, self.mesh, self.axis)
 
     def __str__(self) -> str:
@@ -73,7 +73,7 @@ class Series:
 
     @property
     def samples(self) -> tuple[Sample, ...]:
-        """One sample for each size."""
+        """A sample for each size."""
         rows = zip(self.shapes, self.seconds, self.spreads, self.counts, strict=True)
         return tuple(
             Sample(
@@ -88,7 +88,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Bar:
-    """How firmly a figure rests on the measurements.
+    """The error bar of a figure.
 
     `relative_error` is the standard error of the figure's logarithm: small, a share of it.
     """
@@ -99,7 +99,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Residual:
-    """How far the fitted prices of one kind of experiment are from what it took.
+    """The error of fitted prices for one kind of experiment.
 
     Errors are relative, and as large for half as for twice the seconds: 1.0.
     """
@@ -127,7 +127,7 @@ class Calibration:
 
     @property
     def samples(self) -> tuple[Sample, ...]:
-        """Every sample of every series."""
+        """The samples of all series."""
         return tuple(sample for series in self.series for sample in series.samples)
 
     def error_of(self, figure: str) -> float | None:

@@ -1,4 +1,4 @@
-"""One device of a cluster: its speeds, its memory and where the figures come from."""
+"""A device of a cluster: its speeds, its memory and where the figures come from."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _STAND_INS = {"fp8": "bf16", "int8": "bf16", "f16": "bf16", "bf16": "f16"}
 
 @dataclass(frozen=True)
 class Source:
-    """Where a figure was read, when, and how far to trust it."""
+    """The source of a figure: where and when it was read, and how far to trust it."""
 
     what: str
     url: str
@@ -45,7 +45,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Chip:
-    """One JAX device (on TPU v7x that is half a chip).
+    """A JAX device (on TPU v7x that is half a chip).
 
     `peak_flops` is dense FLOP/s by dtype at JAX's default matmul precision (so "f32" is TF32 on
     recent GPUs and bf16 passes on TPUs). `memory_bytes` is what a program can use.

@@ -52,7 +52,7 @@ class Cluster:
 
     @property
     def device_count(self) -> int:
-        """How many JAX devices there are."""
+        """Number of JAX devices."""
         return self.topology.device_count
 
     @property
@@ -62,7 +62,7 @@ class Cluster:
 
     @property
     def hosts(self) -> int:
-        """How many hosts, each with one Python process."""
+        """Number of hosts, each with one Python process."""
         return self.topology.hosts
 
     @classmethod

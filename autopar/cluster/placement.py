@@ -1,4 +1,4 @@
-"""Where a logical mesh lies on a cluster, and which links a collective over its axes crosses."""
+"""A logical mesh on a cluster: its devices, and the links that collectives over its axes cross."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def device_order(cluster: Cluster, mesh: MeshShape) -> tuple[int, ...]:
 
 
 def mesh_shapes(device_count: int, max_axes: int = 2) -> tuple[MeshShape, ...]:
-    """Every mesh of up to `max_axes` (at most 3) axes over so many devices, none of size 1.
+    """The meshes of up to `max_axes` (at most 3) axes over so many devices, none of size 1.
 
     Fewest axes first, then by sizes; one device gives the mesh without axes.
     Raises MeshError where either number is out of range.

@@ -8,7 +8,7 @@ from autopar.ir.plan import Plan
 from autopar.ir.text import brief
 
 
-def cluster_of(plan: Plan) -> Cluster:
+def planned_cluster(plan: Plan) -> Cluster:
     """The cluster that a plan was made for, with the figures that it was priced by.
 
     Raises PlanFileError where the plan holds no cluster, or another than it says.

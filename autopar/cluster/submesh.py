@@ -27,7 +27,7 @@ class Submesh:
 
     @property
     def device_count(self) -> int:
-        """How many devices a block of this shape has."""
+        """Number of devices of a block of this shape."""
         return math.prod(self.extents)
 
     def __str__(self) -> str:
@@ -77,7 +77,7 @@ def submesh_families(cluster: Cluster) -> tuple[tuple[Submesh, ...], ...]:
 
 
 def submeshes(cluster: Cluster) -> tuple[Submesh, ...]:
-    """Every submesh of every family, fewest devices first."""
+    """The submeshes of all families, fewest devices first."""
     shapes = {shape: None for family in submesh_families(cluster) for shape in family}
     return tuple(sorted(shapes, key=lambda shape: (shape.device_count, shape.extents)))
 
@@ -133,7 +133,7 @@ def links_in_a_row(cluster: Cluster, submesh: Submesh) -> tuple[Link, ...]:
 
 
 def _extents(lengths: tuple[int, ...], p: int, count: int) -> tuple[int, ...]:
-    """All of the axes below p and `count` along p."""
+    """Extents: all of the axes below p and `count` along p."""
     return (*lengths[:p], count, *(1 for _ in lengths[p + 1 :]))
 
 
@@ -143,7 +143,7 @@ def _runs(length: int) -> tuple[int, ...]:
 
 
 def _chains(length: int) -> list[tuple[int, ...]]:
-    """Every way from 1 to `length` by prime steps: 6 -> (1, 2, 6) and (1, 3, 6)."""
+    """The ways from 1 to `length` by prime steps: 6 -> (1, 2, 6) and (1, 3, 6)."""
     if length == 1:
         return [(1,)]
     primes = [q for q in range(2, length + 1) if length % q == 0 and _is_prime(q)]
@@ -155,7 +155,7 @@ def _is_prime(number: int) -> bool:
 
 
 def _lies(topology: AbstractTopology, block: Block) -> bool:
-    """Whether the block starts where its shape can lie."""
+    """True if the block starts where its shape can lie."""
     lengths = topology.lengths
     partial = max((p for p, extent in enumerate(block.submesh.extents) if extent > 1), default=0)
     unit = math.prod(lengths[:partial])

@@ -52,7 +52,7 @@ class Switch(AbstractTopology):
 
     @property
     def switch_levels(self) -> tuple[Level, ...]:
-        """All of its levels."""
+        """Its levels, all of them."""
         return self.levels
 
     def with_figures(self, figures: Mapping[str, float], levels: Sequence[Level]) -> Switch:
@@ -84,7 +84,7 @@ class Switch(AbstractTopology):
         return "x".join(map(str, reversed(extents)))
 
     def between(self, distances: Sequence[int], pairs: int, wires: int) -> Link:
-        """Every device of the smaller block sends or receives at the rate of one pair."""
+        """Each device of the smaller block sends or receives at the rate of one pair."""
         del wires
         return self.levels[outermost(distances)].transfer(pairs)
 

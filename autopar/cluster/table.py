@@ -79,7 +79,7 @@ def read_topology(table: Mapping[str, object], where: str) -> AbstractTopology:
 
 
 def read_calibration(table: Mapping[str, object], where: str) -> Calibration | None:
-    """What a file's [calibration] table holds, None where it has none."""
+    """The calibration in a file's [calibration] table, None where it has none."""
     if "calibration" not in table:
         return None
     calibration = _table(table, "calibration", where)

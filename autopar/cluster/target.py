@@ -1,4 +1,4 @@
-"""What a compiler has to be told to compile for a cluster that is not here."""
+"""The target that a compiler is told, to compile for a cluster that is not here."""
 
 from __future__ import annotations
 

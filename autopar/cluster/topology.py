@@ -24,7 +24,7 @@ Shares = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class LinkLevel:
-    """One physical level that a group of devices spans, as one member of the group sees it.
+    """A physical level that a group of devices spans, as one member of the group sees it.
 
     `kind` says which formulas of `autopar.cost.collective` price it. `bytes_per_second` is one-way
     per device over all links it can use at this level, and `pair_bytes_per_second` that of one
@@ -51,7 +51,7 @@ class LinkLevel:
 
 @dataclass(frozen=True)
 class Link:
-    """What joins two blocks: seconds to start a transfer, then bytes a second over all wires."""
+    """The link between two blocks: seconds to start, then bytes a second over all wires."""
 
     start_seconds: float
     bytes_per_second: float
@@ -63,7 +63,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Level:
-    """One level of switching: `size` members, each with `bytes_per_second` into the switch.
+    """A level of switching: `size` members, each with `bytes_per_second` into the switch.
 
     Rates are one-way per *device* and are what collectives reach, not what a data sheet says.
     `latency_seconds` is paid by each step of an algorithm and `start_seconds` once a collective.
@@ -101,7 +101,7 @@ class Level:
             )
 
     def link(self, size: int) -> LinkLevel:
-        """What a group of `size` members sees of it."""
+        """The level as a group of `size` members sees it."""
         return LinkLevel(
             name=self.name,
             kind="switch",
@@ -117,7 +117,7 @@ class Level:
         )
 
     def transfer(self, pairs: int) -> Link:
-        """What so many pairs of devices reach together, each device in one pair."""
+        """The link of so many pairs of devices together, each device in one pair."""
         rate = self.pair_bytes_per_second or self.bytes_per_second
         return Link(self.start_seconds + self.latency_seconds, pairs * rate)
 
@@ -132,7 +132,7 @@ class DirectLink:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where devices are on paper: blocks of equal grids, such as planes, or innermost switches.
+    """The places of devices on paper: blocks of equal grids, such as planes, or innermost switches.
 
     Devices are numbered block after block, and in one row after row. A host is `host` cells wide
     and high. `wraps` says whether a block's rows and columns close into rings; where neighbours of
@@ -162,7 +162,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class CompilerTopology:
-    """How a compiler is told of the wiring that it compiles for; see `Target`."""
+    """The wiring as a compiler is told it; see `Target`."""
 
     text: str
     slices: int = 1
@@ -173,7 +173,7 @@ class CompilerTopology:
 
 @dataclass(frozen=True)
 class AbstractTopology(abc.ABC):
-    """How the devices of a cluster are wired. `kind` names its table in a cluster file."""
+    """The wiring of the devices of a cluster. `kind` names its table in a cluster file."""
 
     kind: ClassVar[str]
 
@@ -226,11 +226,11 @@ class AbstractTopology(abc.ABC):
 
     @abc.abstractmethod
     def shares(self, sizes: Sequence[int]) -> Shares:
-        """How the axes of a mesh, slowest first, divide up the physical axes."""
+        """The parts of the physical axes that the axes of a mesh take, slowest first."""
 
     @abc.abstractmethod
     def link_level(self, axis: int, size: int, stride: int) -> LinkLevel:
-        """What a group sees of a physical axis: `size` members, each `stride` devices apart."""
+        """A physical axis as a group sees it: `size` members, each `stride` devices apart."""
 
     @abc.abstractmethod
     def block(self, extents: Sequence[int]) -> AbstractTopology:
@@ -252,7 +252,7 @@ class AbstractTopology(abc.ABC):
 
     @abc.abstractmethod
     def layout(self) -> Layout:
-        """Where its devices are drawn."""
+        """The places where its devices are drawn."""
 
     @abc.abstractmethod
     def compiler_topology(self, chip: str, cluster: str) -> CompilerTopology:
@@ -266,7 +266,7 @@ def outermost(distances: Sequence[int]) -> int:
 
 @dataclass(frozen=True)
 class AbstractFabric(abc.ABC):
-    """What joins the chips of a kind before anyone says how many, and how its clusters are named.
+    """The joints between chips of a kind, whatever their number, and the names of their clusters.
 
     `form` matches a name, of which the group "chip" is the chip.
     """
@@ -282,7 +282,7 @@ class AbstractFabric(abc.ABC):
 
     @abc.abstractmethod
     def hint(self, chip: str) -> str:
-        """What to write where a name of the chip has another form."""
+        """Advice where a name of the chip has another form."""
 
     @classmethod
     @abc.abstractmethod

@@ -66,7 +66,7 @@ class Torus(AbstractTopology):
 
     @property
     def slices(self) -> int:
-        """How many grids there are."""
+        """Number of grids."""
         return self.network.size if self.network else 1
 
     @property
@@ -76,7 +76,7 @@ class Torus(AbstractTopology):
 
     @property
     def hosts(self) -> int:
-        """How many hosts drive the chips, over all slices."""
+        """Number of hosts that drive the chips, over all slices."""
         bounds = zip(self.shape, self.host_bounds, strict=True)
         return self.slices * math.prod(math.ceil(size / bound) for size, bound in bounds)
 
@@ -247,7 +247,7 @@ def _every_share(sizes: tuple[int, ...], left: tuple[int, ...]) -> Iterator[Shar
 
 
 def _rows(size: int, left: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Every way to write `size` as a product of divisors of `left`, biggest first."""
+    """The ways to write `size` as a product of divisors of `left`, biggest first."""
     if not left:
         if size == 1:
             yield ()

@@ -9,7 +9,7 @@ from importlib.resources import files
 from keyword import iskeyword
 
 from autopar.cluster import device_order
-from autopar.cluster.planned import cluster_of
+from autopar.cluster.planned import planned_cluster
 from autopar.errors import PlanError
 from autopar.exporting.tables import Route, Step, tables_of
 from autopar.inspecting.reopen import Listed, reopen
@@ -52,10 +52,10 @@ def python_module(plan: Plan) -> str:
     Raises PlanError where the plan is no single program, recomputes what the step does not, or
     keeps no step.
     """
-    if plan.pipeline is not None:
+    if not plan.is_one_program:
         raise PlanError(
             f"the plan for {plan.origin.step} is {plan.device_count} devices in "
-            f"{len(plan.pipeline.stages)} stages and {plan.microbatches} microbatches; a Python "
+            f"{len(plan.stages)} stages and {plan.microbatches} microbatches; a Python "
             "module holds single programs only.\nExport it with --as partition-specs, or plan "
             "with --stages 1 --microbatches 1."
         )
@@ -78,10 +78,8 @@ def python_module(plan: Plan) -> str:
 
 def device_numbers(plan: Plan) -> tuple[tuple[int, ...], ...]:
     """The number of the device at each position of each mesh of a plan, row by row."""
-    cluster = cluster_of(plan)
-    if plan.pipeline is None:
-        return (tuple(device_order(cluster, plan.mesh)),)
-    return tuple(s.devices or tuple(device_order(cluster, s.mesh)) for s in plan.pipeline.submeshes)
+    cluster = planned_cluster(plan)
+    return tuple(s.devices or tuple(device_order(cluster, s.mesh)) for s in plan.submeshes)
 
 
 def _source(name: str) -> str:

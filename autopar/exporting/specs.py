@@ -18,7 +18,7 @@ def partition_specs(plan: Plan) -> dict[str, Json]:
     a value lies on: with stages, each submesh is one. Of an argument whose rows lie on several
     meshes there is one entry for each.
     """
-    shapes = [s.mesh for s in plan.pipeline.submeshes] if plan.pipeline else [plan.mesh]
+    shapes = [s.mesh for s in plan.submeshes]
     meshes: list[Json] = [
         {"axes": _axes(shape), "devices": list(numbers)}
         for shape, numbers in zip(shapes, device_numbers(plan), strict=True)

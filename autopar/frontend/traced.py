@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
 from jax.extend import core as jex
 
+from autopar.ir.control_flow import ControlFlow, control_flow
 from autopar.ir.graph import Graph
 
 Ref = int  # a value of the program by number; numbers are unique over all nested programs
@@ -42,6 +44,13 @@ class Equation:
     name_stack: str
     line: str
     has_effects: bool = False  # kept though nothing may read its results: prints, callbacks, writes
+
+    @cached_property
+    def control_flow(self) -> ControlFlow | None:
+        """How values enter and leave its bodies; None for an equation that has none."""
+        outside = len(self.operands), len(self.results)
+        kind = self.primitive.name
+        return control_flow(kind, self.params, *outside, len(self.bodies)) if self.bodies else None
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from autopar.inspecting.scope import AbstractScope
+from autopar.inspecting.scope import Scope
 from autopar.inspecting.subject import Subject
 from autopar.ir.mesh import MeshShape
 from autopar.ir.paths import meant
@@ -20,7 +20,7 @@ from autopar.passes.shard.model.pins import CONSTRAINT, show_spec
 class Bound:
     """A subject in its scope, and the case as the plan's own pins and method leave it."""
 
-    scope: AbstractScope
+    scope: Scope
     case: Case
     subject: Subject
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from autopar.inspecting.scope import AbstractScope, Weighed
+from autopar.inspecting.scope import Scope, Weighed
 from autopar.ir.explanation import Price, TrafficChange
 from autopar.ir.naming import Names, and_more, over, spec
 from autopar.ir.paths import common_path, counted_paths, unnumbered
@@ -78,7 +78,7 @@ def _by_axes(weighed: Sequence[Weighed]) -> dict[tuple[str, tuple[str, ...]], Se
 
 
 def moved(
-    scope: AbstractScope, before: ShardingPlan, after: ShardingPlan
+    scope: Scope, before: ShardingPlan, after: ShardingPlan
 ) -> Iterator[tuple[str, str, str]]:
     """Arguments that lie otherwise: path, sharding before, sharding after; the largest first."""
     inputs = (i for i in scope.graph.inputs if i.path)
@@ -90,7 +90,7 @@ def moved(
 
 
 def sentences(
-    scope: AbstractScope, before: Weighed, after: Weighed, subject: frozenset[str], choice: str
+    scope: Scope, before: Weighed, after: Weighed, subject: frozenset[str], choice: str
 ) -> list[str]:
     """The changes of a step's time, of what is sent, and of what moves along with the subject.
 
@@ -157,7 +157,7 @@ def _signed(seconds: float) -> str:
 
 
 def _along(
-    scope: AbstractScope,
+    scope: Scope,
     before: ShardingPlan,
     after: ShardingPlan,
     subject: frozenset[str],

@@ -11,7 +11,6 @@ from autopar.ir.explanation import TrafficChange
 from autopar.ir.mesh import MeshShape
 from autopar.ir.naming import spec
 from autopar.ir.paths import common_path, unnumbered
-from autopar.ir.pipeline import PipelinePlan
 from autopar.ir.plan import Argument, Origin, Plan, Traffic
 from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_plan import ShardingPlan
@@ -98,27 +97,28 @@ def _made_with(plan: Plan) -> dict[str, str]:
 
 def _decisions(plan: Plan) -> dict[str, str]:
     """The changes of stages, microbatches and of what is recomputed."""
-    pipeline = plan.pipeline
     found = {
-        "mesh": str(plan.mesh) if pipeline is None else _submeshes(pipeline),
-        "stages": str(plan.stage_count),
+        "mesh": _submeshes(plan),
+        "stages": str(len(plan.stages)),
         "microbatches": str(plan.microbatches),
         "recomputed": f"{len(plan.recomputed)} values",
     }
-    if pipeline is None:
+    if plan.is_one_program:
         return found
-    return {**found, "schedule": pipeline.schedule, **_stages(pipeline)}
+    return {**found, "schedule": plan.schedule, **_stages(plan)}
 
 
-def _submeshes(pipeline: PipelinePlan) -> str:
-    return " + ".join(f"({s.mesh})" for s in pipeline.submeshes)
+def _submeshes(plan: Plan) -> str:
+    if plan.is_one_program:
+        return str(plan.mesh)
+    return " + ".join(f"({s.mesh})" for s in plan.submeshes)
 
 
-def _stages(pipeline: PipelinePlan) -> dict[str, str]:
+def _stages(plan: Plan) -> dict[str, str]:
     return {
         f"stage S{i}": f"{s.name or 'all'}: {s.layers} layers on mesh{s.submesh}"
         + (", recomputed" if s.recompute else "")
-        for i, s in enumerate(pipeline.stages)
+        for i, s in enumerate(plan.stages)
     }
 
 
@@ -202,7 +202,7 @@ def _inner(a: Plan, b: Plan) -> Iterator[Change]:
 
 
 def _shardings(plan: Plan) -> tuple[ShardingPlan, ...]:
-    return (plan.sharding,) if plan.pipeline is None else plan.pipeline.shardings
+    return tuple(s.sharding for s in plan.submeshes)
 
 
 def _lies(plan: ShardingPlan, names: Names) -> dict[str, str]:
@@ -260,7 +260,7 @@ _FIGURES: tuple[tuple[str, str, Callable[[Plan], float]], ...] = (
     ("exposed communication", "seconds", lambda p: p.prediction.exposed_seconds),
     ("communication", "seconds", lambda p: p.prediction.communication_seconds),
     ("recomputing", "seconds", lambda p: p.recomputation.seconds),
-    ("bubble", "seconds", lambda p: p.pipeline.bubble_seconds if p.pipeline else 0.0),
+    ("bubble", "seconds", lambda p: p.prediction.bubble_seconds),
     ("memory peak", "bytes", lambda p: p.prediction.peak_bytes),
     ("arguments", "bytes", lambda p: p.prediction.argument_bytes),
 )

@@ -10,7 +10,7 @@ from autopar.inspecting.binding import Bound
 from autopar.inspecting.changes import sentences
 from autopar.inspecting.reads import arrival, reads
 from autopar.inspecting.reopen import Opened
-from autopar.inspecting.scope import AbstractScope, Weighed, too_large
+from autopar.inspecting.scope import Scope, Weighed, too_large
 from autopar.inspecting.subject import Subject, find_subject
 from autopar.ir.assignment import Assignment
 from autopar.ir.explanation import Alternative, Explanation, Price
@@ -37,7 +37,7 @@ def explain(opened: Opened, asked: str) -> Explanation:
 class _Explainer:
     """The explanation of one subject; `case` is as the plan's pins and method leave it."""
 
-    scope: AbstractScope
+    scope: Scope
     case: Case
     subject: Subject
 

@@ -11,9 +11,10 @@ from autopar.ir.rule import Rule
 from autopar.ir.sharding import Sharding
 from autopar.ir.spmd import Move, Run
 from autopar.ir.values import Role
-from autopar.passes.shard.model.batches import Part, Parts, batch_factors, followed, tag_batch
+from autopar.passes.shard.model.batches import tag_batch
+from autopar.rules import HEAVY
+from autopar.rules.propagation import Part, Parts, factors_of, propagate
 
-_PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 _LOOK_UP = "gather"
 
 
@@ -32,7 +33,7 @@ class Tags:
         for given in graph.inputs:
             value = given.value
             if given.role is Role.BATCH and value.name in rows and len(value.shape) > 1:
-                found = followed(graph, {value.name: (Part(1, value.shape[1]),)})
+                found = propagate(graph, {value.name: (Part(1, value.shape[1]),)})
                 if not any(_meets_weight(flow, found) for flow in flows):
                     positions.update(found)
         return cls(rows, positions)
@@ -154,7 +155,7 @@ def _products(flow: Flow) -> Iterator[tuple[Run, Op, Rule]]:
     for step, _ in flow.steps:
         if isinstance(step, Run):
             op = flow.op(step)
-            is_product = op.kind in _PRODUCTS or op.kind == _LOOK_UP
+            is_product = op.kind in HEAVY or op.kind == _LOOK_UP
             if is_product and op.origin.region != "update" and op.rule is not None:
                 yield step, op, op.rule
 
@@ -182,7 +183,7 @@ def _meets_weight(flow: Flow, parts: Mapping[str, Parts]) -> bool:
     """True if a product sums a tagged dim with a dim of a weight: then it is one of features."""
     for run, op, rule in _products(flow):
         made = {f for dim in rule.results[0] for f in dim}
-        summed = {f for f, _ in batch_factors(rule, op, parts)} - made
+        summed = {f for f, _ in factors_of(rule, op, parts)} - made
         if any(
             summed.intersection(dim) for i, _ in _weights(flow, run) for dim in rule.operands[i]
         ):

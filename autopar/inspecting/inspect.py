@@ -32,14 +32,13 @@ def inspect(opened: Opened) -> Inspection:
     flows = flows_of(opened.listings)
     axes = axis_uses(opened.batching.graph, flows)
     ops = [op for flow in flows for op in ops_of(flow)]
-    submeshes = plan.pipeline.submeshes if plan.pipeline is not None else ()
     return Inspection(
-        meshes=tuple(s.mesh for s in submeshes) or (plan.mesh,),
+        meshes=tuple(s.mesh for s in plan.submeshes),
         axes=axes,
         modules=module_rows(flows, ops),
         ops=op_rows(ops),
         collectives=comm_rows(flows, {(use.submesh, use.axis): use.roles for use in axes}),
-        spans=kernel_spans(flows[0]) if plan.pipeline is None else (),
+        spans=kernel_spans(flows[0]) if plan.is_one_program else (),
         memory=memory_curves(opened, flows),
     )
 

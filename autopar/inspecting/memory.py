@@ -11,12 +11,11 @@ from autopar.inspecting.flow import Flow
 from autopar.inspecting.reopen import Opened
 from autopar.ir.inspection import Level, MemoryCurve
 from autopar.ir.peak import HeldKind
-from autopar.ir.pipeline import PipelinePlan, PlannedStage
+from autopar.ir.plan import Plan, PlannedStage
 from autopar.ir.program import Part
 from autopar.ir.sharding import replicated
 from autopar.ir.values import Role
-from autopar.planner.restored_stages import RestoredStages
-from autopar.planner.submesh_sharding import peak_in_flight
+from autopar.planner.placed_stages import PlacedStages
 from autopar.schedule.planned import simulation_of
 from autopar.schedule.simulate import Span
 from autopar.schedule.task import Kind
@@ -26,10 +25,10 @@ _MOST = 200
 
 def memory_curves(opened: Opened, flows: Sequence[Flow]) -> tuple[MemoryCurve, ...]:
     """The curve of each submesh; the highest level of all is the plan's predicted peak."""
-    laid, pipeline, limit = opened.laid, opened.plan.pipeline, opened.plan.origin.memory_bytes
-    if laid is None or pipeline is None:
+    limit = opened.plan.origin.memory_bytes
+    if opened.plan.is_one_program:
         return (MemoryCurve(0, _thinned(list(_levels(flows[0]))), limit),)
-    levels = stage_levels(pipeline, laid, flows)
+    levels = stage_levels(opened.plan, opened.placed, flows)
     return tuple(MemoryCurve(k, _thinned(held), limit) for k, held in enumerate(levels))
 
 
@@ -77,21 +76,21 @@ def level_of(seconds: float, label: str, held: Counter[HeldKind]) -> Level:
     return Level(seconds, label, tuple((kind, held[kind]) for kind in HeldKind if held[kind]))
 
 
-def stage_levels(
-    pipeline: PipelinePlan, laid: RestoredStages, flows: Sequence[Flow]
-) -> Iterator[list[Level]]:
+def stage_levels(plan: Plan, placed: PlacedStages, flows: Sequence[Flow]) -> Iterator[list[Level]]:
     """By submesh, a level for each of its tasks and one for what it does once a step.
 
     What is in flight is held beside what is always held and the most that a part needs to work.
     """
-    simulation = simulation_of(pipeline)
-    for k, flight in enumerate(peak_in_flight(laid.stages)):
-        mine = [s for s in pipeline.stages if s.submesh == k]
+    simulation = simulation_of(plan)
+    for k, flight in enumerate(placed.in_flight):
+        mine = [s for s in plan.stages if s.submesh == k]
         counted = flight * sum(s.activation_bytes for s in mine)
-        always = _always([(p, f) for p, f in zip(laid.parts, flows, strict=True) if p.submesh == k])
+        always = _always(
+            [(p, f) for p, f in zip(placed.parts, flows, strict=True) if p.submesh == k]
+        )
         # What is set up once for all microbatches, and what the busiest part holds at work.
         always[HeldKind.TEMPORARY] = mine[0].peak_bytes - counted - always.total()
-        yield list(_in_flight(simulation.spans[k], pipeline.stages, always, counted))
+        yield list(_in_flight(simulation.spans[k], plan.stages, always, counted))
 
 
 def _in_flight(

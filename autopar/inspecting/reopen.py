@@ -4,35 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from autopar.cluster import Cluster
-from autopar.cluster.planned import cluster_of
+from autopar.cluster.planned import planned_cluster
 from autopar.cost.prices import Prices
 from autopar.errors import PlanError
 from autopar.ir.batching import Batching
 from autopar.ir.graph import Graph
 from autopar.ir.inspection import WHOLE_STEP
-from autopar.ir.pipeline import PipelinePlan
 from autopar.ir.plan import Plan
+from autopar.ir.program import PartKind
 from autopar.ir.record import Record
 from autopar.ir.sharding_plan import ShardingPlan
-from autopar.ir.soundness import check_listing
 from autopar.ir.spmd import SpmdProgram
 from autopar.passes.base import Setting
 from autopar.passes.layer.fixed import Fixed
-from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan
-from autopar.passes.lower.spmd import lower_spmd
-from autopar.passes.pipeline import lower
+from autopar.passes.layer.single import Single
 from autopar.planner.compatibility import contents_of
-from autopar.planner.restored_stages import RestoredStages, cuts_of, restore_stages
+from autopar.planner.placed_stages import PlacedStages, place_plan
+from autopar.planner.stage_costs import StageCosts
+from autopar.planner.stage_programs import cost_stage
 from autopar.rules import RuleBook, attach_rules
 
 
 @dataclass(frozen=True)
 class Listed:
-    """A listing that every device of a submesh runs `runs` times a step.
+    """The listing of a part, which every device of its submesh runs `runs` times a step.
 
-    In a plan of one program there is one, with `part` "" and `stage` WHOLE_STEP.
+    A step that is one program is one part, with the name "" and the stage WHOLE_STEP.
     """
 
     graph: Graph
@@ -47,13 +47,21 @@ class Listed:
 
 @dataclass(frozen=True)
 class Opened:
-    """A plan with the programs that it means; `laid` are its stages, None in one program."""
+    """A plan with the programs that it means, and its stages on their submeshes."""
 
     plan: Plan
     cluster: Cluster
     batching: Batching
     listings: tuple[Listed, ...]
-    laid: RestoredStages | None = None
+    placed: PlacedStages
+
+    @cached_property
+    def costs(self) -> tuple[StageCosts, ...]:
+        """Seconds and bytes of each stage as the plan has it."""
+        return tuple(
+            cost_stage(self.placed, number, self.plan.submeshes[stage.submesh].sharding)
+            for number, stage in enumerate(self.plan.stages)
+        )
 
 
 def reopen(plan: Plan) -> Opened:
@@ -63,21 +71,18 @@ def reopen(plan: Plan) -> Opened:
     """
     if plan.record is None:
         raise PlanError(f"the plan for {plan.origin.step} keeps no step to look into: plan again")
-    cluster = cluster_of(plan)
+    cluster = planned_cluster(plan)
     with contents_of(plan):
         plan.check()
         return _opened(plan, cluster, _ruled(plan.record))
 
 
 def _opened(plan: Plan, cluster: Cluster, batching: Batching) -> Opened:
-    if plan.pipeline is None:
-        plan.sharding.verify(batching.graph)
-        prices = Prices(cluster, plan.mesh)
-        program = lower(batching.graph, plan.sharding, Setting(cluster, plan.mesh, 0))
-        listed = Listed(batching.graph, plan.sharding, program, prices)
-        return Opened(plan, cluster, batching, (listed,))
-    laid = _laid(plan, plan.pipeline, batching, cluster)
-    return Opened(plan, cluster, batching, tuple(_parts(laid, plan.pipeline)), laid)
+    setting = Setting(cluster, plan.mesh, plan.origin.memory_bytes)
+    cuts = tuple(stage.stop for stage in plan.stages[:-1])
+    layering = Single() if plan.is_one_program else Fixed(cuts)
+    placed = place_plan(plan, batching, layering.run(batching, setting), cluster)
+    return Opened(plan, cluster, batching, tuple(_list_parts(placed, plan)), placed)
 
 
 def _ruled(record: Record) -> Batching:
@@ -91,25 +96,17 @@ def _ruled(record: Record) -> Batching:
     )
 
 
-def _laid(
-    plan: Plan, pipeline: PipelinePlan, batching: Batching, cluster: Cluster
-) -> RestoredStages:
-    setting = Setting(cluster, plan.mesh, plan.origin.memory_bytes)
-    layers = Fixed(cuts_of(pipeline)).run(batching, setting)
-    return restore_stages(pipeline, batching, layers, cluster)
-
-
-def _parts(laid: RestoredStages, plan: PipelinePlan) -> Iterator[Listed]:
-    joints = laid.joints()
-    for joint, sharding in zip(joints, plan.shardings, strict=True):
-        sharding.verify(joint.graph)
-    for part in laid.parts:
-        joint, tables = joints[part.submesh], laid.grounds[part.submesh].tables
-        sharding = part_plan(part, joint, plan.shardings[part.submesh])
-        loose = left_partial(part, joint)
-        program = lower_spmd(part.graph, sharding, tables.resharder, loose)
-        check_listing(part.graph, program, sharding.mesh)
-        runs = plan.microbatches if part.is_looped else 1
+def _list_parts(placed: PlacedStages, plan: Plan) -> Iterator[Listed]:
+    for part in placed.parts:
+        is_whole = part.kind is PartKind.WHOLE
+        whole = plan.submeshes[part.submesh].sharding
         yield Listed(
-            part.graph, sharding, program, tables.prices, part.submesh, part.stage, part.name, runs
+            part.graph,
+            placed.part_sharding(part, whole),
+            placed.listing(part, whole),
+            placed.contexts[part.submesh].tables.prices,
+            part.submesh,
+            WHOLE_STEP if is_whole else part.stage,
+            "" if is_whole else part.name,
+            placed.runs(part),
         )

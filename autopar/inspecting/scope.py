@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 from autopar.cost.listing import Seconds
-from autopar.cost.memory import held_bytes
-from autopar.cost.overlap import listing_seconds
 from autopar.inspecting.reopen import Opened
 from autopar.ir.explanation import Price
 from autopar.ir.graph import Graph
 from autopar.ir.paths import meant
-from autopar.ir.plan import Plan
-from autopar.ir.program import SubmeshGraph
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.spmd import SpmdProgram
 from autopar.ir.text import show_bytes
 from autopar.passes.base import Setting
-from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan
-from autopar.passes.lower.spmd import lower_spmd
 from autopar.passes.shard.diagnose.why import Answer, Case, anew, case_of
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.recipes import recipe_named
+from autopar.planner.placed_stages import PlacedStages
 from autopar.planner.request import Pins
-from autopar.planner.restored_stages import RestoredStages
-from autopar.planner.stage_costs import StageCosts
-from autopar.planner.step_timing import timing_of
-from autopar.planner.submesh_sharding import costs_of, peak_bytes, peak_in_flight
+from autopar.planner.stage_costs import peak_bytes
+from autopar.planner.stage_programs import cost_stage
+from autopar.planner.step_timing import time_step
 
 _TIGHTENINGS = 3  # of the limit, where what the memory rows leave out is over it
 
@@ -54,35 +46,59 @@ class Weighed:
 
 
 @dataclass(frozen=True)
-class AbstractScope(abc.ABC):
-    """What a plan shards as one; everything else of the plan is held as it is."""
+class Scope:
+    """The unit that one sharding decision covers: all that a submesh runs in a step.
+
+    Of a step that is one program that is the step. Everything else of the plan is held as it is.
+    """
 
     opened: Opened
     submesh: int
 
     @property
-    @abc.abstractmethod
+    def placed(self) -> PlacedStages:
+        """The stages of the plan on their submeshes."""
+        return self.opened.placed
+
+    @property
     def graph(self) -> Graph:
-        """What is sharded."""
+        """The parts of the submesh as one graph."""
+        return self.placed.graphs[self.submesh].graph
 
     @property
-    @abc.abstractmethod
     def kept(self) -> ShardingPlan:
-        """The plan's own sharding."""
+        """The plan's own sharding of the submesh."""
+        return self.opened.plan.submeshes[self.submesh].sharding
 
     @property
-    @abc.abstractmethod
     def tables(self) -> ReshardCosts:
-        """The prices there."""
+        """The prices of the submesh."""
+        return self.placed.contexts[self.submesh].tables
 
     @property
     def in_flight(self) -> Mapping[str, int]:
         """Values of which several microbatches' are held at once."""
-        return {}
+        flight = self.placed.in_flight[self.submesh]
+        return dict.fromkeys(self.placed.graphs[self.submesh].stashed, flight)
 
-    @abc.abstractmethod
     def weighed(self, sharding: ShardingPlan, solver_seconds: float) -> Weighed:
-        """What a step takes with another sharding."""
+        """What a step takes with another sharding of this submesh; bytes are this submesh's."""
+        placed, own = self.placed, self.placed.stages_on(self.submesh)
+        costs = list(self.opened.costs)
+        if sharding is not self.kept:
+            for s in own:
+                costs[s] = cost_stage(placed, s, sharding)
+        mine = [costs[s] for s in own]
+        spent = sum((c.of_step(placed.stages.microbatches) for c in mine), Seconds())
+        peak = peak_bytes(mine, placed.in_flight[self.submesh])
+        price = price_of(spent, time_step(placed, costs).seconds, solver_seconds, peak)
+        return Weighed(sharding, tuple(self._listings(sharding)), price)
+
+    def _listings(self, sharding: ShardingPlan) -> Iterator[Listing]:
+        for part in self.placed.parts:
+            if part.submesh == self.submesh:
+                program = self.placed.listing(part, sharding)
+                yield Listing(part.graph, program, self.placed.runs(part))
 
     def setting(self, pins: Pins) -> Setting:
         """What the sharding pass is given, within the plan's limit."""
@@ -132,143 +148,9 @@ class AbstractScope(abc.ABC):
         return None, least if least < float("inf") else found.needed_bytes
 
 
-@dataclass(frozen=True)
-class WholeStep(AbstractScope):
-    """A step that is one program on one mesh."""
-
-    @property
-    def graph(self) -> Graph:
-        """The step."""
-        return self.opened.batching.graph
-
-    @property
-    def kept(self) -> ShardingPlan:
-        """The plan's own sharding."""
-        return self.opened.plan.sharding
-
-    @property
-    def tables(self) -> ReshardCosts:
-        """The prices of the plan's mesh."""
-        return self._tables
-
-    @cached_property
-    def _tables(self) -> ReshardCosts:
-        return ReshardCosts(self.opened.listings[0].prices)
-
-    def weighed(self, sharding: ShardingPlan, solver_seconds: float) -> Weighed:
-        """What a step takes with another sharding."""
-        graph, prices = self.graph, self.tables.prices
-        if sharding is self.kept:
-            listing = Listing(graph, self.opened.listings[0].program, 1)
-            return Weighed(sharding, (listing,), predicted(self.opened.plan, solver_seconds))
-        program = lower_spmd(graph, sharding, self.tables.resharder)
-        timed = listing_seconds(graph, program, prices)
-        held = held_bytes(graph, program, prices.mesh, prices.cluster.chip.platform)
-        return Weighed(
-            sharding,
-            (Listing(graph, program, 1),),
-            price_of(timed, timed.total, solver_seconds, held.peak_bytes),
-        )
-
-
-@dataclass(frozen=True)
-class Stages:
-    """The stages of a plan with what they take, which the scopes of its submeshes share."""
-
-    opened: Opened
-    laid: RestoredStages
-
-    @cached_property
-    def joints(self) -> tuple[SubmeshGraph, ...]:
-        """The parts of each submesh as one graph."""
-        return self.laid.joints()
-
-    @cached_property
-    def costs(self) -> tuple[StageCosts, ...]:
-        """What every stage takes as the plan has it."""
-        pipeline = self.opened.plan.pipeline
-        assert pipeline is not None
-        stages = self.laid.stages.stages
-        return tuple(self.cost(s, pipeline.shardings[t.submesh]) for s, t in enumerate(stages))
-
-    def cost(self, stage: int, sharding: ShardingPlan) -> StageCosts:
-        """What a stage takes where its submesh is sharded so."""
-        laid, submesh = self.laid, self.laid.stages.stages[stage].submesh
-        tables, runs = laid.grounds[submesh].tables, laid.stages.microbatches
-        return costs_of(stage, laid.parts, self.joints[submesh], sharding, tables, runs)
-
-
-@dataclass(frozen=True)
-class OneSubmesh(AbstractScope):
-    """All that the stages of one submesh run, in a plan of stages."""
-
-    stages: Stages
-
-    @property
-    def laid(self) -> RestoredStages:
-        """The stages and where they lie."""
-        return self.stages.laid
-
-    @property
-    def joint(self) -> SubmeshGraph:
-        """The parts of the submesh together."""
-        return self.stages.joints[self.submesh]
-
-    @property
-    def graph(self) -> Graph:
-        """The parts of the submesh as one graph."""
-        return self.joint.graph
-
-    @property
-    def kept(self) -> ShardingPlan:
-        """The plan's own sharding of the submesh."""
-        pipeline = self.opened.plan.pipeline
-        assert pipeline is not None
-        return pipeline.shardings[self.submesh]
-
-    @property
-    def tables(self) -> ReshardCosts:
-        """The prices of the submesh."""
-        return self.laid.grounds[self.submesh].tables
-
-    @property
-    def in_flight(self) -> Mapping[str, int]:
-        """Values of which several microbatches' are held at once."""
-        return dict.fromkeys(self.joint.stashed, peak_in_flight(self.laid.stages)[self.submesh])
-
-    def weighed(self, sharding: ShardingPlan, solver_seconds: float) -> Weighed:
-        """What a step takes with another sharding of this submesh; bytes are this submesh's."""
-        stages, costs = self.laid.stages, list(self.stages.costs)
-        if sharding is not self.kept:
-            for s in self._own:
-                costs[s] = self.stages.cost(s, sharding)
-        timing = timing_of(stages, costs, self.laid.blocks, self.opened.cluster)
-        own, runs = [costs[s] for s in self._own], stages.microbatches
-        spent = sum((_of_step(c, runs) for c in own), Seconds())
-        peak = peak_bytes(own, peak_in_flight(stages)[self.submesh])
-        price = price_of(spent, timing.seconds, solver_seconds, peak)
-        return Weighed(sharding, tuple(self._listings(sharding)), price)
-
-    @property
-    def _own(self) -> list[int]:
-        return [s for s, t in enumerate(self.laid.stages.stages) if t.submesh == self.submesh]
-
-    def _listings(self, sharding: ShardingPlan) -> Iterator[Listing]:
-        for part in self.laid.parts:
-            if part.submesh == self.submesh:
-                own = part_plan(part, self.joint, sharding)
-                loose = left_partial(part, self.joint)
-                program = lower_spmd(part.graph, own, self.tables.resharder, loose)
-                runs = self.laid.stages.microbatches if part.is_looped else 1
-                yield Listing(part.graph, program, runs)
-
-
-def scopes_of(opened: Opened) -> list[AbstractScope]:
-    """All that a plan shards, one by one: the step, or what each submesh runs."""
-    if opened.laid is None:
-        return [WholeStep(opened, 0)]
-    stages = Stages(opened, opened.laid)
-    return [OneSubmesh(opened, k, stages) for k in range(len(opened.laid.grounds))]
+def scopes_of(opened: Opened) -> list[Scope]:
+    """All that a plan shards, submesh by submesh."""
+    return [Scope(opened, k) for k in range(len(opened.plan.submeshes))]
 
 
 def pins_of(graph: Graph, pins: Pins) -> Pins:
@@ -285,18 +167,6 @@ def too_large(needed: float, limit: int) -> str:
         f"it needs {show_bytes(needed)} a device, {show_bytes(needed - limit)} more than the limit "
         f"of {show_bytes(limit)}"
     )
-
-
-def predicted(plan: Plan, solver_seconds: float) -> Price:
-    """What a plan of one program was predicted to take."""
-    p = plan.prediction
-    spent = Seconds(p.compute_seconds, p.communication_seconds, p.exposed_seconds)
-    return price_of(spent, p.seconds, solver_seconds, p.peak_bytes)
-
-
-def _of_step(costs: StageCosts, runs: int) -> Seconds:
-    looped = costs.forward + costs.input_gradient + costs.weight_gradient
-    return looped.times(runs) + costs.once
 
 
 def price_of(spent: Seconds, seconds: float, solver_seconds: float, peak_bytes: int) -> Price:

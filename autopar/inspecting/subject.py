@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from autopar.errors import ArgumentError, listing
 from autopar.inspecting.reopen import Opened
-from autopar.inspecting.scope import AbstractScope, scopes_of
+from autopar.inspecting.scope import Scope, scopes_of
 from autopar.ir.graph import Graph, Op
 from autopar.ir.naming import and_more, full_name, place_of
 from autopar.ir.paths import counted_paths, matches, meant
@@ -19,7 +19,7 @@ from autopar.passes.shard.diagnose.why import Case
 
 _SHOWN = 8
 
-Meant = tuple[AbstractScope, OpPath, Op]
+Meant = tuple[Scope, OpPath, Op]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Subject:
     others: tuple[str, ...] = ()
 
 
-def find_subject(opened: Opened, asked: str) -> tuple[AbstractScope, Case, Subject]:
+def find_subject(opened: Opened, asked: str) -> tuple[Scope, Case, Subject]:
     """The subject with its scope and case; raises ArgumentError where none, or any, is meant."""
     given = _arguments(opened, asked)
     if given:
@@ -64,7 +64,7 @@ def _arguments(opened: Opened, asked: str) -> list[Argument]:
     return []
 
 
-def _argument(opened: Opened, given: Sequence[Argument]) -> tuple[AbstractScope, Case, Subject]:
+def _argument(opened: Opened, given: Sequence[Argument]) -> tuple[Scope, Case, Subject]:
     first = given[0]
     scope = scopes_of(opened)[first.submesh]
     case = scope.own_case()
@@ -109,7 +109,7 @@ def _names(op: Op, word: str) -> bool:
     return bool(origin.module) and matches(f"**/{word.strip('/')}/**", origin.module)
 
 
-def _op(asked: str, ops: Sequence[Meant]) -> tuple[AbstractScope, Case, Subject]:
+def _op(asked: str, ops: Sequence[Meant]) -> tuple[Scope, Case, Subject]:
     """The one op that is meant: those of one decision are one, and forward comes first."""
     cases = {k: scope.own_case() for k, scope in {s.submesh: s for s, _, _ in ops}.items()}
     groups: dict[tuple[int, int | None, str], list[Meant]] = {}

@@ -10,8 +10,8 @@ from autopar.errors import ArgumentError, InfeasibleError
 from autopar.inspecting.changes import moved, traffic_changes
 from autopar.inspecting.reopen import Opened
 from autopar.inspecting.scope import (
-    AbstractScope,
     Listing,
+    Scope,
     Weighed,
     pins_of,
     price_of,
@@ -34,7 +34,7 @@ _SAME = 1e-9  # of the seconds
 class _Pair:
     """A scope as the plan has it and as the pins would."""
 
-    scope: AbstractScope
+    scope: Scope
     before: Weighed
     after: Weighed
 
@@ -82,11 +82,16 @@ class _Asking:
     asked: Pins
     every: Pins
 
+    @property
+    def _is_one(self) -> bool:
+        """True if the step is one program: all pins are about it."""
+        return self.opened.plan.is_one_program
+
     def check(self) -> None:
         """Raise PinError where the pins cannot be meant."""
         graph, scopes = self.opened.batching.graph, self._scopes
         for scope in scopes:
-            own = self.asked if self.opened.laid is None else pins_of(scope.graph, self.asked)
+            own = self.asked if self._is_one else pins_of(scope.graph, self.asked)
             resolve_pins(scope.graph, own, scope.kept.mesh)
         if not scopes:
             resolve_pins(graph, self.asked, self.opened.plan.mesh)
@@ -94,10 +99,10 @@ class _Asking:
             raise ArgumentError(f"no op of the step reads {names}: it lies whole, at no price")
 
     @cached_property
-    def _scopes(self) -> list[AbstractScope]:
+    def _scopes(self) -> list[Scope]:
         """The units that the pins are about: the step, or submeshes that hold what is pinned."""
         scopes = scopes_of(self.opened)
-        if self.opened.laid is None or not self.asked:
+        if self._is_one or not self.asked:
             return scopes
         return [s for s in scopes if pins_of(s.graph, self.asked)]
 
@@ -119,7 +124,7 @@ class _Asking:
 
     def pairs(self) -> list[_Pair] | str:
         """The scopes before and after, or why there is no such plan."""
-        if self.opened.laid is not None:
+        if not self._is_one:
             return self._stages()
         (scope,) = self._scopes
         origin, plan = self.opened.plan.origin, self.opened.plan
@@ -135,7 +140,7 @@ class _Asking:
         before = scope.weighed(scope.kept, plan.outcome.seconds)
         return [_Pair(scope, before, self._nearest(scope, found))]
 
-    def _nearest(self, scope: AbstractScope, found: MeshPlan) -> Weighed:
+    def _nearest(self, scope: Scope, found: MeshPlan) -> Weighed:
         """The plan that was found, without what it moves for nothing."""
         sharding, limit = found.decided.sharding, self.opened.plan.origin.memory_bytes
         price = price_of(found.timed.seconds, found.seconds, found.cost, found.held.peak_bytes)
@@ -173,7 +178,7 @@ class _Asking:
         plan, scopes = self.opened.plan, self._scopes
         if self.is_kept:
             yield "what is pinned lies so already: nothing changes"
-        if plan.pipeline is None:
+        if plan.is_one_program:
             yield f"the mesh ({plan.mesh}) is held as it is"
         else:
             names = ", ".join(f"mesh{s.submesh}" for s in scopes)
@@ -190,9 +195,4 @@ class _Asking:
 
 def _with(opened: Opened, submesh: int, weighed: Weighed) -> Opened:
     """The plan with one submesh sharded otherwise."""
-    pipeline = opened.plan.pipeline
-    assert pipeline is not None
-    shardings = list(pipeline.shardings)
-    shardings[submesh] = weighed.sharding
-    changed = replace(pipeline, shardings=tuple(shardings))
-    return replace(opened, plan=replace(opened.plan, pipeline=changed))
+    return replace(opened, plan=opened.plan.with_sharding(submesh, weighed.sharding))

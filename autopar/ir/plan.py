@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 
 from autopar.errors import GraphError
 from autopar.ir.codec import ByName, Text
-from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
 from autopar.ir.outcome import Outcome
 from autopar.ir.peak import Peak
-from autopar.ir.pipeline import PipelinePlan
 from autopar.ir.recomputation import Recomputation
 from autopar.ir.record import Record
 from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.spmd import COLLECTIVES, SpmdProgram
+from autopar.ir.stages import ONE_PROGRAM, Submesh
 from autopar.ir.text import columns, show_bytes, show_seconds
 from autopar.ir.values import Role, item_bytes
 
@@ -79,10 +79,13 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What one step should take on each device: seconds, traffic, bytes, and when most are held.
+    """The time, traffic and memory that one step should take on each device.
 
-    `communication_seconds` are those of all collectives, `exposed_seconds` what of them runs beside
-    no work and so is waited for.
+    `communication_seconds` are those of all collectives; `exposed_seconds` is the part of them that
+    runs beside no work and so is waited for. `send_seconds` is how long what a stage sends to the
+    next is under way, `launch_seconds` what starting a part takes, and `bubble_seconds` how long
+    the device that waits longest waits in a step. `peak_in_flight` is the largest number of
+    microbatches whose activations a submesh holds.
     """
 
     seconds: float
@@ -92,12 +95,17 @@ class Prediction:
     argument_bytes: int
     peak_bytes: int
     peak: Peak | None = None
+    send_seconds: tuple[float, ...] = ()
+    launch_seconds: float = 0.0
+    bubble_seconds: float = 0.0
+    peak_in_flight: tuple[int, ...] = (1,)
 
     def verify(self, meshes: Sequence[MeshShape]) -> None:
         """Raise GraphError where a figure cannot be, or something is not on these meshes."""
         figures = (
             self.seconds, self.communication_seconds, self.exposed_seconds, self.argument_bytes,
-            self.peak_bytes,
+            self.peak_bytes, self.launch_seconds, self.bubble_seconds, *self.send_seconds,
+            *self.peak_in_flight,
         )  # fmt: skip
         if min(figures) < 0:
             raise GraphError("predicted seconds and bytes cannot be negative")
@@ -128,30 +136,14 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Everything that running a step needs, with no solving left.
+class PlannedSubmesh:
+    """The devices of a submesh in the order of its logical mesh, and how its values lie on it.
 
-    A step that is cut into stages or microbatches has a `pipeline`; `sharding` and `mesh` are
-    then those of its first submesh. The `record` is the step itself as text: what a plan means is
-    told from it, and running does not need it.
+    Without `devices` it has all of the cluster, in the order that suits the mesh.
     """
 
-    origin: Origin
-    sharding: ShardingPlan = field(repr=False)
-    arguments: tuple[Argument, ...] = field(repr=False)
-    outputs: tuple[Argument, ...] = field(repr=False)
-    prediction: Prediction
-    layer_count: int = 1
-    stage_count: int = 1
-    microbatches: int = 1
-    recomputation: Recomputation = field(default_factory=Recomputation)
-    pipeline: PipelinePlan | None = None
-    record: Record | None = field(default=None, repr=False)
-
-    @property
-    def recomputed(self) -> tuple[str, ...]:
-        """The forward values that are computed again for the backward pass."""
-        return self.recomputation.values
+    devices: tuple[int, ...]
+    sharding: ShardingPlan
 
     @property
     def mesh(self) -> MeshShape:
@@ -159,18 +151,123 @@ class Plan:
         return self.sharding.mesh
 
     @property
+    def submesh(self) -> Submesh:
+        """The mesh and its devices alone."""
+        return Submesh(self.mesh, self.devices)
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """A stage: the layers it runs, its submesh, and the seconds and bytes it should take.
+
+    `stop` is the number of ops of the microbatch's graph that its layers and those before end
+    with; `name` are the user's modules. Where the forward is recomputed, what crosses the `cuts`
+    (numbers of ops) is kept. Seconds are of one microbatch, `once_seconds` of a step: all of the
+    seconds of a step that is one program. `activation_bytes` are kept from a microbatch's forward
+    to its backward, `kept_bytes` of them until its weight gradients; `peak_bytes` are the most that
+    one device of its submesh holds.
+    """
+
+    name: str
+    layers: int
+    stop: int
+    submesh: int
+    recompute: bool
+    cuts: tuple[int, ...]
+    forward_seconds: float
+    input_gradient_seconds: float
+    weight_gradient_seconds: float
+    once_seconds: float
+    activation_bytes: int
+    kept_bytes: int
+    peak_bytes: int
+
+    def verify(self, number: int, start: int) -> None:
+        """Raise GraphError unless stage `number`, which begins with op `start`, can be one."""
+        inside = [start, *self.cuts, self.stop]
+        is_nothing = (number, self.layers, self.stop) == (0, 0, 0)  # a step without ops
+        if (self.layers < 1 or any(a >= b for a, b in pairwise(inside))) and not is_nothing:
+            raise GraphError(
+                f"stage {number} runs {self.layers} layers, from op {start} to {self.stop}, with "
+                f"cuts {list(self.cuts)}"
+            )
+        figures = (
+            self.forward_seconds, self.input_gradient_seconds, self.weight_gradient_seconds,
+            self.once_seconds, self.activation_bytes, self.kept_bytes, self.peak_bytes,
+        )  # fmt: skip
+        if min(figures) < 0:
+            raise GraphError(f"the seconds and bytes of stage {number} cannot be negative")
+
+    @property
+    def backward_seconds(self) -> float:
+        """Both halves of the backward of one microbatch."""
+        return self.input_gradient_seconds + self.weight_gradient_seconds
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that running a step needs, with no solving left.
+
+    The stages follow one another on the submeshes, and `schedule` takes the microbatches through
+    them; `batch` is the rows of all microbatches. A step that is one program is one stage on one
+    submesh with one microbatch, under the schedule ONE_PROGRAM. `notes` say what makes the
+    microbatches exact. The `record` is the step itself as text: what a plan means is told from it,
+    and running does not need it.
+    """
+
+    origin: Origin
+    submeshes: tuple[PlannedSubmesh, ...] = field(repr=False)
+    stages: tuple[PlannedStage, ...] = field(repr=False)
+    arguments: tuple[Argument, ...] = field(repr=False)
+    outputs: tuple[Argument, ...] = field(repr=False)
+    prediction: Prediction
+    outcome: Outcome
+    schedule: str = ONE_PROGRAM
+    microbatches: int = 1
+    batch: int = 0
+    recomputation: Recomputation = field(default_factory=Recomputation)
+    notes: tuple[str, ...] = ()
+    record: Record | None = field(default=None, repr=False)
+
+    @property
+    def is_one_program(self) -> bool:
+        """True if the step is one program on one mesh: no pipeline stages and no microbatches."""
+        return self.schedule == ONE_PROGRAM
+
+    @property
+    def recomputed(self) -> tuple[str, ...]:
+        """The forward values that are computed again for the backward pass."""
+        return self.recomputation.values
+
+    @property
+    def sharding(self) -> ShardingPlan:
+        """The sharding of the first submesh: of the whole step if it is one program."""
+        return self.submeshes[0].sharding
+
+    @property
+    def mesh(self) -> MeshShape:
+        """The logical mesh of the first submesh."""
+        return self.submeshes[0].mesh
+
+    @property
     def device_count(self) -> int:
-        """How many devices the plan is for."""
-        return self.mesh.device_count if self.pipeline is None else self.pipeline.device_count
+        """The number of devices of all submeshes."""
+        return sum(s.mesh.device_count for s in self.submeshes)
+
+    @property
+    def layer_count(self) -> int:
+        """The number of layers of all stages."""
+        return sum(s.layers for s in self.stages)
+
+    def with_sharding(self, submesh: int, sharding: ShardingPlan) -> Plan:
+        """The plan with one submesh sharded otherwise; predictions stay what they were."""
+        submeshes = list(self.submeshes)
+        submeshes[submesh] = replace(submeshes[submesh], sharding=sharding)
+        return replace(self, submeshes=tuple(submeshes))
 
     def mesh_of(self, argument: Argument) -> MeshShape:
         """The logical mesh that an argument lies on."""
-        return self.mesh if self.pipeline is None else self.pipeline.mesh_of(argument.submesh)
-
-    @property
-    def outcome(self) -> Outcome:
-        """What the solver said."""
-        return self.sharding.outcome if self.pipeline is None else self.pipeline.outcome
+        return self.submeshes[argument.submesh].mesh
 
     def check(self) -> None:
         """Raise GraphError unless everything in the plan fits together and its own step.
@@ -178,58 +275,76 @@ class Plan:
         Whether the step that it meets later is the same, and whether the plan computes it, is
         checked there.
         """
-        pipeline, record = self.pipeline, self.record
-        meshes = (self.mesh,) if pipeline is None else tuple(s.mesh for s in pipeline.submeshes)
-        for mesh in meshes:
-            if len(mesh.names) > _MOST_AXES or mesh.device_count > _MOST_DEVICES:
-                raise GraphError(f"no plan is for a mesh ({mesh})")
-        if min(self.layer_count, self.stage_count) < 0 or self.microbatches < 1:
-            raise GraphError("a step has no fewer than 0 layers and stages, and 1 microbatch")
         again = self.recomputation
         if self.origin.memory_bytes < 1 or min(again.seconds, again.saved_bytes) < 0:
             raise GraphError("the limit, or what is computed again, has figures below 0")
-        counts = (min(self.layer_count, 1), 1)  # a step that does nothing has no layer, nor a stage
-        if pipeline is not None:
-            pipeline.verify()
-            if pipeline.shardings[0] != self.sharding:
-                raise GraphError("the first submesh has another sharding than the plan")
-            counts = (len(pipeline.stages), pipeline.microbatches)
-        if counts != (self.stage_count, self.microbatches):
-            raise GraphError(
-                f"the plan has {self.stage_count} stages and {self.microbatches} microbatches, and "
-                f"runs {counts[0]} and {counts[1]}"
-            )
+        self._check_submeshes()
+        self._check_stages()
+        meshes = tuple(s.mesh for s in self.submeshes)
         self.prediction.verify(meshes)
         for held in (*self.arguments, *self.outputs):
             if not 0 <= held.submesh < len(meshes):
                 raise GraphError(f"{held.path} is on submesh {held.submesh}, which there is not")
             held.verify(meshes[held.submesh])
-        if record is not None:
-            self._check_record(record)
+        if self.record is not None:
+            self._check_record(self.record)
+
+    def _check_submeshes(self) -> None:
+        """The same of the submeshes, which share no device."""
+        for submesh in self.submeshes:
+            mesh = submesh.mesh
+            if len(mesh.names) > _MOST_AXES or mesh.device_count > _MOST_DEVICES:
+                raise GraphError(f"no plan is for a mesh ({mesh})")
+            submesh.submesh.verify()
+        taken = [d for s in self.submeshes for d in s.devices]
+        named = all(s.devices for s in self.submeshes) or len(self.submeshes) == 1
+        if len(set(taken)) != len(taken) or not named:
+            raise GraphError("two submeshes share a device")
+
+    def _check_stages(self) -> None:
+        """The same of the stages, which follow one another and use every submesh equally often."""
+        stages, submeshes = len(self.stages), len(self.submeshes)
+        if not stages or not submeshes or stages % submeshes:
+            raise GraphError(f"{stages} stages on {submeshes} submeshes")
+        if self.microbatches < 1 or self.batch < 0 or self.batch % self.microbatches:
+            raise GraphError(f"{self.batch} rows cannot be cut into {self.microbatches}")
+        if self.is_one_program != (stages == self.microbatches == 1):
+            raise GraphError(
+                f"{stages} stages and {self.microbatches} microbatches cannot run under schedule "
+                f"{self.schedule!r}"
+            )
+        start = 0
+        for number, stage in enumerate(self.stages):
+            stage.verify(number, start)
+            start = stage.stop
+        if {s.submesh for s in self.stages} != set(range(submeshes)):
+            raise GraphError("the stages are on submeshes that there are not, or leave one out")
+        p = self.prediction
+        counts = (len(p.send_seconds), len(p.peak_in_flight))
+        if counts != (stages - 1, submeshes):
+            raise GraphError(f"there are {counts[0]} transfers and {counts[1]} peaks in flight")
 
     def _check_record(self, record: Record) -> None:
         """The same of the step that the plan keeps."""
         batching = record.batching
         batching.verify()
         graph = batching.graph
-        if self.pipeline is None:
-            if not batching.is_whole:
-                raise GraphError("a plan of one program keeps a step in microbatches")
-            self.sharding.verify(graph)
-            kept = [(i.path, i.value.shape, i.value.dtype, i.role.value) for i in graph.inputs]
-            if kept != [(a.path, a.shape, a.dtype, a.role) for a in self.arguments]:
-                raise GraphError(f"the arguments are not those of {graph.name}")
-            if [graph.value(o).shape for o in graph.outputs] != [o.shape for o in self.outputs]:
-                raise GraphError(f"the outputs are not those of {graph.name}")
-            return
-        if (batching.microbatches, batching.batch) != (
-            self.pipeline.microbatches, self.pipeline.batch
-        ):  # fmt: skip
+        if (batching.microbatches, batching.batch) != (self.microbatches, self.batch):
             raise GraphError("the step that the plan keeps is cut into other microbatches")
-        if self.pipeline.stages[-1].stop > len(graph.ops):
+        if batching.is_whole != self.is_one_program:
+            raise GraphError("a plan of one program keeps a step in microbatches, or the reverse")
+        if self.stages[-1].stop > len(graph.ops):
             raise GraphError(f"the stages end after the {len(graph.ops)} ops of {graph.name}")
-        for sharding in self.pipeline.shardings:
-            sharding.verify_values(graph)
+        for submesh in self.submeshes:
+            submesh.sharding.verify_values(graph)
+        if not batching.is_whole:
+            return
+        self.sharding.verify(graph)
+        kept = [(i.path, i.value.shape, i.value.dtype, i.role.value) for i in graph.inputs]
+        if kept != [(a.path, a.shape, a.dtype, a.role) for a in self.arguments]:
+            raise GraphError(f"the arguments are not those of {graph.name}")
+        if [graph.value(o).shape for o in graph.outputs] != [o.shape for o in self.outputs]:
+            raise GraphError(f"the outputs are not those of {graph.name}")
 
     # The JSON form knows this type, so it is imported where it is asked for.
 
@@ -256,11 +371,12 @@ class Plan:
     def _lines(self) -> Iterator[str]:
         p = self.prediction
         o = self.origin
-        where = f"({self.mesh})" if self.pipeline is None else f"{self.device_count} devices"
+        many = len(self.submeshes) > 1
+        where = f"{self.device_count} devices" if many else f"({self.mesh})"
         yield f"plan {o.step} on {o.cluster_name} {where}, {o.method}"
         yield f"  {self.outcome}"
-        if self.pipeline is not None:
-            yield from (f"  {line}" for line in str(self.pipeline).splitlines())
+        if not self.is_one_program:
+            yield from (f"  {line}" for line in self._stage_lines())
         yield (
             f"  predicted {show_seconds(p.seconds)} a step, "
             f"{show_seconds(p.exposed_seconds)} of it "
@@ -275,25 +391,19 @@ class Plan:
         ]
         yield from columns(rows, "  ")
 
-
-def arguments_of(graph: Graph, program: SpmdProgram) -> tuple[Argument, ...]:
-    """The step's arguments with their shardings."""
-    return tuple(
-        Argument(i.path, i.value.shape, i.value.dtype, i.role.value, s)
-        for i, s in zip(graph.inputs, program.input_shardings, strict=True)
-    )
-
-
-def outputs_of(graph: Graph, program: SpmdProgram) -> tuple[Argument, ...]:
-    """The step's outputs with their shardings; state is named by the input that it becomes."""
-    returns = dict(graph.donated)
-    found: list[Argument] = []
-    for o, sharding in enumerate(program.output_shardings):
-        value = graph.value(graph.outputs[o])
-        path = graph.output_paths[o] if graph.output_paths else ""
-        role = Role.STATE.value if o in returns else RESULT
-        found.append(Argument(path, value.shape, value.dtype, role, sharding))
-    return tuple(found)
+    def _stage_lines(self) -> Iterator[str]:
+        yield (
+            f"{len(self.stages)} stages on {len(self.submeshes)} submeshes, {self.schedule}, "
+            f"{self.microbatches} microbatches of {self.batch // self.microbatches} rows"
+        )
+        rows = [
+            [f"S{i}", f"mesh{s.submesh} ({self.submeshes[s.submesh].mesh})", f"{s.layers} layers",
+             f"F {show_seconds(s.forward_seconds)}", f"B {show_seconds(s.backward_seconds)}",
+             f"once {show_seconds(s.once_seconds)}", show_bytes(s.peak_bytes), s.name]
+            for i, s in enumerate(self.stages)
+        ]  # fmt: skip
+        yield from columns(rows, "  ")
+        yield from (f"  {note}" for note in self.notes)
 
 
 def traffic_of(

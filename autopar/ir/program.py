@@ -1,4 +1,4 @@
-"""The programs of submeshes: parts of the step, and the instructions that run them in order.
+"""A step as a program of submeshes: its parts, and the instructions that run them in order.
 
 A part is a piece of the step that one submesh runs as one compiled program. The list is global
 and plain: whoever drives some of the submeshes walks it and skips what is not theirs. Values lie
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 from autopar.ir.batching import Accumulator, Rows
 from autopar.ir.graph import Graph
@@ -117,8 +118,8 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Parcel:
-    """A value on its way: register `source` of one submesh becomes `target` of another."""
+class Transfer:
+    """The transfer of one value: register `source` of one submesh becomes `target` of another."""
 
     value: Value
     source: int
@@ -133,7 +134,7 @@ class Send:
 
     source: int
     target: int
-    parcels: tuple[Parcel, ...]
+    transfers: tuple[Transfer, ...]
     microbatch: int
 
 
@@ -234,6 +235,33 @@ class Program:
             return self.parts[instruction.part].part.submesh
         return instruction.source if isinstance(instruction, Send) else instruction.submesh
 
+    @cached_property
+    def producers(self) -> tuple[tuple[int, ...], ...]:
+        """For each instruction those whose results it reads, in order; feeds are none."""
+        writer: dict[tuple[int, int], int] = {}
+        found: list[tuple[int, ...]] = []
+        for number, step in enumerate(self.instructions):
+            read = {writer[place] for place in self._reads(step) if place in writer}
+            found.append(tuple(sorted(read)))
+            writer.update((place, number) for place in self._writes(step))
+        return tuple(found)
+
+    def _reads(self, step: Instruction) -> list[tuple[int, int]]:
+        """(submesh, register) of what an instruction reads."""
+        if isinstance(step, Run):
+            submesh = self.submesh_of(step)
+            return [(submesh, r) for r in (*step.inputs, *step.accumulators)]
+        return [(step.source, t.source) for t in step.transfers] if isinstance(step, Send) else []
+
+    def _writes(self, step: Instruction) -> list[tuple[int, int]]:
+        """(submesh, register) of what an instruction writes."""
+        if isinstance(step, Run):
+            submesh = self.submesh_of(step)
+            return [(submesh, r) for r in (*step.outputs, *step.accumulators)]
+        if isinstance(step, Send):
+            return [(step.target, t.target) for t in step.transfers]
+        return [(step.submesh, r) for r in step.registers] if isinstance(step, Start) else []
+
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
@@ -250,7 +278,9 @@ class Program:
                 + (f" += {_registers(step.accumulators)}" if step.accumulators else "")
             )
         if isinstance(step, Send):
-            sent = ", ".join(f"{p.value.type_text} r{p.source}->r{p.target}" for p in step.parcels)
+            sent = ", ".join(
+                f"{p.value.type_text} r{p.source}->r{p.target}" for p in step.transfers
+            )
             return f"send -> mesh{step.target}: {sent}"
         verb = "start" if isinstance(step, Start) else "free"
         return f"{verb} {_registers(step.registers)}"

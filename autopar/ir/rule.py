@@ -54,6 +54,10 @@ class Rule:
     on_demand: bool = False
     known: bool = True
 
+    def major(self, dim: Dim) -> int | None:
+        """The first factor of a dim that is larger than 1: the one that shards of it cut."""
+        return next((f for f in dim if self.factors[f].size > 1), None)
+
     def shardable(self) -> tuple[int, ...]:
         """The factors that an axis may be given to with no communication before the op.
 

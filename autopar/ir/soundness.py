@@ -195,8 +195,7 @@ class _Checker:
             if len(dims) != len(piece.sharding.dims):
                 _fail(op, "has a rule of other shapes")
             majors += (
-                (next((f for f in dim if rule.factors[f].size > 1), None), axes)
-                for dim, axes in zip(dims, piece.sharding.dims, strict=True)
+                (rule.major(dim), axes) for dim, axes in zip(dims, piece.sharding.dims, strict=True)
             )
         found = {f: axes for f, axes in majors if f is not None and axes}
         able = set(rule.shardable())

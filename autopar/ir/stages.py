@@ -8,6 +8,8 @@ from autopar.errors import GraphError
 from autopar.ir.layers import LayerSequence
 from autopar.ir.mesh import MeshShape
 
+ONE_PROGRAM = "none"  # the schedule of a step that is one program: one stage, one microbatch
+
 
 @dataclass(frozen=True)
 class Submesh:
@@ -52,12 +54,12 @@ class StagePlan:
     stages: tuple[Stage, ...]
     submeshes: tuple[Submesh, ...]
     microbatches: int = 1
-    schedule: str = "none"
+    schedule: str = ONE_PROGRAM
 
     @property
     def is_one_program(self) -> bool:
-        """True if the step is one program on one mesh, without microbatches."""
-        return self.microbatches == 1 and len(self.submeshes) <= 1 and self.schedule == "none"
+        """True if the step is one program on one mesh: no pipeline stages and no microbatches."""
+        return self.schedule == ONE_PROGRAM
 
     @property
     def chunks(self) -> int:
@@ -72,7 +74,8 @@ class StagePlan:
         """Raise GraphError unless the stages cover the layers in order, on submeshes there are."""
         expected = 0
         for stage in self.stages:
-            if stage.first != expected or stage.last < stage.first:
+            is_empty = not self.layers.layers and stage.last < 0  # of a step without ops
+            if stage.first != expected or (stage.last < stage.first and not is_empty):
                 raise GraphError(f"stage {stage.first}..{stage.last} should start at {expected}")
             if not 0 <= stage.submesh < len(self.submeshes):
                 raise GraphError(f"stage {stage.first}..{stage.last} has no submesh")
@@ -89,6 +92,6 @@ class StagePlan:
             + ("  forward recomputed" if s.recompute else "")
             for i, s in enumerate(self.stages)
         ]
-        how = "" if self.schedule == "none" else f", {self.schedule}"
+        how = "" if self.is_one_program else f", {self.schedule}"
         head = f"stages {self.layers.graph.name}  microbatches {self.microbatches}{how} {{"
         return "\n".join([head, *lines, "}"])

@@ -14,11 +14,11 @@ from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.passes.base import Setting
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
-from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.recipes import recipe_named
 from autopar.passes.shard.solver.effort import QUICK
 from autopar.passes.stage.prices import LayerPrice, Option
 from autopar.planner.layer_programs import LayerPrograms, Line
+from autopar.planner.request import Request
 from autopar.planner.stage_costs import StageCosts, stage_costs
 
 _ROOMY = 2**60  # bytes that bind nothing
@@ -63,10 +63,15 @@ class LayerProfiler:
     """One mesh on its part of the cluster; `recipe` restricts how layers are sharded."""
 
     def __init__(
-        self, apart: LayerPrograms, cluster: Cluster, mesh: MeshShape, recipe: str, setting: Setting
+        self,
+        apart: LayerPrograms,
+        cluster: Cluster,
+        mesh: MeshShape,
+        request: Request,
+        setting: Setting,
     ) -> None:
         self._apart = apart
-        self._recipe = recipe
+        self._recipe, self._shard = request.method, request.shard
         self._tables = ReshardCosts(Prices(cluster, mesh))
         self._setting = replace(setting, cluster=cluster, mesh=mesh, memory_bytes=_ROOMY)
         layers = apart.layers
@@ -108,9 +113,10 @@ class LayerProfiler:
         self, rows: int, sizes: Sequence[int], recipe: str, partial_sums: bool
     ) -> ShardingVariant | None:
         """Every class sharded by a recipe; None where it has no plan on this mesh."""
-        shard = Optimal(
-            recipe=recipe_named(recipe), reshard_costs=self._tables, effort=QUICK, explain=False
-        )
+        shard = replace(
+            self._shard, recipe=recipe_named(recipe), effort=QUICK, explain=False,
+            reshard_costs=self._tables,
+        )  # fmt: skip
         setting = replace(self._setting, partial_sums=partial_sums)
         try:
             plans = {

@@ -12,19 +12,26 @@ from autopar.cost.memory import Held, held_bytes
 from autopar.cost.overlap import Timed, timed_listing
 from autopar.cost.prices import Prices
 from autopar.errors import AutoparError, InfeasibleError, MemoryLimitError
+from autopar.frontend.microbatch.part_trace import MicrobatchTrace
+from autopar.ir.batching import Batching
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
 from autopar.ir.outcome import Status
+from autopar.ir.program import Program
 from autopar.ir.sharding_plan import ShardingPlan
+from autopar.ir.stages import Submesh
 from autopar.passes.base import Setting, Watcher
-from autopar.passes.pipeline import Decided, Pipeline, lower
+from autopar.passes.pipeline import Decided, PassPipeline, lower
 from autopar.passes.shard.base import AbstractSharding
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import MinMemory, Optimal, counted
 from autopar.passes.shard.recipes import recipe_named
 from autopar.passes.shard.solver.problem import needed_bytes
+from autopar.planner.placed_stages import PlacedStages
 from autopar.planner.remat import Form, leaner_forms
 from autopar.planner.request import Request
+from autopar.planner.stage_costs import StageCosts
+from autopar.planner.stage_programs import StagePrograms
 
 _ROOMY = 2**60  # bytes that bind nothing
 _NO_GAIN = 1e-9
@@ -66,9 +73,8 @@ class MeshContext:
 
     def optimal(self) -> Optimal:
         """The pass that looks for the cheapest plan by the request's method."""
-        return Optimal(
-            recipe=recipe_named(self.request.method), reshard_costs=self.tables, explain=False
-        )
+        recipe = recipe_named(self.request.method)
+        return replace(self.request.shard, recipe=recipe, reshard_costs=self.tables, explain=False)
 
     def cheapest(self, form: Form, memory_bytes: int) -> MeshPlan:
         """The cheapest plan of which the pass counts no more than a limit."""
@@ -92,7 +98,7 @@ class MeshContext:
         return self._found(form, shard, self.setting(self.request.budget_bytes))
 
     def _found(self, form: Form, shard: AbstractSharding, setting: Setting) -> MeshPlan:
-        decided = Pipeline(shard=shard).run(form.graph, setting)
+        decided = PassPipeline(shard=shard).run(form.graph, setting)
         graph, program = decided.graph, decided.program
         held = held_bytes(graph, program, self.mesh, self.request.cluster.chip.platform)
         return MeshPlan(form, decided, held, timed_listing(graph, program, self.tables.prices))
@@ -120,6 +126,18 @@ class MeshPlan:
     def cost(self) -> float:
         """What the solver made as small as it could."""
         return self.decided.sharding.outcome.seconds
+
+    def programs(self, context: MeshContext) -> StagePrograms:
+        """The step's only program, as the stage programs of one stage."""
+        decided, mesh, cluster = self.decided, context.mesh, context.request.cluster
+        batching = Batching.whole(self.form.graph)
+        return StagePrograms(
+            MicrobatchTrace.of_whole(self.form.traced),
+            PlacedStages.of(batching, decided.stages, cluster),
+            (decided.sharding,),
+            Program.of_one_part(decided.graph, decided.program, Submesh(mesh)),
+            (StageCosts.of_whole_step(decided.program, self.held, self.timed),),
+        )
 
     def attributed_to(self, recipe: str, roomy: MeshPlan) -> MeshPlan:
         """The same as an answer to `auto`, whose bound is that of the plan without a limit."""

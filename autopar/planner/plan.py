@@ -1,4 +1,21 @@
-"""From a traced step to a plan, and from a plan back to a program: no device is touched."""
+"""From a traced step to a plan: no device is touched.
+
+    source, request             the step and its traces; what is asked for, and the passes for it
+       |
+       |  one program                              stages or microbatches
+       |    1. candidates: meshes                    1. slice into microbatches and layers
+       |    2. each sharded without a limit          2. price each class of layers on each
+       |    3. where memory binds: shard more,          submesh and mesh (stage_table)
+       |       recompute, or take a recipe           3. search stages, submeshes, schedule
+       |       (memory_fit, remat)                   4. shard each submesh within its memory
+       |    4. the fastest that fits                     (submesh_sharding)
+       v                                             v
+    StagePrograms               one part WHOLE on one submesh, or parts F B W on many
+       |
+    Planned                     the plan, and the programs that run it
+
+`restore` comes from a saved plan to the same programs, and `replan` starts from a planned step.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +24,9 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from autopar.cluster import mesh_shapes
-from autopar.cluster.planned import cluster_of
-from autopar.cost.overlap import moved_seconds
 from autopar.errors import (
     AutoparError,
     BatchError,
@@ -21,17 +36,11 @@ from autopar.errors import (
     MeshError,
 )
 from autopar.frontend import TracedStep
-from autopar.frontend.compat import jax_minor
-from autopar.ir.batching import Batching
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
-from autopar.ir.plan import Plan, Prediction, arguments_of, outputs_of, traffic_of
-from autopar.ir.record import Record
-from autopar.ir.spmd import SpmdProgram
-from autopar.ir.text import show_bytes
+from autopar.ir.outcome import Outcome, Status
+from autopar.ir.text import show_bytes, show_seconds
 from autopar.passes.base import Setting, Watcher
-from autopar.passes.pipeline import lower
-from autopar.planner.compatibility import check_ends, check_plan, contents_of
 from autopar.planner.memory_fit import (
     MeshContext,
     MeshPlan,
@@ -41,10 +50,11 @@ from autopar.planner.memory_fit import (
     refusal,
     try_mesh,
 )
-from autopar.planner.planned_stages import PlannedStages, plan_stages
-from autopar.planner.remat import Form, form_of
+from autopar.planner.planned import Planned, make_plan
+from autopar.planner.remat import Form
 from autopar.planner.request import Pins, Request
 from autopar.planner.source import Source
+from autopar.planner.stage_search import search_stages
 from autopar.rules import RuleBook, attach_rules, unknown_ops
 
 _NO_GAIN = 1e-9
@@ -56,25 +66,15 @@ _ROUGH = 0.95  # overlap and recipes may make a plan within a limit faster than 
 _SMALL = 1500  # ops up to which one program is planned beside stages
 
 
-@dataclass(frozen=True)
-class Planned:
-    """A step on one set of argument types: its trace and graph as they run, plan and program.
-
-    `plain` is the step as it was traced, before anything was recomputed, and `site` holds what was
-    priced on the plan's mesh: other limits and pins start from there.
-    """
-
-    traced: TracedStep
-    graph: Graph
-    plan: Plan
-    program: SpmdProgram
-    plain: Form
-    site: MeshContext
-
-
 def graph_of(traced: TracedStep, rules: RuleBook) -> Graph:
     """The graph of a step with its rules; warns once of each primitive that has none."""
     graph = attach_rules(traced.graph, rules)
+    warn_of_unknown(graph)
+    return graph
+
+
+def warn_of_unknown(graph: Graph) -> None:
+    """Warns once of each primitive that has no rule."""
     for op in unknown_ops(graph):
         where = op.origin.line or op.origin.module or "an unknown line"
         warnings.warn(
@@ -82,40 +82,49 @@ def graph_of(traced: TracedStep, rules: RuleBook) -> Graph:
             f"device. Give it one with rules=RuleBook({{{op.kind!r}: ...}}).",
             stacklevel=2,
         )
-    return graph
 
 
-def make_plan(
-    traced: TracedStep, graph: Graph, request: Request, watchers: Sequence[Watcher] = ()
-) -> Planned:
-    """The best plan over the meshes that the request allows, with its program.
+def _plan_one_program(source: Source, request: Request, watchers: Sequence[Watcher]) -> Planned:
+    """The best plan of one program over the meshes that the request allows.
 
     Raises MeshError, PinError, MemoryLimitError or InfeasibleError where there is none.
     """
-    plain = Form(traced, graph)
-    sites = [MeshContext.of(mesh, request, watchers) for mesh in _meshes(request)]
-    best = _best_of(sites, plain)
+    contexts = [MeshContext.of(mesh, request, watchers) for mesh in _meshes(request)]
+    if not contexts:
+        raise InfeasibleError("no mesh fits the cluster")
+    return _plan_on(contexts, source)
+
+
+def _plan_on(contexts: Sequence[MeshContext], source: Source) -> Planned:
+    """The best plan of one program on some meshes."""
+    plain = source.plain
+    best = _best_of(contexts, plain)
     if best is None:
-        raise refusal(sites[0], plain) if sites else InfeasibleError("no mesh fits the cluster")
-    site, found = best
+        raise refusal(contexts[0], plain)
+    context, found = best
     if found.form is plain:
-        found = best_recipe(site, plain, found, found) or found
-    return _planned(site, found, plain)
+        found = best_recipe(context, plain, found, found) or found
+    request, decided = context.request, found.decided
+    programs = found.programs(context)
+    layers_of = (len(decided.stages.layers.layers),)
+    outcome, recomputed = decided.sharding.outcome, found.form.recomputed
+    plan = make_plan(source, request, programs, outcome, layers_of, recomputed)
+    return Planned(source, request, plan, programs, context)
 
 
-def _best_of(sites: Sequence[MeshContext], plain: Form) -> tuple[MeshContext, MeshPlan] | None:
-    """The site of the fastest plan with it; None where no plan fits.
+def _best_of(contexts: Sequence[MeshContext], plain: Form) -> tuple[MeshContext, MeshPlan] | None:
+    """The context of the fastest plan with it; None where no plan fits.
 
     Every mesh is tried without a limit. Of those where that does not fit, which take long, only
     the most promising are gone into, and none that promises less than a plan that fits.
     """
     tried: dict[int, TriedMesh] = {}
-    for n, site in enumerate(sites):
+    for n, context in enumerate(contexts):
         start = time.perf_counter()
         with suppress(InfeasibleError):
-            tried[n] = try_mesh(site, plain)
-        for watcher in site.watchers:
-            text = f"{n + 1} of {len(sites)}"
+            tried[n] = try_mesh(context, plain)
+        for watcher in context.watchers:
+            text = f"{n + 1} of {len(contexts)}"
             watcher.after("mesh", text, tried.get(n), time.perf_counter() - start)
     found = {n: plan_on(t, plain) for n, t in tried.items() if t.fits}
     tight = [n for n, t in tried.items() if not t.fits]
@@ -133,12 +142,10 @@ def _best_of(sites: Sequence[MeshContext], plain: Form) -> tuple[MeshContext, Me
     for n in sorted(found):
         if best is None or found[n].seconds < found[best].seconds * (1 - _NO_GAIN):
             best = n
-    return (sites[best], found[best]) if best is not None else None
+    return (contexts[best], found[best]) if best is not None else None
 
 
-def plan_step(
-    graph: Graph, request: Request, source: Source, watchers: Sequence[Watcher] = ()
-) -> Planned | PlannedStages:
+def plan_step(source: Source, request: Request, watchers: Sequence[Watcher] = ()) -> Planned:
     """One program or stage programs, as the request says; the faster where it leaves that open.
 
     Where stages or microbatches are not asked for by number, a step that cannot be cut into them
@@ -148,40 +155,58 @@ def plan_step(
     """
     if request.is_one_program:
         try:
-            return make_plan(source.traced, graph, request, watchers)
+            return _plan_one_program(source, request, watchers)
         except MemoryLimitError as error:
-            plain = Form(source.traced, graph)
-            raise MemoryLimitError(f"{error}\n{_remedies(plain, request, source)}") from None
+            raise MemoryLimitError(f"{error}\n{_remedies(source, request)}") from None
     try:
-        stages = plan_stages(source, request, _setting(request, watchers))
+        stages = _plan_stages(source, request, watchers)
     except (BatchError, InfeasibleError):
         if not request.may_be_one_program:
             raise
         stages = None
     if stages is None:
-        return make_plan(source.traced, graph, request, watchers)
-    if not request.may_be_one_program or graph.op_count > _SMALL:
+        return _plan_one_program(source, request, watchers)
+    if not request.may_be_one_program or source.plain.graph.op_count > _SMALL:
         return stages
     try:
-        whole = make_plan(source.traced, graph, request, watchers)
+        whole = _plan_one_program(source, request, watchers)
     except InfeasibleError:
         return stages
     faster = whole.plan.prediction.seconds <= stages.plan.prediction.seconds
     return whole if faster else stages
 
 
-def _remedies(plain: Form, request: Request, source: Source) -> str:
+def _plan_stages(
+    source: Source, request: Request, watchers: Sequence[Watcher] = ()
+) -> Planned | None:
+    """The best stage programs; None where one program is better. Raises as `search_stages`."""
+    found = search_stages(source, request, _setting(request, watchers))
+    if found is None:
+        return None
+    timing = found.programs.timing
+    priced, examined = found.ranked.best.seconds, found.ranked.examined
+    sentence = (
+        f"The best of {examined} choices that were simulated; priced layer by layer it took "
+        f"{show_seconds(priced)}."
+    )
+    bound = min(timing.seconds, timing.work_seconds)
+    outcome = Outcome(Status.FEASIBLE, timing.seconds, bound, sentence)
+    plan = make_plan(source, request, found.programs, outcome, found.layers_of)
+    return Planned(source, request, plan, found.programs)
+
+
+def _remedies(source: Source, request: Request) -> str:
     """What else the step was planned with, in a sentence: what fits, or that nothing did."""
     fits = [
-        *_with_microbatches(plain.graph.op_count, request, source),
-        *_with_more_devices(plain, request),
+        *_with_microbatches(source, request),
+        *_with_more_devices(source.plain, request),
     ]
     if not fits:
         return "Neither microbatches nor more devices of the kind were found to make it fit."
     return f"Planned and found to fit: {', '.join(fits)}."
 
 
-def _with_microbatches(op_count: int, request: Request, source: Source) -> Iterator[str]:
+def _with_microbatches(source: Source, request: Request) -> Iterator[str]:
     """The fewest microbatches with which there is a plan, found by halving.
 
     Of a step whose planning takes its time, only the fewest and the most are tried.
@@ -193,14 +218,14 @@ def _with_microbatches(op_count: int, request: Request, source: Source) -> Itera
     # What fits on a mesh of one axis is among the plans of more axes too.
     axes = 1 if request.method == "auto" and not request.pins else request.mesh_axes
     found = ""
-    if op_count > _FEW:
+    if source.plain.graph.op_count > _FEW:
         counts = list(dict.fromkeys((*counts[:1], *counts[-1:])))
     low, high = 0, len(counts)
     at = high - 1  # the most first: where they do not help, no fewer do
     while low < high:
         asked = replace(request, microbatches=counts[at], mesh_axes=axes)
         try:
-            stages = plan_stages(source, asked, _setting(asked))
+            stages = _plan_stages(source, asked)
         except AutoparError:  # whatever it is, they do not help
             stages = None
         if stages is None:
@@ -229,9 +254,11 @@ def _with_more_devices(plain: Form, request: Request) -> Iterator[str]:
             wider = replace(wider, sizes=(factor * wider.sizes[0], *wider.sizes[1:]))
         asked = replace(request, cluster=larger, memory_bytes=request.budget_bytes, mesh=wider)
         for mesh in _meshes(asked)[:1]:
-            site = MeshContext.of(mesh, asked)
+            context = MeshContext.of(mesh, asked)
             with suppress(AutoparError):  # pins that do not divide, say
-                peak = site.lightest(plain).held.peak_bytes if site.may_fit(plain) else math.inf
+                peak = (
+                    context.lightest(plain).held.peak_bytes if context.may_fit(plain) else math.inf
+                )
                 if peak <= asked.budget_bytes:
                     yield f"{larger.name} ({show_bytes(peak)} a device)"
                     return
@@ -245,35 +272,16 @@ def _setting(request: Request, watchers: Sequence[Watcher] = ()) -> Setting:
     )  # fmt: skip
 
 
-def replan_any(
-    before: Planned | PlannedStages, pins: Pins, memory_bytes: int | None
-) -> Planned | PlannedStages:
-    """The same step, in one program or in stages as before, under other pins and another limit."""
-    if isinstance(before, Planned):
-        return replan(before, pins, memory_bytes)
-    request = replace(before.request, pins=pins, memory_bytes=memory_bytes)
-    graph = graph_of(before.source.traced, request.rules)
-    return plan_step(graph, request, before.source)
-
-
 def replan(before: Planned, pins: Pins, memory_bytes: int | None) -> Planned:
-    """The same step on the same mesh under other pins and another limit.
+    """The same step under other pins and another limit, in one program on its mesh or in stages.
 
     What was traced and priced is used again. Raises PinError, MemoryLimitError or InfeasibleError
     where there is no plan.
     """
-    request = replace(before.site.request, pins=pins, memory_bytes=memory_bytes)
-    site = replace(before.site, request=request, watchers=())
-    try:
-        found = plan_on(try_mesh(site, before.plain), before.plain)
-        return _planned(site, found, before.plain)
-    except InfeasibleError:
-        raise refusal(site, before.plain) from None
-
-
-def _planned(site: MeshContext, found: MeshPlan, plain: Form) -> Planned:
-    plan, form = _plan(found, site.request), found.form
-    return Planned(form.traced, form.graph, plan, found.decided.program, plain, site)
+    request = replace(before.request, pins=pins, memory_bytes=memory_bytes)
+    if before.context is None:
+        return plan_step(before.source, request)
+    return _plan_on([replace(before.context, request=request, watchers=())], before.source)
 
 
 def _meshes(request: Request) -> tuple[MeshShape, ...]:
@@ -295,55 +303,3 @@ def _meshes(request: Request) -> tuple[MeshShape, ...]:
     named = {a for _, dims in request.pins for axes in dims for a in axes}
     able = tuple(s for s in shapes if named <= set(s.names))
     return able or shapes
-
-
-def _plan(found: MeshPlan, request: Request) -> Plan:
-    form, decided, held = found.form, found.decided, found.held
-    graph, program = decided.graph, decided.program
-    seconds = found.timed.seconds
-    traffic = traffic_of(program, moved_seconds(found.timed))
-    return Plan(
-        origin=request.origin(form.traced.name, form.traced.key, jax_minor()),
-        sharding=decided.sharding,
-        arguments=arguments_of(graph, program),
-        outputs=outputs_of(graph, program),
-        prediction=Prediction(
-            seconds=seconds.total,
-            communication_seconds=seconds.communication,
-            exposed_seconds=seconds.exposed,
-            traffic=traffic,
-            argument_bytes=held.argument_bytes,
-            peak_bytes=held.peak_bytes,
-            peak=held.peak,
-        ),
-        layer_count=len(decided.stages.layers.layers),
-        stage_count=len(decided.stages.stages),
-        microbatches=decided.stages.microbatches,
-        recomputation=form.recomputed,
-        record=Record.of(Batching.whole(form.graph), request.rules.extra),
-    )
-
-
-def planned_before(plan: Plan, traced: TracedStep, graph: Graph, rules: RuleBook) -> Planned:
-    """The program of a plan that was made before; nothing is solved.
-
-    Raises PlanMismatchError, naming what differs, where the plan is for another step or JAX, and
-    PlanFileError where it does not compute the step.
-    """
-    check_plan(plan, traced)
-    cluster = cluster_of(plan)
-    setting = Setting(cluster, plan.mesh, plan.origin.memory_bytes)
-    plain = Form(traced, graph)
-    form = form_of(plain, plan.recomputation, rules)
-    with contents_of(plan):
-        plan.check()
-        plan.sharding.verify(form.graph)
-        program = lower(form.graph, plan.sharding, setting)
-        check_ends(plan, arguments_of(form.graph, program), outputs_of(form.graph, program))
-    origin = plan.origin
-    request = Request(
-        cluster, plan.mesh, origin.method, origin.memory_bytes, origin.pins, rules=rules
-    )
-    return Planned(
-        form.traced, form.graph, plan, program, plain, MeshContext.of(plan.mesh, request)
-    )

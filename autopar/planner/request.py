@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autopar.cluster import Cluster
+from autopar.errors import InputError
 from autopar.ir.mesh import MeshShape
-from autopar.ir.plan import Origin
+from autopar.ir.plan import Origin, Plan
+from autopar.passes.batch.base import AbstractBatching
+from autopar.passes.batch.exact import Exact
+from autopar.passes.batch.identity import Whole
+from autopar.passes.layer.base import AbstractLayering
+from autopar.passes.layer.min_cut import MinCut
+from autopar.passes.layer.single import Single
+from autopar.passes.pipeline import PassPipeline
+from autopar.passes.shard.optimal import Optimal
+from autopar.passes.shard.recipes import recipe_named
+from autopar.passes.stage.one_stage import One
+from autopar.passes.stage.search import Search
 from autopar.rules import RuleBook
 
 Pins = tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]
@@ -34,6 +46,9 @@ class Request:
     schedule: str | None = None
     batch_axes: tuple[tuple[str, int | None], ...] = ()
     order: tuple[int, ...] | None = None
+    batch: AbstractBatching = field(default_factory=Exact)
+    layer: AbstractLayering = field(default_factory=MinCut)
+    shard: Optimal = field(default_factory=Optimal)
 
     def origin(self, step: str, graph_key: str, jax: str) -> Origin:
         """What a plan for this request was made for."""
@@ -48,6 +63,51 @@ class Request:
             memory_bytes=self.budget_bytes,
             pins=self.pins,
         )
+
+    @classmethod
+    def of_plan(cls, plan: Plan, cluster: Cluster, rules: RuleBook) -> Request:
+        """The request that a saved plan answers: its mesh, or its stages, are given."""
+        origin, one = plan.origin, plan.is_one_program
+        return cls(
+            cluster, plan.mesh if one else None, origin.method, origin.memory_bytes, origin.pins,
+            rules=rules, stages=len(plan.stages), microbatches=plan.microbatches,
+            schedule=None if one else plan.schedule,
+        )  # fmt: skip
+
+    @property
+    def passes(self) -> PassPipeline:
+        """The passes that plan for it: of one program, or of stages where these are searched."""
+        shard = replace(self.shard, recipe=recipe_named(self.method))
+        if self.is_one_program:
+            return PassPipeline(shard=shard)
+        search = Search(self.stages, self.microbatches, self.schedule)
+        return PassPipeline(self.batch, self.layer, search, shard)
+
+    def with_passes(self, passes: PassPipeline) -> Request:
+        """The request that these passes plan for.
+
+        Raises InputError where the stages are searched of a step that has no microbatches or
+        layers, or the reverse.
+        """
+        stage, shard = passes.stage, passes.shard
+        assert isinstance(shard, Optimal)
+        method = shard.recipe.name
+        whole = (isinstance(passes.batch, Whole), isinstance(passes.layer, Single))
+        if isinstance(stage, One):
+            if not all(whole):
+                raise InputError(
+                    f"passes {passes}: stage=one is for batch=whole and layer=single; add "
+                    "stage=search to plan stages or microbatches"
+                )
+            return replace(self, method=method, shard=shard, stages=1, microbatches=1)
+        if any(whole):
+            raise InputError(
+                f"passes {passes}: stage=search needs batch=exact, and layer=min-cut or layer=fixed"
+            )
+        return replace(
+            self, method=method, shard=shard, batch=passes.batch, layer=passes.layer,
+            stages=stage.stages, microbatches=stage.microbatches, schedule=stage.schedule,
+        )  # fmt: skip
 
     @property
     def is_one_program(self) -> bool:

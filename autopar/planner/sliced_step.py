@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from autopar.errors import BatchError, PlanMismatchError
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.frontend.rewrite.rescale import rescale
 from autopar.ir.batching import BatchGraphs, Batching
 from autopar.ir.layers import LayerSequence
+from autopar.ir.plan import Plan
 from autopar.passes.base import Setting
+from autopar.passes.batch.base import AbstractBatching
 from autopar.passes.batch.exact import Exact
 from autopar.passes.batch.identity import OneMicrobatch
 from autopar.passes.layer.base import AbstractLayering
+from autopar.passes.layer.fixed import Fixed
 from autopar.passes.layer.min_cut import MinCut
+from autopar.passes.layer.single import Single
+from autopar.planner.compatibility import contents_of
+from autopar.planner.remat import Form, form_of
+from autopar.planner.source import Source
 from autopar.rules import RuleBook, attach_rules
 
 _UNEVEN = 1.5  # of a stage's share of the work, what a layer may have
@@ -33,21 +41,54 @@ class SlicedStep:
 
 
 def slice_step(
-    trace: MicrobatchTrace, rules: RuleBook, setting: Setting, fewest: int = 1
+    trace: MicrobatchTrace,
+    rules: RuleBook,
+    setting: Setting,
+    fewest: int = 1,
+    batching: AbstractBatching = Exact(),
+    layering: AbstractLayering = MinCut(),
 ) -> SlicedStep:
     """Microbatches and layers of a traced step: those that its structure suggests.
 
-    Where these are less than the `fewest` that are needed, or so uneven that they make no such
-    stages, there are `fewest` layers of even work. Raises BatchError where the step cannot be cut
-    into these microbatches exactly.
+    Where `layering` leaves their number open, and these are less than the `fewest` that are needed
+    or so uneven that they make no such stages, there are `fewest` layers of even work. Raises
+    BatchError where the step cannot be cut into these microbatches exactly.
     """
-    sliced = slice_at(trace, rules, setting, MinCut())
+    sliced = slice_at(trace, rules, setting, layering, batching)
+    if not isinstance(layering, MinCut) or layering.layers is not None:
+        return sliced
     if fewest == 1 or _suits(sliced.layers, fewest):
         return sliced
-    even = MinCut(layers=fewest)
+    even = replace(layering, layers=fewest)
     layers = setting.watched("layer", sliced.batching, lambda: even.run(sliced.batching, setting))
     layers.verify()
     return replace(sliced, layers=layers)
+
+
+def slice_whole(form: Form, setting: Setting) -> SlicedStep:
+    """A step that is left whole: one microbatch, one layer."""
+    batching = Batching.whole(form.graph)
+    layers = Single().run(batching, setting)
+    return SlicedStep(MicrobatchTrace.of_whole(form.traced), batching, layers)
+
+
+def slice_as_planned(source: Source, plan: Plan, setting: Setting) -> SlicedStep:
+    """A step cut and recomputed as a saved plan has it.
+
+    Raises PlanMismatchError where the step cannot be cut so, or does not make what is recomputed.
+    """
+    if plan.is_one_program:
+        return slice_whole(form_of(source.plain, plan.recomputation, source.rules), setting)
+    try:
+        trace = source.trace_at(plan.microbatches, cut=len(plan.stages) > 1)
+    except BatchError as error:
+        raise PlanMismatchError(
+            f"the plan for {plan.origin.step!a} cuts the step into {plan.microbatches} "
+            f"microbatches, which cannot be: {error}"
+        ) from error
+    with contents_of(plan):
+        cuts = Fixed(tuple(stage.stop for stage in plan.stages[:-1]))
+        return slice_at(trace, source.rules, setting, cuts)
 
 
 def _suits(sequence: LayerSequence, stages: int) -> bool:
@@ -57,11 +98,15 @@ def _suits(sequence: LayerSequence, stages: int) -> bool:
 
 
 def slice_at(
-    trace: MicrobatchTrace, rules: RuleBook, setting: Setting, layering: AbstractLayering
+    trace: MicrobatchTrace,
+    rules: RuleBook,
+    setting: Setting,
+    layering: AbstractLayering,
+    cut: AbstractBatching = Exact(),
 ) -> SlicedStep:
     """Microbatches and layers of a traced step by a given layering; raises as `slice_step`."""
     watch = setting.watched
-    trace, batching = watch("batch", trace.part.graph, lambda: batched(trace, rules, setting))
+    trace, batching = watch("batch", trace.part.graph, lambda: batched(trace, rules, setting, cut))
     batching.verify()
     layers = watch("layer", batching, lambda: layering.run(batching, setting))
     layers.verify()
@@ -69,10 +114,10 @@ def slice_at(
 
 
 def batched(
-    trace: MicrobatchTrace, rules: RuleBook, setting: Setting
+    trace: MicrobatchTrace, rules: RuleBook, setting: Setting, cut: AbstractBatching = Exact()
 ) -> tuple[MicrobatchTrace, Batching]:
     """The batching, after factors that may wait until the loop is over were taken out of it."""
-    passed = Exact() if trace.microbatches > 1 else OneMicrobatch()
+    passed = cut if trace.microbatches > 1 else OneMicrobatch()
     batching = passed.run(_graphs(trace, rules), setting)
     while batching.rescales:
         trace = replace(

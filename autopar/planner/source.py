@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from autopar.frontend import StepSpec, TracedStep
@@ -15,7 +16,9 @@ from autopar.frontend.microbatch.part_trace import (
 )
 from autopar.frontend.rewrite.layer_scans import layer_scans
 from autopar.frontend.rewrite.scan_split import Cuts
+from autopar.planner.remat import Form
 from autopar.planner.request import Request
+from autopar.rules import RuleBook, attach_rules
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Source:
     args: Sequence[Any]
     kwargs: dict[str, Any]
     traced: TracedStep
+    rules: RuleBook
     batch_axes: tuple[tuple[str, int | None], ...] = ()
     _known: dict[tuple[int, bool], MicrobatchTrace] = field(
         default_factory=dict[tuple[int, bool], MicrobatchTrace], compare=False, repr=False
@@ -40,7 +44,12 @@ class Source:
         request: Request,
     ) -> Source:  # fmt: skip
         """The source for a request."""
-        return cls(spec, args, kwargs, traced, request.batch_axes)
+        return cls(spec, args, kwargs, traced, request.rules, request.batch_axes)
+
+    @cached_property
+    def plain(self) -> Form:
+        """The step as it was traced, nothing recomputed."""
+        return Form(self.traced, attach_rules(self.traced.graph, self.rules))
 
     @property
     def rows(self) -> int:

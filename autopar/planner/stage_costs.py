@@ -6,18 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autopar.cost.listing import Seconds
-from autopar.cost.memory import held_bytes
-from autopar.cost.overlap import moved_seconds, timed_listing
+from autopar.cost.memory import Held, held_bytes
+from autopar.cost.overlap import Timed, moved_seconds, timed_listing
 from autopar.ir.batching import Accumulator
+from autopar.ir.peak import Peak
 from autopar.ir.plan import Traffic, traffic_of
 from autopar.ir.program import Part, PartKind, SubmeshGraph
 from autopar.ir.sharding_plan import ShardingPlan
+from autopar.ir.spmd import SpmdProgram
 from autopar.ir.values import Role, Value, item_bytes
 from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan
 from autopar.passes.lower.spmd import lower_spmd
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
 
-_ONCE = (PartKind.HOIST, PartKind.SETUP, PartKind.UPDATE)
+_ONCE = (PartKind.WHOLE, PartKind.HOIST, PartKind.SETUP, PartKind.UPDATE)
 _INWARD = (PartKind.BACKWARD, PartKind.INPUT_GRADIENT)
 
 
@@ -28,7 +30,8 @@ class StageCosts:
     `fixed_bytes` are held throughout: arguments, what is set up once, accumulators.
     `activation_bytes` are kept from a microbatch's forward to its backward, `kept_bytes` of them
     until its weight gradients, `entering_bytes` of them come from other stages. `working_bytes` are
-    the most that a part holds beside all that.
+    the most that a part holds beside all that. A step that is one program runs once a step, and has
+    a `peak` that tells what is held then.
     """
 
     forward: Seconds
@@ -41,6 +44,23 @@ class StageCosts:
     entering_bytes: int
     working_bytes: int
     traffic: tuple[tuple[Traffic, int], ...]  # with how often a step runs the part it is of
+    peak: Peak | None = None
+
+    @classmethod
+    def of_whole_step(cls, listing: SpmdProgram, held: Held, timed: Timed) -> StageCosts:
+        """The costs of a step that is one program."""
+        none = Seconds()
+        traffic = traffic_of(listing, moved_seconds(timed))
+        working = held.peak_bytes - held.argument_bytes
+        return cls(
+            none, none, none, timed.seconds, held.argument_bytes, 0, 0, 0, working,
+            tuple((t, 1) for t in traffic), held.peak,
+        )  # fmt: skip
+
+    def of_step(self, microbatches: int) -> Seconds:
+        """All seconds of a step, one after the other."""
+        each = self.forward + self.input_gradient + self.weight_gradient
+        return each.times(microbatches) + self.once
 
 
 def stage_costs(
@@ -59,6 +79,11 @@ def stage_costs(
     platform = tables.prices.cluster.chip.platform
     working, traffic = 0, list[tuple[Traffic, int]]()
     for part in timed:
+        if part.kind is PartKind.WHOLE:
+            listing = lower_spmd(part.graph, plan, tables.resharder)
+            held = held_bytes(part.graph, listing, plan.mesh, platform)
+            timing = timed_listing(part.graph, listing, tables.prices)
+            return StageCosts.of_whole_step(listing, held, timing)
         own, loose = part_plan(part, joint, plan), left_partial(part, joint)
         listing = lower_spmd(part.graph, own, tables.resharder, loose)
         run = timed_listing(part.graph, listing, tables.prices)
@@ -83,6 +108,12 @@ def stage_costs(
         working_bytes=working,
         traffic=tuple(traffic),
     )
+
+
+def peak_bytes(costs: Sequence[StageCosts], flight: int) -> int:
+    """The most that a device holds for its stages, so many microbatches in flight."""
+    held = sum(c.fixed_bytes + flight * c.activation_bytes for c in costs)
+    return held + max((c.working_bytes for c in costs), default=0)
 
 
 class _Scale:

@@ -6,19 +6,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from autopar.cluster import Cluster, device_order
+from autopar.cluster.submesh import Block, cut_out
 from autopar.errors import InfeasibleError, MemoryLimitError
-from autopar.ir.stages import StagePlan
+from autopar.ir.layers import Layer, LayerSequence
+from autopar.ir.stages import Stage, StagePlan, Submesh
 from autopar.passes.base import Setting
 from autopar.passes.layer.fixed import Fixed
-from autopar.passes.stage.prices import Choice, Ranked, Wanted
-from autopar.passes.stage.search import search
+from autopar.passes.stage.prices import Choice, ChosenStage, Ranked
+from autopar.passes.stage.search import Search
 from autopar.planner.layer_programs import LayerPrograms
+from autopar.planner.placed_stages import PlacedStages
 from autopar.planner.request import Request
 from autopar.planner.sliced_step import SlicedStep, slice_step
 from autopar.planner.source import Source
-from autopar.planner.stage_programs import StagePrograms, build_stages, stage_plan
+from autopar.planner.stage_programs import StagePrograms, lower_stages
 from autopar.planner.stage_table import stage_table
-from autopar.planner.step_timing import Timing, timing_of
+from autopar.planner.submesh_sharding import SubmeshSharder
 from autopar.schedule.table import SCHEDULES
 
 # The most microbatches that a search without a fixed number tries: more only shrink the bubble
@@ -30,20 +34,14 @@ _SHARES = (1.0, 0.87, 0.75)
 
 @dataclass(frozen=True)
 class FoundStages:
-    """The stage programs that were chosen, when they run, and what else was looked at.
+    """The stage programs that were chosen, and what else was looked at.
 
     `layers_of` says how many layers each stage has.
     """
 
-    staged: StagePrograms
-    timing: Timing
+    programs: StagePrograms
     ranked: Ranked
     layers_of: tuple[int, ...]
-
-    @property
-    def layer_count(self) -> int:
-        """Layers of all stages."""
-        return sum(self.layers_of)
 
 
 def search_stages(source: Source, request: Request, setting: Setting) -> FoundStages | None:
@@ -60,42 +58,77 @@ def search_stages(source: Source, request: Request, setting: Setting) -> FoundSt
     def sliced(microbatches: int) -> SlicedStep:
         if microbatches not in known:
             trace = source.trace_at(microbatches, cut=request.stages != 1)
-            known[microbatches] = slice_step(trace, request.rules, setting, fewest)
+            known[microbatches] = slice_step(
+                trace, request.rules, setting, fewest, request.batch, request.layer
+            )
         return known[microbatches]
 
     apart = LayerPrograms(sliced(max(counts)), request.rules)
     table = stage_table(apart, counts, request, setting)
-    wanted = Wanted(request.stages, request.microbatches, request.schedule)
+    stage = Search(request.stages, request.microbatches, request.schedule)
     failure: MemoryLimitError | None = None
     for share in _SHARES:
         held = replace(table, memory_bytes=int(share * table.memory_bytes))
         try:
-            ranked = setting.watched("stage", held, partial(search, held, wanted))
+            ranked = setting.watched("stage", held, partial(stage.run, held, setting))
             best = ranked.best
             if best.microbatches == 1 and len(best.stages) == 1:
                 return None
-            return _built(best, sliced(best.microbatches), ranked, request, setting)
+            made = build_stages(sliced(best.microbatches), best, request, setting)
+            return FoundStages(made, ranked, tuple(s.last - s.first + 1 for s in best.stages))
         except MemoryLimitError as error:
             failure = failure or error
     raise failure or InfeasibleError("no stages were found")
 
 
-def _built(
-    choice: Choice, sliced: SlicedStep, ranked: Ranked, request: Request, setting: Setting
-) -> FoundStages:
-    """A choice's stages as programs, its layers joined to one for each stage.
+def build_stages(
+    sliced: SlicedStep, choice: Choice, request: Request, setting: Setting
+) -> StagePrograms:
+    """A choice's stages as programs, its layers merged to one for each stage.
 
-    So a plan that is loaded comes to the same programs from the stages' bounds alone.
+    So a plan that is loaded comes to the same programs from the stages' bounds alone. Raises
+    MemoryLimitError where a submesh's stages do not fit.
     """
     layers = sliced.layers.layers
     cuts = Fixed(tuple(layers[s.last].last + 1 for s in choice.stages[:-1]))
-    joined = replace(sliced, layers=cuts.run(sliced.batching, setting))
-    stages: StagePlan = stage_plan(joined.layers, layers, choice, request.cluster)
-    stages.verify()
-    blocks = tuple(dict.fromkeys(s.block for s in choice.stages))
-    made = build_stages(joined, stages, choice, request, setting)
-    timing = timing_of(stages, made.costs, blocks, request.cluster)
-    return FoundStages(made, timing, ranked, tuple(s.last - s.first + 1 for s in choice.stages))
+    merged = cuts.run(sliced.batching, setting)
+    stages = _stage_plan(merged, layers, choice, request.cluster)
+    placed = PlacedStages.of(sliced.batching, stages, request.cluster)
+    sharder = SubmeshSharder(placed, request, setting)
+    variants = {s.block: (s.recipe, s.partial_sums) for s in choice.stages}
+    shardings = [sharder.shard(k, *variant) for k, variant in enumerate(variants.values())]
+    return lower_stages(sliced.trace, placed, shardings)
+
+
+def _stage_plan(
+    merged: LayerSequence, layers: Sequence[Layer], choice: Choice, cluster: Cluster
+) -> StagePlan:
+    """The choice as stages of one merged layer each.
+
+    A submesh's devices stand in the order of its logical mesh.
+    """
+    blocks = list(dict.fromkeys(s.block for s in choice.stages))
+    meshes = {s.block: s.mesh for s in choice.stages}
+    return StagePlan(
+        merged,
+        tuple(
+            Stage(i, i, blocks.index(s.block), s.recompute, _cuts(layers, s))
+            for i, s in enumerate(choice.stages)
+        ),
+        tuple(Submesh(meshes[b], _devices(cluster, b, Submesh(meshes[b]))) for b in blocks),
+        choice.microbatches,
+        choice.schedule,
+    )
+
+
+def _cuts(layers: Sequence[Layer], stage: ChosenStage) -> tuple[int, ...]:
+    """Where the layers of a stage that is recomputed meet."""
+    return tuple(layers[i].last + 1 for i in range(stage.first, stage.last) if stage.recompute)
+
+
+def _devices(cluster: Cluster, block: Block, submesh: Submesh) -> tuple[int, ...]:
+    order = device_order(cut_out(cluster, block.submesh), submesh.mesh)
+    return tuple(block.start + i for i in order)
 
 
 def _counts(source: Source, request: Request) -> Sequence[int]:

@@ -86,7 +86,7 @@ def _options(
     rows = [batch // m for m in counts]
     sizes = sorted({min(rows), _for_large(rows, request)})
     for mesh in _meshes(shape, request):
-        bench = LayerProfiler(apart, cluster, mesh, request.method, setting)
+        bench = LayerProfiler(apart, cluster, mesh, request, setting)
         for way in bench.ways(sizes, budget):
             for m in counts:
                 if way.divides(batch // m):

@@ -1,37 +1,37 @@
-"""When stages run: their schedule simulated by what each takes, then what comes once a step."""
+"""A step in time: the schedule of its stages simulated, then what each submesh does once a step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autopar.cluster import Cluster
-from autopar.cluster.submesh import Block, link_between
-from autopar.ir.stages import StagePlan
+from autopar.cluster.submesh import link_between
+from autopar.planner.placed_stages import PlacedStages
 from autopar.planner.stage_costs import StageCosts
 from autopar.schedule.simulate import Simulation, StageTimes, simulate
 from autopar.schedule.table import make_grid
 
 
 @dataclass(frozen=True)
-class Timing:
-    """A simulated step: the schedule, then what each submesh does once."""
+class StepTiming:
+    """A step in time. One that is one program has no schedule to simulate: it runs once."""
 
-    simulation: Simulation
+    simulation: Simulation | None
     once_seconds: tuple[float, ...]  # by submesh
     launch_seconds: float  # what starting a part takes
 
     @property
     def seconds(self) -> float:
         """Until the last submesh has updated its state."""
-        ends = (spans[-1].end_seconds for spans in self.simulation.spans)
+        loops = self.simulation.spans if self.simulation is not None else ()
+        ends = [spans[-1].end_seconds for spans in loops] or [0.0]
         return max(end + once for end, once in zip(ends, self.once_seconds, strict=True))
 
     @property
     def busy_seconds(self) -> tuple[float, ...]:
         """How long each submesh works."""
-        busy = zip(self.simulation.busy_seconds, self.once_seconds, strict=True)
-        return tuple(work + once for work, once in busy)
+        loops = self.simulation.busy_seconds if self.simulation is not None else (0.0,)
+        return tuple(work + once for work, once in zip(loops, self.once_seconds, strict=True))
 
     @property
     def work_seconds(self) -> float:
@@ -43,15 +43,30 @@ class Timing:
         """How long the submesh that waits longest waits."""
         return self.seconds - min(self.busy_seconds)
 
+    @property
+    def send_seconds(self) -> tuple[float, ...]:
+        """How long what each stage sends to the next is under way."""
+        return self.simulation.times.send_seconds if self.simulation is not None else ()
 
-def timing_of(
-    stages: StagePlan, costs: Sequence[StageCosts], blocks: Sequence[Block], cluster: Cluster
-) -> Timing:
+    @property
+    def peak_in_flight(self) -> tuple[int, ...]:
+        """The largest number of microbatches whose activations each submesh holds."""
+        return self.simulation.peak_in_flight if self.simulation is not None else (1,)
+
+
+def time_step(placed: PlacedStages, costs: Sequence[StageCosts]) -> StepTiming:
     """The step's time by the costs of its stages."""
-    launch = cluster.chip.launch_seconds
+    stages, contexts = placed.stages, placed.contexts
+    count = len(contexts)
+    once = [0.0] * count
+    for stage, cost in zip(stages.stages, costs, strict=True):
+        once[stage.submesh] += cost.once.total
+    if stages.is_one_program:
+        return StepTiming(None, tuple(once), 0.0)
+    launch = placed.cluster.chip.launch_seconds
     layers = stages.layers.layers
     sends = tuple(
-        link_between(cluster, blocks[a.submesh], blocks[b.submesh]).seconds(
+        link_between(placed.cluster, contexts[a.submesh].block, contexts[b.submesh].block).seconds(
             layers[a.last].cut_bytes
         )
         if a.submesh != b.submesh
@@ -66,9 +81,5 @@ def timing_of(
         activation_bytes=tuple(c.activation_bytes for c in costs),
         kept_bytes=tuple(c.kept_bytes for c in costs),
     )
-    count = len(stages.submeshes)
     grid = make_grid(stages.schedule, count, stages.microbatches, stages.chunks)
-    once = [0.0] * count
-    for stage, cost in zip(stages.stages, costs, strict=True):
-        once[stage.submesh] += cost.once.total
-    return Timing(simulate(grid, times), tuple(once), launch)
+    return StepTiming(simulate(grid, times), tuple(once), launch)

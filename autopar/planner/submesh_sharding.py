@@ -3,106 +3,45 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 
-from autopar.cluster import Cluster
-from autopar.cluster.submesh import Block, cut_out
-from autopar.cost.prices import Prices
-from autopar.cost.reshard import Resharder
 from autopar.errors import InfeasibleError, MemoryLimitError
 from autopar.ir.graph import Graph, Operand
 from autopar.ir.paths import meant
-from autopar.ir.program import Part, SubmeshGraph
+from autopar.ir.program import SubmeshGraph
 from autopar.ir.sharding_plan import ShardingPlan
-from autopar.ir.stages import StagePlan, Submesh
 from autopar.ir.text import show_bytes
 from autopar.ir.values import Value
 from autopar.passes.base import Setting
-from autopar.passes.lower.partition.part_dataflow import PartDataflow
-from autopar.passes.lower.partition.submesh_graph import submesh_graph
 from autopar.passes.shard.base import AbstractSharding
-from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import MinMemory, Optimal
 from autopar.passes.shard.recipes import AbstractRecipe, recipe_named
 from autopar.passes.shard.solver.effort import QUICK
+from autopar.planner.placed_stages import PlacedStages, SubmeshContext
 from autopar.planner.request import Pins, Request
-from autopar.planner.sliced_step import SlicedStep
-from autopar.planner.stage_costs import StageCosts, stage_costs
-from autopar.schedule.table import in_flight
+from autopar.planner.stage_costs import peak_bytes
+from autopar.planner.stage_programs import cost_stage
 
 _ROOMY = 2**60  # bytes that bind nothing
 _SMALL = 1500  # ops of a stage up to which other shardings are tried where one does not fit
 _LEAN = ("megatron", "fsdp", "fsdp+tp")  # recipes that cut up parameters and optimizer state
 
 
-@dataclass(frozen=True)
-class SubmeshContext:
-    """A submesh as its stages find it: the cluster that it is by itself, and the prices there."""
+class SubmeshSharder:
+    """Shards the stages of each submesh; isomorphic submeshes take one answer."""
 
-    cluster: Cluster
-    tables: ReshardCosts
-
-    @property
-    def resharder(self) -> Resharder:
-        """Routes from one sharding to another."""
-        return self.tables.resharder
-
-
-def submesh_context(cluster: Cluster, block: Block, submesh: Submesh) -> SubmeshContext:
-    """A submesh's part of the cluster, where nothing is priced yet."""
-    part = cut_out(cluster, block.submesh)
-    return SubmeshContext(part, ReshardCosts(Prices(part, submesh.mesh)))
-
-
-def costs_of(
-    stage: int, parts: Sequence[Part], joint: SubmeshGraph, plan: ShardingPlan,
-    tables: ReshardCosts, microbatches: int,
-) -> StageCosts:  # fmt: skip
-    """What one stage takes on its submesh."""
-    own = [p for p in parts if p.stage == stage]
-    return stage_costs(own, own, joint, plan, tables, microbatches)
-
-
-def peak_in_flight(stages: StagePlan) -> tuple[int, ...]:
-    """Of how many microbatches each submesh keeps a stage's activations at most."""
-    count, chunks = len(stages.submeshes), stages.chunks
-    flying = in_flight(stages.schedule, count, stages.microbatches, chunks)
-    return tuple(-(-n // chunks) for n in flying)
-
-
-def peak_bytes(costs: Sequence[StageCosts], flight: int) -> int:
-    """The most that a device holds for its stages, so many microbatches in flight."""
-    held = sum(c.fixed_bytes + flight * c.activation_bytes for c in costs)
-    return held + max((c.working_bytes for c in costs), default=0)
-
-
-class Sharder:
-    """Shards submeshes; those whose stages are alike take one answer."""
-
-    def __init__(
-        self,
-        sliced: SlicedStep,
-        stages: StagePlan,
-        parts: tuple[Part, ...],
-        request: Request,
-        setting: Setting,
-    ) -> None:
-        self._sliced, self._stages, self._parts = sliced, stages, parts
-        self._request, self._setting = request, setting
-        self._flights = peak_in_flight(stages)
-        self._links = PartDataflow.of(sliced.batching, stages, parts)
+    def __init__(self, placed: PlacedStages, request: Request, setting: Setting) -> None:
+        self._placed, self._request, self._setting = placed, request, setting
         self._known: dict[object, tuple[SubmeshGraph, ShardingPlan]] = {}
 
-    def sharded(
-        self, submesh: int, ground: SubmeshContext, recipe: str, partial_sums: bool
-    ) -> ShardingPlan:
+    def shard(self, submesh: int, recipe: str, partial_sums: bool) -> ShardingPlan:
         """The plan of a submesh; raises MemoryLimitError where nothing fits its devices.
 
         First the recipe that the stage's price is of, without a limit: it is known to fit, or
         nearly.
         """
-        joint = submesh_graph(self._links, submesh)
+        joint, ground = self._placed.graphs[submesh], self._placed.contexts[submesh]
         pins = self._pins(joint)
         mesh = ground.tables.prices.mesh
         key = (structure_hash(joint.graph), mesh, str(ground.cluster), pins, recipe, partial_sums)
@@ -112,13 +51,13 @@ class Sharder:
         if known is not None:
             plan = rename_plan(known[1], known[0].graph, joint.graph)
         else:
-            shard = Optimal(recipe_named(recipe), QUICK, explain=False, reshard_costs=ground.tables)
+            shard = self._quick(recipe_named(recipe), ground)
             setting = self._setting_of(joint, ground, pins, submesh)
             roomy = replace(setting, memory_bytes=_ROOMY, partial_sums=partial_sums)
             plan = self._tried(joint, shard, roomy)
         if plan is not None:
             self._known[key] = joint, plan
-            peak = self._peak_of(submesh, joint, plan, ground)
+            peak = self._peak_of(submesh, plan)
             if peak <= self._request.budget_bytes:
                 return plan
         return self._fitted(submesh, joint, ground, pins, peak)
@@ -126,7 +65,7 @@ class Sharder:
     def _setting_of(
         self, joint: SubmeshGraph, ground: SubmeshContext, pins: Pins, submesh: int
     ) -> Setting:
-        flight = self._flights[submesh]
+        flight = self._placed.in_flight[submesh]
         return replace(
             self._setting, cluster=ground.cluster, mesh=ground.tables.prices.mesh, pins=pins,
             resharder=ground.resharder, in_flight=dict.fromkeys(joint.stashed, flight),
@@ -155,7 +94,7 @@ class Sharder:
             plan = self._tried(joint, shard, within)
             if plan is None:
                 continue
-            peak = self._peak_of(submesh, joint, plan, ground)
+            peak = self._peak_of(submesh, plan)
             if peak <= budget:
                 return plan
             least = min(least, peak)
@@ -165,16 +104,18 @@ class Sharder:
         self, ground: SubmeshContext, budget: int
     ) -> Iterator[tuple[AbstractSharding, int]]:
         """Passes and their limits, the quick ones first."""
-
-        def quick(recipe: AbstractRecipe) -> Optimal:
-            return Optimal(recipe, QUICK, explain=False, reshard_costs=ground.tables)
-
         method = self._request.method
         for name in _LEAN if method == "auto" else ():
-            yield quick(recipe_named(name)), _ROOMY
+            yield self._quick(recipe_named(name), ground), _ROOMY
         recipe = recipe_named(method)
-        yield quick(recipe), budget
+        yield self._quick(recipe, ground), budget
         yield MinMemory(recipe=recipe, reshard_costs=ground.tables), budget
+
+    def _quick(self, recipe: AbstractRecipe, ground: SubmeshContext) -> Optimal:
+        return replace(
+            self._request.shard, recipe=recipe, effort=QUICK, explain=False,
+            reshard_costs=ground.tables,
+        )  # fmt: skip
 
     def _tried(
         self, joint: SubmeshGraph, shard: AbstractSharding, setting: Setting
@@ -184,25 +125,21 @@ class Sharder:
         except InfeasibleError:
             return None
 
-    def _peak_of(
-        self, submesh: int, joint: SubmeshGraph, plan: ShardingPlan, ground: SubmeshContext
-    ) -> int:
-        costs = [
-            costs_of(s, self._parts, joint, plan, ground.tables, self._stages.microbatches)
-            for s, stage in enumerate(self._stages.stages)
-            if stage.submesh == submesh
-        ]  # fmt: skip
-        return peak_bytes(costs, self._flights[submesh])
+    def _peak_of(self, submesh: int, plan: ShardingPlan) -> int:
+        placed = self._placed
+        costs = [cost_stage(placed, s, plan) for s in placed.stages_on(submesh)]
+        return peak_bytes(costs, placed.in_flight[submesh])
 
     def _refusal(self, submesh: int, least: int) -> MemoryLimitError:
-        layers = self._stages.layers.layers
-        held = [s for s in self._stages.stages if s.submesh == submesh]
+        stages = self._placed.stages
+        layers = stages.layers.layers
+        held = [s for s in stages.stages if s.submesh == submesh]
         names = ", ".join(f"{layers[s.first].name}..{layers[s.last].name}" for s in held)
-        flight = self._flights[submesh]
+        flight = self._placed.in_flight[submesh]
         return MemoryLimitError(
-            f"stage {names} on mesh{submesh} ({self._stages.submeshes[submesh].mesh}) needs "
+            f"stage {names} on mesh{submesh} ({stages.submeshes[submesh].mesh}) needs "
             f"{show_bytes(least)} a device and may hold {show_bytes(self._request.budget_bytes)}, "
-            f"with {flight} microbatches in flight under {self._stages.schedule}.\n"
+            f"with {flight} microbatches in flight under {stages.schedule}.\n"
             "Try more stages, more microbatches, schedule='1f1b', or more devices."
         )
 

@@ -20,7 +20,7 @@ from autopar.ir.inspection import (
     Spot,
 )
 from autopar.ir.peak import HeldKind
-from autopar.ir.pipeline import PipelinePlan
+from autopar.ir.plan import Plan
 from autopar.ir.sharding import Sharding, spec_text
 from autopar.ir.text import show_bytes, show_count, show_seconds
 from autopar.ir.values import Role
@@ -44,13 +44,13 @@ _OF_STATE = (AxisRole.FSDP, AxisRole.TENSOR, AxisRole.EXPERT)
 _OF_BATCH = (AxisRole.DATA, AxisRole.SEQUENCE)
 
 
-def axes(uses: Sequence[AxisUse], pipeline: PipelinePlan | None = None) -> Table:
+def axes(uses: Sequence[AxisUse], plan: Plan | None = None) -> Table:
     """The axes with their sizes and roles; those of several submeshes used alike are one row."""
-    cut = pipeline is not None and len(pipeline.submeshes) > 1
+    cut = plan is not None and len(plan.submeshes) > 1
     rows: list[tuple[Cell, ...]] = [_axis(group, cut) for group in alike_axes(uses)]
-    if pipeline is not None and cut:
-        count = len(pipeline.submeshes)
-        note = f"{len(pipeline.stages)} stages run on {count} submeshes."
+    if plan is not None and cut:
+        count = len(plan.submeshes)
+        note = f"{len(plan.stages)} stages run on {count} submeshes."
         row = ("stage", str(count), "stage", f"mesh0..{count - 1}", Text(note, style=QUIET))
         rows.insert(0, row)
     columns = ("axis", ">size", "roles", "mesh", "what shows it")

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autopar.cluster.planned import cluster_of
+from autopar.cluster.planned import planned_cluster
 from autopar.ir.inspection import AxisUse, MemoryCurve
 from autopar.ir.outcome import Status
 from autopar.ir.peak import Peak
-from autopar.ir.pipeline import PipelinePlan
 from autopar.ir.plan import Plan
 from autopar.ir.sharding import spec_text
 from autopar.ir.text import show_bytes, show_seconds, show_type
@@ -49,7 +48,7 @@ def headline(plan: Plan) -> RenderableType:
     within = f"by the solver's sum {cost}, within {outcome.gap:.2%} of the bound {bound}. "
     if outcome.bound_seconds <= 0:
         within = f"by the solver's sum {cost}; no bound was proven. "
-    if plan.pipeline is not None:  # a bound for these stages, not for all that there might be
+    if not plan.is_one_program:  # a bound for these stages, not for all that there might be
         within = f"within {outcome.gap:.2%} of {bound}, which its busiest device works. "
     solved = Text.assemble(
         (outcome.status.value, f"bold {GOOD if proven else 'yellow'}"),
@@ -76,9 +75,9 @@ def headline(plan: Plan) -> RenderableType:
         pairs.append(("peak", Text(str(p.peak))))
     if _is_whole(plan):
         pairs.append(("note", Text(_ALL_ALIKE.format(plan.device_count), style="yellow")))
-    if plan.pipeline is not None:
-        pairs.insert(2, ("stages", _stages_text(plan, plan.pipeline)))
-    source = cluster_of(plan).chip.source
+    if not plan.is_one_program:
+        pairs.insert(2, ("stages", _stages_text(plan)))
+    source = planned_cluster(plan).chip.source
     pairs.append(("figures", f"{source.what} ({source.date}, {source.confidence})"))
     title = Text.assemble(
         ("plan ", QUIET),
@@ -92,16 +91,16 @@ def headline(plan: Plan) -> RenderableType:
 def _is_whole(plan: Plan) -> bool:
     """True if each of several devices holds, and so does, all of one program."""
     laid = [*(a.sharding for a in plan.arguments), *(s for _, s in plan.sharding.values)]
-    return plan.pipeline is None and plan.device_count > 1 and all(s.is_replicated for s in laid)
+    return plan.is_one_program and plan.device_count > 1 and all(s.is_replicated for s in laid)
 
 
-def _stages_text(plan: Plan, pipeline: PipelinePlan) -> str:
+def _stages_text(plan: Plan) -> str:
     """Into how many stages and microbatches the step is cut, and what runs them."""
-    submeshes, microbatches = len(pipeline.submeshes), f"{plan.microbatches} microbatches"
+    submeshes, microbatches = len(plan.submeshes), f"{plan.microbatches} microbatches"
     if submeshes == 1:
         return f"one, {microbatches}: gradients add up over them"
-    chunks = "" if plan.stage_count == submeshes else f" on {submeshes} submeshes"
-    return f"{plan.stage_count}{chunks}, {microbatches}, {pipeline.schedule}"
+    chunks = "" if len(plan.stages) == submeshes else f" on {submeshes} submeshes"
+    return f"{len(plan.stages)}{chunks}, {microbatches}, {plan.schedule}"
 
 
 def margins(plan: Plan) -> RenderableType:
@@ -128,7 +127,7 @@ def collectives(plan: Plan) -> RenderableType:
     """The collectives of a step by kind and axes, the costliest first."""
     found = sorted(plan.prediction.traffic, key=lambda t: -t.seconds)
     if not found:
-        where = "" if plan.pipeline is None else " within a stage"
+        where = "" if plan.is_one_program else " within a stage"
         return Text(f"No collectives{where}: no device waits for another.", style=QUIET)
     whole = sum(t.seconds for t in found)
     rows: list[Row] = [
@@ -152,7 +151,7 @@ def parameters(
     """
     found = rows_of(plan)
     kept = sorted(found, key=lambda r: r.path) if shown is None else found[:shown]
-    cut = plan.pipeline is not None and len(plan.pipeline.submeshes) > 1
+    cut = len(plan.submeshes) > 1
     roles = roles_of(uses)
     rows: list[tuple[Cell, ...]] = []
     for r in kept:
@@ -176,7 +175,7 @@ _COLUMNS = (
 )
 
 
-def pipeline(plan: PipelinePlan, simulation: Simulation | None = None) -> RenderableType:
+def pipeline(plan: Plan, simulation: Simulation | None = None) -> RenderableType:
     """The stages of a plan, and with its simulation the schedule that runs them, in time."""
     parts: list[RenderableType] = [_stages(plan), *_notes(plan)]
     if simulation is not None and len(plan.submeshes) > 1:
@@ -186,11 +185,11 @@ def pipeline(plan: PipelinePlan, simulation: Simulation | None = None) -> Render
     return Group(*parts)
 
 
-def _stages(plan: PipelinePlan) -> Table:
+def _stages(plan: Plan) -> Table:
     uneven = len({s.mesh for s in plan.submeshes}) > 1  # else the headline has said it
     rows: list[tuple[Cell, ...]] = []
     for number, stage in enumerate(plan.stages):
-        mesh = f" {plan.mesh_of(stage.submesh)}" if uneven else ""
+        mesh = f" {plan.submeshes[stage.submesh].mesh}" if uneven else ""
         rows.append(
             (
                 f"S{number}",
@@ -209,16 +208,16 @@ def _stages(plan: PipelinePlan) -> Table:
     return Table(_title(plan), columns, rows, lead=4)
 
 
-def _title(plan: PipelinePlan) -> str:
+def _title(plan: Plan) -> str:
     batch = f"{plan.microbatches} microbatches of {plan.batch // plan.microbatches} rows"
     if len(plan.submeshes) == 1:
         return f"One stage: {batch}, one after the other"
-    share = plan.bubble_seconds / plan.outcome.seconds if plan.outcome.seconds > 0 else 0.0
-    bubble = f"bubble {show_seconds(plan.bubble_seconds)} ({percent(share)})"
+    waits, whole = plan.prediction.bubble_seconds, plan.outcome.seconds
+    bubble = f"bubble {show_seconds(waits)} ({percent(waits / whole if whole > 0 else 0.0)})"
     return f"Stages under {plan.schedule}: {batch}, {bubble}"
 
 
-def _notes(plan: PipelinePlan) -> Iterator[Text]:
+def _notes(plan: Plan) -> Iterator[Text]:
     yield Text(_COLUMNS, style=QUIET)
     again = [f"S{i}" for i, stage in enumerate(plan.stages) if stage.recompute]
     if again:

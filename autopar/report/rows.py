@@ -24,8 +24,7 @@ from autopar.ir.inspection import (
 )
 from autopar.ir.paths import common_path, unnumbered
 from autopar.ir.peak import Peak
-from autopar.ir.pipeline import PipelinePlan, PlannedStage
-from autopar.ir.plan import Argument, Plan, Traffic
+from autopar.ir.plan import Argument, Plan, PlannedStage, Traffic
 from autopar.ir.sharding import Sharding, spec_text
 from autopar.ir.values import Role, item_bytes
 from autopar.schedule.simulate import Simulation
@@ -108,7 +107,7 @@ def plan_data(plan: Plan) -> dict[str, Json]:
         "method": o.method,
         "jax": o.jax_minor,
         "layers": plan.layer_count,
-        "stages": plan.stage_count,
+        "stages": len(plan.stages),
         "microbatches": plan.microbatches,
         "pins": {
             pattern: spec_text(Sharding(tuple(tuple(axes) for axes in dims)))
@@ -143,7 +142,7 @@ def plan_data(plan: Plan) -> dict[str, Json]:
             "peak": _peak_data(p.peak),
             "price_seconds_per_gib": price_per_gib(plan),
         },
-        "pipeline": pipeline_data(plan.pipeline) if plan.pipeline is not None else None,
+        "pipeline": pipeline_data(plan) if not plan.is_one_program else None,
         "collectives": [traffic_row(t) for t in p.traffic],
         "parameters": _argument_data(plan, plan.arguments),
     }  # fmt: skip
@@ -170,9 +169,9 @@ def recipe_rows(plan: Plan) -> list[Row]:
 
 def meshes_of(plan: Plan) -> list[str]:
     """The meshes of a plan, equal ones once: 4 x (data=2)."""
-    if plan.pipeline is None:
+    if plan.is_one_program:
         return [str(plan.mesh)]
-    meshes = [str(s.mesh) for s in plan.pipeline.submeshes]
+    meshes = [str(s.mesh) for s in plan.submeshes]
     counts = {mesh: meshes.count(mesh) for mesh in meshes}
     return [f"{n} x ({mesh})" if n > 1 else mesh for mesh, n in counts.items()]
 
@@ -256,14 +255,14 @@ def _whole_bytes(a: Argument) -> int:
 # -- stages and their schedule ---------------------------------------------------------------------
 
 
-def pipeline_data(plan: PipelinePlan) -> Json:
+def pipeline_data(plan: Plan) -> Json:
     """The same as JSON; seconds and bytes."""
     return {
         "schedule": plan.schedule,
         "microbatches": plan.microbatches,
         "batch": plan.batch,
-        "bubble_seconds": plan.bubble_seconds,
-        "peak_in_flight": list(plan.peak_in_flight),
+        "bubble_seconds": plan.prediction.bubble_seconds,
+        "peak_in_flight": list(plan.prediction.peak_in_flight),
         "submeshes": [
             {"mesh": dict(zip(s.mesh.names, s.mesh.sizes, strict=True)), "devices": list(s.devices)}
             for s in plan.submeshes

@@ -51,7 +51,7 @@ class Factors:
 
 
 def replicated_rule(op: Op, operands: Sequence[Value]) -> Rule:
-    """Every dim of every operand and result must be whole."""
+    """The rule that keeps every dim of every operand and result whole."""
     found = Factors()
     return found.rule(
         [found.each(v.shape, Kind.REPLICATE) for v in operands],

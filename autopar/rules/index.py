@@ -27,7 +27,7 @@ def _dynamic_slice(op: Op, operands: Sequence[Value]) -> Rule:
 
 
 def _dynamic_update_slice(op: Op, operands: Sequence[Value]) -> Rule:
-    """Where a part of a dim is written, each shard writes what falls on it: no need to gather."""
+    """Each shard of a dim that is written in part writes what falls on it: no need to gather."""
     found = Factors()
     target = found.each(op.results[0].shape)
     update = [
@@ -90,7 +90,7 @@ def _interleaved(
 
 
 def _fill_is_linear(op: Op) -> bool:
-    """Whether what stands for rows out of bounds is still right after a sum over shards."""
+    """True if what stands for rows out of bounds is still right after a sum over shards."""
     if op.param("mode") != "FILL_OR_DROP":
         return True
     fill = optional(op, "fill_value")

@@ -19,7 +19,7 @@ def batched(
     tail: int,
     linear: Sequence[Sequence[int]] = (),
 ) -> Rule:
-    """All but the last `tail` dims of the first operand are batch dims, shared by every tensor."""
+    """Shares the batch dims, all but the last `tail` of the first operand, among the tensors."""
     found = Factors()
     shape = operands[0].shape
     batch = found.each(shape[: len(shape) - tail])

@@ -25,7 +25,7 @@ _SCALARS = ["platform_index"]  # the number of the platform's branch
 
 
 def aligned(op: Op, operands: Sequence[Value], linear: Sequence[Sequence[int]] = ()) -> Rule:
-    """One factor for each result dim; scalars and dims of 1 that broadcast carry nothing."""
+    """A factor for each result dim; scalars and dims of 1 that broadcast carry nothing."""
     found = Factors()
     shape = op.results[0].shape
     dims = found.each(shape)
@@ -77,7 +77,7 @@ def _tie(op: Op, operands: Sequence[Value]) -> Rule:
 
 
 def _each_own(op: Op, operands: Sequence[Value]) -> Rule:
-    """Every operand goes through by itself."""
+    """Passes each operand through by itself."""
     del op
     found = Factors()
     dims = [found.each(v.shape) for v in operands]

@@ -24,7 +24,7 @@ class Work(Enum):
 
 
 class Fusion(Enum):
-    """Whether compilers for GPUs and TPUs compute it inside the kernels of its readers."""
+    """The cases in which compilers compute it inside the kernels of its readers."""
 
     BY_RULE = "where its rule says that the items of its one result are independent"
     INDEXING = "always, as index arithmetic, though items change their places"

@@ -15,7 +15,7 @@ _WHOLE = Factor(1, Kind.REPLICATE)
 
 
 def combiner_factor(dtype: str, combiner: str) -> Factor:
-    """What sharding a reduced dim means: partial results, or, where none can combine, whole.
+    """The effect of sharding a reduced dim: partial results, or, where none can combine, whole.
 
     Booleans combine by "or" and "and"; those two fit nothing else, for which they act on bits.
     No two complex numbers compare as they reduce.
@@ -60,7 +60,7 @@ def _reduce_any(op: Op, operands: Sequence[Value]) -> Rule:
 
 
 def _along(op: Op, operands: Sequence[Value], *, param: str, linear: bool = False) -> Rule:
-    """All dims pass but the one that a parameter names."""
+    """Lets all dims pass but the one that a parameter names."""
     found = Factors()
     shape = operands[0].shape
     axis = op.whole(param) % len(shape)

@@ -14,7 +14,7 @@ from autopar.rules.primitive import Fusion, Primitive, Work
 
 
 class _Side:
-    """One shape being walked from the left, its dims filling up with factors."""
+    """A shape being walked from the left, its dims filling up with factors."""
 
     def __init__(self, shape: Sequence[int]) -> None:
         self._shape = shape

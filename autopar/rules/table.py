@@ -127,12 +127,12 @@ def has_rule(kind: str) -> bool:
 
 
 def primitive_names() -> frozenset[str]:
-    """Every primitive that has a rule of its own, those replicated on purpose left out."""
+    """The primitives that have a rule of their own, those replicated on purpose left out."""
     return frozenset(PRIMITIVES) - frozenset(REPLICATED)
 
 
 def primitive_fates() -> tuple[tuple[str, str], ...]:
-    """Every primitive that we know and what becomes of it, by name."""
+    """The primitives that we know and what becomes of each, by name."""
     told = {
         **CONTROL,
         **{name: f"whole on every device: {why}" for name, why in REPLICATED.items()},

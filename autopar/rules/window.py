@@ -46,7 +46,7 @@ def _conv_general_dilated(op: Op, operands: Sequence[Value]) -> Rule:
 
 
 def _is_still(op: Op, space: int) -> bool:
-    """Whether a window of one tap visits every row of this dim once, in order."""
+    """True if a window of one tap visits every row of this dim once, in order."""
     return (
         op.ints("window_strides")[space] == 1
         and op.ints("lhs_dilation")[space] == 1
@@ -68,7 +68,7 @@ def _slid(found: Factors, old: int, new: int, *, slides: bool) -> tuple[Dim, Dim
 
 
 def _trivial(op: Op, dim: int) -> bool:
-    """Whether the window of this dim is a single row that visits each row once."""
+    """True if the window of this dim is a single row that visits each row once."""
     dilation = optional(op, "base_dilation")
     return (
         op.ints("window_dimensions")[dim] == 1
@@ -79,7 +79,7 @@ def _trivial(op: Op, dim: int) -> bool:
 
 
 def _windowed(op: Op, operands: Sequence[Value], big: Value, small: Value) -> Rule:
-    """Every tensor has the shape of `big` or, with a row for each window, that of `small`."""
+    """Gives every tensor the shape of `big` or, with a row for each window, that of `small`."""
     found = Factors()
     before: list[Dim] = []
     after: list[Dim] = []

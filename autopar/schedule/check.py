@@ -58,7 +58,7 @@ def check_grid(grid: Grid) -> None:
 
 
 def _shape_faults(grid: Grid) -> Iterator[str]:
-    """What makes every other question meaningless."""
+    """Faults that make every other question meaningless."""
     if grid.kinds not in _SHAPES:
         kinds = " ".join(kind.value for kind in grid.kinds)
         yield f"its tasks are of the kinds {kinds!r}, not F, F and B, or F, I and W"
@@ -122,7 +122,7 @@ def _microbatch_faults(runs: Runs) -> Iterator[str]:
 
 
 def _channel_faults(grid: Grid, runs: Runs) -> Iterator[str]:
-    """Where a stage does not read in the order in which the stage before it sends."""
+    """Faults: a stage does not read in the order in which the stage before it sends."""
     for (kind, stage), reads in runs.items():
         sender = awaited_stage(kind, stage, grid.stage_count)
         if sender is None or grid.device_of[sender] == grid.device_of[stage]:
@@ -135,7 +135,7 @@ def _channel_faults(grid: Grid, runs: Runs) -> Iterator[str]:
 
 
 def _flight_faults(grid: Grid) -> Iterator[str]:
-    """Where a device gives back what it does not keep, or keeps something for ever."""
+    """Faults: a device gives back what it does not keep, or keeps something for ever."""
     if grid.kinds == (F,):
         return
     for device, row in enumerate(grid.rows):

@@ -25,7 +25,7 @@ from autopar.schedule.task import Kind, Task
 
 
 def breadth_first(p: int, m: int, v: int, d: int) -> Iterator[Task]:
-    """All forwards chunk by chunk, then all backwards: gpipe with one chunk, else looped-bfs.
+    """Runs all forwards chunk by chunk, then all backwards: gpipe with one chunk, else looped-bfs.
 
     Huang et al. 2019 (GPipe); Lamy-Poirier 2023. Backwards keep the order of the microbatches, so
     that gradients are added in it. p=3 m=4 v=1

@@ -1,4 +1,4 @@
-"""Which device runs which task in which order: the grid of a pipeline schedule."""
+"""The grid of a pipeline schedule: the tasks of each device, in order."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class Grid:
 
     @property
     def device_count(self) -> int:
-        """How many devices take part."""
+        """Number of devices."""
         return len(self.rows)
 
     @property
     def stage_count(self) -> int:
-        """How many stages the model is cut into: devices times chunks."""
+        """Number of stages: devices times chunks."""
         return len(self.device_of)
 
     @property
     def chunks(self) -> int:
-        """How many stages a device holds."""
+        """Number of stages that a device holds."""
         return self.stage_count // self.device_count
 
     @cached_property
@@ -49,7 +49,7 @@ class Grid:
 
     @property
     def splits_backward(self) -> bool:
-        """Whether input and weight gradients are tasks of their own."""
+        """True if input and weight gradients are tasks of their own."""
         return Kind.INPUT_GRADIENT in self.kinds
 
     @cached_property
@@ -68,12 +68,12 @@ class Grid:
         return tuple(_peak(row) for row in self.rows)
 
     def tasks(self) -> Iterator[Task]:
-        """Every task, device by device."""
+        """The tasks, device by device."""
         for row in self.rows:
             yield from row
 
     def label(self, task: Task) -> str:
-        """How a picture calls a task: F3 where the row says the stage, F5.3 where it cannot."""
+        """The label of a task in a picture: F3 where the row says the stage, else F5.3."""
         return f"{task.kind.value}{task.microbatch}" if self.chunks == 1 else str(task)
 
     def __str__(self) -> str:

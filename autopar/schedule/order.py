@@ -12,7 +12,7 @@ from autopar.schedule.task import Kind, Task
 
 
 def group_size(p: int, m: int) -> int:
-    """How many microbatches pass through all chunks together: p, or a little more, or m if fewer.
+    """Number of microbatches that pass through all chunks together: p or a little more, at most m.
 
     More than one chunk asks for groups that come out even: see `groups_evenly`.
     """
@@ -20,7 +20,7 @@ def group_size(p: int, m: int) -> int:
 
 
 def groups_evenly(p: int, m: int) -> bool:
-    """Whether m microbatches are whole groups: so it is if p divides m, or m is less than 2p."""
+    """True if m microbatches are whole groups: so it is if p divides m, or m is less than 2p."""
     return m % max(1, m // p) == 0
 
 

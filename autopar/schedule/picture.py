@@ -36,7 +36,7 @@ class Picture:
 
     @cached_property
     def end(self) -> float:
-        """When the last box ends."""
+        """The end of the last box."""
         return max((row[-1].end for row in self.rows if row), default=0.0)
 
     @cached_property
@@ -58,7 +58,7 @@ class Picture:
 
     @property
     def width(self) -> int:
-        """How many columns there are."""
+        """Number of columns."""
         return self.column(self.end)
 
     def column(self, time: float) -> int:
@@ -66,7 +66,7 @@ class Picture:
         return round(time * self.columns_per_unit)
 
     def time_at(self, column: int) -> float:
-        """When a column begins."""
+        """The time at which a column begins."""
         return column / self.columns_per_unit
 
     @property
@@ -76,7 +76,7 @@ class Picture:
         return [f"device {device:{digits}}" for device in range(len(self.rows))]
 
     def pieces(self, row: int, first: int = 0, last: int | None = None) -> Iterator[Piece]:
-        """What a row has in the columns from first up to last, which may cut through boxes."""
+        """The part of a row in the columns from first up to last, which may cut through boxes."""
         last = self.width if last is None else last
         column = first
         for box in self.rows[row]:
@@ -118,7 +118,7 @@ class Picture:
         return line
 
     def lines(self) -> list[str]:
-        """Every row on one line, however long."""
+        """The rows, each on one line, however long."""
         return [
             f"{name} | {''.join(piece.text for piece in self.pieces(row)).rstrip()}"
             for row, name in enumerate(self.names)

@@ -40,7 +40,7 @@ def one_by_one(stages: Sequence[int], m: int, backward: Sequence[Kind]) -> Itera
 
 
 def forward_only(p: int, m: int, v: int, d: int) -> Iterator[Task]:
-    """Every forward, in groups of p microbatches that pass through all chunks: no backward.
+    """Forwards alone, in groups of p microbatches that pass through all chunks: no backward.
 
     p=2 m=4 v=2
         device 0 | F0.0 F0.1 F2.0 F2.1 F0.2 F0.3 F2.2 F2.3 ····

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from autopar.ir.pipeline import PipelinePlan
+from autopar.ir.plan import Plan
 from autopar.schedule.simulate import Simulation, StageTimes, simulate
 from autopar.schedule.table import make_grid
 
 
-def simulation_of(plan: PipelinePlan) -> Simulation:
+def simulation_of(plan: Plan) -> Simulation:
     """The loop over microbatches that the plan was chosen by; what comes once a step is after it.
 
     Raises ScheduleError where the plan's schedule cannot be made of its stages.
     """
-    stages, launch = plan.stages, plan.launch_seconds
+    stages, launch = plan.stages, plan.prediction.launch_seconds
     times = StageTimes(
         forward=tuple(s.forward_seconds + launch for s in stages),
         input_gradient=tuple(s.input_gradient_seconds + launch for s in stages),
         weight_gradient=tuple(s.weight_gradient_seconds for s in stages),
-        send_seconds=plan.send_seconds,
+        send_seconds=plan.prediction.send_seconds,
         activation_bytes=tuple(s.activation_bytes for s in stages),
         kept_bytes=tuple(s.kept_bytes for s in stages),
     )
@@ -26,8 +26,8 @@ def simulation_of(plan: PipelinePlan) -> Simulation:
     return simulate(grid, times)
 
 
-def once_seconds_of(plan: PipelinePlan) -> tuple[float, ...]:
-    """What each submesh does once a step, after its last microbatch: gradient sums and update."""
+def once_seconds_of(plan: Plan) -> tuple[float, ...]:
+    """Work of each submesh once a step, after its last microbatch: gradient sums and update."""
     once = [0.0] * len(plan.submeshes)
     for stage in plan.stages:
         once[stage.submesh] += stage.once_seconds

@@ -1,4 +1,4 @@
-"""How long a grid takes: when each task runs, the bubbles, and what is held in memory.
+"""Simulation of a grid: when each task runs, the bubbles, and what is held in memory.
 
 A task starts once its device is free and what it reads has arrived. Transfers are asynchronous:
 they delay the reader and keep no device busy. So the times are found in one pass over the tasks, in
@@ -32,7 +32,7 @@ _MANY_TASKS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """When a task runs."""
+    """Start and end of a task."""
 
     task: Task
     start_seconds: float
@@ -59,19 +59,19 @@ class Simulation:
 
     @cached_property
     def busy_seconds(self) -> tuple[float, ...]:
-        """How long each device works."""
+        """Seconds that each device works."""
         wiring, devices = self.grid.wiring, self.grid.device_count
         busy = np.bincount(wiring.device, _durations(self.grid, self.times), devices)
         return tuple(map(float, busy))
 
     @property
     def makespan_bubbles(self) -> tuple[float, ...]:
-        """How long each device does not work."""
+        """Seconds that each device does not work."""
         return tuple(_idle(self.makespan_seconds, busy) for busy in self.busy_seconds)
 
     @property
     def span_bubbles(self) -> tuple[float, ...]:
-        """How long each device waits between its first and its last task."""
+        """Seconds that each device waits between its first and its last task."""
         rows = self.grid.wiring.rows
         spans = [float(self.ends[row[-1]] - self.starts[row[0]]) for row in rows]
         return tuple(map(_idle, spans, self.busy_seconds))
@@ -99,7 +99,7 @@ class Simulation:
 
     @cached_property
     def spans(self) -> tuple[tuple[Span, ...], ...]:
-        """When each task of each device runs."""
+        """Start and end of each task of each device."""
         return tuple(
             tuple(map(Span, tasks, self.starts[row].tolist(), self.ends[row].tolist()))
             for tasks, row in zip(self.grid.rows, self.grid.wiring.rows, strict=True)
@@ -133,7 +133,7 @@ class Simulation:
 
 
 def simulate(grid: Grid, times: StageTimes) -> Simulation:
-    """When every task of the grid runs if its stages cost that much.
+    """Runs a grid whose stages cost that much.
 
     Raises ScheduleError where the costs are of another number of stages, or the grid cannot run.
     """
@@ -151,7 +151,7 @@ def simulate(grid: Grid, times: StageTimes) -> Simulation:
 
 
 def _idle(span: float, busy: float) -> float:
-    """What of a span is no work; what only rounding leaves is nothing."""
+    """The part of a span that is no work; what only rounding leaves is nothing."""
     return span - busy if span - busy > 1e-12 * span else 0.0
 
 
@@ -167,7 +167,7 @@ def _durations(grid: Grid, times: StageTimes) -> Numbers:
 
 
 def _transfers(grid: Grid, times: StageTimes) -> Numbers:
-    """How long what a task of each kind and stage reads from another stage is under way."""
+    """Seconds that what a task of each kind and stage reads from another stage is under way."""
     stages, boundaries = grid.stage_count, grid.stage_count - 1
     crosses = np.not_equal(grid.device_of[1:], grid.device_of[:-1])
     send = np.array(times.send_seconds or (0.0,) * boundaries, np.float64) * crosses
@@ -180,7 +180,7 @@ def _transfers(grid: Grid, times: StageTimes) -> Numbers:
 
 
 def _held_bytes(grid: Grid, times: StageTimes) -> NDArray[np.int64]:
-    """What a task of each kind and stage adds to the bytes held: nothing if none is a backward."""
+    """Bytes that a task of each kind and stage adds to those held: none if none is a backward."""
     none = (0,) * grid.stage_count
     activations = np.array(times.activation_bytes or none, np.int64)
     kept = np.array(times.kept_bytes or none, np.int64)
@@ -194,7 +194,7 @@ def _held_bytes(grid: Grid, times: StageTimes) -> NDArray[np.int64]:
 
 
 def _starts(wiring: Wiring, durations: Numbers, delays: Numbers, device_count: int) -> Numbers:
-    """When each task starts."""
+    """The start of each task."""
     device, awaits = wiring.device, wiring.awaits
     starts, free = np.zeros_like(durations), np.zeros(device_count)
     if device.size >= _MANY_TASKS:

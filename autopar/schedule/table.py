@@ -30,7 +30,7 @@ PeakFormula = Callable[[int, int, int, int], int]
 
 
 class Bubble(StrEnum):
-    """How long the slowest device waits for each of the others, once a step.
+    """The wait of the slowest device for each of the others, once a step.
 
     F, I and W are a device's forward and the halves of its backward. Its F has to pass before the
     last device can begin, and I and W after the last has ended, but for what W fills.

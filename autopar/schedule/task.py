@@ -1,4 +1,4 @@
-"""What one device does at one time: a kind of work, of one stage, for one microbatch."""
+"""A task of one device at one time: a kind of work, of one stage, for one microbatch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """What a task computes of its stage.
+    """The part of its stage that a task computes.
 
     A BACKWARD is an INPUT_GRADIENT and a WEIGHT_GRADIENT in one: a grid has either it or those two.
     """
@@ -20,7 +20,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, order=True, slots=True)
 class Task:
-    """One kind of work of one stage for one microbatch; prints as F2.0, stage before microbatch."""
+    """A kind of work of one stage for one microbatch; prints as F2.0, stage before microbatch."""
 
     kind: Kind
     stage: int

@@ -1,4 +1,4 @@
-"""What the tasks of each stage cost: seconds, seconds of transfers, and bytes kept."""
+"""Costs of the tasks of each stage: seconds, seconds of transfers, and bytes kept."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class StageTimes:
 
     @property
     def stage_count(self) -> int:
-        """How many stages the costs are of."""
+        """Number of stages that the costs are of."""
         return len(self.forward)
 
 

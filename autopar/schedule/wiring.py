@@ -1,4 +1,4 @@
-"""Which task waits for which, and an order in which all of them can run."""
+"""The tasks that each task waits for, and an order in which all of them can run."""
 
 from __future__ import annotations
 

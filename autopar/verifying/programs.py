@@ -12,20 +12,17 @@ from autopar.cluster.target import Target
 from autopar.cost.memory import held_bytes
 from autopar.cost.overlap import listing_seconds
 from autopar.cost.prices import Prices
-from autopar.frontend import TracedStep
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.plan import Prediction
 from autopar.ir.program import PartKind, Program
 from autopar.ir.spmd import Collective, Move
-from autopar.ir.stages import Submesh
-from autopar.planner.plan import Planned
-from autopar.planner.planned_stages import PlannedStages
+from autopar.planner.planned import Planned
 from autopar.runtime.aot.job import Job, job_of_part
 from autopar.runtime.bind import shape_with_axis
+from autopar.runtime.compile import group_equal_parts
 from autopar.runtime.interface import Interface
-from autopar.runtime.likeness import alike_parts
 from autopar.runtime.parts import PartSource
-from autopar.runtime.trial.compiled import CpuProgram, cpu_program_of_part
+from autopar.runtime.validation.steps import CpuProgram, cpu_program_of_part
 
 
 @dataclass(frozen=True)
@@ -52,15 +49,6 @@ class PlannedProgram:
         return max(0.0, self.seconds - self.exposed_seconds)
 
 
-def program_of(planned: Planned | PlannedStages) -> tuple[MicrobatchTrace, Program]:
-    """The trace and the program that an executor runs."""
-    if isinstance(planned, Planned):
-        submesh = Submesh(planned.plan.mesh)
-        program = Program.of_one_part(planned.graph, planned.program, submesh)
-        return MicrobatchTrace.of_whole(planned.traced), program
-    return planned.staged.sliced.trace, planned.staged.program
-
-
 def whole_job(
     trace: MicrobatchTrace, program: Program, cluster: Cluster, donate: bool = True
 ) -> Job:
@@ -71,20 +59,13 @@ def whole_job(
     return job_of_part(source, program.submeshes, cluster)
 
 
-def plain_trace(planned: Planned | PlannedStages) -> TracedStep:
-    """The whole step as the user wrote it."""
-    return planned.plain.traced if isinstance(planned, Planned) else planned.source.traced
-
-
-def programs_of(
-    planned: Planned | PlannedStages, cluster: Cluster, target: Target
-) -> Iterator[PlannedProgram]:
+def programs_of(planned: Planned, cluster: Cluster, target: Target) -> Iterator[PlannedProgram]:
     """Every different program of a step, to be compiled for a cluster's target."""
-    trace, program = program_of(planned)
+    trace, program = planned.trace, planned.program
     meshes = tuple(shape_with_axis(s.mesh) for s in program.submeshes)
     interface = Interface(trace, program, meshes)
     is_cpu = target.platform == "cpu"
-    for sources in alike_parts(interface.sources(target.platform, donate_state=True)):
+    for sources in group_equal_parts(interface.sources(target.platform, donate_state=True)):
         part = sources[0].program.part
         ahead = partial(job_of_part, sources[0], program.submeshes, cluster)
         export = cpu_program_of_part(sources[0]) if is_cpu else ahead

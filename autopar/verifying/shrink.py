@@ -18,7 +18,7 @@ from autopar.ir.program import Program
 from autopar.ir.stages import Submesh
 from autopar.passes.base import Setting
 from autopar.passes.pipeline import lower
-from autopar.planner.plan import Planned
+from autopar.planner.planned import Planned
 from autopar.planner.remat import Form, form_of
 from autopar.rules import RuleBook, attach_rules
 
@@ -51,8 +51,8 @@ def shrunk(planned: Planned, called: Called, devices: int) -> Shrunk:
     """
     plan = planned.plan
     mesh = smaller_mesh(plan.mesh, devices)
-    rules = planned.site.request.rules
-    for rows, attempt in _attempts(planned.plain.traced, called, plan.mesh, mesh):
+    rules = planned.request.rules
+    for rows, attempt in _attempts(planned.source.traced, called, plan.mesh, mesh):
         try:
             return _on(plan, rules, attempt, mesh, rows)
         except AutoparError:

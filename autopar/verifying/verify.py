@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from autopar.cluster import Cluster
-from autopar.cluster.planned import cluster_of
+from autopar.cluster.planned import planned_cluster
 from autopar.cluster.target import Target
 from autopar.errors import ArgumentError, VerifyError
 from autopar.frontend import read_call
@@ -18,14 +18,13 @@ from autopar.ir.plan import Plan
 from autopar.ir.program import Program
 from autopar.ir.values import item_bytes
 from autopar.ir.verification import CompiledPart, Numerics, Verification
-from autopar.planner.plan import Planned
-from autopar.planner.planned_stages import PlannedStages
+from autopar.planner.planned import Planned
 from autopar.runtime.aot.job import Job
 from autopar.runtime.aot.launch import compile_ahead
-from autopar.runtime.trial.compiled import CpuProgram
-from autopar.runtime.trial.numerics import STEPS, Trial, numerics
-from autopar.runtime.trial.remote import remote_step
-from autopar.runtime.trial.steps import (
+from autopar.runtime.validation.numerics import STEPS, Validation, numerics
+from autopar.runtime.validation.remote import remote_step
+from autopar.runtime.validation.steps import (
+    CpuProgram,
     FlatStep,
     check_host_memory,
     plain_step,
@@ -33,7 +32,7 @@ from autopar.runtime.trial.steps import (
     runs_here,
 )
 from autopar.verifying.figures import Judge
-from autopar.verifying.programs import plain_trace, program_of, programs_of, whole_job
+from autopar.verifying.programs import programs_of, whole_job
 from autopar.verifying.shrink import Called, shrunk
 
 # A program, exported when it is asked for, the level and the seconds to what became of it.
@@ -77,9 +76,7 @@ def level_named(name: str | Level) -> Level:
         ) from None
 
 
-def verify_planned(
-    planned: Planned | PlannedStages, called: Called, inquiry: Inquiry
-) -> Verification:
+def verify_planned(planned: Planned, called: Called, inquiry: Inquiry) -> Verification:
     """Verify a plan at a level.
 
     Raises VerifyError where that cannot be done here: a compiler is missing or gave no answer, or
@@ -101,10 +98,10 @@ def verify_planned(
 # -- numerics ----------------------------------------------------------------------------------
 
 
-def _numerics(planned: Planned | PlannedStages, called: Called, inquiry: Inquiry) -> Numerics:
+def _numerics(planned: Planned, called: Called, inquiry: Inquiry) -> Numerics:
     _check_memory(planned.plan, inquiry.devices)
-    with _trial(planned, called, inquiry.devices) as trial:
-        return numerics(trial, inquiry.steps)
+    with _validation(planned, called, inquiry.devices) as validation:
+        return numerics(validation, inquiry.steps)
 
 
 def _check_memory(plan: Plan, devices: int | None) -> None:
@@ -119,13 +116,11 @@ def _check_memory(plan: Plan, devices: int | None) -> None:
 
 
 @contextmanager
-def _trial(
-    planned: Planned | PlannedStages, called: Called, devices: int | None
-) -> Generator[Trial]:
-    trace, program = program_of(planned)
-    plain, notes = plain_trace(planned), tuple[str, ...]()
+def _validation(planned: Planned, called: Called, devices: int | None) -> Generator[Validation]:
+    trace, program = planned.trace, planned.program
+    plain, notes = planned.source.traced, tuple[str, ...]()
     if devices is not None and devices < planned.plan.device_count:
-        if not isinstance(planned, Planned):
+        if not program.is_one_part:
             raise VerifyError(
                 f"a plan of stages runs on its own {planned.plan.device_count} devices, not on "
                 f"{devices}: its submeshes are not shrunk. Plan the same stages for a smaller "
@@ -136,7 +131,7 @@ def _trial(
         trace, program = MicrobatchTrace.of_whole(small.traced), small.program
     meshes = [s.mesh for s in program.submeshes]
     with _on_cpu(trace, program) as step:
-        yield Trial(
+        yield Validation(
             plain,
             read_call(called.spec, called.args, called.kwargs).leaves,
             plain_step(called.spec, called.args, called.kwargs),
@@ -164,11 +159,11 @@ def _on_cpu(trace: MicrobatchTrace, program: Program) -> Generator[FlatStep]:
 # -- compilers ---------------------------------------------------------------------------------
 
 
-def _target_cluster(planned: Planned | PlannedStages, inquiry: Inquiry) -> Cluster:
+def _target_cluster(planned: Planned, inquiry: Inquiry) -> Cluster:
     """The cluster to compile for; raises ArgumentError where it has other numbers of devices."""
     plan = planned.plan
     if inquiry.target is None:
-        return cluster_of(plan)
+        return planned_cluster(plan)
     if inquiry.target.device_count != plan.device_count:
         raise ArgumentError(
             f"target {inquiry.target.name} has {inquiry.target.device_count} devices and the plan "
@@ -178,7 +173,7 @@ def _target_cluster(planned: Planned | PlannedStages, inquiry: Inquiry) -> Clust
 
 
 def _parts(
-    planned: Planned | PlannedStages, cluster: Cluster, target: Target, inquiry: Inquiry
+    planned: Planned, cluster: Cluster, target: Target, inquiry: Inquiry
 ) -> Iterator[CompiledPart]:
     judge = Judge(inquiry.level, target.platform, cluster.memory_bytes)
     for program in programs_of(planned, cluster, target):

@@ -132,12 +132,9 @@ def in_stages() -> str:
         gpt.train_step, *gpt.example_args(), cluster="4x8xh100", mesh=(8,), stages=4,
         microbatches=8, schedule="zb-h1",
     )  # fmt: skip
-    pipeline = plan.pipeline
-    if pipeline is None:
-        raise ValueError("four stages were asked for, and the plan has none")
-    names = [f"mesh{k}" for k in range(len(pipeline.submeshes))]
-    once = once_seconds_of(pipeline)
-    return gantt_svg(simulation_of(pipeline), once_seconds=once, names=names, standalone=True)
+    names = [f"mesh{k}" for k in range(len(plan.submeshes))]
+    once = once_seconds_of(plan)
+    return gantt_svg(simulation_of(plan), once_seconds=once, names=names, standalone=True)
 
 
 def main() -> None:

@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from autopar.ir.batching import Rows
 from autopar.ir.graph import Op
 from autopar.ir.rule import Dims, Kind, Rule
 from autopar.ir.values import Value
-from autopar.rules import REPLICATED, rule_for
+from autopar.rules import REPLICATED
 from autopar.rules.params import fields, ints, pairs
+from autopar.rules.propagation import item_rule
 
 COUPLES = "mixes rows of the batch"
 UNEVEN = "is given rows that lie in different orders"
@@ -78,7 +79,7 @@ def is_opaque(op: Op) -> bool:
 
 
 def _by_rule(given: AlignedOp) -> RowFlow:
-    rule = _rule(given)
+    rule = item_rule(given.whole, given.operands)
     carried = _carry_factors(rule, given)
     if isinstance(carried, str):
         return RowFlow(fault=carried)
@@ -94,19 +95,6 @@ def _by_rule(given: AlignedOp) -> RowFlow:
     if not all(found) and len(combiners) != 1:
         return RowFlow(fault=COUPLES)
     return RowFlow(tuple(p[0] if p else None for p in found), "".join(combiners))
-
-
-def _rule(given: AlignedOp) -> Rule:
-    """The op's rule; random keys, which no device may share, are items like any other here."""
-    op, operands = given.whole, given.operands
-    if op.rule is not None and not any(v.dtype.startswith("key") for v in (*operands, *op.results)):
-        return op.rule
-    plain = replace(op, results=tuple(map(_as_number, op.results)))
-    return rule_for(plain, [_as_number(v) for v in operands])
-
-
-def _as_number(value: Value) -> Value:
-    return replace(value, dtype="u32") if value.dtype.startswith("key") else value
 
 
 def _carry_factors(rule: Rule, given: AlignedOp) -> dict[int, tuple[int, int]] | str:

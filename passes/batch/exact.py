@@ -93,10 +93,10 @@ class Exact(AbstractBatching):
         # R3 needs two loops, forwards and backwards, with all statistics made between them.
         between = all(map(phases.is_between_passes, phases.reentries))
         if not between or phases.loops > _BARRIER_LOOPS:
-            yield from reentry_faults(phases)
+            yield from _reentry_faults(phases)
         # E4: the schedule asked for mixes them.
         elif not self.barrier:
-            yield from (Fault(Why.BARRIER, reentry_text(phases, r)) for r in phases.reentries)
+            yield from (Fault(Why.BARRIER, _reentry_text(phases, r)) for r in phases.reentries)
 
 
 def _align(given: BatchGraphs) -> tuple[TransferFunctions, list[Fault]]:
@@ -149,24 +149,24 @@ def _notes(
     phases: Phases, known: Sequence[str], placed: Placement, rescales: Sequence[Rescale]
 ) -> Iterator[str]:
     for name in known:
-        yield f"{statistic_text(phases, name)} is taken of the whole batch first"
+        yield f"{_statistic_text(phases, name)} is taken of the whole batch first"
     for rescale in rescales:
         value = phases.graph.values[rescale.value]
         count = len(rescale.accumulators)
         yield f"{value} only scales {count} sums: they may be multiplied by it after the loop"
     if placed.crossing:
         for reentry in phases.reentries:
-            yield f"all forwards come before all backwards: {reentry_text(phases, reentry)}"
+            yield f"all forwards come before all backwards: {_reentry_text(phases, reentry)}"
     elif phases.loops > 1:
         yield f"{phases.loops} loops one after the other; every schedule"
     else:
         yield "1 loop; every schedule"
 
 
-def reentry_text(phases: Phases, reentry: Reentry) -> str:
+def _reentry_text(phases: Phases, reentry: Reentry) -> str:
     """Both ends: "the mean over rows %5 (bn.py:12) is subtracted from rows: sub %9 (bn.py:14)"."""
     graph = phases.whole
-    made = [statistic_text(phases, n) for n in sorted(phases.sums_behind(reentry.value))]
+    made = [_statistic_text(phases, n) for n in sorted(phases.sums_behind(reentry.value))]
     use, value = _use(graph, reentry)
     is_are = "is" if len(made) == 1 else "are"
     verb = _VERBS.get((use.kind, use.operands.index(value)), "read row by row")
@@ -187,7 +187,7 @@ _VERBS = {
 }
 
 
-def statistic_text(phases: Phases, name: str) -> str:
+def _statistic_text(phases: Phases, name: str) -> str:
     """A result that combines rows: "the mean over rows %5: f32[8] (bn.py:12)"."""
     graph = phases.whole
     op = graph.ops[phases.makers[name]]
@@ -217,13 +217,13 @@ def _use(graph: Graph, reentry: Reentry) -> tuple[Op, str]:
     return op, value
 
 
-def reentry_faults(phases: Phases) -> Iterator[Fault]:
+def _reentry_faults(phases: Phases) -> Iterator[Fault]:
     """Faults of re-entries that no order of loops makes exact, those of forward passes first."""
     forward = [r for r in phases.reentries if phases.graph.ops[r.op].origin.region == "forward"]
     why = Why.STATISTIC if _reaches_gradients(phases) else Why.METRIC
     for reentry in forward:
-        yield Fault(why, reentry_text(phases, reentry))
-    for text in dict.fromkeys(reentry_text(phases, r) for r in phases.reentries if not forward):
+        yield Fault(why, _reentry_text(phases, reentry))
+    for text in dict.fromkeys(_reentry_text(phases, r) for r in phases.reentries if not forward):
         yield Fault(Why.DEEP, f"{text}; {phases.loops} passes over the microbatches in all")
 
 

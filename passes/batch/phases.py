@@ -108,7 +108,7 @@ def analyze_phases(transfer: TransferFunctions, known: Collection[str] = ()) -> 
     """The phases of a step in which the values `known` are there from the start."""
     reader = _Reader(transfer, frozenset(known))
     part, whole = transfer.graphs.part, transfer.graphs.whole
-    live = live_ops(part, known)
+    live = _live_ops(part, known)
     # Ops of both traces are read in order, side by side: op i of the one is op i of the other.
     for i, (one, own) in enumerate(zip(whole.ops, part.ops, strict=True)):
         reader.read(i, one, own, is_live=i in live)
@@ -124,7 +124,7 @@ def analyze_phases(transfer: TransferFunctions, known: Collection[str] = ()) -> 
     )
 
 
-def live_ops(graph: Graph, known: Collection[str] = ()) -> frozenset[int]:
+def _live_ops(graph: Graph, known: Collection[str] = ()) -> frozenset[int]:
     """Ops that an output or an effect needs, where `known` values need no op."""
     needed = {o for o in graph.outputs if isinstance(o, str)} - set(known)
     live: set[int] = set()

@@ -54,7 +54,7 @@ def describe(op: Op, place: int = 0) -> str:
     return f"{op.kind}{value}{line}"
 
 
-ALWAYS = "microbatches=1 is always exact."
+_ALWAYS = "microbatches=1 is always exact."
 _SHOWN = 4
 
 # For each reason: its error, what it comes to, and the remedy.
@@ -149,6 +149,6 @@ def refusal(name: str, faults: Sequence[Fault]) -> BatchError:
         listing(
             f"{name} cannot be cut into microbatches exactly: {headline}.",
             [*shown, *more],
-            f"{remedy} {ALWAYS}",
+            f"{remedy} {_ALWAYS}",
         )
     )

@@ -238,7 +238,7 @@ class TransferFunctions:
             for f in given
         ) and not self.touches_rows(whole, part)
         fits = (
-            is_linear(whole, places, zeros, scope)
+            _is_linear(whole, places, zeros, scope)
             if combiner == "sum"
             else combines(whole, combiner)
         )
@@ -272,7 +272,7 @@ def _is_multiple(op: Op, scalar: str, given: Sequence[Fact], scope: Graph) -> bo
         return False
     places = [i for i, f in enumerate(given) if scalar in f.multiple_of]
     zeros = [i for i, f in enumerate(given) if f.zero]
-    return is_linear(op, places, zeros, scope)
+    return _is_linear(op, places, zeros, scope)
 
 
 def _describe_maker(operand: Operand, scope: Graph) -> str:
@@ -338,7 +338,7 @@ def keeps_zero(op: Op) -> bool:
     return primitive(op.kind).keeps_zero
 
 
-def is_linear(op: Op, places: Collection[int], zeros: Collection[int], graph: Graph) -> bool:
+def _is_linear(op: Op, places: Collection[int], zeros: Collection[int], graph: Graph) -> bool:
     """True if the results are linear in the operands at these places, those at `zeros` being 0.
 
     Rounding to a floating-point type counts as linear.

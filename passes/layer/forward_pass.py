@@ -41,7 +41,7 @@ class Forward:
 
 def forward_of(batching: Batching) -> Forward:
     """The forward pass of a step."""
-    graph, moments = batching.graph, moments_of(batching)
+    graph, moments = batching.graph, _moments_of(batching)
     sources = _sources(graph, moments)
     positions = tuple(i for i in _forward_positions(graph, moments) if i not in sources)
     flops = np.array([graph.ops[i].flops for i in positions], dtype=np.int64)
@@ -92,7 +92,7 @@ def _first_readers(graph: Graph, loops: list[int]) -> list[int]:
     return first
 
 
-def moments_of(batching: Batching) -> tuple[Moment, ...]:
+def _moments_of(batching: Batching) -> tuple[Moment, ...]:
     """The moment of each op; of a step left whole, the one it would have if it were cut.
 
     There ops that read the batch are in the loop, but for the update, which follows it.

@@ -18,7 +18,6 @@ from autopar.cost.reshard import Resharder
 from autopar.ir.batching import Batching
 from autopar.ir.program import (
     ONCE,
-    Parcel,
     Part,
     PartKind,
     PartProgram,
@@ -26,6 +25,7 @@ from autopar.ir.program import (
     Run,
     Send,
     Start,
+    Transfer,
 )
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.soundness import check_listing
@@ -68,7 +68,7 @@ def lower_pipeline(
     """
     dataflow = PartDataflow.of(batching, stages, parts)
     # 1. What each device runs of every part.
-    listings = list_parts(dataflow, plans, resharders)
+    listings = _list_parts(dataflow, plans, resharders)
     for part, listing in zip(parts, listings, strict=True):
         check_listing(part.graph, listing, stages.submeshes[part.submesh].mesh)
     # 2. Registers for all values; runs and sends in order; frees.
@@ -92,7 +92,7 @@ def lower_pipeline(
     return program
 
 
-def list_parts(
+def _list_parts(
     dataflow: PartDataflow, plans: Sequence[ShardingPlan], resharders: Sequence[Resharder]
 ) -> tuple[SpmdProgram, ...]:
     """Lower each part to what every device of its submesh runs."""
@@ -124,7 +124,7 @@ class _Order:
             # update.
             yield from ([start] for start in self._starts(loop))
             grid = grid_of(self.dataflow.step.stages, batching.microbatches)
-            for task in in_time(grid):
+            for task in _in_time(grid):
                 yield from self._task(loop, task)
             yield from self._once([2 * loop + 1])
 
@@ -195,13 +195,13 @@ class _Order:
 
 def _send(submesh: int, target: int, passages: Sequence[Passage], microbatch: int) -> Send:
     i = max(microbatch, 0)
-    parcels = tuple(
-        Parcel(a.value, a.register(i), b.register(i), a.sharding, b.sharding) for a, b in passages
+    transfers = tuple(
+        Transfer(a.value, a.register(i), b.register(i), a.sharding, b.sharding) for a, b in passages
     )
-    return Send(submesh, target, parcels, microbatch)
+    return Send(submesh, target, transfers, microbatch)
 
 
-def in_time(grid: Grid) -> list[Task]:
+def _in_time(grid: Grid) -> list[Task]:
     """The tasks of a grid in the order in which they start if each takes one slot.
 
     So whoever drives several submeshes keeps all of them busy, and each task comes after those

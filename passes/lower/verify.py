@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import repeat
 
 from autopar.errors import GraphError, listing
-from autopar.ir.program import ONCE, Free, Parcel, PartProgram, Program, Run, Send, Start
+from autopar.ir.program import ONCE, Free, PartProgram, Program, Run, Send, Start, Transfer
 from autopar.ir.sharding import Sharding
 from autopar.passes.lower.partition.part_assignment import PartKey
 
@@ -130,20 +130,20 @@ class _Walk:
             self._drop(given.part.submesh, register, "taken over")
 
     def _send(self, step: Send) -> None:
-        if step.source == step.target or not step.parcels:
-            self._fault(f"sends {len(step.parcels)} values from submesh {step.source} to itself")
-        for parcel in step.parcels:
-            self._check_parcel(step, parcel)
-        parcels = step.parcels
-        self._read(step.source, (p.source for p in parcels), (p.before for p in parcels))
-        self._write(step.target, (p.target for p in parcels), (p.after for p in parcels))
+        if step.source == step.target or not step.transfers:
+            self._fault(f"sends {len(step.transfers)} values from submesh {step.source} to itself")
+        for transfer in step.transfers:
+            self._check_transfer(step, transfer)
+        transfers = step.transfers
+        self._read(step.source, (p.source for p in transfers), (p.before for p in transfers))
+        self._write(step.target, (p.target for p in transfers), (p.after for p in transfers))
 
-    def _check_parcel(self, step: Send, parcel: Parcel) -> None:
-        for submesh, sharding in ((step.source, parcel.before), (step.target, parcel.after)):
+    def _check_transfer(self, step: Send, transfer: Transfer) -> None:
+        for submesh, sharding in ((step.source, transfer.before), (step.target, transfer.after)):
             mesh = self._program.submeshes[submesh].mesh
             # A partial sum has no meaning on other devices.
-            if sharding.partial or not sharding.fits(parcel.value.shape, mesh):
-                self._fault(f"{parcel.value} cannot cross as {sharding} on ({mesh})")
+            if sharding.partial or not sharding.fits(transfer.value.shape, mesh):
+                self._fault(f"{transfer.value} cannot cross as {sharding} on ({mesh})")
 
     def _free(self, step: Free) -> None:
         for register in step.registers:

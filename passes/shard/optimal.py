@@ -14,7 +14,7 @@ from autopar.ir.mesh import MeshShape
 from autopar.ir.outcome import Margin, Outcome
 from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_plan import OpPath, ShardingPlan
-from autopar.passes.base import Setting
+from autopar.passes.base import NO_OPTION, Setting
 from autopar.passes.shard.base import AbstractSharding
 from autopar.passes.shard.diagnose.infeasible import Posed, Refused, Weigh, lightest
 from autopar.passes.shard.model.assemble import Assembled, assemble
@@ -53,12 +53,12 @@ class Optimal(AbstractSharding):
 
     name: ClassVar[str] = "optimal"
     recipe: AbstractRecipe = field(default_factory=Free)
-    effort: Effort = FULL
-    explain: bool = True
-    reuse_gathered: bool = False
+    effort: Effort = field(default=FULL, metadata=NO_OPTION)
+    explain: bool = field(default=True, metadata=NO_OPTION)
+    reuse_gathered: bool = field(default=False, metadata=NO_OPTION)
     merge_above: int = 1500
     hops: int = 4
-    reshard_costs: ReshardCosts | None = field(default=None, compare=False)
+    reshard_costs: ReshardCosts | None = field(default=None, compare=False, metadata=NO_OPTION)
 
     def run(self, given: Graph, setting: Setting) -> ShardingPlan:
         """The plan; raises PinError, MemoryLimitError or InfeasibleError where there is none."""

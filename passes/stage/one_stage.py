@@ -18,7 +18,6 @@ class One(AbstractStaging):
     name: ClassVar[str] = "one"
 
     def run(self, given: LayerSequence, setting: Setting) -> StagePlan:
-        """A plan of one stage; of none for a step without layers."""
-        count = len(given.layers)
-        stages = (Stage(0, count - 1),) if count else ()
-        return StagePlan(given, stages, (Submesh(setting.mesh),))
+        """A plan of one stage."""
+        whole = Stage(0, len(given.layers) - 1)
+        return StagePlan(given, (whole,), (Submesh(setting.mesh),))

@@ -235,14 +235,14 @@ def _all_ranges(times: StageTimes, workers: int) -> Floats:
     count = times.layer_count
     found = np.full((count + 1, count + 1), np.inf)
     for first in range(count):
-        found[first, first:] = bottlenecks(times.of(first, count), workers)[workers]
+        found[first, first:] = _bottlenecks(times.of(first, count), workers)[workers]
     return found
 
 
 # -- the recurrence ------------------------------------------------------------------------------
 
 
-def bottlenecks(times: StageTimes, workers: int) -> Floats:
+def _bottlenecks(times: StageTimes, workers: int) -> Floats:
     """A(j,m) as [m, j] for m = 0..M; infinite where j or m is 0.
 
     Under a limit it is the least number of cuts with which no term exceeds it.
@@ -322,7 +322,7 @@ def _dense_minimum(stages: Floats, heads: _Heads, m: int) -> Floats:
 # -- stages of a best partition ------------------------------------------------------------------
 
 
-def fewest_stages(times: StageTimes, workers: int) -> tuple[tuple[int, int, int], ...]:
+def _fewest_stages(times: StageTimes, workers: int) -> tuple[tuple[int, int, int], ...]:
     """Stages (first cut, last cut, replicas) of least bottleneck on all workers.
 
     Of equals those of fewest stages; of these the last stage has the fewest replicas, then the
@@ -331,8 +331,8 @@ def fewest_stages(times: StageTimes, workers: int) -> tuple[tuple[int, int, int]
     last, left = times.layer_count, workers
     # Of partitions no slower than the best, the one of fewest cuts: the same recurrence counts
     # them.
-    limited = replace(times, limit_ms=float(bottlenecks(times, workers)[left, last]))
-    cut_count = bottlenecks(limited, workers)
+    limited = replace(times, limit_ms=float(_bottlenecks(times, workers)[left, last]))
+    cut_count = _bottlenecks(limited, workers)
     stages: list[tuple[int, int, int]] = []
     while last > 0:
         first, replicas = _last_stage(limited, cut_count, last, left)
@@ -361,7 +361,7 @@ def _stages(
     """The stages of layers start+1..stop on all components of the outermost of some levels."""
     here, workers = times[-1], counts[-1]
     left, stages = workers, list[PipelineStage]()
-    for first, last, replicas in fewest_stages(here.of(start, stop), workers):
+    for first, last, replicas in _fewest_stages(here.of(start, stop), workers):
         ends = np.array(start + first), np.array(start + last)
         sync = here.sync_ms_on(*ends, np.array(replicas))
         stages.append(

@@ -20,12 +20,14 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 
 from autopar.cluster.submesh import submesh_families
 from autopar.errors import InfeasibleError, MemoryLimitError, ScheduleError
 from autopar.ir.text import show_bytes, show_seconds
+from autopar.passes.base import AbstractPass, Setting
 from autopar.passes.stage.candidates import Candidate, chunks_of
 from autopar.passes.stage.dynamic import (
     Field,
@@ -59,6 +61,21 @@ _DIGITS = 9
 Family = Mapping[int, int]
 
 
+@dataclass(frozen=True)
+class Search(AbstractPass[StageTable, Ranked]):
+    """Searches the stages, the number of microbatches and the schedule that are not given."""
+
+    name: ClassVar[str] = "search"
+    stages: int | None = None
+    microbatches: int | None = None
+    schedule: str | None = None
+
+    def run(self, given: StageTable, setting: Setting) -> Ranked:
+        """The best choice and the runners-up; raises as `search`."""
+        del setting
+        return search(given, Wanted(self.stages, self.microbatches, self.schedule))
+
+
 def search(table: StageTable, wanted: Wanted = Wanted()) -> Ranked:
     """Find the fastest stages by simulation, among the best by formula.
 
@@ -70,7 +87,7 @@ def search(table: StageTable, wanted: Wanted = Wanted()) -> Ranked:
     space = _space(table, wanted)
     # 2. and 3. Seeds, which the ranking turns into candidates and simulates.
     ranking = Ranking(space)
-    ranking.run(one_stage(space), (*flat_seeds(space), *chunk_seeds(space)))
+    ranking.run(one_stage(space), (*_flat_seeds(space), *_chunk_seeds(space)))
     # 4. The answer.
     if not ranking.choices:
         raise _refusal(space, ranking)
@@ -208,7 +225,7 @@ class ScheduleGroup:
     windows: tuple[int, ...]
 
 
-def schedule_groups(
+def _schedule_groups(
     schedules: Sequence[str], microbatches: int, most: int
 ) -> tuple[ScheduleGroup, ...]:
     """Group schedules that have as many microbatches in flight.
@@ -230,7 +247,7 @@ def schedule_groups(
     return tuple(ScheduleGroup(names, *key) for key, names in found.items())
 
 
-def flat_seeds(space: SearchSpace) -> tuple[FlatSeed, ...]:
+def _flat_seeds(space: SearchSpace) -> tuple[FlatSeed, ...]:
     """The best partition of every number of microbatches and stages, for every group of schedules.
 
     Large numbers of microbatches come first: they soon give the bound that cuts the others short.
@@ -238,7 +255,7 @@ def flat_seeds(space: SearchSpace) -> tuple[FlatSeed, ...]:
     seeds: list[FlatSeed] = []
     cutoff = math.inf
     for costs in sorted(space.batches, key=lambda r: -r.microbatches):
-        for group in schedule_groups(space.flat, costs.microbatches, space.most_stages):
+        for group in _schedule_groups(space.flat, costs.microbatches, space.most_stages):
             for f in range(len(space.families)):
                 field = _field(space, costs, f, group.flights, group.bubble)
                 pace = Pace(costs.microbatches, group.windows, group.bubble)
@@ -285,7 +302,7 @@ class FlatSeed:
             yield Candidate(self.space.table, self.costs, self.family, parts, schedule, False)
 
 
-def chunk_seeds(space: SearchSpace) -> tuple[ChunkSeed, ...]:
+def _chunk_seeds(space: SearchSpace) -> tuple[ChunkSeed, ...]:
     """For every chunked schedule, number of microbatches, submesh and logical mesh."""
     return tuple(
         ChunkSeed(space, costs, f, every // devices, options, schedule)
@@ -324,7 +341,7 @@ class ChunkSeed:
     def candidates(self) -> Iterator[Candidate]:
         """Its most even chunks, as if memory were plentiful."""
         count = self.devices * chunks_of(self.schedule)
-        parts = even_chunks(self.costs, self.options, count)
+        parts = _even_chunks(self.costs, self.options, count)
         if parts:
             yield Candidate(self.space.table, self.costs, self.family, parts, self.schedule, False)
 
@@ -358,7 +375,7 @@ def _field(
 # -- chunks: the most even cut -------------------------------------------------------------------
 
 
-def even_chunks(
+def _even_chunks(
     costs: IntervalCosts, options: Sequence[int], count: int, bears: Sequence[Ints] | None = None
 ) -> tuple[Interval, ...] | None:
     """Cut layers into `count` even chunks in order, each under the fastest of `options` that fits.
@@ -534,7 +551,7 @@ class Ranking:
         # Its stages were chosen for the schedule in its group that keeps least: choose them for
         # this one.
         if not candidate.tight:
-            tight = tighten(self.space, candidate)
+            tight = _tighten(self.space, candidate)
             if tight:
                 self._wait(tight)
 
@@ -570,7 +587,7 @@ class Ranking:
 # -- a candidate that fits in place of one that does not -----------------------------------------
 
 
-def tighten(space: SearchSpace, candidate: Candidate) -> Candidate | None:
+def _tighten(space: SearchSpace, candidate: Candidate) -> Candidate | None:
     """The best of as many stages that fits under the candidate's own schedule; None if none does.
 
     Chunks each get an equal part of a device's memory, which is stricter than need be.
@@ -582,7 +599,7 @@ def tighten(space: SearchSpace, candidate: Candidate) -> Candidate | None:
         (options,) = [o for o in _same_mesh(costs, int(costs.submesh[first])) if first in o]
         # Chunks of a device share its memory in equal parts.
         bears = _memory_shares(candidate, flights)
-        parts = even_chunks(costs, options, len(candidate.parts), bears)
+        parts = _even_chunks(costs, options, len(candidate.parts), bears)
     else:
         count = candidate.devices
         bubble = SCHEDULES[name].bubble
@@ -685,7 +702,7 @@ def _min_memory(space: SearchSpace) -> tuple[int, str] | None:
     least: tuple[int, str] | None = None
     for costs in space.batches:
         most = 1 + int(costs.bytes_at(costs.microbatches).max())
-        for group in schedule_groups(space.flat, costs.microbatches, space.most_stages):
+        for group in _schedule_groups(space.flat, costs.microbatches, space.most_stages):
             for family in space.families:
                 below = least[0] if least else most
                 found = min_memory(costs, family, group.flights, below, space.stages)

@@ -1,4 +1,4 @@
-"""What a compiler left in a job's folder, read and written."""
+"""The answer that a compiler leaves in a job's folder, read and written."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _write(
 
 
 def is_scheduled(folder: Path) -> bool:
-    """Whether all is written that is known before code generation: the program and its buffers.
+    """True if all is written that is known before code generation: the program and its buffers.
 
     The entry comes last in a program's text, and nothing in it stands at the start of a line.
     """

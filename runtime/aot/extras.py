@@ -1,4 +1,4 @@
-"""Whether the compilers of other hardware are installed: asked before a process is started."""
+"""Checks that the compiler of other hardware is installed, before a process is started."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _version(package: str) -> str | None:
 
 
 def _libtpu_pin() -> str:
-    """What JAX's own extra asks for, as "0.0.42.*"; "" where it pins none."""
+    """The version that JAX's own extra asks for, as "0.0.42.*"; "" where it pins none."""
     pins = (re.match(r"libtpu==([\w.*]+)", line) for line in requires("jax") or ())
     return next((pin.group(1) for pin in pins if pin), "")
 

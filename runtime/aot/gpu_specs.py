@@ -1,4 +1,4 @@
-"""What XLA's GPU compiler has to be told of GPUs that are not here."""
+"""The description of GPUs that are not here, which XLA's compiler asks for."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Gpu:
 
     @property
     def extension(self) -> str:
-        """Whether code is for this very architecture, as in sm_90a."""
+        """The extension of an architecture that code is for alone, as in sm_90a."""
         return "ACCELERATED_FEATURES" if self.major >= 9 else "NONE"
 
 

@@ -1,19 +1,25 @@
-"""Compiles a job in a process of its own and reads what came of it."""
+"""Compiles a job in a process of its own, watched and stopped in time, and reads its answer."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+from autopar.errors import VerifyError
 from autopar.ir.compiled import Compiled, Level
 from autopar.runtime.aot.answer import is_scheduled, take_schedule
 from autopar.runtime.aot.answer import read_answer as read_answer
 from autopar.runtime.aot.job import Job
-from autopar.runtime.aot.process import run_child
 
 
 def compile_ahead(job: Job, level: Level = Level.MEMORY, limit_seconds: float = 600.0) -> Compiled:
-    """What the target's compiler makes of a job; below FULL it is stopped before code generation.
+    """Compile a job for its target; below FULL the compiler is stopped before code generation.
 
     All but the times of a TPU's kernels is known by then, in a tenth of the time. A program that
     does not fit is an answer too. Raises VerifyError where the compiler fails, or takes longer than
@@ -34,3 +40,87 @@ def compile_in(
     if not (folder / "answer.json").exists():
         take_schedule(folder)
     return read_answer(job, folder)
+
+
+# -- the process -------------------------------------------------------------------------------
+
+
+_TICK_SECONDS = 0.05
+_TOLD = 3000  # characters of what the process said, in an error
+
+
+def run_child(
+    folder: Path, limit_seconds: float, is_enough: Callable[[], bool] = lambda: False
+) -> None:
+    """Compile the job in a folder until the process ends, or `is_enough` of what it wrote.
+
+    Raises VerifyError where it fails or takes longer than the limit.
+    """
+    command = [sys.executable, "-P", "-m", "autopar.runtime.aot.child", str(folder)]
+    said = folder / "stderr.txt"
+    with said.open("wb") as log:
+        child = subprocess.Popen(
+            command, env=_environment(folder), stdin=subprocess.PIPE, stdout=log, stderr=log,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            code = _watched(child, time.monotonic() + limit_seconds, is_enough)
+        finally:
+            _end(child)
+    if code is None:
+        raise VerifyError(
+            f"the compiler was stopped after {limit_seconds:.0f} s without an answer; give it a "
+            "longer limit, or fewer layers to compile"
+        )
+    if code:
+        text = said.read_text(errors="replace").strip()
+        raise VerifyError(f"the compiler gave no answer (exit {code}). It said:\n{text[-_TOLD:]}")
+
+
+def _watched(
+    child: subprocess.Popen[bytes], deadline: float, is_enough: Callable[[], bool]
+) -> int | None:
+    """The exit code, 0 where what was written is enough, or None past the deadline."""
+    while time.monotonic() < deadline:
+        try:
+            return child.wait(_TICK_SECONDS)
+        except subprocess.TimeoutExpired:
+            if is_enough():
+                return 0
+    return None
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Kill the process with all that it started: compilers leave on no gentler word."""
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # it ended by itself, and alone
+    child.wait()
+    if child.stdin is not None:
+        child.stdin.close()
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """The environment of the process; of the parent's settings only where its modules lie.
+
+    No device is opened, no server asked, no lock taken, and temporary files go into the folder.
+    """
+    settings = {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_ENABLE_X64": "1",  # the program says itself how wide each of its values is
+        "TPU_SKIP_MDS_QUERY": "1",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_WORKER_ID": "0",
+        "TPU_LOG_DIR": "disabled",
+        "TMPDIR": str(folder),
+        "NUMBA_CACHE_DIR": str(folder),
+        "PATH": os.defpath,
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
+    }
+    # Where a module system keeps libraries of Python itself; unset, it is expanded to its own name.
+    libraries = os.path.expandvars("$LD_LIBRARY_PATH")
+    return settings if libraries.startswith("$") else {**settings, "LD_LIBRARY_PATH": libraries}

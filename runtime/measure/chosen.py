@@ -1,4 +1,4 @@
-"""Which of the present devices are measured."""
+"""Chooses the devices to measure among those that are present."""
 
 from __future__ import annotations
 

@@ -34,5 +34,5 @@ def join_job(text: str) -> None:
 
 
 def is_first() -> bool:
-    """Whether this process speaks for all."""
+    """True if this process speaks for all."""
     return jax.process_index() == 0

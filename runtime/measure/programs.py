@@ -55,7 +55,7 @@ def program(experiment: Experiment, mesh: Mesh, trips: int) -> tuple[Any, Carry,
 def _filled(
     shape: tuple[int, ...], experiment: Experiment, sharding: NamedSharding, count: int
 ) -> Any:
-    """One array of `shape` on each device.
+    """An array of `shape` on each device.
 
     Operands of matmuls are noise, because zeros take less power and so less time; scaled so that
     products neither grow nor vanish.

@@ -1,4 +1,4 @@
-"""How often a program is run to time it, and what comes of it."""
+"""The number of runs that time a program, and the seconds that they give."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Repeats:
 
 @dataclass(frozen=True)
 class Timing:
-    """One op's median seconds in a program that repeats it, over `count` runs of the program.
+    """The median seconds of an op in a program that repeats it, over `count` runs of the program.
 
     `spread` is relative: a robust standard deviation of a run over its median.
     """

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from autopar.frontend.trace.written_out import meaning
+from autopar.frontend.trace.written_out import BODIES, CALLS, meaning
 
 # ---- reading the step ----
 
@@ -46,26 +46,6 @@ class Program(NamedTuple):
             for body in equation.bodies:
                 yield from body.kinds()
 
-
-_CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr",
-    "custom_vmap_call": "call",
-    "eval_jaxpr": "call_jaxpr",
-    "xla_metadata_call": "jaxpr",
-}
-_BODIES = {
-    "scan": ("jaxpr",),
-    "while": ("cond_jaxpr", "body_jaxpr"),
-    "cond": ("branches",),
-    "remat2": ("jaxpr",),
-    "checkpoint": ("jaxpr",),
-}
 
 _Env = dict[Any, int | Written]
 
@@ -105,7 +85,7 @@ class Flattener:
     def _equations(self, jaxpr: Any, env: _Env) -> Iterator[Equation]:
         for eqn in jaxpr.eqns:
             operands = tuple(self._read(env, v) for v in eqn.invars)
-            called = eqn.params.get(_CALLS.get(eqn.primitive.name, ""))
+            called = eqn.params.get(CALLS.get(eqn.primitive.name, ""))
             called = self._written_out(eqn) if called is None else called
             if called is None:
                 results = tuple(next(self._numbers) for _ in eqn.outvars)
@@ -132,7 +112,7 @@ class Flattener:
 
     def _bodies(self, eqn: Any) -> Iterator[Program]:
         self._depth += 1
-        for name in _BODIES.get(eqn.primitive.name, ()):
+        for name in BODIES.get(eqn.primitive.name, ()):
             held = eqn.params[name]
             for body in held if isinstance(held, tuple) else (held,):
                 jaxpr, env = self._opened(body)

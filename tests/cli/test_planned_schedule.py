@@ -38,12 +38,11 @@ def test_a_named_schedule_is_saved(tmp_path: Path) -> None:
 @pytest.mark.smoke
 def test_a_plans_schedule_is_drawn_in_its_own_times(folder: Path, tmp_path: Path) -> None:
     picture, plan = tmp_path / "a.svg", api.load(folder / "two.json")
-    assert plan.pipeline is not None
     done = run("schedule", "--plan", folder / "two.json", "-o", picture)
     assert "Stages under 1f1b: 4 microbatches of 8 rows" in done.out
     svg = picture.read_text()
     assert {"mesh0", "mesh1"} <= set(said(svg))
-    share = plan.pipeline.bubble_seconds / plan.outcome.seconds
+    share = plan.prediction.bubble_seconds / plan.outcome.seconds
     assert f"bubble {share:.1%}" in said(svg)[0]
     data = run("schedule", "--plan", folder / "two.json", "--json").data
     assert len(data["devices"]) == 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -16,14 +16,14 @@ from autopar.cluster.submesh import Block, submeshes
 from autopar.frontend import StepSpec, read_call, trace
 from autopar.ir.mesh import MeshShape
 from autopar.passes.base import Setting
-from autopar.passes.layer.fixed import Fixed
 from autopar.passes.lower import program as lowering
 from autopar.passes.lower.partition.step_analysis import grid_of
 from autopar.passes.stage.prices import Choice, ChosenStage
 from autopar.planner.request import Request
 from autopar.planner.sliced_step import SlicedStep, slice_step
 from autopar.planner.source import Source
-from autopar.planner.stage_programs import StagePrograms, build_stages, stage_plan
+from autopar.planner.stage_programs import StagePrograms
+from autopar.planner.stage_search import build_stages
 from autopar.runtime.bind import bind_mesh
 from autopar.runtime.executor import Executor
 from autopar.schedule.table import SCHEDULES, device_order, plain_loop
@@ -133,11 +133,8 @@ def plain_zoo(model: str, optimizer: Optimizer) -> tuple[Leaf, ...]:
 def on_stages(subject: Subject, layout: Layout) -> StagePrograms:
     """The programs of a step's stages; raises GraphError where the schedule would not be exact."""
     sliced = subject.sliced(layout)
-    layers, choice = sliced.layers.layers, _choice(len(sliced.layers.layers), layout)
-    cuts = Fixed(tuple(layers[s.last].last + 1 for s in choice.stages[:-1]))
-    joined = replace(sliced, layers=cuts.run(sliced.batching, _SETTING))
-    plan = stage_plan(joined.layers, layers, choice, EAGER)
-    return build_stages(joined, plan, choice, subject.request(layout), _SETTING)
+    choice = _choice(len(sliced.layers.layers), layout)
+    return build_stages(sliced, choice, subject.request(layout), _SETTING)
 
 
 def _choice(layers: int, layout: Layout) -> Choice:
@@ -160,8 +157,8 @@ def _mesh(count: int) -> MeshShape:
 
 def executor_of(made: StagePrograms) -> Executor:
     """The programs on the devices of their submeshes."""
-    meshes = [bind_mesh(s.mesh, s.devices) for s in made.stages.submeshes]
-    return Executor(made.sliced.trace, made.program, meshes)
+    meshes = [bind_mesh(s.mesh, s.devices) for s in made.program.submeshes]
+    return Executor(made.trace, made.program, meshes)
 
 
 def in_plain_order(subject: Subject, layout: Layout) -> StagePrograms:

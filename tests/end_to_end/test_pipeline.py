@@ -144,5 +144,5 @@ def _runs(instructions: tuple[object, ...]) -> list[Run]:
 def test_stages_may_have_different_numbers_of_devices(sizes: tuple[int, ...]) -> None:
     subject, layout = zoo_subject("mlp_seven", "adam"), Layout(sizes, 4, "zb-h1")
     made = on_stages(subject, layout)
-    assert [len(s.devices) for s in made.stages.submeshes] == list(sizes)
+    assert [len(s.devices) for s in made.program.submeshes] == list(sizes)
     assert not differing(subject.run(executor_of(made)), plain_zoo("mlp_seven", "adam"))

@@ -19,7 +19,7 @@ from autopar.ir.recomputation import Recomputation
 from autopar.passes.shard.model.local_costs import local_costs
 from autopar.passes.shard.model.recompute import levels
 from autopar.passes.shard.model.residuals import Residuals
-from autopar.planner.plan import graph_of, make_plan
+from autopar.planner.plan import plan_step
 from autopar.planner.remat import Form, form_of
 from autopar.planner.request import Request
 from autopar.rules import RuleBook
@@ -45,13 +45,13 @@ def fullest_plan(model: str, optimizer: Optimizer, method: str) -> autopar.Plan:
     step = autopar.parallelize(case.step, cluster=EAGER, mesh=(8,), method=method)
     found = step.planned(state, case.batch(0))
     prices = Prices(EAGER, found.plan.mesh)
-    costs = local_costs(found.graph, found.plan.sharding, found.program, prices)
+    costs = local_costs(found.graph, found.plan.sharding, found.program.parts[0].listing, prices)
     residuals = Residuals(found.graph, costs)
     level = levels(residuals.tradeoff, residuals.peak, 0.0)[-1]
     names = residuals.tradeoff.names(level.again)
-    form = form_of(Form(found.traced, found.graph), Recomputation(names), RuleBook())
+    form = form_of(Form(found.trace.whole, found.graph), Recomputation(names), RuleBook())
     request = Request(EAGER, found.plan.mesh, method, remat=False)
-    again = make_plan(form.traced, graph_of(form.traced, RuleBook()), request)
+    again = plan_step(replace(found.source, traced=form.traced), request)
     return replace(again.plan, recomputation=Recomputation(names))
 
 

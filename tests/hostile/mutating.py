@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from autopar.ir.stages import ONE_PROGRAM
+
 _TEXTS = (
     "", "x", "%0", "%99999", "data", "model", "sum", "max", "state", "f32", "gpipe", "nan", "[/b]",
     'a"\nb', "</script><b>", "../../etc", "\u00e9\u2028", "\ud800", "\x1b[31m", "\0", "A" * 5000,
@@ -152,9 +154,7 @@ _OPERATIONS: tuple[Callable[[Any, Any, Any, random.Random], None], ...] = (
 def redecided(data: dict[str, Any], seed: int) -> str:
     """The text of a plan with one to four decisions that are well formed and may be wrong."""
     rng, body = random.Random(seed), copy.deepcopy(data)
-    pipeline = body["pipeline"]
-    plans = pipeline["shardings"] if pipeline is not None else [body["sharding"]]
-    body["sharding"] = plans[0]
+    plans = [submesh["sharding"] for submesh in body["submeshes"]]
     for _ in range(rng.choice((1, 1, 2, 4))):
         plan = rng.choice(plans)
         _REDECISIONS[rng.randrange(len(_REDECISIONS))](body, plan, rng)
@@ -229,13 +229,13 @@ def _kept(body: Any, plan: Any, rng: random.Random) -> None:
 
 def _stages(body: Any, plan: Any, rng: random.Random) -> None:
     del plan
-    if body["pipeline"] is None:
+    if body["schedule"] == ONE_PROGRAM:
         return
-    stages = body["pipeline"]["stages"]
+    stages = body["stages"]
     stage = rng.choice(stages[:-1] or stages)
     stage["stop"] += rng.choice((-2, -1, 1, 2))
     stage["recompute"] = rng.random() < 0.5
-    body["pipeline"]["schedule"] = rng.choice(("gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2"))
+    body["schedule"] = rng.choice(("gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2"))
 
 
 _REDECISIONS: tuple[Callable[[Any, Any, random.Random], None], ...] = (

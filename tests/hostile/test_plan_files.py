@@ -93,46 +93,52 @@ def _at(*keys: str | int, to: Any) -> Change:
     return change
 
 
+def _lies(*place: str | int, to: Any) -> Change:
+    """The same in the sharding of the first submesh."""
+    return _at("submeshes", 0, "sharding", *place, to=to)
+
+
 @pytest.mark.parametrize(
     ("base", "change", "told"),
     [
-        ("one", _at("sharding", "values", "%0", to=-1),
+        ("one", _lies("values", "%0", to=-1),
          r"values\['%0'\]: expected the number of one of"),
-        ("one", _at("sharding", "values", "%0", to=True),
+        ("one", _lies("values", "%0", to=True),
          r"values\['%0'\]: expected a whole number"),
-        ("one", _at("sharding", "values", "%0", to=999),
+        ("one", _lies("values", "%0", to=999),
          r"values\['%0'\]: expected the number of one of"),
-        ("one", _at("sharding", "values", "%999", to=0), "names %999, which graph mlp has not"),
-        ("one", _at("sharding", "shared_partials", 0, 1, 0, to=-1), "has no operands"),
-        ("one", _at("sharding", "shared_partials", 0, 0, 0, to=-1), r"has no op at \[-1\]"),
-        ("one", _at("sharding", "shared_partials", 0, 0, 0, to=-(10**28)),
+        ("one", _lies("values", "%999", to=0), "names %999, which graph mlp has not"),
+        ("one", _lies("shared_partials", 0, 1, 0, to=-1), "has no operands"),
+        ("one", _lies("shared_partials", 0, 0, 0, to=-1), r"has no op at \[-1\]"),
+        ("one", _lies("shared_partials", 0, 0, 0, to=-(10**28)),
          r"shared_partials\[0\]\[0\]\[0\]"),
-        ("one", _at("sharding", "assignments", 0, 0, to=[10**6]), r"has no op at \[1000000\]"),
-        ("one", _at("sharding", "assignments", 0, 1, to=[0]), "cannot be cut by factors"),
-        ("one", _at("sharding", "mesh", "sizes", 0, to=3), "is not held as"),
-        ("one", _at("sharding", "mesh", "names", 0, to="model"),
+        ("one", _lies("assignments", 0, 0, to=[10**6]), r"has no op at \[1000000\]"),
+        ("one", _lies("assignments", 0, 1, to=[0]), "cannot be cut by factors"),
+        ("one", _lies("mesh", "sizes", 0, to=3), "is not held as"),
+        ("one", _lies("mesh", "names", 0, to="model"),
          r"mesh: mesh axis names .* not distinct"),
-        ("one", _at("sharding", "mesh", to={"names": ["a"], "sizes": [2**62]}),
+        ("one", _lies("mesh", to={"names": ["a"], "sizes": [2**62]}),
          "no plan is for a mesh"),
         ("one", _at("shardings", 0, "dims", 0, to=["data", "data"]), "cannot"),
         ("one", _at("shardings", 0, "dims", 0, to=["x"]), "cannot"),
         ("one", _at("origin", "memory_bytes", to=0), "limit"),
-        ("one", _at("stage_count", to=2), "has 2 stages and 1 microbatches, and runs 1 and 1"),
+        ("one", _at("schedule", to="1f1b"),
+         "1 stages and 1 microbatches cannot run under schedule '1f1b'"),
         ("one", _at("extra", to=1), "there should be no 'extra'"),
         ("one", _at("prediction", "seconds", to=-1.0), "negative"),
         ("one", _at("prediction", "traffic", 0, "axes", to=["x"]), "there is no"),
         ("one", _at("arguments", 0, 0, to="other"), "the arguments are not those of"),
         ("one", _at("origin", "step", to="\x1b[2J"), "step: expected a text to be printed"),
-        ("one", _at("sharding", "outcome", "status", to="best"),
+        ("one", _lies("outcome", "status", to="best"),
          "outcome.status: expected one of optimal"),
         ("one", _at("record", "graph", 0, to="graph ("), "expected"),
-        ("stages", _at("pipeline", "stages", 0, "stop", to=-3), "stage 0 runs"),
-        ("stages", _at("pipeline", "stages", 1, "submesh", to=7), "submeshes that there are not"),
-        ("stages", _at("pipeline", "stages", 0, "cuts", to=[99]), "cuts"),
-        ("stages", _at("pipeline", "submeshes", 0, "devices", to=[4, 5, 6, 7]), "share a device"),
-        ("stages", _at("pipeline", "submeshes", 0, "devices", to=[0, 1]), "not a block of"),
-        ("stages", _at("pipeline", "send_seconds", to=[]), "transfers"),
-        ("stages", _at("pipeline", "microbatches", to=3), "cannot be cut into 3"),
+        ("stages", _at("stages", 0, "stop", to=-3), "stage 0 runs"),
+        ("stages", _at("stages", 1, "submesh", to=7), "submeshes that there are not"),
+        ("stages", _at("stages", 0, "cuts", to=[99]), "cuts"),
+        ("stages", _at("submeshes", 0, "devices", to=[4, 5, 6, 7]), "share a device"),
+        ("stages", _at("submeshes", 0, "devices", to=[0, 1]), "not a block of"),
+        ("stages", _at("prediction", "send_seconds", to=[]), "transfers"),
+        ("stages", _at("microbatches", to=3), "cannot be cut into 3"),
         ("stages", _at("record", "cutting", "moments", 0, to=["loop", [5]]), "no op runs loop 5"),
         ("stages", _at("record", "cutting", "moments", 0, to=[]), "expected"),
         ("stages", _at("record", "cutting", "rows", "%5", 0, to=-1), "has no rows"),
@@ -219,9 +225,9 @@ def test_a_value_that_is_no_sum_may_not_be_called_one(plans: dict[str, Base]) ->
     name = line.split(":")[0].strip()
     base, number = _sharding_of(plans["one"], [[], []], ["data", "model"])
     at = graph.index(line)
-    body = json.loads(tampered(base, _at("sharding", "values", name, to=number)))
+    body = json.loads(tampered(base, _lies("values", name, to=number)))
     ops = [line for line in graph if "=" in line and "(" in line]
-    made = body["sharding"]
+    made = body["submeshes"][0]["sharding"]
     made["assignments"] = [r for r in made["assignments"] if r[0] != [ops.index(line)]]
     made["shared_partials"].append([[ops.index(line)], [0]])
     del body["checksum"], at
@@ -234,9 +240,9 @@ def test_what_a_loop_carries_lies_alike_in_and_out(plans: dict[str, Base]) -> No
     line = next(line for line in graph.splitlines() if "= scan(" in line)
     name = line.split(":")[0].strip()
     moved, number = _sharding_of(base, [["model"], []], [])
-    before = base.data["shardings"][base.data["sharding"]["values"][name]]
+    before = base.data["shardings"][base.data["submeshes"][0]["sharding"]["values"][name]]
     assert before["dims"] != [["model"], []]
-    plan = plan_from_json(tampered(moved, _at("sharding", "values", name, to=number)))
+    plan = plan_from_json(tampered(moved, _lies("values", name, to=number)))
     step = autopar.parallelize(base.step, plan=plan)
     with pytest.raises(PlanFileError, match=r"scan .* is entered or left as"):
         step(*base.fresh())

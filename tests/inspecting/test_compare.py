@@ -63,8 +63,7 @@ def renamed(plan: Plan, names: dict[str, str]) -> Plan:
         replace(t, axes=tuple(names[x] for x in t.axes)) for t in plan.prediction.traffic
     )
     return replace(
-        plan,
-        sharding=sharding,
+        plan.with_sharding(0, sharding),
         arguments=tuple(replace(a, sharding=other(a.sharding)) for a in plan.arguments),
         prediction=replace(plan.prediction, traffic=traffic),
     )
@@ -130,7 +129,7 @@ def test_a_value_within_the_step_is_told_with_its_line(dp: Plan) -> None:
     name = inner[-1]
     values = tuple((n, Sharding(((),) * len(s.dims)) if n == name else s)
                    for n, s in dp.sharding.values)  # fmt: skip
-    found = compare(dp, replace(dp, sharding=replace(dp.sharding, values=values)))
+    found = compare(dp, dp.with_sharding(0, replace(dp.sharding, values=values)))
     assert not found.decides_alike
     assert found.inner_count == 1
     (change,) = found.inner

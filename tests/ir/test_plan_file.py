@@ -46,7 +46,7 @@ def test_a_plan_comes_back_as_it_was(plan: autopar.Plan, tmp_path: Path) -> None
 
 def test_the_peak_and_the_price_of_memory_are_kept(plan: autopar.Plan) -> None:
     outcome = replace(plan.outcome, memory_price_seconds_per_byte=1.5e-12)
-    priced = replace(plan, sharding=replace(plan.sharding, outcome=outcome))
+    priced = replace(plan, outcome=outcome)
     back = plan_from_json(plan_to_json(priced))
     assert back.outcome.memory_price_seconds_per_byte == 1.5e-12
     peak = back.prediction.peak
@@ -89,7 +89,7 @@ def test_another_format_is_named(plan: autopar.Plan) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("sharding", 3), ("arguments", [["data", "two"]]), ("prediction", {}), ("shardings", [[1]])],
+    [("submeshes", 3), ("arguments", [["data", "two"]]), ("prediction", {}), ("shardings", [[1]])],
 )
 def test_wrong_contents_are_damage_not_a_traceback(
     plan: autopar.Plan, key: str, value: Any

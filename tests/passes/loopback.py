@@ -58,8 +58,8 @@ def run(program: Program, given: Sequence[Array]) -> list[Array]:
         if isinstance(step, Run):
             _run(program, step, files[program.submesh_of(step)])
         elif isinstance(step, Send):
-            for parcel in step.parcels:
-                files[step.target][parcel.target] = files[step.source][parcel.source]
+            for transfer in step.transfers:
+                files[step.target][transfer.target] = files[step.source][transfer.source]
         elif isinstance(step, Start):
             for value, register in zip(step.values, step.registers, strict=True):
                 files[step.submesh][register] = np.zeros(value.shape)

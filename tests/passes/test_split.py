@@ -120,7 +120,7 @@ def test_scalars_cross_once_between_two_rounds() -> None:
     crossing = [s for s in program.instructions if isinstance(s, Send) and s.microbatch < 0]
     # Each of four stages tells the three others; nothing wider than a number crosses.
     assert len({(s.source, s.target) for s in crossing}) == len(crossing) == 12
-    assert {p.value.shape for s in crossing for p in s.parcels} == {()}
+    assert {p.value.shape for s in crossing for p in s.transfers} == {()}
 
 
 def test_without_a_join_there_is_one_round() -> None:
@@ -136,7 +136,7 @@ def test_a_skip_goes_straight_to_its_reader() -> None:
     _, program = lowered(*_staged(Chain(layers=4, skips=((1, 3),)), range(4), "1f1b", 4))
     forward = [s for s in program.instructions if isinstance(s, Send) and s.microbatch == 0]
     assert (0, 3) in {(s.source, s.target) for s in forward}
-    assert all(len(s.parcels) == 1 for s in forward if (s.source, s.target) == (1, 2))
+    assert all(len(s.transfers) == 1 for s in forward if (s.source, s.target) == (1, 2))
 
 
 def test_a_tied_weight_is_sent_at_the_start_and_its_gradient_at_the_end() -> None:

@@ -59,9 +59,9 @@ def _check_lies(program: Program) -> None:
         held.update(((feed.submesh, r), feed.sharding) for r in feed.registers)
     for step in program.instructions:
         if isinstance(step, Send):
-            for parcel in step.parcels:
-                assert held[step.source, parcel.source] == parcel.before
-                held[step.target, parcel.target] = parcel.after
+            for transfer in step.transfers:
+                assert held[step.source, transfer.source] == transfer.before
+                held[step.target, transfer.target] = transfer.after
         elif isinstance(step, Start):
             for register, sharding in zip(step.registers, step.shardings, strict=True):
                 held[step.submesh, register] = sharding

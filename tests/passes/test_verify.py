@@ -64,14 +64,14 @@ def _fewer_outputs(program: Program) -> Program:
     return _with(program, *steps)
 
 
-def _partial_parcel(program: Program) -> Program:
+def _partial_transfer(program: Program) -> Program:
     at = _find(program, Send, 2)
     send = program.instructions[at]
     assert isinstance(send, Send)
-    parcel = send.parcels[0]
-    stack = replace(parcel, before=Sharding(parcel.before.dims, ("data",)))
+    transfer = send.transfers[0]
+    stack = replace(transfer, before=Sharding(transfer.before.dims, ("data",)))
     steps = list(program.instructions)
-    steps[at] = replace(send, parcels=(stack, *send.parcels[1:]))
+    steps[at] = replace(send, transfers=(stack, *send.transfers[1:]))
     return _with(program, *steps)
 
 
@@ -108,7 +108,7 @@ def _lost_output(program: Program) -> Program:
         (_swapped, r"reads r\d+ of submesh 0, which is not there yet"),
         (_freed_early, r"which is freed at instruction|is freed, but is not there yet"),
         (_fewer_outputs, r"inputs, accumulators and outputs instead of"),
-        (_partial_parcel, r"cannot cross as \[-, -\] partial\(data\)"),
+        (_partial_transfer, r"cannot cross as \[-, -\] partial\(data\)"),
         (_donated_too_soon, r"which is taken over at instruction \d+ \(F1\)"),
         (_lost_output, r"the end: reads r\d+ of submesh 0, which is freed"),
         (lambda p: replace(p, register_counts=(3, 3, 3, 3)), r"which has no such register"),

@@ -19,11 +19,17 @@ from autopar.ir.inspection import (
 from autopar.ir.mesh import MeshShape
 from autopar.ir.outcome import Margin, Outcome, Status
 from autopar.ir.peak import HeldItem, HeldKind, Peak
-from autopar.ir.pipeline import PipelinePlan, PlannedStage
-from autopar.ir.plan import Argument, Origin, Plan, Prediction, Traffic
+from autopar.ir.plan import (
+    Argument,
+    Origin,
+    Plan,
+    PlannedStage,
+    PlannedSubmesh,
+    Prediction,
+    Traffic,
+)
 from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_plan import ShardingPlan
-from autopar.ir.stages import Submesh
 from autopar.report.html.data import OtherPlan, ReportView
 from autopar.report.trace import TracedSpan
 
@@ -55,6 +61,17 @@ VERIFICATION: dict[str, Json] = {
 }  # fmt: skip
 
 
+def one_program_plan(
+    origin: Origin, sharding: ShardingPlan, arguments: tuple[Argument, ...], prediction: Prediction
+) -> Plan:
+    """A plan of one program, which is one stage on one submesh."""
+    once = PlannedStage("", 1, 1, 0, False, (), 0.0, 0.0, 0.0, prediction.seconds, 0, 0, 0)
+    return Plan(
+        origin, (PlannedSubmesh((), sharding),), (once,), arguments, (), prediction,
+        sharding.outcome,
+    )  # fmt: skip
+
+
 def plan_of(layers: int = 3, step: str = "train_step") -> Plan:
     """A plan of one program: each layer with a matrix that an optimizer mirrors, and a bias."""
     arguments = [Argument("batch/tokens", (64, 32), "i32", "batch", ROWS)]
@@ -73,11 +90,10 @@ def plan_of(layers: int = 3, step: str = "train_step") -> Plan:
     totals = ((HeldKind.ACTIVATION, 600_000), (HeldKind.PARAMETER, 100_000))
     peak = Peak("dot_general", "Net/layer0/mlp", "backward", "net.py:12", 0.5, (item,), totals)
     traffic = (Traffic("all-gather", ("data",), 6, 40_960, 0.002),)
-    return Plan(
+    return one_program_plan(
         origin,
         ShardingPlan(MESH, (), (), (), (), OUTCOME),
         tuple(arguments),
-        (),
         Prediction(0.01, 0.002, 0.0005, traffic, 100_000, 700_000, peak),
     )
 
@@ -132,17 +148,31 @@ def one_program(layers: int = 3, step: str = "train_step") -> ReportView:
 def staged() -> ReportView:
     """A page's view of a plan of two stages whose step was measured."""
     meshes = (MeshShape(("data",), (4,)),) * 2
-    submeshes = tuple(Submesh(m, tuple(range(4 * k, 4 * k + 4))) for k, m in enumerate(meshes))
+    submeshes = tuple(
+        PlannedSubmesh(tuple(range(4 * k, 4 * k + 4)), ShardingPlan(mesh, (), (), (), (), OUTCOME))
+        for k, mesh in enumerate(meshes)
+    )
     stages = tuple(
         PlannedStage(f"Net/layer{k}", 2, 9 * k, k, k == 0, (), 1e-3, 1e-3, 1e-3, 5e-4, 9000, 900,
                      600_000)
         for k in range(2)
     )  # fmt: skip
-    pipeline = PipelinePlan(
-        "1f1b", 4, 64, submeshes, stages, (), OUTCOME, (1e-4,), 1e-6, 2e-3, (2, 1), ("1 loop",)
-    )
     arguments = (Argument("state/params/w", (32, 8), "f32", "state", Sharding((("data",), ())), 1),)
-    plan = replace(plan_of(), pipeline=pipeline, stage_count=2, microbatches=4, arguments=arguments)
+    plan = plan_of()
+    plan = replace(
+        plan,
+        submeshes=submeshes,
+        stages=stages,
+        arguments=arguments,
+        prediction=replace(
+            plan.prediction, send_seconds=(1e-4,), launch_seconds=1e-6, bubble_seconds=2e-3,
+            peak_in_flight=(2, 1),
+        ),
+        schedule="1f1b",
+        microbatches=4,
+        batch=64,
+        notes=("1 loop",),
+    )  # fmt: skip
     measured = tuple(
         TracedSpan(k, f"F{k}", "F", k, m, 1e-3 * (m + k), 1e-3 * (m + k + 1))
         for k in range(2)

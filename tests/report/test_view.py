@@ -17,6 +17,7 @@ from autopar.report.plan import collectives, headline, margins, memory, memory_i
 from autopar.report.rows import holdings_of, plan_data, rows_of
 from autopar.report.style import bar, sparkline
 from autopar.report.table import SlashedPath, percent
+from tests.report.pages import one_program_plan
 
 WHOLE, SPLIT = Sharding(((), ())), Sharding((("data",), ()))
 
@@ -36,7 +37,7 @@ def plan_of(*traffic: Traffic) -> Plan:
     outcome = Outcome(Status.OPTIMAL, 0.01, 0.01, "Proven best.")
     prediction = Prediction(0.01, 0.004, 0.002, traffic, 192, 1024)
     sharding = ShardingPlan(mesh, (), (), (), (), outcome)
-    return Plan(origin, sharding, arguments, (), prediction)
+    return one_program_plan(origin, sharding, arguments, prediction)
 
 
 PLAN = plan_of(
@@ -95,8 +96,8 @@ def test_recipes_are_drawn_cheapest_first_and_those_that_fail_with_why() -> None
         Margin("fsdp", 0.0108, "found"),
         Margin("megatron", 0.01, "found"),
     )
-    outcome = replace(PLAN.sharding.outcome, recipes=recipes)
-    plan = replace(PLAN, sharding=replace(PLAN.sharding, outcome=outcome))
+    outcome = replace(PLAN.outcome, recipes=recipes)
+    plan = replace(PLAN, outcome=outcome)
     assert drawn(margins(plan)).splitlines()[1:] == [
         "method          sum   more   note",
         "──────────────────────────────────────────────────────────────────",
@@ -166,7 +167,7 @@ def peaked() -> Plan:
     return replace(
         PLAN,
         prediction=replace(PLAN.prediction, peak=PEAK),
-        sharding=replace(PLAN.sharding, outcome=priced),
+        outcome=priced,
     )
 
 

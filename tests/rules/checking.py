@@ -28,8 +28,7 @@ from autopar.ir.sharding import Sharding
 from autopar.ir.values import Literal, Value
 from autopar.rules.custom import RuleBook
 from autopar.rules.table import rule_for
-from autopar.runtime.local.base import Local, LocalRun
-from autopar.runtime.local.table import local_run
+from autopar.runtime.local import Local, LocalRun, local_run
 
 MESH = MeshShape(("data", "model"), (2, 4))
 Axes = Mapping[int, tuple[str, ...]]  # of each factor

@@ -8,15 +8,13 @@ from autopar.ir.graph import Op
 from autopar.ir.values import Value
 from autopar.rules import Fusion, Work, primitive
 from autopar.rules.table import HEAVY, PRIMITIVES
-from autopar.runtime.local.table import local_primitives
+from autopar.runtime.local import local_primitives
 
 
 def test_parameters_that_speak_of_whole_shapes_are_made_to_speak_of_pieces() -> None:
     told = {name for name, row in PRIMITIVES.items() if row.local}
     missing, extra = sorted(told - local_primitives()), sorted(local_primitives() - told)
-    assert not missing, (
-        f"write what a device runs of {missing} in autopar/runtime/local/<family>.py"
-    )
+    assert not missing, f"write what a device runs of {missing} in autopar/runtime/local.py"
     assert not extra, f"say local=True of {extra} in its row in autopar/rules/<family>.py"
 
 

@@ -11,7 +11,7 @@ from jax import lax
 
 from autopar.rules.custom import RuleBook
 from autopar.rules.table import primitive_names, rule_for
-from autopar.runtime.local.rebind import rebind
+from autopar.runtime.local import rebind
 from tests.rules import cases, cases_along, cases_kernels
 from tests.rules.cases import Example, f
 from tests.rules.checking import (

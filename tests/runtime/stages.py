@@ -26,7 +26,6 @@ from autopar.ir.program import (
     Fetch,
     Free,
     Instruction,
-    Parcel,
     Part,
     PartKind,
     PartProgram,
@@ -34,6 +33,7 @@ from autopar.ir.program import (
     Run,
     Send,
     Start,
+    Transfer,
 )
 from autopar.ir.sharding import Sharding
 from autopar.ir.spmd import Block, Move, MoveStep, SpmdProgram
@@ -344,13 +344,15 @@ class Builder:
 
         given = at([v.value.name for v in part.graph.inputs])
         self.instructions.append(Run(number, i, given, at(summed), at(plain)))
-        sent: dict[int, list[Parcel]] = defaultdict(list)
+        sent: dict[int, list[Transfer]] = defaultdict(list)
         for n in plain:
             for target in sorted({k[1] for k in self.readers(n)} - {mesh}):
                 ends = self.register(mesh, n, i), self.register(target, n, i)
-                sent[target].append(Parcel(self.graph.values[n], *ends, self.lies(n), self.lies(n)))
-        for target, parcels in sent.items():
-            self.instructions.append(Send(mesh, target, tuple(parcels), i))
+                sent[target].append(
+                    Transfer(self.graph.values[n], *ends, self.lies(n), self.lies(n))
+                )
+        for target, transfers in sent.items():
+            self.instructions.append(Send(mesh, target, tuple(transfers), i))
 
     def feeds(self) -> Iterator[Feed]:
         for number, given in enumerate(self.graph.inputs):
@@ -384,8 +386,8 @@ def freed(
             mesh = parts[step.part].part.submesh
             last.update(((mesh, r), n) for r in (*step.inputs, *step.accumulators, *step.outputs))
         elif isinstance(step, Send):
-            last.update(((step.source, p.source), n) for p in step.parcels)
-            last.update(((step.target, p.target), n) for p in step.parcels)
+            last.update(((step.source, p.source), n) for p in step.transfers)
+            last.update(((step.target, p.target), n) for p in step.transfers)
     dropped: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for (mesh, register), n in last.items():
         if (mesh, register) not in kept:

@@ -18,12 +18,11 @@ from autopar.cluster.target import Target
 from autopar.errors import VerifyError
 from autopar.ir.compiled import Compiled, Level
 from autopar.ir.mesh import MeshShape
-from autopar.planner.planned_stages import PlannedStages
 from autopar.runtime.aot.job import Job, abstract_mesh, job_of_jitted, job_of_part
 from autopar.runtime.aot.launch import compile_ahead
+from autopar.runtime.compile import group_equal_parts
 from autopar.runtime.interface import Interface
-from autopar.runtime.likeness import alike_parts
-from autopar.verifying.programs import program_of, whole_job
+from autopar.verifying.programs import whole_job
 from tests.end_to_end.running import zoo_case
 from tests.runtime.aot_jobs import matmuls, needs_gpu_compiler, needs_tpu_compiler
 
@@ -172,7 +171,7 @@ def _planned(cluster: str, **options: Any) -> Any:
 def test_a_planned_step_is_compiled_whole(count: int) -> None:
     cluster = Cluster.parse(f"{count}xh100")
     planned = _planned(f"{count}xh100", mesh=(count,) if count > 1 else 1, method="dp")
-    job = whole_job(*program_of(planned), cluster)
+    job = whole_job(planned.trace, planned.program, cluster)
     assert job.order == tuple(range(count))
     found = compile_ahead(job)
     assert bool(found.collectives) == (count > 1)
@@ -183,12 +182,11 @@ def test_a_planned_step_is_compiled_whole(count: int) -> None:
 def test_each_different_part_of_a_pipeline_is_one_job() -> None:
     cluster = Cluster.parse("8xh100")
     planned = _planned("8xh100", stages=2, microbatches=2, schedule="1f1b")
-    assert isinstance(planned, PlannedStages)
     program = planned.staged.program
     meshes = tuple(s.mesh for s in program.submeshes)
     sources = Interface(planned.staged.sliced.trace, program, meshes).sources("gpu", True)
-    groups = [[s.name for s in same] for same in alike_parts(sources)]
-    jobs = [job_of_part(same[0], program.submeshes, cluster) for same in alike_parts(sources)]
+    groups = [[s.name for s in same] for same in group_equal_parts(sources)]
+    jobs = [job_of_part(same[0], program.submeshes, cluster) for same in group_equal_parts(sources)]
     assert [n for names in groups for n in names] == [s.name for s in sources]
     assert {j.target.topology for j in jobs} == {"1x1x4"}
     assert all(sorted(j.order) == [0, 1, 2, 3] for j in jobs)

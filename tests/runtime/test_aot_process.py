@@ -19,8 +19,7 @@ from autopar.errors import VerifyError
 from autopar.ir.mesh import MeshShape
 from autopar.runtime.aot import extras, launch
 from autopar.runtime.aot.job import Job
-from autopar.runtime.aot.launch import compile_ahead
-from autopar.runtime.aot.process import run_child
+from autopar.runtime.aot.launch import compile_ahead, run_child
 
 _JOB = Job(b"", MeshShape(("data",), (8,)), tuple(range(8)), (), Target.of(Cluster.parse("8xh100")))
 

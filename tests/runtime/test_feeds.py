@@ -18,11 +18,17 @@ from autopar.ir.batching import Rows
 from autopar.ir.mesh import MeshShape
 from autopar.ir.program import Feed, Fetch
 from autopar.ir.sharding import Sharding
-from autopar.runtime.arrays import ArrayType
-from autopar.runtime.bind import bind_mesh
-from autopar.runtime.feeds import Feeder, FeedType, Home, stack_rows, unstack_rows
-from autopar.runtime.fetches import Fetcher, FetchType
-from autopar.runtime.send import LocalTransport
+from autopar.runtime.bind import ArrayType, bind_mesh
+from autopar.runtime.feeds import (
+    Feeder,
+    FeedType,
+    Fetcher,
+    FetchType,
+    Home,
+    stack_rows,
+    unstack_rows,
+)
+from autopar.runtime.transport import LocalTransport
 
 F4 = jnp.dtype("f4")
 

@@ -19,12 +19,9 @@ from autopar.ir.mesh import MeshShape
 from autopar.ir.program import Part, PartKind, PartProgram
 from autopar.ir.sharding import Sharding
 from autopar.ir.spmd import Block, Run, SpmdProgram
-from autopar.runtime.arrays import ArrayType
-from autopar.runtime.bind import bind_mesh
-from autopar.runtime.compile import compile_parts
-from autopar.runtime.likeness import part_key
+from autopar.runtime.bind import ArrayType, bind_mesh
+from autopar.runtime.compile import Portable, compile_parts, program_cache_key
 from autopar.runtime.parts import PartSource, dtype_of, neutral
-from autopar.runtime.relocate import Portable
 
 ROWS, SUMS = Sharding((("data",),)), Sharding(((),), ("data",))
 
@@ -154,7 +151,7 @@ def test_only_what_an_output_can_take_is_donated(devices: list[jax.Device]) -> N
 
 
 def same(left: PartSource, right: PartSource) -> bool:
-    return part_key(left) == part_key(right)
+    return program_cache_key(left) == program_cache_key(right)
 
 
 def scaled(factor: float) -> Callable[[Any], Any]:

@@ -20,8 +20,8 @@ from autopar.ir.program import Program, Send
 from autopar.runtime.bind import bind_mesh
 from autopar.runtime.executor import Executor, Options
 from autopar.runtime.pieces import StackedPieces
-from autopar.runtime.send import AbstractTransport, Carrier, End, LocalTransport, Way
 from autopar.runtime.state import init
+from autopar.runtime.transport import AbstractTransport, Copier, Endpoint, LocalTransport, Route
 from tests.runtime.stages import Builder, Model, Order, one_forward_one_backward, serial
 
 MICROBATCHES = 4
@@ -251,9 +251,9 @@ class Interrupted(AbstractTransport):
 
     left = -1
 
-    def carrier(self, ways: Sequence[Way], source: End, target: End) -> Carrier:
+    def copier(self, routes: Sequence[Route], source: Endpoint, target: Endpoint) -> Copier:
         """A way that may be broken off."""
-        carry = LocalTransport().carrier(ways, source, target)
+        carry = LocalTransport().copier(routes, source, target)
 
         def carried(arrays: Sequence[Any]) -> Sequence[Any]:
             self.left -= 1

@@ -59,7 +59,7 @@ def as_planned(planned: Planned) -> Compiled:
         peak_bytes=predicted.peak_bytes,
         collectives=tuple(
             CompiledCollective(c.kind, c.axes, m.value.dtype, c.nbytes, c.runs, "", m.line)
-            for m, c in planned.program.collectives()
+            for m, c in planned.program.parts[0].listing.collectives()
         ),
         seconds=predicted.seconds,
         exposed_seconds=predicted.exposed_seconds,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from autopar.ir.verification import OutputError
-from autopar.runtime.trial.compare import TOLERANCE, Array, Result, output_errors
+from autopar.runtime.validation.numerics import TOLERANCE, Array, Result, output_errors
 
 
 def error_of(plain: Array, planned: Array, *perturbed: Array, start: Array | None = None) -> bool:

@@ -46,7 +46,10 @@ def test_arguments_may_be_shapes(method: str) -> None:
 
 def test_a_program_that_forgets_a_sum_differs() -> None:
     planned = planned_for("8xh100")
-    broken = replace(planned, program=without_reduction(planned.program))
+    (part,) = planned.program.parts
+    forgetful = replace(part, listing=without_reduction(part.listing))
+    program = replace(planned.program, parts=(forgetful,))
+    broken = replace(planned, programs=replace(planned.programs, program=program))
     found = asked(broken, NUMERICS)
     assert not found.agrees
     assert found.numerics is not None

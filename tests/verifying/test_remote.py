@@ -10,9 +10,9 @@ import pytest
 from autopar.cluster import Cluster
 from autopar.errors import VerifyError
 from autopar.runtime.aot.job import Job
-from autopar.runtime.trial.remote import remote_step
-from autopar.runtime.trial.steps import FlatStep, packed, planned_step, unpacked
-from autopar.verifying.programs import program_of, whole_job
+from autopar.runtime.validation.remote import remote_step
+from autopar.runtime.validation.steps import FlatStep, packed, planned_step, unpacked
+from autopar.verifying.programs import whole_job
 from tests.verifying.asking import SHAPES, planned_for
 
 pytest.importorskip("flatbuffers", reason="JAX exports no program without flatbuffers")
@@ -22,7 +22,7 @@ pytest.importorskip("flatbuffers", reason="JAX exports no program without flatbu
 def pair() -> Any:
     """A step in this process, and its job."""
     planned = planned_for("8xcpu", "megatron")
-    trace, program = program_of(planned)
+    trace, program = planned.trace, planned.program
     job = whole_job(trace, program, Cluster.parse("8xcpu"), donate=False)
     return planned_step(trace, program), job
 

@@ -154,6 +154,7 @@ class _Alignment:
 
     def program(self, whole: FlatProgram, part: FlatProgram) -> FlatProgram:
         """The part's program, or a body of it."""
+        # Numbers made of a constant that differs carry the batch size on, until they index rows.
         sized: dict[Ref, str] = {}  # whole numbers made of the batch size -> where
         pairs = zip(whole.equations, part.equations, strict=True)
         return FlatProgram(
@@ -180,6 +181,7 @@ class _Alignment:
 
     def _check_indices(self, whole: Equation, part: Equation, sized: dict[Ref, str]) -> None:
         """E3: rows of the batch are read at places that count from the whole batch's size."""
+        # A gather or slice of rows at such a number reads other rows than the microbatch's.
         start = _INDEXING.get(part.primitive.name)
         if start is None or not has_rows(whole.operand_shapes[0], part.operand_shapes[0]):
             return
@@ -222,6 +224,7 @@ def _whole_operands(
 
 def _whole_operand(whole: Ref | Const, part: Ref | Const) -> Ref | Const:
     """The whole step's value or literal; an array with rows is the part's, to be cut elsewhere."""
+    # Values are named as in the whole trace; constants are its own, so that a mean divides by B.
     if not isinstance(whole, Const) or not isinstance(part, Const):
         return whole
     return part if has_rows(whole.aval.shape, part.aval.shape) or _equal(whole, part) else whole
@@ -248,6 +251,7 @@ class Trial:
 
     def size(self, whole: int, tried: int) -> int:
         """A size at the wanted rows: sizes grow linearly with them."""
+        # Two sizes tell the line: size(rows) = tried + (rows - tried rows) * slope.
         step, rest = divmod(whole - tried, self.batch - self.tried)
         size = tried + step * (self.wanted - self.tried)
         if rest or size < 0:

@@ -175,7 +175,7 @@ class _Surveyor:
             return Way.COUNTED
         key = equation.operands[0] if equation.operands else None
         # threefry numbers are functions of their position: any part can be drawn alone.
-        if kind == "random_bits" and draws_parts():
+        if kind == "random_bits" and _draws_parts():
             aval = types[key] if isinstance(key, int) else getattr(key, "aval", None)
             if type_of(aval)[1] == _THREEFRY:
                 return Way.DRAWN
@@ -198,7 +198,7 @@ class _Surveyor:
         return Rows(dims[0], found.outer, found.inner)
 
 
-def draws_parts() -> bool:
+def _draws_parts() -> bool:
     """True if JAX draws threefry bits such that any part of them can be drawn alone."""
     config: Any = jax.config
     return bool(config.jax_threefry_partitionable)

@@ -3,6 +3,10 @@
 There the first index counts the rows, so it looks as though any row were read for any other.
 JAX can say it: a batching dim of gather and scatter pairs rows of the array with rows of the
 indices. The values are the same bit for bit.
+
+    gather x, indices [[0, i0], [1, i1], ...]       row 0 of x, row 1 of x, ...: any row?
+    gather x, indices [[i0], [i1], ...],            row k of x for row k of the indices
+      batching dims x: 0, indices: 0
 """
 
 from __future__ import annotations
@@ -61,11 +65,14 @@ class _Scope:
             equation, bodies=tuple(_rewrite(b, self._fresh) for b in equation.bodies)
         )
         self._makers.update((r, equation) for r in equation.results)
+        # 1. The columns of the indices, as JAX concatenates them.
         columns = self._columns(equation)
+        # 2. Those that are 0, 1, 2, ... along one of their dims, as long as the array's dim.
         paired = dict(self._pairs(equation, columns))
         if not paired:
             yield equation
             return
+        # 3. The other columns, joined again, are the indices of a gather with batching dims.
         left = [c for i, c in enumerate(columns) if i not in paired]
         indices = left[0]
         if len(left) > 1:
@@ -94,6 +101,7 @@ class _Scope:
         if not columns or len(columns) != equation.operand_shapes[1][-1]:
             return
         single, mapped, _, taken = _dimension_numbers(equation)
+        # Each dim of the indices pairs with one dim of the array at most.
         used, spare = set(taken), len(columns) - 1  # one column is always left
         for i, column in enumerate(columns):
             dim, lane = mapped[i], self._lane(column)
@@ -120,6 +128,7 @@ class _Scope:
         if kind == "broadcast_in_dim":
             inner = self._lane(made.operands[0])
             return None if inner is None else int(params["broadcast_dimensions"][inner])
+        # JAX wraps negative indices: select(i < 0, i + n, i). A counter is never negative.
         if kind == "select_n" and self._is_below_zero(made.operands[0], made.operands[1]):
             return self._lane(made.operands[1])
         return None

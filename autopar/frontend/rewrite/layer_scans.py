@@ -9,12 +9,15 @@ from typing import Any
 
 from jax import lax
 
+from autopar.frontend.plain_data import plain_params, type_of
 from autopar.frontend.trace.graph import is_backward
 from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, TracedStep, refs
-from autopar.ir.values import Role
-
-# Equations whose bodies read their operands and make their results as they are.
-OPEN = ("cond", "remat2", "checkpoint")
+from autopar.ir.control_flow import PortKind
+from autopar.ir.graph import Op
+from autopar.ir.rule import Dims, Kind, Rule
+from autopar.ir.values import Role, Value
+from autopar.rules import primitive
+from autopar.rules.propagation import item_rule
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,11 @@ def layer_scans(traced: TracedStep) -> tuple[LayerScan, ...]:
     Values belong together where equations keep their rows apart, as far as that goes: from the
     stacked parameters through the scans to their gradients, moments and replacements.
     """
+    # 1. Values with the same rows in dim 0, as far as equations keep rows apart: w, dw, m, v, w'.
     groups = _Groups(traced)
     found: dict[Ref, list[Equation]] = {}
+    # 2. Scans whose slices are of one group go over the same layers;
+    # 3. those are layers whose slices derive from state, and not from the batch.
     pure = _state_alone(traced)
     for equation in traced.program.walk():
         if equation.primitive.name == "scan":
@@ -59,30 +65,31 @@ def layer_scans(traced: TracedStep) -> tuple[LayerScan, ...]:
     )
 
 
-def _slices(scan: Equation) -> tuple[Ref | Const, ...]:
-    return scan.operands[scan.params["num_consts"] + scan.params["num_carry"] :]
+def _slices(scan: Equation) -> list[Ref | Const]:
+    assert scan.control_flow is not None
+    return scan.control_flow.operands_of(scan.operands, PortKind.SLICED)
 
 
 def links(equation: Equation) -> Iterator[tuple[Ref, ...]]:
     """Values of an equation, each time those that have the same rows in dim 0."""
-    kind = equation.primitive.name
-    if kind == "scan":
-        stacked = equation.results[equation.params["num_carry"] :]
-        yield (*refs(_slices(equation)), *stacked)
-    elif kind == "optimization_barrier":
+    flow = equation.control_flow
+    if equation.primitive.name == "optimization_barrier":
         yield from _pairs(equation.operands, equation.results)
-    elif kind in OPEN:
-        for body in equation.bodies:
-            given = equation.operands[len(equation.operands) - len(body.inputs) :]
-            yield from _pairs(given, body.inputs)
-            yield from _pairs(body.outputs, equation.results)
-            for inner in body.equations:
-                yield from links(inner)
-    else:
+    elif flow is None:
         rows = rows_through(equation)
         if rows is not None:
             operands = refs(equation.operands[i] for i in rows.operands)
             yield (*operands, *(equation.results[i] for i in rows.results))
+    elif flow.kind == "scan":
+        stacked = flow.results_of(equation.results, PortKind.STACKED)
+        yield (*refs(_slices(equation)), *stacked)
+    elif not flow.repeats:
+        for b, body in enumerate(equation.bodies):
+            given = (equation.operands[p.operand] for p in flow.inputs[b] if p.operand is not None)
+            yield from _pairs(given, body.inputs)
+            yield from _pairs(body.outputs, equation.results)
+            for inner in body.equations:
+                yield from links(inner)
 
 
 def _pairs(left: Iterable[Ref | Const], right: Iterable[Ref | Const]) -> Iterator[tuple[Ref, ...]]:
@@ -113,11 +120,13 @@ class _Groups:
         for equation in program.equations:
             for together in links(equation):
                 self._join(together)
+        # New state has the rows of the state that it replaces.
         for o, i in traced.donated:
             self._join(tuple(refs([program.outputs[o], program.inputs[i]])))
 
     def root(self, ref: Ref) -> Ref:
         """The value that stands for a value's group."""
+        # Path halving.
         while (parent := self._parent.setdefault(ref, ref)) != ref:
             self._parent[ref] = ref = self._parent[parent]
         return ref
@@ -128,7 +137,7 @@ class _Groups:
             self._parent[right] = left
 
     def scan(self, root: Ref, scans: list[Equation]) -> LayerScan:
-        """The refusal of a group that has these scans."""
+        """The LayerScan of a group that has these scans."""
         program = self._traced.program
         values = frozenset(r for r in self._parent if self.root(r) == root)
         length = min(s.params["length"] for s in scans)
@@ -146,28 +155,15 @@ def all_values(program: FlatProgram) -> Iterator[tuple[Ref, Any]]:
             yield from all_values(body)
 
 
-# -- rows through an equation that does the same to every row of dim 0 ----------------------------
+# -- rows in dim 0 through one equation --------------------------------------------------------
 
-
-_POINTWISE = frozenset(
-    "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e "
-    "bitcast_convert_type cbrt ceil clamp complex conj convert_element_type copy copy_p cos cosh "
-    "digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igammac imag integer_pow "
-    "is_finite le lgamma log log1p logistic lt max min mul name ne neg nextafter not or "
-    "population_count pow real reduce_precision rem round rsqrt select_n shift_left "
-    "shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub tan "
-    "tanh xor".split()
-)
-_ALONG_AXIS = {
-    "cumsum": "axis", "cumprod": "axis", "cummax": "axis", "cummin": "axis",
-    "cumlogsumexp": "axis", "concatenate": "dimension", "split": "axis", "sort": "dimension",
-}  # fmt: skip
-_REDUCTIONS: Mapping[str, Callable[[Any, Any], Any] | None] = {
+# Reductions that devices may not be able to combine, but pieces can: what of two makes one.
+_COMBINED: Mapping[str, Callable[[Any, Any], Any]] = {
     "reduce_sum": lax.add, "reduce_max": lax.max, "reduce_min": lax.min, "reduce_prod": lax.mul,
     "reduce_and": lax.bitwise_and, "reduce_or": lax.bitwise_or, "reduce_xor": lax.bitwise_xor,
-    "argmax": None, "argmin": None,
+    "dot_general": lax.add,
 }  # fmt: skip
-# What a parameter of a piece's own equation says of its rows.
+# Of equations whose parameters speak of whole shapes: the one that says how many rows they make.
 _SHAPES = {
     "broadcast_in_dim": "shape", "iota": "shape", "reshape": "new_sizes",
     "slice": "limit_indices", "dynamic_slice": "slice_sizes",
@@ -189,23 +185,58 @@ class Rows:
 def rows_through(equation: Equation) -> Rows | None:
     """The rows that an equation keeps apart; None for one that mixes them, or is not known.
 
-    A result may have a multiple of the rows of its operand, or a part, as a reshape's.
+    They are a factor of its rule that begins dim 0 wherever it stands: one that passes, and is in
+    every result, or one that is summed (or the like), and is in none. A result may have a multiple
+    of the rows of its operand, or a part, as a reshape's.
     """
     kind = equation.primitive.name
-    shapes = equation.operand_shapes
-    if kind in _POINTWISE:
-        return _pointwise(equation)
-    if kind in _ALONG_AXIS:
-        return _all(equation) if equation.params[_ALONG_AXIS[kind]] else None
-    if kind in _REDUCTIONS:
-        if 0 not in equation.params["axes"]:
-            return _all(equation)
-        combine = _REDUCTIONS[kind]
-        return Rows((0,), combine=combine) if combine is not None else None
-    rule = _RULES.get(kind)
-    if rule is None or not shapes:
-        return Rows((), (0,)) if kind == "iota" and equation.params["dimension"] else None
-    return rule(equation)
+    facts = primitive(kind)
+    if equation.bodies or (facts.local and kind not in _SHAPES) or not equation.results:
+        return None
+    if kind in _COMBINED and 0 in equation.params.get("axes", ()):
+        return Rows((0,), combine=_COMBINED[kind])
+    if not any((*equation.operand_shapes, *(a.shape for a in equation.result_avals))):
+        return None
+    if kind == "iota" and equation.params["dimension"] == 0:
+        return None  # each row is its number
+    # No rule of these asks for the type of an operand; keys are items like any other here.
+    operands = [Value(f"%{i}", s, "f32") for i, s in enumerate(equation.operand_shapes)]
+    results = tuple(Value("", *type_of(aval)) for aval in equation.result_avals)
+    names = tuple(value.name for value in operands)
+    rule = item_rule(Op(kind, names, results, plain_params(equation.params)), operands)
+    begins = (_first(rule, dims) for dims in (*rule.operands, *rule.results))
+    found = (_apart(rule, f, kind) for f in dict.fromkeys(begins) if f is not None)
+    return next((rows for rows in found if rows is not None), None) if rule.known else None
+
+
+def _first(rule: Rule, dims: Dims) -> int | None:
+    """The factor that dim 0 of a tensor begins with."""
+    if not dims or not dims[0]:
+        return None
+    major = rule.major(dims[0])
+    return dims[0][0] if major is None else major
+
+
+def _apart(rule: Rule, f: int, kind: str) -> Rows | None:
+    """The rows that a factor counts, if it begins dim 0 wherever it stands."""
+    factor, tensors = rule.factors[f], (*rule.operands, *rule.results)
+    begins = [_first(rule, dims) == f for dims in tensors]
+    later = (dim for b, dims in zip(begins, tensors, strict=True) for dim in dims[b:])
+    sizes = [
+        math.prod(rule.factors[g].size for g in dims[0])
+        for b, dims in zip(begins, tensors, strict=True)
+        if b
+    ]
+    if any(f in dim for dim in later) or factor.size not in sizes:
+        return None
+    count = len(rule.operands)
+    operands = tuple(i for i, b in enumerate(begins[:count]) if b)
+    results = tuple(i for i, b in enumerate(begins[count:]) if b)
+    if factor.kind is Kind.PASS and len(results) == len(rule.results):
+        return Rows(operands, results)
+    if factor.kind is Kind.REDUCE and not results and kind in _COMBINED:
+        return Rows(operands, combine=_COMBINED[kind])
+    return None
 
 
 def piece_params(equation: Equation, rows: int) -> dict[str, Any]:
@@ -214,76 +245,3 @@ def piece_params(equation: Equation, rows: int) -> dict[str, Any]:
     if name is None:
         return equation.params
     return {**equation.params, name: (rows, *equation.params[name][1:])}
-
-
-def _all(equation: Equation) -> Rows:
-    return Rows(tuple(range(len(equation.operands))), tuple(range(len(equation.results))))
-
-
-def _pointwise(equation: Equation) -> Rows | None:
-    """Operands are scalars, or of the result's rank; what is 1 in size is repeated."""
-    shape = equation.result_avals[0].shape
-    operands = [(i, s[0]) for i, s in enumerate(equation.operand_shapes) if s]
-    known = all(len(s) in (0, len(shape)) for s in equation.operand_shapes)
-    same = tuple(i for i, size in operands if size == shape[0])
-    return Rows(same, (0,)) if known and same else None
-
-
-def _broadcast(equation: Equation) -> Rows | None:
-    dims, (given,) = equation.params["broadcast_dimensions"], equation.operand_shapes[:1]
-    made = equation.params["shape"]
-    if not made:
-        return None
-    source = dims.index(0) if 0 in dims else None
-    if source is None or given[source] != made[0]:
-        return Rows((), (0,))
-    return Rows((0,), (0,)) if source == 0 else None
-
-
-def _reshape(equation: Equation) -> Rows | None:
-    given, made = equation.operand_shapes[0], equation.params["new_sizes"]
-    if not given or not made or not math.prod(given) or equation.params.get("dimensions"):
-        return None
-    return Rows((0,), (0,)) if given[0] % made[0] == 0 or made[0] % given[0] == 0 else None
-
-
-def _first_dim_stays(equation: Equation) -> Rows | None:
-    params, given = equation.params, equation.operand_shapes[0]
-    match equation.primitive.name:
-        case "transpose":
-            stays = bool(given) and params["permutation"][0] == 0
-        case "squeeze" | "rev":
-            stays = 0 not in params["dimensions"]
-        case "pad":
-            stays = params["padding_config"][0] == (0, 0, 0)
-        case "dynamic_slice":
-            stays = params["slice_sizes"][0] == given[0]
-        case _:
-            ends = params["start_indices"][0], params["limit_indices"][0]
-            stays = ends == (0, given[0]) and (params["strides"] or (1,))[0] == 1
-    return Rows((0,), (0,)) if stays else None
-
-
-def _dot(equation: Equation) -> Rows | None:
-    (left, right), (left_batch, right_batch) = equation.params["dimension_numbers"]
-    if 0 in left_batch:
-        return Rows((0, 1), (0,)) if left_batch[0] == 0 == right_batch[0] else None
-    if 0 in left:
-        return Rows((0, 1), combine=lax.add) if right[left.index(0)] == 0 else None
-    ranks = [len(s) for s in equation.operand_shapes]
-    if left_batch or not any(ranks):
-        return None
-    # The free dims of the first operand come first in the result.
-    if ranks[0] > len(left):
-        return Rows((0,), (0,))
-    return Rows((1,), (0,)) if ranks[1] > len(right) and 0 not in right else None
-
-
-_RULES: Mapping[str, Callable[[Equation], Rows | None]] = {
-    "broadcast_in_dim": _broadcast,
-    "reshape": _reshape,
-    "dot_general": _dot,
-    **dict.fromkeys(
-        ("transpose", "squeeze", "rev", "pad", "slice", "dynamic_slice"), _first_dim_stays
-    ),
-}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 
+from autopar.errors import GraphError
 from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, refs
-
-_Operands = Sequence[Ref | Const]
+from autopar.ir.control_flow import Port, PortKind
 
 
 def reached_from(program: FlatProgram, values: Iterable[Ref]) -> frozenset[Ref]:
@@ -26,54 +26,40 @@ def _spread(program: FlatProgram, found: set[Ref]) -> None:
 
 def _through(loop: Equation, found: set[Ref]) -> None:
     """Into the bodies and out again, until no trip adds anything."""
+    flow = loop.control_flow
+    if flow is None:
+        raise GraphError(f"{loop.primitive.name} has bodies that are not understood")
     before = -1
     while before < len(found):
         before = len(found)
-        for body, given in _entries(loop):
-            _pass(given, body.inputs, found)
+        for b, body in enumerate(loop.bodies):
+            for port, inner in zip(flow.inputs[b], body.inputs, strict=True):
+                if port.operand is not None:
+                    _pass(loop.operands[port.operand], inner, found)
             _spread(body, found)
-        for made, given in _returns(loop):
-            _pass(made, given, found)
-    if not found.isdisjoint(_deciding(loop)):
+            for port, left in zip(flow.outputs[b], body.outputs, strict=True):
+                _leave(loop, port, left, found)
+        for port, given in zip(flow.operands, loop.operands, strict=True):
+            if port.result is not None:
+                _pass(given, loop.results[port.result], found)
+            if port.kind is PortKind.CHOICE and _is_in(given, found):
+                found.update(loop.results)
+
+
+def _leave(loop: Equation, port: Port, left: Ref | Const, found: set[Ref]) -> None:
+    """What a body returns, as the result and as the next trip's input; all, if it is the test."""
+    if port.kind is PortKind.TEST and _is_in(left, found):
         found.update(loop.results)
+    if port.result is not None:
+        _pass(left, loop.results[port.result], found)
+    for b, i in port.inputs:
+        _pass(left, loop.bodies[b].inputs[i], found)
 
 
-def _pass(given: _Operands, inner: Sequence[Ref], found: set[Ref]) -> None:
-    found.update(r for o, r in zip(given, inner, strict=True) if isinstance(o, int) and o in found)
+def _pass(given: Ref | Const, inner: Ref, found: set[Ref]) -> None:
+    if _is_in(given, found):
+        found.add(inner)
 
 
-def _entries(loop: Equation) -> Iterator[tuple[FlatProgram, _Operands]]:
-    """Each body with what its inputs are at first."""
-    kind, params, operands = loop.primitive.name, loop.params, loop.operands
-    if kind == "while":
-        tests, rest = params["cond_nconsts"], params["body_nconsts"]
-        carry = operands[tests + rest :]
-        yield loop.bodies[0], (*operands[:tests], *carry)
-        yield loop.bodies[1], (*operands[tests : tests + rest], *carry)
-    else:
-        yield from ((b, operands[1:] if kind == "cond" else operands) for b in loop.bodies)
-
-
-def _returns(loop: Equation) -> Iterator[tuple[_Operands, tuple[Ref, ...]]]:
-    """The outputs of bodies, with the results of the loop or the inputs of its next trip."""
-    kind, params = loop.primitive.name, loop.params
-    if kind == "while":
-        test, body = loop.bodies
-        yield body.outputs, body.inputs[params["body_nconsts"] :]
-        yield body.outputs, test.inputs[params["cond_nconsts"] :]
-        yield body.outputs, loop.results
-        yield loop.operands[params["cond_nconsts"] + params["body_nconsts"] :], loop.results
-        return
-    yield from ((b.outputs, loop.results) for b in loop.bodies)
-    if kind == "scan":
-        first, count = params["num_consts"], params["num_carry"]
-        body = loop.bodies[0]
-        yield body.outputs[:count], body.inputs[first : first + count]
-        yield loop.operands[first : first + count], loop.results[:count]
-
-
-def _deciding(loop: Equation) -> Iterator[Ref]:
-    """The value that decides which body runs, or how often."""
-    if loop.primitive.name == "while":
-        return refs(loop.bodies[0].outputs)
-    return refs(loop.operands[:1] if loop.primitive.name == "cond" else ())
+def _is_in(given: Ref | Const, found: set[Ref]) -> bool:
+    return isinstance(given, int) and given in found

@@ -63,7 +63,7 @@ class _Rewriter:
     def whole(self, program: FlatProgram, regions: Sequence[str]) -> FlatProgram:
         """A program that holds a forward and a backward pass, rewritten."""
         # 1. Values in the bodies of forward scans, for backward scans.
-        equations = join_scans(program, regions, self._chosen, self._fresh)
+        equations = _join_scans(program, regions, self._chosen, self._fresh)
         # 2. Values of the step itself; 3. what nothing reads any more is dropped.
         scope = _Scope(replace(program, equations=equations), regions, self._chosen, self._fresh)
         return replace(program, equations=live(list(scope.rewritten()), program.outputs))
@@ -163,7 +163,7 @@ class _Scope:
 # -- recomputation inside backward scans: slices that the forward scan stacked are made anew --
 
 
-def join_scans(
+def _join_scans(
     program: FlatProgram, regions: Sequence[str], chosen: frozenset[Ref], fresh: Iterator[Ref]
 ) -> tuple[Equation, ...]:
     """The program's equations, with chosen values of forward scans made in backward ones.

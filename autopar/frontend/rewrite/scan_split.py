@@ -19,7 +19,6 @@ from typing import Any
 
 from autopar.errors import ArgumentError
 from autopar.frontend.rewrite.layer_scans import (
-    OPEN,
     LayerScan,
     Rows,
     all_values,
@@ -105,7 +104,7 @@ def split_at(
         return traced, lambda ref: [ref]
     program = traced.program
     # 2. The program on pieces; inputs and outputs that are stacks become pieces too.
-    cutter = Cutter(program, bounds, first, inline=cuts.inline)
+    cutter = _Cutter(program, bounds, first, inline=cuts.inline)
     stacked = bounds.keys() & {program.inputs[i] for s in scans for i in s.inputs}
     given = [ref in stacked for ref in program.inputs]
     returned = [bounds.get(o) if isinstance(o, int) else None for o in program.outputs]
@@ -160,10 +159,10 @@ def _path(path: str, piece: Piece) -> str:
 # -- equations on stacks become equations on pieces of these stacks -------------------------------
 
 
-Combine = Callable[[Any, Any], Any]
+_Combine = Callable[[Any, Any], Any]
 
 
-class Cutter:
+class _Cutter:
     """Writes a program anew in which the values of `bounds` are in pieces.
 
     New values are numbered from `first` on.
@@ -219,7 +218,7 @@ class Cutter:
         kind = equation.primitive.name
         if kind == "scan" and self._trips.takes(equation):
             self._trips.cut(equation)
-        elif kind in OPEN and any(map(self._have.is_cut, _inside(equation))):
+        elif _is_open(equation) and any(map(self._have.is_cut, _inside(equation))):
             self._cut_bodies(equation)
         elif kind == "optimization_barrier":
             self._cut_barrier(equation)
@@ -299,7 +298,7 @@ class Cutter:
         )
 
     def _combine(
-        self, equation: Equation, combine: Combine, parts: Sequence[Ref], place: Place
+        self, equation: Equation, combine: _Combine, parts: Sequence[Ref], place: Place
     ) -> None:
         """The whole result of results of the pieces, the first two first."""
         (aval,), whole = equation.result_avals, parts[0]
@@ -509,6 +508,11 @@ class Trips:
 
 def _read(operands: Sequence[Operand], names: Mapping[Ref, Operand]) -> tuple[Operand, ...]:
     return tuple(names[o] if isinstance(o, int) else o for o in operands)
+
+
+def _is_open(equation: Equation) -> bool:
+    """True if bodies read its operands and make its results as they are."""
+    return equation.control_flow is not None and not equation.control_flow.repeats
 
 
 def _first_slice(scan: Equation) -> int:

@@ -47,7 +47,7 @@ def step_regions(traced: TracedStep) -> tuple[str, ...]:
     program = traced.program
     pairs = zip(program.inputs, _roles(traced), strict=True)
     fresh = [ref for ref, role in pairs if role is Role.BATCH]
-    return regions_of(program, fresh, refs(program.outputs[o] for o, _ in traced.donated))
+    return _regions_of(program, fresh, refs(program.outputs[o] for o, _ in traced.donated))
 
 
 def _roles(traced: TracedStep) -> list[Role]:
@@ -65,7 +65,7 @@ def _body(program: FlatProgram, name: str, holder: Equation, region: str) -> Gra
     inputs = zip(program.inputs, program.input_avals, strict=True)
     whole = "transpose(" not in holder.name_stack and is_backward(holder)
     count = len(program.equations)
-    regions = regions_of(program, program.inputs) if whole else (region,) * count
+    regions = _regions_of(program, program.inputs) if whole else (region,) * count
     return Graph(
         name=name,
         inputs=tuple(Input(_value(ref, aval)) for ref, aval in inputs),
@@ -171,7 +171,7 @@ def _flops(equation: Equation, results: Sequence[Value], graphs: Sequence[Graph]
 # -- regions: forward, backward or update ---------------------------------------------------------
 
 
-def regions_of(
+def _regions_of(
     program: FlatProgram, fresh: Iterable[Ref] = (), returned: Iterable[Ref] = ()
 ) -> tuple[str, ...]:
     """The region of each equation of a program, in order.

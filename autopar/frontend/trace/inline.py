@@ -12,30 +12,8 @@ import numpy as np
 from jax.extend import core as jex
 
 from autopar.frontend.compat import is_kernel, line_of, name_stack_of, params_of, traced_beside
-from autopar.frontend.trace.written_out import is_foreign, meaning
+from autopar.frontend.trace.written_out import BODIES, CALLS, is_foreign, meaning
 from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, refs
-
-# Call primitives that mean nothing to a planner, and the parameter that holds their jaxpr.
-_CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr",
-    "custom_vmap_call": "call",
-    "eval_jaxpr": "call_jaxpr",
-    "xla_metadata_call": "jaxpr",
-}
-# Kept as ops with bodies. Inlining remat would let XLA undo it.
-_BODIES = {
-    "scan": ("jaxpr",),
-    "while": ("cond_jaxpr", "body_jaxpr"),
-    "cond": ("branches",),
-    "remat2": ("jaxpr",),
-    "checkpoint": ("jaxpr",),
-}
 
 _Env = dict[Any, Ref | Const]
 
@@ -119,7 +97,7 @@ class _Flattener:
             here = site.at(eqn)
             # Three cases: a call (jit, custom_vjp, ...) is inlined; a primitive that stands for
             # others is written out by them; anything else is kept, with its bodies flattened.
-            inner = _CALLS.get(eqn.primitive.name)
+            inner = CALLS.get(eqn.primitive.name)
             if inner is not None and inner in eqn.params:
                 called = eqn.params[inner]
             else:
@@ -183,7 +161,7 @@ class _Flattener:
         )
 
     def _bodies(self, eqn: Any, site: _Site) -> Iterator[FlatProgram]:
-        for name in _BODIES.get(eqn.primitive.name, ()):
+        for name in BODIES.get(eqn.primitive.name, ()):
             held = eqn.params[name]
             for body in held if isinstance(held, tuple) else (held,):
                 jaxpr, consts = _open(body)

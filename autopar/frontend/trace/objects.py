@@ -322,7 +322,7 @@ def _same(old: Any, new: Any) -> bool:
 
 
 def _unjitted(fun: Any) -> Any:
-    """The argument of jax.jit, which drops what is changed in place; None for nnx.jit."""
+    """The function that jax.jit was given, as it drops changes in place; None for nnx.jit."""
     kind = type(fun)
     return None if kind.__module__.startswith("flax.") else getattr(fun, "__wrapped__", None)
 

@@ -64,11 +64,13 @@ def state_pairs(
     """
     search = _Search(program, _pieces(outputs))
     pieces = list(_Piece([a.tree for a in arguments], 0).children())
+    # Declared state must come back.
     if spec.state_argnums is not None:
         for argument, piece in zip(arguments, pieces, strict=True):
             if spec.declares_state(argument, args) and not search.claims(piece, declared=True):
                 raise ArgumentError(_lost_state(spec, argument, piece, search.outputs))
     else:
+        # Else the largest trees choose first: parameters and moments have leaves of the same types.
         for piece in sorted(pieces, key=lambda p: -len(p.leaves)):
             if not search.claims(piece) and len(piece.leaves) > 1:
                 for child in piece.children():
@@ -112,6 +114,7 @@ class _Search:
         if not leaves:
             return True
         for output in self.outputs:
+            # An output replaces one argument only; of several the outermost, then the first.
             free = self._taken.isdisjoint(output.range)
             if free and _alike(output, piece) and (declared or self._carries(piece, output)):
                 self._taken.update(output.range)
@@ -122,6 +125,7 @@ class _Search:
     def _carries(self, piece: _Piece, output: _Piece) -> bool:
         kinds = list(map(type_of_leaf, piece.leaves))
         pairs = zip(piece.range, output.range, kinds, strict=True)
+        # A number that stands alone looks like any loss.
         if len(kinds) == 1 and not _is_key(kinds[0]) and math.prod(kinds[0][0]) == 1:
             return False
         return any(self._comes_from(i, o, _is_key(kind)) for i, o, kind in pairs)
@@ -130,6 +134,8 @@ class _Search:
         """True if the output is made from the input through values of its own shape alone."""
         goal = self._program.outputs[made]
         shape = self._program.input_avals[given].shape
+        # w' = w - lr * g comes from w through values of its shape; a prediction comes through
+        # products.
         reached: set[Ref] = {self._program.inputs[given]}
         for equation in self._program.equations:
             if reached.isdisjoint(refs(equation.operands)):

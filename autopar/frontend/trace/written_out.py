@@ -14,6 +14,28 @@ from jax.extend import core
 
 # ---- what primitives stand for ----
 
+# Call primitives that mean nothing to a planner, and the parameter that holds their jaxpr.
+CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "custom_vmap_call": "call",
+    "eval_jaxpr": "call_jaxpr",
+    "xla_metadata_call": "jaxpr",
+}
+# Kept as ops with bodies. Inlining remat would let XLA undo it.
+BODIES = {
+    "scan": ("jaxpr",),
+    "while": ("cond_jaxpr", "body_jaxpr"),
+    "cond": ("branches",),
+    "remat2": ("jaxpr",),
+    "checkpoint": ("jaxpr",),
+}
+
 # Calls of functions that JAX compiles in line, and sums over what vmap gave a name.
 _CALLING = ("composite", "custom_linear_solve", "linear_call", "remat_opt")
 _SUMMING = ("psum", "pmax", "pmin")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.cluster import Cluster, axis_links
-from autopar.cluster.planned import cluster_of
+from autopar.cluster.planned import planned_cluster
 from autopar.ir.codec import Json
 from autopar.ir.inspection import AxisUse, CommRow, Inspection
 from autopar.ir.plan import Plan
@@ -60,7 +60,7 @@ class ReportView:
 def report_data(view: ReportView) -> Data:
     """The data of a page: the plan's, what it means, and what stands beside it."""
     plan, found = view.plan, view.inspection
-    cluster = cluster_of(plan)
+    cluster = planned_cluster(plan)
     return {
         "made_by": view.made_by,
         "plan": plan_summary(plan),
@@ -140,7 +140,7 @@ def _axes(uses: Iterable[AxisUse], plan: Plan, cluster: Cluster) -> Iterator[Jso
     """The axes, those of several submeshes that are used alike as one."""
     for group in alike_axes(uses):
         first = group[0]
-        links = axis_links(cluster, plan.mesh, [first.axis]) if plan.pipeline is None else ()
+        links = axis_links(cluster, plan.mesh, [first.axis]) if plan.is_one_program else ()
         rate = min((level.bytes_per_second for level in links), default=0.0)
         yield {
             "submeshes": [use.submesh for use in group],
@@ -172,15 +172,14 @@ def _traffic(rows: Sequence[CommRow]) -> Iterator[Json]:
 
 def _schedule(plan: Plan) -> Json:
     """The simulated schedule of a plan with stages: what each submesh does and when it waits."""
-    pipeline = plan.pipeline
-    if pipeline is None:
+    if plan.is_one_program:
         return None
-    simulation, once = simulation_of(pipeline), once_seconds_of(pipeline)
+    simulation, once = simulation_of(plan), once_seconds_of(plan)
     rows = zip(simulation.busy_seconds, once, simulation.peak_in_flight, strict=True)
     whole = plan.prediction.seconds
     return {
         "loop_seconds": simulation.makespan_seconds,
-        "bubble_share": pipeline.bubble_seconds / whole if whole > 0 else 0.0,
+        "bubble_share": plan.prediction.bubble_seconds / whole if whole > 0 else 0.0,
         "devices": [
             {
                 "loop_seconds": busy,
@@ -202,7 +201,7 @@ def _other(other: OtherPlan, ours: Plan) -> Json:
         "cluster": plan.origin.cluster_name,
         "method": plan.origin.method,
         "meshes": [*meshes_of(plan)],
-        "stages": plan.stage_count,
+        "stages": len(plan.stages),
         "microbatches": plan.microbatches,
         "devices": plan.device_count,
         "seconds": p.seconds,

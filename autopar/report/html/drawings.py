@@ -9,12 +9,11 @@ from functools import cache
 
 from markupsafe import Markup
 
-from autopar.cluster.planned import cluster_of
+from autopar.cluster.planned import planned_cluster
 from autopar.ir.inspection import CommRow, MemoryCurve, ModuleRow
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan
 from autopar.ir.sharding import Sharding
-from autopar.ir.stages import Submesh
 from autopar.ir.text import show_bytes, show_count
 from autopar.report.html.data import ReportView, mirrored
 from autopar.report.html.figures import percent, seconds
@@ -48,9 +47,9 @@ class Drawings:
 def drawings(view: ReportView) -> Drawings:
     """The drawings of a view."""
     plan, found = view.plan, view.inspection
-    cluster = cluster_of(plan)
+    cluster = planned_cluster(plan)
     return Drawings(
-        mesh=_inline(mesh_svg(cluster, _submeshes(plan))),
+        mesh=_inline(mesh_svg(cluster, [s.submesh for s in plan.submeshes])),
         schedule=_inline(_schedule(view)),
         communication=_inline(
             bars.bars_svg(_bars(found.collectives), "collectives by axes and kind")
@@ -61,23 +60,19 @@ def drawings(view: ReportView) -> Drawings:
     )
 
 
-def _submeshes(plan: Plan) -> tuple[Submesh, ...]:
-    return plan.pipeline.submeshes if plan.pipeline is not None else (Submesh(plan.mesh),)
-
-
 def _inline(svg: str) -> Markup:
     """A drawing as it stands in a page, whose text says µs."""
     return Markup(re.sub(r"(?<=\d) us\b", " &#181;s", svg))
 
 
 def _schedule(view: ReportView) -> str:
-    pipeline = view.plan.pipeline
-    if pipeline is None:
+    plan = view.plan
+    if plan.is_one_program:
         return streams_svg(view.inspection.spans) if view.inspection.spans else ""
-    names = [f"mesh{k}" for k in range(len(pipeline.submeshes))]
+    names = [f"mesh{k}" for k in range(len(plan.submeshes))]
     return gantt_svg(
-        simulation_of(pipeline),
-        once_seconds=once_seconds_of(pipeline),
+        simulation_of(plan),
+        once_seconds=once_seconds_of(plan),
         measured=view.measured,
         names=names,
     )
@@ -105,7 +100,7 @@ def _tiles(plan: Plan) -> Iterator[Markup]:
     def tile(shape: tuple[int, ...], sharding: Sharding, mesh: MeshShape) -> Markup:
         return _inline(tiles_svg(shape, sharding, mesh, worded=False))
 
-    meshes = [s.mesh for s in _submeshes(plan)]
+    meshes = [s.mesh for s in plan.submeshes]
     for row, *_ in mirrored(plan):
         yield tile(row.shape, row.sharding, meshes[row.submeshes[0]])
 

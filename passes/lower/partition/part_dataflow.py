@@ -27,7 +27,7 @@ class Makers:
         """The part whose result a reader takes; raises GraphError if there is none."""
         # A maker on the reader's submesh goes before the accumulator, and that before other
         # submeshes.
-        found = choose_maker(self.plain.get(name, ()), reader)
+        found = _choose_maker(self.plain.get(name, ()), reader)
         # The sum itself is read in place by parts that run once on its submesh, after the loop.
         if found is None or found.submesh != reader.submesh:
             summed = self.accumulating.get(name)
@@ -42,7 +42,7 @@ class Makers:
     def source_of_output(self, output: int) -> PartKey:
         """The part that makes an output of the step."""
         name = str(self.step.graph.outputs[output])
-        return self.source(name, end_of_step(self.step.return_home.get(output, -1)))
+        return self.source(name, _end_of_step(self.step.return_home.get(output, -1)))
 
     def _can_read(self, summed: PartKey, reader: PartKey) -> bool:
         same = summed.submesh == reader.submesh
@@ -66,7 +66,7 @@ class Makers:
         return f"{name}, which {op.kind}{where} makes,"
 
 
-def choose_maker(makers: Iterable[PartKey], reader: PartKey) -> PartKey | None:
+def _choose_maker(makers: Iterable[PartKey], reader: PartKey) -> PartKey | None:
     """Choose the maker of a value that a part reads; None if none of them comes before it.
 
     One of its own submesh; of these one of its own stage, the last before it; else the earliest.
@@ -80,12 +80,12 @@ def _distance(maker: PartKey, reader: PartKey) -> tuple[int, ...]:
     first, second = maker.order
     if (maker.submesh, maker.stage) == (reader.submesh, reader.stage):
         return (0, 0, -maker.loop, -first, -second)
-    # A value that another stage recomputes for its own backward pass is read only as a last resort.
+    # What another stage recomputes for its backward pass is its own: others read the first copy.
     recomputes = int(maker.kind in BACKWARD_KINDS)
     return (int(maker.submesh != reader.submesh), 1 + recomputes, -maker.loop, first, second)
 
 
-def end_of_step(submesh: int) -> PartKey:
+def _end_of_step(submesh: int) -> PartKey:
     """A key after all parts, for the outputs of a submesh; -1 for whichever submesh has it."""
     return PartKey(PartKind.UPDATE, -1, submesh, loop=1 << 30)
 

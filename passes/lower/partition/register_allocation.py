@@ -304,8 +304,8 @@ def _registers_of(group: Group, parts: Sequence[Part]) -> dict[int, list[int]]:
             here = found.setdefault(parts[step.part].submesh, [])
             here += (*step.inputs, *step.accumulators, *step.outputs)
         elif isinstance(step, Send):
-            found.setdefault(step.source, []).extend(p.source for p in step.parcels)
-            found.setdefault(step.target, []).extend(p.target for p in step.parcels)
+            found.setdefault(step.source, []).extend(p.source for p in step.transfers)
+            found.setdefault(step.target, []).extend(p.target for p in step.transfers)
         else:
             found.setdefault(step.submesh, []).extend(step.registers)
     return found

@@ -1,27 +1,13 @@
-"""Which dims of each value carry the batch, followed from the arguments through the rules."""
+"""The dims of each value that carry the batch, followed from the arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from autopar.ir.control_flow import ControlFlow, Port, PortKind
-from autopar.ir.graph import Graph, Op, Operand
-from autopar.ir.rule import Dim, Rule
+from autopar.ir.graph import Graph, Op
 from autopar.ir.values import Role, Value
-
-_BARRIER = "optimization_barrier"
-
-
-class Part(NamedTuple):
-    """A dim of a value, or a factor of an op, whose major part counts so many rows."""
-
-    at: int
-    rows: int
-
-
-Parts = tuple[Part, ...]  # major to minor: rows that reshape(4, -1) split are in two dims
+from autopar.rules.propagation import Part, Parts, factors_of, propagate
 
 
 @dataclass(frozen=True)
@@ -38,7 +24,7 @@ class BatchTags:
 
     def factors(self, op: Op) -> Parts:
         """The factors of an op that carry the batch."""
-        return () if op.rule is None else batch_factors(op.rule, op, self.parts)
+        return () if op.rule is None else factors_of(op.rule, op, self.parts)
 
 
 def tag_batch(graph: Graph) -> BatchTags:
@@ -53,133 +39,9 @@ def tag_batch(graph: Graph) -> BatchTags:
         return BatchTags(None, "", {})
     size = max(sizes, key=lambda n: (sizes.count(n), -sizes.index(n)))
     carriers = [i for i in given if i.value.shape[0] == size]
-    found = followed(graph, {i.value.name: (Part(0, size),) for i in carriers})
+    found = propagate(graph, {i.value.name: (Part(0, size),) for i in carriers})
     return BatchTags(size, carriers[0].path, found)
-
-
-def followed(graph: Graph, parts: Mapping[str, Parts]) -> Mapping[str, Parts]:
-    """Some values' dims, and those of all values that they reach."""
-    found = dict(parts)
-    _follow(graph, found)
-    return found
 
 
 def _may_carry(value: Value) -> bool:
     return bool(value.shape) and not value.dtype.startswith("key")
-
-
-def batch_factors(rule: Rule, op: Op, parts: Mapping[str, Parts]) -> Parts:
-    """The factors of an op that carry the batch, by the first operand that does."""
-    for operand, where in zip(op.operands, rule.operands, strict=True):
-        held = parts.get(operand, ()) if isinstance(operand, str) else ()
-        found = tuple(p for d, rows in held for p in _split(rule, where[d], rows))
-        if found:
-            return found
-    return ()
-
-
-def _split(rule: Rule, dim: Dim, rows: int) -> Iterator[Part]:
-    """The factors of a dim that hold its rows: 12 rows of (4)(6) are 4 times 3."""
-    for f in dim:
-        size = rule.factors[f].size
-        if size == 1:
-            continue
-        yield Part(f, min(rows, size))
-        if rows <= size or rows % size:
-            return
-        rows //= size
-
-
-def _merged(rule: Rule, dim: Dim, held: Mapping[int, int]) -> tuple[int, int] | None:
-    """A dim's major factor and its rows, if that factor carries any."""
-    major, rows = None, 1
-    for f in dim:
-        size = rule.factors[f].size
-        if size == 1:
-            continue
-        if f not in held:
-            break
-        major = f if major is None else major
-        rows *= held[f]
-        if held[f] < size:
-            break
-    return None if major is None else (major, rows)
-
-
-def _follow(graph: Graph, found: dict[str, Parts]) -> None:
-    for op in graph.ops:
-        if op.control_flow is not None:
-            _through(op, op.control_flow, found)
-        elif op.kind == _BARRIER:
-            for operand, result in zip(op.operands, op.results, strict=True):
-                _pass(operand, result.name, found)
-        elif op.rule is not None:
-            _through_rule(op, op.rule, found)
-
-
-def _through_rule(op: Op, rule: Rule, found: dict[str, Parts]) -> None:
-    factors = batch_factors(rule, op, found)
-    held = dict(factors)
-    order = {f: i for i, f in enumerate(held)}
-    for result, where in zip(op.results, rule.results, strict=True):
-        dims = [(m, d) for d, dim in enumerate(where) if (m := _merged(rule, dim, held))]
-        dims.sort(key=lambda given: order[given[0][0]])
-        parts = tuple(Part(d, rows) for (_, rows), d in dims) or tuple(_picked(op, rule, found))
-        if parts:
-            found[result.name] = parts
-
-
-def _picked(op: Op, rule: Rule, found: Mapping[str, Parts]) -> Iterator[Part]:
-    """Rows that are cut or looked up out of a batch, or written into one, are a batch too."""
-    source = op.operands[op.kind == "dynamic_update_slice"] if op.operands else None
-    held = found.get(source, ()) if isinstance(source, str) else ()
-    shape = op.results[0].shape if op.results else ()
-    if op.kind in ("dynamic_slice", "dynamic_update_slice", "slice"):
-        yield from (Part(d, shape[d]) for d, _ in held if shape[d] > 1)
-    elif op.kind == "gather" and held:
-        indexed = {f for dim in rule.operands[1] for f in dim if rule.factors[f].size > 1}
-        yield from (Part(d, shape[d]) for d, dim in enumerate(rule.results[0]) if indexed & {*dim})
-
-
-def _through(op: Op, flow: ControlFlow, found: dict[str, Parts]) -> None:
-    """Twice where there are carries: one may start without the batch (zeros) and get it inside."""
-    for _ in range(1 if flow.is_remat else 2):
-        for b, body in enumerate(op.graphs):
-            for port, given in zip(flow.inputs[b], body.inputs, strict=True):
-                if port.operand is not None:
-                    _pass(op.operands[port.operand], given.value.name, found, -port.by_row)
-            _follow(body, found)
-            for port, left in zip(flow.outputs[b], body.outputs, strict=True):
-                _leave(op, port, left, found)
-
-
-def _leave(op: Op, port: Port, left: Operand, found: dict[str, Parts]) -> None:
-    """From a body to the result, and to the next trip where its start had no batch."""
-    if port.result is None or not isinstance(left, str) or left not in found:
-        return
-    _pass(left, op.results[port.result].name, found, port.by_row)
-    if port.by_row:
-        _stack(op, port, found)
-    for b, i in port.inputs:
-        found.setdefault(op.graphs[b].inputs[i].value.name, found[left])
-
-
-def _pass(operand: Operand, name: str, found: dict[str, Parts], shift: int = 0) -> None:
-    """Another name for an operand, with so many dims more before the others."""
-    if not isinstance(operand, str) or operand not in found:
-        return
-    if parts := tuple(Part(d + shift, rows) for d, rows in found[operand] if d + shift >= 0):
-        found[name] = parts
-
-
-def _stack(op: Op, port: Port, found: dict[str, Parts]) -> None:
-    """Slices one behind the other; as many rows as the trips take slices of, if they do."""
-    assert op.control_flow is not None
-    assert port.result is not None
-    name = op.results[port.result].name
-    inner = found[name]
-    for operand in op.control_flow.operands_of(op.operands, PortKind.SLICED):
-        for place, part in enumerate(found.get(operand, ()) if isinstance(operand, str) else ()):
-            if part.at == 0:
-                found[name] = (*inner[:place], part, *inner[place:])
-                return

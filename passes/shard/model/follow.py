@@ -52,11 +52,6 @@ def _operand_count(rule: Rule) -> int:
     return count
 
 
-def major_factor(rule: Rule, dim: tuple[int, ...]) -> int | None:
-    """The first factor of a dim that is larger than 1."""
-    return next((f for f in dim if rule.factors[f].size > 1), None)
-
-
 def renaming_of(rule: Rule, operand: int) -> tuple[int, ...] | None:
     """For each result dim the operand's dim it is, if every sharding passes both ways."""
     if not rule.known or any(f.kind is not Kind.PASS for f in rule.factors):
@@ -64,7 +59,7 @@ def renaming_of(rule: Rule, operand: int) -> tuple[int, ...] | None:
     shardable = set(rule.shardable())
     source: dict[int, int] = {}
     for d, dim in enumerate(rule.operands[operand]):
-        major = major_factor(rule, dim)
+        major = rule.major(dim)
         if major is None:
             continue
         if major not in shardable:
@@ -72,7 +67,7 @@ def renaming_of(rule: Rule, operand: int) -> tuple[int, ...] | None:
         source[major] = d
     dims: list[int] = []
     for dim in rule.results[0]:
-        major = major_factor(rule, dim)
+        major = rule.major(dim)
         if major is None:
             dims.append(-1)
         elif major in source:

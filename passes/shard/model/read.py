@@ -25,7 +25,6 @@ from autopar.passes.shard.model.follow import (
     is_pointwise,
     is_rematerializable,
     label,
-    major_factor,
     renaming_of,
 )
 from autopar.passes.shard.model.loops import read_loop
@@ -340,7 +339,7 @@ class Reader:
     def _narrow_to_rule(self, index: int, rule: Rule) -> None:
         shardable = set(rule.shardable())
         for d, dim in enumerate(rule.results[0]):
-            major = major_factor(rule, dim)
+            major = rule.major(dim)
             if major is None or major not in shardable:
                 self.decisions[index].sizes[d] = 1
             else:

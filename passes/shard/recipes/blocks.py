@@ -19,7 +19,7 @@ from autopar.passes.shard.model.decisions import (
     Rematerializable,
     Standing,
 )
-from autopar.passes.shard.recipes.spread import Slot, major, shared_factors, spread
+from autopar.passes.shard.recipes.spread import Slot, shared_factors, spread
 from autopar.passes.shard.recipes.view import View
 
 
@@ -105,7 +105,7 @@ def _sequence(reading: Reading, view: View, index: int) -> int | None:
     if shared_factors(op) & weight:
         return None  # a weight for each expert: what else is there are its slots
     for dim in op.rule.results[0]:
-        factor = major(op.rule, dim)
+        factor = op.rule.major(dim)
         if factor is not None and factor != batch and factor not in weight:
             return factor
     return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from autopar.ir.graph import Op
-from autopar.ir.rule import Dim, Rule
 from autopar.passes.shard.model.decisions import Place, Read, Reading, ReadKind
 
 Slot = tuple[int, int]  # a decision, and a dim of it, or a factor if it is an op's
@@ -50,18 +49,13 @@ def _in_reader(read: Read, dim: int) -> int | None:
     assert read.op.rule is not None
     rule = read.op.rule
     dims = rule.results[-1 - read.operand] if read.operand < 0 else rule.operands[read.operand]
-    factor = major(rule, dims[dim])
+    factor = rule.major(dims[dim])
     if read.kind is ReadKind.OP or factor is None:
         return factor
     result = next((r for r, there in enumerate(rule.results[0]) if factor in there), None)
-    if result is None or major(rule, rule.results[0][result]) != factor:
+    if result is None or rule.major(rule.results[0][result]) != factor:
         return None
     return read.dims[result] if read.dims[result] >= 0 else None
-
-
-def major(rule: Rule, dim: Dim) -> int | None:
-    """The first factor of a dim that is larger than 1."""
-    return next((f for f in dim if rule.factors[f].size > 1), None)
 
 
 def shared_factors(op: Op) -> frozenset[int]:

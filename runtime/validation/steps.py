@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,10 +17,14 @@ from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.frontend.trace.arguments import StepSpec, join_static, split_static
 from autopar.frontend.trace.step import plain_steps
 from autopar.frontend.traced import FlatProgram
+from autopar.hlo.collectives import compiled_collectives
+from autopar.ir.compiled import Compiled
+from autopar.ir.mesh import MeshShape
 from autopar.ir.program import Program
 from autopar.ir.text import show_bytes
 from autopar.runtime.bind import bind_mesh
 from autopar.runtime.executor import Executor
+from autopar.runtime.parts import PartSource
 
 # Flat arguments of the step, on the host, to its flat results there.
 FlatStep = Callable[[Sequence[Any]], list[Any]]
@@ -36,7 +42,7 @@ def open_cpu_devices(count: int) -> None:
 
 
 def runs_here(count: int) -> bool:
-    """Whether a program of so many devices runs in this process.
+    """True if a program of so many devices runs in this process.
 
     It must where what JAX writes programs with is not installed: no other process could read it.
     """
@@ -127,7 +133,7 @@ def as_numbers(leaf: Any) -> np.ndarray[Any, Any]:
 
 
 def is_key(dtype: Any) -> bool:
-    """Whether a dtype is that of typed random keys."""
+    """True for the dtype of typed random keys."""
     return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key))
 
 
@@ -175,3 +181,38 @@ def rounding_of(program: FlatProgram) -> float:
     floats = (d for d in kinds if jax.dtypes.issubdtype(d, jax.numpy.inexact))
     info: Any = jax.numpy.finfo
     return max((float(info(d).eps) for d in floats), default=0.0)
+
+
+# -- compiled, but not run ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CpuProgram:
+    """A program of one mesh that is yet to be compiled for CPU devices."""
+
+    mesh: MeshShape
+    compile: Callable[[], Any]
+
+    def compiled(self) -> Compiled:
+        """XLA's figures for it; its peak leaves temporaries out, so these are added."""
+        made = self.compile()
+        memory = made.memory_analysis()
+        order = range(self.mesh.device_count)
+        return Compiled(
+            target=f"{self.mesh.device_count} virtual CPU devices",
+            compiler=f"jaxlib {version('jaxlib')}",
+            argument_bytes=memory.argument_size_in_bytes,
+            peak_bytes=memory.argument_size_in_bytes
+            + memory.temp_size_in_bytes
+            + memory.output_size_in_bytes
+            - memory.alias_size_in_bytes,
+            collectives=compiled_collectives(made.as_text(), self.mesh, order),
+        )
+
+
+def cpu_program_of_part(source: PartSource) -> CpuProgram:
+    """A part of a planned step; raises VerifyError where this process has too few CPU devices."""
+    mesh = source.mesh
+    devices = cpu_devices(mesh.device_count)
+    bound = bind_mesh(mesh, range(mesh.device_count), devices)
+    return CpuProgram(mesh, lambda: source.lower(bound).compile(device_assignment=tuple(devices)))

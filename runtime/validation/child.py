@@ -12,7 +12,7 @@ from jax import export
 
 from autopar.runtime.aot.job import Job
 from autopar.runtime.bind import bind_mesh
-from autopar.runtime.trial.steps import open_cpu_devices, packed, unpacked
+from autopar.runtime.validation.steps import open_cpu_devices, packed, unpacked
 
 
 def main(folder: str) -> None:

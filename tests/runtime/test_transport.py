@@ -13,10 +13,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from autopar.ir.mesh import MeshShape
-from autopar.runtime.arrays import ArrayType
-from autopar.runtime.bind import bind_mesh
-from autopar.runtime.send import End, LocalTransport, Way
-from autopar.runtime.window import window
+from autopar.runtime.bind import ArrayType, bind_mesh
+from autopar.runtime.transport import Endpoint, LocalTransport, Route, limit_in_flight
 
 WHOLE = np.arange(64.0, dtype=np.float32).reshape(8, 8)
 SIZES: list[tuple[int, ...]] = [(1,), (2,), (3,), (4,), (2, 2)]
@@ -49,13 +47,15 @@ def test_every_layout_reaches_every_other(
 ) -> None:
     source, target = meshes(left, right, devices)
     pairs = list(itertools.product(specs(source), specs(target)))
-    ways = [
-        Way(ArrayType(WHOLE.shape, jnp.dtype("f4"), b), ArrayType(WHOLE.shape, jnp.dtype("f4"), a))
+    routes = [
+        Route(
+            ArrayType(WHOLE.shape, jnp.dtype("f4"), b), ArrayType(WHOLE.shape, jnp.dtype("f4"), a)
+        )
         for b, a in pairs
     ]
-    carry = LocalTransport().carrier(ways, End(source), End(target))
-    given = [jax.device_put(WHOLE + i, w.before.sharding(source)) for i, w in enumerate(ways)]
-    for i, (got, way) in enumerate(zip(carry(given), ways, strict=True)):
+    carry = LocalTransport().copier(routes, Endpoint(source), Endpoint(target))
+    given = [jax.device_put(WHOLE + i, w.before.sharding(source)) for i, w in enumerate(routes)]
+    for i, (got, way) in enumerate(zip(carry(given), routes, strict=True)):
         assert got.sharding.is_equivalent_to(way.after.sharding(target), 2)
         np.testing.assert_array_equal(got, WHOLE + i, err_msg=f"{way.before} -> {way.after}")
         assert not given[i].is_deleted()
@@ -66,7 +66,9 @@ def test_scalars_and_keys_travel(right: tuple[int, ...], devices: list[jax.Devic
     source, target = meshes((2,), right, devices)
     given: list[Any] = [jnp.float32(3), jax.random.key(7), jax.random.split(jax.random.key(1), 4)]
     kinds = [ArrayType(x.shape, x.dtype, P()) for x in given]
-    carry = LocalTransport().carrier([Way(k, k) for k in kinds], End(source), End(target))
+    carry = LocalTransport().copier(
+        [Route(k, k) for k in kinds], Endpoint(source), Endpoint(target)
+    )
     placed = [jax.device_put(x, k.sharding(source)) for x, k in zip(given, kinds, strict=True)]
     number, *keys = carry(placed)
     assert float(number) == 3
@@ -80,7 +82,7 @@ def test_nothing_is_waited_for(devices: list[jax.Device]) -> None:
     source, target = meshes((2,), (4,), devices)
     square = ArrayType((512, 512), jnp.dtype("f4"), P("data"))
     across = ArrayType((512, 512), jnp.dtype("f4"), P(None, "data"))
-    carry = LocalTransport().carrier([Way(square, across)], End(source), End(target))
+    carry = LocalTransport().copier([Route(square, across)], Endpoint(source), Endpoint(target))
 
     def slowly(x: jax.Array) -> jax.Array:
         return jax.lax.fori_loop(0, 200, lambda _, y: jnp.tanh(y @ x) / 2, x)
@@ -102,7 +104,7 @@ def test_a_window_waits_for_the_one_that_falls_out() -> None:
             self.waited += 1
 
     tokens = [Token() for _ in range(20)]
-    admit = window(16)
+    admit = limit_in_flight(16)
     for token in tokens:
         admit(token)
     assert [t.waited for t in tokens] == [1] * 4 + [0] * 16
@@ -118,7 +120,7 @@ def test_a_program_that_failed_is_not_held_against_the_next() -> None:
             self.waited = True
             raise jax.errors.JaxRuntimeError("INTERNAL: a step of before")
 
-    admit, failed = window(1), Failed()
+    admit, failed = limit_in_flight(1), Failed()
     admit(failed)
     admit(jnp.ones(()))
     assert failed.waited

@@ -367,7 +367,7 @@ def _backwards(params: Any, x: Any) -> Any:
 
 def test_what_mixes_layers_reads_them_joined_and_says_so() -> None:
     (cut,) = _cut(_with(_backwards), _params(), Cuts((EVERYWHERE,)))
-    assert any("rev at test_cut.py" in note and "joined again" in note for note in cut.notes)
+    assert any("rev at test_scan_split.py" in note and "joined again" in note for note in cut.notes)
     assert "concatenate" in kinds(cut.graph)
 
 

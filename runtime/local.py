@@ -1,18 +1,149 @@
-"""Pieces of reads and writes at computed positions: each device minds its own rows."""
+"""Runs each primitive on a device's pieces, given how operands and results lie on the mesh.
+
+Most primitives run on pieces as they are. Those here have parameters that speak of whole shapes, or
+read and write at positions that are counted in the whole array.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 
+from autopar.frontend.trace.kernels import dims_apart, on_pieces
 from autopar.frontend.traced import Equation
-from autopar.runtime.local.base import Local, LocalRun
-from autopar.runtime.local.rebind import rebind
+from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import Sharding
+
+
+@dataclass(frozen=True)
+class Local:
+    """The layout of one op on the mesh: shardings and whole (global) shapes of what it touches.
+
+    Results are partial over the axes given to the op's REDUCE factors. `platform` is that of the
+    devices.
+    """
+
+    mesh: MeshShape
+    operands: tuple[Sharding, ...]
+    results: tuple[Sharding, ...]
+    operand_shapes: tuple[tuple[int, ...], ...]
+    result_shapes: tuple[tuple[int, ...], ...]
+    platform: str
+
+    def result_shape(self, index: int = 0) -> tuple[int, ...]:
+        """The shape of this device's piece of a result."""
+        return self.results[index].shard_shape(self.result_shapes[index], self.mesh)
+
+    def operand_shape(self, index: int) -> tuple[int, ...]:
+        """The shape of this device's piece of an operand."""
+        return self.operands[index].shard_shape(self.operand_shapes[index], self.mesh)
+
+    def shard_index(self, axes: Sequence[str]) -> jax.Array:
+        """This device's block number along a dim sharded over these axes, major to minor."""
+        index = jnp.zeros((), jnp.int32)
+        for axis in axes:
+            index = index * self.mesh.size((axis,)) + jax.lax.axis_index(axis)
+        return index
+
+
+LocalRun = Callable[[Equation, Sequence[Any], Local], Sequence[Any]]
+
+
+# Shardings in parameters speak of the user's mesh; inside the program there is none.
+_SHARDINGS = ("out_sharding", "sharding")
+
+
+def rebind(equation: Equation, operands: Sequence[Any], **changed: Any) -> list[Any]:
+    """The primitive's results on these operands, as a list."""
+    params = {**equation.params, **changed}
+    params.update(dict.fromkeys((name for name in _SHARDINGS if name in params), None))
+    out = equation.primitive.bind(*operands, **params)
+    return list(out) if equation.primitive.multiple_results else [out]
+
+
+def run_as_is(equation: Equation, operands: Sequence[Any], local: Local) -> Sequence[Any]:
+    """The piece is computed by the same primitive with the same parameters."""
+    del local
+    return rebind(equation, operands)
+
+
+# -- primitives whose parameters carry shapes --------------------------------------------------
+
+
+def run_identity(equation: Equation, operands: Sequence[Any], local: Local) -> Sequence[Any]:
+    """Hints about placement: what they ask for was read when the step was planned."""
+    del equation, local
+    return list(operands)
+
+
+def run_shaped(equation: Equation, operands: Sequence[Any], local: Local) -> Sequence[Any]:
+    """The `shape` parameter becomes that of the piece."""
+    return rebind(equation, operands, shape=local.result_shape())
+
+
+def _reshape(equation: Equation, operands: Sequence[Any], local: Local) -> Sequence[Any]:
+    return rebind(equation, operands, new_sizes=local.result_shape())
+
+
+def _tile(equation: Equation, operands: Sequence[Any], local: Local) -> Sequence[Any]:
+    reps = tuple(
+        new // old if old else count
+        for new, old, count in zip(
+            local.result_shape(), operands[0].shape, equation.params["reps"], strict=True
+        )
+    )
+    return rebind(equation, operands, reps=reps)
+
+
+def _slice(equation: Equation, operands: Sequence[Any], local: Local) -> Sequence[Any]:
+    """Only dims that are kept whole are sharded: their limit is that of the piece."""
+    limits = tuple(
+        n if axes else limit
+        for n, axes, limit in zip(
+            operands[0].shape,
+            local.operands[0].dims,
+            equation.params["limit_indices"],
+            strict=True,
+        )
+    )
+    return rebind(equation, operands, limit_indices=limits)
+
+
+def _iota(equation: Equation, operands: Sequence[Any], local: Local) -> Sequence[Any]:
+    """Counted in whole numbers from where the piece starts, then converted: no rounding twice."""
+    dim, dtype = equation.params["dimension"], equation.params["dtype"]
+    axes = local.results[0].dims[dim]
+    if not axes:
+        return run_shaped(equation, operands, local)
+    shape = local.result_shape()
+    counted = lax.broadcasted_iota(jnp.int32, shape, dim) + local.shard_index(axes) * shape[dim]
+    return [lax.convert_element_type(counted, dtype)]
+
+
+def run_slice_of_whole(equation: Equation, operands: Sequence[Any], local: Local) -> Sequence[Any]:
+    """Computed whole, then sliced: XLA fuses the slice into the generator, so little is wasted."""
+    return [piece_of(whole, local, index) for index, whole in enumerate(rebind(equation, operands))]
+
+
+def piece_of(whole: Any, local: Local, index: int) -> Any:
+    """This device's piece of a result that was computed whole."""
+    shape = local.result_shape(index)
+    for dim, axes in enumerate(local.results[index].dims):
+        if axes:
+            start = local.shard_index(axes) * shape[dim]
+            whole = lax.dynamic_slice_in_dim(whole, start, shape[dim], dim)
+    return whole
+
+
+# -- reads and writes at computed positions ----------------------------------------------------
+
 
 _INDEX_BYTES = 4
 
@@ -25,7 +156,7 @@ def _dynamic_slice(equation: Equation, operands: Sequence[Any], local: Local) ->
 def _dynamic_update_slice(
     equation: Equation, operands: Sequence[Any], local: Local
 ) -> Sequence[Any]:
-    """Where a part of a sharded dim is written, write the rows of it that fall on this piece.
+    """Write, of an update to a part of a sharded dim, the rows that fall on this piece.
 
     Along such a dim the window read, mixed and written back is as long as the update, or as the
     piece if that is shorter, and lies as near to the update's place as the piece allows.
@@ -132,7 +263,7 @@ def _gather(equation: Equation, operands: Sequence[Any], local: Local) -> Sequen
 
 
 def _fill_value(equation: Equation, dtype: Any) -> Any:
-    """What stands for rows out of bounds, as `jax.lax.gather` defines it."""
+    """The value of rows out of bounds, as `jax.lax.gather` defines it."""
     fill = equation.params["fill_value"]
     if fill is None:
         if jnp.issubdtype(dtype, jnp.inexact):
@@ -206,7 +337,67 @@ def _window_sizes(numbers: Any, updates: Sequence[int], rank: int) -> list[int]:
     return [1 if d in single else next(sizes) for d in range(rank)]
 
 
-RUNS: dict[str, LocalRun] = {
+# -- windows -----------------------------------------------------------------------------------
+
+
+def _conv(equation: Equation, operands: Sequence[Any], local: Local) -> Sequence[Any]:
+    """A convolution of fewer groups, the major part of the sharded feature or batch dim."""
+    batch_dim, feature_dim = equation.params["dimension_numbers"].lhs_spec[:2]
+    counts: dict[str, int] = {}
+    for name, dim in (("feature_group_count", feature_dim), ("batch_group_count", batch_dim)):
+        groups = equation.params[name]
+        shards = local.mesh.size(local.operands[0].dims[dim])
+        counts[name] = groups // shards if groups > 1 else 1
+    return rebind(equation, operands, **counts)
+
+
+# -- Fourier transforms ------------------------------------------------------------------------
+
+
+def _fft(equation: Equation, operands: Sequence[Any], local: Local) -> Sequence[Any]:
+    """The transform, on XLA:CPU of arrays that lie row by row.
+
+    An all-gather along another dim than the first asks XLA for a layout with that dim outermost.
+    Its neighbours take that layout over, and the transform of XLA:CPU then fails as it runs: it
+    knows rows alone and does not say so in time.
+    """
+    if local.platform != "cpu":
+        return run_as_is(equation, operands, local)
+    (made,) = run_as_is(equation, [_by_rows(operands[0])], local)
+    return [_by_rows(made)]
+
+
+def _by_rows(value: Any) -> Any:
+    return with_layout_constraint(value, Layout(tuple(range(value.ndim))))
+
+
+# -- hand-written kernels ----------------------------------------------------------------------
+
+
+def _pallas_call(equation: Equation, operands: Sequence[Any], local: Local) -> Sequence[Any]:
+    """The kernel over fewer blocks."""
+    laid = (*local.operands, *local.results)
+    shards = {
+        (tensor, dim, block): local.mesh.size(laid[tensor].dims[dim])
+        for places in dims_apart(equation).values()
+        for tensor, dim, block in places
+    }
+    return rebind(equation, operands, **(on_pieces(equation, shards) if shards else {}))
+
+
+# -- the table ---------------------------------------------------------------------------------
+
+
+_RUNS: Mapping[str, LocalRun] = {
+    **dict.fromkeys(["broadcast_in_dim", "empty"], run_shaped),
+    **dict.fromkeys(
+        ["device_put", "layout_constraint", "reshard", "sharding_constraint"], run_identity
+    ),
+    **dict.fromkeys(["iota_2x32_shape", "random_bits", "rng_bit_generator"], run_slice_of_whole),
+    "iota": _iota,
+    "reshape": _reshape,
+    "slice": _slice,
+    "tile": _tile,
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice,
     "gather": _gather,
@@ -214,4 +405,17 @@ RUNS: dict[str, LocalRun] = {
         ["scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub"],
         _scatter,
     ),
+    "conv_general_dilated": _conv,
+    "fft": _fft,
+    "pallas_call": _pallas_call,
 }
+
+
+def local_run(primitive_name: str) -> LocalRun:
+    """The primitive on pieces; it is run as it is unless its parameters speak of whole shapes."""
+    return _RUNS.get(primitive_name, run_as_is)
+
+
+def local_primitives() -> frozenset[str]:
+    """The primitives that are not run as they are: those whose rows in `autopar.rules` say so."""
+    return frozenset(_RUNS)

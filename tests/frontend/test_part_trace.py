@@ -185,7 +185,7 @@ def _turned(x: jax.Array) -> jax.Array:
     [
         (
             _branching,
-            r"runs cos -> f32\[16,8\] at test_microbatch.py:\d+, on a part sin",
+            r"runs cos -> f32\[16,8\] at test_part_trace.py:\d+, on a part sin",
         ),
         (_deeper, r"on the whole batch it runs sin .*, on a part reduce_sum"),
         (_inside, r"on the whole batch it runs rev .*, on a part rev"),
@@ -203,7 +203,7 @@ def test_the_batch_size_as_an_index_is_refused() -> None:
     def last(x: jax.Array, i: jax.Array) -> jax.Array:
         return x[i].sum()
 
-    with pytest.raises(BatchError, match=r"gather at test_microbatch.py:\d+ reads .* \[16, 8\]"):
+    with pytest.raises(BatchError, match=r"gather at test_part_trace.py:\d+ reads .* \[16, 8\]"):
         cut(last, (X, Y), 4)
 
 

@@ -43,7 +43,7 @@ def test_what_is_given_may_be_returned() -> None:
 @pytest.mark.parametrize(
     ("equations", "inputs", "outputs", "said"),
     [
-        ((1,), ("%0",), (), r"tanh \(test_part.py:\d+\) in a part reads %2"),
+        ((1,), ("%0",), (), r"tanh \(test_subprogram.py:\d+\) in a part reads %2"),
         ((0,), ("%0", "%1"), ("%3",), "returns %3"),
         ((0,), ("%0", "%99"), (), "no value %99"),
     ],

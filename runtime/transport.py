@@ -2,13 +2,18 @@
 
 `jax.device_put` is asynchronous only between equal layouts: the same number of devices, and the
 same box of the array on each in turn. So a value that is to lie otherwise is laid out anew by a
-compiled program on one side, and what travels looks alike on both.
+compiled program on one side, and what travels looks alike on both:
+
+    mesh0 (2 devices)      laid out anew      put            laid out anew     mesh1 (4 devices)
+    [rows 0-3 | 4-7]   ->  [cols 0-3 | 4-7]  ---->  [0-3|0-3|4-7|4-7]   ->   [col 0-1|2-3|4-5|6-7]
+                           only one of the two sides computes, the one that has less to move
 """
 
 from __future__ import annotations
 
 import abc
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,49 +23,92 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from autopar.frontend.compat import copier
-from autopar.runtime.arrays import ArrayType
-from autopar.runtime.window import Admit, no_window
+from autopar.frontend import compat
+from autopar.runtime.bind import ArrayType
 
-Carrier = Callable[[Sequence[Any]], Sequence[Any]]
+# -- the programs in flight on a submesh -------------------------------------------------------
+
+
+# More than about forty programs with collectives under way abort the CPU client of JAX 0.10: its
+# thread pools fill up with devices that wait for one another.
+_CPU_LIMIT = 16
+
+Admit = Callable[[Any], None]
+
+
+def in_flight_limit(platform: str) -> int:
+    """The number of programs that may be under way on a submesh; 0 for any number."""
+    return _CPU_LIMIT if platform == "cpu" else 0
+
+
+def wait(token: Any) -> None:
+    """Wait until a program has run, or has failed: its results tell that to whoever reads them."""
+    try:
+        token.block_until_ready()
+    except jax.errors.JaxRuntimeError:
+        return
+
+
+def admit_any(token: Any) -> None:
+    """Lets any number of programs be under way."""
+
+
+def limit_in_flight(limit: int) -> Admit:
+    """A function that takes the token of each program, and waits for the `limit`-th before it."""
+    if not limit:
+        return admit_any
+    pending: deque[Any] = deque()
+
+    def admit(token: Any) -> None:
+        if len(pending) >= limit:
+            wait(pending.popleft())
+        pending.append(token)
+
+    return admit
+
+
+# -- from one submesh to another ---------------------------------------------------------------
+
+
+Copier = Callable[[Sequence[Any]], Sequence[Any]]
 _COPY = "copy"
 
 
 @dataclass(frozen=True)
-class Way:
-    """One array's way: how it lies on the mesh it leaves, and on the one it arrives at."""
+class Route:
+    """The route of an array: its type on the mesh that it leaves, and on the next."""
 
     before: ArrayType
     after: ArrayType
 
 
 @dataclass(frozen=True)
-class End:
+class Endpoint:
     """A submesh at one end of a way; `admit` takes the token of each program that runs there."""
 
     mesh: Mesh
-    admit: Admit = no_window
+    admit: Admit = admit_any
 
 
 class AbstractTransport(abc.ABC):
-    """How arrays travel between submeshes: within a process, or between processes."""
+    """The means by which arrays travel between submeshes, in one process or between several."""
 
     @abc.abstractmethod
-    def carrier(self, ways: Sequence[Way], source: End, target: End) -> Carrier:
+    def copier(self, routes: Sequence[Route], source: Endpoint, target: Endpoint) -> Copier:
         """A function of arrays on `source` that gives those on `target`, and does not block."""
 
 
 class LocalTransport(AbstractTransport):
-    """All devices are this process's own."""
+    """Transport within one process, whose own all devices are."""
 
-    def carrier(self, ways: Sequence[Way], source: End, target: End) -> Carrier:
+    def copier(self, routes: Sequence[Route], source: Endpoint, target: Endpoint) -> Copier:
         """Lay out where needed, put, lay out again where needed; everything compiled here."""
-        bridges = [_bridge(way, source.mesh, target.mesh) for way in ways]
-        before = [w.before.sharding(source.mesh) for w in ways]
-        after = [w.after.sharding(target.mesh) for w in ways]
-        leave = _relay(before, [b.leaving for b in bridges], ways, source.admit)
-        put = _puts(bridges, ways)
-        arrive = _relay([b.arriving for b in bridges], after, ways, target.admit)
+        bridges = [_bridge(route, source.mesh, target.mesh) for route in routes]
+        before = [w.before.sharding(source.mesh) for w in routes]
+        after = [w.after.sharding(target.mesh) for w in routes]
+        leave = _relay(before, [b.leaving for b in bridges], routes, source.admit)
+        put = _puts(bridges, routes)
+        arrive = _relay([b.arriving for b in bridges], after, routes, target.admit)
         steps = [step for step in (leave, put, arrive) if step is not None]
         return steps[0] if len(steps) == 1 else _chain(steps)
 
@@ -78,40 +126,40 @@ class _Bridge:
 
     @property
     def is_even(self) -> bool:
-        """Whether both sides have as many devices."""
+        """True if both sides have as many devices."""
         return len(self.leaving.device_set) == len(self.arriving.device_set)
 
 
-def _bridge(way: Way, source: Mesh, target: Mesh) -> _Bridge:
-    before, after = way.before.sharding(source), way.after.sharding(target)
+def _bridge(route: Route, source: Mesh, target: Mesh) -> _Bridge:
+    before, after = route.before.sharding(source), route.after.sharding(target)
     many, more = source.devices.size, target.devices.size
     if many == more:
-        if _boxes(before, way) == _boxes(after, way):
+        if _boxes(before, route) == _boxes(after, route):
             return _Bridge(before, after)
-        if _piece_bytes(after, way) <= _piece_bytes(before, way):
-            return _Bridge(_over(target, source, way.after.spec), after)
-        return _Bridge(before, _over(source, target, way.before.spec))
+        if _piece_bytes(after, route) <= _piece_bytes(before, route):
+            return _Bridge(_over(target, source, route.after.spec), after)
+        return _Bridge(before, _over(source, target, route.before.spec))
     if more % many == 0:
-        return _Bridge(before, _copied(source, target, way.before.spec))
+        return _Bridge(before, _copied(source, target, route.before.spec))
     if many % more == 0:
-        return _Bridge(_copied(target, source, way.after.spec), after)
+        return _Bridge(_copied(target, source, route.after.spec), after)
     whole = PartitionSpec()
     return _Bridge(NamedSharding(source, whole), NamedSharding(target, whole))
 
 
-def _boxes(sharding: NamedSharding, way: Way) -> list[Any]:
-    """What each device in turn holds."""
-    boxes = sharding.devices_indices_map(way.before.shape)
+def _boxes(sharding: NamedSharding, route: Route) -> list[Any]:
+    """The box of the array on each device in turn."""
+    boxes = sharding.devices_indices_map(route.before.shape)
     mesh: Any = sharding.mesh
     return [boxes[d] for d in mesh.devices.flat]
 
 
-def _piece_bytes(sharding: NamedSharding, way: Way) -> int:
-    return math.prod(sharding.shard_shape(way.before.shape))
+def _piece_bytes(sharding: NamedSharding, route: Route) -> int:
+    return math.prod(sharding.shard_shape(route.before.shape))
 
 
 def _over(shape: Mesh, devices: Mesh, spec: PartitionSpec) -> NamedSharding:
-    """One submesh's layout on another's devices."""
+    """The layout of one submesh on another's devices."""
     return NamedSharding(
         _mesh(devices.devices.reshape(shape.devices.shape), shape.axis_names), spec
     )
@@ -130,18 +178,18 @@ def _mesh(grid: Any, names: Sequence[str]) -> Mesh:
 def _relay(
     before: Sequence[NamedSharding],
     after: Sequence[NamedSharding],
-    ways: Sequence[Way],
+    routes: Sequence[Route],
     admit: Admit,
-) -> Carrier | None:
-    """One program that changes layouts on one submesh; None where all lie right already."""
+) -> Copier | None:
+    """Compiles a program that changes layouts on one submesh; None where all lie right already."""
     off = [
         i
-        for i, (b, a, w) in enumerate(zip(before, after, ways, strict=True))
+        for i, (b, a, w) in enumerate(zip(before, after, routes, strict=True))
         if not b.is_equivalent_to(a, len(w.before.shape))
     ]
     if not off:
         return None
-    kinds = [ways[i].before for i in off]
+    kinds = [routes[i].before for i in off]
     types = [
         jax.ShapeDtypeStruct(k.shape, k.dtype, sharding=before[i])
         for i, k in zip(off, kinds, strict=True)
@@ -170,19 +218,19 @@ def _layout_program(types: tuple[Any, ...], after: tuple[NamedSharding, ...]) ->
     return jax.jit(relaid, out_shardings=(*after, token)).lower(*types).compile()
 
 
-def _puts(bridges: Sequence[_Bridge], ways: Sequence[Way]) -> Carrier:
+def _puts(bridges: Sequence[_Bridge], routes: Sequence[Route]) -> Copier:
     """Between as many devices all arrays in one call; else one by one."""
     if all(b.is_even for b in bridges):
         shardings = [b.arriving for b in bridges]
-        if not any(_is_key(w) for w in ways):
-            return copier(shardings)
+        if not any(_is_key(w) for w in routes):
+            return compat.copier(shardings)
         return lambda arrays: jax.device_put(list(arrays), shardings)
     puts = [_fan(b) for b in bridges]
     return lambda arrays: [put(a) for put, a in zip(puts, arrays, strict=True)]
 
 
-def _is_key(way: Way) -> bool:
-    return bool(jax.dtypes.issubdtype(way.before.dtype, jax.dtypes.extended))
+def _is_key(route: Route) -> bool:
+    return bool(jax.dtypes.issubdtype(route.before.dtype, jax.dtypes.extended))
 
 
 def _fan(bridge: _Bridge) -> Callable[[Any], Any]:
@@ -200,7 +248,7 @@ def _fan(bridge: _Bridge) -> Callable[[Any], Any]:
     return put
 
 
-def _chain(steps: Sequence[Carrier]) -> Carrier:
+def _chain(steps: Sequence[Copier]) -> Copier:
     def carry(arrays: Sequence[Any]) -> Sequence[Any]:
         for step in steps:
             arrays = step(arrays)

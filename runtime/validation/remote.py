@@ -14,12 +14,12 @@ from typing import Any
 
 from autopar.errors import VerifyError
 from autopar.runtime.aot.job import Job
-from autopar.runtime.trial.steps import FlatStep, packed, unpacked
+from autopar.runtime.validation.steps import FlatStep, packed, unpacked
 
 # The process finds modules where this one does; nothing else of it is taken over.
 _START = (
     "import json, sys; sys.path[:0] = json.loads(sys.argv[2]); "
-    "from autopar.runtime.trial.child import main; main(sys.argv[1])"
+    "from autopar.runtime.validation.child import main; main(sys.argv[1])"
 )
 _TOLD = 3000  # characters of what the process said, in an error
 
@@ -30,7 +30,7 @@ def remote_step(job: Job, constants: Sequence[Any]) -> Generator[FlatStep]:
 
     `constants` are its last arguments. Calls raise VerifyError where the process gave up.
     """
-    with tempfile.TemporaryDirectory(prefix="autopar-trial-") as name:
+    with tempfile.TemporaryDirectory(prefix="autopar-validation-") as name:
         folder = Path(name)
         job.write(folder)
         command = [sys.executable, "-P", "-c", _START, name, json.dumps(sys.path)]

@@ -12,15 +12,15 @@ import pytest
 from jax import lax
 
 import autopar
-from autopar.frontend import TracedStep
+from autopar.frontend import StepSpec, TracedStep
 from autopar.frontend.rewrite.inline_remat import inline_remat
 from autopar.frontend.rewrite.remat import rematerialize, value_names
-from autopar.planner.plan import graph_of, make_plan
+from autopar.planner.plan import plan_step
 from autopar.planner.request import Request
+from autopar.planner.source import Source
 from autopar.rules import RuleBook
 from autopar.runtime.bind import bind_mesh
 from autopar.runtime.executor import Executor, Options
-from autopar.verifying.programs import program_of
 from tests.end_to_end.running import EAGER
 from tests.frontend.evaluating import evaluate
 from tests.frontend.tracing import checked, kinds, shape, traced
@@ -134,6 +134,6 @@ def test_an_opened_step_is_planned_and_runs_on_eight_devices(name: str) -> None:
 def _run_planned(traced: TracedStep) -> Any:
     mesh = autopar.MeshShape(("data",), (8,))
     request = Request(EAGER, mesh, "dp", remat=False)
-    planned = make_plan(traced, graph_of(traced, RuleBook()), request)
+    planned = plan_step(Source(StepSpec(_run_planned), (), {}, traced, RuleBook()), request)
     bound = bind_mesh(mesh, range(8))
-    return Executor(*program_of(planned), [bound], Options(donate=False))(_given())
+    return Executor(planned.trace, planned.program, [bound], Options(donate=False))(_given())

@@ -181,9 +181,12 @@ def test_the_whole_is_what_was_traced() -> None:
 @pytest.mark.parametrize(
     ("draw", "named"),
     [
-        (lambda key, x: x * jax.random.gamma(key, 2.0, x.shape), "random_gamma at test_sources.py"),
-        (lambda key, x: jnp.eye(len(x)) @ x, "iota at test_sources.py"),
-        (lambda key, x: x[1:] + jnp.arange(len(x) - 1)[:, None], "iota at test_sources.py"),
+        (
+            lambda key, x: x * jax.random.gamma(key, 2.0, x.shape),
+            "random_gamma at test_batch_sources.py",
+        ),
+        (lambda key, x: jnp.eye(len(x)) @ x, "iota at test_batch_sources.py"),
+        (lambda key, x: x[1:] + jnp.arange(len(x) - 1)[:, None], "iota at test_batch_sources.py"),
     ],
 )
 def test_what_cannot_be_cut_is_refused_with_its_line(draw: Draw, named: str) -> None:

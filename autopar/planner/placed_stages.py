@@ -1,0 +1,144 @@
+"""Stages on their submeshes: the parts that they run, one graph a submesh, and the prices there.
+
+    StagePlan    S0 -> mesh0, S1 -> mesh1           which layers run where
+    parts        F0 B0 update0 | F1 B1 update1      what each submesh runs, program by program
+    graphs       mesh0: F0+B0+update0 | mesh1: ...  what its sharding is decided for, as one graph
+    contexts     mesh0 on devices 0..3 | ...        what anything costs there
+
+A step that is one program is one part, and its graph is the step's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from autopar.cluster import Cluster
+from autopar.cluster.submesh import Block, cut_out, submeshes
+from autopar.cost.prices import Prices
+from autopar.cost.reshard import Resharder
+from autopar.ir.batching import Batching
+from autopar.ir.layers import LayerSequence
+from autopar.ir.plan import Plan
+from autopar.ir.program import Part, PartKind, SubmeshGraph
+from autopar.ir.sharding_plan import ShardingPlan
+from autopar.ir.soundness import check_listing
+from autopar.ir.spmd import SpmdProgram
+from autopar.ir.stages import Stage, StagePlan, Submesh
+from autopar.passes.lower.partition.part_dataflow import PartDataflow
+from autopar.passes.lower.partition.split import split
+from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan, submesh_graph
+from autopar.passes.lower.spmd import lower_spmd
+from autopar.passes.shard.model.reshard_costs import ReshardCosts
+from autopar.schedule.table import in_flight
+
+
+@dataclass(frozen=True)
+class SubmeshContext:
+    """A submesh's place: the cluster that it is by itself, its block of devices, and the prices."""
+
+    cluster: Cluster
+    block: Block
+    tables: ReshardCosts
+
+    @classmethod
+    def of(cls, cluster: Cluster, submesh: Submesh) -> SubmeshContext:
+        """A submesh's part of the cluster, where nothing is priced yet."""
+        count = len(submesh.devices) or cluster.device_count
+        shape = next(s for s in submeshes(cluster) if s.device_count == count)
+        own = cut_out(cluster, shape) if submesh.devices else cluster
+        block = Block(min(submesh.devices, default=0), shape)
+        return cls(own, block, ReshardCosts(Prices(own, submesh.mesh)))
+
+    @property
+    def resharder(self) -> Resharder:
+        """Routes from one sharding to another."""
+        return self.tables.resharder
+
+
+@dataclass(frozen=True)
+class PlacedStages:
+    """A batched step whose stages are on submeshes: its parts, and for each submesh its context."""
+
+    cluster: Cluster
+    batching: Batching
+    stages: StagePlan
+    parts: tuple[Part, ...]
+    contexts: tuple[SubmeshContext, ...]
+
+    @classmethod
+    def of(cls, batching: Batching, stages: StagePlan, cluster: Cluster) -> PlacedStages:
+        """The parts of the stages, on submeshes where nothing is priced yet."""
+        stages.verify()
+        contexts = tuple(SubmeshContext.of(cluster, s) for s in stages.submeshes)
+        if stages.is_one_program:
+            graph = batching.graph
+            whole = Part(PartKind.WHOLE, 0, 0, graph, tuple(range(len(graph.ops))))
+            return cls(cluster, batching, stages, (whole,), contexts)
+        return cls(cluster, batching, stages, split(batching, stages), contexts)
+
+    @cached_property
+    def graphs(self) -> tuple[SubmeshGraph, ...]:
+        """All that each submesh runs in a step, as one graph."""
+        if self.stages.is_one_program:
+            graph = self.batching.graph
+            return (SubmeshGraph(0, graph, tuple(range(len(graph.ops))), (), frozenset()),)
+        dataflow = PartDataflow.of(self.batching, self.stages, self.parts)
+        return tuple(submesh_graph(dataflow, k) for k in range(len(self.contexts)))
+
+    @property
+    def in_flight(self) -> tuple[int, ...]:
+        """The largest number of microbatches whose activations each submesh keeps."""
+        if self.stages.is_one_program:
+            return (1,)
+        chunks, microbatches = self.stages.chunks, self.stages.microbatches
+        flying = in_flight(self.stages.schedule, len(self.contexts), microbatches, chunks)
+        return tuple(-(-n // chunks) for n in flying)
+
+    def stages_on(self, submesh: int) -> tuple[int, ...]:
+        """The numbers of the stages of a submesh."""
+        return tuple(s for s, stage in enumerate(self.stages.stages) if stage.submesh == submesh)
+
+    def runs(self, part: Part) -> int:
+        """How often a step runs a part."""
+        return self.stages.microbatches if part.is_looped else 1
+
+    def part_sharding(self, part: Part, sharding: ShardingPlan) -> ShardingPlan:
+        """The sharding of a part, cut out of that of its submesh."""
+        if part.kind is PartKind.WHOLE:
+            return sharding
+        return part_plan(part, self.graphs[part.submesh], sharding)
+
+    def listing(self, part: Part, sharding: ShardingPlan) -> SpmdProgram:
+        """What a device runs for a part where its submesh is sharded so.
+
+        Raises GraphError where that would compute something else than the part.
+        """
+        graph, resharder = self.graphs[part.submesh], self.contexts[part.submesh].resharder
+        loose = frozenset[str]() if part.kind is PartKind.WHOLE else left_partial(part, graph)
+        program = lower_spmd(part.graph, self.part_sharding(part, sharding), resharder, loose)
+        check_listing(part.graph, program, sharding.mesh)
+        return program
+
+
+def place_plan(
+    plan: Plan, batching: Batching, layers: LayerSequence, cluster: Cluster
+) -> PlacedStages:
+    """Restores the stages of a saved plan over the layers that its cuts make of a step.
+
+    Raises GraphError where the plan's shardings are none of what the submeshes run.
+    """
+    stages = StagePlan(
+        layers,
+        tuple(
+            Stage(i, i if layers.layers else -1, s.submesh, s.recompute, s.cuts)
+            for i, s in enumerate(plan.stages)
+        ),
+        tuple(s.submesh for s in plan.submeshes),
+        plan.microbatches,
+        plan.schedule,
+    )
+    placed = PlacedStages.of(batching, stages, cluster)
+    for graph, submesh in zip(placed.graphs, plan.submeshes, strict=True):
+        submesh.sharding.verify(graph.graph)
+    return placed

@@ -1,0 +1,183 @@
+"""A planned step: the plan, and the programs that run it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from autopar.frontend.compat import jax_minor
+from autopar.frontend.microbatch.part_trace import MicrobatchTrace
+from autopar.ir.graph import Graph
+from autopar.ir.outcome import Outcome
+from autopar.ir.plan import (
+    RESULT,
+    Argument,
+    Plan,
+    PlannedStage,
+    PlannedSubmesh,
+    Prediction,
+    Traffic,
+)
+from autopar.ir.program import Feed, Fetch, Program
+from autopar.ir.recomputation import Recomputation
+from autopar.ir.record import Record
+from autopar.ir.sharding import replicated
+from autopar.ir.spmd import COLLECTIVES
+from autopar.ir.values import Role
+from autopar.planner.memory_fit import MeshContext
+from autopar.planner.request import Request
+from autopar.planner.source import Source
+from autopar.planner.stage_programs import StagePrograms
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A step planned for one set of argument types, with the programs that run it.
+
+    Other limits and pins start from the `source` and the `request`; the `context` has what was
+    priced on the mesh of a step that is one program.
+    """
+
+    source: Source
+    request: Request
+    plan: Plan
+    programs: StagePrograms
+    context: MeshContext | None = None
+
+    @property
+    def trace(self) -> MicrobatchTrace:
+        """The step as it runs, whole and on one microbatch."""
+        return self.programs.trace
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of the step as it runs, of one microbatch where it is cut into some."""
+        return self.programs.graph
+
+    @property
+    def program(self) -> Program:
+        """What the devices run."""
+        return self.programs.program
+
+
+def make_plan(
+    source: Source,
+    request: Request,
+    programs: StagePrograms,
+    outcome: Outcome,
+    layers_of: Sequence[int],
+    recomputation: Recomputation = Recomputation(),
+) -> Plan:
+    """The plan that stage programs are: what was decided, and what it should take.
+
+    `layers_of` says how many layers each stage has.
+    """
+    stages, batching = programs.placed.stages, programs.placed.batching
+    return Plan(
+        origin=request.origin(source.traced.name, source.traced.key, jax_minor()),
+        submeshes=tuple(
+            PlannedSubmesh(submesh.devices, sharding)
+            for submesh, sharding in zip(stages.submeshes, programs.shardings, strict=True)
+        ),
+        stages=tuple(_stages(programs, layers_of)),
+        arguments=tuple(list_arguments(programs)),
+        outputs=tuple(list_outputs(programs)),
+        prediction=_prediction(programs),
+        outcome=outcome,
+        schedule=stages.schedule,
+        microbatches=stages.microbatches,
+        batch=batching.batch,
+        recomputation=recomputation,
+        notes=batching.notes,
+        record=Record.of(batching, request.rules.extra),
+    )
+
+
+def _prediction(programs: StagePrograms) -> Prediction:
+    """Collectives are those of the submesh that works longest, bytes those of the fullest."""
+    timing = programs.timing
+    busy = timing.busy_seconds
+    busiest = max(range(len(busy)), key=lambda k: busy[k])
+    seconds = programs.seconds(busiest)
+    return Prediction(
+        seconds=timing.seconds,
+        communication_seconds=seconds.communication,
+        exposed_seconds=seconds.exposed,
+        traffic=tuple(_traffic(programs, busiest)),
+        argument_bytes=max(programs.argument_bytes),
+        peak_bytes=max(programs.peak_bytes),
+        peak=programs.costs[0].peak,
+        send_seconds=timing.send_seconds,
+        launch_seconds=timing.launch_seconds,
+        bubble_seconds=timing.bubble_seconds,
+        peak_in_flight=timing.peak_in_flight,
+    )
+
+
+def _stages(programs: StagePrograms, layers_of: Sequence[int]) -> Iterator[PlannedStage]:
+    stages = programs.placed.stages
+    layers, peaks = stages.layers.layers, programs.peak_bytes
+    for count, stage, costs in zip(layers_of, stages.stages, programs.costs, strict=True):
+        yield PlannedStage(
+            name=layers[stage.last].name if layers else "",
+            layers=count,
+            stop=layers[stage.last].last + 1 if layers else 0,
+            submesh=stage.submesh,
+            recompute=stage.recompute,
+            cuts=stage.cuts,
+            forward_seconds=costs.forward.total,
+            input_gradient_seconds=costs.input_gradient.total,
+            weight_gradient_seconds=costs.weight_gradient.total,
+            once_seconds=costs.once.total,
+            activation_bytes=costs.activation_bytes,
+            kept_bytes=costs.kept_bytes,
+            peak_bytes=peaks[stage.submesh],
+        )
+
+
+def list_arguments(programs: StagePrograms) -> Iterator[Argument]:
+    """The step's arguments where they are at home; one that nobody reads is whole on the first."""
+    homes: dict[int, Feed] = {}
+    for feed in programs.program.feeds:
+        homes.setdefault(feed.input, feed)
+    whole = {i.path: i.value for i in programs.trace.whole.graph.inputs}
+    for number, given in enumerate(programs.graph.inputs):
+        home = homes.get(number)
+        value = whole.get(given.path)
+        if value is None:
+            continue  # the number of the microbatch is no argument
+        lies = home.sharding if home is not None else replicated(len(value.shape))
+        submesh = home.submesh if home is not None else 0
+        yield Argument(given.path, value.shape, value.dtype, given.role.value, lies, submesh)
+
+
+def list_outputs(programs: StagePrograms) -> Iterator[Argument]:
+    """The step's outputs; state is named by the input that it becomes."""
+    graph = programs.trace.whole.graph
+    fetches: dict[int, Fetch] = {f.output: f for f in programs.program.fetches}
+    returns = dict(graph.donated)
+    for number, operand in enumerate(graph.outputs):
+        value = graph.value(operand)
+        path = graph.output_paths[number] if graph.output_paths else ""
+        role = Role.STATE.value if number in returns else RESULT
+        fetch = fetches.get(number)
+        lies = fetch.sharding if fetch is not None else replicated(len(value.shape))
+        submesh = fetch.submesh if fetch is not None else 0
+        yield Argument(path, value.shape, value.dtype, role, lies, submesh)
+
+
+def _traffic(programs: StagePrograms, submesh: int) -> Iterator[Traffic]:
+    """Collectives of one submesh in a step, by kind and axes."""
+    table: dict[tuple[str, tuple[str, ...]], Traffic] = {}
+    for s in programs.placed.stages_on(submesh):
+        for found, runs in programs.costs[s].traffic:
+            key = (found.kind, found.axes)
+            known = table.get(key, Traffic(found.kind, found.axes, 0, 0, 0.0))
+            table[key] = replace(
+                known,
+                count=known.count + found.count * runs,
+                nbytes=known.nbytes + found.nbytes * runs,
+                seconds=known.seconds + found.seconds * runs,
+            )
+    order = {kind: i for i, kind in enumerate(COLLECTIVES)}
+    yield from (table[key] for key in sorted(table, key=lambda k: (order[k[0]], k[1])))

@@ -1,0 +1,39 @@
+"""Restores a saved plan: its step is lowered again, and nothing is searched or solved."""
+
+from __future__ import annotations
+
+from autopar.cluster.planned import planned_cluster
+from autopar.ir.plan import Plan
+from autopar.passes.base import Setting
+from autopar.planner.compatibility import check_ends, check_plan, contents_of
+from autopar.planner.memory_fit import MeshContext
+from autopar.planner.placed_stages import place_plan
+from autopar.planner.planned import Planned, list_arguments, list_outputs
+from autopar.planner.request import Request
+from autopar.planner.sliced_step import slice_as_planned
+from autopar.planner.source import Source
+from autopar.planner.stage_programs import lower_stages
+
+
+def restore(plan: Plan, source: Source) -> Planned:
+    """The programs of a plan that was made before.
+
+    Raises PlanMismatchError, naming what differs, where the plan is for another step or JAX, and
+    PlanFileError where it does not compute the step.
+    """
+    # 1. Is it a plan for this step?
+    check_plan(plan, source.traced)
+    cluster = planned_cluster(plan)
+    with contents_of(plan):
+        plan.check()
+    # 2. The step, cut and recomputed as the plan has it.
+    setting = Setting(cluster, plan.mesh, plan.origin.memory_bytes)
+    sliced = slice_as_planned(source, plan, setting)
+    # 3. Its stages on their submeshes, lowered; they must begin and end as the plan says.
+    with contents_of(plan):
+        placed = place_plan(plan, sliced.batching, sliced.layers, cluster)
+        programs = lower_stages(sliced.trace, placed, [s.sharding for s in plan.submeshes])
+        check_ends(plan, tuple(list_arguments(programs)), tuple(list_outputs(programs)))
+    request = Request.of_plan(plan, cluster, source.rules)
+    context = MeshContext.of(plan.mesh, request) if plan.is_one_program else None
+    return Planned(source, request, plan, programs, context)

@@ -1,1 +1,0 @@
-"""What a device runs of each primitive, given how its operands lie."""
