@@ -17,7 +17,7 @@ from autopar.inspecting.compare import compare as compare
 from autopar.inspecting.explain import explain as explain_opened
 from autopar.inspecting.inspect import inspect as inspect_opened
 from autopar.inspecting.lint import lint as lint_step
-from autopar.inspecting.reopen import reopen
+from autopar.inspecting.loaded_plan import reopen
 from autopar.inspecting.why_not import why_not as why_not_opened
 from autopar.ir.codec import Json
 from autopar.ir.explanation import Counterfactual, Explanation

@@ -116,7 +116,7 @@ class ParallelStep:
     # -- running ---------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """One step. State that comes back is donated: use the returned one from then on.
+        """Runs a step. State that comes back is donated: use the returned one from then on.
 
         Inside a transform of JAX nothing runs and nothing is donated. Raises ArgumentError where
         an array was deleted, or consumed by an earlier step, and inside jax.shard_map.
@@ -197,7 +197,7 @@ class ParallelStep:
             return closed(init(created, args, kwargs, planned, meshes))
 
     def _flat(self) -> BoundMesh:
-        """All devices in a row."""
+        """The devices of the cluster in a row."""
         count = self._request.cluster.device_count
         flat = MeshShape.of((count,)) if count > 1 else MeshShape((), ())
         return bind_mesh(flat, range(count))
@@ -333,6 +333,6 @@ class ParallelStep:
         return tuple(bind_mesh(s.mesh, s.devices or self._order(plan)) for s in plan.submeshes)
 
     def _order(self, plan: Plan) -> Sequence[int]:
-        """All devices in the order of the plan's mesh: the user's own, or what suits it."""
+        """The devices in the order of the plan's mesh: the user's own, or what suits it."""
         own = self._request.order if plan.mesh == self._request.mesh else None
         return own if own is not None else device_order(planned_cluster(plan), plan.mesh)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import NoneType
-from typing import cast, get_args, get_origin, get_type_hints
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder
@@ -35,7 +35,7 @@ from autopar.passes.stage.search import Search
 
 @dataclass(frozen=True)
 class Decided:
-    """What the slots decided, and the listing it lowers to."""
+    """The decisions of the slots, and the listing that they lower to."""
 
     graph: Graph
     stages: StagePlan
@@ -104,7 +104,8 @@ _STEP = re.compile(r"(?P<slot>[\w-]+)(=(?P<name>[\w-]+))?(\{(?P<options>[^{}]*)\
 
 def read_passes(text: str) -> PassPipeline:
     """The pipeline of a text form; raises InputError that names the slot, pass or option."""
-    found: dict[str, object] = {}
+    # Any: each slot's own type, as PASSES has them.
+    found: dict[str, Any] = {}
     for step in re.split(r",(?![^{]*\})", text.replace(" ", "")):
         match = _STEP.fullmatch(step)
         if match is None:
@@ -130,7 +131,7 @@ def read_passes(text: str) -> PassPipeline:
             )
         found[slot] = kinds[name](**_read_options(kinds[name], match["options"] or ""))
     found.pop(_LOWER, None)
-    return PassPipeline(**found)  # type: ignore[arg-type]
+    return PassPipeline(**found)
 
 
 def _name(kind: type) -> str:

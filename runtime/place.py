@@ -34,7 +34,8 @@ class Placer:
     def __init__(
         self, shardings: Shardings, state: Collection[int], aliases: Aliases | None = None
     ) -> None:
-        self._shardings, self._state = list(shardings), frozenset(state)
+        self._shardings: list[Any] = list(shardings)
+        self._state = frozenset(state)
         self._aliases = aliases or Aliases((), ())
         self._aliases.trust(self._shardings)
 

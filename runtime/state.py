@@ -71,8 +71,8 @@ def init(
         }
         if own:
             born.update(_born(create, args, kwargs, own, mesh))
-    made = [tuple(born[i, k] for k in range(len(pieces))) for i, pieces in enumerate(found)]
-    whole = [StackedPieces(own) if len(own) > 1 else own[0] for own in made]
+    made = [[born[i, k] for k in range(len(pieces))] for i, pieces in enumerate(found)]
+    whole = [StackedPieces(tuple(own)) if len(own) > 1 else own[0] for own in made]
     return jax.tree_util.tree_unflatten(tree, whole)
 
 

@@ -15,10 +15,10 @@ from autopar.ir.graph import Graph
 from autopar.ir.profile import Profile
 from autopar.ir.profile_file import profile_to_json, save_profile
 from autopar.ir.text import show_bytes, show_seconds
-from autopar.planner.plan import graph_of
+from autopar.planner.plan import warn_of_unknown
 from autopar.report.style import QUIET
 from autopar.report.table import Table
-from autopar.rules import RuleBook
+from autopar.rules import RuleBook, attach_rules
 
 _NO_STATE = (
     "no argument of the step comes back as new state, so no layer has parameters: let it return "
@@ -54,7 +54,9 @@ def _graph(loaded: Target) -> Graph:
     step: api.ParallelStep = api.parallelize(loaded.step)
     with tracing(loaded):
         traced = trace(step.spec, loaded.args, loaded.kwargs)
-    return graph_of(traced, RuleBook())
+    graph = attach_rules(traced.graph, RuleBook())
+    warn_of_unknown(graph)
+    return graph
 
 
 def _print(profile: Profile, output: Path | None) -> None:

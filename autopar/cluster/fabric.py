@@ -6,7 +6,8 @@ from autopar.cluster.switch import Switch, SwitchFabric
 from autopar.cluster.topology import AbstractFabric, AbstractTopology, Level
 from autopar.cluster.torus import Torus, TorusFabric
 
-# A new interconnect is a row of each of these, and a file like those of its two classes.
+# A new interconnect is a row of each of these, a file like those of its two classes, and a row
+# below for each chip that it joins.
 TOPOLOGIES: tuple[type[AbstractTopology], ...] = (Switch, Torus)
 FABRICS: tuple[type[AbstractFabric], ...] = (TorusFabric, SwitchFabric)
 
@@ -61,7 +62,7 @@ def _data_center(gigabits_per_chip: float, devices_per_chip: int = 1) -> Level:
 _CPU_INSIDE = Level("host", 8, 2 * _GIGA, 2 * _US, start_seconds=100 * _US)
 _CPU_NETWORK = Level("network", 1, 1 * _GIGA, 50 * _US, start_seconds=100 * _US)
 
-_SWITCHES: dict[str, SwitchFabric] = {
+_OF_CHIPS: dict[str, AbstractFabric] = {
     "cpu": SwitchFabric(1024, 1024, _CPU_INSIDE, _CPU_NETWORK),
     # 25 Gb/s for a whole p3.16xlarge of 8 GPUs: 0.39 GB/s each. 8.4 and 14 us are NCCL's table.
     "v100-16gb": SwitchFabric(8, 8, _nvlink(120, 40), _network(0.35, 8.4, 14)),
@@ -73,10 +74,7 @@ _SWITCHES: dict[str, SwitchFabric] = {
     "b200": SwitchFabric(8, 8, _nvlink(640, 82), _network(46, 42, 22)),
     # One NVLink domain is a rack of 72; a host drives 4 of them.
     "gb200": SwitchFabric(72, 4, _nvlink(640, 82), _network(46, 42, 22)),
-}
-
-# 46.6 and 93.4 GB/s one way are what libtpu's own collective estimates imply (v4: scaling book).
-_TORI: dict[str, TorusFabric] = {
+    # 46.6 and 93.4 GB/s one way are what libtpu's own estimates imply (v4: scaling book).
     "v4": TorusFabric(3, 4096, 0, 4, 45 * _GIGA, 1, False, _data_center(25)),
     "v5e": TorusFabric(2, 256, 16, 16, 46.63 * _GIGA, 1, True, _data_center(25)),
     "v5p": TorusFabric(3, 8960, 0, 4, 93.4 * _GIGA, 1, False, _data_center(50)),
@@ -87,4 +85,4 @@ _TORI: dict[str, TorusFabric] = {
 
 def fabric_of(chip: str) -> AbstractFabric:
     """The fabric of a chip of the catalog, by its full name."""
-    return _SWITCHES[chip] if chip in _SWITCHES else _TORI[chip]
+    return _OF_CHIPS[chip]

@@ -8,7 +8,7 @@ from autopar.errors import ClusterError
 from autopar.ir.devices import DeviceFacts
 
 # Parts of JAX's device_kind, in the order they are tried, and the catalog name of each.
-_KINDS = (
+KINDS = (
     ("h200", "h200"),
     ("h100", "h100"),
     ("gb200", "gb200"),
@@ -30,7 +30,7 @@ _KINDS = (
 
 def chip_of_kind(kind: str) -> str | None:
     """The catalog's name for what JAX calls a kind of device, None where it has none."""
-    return next((chip for part, chip in _KINDS if part in kind.lower()), None)
+    return next((chip for part, chip in KINDS if part in kind.lower()), None)
 
 
 def local_name(facts: Sequence[DeviceFacts]) -> str:

@@ -1,4 +1,4 @@
-"""How long a collective takes on the links it crosses: the cheapest of the known algorithms.
+"""Seconds of a collective on the links that it crosses, by the cheapest of the known algorithms.
 
 V is the whole local buffer in bytes (the result of an all-gather; the operand of every other
 kind), n the number of devices, B one-way bytes/s per device, a the seconds of a step.
@@ -128,7 +128,7 @@ def _ring(nbytes: float, levels: Sequence[LinkLevel], rounds: int) -> float:
 
 
 def _own(nbytes: float, levels: Sequence[LinkLevel]) -> float:
-    """What it takes a device to read its own share once."""
+    """Seconds in which a device reads its own share once."""
     return _taken_in(nbytes / math.prod(level.size for level in levels), levels[0])
 
 

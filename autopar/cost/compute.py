@@ -1,4 +1,4 @@
-"""How long a local op takes on a chip: a roofline with a ramp for small work."""
+"""Seconds of a local op on a chip: a roofline with a ramp for small work."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _FUSED_SHARE = 0.05
 
 @dataclass(frozen=True)
 class Piece:
-    """One op, or one trip of a scan, with the ops that only it needs.
+    """An op, or a trip of a scan, with the ops that only it needs.
 
     `ops` are their indices in the graph, its own first. `reads` names values of earlier pieces,
     `makes` are its own with their bytes. `parameters` are state inputs that nobody read before,
@@ -82,7 +82,7 @@ class _Reader:
         self._made: set[str] = set()
 
     def pieces(self) -> Iterator[Piece]:
-        """Every piece in order."""
+        """The pieces in order."""
         for i, op in enumerate(self._graph.ops):
             if op.origin.region != "forward":
                 continue

@@ -1,4 +1,4 @@
-"""What compilers fuse: which ops are computed inside their readers, and which read that way.
+"""Fusion as compilers do it: ops that are computed inside their readers, and readers that do so.
 
 Nothing of a fused op is written to memory: each kernel that wants its result computes it anew
 from what is stored. These rules are those of XLA's compilers for GPUs and TPUs.
@@ -28,7 +28,7 @@ _TILE_ITEMS, _TILES_WANTED, _LEAST_SUM, _PART_BYTES = 128 * 128, 128, 128, 4
 
 
 def is_fused_into_readers(op: Op) -> bool:
-    """Whether readers may compute the op's results anew instead of loading them."""
+    """True if readers may compute the op's results anew instead of loading them."""
     fusion, rule = primitive(op.kind).fusion, op.rule
     if fusion is Fusion.INDEXING:
         return True
@@ -38,12 +38,12 @@ def is_fused_into_readers(op: Op) -> bool:
 
 
 def is_reduction(op: Op) -> bool:
-    """Whether the op computes what it reads instead of loading it, and stores its own results."""
+    """True if the op computes what it reads instead of loading it, and stores its own results."""
     return primitive(op.kind).fusion is Fusion.REDUCTION
 
 
 def has_filter(op: Op) -> bool:
-    """Whether a convolution's second operand is a filter: small beside the first."""
+    """True if a convolution's second operand is a filter: small beside the first."""
     if op.rule is None:
         return False
     factors = op.rule.factors
@@ -54,14 +54,14 @@ def has_filter(op: Op) -> bool:
 
 
 def works_in_place(op: Op) -> bool:
-    """Whether a result may take the buffer of an operand that nobody reads later."""
+    """True if a result may take the buffer of an operand that nobody reads later."""
     return op.kind.startswith(("scatter", "dynamic_update")) or (
         primitive(op.kind).fusion is Fusion.BY_RULE and is_fused_into_readers(op)
     )
 
 
 def work_bytes(op: Op) -> float:
-    """What one item of the op costs to compute again, as the bytes that could be loaded instead."""
+    """The cost of computing an item of the op again, as bytes that could be loaded instead."""
     return primitive(op.kind).redo_bytes
 
 

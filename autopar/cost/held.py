@@ -1,4 +1,4 @@
-"""What is held at the peak, in the user's terms: paths, modules, lines and kinds."""
+"""The values held at the peak, in the user's terms: paths, modules, lines and kinds."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def _region(graph: Graph, step: Instruction) -> str:
 
 
 def _running(graph: Graph, moment: Moment) -> tuple[str, OpOrigin]:
-    """What runs at a moment: an op's kind or a collective's, and where it comes from."""
+    """The op or collective that runs at a moment, and its origin."""
     kernel: Kernel | None = moment.kernel
     if kernel is None or not moment.block.instructions:
         return "", OpOrigin()

@@ -28,7 +28,7 @@ _READERS = 6
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One kernel: pieces that it makes and reads, and scratch that lives as long as it runs.
+    """A kernel: pieces that it makes and reads, and scratch that lives as long as it runs.
 
     `at` is its instruction's index in the block, -1 for what is no instruction: a slice that a loop
     cuts out, a copy in another order. `group` are the kind, axes and dtype of a collective that
@@ -166,7 +166,7 @@ class _Writer:
         self._kernels: list[Kernel] = []
 
     def stored(self, block: Block) -> Stored:
-        """All that was written."""
+        """The pieces that were written."""
         kept = [self._behind.get(o, _NONE) for o in block.outputs if o is not None]
         return Stored(tuple(self._kernels), self._nbytes, _NONE.union(*kept))
 
@@ -236,7 +236,7 @@ class _Writer:
         return [self._sizes.of(v.shape, v.dtype, s) for v, s in laid]
 
     def _fused(self, i: int, sources: Pieces, nbytes: int, readers: int) -> bool:
-        """Whether computing a piece in every reader is cheaper than storing it; notes it."""
+        """Decides if computing a piece in each reader is cheaper than storing it, and notes it."""
         op, reads = self._line.ops[i], self._line.reads[i]
         work = sum(self._work.get(r, 0.0) for r in reads)
         if op is not None:

@@ -35,7 +35,7 @@ class Layouts:
 
     @property
     def any(self) -> bool:
-        """Whether any order is fixed yet."""
+        """True if an order is fixed."""
         return bool(self._orders)
 
     def product(self, op: Op, operands: Sequence[str | None], made: str) -> Mapping[str, str]:
@@ -87,7 +87,7 @@ def _long_factors(rule: Rule, dims: Sequence[Sequence[int]]) -> set[int]:
 
 
 def _suits(order: _Order, rule: Rule, operand: int, batch: set[int], kept: set[int]) -> bool:
-    """Whether batch dims come first, and the others in two runs of rising dims."""
+    """True if batch dims come first, and the others in two runs of rising dims."""
     sides = list[tuple[int, int]]()
     for d in order.dims:
         factors = {f for f in rule.operands[operand][d] if rule.factors[f].size > 1}

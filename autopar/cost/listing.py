@@ -1,4 +1,4 @@
-"""How long each kernel of a listing takes on each device of its mesh."""
+"""Seconds of the kernels of a listing on each device of its mesh."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autopar.rules import HEAVY
 
 @dataclass(frozen=True)
 class Seconds:
-    """What one run of a listing takes: work on the device, and collectives.
+    """Seconds of one run of a listing: work on the device, and collectives.
 
     `exposed` is the part of the collectives that no work hides.
     """
@@ -48,7 +48,7 @@ class KernelTimes:
         self._moves = {m.result: m for m in block.instructions if isinstance(m, Move)}
 
     def seconds(self, kernel: Kernel) -> Seconds:
-        """One run of a kernel, its collectives wholly exposed."""
+        """Seconds of one run of a kernel, with its collectives wholly exposed."""
         if kernel.at < 0:  # a copy
             copied = sum(self._stored.nbytes.get(name, 0) for name in kernel.makes)
             return Seconds(self._prices.elementwise(2 * copied))

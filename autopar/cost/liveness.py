@@ -1,4 +1,4 @@
-"""What a run of kernels holds at most, and which pieces those are."""
+"""Liveness of a run of kernels: the most bytes held, and the pieces held then."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Moment:
 
 
 def busiest(block: Block, stored: Stored, outside: Collection[str]) -> Moment:
-    """When a block holds the most; pieces `outside` have buffers that are held all along."""
+    """The moment at which a block holds most; buffers of pieces `outside` are held all along."""
     lives = _Lives.of(stored, outside)
     at, most = _peak(stored, lives, in_place=True)
     return Moment(block, stored, at, most, _held_at(stored, at, lives), outside)
@@ -49,7 +49,7 @@ def most_bytes(stored: Stored, outside: Collection[str]) -> int:
 def held_kinds(
     stored: Stored, outside: Collection[str], kinds: Mapping[str, HeldKind]
 ) -> Iterator[Counter[HeldKind]]:
-    """What is held while each kernel runs, by kind; scratch, and pieces of none, are temporary."""
+    """Bytes held while each kernel runs, by kind; scratch, and pieces of no kind, are temporary."""
     lives, now = _Lives.of(stored, outside), Counter[HeldKind]()
     kind_of = {name: kinds.get(name, HeldKind.TEMPORARY) for name in lives.sizes}
     dying = lives.dying()
@@ -65,6 +65,47 @@ def held_kinds(
         yield held
         for name in dead:
             now[kind_of[name]] -= lives.sizes[name]
+
+
+Span = tuple[int, int]  # the first and the last kernel, both included
+
+
+@dataclass(frozen=True)
+class BlockSpans:
+    """Spans, in kernels, of a block's stored pieces, and of those of its loops' bodies.
+
+    `inputs` are what the block is given, which is held from its first kernel on. `bodies` are
+    (kernel of the loop, spans of one of its bodies).
+    """
+
+    inputs: tuple[str, ...]
+    spans: Mapping[str, Span]
+    length: int
+    bodies: tuple[tuple[int, BlockSpans], ...]
+
+
+def piece_spans(stored: Stored) -> Mapping[str, Span]:
+    """From which kernel to which each stored piece is held.
+
+    A piece whose buffer an in-place kernel's result takes is gone when that kernel runs.
+    """
+    lives, kernels = _Lives.of(stored, ()), stored.kernels
+    end = max(0, len(kernels) - 1)
+    spans: dict[str, Span] = {}
+    for k, kernel in enumerate(kernels):
+        for name in (*kernel.reads, *kernel.makes):
+            first = spans[name][0] if name in spans else 0
+            spans[name] = (k if name in kernel.makes else first, min(end, lives.last[name]))
+    dying = lives.dying()
+    for k, kernel in enumerate(kernels):
+        heirs = lives.taken(kernel, dying.get(k, ())) if kernel.in_place else ()
+        gone = [n for n in sorted(dying.get(k, ())) if n not in kernel.makes]
+        for heir in heirs:
+            donor = next((n for n in gone if lives.sizes[n] == lives.sizes[heir]), None)
+            if donor is not None and spans[donor][0] < k:
+                gone.remove(donor)
+                spans[donor] = (spans[donor][0], k - 1)
+    return spans
 
 
 @dataclass(frozen=True)

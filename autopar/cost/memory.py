@@ -1,4 +1,4 @@
-"""How much a device holds at most while it runs a listing, when, and what it holds then."""
+"""The peak memory of a device that runs a listing: its bytes, its moment, and what is held then."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from autopar.cluster.chip import Platform
 from autopar.cost.held import argument_kinds, peak_of, piece_kinds
 from autopar.cost.kernels import Kernel, Pieces, Sizes, Stored, stored_kernels
 from autopar.cost.listing import entering
-from autopar.cost.liveness import Moment, busiest, held_kinds, most_bytes
+from autopar.cost.liveness import (
+    BlockSpans,
+    Moment,
+    busiest,
+    held_kinds,
+    most_bytes,
+    piece_spans,
+)
 from autopar.cost.order import ahead, combined, depth_first
 from autopar.cost.ready import least_first
 from autopar.ir.control_flow import PortKind
@@ -36,7 +43,7 @@ class Held:
 def held_bytes(
     graph: Graph, program: SpmdProgram, mesh: MeshShape, platform: Platform = "gpu"
 ) -> Held:
-    """What one device of a platform holds over a step.
+    """Bytes that one device of a platform holds over a step.
 
     The listing becomes kernels, as compilers fuse it; collectives are combined and kernels
     ordered as XLA does. A stored piece lives from the kernel that makes it to the last that
@@ -53,7 +60,7 @@ def held_bytes(
 
 @dataclass(frozen=True)
 class HeldWhile:
-    """What one device holds while a kernel of a block runs, arguments included, by kind."""
+    """Bytes that one device holds while a kernel of a block runs, by kind, arguments included."""
 
     block: Block
     kernel: Kernel
@@ -63,7 +70,7 @@ class HeldWhile:
 def held_while(
     graph: Graph, program: SpmdProgram, mesh: MeshShape, platform: Platform = "gpu"
 ) -> Iterator[HeldWhile]:
-    """What is held over a step, kernel by kernel; the most is what `held_bytes` tells.
+    """Bytes held over a step, kernel by kernel; the most is the peak of `held_bytes`.
 
     A loop is one of its trips. What is held for no piece that is known (see `SPARE_SHARE`) is held
     in proportion to the rest.
@@ -80,6 +87,15 @@ def _spare(moment: Moment, mesh: MeshShape) -> int:
     return int(moment.nbytes * SPARE_SHARE) if mesh.device_count > 1 else 0
 
 
+def held_spans(
+    graph: Graph, program: SpmdProgram, mesh: MeshShape, platform: Platform = "gpu"
+) -> BlockSpans:
+    """From which kernel to which each stored piece of a listing is held, by the rules above."""
+    walk = _Walk(Sizes(graph, mesh, platform))
+    _, moment = walk.step(graph, program)
+    return walk.spans(moment)
+
+
 class _Walk:
     """Goes through a block and the loops in it, and keeps what each loop holds at most."""
 
@@ -87,6 +103,17 @@ class _Walk:
         self._sizes = sizes
         self._trips: dict[tuple[str, ...], _FirstTrip] = {}
         self._inside: dict[tuple[str, ...], Moment] = {}
+        self._bodies: dict[tuple[str, ...], list[Moment]] = {}
+
+    def spans(self, moment: Moment) -> BlockSpans:
+        """The spans of a moment's block, and of the bodies of its loops."""
+        inner: list[tuple[int, BlockSpans]] = []
+        for k, kernel in enumerate(moment.stored.kernels):
+            step = moment.block.instructions[kernel.at] if kernel.at >= 0 else None
+            if isinstance(step, Loop):
+                inner += [(k, self.spans(body)) for body in self._bodies[step.results]]
+        spans, length = piece_spans(moment.stored), len(moment.stored.kernels)
+        return BlockSpans(moment.block.inputs, spans, length, tuple(inner))
 
     def step(self, graph: Graph, program: SpmdProgram) -> tuple[dict[str, int], Moment]:
         """The bytes of a step's arguments, and its moment."""
@@ -96,7 +123,7 @@ class _Walk:
         return given, self.busiest(block, given, outside)
 
     def levels(self, graph: Graph, moment: Moment, at_top: bool) -> Iterator[HeldWhile]:
-        """What is held over a block beside what is held around it; the most is its moment's."""
+        """Bytes held over a block beside those held around it; the most are those of its moment."""
         held = list(held_kinds(moment.stored, moment.outside, piece_kinds(graph, moment, at_top)))
         most = max((level.total() for level in held), default=0)
         for kernel, level in zip(moment.stored.kernels, held, strict=True):
@@ -160,6 +187,7 @@ class _Walk:
     def _inner(self, loop: Loop, op: Op, nbytes: Mapping[str, int]) -> int:
         """Bytes of a loop's body at its busiest, beside the loop's operands and results."""
         moments = [self._body(loop, op, b, nbytes) for b in range(len(loop.bodies))]
+        self._bodies[loop.results] = moments
         worst = max(moments, key=lambda m: m.nbytes, default=None)
         if worst is None:
             return 0
@@ -191,7 +219,7 @@ class _Walk:
 
 @dataclass(frozen=True)
 class _FirstTrip:
-    """What a loop's first trip makes before it needs the values that the loop starts from."""
+    """The values that a loop's first trip makes before it reads the loop's initial values."""
 
     nbytes: int
     waits: Pieces
@@ -235,7 +263,7 @@ def _read_for_sums(stored: Stored) -> int:
 
 
 def _stacks_sums(moment: Moment, stacked: Pieces) -> bool:
-    """Whether a loop reduces what it stacks, each device keeping its share."""
+    """True if a loop reduces what it stacks, and each device keeps its share."""
     summed = {
         m.result
         for m in moment.block.instructions

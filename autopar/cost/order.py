@@ -121,7 +121,7 @@ def _ranks(
     order: Sequence[int],
     nbytes: Mapping[str, int],
 ) -> list[tuple[int, int, int]]:
-    """How late each kernel is taken among its like: least shared and smallest subtree last."""
+    """The rank of each kernel among its like: the least shared and smallest subtree comes last."""
     users = [0] * len(kernels)
     for need in needs:
         for k in need:
@@ -138,7 +138,7 @@ def _ranks(
 
 
 def _visited(needs: Sequence[Sequence[int]], starts: Sequence[int]) -> list[int]:
-    """Every kernel after all that it needs, depth first."""
+    """The kernels depth first, each after all that it needs."""
     seen = bytearray(len(needs))
     order: list[int] = []
     for start in starts:

@@ -1,4 +1,4 @@
-"""How long a listing takes where collectives run beside the work that does not wait for them.
+"""Seconds of a listing whose collectives run beside the work that does not wait for them.
 
 A device has two streams, work and wires, each of which runs one kernel at a time. Kernels are
 placed from the last to the first, of those that may be placed the one with the longest way ahead of
@@ -28,7 +28,7 @@ _ROUNDING = 1e-9  # of the seconds, by which sums in another order may differ
 
 
 def listing_seconds(graph: Graph, program: SpmdProgram, prices: Prices) -> Seconds:
-    """One run of a listing of `graph`.
+    """Seconds of one run of a listing of `graph`.
 
     Element-wise work is fused as `stored_kernels` has it, and pays for what it loads and stores;
     neighboring collectives run as one, as `combined` has it; loops wait for what is before them.
@@ -37,7 +37,7 @@ def listing_seconds(graph: Graph, program: SpmdProgram, prices: Prices) -> Secon
 
 
 def timed_listing(graph: Graph, program: SpmdProgram, prices: Prices) -> Timed:
-    """One run of a listing as `listing_seconds` has it, kernel by kernel."""
+    """Times one run of a listing as `listing_seconds` does, kernel by kernel."""
     sizes = Sizes(graph, prices.mesh, prices.cluster.chip.platform)
     return _Timer(sizes, prices).block(program.block, sizes.inputs(program))
 
@@ -53,7 +53,7 @@ class Timed:
 
     @property
     def seconds(self) -> Seconds:
-        """What the whole of it takes."""
+        """Seconds of all of it."""
         return self.streams.seconds
 
     def spent(self) -> Iterator[tuple[Block, Kernel, Seconds]]:
@@ -75,7 +75,7 @@ class Timed:
 
 
 def sent(timed: Timed) -> Iterator[tuple[Move, int, Seconds]]:
-    """Every collective as its move and its number in it, with what all its runs take.
+    """The collectives, each as its move and its number in it, with the seconds of all its runs.
 
     Neighbors that run as one share that by their bytes; all add up to the listing's seconds.
     """
@@ -110,7 +110,7 @@ def moved_seconds(timed: Timed) -> dict[tuple[str, tuple[str, ...]], float]:
 
 
 def _exposed(spent: Seconds, waiting: float, share: float) -> Seconds:
-    """What is waited for, and a share of what is not."""
+    """Seconds that are waited for, and a share of those that are not."""
     hidden = max(0.0, spent.communication - waiting)
     return Seconds(spent.compute, spent.communication, waiting + share * hidden)
 
@@ -166,7 +166,7 @@ class Streams:
 
     @property
     def seconds(self) -> Seconds:
-        """What all take together; raises GraphError where that cannot be."""
+        """Seconds of all together; raises GraphError if that cannot be."""
         total = sum(self.spent, Seconds())
         if any(self.beside):
             waiting = max(self.left) - total.compute
@@ -180,12 +180,12 @@ class Streams:
 
     @property
     def unhidden_share(self) -> float:
-        """What of the collectives that work hides is waited for after all."""
+        """The share of hidden collectives that is waited for after all."""
         return _UNHIDDEN_SHARE if any(self.beside) else 0.0
 
     @property
     def spans(self) -> list[tuple[float, float]]:
-        """When each kernel starts and ends, in seconds from the first."""
+        """The start and end of each kernel, in seconds from the first."""
         whole = max(self.left, default=0.0)
         return [
             (whole - left, whole - left + (s.communication if beside else s.total))
@@ -232,7 +232,7 @@ class _Task:
 
 
 def _placed(kernels: Sequence[Kernel], tasks: Sequence[_Task]) -> list[float]:
-    """How long before the end each kernel starts."""
+    """The start of each kernel, in seconds before the end."""
     made = {name: k for k, kernel in enumerate(kernels) for name in kernel.makes}
     needs = [{made[r] for r in kernel.reads if r in made} - {k} for k, kernel in enumerate(kernels)]
     users: list[list[int]] = [[] for _ in kernels]

@@ -25,7 +25,7 @@ _EXPOSED_SHARE = 0.25
 
 @dataclass(frozen=True)
 class Prices:
-    """What communication over each set of axes, and work on each device, takes."""
+    """Prices, in seconds, of communication over each set of axes and of work on each device."""
 
     cluster: Cluster
     mesh: MeshShape
@@ -74,7 +74,7 @@ class Prices:
         return _BESIDE[self.cluster.chip.platform]
 
     def exposed_share(self, kind: str) -> float:
-        """What of a collective off the critical path a step should be expected to wait for."""
+        """The share of a collective off the critical path that a step is expected to wait for."""
         return _EXPOSED_SHARE if kind in self.beside else 1.0
 
     def compute(self, flops: float, nbytes: float, dtype: str = "bf16") -> float:

@@ -78,7 +78,7 @@ def _runs(pieces: Sequence[Piece], depth: int) -> tuple[_Run, ...]:
 
 
 def _begins(pieces: Sequence[Piece], i: int, depth: int) -> bool:
-    """Whether a layer begins at a piece."""
+    """True if a layer begins at a piece."""
     piece, before = pieces[i], pieces[i - 1]
     label = _label(piece, depth)
     if piece.trip >= 0 or before.trip >= 0 or label != _label(before, depth):
@@ -114,7 +114,7 @@ def _layers(
 
 
 def _crossings(pieces: Sequence[Piece], runs: Sequence[_Run]) -> Iterator[tuple[str, int, int]]:
-    """Every value that a later layer reads, with the layers that make and read it."""
+    """The values that later layers read, with the layers that make and read them."""
     made_by: dict[str, int] = {}
     for at, run in enumerate(runs):
         for piece in pieces[run.first : run.last]:
@@ -123,7 +123,7 @@ def _crossings(pieces: Sequence[Piece], runs: Sequence[_Run]) -> Iterator[tuple[
 
 
 def _backward_seconds(graph: Graph, pieces: Sequence[Piece], chip: Chip) -> list[float]:
-    """What the backward ops of each piece take."""
+    """Seconds of the backward ops of each piece."""
     homes, found = _Homes(graph, pieces), [0.0] * len(pieces)
     for i, op in enumerate(graph.ops):
         if op.origin.region == "backward":
@@ -187,7 +187,7 @@ class _Homes:
 
 
 def _keys(op: Op) -> Iterator[tuple[str, ...]]:
-    """What an op and its derivative have alike, the most telling first."""
+    """Keys that an op and its derivative share, the most telling first."""
     module, line = op.origin.module, op.origin.line
     if op.kind in HEAVY:
         yield module, line, op.kind

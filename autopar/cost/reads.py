@@ -1,4 +1,4 @@
-"""What each instruction of a block reads and makes, and which of them a compiler fuses."""
+"""The reads and results of each instruction of a block, and the fusions of a compiler."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Line:
 
 
 def read_line(block: Block, op_of: OpOf, platform: Platform) -> Line:
-    """One pass over a block; `op_of` looks up the op of an instruction."""
+    """Reads a block in one pass; `op_of` looks up the op of an instruction."""
     line, layouts = Line(into_products=platform == "tpu"), Layouts()
     for i, step in enumerate(block.instructions):
         op = None if isinstance(step, Move | Fence) else op_of(step.equation)
@@ -76,7 +76,7 @@ def _is_local(move: Move) -> bool:
 def _read_from_memory(
     line: Line, layouts: Layouts, i: int, run: Run, op: Op
 ) -> Sequence[str] | set[str]:
-    """What must be stored for a run, which is not what it computes itself."""
+    """The values that must be stored for a run: those that it does not compute itself."""
     if line.fused[i]:
         stored = layouts.element_wise(op, run.operands, run.results[0]) if layouts.any else None
         return () if stored is None else (stored,)

@@ -46,7 +46,7 @@ class _Ready:
         self._pushed = 0
 
     def order(self) -> list[int]:
-        """All kernels, each after what it needs."""
+        """The kernels in order, each after those that it needs."""
         for k, waits in enumerate(self._waits):
             if not waits:
                 self._push(k)
@@ -69,7 +69,7 @@ class _Ready:
             heapq.heappush(self._heap, (*key, -self._pushed, k))
 
     def _ran(self, k: int) -> None:
-        """What waited for a kernel may be ready, and the last reader of a piece frees it."""
+        """Marks what waited for a kernel as ready, and frees pieces after their last reader."""
         last: list[int] = []
         for name in self._reads[k]:
             self._left[name] -= 1

@@ -32,7 +32,7 @@ _TableKey = tuple[tuple[int, ...], int, bool]  # shape, bytes an item, with part
 
 
 class CollectivePrices(Protocol):
-    """What prices a collective: kind, bytes of the full local buffer, mesh axes -> seconds."""
+    """The price of a collective: kind, bytes of the full local buffer, mesh axes -> seconds."""
 
     @property
     def mesh(self) -> MeshShape:
@@ -122,7 +122,7 @@ class Resharder:
 
 
 def _shardings(axes: Sequence[str], rank: int, partial: bool) -> Iterator[Sharding]:
-    """Every way to give axes to dims, in every order within a dim, or to leave partial sums."""
+    """The ways to give axes to dims, in each order within a dim, or to leave partial sums."""
     places = [-1, *range(rank)] + ([-2] if partial else [])
     for given in itertools.product(places, repeat=len(axes)):
         held = [[a for a, p in zip(axes, given, strict=True) if p == d] for d in range(rank)]
@@ -156,7 +156,7 @@ def _all_pairs(
 def _priced_steps(
     state: Sharding, shape: Sequence[int], size: int, prices: CollectivePrices
 ) -> Iterator[tuple[MoveStep, Sharding, float]]:
-    """Every single step from a sharding, where it leads, and its seconds."""
+    """The single steps from a sharding, with the sharding that each leads to and its seconds."""
     for step, after in _steps_from(state, prices.mesh):
         seconds = _LOCAL_SECONDS
         if step.kind in COLLECTIVES:
@@ -172,7 +172,7 @@ def _priced_steps(
 
 
 def _is_rearranged(step: MoveStep, shape: Sequence[int], before: Sharding, mesh: MeshShape) -> bool:
-    """Whether a copy of the buffer is made so that the devices' parts lie one after the other.
+    """True if the buffer is copied so that the devices' parts lie one after the other.
 
     Compilers choose layouts in which the first or the last dim is outermost for nothing, as matrix
     products read either; a dim between others that are really there costs a pass through memory.
@@ -204,7 +204,7 @@ def _full_bytes(
 
 
 def _steps_from(state: Sharding, mesh: MeshShape) -> Iterator[tuple[MoveStep, Sharding]]:
-    """Every single step from a sharding, with where it leads."""
+    """The single steps from a sharding, with the sharding that each leads to."""
     used = set(state.axes())
     free = [a for a in mesh.names if a not in used]
     for d, axes in enumerate(state.dims):
@@ -227,7 +227,7 @@ def _steps_from(state: Sharding, mesh: MeshShape) -> Iterator[tuple[MoveStep, Sh
 
 
 def _some(axes: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Every subset of some axes but the empty one, in mesh order."""
+    """The non-empty subsets of some axes, in mesh order."""
     for count in range(1, len(axes) + 1):
         yield from itertools.combinations(axes, count)
 

@@ -1,78 +1,38 @@
-"""Which values of a graph are stored while it lies whole on a device, and from when to when.
+"""The listing of a step that lies whole on one device: what is held when, before any plan is made.
 
-The rules and the order are those of `autopar.cost.memory`, so that what a solver counts before
-there is a listing agrees with what is held once there is one; moves between shardings are left out.
+A solver's memory rows are read off it by `autopar.cost.memory`, as a plan's peak is read off the
+plan's own listing: the same kernels, the same order, the same lives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-from autopar.cost.kernels import Kernel, Sizes, stored_kernels
-from autopar.cost.order import depth_first
 from autopar.ir.control_flow import ControlFlow
 from autopar.ir.graph import Graph, Op, Operand
-from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding import replicated
-from autopar.ir.spmd import Block, Fence, Instruction, Loop, Run
+from autopar.ir.spmd import Block, Fence, Instruction, Loop, Run, SpmdProgram
 from autopar.ir.values import Literal
 
-Span = tuple[int, int]
 
-
-def stored_spans(graph: Graph) -> Mapping[str, Span]:
-    """The first and last kernel between which each stored value is held, by name.
-
-    Inputs are held throughout; a value that is not there is fused. Remat bodies are part of the
-    step; a loop is one kernel, whose bodies have spans of their own: ask with their graphs.
-    """
-    block = _Lister(graph).block()
-    given = {i.value.name: i.value.nbytes for i in graph.inputs}
-    sizes = Sizes(graph, MeshShape((), ()))
-    stored = stored_kernels(block, sizes, given, _bodiless)
-    kernels = depth_first(stored, block.outputs).kernels
-    end = max(0, len(kernels) - 1)
-    spans: dict[str, Span] = dict.fromkeys(given, (0, end))
-    for k, kernel in enumerate(kernels):
-        for name in kernel.makes:
-            spans[name] = (k, end if name in stored.kept else k)
-        for name in kernel.reads:
-            first, last = spans[name]
-            spans[name] = (first, max(last, k))
-    for k, kernel in enumerate(kernels):
-        if kernel.in_place:
-            _hand_over(spans, k, kernel, stored.nbytes)
-    values = graph.nested_values
-    return {name: span for name, span in spans.items() if name in values}
-
-
-def _hand_over(spans: dict[str, Span], k: int, kernel: Kernel, nbytes: Mapping[str, int]) -> None:
-    """Operands whose buffers an in-place kernel's results take are gone when it runs."""
-    dying = sorted(
-        n for n in kernel.reads if n not in kernel.makes and spans[n][0] < k == spans[n][1]
-    )
-    for made in kernel.makes:
-        heir = next((n for n in dying if nbytes.get(n) == nbytes.get(made)), None)
-        if heir is not None:
-            dying.remove(heir)
-            spans[heir] = (spans[heir][0], k - 1)
-
-
-def _bodiless(loop: Loop, op: Op, nbytes: Mapping[str, int]) -> int:
-    del loop, op, nbytes
-    return 0
+def whole_listing(graph: Graph) -> SpmdProgram:
+    """The listing of one device that holds everything."""
+    block = _Lister(graph, ()).block()
+    laid = tuple(replicated(len(i.value.shape)) for i in graph.inputs)
+    outputs = tuple(replicated(len(graph.value(o).shape)) for o in graph.outputs)
+    return SpmdProgram(block, laid, outputs)
 
 
 class _Lister:
-    """Writes a graph as the listing of one device."""
+    """Writes a graph, or the body at a path in it, as a block."""
 
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
+    def __init__(self, graph: Graph, path: tuple[int, ...]) -> None:
+        self._graph, self._path = graph, path
         self._same: dict[str, Operand] = {}  # results of remat ops, by what their bodies return
 
     def block(self) -> Block:
         """The whole graph."""
-        steps = tuple(self._steps(self._graph, ()))
+        steps = tuple(self._steps(self._graph, self._path))
         outputs = tuple(self._name(o) for o in self._graph.outputs)
         return Block(tuple(i.value.name for i in self._graph.inputs), steps, outputs)
 
@@ -92,7 +52,8 @@ class _Lister:
             results = tuple(r.name for r in op.results)
             laid = tuple(replicated(len(r.shape)) for r in op.results)
             if flow is not None:
-                yield Loop(here, operands, results, laid, ())
+                bodies = (_Lister(body, (*here, b)).block() for b, body in enumerate(op.graphs))
+                yield Loop(here, operands, results, laid, tuple(bodies), flow.trips)
             else:
                 ranks = (len(graph.value(o).shape) for o in op.operands)
                 yield Run(here, operands, results, tuple(map(replicated, ranks)), laid)

@@ -12,7 +12,7 @@ from autopar.cluster import device_order
 from autopar.cluster.planned import planned_cluster
 from autopar.errors import PlanError
 from autopar.exporting.tables import Route, Step, tables_of
-from autopar.inspecting.reopen import Listed, reopen
+from autopar.inspecting.loaded_plan import Listed, reopen
 from autopar.ir.graph import Graph
 from autopar.ir.plan import Argument, Plan
 from autopar.ir.sharding import Sharding

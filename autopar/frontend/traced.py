@@ -47,7 +47,7 @@ class Equation:
 
     @cached_property
     def control_flow(self) -> ControlFlow | None:
-        """How values enter and leave its bodies; None for an equation that has none."""
+        """The ports through which values enter and leave its bodies; None without bodies."""
         outside = len(self.operands), len(self.results)
         kind = self.primitive.name
         return control_flow(kind, self.params, *outside, len(self.bodies)) if self.bodies else None

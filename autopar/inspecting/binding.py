@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from autopar.inspecting.scope import Scope
-from autopar.inspecting.subject import Subject
+from autopar.inspecting.query import Subject
+from autopar.inspecting.reshardable_unit import ReshardableUnit
 from autopar.ir.mesh import MeshShape
 from autopar.ir.paths import meant
 from autopar.ir.rule import Kind
@@ -18,9 +18,9 @@ from autopar.passes.shard.model.pins import CONSTRAINT, show_spec
 
 @dataclass(frozen=True)
 class Bound:
-    """A subject in its scope, and the case as the plan's own pins and method leave it."""
+    """A subject in its unit, and the case as the plan's own pins and method leave it."""
 
-    scope: Scope
+    unit: ReshardableUnit
     case: Case
     subject: Subject
 
@@ -41,8 +41,8 @@ class Bound:
         return tuple(found)
 
     def _asked(self, decision: Decision, choices: int) -> Iterator[str]:
-        origin = self.scope.opened.plan.origin
-        paths = [a.path for a in self.scope.opened.plan.arguments]
+        origin = self.unit.loaded.plan.origin
+        paths = [a.path for a in self.unit.loaded.plan.arguments]
         for pattern, dims in origin.pins:
             if self.subject.path in meant(pattern, paths):
                 yield f"the pin {pattern!r} = {show_spec(dims)} fixes it"
@@ -52,8 +52,8 @@ class Bound:
             yield f"method={origin.method!r} leaves it this choice alone"
 
     def _memory(self) -> Iterator[str]:
-        plan = self.scope.opened.plan
-        price = self.scope.kept.outcome.memory_price_seconds_per_byte * 2**30
+        plan = self.unit.loaded.plan
+        price = self.unit.kept.outcome.memory_price_seconds_per_byte * 2**30
         if price > 0:
             yield (
                 f"memory binds: {show_bytes(plan.prediction.peak_bytes)} of "
@@ -62,7 +62,7 @@ class Bound:
             )
 
     def _state(self) -> Iterator[str]:
-        graph = self.scope.graph
+        graph = self.unit.graph
         returned = {graph.inputs[i].path for _, i in graph.donated}
         if self.subject.path in returned:
             yield "it is state: its new value must come out as it lies, in the same buffer"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from autopar.inspecting.scope import Scope, Weighed
+from autopar.inspecting.reshardable_unit import ReshardableUnit, Weighed
 from autopar.ir.explanation import Price, TrafficChange
 from autopar.ir.naming import Names, and_more, over, spec
 from autopar.ir.paths import common_path, counted_paths, unnumbered
@@ -78,10 +78,10 @@ def _by_axes(weighed: Sequence[Weighed]) -> dict[tuple[str, tuple[str, ...]], Se
 
 
 def moved(
-    scope: Scope, before: ShardingPlan, after: ShardingPlan
+    unit: ReshardableUnit, before: ShardingPlan, after: ShardingPlan
 ) -> Iterator[tuple[str, str, str]]:
     """Arguments that lie otherwise: path, sharding before, sharding after; the largest first."""
-    inputs = (i for i in scope.graph.inputs if i.path)
+    inputs = (i for i in unit.graph.inputs if i.path)
     for given in sorted(inputs, key=lambda i: -i.value.nbytes):
         old = before.sharding_of.get(given.value.name)
         new = after.sharding_of.get(given.value.name)
@@ -90,16 +90,16 @@ def moved(
 
 
 def sentences(
-    scope: Scope, before: Weighed, after: Weighed, subject: frozenset[str], choice: str
+    unit: ReshardableUnit, before: Weighed, after: Weighed, subject: frozenset[str], choice: str
 ) -> list[str]:
     """The changes of a step's time, of what is sent, and of what moves along with the subject.
 
     The first adds up to the difference in seconds. `choice` is how the subject would lie.
     """
-    names = Names(scope.graph)
+    names = Names(unit.graph)
     told = [*_spent(before.price, after.price)]
     told += _comings(sent_by(before, names), sent_by(after, names))
-    told += _along(scope, before.sharding, after.sharding, subject, choice)
+    told += _along(unit, before.sharding, after.sharding, subject, choice)
     return told
 
 
@@ -157,7 +157,7 @@ def _signed(seconds: float) -> str:
 
 
 def _along(
-    scope: Scope,
+    unit: ReshardableUnit,
     before: ShardingPlan,
     after: ShardingPlan,
     subject: frozenset[str],
@@ -165,7 +165,7 @@ def _along(
 ) -> Iterator[str]:
     """Who moves along, by where they go; ops that are split otherwise."""
     groups: dict[str, list[str]] = {}
-    for path, _, new in moved(scope, before, after):
+    for path, _, new in moved(unit, before, after):
         if path not in subject:
             groups.setdefault(new, []).append(path)
     for new, paths in groups.items():

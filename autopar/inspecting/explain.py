@@ -8,10 +8,10 @@ from functools import cached_property
 
 from autopar.inspecting.binding import Bound
 from autopar.inspecting.changes import sentences
+from autopar.inspecting.loaded_plan import LoadedPlan
+from autopar.inspecting.query import Subject, find_subject
 from autopar.inspecting.reads import arrival, reads
-from autopar.inspecting.reopen import Opened
-from autopar.inspecting.scope import Scope, Weighed, too_large
-from autopar.inspecting.subject import Subject, find_subject
+from autopar.inspecting.reshardable_unit import ReshardableUnit, Weighed, too_large
 from autopar.ir.assignment import Assignment
 from autopar.ir.explanation import Alternative, Explanation, Price
 from autopar.ir.naming import Names, spec, split
@@ -25,19 +25,19 @@ _MOST = 6  # alternatives told of, with those that do not fit
 _NEGLIGIBLE = 1e-6  # of a step
 
 
-def explain(opened: Opened, asked: str) -> Explanation:
+def explain(loaded: LoadedPlan, asked: str) -> Explanation:
     """The decision that a path, a pattern or an op means.
 
     Raises ArgumentError where nothing of the plan is meant, or several ops are.
     """
-    return _Explainer(*find_subject(opened, asked)).explanation()
+    return _Explainer(*find_subject(loaded, asked)).explanation()
 
 
 @dataclass(frozen=True)
 class _Explainer:
     """The explanation of one subject; `case` is as the plan's pins and method leave it."""
 
-    scope: Scope
+    unit: ReshardableUnit
     case: Case
     subject: Subject
 
@@ -53,22 +53,22 @@ class _Explainer:
             subject=s.name,
             shape=s.value.shape,
             dtype=s.value.dtype,
-            submesh=self.scope.submesh,
+            submesh=self.unit.submesh,
             choice=spec(sharding) if s.node is None else self._text(self.case, self._own),
             sharding=sharding,
             local_bytes=s.value.nbytes // pieces,
-            reads=(*reads(listings, name), *arrival(listings, name, Names(self.scope.graph))),
+            reads=(*reads(listings, name), *arrival(listings, name, Names(self.unit.graph))),
             price=self._kept.price,
             alternatives=found,
             shared_by=s.alike,
-            binds=(*Bound(self.scope, self.case, s).sentences(), *self._bound(found)),
+            binds=(*Bound(self.unit, self.case, s).sentences(), *self._bound(found)),
             others=s.others,
             is_split=s.node is not None and isinstance(self._own, Assignment),
         )
 
     @cached_property
     def _kept(self) -> Weighed:
-        return self.scope.weighed(self.scope.kept, self.case.seconds)
+        return self.unit.weighed(self.unit.kept, self.case.seconds)
 
     @property
     def _own(self) -> Choice:
@@ -87,10 +87,10 @@ class _Explainer:
 
     def _alternatives(self, node: int) -> Iterator[Alternative]:
         """The next best that fit, and what would have been better but does not."""
-        case, scope = self.case, self.scope
-        limit = scope.opened.plan.origin.memory_bytes
+        case, unit = self.case, self.unit
+        limit = unit.loaded.plan.origin.memory_bytes
         if not self._free:
-            case = unbound(case, node, scope.kept, scope.tables, scope.setting(scope.own_pins))
+            case = unbound(case, node, unit.kept, unit.tables, unit.setting(unit.own_pins))
         told, fitting = {self._text(self.case, self._own)}, 0
         for pick, answer in others(case, node, limit):
             choice = case.choices(node)[pick]
@@ -100,7 +100,7 @@ class _Explainer:
             if fitting == _SHOWN or len(told) > _MOST:
                 return
             told.add(text)
-            weighed, least = scope.fitting(case, {node: pick}, answer)
+            weighed, least = unit.fitting(case, {node: pick}, answer)
             sharding = choice if isinstance(choice, Sharding) else None
             if weighed is None:
                 yield Alternative(text, sharding, None, (), too_large(least, limit))
@@ -117,7 +117,7 @@ class _Explainer:
         """The alternatives that memory bars, and what asking for this choice costs."""
         barred = sum(a.price is None for a in found)
         if barred:
-            limit = show_bytes(self.scope.opened.plan.origin.memory_bytes)
+            limit = show_bytes(self.unit.loaded.plan.origin.memory_bytes)
             those = "one of its other choices does" if barred == 1 else f"{barred} others do"
             yield f"{those} not fit {limit} a device, with no more recomputed than now"
         best = min((a for a in found if a.price), key=lambda a: _seconds(a), default=None)
@@ -129,7 +129,7 @@ class _Explainer:
 
     def _changes(self, weighed: Weighed, choice: str) -> tuple[str, ...]:
         subject = frozenset((self.subject.path, *self.subject.alike))
-        told = sentences(self.scope, self._kept, weighed, subject, choice)
+        told = sentences(self.unit, self._kept, weighed, subject, choice)
         return (*told, *(_honest(self._kept.price, weighed.price) if self._free else ()))
 
 

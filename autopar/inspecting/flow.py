@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from autopar.cost.overlap import Timed, timed_listing
-from autopar.inspecting.reopen import Listed
+from autopar.inspecting.loaded_plan import Listed
 from autopar.ir.graph import Op, Operand
 from autopar.ir.inspection import Spot
 from autopar.ir.naming import join_words

@@ -10,8 +10,8 @@ from autopar.cost.listing import Seconds
 from autopar.cost.overlap import Timed, sent
 from autopar.inspecting.axes import axis_uses
 from autopar.inspecting.flow import Flow, flows_of
+from autopar.inspecting.loaded_plan import LoadedPlan
 from autopar.inspecting.memory import memory_curves
-from autopar.inspecting.reopen import Opened
 from autopar.ir.inspection import (
     WHOLE_STEP,
     AxisRole,
@@ -26,11 +26,11 @@ from autopar.ir.spmd import Loop, Move, Run
 from autopar.ir.values import Role
 
 
-def inspect(opened: Opened) -> Inspection:
+def inspect(loaded: LoadedPlan) -> Inspection:
     """A plan read closely: nothing is solved, and every figure is of the predictions' models."""
-    plan = opened.plan
-    flows = flows_of(opened.listings)
-    axes = axis_uses(opened.batching.graph, flows)
+    plan = loaded.plan
+    flows = flows_of(loaded.listings)
+    axes = axis_uses(loaded.batching.graph, flows)
     ops = [op for flow in flows for op in ops_of(flow)]
     return Inspection(
         meshes=tuple(s.mesh for s in plan.submeshes),
@@ -39,7 +39,7 @@ def inspect(opened: Opened) -> Inspection:
         ops=op_rows(ops),
         collectives=comm_rows(flows, {(use.submesh, use.axis): use.roles for use in axes}),
         spans=kernel_spans(flows[0]) if plan.is_one_program else (),
-        memory=memory_curves(opened, flows),
+        memory=memory_curves(loaded, flows),
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from autopar.cost.kernels import Sizes
 from autopar.cost.memory import held_while
 from autopar.inspecting.flow import Flow
-from autopar.inspecting.reopen import Opened
+from autopar.inspecting.loaded_plan import LoadedPlan
 from autopar.ir.inspection import Level, MemoryCurve
 from autopar.ir.peak import HeldKind
 from autopar.ir.plan import Plan, PlannedStage
@@ -23,12 +23,12 @@ from autopar.schedule.task import Kind
 _MOST = 200
 
 
-def memory_curves(opened: Opened, flows: Sequence[Flow]) -> tuple[MemoryCurve, ...]:
+def memory_curves(loaded: LoadedPlan, flows: Sequence[Flow]) -> tuple[MemoryCurve, ...]:
     """The curve of each submesh; the highest level of all is the plan's predicted peak."""
-    limit = opened.plan.origin.memory_bytes
-    if opened.plan.is_one_program:
+    limit = loaded.plan.origin.memory_bytes
+    if loaded.plan.is_one_program:
         return (MemoryCurve(0, _thinned(list(_levels(flows[0]))), limit),)
-    levels = stage_levels(opened.plan, opened.placed, flows)
+    levels = stage_levels(loaded.plan, loaded.placed, flows)
     return tuple(MemoryCurve(k, _thinned(held), limit) for k, held in enumerate(levels))
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from autopar.inspecting.scope import Listing
+from autopar.inspecting.reshardable_unit import Listing
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.naming import RENAMING, Names, over, place_of, spec
 from autopar.ir.paths import common_path, unnumbered

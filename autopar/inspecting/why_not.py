@@ -8,15 +8,15 @@ from functools import cached_property
 
 from autopar.errors import ArgumentError, InfeasibleError
 from autopar.inspecting.changes import moved, traffic_changes
-from autopar.inspecting.reopen import Opened
-from autopar.inspecting.scope import (
+from autopar.inspecting.loaded_plan import LoadedPlan
+from autopar.inspecting.reshardable_unit import (
     Listing,
-    Scope,
+    ReshardableUnit,
     Weighed,
     pins_of,
     price_of,
-    scopes_of,
     too_large,
+    units_of,
 )
 from autopar.ir.explanation import Counterfactual
 from autopar.ir.naming import and_more
@@ -32,20 +32,20 @@ _SAME = 1e-9  # of the seconds
 
 @dataclass(frozen=True)
 class _Pair:
-    """A scope as the plan has it and as the pins would."""
+    """A unit as the plan has it and as the pins would."""
 
-    scope: Scope
+    unit: ReshardableUnit
     before: Weighed
     after: Weighed
 
 
-def why_not(opened: Opened, pins: Pins) -> Counterfactual:
+def why_not(loaded: LoadedPlan, pins: Pins) -> Counterfactual:
     """Solve the plan with these pins; where there is no such plan, tell why.
 
     The plan's own pins give way where both are of one argument. Raises PinError where a pin matches
     nothing, names no axis of the mesh, or does not divide what it pins.
     """
-    asking = _Asking(opened, pins, (*_kept_pins(opened, pins), *pins))
+    asking = _Asking(loaded, pins, (*_kept_pins(loaded, pins), *pins))
     asking.check()
     pairs = asking.unchanged() if asking.is_kept else asking.pairs()
     texts = tuple(f"{pattern} = {show_spec(dims)}" for pattern, dims in pins)
@@ -53,7 +53,7 @@ def why_not(opened: Opened, pins: Pins) -> Counterfactual:
     if isinstance(pairs, str):
         (first, *_) = asking.unchanged()
         return Counterfactual(texts, first.before.price, None, (), (), pairs, notes)
-    changes = (m for p in pairs for m in moved(p.scope, p.before.sharding, p.after.sharding))
+    changes = (m for p in pairs for m in moved(p.unit, p.before.sharding, p.after.sharding))
     traffic = traffic_changes([p.before for p in pairs], [p.after for p in pairs])
     first = pairs[0]
     return Counterfactual(
@@ -62,11 +62,11 @@ def why_not(opened: Opened, pins: Pins) -> Counterfactual:
     )  # fmt: skip
 
 
-def _kept_pins(opened: Opened, pins: Pins) -> Iterator[tuple[str, tuple[tuple[str, ...], ...]]]:
+def _kept_pins(loaded: LoadedPlan, pins: Pins) -> Iterator[tuple[str, tuple[tuple[str, ...], ...]]]:
     """The plan's own pins, but for what others are asked of now."""
-    paths = [i.path for i in opened.batching.graph.inputs]
+    paths = [i.path for i in loaded.batching.graph.inputs]
     asked = {path for pattern, _ in pins for path in meant(pattern, paths)}
-    for pattern, dims in opened.plan.origin.pins:
+    for pattern, dims in loaded.plan.origin.pins:
         mine = meant(pattern, paths)
         if asked.isdisjoint(mine):
             yield pattern, dims
@@ -78,78 +78,78 @@ def _kept_pins(opened: Opened, pins: Pins) -> Iterator[tuple[str, tuple[tuple[st
 class _Asking:
     """The pins that are asked about, and every pin that would then be in force."""
 
-    opened: Opened
+    loaded: LoadedPlan
     asked: Pins
     every: Pins
 
     @property
     def _is_one(self) -> bool:
         """True if the step is one program: all pins are about it."""
-        return self.opened.plan.is_one_program
+        return self.loaded.plan.is_one_program
 
     def check(self) -> None:
         """Raise PinError where the pins cannot be meant."""
-        graph, scopes = self.opened.batching.graph, self._scopes
-        for scope in scopes:
-            own = self.asked if self._is_one else pins_of(scope.graph, self.asked)
-            resolve_pins(scope.graph, own, scope.kept.mesh)
-        if not scopes:
-            resolve_pins(graph, self.asked, self.opened.plan.mesh)
+        graph, units = self.loaded.batching.graph, self._units
+        for unit in units:
+            own = self.asked if self._is_one else pins_of(unit.graph, self.asked)
+            resolve_pins(unit.graph, own, unit.kept.mesh)
+        if not units:
+            resolve_pins(graph, self.asked, self.loaded.plan.mesh)
             names = ", ".join(repr(pattern) for pattern, _ in self.asked)
             raise ArgumentError(f"no op of the step reads {names}: it lies whole, at no price")
 
     @cached_property
-    def _scopes(self) -> list[Scope]:
+    def _units(self) -> list[ReshardableUnit]:
         """The units that the pins are about: the step, or submeshes that hold what is pinned."""
-        scopes = scopes_of(self.opened)
+        units = units_of(self.loaded)
         if self._is_one or not self.asked:
-            return scopes
-        return [s for s in scopes if pins_of(s.graph, self.asked)]
+            return units
+        return [s for s in units if pins_of(s.graph, self.asked)]
 
     @property
     def is_kept(self) -> bool:
         """True if all that is pinned lies so in the plan."""
-        for scope in self._scopes:
-            own = pins_of(scope.graph, self.asked)
-            fixed = resolve_pins(scope.graph, own, scope.kept.mesh)
-            lies = {i.path: scope.kept.sharding_of[i.value.name].dims for i in scope.graph.inputs}
+        for unit in self._units:
+            own = pins_of(unit.graph, self.asked)
+            fixed = resolve_pins(unit.graph, own, unit.kept.mesh)
+            lies = {i.path: unit.kept.sharding_of[i.value.name].dims for i in unit.graph.inputs}
             if any(lies[path] != dims for path, dims in fixed.items()):
                 return False
         return True
 
     def unchanged(self) -> list[_Pair]:
         """The plan beside itself."""
-        weighed = [(s, s.weighed(s.kept, s.kept.outcome.seconds)) for s in self._scopes]
+        weighed = [(s, s.weighed(s.kept, s.kept.outcome.seconds)) for s in self._units]
         return [_Pair(s, w, w) for s, w in weighed]
 
     def pairs(self) -> list[_Pair] | str:
-        """The scopes before and after, or why there is no such plan."""
+        """The units before and after, or why there is no such plan."""
         if not self._is_one:
             return self._stages()
-        (scope,) = self._scopes
-        origin, plan = self.opened.plan.origin, self.opened.plan
+        (unit,) = self._units
+        origin, plan = self.loaded.plan.origin, self.loaded.plan
         request = Request(
-            self.opened.cluster, plan.mesh, origin.method, origin.memory_bytes, self.every,
+            self.loaded.cluster, plan.mesh, origin.method, origin.memory_bytes, self.every,
             remat=False,
         )  # fmt: skip
-        site, form = MeshContext.of(plan.mesh, request), Form(None, scope.graph, plan.recomputation)
+        site, form = MeshContext.of(plan.mesh, request), Form(None, unit.graph, plan.recomputation)
         try:
             found = plan_on(try_mesh(site, form), form)
         except InfeasibleError:
             return str(refusal(site, form))
-        before = scope.weighed(scope.kept, plan.outcome.seconds)
-        return [_Pair(scope, before, self._nearest(scope, found))]
+        before = unit.weighed(unit.kept, plan.outcome.seconds)
+        return [_Pair(unit, before, self._nearest(unit, found))]
 
-    def _nearest(self, scope: Scope, found: MeshPlan) -> Weighed:
+    def _nearest(self, unit: ReshardableUnit, found: MeshPlan) -> Weighed:
         """The plan that was found, without what it moves for nothing."""
-        sharding, limit = found.decided.sharding, self.opened.plan.origin.memory_bytes
+        sharding, limit = found.decided.sharding, self.loaded.plan.origin.memory_bytes
         price = price_of(found.timed.seconds, found.seconds, found.cost, found.held.peak_bytes)
-        listing = Listing(scope.graph, found.decided.program, 1)
-        case = scope.case(self.every, sharding.reuse_gathered)
+        listing = Listing(unit.graph, found.decided.program, 1)
+        case = unit.case(self.every, sharding.reuse_gathered)
         chosen = case_of(case.posed, sharding, sharding.reuse_gathered).chosen
         near = homed(case, chosen, (), limit)
         if near != chosen:
-            weighed = scope.weighed(case.plan(near), found.cost)
+            weighed = unit.weighed(case.plan(near), found.cost)
             same = abs(weighed.price.seconds - price.seconds) <= _SAME * price.seconds
             if same and weighed.price.peak_bytes <= max(limit, price.peak_bytes):
                 return weighed
@@ -157,34 +157,34 @@ class _Asking:
 
     def _stages(self) -> list[_Pair] | str:
         """Each submesh that holds what is pinned sharded anew, one after the other."""
-        opened, pairs = self.opened, list[_Pair]()
-        for scope in self._scopes:
-            case = scope.case(pins_of(scope.graph, self.every), scope.kept.reuse_gathered)
-            limit = opened.plan.origin.memory_bytes
-            weighed, least = scope.fitting(case, {}, anew(case, {}, limit))
+        loaded, pairs = self.loaded, list[_Pair]()
+        for unit in self._units:
+            case = unit.case(pins_of(unit.graph, self.every), unit.kept.reuse_gathered)
+            limit = loaded.plan.origin.memory_bytes
+            weighed, least = unit.fitting(case, {}, anew(case, {}, limit))
             if weighed is None:
-                return f"mesh{scope.submesh}: {too_large(least, limit)}"
-            opened = _with(opened, scope.submesh, weighed)
-        others = scopes_of(opened)
-        for scope in self._scopes:
-            before = scope.weighed(scope.kept, scope.kept.outcome.seconds)
-            other = others[scope.submesh]
+                return f"mesh{unit.submesh}: {too_large(least, limit)}"
+            loaded = _with(loaded, unit.submesh, weighed)
+        others = units_of(loaded)
+        for unit in self._units:
+            before = unit.weighed(unit.kept, unit.kept.outcome.seconds)
+            other = others[unit.submesh]
             after = other.weighed(other.kept, other.kept.outcome.seconds)
-            pairs.append(_Pair(scope, before, after))
+            pairs.append(_Pair(unit, before, after))
         return pairs
 
     def notes(self) -> Iterator[str]:
         """Remarks on what was held as it is."""
-        plan, scopes = self.opened.plan, self._scopes
+        plan, units = self.loaded.plan, self._units
         if self.is_kept:
             yield "what is pinned lies so already: nothing changes"
         if plan.is_one_program:
             yield f"the mesh ({plan.mesh}) is held as it is"
         else:
-            names = ", ".join(f"mesh{s.submesh}" for s in scopes)
+            names = ", ".join(f"mesh{s.submesh}" for s in units)
             yield (
                 "stages, microbatches, schedule and meshes are held as they are; sharded anew: "
-                f"{names}, whose collectives these are; memory is that of mesh{scopes[0].submesh}"
+                f"{names}, whose collectives these are; memory is that of mesh{units[0].submesh}"
             )
         if plan.recomputed:
             yield f"the {len(plan.recomputed)} values that are recomputed are held as they are"
@@ -193,6 +193,6 @@ class _Asking:
             yield f"the plan's own pins are kept: {and_more(kept, 3)}"
 
 
-def _with(opened: Opened, submesh: int, weighed: Weighed) -> Opened:
+def _with(loaded: LoadedPlan, submesh: int, weighed: Weighed) -> LoadedPlan:
     """The plan with one submesh sharded otherwise."""
-    return replace(opened, plan=opened.plan.with_sharding(submesh, weighed.sharding))
+    return replace(loaded, plan=loaded.plan.with_sharding(submesh, weighed.sharding))

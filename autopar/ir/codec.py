@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -205,7 +205,7 @@ class Codec:
     """Writes or reads one document, whose table of shared values it fills on the way."""
 
     def __init__(self, rows: tuple[type, ...] = (), shared: type | None = None) -> None:
-        self._rows = rows
+        self._rows: Collection[object] = rows
         self._shared = shared
         self._numbers: dict[object, int] = {}
         self._table: list[object] = []
@@ -267,7 +267,7 @@ class Codec:
     def _read(self, hint: object, item: Item) -> object:
         form, inside = _form(hint)
         if form is _Form.PLAIN:
-            return _PLAIN[cast("type", hint)](item)
+            return _PLAIN[hint](item)
         if form is _Form.LINES:
             return "\n".join(entry.text() for entry in item.items())
         if form is _Form.CHOICE:
@@ -311,7 +311,9 @@ class _Form(Enum):
     RECORD = "record"
 
 
-_PLAIN = {str: Item.text, int: Item.whole, float: Item.number, bool: Item.flag}
+_PLAIN: Mapping[object, Callable[[Item], object]] = {
+    str: Item.text, int: Item.whole, float: Item.number, bool: Item.flag,
+}  # fmt: skip
 
 
 @cache
@@ -331,9 +333,10 @@ def _form(hint: object) -> tuple[_Form, tuple[object, ...]]:
     if get_origin(hint) is tuple:
         is_list = inside[-1] is Ellipsis
         return (_Form.LIST, inside[:1]) if is_list else (_Form.PAIR, inside)
-    if isinstance(hint, type) and issubclass(hint, Enum):
+    kind = cast("type[object]", hint) if isinstance(hint, type) else object
+    if issubclass(kind, Enum):
         return _Form.CHOICE, ()
-    if is_dataclass(hint):
+    if is_dataclass(kind):
         return _Form.RECORD, ()
     raise TypeError(f"{hint} has no form in JSON")
 

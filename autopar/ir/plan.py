@@ -59,7 +59,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Traffic:
-    """All collectives of one kind over the same axes in one step."""
+    """The collectives of one kind over the same axes in a step, together."""
 
     kind: str
     axes: tuple[str, ...]
@@ -122,7 +122,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Origin:
-    """What a plan was made for: checked when it meets a step, a cluster or a JAX again."""
+    """The step, cluster and request of a plan: checked when it meets them or a JAX again."""
 
     step: str
     graph_key: str

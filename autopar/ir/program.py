@@ -31,8 +31,8 @@ class PartKind(Enum):
     SETUP = "setup"  # what no microbatch changes, before the first
     FORWARD = "F"
     BACKWARD = "B"
-    INPUT_GRADIENT = "I"
-    WEIGHT_GRADIENT = "W"
+    INPUT_GRADIENT = "I"  # dgrad
+    WEIGHT_GRADIENT = "W"  # wgrad
     UPDATE = "update"  # what needs the sums: between loops, and after the last
 
 

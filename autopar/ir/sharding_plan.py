@@ -32,8 +32,8 @@ class ShardingPlan:
     A value without an entry is made on demand where it is read. An op without an assignment
     computes in its result's sharding. `uses` tell where several ops of a region read a value in
     another sharding than its own: it is moved there once. `shared_partials` name the operands
-    that are partial sums when an op's result is one. A plan that `keeps` holds what it moved for
-    the forward pass until the backward pass has read it too; others move it again.
+    that are partial sums when an op's result is one. With `reuse_gathered` what was moved for the
+    forward pass is held until the backward pass has read it too; without, it is moved again.
     """
 
     mesh: MeshShape

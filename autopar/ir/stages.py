@@ -66,10 +66,6 @@ class StagePlan:
         """The number of stages on each submesh."""
         return max(1, len(self.stages) // max(1, len(self.submeshes)))
 
-    def stage_of_layer(self, layer: int) -> int:
-        """The stage that a layer is in."""
-        return next(i for i, s in enumerate(self.stages) if s.first <= layer <= s.last)
-
     def verify(self) -> None:
         """Raise GraphError unless the stages cover the layers in order, on submeshes there are."""
         expected = 0

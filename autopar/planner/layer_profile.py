@@ -28,7 +28,7 @@ Plans = Mapping[int, ShardingPlan]  # by class of layers
 
 @dataclass(frozen=True)
 class ShardingVariant:
-    """One way to shard every class of layers, priced at two numbers of rows.
+    """A sharding of every layer class, with costs at two microbatch sizes to interpolate between.
 
     Microbatches must be a multiple of `unit` rows. Ops on a single row have other factors than
     those on many, so what is sharded for one row is for no other number.
@@ -42,11 +42,11 @@ class ShardingVariant:
     homes: tuple[int, ...]  # the class of each layer
 
     def divides(self, rows: int) -> bool:
-        """Whether microbatches of so many rows may be sharded so."""
+        """True if microbatches of so many rows may be sharded so."""
         return rows % self.unit == 0 and (rows == 1) == (self.rows == (1, 1))
 
     def options(self, mesh: MeshShape, rows: int, remat: bool) -> Iterator[Option]:
-        """What it offers at some number of rows, with and without recomputation."""
+        """The options for the search at some number of rows, with and without recomputation."""
         at = Line.through(*self.rows, rows)
         prices = {c: _price(*costs, at) for c, costs in self.costs.items()}
         yield Option(
@@ -60,7 +60,7 @@ class ShardingVariant:
 
 
 class LayerProfiler:
-    """One mesh on its part of the cluster; `recipe` restricts how layers are sharded."""
+    """Prices every layer class on one mesh; the request's method restricts how it is sharded."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class LayerProfiler:
     def _tried(
         self, rows: int, sizes: Sequence[int], recipe: str, partial_sums: bool
     ) -> ShardingVariant | None:
-        """Every class sharded by a recipe; None where it has no plan on this mesh."""
+        """Shards each class by a recipe; None where it has no plan on this mesh."""
         shard = replace(
             self._shard, recipe=recipe_named(recipe), effort=QUICK, explain=False,
             reshard_costs=self._tables,
@@ -154,7 +154,7 @@ class LayerProfiler:
 
 
 def _most_bytes(way: ShardingVariant) -> float:
-    """What the largest class holds of one small microbatch."""
+    """Bytes that the largest class holds of one small microbatch."""
     smallest: Sequence[StageCosts] = [low for low, _ in way.costs.values()]
     return max(c.fixed_bytes + c.activation_bytes for c in smallest)
 

@@ -1,4 +1,4 @@
-"""A step with its layers taken apart, at any size of microbatch: what prices are worked out of."""
+"""A step with each layer as a stage of its own, at any size of microbatch, to be priced."""
 
 from __future__ import annotations
 
@@ -102,5 +102,5 @@ class Line:
         return cls((rows - low) / (high - low) if high > low else 0.0)
 
     def value(self, first: float, second: float) -> float:
-        """What lies there if the ends have these values; never below zero."""
+        """The interpolated value if the ends have these; never below zero."""
         return max(0.0, first + self.share * (second - first))

@@ -27,6 +27,7 @@ from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import MinMemory, Optimal, counted
 from autopar.passes.shard.recipes import recipe_named
 from autopar.passes.shard.solver.problem import needed_bytes
+from autopar.planner.fit_within import Candidate, fit_within
 from autopar.planner.placed_stages import PlacedStages
 from autopar.planner.remat import Form, leaner_forms
 from autopar.planner.request import Request
@@ -38,13 +39,12 @@ _NO_GAIN = 1e-9
 _SMALL = 1500  # ops up to which recipes are planned whole beside auto
 _ROUGH = 0.95  # a recipe's margin is not exact
 _CLOSE = 0.005  # of the seconds without a limit
-_TIGHTENINGS = 6
 _NEAR = 1.25  # by how much more the pass may count than the listing really holds
 
 
 @dataclass(frozen=True)
 class MeshContext:
-    """One mesh for a request, and the prices there, which all plans on it share."""
+    """A mesh for a request, and the prices there, which all plans on it share."""
 
     mesh: MeshShape
     request: Request
@@ -53,12 +53,12 @@ class MeshContext:
 
     @classmethod
     def of(cls, mesh: MeshShape, request: Request, watchers: Sequence[Watcher] = ()) -> MeshContext:
-        """A site where nothing is priced yet."""
+        """A context where nothing is priced yet."""
         tables = ReshardCosts(Prices(request.cluster, mesh))
         return cls(mesh, request, tuple(watchers), tables)
 
     def setting(self, memory_bytes: int) -> Setting:
-        """What passes are given here within a limit."""
+        """The setting of passes here within a limit."""
 
         def weigh(graph: Graph, plan: ShardingPlan) -> float:
             listing = lower(graph, plan, setting)
@@ -81,7 +81,7 @@ class MeshContext:
         return self._found(form, self.optimal(), self.setting(memory_bytes))
 
     def may_fit(self, form: Form) -> bool:
-        """Whether the choices that hold least come near the limit: the pass counts no worse."""
+        """True if the choices that hold least come near the limit: the pass counts no worse."""
         limit = self.request.budget_bytes
         optimal, setting = self.optimal(), counted(self.setting(limit))
         posed = optimal.pose(form.graph, setting, setting.pins, optimal.recipe)
@@ -119,12 +119,12 @@ class MeshPlan:
 
     @property
     def seconds(self) -> float:
-        """What a step should take."""
+        """Predicted seconds of a step."""
         return self.timed.seconds.total
 
     @property
     def cost(self) -> float:
-        """What the solver made as small as it could."""
+        """The sum that the solver minimized, in seconds."""
         return self.decided.sharding.outcome.seconds
 
     def programs(self, context: MeshContext) -> StagePrograms:
@@ -157,33 +157,33 @@ class MeshPlan:
 class TriedMesh:
     """A mesh with the plan on it without a limit, and one within it once that is looked for."""
 
-    site: MeshContext
+    context: MeshContext
     roomy: MeshPlan
     within: MeshPlan | None = None
 
     @property
     def fits(self) -> bool:
-        """Whether the plan without a limit keeps it."""
-        return self.roomy.held.peak_bytes <= self.site.request.budget_bytes
+        """True if the plan without a limit keeps it."""
+        return self.roomy.held.peak_bytes <= self.context.request.budget_bytes
 
     def limited(self, form: Form) -> TriedMesh:
         """The same with the plan whose counted bytes keep the limit, where there is one."""
         with suppress(MemoryLimitError):
-            found = self.site.cheapest(form, self.site.request.budget_bytes)
+            found = self.context.cheapest(form, self.context.request.budget_bytes)
             return replace(self, within=found)
         return self
 
     @property
     def promise(self) -> tuple[bool, float]:
-        """What meshes without room are sorted by, the most promising first."""
+        """The key that sorts meshes without room, the most promising first."""
         if self.within is None:
             return True, self.roomy.held.peak_bytes
         return False, self.within.seconds
 
 
-def try_mesh(site: MeshContext, plain: Form) -> TriedMesh:
+def try_mesh(context: MeshContext, plain: Form) -> TriedMesh:
     """The plan without a limit on a mesh; raises InfeasibleError where pins leave none."""
-    return TriedMesh(site, site.cheapest(plain, _ROOMY))
+    return TriedMesh(context, context.cheapest(plain, _ROOMY))
 
 
 def plan_on(tried: TriedMesh, plain: Form) -> MeshPlan:
@@ -191,34 +191,34 @@ def plan_on(tried: TriedMesh, plain: Form) -> MeshPlan:
 
     Raises InfeasibleError, in brief, where there is none: `refusal` tells why.
     """
-    site, roomy = tried.site, tried.roomy
+    context, roomy = tried.context, tried.roomy
     if tried.fits:
-        return _kept(site, plain, roomy)
-    may_fit = site.may_fit(plain)
+        return _kept(context, plain, roomy)
+    may_fit = context.may_fit(plain)
     best = _fitted(tried, plain, may_fit)
     if best is not None or may_fit:
-        best = best_recipe(site, plain, roomy, best)
+        best = best_recipe(context, plain, roomy, best)
     if best is None:
-        raise MemoryLimitError(f"no form of the step fits on ({site.mesh})")
+        raise MemoryLimitError(f"no form of the step fits on ({context.mesh})")
     return best
 
 
-def _kept(site: MeshContext, plain: Form, roomy: MeshPlan) -> MeshPlan:
+def _kept(context: MeshContext, plain: Form, roomy: MeshPlan) -> MeshPlan:
     """The plan that holds what it gathers until both passes have read it, where that is better.
 
     A recipe gathers as its textbook has it.
     """
     twice = any(m.repeat for m, _ in roomy.decided.program.moves())
-    if site.request.method != "auto" or not twice:
+    if context.request.method != "auto" or not twice:
         return roomy
-    kept = site.keeping(plain)
-    fits = kept.held.peak_bytes <= site.request.budget_bytes
+    kept = context.keeping(plain)
+    fits = kept.held.peak_bytes <= context.request.budget_bytes
     return kept if fits and kept.seconds < roomy.seconds * (1 - _NO_GAIN) else roomy
 
 
-def refusal(site: MeshContext, plain: Form) -> AutoparError:
+def refusal(context: MeshContext, plain: Form) -> AutoparError:
     """Why a step has no plan on a mesh: what cannot be kept together, and which limit would do."""
-    return site.optimal().refusal(plain.graph, site.setting(site.request.budget_bytes))
+    return context.optimal().refusal(plain.graph, context.setting(context.request.budget_bytes))
 
 
 def _fitted(tried: TriedMesh, plain: Form, may_fit: bool) -> MeshPlan | None:
@@ -226,16 +226,16 @@ def _fitted(tried: TriedMesh, plain: Form, may_fit: bool) -> MeshPlan | None:
 
     Sharding more is of no use to a form that holds too much however it is sharded.
     """
-    site, roomy, request = tried.site, tried.roomy, tried.site.request
+    context, roomy, request = tried.context, tried.roomy, tried.context.request
     leaner: MeshPlan | None = None
     if request.remat:
-        setting = site.setting(request.budget_bytes)
+        setting = context.setting(request.budget_bytes)
         forms = leaner_forms(plain, roomy.decided, roomy.held, setting, request.rules)
-        leaner = _first_that_fits(site, forms)
+        leaner = _first_that_fits(context, forms)
     if leaner is not None and leaner.cost <= roomy.cost * (1 + _CLOSE):
         return leaner  # no plan within a limit that binds can cost less
     try:
-        sharded = _within(site, plain, tried.within) if may_fit else None
+        sharded = _within(tried, plain) if may_fit else None
     except InfeasibleError:
         sharded = None
     if sharded is None:
@@ -244,7 +244,7 @@ def _fitted(tried: TriedMesh, plain: Form, may_fit: bool) -> MeshPlan | None:
 
 
 def best_recipe(
-    site: MeshContext, plain: Form, roomy: MeshPlan, best: MeshPlan | None
+    context: MeshContext, plain: Form, roomy: MeshPlan, best: MeshPlan | None
 ) -> MeshPlan | None:
     """A recipe's plan that is faster than the best so far and fits; the best where none is.
 
@@ -253,13 +253,13 @@ def best_recipe(
     is found by different ways round what the memory rows leave out. Of deep steps, where each plan
     takes its time, only the recipes' plans without a limit are looked at.
     """
-    request = site.request
+    request = context.request
     small = plain.graph.op_count <= _SMALL
     for margin in roomy.decided.sharding.outcome.recipes if request.method == "auto" else ():
         least = (margin.seconds or math.inf) * (_ROUGH if small else 1.0)
         if (best is not None and least >= best.cost) or least == math.inf:
             continue
-        own = replace(site, request=replace(request, method=margin.name), watchers=())
+        own = replace(context, request=replace(request, method=margin.name), watchers=())
         try:
             found = plan_on(try_mesh(own, plain), plain) if small else own.cheapest(plain, _ROOMY)
         except InfeasibleError:
@@ -270,16 +270,16 @@ def best_recipe(
     return best
 
 
-def _first_that_fits(site: MeshContext, forms: Iterable[Form]) -> MeshPlan | None:
+def _first_that_fits(context: MeshContext, forms: Iterable[Form]) -> MeshPlan | None:
     """The plan of the first form that has one within the budget: what follows costs more.
 
     A form's plan without a limit may do, and then no other of it is cheaper.
     """
-    budget = site.request.budget_bytes
+    budget = context.request.budget_bytes
     for form in forms:
         for limit in (_ROOMY, budget):
             try:
-                found = site.cheapest(form, limit)
+                found = context.cheapest(form, limit)
             except InfeasibleError:
                 break
             if found.held.peak_bytes <= budget:
@@ -287,26 +287,28 @@ def _first_that_fits(site: MeshContext, forms: Iterable[Form]) -> MeshPlan | Non
     return None
 
 
-def _within(site: MeshContext, form: Form, first: MeshPlan | None) -> MeshPlan:
-    """A plan within the budget: the limit is tightened until what is really held fits it.
+def _within(tried: TriedMesh, form: Form) -> MeshPlan:
+    """A plan within the budget, by sharding alone.
 
-    `first` is the first of these plans where it is known. The last resort is the plan that holds
-    the least, so that its bytes are a limit that will do.
+    The last resort is the plan that holds the least, so that its bytes are a limit that will do.
     """
-    budget = allowed = site.request.budget_bytes
-    for _ in range(_TIGHTENINGS):
+    context, budget = tried.context, tried.context.request.budget_bytes
+
+    def solve(allowed: int) -> Candidate[MeshPlan] | None:
         try:
-            found, first = first or site.cheapest(form, allowed), None
+            return _candidate(context.cheapest(form, allowed))
         except MemoryLimitError:
-            break
-        peak = found.held.peak_bytes
-        if peak <= budget:
-            return found
-        # What the rows leave out (gathered copies) is over: give them that much less.
-        allowed -= max(peak - budget, budget // 64)
-        if allowed <= 0:
-            break
-    found = site.lightest(form)
-    if found.held.peak_bytes <= budget:
-        return found
-    raise MemoryLimitError(f"the lightest plan on ({site.mesh}) does not fit")
+            return None
+
+    first = _candidate(tried.within) if tried.within is not None else None
+    found = fit_within(budget, solve, tried.roomy.cost * (1 + _CLOSE), first).best
+    if found is not None:
+        return found.plan
+    lightest = context.lightest(form)
+    if lightest.held.peak_bytes <= budget:
+        return lightest
+    raise MemoryLimitError(f"the lightest plan on ({context.mesh}) does not fit")
+
+
+def _candidate(found: MeshPlan) -> Candidate[MeshPlan]:
+    return Candidate(found, found.held.peak_bytes, found.seconds, found.cost)

@@ -79,7 +79,7 @@ class PlacedStages:
 
     @cached_property
     def graphs(self) -> tuple[SubmeshGraph, ...]:
-        """All that each submesh runs in a step, as one graph."""
+        """The parts of each submesh as one graph."""
         if self.stages.is_one_program:
             graph = self.batching.graph
             return (SubmeshGraph(0, graph, tuple(range(len(graph.ops))), (), frozenset()),)
@@ -100,7 +100,7 @@ class PlacedStages:
         return tuple(s for s, stage in enumerate(self.stages.stages) if stage.submesh == submesh)
 
     def runs(self, part: Part) -> int:
-        """How often a step runs a part."""
+        """The number of times that a step runs a part."""
         return self.stages.microbatches if part.is_looped else 1
 
     def part_sharding(self, part: Part, sharding: ShardingPlan) -> ShardingPlan:
@@ -110,7 +110,7 @@ class PlacedStages:
         return part_plan(part, self.graphs[part.submesh], sharding)
 
     def listing(self, part: Part, sharding: ShardingPlan) -> SpmdProgram:
-        """What a device runs for a part where its submesh is sharded so.
+        """The listing of a part where its submesh is sharded so.
 
         Raises GraphError where that would compute something else than the part.
         """

@@ -35,7 +35,6 @@ from autopar.errors import (
     MemoryLimitError,
     MeshError,
 )
-from autopar.frontend import TracedStep
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
 from autopar.ir.outcome import Outcome, Status
@@ -55,7 +54,7 @@ from autopar.planner.remat import Form
 from autopar.planner.request import Pins, Request
 from autopar.planner.source import Source
 from autopar.planner.stage_search import search_stages
-from autopar.rules import RuleBook, attach_rules, unknown_ops
+from autopar.rules import unknown_ops
 
 _NO_GAIN = 1e-9
 _MICROBATCHES = (2, 4, 8, 16, 32, 64)  # tried for a step that does not fit
@@ -66,15 +65,8 @@ _ROUGH = 0.95  # overlap and recipes may make a plan within a limit faster than 
 _SMALL = 1500  # ops up to which one program is planned beside stages
 
 
-def graph_of(traced: TracedStep, rules: RuleBook) -> Graph:
-    """The graph of a step with its rules; warns once of each primitive that has none."""
-    graph = attach_rules(traced.graph, rules)
-    warn_of_unknown(graph)
-    return graph
-
-
 def warn_of_unknown(graph: Graph) -> None:
-    """Warns once of each primitive that has no rule."""
+    """Warn once of each primitive that has no rule."""
     for op in unknown_ops(graph):
         where = op.origin.line or op.origin.module or "an unknown line"
         warnings.warn(
@@ -146,18 +138,20 @@ def _best_of(contexts: Sequence[MeshContext], plain: Form) -> tuple[MeshContext,
 
 
 def plan_step(source: Source, request: Request, watchers: Sequence[Watcher] = ()) -> Planned:
-    """One program or stage programs, as the request says; the faster where it leaves that open.
+    """Plans one program or stage programs, whichever is asked for; the faster where that is open.
 
     Where stages or microbatches are not asked for by number, a step that cannot be cut into them
     is one program. Small steps are planned both ways and compared; of large ones the search over
     stages says which is faster, as its prices are closer and planning takes longer. The error of a
     step for which memory is too small says what was planned and found to do.
     """
+    # 1. One program is all that is asked for. A refusal says what else would fit.
     if request.is_one_program:
         try:
             return _plan_one_program(source, request, watchers)
         except MemoryLimitError as error:
             raise MemoryLimitError(f"{error}\n{_remedies(source, request)}") from None
+    # 2. Stages or microbatches, asked for or allowed.
     try:
         stages = _plan_stages(source, request, watchers)
     except (BatchError, InfeasibleError):
@@ -166,6 +160,7 @@ def plan_step(source: Source, request: Request, watchers: Sequence[Watcher] = ()
         stages = None
     if stages is None:
         return _plan_one_program(source, request, watchers)
+    # 3. Both are allowed, and planning one program is quick: the faster of the two.
     if not request.may_be_one_program or source.plain.graph.op_count > _SMALL:
         return stages
     try:
@@ -196,7 +191,7 @@ def _plan_stages(
 
 
 def _remedies(source: Source, request: Request) -> str:
-    """What else the step was planned with, in a sentence: what fits, or that nothing did."""
+    """A sentence on other numbers of microbatches and devices: those that fit, or that none do."""
     fits = [
         *_with_microbatches(source, request),
         *_with_more_devices(source.plain, request),
@@ -265,7 +260,7 @@ def _with_more_devices(plain: Form, request: Request) -> Iterator[str]:
 
 
 def _setting(request: Request, watchers: Sequence[Watcher] = ()) -> Setting:
-    """What passes are given before there is a mesh."""
+    """The setting of passes before there is a mesh."""
     return Setting(
         request.cluster, MeshShape((), ()), request.budget_bytes, (), time.perf_counter,
         watchers=tuple(watchers),

@@ -56,7 +56,7 @@ class Planned:
 
     @property
     def program(self) -> Program:
-        """What the devices run."""
+        """The instructions that the devices run."""
         return self.programs.program
 
 

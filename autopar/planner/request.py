@@ -1,4 +1,4 @@
-"""What a plan is asked for: the cluster, the mesh, the method, the limits and the pins."""
+"""A request for a plan: the cluster, the mesh, the passes, the limits and the pins."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Pins = tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]
 
 @dataclass(frozen=True)
 class Request:
-    """What to plan for: the cluster, the mesh (None: searched), the method, limits and pins.
+    """The cluster, the mesh (None: searched), the method, limits and pins to plan for.
 
     `stages`, `microbatches` and `schedule` are None where they are searched; `batch_axes` name
     arguments whose rows are not on axis 0. `order` has the numbers of the devices in the order of
@@ -51,7 +51,7 @@ class Request:
     shard: Optimal = field(default_factory=Optimal)
 
     def origin(self, step: str, graph_key: str, jax: str) -> Origin:
-        """What a plan for this request was made for."""
+        """The origin of a plan for this request."""
         return Origin(
             step=step,
             graph_key=graph_key,
@@ -111,12 +111,12 @@ class Request:
 
     @property
     def is_one_program(self) -> bool:
-        """Whether nothing but one program on one mesh is asked for."""
+        """True if nothing but one program on one mesh is asked for."""
         return self.stages == 1 and self.microbatches == 1
 
     @property
     def may_be_one_program(self) -> bool:
-        """Whether one program on one mesh would do."""
+        """True if one program on one mesh would do."""
         return self.stages in (None, 1) and self.microbatches in (None, 1)
 
     @property

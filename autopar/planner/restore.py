@@ -5,7 +5,7 @@ from __future__ import annotations
 from autopar.cluster.planned import planned_cluster
 from autopar.ir.plan import Plan
 from autopar.passes.base import Setting
-from autopar.planner.compatibility import check_ends, check_plan, contents_of
+from autopar.planner.compatibility import check_ends, contents_of
 from autopar.planner.memory_fit import MeshContext
 from autopar.planner.placed_stages import place_plan
 from autopar.planner.planned import Planned, list_arguments, list_outputs
@@ -21,12 +21,11 @@ def restore(plan: Plan, source: Source) -> Planned:
     Raises PlanMismatchError, naming what differs, where the plan is for another step or JAX, and
     PlanFileError where it does not compute the step.
     """
-    # 1. Is it a plan for this step?
-    check_plan(plan, source.traced)
-    cluster = planned_cluster(plan)
+    # 1. Does the plan hold together?
     with contents_of(plan):
         plan.check()
-    # 2. The step, cut and recomputed as the plan has it.
+    # 2. The step, cut and recomputed as the plan has it, if the plan is for this step.
+    cluster = planned_cluster(plan)
     setting = Setting(cluster, plan.mesh, plan.origin.memory_bytes)
     sliced = slice_as_planned(source, plan, setting)
     # 3. Its stages on their submeshes, lowered; they must begin and end as the plan says.

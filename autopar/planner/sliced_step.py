@@ -18,7 +18,7 @@ from autopar.passes.layer.base import AbstractLayering
 from autopar.passes.layer.fixed import Fixed
 from autopar.passes.layer.min_cut import MinCut
 from autopar.passes.layer.single import Single
-from autopar.planner.compatibility import contents_of
+from autopar.planner.compatibility import check_plan, contents_of
 from autopar.planner.remat import Form, form_of
 from autopar.planner.source import Source
 from autopar.rules import RuleBook, attach_rules
@@ -36,7 +36,7 @@ class SlicedStep:
 
     @property
     def microbatches(self) -> int:
-        """How many microbatches a step has."""
+        """The number of microbatches of a step."""
         return self.batching.microbatches
 
 
@@ -75,9 +75,11 @@ def slice_whole(form: Form, setting: Setting) -> SlicedStep:
 def slice_as_planned(source: Source, plan: Plan, setting: Setting) -> SlicedStep:
     """A step cut and recomputed as a saved plan has it.
 
-    Raises PlanMismatchError where the step cannot be cut so, or does not make what is recomputed.
+    Raises PlanMismatchError where the plan is for another step, or this one cannot be cut so, or
+    does not make what is recomputed. A stack of layers that stages share is an argument a layer.
     """
     if plan.is_one_program:
+        check_plan(plan, source.traced)
         return slice_whole(form_of(source.plain, plan.recomputation, source.rules), setting)
     try:
         trace = source.trace_at(plan.microbatches, cut=len(plan.stages) > 1)
@@ -86,13 +88,14 @@ def slice_as_planned(source: Source, plan: Plan, setting: Setting) -> SlicedStep
             f"the plan for {plan.origin.step!a} cuts the step into {plan.microbatches} "
             f"microbatches, which cannot be: {error}"
         ) from error
+    check_plan(plan, trace.whole)
     with contents_of(plan):
         cuts = Fixed(tuple(stage.stop for stage in plan.stages[:-1]))
         return slice_at(trace, source.rules, setting, cuts)
 
 
 def _suits(sequence: LayerSequence, stages: int) -> bool:
-    """Whether layers can make so many stages of which none has far more work than its share."""
+    """True if layers can make so many stages, none with far more work than its share."""
     work = [layer.flops for layer in sequence.layers]
     return len(work) >= stages and max(work) * stages <= _UNEVEN * sum(work)
 

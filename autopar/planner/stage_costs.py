@@ -1,4 +1,4 @@
-"""What the parts of a stage take on one device of its submesh: seconds and bytes."""
+"""Costs of a stage's parts on one device of its submesh: seconds and bytes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class StageCosts:
         )  # fmt: skip
 
     def of_step(self, microbatches: int) -> Seconds:
-        """All seconds of a step, one after the other."""
+        """Seconds of a step, all work one after the other."""
         each = self.forward + self.input_gradient + self.weight_gradient
         return each.times(microbatches) + self.once
 
@@ -128,7 +128,7 @@ class _Scale:
         return sum(self._piece(self._values[n], self._values[n].dtype) for n in sorted(names))
 
     def fixed(self, parts: Sequence[Part]) -> int:
-        """What is there throughout a step: state, constants, set-up values, accumulators."""
+        """Bytes that are there throughout a step: state, constants, set-up values, accumulators."""
         lasting = {
             i.value.name for i in self._joint.graph.inputs if i.role is not Role.BATCH and i.path
         }

@@ -1,4 +1,4 @@
-"""The joint search over stages and shardings: prices, dynamic program, ranking, stage programs."""
+"""The joint search over stages and shardings: slice, price, search, shard and lower."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ def search_stages(source: Source, request: Request, setting: Setting) -> FoundSt
     Raises BatchError where the step cannot be cut into microbatches exactly; InfeasibleError or
     MemoryLimitError where no stages are as wanted or fit.
     """
+    # 1. The numbers of microbatches to try; the step in the smallest of them, cut into layers.
     counts = _counts(source, request)
     chunks = SCHEDULES[request.schedule].usual_chunks if request.schedule is not None else 1
     fewest = chunks * (request.stages or 1)
@@ -63,8 +64,11 @@ def search_stages(source: Source, request: Request, setting: Setting) -> FoundSt
             )
         return known[microbatches]
 
+    # 2. The price of every layer on every submesh, mesh and number of rows.
     apart = LayerPrograms(sliced(max(counts)), request.rules)
     table = stage_table(apart, counts, request, setting)
+    # 3. The best stages by these prices, then sharded and lowered. A stage may hold more than its
+    #    layers' prices add up to: then the search plans for less of the memory.
     stage = Search(request.stages, request.microbatches, request.schedule)
     failure: MemoryLimitError | None = None
     for share in _SHARES:
@@ -122,7 +126,7 @@ def _stage_plan(
 
 
 def _cuts(layers: Sequence[Layer], stage: ChosenStage) -> tuple[int, ...]:
-    """Where the layers of a stage that is recomputed meet."""
+    """The boundaries between the layers of a stage that is recomputed."""
     return tuple(layers[i].last + 1 for i in range(stage.first, stage.last) if stage.recompute)
 
 

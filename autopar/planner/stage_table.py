@@ -78,7 +78,7 @@ def _near(meshes: Sequence[MeshShape], cluster: Cluster) -> tuple[MeshShape, ...
 def _options(
     apart: LayerPrograms, shape: Shape, counts: Sequence[int], request: Request, setting: Setting
 ) -> Mapping[int, tuple[Option, ...]]:
-    """What a submesh offers for each number of microbatches."""
+    """The options of a submesh for each number of microbatches."""
     found: dict[int, list[Option]] = {m: [] for m in counts}
     batch, cluster = apart.batching.batch, cut_out(request.cluster, shape)
     share = shape.device_count / request.cluster.device_count

@@ -29,23 +29,23 @@ class StepTiming:
 
     @property
     def busy_seconds(self) -> tuple[float, ...]:
-        """How long each submesh works."""
+        """Seconds that each submesh works."""
         loops = self.simulation.busy_seconds if self.simulation is not None else (0.0,)
         return tuple(work + once for work, once in zip(loops, self.once_seconds, strict=True))
 
     @property
     def work_seconds(self) -> float:
-        """How long the submesh that works longest works: these stages take no less."""
+        """Seconds that the busiest submesh works: these stages take no less."""
         return max(self.busy_seconds)
 
     @property
     def bubble_seconds(self) -> float:
-        """How long the submesh that waits longest waits."""
+        """Seconds that the idlest submesh waits."""
         return self.seconds - min(self.busy_seconds)
 
     @property
     def send_seconds(self) -> tuple[float, ...]:
-        """How long what each stage sends to the next is under way."""
+        """Seconds that a transfer from each stage to the next takes."""
         return self.simulation.times.send_seconds if self.simulation is not None else ()
 
     @property

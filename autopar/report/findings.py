@@ -1,4 +1,4 @@
-"""What was found of a step, drawn for a terminal and as JSON: the gravest first."""
+"""The findings of a step, drawn for a terminal and as JSON: the gravest first."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ class _Columns:
     gap: int = _WIDE
 
     def folded(self, table: Sequence[tuple[Cell, ...]], shown: Sequence[int]) -> _Layout | None:
-        """One line a row, if there is a column that folds and can be read in the room left."""
+        """A layout of a line a row, if a column folds and can be read in the room left."""
         over = self.takes(shown, set_in=False) - self.room
         for i in shown:
             words = (w for row in table for w in _text(row[i]).plain.replace("/", "/ ").split())

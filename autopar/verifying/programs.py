@@ -60,7 +60,7 @@ def whole_job(
 
 
 def programs_of(planned: Planned, cluster: Cluster, target: Target) -> Iterator[PlannedProgram]:
-    """Every different program of a step, to be compiled for a cluster's target."""
+    """The different programs of a step, to be compiled for a cluster's target."""
     trace, program = planned.trace, planned.program
     meshes = tuple(shape_with_axis(s.mesh) for s in program.submeshes)
     interface = Interface(trace, program, meshes)

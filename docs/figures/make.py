@@ -13,7 +13,7 @@ import jax
 
 import autopar
 from autopar.inspecting.inspect import inspect
-from autopar.inspecting.reopen import reopen
+from autopar.inspecting.loaded_plan import reopen
 from autopar.ir.plan import Plan
 from autopar.ir.stages import Submesh
 from autopar.report.svg import draw

@@ -1,4 +1,4 @@
-"""What a sharding pass is: a graph with rules in, a sharding of everything out."""
+"""The contract of a sharding pass: a graph with rules in, a sharding of everything out."""
 
 from __future__ import annotations
 

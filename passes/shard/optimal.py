@@ -178,7 +178,7 @@ def _solved(problem: Problem, start: tuple[int, ...], effort: Effort) -> Solutio
 
 
 def all_choices(reading: Reading, mesh: MeshShape) -> list[tuple[Choice, ...]]:
-    """The choices of every decision of a reading."""
+    """The choices of each decision of a reading."""
     found: list[tuple[Choice, ...]] = []
     for decision in reading.decisions:
         rule = decision.op.rule if decision.op is not None else None
@@ -194,7 +194,7 @@ def plan_of(
     recipes: tuple[Margin, ...] = (),
     reuse_gathered: bool = False,
 ) -> ShardingPlan:
-    """The plan that an assignment of a problem means for every value and op of the whole step."""
+    """The sharding plan of the whole step that an assignment of a problem means."""
     picked: Sequence[Choice] = [
         options[i] for options, i in zip(assembled.choices, solution.choice, strict=True)
     ]
@@ -226,7 +226,7 @@ def plan_of(
 
 
 def _values(reading: Reading, picked: Sequence[Choice]) -> Iterator[tuple[str, Sharding]]:
-    """The placed values of the whole step, lying as the one that stands for it."""
+    """The placed values of the whole step, each lying as the one that stands for it."""
     laid: dict[str, Sharding] = {}
     for home, standing in reading.standings.items():
         chosen = picked[standing.decision] if isinstance(standing, Place) else None
@@ -238,7 +238,7 @@ def _values(reading: Reading, picked: Sequence[Choice]) -> Iterator[tuple[str, S
 
 
 def _everywhere(merged: Merged, found: Mapping[OpPath, T]) -> Iterator[tuple[OpPath, T]]:
-    """The finding for an op, for every op that it stands for."""
+    """The choice for an op, given to each op that it stands for."""
     inner: dict[int, list[tuple[OpPath, T]]] = {}
     for path, what in found.items():
         inner.setdefault(path[0], []).append((path[1:], what))
@@ -250,7 +250,7 @@ def _everywhere(merged: Merged, found: Mapping[OpPath, T]) -> Iterator[tuple[OpP
 def _uses(
     merged: Merged, found: Mapping[tuple[str, str], Sharding]
 ) -> Iterator[tuple[str, str, Sharding]]:
-    """The shardings in which a region's ops read values, where these are not the values' own."""
+    """The shardings in which ops of a region read values, if not in the values' own."""
     regions: dict[str, list[tuple[str, Sharding]]] = {}
     for (home, region), sharding in found.items():
         regions.setdefault(home, []).append((region, sharding))

@@ -1,1 +1,1 @@
-"""What a plan exported as Python runs on: code with no autopar in it, copied into the export."""
+"""The code that an exported plan runs on: copied into the export, with no autopar in it."""

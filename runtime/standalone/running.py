@@ -218,7 +218,7 @@ class _Runner:
     def _on_pieces(
         self, fun: Callable[..., Any], operands: Sequence[Laid], over: tuple[str, ...], spec: P
     ) -> Laid:
-        """What each device computes of its own pieces."""
+        """The function that each device runs on its own pieces."""
         mapped = jax.shard_map(
             fun,
             mesh=self._mesh,
@@ -241,7 +241,7 @@ class _Runner:
     def _in_terms(
         self, run: Callable[..., list[Any]], operands: list[Laid], over: tuple[str, ...], spec: P
     ) -> Laid:
-        """What an equation makes of pieces, which is to be summed over the mesh axes `over`."""
+        """The results of an equation on pieces, to be summed over the mesh axes `over`."""
 
         def terms(*pieces: Any) -> Any:
             whole = (
@@ -282,7 +282,7 @@ class _Runner:
         return [Laid(y, None if route else _followed(y, operands), over) for y in results]
 
     def _as_planned(self, equation: Equation, here: str, given: list[Laid]) -> list[Laid]:
-        """What the plan decided stands in the place of what the user asked for."""
+        """Puts what the plan decided in the place of what the user asked for."""
         del equation, here
         return given
 
@@ -396,7 +396,7 @@ def _cut(spec: P, dim: int) -> tuple[str, ...]:
 
 
 def _followed(result: Any, operands: list[Laid]) -> P | None:
-    """How the result of an element-wise equation lies that no table names: as its operands."""
+    """The layout of an element-wise result that no table names: that of its operands."""
     alike = (x.spec for x in operands if np.shape(x.array) == np.shape(result))
     return next((spec for spec in alike if spec is not None), None)
 

@@ -9,7 +9,7 @@ from tests.cli.running import STEP, run, written
 SECTIONS = {
     "step", "cluster", "devices", "mesh", "method", "jax", "layers", "stages", "microbatches",
     "pins", "outcome", "predicted", "memory", "collectives", "parameters", "planning_seconds",
-    "output", "warnings", "pipeline",
+    "output", "warnings", "pipeline", "passes",
 }  # fmt: skip
 
 
@@ -35,11 +35,22 @@ def test_json_is_one_object_and_nothing_else(tmp_path: Path) -> None:
     assert set(done.data) == SECTIONS
     assert done.data["mesh"] == {"data": 2, "model": 4}
     assert done.data["method"] == "fsdp"
+    assert done.data["passes"] == "shard{recipe=fsdp},lower"
     assert set(done.data["collectives"][0]) == {"kind", "axes", "count", "bytes", "seconds"}
     assert set(done.data["parameters"][0]) == {
         "path", "shape", "dtype", "role", "sharding", "bytes", "local_bytes", "submesh",
     }  # fmt: skip
     assert "hello" in done.err
+
+
+def test_passes_are_read_as_they_are_printed(tmp_path: Path) -> None:
+    command = ("plan", written(tmp_path), "--cluster", "8xcpu", "--mesh", "8")
+    done = run(*command, "--passes", "shard{recipe=fsdp},lower")
+    assert done.code == 0, done.err
+    assert done.out.endswith("\npasses shard{recipe=fsdp},lower\n")
+    done = run(*command, "--passes", "shard{recipe=dpp}")
+    assert done.code == 2
+    assert "option recipe of pass optimal: method 'dpp' is unknown" in done.err
 
 
 def test_the_file_alone_means_its_train_step(tmp_path: Path) -> None:

@@ -207,10 +207,10 @@ def test_a_call_makes_one_all_reduce_of_its_result() -> None:
         scale = io_callback(lambda x: x, SCALAR, jnp.max(w))
         return trained(w, b * scale)
 
-    listed = parallel(step, mesh=(8,), method="dp").planned(*given()).program
+    (part,) = parallel(step, mesh=(8,), method="dp").planned(*given()).program.parts
     moved = [
         (move.combiner, [c.kind for c in move.collectives])
-        for move, _ in listed.moves()
+        for move, _ in part.listing.moves()
         if move.value.shape == () and move.combiner == "max"
     ]
     assert moved == [("max", ["all-reduce"])]

@@ -10,12 +10,25 @@ from tests.house.source import ROOT, SourceFile, all_files, source_files
 
 BANNED_NAMES = {"util", "utils", "misc", "helper", "helpers", "common"}
 BANNED_WORDS = ("TO" + "DO", "FIX" + "ME", "XX" + "X")
+HEADLESS = {"What", "Whether", "How", "Where", "Which", "When", "Every", "All", "One"}
 PRINTING_ROOMS = ("autopar/cli/", "benchmarks/", "examples/")
 
 
 def test_every_module_opens_with_a_sentence() -> None:
     wrong = [str(file.path) for file in all_files() if not _opens_with_a_sentence(file)]
     assert not wrong, f"modules that do not open with a sentence and its full stop: {wrong}"
+
+
+def test_docstrings_open_with_a_noun_or_a_verb() -> None:
+    headless = [
+        f"{file.path}: {text.splitlines()[0]}"
+        for file in source_files()
+        for node in file.nodes()
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and (text := ast.get_docstring(node)) is not None
+        and text.split()[0] in HEADLESS
+    ]
+    assert not headless, f"docstrings that open with a clause or a bare number: {headless}"
 
 
 def test_no_room_is_called_after_nothing() -> None:

@@ -1,4 +1,4 @@
-"""A small train step with its plan, opened to be questioned."""
+"""A small train step with its plan, loaded to be questioned."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 import autopar
-from autopar.inspecting.reopen import Opened, reopen
+from autopar.inspecting.loaded_plan import LoadedPlan, reopen
 from autopar.ir.plan import Plan
 
 State = dict[str, jax.Array]
@@ -42,11 +42,11 @@ def shapes(width: int = 1024, rows: int = 256) -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class Asked:
-    """A planned step, its plan, and the plan opened."""
+    """A planned step, its plan, and the plan loaded."""
 
     step: Any
     plan: Plan
-    opened: Opened
+    loaded: LoadedPlan
 
 
 def asked(fun: Callable[..., Any] = train_step, **options: Any) -> Asked:

@@ -9,7 +9,7 @@ import pytest
 
 from autopar.errors import ArgumentError
 from autopar.inspecting.explain import explain
-from autopar.inspecting.scope import scopes_of
+from autopar.inspecting.reshardable_unit import units_of
 from autopar.ir.explanation import Explanation
 from autopar.passes.shard.model.pins import Dims
 from autopar.passes.shard.optimal import Optimal
@@ -40,17 +40,17 @@ def specs(shape: tuple[int, ...], sizes: tuple[int, int] = (2, 4)) -> list[Dims]
 
 def tried(given: Asked, path: str, shape: tuple[int, ...]) -> list[float]:
     """What the solver makes of every choice of an argument, by pins, the cheapest first."""
-    (scope,) = scopes_of(given.opened)
+    (unit,) = units_of(given.loaded)
     found: list[float] = []
     for dims in specs(shape):
-        setting = replace(scope.setting(((path, dims),)), memory_bytes=2**60)
-        found.append(Optimal().run(scope.graph, setting).outcome.seconds)
+        setting = replace(unit.setting(((path, dims),)), memory_bytes=2**60)
+        found.append(Optimal().run(unit.graph, setting).outcome.seconds)
     return sorted(found)
 
 
 @pytest.mark.parametrize("path", ["params/up", "params/down", "params/odd", "batch"])
 def test_the_next_best_are_the_best_of_all_that_can_be_pinned(free: Asked, path: str) -> None:
-    found = explain(free.opened, path)
+    found = explain(free.loaded, path)
     own, *rest = tried(free, found.subject, found.shape)
     assert found.price.solver_seconds == pytest.approx(own)
     told = sorted(a.price.solver_seconds for a in found.alternatives if a.price is not None)
@@ -59,7 +59,7 @@ def test_the_next_best_are_the_best_of_all_that_can_be_pinned(free: Asked, path:
 
 
 def test_each_alternative_is_priced_as_its_pinned_plan(free: Asked) -> None:
-    found = explain(free.opened, "params/up")
+    found = explain(free.loaded, "params/up")
     for other in found.alternatives:
         assert other.sharding is not None
         assert other.price is not None
@@ -70,7 +70,7 @@ def test_each_alternative_is_priced_as_its_pinned_plan(free: Asked) -> None:
 
 
 def test_prices_are_those_of_the_plan(free: Asked) -> None:
-    found, p = explain(free.opened, "params/up"), free.plan.prediction
+    found, p = explain(free.loaded, "params/up"), free.plan.prediction
     assert found.choice == "P(None, ('data', 'model'))"
     assert (found.price.seconds, found.price.peak_bytes) == (p.seconds, p.peak_bytes)
     assert found.price.solver_seconds == pytest.approx(free.plan.outcome.seconds)
@@ -80,7 +80,7 @@ def test_prices_are_those_of_the_plan(free: Asked) -> None:
 
 
 def test_who_reads_it_and_how_is_told() -> None:
-    found = explain(asked(method="fsdp").opened, "params/up")
+    found = explain(asked(method="fsdp").loaded, "params/up")
     assert "forward dot_general (questions.py:" in found.reads[0]
     assert "reads it whole after all-gather over data and model (16.0 MiB" in found.reads[0]
     assert any("the update reads it as P(('data', 'model'))" in r for r in found.reads)
@@ -88,15 +88,15 @@ def test_who_reads_it_and_how_is_told() -> None:
 
 
 def test_dims_that_do_not_divide_and_state_bind(free: Asked) -> None:
-    binds = explain(free.opened, "params/odd").binds
+    binds = explain(free.loaded, "params/odd").binds
     assert "dim 1 of 7 does not divide by data=2" in binds
     assert "dim 1 of 7 does not divide by model=4" in binds
     assert any("it is state" in b for b in binds)
-    assert not any("state" in b for b in explain(free.opened, "batch").binds)
+    assert not any("state" in b for b in explain(free.loaded, "batch").binds)
 
 
 def test_a_pin_binds_and_its_price_is_told() -> None:
-    found = explain(asked(pins={"params/up": ("data",)}).opened, "params/up")
+    found = explain(asked(pins={"params/up": ("data",)}).loaded, "params/up")
     assert found.choice == "P('data')"
     assert found.binds[0] == "the pin 'params/up' = P('data') fixes it"
     assert "if it were free, P(None, ('data', 'model')) would take" in found.binds[-1]
@@ -105,7 +105,7 @@ def test_a_pin_binds_and_its_price_is_told() -> None:
 
 
 def test_a_method_that_leaves_one_choice_binds() -> None:
-    found = explain(asked(method="dp").opened, "params/up")
+    found = explain(asked(method="dp").loaded, "params/up")
     assert "method='dp' leaves it this choice alone" in found.binds
     assert found.choice == "P()"
     assert found.alternatives
@@ -113,7 +113,7 @@ def test_a_method_that_leaves_one_choice_binds() -> None:
 
 def test_what_does_not_fit_says_by_how_much() -> None:
     tight = asked(memory_gb=0.03)
-    found = explain(tight.opened, "params/up")
+    found = explain(tight.loaded, "params/up")
     limit = tight.plan.origin.memory_bytes
     barred = [a for a in found.alternatives if a.price is None]
     assert barred
@@ -123,17 +123,17 @@ def test_what_does_not_fit_says_by_how_much() -> None:
 
 
 def test_one_of_several_matches_is_told_of_and_the_others_named(free: Asked) -> None:
-    found = explain(free.opened, "**/odd")
+    found = explain(free.loaded, "**/odd")
     assert {found.subject, *found.others} == {"state/params/odd", "state/momentum/odd"}
-    assert explain(free.opened, "params/*").shape in ((1024, 4096), (4096, 1024))
+    assert explain(free.loaded, "params/*").shape in ((1024, 4096), (4096, 1024))
 
 
 def op_of(given: Asked, words: str) -> Explanation:
-    return explain(given.opened, words)
+    return explain(given.loaded, words)
 
 
 def test_an_op_is_split_and_its_next_best_cost_more(free: Asked) -> None:
-    line = next(o.origin.line for o in free.opened.batching.graph.ops if o.kind == "dot_general")
+    line = next(o.origin.line for o in free.loaded.batching.graph.ops if o.kind == "dot_general")
     found = op_of(free, f"dot_general {line} forward")
     assert found.is_split
     assert found.choice == "P() x P(None, ('data', 'model')) -> P(None, ('data', 'model'))"
@@ -157,12 +157,12 @@ def test_what_is_not_one_thing_is_an_error_with_candidates(
     free: Asked, words: str, said: str
 ) -> None:
     with pytest.raises(ArgumentError, match=said):
-        explain(free.opened, words)
+        explain(free.loaded, words)
 
 
 def test_a_stage_is_asked_on_its_submesh_and_priced_in_the_whole_schedule() -> None:
     staged = asked(stages=2, microbatches=4, mesh=None)
-    found = explain(staged.opened, "params/up")
+    found = explain(staged.loaded, "params/up")
     p = staged.plan.prediction
     assert found.price.seconds == pytest.approx(p.seconds)
     assert found.price.peak_bytes == p.peak_bytes

@@ -14,7 +14,7 @@ import pytest
 import autopar
 from autopar.inspecting.flow import flows_of
 from autopar.inspecting.inspect import inspect, kernel_spans
-from autopar.inspecting.reopen import reopen
+from autopar.inspecting.loaded_plan import reopen
 from autopar.ir.inspection import AxisRole, Inspection
 from autopar.ir.peak import HeldKind
 from autopar.ir.plan import Plan

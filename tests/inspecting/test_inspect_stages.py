@@ -11,7 +11,7 @@ import pytest
 
 import autopar
 from autopar.inspecting.inspect import inspect
-from autopar.inspecting.reopen import reopen
+from autopar.inspecting.loaded_plan import reopen
 from autopar.ir.inspection import Inspection
 from autopar.ir.peak import HeldKind
 from autopar.ir.plan import Plan

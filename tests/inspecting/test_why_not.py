@@ -17,7 +17,7 @@ def free() -> Asked:
 
 
 def ask(given: Asked, **pins: object) -> Counterfactual:
-    return why_not(given.opened, pins_of({f"**/{k}": dims for k, dims in pins.items()}))
+    return why_not(given.loaded, pins_of({f"**/{k}": dims for k, dims in pins.items()}))
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_it_is_the_plan_that_planning_with_the_pins_gives(
     free: Asked, pins: dict[str, object]
 ) -> None:
     named = {f"**/{k}": dims for k, dims in pins.items()}
-    found, plan = why_not(free.opened, pins_of(named)), free.step.what_if(pins=named)
+    found, plan = why_not(free.loaded, pins_of(named)), free.step.what_if(pins=named)
     assert found.pinned is not None
     assert found.price.seconds == free.plan.prediction.seconds
     assert found.pinned.seconds == pytest.approx(plan.prediction.seconds)
@@ -96,7 +96,7 @@ def test_a_pin_that_cannot_be_kept_is_an_error(
     free: Asked, pin: dict[str, object], said: str
 ) -> None:
     with pytest.raises(PinError, match=said):
-        why_not(free.opened, pins_of(pin))
+        why_not(free.loaded, pins_of(pin))
 
 
 def test_of_stages_only_the_submesh_that_holds_it_is_sharded_anew() -> None:

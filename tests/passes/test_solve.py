@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from autopar.errors import SolverError
 from autopar.ir.outcome import Status
@@ -20,6 +21,7 @@ from autopar.passes.shard.solver.heuristic import first_answer
 from autopar.passes.shard.solver.integer_program import solve_integer_program
 from autopar.passes.shard.solver.min_memory import min_memory
 from autopar.passes.shard.solver.problem import Edge, Problem, Usage, narrow
+from autopar.passes.shard.solver.shrink import shrink
 from autopar.passes.shard.solver.solve import Solution, solve
 from tests.passes.problems import KNOWN, brute_force, joint_seconds, problems
 
@@ -275,3 +277,17 @@ def test_a_tenth_of_the_work_gives_a_good_answer(seed: int) -> None:
         few = solve(problem, effort=Effort(work=1000 // part))
         assert problem.fits(few.choice)
         assert few.seconds <= off * whole.seconds
+
+
+@thoroughly
+@given(problem=problems(memory=True), data=st.data())
+def test_an_assignment_is_no_worse_once_it_is_shrunk(problem: Problem, data: st.DataObject) -> None:
+    choice = tuple(data.draw(st.integers(0, len(c) - 1)) for c in problem.costs)
+    small = shrink(problem)
+    inside = small.shrink(choice) if small.possible else None
+    if inside is None:
+        assert problem.seconds(choice) == float("inf")
+        return
+    again = small.restore([int(c) for c in inside])
+    assert problem.seconds(again) <= problem.seconds(choice) * (1 + 1e-12) + 1e-12
+    assert (problem.held_bytes(again) <= problem.held_bytes(choice) + 1e-9).all()

@@ -18,7 +18,9 @@ from autopar.passes.shard.model.assemble import Assembled
 from autopar.passes.shard.model.decisions import Reading
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import Optimal
-from autopar.passes.shard.solver.problem import Edge, Problem
+from autopar.passes.shard.solver.effort import FULL, QUICK
+from autopar.passes.shard.solver.problem import Edge, Problem, Usage
+from autopar.passes.shard.solver.solve import solve
 from tests.passes.driving import ROOMY, setting, traced
 from tests.passes.problems import brute_force, joint_peaks, joint_seconds, problems
 from tests.toys import TOYS
@@ -66,6 +68,23 @@ def test_memory_is_kept_and_what_cannot_keep_it_has_no_answer(
     least = within.reshape(len(within), -1).min(axis=1)
     for pick, answer in others(case(problem, chosen), node, problem.limit_bytes):
         assert answer.seconds == pytest.approx(least[pick], rel=1e-5, abs=1e-12)
+
+
+def test_an_answer_from_a_start_keeps_the_limit() -> None:
+    """The engine gave back an assignment over the limit where it started from one within it."""
+    table = np.array([[2.0], [3.0], [1.0], [3.0], [0.0]])
+    held = [[59.0, 44.0, 2.0, 8.0, 25.0], [40.0, 56.0, 53.0, 95.0, 15.0]]
+    problem = Problem(
+        (np.array([0.0, 1.0, 2.0, 0.0, 3.0]), np.array([3.0])),
+        (Edge(0, 1, table),),
+        tuple(Usage(0, t, t, np.array(row)) for t, row in zip((1, 3), held, strict=True)),
+        56.0,
+    )
+    for start in (None, (1, 0)):
+        for effort in (QUICK, FULL):
+            found = solve(problem, start, effort)
+            assert problem.fits(found.choice)
+            assert found.seconds == 6.0
 
 
 def test_what_differs_at_no_gain_goes_home() -> None:

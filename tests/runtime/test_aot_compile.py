@@ -182,9 +182,9 @@ def test_a_planned_step_is_compiled_whole(count: int) -> None:
 def test_each_different_part_of_a_pipeline_is_one_job() -> None:
     cluster = Cluster.parse("8xh100")
     planned = _planned("8xh100", stages=2, microbatches=2, schedule="1f1b")
-    program = planned.staged.program
+    program = planned.program
     meshes = tuple(s.mesh for s in program.submeshes)
-    sources = Interface(planned.staged.sliced.trace, program, meshes).sources("gpu", True)
+    sources = Interface(planned.trace, program, meshes).sources("gpu", True)
     groups = [[s.name for s in same] for same in group_equal_parts(sources)]
     jobs = [job_of_part(same[0], program.submeshes, cluster) for same in group_equal_parts(sources)]
     assert [n for names in groups for n in names] == [s.name for s in sources]

@@ -1,4 +1,4 @@
-"""The numbers of research/pipelines.md, section 3: makespans, bubbles, peaks, latencies."""
+"""Golden numbers of every schedule, worked by hand: makespans, bubbles, peaks, latencies."""
 
 import pytest
 

@@ -47,7 +47,7 @@ def _through(loop: Equation, found: set[Ref]) -> None:
 
 
 def _leave(loop: Equation, port: Port, left: Ref | Const, found: set[Ref]) -> None:
-    """What a body returns, as the result and as the next trip's input; all, if it is the test."""
+    """The values that a body returns, and hands to its next trip; all, if it is the test."""
     if port.kind is PortKind.TEST and _is_in(left, found):
         found.update(loop.results)
     if port.result is not None:

@@ -53,7 +53,7 @@ def lightest(posed: Posed, weigh: Weigh) -> tuple[tuple[int, ...], float]:
 
 @dataclass(frozen=True)
 class Culprit:
-    """A wish of the user's, in words, with what it is: a pin, a line of the step, the recipe."""
+    """A demand of the user, in words, and its kind: a pin, a line of the step, the recipe."""
 
     text: str
     pin: tuple[str, tuple[tuple[str, ...], ...]] | None = None
@@ -110,7 +110,7 @@ class _Trials:
         return self._posed[kept]
 
     def least(self, kept: frozenset[int]) -> Least:
-        """What holds the least with these culprits."""
+        """The assignment that holds the least with these culprits."""
         if kept not in self._found:
             self._found[kept] = min_memory(self.posed(kept).assembled.problem)
         return self._found[kept]
@@ -168,7 +168,7 @@ class _Trials:
         return f"{text}; the least that was found is {show_bytes(over)} too much."
 
     def _remedies(self, conflict: Sequence[int]) -> Iterator[str]:
-        """What would do without each culprit, the others kept."""
+        """The limits that would do without each culprit, the others kept."""
         for i in conflict:
             enough = self.enough(self.every - {i})
             fits = ", which fits" if enough <= self._refused.setting.memory_bytes else ""
@@ -185,7 +185,7 @@ def _how(named: Sequence[Culprit], recipe: AbstractRecipe) -> str:
 
 
 def _advice(named: Sequence[Culprit], enough: float, asked: str, has_bytes: int) -> str:
-    """The remedies that were found, and no more than that."""
+    """The remedies that were found, and no others."""
     ways = ["fewer pins"] * any(c.pin is not None or c.line is not None for c in named)
     whole = any(c.pin is None and c.line is None for c in named)
     ways += ["method='auto', which may shard more"] * whole
@@ -213,7 +213,7 @@ def _unsharded(posed: Posed) -> float:
 
 
 def _largest(posed: Posed) -> Iterator[str]:
-    """The values held where even the smallest choices hold the most, the largest first."""
+    """The values held when the smallest choices hold the most, the largest first."""
     problem, decisions = posed.assembled.problem, posed.reading.decisions
     least = np.zeros(problem.horizon + 1)
     for usage in problem.usages:

@@ -39,11 +39,11 @@ class Case:
 
     @property
     def seconds(self) -> float:
-        """What the plan costs by the solver's sum."""
+        """Seconds of the plan by the solver's sum."""
         return self.posed.assembled.problem.seconds(self.chosen)
 
     def choices(self, node: int) -> tuple[Choice, ...]:
-        """What a node may choose among."""
+        """The choices of a node."""
         return self.posed.assembled.choices[node]
 
     def place_of(self, value: str) -> Place | None:
@@ -59,11 +59,11 @@ class Case:
         return reading.op_decisions.get(merged, reading.followers.get(merged))
 
     def decision(self, node: int) -> Decision:
-        """What a node decides."""
+        """The decision of a node."""
         return self.posed.reading.decisions[node]
 
     def plan(self, choice: tuple[int, ...]) -> ShardingPlan:
-        """What an assignment means for every value and op."""
+        """The sharding plan of an assignment."""
         posed = self.posed
         solution = known_solution(posed.assembled.problem, choice, "Chosen around what was asked.")
         return plan_of(posed.reading, posed.assembled, solution, self.mesh, (), self.reuse_gathered)
@@ -87,8 +87,9 @@ def case_of(posed: Posed, plan: ShardingPlan, reuse_gathered: bool) -> Case:
     left = [np.arange(len(c)) for c in problem.costs]
     for node, wanted in _told(posed, plan):
         options = posed.assembled.choices[node]
-        if wanted in options:
-            left[node] = np.array([options.index(wanted)])
+        # What enters a loop has each choice twice, as it lies or a copy: a plan does not tell.
+        told = [i for i, option in enumerate(options) if option == wanted]
+        left[node] = np.array(told) if told else left[node]
     open_nodes = any(len(few) > 1 for few in left)
     narrowed = narrow(replace(problem, usages=()), left)
     inside = solve(narrowed.problem, None, QUICK).choice if open_nodes else (0,) * len(left)
@@ -117,7 +118,7 @@ def unbound(
     decisions = (*reading.decisions[:node], freed, *reading.decisions[node + 1 :])
     wider: Reading = replace(reading, decisions=decisions)
     count = len(decisions)
-    choices = list(case.posed.assembled.choices[:count])
+    choices = [tuple(dict.fromkeys(few)) for few in case.posed.assembled.choices[:count]]
     choices[node] = tuple(dict.fromkeys((*choices[node], *all_choices(wider, case.mesh)[node])))
     assembled = assemble(
         wider, choices, tables, setting.memory_bytes, setting.in_flight, case.reuse_gathered
@@ -126,7 +127,7 @@ def unbound(
 
 
 def others(case: Case, node: int, limit_bytes: float) -> list[tuple[int, Answer]]:
-    """The other choices of a node with the rest chosen anew around it, the cheapest first.
+    """The other choices of a node with the rest chosen anew around each, the cheapest first.
 
     Of a problem so large that it would take long, only the choices that look best when the nodes
     around them give way are solved.

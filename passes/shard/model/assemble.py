@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autopar.cost.memory import SPARE_SHARE
 from autopar.ir.assignment import Assignment
 from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding import Sharding, replicated
@@ -21,6 +22,9 @@ from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.model.slack import Slack, find_slack
 from autopar.passes.shard.solver.problem import Edge, Floats, Problem, Usage
 from autopar.rules import HEAVY
+
+# Values smaller than this share of the limit are not asked whether they are copied.
+_SMALL_SHARE = 1 / 256
 
 
 @dataclass(frozen=True)
@@ -51,17 +55,16 @@ def assemble(
 ) -> Assembled:
     """The problem of a reading whose decisions may take `choices`.
 
-    `in_flight` says of which values several microbatches' are held at once. A plan that `keeps`
-    moves a value for the forward and the backward pass once.
+    `in_flight` says of which values several microbatches' are held at once. With
+    `reuse_gathered` a value is moved for the forward and the backward pass once.
     """
-    return _Assembler(reading, choices, moves, in_flight or {}, reuse_gathered).assembled(
-        limit_bytes
-    )
+    flights = in_flight or {}
+    return _Assembler(reading, choices, moves, limit_bytes, flights, reuse_gathered).assembled()
 
 
 @dataclass(frozen=True)
 class _Need:
-    """One reader's need of one placed value."""
+    """A reader's need of a placed value."""
 
     value: Value
     place: Place
@@ -76,15 +79,23 @@ class _Assembler:
         reading: Reading,
         choices: Sequence[tuple[Choice, ...]],
         moves: ReshardCosts,
+        limit_bytes: float,
         in_flight: Mapping[str, int],
         reuse_gathered: bool,
     ) -> None:
+        self._limit_bytes = limit_bytes
         self._in_flight, self._reuse_gathered = in_flight, reuse_gathered
         self._reading, self._moves, self._prices = reading, moves, moves.prices
         self._mesh: MeshShape = moves.prices.mesh
         self._counts = reading.merged.counts
         self._choices: list[tuple[Choice, ...]] = list(choices)
-        self._costs: list[Floats] = [np.zeros(len(c)) for c in choices]
+        # Ports that may be a copy, which is held while the loop runs, and how many choices they
+        # have without. The first half of their choices then lie as what enters, the second are
+        # copies: whether a move is made, which takes both its ends to know, is a choice of one.
+        self._copied: dict[int, int] = {}
+        if self._may_bind():
+            self._double_entered()
+        self._costs: list[Floats] = [np.zeros(len(c)) for c in self._choices]
         self._tables: dict[tuple[int, int], Floats] = {}
         self._uses: dict[UseKey, int] = {}
         self._laid: dict[tuple[int, tuple[int, ...]], tuple[Sharding, ...]] = {}
@@ -92,7 +103,24 @@ class _Assembler:
         self._gathered = moves.prices.exposed_share("all-gather")
         self._reduced = moves.prices.exposed_share("reduce-scatter")
 
-    def assembled(self, limit_bytes: float) -> Assembled:
+    def _may_bind(self) -> bool:
+        """True if all values together, as they are unsharded, are more than the limit."""
+        values, most = self._values, max(self._in_flight.values(), default=1)
+        held = sum(v.nbytes * self._counts[name] for name, v in values.items())
+        return most * held > self._limit_bytes
+
+    def _double_entered(self) -> None:
+        for read in self._reading.reads:
+            if not read.enters or read.reader in self._copied:
+                continue
+            if isinstance(read.standing, Place) and self._counts_in_memory(read.value):
+                self._copied[read.reader] = len(self._choices[read.reader])
+                self._choices[read.reader] *= 2
+
+    def _counts_in_memory(self, value: Value) -> bool:
+        return value.nbytes > _SMALL_SHARE * self._limit_bytes
+
+    def assembled(self) -> Assembled:
         kept = materialized(self._reading)
         self._price_ops()
         self._price_groups(kept)
@@ -104,7 +132,7 @@ class _Assembler:
         for left, right in self._reading.ties:
             self._tie(left, right)
         edges = tuple(Edge(u, v, t) for (u, v), t in self._tables.items())
-        problem = Problem(tuple(self._costs), edges, self._usages(limit_bytes), limit_bytes)
+        problem = Problem(tuple(self._costs), edges, self._usages(), self._limit_bytes)
         return Assembled(problem, tuple(self._choices), self._uses)
 
     # -- nodes -----------------------------------------------------------------------------
@@ -176,7 +204,7 @@ class _Assembler:
         return np.array([float(self._mesh.size([a for d in s.dims for a in d])) for s in laid])
 
     def _shardings(self, node: int, dims: tuple[int, ...]) -> tuple[Sharding, ...]:
-        """How a value with these dims lies for each choice of its group."""
+        """The sharding of a value with these dims for each choice of its group."""
         key = (node, dims)
         if key not in self._laid:
             place = Place(node, dims)
@@ -185,19 +213,28 @@ class _Assembler:
             )
         return self._laid[key]
 
-    def _usages(self, limit_bytes: float) -> tuple[Usage, ...]:
-        """What is held and when; nothing where all of it together is within the limit."""
-        values, counts, most = self._values, self._counts, max(self._in_flight.values(), default=1)
-        if most * sum(v.nbytes * counts[name] for name, v in values.items()) <= limit_bytes:
+    def _usages(self) -> tuple[Usage, ...]:
+        """The bytes that are held and when; nothing if all values together are within the limit."""
+        if not self._may_bind():
             return ()
-        weighed: dict[tuple[str, Place, int], Floats] = {}
+        arguments = {i.value.name for i in self._reading.merged.whole.inputs}
+        spare = SPARE_SHARE * (self._mesh.device_count > 1)
+        weighed: dict[tuple[str, Place, int, bool], Floats] = {}
         usages: list[Usage] = []
-        for name, value, place, first, last in lifetimes(self._reading):
-            copies = self._in_flight.get(name, 1)
-            key = (value.name, place, copies)
+        platform = self._prices.cluster.chip.platform
+        for name, value, place, first, last, copies in lifetimes(self._reading, platform):
+            node = place.decision
+            if copies and node not in self._copied:
+                continue
+            times = copies or self._in_flight.get(name, 1)
+            key = (value.name, place, times, bool(copies))
             if key not in weighed:
-                weighed[key] = copies * value.nbytes / self._shares(place.decision, place.dims)
-            usages.append(Usage(place.decision, first, last, weighed[key]))
+                nbytes = times * value.nbytes / self._shares(node, place.dims)
+                if copies:
+                    nbytes[: self._copied[node]] = 0.0
+                set_aside = 0.0 if name in arguments else np.floor(spare * nbytes)
+                weighed[key] = nbytes + set_aside
+            usages.append(Usage(node, first, last, weighed[key]))
         return tuple(usages)
 
     # -- edges -----------------------------------------------------------------------------
@@ -237,11 +274,28 @@ class _Assembler:
                 direct.extend(needs)
         for need in direct:
             before = self._shardings(need.place.decision, need.place.dims)
-            table = self._moves.matrix(need.value, before, need.wanted)
-            self._add(need.place.decision, need.reader, table * self._times(need))
+            table = self._moves.matrix(need.value, before, need.wanted) * self._times(need)
+            if need.read.enters and need.reader in self._copied:
+                table = self._entered(need, before, table)
+            self._add(need.place.decision, need.reader, table)
+
+    def _entered(self, need: _Need, before: Sequence[Sharding], table: Floats) -> Floats:
+        """Seconds of entering a loop as it lies, where that is possible, or as a copy.
+
+        A copy of what lies alike is never made, but costs no more than time: single choices move.
+        """
+        count, table = self._copied[need.reader], table.copy()
+        for j, wanted in enumerate(need.wanted[:count]):
+            for i, lies in enumerate(before):
+                if lies != wanted:
+                    table[i, j] = np.inf
+                else:
+                    local = need.value.nbytes / self._mesh.size([a for d in lies.dims for a in d])
+                    table[i, j + count] = self._prices.elementwise(2 * local) * need.read.runs
+        return table
 
     def _times(self, need: _Need) -> float:
-        """How often a step moves a value for a reader: once for each copy of it, at most.
+        """The number of times that a step moves a value for a reader: at most once for each copy.
 
         A move that runs beside work counts for the share that stays exposed.
         """
@@ -297,15 +351,10 @@ class _Assembler:
 
     def _tie(self, left: int, right: int) -> None:
         """Two decisions that are taken alike, where that can be."""
-        numbers = {choice: j for j, choice in enumerate(self._choices[right])}
-        alike = [numbers.get(choice, -1) for choice in self._choices[left]]
-        if max(alike) < 0:
-            return
-        table = np.full((len(alike), len(numbers)), np.inf)
-        for i, j in enumerate(alike):
-            if j >= 0:
-                table[i, j] = 0.0
-        self._add(left, right, table)
+        mine, theirs = self._choices[left], self._choices[right]
+        alike = np.array([[a == b for b in theirs] for a in mine])
+        if alike.any():
+            self._add(left, right, np.where(alike, 0.0, np.inf))
 
     def _add(self, left: int, right: int, table: Floats) -> None:
         if left == right:

@@ -13,7 +13,7 @@ from autopar.passes.shard.model.decisions import Decision, DecisionKind
 
 
 def op_choices(rule: Rule, mesh: MeshShape) -> tuple[Assignment, ...]:
-    """Every way to give axes to shardable factors that divides evenly."""
+    """The ways to give axes to shardable factors that divide evenly."""
     able = rule.shardable() if rule.known else ()
     found: list[Assignment] = []
     for factors in itertools.product((-1, *able), repeat=len(mesh.names)):
@@ -31,7 +31,7 @@ def op_choices(rule: Rule, mesh: MeshShape) -> tuple[Assignment, ...]:
 
 
 def group_choices(decision: Decision, mesh: MeshShape) -> tuple[Sharding, ...]:
-    """Every sharding that divides the group's dims, partial sums among them if it may be one."""
+    """The shardings that divide the group's dims, with partial sums if it may be one."""
     if decision.fixed is not None:
         return tuple(_kept(decision, mesh))
     partial = decision.may_be_partial and decision.kind in (DecisionKind.GROUP, DecisionKind.PORT)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def is_constraint(op: Op) -> bool:
-    """Whether an op constrains its value's sharding."""
+    """True if an op constrains its value's sharding."""
     return op.kind == "sharding_constraint" and any(k == "spec" for k, _ in op.params)
 
 

@@ -1,4 +1,4 @@
-"""What there is to decide: one decision for each op that communicates and each group of values.
+"""The decisions of a problem: one for each op that communicates and each group of values.
 
 A group is a root value and its followers: element-wise chains, transposes and reshapes whose
 sharding is a renaming of the root's. Ops with contractions, gathers, convolutions and the like
@@ -23,7 +23,7 @@ OpPath = tuple[int, ...]  # (op index) or, inside bodies, (op, body, op, ...)
 
 
 class DecisionKind(Enum):
-    """What is being decided."""
+    """The kind of a decision."""
 
     INPUT = "input"  # how an argument of the step lies
     GROUP = "group"  # how a value and its followers lie
@@ -34,7 +34,7 @@ class DecisionKind(Enum):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value stands: a decision, and for each of its dims the decision's dim, or -1."""
+    """The decision that a value belongs to, and for each of its dims the decision's dim, or -1."""
 
     decision: int
     dims: tuple[int, ...]
@@ -104,7 +104,7 @@ class Decision:
 
 
 class ReadKind(Enum):
-    """How an op stands to its operands."""
+    """The relation of an op to its operands."""
 
     OP = "op"  # by the op's own decision
     GROUP = "group"  # element-wise in the sharding of a group
@@ -127,6 +127,7 @@ class Read:
     region: str
     line: str
     count: int = 1  # how many reads of the step it stands for
+    enters: bool = False  # a loop: what is moved for it is held while it runs
 
 
 @dataclass(frozen=True)
@@ -155,5 +156,5 @@ class Reading:
 
     @property
     def values(self) -> Mapping[str, Value]:
-        """Every value of the graph and of all bodies in it."""
+        """The values of the graph and of all bodies in it."""
         return self.graph.nested_values

@@ -1,4 +1,4 @@
-"""Which op follows which operand, and which is made on demand: what a rule says of it alone."""
+"""Finds ops that follow an operand's sharding, and ops to compute again where they are read."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def spec(op: Op) -> tuple[tuple[str, ...] | None, ...]:
 
 
 def label(op: Op) -> str:
-    """How an op is called in errors and reports: its module and kind."""
+    """The name of an op in errors and reports: its module and kind."""
     return f"{op.origin.module}/{op.kind}" if op.origin.module else op.kind
 
 
 def is_pointwise(rule: Rule) -> bool:
-    """Whether all sharding passes through and every result dim is a factor of its own."""
+    """True if all sharding passes through and each result dim is a factor of its own."""
     return (
         rule.known
         and all(f.kind is Kind.PASS for f in rule.factors)
@@ -32,7 +32,7 @@ def is_pointwise(rule: Rule) -> bool:
 
 
 def is_rematerializable(op: Op, rule: Rule, standings: Sequence[Standing]) -> bool:
-    """Whether an op's result is made where it is read: iotas, broadcasts, what they alone feed."""
+    """True if an op's result is made where it is read: iotas, broadcasts, what they alone feed."""
     if op.kind == "broadcast_in_dim" and any(isinstance(s, Place) for s in standings):
         return op.results[0].item_count > _operand_count(rule)
     if rule.on_demand:

@@ -1,15 +1,18 @@
-"""When each value is held over the step, by the rules that the listing is weighed by."""
+"""Lifetimes of values over the step, by the rules that weigh a listing."""
 
 from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from autopar.cost.spans import Span, stored_spans
-from autopar.ir.control_flow import LOOPS
-from autopar.ir.graph import Graph, Op
+from autopar.cluster.chip import Platform
+from autopar.cost.liveness import BlockSpans, Span
+from autopar.cost.memory import held_spans
+from autopar.cost.spans import whole_listing
+from autopar.ir.graph import Graph
+from autopar.ir.mesh import MeshShape
 from autopar.ir.values import Value
 from autopar.passes.shard.model.decisions import (
     Place,
@@ -62,16 +65,21 @@ def _sources(standing: Standing, value: Value) -> Iterator[str]:
 
 
 class Held(NamedTuple):
-    """A value of the whole step, under the value that stands for it, and when it is there."""
+    """A value of the whole step, under the value that stands for it, and when it is there.
+
+    Of what a loop is given, `copies` says how many times the value's bytes a copy of it holds that
+    is made for the loop, in another sharding than it lies in; 0 is the value itself.
+    """
 
     name: str
     value: Value
     place: Place
     first: int
     last: int
+    copies: int = 0
 
 
-def lifetimes(reading: Reading) -> Iterator[Held]:
+def lifetimes(reading: Reading, platform: Platform = "gpu") -> Iterator[Held]:
     """Everything that is held and when; inputs are held over the whole step.
 
     Every value of the whole step has its own time, though look-alikes share a place. Outputs
@@ -84,51 +92,79 @@ def lifetimes(reading: Reading) -> Iterator[Held]:
         for home, standing in reading.standings.items()
         if isinstance(standing, Place) and home in reading.values
     }
-    for name, (first, last) in _timeline(whole).items():
-        item = held.get(homes[name])
-        if item is not None and name not in returned:
+    timeline = _Timeline(held_spans(whole, whole_listing(whole), MeshShape((), ()), platform))
+    spans = timeline.spans
+    spans.update((i.value.name, (0, timeline.end)) for i in whole.inputs)
+    entries = dict(_entries(whole))
+    for name, (first, last) in spans.items():
+        item = held.get(homes.get(name, ""))
+        if item is not None and name not in returned and not _is_outside(entries.get(name)):
             yield Held(name, *item, first, last)
+    for name, entry in entries.items():
+        item = held.get(homes[name])
+        if item is not None and name in timeline.loops and entry.copies:
+            yield Held(name, *item, *timeline.loops[name], entry.copies)
 
 
-def _timeline(graph: Graph) -> Mapping[str, Span]:
-    """When each stored value is held; a loop lasts as long as its bodies, one after the other."""
-    outer = stored_spans(graph)
-    inner: list[tuple[int, Mapping[str, Span]]] = []
-    for op in _loops(graph):
-        at = min((outer[r.name][0] for r in op.results if r.name in outer), default=None)
-        if at is not None:
-            inner += [(at, _timeline(body)) for body in op.graphs]
-    inner.sort(key=lambda given: given[0])
-    return dict(_nested(outer, inner)) if inner else outer
+class _Entry(NamedTuple):
+    """An input of a loop's body: a whole operand or a slice of one.
+
+    A copy that is made for the loop holds `copies` times its bytes. A carry has none: the loop's
+    results take over its buffer.
+    """
+
+    is_slice: bool
+    copies: int
 
 
-def _nested(
-    outer: Mapping[str, Span], inner: Sequence[tuple[int, Mapping[str, Span]]]
-) -> Iterator[tuple[str, Span]]:
-    """Spans around loops stretch by what the bodies take, and those of the bodies fit in."""
-    lengths = [1 + max((last for _, last in spans.values()), default=-1) for _, spans in inner]
-    starts = [at for at, _ in inner]
-    room = [0, *itertools.accumulate(lengths)]
-    for name, (first, last) in outer.items():
-        yield (
-            name,
-            (
-                first + room[bisect.bisect_left(starts, first)],
-                last + room[bisect.bisect_right(starts, last)],
-            ),
-        )
-    for k, (at, spans) in enumerate(inner):
-        offset = at + room[k] + 1
-        yield from (
-            (name, (first + offset, last + offset)) for name, (first, last) in spans.items()
-        )
+def _is_outside(entry: _Entry | None) -> bool:
+    return entry is not None and not entry.is_slice
 
 
-def _loops(graph: Graph) -> Iterator[Op]:
-    """The loops of a graph and of the remat bodies in it, but not those within loops."""
+def _entries(graph: Graph) -> Iterator[tuple[str, _Entry]]:
+    """The inputs of the bodies of all loops."""
     for op in graph.ops:
-        if op.kind in LOOPS:
-            yield op
-        else:
-            for body in op.graphs:
-                yield from _loops(body)
+        for body in op.graphs:
+            yield from _entries(body)
+        flow = op.control_flow
+        if flow is None or flow.is_remat:
+            continue
+        for port in flow.operands:
+            copies = 0 if port.is_carry else flow.trips if port.by_row else 1
+            for n, (b, at) in enumerate(port.inputs):  # branches share what they are given
+                name = op.graphs[b].inputs[at].value.name
+                yield name, _Entry(port.by_row, copies if n == 0 else 0)
+
+
+class _Timeline:
+    """Spans of a step and of its loops' bodies on one axis of time.
+
+    A loop lasts as long as its bodies, one after the other: what is held around it stretches.
+
+        kernels of the step   0 1 [loop at 2] 3        bodies: a (2 kernels), b (1 kernel)
+        time                  0 1  2 | 3 4 | 5  6
+                                   loop  a   b  3
+    """
+
+    def __init__(self, block: BlockSpans) -> None:
+        self.spans: dict[str, Span] = {}
+        self.loops: dict[str, Span] = {}  # by what a body is given, when its loop runs
+        self.end = max(0, self._lay(block, 0) - 1)
+
+    def _lay(self, block: BlockSpans, start: int) -> int:
+        """Lay a block out from a time on; gives the time after it."""
+        lengths = [_length(body) for _, body in block.bodies]
+        starts = [at for at, _ in block.bodies]
+        room = [0, *itertools.accumulate(lengths)]
+        for name, (first, last) in block.spans.items():
+            opens = start + first + room[bisect.bisect_left(starts, first)]
+            self.spans[name] = opens, start + last + room[bisect.bisect_right(starts, last)]
+        for k, (at, body) in enumerate(block.bodies):
+            begins = start + at + room[k]
+            ends = self._lay(body, begins + 1) - 1
+            self.loops.update(dict.fromkeys(body.inputs, (begins, ends)))
+        return start + block.length + room[-1]
+
+
+def _length(block: BlockSpans) -> int:
+    return block.length + sum(_length(body) for _, body in block.bodies)

@@ -1,4 +1,4 @@
-"""What a listing's values weigh on one device and what its ops take there, collectives included."""
+"""Costs of a listing on one device: bytes of its values, and seconds of its ops and collectives."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def local_costs(
 
 
 def is_elementwise(op: Op) -> bool:
-    """Whether every item of the one result comes from one item of each operand."""
+    """True if each item of the only result comes from one item of each operand."""
     rule = op.rule
     if rule is None or not rule.known or len(op.results) != 1:
         return False
@@ -56,7 +56,7 @@ class _Reader:
         self.seconds: defaultdict[str, float] = defaultdict(float)
 
     def read_block(self, block: Block) -> None:
-        """Every op and move of a block and of the blocks within."""
+        """Reads the ops and moves of a block and of the blocks within."""
         for step in block.instructions:
             if isinstance(step, Run):
                 self._read_run(step)

@@ -27,7 +27,7 @@ def read_loop(
 
 
 class _LoopReader:
-    """One loop op being read."""
+    """A loop op that is being read."""
 
     def __init__(
         self, reader: Reader, graph: Graph, op: Op, flow: ControlFlow, path: OpPath, runs: int
@@ -36,7 +36,7 @@ class _LoopReader:
         self._runs, self._inner_runs = runs, runs * flow.trips
 
     def read(self) -> None:
-        """What enters, what only leaves, then the bodies, each with what leaves it."""
+        """Reads what enters, what only leaves, then the bodies, each with what leaves it."""
         op, flow = self._op, self._flow
         decisions: dict[Port, int] = {}
         for port in flow.ports:
@@ -58,7 +58,7 @@ class _LoopReader:
     # -- into the loop ---------------------------------------------------------------------
 
     def _enter(self, port: Port, operand: Operand) -> int:
-        """One decision for an operand and for what each body has of it.
+        """Makes one decision for an operand and for what each body has of it.
 
         A carry, or what a branch is given, may hold a partial sum where its start is one, or zero.
         """
@@ -75,14 +75,14 @@ class _LoopReader:
         if port.is_carry or self._flow.chooses:
             if first.is_floating and self._may_be_partial(operand):
                 self._reader.mark_partial(index, first)
-        self._read_operand(operand, index, port.by_row)
+        self._read_operand(operand, index, port)
         for value in others:
             self._reader.place(value, index, tuple(range(len(value.shape))))
             if decision.may_be_partial:
                 self._reader.mark_partial(index, value)
         return index
 
-    def _read_operand(self, operand: Operand, decision: int, by_row: bool) -> None:
+    def _read_operand(self, operand: Operand, decision: int, port: Port) -> None:
         if isinstance(operand, Literal):
             return
         value = self._graph.values[operand]
@@ -90,7 +90,8 @@ class _LoopReader:
         origin = self._op.origin
         self._reader.need_exact(
             operand, value, decision, self._runs, origin.region, origin.line,
-            (-1, *dims[:-1]) if by_row else dims,
+            (-1, *dims[:-1]) if port.by_row else dims,
+            enters=not port.is_carry,
         )  # fmt: skip
 
     # -- out of it -------------------------------------------------------------------------
@@ -137,7 +138,7 @@ class _LoopReader:
         return decision
 
     def _scalar(self, name: str, value: Value) -> int:
-        """What says which branch runs, or whether to go on."""
+        """Reads the value that selects a branch, or that ends a loop."""
         return self._decide(Value(f"{self._op.results[0].name}.{name}", (), value.dtype))
 
     def _depth(self) -> int:
@@ -148,7 +149,7 @@ class _LoopReader:
         )
 
     def _may_be_partial(self, operand: Operand) -> bool:
-        """Every device has the whole of a literal, and would add it but for a zero."""
+        """False for literals but zero: each device has the whole of one, and would add it."""
         if isinstance(operand, Literal):
             return operand.is_zero
         return self._reader.standing(operand) is not None

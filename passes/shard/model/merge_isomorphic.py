@@ -66,7 +66,7 @@ class Merged:
 
 
 def unmerged(graph: Graph) -> Merged:
-    """Every op in a class of its own."""
+    """The partition with each op in a class of its own."""
     names = {name: name for name in graph.nested_values}
     variants = tuple((Variant(op, 1, i),) for i, op in enumerate(graph.ops))
     ones = dict.fromkeys(names, 1)
@@ -117,7 +117,7 @@ def _bases(graph: Graph, marks: Mapping[str, object]) -> Hashes:
 
 
 def _op_key(op: Op) -> object:
-    """What two ops must share; one rule object stands for kind, types and parameters."""
+    """The key that two ops must share; a rule object stands for kind, types and parameters."""
     if op.rule is not None and not op.graphs:
         return (id(op.rule), op.origin.region, op.runs)
     return _deep_key(op)

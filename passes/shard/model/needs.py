@@ -1,4 +1,4 @@
-"""Which sharding a reader's choice asks of what it reads, through anything made on demand."""
+"""The shardings that a reader's choice needs, through ops that are made where they are read."""
 
 from __future__ import annotations
 

@@ -127,21 +127,21 @@ class Reader:
         self._linear.add(value.name)
 
     def add_sum(self, value: Value, home: Place, runs: int, origin: Origin) -> None:
-        """What a loop has summed up; ops after it read it apart from the loop's trips."""
+        """Adds a sum that a loop has completed; ops after the loop read it apart from the trips."""
         self._sums.leave(self, value, home, runs, origin)
 
     def need_exact(
         self, operand: Operand, value: Value, target: int, runs: int, region: str, line: str,
-        dims: tuple[int, ...] | None = None,
+        dims: tuple[int, ...] | None = None, enters: bool = False,
     ) -> None:  # fmt: skip
-        """A value is needed in the very sharding of a decision."""
+        """A value is needed in the very sharding of a decision; one that `enters` a loop, there."""
         if isinstance(operand, Literal):
             return
         own = dims if dims is not None else tuple(range(len(value.shape)))
         partial_ok = self.decisions[target].may_be_partial
         self.reads.append(
             Read(value, self.standing(operand), target, ReadKind.EXACT, 0, None, own, partial_ok,
-                 runs, region, line, self.count)
+                 runs, region, line, self.count, enters)
         )  # fmt: skip
 
     # -- ops -------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class Reader:
                 self.ties.append((a.decision, b.decision))
 
     def read_ops(self, graph: Graph, path: OpPath, runs: int) -> None:
-        """Every op of a body."""
+        """Reads the ops of a body."""
         for i, op in enumerate(graph.ops):
             self._read_any(graph, op, (*path, i), runs)
 
@@ -215,7 +215,7 @@ class Reader:
             self._linear.add(name)
 
     def standing(self, operand: Operand) -> Standing:
-        """Where an operand stands; None for literals."""
+        """The place of an operand; None for literals."""
         if not isinstance(operand, str):
             return None
         return self._sums.late(operand) or self.standings[operand]
@@ -263,7 +263,7 @@ class Reader:
         return max(able, key=lambda i: self._rank(standings[i]), default=None)
 
     def _narrows_input(self, place: Place, dims: tuple[int, ...], result: Value) -> bool:
-        """Whether following an argument (x.reshape(4, -1)) would keep it from lying as it may."""
+        """True if following an argument (x.reshape(4, -1)) would bar shardings of it."""
         home = self.decisions[place.decision]
         if home.kind is not DecisionKind.INPUT:
             return False
@@ -275,7 +275,7 @@ class Reader:
         return (self.decisions[standing.decision].depth, standing.decision)
 
     def _joins(self, op: Op, rule: Rule, standings: Sequence[Standing]) -> bool:
-        """Whether an op adds values of different groups of which one may be a partial sum."""
+        """True if an op adds values of different groups of which one may be a partial sum."""
         if not (is_pointwise(rule) and op.results[0].is_floating):
             return False
         for group in rule.linear:
@@ -374,7 +374,7 @@ class Reader:
     def read_operands(
         self, graph: Graph, op: Op, path: OpPath, reader: int, dims: tuple[int, ...], runs: int
     ) -> None:
-        """What an op reads, by the decision that it computes in."""
+        """The reads of an op, by the decision that it computes in."""
         kind = ReadKind.GROUP if path in self.followers else ReadKind.OP
         shared = self.partial_operands.get(path, ())
         for i, operand in enumerate(op.operands):
@@ -385,7 +385,7 @@ class Reader:
                 )  # fmt: skip
 
     def depth(self, op: Op) -> int:
-        """How many decisions stand between the inputs and an op, at most."""
+        """The most decisions on a path from the inputs to an op."""
         places = [self.standing(o) for o in op.operands]
         return max(
             (self.decisions[p.decision].depth for p in places if isinstance(p, Place)), default=0

@@ -61,14 +61,14 @@ class Tradeoff:
     repeats: tuple[Repeat, ...]
 
     def cost(self, again: frozenset[int], prices: Sequence[float]) -> float:
-        """What repeating these ops, and keeping what is then needed, costs at these prices."""
+        """The cost of repeating these ops, and of keeping what is then needed, at these prices."""
         there = {i for i, v in enumerate(self.kept) if v.needed}
         there.update(u for o in again for u in self.repeats[o].reads)
         kept = (i for i in there if self.kept[i].maker not in again)
         return sum(prices[i] * self.kept[i].nbytes for i in kept) + self.seconds(again)
 
     def seconds(self, again: frozenset[int]) -> float:
-        """What repeating these ops takes."""
+        """Seconds of repeating these ops."""
         return sum(self.repeats[o].seconds for o in sorted(again))
 
     def names(self, again: frozenset[int]) -> tuple[str, ...]:
@@ -105,7 +105,7 @@ def cheapest(given: Tradeoff, prices: Sequence[float]) -> frozenset[int]:
 def levels(
     given: Tradeoff, peak: Callable[[frozenset[int]], float], limit_bytes: float
 ) -> tuple[Level, ...]:
-    """What to repeat so that `peak` is within the limit; where nothing is enough, how far it goes.
+    """The ops to repeat so that `peak` is within the limit, or as near to it as they bring it.
 
     The answer holds one level that fits, or a middle one and the lowest, or none.
     """

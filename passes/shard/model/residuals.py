@@ -33,7 +33,7 @@ class _Pair:
 
 @dataclass(frozen=True)
 class _Brought:
-    """What a backward scan drops, what must be stacked for it, what it reads and holds then."""
+    """Bytes that a backward scan no longer reads, and those that it holds instead."""
 
     dropped: frozenset[str]
     stacks: Mapping[str, float]
@@ -43,7 +43,7 @@ class _Brought:
 
 @dataclass(frozen=True)
 class Held:
-    """One op as memory sees it: what it makes, its region if it is fused, its bodies' bytes."""
+    """An op as memory sees it: its results, its region if it is fused, its bodies' bytes."""
 
     reads: tuple[str, ...]
     makes: tuple[tuple[str, float], ...]
@@ -117,13 +117,13 @@ class Residuals:
         return Tradeoff(kept, tuple(repeats))
 
     def _seconds(self, op: Op) -> float:
-        """What a second run costs; a value that only the backward pass reads is merely moved."""
+        """Seconds of a second run; a value that only the backward pass reads is merely moved."""
         name = op.results[0].name
         once = self._costs.seconds.get(name, 0.0)
         return once * self._trips[name]
 
     def _waiting_bytes(self, name: str) -> float:
-        """What keeping a value costs: nothing where the peak has passed when it is first read."""
+        """Bytes of keeping a value: none if the peak has passed when it is first read."""
         if name in self._needed and self._last_chance(name) <= self._peak_position:
             return 0.0
         return self._stacked.get(name, self._nbytes(name) * self._trips[name])
@@ -162,7 +162,7 @@ class Residuals:
 
     @cached_property
     def _needed(self) -> frozenset[str]:
-        """What the backward pass reads, in the body for what paired scans stacked."""
+        """The values that the backward pass reads, in the body for what paired scans stacked."""
         found: set[str] = set()
         for name, readers in self._readers.items():
             if not any(self.graph.ops[i].origin.region == "backward" for i in readers):
@@ -174,7 +174,7 @@ class Residuals:
 
     @cached_property
     def _free(self) -> frozenset[str]:
-        """What is there anyway: arguments, outputs, what updates read, stacks of other readers."""
+        """The values that are there anyway: arguments, outputs, stacks of other readers."""
         graph = self.graph
         found = {i.value.name for i in graph.inputs}
         found.update(o for o in graph.outputs if isinstance(o, str))
@@ -242,7 +242,7 @@ class Residuals:
         return sorted(found.values(), key=lambda op: self._position[op.results[0].name])
 
     def _brought(self, pair: _Pair, chosen: set[str]) -> _Brought:
-        """What a backward scan takes in, and holds, to make chosen values of its partner's body."""
+        """The inputs of a backward scan that makes chosen values of its partner's body."""
         body = self.graph.ops[pair.forward].graphs[0]
         stacked = set(pair.stacked.values())
         dropped = {r for r, v in pair.stacked.items() if self._source(v) in chosen - self._free}
@@ -268,7 +268,7 @@ class Residuals:
 
     @cached_property
     def _inside(self) -> list[float]:
-        """What each op's bodies hold at most."""
+        """The most bytes that each op's bodies hold."""
         return [max((self._body_peak(g) for g in op.graphs), default=0.0) for op in self.graph.ops]
 
     def _body_peak(self, body: Graph) -> float:

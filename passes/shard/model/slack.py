@@ -1,4 +1,4 @@
-"""Which moves of a step have slack: nothing on the critical path waits for them at once.
+"""Finds moves with slack: nothing on the critical path waits for them at once.
 
 A parameter can be gathered while the layers before its own run, and a gradient reduced while those
 after it do; activations, and what the update moves, are waited for. So is what a trip of a loop
@@ -26,11 +26,11 @@ class Slack:
     carried: frozenset[int]
 
     def gathers(self, place: Place, read: Read) -> bool:
-        """Whether a read moves state for the forward or backward pass."""
+        """True if a read moves state for the forward or backward pass."""
         return place.decision in self.state and read.region != "update"
 
     def reduces(self, read: Read) -> bool:
-        """Whether the result of an op of the backward pass is a gradient of state."""
+        """True if the result of an op of the backward pass is a gradient of state."""
         if not isinstance(read.standing, Place) or read.region == "update":
             return False
         held = read.standing.decision
@@ -70,7 +70,7 @@ def _drop_read_early(late: set[int], state: set[int], readers: dict[int, set[int
 
 
 def _carried(reading: Reading, late: set[int]) -> frozenset[int]:
-    """What the carries of loops hold, and what is added to it."""
+    """The values of loop carries, and those that are added to them."""
     found = {d for d in late if reading.decisions[d].carried}
     feeds: defaultdict[int, set[int]] = defaultdict(set)
     for read in reading.reads:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Sums:
-    """What is summed up, and where ops that find the whole sum read it.
+    """Values that are summed up, and the ops that read the whole sum.
 
     If microbatches are not told `apart`, ops that run once find their sums as they are, so that
     they lie no other way than they are read.

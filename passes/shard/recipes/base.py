@@ -1,4 +1,4 @@
-"""A recipe: each decision's choices narrowed; what it leaves open is still solved."""
+"""The contract of a recipe: it narrows each decision's choices; the solver takes what is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Megatron's blocks: what is inside of one, and what lies between them.
+"""Megatron's blocks: the decisions inside each, and those between them.
 
 A product of the stream with a weight opens a block and is split by the weight's columns; a product
 of something inside with a weight closes it and is split by rows. Backward it is the same.

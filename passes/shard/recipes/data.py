@@ -14,7 +14,7 @@ from autopar.passes.shard.recipes.view import Test, View
 
 @dataclass(frozen=True)
 class DataParallel(AbstractRecipe):
-    """Data parallelism: all axes split the batch; parameters and optimizer state stay whole."""
+    """Data parallelism: all axes split the batch; parameters and optimizer state are replicated."""
 
     name: ClassVar[str] = "dp"
 

@@ -30,7 +30,7 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Incumbent:
-    """The cost of each recipe, and the cheapest's assignment: () and infinity where none fits."""
+    """The costs of all recipes, and the cheapest's assignment: () and infinity if none fits."""
 
     margins: tuple[Margin, ...] = ()
     choice: tuple[int, ...] = ()
@@ -44,7 +44,7 @@ def recipe_incumbent(
     solve: Solve = first_choice,
     recipes: Mapping[str, AbstractRecipe] = RECIPES,
 ) -> Incumbent:
-    """The recipes that make sense for the step on the mesh, on the whole space's problem.
+    """Solves the recipes that make sense for the step on the mesh, on the whole space's problem.
 
     `assembled` holds every choice that the pins leave; `solve` need not be exact.
     """
@@ -104,7 +104,7 @@ def recipe_choices(
 
 
 def _positions(options: Sequence[Choice], kept: Sequence[Choice]) -> Indices:
-    """The places of the kept choices among the options; both are in one order."""
+    """The positions of the kept choices among the options; both are in one order."""
     if len(kept) == len(options):
         return np.arange(len(options))
     wanted = {id(c) for c in kept}

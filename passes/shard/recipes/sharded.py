@@ -21,7 +21,7 @@ class FullySharded(AbstractRecipe):
     def restrict(
         self, reading: Reading, choices: Choices, mesh: MeshShape
     ) -> list[tuple[Choice, ...]]:
-        """State on every axis, as far as it divides."""
+        """Shards all state over all axes, as far as it divides."""
         view = View.of(self.name, reading, mesh, mesh.names)
         return view.narrowed(
             choices,

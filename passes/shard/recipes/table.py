@@ -1,4 +1,4 @@
-"""The recipes by its name."""
+"""The recipes by their names."""
 
 from __future__ import annotations
 

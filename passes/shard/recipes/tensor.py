@@ -27,7 +27,7 @@ class Megatron(AbstractRecipe):
     def restrict(
         self, reading: Reading, choices: Choices, mesh: MeshShape
     ) -> list[tuple[Choice, ...]]:
-        """A product with a weight splits features over the last axis; attention splits heads.
+        """Splits features of products with a weight over the last axis, and heads of attention.
 
         Raises InfeasibleError where the heads of an attention do not divide by that axis.
         """
@@ -97,7 +97,7 @@ class ShardedTensors(AbstractRecipe):
 
 @dataclass(frozen=True)
 class _Tensors:
-    """The work of the last axis: the heads' factor of each attention product, weights' features."""
+    """The use of the last axis: the heads' factor of each attention product, weights' features."""
 
     view: View
     model: str

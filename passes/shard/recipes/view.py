@@ -45,7 +45,7 @@ class View:
     # -- tests on choices --------------------------------------------------------------------
 
     def at(self, choice: Choice, axis: str) -> int:
-        """What an axis does in a choice: the dim or factor that it splits, or -1, or -2."""
+        """The dim or factor that an axis splits in a choice, or -1, or -2."""
         if isinstance(choice, Assignment):
             return choice.factors[self.mesh.names.index(axis)]
         if axis in choice.partial:
@@ -116,7 +116,7 @@ class View:
         ]
 
     def on_batch(self, index: int, carried: int) -> Test:
-        """The batch axes on the batch."""
+        """Puts all batch axes on the batch."""
         del index
         return lambda c: all(self.at(c, a) == carried for a in self.batch_axes)
 

@@ -188,7 +188,9 @@ class Anytime:
             return
         rest = Anytime(small.problem, form, self._seed)
         inside = [int((few < c).sum()) for few, c in zip(left, best, strict=True)]
-        rest._take(small.shrink(inside), meter)
+        rest_best = small.shrink(inside)
+        if rest_best is not None:
+            rest._take(rest_best, meter)
         rest._rise(meter)
         if not rest.closed and rest._starts:
             if len(form.arrays.entries) < _WORTH_MORE * entries:

@@ -46,7 +46,7 @@ class CsrForm(NamedTuple):
 
     @property
     def fits_nowhere(self) -> bool:
-        """True if the least bytes of the nodes together already break the limit."""
+        """True if the least bytes of all nodes together already break the limit."""
         return bool((self.arrays.slack < 0).any())
 
 
@@ -93,7 +93,7 @@ def _unit(problem: Problem) -> float:
 
 
 class _Rows:
-    """The times that are rows, and the weight of each holding there beyond its least."""
+    """The times that are rows, and the bytes of each holding there beyond its least."""
 
     def __init__(self, problem: Problem, unit: float) -> None:
         self._unit = unit

@@ -74,7 +74,7 @@ class DualAscent:
 
     @property
     def settled(self) -> bool:
-        """True if no more is to be had: the steps have become too small."""
+        """True if the steps have become too small to gain anything."""
         return self._power < _LEAST_POWER
 
     def steps(self) -> Iterator[Read]:

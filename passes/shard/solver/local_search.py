@@ -40,14 +40,14 @@ _HEATS = ((0.2, 0.02), (0.05, 0.5), (0.2, 0.005), (0.002, 0.1))  # by cycle and 
 _ROUND_ENTRIES, _MOST_ROUNDS = 5_500_000, 10  # with so many entries, one round of cycles
 _COLDEST = 0.002  # share of a cycle's heat that is left at its end
 _MEND_ROUNDS = 200
-_DEARER = 1.15
+_MEND_DEARER = 1.15  # times a row's price while it is over its limit
 _SECONDS_A_CHUNK = 0.15
 _FIRST_ENTRIES, _FEWEST, _MOST = 1_000_000, 100_000, 100_000_000
 _OVERHEAD = 5_000  # of a round of mending in Python, in table entries
 _GREEDY = 3  # entries of a descent, as a multiple of all entries
 _MIX = 0x9E3779B97F4A7C15
 _ATTEMPTS = 6
-_DEARER = 2.0
+_BLOCK_DEARER = 2.0  # times a row's price when a block breaks it again
 _EVERYTHING = 2**60
 _MOST_ENTRIES = 300_000  # of a block's tables
 
@@ -112,8 +112,8 @@ class Worker:
             if self.fits or meter.share > until:
                 break
             over = self._over() > 0
-            prices[over] = prices[over] * _DEARER + least
-            least *= _DEARER
+            prices[over] = prices[over] * _MEND_DEARER + least
+            least *= _MEND_DEARER
             before = np.concatenate([[0], np.cumsum(over)])
             roots = np.unique(self._holders[before[csr.lasts] > before[csr.firsts]])
             roots = roots[np.isin(roots, self._open)]
@@ -360,7 +360,7 @@ def _shake(csr: Csr, state: State, block: Block, count: int, heat: float) -> Non
 def _raise(block: Block, rows: int, row: int, price: float) -> int:
     for r in range(rows):
         if block.rows[r] == row:
-            block.dearer[r] *= _DEARER
+            block.dearer[r] *= _BLOCK_DEARER
             return rows
     block.rows[rows], block.dearer[rows] = row, price
     return rows + 1

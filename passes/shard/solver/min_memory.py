@@ -28,7 +28,7 @@ class Least:
 
 
 def min_memory(problem: Problem) -> Least:
-    """The assignment of least peak: nodes take what holds least, weighed by how near the peak is.
+    """Lets each node take the choice that holds least, weighed by how near the peak it is held.
 
     Each round the times that were highest weigh more. Where nodes cannot be taken one by one, for
     a move between two choices may be impossible, they are weighed together.

@@ -53,7 +53,7 @@ class Problem:
 
     @cached_property
     def horizon(self) -> int:
-        """The number of times: one more than the last at which anything is held."""
+        """The last time at which anything is held, plus one."""
         return max((u.last for u in self.usages), default=-1) + 1
 
     def seconds(self, choice: Sequence[int]) -> float:

@@ -22,19 +22,27 @@ _WIDEST = 2_000  # nodes of more choices are not searched for dominated ones
 
 @dataclass(frozen=True)
 class Shrunk:
-    """The smaller problem; old node v takes choice `picks[v][c]` where its owner takes c."""
+    """The smaller problem; old node v takes choice `picks[v][c]` where its owner takes c.
+
+    New node n is old node `living[n]`; old choice c of that is now choice `places[n][c]`, that of
+    the choice that beats it where it was dominated, and -1 where it was forbidden.
+    """
 
     problem: Problem
     owners: tuple[int, ...]
     picks: tuple[Ints, ...]
+    living: tuple[int, ...]
+    places: tuple[Ints, ...]
     possible: bool  # False where every choice of some node is forbidden
 
-    def shrink(self, choice: Sequence[int]) -> Ints:
-        """The assignment of the owners that comes nearest to one of the old nodes."""
-        votes = [np.zeros(len(c), dtype=np.int64) for c in self.problem.costs]
-        for owner, pick, chosen in zip(self.owners, self.picks, choice, strict=True):
-            votes[owner] += pick == chosen
-        return np.array([int(v.argmax()) for v in votes], dtype=np.int64)
+    def shrink(self, choice: Sequence[int]) -> Ints | None:
+        """The owners' part of an assignment, which costs and holds no more than the whole.
+
+        None where a choice of the assignment is forbidden.
+        """
+        pairs = zip(self.places, self.living, strict=True)
+        found = np.array([place[choice[node]] for place, node in pairs], dtype=np.int64)
+        return None if (found < 0).any() else found
 
     def restore(self, choice: Sequence[int]) -> tuple[int, ...]:
         """The same assignment of the old nodes."""
@@ -57,6 +65,7 @@ class _Work:
         self._costs: list[Floats] = list(problem.costs)
         self._near: list[dict[int, Floats]] = [{} for _ in problem.costs]
         self._held: list[list[_Held]] = [[] for _ in problem.costs]
+        self._places = [np.arange(len(c)) for c in problem.costs]
         self._alive = [True] * len(problem.costs)
         self._possible = True
         self._log: list[tuple[int, int, Ints]] = []  # (node, owner, the node's choice by owner's)
@@ -76,9 +85,9 @@ class _Work:
         self._settle(range(len(self._costs)))
         changed: set[int] = set()
         for v in self._living():
-            keep = self._undominated(v)
+            keep, place = self._undominated(v)
             if keep.size < self._costs[v].size:
-                self._narrow(v, keep)
+                self._narrow(v, keep, place)
                 changed |= self._near[v].keys() | ({v} if self._near[v] else set())
         self._settle(sorted(changed))
 
@@ -107,7 +116,7 @@ class _Work:
             self._possible = False
             return set()
         if not allowed.all():
-            self._narrow(v, np.flatnonzero(allowed))
+            self._narrow(v, np.flatnonzero(allowed), np.where(allowed, allowed.cumsum() - 1, -1))
             return {v, *self._near[v]}
         for w, table in list(self._near[v].items()):
             if self._folded(v, w, table):
@@ -155,7 +164,10 @@ class _Work:
         self._log.append((v, owner, pick))
         return touched
 
-    def _narrow(self, v: int, keep: Ints) -> None:
+    def _narrow(self, v: int, keep: Ints, place: Ints) -> None:
+        """Leave a node some choices; each of the old ones has its place among them, or -1."""
+        before = self._places[v]
+        self._places[v] = np.where(before >= 0, place[before], -1)
         self._costs[v] = self._costs[v][keep]
         self._held[v] = [_Held(h.first, h.last, h.nbytes[keep]) for h in self._held[v]]
         for w, table in self._near[v].items():
@@ -163,23 +175,32 @@ class _Work:
             self._near[w][v] = self._near[v][w].T
         self._log.append((v, v, keep))
 
-    def _undominated(self, v: int) -> Ints:
-        """Choices that no other choice matches or beats in everything."""
+    def _undominated(self, v: int) -> tuple[Ints, Ints]:
+        """Choices that no other matches or beats in everything; for each choice one that does."""
         count = len(self._costs[v])
         if count == 1 or count > _WIDEST:
-            return np.arange(count)
+            return np.arange(count), np.arange(count)
         held = [h.nbytes[:, None] for h in self._held[v]]
         traits = np.hstack([self._costs[v][:, None], *held, *self._near[v].values()])
         if count * traits.size <= _AT_ONCE:
-            beats = (traits[:, None, :] <= traits[None, :, :]).all(axis=2)
+            beats = np.all(traits[:, None, :] <= traits[None, :, :], axis=2)
             earlier = np.tri(count, k=-1, dtype=np.bool_).T
-            return np.flatnonzero(~(beats & (~beats.T | earlier)).any(axis=0))
+            keep = np.flatnonzero(~(beats & (~beats.T | earlier)).any(axis=0))
+            place = beats[keep].argmax(axis=0)
+            place[keep] = np.arange(len(keep))
+            return keep, place
         order = np.argsort(traits.sum(axis=1), kind="stable")
         kept: list[int] = []
+        best = np.zeros(count, dtype=np.int64)
         for c in order:
-            if not kept or not (traits[kept] <= traits[c]).all(axis=1).any():
+            beaten = (traits[kept] <= traits[c]).all(axis=1)
+            if not beaten.any():
+                best[c] = c
                 kept.append(int(c))
-        return np.sort(np.asarray(kept))
+            else:
+                best[c] = kept[int(beaten.argmax())]
+        keep = np.sort(np.asarray(kept))
+        return keep, np.searchsorted(keep, best)
 
     def shrunk(self) -> Shrunk:
         living = self._living()
@@ -198,7 +219,14 @@ class _Work:
         for node, owner, pick in reversed(self._log):
             owners[node] = owners[owner]
             picks[node] = pick[picks[owner]]
-        return Shrunk(small, tuple(where[o] for o in owners), tuple(picks), self._possible)
+        return Shrunk(
+            small,
+            tuple(where[o] for o in owners),
+            tuple(picks),
+            tuple(living),
+            tuple(self._places[v] for v in living),
+            self._possible,
+        )
 
 
 @dataclass(frozen=True)

@@ -89,9 +89,10 @@ def solve(
     known = tuple(start) if start is not None and problem.fits(start) else ()
     small = shrink(problem)
     search = _Search(small.problem, effort, clock, seed, began)
-    if known:
-        search.take(tuple(int(c) for c in small.shrink(known)), -float("inf"))
     if small.possible:
+        inside = small.shrink(known) if known else None
+        if inside is not None:
+            search.take(tuple(int(c) for c in inside), -float("inf"))
         search.run()
     else:
         search.infeasible = True

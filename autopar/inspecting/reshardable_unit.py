@@ -1,4 +1,4 @@
-"""What of a plan is sharded as one, the step or what a submesh runs, and what a sharding takes."""
+"""The unit that one sharding decision covers: the whole step, or one submesh's work; its cost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from autopar.cost.listing import Seconds
-from autopar.inspecting.reopen import Opened
+from autopar.inspecting.loaded_plan import LoadedPlan
 from autopar.ir.explanation import Price
 from autopar.ir.graph import Graph
 from autopar.ir.paths import meant
@@ -18,13 +18,12 @@ from autopar.passes.shard.diagnose.why import Answer, Case, anew, case_of
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.recipes import recipe_named
+from autopar.planner.fit_within import Candidate, fit_within
 from autopar.planner.placed_stages import PlacedStages
 from autopar.planner.request import Pins
 from autopar.planner.stage_costs import peak_bytes
 from autopar.planner.stage_programs import cost_stage
 from autopar.planner.step_timing import time_step
-
-_TIGHTENINGS = 3  # of the limit, where what the memory rows leave out is over it
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Weighed:
-    """A sharding of a scope, the listings that it means, and what a step takes with it."""
+    """A sharding of a unit, the listings that it means, and what a step takes with it."""
 
     sharding: ShardingPlan
     listings: tuple[Listing, ...]
@@ -46,19 +45,19 @@ class Weighed:
 
 
 @dataclass(frozen=True)
-class Scope:
+class ReshardableUnit:
     """The unit that one sharding decision covers: all that a submesh runs in a step.
 
     Of a step that is one program that is the step. Everything else of the plan is held as it is.
     """
 
-    opened: Opened
+    loaded: LoadedPlan
     submesh: int
 
     @property
     def placed(self) -> PlacedStages:
         """The stages of the plan on their submeshes."""
-        return self.opened.placed
+        return self.loaded.placed
 
     @property
     def graph(self) -> Graph:
@@ -68,7 +67,7 @@ class Scope:
     @property
     def kept(self) -> ShardingPlan:
         """The plan's own sharding of the submesh."""
-        return self.opened.plan.submeshes[self.submesh].sharding
+        return self.loaded.plan.submeshes[self.submesh].sharding
 
     @property
     def tables(self) -> ReshardCosts:
@@ -82,9 +81,9 @@ class Scope:
         return dict.fromkeys(self.placed.graphs[self.submesh].stashed, flight)
 
     def weighed(self, sharding: ShardingPlan, solver_seconds: float) -> Weighed:
-        """What a step takes with another sharding of this submesh; bytes are this submesh's."""
+        """The price of a step with another sharding of this submesh; bytes are this submesh's."""
         placed, own = self.placed, self.placed.stages_on(self.submesh)
-        costs = list(self.opened.costs)
+        costs = list(self.loaded.costs)
         if sharding is not self.kept:
             for s in own:
                 costs[s] = cost_stage(placed, s, sharding)
@@ -101,16 +100,16 @@ class Scope:
                 yield Listing(part.graph, program, self.placed.runs(part))
 
     def setting(self, pins: Pins) -> Setting:
-        """What the sharding pass is given, within the plan's limit."""
+        """The setting of the sharding pass, within the plan's limit."""
         prices, resharder = self.tables.prices, self.tables.resharder
-        limit = self.opened.plan.origin.memory_bytes
+        limit = self.loaded.plan.origin.memory_bytes
         return Setting(
             prices.cluster, prices.mesh, limit, pins, resharder=resharder, in_flight=self.in_flight
         )
 
     def case(self, pins: Pins, reuse_gathered: bool) -> Case:
         """The problem under some pins, with the plan's answer as far as these allow."""
-        recipe = recipe_named(self.opened.plan.origin.method)
+        recipe = recipe_named(self.loaded.plan.origin.method)
         optimal = Optimal(recipe=recipe, reshard_costs=self.tables, reuse_gathered=reuse_gathered)
         posed = optimal.pose(self.graph, self.setting(pins), pins, recipe)
         return case_of(posed, self.kept, reuse_gathered)
@@ -122,35 +121,33 @@ class Scope:
     @property
     def own_pins(self) -> Pins:
         """The plan's pins of what is here."""
-        return pins_of(self.graph, self.opened.plan.origin.pins)
+        return pins_of(self.graph, self.loaded.plan.origin.pins)
 
     def fitting(
         self, case: Case, fixed: Mapping[int, int], found: Answer
     ) -> tuple[Weighed | None, float]:
-        """An answer's plan; the limit is tightened until what is really held fits it.
+        """The plan of an answer, or of the nearest that keeps the limit.
 
-        None where that is nowhere, with the fewest bytes that were needed.
+        None where there is none, with the fewest bytes that were needed.
         """
-        limit = allowed = self.opened.plan.origin.memory_bytes
-        least = float("inf")
-        for _ in range(_TIGHTENINGS):
-            if not found.choice:
-                break
-            weighed = self.weighed(case.plan(found.choice), found.seconds)
-            least = min(least, weighed.price.peak_bytes)
-            over = weighed.price.peak_bytes - limit
-            if over <= 0:
-                return weighed, least
-            allowed -= max(over, limit // 64)
-            if allowed <= 0:
-                break
-            found = anew(case, fixed, allowed)
-        return None, least if least < float("inf") else found.needed_bytes
+
+        def weighed(answer: Answer) -> Candidate[Weighed] | None:
+            if not answer.choice:
+                return None
+            plan = self.weighed(case.plan(answer.choice), answer.seconds)
+            return Candidate(plan, plan.price.peak_bytes, plan.price.seconds, answer.seconds)
+
+        first = weighed(found)
+        if first is None:
+            return None, found.needed_bytes
+        limit = self.loaded.plan.origin.memory_bytes
+        fit = fit_within(limit, lambda n: weighed(anew(case, fixed, n)), first=first)
+        return fit.best.plan if fit.best is not None else None, fit.fewest_bytes
 
 
-def scopes_of(opened: Opened) -> list[Scope]:
-    """All that a plan shards, submesh by submesh."""
-    return [Scope(opened, k) for k in range(len(opened.plan.submeshes))]
+def units_of(loaded: LoadedPlan) -> list[ReshardableUnit]:
+    """The units that a plan shards, submesh by submesh."""
+    return [ReshardableUnit(loaded, k) for k in range(len(loaded.plan.submeshes))]
 
 
 def pins_of(graph: Graph, pins: Pins) -> Pins:
@@ -170,7 +167,7 @@ def too_large(needed: float, limit: int) -> str:
 
 
 def price_of(spent: Seconds, seconds: float, solver_seconds: float, peak_bytes: int) -> Price:
-    """What a step takes that spends so long on a device, and holds so much."""
+    """The price of a step that spends so long on a device, and holds so much."""
     return Price(
         seconds=seconds,
         solver_seconds=solver_seconds,

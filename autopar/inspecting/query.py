@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from autopar.errors import ArgumentError, listing
-from autopar.inspecting.reopen import Opened
-from autopar.inspecting.scope import Scope, scopes_of
+from autopar.inspecting.loaded_plan import LoadedPlan
+from autopar.inspecting.reshardable_unit import ReshardableUnit, units_of
 from autopar.ir.graph import Graph, Op
 from autopar.ir.naming import and_more, full_name, place_of
 from autopar.ir.paths import counted_paths, matches, meant
@@ -19,14 +19,14 @@ from autopar.passes.shard.diagnose.why import Case
 
 _SHOWN = 8
 
-Meant = tuple[Scope, OpPath, Op]
+Meant = tuple[ReshardableUnit, OpPath, Op]
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A value of a scope and the decision that it lies by, or that its op is split by.
+    """A value of a unit and the decision that it lies by, or that its op is split by.
 
-    `path` is an argument's, `at` is where an op stands in the scope's graph. `alike` share the
+    `path` is an argument's, `at` is where an op stands in the unit's graph. `alike` share the
     decision, by path; `others` were meant as well and do not.
     """
 
@@ -39,24 +39,24 @@ class Subject:
     others: tuple[str, ...] = ()
 
 
-def find_subject(opened: Opened, asked: str) -> tuple[Scope, Case, Subject]:
-    """The subject with its scope and case; raises ArgumentError where none, or any, is meant."""
-    given = _arguments(opened, asked)
+def find_subject(loaded: LoadedPlan, asked: str) -> tuple[ReshardableUnit, Case, Subject]:
+    """The subject with its unit and case; raises ArgumentError where none, or any, is meant."""
+    given = _arguments(loaded, asked)
     if given:
-        return _argument(opened, given)
+        return _argument(loaded, given)
     words = asked.split()
-    ops = [(s, at, op) for s in scopes_of(opened) for at, op in _meant(s.graph, words)]
+    ops = [(s, at, op) for s in units_of(loaded) for at, op in _meant(s.graph, words)]
     if not ops:
-        raise ArgumentError(_unknown(opened, asked))
+        raise ArgumentError(_unknown(loaded, asked))
     return _op(asked, ops)
 
 
 # -- arguments ---------------------------------------------------------------------------------
 
 
-def _arguments(opened: Opened, asked: str) -> list[Argument]:
+def _arguments(loaded: LoadedPlan, asked: str) -> list[Argument]:
     """Arguments whose path, or the end of whose path, is meant; the largest first."""
-    arguments = opened.plan.arguments
+    arguments = loaded.plan.arguments
     for pattern in (asked, f"**/{asked}"):
         chosen = meant(pattern, [a.path for a in arguments])
         if given := [a for a in arguments if a.path in chosen]:
@@ -64,12 +64,14 @@ def _arguments(opened: Opened, asked: str) -> list[Argument]:
     return []
 
 
-def _argument(opened: Opened, given: Sequence[Argument]) -> tuple[Scope, Case, Subject]:
+def _argument(
+    loaded: LoadedPlan, given: Sequence[Argument]
+) -> tuple[ReshardableUnit, Case, Subject]:
     first = given[0]
-    scope = scopes_of(opened)[first.submesh]
-    case = scope.own_case()
+    unit = units_of(loaded)[first.submesh]
+    case = unit.own_case()
     homes = case.posed.reading.merged.homes
-    values = {i.path: i.value for i in scope.graph.inputs}
+    values = {i.path: i.value for i in unit.graph.inputs}
     if first.path not in values:
         raise ArgumentError(f"no op of the step reads {first.path}: it lies whole, at no price")
     home = homes[values[first.path].name]
@@ -80,7 +82,7 @@ def _argument(opened: Opened, given: Sequence[Argument]) -> tuple[Scope, Case, S
         first.path, values[first.path], place.decision if place else None, None, first.path,
         tuple(alike), tuple(others),
     )  # fmt: skip
-    return scope, case, subject
+    return unit, case, subject
 
 
 # -- ops ---------------------------------------------------------------------------------------
@@ -109,14 +111,14 @@ def _names(op: Op, word: str) -> bool:
     return bool(origin.module) and matches(f"**/{word.strip('/')}/**", origin.module)
 
 
-def _op(asked: str, ops: Sequence[Meant]) -> tuple[Scope, Case, Subject]:
+def _op(asked: str, ops: Sequence[Meant]) -> tuple[ReshardableUnit, Case, Subject]:
     """The one op that is meant: those of one decision are one, and forward comes first."""
-    cases = {k: scope.own_case() for k, scope in {s.submesh: s for s, _, _ in ops}.items()}
+    cases = {k: unit.own_case() for k, unit in {s.submesh: s for s, _, _ in ops}.items()}
     groups: dict[tuple[int, int | None, str], list[Meant]] = {}
-    for scope, at, op in ops:
-        node = cases[scope.submesh].node_of(at)
+    for unit, at, op in ops:
+        node = cases[unit.submesh].node_of(at)
         if node is not None:
-            groups.setdefault((scope.submesh, node, op.kind), []).append((scope, at, op))
+            groups.setdefault((unit.submesh, node, op.kind), []).append((unit, at, op))
     if not groups:
         op = ops[0][2]
         raise ArgumentError(
@@ -129,12 +131,12 @@ def _op(asked: str, ops: Sequence[Meant]) -> tuple[Scope, Case, Subject]:
     if len(chosen) != 1:
         raise ArgumentError(_ambiguous(asked, list(groups.values())))
     (((_, node, _), members),) = chosen.items()
-    scope, at, op = members[0]
+    unit, at, op = members[0]
     others = [full_name(g[0][2]) for g in groups.values() if g is not members]
     alike = tuple(full_name(o) for _, _, o in members[1:])
     return (
-        scope,
-        cases[scope.submesh],
+        unit,
+        cases[unit.submesh],
         Subject(full_name(op), op.results[0], node, at, "", alike, tuple(others)),
     )
 
@@ -154,13 +156,13 @@ def _ambiguous(asked: str, groups: list[list[Meant]]) -> str:
     )
 
 
-def _unknown(opened: Opened, asked: str) -> str:
-    paths = [a.path for a in opened.plan.arguments]
+def _unknown(loaded: LoadedPlan, asked: str) -> str:
+    paths = [a.path for a in loaded.plan.arguments]
     near = difflib.get_close_matches(asked, paths, n=3, cutoff=0.3)
     known = (
         f"the nearest paths are {', '.join(near)}" if near else and_more(counted_paths(paths), 5)
     )
     return (
-        f"{asked!r} is no argument and no op of {opened.plan.origin.step}: {known}. Write a path, "
+        f"{asked!r} is no argument and no op of {loaded.plan.origin.step}: {known}. Write a path, "
         "a pattern such as '**/kernel', or an op by kind, module or line: 'dot_general model.py:12'"
     )

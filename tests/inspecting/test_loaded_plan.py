@@ -8,7 +8,7 @@ import pytest
 
 import autopar
 from autopar.errors import PlanError
-from autopar.inspecting.reopen import reopen
+from autopar.inspecting.loaded_plan import reopen
 from autopar.ir.plan_file import plan_from_json, plan_to_json
 from autopar.schedule.planned import once_seconds_of, simulation_of
 from tests.zoo import Case, cases

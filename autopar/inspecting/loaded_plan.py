@@ -46,7 +46,7 @@ class Listed:
 
 
 @dataclass(frozen=True)
-class Opened:
+class LoadedPlan:
     """A plan with the programs that it means, and its stages on their submeshes."""
 
     plan: Plan
@@ -64,7 +64,7 @@ class Opened:
         )
 
 
-def reopen(plan: Plan) -> Opened:
+def reopen(plan: Plan) -> LoadedPlan:
     """The programs of a plan, lowered again; raises PlanError where it keeps no step.
 
     That is a PlanFileError where what it keeps does not fit what it decides.
@@ -74,15 +74,15 @@ def reopen(plan: Plan) -> Opened:
     cluster = planned_cluster(plan)
     with contents_of(plan):
         plan.check()
-        return _opened(plan, cluster, _ruled(plan.record))
+        return _load(plan, cluster, _ruled(plan.record))
 
 
-def _opened(plan: Plan, cluster: Cluster, batching: Batching) -> Opened:
+def _load(plan: Plan, cluster: Cluster, batching: Batching) -> LoadedPlan:
     setting = Setting(cluster, plan.mesh, plan.origin.memory_bytes)
     cuts = tuple(stage.stop for stage in plan.stages[:-1])
     layering = Single() if plan.is_one_program else Fixed(cuts)
     placed = place_plan(plan, batching, layering.run(batching, setting), cluster)
-    return Opened(plan, cluster, batching, tuple(_list_parts(placed, plan)), placed)
+    return LoadedPlan(plan, cluster, batching, tuple(_list_parts(placed, plan)), placed)
 
 
 def _ruled(record: Record) -> Batching:
