@@ -32,6 +32,7 @@ _DUAL_SHARE = 0.4  # of the effort, at most, for the dual
 _MEND_SHARE = 0.08  # of what is left, for making one start fit
 _MENDING = 0.3  # of the dual's share, for all of them
 _SOON = 0.02  # and the first of them, which is soon there
+_ANNEAL_SHARE = 0.7  # of what is left then, for local search before choices are fixed out
 _READS = 100  # steps of the dual before the others
 _STARTS = 6  # cheapest assignments that are kept to search from
 _BLOCK = 60  # nodes of a block while a start is made to fit
@@ -109,11 +110,13 @@ class Anytime:
         """Take over a bound that was proven elsewhere."""
         self._bound = max(self._bound, bound)
 
+    def build(self) -> None:
+        """Compile what the search runs, where that is still to be done, and do nothing else."""
+        self._worker.run(0, np.zeros(len(self._csr.slack)), 0.0)
+        self._dual()
+
     def run(self, meter: Meter) -> None:
         """Spend the meter's effort on all steps in turn, or what of it is needed."""
-        if meter.effort.seconds is not None:
-            # It compiles where that is still to be done, before shares of time are measured.
-            self._worker.run(0, np.zeros(len(self._csr.slack)), 0.0)
         lightest = _lightest(self._csr)
         self._take(lightest, meter)
         self._rise(meter)
@@ -121,12 +124,18 @@ class Anytime:
             return
         if not self._starts:
             self._mend(lightest, meter, 0.5)
-        if self._starts and not self.closed and not meter.effort.quick:
+        small = len(self._csr.entries) <= _FIXED_ENTRIES and not meter.effort.quick
+        if small:
+            self._anneal(meter, meter.until(_ANNEAL_SHARE))
             self._fix_out(meter)
+        self._anneal(meter, 1.0)
+
+    def _anneal(self, meter: Meter, until: float) -> None:
         if self._starts and not self.closed:
             starts = [choice for _, choice in self._starts]
             prices = self._dual().prices
-            self.offer(annealed(self._csr, prices, starts, self.bound, meter, self._seed), meter)
+            found = annealed(self._csr, prices, starts, self.bound, meter, until, self._seed)
+            self.offer(found, meter)
 
     def _dual(self) -> DualAscent:
         if self._ascent is None:
@@ -172,9 +181,15 @@ class Anytime:
 
     def _fix_out(self, meter: Meter) -> None:
         """Drop what the bound rules out, and solve the rest: by raising it again, or exactly."""
+        if not self._starts:
+            return
         cost, best = self._starts[0]
         entries = len(self._csr.entries)
-        if entries > _FIXED_ENTRIES or cost - self.bound >= self._fixed_at * (1 - _ROUNDING):
+        if (
+            self.closed
+            or entries > _FIXED_ENTRIES
+            or cost - self.bound >= self._fixed_at * (1 - _ROUNDING)
+        ):
             return
         self._fixed_at = cost - self.bound
         left = self._dual().left_below(cost)

@@ -22,12 +22,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autopar.passes.shard.solver.elimination import eliminate
-from autopar.passes.shard.solver.problem import Floats, Problem
+from autopar.passes.shard.solver.problem import Floats, Problem, Usage
 
 _FIRST_SHARE = 0.25  # of the seconds, what the peak's bytes are worth at the first price
 _DEARER = 4.0  # times the price while nothing fits
 _ENTRIES = 20_000_000  # of all joint tables of an elimination: some 50 ms
 _WIDEST = 1_000_000  # and of one
+_MENDED_ENTRIES = (30_000, 300_000)  # of one table; which of the answers mends better varies
+_MENDS, _DESCENTS = 60, 8  # rounds over all nodes
+_GROWTH = 0.5
+_LEAST_GAIN = 1e-9
 
 
 @dataclass(frozen=True)
@@ -96,3 +100,98 @@ def _bytes_at(problem: Problem, times: Sequence[int]) -> list[Floats]:
         if hits:
             weights[usage.node] = weights[usage.node] + hits * usage.nbytes
     return weights
+
+
+def mended_answer(problem: Problem) -> tuple[int, ...]:
+    """The cheapest assignment without memory, made to fit and cheaper again node by node, or ().
+
+    Without machine code, and soon done: what a busy machine answers before anything is compiled.
+    """
+    found: list[tuple[int, ...]] = []
+    for most in _MENDED_ENTRIES:
+        cheapest = eliminate(replace(problem, usages=()), most).choice
+        if np.isfinite(problem.seconds(cheapest)):
+            search = _Descent(problem, cheapest)
+            if search.mend():
+                search.descend()
+                found.append(tuple(search.choice))
+    return min(found, key=problem.seconds, default=())
+
+
+class _Descent:
+    """Coordinate descent: one node is set anew while all others stay."""
+
+    def __init__(self, problem: Problem, choice: Sequence[int]) -> None:
+        self.choice = list(choice)
+        self._problem = problem
+        self._open = [v for v, c in enumerate(problem.costs) if len(c) > 1]
+        self._near: list[list[tuple[int, Floats]]] = [[] for _ in problem.costs]
+        for e in problem.edges:
+            self._near[e.left].append((e.right, e.table))
+            self._near[e.right].append((e.left, e.table.T))
+        self._usages: list[list[Usage]] = [[] for _ in problem.costs]
+        for usage in problem.usages:
+            self._usages[usage.node].append(usage)
+        self._held = problem.held_bytes(choice)
+        self._most = problem.limit_bytes * (1 + 1e-9)
+
+    def mend(self) -> bool:
+        """Make the bytes of rows over the limit dearer, round by round, until none is.
+
+        Each round, the nodes that hold bytes there take the choice that is cheapest at the prices.
+        """
+        unit = abs(self._problem.seconds(self.choice)) / max(len(self._held), 1)
+        unit /= max(self._problem.limit_bytes, 1.0)
+        price = np.zeros(len(self._held))
+        for _ in range(_MENDS):
+            over = self._held > self._most
+            if not over.any():
+                return True
+            price[over] += np.maximum(
+                _GROWTH * price[over], unit / max(self._problem.limit_bytes, 1.0)
+            )
+            before = np.concatenate([[0.0], np.cumsum(price)])
+            heavy = np.concatenate([[0], np.cumsum(over)])
+            for v in self._open:
+                if not any(heavy[u.last + 1] > heavy[u.first] for u in self._usages[v]):
+                    continue
+                total = self._seconds(v)
+                for u in self._usages[v]:
+                    total = total + (before[u.last + 1] - before[u.first]) * u.nbytes
+                self._set(v, int(total.argmin()))
+        return False
+
+    def descend(self) -> None:
+        """Take the cheapest choice with which all rows keep the limit, while any node gains."""
+        waiting = set(self._open)
+        for _ in range(_DESCENTS):
+            changed: set[int] = set()
+            for v in sorted(waiting):
+                total, old = self._seconds(v), self.choice[v]
+                for c in np.argsort(total, kind="stable"):
+                    if not total[c] < total[old] - _LEAST_GAIN * abs(total[old]):
+                        break
+                    self._set(v, int(c))
+                    if self._fits_around(v):
+                        changed.update(w for w, _ in self._near[v])
+                        break
+                    self._set(v, old)
+            waiting = changed.intersection(self._open)
+
+    def _seconds(self, v: int) -> Floats:
+        """The seconds of each choice of a node against its neighbors' choices."""
+        total = self._problem.costs[v]
+        for w, table in self._near[v]:
+            total = total + table[:, self.choice[w]]
+        return total
+
+    def _set(self, v: int, c: int) -> None:
+        old, self.choice[v] = self.choice[v], c
+        if c != old:
+            for u in self._usages[v]:
+                self._held[u.first : u.last + 1] += u.nbytes[c] - u.nbytes[old]
+
+    def _fits_around(self, v: int) -> bool:
+        return all(
+            float(self._held[u.first : u.last + 1].max()) <= self._most for u in self._usages[v]
+        )

@@ -38,11 +38,13 @@ from autopar.passes.shard.solver.trws import held_rows, total_cost, widest
 _BLOCKS = (60, 200)  # the most nodes of a block, by worker
 _HEATS = ((0.2, 0.02), (0.05, 0.5), (0.2, 0.005), (0.002, 0.1))  # by cycle and worker
 _ROUND_ENTRIES, _MOST_ROUNDS = 5_500_000, 10  # with so many entries, one round of cycles
+_SMALL_HEAT = 5.0  # times the heat of a small problem, whose answers lie far apart
 _COLDEST = 0.002  # share of a cycle's heat that is left at its end
 _MEND_ROUNDS = 200
 _MEND_DEARER = 1.15  # times a row's price while it is over its limit
 _SECONDS_A_CHUNK = 0.15
-_FIRST_ENTRIES, _FEWEST, _MOST = 1_000_000, 100_000, 100_000_000
+_CHUNKS = 12  # of a cycle that is limited by work
+_FIRST_ENTRIES, _FEWEST, _MOST = 1_000_000, 20_000, 100_000_000
 _OVERHEAD = 5_000  # of a round of mending in Python, in table entries
 _GREEDY = 3  # entries of a descent, as a multiple of all entries
 _MIX = 0x9E3779B97F4A7C15
@@ -160,6 +162,7 @@ def annealed(
     starts: Sequence[Ints],
     bound: float,
     meter: Meter,
+    until: float,
     seed: int,
 ) -> Ints:
     """The cheapest assignment found from starts that fit, the best first, by two workers."""
@@ -169,10 +172,12 @@ def annealed(
     begin = meter.share
     # A small problem soon cools down to what one run of chance finds: it is given more of them.
     rounds = min(max(int((_ROUND_ENTRIES / max(len(csr.entries), 1)) ** 2), 1), _MOST_ROUNDS)
+    if rounds == _MOST_ROUNDS:
+        heat *= _SMALL_HEAT
     cycles = _HEATS * rounds
     for cycle, heats in enumerate(cycles):
-        first = begin + (1 - begin) * cycle / len(cycles)
-        last = begin + (1 - begin) * (cycle + 1) / len(cycles)
+        first = begin + (until - begin) * cycle / len(cycles)
+        last = begin + (until - begin) * (cycle + 1) / len(cycles)
         workers[0].take(best)
         workers[1].take(starts[(cycle + 1) % len(starts)] if cycle % 2 == 0 else best)
         _cool(workers, prices, [heat * h for h in heats], meter, (first, last))
@@ -193,6 +198,9 @@ def _cool(
 ) -> None:
     """A cycle: all workers side by side, in chunks, from their heat down to next to nothing."""
     entries = _FIRST_ENTRIES
+    if meter.effort.work is not None:
+        cycle = (span[1] - span[0]) * meter.effort.work * 1e5
+        entries = int(min(max(cycle / (len(workers) * _CHUNKS), _FEWEST), _MOST))
     with ThreadPoolExecutor(len(workers)) as pool:
         while (share := meter.share) < span[1]:
             done = min(max((share - span[0]) / (span[1] - span[0]), 0.0), 1.0)

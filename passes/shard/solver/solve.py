@@ -11,15 +11,16 @@ Steps 1 to 3 are numpy and HiGHS alone: small problems do not wait for numba.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from autopar.ir.outcome import Status
-from autopar.passes.shard.solver.csr_problem import to_csr
+from autopar.passes.shard.solver.csr_problem import CsrForm, to_csr
 from autopar.passes.shard.solver.effort import FULL, Clock, Effort, Meter, no_clock
-from autopar.passes.shard.solver.heuristic import first_answer
+from autopar.passes.shard.solver.heuristic import first_answer, mended_answer
 from autopar.passes.shard.solver.integer_program import solve_integer_program
 from autopar.passes.shard.solver.problem import Problem, needed_bytes
 from autopar.passes.shard.solver.shrink import shrink
@@ -31,7 +32,7 @@ _TINY_QUESTIONS = 40  # that HiGHS may ask: of a dense problem it may ask for ev
 _CLOSE = 3e-6
 _GUESSED_EDGES = 5_000  # past which the first answer is left to the dual
 # Units of work a thousand edge entries, and at least, in turn while the gap is wide.
-_LEVELS = ((1, 60), (30, 200))
+_LEVELS = ((1, 60), (30, 400))
 _MANY = 80_000  # edge entries past which a level is long, so that there are more of them
 _LEVELS_OF_MANY = ((1, 60), (8, 200), (24, 200), (80, 200))
 _GOOD_GAP = 0.01  # at which no more work is spent where memory binds: the bound is seldom tight
@@ -177,6 +178,8 @@ class _Search:
         first = first_answer(self._problem)
         self.take(first.choice, first.bound_seconds)
         self.price, self.times = first.seconds_per_byte, first.binding_times
+        if not self._closed and (not self.choice or self._effort.seconds is not None):
+            self.take(mended_answer(self._problem), -float("inf"))
 
     def _integer_program(self) -> None:
         """Step 3, within a count of questions."""
@@ -189,6 +192,8 @@ class _Search:
         form = to_csr(self._problem)
         if form.fits_nowhere:
             self.infeasible = True
+            return
+        if not self._built(form):
             return
         from autopar.passes.shard.solver.anytime import Anytime  # it brings numba along
 
@@ -206,6 +211,25 @@ class _Search:
             self.price, self.times = anytime.binding()
             if self._closed:
                 break
+
+    def _built(self, form: CsrForm) -> bool:
+        """True if the search's machine code is there within the seconds of the effort.
+
+        A busy machine may take minutes to compile it: then the first answer has to do.
+        """
+        if self._effort.seconds is None:
+            return True
+
+        def build() -> None:
+            from autopar.passes.shard.solver.anytime import Anytime
+
+            Anytime(self._problem, form, self._seed).build()
+
+        left = self._effort.seconds - (self._clock() - self._began)
+        thread = threading.Thread(target=build, name="compile", daemon=True)
+        thread.start()
+        thread.join(max(left, 0.0))
+        return not thread.is_alive()
 
     def _efforts(self) -> Iterator[Effort]:
         """The effort asked for; else levels of work, as long as the gap of the last is wide."""
