@@ -52,6 +52,7 @@ from autopar.options import (
     schedule_of,
     step_of,
     text_of,
+    transport_of,
 )
 from autopar.passes.base import Watcher as Watcher
 from autopar.planner.compatibility import check_cluster
@@ -90,6 +91,7 @@ def parallelize(
     schedule: str = "auto",
     batch_axes: Mapping[str, int | None] | None = None,
     passes: str | None = None,
+    transport: Literal["auto", "pull", "put"] = "auto",
 ) -> Any:
     """Make a train step run on a whole cluster.
 
@@ -123,6 +125,8 @@ def parallelize(
         batch_axes: {path pattern: axis} of arguments whose rows are not on axis 0, None for none.
         passes: the passes and their options as text, such as "shard{recipe=fsdp},lower", in place
             of `method`, `stages`, `microbatches` and `schedule`.
+        transport: what takes arrays from one process to another, where stages are on several:
+            "pull" (sockets), "put" (`jax.device_put`); "auto" is pull on CPUs, else put.
 
     Returns a ParallelStep. Raises an InputError that names the option for one that cannot be used;
     planning errors come at the first call.
@@ -133,7 +137,7 @@ def parallelize(
             plan=plan, donate=donate, static_argnums=static_argnums,
             static_argnames=static_argnames, state_argnums=state_argnums, mesh_axes=mesh_axes,
             rules=rules, remat=remat, stages=stages, microbatches=microbatches,
-            schedule=schedule, batch_axes=batch_axes, passes=passes,
+            schedule=schedule, batch_axes=batch_axes, passes=passes, transport=transport,
         )  # fmt: skip
     given = plan_of(plan)
     shape, order = mesh_of(mesh)
@@ -172,7 +176,8 @@ def parallelize(
     if before is not None:
         kept |= before.kept
     spec = StepSpec(step, static, names, state, kept)
-    return ParallelStep(spec, request, flag_of(donate, "donate"), given)
+    travels = transport_of(transport)
+    return ParallelStep(spec, request, flag_of(donate, "donate"), given, travels)
 
 
 def plan(fun: Callable[..., Any], *args: Any, **options: Any) -> Plan:

@@ -20,6 +20,7 @@
     + VerifyError            a plan's program of which no compiler could be asked, or answered
   x InfeasibleError          no plan satisfies the limits
     + MemoryLimitError       the devices' memory is too small
+  x JobError                 processes of a job that do not agree, or one that is lost
   x SolverError              no solver could be run, or it stopped with no answer
 """
 
@@ -102,6 +103,10 @@ class InfeasibleError(AutoparError):
 
 class MemoryLimitError(InfeasibleError):
     """The devices' memory is too small for every plan."""
+
+
+class JobError(AutoparError):
+    """The processes of a job do not agree on what they run, or one of them is lost."""
 
 
 class SolverError(AutoparError):

@@ -39,6 +39,7 @@ from autopar.schedule.table import SCHEDULES
 _SHOWN = 60
 _MESH = "sizes, named sizes or a jax.sharding.Mesh, as in (2, 4), '2,4', {'data': 2, 'model': 4}"
 _PIN = "{path pattern: PartitionSpec}, as in {'params/**/kernel': P(None, 'model')}"
+_TRANSPORTS = ("auto", "pull", "put")
 _MOST_AXES = len(DEFAULT_NAMES) - 1
 
 
@@ -319,6 +320,14 @@ def remat_of(given: object) -> bool:
     if given is False or (isinstance(given, str) and given == "auto"):
         return given == "auto"
     raise ArgumentError(refused("remat", given, "'auto' or False, as in remat=False"))
+
+
+def transport_of(given: object) -> str:
+    """The transport between processes; raises ArgumentError where there is none of this name."""
+    if not isinstance(given, str) or given not in _TRANSPORTS:
+        accepted = f"a name, as in transport='pull'; there are: {', '.join(_TRANSPORTS)}"
+        raise ArgumentError(refused("transport", given, accepted))
+    return given
 
 
 def text_of(given: object, option: str) -> str:

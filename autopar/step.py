@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from autopar.frontend.trace.step import unplaced, wants_plain_steps
 from autopar.gc_pause import paused_collection
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan, Prediction
+from autopar.ir.plan_file import plan_from_json, plan_to_json
 from autopar.ir.text_file import TRACE, check_output, write_text
 from autopar.ir.verification import Verification
 from autopar.options import (
@@ -38,7 +41,7 @@ from autopar.planner.planned import Planned
 from autopar.planner.request import Request
 from autopar.planner.restore import restore
 from autopar.planner.source import Source
-from autopar.progress import progress
+from autopar.progress import Progress, progress
 from autopar.report.html.page import html_summary
 from autopar.runtime.bind import BoundMesh, bind_mesh
 from autopar.runtime.constrained import (
@@ -49,8 +52,11 @@ from autopar.runtime.constrained import (
 )
 from autopar.runtime.deleted import deleted, deleted_arguments
 from autopar.runtime.executor import Executor, Options
+from autopar.runtime.job import device_facts, this_job
 from autopar.runtime.state import init
 from autopar.runtime.timeline import Timeline, chrome_trace
+from autopar.runtime.transport.choice import transport_for
+from autopar.runtime.transport.local import LocalTransport
 from autopar.schedule.simulate import Simulation
 from autopar.verifying.shrink import Called
 from autopar.verifying.verify import Inquiry, level_named, verify_planned
@@ -92,10 +98,15 @@ class ParallelStep:
     """
 
     def __init__(
-        self, spec: StepSpec, request: Request, donate: bool, plan: Plan | None = None
+        self,
+        spec: StepSpec,
+        request: Request,
+        donate: bool,
+        plan: Plan | None = None,
+        transport: str = "auto",
     ) -> None:
         self._spec, self._request, self._donate = spec, request, donate
-        self._given = plan
+        self._given, self._transport = plan, transport
         self._planned: dict[Hashable, Planned] = {}
         self._running: dict[Hashable, _Running] = {}
         self._constrained: dict[Hashable, Any] = {}
@@ -115,7 +126,7 @@ class ParallelStep:
 
     # -- running ---------------------------------------------------------------------------
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Runs a step. State that comes back is donated: use the returned one from then on.
 
         Inside a transform of JAX nothing runs and nothing is donated. Raises ArgumentError where
@@ -232,12 +243,16 @@ class ParallelStep:
             return f"<pre>{escape(self._spec.name)}: no plan yet</pre>"
         return html_summary(self.plan)
 
-    def plan_for(self, *args: Any, watchers: Sequence[Watcher] = (), **kwargs: Any) -> Plan:
+    def plan_for(self, /, *args: Any, **kwargs: Any) -> Plan:
         """Plan for these arguments, concrete or abstract, without running."""
-        return self.planned(*args, watchers=watchers, **kwargs).plan
+        return self.planned(*args, **kwargs).plan
 
-    def planned(self, *args: Any, watchers: Sequence[Watcher] = (), **kwargs: Any) -> Planned:
+    def planned(self, /, *args: Any, **kwargs: Any) -> Planned:
         """The trace, graph, plan and program for these arguments."""
+        return self.watched((), *args, **kwargs)
+
+    def watched(self, watchers: Sequence[Watcher], /, *args: Any, **kwargs: Any) -> Planned:
+        """The same, with watchers told of each pass as it ends."""
         return self._planned_for(read_call(self._spec, args, kwargs), watchers)
 
     def _planned_for(self, call: Call, watchers: Sequence[Watcher] = ()) -> Planned:
@@ -265,6 +280,7 @@ class ParallelStep:
 
     def verify(
         self,
+        /,
         *args: Any,
         level: str = "memory",
         target: Cluster | str | None = None,
@@ -296,7 +312,7 @@ class ParallelStep:
         """The same step and options under a plan that was made before."""
         cluster = planned_cluster(a_plan(plan))
         request = replace(self._request, cluster=cluster)
-        return ParallelStep(self._spec, request, self._donate, plan)
+        return ParallelStep(self._spec, request, self._donate, plan, self._transport)
 
     def _make(self, call: Call, watchers: Sequence[Watcher]) -> Planned:
         start = time.perf_counter()
@@ -312,21 +328,62 @@ class ParallelStep:
             warn_of_unknown(graph)
             for watcher in watchers:
                 watcher.after("trace", self._spec, graph, time.perf_counter() - start)
-            if self._given is not None:
-                return restore(self._given, source)
-            return plan_step(source, self._request, watchers)
+            return self._agreed(source, watchers)
+
+    def _agreed(self, source: Source, watchers: Sequence[Watcher]) -> Planned:
+        """The planned step, the same in every process of a job: process 0 plans for all.
+
+        Raises JobError in each where two processes differ in what the plan rests on, or one does
+        not come.
+        """
+        job, given = this_job(), self._given
+        if job.is_alone:
+            return restore(given, source) if given else plan_step(source, self._request, watchers)
+        subject = f"the plan of {self.__name__}"
+        job.agree(subject, device_facts() | self._facts(source))
+        planned: list[Planned] = []
+
+        def plan() -> str:
+            planned.append(plan_step(source, self._request, watchers))
+            return plan_to_json(planned[0].plan)
+
+        if given is None:
+            given = plan_from_json(job.from_first(subject, plan), subject)
+        found = planned[0] if planned else restore(given, source)
+        made = {"the hash of the plan": _hash_of(given), "the program": str(found.program)}
+        job.agree(f"the program of {self.__name__}", made)
+        return found
+
+    def _facts(self, source: Source) -> dict[str, str]:
+        """The facts that a plan rests on, in words that can be laid side by side."""
+        graph = source.traced.graph
+        arguments = ", ".join(f"{i.path} {i.value.type_text}" for i in graph.inputs)
+        return {
+            "autopar": version("autopar"),
+            "the step": self.__name__,
+            "the list of arguments": arguments,
+            "the hash of the traced step": source.traced.key,
+            "the hash of the plan given": _hash_of(self._given) if self._given else "none",
+            "the cluster": self._request.cluster.name,
+            "the list of passes": str(self._request.passes),
+            "the transport": self._transport,
+        }
 
     def _run(self, call: Call) -> _Running:
         if call.signature not in self._running:
             planned = self._planned_for(call)
-            with progress(self.__name__, "compiling"):
-                executor = self._compiled(planned)
+            with progress(self.__name__, "compiling") as told:
+                executor = self._compiled(planned, told)
             self._running[call.signature] = _Running(planned, executor)
         return self._running[call.signature]
 
-    def _compiled(self, planned: Planned) -> Executor:
+    def _compiled(self, planned: Planned, told: Progress) -> Executor:
         meshes = self._meshes(planned.plan)
-        return Executor(planned.trace, planned.program, meshes, Options(donate=self._donate))
+        transport = transport_for(self._transport, meshes, this_job())
+        if not isinstance(transport, LocalTransport):
+            told.say(f"compiling; arrays travel between processes by {transport.name}")
+        options = Options(donate=self._donate, transport=transport)
+        return Executor(planned.trace, planned.program, meshes, options)
 
     def _meshes(self, plan: Plan) -> tuple[BoundMesh, ...]:
         """The meshes of a plan's submeshes on their devices."""
@@ -336,3 +393,7 @@ class ParallelStep:
         """The devices in the order of the plan's mesh: the user's own, or what suits it."""
         own = self._request.order if plan.mesh == self._request.mesh else None
         return own if own is not None else device_order(planned_cluster(plan), plan.mesh)
+
+
+def _hash_of(plan: Plan) -> str:
+    return hashlib.sha256(plan_to_json(plan).encode()).hexdigest()

@@ -56,7 +56,7 @@ def measured(name: str, build: Callable[[], models.Model], options: dict[str, An
 
     parallel = autopar.parallelize(step, **options)
     start = time.perf_counter()
-    plan = parallel.plan_for(state, batch, watchers=[Watcher(note)])
+    plan = parallel.watched([Watcher(note)], state, batch).plan
     total = time.perf_counter() - start
     again = time.perf_counter()
     path, spec = _pinned(plan)

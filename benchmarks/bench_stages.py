@@ -49,7 +49,7 @@ def measured(name: str, shape: tuple[int, ...], options: dict[str, Any]) -> dict
 
     parallel: autopar.ParallelStep = autopar.parallelize(step, **options)
     wall, own = time.perf_counter(), time.process_time()
-    plan = parallel.plan_for(state, batch, watchers=[Watcher(note)])
+    plan = parallel.watched([Watcher(note)], state, batch).plan
     return {
         "case": name,
         "wall_seconds": round(time.perf_counter() - wall, 2),

@@ -9,6 +9,7 @@ with whole numbers; infeasible answers are told as such, never as answers.
 from __future__ import annotations
 
 import json
+import math
 import resource
 import sys
 import time
@@ -50,7 +51,7 @@ def solve_file(path: Path, effort: Effort, seed: int = 0) -> tuple[Line, tuple[i
     found = solve(problem, None, effort, time.monotonic, seed, began)
     fits = bool(found.choice) and exact_fits(problem, found.choice)
     cost = exact_cost(problem, found.choice) if fits else None
-    bound = int(found.bound_seconds) if found.bound_seconds < float("inf") else 0
+    bound = int(found.bound_seconds) if math.isfinite(found.bound_seconds) else 0
     line = Line(
         name=path.name.removesuffix(".gz").removesuffix(".json"),
         feasible=fits,

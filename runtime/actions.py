@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -11,11 +11,14 @@ import jax
 from jax.sharding import Mesh
 
 from autopar.ir.program import Free, Instruction, Program, Run, Send, Start
+from autopar.ir.projection import Host
 from autopar.runtime.bind import ArrayType
 from autopar.runtime.feeds import Registers
 from autopar.runtime.interface import RegisterTypes
 from autopar.runtime.parts import PartSource, neutral
-from autopar.runtime.transport import AbstractTransport, Admit, Copier, Endpoint, limit_in_flight
+from autopar.runtime.spanning import of_copies
+from autopar.runtime.transport.abstract import AbstractTransport, Copier, Endpoint
+from autopar.runtime.transport.in_flight import Admit, limit_in_flight
 
 # What it gives is ready when the instruction is done; None where that is at once.
 Action = Callable[[Registers], Any]
@@ -23,22 +26,21 @@ Action = Callable[[Registers], Any]
 
 @dataclass(frozen=True)
 class Binding:
-    """The compiled parts, meshes and transport that instructions are bound to."""
+    """The compiled parts, by number, meshes and transport that instructions are bound to."""
 
     program: Program
-    compiled: Sequence[Any]
+    host: Host
+    compiled: Mapping[int, Any]
     sources: Sequence[PartSource]
     meshes: Sequence[Mesh]
     transport: AbstractTransport
     limit: int  # of programs under way on a submesh; 0 for none
 
-    def actions(self, types: RegisterTypes) -> tuple[Action, ...]:
-        """An action for each instruction, in order."""
+    def actions(self, numbers: Sequence[int], types: RegisterTypes) -> tuple[Action, ...]:
+        """An action for each of these instructions, in order."""
         ends = [Endpoint(mesh, limit_in_flight(self.limit)) for mesh in self.meshes]
-        return tuple(
-            self._action(number, step, types, ends)
-            for number, step in enumerate(self.program.instructions)
-        )
+        listed = self.program.instructions
+        return tuple(self._action(n, listed[n], types, ends) for n in numbers)
 
     def _action(
         self, number: int, step: Instruction, types: RegisterTypes, ends: Sequence[Endpoint]
@@ -51,12 +53,22 @@ class Binding:
             return _run_alone(step, compiled, submesh)
         if isinstance(step, Send):
             carry = self.transport.copier(
-                types.routes[number], ends[step.source], ends[step.target]
+                types.routes[number], ends[step.source], ends[step.target], number
             )
-            return _send(step, carry)
+            return _send(step, of_copies(carry, self._lasting(step)))
         if isinstance(step, Start):
             return _start(step, _starter(step, types.starts[number], self.meshes[step.submesh]))
         return _free(step)
+
+    def _lasting(self, send: Send) -> list[int]:
+        """The numbers of transfers of what the step gives back: the next step may consume it.
+
+        Within a process the runtime keeps what is under way; a process may fetch it later.
+        """
+        if not (self.host.is_crossing(send.source, send.target) and self.host.owns(send.source)):
+            return []
+        fetched = {(f.submesh, r) for f in self.program.fetches for r in f.registers}
+        return [i for i, t in enumerate(send.transfers) if (send.source, t.source) in fetched]
 
 
 def _run(run: Run, compiled: Any, submesh: int, admit: Admit) -> Action:

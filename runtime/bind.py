@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from autopar.errors import MeshError
 from autopar.frontend.plain_data import dtype_name
 from autopar.ir.mesh import MeshShape
+from autopar.ir.projection import Host
 from autopar.ir.sharding import Sharding
 from autopar.ir.values import item_bytes
 
@@ -104,6 +105,21 @@ def named_sharding(sharding: Sharding, mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, partition_spec(sharding))
 
 
+def processes_of(mesh: Mesh) -> frozenset[int]:
+    """The processes whose devices a mesh has."""
+    return frozenset(d.process_index for d in mesh.devices.flat)
+
+
+def host_of(meshes: Sequence[Mesh]) -> Host:
+    """This process, among those that have the devices of some meshes."""
+    return Host(jax.process_index(), jax.process_count(), tuple(map(processes_of, meshes)))
+
+
+def without_pieces(shape: Sequence[int], dtype: Any, sharding: NamedSharding) -> jax.Array:
+    """An array on devices of other processes: here it has a shape and a place, and no values."""
+    return jax.make_array_from_single_device_arrays(tuple(shape), sharding, [], dtype=dtype)
+
+
 # -- arrays ------------------------------------------------------------------------------------
 
 
@@ -121,6 +137,11 @@ class ArrayType:
     ) -> ArrayType:
         """The type of a value that lies so; one with partial axes is a stack."""
         return cls(lying_shape(shape, sharding, mesh), dtype, lying_spec(sharding))
+
+    @property
+    def is_key(self) -> bool:
+        """True of typed random keys, which are arrays of words in memory."""
+        return bool(jax.dtypes.issubdtype(self.dtype, jax.dtypes.extended))
 
     def on(self, mesh: Any) -> jax.ShapeDtypeStruct:
         """Its description for JAX; the mesh may be an abstract one."""

@@ -67,9 +67,9 @@ class HostCalls:
         if self._give_results:
             jax.block_until_ready(outputs)
             self._raise_kept()
-        elif outputs:
-            smallest = min(outputs, key=lambda array: array.nbytes)
-            self._shown(smallest.addressable_shards[0].data)
+        elif here := [array for array in outputs if array.addressable_shards]:
+            smallest = min(here, key=lambda array: array.nbytes)
+            self._shown(smallest.addressable_data(0))
 
     def _raise_kept(self) -> None:
         kept, self._raised = self._raised, []

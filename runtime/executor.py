@@ -7,6 +7,7 @@
     results <--fetches-- registers
 
 A step of one program is the same walk with one run: nothing but that program runs on the devices.
+Of several processes each walks its projection of the list: what is on its own devices.
 Everything is compiled, and every instruction bound to its program, before the first step. What is
 left of each is a call, as the host must stay ahead of all submeshes at once. Registers belong to a
 call: nothing of one that fails, or is interrupted, is seen by the next.
@@ -14,6 +15,7 @@ call: nothing of one that fails, or is interrupted, is seen by the next.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,18 +24,23 @@ from typing import Any, TypeVar
 import jax
 from jax.sharding import Mesh
 
+from autopar.errors import JobError
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.program import Program
+from autopar.ir.projection import Host
 from autopar.runtime.actions import Action, Binding
-from autopar.runtime.bind import mesh_shape, with_axis
+from autopar.runtime.bind import host_of, mesh_shape, with_axis
 from autopar.runtime.callbacks import HostCalls, LaterCaller
 from autopar.runtime.compile import compile_parts
 from autopar.runtime.deleted import check_closed_over
 from autopar.runtime.feeds import Feeder, Fetcher, Registers
 from autopar.runtime.interface import Interface, register_types
 from autopar.runtime.pieces import join_outputs
+from autopar.runtime.spanning import Gatherer
 from autopar.runtime.timeline import Observer, Timeline
-from autopar.runtime.transport import AbstractTransport, LocalTransport, in_flight_limit
+from autopar.runtime.transport.abstract import AbstractTransport
+from autopar.runtime.transport.in_flight import in_flight_limit
+from autopar.runtime.transport.local import LocalTransport
 from autopar.runtime.watchdog import Watchdog
 
 _Walked = TypeVar("_Walked")
@@ -58,6 +65,19 @@ class Options:
     transport: AbstractTransport = _LOCAL
 
 
+def _later(trace: MicrobatchTrace, devices: Sequence[Any], host: Host) -> LaterCaller | None:
+    """The calls that the step makes at its end; raises JobError where they have no one host."""
+    if trace.calls is None:
+        return None
+    if not host.is_alone:
+        raise JobError(
+            f"{trace.whole.name} calls Python on values of the whole batch, which is cut into "
+            "microbatches over several processes: no process has these values. Leave such calls "
+            "(jax.debug.print and the like) out, or plan one program without microbatches."
+        )
+    return LaterCaller(trace.calls, devices[0])
+
+
 class Executor:
     """A compiled step, called on flat arguments; `meshes` has one for each submesh.
 
@@ -72,40 +92,47 @@ class Executor:
         meshes: Sequence[Mesh],
         options: Options = Options(),
     ) -> None:
-        self.program, self._traced = program, trace.whole
+        self._traced = trace.whole
         check_closed_over(trace.whole.closed_over, trace.whole)
         if not program.is_one_part:
             meshes = [with_axis(m) for m in meshes]
-        devices = meshes[0].devices.flat
+        host, transport = host_of(meshes), options.transport
+        devices = [d for mesh in meshes for d in mesh.devices.flat]
         platform = str(devices[0].platform)
         self._interface = Interface(trace, program, tuple(map(mesh_shape, meshes)))
         self._calls = HostCalls.of(trace.part.program)
-        self._later = LaterCaller(trace.calls, devices[0]) if trace.calls is not None else None
+        self._later = _later(trace, devices, host)
 
         # 1. Compile the parts, once each register is known to hold what its readers are for.
         sources = self._interface.sources(
-            platform, options.donate, self._calls, options.patience is not None
+            platform, options.donate, self._calls, options.patience is not None, host
         )
         feeds = self._interface.feeds
         types = register_types(program, sources, feeds, self._interface.meshes)
-        programs, self.compile_report = compile_parts(sources, meshes)
-        self.compiled = {s.name: p for s, p in zip(sources, programs, strict=True)}
+        own = [n for n, s in enumerate(sources) if host.owns(s.program.part.submesh)]
+        programs, self.compile_report = compile_parts([sources[n] for n in own], meshes)
+        self.compiled = {sources[n].name: p for n, p in zip(own, programs, strict=True)}
 
         # 2. Bind what fills the registers, what runs on them, and what empties them.
         state = trace.part.state_inputs
         consumed = state if options.donate else ()
         constants = self._interface.constants
-        self._feeder = Feeder(feeds, meshes, state, constants, options.transport, consumed)
-        limit = in_flight_limit(platform)
-        binding = Binding(program, programs, sources, meshes, options.transport, limit)
-        self._actions = binding.actions(types)
-        self._fetcher = Fetcher(self._interface.fetches(types), meshes)
+        numbers = host.numbers(program, transport.asks_all)
+        edges = itertools.count(len(program.instructions))
+        limit, compiled = in_flight_limit(platform), dict(zip(own, programs, strict=True))
+        binding = Binding(program, host, compiled, sources, meshes, transport, limit)
+        self._feeder = Feeder(feeds, meshes, state, constants, transport, host, edges, consumed)
+        self._actions = binding.actions(numbers, types)
+        fetches = self._interface.fetches(types)
+        self._fetcher = Fetcher(fetches, meshes, transport, host, edges)
+        self._gather = Gatherer(self._interface.places(meshes)) if not host.is_alone else None
+        self.program = program if host.is_alone else program.only(numbers)
 
         paths = trace.part.input_paths
         self.closed_over = [(paths[i], array) for i, array in self._feeder.constants]
         self._has_run = False
         self._watchdog = (
-            Watchdog(program, options.patience, options.report) if options.patience else None
+            Watchdog(self.program, options.patience, options.report) if options.patience else None
         )
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
@@ -132,6 +159,8 @@ class Executor:
     ) -> tuple[Any, _Walked]:
         self._calls.before()
         check_closed_over(self.closed_over, self._traced)
+        if self._gather is not None:
+            leaves = self._gather(leaves)
         registers: Registers = [[None] * count for count in self.program.register_counts]
         try:
             # 1. Feeds: every argument into the registers of the submeshes that read it.

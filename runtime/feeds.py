@@ -23,9 +23,11 @@ from jax.sharding import Mesh, NamedSharding
 
 from autopar.ir.batching import Rows
 from autopar.ir.program import Feed, Fetch
-from autopar.runtime.bind import ArrayType
+from autopar.ir.projection import Host
+from autopar.runtime.bind import ArrayType, without_pieces
 from autopar.runtime.place import Aliases, Placer, repeats
-from autopar.runtime.transport import AbstractTransport, Endpoint, Route
+from autopar.runtime.spanning import elsewhere, of_copies, spread
+from autopar.runtime.transport.abstract import AbstractTransport, Copier, Endpoint, Route
 
 Registers = list[list[Any]]
 Held = tuple[int, int, Any]  # submesh, register, array
@@ -54,7 +56,8 @@ class Feeder:
     Rows of a batch are laid out as one array a submesh, microbatches along a first dim of their
     own, and one program there takes all of them apart. `constants` are inputs that no call gives;
     they and the microbatches' numbers are placed once. Of the `state` a step consumes the inputs
-    that are `consumed`. The attribute `constants` has (input, array) as they were placed.
+    that are `consumed`. The attribute `constants` has (input, array) as they were placed. Of
+    several processes each fills the registers of its own submeshes; `edges` number what crosses.
     """
 
     def __init__(
@@ -64,15 +67,23 @@ class Feeder:
         state: Collection[int],
         constants: Mapping[int, Any],
         transport: AbstractTransport,
+        host: Host,
+        edges: Iterator[int],
         consumed: Collection[int] = (),
     ) -> None:
         given = [f for f in feeds if f.feed.input not in constants and not f.feed.is_index]
+        self._bridges = [
+            _Bridge(f, home, meshes, transport, host, next(edges))
+            for f in given
+            for home in _homes(f, given, host)
+        ]
+        feeds = [f for f in feeds if host.owns(f.feed.submesh)]
+        given = [f for f in given if host.owns(f.feed.submesh)]
         closed = [f for f in feeds if f.feed.input in constants]
         placed = list(_placed(closed, meshes, constants))
         self._held = [*_numbers(feeds, meshes), *placed]
         self._consumed = frozenset(consumed)
         self._groups = _by_submesh(given, meshes, state, consumed, placed)
-        self._bridges = [_Bridge(f, meshes, transport) for f in given if f.home is not None]
         writers = {(f.feed.submesh, r): f.feed.input for f in closed for r in f.feed.registers}
         self.constants = [(writers[s, r], array) for s, r, array in placed]
 
@@ -88,7 +99,8 @@ class Feeder:
         again = repeats(inputs, self._consumed)
         carried: dict[int, dict[int, Any]] = defaultdict(dict)
         for bridge in self._bridges:
-            carried[bridge.submesh][bridge.input] = bridge.carried(inputs)
+            if (leaf := bridge.carried(inputs)) is not None:
+                carried[bridge.submesh][bridge.input] = leaf
         for submesh, group in self._groups:
             seen = inputs
             if submesh in carried:
@@ -117,7 +129,7 @@ def _numbers(feeds: Sequence[FeedType], meshes: Sequence[Mesh]) -> Iterator[Held
     for f in feeds:
         sharding = f.kind.sharding(meshes[f.feed.submesh])
         for i, register in enumerate(f.feed.registers if f.feed.is_index else ()):
-            yield f.feed.submesh, register, jax.device_put(np.asarray(i, f.kind.dtype), sharding)
+            yield f.feed.submesh, register, spread(np.asarray(i, f.kind.dtype), sharding)
 
 
 def _placed(
@@ -130,26 +142,55 @@ def _placed(
         yield from ((submesh, register, array) for register, array in written.items())
 
 
+def _homes(feed: FeedType, feeds: Sequence[FeedType], host: Host) -> list[Home]:
+    """The places on other submeshes that state of a feed may come from.
+
+    That is where the last step left it. A start is where the plan has it, at its first feed: in
+    one process it comes from there by way of the host.
+    """
+    found = [feed.home] if feed.home is not None else []
+    if host.is_alone or feed.feed.rows is not None:
+        return found
+    first = next(f for f in feeds if f.feed.input == feed.feed.input)
+    start = Home(first.feed.submesh, first.kind)
+    if start.submesh != feed.feed.submesh and start not in found:
+        found.append(start)
+    return found
+
+
 class _Bridge:
-    """Takes state that the last step left on one submesh to another that reads it too."""
+    """Takes state that lies on one submesh to another that reads it too."""
 
     def __init__(
-        self, feed: FeedType, meshes: Sequence[Mesh], transport: AbstractTransport
+        self,
+        feed: FeedType,
+        home: Home,
+        meshes: Sequence[Mesh],
+        transport: AbstractTransport,
+        host: Host,
+        edge: int,
     ) -> None:
-        assert feed.home is not None
-        home, self.submesh, self.input = feed.home, feed.feed.submesh, feed.feed.input
-        self._lies = home.kind.sharding(meshes[home.submesh])
-        self._carry = transport.copier(
+        self.submesh, self.input = feed.feed.submesh, feed.feed.input
+        self._lies = home.kind.sharding(
+            meshes[home.submesh]
+            if host.owns(home.submesh) or home.kind.shape
+            else elsewhere(host.others(home.submesh))  # as scalars are given to all
+        )
+        self._asks = host.owns(home.submesh) or host.owns(self.submesh) or transport.asks_all
+        carry = transport.copier(
             [Route(home.kind, feed.kind)],
             Endpoint(meshes[home.submesh]),
-            Endpoint(meshes[feed.feed.submesh]),
+            Endpoint(meshes[self.submesh]),
+            edge,
         )
+        leaves = host.owns(home.submesh) and host.is_crossing(home.submesh, self.submesh)
+        self._carry = of_copies(carry, (0,) if leaves else ())
 
     def carried(self, inputs: Sequence[Any]) -> Any:
-        """The leaf, on the submesh if it came from the last step."""
+        """The leaf on the submesh if it lies at this home, else None."""
         leaf = inputs[self.input]
         lies = isinstance(leaf, jax.Array) and leaf.sharding == self._lies
-        return self._carry([leaf])[0] if lies else leaf
+        return self._carry([leaf])[0] if lies and self._asks else None
 
 
 class _SubmeshFeeds:
@@ -274,21 +315,48 @@ class FetchType:
 
 
 class Fetcher:
-    """The step's outputs in order; those with rows are put together by one program a submesh."""
+    """The step's outputs in order; those with rows are put together by one program a submesh.
 
-    def __init__(self, fetches: Sequence[FetchType], meshes: Sequence[Mesh]) -> None:
-        once = (f.fetch for f in fetches if f.fetch.rows is None)
+    Of several processes each has the outputs of its own submeshes and all scalars, so that every
+    one can tell the loss. Of the rest it has arrays without pieces, which say where they lie.
+    """
+
+    def __init__(
+        self,
+        fetches: Sequence[FetchType],
+        meshes: Sequence[Mesh],
+        transport: AbstractTransport,
+        host: Host,
+        edges: Iterator[int],
+    ) -> None:
+        self._meshes = meshes
+        own = [f for f in fetches if host.owns(f.fetch.submesh)]
+        once = (f.fetch for f in own if f.fetch.rows is None)
         self._once = [(f.output, f.submesh, f.registers[0]) for f in once]
         self._joins = [
             (s, joined, _joiner(joined, mesh))
             for s, mesh in enumerate(meshes)
-            if (joined := [f for f in fetches if f.fetch.submesh == s and f.fetch.rows is not None])
+            if (joined := [f for f in own if f.fetch.submesh == s and f.fetch.rows is not None])
         ]
         self._count = 1 + max((f.fetch.output for f in fetches), default=-1)
+        self._away = [f for f in fetches if not host.owns(f.fetch.submesh)]
+        self._empty = [_empty(f.whole, meshes[f.fetch.submesh]) for f in self._away]
+        self._shares = [
+            _Share(s, own, mesh, transport, host, next(edges))
+            for s, mesh in enumerate(meshes)
+            if host.others(s) and (own := [f for f in fetches if _is_scalar(f, s)])
+        ]
 
     def outputs(self, registers: Registers) -> list[Any]:
         """The outputs, by their numbers."""
         found: list[Any] = [None] * self._count
+        for i, (f, empty) in enumerate(zip(self._away, self._empty, strict=True)):
+            if empty.is_deleted():
+                empty = self._empty[i] = _empty(f.whole, self._meshes[f.fetch.submesh])
+            found[f.fetch.output] = empty
+        for share in self._shares:
+            for output, array in share.arrived(registers):
+                found[output] = array
         for output, submesh, register in self._once:
             found[output] = registers[submesh][register]
         for submesh, fetches, join in self._joins:
@@ -296,6 +364,47 @@ class Fetcher:
             for joined, whole in zip(fetches, join(given), strict=True):
                 found[joined.fetch.output] = whole
         return found
+
+
+def _empty(kind: ArrayType, mesh: Mesh) -> jax.Array:
+    return without_pieces(kind.shape, kind.dtype, kind.sharding(mesh))
+
+
+def _is_scalar(fetch: FetchType, submesh: int) -> bool:
+    """True of an output of no dims that a submesh makes."""
+    return fetch.fetch.submesh == submesh and fetch.fetch.rows is None and not fetch.whole.shape
+
+
+class _Share:
+    """Takes the scalars that one submesh makes to the processes that have none of its devices."""
+
+    def __init__(
+        self,
+        submesh: int,
+        scalars: Sequence[FetchType],
+        mesh: Mesh,
+        transport: AbstractTransport,
+        host: Host,
+        edge: int,
+    ) -> None:
+        self._submesh = submesh
+        self._registers = [f.fetch.registers[0] for f in scalars]
+        self._outputs = [f.fetch.output for f in scalars]
+        carry = transport.copier(
+            [Route(f.kind, f.kind) for f in scalars],
+            Endpoint(mesh),
+            Endpoint(elsewhere(host.others(submesh))),
+            edge,
+        )
+        # The next step may consume them: a counter is state.
+        own = range(len(scalars)) if host.owns(submesh) else ()
+        self._carry: Copier = of_copies(carry, own)
+
+    def arrived(self, registers: Registers) -> list[tuple[int, Any]]:
+        """(output, array) of those that arrive here."""
+        held = registers[self._submesh]
+        arrays = self._carry([held[r] for r in self._registers])
+        return [(n, a) for n, a in zip(self._outputs, arrays, strict=True) if a is not None]
 
 
 def _joiner(fetches: Sequence[FetchType], mesh: Mesh) -> Callable[[Any], Sequence[Any]]:

@@ -13,18 +13,21 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from jax.sharding import Mesh
+
 from autopar.errors import GraphError
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.frontend.rewrite.subprogram import part_program
 from autopar.frontend.traced import FlatProgram
 from autopar.ir.mesh import MeshShape
 from autopar.ir.program import Feed, Fetch, PartKind, PartProgram, Program, Run, Send, Start
+from autopar.ir.projection import Host
 from autopar.runtime.bind import ArrayType
 from autopar.runtime.callbacks import HostCalls
 from autopar.runtime.feeds import FeedType, FetchType, Home
 from autopar.runtime.parts import PartSource, dtype_of, held_in, output_avals
 from autopar.runtime.pieces import Sizes, cut_leaves, piece_sizes
-from autopar.runtime.transport import Route
+from autopar.runtime.transport.abstract import Route
 
 
 @dataclass(frozen=True)
@@ -84,13 +87,15 @@ class Interface:
         donate_state: bool,
         calls: HostCalls | None = None,
         is_watched: bool = False,
+        host: Host | None = None,
     ) -> tuple[PartSource, ...]:
         """Each part with the equations that it runs; a hoist's are of the whole batch.
 
         `calls` hear what the Python that parts call raises. Where a step `is_watched` its only
-        program gives a token, too.
+        program gives a token, too. What leaves a process of the `host`'s job is not donated: it
+        may not have been fetched yet.
         """
-        kept, sums, calls = self._kept(donate_state), self._sums, calls or HostCalls()
+        kept, sums, calls = self._kept(donate_state, host), self._sums, calls or HostCalls()
         return tuple(
             PartSource(
                 self._flat(number, part),
@@ -105,8 +110,8 @@ class Interface:
             for number, part in enumerate(self.program.parts)
         )
 
-    def _kept(self, donate_state: bool) -> dict[int, set[int]]:
-        """Of each part the inputs that the user, or the next step, still has a use for."""
+    def _kept(self, donate_state: bool, host: Host | None) -> dict[int, set[int]]:
+        """Of each part the inputs that the user, the next step or a process still has a use for."""
         state = self.trace.part.state_inputs if donate_state else ()
         held = {
             (f.submesh, r)
@@ -114,6 +119,10 @@ class Interface:
             if f.input in self.constants or (f.rows is None and f.input not in state)
             for r in f.registers
         }
+        if host is not None:
+            sends = (s for s in self.program.instructions if isinstance(s, Send))
+            crossing = (s for s in sends if host.is_crossing(s.source, s.target))
+            held |= {(s.source, t.source) for s in crossing for t in s.transfers}
         kept: dict[int, set[int]] = defaultdict(set)
         for step in self.program.instructions:
             if isinstance(step, Run):
@@ -209,6 +218,21 @@ class Interface:
             FetchType(f, types.of_fetch(f), self._lying(avals[f.output], f))
             for f in self.program.fetches
         )
+
+    def places(self, meshes: Sequence[Mesh]) -> list[list[frozenset[Any]]]:
+        """For each of the user's leaves the device sets on which the program takes it as it is."""
+        devices = [frozenset(m.devices.flat) for m in meshes]
+        read: dict[int, list[frozenset[Any]]] = defaultdict(list)
+        for f in self.feeds:
+            read[f.feed.input].append(devices[f.feed.submesh])
+        count = len(self.trace.whole.program.inputs)
+        numbered = enumerate(self.with_index(range(count), -1))
+        places = iter([read[number] for number, leaf in numbered if leaf >= 0])
+        found: list[list[frozenset[Any]]] = []
+        for sizes in self.input_sizes or ((),) * count:
+            own = [next(places) for _ in range(max(1, len(sizes)))]
+            found.append([] if sizes else own[0])  # pieces are cut on the host
+        return found
 
     def _lying(self, aval: Any, place: Feed | Fetch) -> ArrayType:
         mesh = self.meshes[place.submesh]

@@ -13,6 +13,7 @@ import numpy as np
 
 from autopar.errors import ArgumentError
 from autopar.frontend.traced import Piece
+from autopar.runtime.spanning import spread
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,9 +72,9 @@ class StackedPieces:
             keys = jax.random.wrap_key_data(
                 jnp.asarray(data), impl=jax.random.key_impl(self.pieces[0])
             )
-            return keys if sharding is None else jax.device_put(keys, sharding)
+            return keys if sharding is None else spread(keys, sharding)
         whole = np.asarray(self)
-        return jnp.asarray(whole) if sharding is None else jax.device_put(whole, sharding)
+        return jnp.asarray(whole) if sharding is None else spread(whole, sharding)
 
     def block_until_ready(self) -> StackedPieces:
         """Itself, once every piece has been computed."""

@@ -18,6 +18,7 @@ import numpy as np
 
 from autopar.frontend.compat import buffers_of
 from autopar.runtime.pieces import StackedPieces
+from autopar.runtime.spanning import spread
 
 Shardings = Sequence[jax.sharding.NamedSharding]
 
@@ -76,9 +77,7 @@ def _sent(leaf: Any, sharding: jax.sharding.NamedSharding, is_state: bool) -> An
     """A leaf from the host or one device; of state a copy, for the step consumes what it gets."""
     if isinstance(leaf, StackedPieces):
         return leaf.gather(sharding)
-    if is_state:
-        return jax.device_put(_on_host(leaf), sharding, may_alias=False)
-    return jax.device_put(leaf, sharding)
+    return spread(_on_host(leaf) if is_state else leaf, sharding, is_copy=is_state)
 
 
 def _lies(leaf: Any, wanted: jax.sharding.NamedSharding) -> bool:

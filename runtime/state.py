@@ -23,8 +23,9 @@ from autopar.errors import PlanMismatchError
 from autopar.ir.plan import Argument
 from autopar.ir.sharding import Sharding
 from autopar.ir.values import Role
-from autopar.runtime.bind import named_sharding
+from autopar.runtime.bind import host_of, named_sharding, without_pieces
 from autopar.runtime.pieces import StackedPieces
+from autopar.runtime.spanning import elsewhere, spread
 
 # Rows of a leaf that stages share, as paths of a plan's arguments have them: "params/w[0:4]".
 _ROWS = re.compile(r"\[(\d+):(\d+)\]$")
@@ -61,6 +62,7 @@ def init(
         found: list[_Pieces] = [(piece,) for piece in pieces]
     else:
         found = _matched(leaves, planned)
+    host = host_of(meshes)
     born: dict[tuple[int, int], Any] = {}
     for submesh, mesh in enumerate(meshes):
         own = {
@@ -69,6 +71,10 @@ def init(
             for k, piece in enumerate(pieces)
             if piece.submesh == submesh
         }
+        if not host.owns(submesh):  # but for scalars, which all processes have
+            born.update((at, _away(leaves[at[0]], piece, mesh)) for at, piece in own.items())
+            own = {at: piece for at, piece in own.items() if not leaves[at[0]].shape}
+            mesh = elsewhere(host.others(submesh))
         if own:
             born.update(_born(create, args, kwargs, own, mesh))
     made = [[born[i, k] for k in range(len(pieces))] for i, pieces in enumerate(found)]
@@ -94,10 +100,17 @@ def _born(
 
     whole = named_sharding(Sharding(()), mesh)
     there = jax.tree_util.tree_map(
-        lambda x: jax.device_put(x, whole) if isinstance(x, jax.Array) else x, (args, kwargs)
+        lambda x: spread(x, whole) if isinstance(x, jax.Array) else x, (args, kwargs)
     )
     layout = [named_sharding(piece.sharding, mesh) for piece in own.values()]
     return dict(zip(own, jax.jit(part, out_shardings=layout)(*there), strict=True))
+
+
+def _away(leaf: Any, piece: _Piece, mesh: Mesh) -> Any:
+    """A piece that other processes keep: its shape and place."""
+    rows = range(leaf.shape[0])[piece.rows] if piece.rows is not None else None
+    shape = leaf.shape if rows is None else (len(rows), *leaf.shape[1:])
+    return without_pieces(shape, leaf.dtype, named_sharding(piece.sharding, mesh))
 
 
 # -- before there is a plan --------------------------------------------------------------------

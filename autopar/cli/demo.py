@@ -55,7 +55,7 @@ def run_demo(asked: Asked) -> None:
     )
     console = err() if asked.as_json else out()
     with watch_planning(err()) as trail:
-        planned = step.planned(*demo.example_args(config), watchers=[trail.watcher])
+        planned = step.watched([trail.watcher], *demo.example_args(config))
     plan = planned.plan
     for part in _parts(planned):
         console.print(part)

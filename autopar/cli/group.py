@@ -5,10 +5,9 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import click
 
@@ -25,10 +24,16 @@ class Command(click.Command):
     ended it.
     """
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the words; none may have a NUL byte, as no path, name or spec has one."""
+        for word in args:
+            if "\0" in word:
+                raise click.UsageError(f"{word[:_SHOWN]!r} has a NUL byte", ctx)
+        return click.Command.parse_args(self, ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command with what was given."""
         try:
-            _check_no_nul(ctx.params)
             return click.Command.invoke(self, ctx)
         except AutoparError as error:
             from autopar.cli.console import print_error
@@ -92,12 +97,3 @@ def _write_no_more() -> None:
         return
     with open(os.devnull, "w", encoding="ascii") as nowhere:
         os.dup2(nowhere.fileno(), number)
-
-
-def _check_no_nul(options: Mapping[str, object]) -> None:
-    """Raise InputError where a word has a NUL byte, which no path, name or spec may have."""
-    for name, given in options.items():
-        words = cast("Sequence[object]", given) if isinstance(given, tuple) else (given,)
-        found = [str(word) for word in words if isinstance(word, str | Path)]
-        if any("\0" in word for word in found):
-            raise InputError(f"{name.replace('_', '-')} has a NUL byte: {found[0][:_SHOWN]!r}")

@@ -97,7 +97,7 @@ def _make(loaded: Target, wanted: Wanted, after: str | None) -> Made:
         passes=wanted.passes,
     )
     with gather_warnings() as messages, watch_planning(err()) as trail, tracing(loaded):
-        planned: api.Planned = step.planned(*loaded.args, watchers=[trail.watcher], **loaded.kwargs)
+        planned: api.Planned = step.watched([trail.watcher], *loaded.args, **loaded.kwargs)
     seconds = time.perf_counter() - start
     text = trail.text_after(after, planned) if after is not None else ""
     return Made(planned, seconds, text, tuple(messages))

@@ -13,7 +13,6 @@ from autopar.cluster.planned import planned_cluster
 from autopar.errors import PlanError
 from autopar.exporting.tables import Route, Step, tables_of
 from autopar.inspecting.loaded_plan import Listed, reopen
-from autopar.ir.graph import Graph
 from autopar.ir.plan import Argument, Plan
 from autopar.ir.sharding import Sharding
 from autopar.ir.values import Role
@@ -121,7 +120,7 @@ def quoted(text: str) -> str:
 def _plan_lines(plan: Plan, listed: Listed) -> Iterator[str]:
     names, sizes = plan.mesh.names or ("one",), plan.mesh.sizes or (1,)
     axes = ", ".join(f"{quoted(name)}: {size}" for name, size in zip(names, sizes, strict=True))
-    kinds = list(_kinds(listed.graph))
+    kinds = [op.kind for op in listed.graph.walk()]
     checksum = zlib.crc32(" ".join(kinds).encode())
     constants = [a for a in plan.arguments if a.role == Role.CONSTANT.value]
     given = [a for a in plan.arguments if a.role != Role.CONSTANT.value]
@@ -144,20 +143,12 @@ def _plan_lines(plan: Plan, listed: Listed) -> Iterator[str]:
     yield "# Primitives of other packages that stay as they are."
     yield f"KEPT: tuple[str, ...] = ({''.join(f'{quoted(kind)}, ' for kind in kept).rstrip()})"
     yield ""
-    yield from _about_tables()
+    # The comment on the two tables, from where they are empty.
+    tables_source = _source("running.py").split(_PLAN)[1].split(_PROGRAM)[0]
+    yield from (line for line in tables_source.splitlines() if line.startswith("# "))
     tables = tables_of(listed.graph, listed.program, listed.sharding.sharding_of)
     yield from _route_lines("RESULTS", tables.results, names)
     yield from _route_lines("OPERANDS", tables.operands, names)
-
-
-def _about_tables() -> list[str]:
-    """The comment on the two tables, from where they are empty."""
-    plan = _source("running.py").split(_PLAN)[1].split(_PROGRAM)[0]
-    return [line for line in plan.splitlines() if line.startswith("# ")]
-
-
-def _kinds(graph: Graph) -> Iterator[str]:
-    return (op.kind for op in graph.walk())
 
 
 def _numbers(numbers: Sequence[int]) -> str:
@@ -250,13 +241,13 @@ def _folded(words: Sequence[str]) -> Iterator[str]:
     while start < len(rows):
         head, slash, first, index = rows[start]
         stop = start + 1
-        while stop < len(rows) and rows[stop] == (head, slash, _next(rows[stop - 1][2]), index):
+        while stop < len(rows):
+            number = rows[stop - 1][2]
+            following = str(int(number) + 1) if number.isdecimal() else ""
+            if rows[stop] != (head, slash, following, index):
+                break
             stop += 1
         last = rows[stop - 1][2]
         span = first if last == first else f"{first}-{last}"
         yield f"{head}{slash}{span}" + ("" if index == "0" else f":{index}")
         start = stop
-
-
-def _next(number: str) -> str:
-    return str(int(number) + 1) if number.isdecimal() else ""

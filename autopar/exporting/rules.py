@@ -76,17 +76,23 @@ def logical_rules(arguments: Sequence[Argument], names_of: Mapping[str, Names]) 
     rules: list[LogicalRule] = [(name, ranked[0][0]) for name, ranked in firsts.items()]
     spare = [(name, axes) for name, ranked in firsts.items() for axes, _ in ranked[1:]]
     rules.sort(key=lambda rule: not rule[1])  # those that shard nothing take nothing
+
+    def wrong(tried: Sequence[LogicalRule]) -> int:
+        ruled = ((a, axes_by_rules(tried, names_of[a.path])) for a in named)
+        return sum(_bytes(a) for a, dims in ruled if dims != a.sharding.dims)
+
     for rule in spare:
-        rules = min(_with(rules, rule), key=lambda tried: _wrong(tried, named, names_of))
-    return LogicalRules(tuple(rules), tuple(_conflicts(rules, named, names_of)))
-
-
-def _with(rules: Sequence[LogicalRule], rule: LogicalRule) -> Iterator[list[LogicalRule]]:
-    """Without one more rule for a name, with it anywhere, with all of the name behind the rest."""
-    yield list(rules)
-    yield from ([*rules[:at], rule, *rules[at:]] for at in range(len(rules) + 1))
-    own = [r for r in rules if r[0] == rule[0]]
-    yield [*(r for r in rules if r[0] != rule[0]), *own, rule]
+        # Without one more rule for the name, with it anywhere, or with all of the name at the end.
+        tries = [rules, *([*rules[:at], rule, *rules[at:]] for at in range(len(rules) + 1))]
+        own = [r for r in rules if r[0] == rule[0]]
+        tries.append([*(r for r in rules if r[0] != rule[0]), *own, rule])
+        rules = min(tries, key=wrong)
+    conflicts: list[Conflict] = []
+    for a in named:
+        ruled = axes_by_rules(rules, names_of[a.path])
+        if ruled != a.sharding.dims:
+            conflicts.append(Conflict(a.path, names_of[a.path], a.sharding.dims, ruled))
+    return LogicalRules(tuple(rules), tuple(conflicts))
 
 
 def path_rules(arguments: Sequence[Argument]) -> tuple[PathRule, ...]:
@@ -96,7 +102,10 @@ def path_rules(arguments: Sequence[Argument]) -> tuple[PathRule, ...]:
     they may be; whatever nothing else matches is whole.
     """
     found: dict[str, Dims] = {}
-    tails = _tails(arguments)
+    tails: dict[str, set[Dims]] = {}
+    for a in arguments:
+        for tail in _ends(a.path):
+            tails.setdefault(tail, set()).add(_trimmed(a.sharding.dims))
     for a in arguments:
         dims = _trimmed(a.sharding.dims)
         # Keys 1 and "1" of a dict make one path, of which the first leaf counts.
@@ -105,14 +114,6 @@ def path_rules(arguments: Sequence[Argument]) -> tuple[PathRule, ...]:
         if dims:
             found.setdefault(f"(^|/){tail}$", dims)
     return (*sorted(found.items()), (".*", ()))
-
-
-def _tails(arguments: Sequence[Argument]) -> dict[str, set[Dims]]:
-    tails: dict[str, set[Dims]] = {}
-    for a in arguments:
-        for tail in _ends(a.path):
-            tails.setdefault(tail, set()).add(_trimmed(a.sharding.dims))
-    return tails
 
 
 def _ends(path: str) -> Iterator[str]:
@@ -127,23 +128,6 @@ def _trimmed(dims: Dims) -> Dims:
     while dims and not dims[-1]:
         dims = dims[:-1]
     return dims
-
-
-def _wrong(
-    rules: Sequence[LogicalRule], named: Sequence[Argument], names_of: Mapping[str, Names]
-) -> int:
-    return sum(
-        _bytes(a) for a in named if axes_by_rules(rules, names_of[a.path]) != a.sharding.dims
-    )
-
-
-def _conflicts(
-    rules: Sequence[LogicalRule], named: Sequence[Argument], names_of: Mapping[str, Names]
-) -> Iterator[Conflict]:
-    for a in named:
-        ruled = axes_by_rules(rules, names_of[a.path])
-        if ruled != a.sharding.dims:
-            yield Conflict(a.path, names_of[a.path], a.sharding.dims, ruled)
 
 
 def _bytes(a: Argument) -> int:
@@ -360,10 +344,20 @@ def pins_from(
     """
     pins: list[tuple[str, Dims]] = []
     unplaced: list[str] = []
+    if mesh is not None:
+        spoken = {a for _, axes in rules.logical for a in axes}
+        spoken.update(a for _, dims in rules.paths for axes in dims for a in axes)
+        if absent := sorted(spoken - set(mesh.names)):
+            text = f"the mesh ({mesh}) has no axis {', '.join(absent)}: rules count without"
+            unplaced.append(text)
     for given in inputs:
         if given.role is not Role.STATE:
             continue
-        dims = _laid(rules, given, names_of)
+        names, path = names_of.get(given.path), given.path
+        if names is not None and rules.logical:
+            dims: Dims | None = axes_by_rules(rules.logical, names)
+        else:
+            dims = next((d for pattern, d in rules.paths if re.search(pattern, path)), None)
         if dims is None:
             unplaced.append(f"{given.path} {given.value.type_text}: no rule speaks of it")
             continue
@@ -372,24 +366,12 @@ def pins_from(
             continue
         if mesh is not None:
             unplaced += _misfits(given, dims, mesh)
-            dims = _fitting(given, dims, mesh)
+            sizes, there = given.value.shape, set(mesh.names)
+            dims = tuple(tuple(a for a in axes if a in there) for axes in dims)
+            pairs = enumerate(dims)
+            dims = tuple(axes if sizes[d] % mesh.size(axes) == 0 else () for d, axes in pairs)
         pins.append((given.path, dims))
-    missing = _missing(rules, mesh) if mesh is not None else ()
-    return Imported(tuple(pins), (*missing, *unplaced))
-
-
-def _laid(rules: Rules, given: Input, names_of: Mapping[str, Names]) -> Dims | None:
-    names = names_of.get(given.path)
-    if names is not None and rules.logical:
-        return axes_by_rules(rules.logical, names)
-    return next((dims for pattern, dims in rules.paths if re.search(pattern, given.path)), None)
-
-
-def _fitting(given: Input, dims: Dims, mesh: MeshShape) -> Dims:
-    """The dims with what the mesh has and what divides."""
-    there = [tuple(a for a in axes if a in mesh.names) for axes in dims]
-    sizes = given.value.shape
-    return tuple(axes if sizes[d] % mesh.size(axes) == 0 else () for d, axes in enumerate(there))
+    return Imported(tuple(pins), tuple(unplaced))
 
 
 def _misfits(given: Input, dims: Dims, mesh: MeshShape) -> Iterator[str]:
@@ -400,11 +382,3 @@ def _misfits(given: Input, dims: Dims, mesh: MeshShape) -> Iterator[str]:
                 f"{given.path} {given.value.type_text}: dim {d} does not divide by "
                 f"{'+'.join(there)}={mesh.size(there)} and is left whole"
             )
-
-
-def _missing(rules: Rules, mesh: MeshShape) -> tuple[str, ...]:
-    named = [axes for _, axes in rules.logical]
-    named += [axes for _, dims in rules.paths for axes in dims]
-    absent = sorted({a for axes in named for a in axes} - set(mesh.names))
-    text = f"the mesh ({mesh}) has no axis {', '.join(absent)}: rules count without"
-    return (text,) if absent else ()

@@ -6,7 +6,6 @@ import json
 
 from autopar.exporting.python import device_numbers
 from autopar.ir.codec import Json
-from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Argument, Plan
 from autopar.ir.sharding import Sharding
 
@@ -18,11 +17,11 @@ def partition_specs(plan: Plan) -> dict[str, Json]:
     a value lies on: with stages, each submesh is one. Of an argument whose rows lie on several
     meshes there is one entry for each.
     """
-    shapes = [s.mesh for s in plan.submeshes]
-    meshes: list[Json] = [
-        {"axes": _axes(shape), "devices": list(numbers)}
-        for shape, numbers in zip(shapes, device_numbers(plan), strict=True)
-    ]
+    meshes: list[Json] = []
+    for submesh, numbers in zip(plan.submeshes, device_numbers(plan), strict=True):
+        names, sizes = submesh.mesh.names or ("one",), submesh.mesh.sizes or (1,)
+        axes: dict[str, Json] = dict(zip(names, sizes, strict=True))
+        meshes.append({"axes": axes, "devices": list(numbers)})
     return {
         "step": plan.origin.step,
         "cluster": plan.origin.cluster_name,
@@ -48,10 +47,6 @@ def specs_text(plan: Plan) -> str:
         else:
             rows.append(f' "{key}": {json.dumps(held)}')
     return "{\n" + ",\n".join(rows) + "\n}\n"
-
-
-def _axes(mesh: MeshShape) -> dict[str, Json]:
-    return dict(zip(mesh.names or ("one",), mesh.sizes or (1,), strict=True))
 
 
 def _entry(held: Argument) -> dict[str, Json]:

@@ -9,7 +9,7 @@ from autopar.ir.control_flow import Port
 from autopar.ir.graph import Graph, Op
 from autopar.ir.rule import Kind
 from autopar.ir.sharding import Sharding
-from autopar.ir.spmd import Block, Fence, Loop, Move, MoveStep, Run, SpmdProgram
+from autopar.ir.spmd import Block, Loop, Move, MoveStep, Run, SpmdProgram
 
 # Their partial results can be kept as stacks of terms; of other equations XLA makes the sums.
 _SUMMING = ("dot_general", "reduce_sum")
@@ -93,7 +93,8 @@ class _Writer:
             elif isinstance(step, Loop):
                 self._loop(step)
             else:
-                self._fence(step)
+                for source, result in zip(step.sources, step.results, strict=True):
+                    self.pieces[result] = replace(self._piece(source), value=result, route=())
         for i, name in enumerate(block.outputs):
             self._enters(f"{path}out:{i}", name, (wanted or {}).get(i))
 
@@ -137,19 +138,16 @@ class _Writer:
                 settled = (Step(Sharding(piece.layout.dims)),) if whole else ()
                 self._reads(f"{where}:{i}", piece.value, (*piece.route, *settled))
         for i, (name, layout) in enumerate(zip(run.results, run.result_shardings, strict=True)):
-            starts = not partial and self._starts_stack(op, name)
+            # Partial results stay so, but for those that are summed at once: these XLA sums.
+            move = self._moves.get(name)
+            at_once = move is not None and [s.kind for s in move.steps] == ["all-reduce"]
+            starts = not partial and op.kind in _SUMMING and not at_once
             is_stack = bool(layout.partial) and (stays or starts)
             route = (Step(layout),) if is_stack or not layout.partial else ()
             piece = _Piece(op.results[i].name, route, layout, f"{where}:{i}", is_stack)
             self.pieces[name] = self._made(op, name, piece)
             if _follows(op, given, layout):
                 self.followed[f"{where}:{i}"] = name
-
-    def _starts_stack(self, op: Op, name: str) -> bool:
-        """True if partial results of an op stay so; those to be summed at once XLA sums."""
-        move = self._moves.get(name)
-        at_once = move is not None and [s.kind for s in move.steps] == ["all-reduce"]
-        return op.kind in _SUMMING and not at_once
 
     def _made(self, op: Op, name: str, piece: _Piece) -> _Piece:
         """A result as the instructions name it: at home, on its way there, or made on demand."""
@@ -178,10 +176,6 @@ class _Writer:
             return
         self.results[piece.raw] = tuple(route)
         self.pieces[move.result] = _Piece(piece.value, (), layout, "", is_stack)
-
-    def _fence(self, fence: Fence) -> None:
-        for source, result in zip(fence.sources, fence.results, strict=True):
-            self.pieces[result] = replace(self._piece(source), value=result, route=())
 
     def _loop(self, loop: Loop) -> None:
         op, where = self.graph.op_at(loop.equation), _name(loop.equation)

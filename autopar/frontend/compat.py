@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import compiler, core, source_info_util
+from jax._src import compiler, core, distributed, source_info_util
 from jax._src.interpreters import mlir
 from jax._src.lib import xla_client
 
@@ -118,6 +118,21 @@ def buffers_of(array: Any) -> frozenset[int]:
         return frozenset(piece.unsafe_buffer_pointer() for piece in whole._arrays)
     except jax.errors.JaxRuntimeError:
         return frozenset()
+
+
+def key_impl(dtype: Any) -> str:
+    """The name of the generator that typed random keys of a dtype are for."""
+    return str(dtype._impl.name)
+
+
+def job_store() -> Any:
+    """The key-value store that the processes of a job share; None where there is one process."""
+    return distributed.global_state.client
+
+
+def coordinator_address() -> str | None:
+    """The "host:port" of the process that runs the job's coordination service."""
+    return distributed.global_state.coordinator_address
 
 
 def copier(shardings: Sequence[Any]) -> Callable[[Sequence[Any]], Sequence[Any]]:

@@ -176,24 +176,19 @@ def _read_module(text: str) -> _Module:
             ids[computation.name] = value
         elif kind == "entry":
             entry = value
+        elif kind == "name":
+            instruction.name = value
+        elif kind == "opcode":
+            instruction.opcode = value
+        elif kind == "called":
+            instruction.called.append(value)
+        elif kind == "direction":
+            instruction.direction = value
+        elif kind == "trips":
+            instruction.trips = int(value)
         else:
-            _note(instruction, kind, value)
+            instruction.constant = int(value)
     return _Module(ids.get(entry, ""), computations, instructions)
-
-
-def _note(instruction: _Instruction, kind: str, value: str) -> None:
-    if kind == "name":
-        instruction.name = value
-    elif kind == "opcode":
-        instruction.opcode = value
-    elif kind == "called":
-        instruction.called.append(value)
-    elif kind == "direction":
-        instruction.direction = value
-    elif kind == "trips":
-        instruction.trips = int(value)
-    else:
-        instruction.constant = int(value)
 
 
 def _read_schedules(text: str) -> list[_Schedule]:
@@ -345,7 +340,9 @@ class _KernelWalk:
     def _of(self, instruction: Instruction, around: Computation) -> KernelTime:
         if instruction.opcode == "while":
             trips = trip_count(instruction, around, self.module)
-            return _times(self._callees(instruction, "body"), trips)
+            body = self._callees(instruction, "body")
+            seconds = body.matmul_seconds * trips, body.other_seconds * trips
+            return KernelTime(*seconds, body.unpriced)
         if instruction.opcode == "conditional":
             keys = ("branch_computations", "true_computation", "false_computation")
             branches = [self._through(name) for name in instruction.callees(*keys)]
@@ -368,25 +365,17 @@ class _KernelWalk:
             is_own = "tpu_custom_call" in instruction.attributes.get("custom_call_target", "")
             return KernelTime(0.0, 0.0, (instruction.name,) if is_own else ())
         seconds = int(found.group(1)) / self.cycles_per_second
-        if _is_matmul(instruction, backend):
+        # A matmul or convolution, alone or with others fused into its output.
+        if (
+            instruction.opcode in ("convolution", "dot")
+            or instruction.attributes.get("kind") == "kOutput"
+            or "COST_MODEL_TYPE_CLASSIC" in backend
+        ):
             return KernelTime(seconds, 0.0)
-        streaming = _nbytes(instruction, around) / self.bytes_per_second
-        return KernelTime(0.0, min(seconds, streaming))
-
-
-def _is_matmul(instruction: Instruction, backend: str) -> bool:
-    """True if it is a matmul or convolution, alone or with others fused into its output."""
-    return (
-        instruction.opcode in ("convolution", "dot")
-        or instruction.attributes.get("kind") == "kOutput"
-        or "COST_MODEL_TYPE_CLASSIC" in backend
-    )
-
-
-def _nbytes(instruction: Instruction, around: Computation) -> int:
-    """Bytes read and written, wherever they lie: what is in VMEM was fetched for this use."""
-    read = (around.by_name[o].leaves for o in instruction.operands if o in around.by_name)
-    return sum(leaf.nbytes for leaves in (instruction.leaves, *read) for leaf in leaves)
+        # Bytes read and written, wherever they lie: what is in VMEM was fetched for this use.
+        read = (around.by_name[o].leaves for o in instruction.operands if o in around.by_name)
+        nbytes = sum(leaf.nbytes for leaves in (instruction.leaves, *read) for leaf in leaves)
+        return KernelTime(0.0, min(seconds, nbytes / self.bytes_per_second))
 
 
 def _sum(times: Iterator[KernelTime]) -> KernelTime:
@@ -396,7 +385,3 @@ def _sum(times: Iterator[KernelTime]) -> KernelTime:
         other += time.other_seconds
         unpriced += time.unpriced
     return KernelTime(matmul, other, tuple(unpriced))
-
-
-def _times(time: KernelTime, runs: int) -> KernelTime:
-    return KernelTime(time.matmul_seconds * runs, time.other_seconds * runs, time.unpriced)

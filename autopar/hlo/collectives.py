@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from autopar.cost.collective import COLLECTIVE_KINDS, CollectiveKind
 from autopar.errors import MeshError
 from autopar.hlo.disguised import (
-    Transfer,
-    Window,
     belongs_to_another,
     in_every_slice,
     join_slices,
@@ -60,7 +58,15 @@ def read_collectives(
     found = tuple(_Walk(module, tuple(order)).through(module.entry, 1))
     if mesh is None:
         return found
-    return join_slices((_on_mesh(c, mesh, order, module.device_count) for c in found), mesh)
+    # The groups as positions of the mesh, and the axes that they run over.
+    placed: list[HloCollective] = []
+    for c in found:
+        groups = c.groups
+        if not c.between_slices:
+            groups = in_every_slice(groups, order, module.device_count)
+        reached = axes_crossed if c.kind == "collective-permute" else axes_of
+        placed.append(replace(c, groups=groups, axes=reached(groups, mesh)))
+    return join_slices(placed, mesh)
 
 
 def compiled_collectives(
@@ -82,16 +88,6 @@ def short_dtype(hlo_dtype: str) -> str:
     if hlo_dtype == "pred":
         return "bool"
     return re.sub(r"^s(?=\d)", "i", hlo_dtype)
-
-
-def _on_mesh(
-    collective: HloCollective, mesh: MeshShape, order: Sequence[int], width: int
-) -> HloCollective:
-    groups = collective.groups
-    if not collective.between_slices:
-        groups = in_every_slice(groups, order, width)
-    reached = axes_crossed if collective.kind == "collective-permute" else axes_of
-    return replace(collective, groups=groups, axes=reached(groups, mesh))
 
 
 @dataclass
@@ -117,7 +113,11 @@ class _Walk:
     ) -> Iterator[HloCollective]:
         opcode = instruction.opcode
         if window := window_of(instruction, self.module):
-            yield _window_collective(instruction, window, self.module, trips)
+            origin = origin_of(instruction, self.module)
+            whole = window.block.nbytes * max(map(len, window.groups))
+            part = HloPart(window.block.dtype, whole, origin)
+            name, groups = instruction.name, window.groups
+            yield HloCollective(window.kind, name, (part,), groups, trips, origin)
         elif opcode == "while":
             runs = trips * trip_count(instruction, computation, self.module)
             for name in instruction.callees("condition", "body"):
@@ -127,13 +127,21 @@ class _Walk:
             branches = [tuple(self.through(n, trips)) for n in instruction.callees(*keys)]
             yield from max(branches, key=lambda b: sum(c.total_bytes for c in b), default=())
         elif transfer := transfer_of(instruction, self.order):
-            yield _transfer_collective(instruction, transfer, computation, self.module, trips)
+            origin = origin_of(instruction, self.module)
+            kind, groups = transfer.kind, transfer.groups
+            times = max(map(len, groups)) if kind == "all-gather" else 1
+            parts = parts_of(instruction, (0,), times, computation, self.module)
+            name = instruction.name
+            yield HloCollective(kind, name, parts, groups, trips, origin, between_slices=True)
         elif opcode.removesuffix("-start") in _KINDS:
             if self._is_new(instruction) and not belongs_to_another(
                 instruction, computation, self.module
             ):
                 yield from _read(instruction, computation, self.module, trips)
-        elif not _finishes(instruction):
+        # What waits for another instruction was counted where that started it.
+        elif not opcode.endswith(("-done", "-update")) and not (
+            opcode == "fusion" and "async-collective-done" in instruction.name
+        ):
             yield from self._inside_call(instruction, computation, trips)
 
     def _inside_call(
@@ -165,33 +173,6 @@ class _Walk:
         new = key not in self.chains
         self.chains.add(key)
         return new
-
-
-def _finishes(instruction: Instruction) -> bool:
-    """True if this waits for what another instruction started, and so was counted there."""
-    if instruction.opcode.endswith(("-done", "-update")):
-        return True
-    return instruction.opcode == "fusion" and "async-collective-done" in instruction.name
-
-
-def _window_collective(
-    loop: Instruction, window: Window, module: Module, trips: int
-) -> HloCollective:
-    origin = origin_of(loop, module)
-    whole = window.block.nbytes * max(map(len, window.groups))
-    part = HloPart(window.block.dtype, whole, origin)
-    return HloCollective(window.kind, loop.name, (part,), window.groups, trips, origin)
-
-
-def _transfer_collective(
-    send: Instruction, transfer: Transfer, computation: Computation, module: Module, trips: int
-) -> HloCollective:
-    times = max(map(len, transfer.groups)) if transfer.kind == "all-gather" else 1
-    parts = parts_of(send, (0,), times, computation, module)
-    origin = origin_of(send, module)
-    return HloCollective(
-        transfer.kind, send.name, parts, transfer.groups, trips, origin, between_slices=True
-    )
 
 
 def _read(

@@ -9,7 +9,7 @@ a send to the other slices of a TPU cluster         the collective that it is pa
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.cost.collective import COLLECTIVE_KINDS, CollectiveKind
@@ -60,7 +60,14 @@ def _is_sliced(
     result = done[0] if done else reduce
     if len(reduce.operands) == 1:
         return _one_slice(result.name, computation, module, by_device)
-    return _element_sliced(result, at, computation, module, by_device)
+    # Of several operands each comes out as an element of a tuple.
+    users = computation.users.get(result.name, ())
+    takers = [u for u in users if u.attributes.get("index") == str(at)]
+    if result.is_root or any(u.opcode != "get-tuple-element" for u in users):
+        return False
+    return bool(takers) and all(
+        _one_slice(taker.name, computation, module, by_device) for taker in takers
+    )
 
 
 def _is_own_slice(name: str, computation: Computation, module: Module, by_device: set[str]) -> bool:
@@ -87,18 +94,6 @@ def _is_zero(name: str, computation: Computation) -> bool:
     while made and made.opcode in ("broadcast", *PASSING) and made.operands:
         made = computation.by_name.get(made.operands[0])
     return made is not None and made.opcode == "constant" and made.literal in ("0", "0.0")
-
-
-def _element_sliced(
-    result: Instruction, at: int, computation: Computation, module: Module, by_device: set[str]
-) -> bool:
-    users = computation.users.get(result.name, ())
-    takers = [u for u in users if u.attributes.get("index") == str(at)]
-    if result.is_root or any(u.opcode != "get-tuple-element" for u in users):
-        return False
-    return bool(takers) and all(
-        _one_slice(taker.name, computation, module, by_device) for taker in takers
-    )
 
 
 def _by_device(
@@ -227,13 +222,10 @@ def _is_permute(instruction: Instruction) -> bool:
 def _comes_from(name: str, computation: Computation, module: Module) -> bool:
     while made := computation.by_name.get(name):
         if made.opcode not in PASSING and not _is_slice(made):
-            return window_of(made, module) is not None or _is_fused_scatter(made)
+            scatters = made.opcode == "fusion" and any(map(is_scatter, made.callees("calls")))
+            return scatters or window_of(made, module) is not None
         name = made.operands[0]
     return False
-
-
-def _is_fused_scatter(instruction: Instruction) -> bool:
-    return instruction.opcode == "fusion" and any(map(is_scatter, instruction.callees("calls")))
 
 
 def _is_slice(instruction: Instruction) -> bool:
@@ -289,18 +281,16 @@ def transfer_of(send: Instruction, order: Sequence[int]) -> Transfer | None:
     if send.opcode != "send" or kind is None or target is None:
         return None
     known = _SENT_KINDS.get(kind.group(1), "collective-permute")
-    return Transfer(known, tuple(_groups(target.group(1), order)))
-
-
-def _groups(target: str, order: Sequence[int]) -> Iterator[tuple[int, ...]]:
     position = {device: at for at, device in enumerate(order)}
-    parts = [(_range(slices), _range(devices)) for slices, devices in _PART.findall(target)]
+    parts = [(_range(a), _range(b)) for a, b in _PART.findall(target.group(1))]
     slice_count = max((number for slices, _ in parts for number in slices), default=1)
     width = len(order) // slice_count
+    groups: list[tuple[int, ...]] = []
     for slices, devices in parts:
         for device in devices:
             ids = [(number - 1) * width + device for number in slices]
-            yield tuple(sorted(position[i] for i in ids if i in position))
+            groups.append(tuple(sorted(position[i] for i in ids if i in position)))
+    return Transfer(known, tuple(groups))
 
 
 def _range(text: str) -> list[int]:
@@ -342,7 +332,12 @@ def join_slices(found: Iterable[HloCollective], mesh: MeshShape) -> tuple[HloCol
 
     What runs over axes of the mesh as it is stays so, and so does a part whose like is not found.
     """
-    every = [piece for c in found for piece in ((c,) if c.axes else _apart(c))]
+    # One collective for each tensor of those to be joined.
+    every = [
+        piece
+        for c in found
+        for piece in ([c] if c.axes else [replace(c, parts=(part,)) for part in c.parts])
+    ]
     across = [c for c in every if c.between_slices and not c.axes]
     if not across:
         return tuple(every)
@@ -355,11 +350,6 @@ def join_slices(found: Iterable[HloCollective], mesh: MeshShape) -> tuple[HloCol
                 whole[id(outer)] = made
     taken = {id(c) for c in inside.taken}
     return tuple(whole.get(id(c), c) for c in every if id(c) not in taken)
-
-
-def _apart(collective: HloCollective) -> Iterator[HloCollective]:
-    """A collective for each tensor that was combined into one."""
-    return (replace(collective, parts=(part,)) for part in collective.parts)
 
 
 @dataclass
@@ -395,14 +385,11 @@ class _Inside:
             share = part.nbytes // (part.group_size if shared else 1)
             excess = outer.nbytes - share
             alike = (part.kind, part.dtype, part.trips) == (kind, outer.dtype, outer.trips)
-            if alike and 0 <= excess <= _padding(share) and (best is None or excess < least):
+            # Whole tiles add 7 rows to one at most, and 4 KiB to next to nothing.
+            padding = max(7 * share, 4096)
+            if alike and 0 <= excess <= padding and (best is None or excess < least):
                 best, least = part, excess
         if best:
             self.free.remove(best)
             self.taken.append(best)
         return best
-
-
-def _padding(nbytes: int) -> int:
-    """The most that whole tiles add to bytes: 7 rows to one, and to next to nothing 4 KiB."""
-    return max(7 * nbytes, 4096)

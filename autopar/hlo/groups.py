@@ -48,7 +48,11 @@ def axes_of(groups: Groups, mesh: MeshShape) -> tuple[str, ...]:
     names = tuple(n for n, size in zip(mesh.names, mesh.sizes, strict=True) if size > 1)
     for count in range(1, len(names) + 1):
         for axes in itertools.combinations(names, count):
-            if {frozenset(group) for group in _along(axes, mesh)} == wanted:
+            # The groups along these axes: the positions with those dims innermost, cut into rows.
+            grouped = [dim for dim, name in enumerate(mesh.names) if name in axes]
+            rest = [dim for dim, name in enumerate(mesh.names) if name not in axes]
+            flat = _transpose(mesh.sizes, (*rest, *grouped))
+            if {frozenset(group) for group in _split(flat, mesh.size(axes))} == wanted:
                 return axes
     return ()
 
@@ -61,13 +65,6 @@ def axes_crossed(groups: Groups, mesh: MeshShape) -> tuple[str, ...]:
         for dim, name in enumerate(mesh.names)
         if any(len({places[at][dim] for at in group if at in places}) > 1 for group in groups)
     )
-
-
-def _along(axes: Sequence[str], mesh: MeshShape) -> Groups:
-    """The groups of mesh positions along some axes."""
-    grouped = [dim for dim, name in enumerate(mesh.names) if name in axes]
-    rest = [dim for dim, name in enumerate(mesh.names) if name not in axes]
-    return _split(_transpose(mesh.sizes, (*rest, *grouped)), mesh.size(axes))
 
 
 def _split(flat: Sequence[int], width: int) -> Groups:

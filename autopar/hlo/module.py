@@ -10,6 +10,7 @@ Only the shape of the text is read here; the rooms beside this tell what the ins
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -37,10 +38,11 @@ class Leaf:
     @property
     def nbytes(self) -> int:
         """Bytes of the array, without padding."""
-        count = 1
-        for dim in self.dims:
-            count *= dim
-        return (count * _bits(self.dtype) + 7) // 8
+        bits = _BITS.get(self.dtype)
+        if bits is None:
+            found = re.match(r"[a-z]+(\d+)", self.dtype)
+            bits = int(found.group(1)) if found else 32
+        return (math.prod(self.dims) * bits + 7) // 8
 
 
 @dataclass(frozen=True)
@@ -95,13 +97,6 @@ class Module:
     frames: Mapping[str, str]
 
 
-def _bits(dtype: str) -> int:
-    if dtype in _BITS:
-        return _BITS[dtype]
-    found = re.match(r"[a-z]+(\d+)", dtype)
-    return int(found.group(1)) if found else 32
-
-
 def read_module(text: str) -> Module:
     """The structure of `compiled.as_text()`; lines of no known form are passed over."""
     computations: dict[str, Computation] = {}
@@ -127,15 +122,9 @@ def read_module(text: str) -> Module:
         elif line.isalpha():
             table = line
     entry = entry or next(reversed(computations), "")
-    return Module(computations, entry, _device_count(head), _frames(tables))
-
-
-def _device_count(head: str) -> int:
-    partitions = re.search(r"num_partitions=(\d+)", head)
-    replicas = re.search(r"replica_count=(\d+)", head)
-    return (int(partitions.group(1)) if partitions else 1) * (
-        int(replicas.group(1)) if replicas else 1
-    )
+    counts = [re.search(rf"{key}=(\d+)", head) for key in ("num_partitions", "replica_count")]
+    devices = math.prod(int(count.group(1)) for count in counts if count)
+    return Module(computations, entry, devices, _frames(tables))
 
 
 def _frames(tables: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
@@ -171,19 +160,26 @@ def _instruction(line: str) -> Instruction | None:
         return None
     at = start.end()
     # A tuple type is balanced; an array type ends at the first space outside its layout.
-    after = _closing_bracket(line, at) if line[at : at + 1] == "(" else _word_end(line, at)
+    if line[at : at + 1] == "(":
+        after = _closing_bracket(line, at)
+    else:
+        after = next((end for end in _outside(line, at) if line[end] == " "), len(line))
     opcode = _OPCODE.match(line, after)
     if opcode is None:
         return None
     closed = _closing_bracket(line, opcode.end() - 1)
     inside = line[opcode.end() : closed - 1]
+    # Older text puts each operand's type before its name.
+    last_words = (part.split()[-1] for part in split_top(inside))
+    operands = (name.group(1) for word in last_words if (name := _REFERENCE.fullmatch(word)))
+    pairs = (part.split("=", 1) for part in split_top(line[closed:]) if "=" in part)
     return Instruction(
         name=start.group(2),
         leaves=tuple(read_leaves(line[at:after])),
         opcode=opcode.group(1),
-        operands=tuple(_operands(inside)),
+        operands=tuple(operands),
         literal=inside.strip(),
-        attributes=_attributes(line[closed:]),
+        attributes={key.strip(): entry.strip() for key, entry in pairs},
         is_root=bool(start.group(1)),
     )
 
@@ -192,19 +188,6 @@ def read_leaves(text: str) -> Iterator[Leaf]:
     """The array types in a type text, in order: "(f32[2,3]{1,0}, u32[])" has two."""
     for dtype, dims in _LEAF.findall(text):
         yield Leaf(dtype, tuple(int(d) for d in re.findall(r"\d+", dims)))
-
-
-def _operands(inside: str) -> Iterator[str]:
-    """Operand names; older text puts each one's type before its name."""
-    for part in split_top(inside):
-        words = part.split()
-        if words and (name := _REFERENCE.fullmatch(words[-1])):
-            yield name.group(1)
-
-
-def _attributes(text: str) -> dict[str, str]:
-    pairs = (part.split("=", 1) for part in split_top(text) if "=" in part)
-    return {key.strip(): entry.strip() for key, entry in pairs}
 
 
 def split_top(text: str) -> list[str]:
@@ -244,12 +227,9 @@ def _closing_bracket(text: str, start: int) -> int:
     return next(spots, len(text) - 1) + 1
 
 
-def _word_end(text: str, start: int) -> int:
-    return next((at for at in _outside(text, start) if text[at] == " "), len(text))
-
-
 # -- how often a loop runs -------------------------------------------------------------------------
 
+#     start = tuple(0, ..)    while i < 12    body: i + 1        (12 - 0) / 1 trips
 _TRIPS = re.compile(r'"?known_trip_count"?\s*:\s*\{\s*"?n"?\s*:\s*"?(\d+)')
 
 

@@ -55,30 +55,22 @@ def origins_of(instruction: Instruction, module: Module) -> tuple[Origin, ...]:
     """
     metadata = instruction.attributes.get("metadata", "")
     found = _OP_NAME.search(metadata)
-    return tuple(
-        _origin_of_name(name, metadata, module) for name in _apart(found.group(1) if found else "")
-    )
-
-
-def _apart(op_name: str) -> list[str]:
-    found = _COMBINED.fullmatch(op_name)
-    if found is None:
-        return [op_name]
-    before, names, after = found.groups()
-    # No name starts with a digit, but "file.py:12" has a colon before one.
-    return [before + name + after for name in re.split(r":(?!\d)", names)]
-
-
-def _origin_of_name(op_name: str, metadata: str, module: Module) -> Origin:
-    lines = [part for part in op_name.split("/") if _LINE.fullmatch(part)]
-    return Origin(op_name, lines[-1] if lines else _stated(metadata, module))
-
-
-def _stated(metadata: str, module: Module) -> str:
-    if found := _FILE.search(metadata):
-        return f"{found.group(1)}:{found.group(2) or 0}"
-    frame = _FRAME.search(metadata)
-    return module.frames.get(frame.group(1), "") if frame else ""
+    names = [found.group(1) if found else ""]
+    if combined := _COMBINED.fullmatch(names[0]):
+        before, several, after = combined.groups()
+        # No name starts with a digit, but "file.py:12" has a colon before one.
+        names = [before + name + after for name in re.split(r":(?!\d)", several)]
+    # The line that the metadata states counts where no scope has one.
+    stated = ""
+    if file := _FILE.search(metadata):
+        stated = f"{file.group(1)}:{file.group(2) or 0}"
+    elif frame := _FRAME.search(metadata):
+        stated = module.frames.get(frame.group(1), "")
+    origins: list[Origin] = []
+    for name in names:
+        scoped = [part for part in name.split("/") if _LINE.fullmatch(part)]
+        origins.append(Origin(name, scoped[-1] if scoped else stated))
+    return tuple(origins)
 
 
 def origin_behind(name: str, computation: Computation, module: Module) -> Origin:
@@ -142,27 +134,27 @@ def parts_of(
     or uses them.
     """
     tensors = [t for at in members for t in _tensors(collective, at, computation, module)]
-    if tensors and _is_split(collective):
+    # An all-to-all that is written as a tuple: its operands are the blocks of one tensor.
+    is_split = (
+        collective.opcode.removesuffix("-start") == "all-to-all"
+        and "dimensions" not in collective.attributes
+        and len(collective.operands) > 1
+    )
+    if tensors and is_split:
         whole = sum(leaf.nbytes for leaf, _ in tensors)
         return (HloPart(tensors[0][0].dtype, whole * times, origin_of(collective, module)),)
     return tuple(HloPart(leaf.dtype, leaf.nbytes * times, origin) for leaf, origin in tensors)
 
 
-def _is_split(collective: Instruction) -> bool:
-    """True if the operands are the blocks of one tensor: an all-to-all written as a tuple."""
-    kind = collective.opcode.removesuffix("-start")
-    return (
-        kind == "all-to-all"
-        and "dimensions" not in collective.attributes
-        and len(collective.operands) > 1
-    )
-
-
 def _tensors(
     collective: Instruction, at: int, computation: Computation, module: Module
 ) -> Iterator[tuple[Leaf, Origin]]:
-    name = _unpadded(collective.operands[at], computation, module)
+    name = collective.operands[at]
     producer = computation.by_name.get(name)
+    # XLA pads a value so that a scatter's blocks are whole tiles; such a pad is nobody's code.
+    if producer and producer.opcode == "pad" and not origin_of(producer, module).op_name:
+        name = producer.operands[0]
+        producer = computation.by_name.get(name)
     if producer is None:
         return
     own = origins_of(collective, module)
@@ -174,24 +166,14 @@ def _tensors(
         if len(own) == every and own[place].op_name:
             origin = own[place]
         else:
+            # The op has at best the origin of the first tensor: what made or uses this one says it.
             used = Origin() if joined else origin_after(collective, at, computation, module)
-            origin = _nearest(own[0], place == 0, origin_behind(piece, computation, module), used)
+            origin = origin_behind(piece, computation, module)
+            if not origin.is_scoped:
+                first = own[0] if place == 0 or not own[0].is_scoped else Origin()
+                origin = used if used.is_scoped else first
         for leaf in made.leaves if made else ():
             yield leaf, origin
-
-
-def _nearest(own: Origin, is_first: bool, made: Origin, used: Origin) -> Origin:
-    """The origin of one of several tensors whose op has at best the origin of the first alone."""
-    if made.is_scoped or used.is_scoped:
-        return made if made.is_scoped else used
-    return own if is_first or not own.is_scoped else Origin()
-
-
-def _unpadded(name: str, computation: Computation, module: Module) -> str:
-    """The value that XLA padded, so that a scatter's blocks are whole tiles."""
-    made = computation.by_name.get(name)
-    is_pad = made is not None and made.opcode == "pad" and not origin_of(made, module).op_name
-    return made.operands[0] if made and is_pad else name
 
 
 def _joined(

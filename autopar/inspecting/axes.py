@@ -31,8 +31,16 @@ def axis_uses(graph: Graph, flows: Sequence[Flow]) -> tuple[AxisUse, ...]:
         own = [f for f in flows if f.listed.submesh == submesh]
         mesh, facts = own[0].listed.sharding.mesh, Facts.of(own, tags)
         for axis, size in zip(mesh.names, mesh.sizes, strict=True):
-            seen = [*_roles(axis, facts)] or [*_tables(axis, facts)] if size > 1 else []
-            seen = _telling(seen) or [_Seen(AxisRole.REPLICA, 0.0, _unused(axis, size, facts))]
+            seen = [*_roles(axis, facts)] if size > 1 else []
+            # An axis that nothing but a look-up in a split table uses.
+            tables = facts.tables.over(axis)
+            if tables and not seen and size > 1:
+                what = "Split, and looked up where they lie"
+                seen.append(_Seen.of(AxisRole.TENSOR, what, tables, facts.tables, "tables"))
+            # Roles that most show before others, each in order; but for those that few show.
+            seen.sort(key=lambda s: (s.share < 0.5, _ORDER.index(s.role)))
+            seen = [s for s in seen if s.share >= _FEW] or seen[:1]
+            seen = seen or [_Seen(AxisRole.REPLICA, 0.0, _unused(axis, size, facts))]
             roles = tuple(s.role for s in seen)
             uses.append(AxisUse(submesh, axis, size, roles, tuple(s.sentence for s in seen)))
     return tuple(uses)
@@ -52,12 +60,6 @@ class _Seen:
         share = held.share(names)
         told = f"{len(names)} of {len(held.axes)} {things}, {share:.0%} of their bytes"
         return cls(role, share, f"{what}: {told}, such as {names[0]}.")
-
-
-def _telling(seen: Sequence[_Seen]) -> list[_Seen]:
-    """Roles that most show before others, each in order; but for those that few show."""
-    order = sorted(seen, key=lambda s: (s.share < 0.5, _ORDER.index(s.role)))
-    return [s for s in order if s.share >= _FEW] or order[:1]
 
 
 def _roles(axis: str, facts: Facts) -> Iterator[_Seen]:
@@ -94,14 +96,6 @@ def _gathered(axis: str, facts: Facts) -> Iterator[_Seen]:
         what = f"{zero}, lying over it without their parameters"
         things = "tensors of optimizer state"
         yield _Seen.of(AxisRole.FSDP, what, alone, facts.optimizer, things)
-
-
-def _tables(axis: str, facts: Facts) -> Iterator[_Seen]:
-    """The role of an axis that nothing but a look-up in a split table uses."""
-    tables = facts.tables.over(axis)
-    if tables:
-        what = "Split, and looked up where they lie"
-        yield _Seen.of(AxisRole.TENSOR, what, tables, facts.tables, "tables")
 
 
 def _unused(axis: str, size: int, facts: Facts) -> str:

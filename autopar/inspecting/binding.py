@@ -33,7 +33,9 @@ class Bound:
         found = [*self._asked(decision, len(self.case.choices(node)))]
         found += self._memory()
         found += _indivisible(self.subject.value.shape, decision, self.case.mesh)
-        found += self._state()
+        graph = self.unit.graph
+        if self.subject.path in {graph.inputs[i].path for _, i in graph.donated}:
+            found.append("it is state: its new value must come out as it lies, in the same buffer")
         found += self._rule(decision)
         if decision.count > 1:
             what = "ops" if decision.op is not None else "values"
@@ -60,12 +62,6 @@ class Bound:
                 f"{show_bytes(plan.origin.memory_bytes)} a device are held, and one GiB more would "
                 f"save {show_seconds(price)} a step"
             )
-
-    def _state(self) -> Iterator[str]:
-        graph = self.unit.graph
-        returned = {graph.inputs[i].path for _, i in graph.donated}
-        if self.subject.path in returned:
-            yield "it is state: its new value must come out as it lies, in the same buffer"
 
     def _rule(self, decision: Decision) -> Iterator[str]:
         op = decision.op

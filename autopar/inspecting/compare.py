@@ -40,7 +40,9 @@ def compare(a: Plan, b: Plan) -> Comparison:
         inner=tuple(_describe(_graph_text(a, b), inner[:_TOLD_INNER])),
         inner_count=len(inner),
         traffic=tuple(_traffic(a, b, names)),
-        figures=tuple(_figures(a, b)),
+        figures=tuple(
+            FigureChange(name, unit, of(a), of(b)) for name, unit, of in _FIGURES if of(a) != of(b)
+        ),
         renamed=tuple((own, other) for other, own in names.items() if own != other),
     )
 
@@ -97,29 +99,22 @@ def _made_with(plan: Plan) -> dict[str, str]:
 
 def _decisions(plan: Plan) -> dict[str, str]:
     """The changes of stages, microbatches and of what is recomputed."""
+    submeshes = " + ".join(f"({s.mesh})" for s in plan.submeshes)
     found = {
-        "mesh": _submeshes(plan),
+        "mesh": str(plan.mesh) if plan.is_one_program else submeshes,
         "stages": str(len(plan.stages)),
         "microbatches": str(plan.microbatches),
         "recomputed": f"{len(plan.recomputed)} values",
     }
     if plan.is_one_program:
         return found
-    return {**found, "schedule": plan.schedule, **_stages(plan)}
-
-
-def _submeshes(plan: Plan) -> str:
-    if plan.is_one_program:
-        return str(plan.mesh)
-    return " + ".join(f"({s.mesh})" for s in plan.submeshes)
-
-
-def _stages(plan: Plan) -> dict[str, str]:
-    return {
-        f"stage S{i}": f"{s.name or 'all'}: {s.layers} layers on mesh{s.submesh}"
-        + (", recomputed" if s.recompute else "")
-        for i, s in enumerate(plan.stages)
-    }
+    found["schedule"] = plan.schedule
+    for i, s in enumerate(plan.stages):
+        recomputed = ", recomputed" if s.recompute else ""
+        found[f"stage S{i}"] = (
+            f"{s.name or 'all'}: {s.layers} layers on mesh{s.submesh}{recomputed}"
+        )
+    return found
 
 
 # -- arguments ---------------------------------------------------------------------------------
@@ -131,24 +126,21 @@ def _moves(a: Plan, b: Plan) -> tuple[Move, ...]:
     groups: dict[object, list[Move]] = {}
     for path in dict.fromkeys([*before, *after]):
         old, new = before.get(path), after.get(path)
+        names: Names = {}
+        if new is not None:
+            names = _axis_names(a.mesh_of(old) if old is not None else a.mesh, b.mesh_of(new))
         move = Move(
             path,
             1,
             (old or after[path]).role,
             _place(a, old, {}),
-            _place(b, new, _names(a, b, old, new)),
+            _place(b, new, names),
         )
         if move.before != move.after:
             key = (unnumbered(path), move.role, _unplaced(move.before), _unplaced(move.after))
             groups.setdefault(key, []).append(move)
     found = [_fold(group) for group in groups.values()]
     return tuple(sorted(found, key=lambda m: (-m.nbytes, len(m.path), m.path)))
-
-
-def _names(a: Plan, b: Plan, old: Argument | None, new: Argument | None) -> Names:
-    if new is None:
-        return {}
-    return _axis_names(a.mesh_of(old) if old is not None else a.mesh, b.mesh_of(new))
 
 
 def _place(plan: Plan, given: Argument | None, names: Names) -> Place | None:
@@ -193,7 +185,8 @@ def _inner(a: Plan, b: Plan) -> Iterator[Change]:
     ours, theirs = _shardings(a), _shardings(b)
     if len(ours) != len(theirs) or a.microbatches != b.microbatches:
         return  # other programs: nothing to set side by side
-    given = _given_values(_graph_text(a, b))
+    # The step's inputs are told of as arguments.
+    given = frozenset(re.findall(r"(%\w+): ", _graph_text(a, b).partition(") {")[0]))
     for one, other in zip(ours, theirs, strict=True):
         before, after = _lies(one, {}), _lies(other, _axis_names(one.mesh, other.mesh))
         for name in dict.fromkeys([*before, *after]):
@@ -218,11 +211,6 @@ def _graph_text(a: Plan, b: Plan) -> str:
     """The graph of both, from the plan that keeps its step."""
     record = a.record or b.record
     return record.graph if record is not None else ""
-
-
-def _given_values(graph: str) -> frozenset[str]:
-    """The names of the step's inputs, which are told of as arguments."""
-    return frozenset(re.findall(r"(%\w+): ", graph.partition(") {")[0]))
 
 
 def _describe(graph: str, changes: Sequence[Change]) -> Iterator[Change]:
@@ -264,9 +252,3 @@ _FIGURES: tuple[tuple[str, str, Callable[[Plan], float]], ...] = (
     ("memory peak", "bytes", lambda p: p.prediction.peak_bytes),
     ("arguments", "bytes", lambda p: p.prediction.argument_bytes),
 )
-
-
-def _figures(a: Plan, b: Plan) -> Iterator[FigureChange]:
-    for name, unit, of in _FIGURES:
-        if of(a) != of(b):
-            yield FigureChange(name, unit, of(a), of(b))

@@ -106,7 +106,11 @@ class _Explainer:
                 yield Alternative(text, sharding, None, (), too_large(least, limit))
             else:
                 fitting += 1
-                yield Alternative(text, sharding, weighed.price, self._changes(weighed, text))
+                subject = frozenset((self.subject.path, *self.subject.alike))
+                changes = sentences(unit, self._kept, weighed, subject, text)
+                if self._free:
+                    changes += _honest(self._kept.price, weighed.price)
+                yield Alternative(text, sharding, weighed.price, tuple(changes))
 
     @property
     def _free(self) -> bool:
@@ -126,11 +130,6 @@ class _Explainer:
         saved = self._kept.price.seconds - _seconds(best)
         if saved > _NEGLIGIBLE * self._kept.price.seconds:
             yield f"if it were free, {best.choice} would take {show_seconds(saved)} less a step"
-
-    def _changes(self, weighed: Weighed, choice: str) -> tuple[str, ...]:
-        subject = frozenset((self.subject.path, *self.subject.alike))
-        told = sentences(self.unit, self._kept, weighed, subject, choice)
-        return (*told, *(_honest(self._kept.price, weighed.price) if self._free else ()))
 
 
 def _seconds(alternative: Alternative) -> float:

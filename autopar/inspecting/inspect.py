@@ -299,7 +299,10 @@ def _spans(flow: Flow, timed: Timed, begin: float) -> Iterator[KernelSpan]:
         step = timed.block.instructions[kernel.at] if kernel.at >= 0 else None
         bodies = timed.bodies.get(k, ())
         if isinstance(step, Loop) and step.runs * sum(map(_count, bodies)) <= _MOST_OF_A_LOOP:
-            yield from _trips(flow, bodies, step.runs, begin + start)
+            now = begin + start
+            for body in bodies * step.runs:
+                yield from _spans(flow, body, now)
+                now += body.seconds.total
             continue
         label = flow.label(step)
         if isinstance(step, Move) and len(kernel.makes) > 1:
@@ -308,13 +311,6 @@ def _spans(flow: Flow, timed: Timed, begin: float) -> Iterator[KernelSpan]:
         is_sent = isinstance(step, Move) and bool(step.collectives)
         stream = "wires" if is_sent else "work"
         yield KernelSpan(stream, begin + start, begin + end, label, flow.spot(step))
-
-
-def _trips(flow: Flow, bodies: Sequence[Timed], runs: int, begin: float) -> Iterator[KernelSpan]:
-    for _ in range(runs):
-        for body in bodies:
-            yield from _spans(flow, body, begin)
-            begin += body.seconds.total
 
 
 def _count(timed: Timed) -> int:

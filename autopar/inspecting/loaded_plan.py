@@ -74,15 +74,12 @@ def reopen(plan: Plan) -> LoadedPlan:
     cluster = planned_cluster(plan)
     with contents_of(plan):
         plan.check()
-        return _load(plan, cluster, _ruled(plan.record))
-
-
-def _load(plan: Plan, cluster: Cluster, batching: Batching) -> LoadedPlan:
-    setting = Setting(cluster, plan.mesh, plan.origin.memory_bytes)
-    cuts = tuple(stage.stop for stage in plan.stages[:-1])
-    layering = Single() if plan.is_one_program else Fixed(cuts)
-    placed = place_plan(plan, batching, layering.run(batching, setting), cluster)
-    return LoadedPlan(plan, cluster, batching, tuple(_list_parts(placed, plan)), placed)
+        batching = _ruled(plan.record)
+        setting = Setting(cluster, plan.mesh, plan.origin.memory_bytes)
+        cuts = tuple(stage.stop for stage in plan.stages[:-1])
+        layering = Single() if plan.is_one_program else Fixed(cuts)
+        placed = place_plan(plan, batching, layering.run(batching, setting), cluster)
+        return LoadedPlan(plan, cluster, batching, tuple(_list_parts(placed, plan)), placed)
 
 
 def _ruled(record: Record) -> Batching:

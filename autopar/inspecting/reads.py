@@ -39,18 +39,14 @@ def reads(listings: Sequence[Listing], name: str) -> tuple[str, ...]:
             graph, block = listing.graph, listing.program.block
             for reader in _readers(graph, block, form, (), listing.runs):
                 groups.setdefault(_alike(reader), []).append(reader)
-            waiting += [n for n in _forms(graph, form) if n not in waiting]
+            # Casts and the like of it that leave the graph.
+            renamed = (op for op in graph.ops if op.kind in RENAMING and form in op.operands)
+            names = (op.results[0].name for op in renamed)
+            waiting += [n for n in names if n in graph.outputs and n not in waiting]
     order = sorted(groups.values(), key=_weight)
     told = [_sentence(group) for group in order[:_SHOWN]]
     rest = sum(len(g) for g in order[_SHOWN:])
     return (*told, *([f"{rest} more ops read it"] if rest else ()))
-
-
-def _forms(graph: Graph, name: str) -> Iterator[str]:
-    """Casts and the like of a value that leave a graph."""
-    for op in graph.ops:
-        if op.kind in RENAMING and name in op.operands and op.results[0].name in graph.outputs:
-            yield op.results[0].name
 
 
 def _alike(reader: Reader) -> tuple[object, ...]:
@@ -108,18 +104,13 @@ def _sentence(group: Sequence[Reader]) -> str:
     if op.origin.region == "update" and op.kind not in HEAVY:
         who = "the update reads"
     else:
-        at = common_path(sorted({place_of(r.op) for r in group if _like(r.op, op)}))
+        alike = unnumbered(place_of(op))
+        places = {place_of(r.op) for r in group}
+        at = common_path(sorted(p for p in places if unnumbered(p) == alike))
         times = f"{count} " if count > 1 else ""
         who = f"{times}{op.origin.region} {op.kind} ({at}) read{'s' if count == 1 else ''}"
-    return f"{who} {_how(first.sharding)} {_after(first.via)}"
-
-
-def _how(sharding: Sharding) -> str:
-    return "it whole" if sharding.is_replicated else f"it as {spec(sharding)}"
-
-
-def _like(op: Op, other: Op) -> bool:
-    return unnumbered(place_of(op)) == unnumbered(place_of(other))
+    how = "it whole" if first.sharding.is_replicated else f"it as {spec(first.sharding)}"
+    return f"{who} {how} {_after(first.via)}"
 
 
 def _after(via: Sequence[Collective]) -> str:

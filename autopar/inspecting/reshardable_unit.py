@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autopar.cost.listing import Seconds
@@ -18,7 +18,7 @@ from autopar.passes.shard.diagnose.why import Answer, Case, anew, case_of
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.recipes import recipe_named
-from autopar.planner.fit_within import Candidate, fit_within
+from autopar.planner.fit_within import fit_within
 from autopar.planner.placed_stages import PlacedStages
 from autopar.planner.request import Pins
 from autopar.planner.stage_costs import peak_bytes
@@ -42,6 +42,21 @@ class Weighed:
     sharding: ShardingPlan
     listings: tuple[Listing, ...]
     price: Price
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that a device holds."""
+        return self.price.peak_bytes
+
+    @property
+    def seconds(self) -> float:
+        """Predicted seconds of a step."""
+        return self.price.seconds
+
+    @property
+    def cost(self) -> float:
+        """The sum that the solver minimized, in seconds."""
+        return self.price.solver_seconds
 
 
 @dataclass(frozen=True)
@@ -91,13 +106,12 @@ class ReshardableUnit:
         spent = sum((c.of_step(placed.stages.microbatches) for c in mine), Seconds())
         peak = peak_bytes(mine, placed.in_flight[self.submesh])
         price = price_of(spent, time_step(placed, costs).seconds, solver_seconds, peak)
-        return Weighed(sharding, tuple(self._listings(sharding)), price)
-
-    def _listings(self, sharding: ShardingPlan) -> Iterator[Listing]:
-        for part in self.placed.parts:
-            if part.submesh == self.submesh:
-                program = self.placed.listing(part, sharding)
-                yield Listing(part.graph, program, self.placed.runs(part))
+        listings = tuple(
+            Listing(part.graph, placed.listing(part, sharding), placed.runs(part))
+            for part in placed.parts
+            if part.submesh == self.submesh
+        )
+        return Weighed(sharding, listings, price)
 
     def setting(self, pins: Pins) -> Setting:
         """The setting of the sharding pass, within the plan's limit."""
@@ -131,18 +145,15 @@ class ReshardableUnit:
         None where there is none, with the fewest bytes that were needed.
         """
 
-        def weighed(answer: Answer) -> Candidate[Weighed] | None:
-            if not answer.choice:
-                return None
-            plan = self.weighed(case.plan(answer.choice), answer.seconds)
-            return Candidate(plan, plan.price.peak_bytes, plan.price.seconds, answer.seconds)
+        def weighed(answer: Answer) -> Weighed | None:
+            return self.weighed(case.plan(answer.choice), answer.seconds) if answer.choice else None
 
         first = weighed(found)
         if first is None:
             return None, found.needed_bytes
         limit = self.loaded.plan.origin.memory_bytes
         fit = fit_within(limit, lambda n: weighed(anew(case, fixed, n)), first=first)
-        return fit.best.plan if fit.best is not None else None, fit.fewest_bytes
+        return fit.best, fit.fewest_bytes
 
 
 def units_of(loaded: LoadedPlan) -> list[ReshardableUnit]:

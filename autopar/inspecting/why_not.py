@@ -164,7 +164,8 @@ class _Asking:
             weighed, least = unit.fitting(case, {}, anew(case, {}, limit))
             if weighed is None:
                 return f"mesh{unit.submesh}: {too_large(least, limit)}"
-            loaded = _with(loaded, unit.submesh, weighed)
+            plan = loaded.plan.with_sharding(unit.submesh, weighed.sharding)
+            loaded = replace(loaded, plan=plan)
         others = units_of(loaded)
         for unit in self._units:
             before = unit.weighed(unit.kept, unit.kept.outcome.seconds)
@@ -191,8 +192,3 @@ class _Asking:
         kept = [f"{p} = {show_spec(d)}" for p, d in self.every if (p, d) not in self.asked]
         if kept:
             yield f"the plan's own pins are kept: {and_more(kept, 3)}"
-
-
-def _with(loaded: LoadedPlan, submesh: int, weighed: Weighed) -> LoadedPlan:
-    """The plan with one submesh sharded otherwise."""
-    return replace(loaded, plan=loaded.plan.with_sharding(submesh, weighed.sharding))

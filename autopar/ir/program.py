@@ -8,8 +8,8 @@ accumulators.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
@@ -228,6 +228,10 @@ class Program:
     def is_one_part(self) -> bool:
         """True if one program runs the whole step: no stages and no microbatches."""
         return self.parts[0].part.kind is PartKind.WHOLE
+
+    def only(self, numbers: Sequence[int]) -> Program:
+        """The program with these of its instructions alone, as one process of several runs it."""
+        return replace(self, instructions=tuple(self.instructions[n] for n in numbers))
 
     def submesh_of(self, instruction: Instruction) -> int:
         """The submesh that runs an instruction; the sending one of a send."""

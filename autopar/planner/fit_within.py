@@ -1,65 +1,101 @@
-"""Keeps a limit that a solver counts in one way and a plan's listing in another.
+"""The memory limit, and the one loop that keeps it.
 
-A solver is given a limit on its memory rows, and answers with a plan. What the plan's listing
-holds differs from what the rows counted: by copies that moves make, by what a compiler runs early.
-So the limit of the rows is moved by what the listing is over or under, between an allowance that
-is known to fit and one that is known not to:
+A pass is given a limit on the bytes that it counts, and answers with a plan. What the plan's
+listing holds differs from what was counted: by copies that moves make, by what a compiler runs
+early. So a plan is made, weighed and made again, and what is allowed moves by what the listing is
+over or under, between an allowance that is known to fit and one that is known not to:
 
     allowed    |-------- fits ---------|-- not asked --|--- too much ---|
-               0                      low             high            (rows)
+               0                      low             high          (counted)
 
     over:      high = allowed,  next = allowed - over
     under:     low  = allowed,  next = allowed + what is left, where the limit costs seconds
+
+Those that plan within a limit, and what each counts:
+
+    memory_fit           one program: the memory rows of the sharding pass
+    remat                one program: what is kept for the backward pass
+    submesh_sharding     the stages of a submesh: the memory rows of all their parts
+    reshardable_unit     `why-not` and `explain`: the memory rows around what is asked about
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
-
-T = TypeVar("T")
+from typing import Generic, Protocol, TypeVar
 
 _TRIES = 6
 _LOOSENED = 1  # tries after one that fits
-_STEP = 64  # the limit is moved by a part of it at least
+_STEP = 64  # the allowance is moved by a part of the limit at least
 _LEFT = 16  # a part of the limit that is worth another try
+_CLOSE = 0.005  # of the cost without a limit
 
 
-@dataclass(frozen=True)
-class Candidate(Generic[T]):
-    """A plan, what its listing holds, what it takes, and what the solver says it costs."""
+class Candidate(Protocol):
+    """A plan: what its listing holds, what it takes, and what the solver says it costs."""
 
-    plan: T
-    peak_bytes: int
-    seconds: float
-    cost: float
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that a device holds."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """Predicted seconds of a step."""
+        ...
+
+    @property
+    def cost(self) -> float:
+        """The sum that the solver minimized, in seconds."""
+        ...
+
+
+T = TypeVar("T", bound=Candidate)
 
 
 @dataclass(frozen=True)
 class Fit(Generic[T]):
     """The fastest plan within a limit, or None, and the fewest bytes that any plan held."""
 
-    best: Candidate[T] | None
+    best: T | None
     fewest_bytes: float
+
+
+def fits(plan: Candidate, limit_bytes: int) -> bool:
+    """True if a plan keeps the limit."""
+    return plan.peak_bytes <= limit_bytes
 
 
 def fit_within(
     limit_bytes: int,
-    solve: Callable[[int], Candidate[T] | None],
-    bound: float = float("inf"),
-    first: Candidate[T] | None = None,
+    solve: Callable[[int], T | None],
+    roomy: Iterable[T | None] = (),
+    first: T | None = None,
+    lightest: Iterable[T | None] = (),
+    tries: int = _TRIES,
 ) -> Fit[T]:
     """The fastest plan found whose listing keeps the limit.
 
     `solve` gives the cheapest plan of which no more than so many bytes are counted, None where
-    there is none. `first` is its answer for the limit itself, where that is known. A plan that
-    costs no more than `bound`, what a plan without a limit costs, is not bettered by more room.
+    there is none; `first` is its answer for the limit itself, where that is known. `roomy` are
+    plans made without a limit, the preferred first, and `lightest` those that hold the least:
+    neither is made before it is asked for.
     """
-    allowed, high, least = limit_bytes, float("inf"), float("inf")
-    best: Candidate[T] | None = None
-    loosened = 0
-    for _ in range(_TRIES):
+    least = float("inf")
+    # 1. A plan made without a limit may keep it.
+    bound = float("inf")
+    for plan in roomy:
+        if plan is None:
+            continue
+        if fits(plan, limit_bytes):
+            return Fit(plan, plan.peak_bytes)
+        least, bound = min(least, plan.peak_bytes), min(bound, plan.cost * (1 + _CLOSE))
+    # 2. The cheapest that keeps it as it is counted, and again with another allowance. A plan
+    #    that costs no more than one without a limit is not bettered by more room.
+    best: T | None = None
+    allowed, high, loosened = limit_bytes, float("inf"), 0
+    for _ in range(tries):
         found, first = first or solve(allowed), None
         if found is None:
             break
@@ -80,4 +116,12 @@ def fit_within(
         if not worth or loosened == _LOOSENED:
             break
         allowed, loosened = int(wider), loosened + 1
+    # 3. The last resort: so its bytes are a limit that will do.
+    if best is None:
+        for plan in lightest:
+            if plan is None:
+                continue
+            least = min(least, plan.peak_bytes)
+            if fits(plan, limit_bytes):
+                return Fit(plan, least)
     return Fit(best, least)

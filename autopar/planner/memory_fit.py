@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from autopar.cost.memory import Held, held_bytes
 from autopar.cost.overlap import Timed, timed_listing
@@ -27,9 +27,9 @@ from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import MinMemory, Optimal, counted
 from autopar.passes.shard.recipes import recipe_named
 from autopar.passes.shard.solver.problem import needed_bytes
-from autopar.planner.fit_within import Candidate, fit_within
+from autopar.planner.fit_within import fit_within, fits
 from autopar.planner.placed_stages import PlacedStages
-from autopar.planner.remat import Form, leaner_forms
+from autopar.planner.remat import Form, LeanerForms, form_of
 from autopar.planner.request import Request
 from autopar.planner.stage_costs import StageCosts
 from autopar.planner.stage_programs import StagePrograms
@@ -80,6 +80,13 @@ class MeshContext:
         """The cheapest plan of which the pass counts no more than a limit."""
         return self._found(form, self.optimal(), self.setting(memory_bytes))
 
+    def counted(self, form: Form, memory_bytes: int) -> MeshPlan | None:
+        """The same, None where there is none."""
+        try:
+            return self.cheapest(form, memory_bytes)
+        except MemoryLimitError:
+            return None
+
     def may_fit(self, form: Form) -> bool:
         """True if the choices that hold least come near the limit: the pass counts no worse."""
         limit = self.request.budget_bytes
@@ -116,6 +123,11 @@ class MeshPlan:
     decided: Decided
     held: Held
     timed: Timed
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that a device holds."""
+        return self.held.peak_bytes
 
     @property
     def seconds(self) -> float:
@@ -164,20 +176,17 @@ class TriedMesh:
     @property
     def fits(self) -> bool:
         """True if the plan without a limit keeps it."""
-        return self.roomy.held.peak_bytes <= self.context.request.budget_bytes
+        return fits(self.roomy, self.context.request.budget_bytes)
 
     def limited(self, form: Form) -> TriedMesh:
         """The same with the plan whose counted bytes keep the limit, where there is one."""
-        with suppress(MemoryLimitError):
-            found = self.context.cheapest(form, self.context.request.budget_bytes)
-            return replace(self, within=found)
-        return self
+        return replace(self, within=self.context.counted(form, self.context.request.budget_bytes))
 
     @property
     def promise(self) -> tuple[bool, float]:
         """The key that sorts meshes without room, the most promising first."""
         if self.within is None:
-            return True, self.roomy.held.peak_bytes
+            return True, self.roomy.peak_bytes
         return False, self.within.seconds
 
 
@@ -212,8 +221,8 @@ def _kept(context: MeshContext, plain: Form, roomy: MeshPlan) -> MeshPlan:
     if context.request.method != "auto" or not twice:
         return roomy
     kept = context.keeping(plain)
-    fits = kept.held.peak_bytes <= context.request.budget_bytes
-    return kept if fits and kept.seconds < roomy.seconds * (1 - _NO_GAIN) else roomy
+    faster = kept.seconds < roomy.seconds * (1 - _NO_GAIN)
+    return kept if faster and fits(kept, context.request.budget_bytes) else roomy
 
 
 def refusal(context: MeshContext, plain: Form) -> AutoparError:
@@ -226,21 +235,47 @@ def _fitted(tried: TriedMesh, plain: Form, may_fit: bool) -> MeshPlan | None:
 
     Sharding more is of no use to a form that holds too much however it is sharded.
     """
-    context, roomy, request = tried.context, tried.roomy, tried.context.request
-    leaner: MeshPlan | None = None
-    if request.remat:
-        setting = context.setting(request.budget_bytes)
-        forms = leaner_forms(plain, roomy.decided, roomy.held, setting, request.rules)
-        leaner = _first_that_fits(context, forms)
+    roomy = tried.roomy
+    leaner = _recomputed(tried, plain) if tried.context.request.remat else None
     if leaner is not None and leaner.cost <= roomy.cost * (1 + _CLOSE):
         return leaner  # no plan within a limit that binds can cost less
     try:
-        sharded = _within(tried, plain) if may_fit else None
+        sharded = _sharded_more(tried, plain) if may_fit else None
     except InfeasibleError:
         sharded = None
     if sharded is None:
         return leaner
     return sharded if leaner is None or sharded.seconds <= leaner.seconds else leaner
+
+
+def _recomputed(tried: TriedMesh, plain: Form) -> MeshPlan | None:
+    """The plan that makes as little again as it takes to fit.
+
+    A form's plan without a limit may do, and then no other of it is cheaper; else it may fit
+    when it is sharded more, too.
+    """
+    context, limit = tried.context, tried.context.request.budget_bytes
+    setting = context.setting(limit)
+    forms = LeanerForms.of(tried.roomy.decided, tried.roomy.held, setting)
+    known: dict[tuple[str, ...], MeshPlan | None] = {}
+
+    def planned(form: Form) -> MeshPlan | None:
+        try:
+            roomy = context.cheapest(form, _ROOMY)
+        except InfeasibleError:
+            return None
+        found = fit_within(limit, partial(context.counted, form), [roomy], tries=1)
+        return found.best or roomy
+
+    def solve(allowed: int) -> MeshPlan | None:
+        recomputed = forms.within(allowed)
+        if recomputed is None:
+            return None
+        if recomputed.values not in known:
+            known[recomputed.values] = planned(form_of(plain, recomputed, context.request.rules))
+        return known[recomputed.values]
+
+    return fit_within(limit, solve).best
 
 
 def best_recipe(
@@ -264,51 +299,21 @@ def best_recipe(
             found = plan_on(try_mesh(own, plain), plain) if small else own.cheapest(plain, _ROOMY)
         except InfeasibleError:
             continue
-        fits = found.held.peak_bytes <= request.budget_bytes
-        if fits and (best is None or found.seconds < best.seconds * (1 - _NO_GAIN)):
+        faster = best is None or found.seconds < best.seconds * (1 - _NO_GAIN)
+        if faster and fits(found, request.budget_bytes):
             best = found.attributed_to(margin.name, roomy)
     return best
 
 
-def _first_that_fits(context: MeshContext, forms: Iterable[Form]) -> MeshPlan | None:
-    """The plan of the first form that has one within the budget: what follows costs more.
+def _sharded_more(tried: TriedMesh, form: Form) -> MeshPlan:
+    """A plan within the limit, by sharding alone."""
+    context, limit = tried.context, tried.context.request.budget_bytes
 
-    A form's plan without a limit may do, and then no other of it is cheaper.
-    """
-    budget = context.request.budget_bytes
-    for form in forms:
-        for limit in (_ROOMY, budget):
-            try:
-                found = context.cheapest(form, limit)
-            except InfeasibleError:
-                break
-            if found.held.peak_bytes <= budget:
-                return found
-    return None
+    def lightest() -> Iterator[MeshPlan]:
+        yield context.lightest(form)
 
-
-def _within(tried: TriedMesh, form: Form) -> MeshPlan:
-    """A plan within the budget, by sharding alone.
-
-    The last resort is the plan that holds the least, so that its bytes are a limit that will do.
-    """
-    context, budget = tried.context, tried.context.request.budget_bytes
-
-    def solve(allowed: int) -> Candidate[MeshPlan] | None:
-        try:
-            return _candidate(context.cheapest(form, allowed))
-        except MemoryLimitError:
-            return None
-
-    first = _candidate(tried.within) if tried.within is not None else None
-    found = fit_within(budget, solve, tried.roomy.cost * (1 + _CLOSE), first).best
-    if found is not None:
-        return found.plan
-    lightest = context.lightest(form)
-    if lightest.held.peak_bytes <= budget:
-        return lightest
-    raise MemoryLimitError(f"the lightest plan on ({context.mesh}) does not fit")
-
-
-def _candidate(found: MeshPlan) -> Candidate[MeshPlan]:
-    return Candidate(found, found.held.peak_bytes, found.seconds, found.cost)
+    solve = partial(context.counted, form)
+    found = fit_within(limit, solve, [tried.roomy], tried.within, lightest()).best
+    if found is None:
+        raise MemoryLimitError(f"the lightest plan on ({context.mesh}) does not fit")
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from autopar.cost.memory import Held
@@ -15,12 +15,12 @@ from autopar.ir.recomputation import Recomputation
 from autopar.passes.base import Setting
 from autopar.passes.pipeline import Decided
 from autopar.passes.shard.model.local_costs import local_costs
-from autopar.passes.shard.model.recompute import levels
+from autopar.passes.shard.model.recompute import least_again
 from autopar.passes.shard.model.residuals import Residuals
 from autopar.rules import RuleBook, attach_rules
 
 _WORTH = 0.1  # of what is over the limit, that recomputing must save to be tried
-_TIGHTENINGS = (0.98, 0.8, 0.6)  # of the bytes that the limit leaves
+_MARGIN = 0.98  # of the bytes that the limit leaves, as the cut sees no copies
 
 
 @dataclass(frozen=True)
@@ -42,34 +42,38 @@ class Form:
         return self.trace
 
 
-def leaner_forms(
-    plain: Form, roomy: Decided, held: Held, setting: Setting, rules: RuleBook
-) -> Iterator[Form]:
-    """The step with recomputation so that the plan made without a limit would fit it, if it can.
+@dataclass(frozen=True)
+class LeanerForms:
+    """Forms of a step that recompute, so that its plan without a limit would hold less."""
 
-    The first form is the cheapest that should fit. What follows recomputes more and more, for
-    where the pass sees more held than the cut did; where nothing is enough, the last goes as far
-    as it can, and half the way.
-    """
-    mesh = roomy.sharding.mesh
-    prices = Prices(setting.cluster, mesh)
-    costs = local_costs(roomy.graph, roomy.sharding, roomy.program, prices)
-    residuals = Residuals(roomy.graph, costs)
-    whole = residuals.peak(frozenset())
-    # Both the pass's memory rows, which see what the cut sees, and the listing must fit.
-    left = setting.memory_bytes - held.argument_bytes
-    limit = min(left, whole - (held.peak_bytes - setting.memory_bytes))
-    seen: set[tuple[str, ...]] = set()
-    for tightening in _TIGHTENINGS:
-        found = levels(residuals.tradeoff, residuals.peak, tightening * limit)
-        for level in reversed(found):
-            names = residuals.tradeoff.names(level.again)
-            saved = int(whole - level.peak_bytes)
-            if names not in seen and saved > _WORTH * (whole - limit):
-                seen.add(names)
-                yield form_of(plain, Recomputation(names, level.seconds, saved), rules)
-        if not found or found[-1].peak_bytes > tightening * limit:
-            return
+    residuals: Residuals
+    held: Held  # by the plan without a limit
+    whole_bytes: float  # of what the cut sees of that, nothing recomputed
+
+    @classmethod
+    def of(cls, roomy: Decided, held: Held, setting: Setting) -> LeanerForms:
+        """The forms of a step, as a plan without a limit shards it."""
+        prices = Prices(setting.cluster, roomy.sharding.mesh)
+        costs = local_costs(roomy.graph, roomy.sharding, roomy.program, prices)
+        residuals = Residuals(roomy.graph, costs)
+        return cls(residuals, held, residuals.peak(frozenset()))
+
+    def within(self, allowed_bytes: int) -> Recomputation | None:
+        """The cheapest recomputation that should leave no more than so many bytes.
+
+        Where nothing is enough it goes as far as it can; None where that is not worth a plan.
+        """
+        # Both the pass's memory rows, which see what the cut sees, and the listing must fit.
+        left = allowed_bytes - self.held.argument_bytes
+        limit = min(left, self.whole_bytes - (self.held.peak_bytes - allowed_bytes))
+        cuts, peak = self.residuals.tradeoff, self.residuals.peak
+        found = least_again(cuts, peak, _MARGIN * limit)
+        if found is None:
+            return None
+        saved = int(self.whole_bytes - found.peak_bytes)
+        if saved <= _WORTH * (self.whole_bytes - limit):
+            return None
+        return Recomputation(cuts.names(found.again), found.seconds, saved)
 
 
 def form_of(plain: Form, recomputed: Recomputation, rules: RuleBook) -> Form:

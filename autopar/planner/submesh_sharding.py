@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from autopar.cost.listing import Seconds
 from autopar.errors import InfeasibleError, MemoryLimitError
 from autopar.ir.graph import Graph, Operand
 from autopar.ir.paths import meant
@@ -18,6 +19,7 @@ from autopar.passes.shard.base import AbstractSharding
 from autopar.passes.shard.optimal import MinMemory, Optimal
 from autopar.passes.shard.recipes import AbstractRecipe, recipe_named
 from autopar.passes.shard.solver.effort import QUICK
+from autopar.planner.fit_within import fit_within
 from autopar.planner.placed_stages import PlacedStages, SubmeshContext
 from autopar.planner.request import Pins, Request
 from autopar.planner.stage_costs import peak_bytes
@@ -26,6 +28,28 @@ from autopar.planner.stage_programs import cost_stage
 _ROOMY = 2**60  # bytes that bind nothing
 _SMALL = 1500  # ops of a stage up to which other shardings are tried where one does not fit
 _LEAN = ("megatron", "fsdp", "fsdp+tp")  # recipes that cut up parameters and optimizer state
+
+
+@dataclass(frozen=True)
+class SubmeshPlan:
+    """A sharding of a submesh, what a device holds of its stages, and what they take."""
+
+    sharding: ShardingPlan
+    peak_bytes: int
+    seconds: float
+
+    @classmethod
+    def of(cls, placed: PlacedStages, submesh: int, sharding: ShardingPlan) -> SubmeshPlan:
+        """The sharding, weighed by the listings of its parts."""
+        costs = [cost_stage(placed, s, sharding) for s in placed.stages_on(submesh)]
+        runs = placed.stages.microbatches
+        seconds = sum((c.of_step(runs) for c in costs), Seconds()).total
+        return cls(sharding, peak_bytes(costs, placed.in_flight[submesh]), seconds)
+
+    @property
+    def cost(self) -> float:
+        """The sum that the solver minimized, in seconds."""
+        return self.sharding.outcome.seconds
 
 
 class SubmeshSharder:
@@ -39,28 +63,54 @@ class SubmeshSharder:
         """The plan of a submesh; raises MemoryLimitError where nothing fits its devices.
 
         First the recipe that the stage's price is of, without a limit: it is known to fit, or
-        nearly.
+        nearly. Then recipes that hold less, and what keeps the limit. Large stages are not tried
+        again: other stages are sooner found than another sharding.
         """
         joint, ground = self._placed.graphs[submesh], self._placed.contexts[submesh]
+        limit, method = self._request.budget_bytes, self._request.method
         pins = self._pins(joint)
-        mesh = ground.tables.prices.mesh
-        key = (structure_hash(joint.graph), mesh, str(ground.cluster), pins, recipe, partial_sums)
-        known = self._known.get(key)
-        plan: ShardingPlan | None
-        peak = _ROOMY
-        if known is not None:
-            plan = rename_plan(known[1], known[0].graph, joint.graph)
-        else:
-            shard = self._quick(recipe_named(recipe), ground)
-            setting = self._setting_of(joint, ground, pins, submesh)
-            roomy = replace(setting, memory_bytes=_ROOMY, partial_sums=partial_sums)
-            plan = self._tried(joint, shard, roomy)
-        if plan is not None:
-            self._known[key] = joint, plan
-            peak = self._peak_of(submesh, plan)
-            if peak <= self._request.budget_bytes:
-                return plan
-        return self._fitted(submesh, joint, ground, pins, peak)
+        setting = self._setting_of(joint, ground, pins, submesh)
+        is_small = joint.graph.op_count <= _SMALL
+
+        def tried(shard: AbstractSharding, within: Setting) -> SubmeshPlan | None:
+            try:
+                plan = within.watched("shard", joint, lambda: shard.run(joint.graph, within))
+            except InfeasibleError:
+                return None
+            return SubmeshPlan.of(self._placed, submesh, plan)
+
+        def roomy() -> Iterator[SubmeshPlan | None]:
+            mesh = ground.tables.prices.mesh
+            key = (
+                structure_hash(joint.graph), mesh, str(ground.cluster), pins, recipe, partial_sums,
+            )  # fmt: skip
+            known = self._known.get(key)
+            if known is not None:
+                plan = rename_plan(known[1], known[0].graph, joint.graph)
+                yield SubmeshPlan.of(self._placed, submesh, plan)
+            else:
+                without = replace(setting, memory_bytes=_ROOMY, partial_sums=partial_sums)
+                found = tried(self._quick(recipe_named(recipe), ground), without)
+                if found is not None:
+                    self._known[key] = joint, found.sharding
+                yield found
+            for name in _LEAN if is_small and method == "auto" else ():
+                without = replace(setting, memory_bytes=_ROOMY, partial_sums=False)
+                yield tried(self._quick(recipe_named(name), ground), without)
+
+        def solve(allowed: int) -> SubmeshPlan | None:
+            within = replace(setting, memory_bytes=allowed, partial_sums=False)
+            return tried(self._quick(recipe_named(method), ground), within) if is_small else None
+
+        def lightest() -> Iterator[SubmeshPlan | None]:
+            if is_small:
+                shard = MinMemory(recipe=recipe_named(method), reshard_costs=ground.tables)
+                yield tried(shard, replace(setting, memory_bytes=limit, partial_sums=False))
+
+        fit = fit_within(limit, solve, roomy(), lightest=lightest())
+        if fit.best is None:
+            raise self._refusal(submesh, fit.fewest_bytes)
+        return fit.best.sharding
 
     def _setting_of(
         self, joint: SubmeshGraph, ground: SubmeshContext, pins: Pins, submesh: int
@@ -78,59 +128,13 @@ class SubmeshSharder:
             (pattern, dims) for pattern, dims in self._request.pins if meant(pattern, paths)
         )
 
-    def _fitted(
-        self, submesh: int, joint: SubmeshGraph, ground: SubmeshContext, pins: Pins, known: int
-    ) -> ShardingPlan:
-        """A plan whose peak is within the budget: by recipes, then under a limit.
-
-        Large stages are not tried again: other stages are sooner found than another sharding.
-        """
-        budget = self._request.budget_bytes
-        setting = self._setting_of(joint, ground, pins, submesh)
-        least = known
-        attempts = self._attempts(ground, budget) if joint.graph.op_count <= _SMALL else ()
-        for shard, memory_bytes in attempts:
-            within = replace(setting, memory_bytes=memory_bytes, partial_sums=False)
-            plan = self._tried(joint, shard, within)
-            if plan is None:
-                continue
-            peak = self._peak_of(submesh, plan)
-            if peak <= budget:
-                return plan
-            least = min(least, peak)
-        raise self._refusal(submesh, least)
-
-    def _attempts(
-        self, ground: SubmeshContext, budget: int
-    ) -> Iterator[tuple[AbstractSharding, int]]:
-        """Passes and their limits, the quick ones first."""
-        method = self._request.method
-        for name in _LEAN if method == "auto" else ():
-            yield self._quick(recipe_named(name), ground), _ROOMY
-        recipe = recipe_named(method)
-        yield self._quick(recipe, ground), budget
-        yield MinMemory(recipe=recipe, reshard_costs=ground.tables), budget
-
     def _quick(self, recipe: AbstractRecipe, ground: SubmeshContext) -> Optimal:
         return replace(
             self._request.shard, recipe=recipe, effort=QUICK, explain=False,
             reshard_costs=ground.tables,
         )  # fmt: skip
 
-    def _tried(
-        self, joint: SubmeshGraph, shard: AbstractSharding, setting: Setting
-    ) -> ShardingPlan | None:
-        try:
-            return setting.watched("shard", joint, lambda: shard.run(joint.graph, setting))
-        except InfeasibleError:
-            return None
-
-    def _peak_of(self, submesh: int, plan: ShardingPlan) -> int:
-        placed = self._placed
-        costs = [cost_stage(placed, s, plan) for s in placed.stages_on(submesh)]
-        return peak_bytes(costs, placed.in_flight[submesh])
-
-    def _refusal(self, submesh: int, least: int) -> MemoryLimitError:
+    def _refusal(self, submesh: int, least: float) -> MemoryLimitError:
         stages = self._placed.stages
         layers = stages.layers.layers
         held = [s for s in stages.stages if s.submesh == submesh]

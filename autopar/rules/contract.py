@@ -1,4 +1,9 @@
-"""Rules of contractions: batch, free and contracted factors."""
+"""Rules of contractions: batch, free and contracted factors.
+
+dot_general           (b m k), (b k n) -> (b m n)      b, m, n pass: each shard is computed alone
+                                                       k is reduced: shards are partial sums
+ragged_dot_general    (m k), (g k n), (g) -> (m n)     the rows m come in groups g: both whole
+"""
 
 from __future__ import annotations
 

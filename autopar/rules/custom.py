@@ -17,10 +17,6 @@ _NAMING_PARAMS = ("target_name", "name")  # what tells one foreign call from ano
 _EXAMPLE = '"b k, k n -> b n; k:reduce"'
 
 
-def _no_rules() -> Mapping[str, str]:
-    return MappingProxyType({})
-
-
 @dataclass(frozen=True)
 class RuleBook:
     """The user's own rules, by primitive name or by "primitive:target".
@@ -33,23 +29,22 @@ class RuleBook:
     right piece when it is given pieces.
     """
 
-    extra: Mapping[str, str] = field(default_factory=_no_rules)
+    extra: Mapping[str, str] = field(default_factory=lambda: MappingProxyType(dict[str, str]()))
 
     def rule_for(self, op: Op, operands: Sequence[Value]) -> Rule | None:
         """The user's rule for this op, or None. Raises InputError where the text does not fit."""
-        for key in _keys(op):
+        # The key with the target's name goes before the plain one.
+        names = (optional(op, param) for param in _NAMING_PARAMS)
+        keys = (f"{op.kind}:{name}" for name in names if isinstance(name, str))
+        for key in (*keys, op.kind):
             if key in self.extra:
                 return parse_rule(self.extra[key], operands, op.results)
         return None
 
 
-def _keys(op: Op) -> list[str]:
-    names = [optional(op, param) for param in _NAMING_PARAMS]
-    return [*(f"{op.kind}:{name}" for name in names if isinstance(name, str)), op.kind]
-
-
 def parse_rule(text: str, operands: Sequence[Value], results: Sequence[Value]) -> Rule:
     """A rule from its text, sizes taken from the shapes. Raises InputError."""
+    # 1. Both sides: for each tensor its dims, each a list of factor names.
     body, *notes = (part.strip() for part in text.split(";"))
     left, arrow, right = body.partition("->")
     if not arrow:
@@ -60,6 +55,7 @@ def parse_rule(text: str, operands: Sequence[Value], results: Sequence[Value]) -
     ):
         if len(tensors) != len(values):
             raise InputError(f"rule {text!r} has {len(tensors)} {what}, the op {len(values)}")
+    # 2. What is said behind the semicolon, and the sizes that the shapes tell.
     kinds, sizes, linear = _notes(text, notes, len(operands))
     tensors = [*sides[0], *sides[1]]
     _solve_sizes(text, tensors, [*operands, *results], sizes)
@@ -67,6 +63,7 @@ def parse_rule(text: str, operands: Sequence[Value], results: Sequence[Value]) -
     strangers = sorted((set(kinds) | set(sizes)) - set(names))
     if strangers:
         raise InputError(f"rule {text!r} says something of {strangers}, which no tensor has")
+    # 3. Factors by number.
     number = {name: f for f, name in enumerate(names)}
 
     def dims_of(dims: Sequence[Sequence[str]]) -> tuple[Dim, ...]:
@@ -121,17 +118,14 @@ def _notes(
             key, _, size = note.partition("=")
             sizes[key.strip()] = int(size)
         elif kind:
-            kinds[name] = _kind(text, kind)
+            head, _, combiner = kind.partition("-")
+            known = [k.value for k in Kind]
+            if head not in known or (combiner or "sum") not in COMBINERS:
+                raise InputError(f"rule {text!r}: {kind!r} is no kind; kinds are {known}")
+            kinds[name] = Kind(head), combiner or "sum"
         elif note:
             raise InputError(f"rule {text!r}: {note!r} is not understood; see RuleBook")
     return kinds, sizes, linear
-
-
-def _kind(text: str, word: str) -> tuple[Kind, str]:
-    head, _, combiner = word.partition("-")
-    if head not in {k.value for k in Kind} or (combiner or "sum") not in COMBINERS:
-        raise InputError(f"rule {text!r}: {word!r} is no kind; kinds are {[k.value for k in Kind]}")
-    return Kind(head), combiner or "sum"
 
 
 def _solve_sizes(

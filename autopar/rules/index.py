@@ -1,4 +1,11 @@
-"""Rules of primitives that read or write at computed positions."""
+"""Rules of primitives that read or write at computed positions.
+
+gather         (i w), (b) -> (b w)          rows of a table i: each shard gives those that it
+                                            has and zeros for the others, so i is reduced
+scatter-add    (i w), (b), (b w) -> (i w)   each shard of the table writes its own rows: i
+                                            passes; shards of b are partial sums: b is reduced
+dynamic_slice  a dim that is taken in part must be whole: its place is known at run time only
+"""
 
 from __future__ import annotations
 
@@ -58,11 +65,12 @@ def _gather(op: Op, operands: Sequence[Value]) -> Rule:
     absent = (*_positions(numbers, "collapsed_slice_dims"), *batching)
     sizes = op.ints("slice_sizes")
     found = Factors()
-    # The result's batch dims are the index dims in order, the vector left out.
+    # 1. The result's batch dims are the index dims in order, the vector left out.
     index_dims = found.each(indices[:-1])
     index_batch = dict(
         zip(batching, _positions(numbers, "start_indices_batching_dims"), strict=True)
     )
+    # 2. Dims of the operand: paired with the indices', read item by item, or taken as a window.
     read = combiner_factor(operands[0].dtype, "or" if operands[0].dtype == "bool" else "sum")
     before: list[Dim] = []
     window: list[Dim] = []
@@ -75,6 +83,7 @@ def _gather(op: Op, operands: Sequence[Value]) -> Rule:
         before.append(found.new(n, read.kind, read.combiner) if single else found.new(n, kind))
         if d not in absent:
             window.append(before[-1] if size == n else found.whole(size))
+    # 3. The result: the window's dims at `offset_dims`, those of the indices between them.
     after = _interleaved(len(op.results[0].shape), offsets, window, index_dims)
     vector = found.whole(indices[-1])
     linear = [(0,)] if _fill_is_linear(op) else ()

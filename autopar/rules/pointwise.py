@@ -29,13 +29,11 @@ def aligned(op: Op, operands: Sequence[Value], linear: Sequence[Sequence[int]] =
     found = Factors()
     shape = op.results[0].shape
     dims = found.each(shape)
-    return found.rule([_seen(v, shape, dims) for v in operands], [dims] * len(op.results), linear)
-
-
-def _seen(value: Value, shape: tuple[int, ...], dims: list[Dim]) -> list[Dim]:
-    if not value.shape:
-        return []
-    return [d if n == size else WHOLE for n, size, d in zip(value.shape, shape, dims, strict=True)]
+    given: list[list[Dim]] = []
+    for value in operands:
+        pairs = zip(value.shape, shape, dims, strict=True) if value.shape else ()
+        given.append([d if n == size else WHOLE for n, size, d in pairs])
+    return found.rule(given, [dims] * len(op.results), linear)
 
 
 def _plain(op: Op, operands: Sequence[Value]) -> Rule:

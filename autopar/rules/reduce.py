@@ -1,4 +1,9 @@
-"""Rules of reductions, running sums, sorts and selections along a dim."""
+"""Rules of reductions, running sums, sorts and selections along a dim.
+
+reduce_sum  (a b) -> (a)      b is reduced: the shards are partial sums, added at last
+argmax      (a b) -> (a)      b must be whole: a shard alone does not know the position
+cumsum      (a b) -> (a b)    b must be whole: each item needs all those before it
+"""
 
 from __future__ import annotations
 

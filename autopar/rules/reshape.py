@@ -66,11 +66,22 @@ def gcd_chain(
     return left.dims, right.dims
 
 
+def reading_order(op: Op, rank: int) -> tuple[int, ...]:
+    """The dims of a reshape's operand from major to minor, as its items are read.
+
+    `lax.reshape(x, sizes, dimensions)` turns the dims first; without `dimensions` they stand.
+    """
+    return tuple(range(rank)) if optional(op, "dimensions") is None else op.ints("dimensions")
+
+
 def _reshape(op: Op, operands: Sequence[Value]) -> Rule:
-    if not operands[0].item_count or optional(op, "dimensions") is not None:
+    shape = operands[0].shape
+    if not operands[0].item_count:
         return replicated_rule(op, operands)
     found = Factors()
-    before, after = gcd_chain(operands[0].shape, op.results[0].shape, found)
+    order = reading_order(op, len(shape))
+    turned, after = gcd_chain([shape[d] for d in order], op.results[0].shape, found)
+    before = [turned[order.index(d)] for d in range(len(shape))]
     return found.rule([before], [after], [(0,)])
 
 

@@ -1,4 +1,9 @@
-"""Rules of primitives that move, repeat or join items without computing on them."""
+"""Rules of primitives that move, repeat or join items without computing on them.
+
+transpose    (a b) -> (b a)       every dim passes, at its new place
+slice, pad   (a b) -> (a b')      b lies at other shards afterwards: permute
+concatenate  (a b), (a c) -> ..   the joined dim must be whole
+"""
 
 from __future__ import annotations
 

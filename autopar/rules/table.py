@@ -118,7 +118,22 @@ def rule_for(op: Op, operands: Sequence[Value], book: RuleBook = RuleBook()) -> 
     if own is not None:
         return own
     rule = primitive(op.kind).rule(op, operands)
-    return _with_whole_keys(rule, op, operands)
+    # Typed random keys are never sharded: their factors must be whole.
+    values, tensors = (*operands, *op.results), (*rule.operands, *rule.results)
+    keys = {
+        f
+        for value, dims in zip(values, tensors, strict=True)
+        if value.dtype.startswith("key")
+        for dim in dims
+        for f in dim
+    }
+    if not keys:
+        return rule
+    factors = tuple(
+        replace(factor, kind=Kind.REPLICATE) if f in keys else factor
+        for f, factor in enumerate(rule.factors)
+    )
+    return replace(rule, factors=factors)
 
 
 def has_rule(kind: str) -> bool:
@@ -150,23 +165,3 @@ def primitive_fates() -> tuple[tuple[str, str], ...]:
             "; over a dim that vmap named, planned as a reduction" if over_rows else ""
         )
     return tuple(sorted(told.items()))
-
-
-def _with_whole_keys(rule: Rule, op: Op, operands: Sequence[Value]) -> Rule:
-    """Typed random keys are never sharded: their factors must be whole."""
-    keys = {
-        f
-        for value, dims in zip(
-            (*operands, *op.results), (*rule.operands, *rule.results), strict=True
-        )
-        if value.dtype.startswith("key")
-        for dim in dims
-        for f in dim
-    }
-    if not keys:
-        return rule
-    factors = tuple(
-        replace(factor, kind=Kind.REPLICATE) if f in keys else factor
-        for f, factor in enumerate(rule.factors)
-    )
-    return replace(rule, factors=factors)

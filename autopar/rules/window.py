@@ -1,4 +1,8 @@
-"""Rules of convolutions and other primitives that slide a window."""
+"""Rules of convolutions and other primitives that slide a window.
+
+conv    (n c y), (o c t) -> (n o y')    n, o pass; c is reduced
+                                        y needs its neighbors' edges: permute; t taps, whole
+"""
 
 from __future__ import annotations
 
@@ -37,20 +41,17 @@ def _conv_general_dilated(op: Op, operands: Sequence[Value]) -> Rule:
     for space in range(len(left) - 2):
         at = (left_at[space + 2], right_at[space + 2], out_at[space + 2])
         taps = right[at[1]]
-        slides = taps > 1 or not _is_still(op, space)
+        # A window of one tap that visits every row once, in order, needs no neighbors.
+        still = (
+            op.ints("window_strides")[space] == 1
+            and op.ints("lhs_dilation")[space] == 1
+            and pairs(op.param("padding"))[space] == (0, 0)
+        )
+        slides = taps > 1 or not still
         left_dims[at[0]], out_dims[at[2]] = _slid(found, left[at[0]], out[at[2]], slides=slides)
         right_dims[at[1]] = found.whole(taps)
     return found.rule(
         [_in_order(left_dims), _in_order(right_dims)], [_in_order(out_dims)], [(0,), (1,)]
-    )
-
-
-def _is_still(op: Op, space: int) -> bool:
-    """True if a window of one tap visits every row of this dim once, in order."""
-    return (
-        op.ints("window_strides")[space] == 1
-        and op.ints("lhs_dilation")[space] == 1
-        and pairs(op.param("padding"))[space] == (0, 0)
     )
 
 

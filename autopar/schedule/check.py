@@ -1,12 +1,12 @@
 """The laws that every grid obeys, whatever made it.
 
-* Each stage is on one device, and runs each kind of task once for every microbatch.
-* A backward comes after the forward of its stage, a weight gradient after the input gradient.
-* Each stage takes the microbatches in order, kind by kind: gradients are then added in the same
-  order as in the plain loop, which makes the two equal bit for bit.
-* What one stage sends another is read in the order in which it is sent.
-* What a device keeps for the backward pass is given back, and not before it is there.
-* The devices' orders fit together: no task waits for one that waits for it.
+1. Each stage is on one device, and runs each kind of task once for every microbatch.
+2. A backward comes after the forward of its stage, a weight gradient after the input gradient.
+3. Each stage takes the microbatches in order, kind by kind: gradients are then added in the same
+   order as in the plain loop, which makes the two equal bit for bit.
+4. What one stage sends another is read in the order in which it is sent.
+5. What a device keeps for the backward pass is given back, and not before it is there.
+6. The devices' orders fit together: no task waits for one that waits for it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def check_grid(grid: Grid) -> None:
     """
     faults = list(_shape_faults(grid))
     if not faults:
-        runs = _runs(grid)
+        runs: Runs = {(kind, s): [] for kind in grid.kinds for s in range(grid.stage_count)}
+        for task in grid.tasks():
+            runs[task.kind, task.stage].append(task.microbatch)
         faults += [
             *_task_faults(grid),
             *_turn_faults(grid),
@@ -72,26 +74,16 @@ def _shape_faults(grid: Grid) -> Iterator[str]:
             yield f"{task} is of a microbatch that there is not, of {grid.microbatches}"
 
 
-def _runs(grid: Grid) -> Runs:
-    runs: Runs = {(kind, s): [] for kind in grid.kinds for s in range(grid.stage_count)}
-    for task in grid.tasks():
-        runs[task.kind, task.stage].append(task.microbatch)
-    return runs
-
-
 def _task_faults(grid: Grid) -> Iterator[str]:
-    """Tasks that are missing, run again, or run where their stage is not."""
+    """Law 1: tasks that are missing, run again, or run where their stage is not."""
     times = Counter(grid.tasks())
     for kind in grid.kinds:
         for stage in range(grid.stage_count):
             for microbatch in range(grid.microbatches):
                 task = Task(kind, stage, microbatch)
                 if times[task] != 1:
-                    yield (
-                        f"{task} runs {times[task]} times"
-                        if times[task]
-                        else (f"{task} does not run")
-                    )
+                    often = f"runs {times[task]} times" if times[task] else "does not run"
+                    yield f"{task} {often}"
     for device, row in enumerate(grid.rows):
         for task in row:
             if grid.device_of[task.stage] != device:
@@ -100,7 +92,7 @@ def _task_faults(grid: Grid) -> Iterator[str]:
 
 
 def _turn_faults(grid: Grid) -> Iterator[str]:
-    """Tasks that run before what they need of their own stage."""
+    """Law 2: tasks that run before what they need of their own stage."""
     for row in grid.rows:
         done: set[Task] = set()
         present = set(row)
@@ -114,6 +106,7 @@ def _turn_faults(grid: Grid) -> Iterator[str]:
 
 
 def _microbatch_faults(runs: Runs) -> Iterator[str]:
+    """Law 3: stages that take microbatches out of their order."""
     for (kind, stage), order in runs.items():
         for first, then in pairwise(order):
             if first > then:
@@ -122,7 +115,7 @@ def _microbatch_faults(runs: Runs) -> Iterator[str]:
 
 
 def _channel_faults(grid: Grid, runs: Runs) -> Iterator[str]:
-    """Faults: a stage does not read in the order in which the stage before it sends."""
+    """Law 4: stages that do not read in the order in which the stage before them sends."""
     for (kind, stage), reads in runs.items():
         sender = awaited_stage(kind, stage, grid.stage_count)
         if sender is None or grid.device_of[sender] == grid.device_of[stage]:
@@ -135,7 +128,7 @@ def _channel_faults(grid: Grid, runs: Runs) -> Iterator[str]:
 
 
 def _flight_faults(grid: Grid) -> Iterator[str]:
-    """Faults: a device gives back what it does not keep, or keeps something for ever."""
+    """Law 5: devices that give back what they do not keep, or keep something for ever."""
     if grid.kinds == (F,):
         return
     for device, row in enumerate(grid.rows):
@@ -150,6 +143,7 @@ def _flight_faults(grid: Grid) -> Iterator[str]:
 
 
 def _deadlocks(grid: Grid) -> Iterator[str]:
+    """Law 6: tasks that wait for ever."""
     for task in grid.wiring.stuck:
         stage = awaited_stage(task.kind, task.stage, grid.stage_count)
         if stage is not None:

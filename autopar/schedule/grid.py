@@ -65,7 +65,37 @@ class Grid:
         """
         if self.kinds == (Kind.FORWARD,):
             return (0,) * self.device_count
-        return tuple(_peak(row) for row in self.rows)
+        peaks: list[int] = []
+        for row in self.rows:
+            kept = most = 0
+            for task in row:
+                if task.kind is Kind.FORWARD:
+                    kept += 1
+                    most = max(most, kept)
+                elif task.kind is not Kind.INPUT_GRADIENT:
+                    kept -= 1
+            peaks.append(most)
+        return tuple(peaks)
+
+    @cached_property
+    def slots(self) -> tuple[tuple[int, ...], ...]:
+        """The slot in which each task of each device starts, if every task takes one.
+
+        slot(task) = max(slot in which its device is free, slot of the task that it awaits + 1).
+        With no gaps if the grid cannot run.
+        """
+        wiring = self.wiring
+        if wiring.stuck:
+            return tuple(tuple(range(len(row))) for row in self.rows)
+        devices: list[int] = wiring.device.tolist()
+        awaits: list[int] = wiring.awaits.tolist()
+        free = [0] * self.device_count
+        slots: list[int] = []
+        for device, awaited in zip(devices, awaits, strict=True):
+            slot = max(free[device], slots[awaited] + 1 if awaited >= 0 else 0)
+            slots.append(slot)
+            free[device] = slot + 1
+        return tuple(tuple(slots[t] for t in numbers.tolist()) for numbers in wiring.rows)
 
     def tasks(self) -> Iterator[Task]:
         """The tasks, device by device."""
@@ -77,40 +107,13 @@ class Grid:
         return f"{task.kind.value}{task.microbatch}" if self.chunks == 1 else str(task)
 
     def __str__(self) -> str:
-        """The picture in which every task takes one slot; with no gaps if it cannot run."""
-        slots = _slots(self.wiring, self.rows)
+        """The picture in which every task takes one slot."""
         boxes = tuple(
             tuple(
                 Box(self.label(task), task.kind.value, slot, slot + 1)
                 for task, slot in zip(row, starts, strict=True)
             )
-            for row, starts in zip(self.rows, slots, strict=True)
+            for row, starts in zip(self.rows, self.slots, strict=True)
         )
         headline = f"grid {self.name}  p={self.device_count} m={self.microbatches} v={self.chunks}"
         return "\n".join([headline, *Picture(boxes).lines()])
-
-
-def _peak(row: tuple[Task, ...]) -> int:
-    held = most = 0
-    for task in row:
-        if task.kind is Kind.FORWARD:
-            held += 1
-            most = max(most, held)
-        elif task.kind is not Kind.INPUT_GRADIENT:
-            held -= 1
-    return most
-
-
-def _slots(wiring: Wiring, rows: tuple[tuple[Task, ...], ...]) -> list[list[int]]:
-    """The slot of each task if every task takes one."""
-    if wiring.stuck:
-        return [list(range(len(row))) for row in rows]
-    devices: list[int] = wiring.device.tolist()
-    awaits: list[int] = wiring.awaits.tolist()
-    free = [0] * len(rows)
-    slots: list[int] = []
-    for device, awaited in zip(devices, awaits, strict=True):
-        slot = max(free[device], slots[awaited] + 1 if awaited >= 0 else 0)
-        slots.append(slot)
-        free[device] = slot + 1
-    return [[slots[t] for t in numbers.tolist()] for numbers in wiring.rows]

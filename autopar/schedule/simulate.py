@@ -2,7 +2,10 @@
 
 A task starts once its device is free and what it reads has arrived. Transfers are asynchronous:
 they delay the reader and keep no device busy. So the times are found in one pass over the tasks, in
-an order in which they can run.
+an order in which they can run:
+
+    start(t) = max(end of the task before t on its device, end(a) + transfer(a, t))
+    end(t)   = start(t) + seconds(t)                   a: the task that t awaits, if any
 """
 
 from __future__ import annotations

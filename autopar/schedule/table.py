@@ -6,7 +6,7 @@ Legend: p devices, m microbatches, v chunks, g microbatches a group, d a device.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
@@ -79,11 +79,7 @@ class Schedule:
     is_plain_loop: bool = False
 
 
-def _listed(*schedules: Schedule) -> MappingProxyType[str, Schedule]:
-    return MappingProxyType({schedule.name: schedule for schedule in schedules})
-
-
-SCHEDULES = _listed(
+_ALL = (
     Schedule(
         "gpipe",
         "All forwards, then all backwards: simple, and every microbatch is kept.",
@@ -199,6 +195,7 @@ SCHEDULES = _listed(
         has_backward=False,
     ),
 )
+SCHEDULES: Mapping[str, Schedule] = MappingProxyType({s.name: s for s in _ALL})
 
 
 def schedule_named(name: str) -> Schedule:
@@ -278,21 +275,18 @@ def _check_numbers(schedule: Schedule, p: int, m: int, v: int) -> None:
         )
     least, most = schedule.chunks
     if v < least or (most is not None and v > most):
-        raise ScheduleError(f"{schedule.name} {_chunk_rule(least, most)}, not {v}")
+        rule = f"needs {most} chunks a device"
+        if most is None:
+            rule = f"needs at least {least} chunk a device"
+        elif most == 1:
+            chunked = ", ".join(s.name for s in SCHEDULES.values() if s.usual_chunks > 1)
+            rule = f"has 1 chunk a device (more chunks: {chunked})"
+        raise ScheduleError(f"{schedule.name} {rule}, not {v}")
     if v > 1 and schedule.even_groups and not groups_evenly(p, m):
         raise ScheduleError(
             f"{schedule.name} on {p} devices: {m} microbatches do not make {m // p} equal groups; "
             f"take {_even(p, m, -1)} or {_even(p, m, 1)} microbatches, or one chunk"
         )
-
-
-def _chunk_rule(least: int, most: int | None) -> str:
-    if most is None:
-        return f"needs at least {least} chunk a device"
-    if most == 1:
-        chunked = ", ".join(s.name for s in SCHEDULES.values() if s.usual_chunks > 1)
-        return f"has 1 chunk a device (more chunks: {chunked})"
-    return f"needs {most} chunks a device"
 
 
 def _even(p: int, m: int, step: int) -> int:

@@ -95,14 +95,17 @@ _STEPS = (F0, F1, I0, I1, W0, W1)
 
 
 def _vee_steps(p: int, n: int, d: int) -> Iterator[Step]:
-    """The kinds and chunks that device d runs, for n >= 2p-1 microbatches."""
+    """The kinds and chunks that device d runs, for n >= 2p-1 microbatches (Qi et al. 2024)."""
+    # 1. Warm-up: microbatches go down the V, chunk 0, and come back up, chunk 1.
     yield from [F0] * (2 * (p - d) - 1)
     yield from [F1, F0] * d
     yield from [F1, I1, W1] * (p - d)
-    # So far 2p-1-d microbatches have begun and p have turned round.
+    # 2. Steady: so far 2p-1-d microbatches have begun and p have turned round. Each turn ends one
+    #    and, while any is left, begins one.
     begun = 2 * p - 1 - d
     for k in range(n - p):
         yield from [F0, I0, W0, F1, I1, W1] if k < n - begun else [I0, W0, F1, I1, W1]
+    # 3. Drain: input gradients first, as other devices wait for them.
     yield from [I0, I1] * d
     yield from [I0, W0] * (p - d)
     yield from [W1] * d

@@ -68,7 +68,12 @@ def _loop(op: Op, flow: ControlFlow, given: Sequence[Fact], bodies: Bodies) -> t
     # Trials to the fixed point note no faults; then the body is read once more for them.
     carry = _carried_facts(start, partial(trip, body, trial=True))
     outputs = trip(body, carry, trial=False)
-    _check_carry(carry, outputs[: len(carry)], start, bodies)
+    # Every trip must start from the facts that the body was read with.
+    for held, left, first in zip(carry, outputs[: len(carry)], start, strict=True):
+        _check_parts(held, first, bodies)
+        _check_parts(held, left, bodies)
+        if held.rows != left.rows and not held.uniform and not left.uniform:
+            bodies.fault("carries rows of the batch that change their order from trip to trip")
     stacked = tuple(_shift_dim(f, 1) for f in outputs[len(carry) :])
     if body == 0:
         return (*carry, *stacked)
@@ -152,17 +157,6 @@ def _fixed_point(start: Sequence[Fact], trip: _Trip) -> tuple[Fact, ...]:
         if joined == carry:
             return carry
         carry = joined
-
-
-def _check_carry(
-    carry: Sequence[Fact], after: Sequence[Fact], start: Sequence[Fact], bodies: Bodies
-) -> None:
-    """Note a fault unless every trip starts from the facts that the body was read with."""
-    for held, left, first in zip(carry, after, start, strict=True):
-        _check_parts(held, first, bodies)
-        _check_parts(held, left, bodies)
-        if held.rows != left.rows and not held.uniform and not left.uniform:
-            bodies.fault("carries rows of the batch that change their order from trip to trip")
 
 
 def _check_parts(held: Fact, given: Fact, bodies: Bodies) -> None:

@@ -23,6 +23,7 @@ from autopar.ir.values import Value
 from autopar.rules import REPLICATED
 from autopar.rules.params import fields, ints, pairs
 from autopar.rules.propagation import item_rule
+from autopar.rules.reshape import reading_order
 
 COUPLES = "mixes rows of the batch"
 UNEVEN = "is given rows that lie in different orders"
@@ -62,9 +63,37 @@ class AlignedOp:
 
 def propagate_rows(aligned: AlignedOp) -> RowFlow:
     """The rows through one op that holds no bodies."""
+    # 1. An op whose rule says something else of rows than of shards has a reader of its own.
     own = _OWN.get(aligned.whole.kind)
-    trail = own(aligned) if own is not None else None
-    return trail if trail is not None else _by_rule(aligned)
+    flow = own(aligned) if own is not None else None
+    if flow is not None:
+        return flow
+    # 2. The factors that rows lie in, with the items around them. Operands whose rows differ come
+    #    first: uniform rows lie wherever these say.
+    rule = item_rule(aligned.whole, aligned.operands)
+    carried: dict[int, tuple[int, int]] = {}
+    for i in sorted(range(len(aligned.rows)), key=lambda i: aligned.uniform[i]):
+        rows = aligned.rows[i]
+        if rows is None:
+            continue
+        place = _factor_of_rows(rule, rule.operands[i][rows.dim], rows, aligned.batch)
+        if place is None:
+            return RowFlow(fault=COUPLES)
+        factor, around = place
+        if carried.setdefault(factor, around) != around and not aligned.uniform[i]:
+            return RowFlow(fault=UNEVEN)
+    # 3. Such a factor may be split only if the op needs nothing of it whole or in another order.
+    kinds = {rule.factors[f].kind for f in carried}
+    if kinds & {Kind.REPLICATE, Kind.PERMUTE}:
+        return RowFlow(fault=COUPLES)
+    # 4. Results with the factor hold rows in one dim; those without are sums, by its combiner.
+    found = [_rows_of_factors(rule, dims, carried) for dims in rule.results]
+    if any(len(places) > 1 for places in found):
+        return RowFlow(fault=TWICE)
+    combiners = {rule.factors[f].combiner for f in carried if rule.factors[f].kind is Kind.REDUCE}
+    if not all(found) and len(combiners) != 1:
+        return RowFlow(fault=COUPLES)
+    return RowFlow(tuple(p[0] if p else None for p in found), "".join(combiners))
 
 
 def is_opaque(op: Op) -> bool:
@@ -75,47 +104,10 @@ def is_opaque(op: Op) -> bool:
     return op.kind in REPLICATED and all(f.kind is Kind.REPLICATE for f in rule.factors)
 
 
-# -- by the factors of the op's rule -------------------------------------------------------
+# -- between rows of a dim and factors of a rule -------------------------------------------
 
 
-def _by_rule(given: AlignedOp) -> RowFlow:
-    rule = item_rule(given.whole, given.operands)
-    carried = _carry_factors(rule, given)
-    if isinstance(carried, str):
-        return RowFlow(fault=carried)
-    # The rows lie in factors that must be whole, or are read in another order: E5.
-    kinds = {rule.factors[f].kind for f in carried}
-    if kinds & {Kind.REPLICATE, Kind.PERMUTE}:
-        return RowFlow(fault=COUPLES)
-    found = [_places(rule, dims, carried) for dims in rule.results]
-    if any(len(places) > 1 for places in found):
-        return RowFlow(fault=TWICE)
-    # Results without the factor are sums over the rows, by its combiner.
-    combiners = {rule.factors[f].combiner for f in carried if rule.factors[f].kind is Kind.REDUCE}
-    if not all(found) and len(combiners) != 1:
-        return RowFlow(fault=COUPLES)
-    return RowFlow(tuple(p[0] if p else None for p in found), "".join(combiners))
-
-
-def _carry_factors(rule: Rule, given: AlignedOp) -> dict[int, tuple[int, int]] | str:
-    """Factor -> items around the rows within it; operands of uniform rows follow the others."""
-    carried: dict[int, tuple[int, int]] = {}
-    # Operands whose rows differ first: uniform rows lie wherever these say.
-    order = sorted(range(len(given.rows)), key=lambda i: given.uniform[i])
-    for i in order:
-        rows = given.rows[i]
-        if rows is None:
-            continue
-        place = _factor(rule, rule.operands[i][rows.dim], rows, given.batch)
-        if place is None:
-            return COUPLES
-        factor, around = place
-        if carried.setdefault(factor, around) != around and not given.uniform[i]:
-            return UNEVEN
-    return carried
-
-
-def _factor(
+def _factor_of_rows(
     rule: Rule, dim: Sequence[int], rows: Rows, batch: int
 ) -> tuple[int, tuple[int, int]] | None:
     """The factor of a dim that the rows lie in, with the items before and after them in it."""
@@ -135,7 +127,8 @@ def _factor(
     return None
 
 
-def _places(rule: Rule, dims: Dims, carried: Mapping[int, tuple[int, int]]) -> list[Rows]:
+def _rows_of_factors(rule: Rule, dims: Dims, carried: Mapping[int, tuple[int, int]]) -> list[Rows]:
+    """The rows of a value of these dims, one for each factor in it that holds any."""
     places: list[Rows] = []
     for d, dim in enumerate(dims):
         sizes = [rule.factors[f].size for f in dim]
@@ -152,10 +145,12 @@ def _places(rule: Rule, dims: Dims, carried: Mapping[int, tuple[int, int]]) -> l
 
 def _reshape(given: AlignedOp) -> RowFlow:
     """As many items must lie before and after the rows as did before."""
-    rows, old, new = given.first, given.operands[0].shape, given.whole.results[0].shape
+    rows, shape, new = given.first, given.operands[0].shape, given.whole.results[0].shape
+    order = reading_order(given.whole, len(shape))
+    old, at = [shape[d] for d in order], order.index(rows.dim)
     # [B, S] -> [B * S]: items before the rows 1, after them S. [S, B] -> [S * B]: S and 1.
-    before = math.prod(old[: rows.dim]) * rows.outer
-    after = math.prod(old[rows.dim + 1 :]) * rows.inner
+    before = math.prod(old[:at]) * rows.outer
+    after = math.prod(old[at + 1 :]) * rows.inner
     own = given.part.results[0].shape
     for d, (n, part) in enumerate(zip(new, own, strict=True)):
         left, right = math.prod(new[:d]), math.prod(new[d + 1 :])
@@ -166,20 +161,12 @@ def _reshape(given: AlignedOp) -> RowFlow:
     return RowFlow(fault=COUPLES)
 
 
-def _gather(given: AlignedOp) -> RowFlow | None:
-    """Rows that are read by their number are another microbatch's."""
+def _by_number(given: AlignedOp, indexed: str) -> RowFlow | None:
+    """Rows that are read or written by their number are another microbatch's."""
     numbers = fields(given.whole.param("dimension_numbers"))
     rows = given.rows[0]
-    read = rows is not None and rows.dim in ints(numbers["start_index_map"])
-    return RowFlow(fault=COUPLES) if read else None
-
-
-def _scatter(given: AlignedOp) -> RowFlow | None:
-    """Rows that are written by their number are another microbatch's."""
-    numbers = fields(given.whole.param("dimension_numbers"))
-    rows = given.rows[0]
-    written = rows is not None and rows.dim in ints(numbers["scatter_dims_to_operand_dims"])
-    return RowFlow(fault=COUPLES) if written else None
+    by_number = rows is not None and rows.dim in ints(numbers[indexed])
+    return RowFlow(fault=COUPLES) if by_number else None
 
 
 def _update(given: AlignedOp) -> RowFlow | None:
@@ -269,15 +256,17 @@ def _split(given: AlignedOp) -> RowFlow | None:
 _OWN: Mapping[str, Callable[[AlignedOp], RowFlow | None]] = {
     "concatenate": _concatenate,
     "dynamic_update_slice": _update,
-    "gather": _gather,
+    "gather": lambda given: _by_number(given, "start_index_map"),
     "pad": _pad,
     "reduce_prod": lambda given: _bitwise(given, "mul"),
     "reduce_xor": lambda given: _bitwise(given, "xor"),
     "reshape": _reshape,
     "slice": _slice,
     "split": _split,
-    **dict.fromkeys(["scatter", "scatter-add", "scatter-mul", "scatter-sub"], _scatter),
-    **dict.fromkeys(["scatter-max", "scatter-min"], _scatter),
+    **dict.fromkeys(
+        ["scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub"],
+        lambda given: _by_number(given, "scatter_dims_to_operand_dims"),
+    ),
     **dict.fromkeys(
         ["random_bits", "random_fold_in", "random_gamma", "random_seed", "random_split"],
         _random_keys,

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from autopar.ir.batching import BatchGraphs, Batching, Rescale, Rows
+from autopar.ir.batching import BatchGraphs, Batching, Rescale
 from autopar.ir.graph import Graph, Op
 from autopar.passes.base import Setting
 from autopar.passes.batch.base import AbstractBatching
@@ -60,13 +60,34 @@ class Exact(AbstractBatching):
         if given.microbatches == 1:
             return Batching.whole(given.part)
         # 1. (c), (d): the two traces are alike, and differ in the sizes of rows alone: E1 to E3.
-        transfer, odd = _align(given)
-        # 2. (a), (b): facts and phases of all values, with R1 until nothing changes: E5 to E10.
+        #    Constants that differ are told together with the faults of step 2.
+        cut = find_batch_cut(given)
+        if isinstance(cut, Fault):
+            raise refusal(given.part.name, [cut])
+        odd = list(compare_traces(given.whole, given.part, cut.source_only))
+        _refuse_if(given, [fault for fault in odd if fault.why is Why.STRUCTURE])
+        # 2. (a), (b): facts and phases of all values, with R1 until nothing changes: E5 to E10. An
+        #    output has rows, or is one for the whole batch, but not a number for each microbatch.
+        transfer = TransferFunctions(given, cut)
         phases, known = hoist_sums(transfer)
-        _refuse_if(given, [*transfer.faults, *odd, *_output_faults(phases)])
-        # 3. The loop of every op; the accumulators; values that cross from loop to loop (R6).
+        paths = given.part.output_paths or ("",) * len(given.part.outputs)
+        outputs = [
+            (path, given.part.values[operand], phases.states[operand].fact)
+            for operand, path in zip(given.part.outputs, paths, strict=True)
+            if isinstance(operand, str)
+        ]
+        local = [
+            Fault(Why.COUPLED, f"output {path} is {value}: each microbatch has one of its own")
+            for path, value, fact in outputs
+            if fact.share is Share.LOCAL
+        ]
+        _refuse_if(given, [*transfer.faults, *odd, *local])
+        # 3. The loop of every op; the accumulators; values that cross from loop to loop (R6). Some
+        #    output must depend on the batch: E12.
         placed = place_ops(phases, parameter_free_values(phases.graph, given.whole, known))
-        _refuse_if(given, [] if _has_results(phases, placed) else [_nothing(given)])
+        if not placed.accumulators and not any(fact.differs for _, _, fact in outputs):
+            text = f"outputs {', '.join(given.part.output_paths[:4])} are the same for every batch"
+            raise refusal(given.part.name, [Fault(Why.NOTHING, text)])
         # 4. R2, else R3, else refuse: E4, E6, E11.
         rescales = find_rescales(transfer, phases, known, placed.accumulators)
         if not rescales:
@@ -74,9 +95,13 @@ class Exact(AbstractBatching):
         return Batching(
             graph=given.part,
             microbatches=given.microbatches,
-            batch=transfer.cut.batch,
+            batch=cut.batch,
             moments=placed.moments,
-            rows=tuple(_rows(phases)),
+            rows=tuple(
+                (name, state.fact.rows)
+                for name, state in phases.states.items()
+                if state.fact.rows is not None
+            ),
             accumulators=placed.accumulators,
             hoist=hoist_graph(given.whole, known),
             loops=phases.loops,
@@ -99,47 +124,9 @@ class Exact(AbstractBatching):
             yield from (Fault(Why.BARRIER, _reentry_text(phases, r)) for r in phases.reentries)
 
 
-def _align(given: BatchGraphs) -> tuple[TransferFunctions, list[Fault]]:
-    """Align both traces; gives back their transfer functions and the constants that differ."""
-    cut = find_batch_cut(given)
-    if isinstance(cut, Fault):
-        raise refusal(given.part.name, [cut])
-    odd = list(compare_traces(given.whole, given.part, cut.source_only))
-    _refuse_if(given, [fault for fault in odd if fault.why is Why.STRUCTURE])
-    return TransferFunctions(given, cut), odd
-
-
 def _refuse_if(given: BatchGraphs, faults: Sequence[Fault]) -> None:
     if faults:
         raise refusal(given.part.name, faults)
-
-
-def _rows(phases: Phases) -> Iterator[tuple[str, Rows]]:
-    for name, state in phases.states.items():
-        if state.fact.rows is not None:
-            yield name, state.fact.rows
-
-
-def _output_faults(phases: Phases) -> Iterator[Fault]:
-    graph = phases.graph
-    paths = graph.output_paths or ("",) * len(graph.outputs)
-    for operand, path in zip(graph.outputs, paths, strict=True):
-        # An output has rows, or is one for the whole batch; a number for each microbatch is
-        # neither.
-        if isinstance(operand, str) and phases.states[operand].fact.share is Share.LOCAL:
-            text = f"output {path} is {graph.values[operand]}: each microbatch has one of its own"
-            yield Fault(Why.COUPLED, text)
-
-
-def _has_results(phases: Phases, placed: Placement) -> bool:
-    """True if an output depends on the batch."""
-    outputs = [o for o in phases.graph.outputs if isinstance(o, str)]
-    return bool(placed.accumulators) or any(phases.states[o].fact.differs for o in outputs)
-
-
-def _nothing(given: BatchGraphs) -> Fault:
-    paths = ", ".join(given.part.output_paths[:4])
-    return Fault(Why.NOTHING, f"outputs {paths} are the same for every batch")
 
 
 # -- notes ---------------------------------------------------------------------------------
@@ -193,17 +180,14 @@ def _statistic_text(phases: Phases, name: str) -> str:
     op = graph.ops[phases.makers[name]]
     line = f" ({op.origin.line})" if op.origin.line else ""
     combiner = phases.sums[name].combiner
-    word = "mean" if combiner == "sum" and _is_divided(graph, name) else combiner
-    return f"the {word} over rows {graph.values[name]}{line}"
-
-
-def _is_divided(graph: Graph, name: str) -> bool:
-    """True if a sum is only divided by a constant."""
+    # A sum that is only divided by a constant is called a mean.
     readers = [graph.ops[i] for i in readers_of(graph).get(name, ())]
-    return bool(readers) and all(
+    divided = bool(readers) and all(
         op.kind == "div" and op.operands[0] == name and not isinstance(op.operands[1], str)
         for op in readers
     )
+    word = "mean" if combiner == "sum" and divided else combiner
+    return f"the {word} over rows {graph.values[name]}{line}"
 
 
 def _use(graph: Graph, reentry: Reentry) -> tuple[Op, str]:
@@ -220,16 +204,13 @@ def _use(graph: Graph, reentry: Reentry) -> tuple[Op, str]:
 def _reentry_faults(phases: Phases) -> Iterator[Fault]:
     """Faults of re-entries that no order of loops makes exact, those of forward passes first."""
     forward = [r for r in phases.reentries if phases.graph.ops[r.op].origin.region == "forward"]
-    why = Why.STATISTIC if _reaches_gradients(phases) else Why.METRIC
+    # It is a statistic of the model if a backward op waits for it within a loop, else a metric.
+    reaches_gradients = any(
+        phase and phases.runs_in_loop(i) and phases.graph.ops[i].origin.region == "backward"
+        for i, phase in enumerate(phases.phases)
+    )
+    why = Why.STATISTIC if reaches_gradients else Why.METRIC
     for reentry in forward:
         yield Fault(why, _reentry_text(phases, reentry))
     for text in dict.fromkeys(_reentry_text(phases, r) for r in phases.reentries if not forward):
         yield Fault(Why.DEEP, f"{text}; {phases.loops} passes over the microbatches in all")
-
-
-def _reaches_gradients(phases: Phases) -> bool:
-    """True if a backward op waits for a sum over the batch within a loop."""
-    return any(
-        phase and phases.runs_in_loop(i) and phases.graph.ops[i].origin.region == "backward"
-        for i, phase in enumerate(phases.phases)
-    )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from autopar.ir.batching import FREE, BatchGraphs, Batching, Moment, When
-from autopar.ir.graph import Graph
 from autopar.ir.values import Role
 from autopar.passes.base import Setting
 from autopar.passes.batch.base import AbstractBatching
@@ -41,25 +39,20 @@ class OneMicrobatch(AbstractBatching):
         """The step in one loop of one microbatch."""
         del setting
         graph = given.whole
+        rows = [i.value for i in graph.inputs if i.role is Role.BATCH]
+        # Ops that read the batch are in the loop, but for the update.
+        touched, moments = {value.name for value in rows}, list[Moment]()
+        for op in graph.ops:
+            reads = not touched.isdisjoint(op.value_operands())
+            if reads:
+                touched.update(r.name for r in op.results)
+            once = op.origin.region == "update"
+            moments.append(FREE if not reads else _ONCE if once else _LOOP)
+        # The batch has the size that most of its arrays begin with.
+        sizes = [value.shape[0] for value in rows if value.shape]
         return Batching(
             graph,
-            batch=_batch_size(graph),
-            moments=tuple(_moments(graph)),
+            batch=max(set(sizes), key=lambda n: (sizes.count(n), n), default=1),
+            moments=tuple(moments),
             notes=("one microbatch: the whole batch, exact for every step",),
         )
-
-
-def _moments(graph: Graph) -> Iterator[Moment]:
-    """Put ops that read the batch in the loop, but for updates."""
-    touched = {i.value.name for i in graph.inputs if i.role is Role.BATCH}
-    for op in graph.ops:
-        reads = not touched.isdisjoint(op.value_operands())
-        if reads:
-            touched.update(r.name for r in op.results)
-        yield FREE if not reads else _ONCE if op.origin.region == "update" else _LOOP
-
-
-def _batch_size(graph: Graph) -> int:
-    """The rows of the batch, as far as its arrays agree on them."""
-    sizes = [i.value.shape[0] for i in graph.inputs if i.role is Role.BATCH and i.value.shape]
-    return max(set(sizes), key=lambda n: (sizes.count(n), n), default=1)

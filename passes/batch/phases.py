@@ -22,12 +22,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from autopar.ir.batching import FREE, Accumulator, Hoist, Moment, Rescale, Rows, When
 from autopar.ir.graph import Graph, Op, Operand
-from autopar.ir.values import Input, Literal, Role, Value
+from autopar.ir.values import Literal, Role
 from autopar.passes.batch.dim_propagation import is_opaque
 from autopar.passes.batch.lattice import REPLICATED, Fact, Share, literal_fact
 from autopar.passes.batch.refuse import Why, describe
@@ -106,126 +106,91 @@ class Phases:
 
 def analyze_phases(transfer: TransferFunctions, known: Collection[str] = ()) -> Phases:
     """The phases of a step in which the values `known` are there from the start."""
-    reader = _Reader(transfer, frozenset(known))
     part, whole = transfer.graphs.part, transfer.graphs.whole
-    live = _live_ops(part, known)
-    # Ops of both traces are read in order, side by side: op i of the one is op i of the other.
-    for i, (one, own) in enumerate(zip(whole.ops, part.ops, strict=True)):
-        reader.read(i, one, own, is_live=i in live)
-    return Phases(
-        whole,
-        part,
-        live,
-        tuple(reader.whens),
-        tuple(reader.phases),
-        reader.states,
-        reader.sums,
-        tuple(reader.reentries),
-    )
-
-
-def _live_ops(graph: Graph, known: Collection[str] = ()) -> frozenset[int]:
-    """Ops that an output or an effect needs, where `known` values need no op."""
-    needed = {o for o in graph.outputs if isinstance(o, str)} - set(known)
+    # 1. Live ops, backwards: those that an output or an effect needs. Known values need no op.
+    needed = {o for o in part.outputs if isinstance(o, str)} - set(known)
     live: set[int] = set()
-    for i in range(len(graph.ops) - 1, -1, -1):
-        op = graph.ops[i]
+    for i in range(len(part.ops) - 1, -1, -1):
+        op = part.ops[i]
         if op.acts or any(v.name in needed for v in op.results):
             live.add(i)
             needed.update(set(op.value_operands()) - set(known))
-    return frozenset(live)
-
-
-@dataclass
-class _Reader:
-    transfer: TransferFunctions
-    known: frozenset[str]
-    whens: list[When] = field(default_factory=list[When])
-    phases: list[int] = field(default_factory=list[int])
-    states: dict[str, State] = field(default_factory=dict[str, State])
-    sums: dict[str, Fact] = field(default_factory=dict[str, Fact])
-    reentries: list[Reentry] = field(default_factory=list[Reentry])
-
-    def __post_init__(self) -> None:
-        graphs = self.transfer.graphs
-        given = {i.value.name: i.value for i in graphs.whole.inputs}
-        for i in graphs.part.inputs:
-            name = i.value.name
-            # The number of a microbatch is local; inputs with rows are sharded; the rest is
-            # replicated.
-            if name == graphs.index:
-                self.states[name] = State(Fact(Share.LOCAL), 0, When.LOOP)
-            else:
-                self.states[name] = self._input(given[name], i.value)
-
-    def _input(self, whole: Value, part: Value) -> State:
-        dim = self.transfer.rows_dim(whole, part)
+    # 2. phase(input) = 0. The number of a microbatch is local; inputs with rows are sharded; the
+    #    rest is replicated.
+    states: dict[str, State] = {}
+    inputs = {i.value.name: i.value for i in whole.inputs}
+    for value in (i.value for i in part.inputs):
+        if value.name == transfer.graphs.index:
+            states[value.name] = State(Fact(Share.LOCAL), 0, When.LOOP)
+            continue
+        dim = transfer.rows_dim(inputs[value.name], value)
         if dim is None:
-            return State(REPLICATED)
-        items = self.transfer.cut.items_per_row(whole, part, dim)
-        return State(Fact(Share.SHARDED, Rows(dim, 1, max(items, 1))), 0, When.LOOP)
-
-    def read(self, place: int, whole: Op, part: Op, *, is_live: bool) -> None:
-        """Take in one op of the two traces."""
-        found = [self.states[n] for n in part.value_operands()]
-        loops = _stays_in_loop(found, part) or self.transfer.touches_rows(whole, part)
-        # phase(op) = max over its operands
-        phase = max((_phase_of_reader(s, loops) for s in found), default=0)
-        scopes = self.transfer.graphs.whole, self.transfer.graphs.part
-        if loops:
-            given = tuple(self._in_loop(o) for o in part.operands)
-            facts = self.transfer.op(whole, part, given, scopes)
-            if is_live:
-                self._note_reentries(place, part)
-                self._note_calls(whole)
+            states[value.name] = State(REPLICATED)
         else:
-            given = tuple(self._outside(o) for o in part.operands)
-            facts = () if whole.graphs else self.transfer.op(whole, part, given, scopes)
-            facts = tuple(facts) or (REPLICATED,) * len(part.results)
-        self.whens.append(When.LOOP if loops else When.ONCE if phase else When.FREE)
-        self.phases.append(phase)
-        for value, fact in zip(part.results, facts, strict=True):
-            self.states[value.name] = self._result(value.name, fact, phase, loops=loops)
-
-    def _result(self, name: str, fact: Fact, phase: int, *, loops: bool) -> State:
+            items = transfer.cut.items_per_row(inputs[value.name], value, dim)
+            fact = Fact(Share.SHARDED, Rows(dim, 1, max(items, 1)))
+            states[value.name] = State(fact, 0, When.LOOP)
+    # 3. Ops of both traces in order, side by side: op i of the one is op i of the other.
+    whens: list[When] = []
+    phases: list[int] = []
+    sums: dict[str, Fact] = {}
+    reentries: list[Reentry] = []
+    for i, (one, own) in enumerate(zip(whole.ops, part.ops, strict=True)):
+        read = {name: states[name] for name in own.value_operands()}
+        loops = _stays_in_loop(list(read.values()), own) or transfer.touches_rows(one, own)
+        # phase(op) = max over its operands; what a loop leaves to an op outside of it is complete
+        # one phase later.
+        phase = max(
+            (s.phase + (s.when is When.LOOP and not loops) for s in read.values()), default=0
+        )
+        when = When.LOOP if loops else When.ONCE if phase else When.FREE
+        whens.append(when)
+        phases.append(phase)
+        # The facts of its results. Outside of loops it matters of a value only if it is zero.
+        facts: Sequence[Fact] = ()
+        if loops or not one.graphs:
+            given = [_operand_fact(o, states, part, loops=loops) for o in own.operands]
+            facts = transfer.op(one, own, given, (whole, part))
+        # A completed sum of an earlier pass is read in a loop: a re-entry.
+        if loops and i in live:
+            for name, state in read.items():
+                if state.when is When.ONCE and state.phase:
+                    reentries.append(Reentry(name, i))
+            for call in filter(is_opaque, one.host_calls):
+                text = f"{describe(call)} is called in the loop over microbatches"
+                transfer.fault(Why.CALLED, text)
         # phase(sum over rows) = 1 + phase(op); when its loop ends it is replicated.
-        if fact.share is Share.PARTIAL:
-            self.sums[name] = fact
-            if name not in self.known:
-                return State(REPLICATED, phase + 1, When.ONCE)
-        if name in self.known:
-            return State(REPLICATED)
-        return State(fact, phase, When.LOOP if loops else When.ONCE if phase else When.FREE)
+        for value, fact in zip(own.results, facts or (REPLICATED,) * len(own.results), strict=True):
+            is_sum = fact.share is Share.PARTIAL
+            if is_sum:
+                sums[value.name] = fact
+            if value.name in known:
+                states[value.name] = State(REPLICATED)
+            elif is_sum:
+                states[value.name] = State(REPLICATED, phase + 1, When.ONCE)
+            else:
+                states[value.name] = State(fact, phase, when)
+    return Phases(
+        whole, part, frozenset(live), tuple(whens), tuple(phases), states, sums, tuple(reentries)
+    )
 
-    def _in_loop(self, operand: Operand) -> Fact:
-        """The fact of an operand as an op in a loop sees it: a completed value is replicated."""
-        if isinstance(operand, Literal):
-            return literal_fact(operand)
-        state = self.states[operand]
-        if state.when is not When.ONCE:
-            return state.fact
-        value = self.transfer.graphs.part.values[operand]
-        # A completed scalar starts as a multiple of itself: R2 asks what stays proportional to it.
-        is_scalar = not value.shape and value.is_floating
-        return Fact(multiple_of=frozenset([operand] if is_scalar else ()))
 
-    def _outside(self, operand: Operand) -> Fact:
-        """The fact of an operand as an op outside of loops sees it."""
-        if isinstance(operand, Literal):
-            return literal_fact(operand)
-        return Fact(zero=self.states[operand].fact.zero)
-
-    def _note_calls(self, op: Op) -> None:
-        for call in filter(is_opaque, op.host_calls):
-            text = f"{describe(call)} is called in the loop over microbatches"
-            self.transfer.fault(Why.CALLED, text)
-
-    def _note_reentries(self, place: int, part: Op) -> None:
-        for name in dict.fromkeys(part.value_operands()):
-            state = self.states[name]
-            # A completed sum of an earlier pass is read in a loop: a re-entry.
-            if state.when is When.ONCE and state.phase:
-                self.reentries.append(Reentry(name, place))
+def _operand_fact(
+    operand: Operand, states: Mapping[str, State], graph: Graph, *, loops: bool
+) -> Fact:
+    """The fact of an operand as an op in a loop sees it, or else one outside of loops."""
+    if isinstance(operand, Literal):
+        return literal_fact(operand)
+    state = states[operand]
+    if not loops:
+        return Fact(zero=state.fact.zero)
+    if state.when is not When.ONCE:
+        return state.fact
+    # A completed value is replicated. A completed scalar starts as a multiple of itself: R2 asks
+    # what stays proportional to it.
+    value = graph.values[operand]
+    is_scalar = not value.shape and value.is_floating
+    return Fact(multiple_of=frozenset([operand] if is_scalar else ()))
 
 
 def _stays_in_loop(found: Sequence[State], part: Op) -> bool:
@@ -243,41 +208,28 @@ def _stays_in_loop(found: Sequence[State], part: Op) -> bool:
     return bool(left and part.results) and max(left) >= complete
 
 
-def _phase_of_reader(state: State, loops: bool) -> int:
-    """The phase of an op that reads this; after the loop, if the op is outside of it."""
-    left = state.when is When.LOOP and not loops
-    return state.phase + 1 if left else state.phase
-
-
 def parameter_free_values(graph: Graph, whole: Graph, known: Collection[str]) -> frozenset[str]:
     """Values made of the batch alone, or of keys and counters: no parameter is in them.
 
     A closed-over matrix in floating point counts as a parameter.
     """
     given = {i.value.name: i.value for i in whole.inputs}
-    parameter_free = {
-        n.value.name for n in graph.inputs if _is_parameter_free(n, given.get(n.value.name))
-    }
-    parameter_free.update(known)
+    found = set(known)
+    for item in graph.inputs:
+        value, one = item.value, given.get(item.value.name)
+        has_rows = one is None or one.shape != value.shape
+        is_vector = item.role is not Role.STATE and len(value.shape) <= 1
+        if has_rows or not value.is_floating or is_vector:
+            found.add(value.name)
     for op in graph.ops:
-        parameter_free.update(_parameter_free_results(op, parameter_free))
-    return frozenset(parameter_free)
-
-
-def _is_parameter_free(item: Input, whole: Value | None) -> bool:
-    value = item.value
-    if whole is None or whole.shape != value.shape or not value.is_floating:
-        return True
-    return item.role is not Role.STATE and len(value.shape) <= 1
-
-
-def _parameter_free_results(op: Op, parameter_free: Collection[str]) -> Iterator[str]:
-    if op.kind == "optimization_barrier":
-        for operand, value in zip(op.operands, op.results, strict=True):
-            if isinstance(operand, Literal) or operand in parameter_free:
-                yield value.name
-    elif not op.host_calls and all(n in parameter_free for n in op.value_operands()):
-        yield from (v.name for v in op.results)
+        # A fence hands on each operand by itself.
+        if op.kind == "optimization_barrier":
+            for operand, value in zip(op.operands, op.results, strict=True):
+                if isinstance(operand, Literal) or operand in found:
+                    found.add(value.name)
+        elif not op.host_calls and all(n in found for n in op.value_operands()):
+            found.update(v.name for v in op.results)
+    return frozenset(found)
 
 
 # -- R1: sums over the whole batch before the loop -------------------------------------------
@@ -295,20 +247,15 @@ def hoist_sums(transfer: TransferFunctions) -> tuple[Phases, tuple[str, ...]]:
     while True:
         phases = analyze_phases(transfer, known)
         parameter_free = parameter_free_values(phases.graph, transfer.graphs.whole, known)
-        found = _hoistable_sums(phases, parameter_free)
+        found: set[str] = set()
+        for value in dict.fromkeys(r.value for r in phases.reentries):
+            sums = phases.sums_behind(value)
+            if sums <= parameter_free:
+                found |= sums
         if not found:
             return phases, known
         order = phases.makers
         known = tuple(sorted({*known, *found}, key=lambda name: (order[name], name)))
-
-
-def _hoistable_sums(phases: Phases, parameter_free: Collection[str]) -> frozenset[str]:
-    found: set[str] = set()
-    for value in dict.fromkeys(r.value for r in phases.reentries):
-        sums = phases.sums_behind(value)
-        if sums and all(name in parameter_free for name in sums):
-            found |= sums
-    return frozenset(found)
 
 
 def hoist_graph(whole: Graph, values: tuple[str, ...]) -> Hoist | None:
@@ -371,7 +318,12 @@ def place_ops(phases: Phases, parameter_free: Collection[str]) -> Placement:
         # Too costly for several loops: it runs in the first, and its values cross to the later
         # ones.
         if len(loops) > 1 and i not in cheap:
-            crossing += [v.name for v in op.results if _crosses(phases, v, wanted[v.name], loops)]
+            crossing += [
+                v.name
+                for v in op.results
+                if phases.states[v.name].fact.differs and v.name not in phases.sums
+                if any(k > loops[0] for k in wanted[v.name])
+            ]
             loops = loops[:1]
         moments[i] = Moment(When.LOOP, tuple(loops))
         if i in phases.live:
@@ -391,12 +343,6 @@ def _own_loops(phases: Phases, op: int, readers: Collection[int]) -> set[int]:
     if any(added) or _ONCE in readers or not loops:
         loops.add(min(phases.phases[op], phases.loops - 1))
     return loops
-
-
-def _crosses(phases: Phases, value: Value, readers: Collection[int], loops: list[int]) -> bool:
-    """True if a later loop reads a value that an earlier one left for each microbatch."""
-    own = phases.states[value.name].fact.differs and value.name not in phases.sums
-    return own and any(k > loops[0] for k in readers)
 
 
 def _cheap_ops(phases: Phases, parameter_free: Collection[str]) -> frozenset[int]:
@@ -430,17 +376,14 @@ def _accumulators(
             readers, total = wanted.get(value.name, ()), phases.sums.get(value.name)
             # A sum over rows, added up over the microbatches by its combiner.
             if total is not None and (readers or value.name in returned):
-                held = _held_in(value, total.combiner)
-                yield Accumulator(value.name, phases.phases[i], total.combiner, held)
+                rounds = total.combiner in ("sum", "mul") and value.dtype in _NARROW
+                held_in = "f32" if rounds else ""
+                yield Accumulator(value.name, phases.phases[i], total.combiner, held_in)
             # A value that is the same in every microbatch, but made in the loop: any one's is
             # taken.
             elif total is None and phases.states[value.name].fact.share is Share.REPLICATED:
                 if value.name in returned or any(k not in loops for k in readers):
                     yield Accumulator(value.name, loops[0], "same")
-
-
-def _held_in(value: Value, combiner: str) -> str:
-    return "f32" if combiner in ("sum", "mul") and value.dtype in _NARROW else ""
 
 
 def readers_of(graph: Graph) -> dict[str, list[int]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from autopar.ir.batching import BatchGraphs, Rows
 from autopar.ir.graph import Graph, Op, Operand
-from autopar.ir.values import Input, Literal, Role, Value
+from autopar.ir.values import Literal, Role, Value
 from autopar.passes.batch.refuse import Fault, Why, describe
 
 ONE_BY_ONE = "goes through the rows of the batch one after the other"
@@ -49,6 +49,68 @@ class BatchCut:
         size, own = whole.shape[dim], part.shape[dim]
         even = size % self.batch == 0 and own * self.microbatches == size
         return size // self.batch if even else 0
+
+
+def find_batch_cut(graphs: BatchGraphs) -> BatchCut | Fault:
+    """The rows of the batch: the smallest dim of a batch input that differs between the traces."""
+    # 1. Dims of inputs whose sizes differ between the traces.
+    m = graphs.microbatches
+    own = [i for i in graphs.part.inputs if i.value.name != graphs.index]
+    sizes: dict[str, tuple[int, ...]] = {}
+    for one, other in zip(graphs.whole.inputs, own, strict=True):
+        differing = BatchCut(1, m).dims(one.value, other.value)
+        if one.role is not Role.CONSTANT and differing:
+            sizes[one.path or one.value.name] = tuple(one.value.shape[d] for d in differing)
+    if not sizes:
+        first = graphs.whole.inputs[:6]
+        shown = ", ".join(f"{i.path or i.value.name} {i.value.type_text}" for i in first)
+        return Fault(Why.AXIS, f"no input has a batch axis; the step was given {shown}")
+    # 2. The smallest is the batch; others must be multiples (rows of several examples each).
+    batch = min(n for found in sizes.values() for n in found)
+    odd = [f"{path} has {found[0]}" for path, found in sizes.items() if found[0] % batch]
+    if odd or batch % m:
+        numbers = "; ".join(odd) or f"{batch} rows do not make {m} equal microbatches"
+        return Fault(Why.AXIS, f"the batch axis is ambiguous: taken as {batch} rows, yet {numbers}")
+    # 3. Values that nothing but sources is made of, and that hold no rows of the step's inputs. The
+    #    front end has seen to it that sources are what they are on the whole batch; what it makes
+    #    them of is no business of ours.
+    sources = dict(graphs.sources)
+    wanted = frozenset(_only_for(graphs.part, sources))
+    source_only = _without_rows(graphs.whole, graphs.part, wanted, graphs.index)
+    return BatchCut(batch, m, sources, frozenset(source_only))
+
+
+def is_source_only(op: Op, source_only: Collection[str]) -> bool:
+    """True if all results of an op are needed only by sources."""
+    return bool(op.results) and all(v.name in source_only for v in op.results)
+
+
+def _only_for(graph: Graph, sources: Collection[str]) -> Iterator[str]:
+    """Results that are sources, or that nothing else reads."""
+    read = {o for o in graph.outputs if isinstance(o, str)} - set(sources)
+    # Backwards: an op is only for sources if all its readers are sources or such ops.
+    for op in reversed(graph.ops):
+        for body in op.graphs:
+            yield from _only_for(body, sources)
+        if op.results and not op.graphs and not any(v.name in read for v in op.results):
+            yield from (v.name for v in op.results)
+        else:
+            read.update(set(op.value_operands()) - set(sources))
+
+
+def _without_rows(
+    whole: Graph, part: Graph, wanted: Collection[str], index: str = ""
+) -> Iterator[str]:
+    """Of these values, those that are made of none with rows but each other."""
+    source_only = {index}
+    for one, own in zip(whole.ops, part.ops, strict=False):
+        for inner, body in zip(one.graphs, own.graphs, strict=False):
+            yield from _without_rows(inner, body, wanted)
+        # Of these the ones made of values without rows, or of each other.
+        loud = (n for n in own.value_operands() if n not in source_only)
+        if all(n in whole.values and whole.values[n] == part.values[n] for n in loud):
+            source_only.update(v.name for v in own.results if v.name in wanted)
+    yield from source_only
 
 
 def compare_traces(whole: Graph, part: Graph, source_only: Collection[str]) -> Iterator[Fault]:
@@ -88,50 +150,6 @@ def _alike(whole: Op, part: Op, source_only: Collection[str], *, loud: bool) -> 
     )
 
 
-def is_source_only(op: Op, source_only: Collection[str]) -> bool:
-    """True if all results of an op are needed only by sources."""
-    return bool(op.results) and all(v.name in source_only for v in op.results)
-
-
-def _source_only_values(graphs: BatchGraphs) -> frozenset[str]:
-    """Values that nothing but sources is made of, and that hold no rows of the step's inputs.
-
-    The front end has seen to it that sources are what they are on the whole batch; what it makes
-    them of is no business of ours.
-    """
-    sources = {name for name, _ in graphs.sources}
-    wanted = frozenset(_only_for(graphs.part, sources))
-    return frozenset(_without_rows(graphs.whole, graphs.part, wanted, graphs.index))
-
-
-def _only_for(graph: Graph, sources: Collection[str]) -> Iterator[str]:
-    """Results that are sources, or that nothing else reads."""
-    read = {o for o in graph.outputs if isinstance(o, str)} - set(sources)
-    # Backwards: an op is only for sources if all its readers are sources or such ops.
-    for op in reversed(graph.ops):
-        for body in op.graphs:
-            yield from _only_for(body, sources)
-        if op.results and not op.graphs and not any(v.name in read for v in op.results):
-            yield from (v.name for v in op.results)
-        else:
-            read.update(set(op.value_operands()) - set(sources))
-
-
-def _without_rows(
-    whole: Graph, part: Graph, wanted: Collection[str], index: str = ""
-) -> Iterator[str]:
-    """Of these values, those that are made of none with rows but each other."""
-    source_only = {index}
-    for one, own in zip(whole.ops, part.ops, strict=False):
-        for inner, body in zip(one.graphs, own.graphs, strict=False):
-            yield from _without_rows(inner, body, wanted)
-        # Of these the ones made of values without rows, or of each other.
-        loud = (n for n in own.value_operands() if n not in source_only)
-        if all(n in whole.values and whole.values[n] == part.values[n] for n in loud):
-            source_only.update(v.name for v in own.results if v.name in wanted)
-    yield from source_only
-
-
 def _type(value: Value) -> tuple[str, int, str]:
     return value.name, len(value.shape), value.dtype
 
@@ -151,29 +169,3 @@ def _compare_constants(whole: Op, part: Op) -> Iterator[Fault]:
                 f"{describe(whole)} has {name}={value} on the whole batch, "
                 f"{name}={own.get(name)} on a microbatch",
             )
-
-
-def find_batch_cut(graphs: BatchGraphs) -> BatchCut | Fault:
-    """The rows of the batch: the smallest dim of a batch input that differs between the traces."""
-    m = graphs.microbatches
-    sizes: dict[str, tuple[int, ...]] = {}
-    pairs = list(zip(graphs.whole.inputs, _step_inputs(graphs), strict=True))
-    for one, other in pairs:
-        # Dims of inputs whose sizes differ between the traces.
-        differing = BatchCut(1, m).dims(one.value, other.value)
-        if one.role is not Role.CONSTANT and differing:
-            sizes[one.path or one.value.name] = tuple(one.value.shape[d] for d in differing)
-    if not sizes:
-        shown = ", ".join(f"{i.path or i.value.name} {i.value.type_text}" for i, _ in pairs[:6])
-        return Fault(Why.AXIS, f"no input has a batch axis; the step was given {shown}")
-    # The smallest is the batch; others must be multiples (rows of several examples each).
-    batch = min(n for found in sizes.values() for n in found)
-    odd = [f"{path} has {found[0]}" for path, found in sizes.items() if found[0] % batch]
-    if odd or batch % m:
-        numbers = "; ".join(odd) or f"{batch} rows do not make {m} equal microbatches"
-        return Fault(Why.AXIS, f"the batch axis is ambiguous: taken as {batch} rows, yet {numbers}")
-    return BatchCut(batch, m, dict(graphs.sources), _source_only_values(graphs))
-
-
-def _step_inputs(graphs: BatchGraphs) -> list[Input]:
-    return [i for i in graphs.part.inputs if i.value.name != graphs.index]

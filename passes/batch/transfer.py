@@ -46,24 +46,21 @@ class TransferFunctions:
         self, whole: Op, part: Op, given: Sequence[Fact], scopes: tuple[Graph, Graph]
     ) -> tuple[Fact, ...]:
         """The facts of an op's results; `scopes` are the graphs that the two ops stand in."""
-        # Ops behind a source may couple rows: the front end has seen to the source itself.
-        if is_source_only(part, self.cut.source_only) and not part.graphs:
-            return self._of_sources(part, self.trial()._results(whole, part, given, scopes))
-        return self._results(whole, part, given, scopes)
+        if not is_source_only(part, self.cut.source_only) or part.graphs:
+            return self._results(whole, part, given, scopes)
+        # Ops behind a source may couple rows. The source itself is as the front end says.
+        facts = self.trial()._results(whole, part, given, scopes)
+        sources = self.cut.sources
+        return tuple(
+            replace(f, share=Share.SHARDED, rows=sources[v.name], combiner="")
+            if v.name in sources
+            else f
+            for v, f in zip(part.results, facts, strict=True)
+        )
 
     def trial(self) -> TransferFunctions:
         """A reader of the same traces whose faults nobody is told of."""
         return TransferFunctions(self.graphs, self.cut)
-
-    def _of_sources(self, part: Op, facts: Sequence[Fact]) -> tuple[Fact, ...]:
-        """The facts with sources as the front end says they are."""
-        named = zip(part.results, facts, strict=True)
-        return tuple(
-            replace(f, share=Share.SHARDED, rows=self.cut.sources[v.name], combiner="")
-            if v.name in self.cut.sources
-            else f
-            for v, f in named
-        )
 
     def _results(
         self, whole: Op, part: Op, given: Sequence[Fact], scopes: tuple[Graph, Graph]
@@ -71,16 +68,34 @@ class TransferFunctions:
         # 1. Each operand goes through by itself.
         if whole.kind in _SIDE_BY_SIDE:
             return tuple(given)
+        # 2. Bodies are read with the facts of their operands.
         if whole.graphs:
-            # 2. Bodies are read with the facts of their operands.
-            facts = control_flow.propagate(part, given, _Bodies(self, whole, part))
+            return control_flow.propagate(part, given, _Bodies(self, whole, part))
         # 3. Partial operands: only in bodies, as outside a partial value ends the loop.
-        elif any(f.share is Share.PARTIAL for f in given):
-            facts = self._combine_parts(whole, part, given, scopes[0])
+        scope = scopes[0]
+        if any(f.share is Share.PARTIAL for f in given):
+            facts = self._combine_parts(whole, part, given, scope)
+        # 4. Rows, by the rule of the op.
+        elif any(f.share is Share.SHARDED for f in given):
+            facts = self._with_rows(whole, part, given, scope)
+        # 5. No rows but those that begin here.
         else:
-            # 4. Any other op.
-            facts = self._plain(whole, part, given, scopes)
-        return facts if whole.graphs else self._track_scalars(whole, given, facts, scopes[0])
+            facts = self._without_rows(whole, part, given)
+        # 6. For R2: results that stay multiples of a scalar of the whole batch. A result in f16 may
+        #    overflow where the scalar itself does not.
+        scalars = frozenset[str]().union(*(f.scalars for f in given))
+        if not scalars:
+            return facts
+        zeros = [i for i, f in enumerate(given) if f.zero]
+        multiple: set[str] = set()
+        for scalar in scalars.difference(*(f.bound_to for f in given)):
+            places = [i for i, f in enumerate(given) if scalar in f.multiple_of]
+            if _is_linear(whole, places, zeros, scope):
+                multiple.add(scalar)
+        if any(v.dtype == "f16" for v in whole.results):
+            multiple.clear()
+        rest = scalars - multiple
+        return tuple(replace(f, multiple_of=frozenset(multiple), bound_to=rest) for f in facts)
 
     def rows_dim(self, whole: Value, part: Value) -> int | None:
         """The dim that holds rows, by its size; the first of several."""
@@ -104,23 +119,28 @@ class TransferFunctions:
 
     # -- ops without bodies ----------------------------------------------------------------
 
-    def _plain(
-        self, whole: Op, part: Op, given: Sequence[Fact], scopes: tuple[Graph, Graph]
-    ) -> tuple[Fact, ...]:
-        if any(f.share is Share.SHARDED for f in given):
-            return self._with_rows(whole, part, given, scopes[0])
+    def _without_rows(self, whole: Op, part: Op, given: Sequence[Fact]) -> tuple[Fact, ...]:
         own = any(f.share is Share.LOCAL for f in given)
-        zero = not own and all(f.zero for f in given) and bool(given) and keeps_zero(whole)
+        zero = (
+            not own
+            and all(f.zero for f in given)
+            and bool(given)
+            and primitive(whole.kind).keeps_zero
+        )
         facts: list[Fact] = []
         for place, (one, value) in enumerate(zip(whole.results, part.results, strict=True)):
-            # No operand has rows. A result with rows is a source: all its rows must be alike.
             dim = self.rows_dim(one, value)
             if dim is None:
                 facts.append(Fact(Share.LOCAL) if own else Fact(zero=zero))
                 continue
-            items = self._items(whole, place, one, value, dim)
+            # A result with rows is a source: rows in one dim, and all of them alike.
+            if len(self.cut.dims(one, value)) > 1:
+                self.fault(Why.TWICE, f"{describe(whole, place)} {TWICE}")
+            items = self.cut.items_per_row(one, value, dim)
+            if not items:
+                self.fault(Why.COUPLED, f"{describe(whole, place)} {COUPLES}")
             uniform = not own and self._is_uniform(whole, dim, place)
-            facts.append(Fact(Share.SHARDED, Rows(dim, 1, items), uniform, zero))
+            facts.append(Fact(Share.SHARDED, Rows(dim, 1, max(items, 1)), uniform, zero))
         return tuple(facts)
 
     def _is_uniform(self, op: Op, dim: int, place: int) -> bool:
@@ -137,15 +157,6 @@ class TransferFunctions:
             self.fault(Why.CONSTANT, text)
         return False
 
-    def _items(self, op: Op, place: int, whole: Value, part: Value, dim: int) -> int:
-        """Items for each row in a dim that holds rows, faults where there are none."""
-        if len(self.cut.dims(whole, part)) > 1:
-            self.fault(Why.TWICE, f"{describe(op, place)} {TWICE}")
-        items = self.cut.items_per_row(whole, part, dim)
-        if not items:
-            self.fault(Why.COUPLED, f"{describe(op, place)} {COUPLES}")
-        return max(items, 1)
-
     def _with_rows(
         self, whole: Op, part: Op, given: Sequence[Fact], scope: Graph
     ) -> tuple[Fact, ...]:
@@ -155,7 +166,7 @@ class TransferFunctions:
         if is_opaque(whole):
             self.fault(Why.OPAQUE, f"{describe(whole)} is code that autopar cannot see into")
             return self._by_size(whole, part)
-        trail = propagate_rows(
+        flow = propagate_rows(
             AlignedOp(
                 whole,
                 part,
@@ -167,34 +178,29 @@ class TransferFunctions:
             )
         )
         # E5: rows are mixed; E7: they are in two dims.
-        if trail.fault:
-            why = Why.TWICE if trail.fault == TWICE else Why.COUPLED
-            self.fault(why, f"{describe(whole)} {trail.fault}{_first_rows(whole, given, scope)}")
+        if flow.fault:
+            rows, operand = next(
+                (f.rows, o) for o, f in zip(whole.operands, given, strict=True) if f.rows
+            )
+            holder = f"dim {rows.dim} of {operand} {scope.value(operand).type_text} holds them"
+            why = Why.TWICE if flow.fault == TWICE else Why.COUPLED
+            self.fault(why, f"{describe(whole)} {flow.fault}: {holder}")
             return self._by_size(whole, part)
-        uniform = all(f.uniform for f in given if f.rows) and whole.kind not in (
-            "concatenate", "pad",
-        )  # fmt: skip
-        zero = keeps_zero(whole) and all(f.zero for f in given)
-        # Rows of results, or partial sums.
-        facts = [
-            Fact(Share.SHARDED, rows, uniform and self._same_items(rows, given), zero)
-            if rows is not None
-            else Fact(Share.PARTIAL, combiner=trail.combiner, zero=zero)
-            for rows in trail.results
-        ]
-        self._check(whole, part, given, facts)
-        return tuple(facts)
-
-    def _same_items(self, rows: Rows, given: Sequence[Fact]) -> bool:
+        # Rows of results, or partial sums. Rows stay uniform with as many items each.
+        joins = whole.kind in ("concatenate", "pad")
+        uniform = not joins and all(f.uniform for f in given if f.rows)
+        zero = primitive(whole.kind).keeps_zero and all(f.zero for f in given)
         items = {f.rows.outer * f.rows.inner for f in given if f.rows is not None}
-        return items == {rows.outer * rows.inner}
-
-    def _check(self, whole: Op, part: Op, given: Sequence[Fact], facts: Sequence[Fact]) -> None:
-        """Note faults unless rows are where the sizes say, and sums over rows start from zero."""
+        facts = [
+            Fact(Share.SHARDED, rows, uniform and items == {rows.outer * rows.inner}, zero)
+            if rows is not None
+            else Fact(Share.PARTIAL, combiner=flow.combiner, zero=zero)
+            for rows in flow.results
+        ]
+        # The rows by rule must be where the sizes of the two traces say.
         for place, (one, value, fact) in enumerate(
             zip(whole.results, part.results, facts, strict=True)
         ):
-            # The rows by rule must be where the sizes of the two traces say.
             dims = self.cut.dims(one, value)
             held = () if fact.rows is None else (fact.rows.dim,)
             if len(dims) > 1:
@@ -211,6 +217,7 @@ class TransferFunctions:
         if summed and any(f.share is Share.LOCAL for f in given):
             text = f"{describe(whole)} mixes rows with the number of their microbatch"
             self.fault(Why.COUPLED, text)
+        return tuple(facts)
 
     def _by_size(self, whole: Op, part: Op) -> tuple[Fact, ...]:
         """Facts of the results of an op that cannot be cut, by their sizes alone."""
@@ -240,63 +247,25 @@ class TransferFunctions:
         fits = (
             _is_linear(whole, places, zeros, scope)
             if combiner == "sum"
-            else combines(whole, combiner)
+            else primitive(whole.kind).moves or _IDEMPOTENT.get(whole.kind) == combiner
         )
         if not (same and fits):
-            maker = _describe_maker(whole.operands[places[0]], scope)
+            operand = whole.operands[places[0]]
+            made = (
+                (op, k) for op in scope.ops for k, v in enumerate(op.results) if v.name == operand
+            )
+            maker = next((describe(op, k) for op, k in made), str(operand))
             value = f"{maker}, a {combiner} over rows of the batch"
             text = f"{describe(whole)} needs all of {value}, inside the loop that makes it"
             self.fault(Why.LOOPED, text)
             return self._by_size(whole, part)
-        zero = all(given[i].zero for i in places) and keeps_zero(whole)
+        zero = all(given[i].zero for i in places) and primitive(whole.kind).keeps_zero
         return tuple(Fact(Share.PARTIAL, combiner=combiner, zero=zero) for _ in whole.results)
-
-    # -- multiples of a scalar -------------------------------------------------------------
-
-    def _track_scalars(
-        self, whole: Op, given: Sequence[Fact], facts: Sequence[Fact], scope: Graph
-    ) -> tuple[Fact, ...]:
-        """The facts with the scalars of the whole batch that the results are multiples of."""
-        scalars = frozenset[str]().union(*(f.scalars for f in given))
-        if not scalars:
-            return tuple(facts)
-        # Bookkeeping for R2: results that stay multiples of a scalar of the whole batch.
-        multiple = frozenset(s for s in scalars if _is_multiple(whole, s, given, scope))
-        rest = scalars - multiple
-        return tuple(replace(f, multiple_of=multiple, bound_to=rest) for f in facts)
-
-
-def _is_multiple(op: Op, scalar: str, given: Sequence[Fact], scope: Graph) -> bool:
-    """True if the op's results are multiples of the scalar, and no f16 that may overflow."""
-    if any(scalar in f.bound_to for f in given) or any(v.dtype == "f16" for v in op.results):
-        return False
-    places = [i for i, f in enumerate(given) if scalar in f.multiple_of]
-    zeros = [i for i, f in enumerate(given) if f.zero]
-    return _is_linear(op, places, zeros, scope)
-
-
-def _describe_maker(operand: Operand, scope: Graph) -> str:
-    """A value with the op and the line that make it, where the scope has them."""
-    places = ((op, k) for op in scope.ops for k, v in enumerate(op.results) if v.name == operand)
-    return next((describe(op, k) for op, k in places), str(operand))
-
-
-def _first_rows(op: Op, given: Sequence[Fact], scope: Graph) -> str:
-    """The operand that holds rows, to be named."""
-    pairs = zip(op.operands, given, strict=True)
-    return next(
-        (
-            f": dim {f.rows.dim} of {o} {scope.value(o).type_text} holds them"
-            for o, f in pairs
-            if f.rows is not None
-        ),
-        "",
-    )
 
 
 @dataclass(frozen=True)
 class _Bodies:
-    """The bodies of one op of the two traces, for `control` to go through."""
+    """The bodies of one op of the two traces, for `control_flow` to go through."""
 
     transfer: TransferFunctions
     whole: Op
@@ -333,11 +302,6 @@ class _Bodies:
 _IDEMPOTENT = {"max": "max", "min": "min", "and": "and", "or": "or"}
 
 
-def keeps_zero(op: Op) -> bool:
-    """True if zeros make zeros."""
-    return primitive(op.kind).keeps_zero
-
-
 def _is_linear(op: Op, places: Collection[int], zeros: Collection[int], graph: Graph) -> bool:
     """True if the results are linear in the operands at these places, those at `zeros` being 0.
 
@@ -350,8 +314,3 @@ def _is_linear(op: Op, places: Collection[int], zeros: Collection[int], graph: G
     return any(
         set(places) <= set(group) and set(group) - set(places) <= set(zeros) for group in groups
     )
-
-
-def combines(op: Op, combiner: str) -> bool:
-    """True if the op combines parts by that combiner, or only moves them."""
-    return primitive(op.kind).moves or _IDEMPOTENT.get(op.kind) == combiner

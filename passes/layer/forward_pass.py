@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,77 +42,35 @@ class Forward:
 
 def forward_of(batching: Batching) -> Forward:
     """The forward pass of a step."""
-    graph, moments = batching.graph, _moments_of(batching)
-    sources = _sources(graph, moments)
-    positions = tuple(i for i in _forward_positions(graph, moments) if i not in sources)
-    flops = np.array([graph.ops[i].flops for i in positions], dtype=np.int64)
-    return Forward(graph, moments, sources, positions, flops, _crossing(graph, positions))
-
-
-def _sources(graph: Graph, moments: tuple[Moment, ...]) -> frozenset[int]:
-    """Ops of the loops that read nothing which differs between microbatches."""
-    own = {i.value.name for i in graph.inputs if i.role is Role.BATCH}
-    found: set[int] = set()
+    graph = batching.graph
+    rows = {i.value.name for i in graph.inputs if i.role is Role.BATCH}
+    # 1. The moment of each op. A step that is left whole has the moments it would have if it were
+    #    cut: ops that read the batch are in the loop, but for the update, which follows it.
+    moments = list(batching.moments)
+    if not moments:
+        fresh = set(rows)
+        for op in graph.ops:
+            if fresh.isdisjoint(op.value_operands()):
+                moments.append(FREE)
+            else:
+                fresh.update(r.name for r in op.results)
+                moments.append(_ONCE if op.origin.region == "update" else _LOOP)
+    # 2. Sources: ops of the loops that read nothing which differs between microbatches.
+    own, sources = set(rows), set[int]()
     for i, (op, moment) in enumerate(zip(graph.ops, moments, strict=True)):
         if moment.when is not When.LOOP:
             continue
         if own.isdisjoint(op.value_operands()):
-            found.add(i)
+            sources.add(i)
         else:
             own.update(r.name for r in op.results)
-    return frozenset(found)
-
-
-def _forward_positions(graph: Graph, moments: tuple[Moment, ...]) -> list[int]:
-    """Ops of the loops up to the first backward one, and later ones of the first loop alone.
-
-    What only the backward pass reads may be left to a later loop: it is of the forward pass all
-    the same. A second forward pass prepares in the first loop what it reads of the batch.
-    """
-    loops = [m.loops[0] if m.when is When.LOOP else -1 for m in moments]
-    regions = [op.origin.region for op in graph.ops]
-    looped = [(i, r) for i, (r, n) in enumerate(zip(regions, loops, strict=True)) if n >= 0]
-    end = next((i for i, region in looped if region == "backward"), len(loops))
-    first = _first_readers(graph, loops)
-    return [
-        i
-        for i, region in looped
-        if region == "forward" and (i < end or (loops[i] == 0 and first[i] == 0))
-    ]
-
-
-def _first_readers(graph: Graph, loops: list[int]) -> list[int]:
-    """The first loop that reads each op, if only through others."""
-    readers: dict[str, int] = {}
-    first = list(loops)
-    for i in reversed(range(len(loops))):
-        read = [readers[r.name] for r in graph.ops[i].results if r.name in readers]
-        first[i] = max(loops[i], min(read, default=0))
-        for name in graph.ops[i].value_operands():
-            readers[name] = min(readers.get(name, first[i]), first[i])
-    return first
-
-
-def _moments_of(batching: Batching) -> tuple[Moment, ...]:
-    """The moment of each op; of a step left whole, the one it would have if it were cut.
-
-    There ops that read the batch are in the loop, but for the update, which follows it.
-    """
-    if batching.moments:
-        return batching.moments
-    graph = batching.graph
-    fresh = {i.value.name for i in graph.inputs if i.role is Role.BATCH}
-    return tuple(_moment(op, fresh) for op in graph.ops)
-
-
-def _moment(op: Op, fresh: set[str]) -> Moment:
-    if fresh.isdisjoint(op.value_operands()):
-        return FREE
-    fresh.update(r.name for r in op.results)
-    return _ONCE if op.origin.region == "update" else _LOOP
-
-
-def _crossing(graph: Graph, positions: tuple[int, ...]) -> Ints:
+    # 3. The forward ops without them.
+    positions = tuple(i for i in _forward_positions(graph, moments) if i not in sources)
+    flops = np.array([graph.ops[i].flops for i in positions], dtype=np.int64)
+    # 4. A value crosses all cuts from its maker to its last reader:
+    #
+    #        x = ..    y = f(x)    z = g(x, y)       bytes of x and y after their makers,
+    #        + x       + y         - x - y           less both at the last reader, summed up
     made: dict[str, int] = {}
     last: dict[str, int] = {}
     for at, i in enumerate(positions):
@@ -119,10 +78,35 @@ def _crossing(graph: Graph, positions: tuple[int, ...]) -> Ints:
             if name in made:
                 last[name] = at
         made.update((r.name, at) for r in graph.ops[i].results)
-    # A value crosses all cuts from its maker to its last reader: differences, then one sum.
     steps = np.zeros(len(positions) + 1, dtype=np.int64)
     for name, end in last.items():
         nbytes = graph.values[name].nbytes
         steps[made[name]] += nbytes
         steps[end] -= nbytes
-    return np.cumsum(steps)[: len(positions)].astype(np.int64)
+    crossing = np.cumsum(steps)[: len(positions)].astype(np.int64)
+    return Forward(graph, tuple(moments), frozenset(sources), positions, flops, crossing)
+
+
+def _forward_positions(graph: Graph, moments: Sequence[Moment]) -> list[int]:
+    """Ops of the loops up to the first backward one, and later ones of the first loop alone.
+
+    What only the backward pass reads may be left to a later loop: it is of the forward pass all
+    the same. A second forward pass prepares in the first loop what it reads of the batch.
+    """
+    loops = [m.loops[0] if m.when is When.LOOP else -1 for m in moments]
+    # The first loop that reads each op, if only through others.
+    readers: dict[str, int] = {}
+    first = list(loops)
+    for i in reversed(range(len(loops))):
+        read = [readers[r.name] for r in graph.ops[i].results if r.name in readers]
+        first[i] = max(loops[i], min(read, default=0))
+        for name in graph.ops[i].value_operands():
+            readers[name] = min(readers.get(name, first[i]), first[i])
+    regions = [op.origin.region for op in graph.ops]
+    looped = [(i, r) for i, (r, n) in enumerate(zip(regions, loops, strict=True)) if n >= 0]
+    end = next((i for i, region in looped if region == "backward"), len(loops))
+    return [
+        i
+        for i, region in looped
+        if region == "forward" and (i < end or (loops[i] == 0 and first[i] == 0))
+    ]

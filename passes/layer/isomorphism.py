@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.layers import LayerSequence
-from autopar.ir.values import Value
 
 # A loop that repeats the first one leaves out few ops in a row: what only the first one returns.
 _LONGEST_SKIP = 64
@@ -102,34 +101,33 @@ class _Describer:
                 self._returned.setdefault(operand, []).append(targets.get(o, ""))
 
     def layer(self, k: int, members: Sequence[int]) -> Hashable:
-        """The identity of a layer: its ops, with values numbered as they occur."""
-        number: Numbers = {}
+        """The identity of a layer: its ops, with values numbered as they are met."""
+        number: Numbers = {}  # names do not matter: %a, %b and %x, %y both read 0, 1
         rows: list[Hashable] = []
         for i in members:
             op = self._graph.ops[i]
-            operands = tuple(self._operand(o, k, number) for o in op.operands)
-            results = tuple(self._result(r, k, number) for r in op.results)
-            rows.append((signature(op, self._graph), op.origin.region, operands, results))
+            # An operand is its number, or if it is new also what it is and where it comes from.
+            operands: list[Hashable] = []
+            for operand in op.operands:
+                if not isinstance(operand, str):
+                    operands.append(None)
+                elif operand in number:
+                    operands.append(number[operand])
+                else:
+                    number[operand] = len(number)
+                    value, role = self._graph.values[operand], self._inputs.get(operand)
+                    side = _side(self._homes[self._maker[operand]], k) if role is None else role
+                    operands.append((number[operand], side, value.shape, value.dtype))
+            # A result is the sides that its readers are on, and the inputs that it replaces.
+            results: list[Hashable] = []
+            for value in op.results:
+                number[value.name] = len(number)
+                sides = {_side(home, k) for home in self._readers.get(value.name, ())}
+                returned = self._returned.get(value.name, ())
+                results.append((tuple(sorted(sides)), tuple(number.get(n, -1) for n in returned)))
+            identity = signature(op, self._graph)
+            rows.append((identity, op.origin.region, tuple(operands), tuple(results)))
         return tuple(rows)
-
-    def _operand(self, operand: Operand, k: int, number: Numbers) -> Hashable:
-        if not isinstance(operand, str):
-            return None
-        known = number.get(operand)
-        if known is not None:
-            return known
-        # Values are numbered as they are met, so that names do not matter.
-        number[operand] = len(number)
-        value, role = self._graph.values[operand], self._inputs.get(operand)
-        origin = role if role is not None else _side(self._homes[self._maker[operand]], k)
-        return number[operand], origin, value.shape, value.dtype
-
-    def _result(self, value: Value, k: int, number: Numbers) -> Hashable:
-        number[value.name] = len(number)
-        # It matters on which side its readers are, and which input it replaces.
-        sides = {_side(home, k) for home in self._readers.get(value.name, ())}
-        returned = self._returned.get(value.name, ())
-        return tuple(sorted(sides)), tuple(number.get(name, -1) for name in returned)
 
 
 def _is_scalar_update(op: Op) -> bool:

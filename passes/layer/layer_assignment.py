@@ -20,7 +20,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from autopar.ir.batching import Batching, Moment, When
 from autopar.ir.graph import Op
@@ -53,15 +53,12 @@ def assign_inputs(batching: Batching, found: Sequence[int]) -> tuple[tuple[int, 
         for name in op.value_operands():
             needs[name] = needs.get(name, 0) | mask
     makers = {r.name: home for op, home in zip(graph.ops, found, strict=True) for r in op.results}
-    own = {i: makers.get(str(graph.outputs[o]), NONE) for o, i in graph.donated}
-    return tuple(
-        _first(own.get(n, NONE), _layers_in(needs.get(given.value.name, 0)))
-        for n, given in enumerate(graph.inputs)
-    )
-
-
-def _first(own: int, readers: Iterable[int]) -> tuple[int, ...]:
-    return ((own,) if own >= 0 else ()) + tuple(r for r in readers if r != own)
+    replaced = {i: makers.get(str(graph.outputs[o]), NONE) for o, i in graph.donated}
+    layers: list[tuple[int, ...]] = []
+    for n, given in enumerate(graph.inputs):
+        own, readers = replaced.get(n, NONE), _layers_in(needs.get(given.value.name, 0))
+        layers.append((*([own] if own >= 0 else []), *(r for r in readers if r != own)))
+    return tuple(layers)
 
 
 def _layers_in(mask: int) -> Iterator[int]:
@@ -110,8 +107,13 @@ class _LayerAssignment:
         for i, names in enumerate(self._reads):
             for name in names:
                 self._users.setdefault(name, []).append(i)
-        # Step 1, and what the later steps ask: readers, avail, owners and wishes.
-        self._place_forward(forward.positions, layers)
+        # Step 1: forward ops, by the range that they are in.
+        layer = 0
+        for i in forward.positions:
+            while layer < self._last and i > layers[layer].last:
+                layer += 1
+            self._home[i] = layer
+        # The later steps ask for readers, avail, owners and wishes.
         self._readers = self._forward_readers()
         self._places = self._forward_places()
         self._owner = {
@@ -139,13 +141,6 @@ class _LayerAssignment:
         return name in self._maker and self._is_backward(self._maker[name])
 
     # -- forward ---------------------------------------------------------------------------
-
-    def _place_forward(self, positions: Sequence[int], layers: Sequence[Layer]) -> None:
-        layer = 0
-        for i in positions:
-            while layer < self._last and i > layers[layer].last:
-                layer += 1
-            self._home[i] = layer
 
     def _forward_readers(self) -> dict[str, int]:
         """The layers whose forward ops read each value, also through what runs once."""
@@ -203,29 +198,21 @@ class _LayerAssignment:
         able: dict[int, int] = {}  # the layers that have what an op reads of the forward pass
         for i in range(len(self._ops)):
             if self._is_backward(i) and i not in again:
-                ceiling, able[i] = self._reach(i)
-                self._home[i] = self._latest(i, ceiling)
+                cotangents = [n for n in self._reads[i] if self._from_backward(n)]
+                known = [h for n in cotangents if (h := self._home[self._maker[n]]) >= 0]
+                others = {
+                    n: self._places.get(n, _ANYWHERE) for n in self._reads[i] if n not in cotangents
+                }
+                # home(e) = max k <= min(home of the cotangents), with k in avail of all others
+                able[i] = _intersection(others.values())
+                self._home[i] = self._latest(others, able[i], min(known, default=self._last))
         self._move_to_readers(able)
         for copy, model in again.items():
             self._home[copy] = self._home[model]
 
-    def _reach(self, i: int) -> tuple[int, int]:
-        """The earliest home of the backward values that an op reads, and where the rest is."""
-        backward = [n for n in self._reads[i] if self._from_backward(n)]
-        # min(home of cotangents) is the ceiling; avail of the other operands is the set to choose
-        # from.
-        known = [home for n in backward if (home := self._home[self._maker[n]]) >= 0]
-        rest = _intersection(
-            self._places.get(n, _ANYWHERE) for n in self._reads[i] if n not in backward
-        )
-        return min(known, default=self._last), rest
-
-    def _latest(self, i: int, ceiling: int) -> int:
-        """The last layer up to a ceiling that has all that an op reads, or else its largest."""
-        places = {
-            n: self._places.get(n, _ANYWHERE) for n in self._reads[i] if not self._from_backward(n)
-        }
-        found = _highest(_intersection(places.values()), ceiling)
+    def _latest(self, places: Mapping[str, int], able: int, ceiling: int) -> int:
+        """The last layer up to a ceiling that has all values, or else the largest."""
+        found = _highest(able, ceiling)
         if found >= 0:
             return found
         # No layer has all operands: the largest decides, and the others are sent.
@@ -295,31 +282,39 @@ class _LayerAssignment:
                 continue
             # Arrays go to their parameter; scalars to the arrays that they are made of, or to where
             # all their operands are.
-            large = [n for n in self._reads[i] if self._values[n].item_count > 1]
-            by_operands = self._home_of_largest(large)
-            if _is_small(op):
-                joined = self._join(self._reads[i])
-                self._home[i] = by_operands if by_operands >= 0 else self._wanted.get(i, joined)
-            else:
+            by_operands = self._home_of_largest_array(i)
+            if not _is_small(op):
                 self._home[i] = self._wanted.get(i, by_operands)
+            elif by_operands >= 0:
+                self._home[i] = by_operands
+            else:
+                # NONE if the operands' homes differ, or are joins already.
+                homes = {h for n in self._reads[i] if (h := self._home_of(n)) != _UNKNOWN}
+                joined = homes.pop() if len(homes) == 1 else NONE if homes else _UNKNOWN
+                self._home[i] = self._wanted.get(i, joined)
 
-    def _home_of_largest(self, names: Iterable[str]) -> int:
-        """The home of the largest value, the earliest of equals; unknown where none has one."""
-        homes = [(-self._values[n].nbytes, h) for n in names if (h := self._home_of(n)) >= 0]
+    def _home_of_largest_array(self, i: int) -> int:
+        """The home of the largest array that an op reads; the earliest of equals."""
+        homes = [
+            (-self._values[n].nbytes, home)
+            for n in self._reads[i]
+            if self._values[n].item_count > 1 and (home := self._home_of(n)) >= 0
+        ]
         return min(homes)[1] if homes else _UNKNOWN
 
     def _home_of(self, name: str) -> int:
         maker = self._maker.get(name)
         return self._owner.get(name, _UNKNOWN) if maker is None else self._home[maker]
 
-    def _join(self, names: Iterable[str]) -> int:
-        """The one home of all values that have one; NONE if they differ or are joins already."""
-        homes = {home for n in names if (home := self._home_of(n)) != _UNKNOWN}
-        return homes.pop() if len(homes) == 1 else NONE if homes else _UNKNOWN
-
     def _place_by_users(self) -> None:
         """Place the rest: setup, decayed moments, schedules of the learning rate."""
-        owned = self._made_of_state()
+        # Free ops that carry a parameter on, such as a cast of it.
+        carried = {name for name in self._owner if self._values[name].item_count > 1}
+        of_state: set[int] = set()
+        for i, names in enumerate(self._reads):
+            if self._moments[i].when is When.FREE and not carried.isdisjoint(names):
+                carried.update(r.name for r in self._ops[i].results)
+                of_state.add(i)
         for i in reversed(range(len(self._ops))):
             if self._home[i] != _UNKNOWN:
                 continue
@@ -327,22 +322,10 @@ class _LayerAssignment:
             homes = {h for h in map(self._wished, users) if h >= 0}
             # One reader's layer; several read a cast parameter where it is first needed, all else
             # each makes for itself.
-            if len(homes) == 1 or (homes and i in owned):
+            if len(homes) == 1 or (homes and i in of_state):
                 self._home[i] = min(homes)
             elif not homes:
-                self._home[i] = self._home_of_largest(
-                    n for n in self._reads[i] if self._values[n].item_count > 1
-                )
-
-    def _made_of_state(self) -> set[int]:
-        """Free ops that carry a parameter on, such as a cast of it."""
-        carried = {name for name in self._owner if self._values[name].item_count > 1}
-        found: set[int] = set()
-        for i, names in enumerate(self._reads):
-            if self._moments[i].when is When.FREE and not carried.isdisjoint(names):
-                carried.update(r.name for r in self._ops[i].results)
-                found.add(i)
-        return found
+                self._home[i] = self._home_of_largest_array(i)
 
 
 def _is_small(op: Op) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar, cast
 
 import numpy as np
@@ -61,7 +62,8 @@ class MinCut(AbstractLayering):
         if self.layers is None and len(blocks) > 1:
             return layers_from(given, forward, blocks)
         # 2. Else the dynamic program, for the number asked for or one for each heavy op.
-        count = self.layers if self.layers is not None else _count_of_heavy(forward)
+        heavy = int((forward.flops > _HEAVY_SHARE * forward.flops.sum()).sum())
+        count = self.layers if self.layers is not None else max(1, min(_MOST_LAYERS, heavy))
         return layers_from(given, forward, self._starts(forward, count, blocks))
 
     def _starts(self, forward: Forward, count: int, blocks: Sequence[int]) -> list[int]:
@@ -82,50 +84,30 @@ def _blocks(forward: Forward, repeats: Sequence[Repeat]) -> list[int]:
     """The first ops of blocks: the repeated ones, and the stretches around them that are large."""
     if not repeats:
         return [0]
+    graph = forward.graph
+    # 1. Bytes of parameters, also through ops that run once and leave half of them at least, such
+    #    as a cast.
+    state = {i.value.name: i.value.nbytes for i in graph.inputs if i.role is Role.STATE}
+    for i, (op, moment) in enumerate(zip(graph.ops, forward.moments, strict=True)):
+        nbytes = max((state[n] for n in op.value_operands() if n in state), default=0)
+        if nbytes and not moment.loops and i <= forward.positions[-1]:
+            state.update((r.name, nbytes) for r in op.results if r.nbytes >= nbytes // 2)
+    # 2. FLOPs and bytes of parameters of the blocks and of the stretches between them.
     inner = [bound for repeat in repeats for bound in repeat.bounds]
     starts = sorted({0, *inner} - {len(forward.positions)})
-    stops = [*starts[1:], len(forward.positions)]
-    repeated = {bound for repeat in repeats for bound in list(repeat.bounds)[:-1]}
-    weigh = _Weights(forward)
-    blocks = [weigh.of(a, b) for a, b in zip(starts, stops, strict=True) if a in repeated]
-    # A head or an embedding stands alone if it has a tenth of a block's work or parameters.
-    least = _OWN_SHARE * np.mean(blocks, axis=0)
-    kept = [
-        bool(a in repeated or (weigh.of(a, b) > least).any())
-        for a, b in zip(starts, stops, strict=True)
-    ]
-    return _merge_small(starts, kept)
-
-
-def _merge_small(starts: Sequence[int], kept: Sequence[bool]) -> list[int]:
-    """Small stretches join the one before them; at the very beginning the one after."""
-    found = [start for start, keep in zip(starts, kept, strict=True) if keep]
-    return [0, *found[1:]]
-
-
-class _Weights:
-    """FLOPs and bytes of parameters of stretches of forward ops."""
-
-    def __init__(self, forward: Forward) -> None:
-        graph = forward.graph
-        state = {i.value.name: i.value.nbytes for i in graph.inputs if i.role is Role.STATE}
-        for i, (op, moment) in enumerate(zip(graph.ops, forward.moments, strict=True)):
-            read = [state[n] for n in op.value_operands() if n in state]
-            if read and not moment.loops and i <= forward.positions[-1]:
-                state.update((r.name, max(read)) for r in op.results if r.nbytes >= max(read) // 2)
-        self._forward, self._state = forward, state
-
-    def of(self, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """The FLOPs and bytes of a stretch."""
-        ops = (self._forward.graph.ops[i] for i in self._forward.positions[start:stop])
+    weights: list[Ints] = []
+    for start, stop in pairwise([*starts, len(forward.positions)]):
+        ops = (graph.ops[i] for i in forward.positions[start:stop])
         read = dict.fromkeys(n for op in ops for n in op.value_operands())
-        nbytes = sum(self._state.get(n, 0) for n in read)
-        return np.array([self._forward.flops[start:stop].sum(), nbytes], dtype=np.int64)
-
-
-def _count_of_heavy(forward: Forward) -> int:
-    heavy = int((forward.flops > _HEAVY_SHARE * forward.flops.sum()).sum())
-    return max(1, min(_MOST_LAYERS, heavy))
+        nbytes = sum(state.get(n, 0) for n in read)
+        weights.append(np.array([forward.flops[start:stop].sum(), nbytes], dtype=np.int64))
+    # 3. A head or an embedding stands alone if it has a tenth of a block's work or parameters. A
+    #    smaller stretch joins the one before it; at the very beginning the one after.
+    weighed = list(zip(starts, weights, strict=True))
+    repeated = {bound for repeat in repeats for bound in list(repeat.bounds)[:-1]}
+    least = _OWN_SHARE * np.mean([w for start, w in weighed if start in repeated], axis=0)
+    kept = [start for start, w in weighed if start in repeated or (w > least).any()]
+    return [0, *kept[1:]]
 
 
 def _cheap_places(crossing: Ints) -> list[int]:

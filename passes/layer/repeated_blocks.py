@@ -61,7 +61,9 @@ class _RepeatSearch:
         # A cut after op i costs _cut[i + 1]; before the first and after the last it is free.
         self._cut = np.concatenate([[0], forward.crossing])
         self._work = np.concatenate([[0], np.cumsum(forward.flops)])
-        self._modules = _starts(forward)
+        # True where another module begins with an op, and at both ends.
+        modules = pairwise(op.origin.module for op in forward.ops)
+        self._modules = np.array([True, *(a != b for a, b in modules), True], dtype=np.bool_)
 
     def within(self, first: int, stop: int) -> Iterator[Repeat]:
         """The repeats of a range, in order."""
@@ -88,15 +90,15 @@ class _RepeatSearch:
 
     def _align(self, start: int, stop: int, period: int) -> Repeat:
         """The blocks of a periodic range, begun where cuts cost least and modules begin."""
+
+        def cost(repeat: Repeat) -> tuple[int, int, int]:
+            bounds = list(repeat.bounds)
+            return int(self._cut[bounds].sum()), -int(self._modules[bounds].sum()), repeat.start
+
         # The run is longer than its blocks: they may start at any offset that is left.
         count = (stop - start) // period
         offsets = range(start, stop - count * period + 1)
-        repeats = [Repeat(offset, period, count) for offset in offsets]
-        return min(repeats, key=self._cost)
-
-    def _cost(self, repeat: Repeat) -> tuple[int, int, int]:
-        bounds = list(repeat.bounds)
-        return int(self._cut[bounds].sum()), -int(self._modules[bounds].sum()), repeat.start
+        return min((Repeat(offset, period, count) for offset in offsets), key=cost)
 
 
 def _longest_run(equal: npt.NDArray[np.bool_]) -> tuple[int, int]:
@@ -105,10 +107,3 @@ def _longest_run(equal: npt.NDArray[np.bool_]) -> tuple[int, int]:
     lengths = np.diff(breaks) - 1
     longest = int(np.argmax(lengths))
     return int(breaks[longest]) + 1, int(lengths[longest])
-
-
-def _starts(forward: Forward) -> npt.NDArray[np.bool_]:
-    """True where another module begins with an op, and at the end."""
-    modules = [op.origin.module for op in forward.ops]
-    changes = [a != b for a, b in pairwise(modules)]
-    return np.array([True, *changes, True], dtype=np.bool_)

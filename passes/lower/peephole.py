@@ -42,8 +42,17 @@ def combine_once(
         made: Sequence[Instruction] = (step,)
         # all-reduce(a) + all-reduce(b)  ->  all-reduce(a + b)
         if isinstance(step, Run) and step.equation in sums and _alike(step, moves, uses):
-            dropped.update(name for name in step.operands if name)
-            made = _combine(step, moves)
+            operands, (result,) = [name for name in step.operands if name], step.results
+            one, other = (moves[name] for name in operands)
+            dropped.update(operands)
+            summed, partial = f"{result}.partial", one.before
+            value = replace(one.value, name=result)
+            made = (
+                Run(
+                    step.equation, (one.source, other.source), (summed,), (partial,) * 2, (partial,)
+                ),
+                replace(other, value=value, source=summed, result=result, repeat=0),
+            )
         kept += made
         moves.update((m.result, m) for m in made if isinstance(m, Move))
     return [s for s in kept if not (isinstance(s, Move) and s.result in dropped)]
@@ -63,8 +72,12 @@ def move_once(
         if not isinstance(step, Move) or uses[step.source] != 1 or step.source not in first:
             continue
         earlier = kept[first[step.source]]
+        if not isinstance(earlier, Move) or not earlier.combiner == step.combiner == "sum":
+            continue
         # a -> b -> c, where only c is read and no larger than b:  a -> c
-        if isinstance(earlier, Move) and _goes_on(earlier, step, mesh):
+        shape = earlier.value.shape
+        items, later = (math.prod(m.after.shard_shape(shape, mesh)) for m in (earlier, step))
+        if later <= items:
             route = merge_scatters(resharder.route(earlier.value, earlier.before, step.after))
             kept[at] = None
             kept[first[step.source]] = replace(
@@ -87,21 +100,18 @@ def merge_scatters(route: Route) -> Route:
     while waiting:
         step = waiting.pop(0)
         collective = next(collectives) if step.kind in COLLECTIVES else None
+        # all-reduce(axes), slice(axes)  ->  reduce-scatter(axes), if one dim is sliced, by the same
+        # axes in the same order
         slices = waiting[: len(step.axes)]
-        # all-reduce(axes), slice(axes)  ->  reduce-scatter(axes)
-        if step.kind == "all-reduce" and collective and _slice_all(step.axes, slices):
+        slices_dim = all(s.kind == "slice" and s.dim == slices[0].dim for s in slices)
+        sliced = tuple(a for s in slices for a in s.axes)
+        if step.kind == "all-reduce" and collective and slices_dim and sliced == step.axes:
             del waiting[: len(slices)]
             step = MoveStep("reduce-scatter", step.axes, slices[0].dim)
             collective = replace(collective, kind=step.kind)
         steps.append(step)
         moved += [collective] if collective else []
     return Route(tuple(steps), tuple(moved), route.seconds)
-
-
-def _slice_all(axes: tuple[str, ...], slices: Sequence[MoveStep]) -> bool:
-    """True if the steps slice one dim by these axes, in their order."""
-    sliced = tuple(a for s in slices for a in s.axes)
-    return all(s.kind == "slice" and s.dim == slices[0].dim for s in slices) and sliced == axes
 
 
 def _uses(steps: Sequence[Instruction], outputs: Sequence[str | None]) -> Counter[str | None]:
@@ -134,22 +144,3 @@ def _alike(run: Run, moves: dict[str, Move], uses: Counter[str | None]) -> bool:
         and (one.before, one.after, one.steps) == (other.before, other.after, other.steps)
         and run.result_shardings == (one.after,)
     )
-
-
-def _combine(run: Run, moves: dict[str, Move]) -> tuple[Run, Move]:
-    """The sum of what was moved, and one move of it."""
-    one, other = (moves[name] for name in run.operands if name)
-    (result,) = run.results
-    summed = f"{result}.partial"
-    added = Run(
-        run.equation, (one.source, other.source), (summed,), (one.before,) * 2, (one.before,)
-    )
-    value = replace(one.value, name=result)
-    return added, replace(other, value=value, source=summed, result=result, repeat=0)
-
-
-def _goes_on(earlier: Move, step: Move, mesh: MeshShape) -> bool:
-    """True if two moves of one value may be one, in place of the first."""
-    shape = earlier.value.shape
-    sizes = [math.prod(m.after.shard_shape(shape, mesh)) for m in (earlier, step)]
-    return earlier.combiner == step.combiner == "sum" and sizes[1] <= sizes[0]

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import cast
 
 from autopar.cost.reshard import Resharder
 from autopar.ir.batching import Batching
@@ -35,7 +34,6 @@ from autopar.passes.lower.partition.part_assignment import PartKey
 from autopar.passes.lower.partition.part_dataflow import PartDataflow
 from autopar.passes.lower.partition.register_allocation import (
     Group,
-    Passage,
     RegisterAllocation,
     Slot,
     insert_frees,
@@ -45,7 +43,6 @@ from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan
 from autopar.passes.lower.spmd import lower_spmd
 from autopar.passes.lower.verify import verify_program
 from autopar.schedule.grid import Grid, Kind, Task
-from autopar.schedule.wiring import Indices
 
 _KINDS = {
     Kind.FORWARD: PartKind.FORWARD,
@@ -67,8 +64,13 @@ def lower_pipeline(
     Raises GraphError if the program could not run, or would compute something else.
     """
     dataflow = PartDataflow.of(batching, stages, parts)
-    # 1. What each device runs of every part.
-    listings = _list_parts(dataflow, plans, resharders)
+    # 1. The listing of each part: what every device of its submesh runs.
+    joints = [submesh_graph(dataflow, submesh) for submesh in range(len(plans))]
+    listings: list[SpmdProgram] = []
+    for part in parts:
+        joint = joints[part.submesh]
+        plan, partial = part_plan(part, joint, plans[part.submesh]), left_partial(part, joint)
+        listings.append(lower_spmd(part.graph, plan, resharders[part.submesh], partial))
     for part, listing in zip(parts, listings, strict=True):
         check_listing(part.graph, listing, stages.submeshes[part.submesh].mesh)
     # 2. Registers for all values; runs and sends in order; frees.
@@ -92,20 +94,6 @@ def lower_pipeline(
     return program
 
 
-def _list_parts(
-    dataflow: PartDataflow, plans: Sequence[ShardingPlan], resharders: Sequence[Resharder]
-) -> tuple[SpmdProgram, ...]:
-    """Lower each part to what every device of its submesh runs."""
-    joints = [submesh_graph(dataflow, submesh) for submesh in range(len(plans))]
-    found: list[SpmdProgram] = []
-    for part in dataflow.parts:
-        joint = joints[part.submesh]
-        plan = part_plan(part, joint, plans[part.submesh])
-        partial = left_partial(part, joint)
-        found.append(lower_spmd(part.graph, plan, resharders[part.submesh], partial))
-    return tuple(found)
-
-
 @dataclass(frozen=True)
 class _Order:
     """The order in which the parts of a step run; each sends at once what others wait for."""
@@ -125,7 +113,9 @@ class _Order:
             yield from ([start] for start in self._starts(loop))
             grid = grid_of(self.dataflow.step.stages, batching.microbatches)
             for task in _in_time(grid):
-                yield from self._task(loop, task)
+                k = self._part_of(loop, task)
+                if k is not None:
+                    yield from self._run(k, task.microbatch)
             yield from self._once([2 * loop + 1])
 
     def _once(self, times: Sequence[int]) -> Iterator[Group]:
@@ -133,11 +123,6 @@ class _Order:
             key = PartKey.of(part)
             if not key.is_looped and key.order[0] in times:
                 yield from self._run(k, ONCE)
-
-    def _task(self, loop: int, task: Task) -> Iterator[Group]:
-        k = self._part_of(loop, task)
-        if k is not None:
-            yield from self._run(k, task.microbatch)
 
     def _part_of(self, loop: int, task: Task) -> int | None:
         """The part that a task runs; one with no ops has none.
@@ -173,7 +158,12 @@ class _Order:
     def _sends(self, slots: Sequence[Slot], microbatch: int) -> Iterator[Group]:
         for submesh, mine in groupby(slots, key=lambda slot: slot.submesh):
             for target, passages in self.allocation.sends(list(mine)).items():
-                yield [_send(submesh, target, passages, microbatch)]
+                i = max(microbatch, 0)
+                transfers = tuple(
+                    Transfer(a.value, a.register(i), b.register(i), a.sharding, b.sharding)
+                    for a, b in passages
+                )
+                yield [Send(submesh, target, transfers, microbatch)]
 
     def _starts(self, loop: int) -> Iterator[Start]:
         found: dict[int, list[tuple[int, int]]] = {}
@@ -193,34 +183,15 @@ class _Order:
             )
 
 
-def _send(submesh: int, target: int, passages: Sequence[Passage], microbatch: int) -> Send:
-    i = max(microbatch, 0)
-    transfers = tuple(
-        Transfer(a.value, a.register(i), b.register(i), a.sharding, b.sharding) for a, b in passages
-    )
-    return Send(submesh, target, transfers, microbatch)
-
-
 def _in_time(grid: Grid) -> list[Task]:
     """The tasks of a grid in the order in which they start if each takes one slot.
 
     So whoever drives several submeshes keeps all of them busy, and each task comes after those
     that it waits for.
     """
-    wiring, free = grid.wiring, [0] * grid.device_count
-    # slot(task) = max(slot in which its device is free, slot of the task it awaits + 1)
-    slots: list[int] = []
-    for device, awaited in zip(_to_list(wiring.device), _to_list(wiring.awaits), strict=True):
-        slot = max(free[device], slots[awaited] + 1 if awaited >= 0 else 0)
-        slots.append(slot)
-        free[device] = slot + 1
     found = [
-        (slots[t], device, task)
-        for device, (row, numbers) in enumerate(zip(grid.rows, wiring.rows, strict=True))
-        for task, t in zip(row, _to_list(numbers), strict=True)
+        (slot, device, task)
+        for device, (row, slots) in enumerate(zip(grid.rows, grid.slots, strict=True))
+        for task, slot in zip(row, slots, strict=True)
     ]
     return [task for _, _, task in sorted(found, key=lambda entry: entry[:2])]
-
-
-def _to_list(numbers: Indices) -> list[int]:
-    return cast(list[int], numbers.tolist())

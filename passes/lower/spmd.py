@@ -23,7 +23,6 @@ from autopar.ir.assignment import operand_of_result
 from autopar.ir.control_flow import ControlFlow, Port
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.host_calls import HOST_CALLS, handed_on_by
-from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding import Sharding, replicated
 from autopar.ir.sharding_plan import OpPath, ShardingPlan
 from autopar.ir.spmd import (
@@ -115,9 +114,11 @@ class _Scope:
     def _lower_op(self, op: Op, path: OpPath) -> None:
         rule, mesh = op.rule, self._plan.mesh
         assert rule is not None
+        # 1. The shardings wanted of operands, those in which the op makes its results (`raw`), and
+        #    those in which it leaves them. An op without an assignment of its own follows its
+        #    result.
         given = self._plan.assignment_of.get(path)
         homes = tuple(self._plan.sharding_of[r.name] for r in op.results)
-        # An op without an assignment of its own follows its result.
         if given is None:
             shared = self._plan.partials_of.get(path, ())
             wanted = tuple(
@@ -130,32 +131,24 @@ class _Scope:
             combiner = given.combiner(rule)
         # Only the first device along the idle axes calls Python: its results are partial there.
         if op.kind in HOST_CALLS and op.results:
-            raw = _on_first_device((*wanted, *raw), mesh)[len(wanted) :]
-        self._run(op, path, wanted, raw, homes, combiner)
-
-    def _run(
-        self,
-        op: Op,
-        path: OpPath,
-        wanted: Sequence[Sharding],
-        raw: Sequence[Sharding],
-        homes: Sequence[Sharding],
-        combiner: str,
-    ) -> None:
+            used = {a for s in (*wanted, *raw) for dim in s.dims for a in dim}
+            idle = tuple(a for a in mesh.names if a not in used)
+            raw = tuple(Sharding(s.dims, idle) for s in raw)
+        # 2. Operands are moved there. Ops with an assignment of their own read through the sharding
+        #    of all uses of the phase.
         region, line = op.origin.region, op.origin.line
         if op.kind in _SUMS:
             self._sums.add(path)
-        # Ops with an assignment of their own read through the sharding of all uses of the phase.
-        through_use = path in self._plan.assignment_of
         operands = tuple(
-            self.fetch(o, w, region, line, through_use)
+            self.fetch(o, w, region, line, through_use=given is not None)
             for o, w in zip(op.operands, wanted, strict=True)
         )
+        # 3. The op runs, and results are moved to where they are left.
         names = tuple(
             r.name if a == b else f"{r.name}.raw"
             for r, a, b in zip(op.results, raw, homes, strict=True)
         )
-        self.instructions.append(Run(path, operands, names, tuple(wanted), tuple(raw)))
+        self.instructions.append(Run(path, operands, names, wanted, raw))
         for value, name, before, after in zip(op.results, names, raw, homes, strict=True):
             if before != after:
                 by = handed_on_by(value) if op.kind in HOST_CALLS else combiner
@@ -347,13 +340,6 @@ class _Scope:
             for o, w in zip(body.outputs, wanted, strict=True)
         )
         return scope.block(tuple(i.value.name for i in body.inputs), outputs)
-
-
-def _on_first_device(lies: Sequence[Sharding], mesh: MeshShape) -> tuple[Sharding, ...]:
-    """Shardings of results that only the first device along the unused axes has made."""
-    used = {a for s in lies for dim in s.dims for a in dim}
-    idle = tuple(a for a in mesh.names if a not in used)
-    return tuple(Sharding(s.dims, idle) for s in lies)
 
 
 def _loop_shardings(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import repeat
 
 from autopar.errors import GraphError, listing
-from autopar.ir.program import ONCE, Free, PartProgram, Program, Run, Send, Start, Transfer
+from autopar.ir.program import ONCE, Program, Run, Send, Start
 from autopar.ir.sharding import Sharding
 from autopar.passes.lower.partition.part_assignment import PartKey
 
@@ -90,8 +90,18 @@ class _Walk:
                 self._write(step.submesh, step.registers, step.shardings)
                 self._sums[step.submesh].update(step.registers)
             else:
-                self._free(step)
-        self._end()
+                for register in step.registers:
+                    self._drop(step.submesh, register, "freed")
+        # Outputs must be there at the end, and nothing else may be.
+        self._where = "the end"
+        for fetch in self._program.fetches:  # several outputs may be one value
+            self._read(fetch.submesh, fetch.registers, repeat(fetch.sharding))
+        for fetch in self._program.fetches:
+            self._held[fetch.submesh].difference_update(fetch.registers)
+        for submesh, held in enumerate(self._held):
+            if held:
+                names = ", ".join(f"r{r}" for r in sorted(held)[:5])
+                self._fault(f"submesh {submesh} never frees {len(held)} registers: {names}")
         return self._found
 
     def _fault(self, text: str) -> None:
@@ -119,47 +129,29 @@ class _Walk:
         for register in step.accumulators:
             if register not in self._sums[part.submesh]:
                 self._fault(f"r{register} is no accumulator")
-        self._take(given, step)
-        self._write(part.submesh, step.outputs, made[:sums])
-
-    def _take(self, given: PartProgram, step: Run) -> None:
+        # Donated state is overwritten by the outputs.
         for position in given.donated:
             register = step.inputs[position]
             if step.inputs.count(register) > 1:
                 self._fault(f"r{register} is taken over, but read twice")
-            self._drop(given.part.submesh, register, "taken over")
+            self._drop(part.submesh, register, "taken over")
+        self._write(part.submesh, step.outputs, made[:sums])
 
     def _send(self, step: Send) -> None:
         if step.source == step.target or not step.transfers:
             self._fault(f"sends {len(step.transfers)} values from submesh {step.source} to itself")
+        # A partial sum has no meaning on other devices.
         for transfer in step.transfers:
-            self._check_transfer(step, transfer)
+            for submesh, sharding in (
+                (step.source, transfer.before),
+                (step.target, transfer.after),
+            ):
+                mesh = self._program.submeshes[submesh].mesh
+                if sharding.partial or not sharding.fits(transfer.value.shape, mesh):
+                    self._fault(f"{transfer.value} cannot cross as {sharding} on ({mesh})")
         transfers = step.transfers
         self._read(step.source, (p.source for p in transfers), (p.before for p in transfers))
         self._write(step.target, (p.target for p in transfers), (p.after for p in transfers))
-
-    def _check_transfer(self, step: Send, transfer: Transfer) -> None:
-        for submesh, sharding in ((step.source, transfer.before), (step.target, transfer.after)):
-            mesh = self._program.submeshes[submesh].mesh
-            # A partial sum has no meaning on other devices.
-            if sharding.partial or not sharding.fits(transfer.value.shape, mesh):
-                self._fault(f"{transfer.value} cannot cross as {sharding} on ({mesh})")
-
-    def _free(self, step: Free) -> None:
-        for register in step.registers:
-            self._drop(step.submesh, register, "freed")
-
-    def _end(self) -> None:
-        self._where = "the end"
-        # Outputs must be there at the end, and nothing else may be.
-        for fetch in self._program.fetches:  # several outputs may be one value
-            self._read(fetch.submesh, fetch.registers, repeat(fetch.sharding))
-        for fetch in self._program.fetches:
-            self._held[fetch.submesh].difference_update(fetch.registers)
-        for submesh, held in enumerate(self._held):
-            if held:
-                names = ", ".join(f"r{r}" for r in sorted(held)[:5])
-                self._fault(f"submesh {submesh} never frees {len(held)} registers: {names}")
 
     # -- registers -------------------------------------------------------------------------
 

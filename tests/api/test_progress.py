@@ -58,6 +58,6 @@ def test_a_step_whose_planning_was_interrupted_plans_again(
 
     parallel = autopar.parallelize(step, cluster="8xcpu", mesh_axes=1)
     with pytest.raises(KeyboardInterrupt):
-        parallel.plan_for(W, X, watchers=[Watcher(interrupt)])
+        parallel.watched([Watcher(interrupt)], W, X)
     assert caplog.records[-1].message == "step: planning ended by KeyboardInterrupt"
     assert parallel.plan_for(W, X) == autopar.plan(step, W, X, cluster="8xcpu", mesh_axes=1)

@@ -158,12 +158,24 @@ def test_a_count_that_starts_as_a_python_number_plans_once() -> None:
     watcher = Watcher(lambda slot, *_: planned.append(slot))
     sharded = parallel(count, method="auto")
     state: Any = {"n": 0, "w": jnp.zeros(8)}
-    sharded.plan_for(state, np.ones(8), watchers=[watcher])
+    sharded.watched([watcher], state, np.ones(8))
     for _ in range(3):
         state = sharded(state, np.ones(8))
-        sharded.plan_for(state, np.ones(8), watchers=[watcher])
+        sharded.watched([watcher], state, np.ones(8))
     assert planned.count("shard") == 1
     assert int(state["n"]) == 3
+
+
+def test_arguments_may_have_the_names_that_autopar_uses() -> None:
+    def scaled(state: Any, x: Any, *, self: Any, watchers: Any, args: Any) -> Any:
+        return state * self, (watchers + args * x).sum()
+
+    given = {"self": np.float32(2), "watchers": np.float32(3), "args": np.float32(4)}
+    step = parallel(scaled, method="auto", donate=False)
+    plan = step.plan_for(np.ones(8, np.float32), np.ones(8, np.float32), **given)
+    assert step.planned(np.ones(8, np.float32), np.ones(8, np.float32), **given).plan == plan
+    state, told = step(np.ones(8, np.float32), np.ones(8, np.float32), **given)
+    assert_equal((state, told), (np.full(8, 2, np.float32), np.float32(8 * 7)))
 
 
 @pytest.mark.parametrize("by", ["number", "name", "the user's own jit"])

@@ -45,7 +45,7 @@ def test_threads_plan_once() -> None:
     step = parallel("one program")
 
     def plan(_: int) -> Any:
-        return step.plan_for(state_of(), batch_of(), watchers=[watcher])
+        return step.watched([watcher], state_of(), batch_of()).plan
 
     with ThreadPoolExecutor(THREADS) as pool:
         plans = list(pool.map(plan, range(THREADS)))

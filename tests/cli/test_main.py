@@ -1,11 +1,16 @@
 """The command line as a whole."""
 
+import os
 import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
+
 from tests.cli.running import STEP, run, written
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_help_names_every_command_and_exit_code() -> None:
@@ -28,6 +33,31 @@ def test_ctrl_c_ends_a_command_with_130_and_one_line(tmp_path: Path) -> None:
     file = written(tmp_path, f"{STEP}\ndef example_args():\n    raise KeyboardInterrupt\n")
     done = run("plan", file, "--cluster", "8xcpu", "-o", tmp_path / "plan.json")
     assert (done.code, done.err, done.out) == (130, "interrupted\n", "")
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["mytrain.py"]
+
+
+_INTERRUPTED = """
+import os, signal, threading
+from examples.gpt import example_args, train_step as plain
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the parent does with it
+
+
+def train_step(state, batch):
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    return plain(state, batch)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a process sends itself no SIGINT there")
+def test_ctrl_c_while_it_plans_leaves_nothing_behind(tmp_path: Path) -> None:
+    written(tmp_path, _INTERRUPTED)
+    words = ["plan", "mytrain.py", "--cluster", "8xh100", "--stages", "auto", "-o", "plan.json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "autopar", *words], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=300, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr, done.stdout) == (130, "interrupted\n", "")
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["mytrain.py"]
 
 

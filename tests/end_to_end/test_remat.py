@@ -17,7 +17,7 @@ from autopar.errors import MemoryLimitError, PlanMismatchError
 from autopar.ir.plan_file import plan_from_json, plan_to_json
 from autopar.ir.recomputation import Recomputation
 from autopar.passes.shard.model.local_costs import local_costs
-from autopar.passes.shard.model.recompute import levels
+from autopar.passes.shard.model.recompute import least_again
 from autopar.passes.shard.model.residuals import Residuals
 from autopar.planner.plan import plan_step
 from autopar.planner.remat import Form, form_of
@@ -47,7 +47,8 @@ def fullest_plan(model: str, optimizer: Optimizer, method: str) -> autopar.Plan:
     prices = Prices(EAGER, found.plan.mesh)
     costs = local_costs(found.graph, found.plan.sharding, found.program.parts[0].listing, prices)
     residuals = Residuals(found.graph, costs)
-    level = levels(residuals.tradeoff, residuals.peak, 0.0)[-1]
+    level = least_again(residuals.tradeoff, residuals.peak, 0.0)
+    assert level is not None
     names = residuals.tradeoff.names(level.again)
     form = form_of(Form(found.trace.whole, found.graph), Recomputation(names), RuleBook())
     request = Request(EAGER, found.plan.mesh, method, remat=False)

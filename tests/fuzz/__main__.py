@@ -15,7 +15,7 @@ import jax
 from tests.fuzz.configs import config_from, draw_config
 from tests.fuzz.program import draw_program
 from tests.fuzz.shrink import shrunk_apart
-from tests.fuzz.workers import Done, Task, run_all
+from tests.fuzz.workers import Task, run_all
 from tests.fuzz.writing import OPS
 
 FAILURES = ("WRONG", "CRASH", "hang")
@@ -29,7 +29,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="worker processes")
     parser.add_argument("--limit", type=float, default=150.0, help="seconds of work for one case")
     parser.add_argument("--seconds", type=float, help="start no case after so long")
-    parser.add_argument("--out", type=Path, help="where failures and refusals go, a line each")
+    parser.add_argument(
+        "--out", type=Path, help="a line for each case; a run goes on where it stopped"
+    )
     parser.add_argument("--show", action="store_true", help="print the programs, run nothing")
     parser.add_argument("--shrink", action="store_true", help="print the smallest failing programs")
     parser.add_argument("--config", type=int, help="only the config of that number")
@@ -59,59 +61,65 @@ def _seeds(text: str) -> list[int]:
 def _run(
     tasks: list[Task], jobs: int, limit: float, seconds: float | None, out: Path | None
 ) -> int:
+    """Run the cases that the file has no row of, and print what all its rows come to."""
     began = time.monotonic()
-    outcomes: Counter[str] = Counter()
-    ways: dict[str, Counter[str]] = {}
-    kinds: Counter[str] = Counter()
-    primitives: Counter[str] = Counter()
-    refusals: Counter[str] = Counter()
-    failures: list[dict[str, Any]] = []
+    rows = _read_rows(out) if out and out.exists() else []
+    known = {(row["seed"], row["number"]) for row in rows}
     file = out.open("a", encoding="utf-8") if out else None
-    spent = 0.0
-    for done in run_all(tasks, jobs, limit, seconds):
+    left = [task for task in tasks if (task.seed, task.number) not in known]
+    for done in run_all(left, jobs, limit, seconds):
         outcome = done.outcome
-        noted = outcome.kind + (" (noisy)" if outcome.error == "noisy" else "")
-        outcomes[noted] += 1
-        ways.setdefault(_way(done), Counter())[outcome.kind] += 1
-        kinds.update(done.kinds)
-        primitives.update(outcome.primitives)
-        spent += outcome.seconds
         row = {
-            "seed": done.task.seed, "number": done.task.number, "kind": noted,
+            "seed": done.task.seed, "number": done.task.number,
+            "kind": outcome.kind + (" (noisy)" if outcome.error == "noisy" else ""),
             "error": outcome.error, "detail": outcome.detail, "seconds": outcome.seconds,
-            "config": done.config, "way": _way(done),
+            "config": done.config, "way": config_from(done.config).name if done.config else "",
+            "kinds": done.kinds, "primitives": outcome.primitives,
         }  # fmt: skip
-        if outcome.kind == "refused":
-            refusals[outcome.error] += 1
-        if outcome.kind in FAILURES:
-            failures.append({k: row[k] for k in ("seed", "number", "kind", "error", "way")})
-        if file and noted != "equal":
+        rows.append(row)
+        if file:
             file.write(json.dumps(row) + "\n")
             file.flush()
-        if sum(outcomes.values()) % 25 == 0:
-            now = time.monotonic() - began
-            sys.stderr.write(f"{sum(outcomes.values())} in {now:.0f} s: {dict(outcomes)}\n")
-    ops = {k for k in kinds if k in OPS}
-    summary = {
-        "cases": sum(outcomes.values()),
-        "outcomes": dict(outcomes.most_common()),
-        "refusals": dict(refusals.most_common()),
-        "ways": {name: dict(count) for name, count in sorted(ways.items())},
-        "op_kinds": len(ops),
-        "op_kinds_not_met": sorted(set(OPS) - ops),
-        "frame_kinds": {k: n for k, n in sorted(kinds.items()) if k not in OPS},
-        "primitives": len(primitives),
-        "primitive_names": sorted(primitives),
-        "seconds": round(time.monotonic() - began),
-        "seconds_a_case": round(spent / max(1, sum(outcomes.values())), 2),
-        "failures": failures,
-    }
+        if len(rows) % 25 == 0:
+            outcomes = dict(Counter(row["kind"] for row in rows))
+            sys.stderr.write(f"{len(rows)} in {time.monotonic() - began:.0f} s: {outcomes}\n")
+    summary = _summary(rows)
     sys.stdout.write(json.dumps(summary, indent=1) + "\n")
-    return 1 if failures else 0
+    return 1 if summary["failures"] else 0
 
 
-def _way(done: Done) -> str:
-    return config_from(done.config).name if done.config else "unknown"
+def _read_rows(file: Path) -> list[dict[str, Any]]:
+    """Rows of an earlier run; its last line may have been cut off as it was stopped."""
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    whole = [line for line in lines if line.endswith("\n")]
+    file.write_text("".join(whole), encoding="utf-8")
+    return [json.loads(line) for line in whole]
+
+
+def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Counts of outcomes, refusals and kinds of op over all cases, and the cases that failed."""
+    outcomes = Counter(row["kind"] for row in rows)
+    ways: dict[str, Counter[str]] = {}
+    for row in rows:
+        ways.setdefault(row["way"], Counter())[row["kind"].removesuffix(" (noisy)")] += 1
+    kinds = Counter(kind for row in rows for kind in row["kinds"])
+    met = {kind for kind in kinds if kind in OPS}
+    return {
+        "cases": len(rows),
+        "outcomes": dict(outcomes.most_common()),
+        "refusals": dict(Counter(r["error"] for r in rows if r["kind"] == "refused").most_common()),
+        "ways": {way: dict(counts) for way, counts in sorted(ways.items())},
+        "op_kinds": len(met),
+        "op_kinds_not_met": sorted(set(OPS) - met),
+        "frame_kinds": {k: n for k, n in sorted(kinds.items()) if k not in OPS},
+        "primitive_names": sorted({name for row in rows for name in row["primitives"]}),
+        "seconds_a_case": round(sum(r["seconds"] for r in rows) / max(1, len(rows)), 2),
+        "failures": [
+            {k: row[k] for k in ("seed", "number", "kind", "error", "way")}
+            for row in rows
+            if row["kind"] in FAILURES
+        ],
+    }
 
 
 def _shrink(tasks: list[Task], limit: float) -> int:

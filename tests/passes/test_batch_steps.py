@@ -209,6 +209,13 @@ def time_major(weights: Params, given: Batch) -> jax.Array:
     return jnp.mean(flat.reshape(3, -1, CLASSES) ** 2)
 
 
+def turned(weights: Params, given: Batch) -> Any:
+    """Results whose items are read dim by dim the other way round, so that rows come last."""
+    found = logits(weights, given)
+    flat = lax.reshape(found, (found.size,), (1, 0))
+    return mean_loss(weights, given), (flat, lax.reshape(found, found.shape[::-1], (1, 0)))
+
+
 def adversaries(state: Any, given: Batch) -> Any:
     """One model moves, then the other against what the first has become."""
     one, other = state
@@ -307,6 +314,7 @@ CASES = {
     "standardized": Case(descent(standardized), hoisted=3),
     "two views": Case(descent(two_views)),
     "time major": Case(descent(time_major)),
+    "turned": Case(descent(turned, has_aux=True)),
     "adversaries": Case(adversaries, (params(1), params(2)), loops=3),
     "statistics of layers": Case(descent(statistics_of_layers, has_aux=True)),
     "onto state": Case(descent(onto_state)),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.passes.shard.model.recompute import Kept, Repeat, Tradeoff, cheapest, levels
+from autopar.passes.shard.model.recompute import Kept, Repeat, Tradeoff, cheapest, least_again
 from autopar.passes.shard.model.residuals import Held, most_held
 
 NBYTES = st.integers(0, 20)
@@ -63,23 +63,25 @@ def test_no_more_layers_repeat_than_the_limit_asks_for_and_the_earliest_do() -> 
     def peak(again: frozenset[int]) -> float:
         return 50.0 - 4.0 * len(again)
 
-    (level,) = levels(given, peak, 40.0)
+    level = least_again(given, peak, 40.0)
+    assert level is not None
     assert level.again == {0, 1, 2}
     assert level.seconds == 3.0
     assert level.peak_bytes == 38.0
     assert given.names(level.again) == ("%w0", "%w1", "%w2")
 
 
-def test_a_limit_out_of_reach_gives_half_the_way_and_all_of_it() -> None:
+def test_a_limit_out_of_reach_gives_all_of_the_way() -> None:
     given = row(4)
-    found = levels(given, lambda again: 50.0 - 4.0 * len(again), 10.0)
-    assert found[-1].again == {0, 1, 2, 3}
-    assert found[-1].peak_bytes == 34.0
+    found = least_again(given, lambda again: 50.0 - 4.0 * len(again), 10.0)
+    assert found is not None
+    assert found.again == {0, 1, 2, 3}
+    assert found.peak_bytes == 34.0
 
 
 def test_nothing_is_answered_where_nothing_helps() -> None:
-    assert levels(row(3), lambda again: 50.0 + len(again), 10.0) == ()
-    assert levels(Tradeoff((), ()), lambda again: 50.0, 10.0) == ()
+    assert least_again(row(3), lambda again: 50.0 + len(again), 10.0) is None
+    assert least_again(Tradeoff((), ()), lambda again: 50.0, 10.0) is None
 
 
 def test_what_is_fused_is_not_held() -> None:

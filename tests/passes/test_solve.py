@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -291,3 +292,14 @@ def test_an_assignment_is_no_worse_once_it_is_shrunk(problem: Problem, data: st.
     again = small.restore([int(c) for c in inside])
     assert problem.seconds(again) <= problem.seconds(choice) * (1 + 1e-12) + 1e-12
     assert (problem.held_bytes(again) <= problem.held_bytes(choice) + 1e-9).all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_without_time_to_compile_there_is_a_good_answer(seed: int) -> None:
+    """A machine so busy that no machine code is ever there still answers, and within the limit."""
+    problem = wide(40, 8, seed)
+    whole = solve(problem, effort=Effort(work=1000))
+    none = solve(problem, effort=Effort(seconds=0.0), clock=time.monotonic)
+    assert problem.fits(none.choice)
+    assert none.seconds <= 1.5 * whole.seconds
+    assert none.bound_seconds <= whole.seconds

@@ -124,6 +124,8 @@ SHAPE = [
     Example("coprime", lambda x: x.reshape(4, 6), (f(6, 4),)),
     Example("ones", lambda x: x.reshape(1, 8, 1, 4), (f(8, 1, 4),)),
     Example("to scalar", lambda x: x.reshape(()), (f(1, 1),)),
+    Example("turned merge", lambda x: lax.reshape(x, (8, 12), (2, 1, 0)), (f(4, 3, 8),)),
+    Example("turned split", lambda x: lax.reshape(x, (2, 4, 6), (1, 0)), (f(6, 8),)),
     Example("empty reshape", lambda x: x.reshape(8, 0), (f(0, 4),)),
     Example("transpose", lambda x: x.transpose(2, 0, 1), (f(4, 3, 8),)),
     Example("broadcast new", lambda x: lax.broadcast_in_dim(x, (8, 4, 3), (1,)), (f(4),)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from autopar.ir.batching import Rows
 from autopar.ir.mesh import MeshShape
 from autopar.ir.program import Feed, Fetch
 from autopar.ir.sharding import Sharding
-from autopar.runtime.bind import ArrayType, bind_mesh
+from autopar.runtime.bind import ArrayType, bind_mesh, host_of
 from autopar.runtime.feeds import (
     Feeder,
     FeedType,
@@ -28,7 +29,7 @@ from autopar.runtime.feeds import (
     stack_rows,
     unstack_rows,
 )
-from autopar.runtime.transport import LocalTransport
+from autopar.runtime.transport.local import LocalTransport
 
 F4 = jnp.dtype("f4")
 
@@ -69,7 +70,7 @@ def _mesh(devices: list[jax.Device]) -> Mesh:
 
 
 def feeder(mesh: Mesh, *feeds: FeedType, constants: dict[int, Any] | None = None) -> Feeder:
-    return Feeder(feeds, [mesh], (), constants or {}, LocalTransport())
+    return Feeder(feeds, [mesh], (), constants or {}, LocalTransport(), host_of([mesh]), count())
 
 
 def rows_feed(rows: Rows, kind: ArrayType, count: int) -> FeedType:
@@ -131,7 +132,7 @@ def test_state_that_two_submeshes_read_is_sent_from_where_it_lies(
         FeedType(Feed(0, 0, Sharding((("data",),)), (0,)), kinds[0]),
         FeedType(Feed(0, 1, Sharding(((),)), (0,)), kinds[1], Home(0, kinds[0])),
     ]
-    made = Feeder(feeds, meshes, (0,), {}, LocalTransport())
+    made = Feeder(feeds, meshes, (0,), {}, LocalTransport(), host_of(meshes), count())
     array = np.arange(4, dtype=np.float32)
     for leaf in (array, jax.device_put(array, kinds[0].sharding(meshes[0]))):
         registers: list[list[Any]] = [[None], [None]]
@@ -150,7 +151,8 @@ def test_outputs_with_rows_are_put_together_in_order(mesh: Mesh) -> None:
     ]
     here = NamedSharding(mesh, P())
     parts = [jax.device_put(array[:, 4 * i : 4 * i + 4], here) for i in range(3)]
-    loss, joined = Fetcher(fetches, [mesh]).outputs([[*parts, jax.device_put(np.float32(5), here)]])
+    fetcher = Fetcher(fetches, [mesh], LocalTransport(), host_of([mesh]), count())
+    loss, joined = fetcher.outputs([[*parts, jax.device_put(np.float32(5), here)]])
     assert float(loss) == 5
     assert joined.sharding.is_equivalent_to(whole.sharding(mesh), 2)
     np.testing.assert_array_equal(joined, array)

@@ -21,7 +21,8 @@ from autopar.runtime.bind import bind_mesh
 from autopar.runtime.executor import Executor, Options
 from autopar.runtime.pieces import StackedPieces
 from autopar.runtime.state import init
-from autopar.runtime.transport import AbstractTransport, Copier, Endpoint, LocalTransport, Route
+from autopar.runtime.transport.abstract import AbstractTransport, Copier, Endpoint, Route
+from autopar.runtime.transport.local import LocalTransport
 from tests.runtime.stages import Builder, Model, Order, one_forward_one_backward, serial
 
 MICROBATCHES = 4
@@ -249,11 +250,14 @@ def test_state_is_born_on_the_submeshes_that_keep_it(devices: list[jax.Device]) 
 class Interrupted(AbstractTransport):
     """Carries arrays as they are carried within a process; Ctrl-C is pressed when `left` is 0."""
 
+    name = "interrupted"
     left = -1
 
-    def copier(self, routes: Sequence[Route], source: Endpoint, target: Endpoint) -> Copier:
+    def copier(
+        self, routes: Sequence[Route], source: Endpoint, target: Endpoint, edge: int
+    ) -> Copier:
         """A way that may be broken off."""
-        carry = LocalTransport().copier(routes, source, target)
+        carry = LocalTransport().copier(routes, source, target, edge)
 
         def carried(arrays: Sequence[Any]) -> Sequence[Any]:
             self.left -= 1

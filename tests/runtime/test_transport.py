@@ -14,7 +14,9 @@ from jax.sharding import PartitionSpec as P
 
 from autopar.ir.mesh import MeshShape
 from autopar.runtime.bind import ArrayType, bind_mesh
-from autopar.runtime.transport import Endpoint, LocalTransport, Route, limit_in_flight
+from autopar.runtime.transport.abstract import Endpoint, Route
+from autopar.runtime.transport.in_flight import limit_in_flight
+from autopar.runtime.transport.local import LocalTransport
 
 WHOLE = np.arange(64.0, dtype=np.float32).reshape(8, 8)
 SIZES: list[tuple[int, ...]] = [(1,), (2,), (3,), (4,), (2, 2)]
@@ -53,7 +55,7 @@ def test_every_layout_reaches_every_other(
         )
         for b, a in pairs
     ]
-    carry = LocalTransport().copier(routes, Endpoint(source), Endpoint(target))
+    carry = LocalTransport().copier(routes, Endpoint(source), Endpoint(target), 0)
     given = [jax.device_put(WHOLE + i, w.before.sharding(source)) for i, w in enumerate(routes)]
     for i, (got, way) in enumerate(zip(carry(given), routes, strict=True)):
         assert got.sharding.is_equivalent_to(way.after.sharding(target), 2)
@@ -67,7 +69,7 @@ def test_scalars_and_keys_travel(right: tuple[int, ...], devices: list[jax.Devic
     given: list[Any] = [jnp.float32(3), jax.random.key(7), jax.random.split(jax.random.key(1), 4)]
     kinds = [ArrayType(x.shape, x.dtype, P()) for x in given]
     carry = LocalTransport().copier(
-        [Route(k, k) for k in kinds], Endpoint(source), Endpoint(target)
+        [Route(k, k) for k in kinds], Endpoint(source), Endpoint(target), 0
     )
     placed = [jax.device_put(x, k.sharding(source)) for x, k in zip(given, kinds, strict=True)]
     number, *keys = carry(placed)
@@ -82,7 +84,7 @@ def test_nothing_is_waited_for(devices: list[jax.Device]) -> None:
     source, target = meshes((2,), (4,), devices)
     square = ArrayType((512, 512), jnp.dtype("f4"), P("data"))
     across = ArrayType((512, 512), jnp.dtype("f4"), P(None, "data"))
-    carry = LocalTransport().copier([Route(square, across)], Endpoint(source), Endpoint(target))
+    carry = LocalTransport().copier([Route(square, across)], Endpoint(source), Endpoint(target), 0)
 
     def slowly(x: jax.Array) -> jax.Array:
         return jax.lax.fori_loop(0, 200, lambda _, y: jnp.tanh(y @ x) / 2, x)

@@ -8,5 +8,5 @@
                     bits): each microbatch makes its own rows of the whole batch's
 5. sliced_rng       those rows, computed without the rest
 6. batched_gather   x[arange(n), i] as a read of each row at its own place
-    7. state_sums       state.at[i].add(rows) as state + a sum over rows
+7. state_sums       state.at[i].add(rows) as state + a sum over rows
 """

@@ -1,4 +1,14 @@
-"""Alignment of a step traced on a part of the rows with the step traced on all of them."""
+"""Alignment of a step traced on a part of the rows with the step traced on all of them.
+
+    whole (8 rows)               part (2 rows)                aligned
+    %5: f32[8] = exp(%4)         %9: f32[2] = exp(%8)         %5: f32[2] = exp(%4)
+    %6: f32[] = reduce_sum(%5)   %10: f32[] = reduce_sum(%9)  %6: f32[] = reduce_sum(%5)
+    %7: f32[] = div(%6, 8.0)     %11: f32[] = div(%10, 2.0)   %7: f32[] = div(%6, 8.0)
+
+1. `align`                  the same equations, or E2; names and constants of the whole, or E3
+2. `resize`                 where one row was traced as two or three: its sizes brought down
+3. `rows_behind_barriers`   barriers that hold rows back hold nothing else
+"""
 
 from __future__ import annotations
 
@@ -34,27 +44,26 @@ def align(whole: TracedStep, part: TracedStep) -> FlatProgram:
     Raises BatchError where the equations differ in more than the sizes of their operands (E2), or
     where a number made of the batch size says which rows to read (E3).
     """
-    fault = "the arrays that it closes over differ in number"
     # 1. The same equations in the same order, reading the same values.
+    fault = "the arrays that it closes over differ in number"
     if whole.input_paths == part.input_paths:
         fault = _Twins().first_difference(whole.program, part.program)
     if fault:
-        raise BatchError(_describe_difference(whole, fault))
+        name = whole.name
+        raise BatchError(
+            listing(
+                f"{name} cannot be cut into microbatches: its structure depends on the batch size.",
+                [fault],
+                f"Write it so that every batch size runs the same operations. {_LARGER}",
+            )
+        )
     # 2. Constants of the part become the whole's, unless they say which rows to read (E3).
-    return _Alignment(whole.name).program(whole.program, part.program)
+    return _with_constants(whole.name, whole.program, part.program)
 
 
 def has_rows(whole: Sequence[int], part: Sequence[int]) -> bool:
     """True if a value has rows of the batch, by its shape on the whole batch and on a part."""
     return tuple(whole) != tuple(part)
-
-
-def _describe_difference(whole: TracedStep, fault: str) -> str:
-    return listing(
-        f"{whole.name} cannot be cut into microbatches: its structure depends on the batch size.",
-        [fault],
-        f"Write it so that every batch size runs the same operations. {_LARGER}",
-    )
 
 
 # -- structure -----------------------------------------------------------------------------
@@ -146,51 +155,43 @@ def _show(equation: Equation) -> str:
 # -- constants -----------------------------------------------------------------------------
 
 
-class _Alignment:
-    """Writes the whole step's names and constants into the part's equations."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def program(self, whole: FlatProgram, part: FlatProgram) -> FlatProgram:
-        """The part's program, or a body of it."""
-        # Numbers made of a constant that differs carry the batch size on, until they index rows.
-        sized: dict[Ref, str] = {}  # whole numbers made of the batch size -> where
-        pairs = zip(whole.equations, part.equations, strict=True)
-        return FlatProgram(
-            whole.inputs,
-            part.input_avals,
-            tuple(self._equation(one, own, sized) for one, own in pairs),
-            _whole_operands(whole.outputs, part.outputs),
+def _with_constants(name: str, whole: FlatProgram, part: FlatProgram) -> FlatProgram:
+    """The part's program, or a body of it, with the whole step's names and constants."""
+    # Whole numbers made of a constant that differs, and the line of it: they carry the batch size
+    # on, until they index rows.
+    sized: dict[Ref, str] = {}
+    equations: list[Equation] = []
+    for one, own in zip(whole.equations, part.equations, strict=True):
+        # E3: a gather or slice of rows at such a number reads other rows than the microbatch's.
+        start = _INDEXING.get(own.primitive.name)
+        if start is not None and has_rows(one.operand_shapes[0], own.operand_shapes[0]):
+            for ref in refs(one.operands[start:]):
+                if ref in sized:
+                    raise BatchError(_describe_index(name, one, sized[ref]))
+        operands = _whole_operands(one.operands, own.operands)
+        replaced = any(
+            isinstance(a, Const) and isinstance(b, Const) and operand is a
+            for a, b, operand in zip(one.operands, own.operands, operands, strict=True)
         )
-
-    def _equation(self, whole: Equation, part: Equation, sized: dict[Ref, str]) -> Equation:
-        self._check_indices(whole, part, sized)
-        if _differ(whole.operands, part.operands) or not sized.keys().isdisjoint(
-            refs(whole.operands)
-        ):
-            kinds = zip(whole.results, part.result_avals, strict=True)
-            sized.update((r, part.line) for r, aval in kinds if _counts(aval))
-        bodies = zip(whole.bodies, part.bodies, strict=True)
-        return replace(
-            part,
-            operands=_whole_operands(whole.operands, part.operands),
-            results=whole.results,
-            bodies=tuple(self.program(one, own) for one, own in bodies),
+        if replaced or not sized.keys().isdisjoint(refs(one.operands)):
+            for result, aval in zip(one.results, own.result_avals, strict=True):
+                dtype = getattr(aval, "dtype", None)
+                if dtype is not None and jax.dtypes.issubdtype(dtype, np.integer):
+                    sized[result] = own.line
+        bodies = zip(one.bodies, own.bodies, strict=True)
+        equations.append(
+            replace(
+                own,
+                operands=operands,
+                results=one.results,
+                bodies=tuple(_with_constants(name, a, b) for a, b in bodies),
+            )
         )
-
-    def _check_indices(self, whole: Equation, part: Equation, sized: dict[Ref, str]) -> None:
-        """E3: rows of the batch are read at places that count from the whole batch's size."""
-        # A gather or slice of rows at such a number reads other rows than the microbatch's.
-        start = _INDEXING.get(part.primitive.name)
-        if start is None or not has_rows(whole.operand_shapes[0], part.operand_shapes[0]):
-            return
-        for ref in refs(whole.operands[start:]):
-            if ref in sized:
-                raise BatchError(_indexes(self._name, whole, sized[ref]))
+    outputs = _whole_operands(whole.outputs, part.outputs)
+    return FlatProgram(whole.inputs, part.input_avals, tuple(equations), outputs)
 
 
-def _indexes(name: str, equation: Equation, line: str) -> str:
+def _describe_index(name: str, equation: Equation, line: str) -> str:
     shape = list(equation.operand_shapes[0])
     return listing(
         f"{name} cannot be cut into microbatches: the batch size is used as an index.",
@@ -200,19 +201,6 @@ def _indexes(name: str, equation: Equation, line: str) -> str:
         ],
         "Read each row by what lies beside it: jnp.take_along_axis(x, i[:, None], 1) for "
         "x[jnp.arange(n), i], or jax.vmap of the code for one example.",
-    )
-
-
-def _counts(aval: Any) -> bool:
-    dtype = getattr(aval, "dtype", None)
-    return dtype is not None and jax.dtypes.issubdtype(dtype, np.integer)
-
-
-def _differ(whole: Sequence[Ref | Const], part: Sequence[Ref | Const]) -> bool:
-    """True if some literal is another number on the whole batch."""
-    return any(
-        isinstance(a, Const) and isinstance(b, Const) and _whole_operand(a, b) is a
-        for a, b in zip(whole, part, strict=True)
     )
 
 
@@ -227,15 +215,11 @@ def _whole_operand(whole: Ref | Const, part: Ref | Const) -> Ref | Const:
     # Values are named as in the whole trace; constants are its own, so that a mean divides by B.
     if not isinstance(whole, Const) or not isinstance(part, Const):
         return whole
-    return part if has_rows(whole.aval.shape, part.aval.shape) or _equal(whole, part) else whole
-
-
-def _equal(whole: Const, part: Const) -> bool:
-    if whole.value is part.value:
-        return True
-    if jax.dtypes.issubdtype(whole.aval.dtype, jax.dtypes.extended):
-        return False
-    return np.array_equal(np.asarray(whole.value), np.asarray(part.value))
+    if whole.value is part.value or has_rows(whole.aval.shape, part.aval.shape):
+        return part
+    is_key = jax.dtypes.issubdtype(whole.aval.dtype, jax.dtypes.extended)
+    equal = not is_key and np.array_equal(np.asarray(whole.value), np.asarray(part.value))
+    return part if equal else whole
 
 
 # -- sizes of a trace brought down to a number of rows that it was not traced on ------------------
@@ -268,38 +252,33 @@ def resize(whole: FlatProgram, tried: FlatProgram, trial: Trial) -> FlatProgram:
     Both programs must be alike but for sizes. Raises BatchError where one is no linear function
     of the rows, or is hidden in a kernel.
     """
+    equations: list[Equation] = []
+    for one, own in zip(whole.equations, tried.equations, strict=True):
+        # A kernel holds sizes in its jaxpr; a scatter's jaxpr combines two numbers and holds none.
+        inner = () if own.bodies else jex.jaxprs_in_params(one.params)
+        holds_sizes = any(getattr(v.aval, "shape", ()) for jaxpr in inner for v in jaxpr.invars)
+        if holds_sizes and one.operand_shapes != own.operand_shapes:
+            raise BatchError(
+                f"{own.primitive.name} at {own.line or '?'} holds code of its own, whose sizes on "
+                f"{trial.wanted} rows are unknown. Take fewer microbatches, of more rows each."
+            )
+        bodies = zip(one.bodies, own.bodies, strict=True)
+        equations.append(
+            replace(
+                own,
+                params={k: _sized(one.params[k], v, trial) for k, v in own.params.items()},
+                operands=_operands(one.operands, own.operands, trial),
+                operand_shapes=_sized(one.operand_shapes, own.operand_shapes, trial),
+                result_avals=_avals(one.result_avals, own.result_avals, trial),
+                bodies=tuple(resize(a, b, trial) for a, b in bodies),
+            )
+        )
     return FlatProgram(
         tried.inputs,
         _avals(whole.input_avals, tried.input_avals, trial),
-        tuple(
-            _equation(one, own, trial)
-            for one, own in zip(whole.equations, tried.equations, strict=True)
-        ),
+        tuple(equations),
         _operands(whole.outputs, tried.outputs, trial),
     )
-
-
-def _equation(whole: Equation, tried: Equation, trial: Trial) -> Equation:
-    if not tried.bodies and _holds_sizes(whole) and whole.operand_shapes != tried.operand_shapes:
-        raise BatchError(
-            f"{tried.primitive.name} at {tried.line or '?'} holds code of its own, whose sizes on "
-            f"{trial.wanted} rows are unknown. Take fewer microbatches, of more rows each."
-        )
-    bodies = zip(whole.bodies, tried.bodies, strict=True)
-    return replace(
-        tried,
-        params={k: _sized(whole.params[k], v, trial) for k, v in tried.params.items()},
-        operands=_operands(whole.operands, tried.operands, trial),
-        operand_shapes=_sized(whole.operand_shapes, tried.operand_shapes, trial),
-        result_avals=_avals(whole.result_avals, tried.result_avals, trial),
-        bodies=tuple(resize(one, own, trial) for one, own in bodies),
-    )
-
-
-def _holds_sizes(equation: Equation) -> bool:
-    """True if a jaxpr among the parameters works on arrays: a scatter's combines two numbers."""
-    inner = jex.jaxprs_in_params(equation.params)
-    return any(getattr(v.aval, "shape", ()) for jaxpr in inner for v in jaxpr.invars)
 
 
 def _avals(whole: Sequence[Any], tried: Sequence[Any], trial: Trial) -> tuple[Any, ...]:
@@ -335,49 +314,46 @@ def _sized(whole: Any, tried: Any, trial: Trial) -> Any:
     return tried
 
 
+# -- barriers ----------------------------------------------------------------------------------
+
+
 def rows_behind_barriers(whole: FlatProgram, part: FlatProgram) -> tuple[FlatProgram, FlatProgram]:
     """Two traces at different batch sizes whose barriers hold back nothing but rows of the batch.
 
     A weight or a finished sum that went through one with rows would be known only within the
     loop over microbatches, though it is the same in all of them. What is recomputed of rows is as
     much kept apart from the forward pass as before.
+
+        a, b = barrier(x, w)    x has rows, w has none        a = barrier(x), and w read for b
     """
-    places = dict(_places_of_rows(whole, part))
-    return _loosen(whole, places), _loosen(part, places)
-
-
-def _places_of_rows(whole: FlatProgram, part: FlatProgram) -> Iterator[tuple[Ref, tuple[int, ...]]]:
-    """The first result of every barrier that holds more than rows, and which of them do."""
+    # The first result of every barrier that holds more than rows, and which of them do.
+    places: dict[Ref, tuple[int, ...]] = {}
     for one, own in zip(whole.walk(), part.walk(), strict=True):
         if one.primitive.name == _BARRIER:
             pairs = zip(one.result_avals, own.result_avals, strict=True)
-            places = tuple(i for i, (a, b) in enumerate(pairs) if has_rows(a.shape, b.shape))
-            if 0 < len(places) < len(one.results):
-                yield one.results[0], places
+            rows = tuple(i for i, (a, b) in enumerate(pairs) if has_rows(a.shape, b.shape))
+            if 0 < len(rows) < len(one.results):
+                places[one.results[0]] = rows
+    return _loosen(whole, places), _loosen(part, places)
 
 
 def _loosen(program: FlatProgram, places: Mapping[Ref, tuple[int, ...]]) -> FlatProgram:
     """A program in which barriers hold their results at these places alone."""
-    names: dict[Ref, Ref | Const] = {}
+    names: dict[Ref, Ref | Const] = {}  # a result that is let go -> what the barrier read for it
     equations: list[Equation] = []
     for equation in program.equations:
         bodies = tuple(_loosen(body, places) for body in equation.bodies)
         here = replace(equation, operands=rename(equation.operands, names), bodies=bodies)
-        held = places.get(here.results[0]) if here.results else None
-        if held is not None:
-            names.update(zip(here.results, here.operands, strict=True))
-            here = _hold(here, held)
-            for result in here.results:
-                del names[result]
+        kept = places.get(here.results[0]) if here.results else None
+        if kept is not None:
+            let_go = [i for i in range(len(here.results)) if i not in kept]
+            names.update((here.results[i], here.operands[i]) for i in let_go)
+            here = replace(
+                here,
+                operands=tuple(here.operands[i] for i in kept),
+                operand_shapes=tuple(here.operand_shapes[i] for i in kept),
+                results=tuple(here.results[i] for i in kept),
+                result_avals=tuple(here.result_avals[i] for i in kept),
+            )
         equations.append(here)
     return replace(program, equations=tuple(equations), outputs=rename(program.outputs, names))
-
-
-def _hold(barrier: Equation, places: Sequence[int]) -> Equation:
-    return replace(
-        barrier,
-        operands=tuple(barrier.operands[i] for i in places),
-        operand_shapes=tuple(barrier.operand_shapes[i] for i in places),
-        results=tuple(barrier.results[i] for i in places),
-        result_avals=tuple(barrier.result_avals[i] for i in places),
-    )

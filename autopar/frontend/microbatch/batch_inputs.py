@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,37 +38,27 @@ def batch_inputs(traced: TracedStep, batch_axes: BatchAxes | None = None) -> Bat
     program = traced.program
     given = range(len(program.inputs) - len(traced.constants))
     fresh = [i for i in given if i not in traced.state_inputs]
-    named = dict(_named_axes([traced.input_paths[i] for i in fresh], batch_axes or {}))
-    found: list[tuple[int, int]] = []
-    for i in fresh:
-        path, kind = traced.input_paths[i], type_of_leaf(program.input_avals[i])
-        axis = named[path] if path in named else None if kind == _RAW_KEY else 0
-        if axis is not None and (kind[0] or path in named):
-            found.append((i, _checked_axis(axis, path, kind[0])))
-    return BatchInputs(_common_extent(traced, found), tuple(found))
-
-
-def _named_axes(
-    paths: Sequence[str], axes: Mapping[str, int | None]
-) -> Iterator[tuple[str, int | None]]:
-    for pattern, axis in axes.items():
-        hits = [p for p in paths if _matches(p, pattern)]
+    # Axes by path; of several patterns that match a path, the last one counts.
+    paths = [traced.input_paths[i] for i in fresh]
+    named: dict[str, int | None] = {}
+    for pattern, axis in (batch_axes or {}).items():
+        hits = [p for p in paths if p.startswith(f"{pattern}/") or fnmatch.fnmatchcase(p, pattern)]
         if not hits:
             raise ArgumentError(
                 f"batch_axes names {pattern!r}, which no argument matches that is given anew at "
                 f"every step. Those are {', '.join(paths[:_SHOWN]) or 'none'}."
             )
-        yield from ((path, axis) for path in hits)
-
-
-def _matches(path: str, pattern: str) -> bool:
-    return path.startswith(f"{pattern}/") or fnmatch.fnmatchcase(path, pattern)
-
-
-def _checked_axis(axis: int, path: str, shape: tuple[int, ...]) -> int:
-    if not -len(shape) <= axis < len(shape):
-        raise ArgumentError(f"batch_axes names axis {axis} of {path}, of shape {list(shape)}.")
-    return axis % len(shape)
+        named.update(dict.fromkeys(hits, axis))
+    found: list[tuple[int, int]] = []
+    for i, path in zip(fresh, paths, strict=True):
+        kind = type_of_leaf(program.input_avals[i])
+        shape, axis = kind[0], named.get(path, None if kind == _RAW_KEY else 0)
+        if axis is None or not (shape or path in named):
+            continue
+        if not -len(shape) <= axis < len(shape):
+            raise ArgumentError(f"batch_axes names axis {axis} of {path}, of shape {list(shape)}.")
+        found.append((i, axis % len(shape)))
+    return BatchInputs(_common_extent(traced, found), tuple(found))
 
 
 def _common_extent(traced: TracedStep, found: Sequence[tuple[int, int]]) -> int:

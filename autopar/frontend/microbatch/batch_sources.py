@@ -34,8 +34,6 @@ _BY_POSITION = frozenset({"random_gamma", "rng_uniform"})
 _LARGEST_DRAW = 64 << 20  # bytes of a whole draw of which every microbatch takes its rows
 _THREEFRY = "key<fry>"
 
-_Pairs = Iterator[tuple[Equation, Equation]]
-
 
 @dataclass(frozen=True)
 class Sizes:
@@ -64,7 +62,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Survey:
+class BatchSources:
     """The values that must know the number of the microbatch, bodies of loops included.
 
     `sources` are by their first result; `constants` are the arrays with rows that are written
@@ -85,16 +83,16 @@ class Survey:
         return not (self.sources or self.constants or self.inputs)
 
 
-def find_batch_sources(whole: TracedStep, part: FlatProgram, sizes: Sizes) -> Survey:
+def find_batch_sources(whole: TracedStep, part: FlatProgram, sizes: Sizes) -> BatchSources:
     """The sources of a step, found by holding it against the same on one microbatch's rows.
 
     Raises BatchError for a source whose rows cannot be told or cut: two dims of rows (E7), sizes
     that are no multiple of the batch, a random generator that draws no part alone (E9).
     """
-    return _Surveyor(whole, part, sizes).survey()
+    return _SourceFinder(whole, part, sizes).found()
 
 
-class _Surveyor:
+class _SourceFinder:
     def __init__(self, whole: TracedStep, part: FlatProgram, sizes: Sizes) -> None:
         self._whole, self._part, self._sizes = whole, part, sizes
         self._layouts: dict[int, Rows] = dict(_layouts(whole.program, part, sizes))
@@ -109,8 +107,8 @@ class _Surveyor:
         constants = set(part.inputs[len(part.inputs) - len(whole.constants) :])
         self._of_batch = reached_from(part, [r for r in given if r not in constants])
 
-    def survey(self) -> Survey:
-        """The whole step's."""
+    def found(self) -> BatchSources:
+        """The sources of the whole step."""
         whole = self._whole.program
         # 1. Equations and literals of the program and of all bodies.
         self._visit(whole, self._part)
@@ -123,32 +121,29 @@ class _Surveyor:
             if (rows := self._rows_of(one.shape, own.shape, "an array that it closes over"))
         }
         named = (*((f"%{r}", rows) for r, rows in inputs.items()), *self._rows)
-        return Survey(self._sources, self._constants, inputs, frozenset(self._holders), named)
+        return BatchSources(self._sources, self._constants, inputs, frozenset(self._holders), named)
 
     def _visit(self, whole: FlatProgram, part: FlatProgram) -> bool:
-        """Note the sources of a program; whether a microbatch must know its number there."""
+        """Note the sources of a program; True if a microbatch must know its number there."""
         types, found = dict(whole.avals()), False
         for one, own in zip(whole.equations, part.equations, strict=True):
             # A loop that holds a source must be given the number of the microbatch.
             inner = [self._visit(a, b) for a, b in zip(one.bodies, own.bodies, strict=True)]
             if any(inner):
                 self._holders.add(one.results[0])
-            found |= any(inner) | self._note_constants(one, own) | self._note(one, own, types)
-        return found
-
-    def _note_constants(self, whole: Equation, part: Equation) -> bool:
-        """Literal arrays with rows, which only bodies have."""
-        found = False
-        for i, (one, own) in enumerate(zip(whole.operands, part.operands, strict=True)):
-            if isinstance(one, Const) and isinstance(own, Const):
-                rows = self._rows_of(one.aval.shape, own.aval.shape, _show(whole))
-                if rows is not None:
-                    self._constants[whole.results[0], i] = (one, rows)
-                    found = True
+            found |= any(inner)
+            # Literal arrays with rows, which only bodies have.
+            for i, (a, b) in enumerate(zip(one.operands, own.operands, strict=True)):
+                if isinstance(a, Const) and isinstance(b, Const):
+                    rows = self._rows_of(a.aval.shape, b.aval.shape, _show(one))
+                    if rows is not None:
+                        self._constants[one.results[0], i] = (a, rows)
+                        found = True
+            found |= self._note(one, own, types)
         return found
 
     def _note(self, whole: Equation, part: Equation, types: Mapping[Ref, Any]) -> bool:
-        """An equation, where it is a source; whether it is to be rewritten."""
+        """Note an equation if it is a source; True if it is."""
         results = list(zip(_shapes(whole), _shapes(part), strict=True))
         # A source has rows in its results, ...
         if whole.bodies or not any(has_rows(*pair) for pair in results):
@@ -156,8 +151,12 @@ class _Surveyor:
         if whole.primitive.name in _BY_POSITION:
             raise BatchError(_undrawable(self._sizes, whole))
         pairs = zip(whole.operand_shapes, part.operand_shapes, strict=True)
-        # ... which differ, and none in its operands, ...
-        if _are_alike(whole, *results[0]) or any(has_rows(*pair) for pair in pairs):
+        # ... which are not all the same, and none in its operands, ...
+        alike = whole.primitive.name in _ALIKE
+        if whole.primitive.name == "iota":
+            (size, less), along = results[0], whole.params["dimension"]
+            alike = bool(size[along] == less[along])
+        if alike or any(has_rows(*pair) for pair in pairs):
             return False
         # ... and nothing of the batch is in it, a sum over rows neither.
         if not self._of_batch.isdisjoint(refs(whole.operands)):
@@ -174,8 +173,10 @@ class _Surveyor:
         if kind == "iota":
             return Way.COUNTED
         key = equation.operands[0] if equation.operands else None
-        # threefry numbers are functions of their position: any part can be drawn alone.
-        if kind == "random_bits" and _draws_parts():
+        # threefry numbers are functions of their position, if JAX is set so: any part can be drawn
+        # alone.
+        config: Any = jax.config
+        if kind == "random_bits" and config.jax_threefry_partitionable:
             aval = types[key] if isinstance(key, int) else getattr(key, "aval", None)
             if type_of(aval)[1] == _THREEFRY:
                 return Way.DRAWN
@@ -193,23 +194,19 @@ class _Surveyor:
         size, less, sizes = whole[dims[0]], part[dims[0]], self._sizes
         # E7, or a size that does not grow with the batch.
         if len(dims) > 1 or size % sizes.batch or size * sizes.part != less * sizes.batch:
-            raise BatchError(_unclear(sizes, where, whole, part))
+            raise BatchError(
+                listing(
+                    f"{sizes.name} cannot be cut into microbatches: an array that does not come "
+                    "from the batch grows with it, but not by one row for each of the batch's.",
+                    [
+                        f"{where} makes {list(whole)} of {sizes.batch} rows, and {list(part)} of "
+                        f"{sizes.part}"
+                    ],
+                    "Make it of one row for each example, or take microbatches=1.",
+                )
+            )
         found = self._layouts.get(size, Rows(0, 1, size // sizes.batch))
         return Rows(dims[0], found.outer, found.inner)
-
-
-def _draws_parts() -> bool:
-    """True if JAX draws threefry bits such that any part of them can be drawn alone."""
-    config: Any = jax.config
-    return bool(config.jax_threefry_partitionable)
-
-
-def _are_alike(equation: Equation, whole: Sequence[int], part: Sequence[int]) -> bool:
-    """True if all rows that an equation makes of nothing with rows are the same."""
-    if equation.primitive.name == "iota":
-        along = equation.params["dimension"]
-        return bool(whole[along] == part[along])
-    return equation.primitive.name in _ALIKE
 
 
 def _shapes(equation: Equation) -> list[tuple[int, ...]]:
@@ -221,8 +218,14 @@ def _layouts(whole: FlatProgram, part: FlatProgram, sizes: Sizes) -> Iterator[tu
 
     A source does not say: 64 items may be 16 rows of 4 or 4 times 16 rows. The last reshape tells;
     where none does, rows come first.
+
+        reshape f32[16, 4] -> f32[64]       64: outer 1, inner 4
+        reshape f32[4, 16] -> f32[64]       64: outer 4, inner 1
     """
-    for one, own in _reshapes(whole, part):
+    for one, own in zip(whole.walk(), part.walk(), strict=True):
+        # One with `dimensions` turns them first, so that the order says nothing.
+        if one.primitive.name != "reshape" or one.params.get("dimensions") is not None:
+            continue
         sides = [(one.operand_shapes[0], own.operand_shapes[0]), (_shapes(one)[0], _shapes(own)[0])]
         for (split, split_part), (merged, merged_part) in (sides, sides[::-1]):
             at = [d for d, (a, b) in enumerate(zip(split, split_part, strict=True)) if a != b]
@@ -234,22 +237,8 @@ def _layouts(whole: FlatProgram, part: FlatProgram, sizes: Sizes) -> Iterator[tu
                     yield merged[to[0]], Rows(0, outer, inner)
 
 
-def _reshapes(whole: FlatProgram, part: FlatProgram) -> _Pairs:
-    pairs = zip(whole.walk(), part.walk(), strict=True)
-    return (pair for pair in pairs if pair[0].primitive.name == "reshape")
-
-
 def _show(equation: Equation) -> str:
     return f"{equation.primitive.name} at {equation.line or '?'}"
-
-
-def _unclear(sizes: Sizes, where: str, whole: Sequence[int], part: Sequence[int]) -> str:
-    return listing(
-        f"{sizes.name} cannot be cut into microbatches: an array that does not come from the "
-        "batch grows with it, but not by one row for each of the batch's.",
-        [f"{where} makes {list(whole)} of {sizes.batch} rows, and {list(part)} of {sizes.part}"],
-        "Make it of one row for each example, or take microbatches=1.",
-    )
 
 
 def _undrawable(sizes: Sizes, equation: Equation) -> str:
@@ -271,14 +260,14 @@ _INDEX_TYPE: Any = jax.typeof(np.int32(0))
 _FIRST = Const(np.zeros((), "int32"), _INDEX_TYPE)
 
 
-def whole_from_sources(whole: TracedStep, survey: Survey) -> TracedStep:
+def whole_from_sources(whole: TracedStep, sources: BatchSources) -> TracedStep:
     """The step on the whole batch with the equations that `part_from_sources` would write.
 
     It is the one microbatch there is, number 0, so that it stays the part's twin op for op.
     """
     fresh = whole.program.fresh()
     next(fresh)  # the part's index
-    return _Rewriter(survey, fresh, 0).step(whole, _FIRST)
+    return _Rewriter(sources, fresh, 0).step(whole, _FIRST)
 
 
 @dataclass(frozen=True)
@@ -290,7 +279,7 @@ class Numbered:
     rows: tuple[tuple[str, Rows], ...]  # where values have rows that no operand gives them
 
 
-def part_from_sources(part: TracedStep, survey: Survey, rows: int) -> Numbered:
+def part_from_sources(part: TracedStep, sources: BatchSources, rows: int) -> Numbered:
     """The step on one microbatch's rows; its number is the last input but the closed-over arrays.
 
     Every source is then, bit for bit, the microbatch's rows of what the whole batch makes of it.
@@ -307,9 +296,9 @@ def part_from_sources(part: TracedStep, survey: Survey, rows: int) -> Numbered:
         ),
         input_paths=(*paths[:at], INDEX_PATH, *paths[at:]),
     )
-    rewriter = _Rewriter(survey, fresh, rows)
+    rewriter = _Rewriter(sources, fresh, rows)
     step = rewriter.step(numbered, index)
-    return Numbered(step, f"%{index}", (*survey.rows, *rewriter.cut_rows))
+    return Numbered(step, f"%{index}", (*sources.rows, *rewriter.cut_rows))
 
 
 class _Rewriter:
@@ -318,8 +307,8 @@ class _Rewriter:
     Both traces get the same equations at other sizes, with the same numbers.
     """
 
-    def __init__(self, survey: Survey, fresh: Iterator[Ref], rows: int) -> None:
-        self._survey, self._fresh, self._rows = survey, fresh, rows
+    def __init__(self, sources: BatchSources, fresh: Iterator[Ref], rows: int) -> None:
+        self._found, self._fresh, self._rows = sources, fresh, rows
         self.cut_rows: list[tuple[str, Rows]] = []  # of arrays written into bodies
 
     def step(self, traced: TracedStep, index: Ref | Const) -> TracedStep:
@@ -329,7 +318,7 @@ class _Rewriter:
         cuts: list[Equation] = []
         first = len(inputs) - len(traced.constants)
         for i, value in enumerate(traced.constants, first):
-            rows = self._survey.inputs.get(inputs[i])
+            rows = self._found.inputs.get(inputs[i])
             if rows is not None:
                 result, inputs[i] = inputs[i], next(self._fresh)
                 avals[i] = avals[i].update(shape=np.shape(value))
@@ -340,34 +329,23 @@ class _Rewriter:
             program=FlatProgram(tuple(inputs), tuple(avals), equations, program.outputs),
         )
 
-    def _body(self, program: FlatProgram, at: int) -> FlatProgram:
-        """A loop's body that is given the index as its input `at`."""
-        index = next(self._fresh)
-        inputs, avals = program.inputs, program.input_avals
-        return FlatProgram(
-            (*inputs[:at], index, *inputs[at:]),
-            (*avals[:at], _INDEX_TYPE, *avals[at:]),
-            tuple(self._equations(program, index)),
-            program.outputs,
-        )
-
     def _equations(self, program: FlatProgram, index: Ref | Const) -> Iterator[Equation]:
         types = dict(program.avals())
         for equation in program.equations:
             head = equation.results[0] if equation.results else -1
-            if head in self._survey.sources:
-                yield from self._sourced(self._survey.sources[head], equation, types, index)
+            if head in self._found.sources:
+                yield from self._sourced(self._found.sources[head], equation, types, index)
                 continue
             operands = list(equation.operands)
             for i in range(len(operands)):
-                if (head, i) in self._survey.constants:
-                    const, rows = self._survey.constants[head, i]
+                if (head, i) in self._found.constants:
+                    const, rows = self._found.constants[head, i]
                     operands[i] = result = next(self._fresh)
                     self.cut_rows.append((f"%{result}", rows))
                     place = Place.beside(equation, self._fresh)
                     yield from self._cut(const, const.aval, rows, result, index, place)
             held = replace(equation, operands=tuple(operands))
-            yield self._holding(held, index) if head in self._survey.holders else held
+            yield self._holding(held, index) if head in self._found.holders else held
 
     # -- sources ---------------------------------------------------------------------------
 
@@ -393,7 +371,15 @@ class _Rewriter:
     ) -> Iterator[Equation]:
         whole, place = source.equation, Place.beside(own, self._fresh)
         if source.way is Way.CUT:
-            yield from self._taken(source, own, index, place)
+            # The equation on the whole batch, then the microbatch's rows of what it makes.
+            pairs = zip(own.results, source.rows, strict=True)
+            results = tuple(r if rows is None else next(self._fresh) for r, rows in pairs)
+            yield replace(whole, operands=own.operands, results=results)
+            for made, aval, rows, result in zip(
+                results, whole.result_avals, source.rows, own.results, strict=True
+            ):
+                if rows is not None:
+                    yield from self._cut(made, aval, rows, result, index, place)
             return
         rows = source.rows[0]
         assert rows is not None
@@ -408,22 +394,6 @@ class _Rewriter:
         window = self._window(shape, replace(rows, dim=rows.dim - keys))
         fun = partial(threefry_bits, window=window, bit_width=whole.params["bit_width"])
         yield from splice(fun, (key, index), (aval, _INDEX_TYPE), own.results, place)
-
-    def _taken(
-        self, source: Source, own: Equation, index: Ref | Const, place: Place
-    ) -> Iterator[Equation]:
-        """The equation on the whole batch, then the microbatch's rows of what it makes."""
-        whole = source.equation
-        results = tuple(
-            r if rows is None else next(self._fresh)
-            for r, rows in zip(own.results, source.rows, strict=True)
-        )
-        yield replace(whole, operands=own.operands, results=results)
-        for made, aval, rows, result in zip(
-            results, whole.result_avals, source.rows, own.results, strict=True
-        ):
-            if rows is not None:
-                yield from self._cut(made, aval, rows, result, index, place)
 
     # -- loops -----------------------------------------------------------------------------
 
@@ -446,10 +416,21 @@ class _Rewriter:
         for at in outer:
             operands.insert(at, index)
             shapes.insert(at, ())
+        bodies: list[FlatProgram] = []
+        for body, at in zip(loop.bodies, inner, strict=True):
+            number = next(self._fresh)
+            bodies.append(
+                FlatProgram(
+                    (*body.inputs[:at], number, *body.inputs[at:]),
+                    (*body.input_avals[:at], _INDEX_TYPE, *body.input_avals[at:]),
+                    tuple(self._equations(body, number)),
+                    body.outputs,
+                )
+            )
         return replace(
             loop,
             params=params,
             operands=tuple(operands),
             operand_shapes=tuple(shapes),
-            bodies=tuple(self._body(b, at) for b, at in zip(loop.bodies, inner, strict=True)),
+            bodies=tuple(bodies),
         )

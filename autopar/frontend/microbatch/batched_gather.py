@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import jax
 from jax import lax
 
 from autopar.frontend.rewrite.splice import Place, splice
@@ -78,7 +77,10 @@ class _Scope:
         if len(left) > 1:
             indices, place = next(self._fresh), Place.beside(equation, self._fresh)
             avals = [self._types[c] for c in left]
-            yield from splice(_side_by_side, left, avals, (indices,), place)
+            yield from splice(
+                lambda *parts: lax.concatenate(parts, parts[0].ndim - 1),
+                left, avals, (indices,), place,
+            )  # fmt: skip
         yield _batch(equation, indices, len(left), paired)
 
     def _columns(self, equation: Equation) -> tuple[Ref, ...]:
@@ -129,20 +131,13 @@ class _Scope:
             inner = self._lane(made.operands[0])
             return None if inner is None else int(params["broadcast_dimensions"][inner])
         # JAX wraps negative indices: select(i < 0, i + n, i). A counter is never negative.
-        if kind == "select_n" and self._is_below_zero(made.operands[0], made.operands[1]):
-            return self._lane(made.operands[1])
+        if kind == "select_n" and isinstance(made.operands[0], int):
+            counter, test = made.operands[1], self._makers.get(made.operands[0])
+            if test is not None and test.primitive.name == "lt" and test.operands[0] == counter:
+                zero = test.operands[1]
+                if isinstance(zero, Const) and not zero.aval.shape and int(zero.value) == 0:
+                    return self._lane(counter)
         return None
-
-    def _is_below_zero(self, test: Ref | Const, value: Ref | Const) -> bool:
-        made = self._makers.get(test) if isinstance(test, int) else None
-        if made is None or made.primitive.name != "lt" or made.operands[0] != value:
-            return False
-        zero = made.operands[1]
-        return isinstance(zero, Const) and not zero.aval.shape and int(zero.value) == 0
-
-
-def _side_by_side(*columns: jax.Array) -> jax.Array:
-    return lax.concatenate(columns, columns[0].ndim - 1)
 
 
 def _dimension_numbers(equation: Equation) -> list[tuple[int, ...]]:

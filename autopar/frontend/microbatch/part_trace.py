@@ -90,11 +90,17 @@ def trace_microbatch(
     # 2. The trace on one microbatch's rows, with the whole batch's constants.
     later, program = _on_part(spec, args, kwargs, _prepare(traced), batch, rows)
     # 3. Both traces rewritten alike: barriers hold rows alone, sums stand beside state.
-    programs = split_state_sums(*rows_behind_barriers(later.step.program, program))
-    whole, part = (replace(later.step, program=program) for program in programs)
+    one, program = split_state_sums(*rows_behind_barriers(later.step.program, program))
+    whole, part = replace(later.step, program=one), replace(later.step, program=program)
     # 4. Iotas, random bits and tables: each microbatch makes its own rows.
-    found = _from_sources(whole, part, Sizes(spec.name, batch.extent, rows))
-    return replace(found, calls=later.calls)
+    found, index = find_batch_sources(whole, program, Sizes(spec.name, batch.extent, rows)), ""
+    sources = found.rows
+    if not found.is_empty:
+        whole = whole_from_sources(whole, found)
+        numbered = part_from_sources(part, found, rows)
+        part, index, sources = numbered.step, numbered.index, numbered.rows
+    whole, part = (replace(t, graph=build(t)) for t in (whole, part))
+    return MicrobatchTrace(whole, part, microbatches, index, sources, later.calls)
 
 
 def _on_part(
@@ -152,7 +158,14 @@ def _part_program(
         inputs = [i for i, _ in batch.axes] if slices else ()
         part = split_later_calls(part, tried, inputs).step
     except TraceError as error:
-        raise BatchError(_describe_untraced(whole.name, batch.extent, tried, error)) from error
+        raise BatchError(
+            listing(
+                f"{whole.name} cannot be cut into microbatches: it traces on {batch.extent} rows "
+                f"but not on {tried}.",
+                [str(error)],
+                "State must not hold rows of the batch, nor the step ask for one batch size.",
+            )
+        ) from error
     try:
         program = align(whole, part)
     except BatchError as error:
@@ -188,26 +201,6 @@ def _describe_pairs(name: str, equation: Equation) -> str:
         "A loss over pairs of rows needs the whole batch: compare rows within fixed groups, or "
         "take microbatches=1.",
     )
-
-
-def _describe_untraced(name: str, batch: int, rows: int, error: TraceError) -> str:
-    return listing(
-        f"{name} cannot be cut into microbatches: it traces on {batch} rows but not on {rows}.",
-        [str(error)],
-        "State must not hold rows of the batch, nor the step ask for one batch size.",
-    )
-
-
-def _from_sources(whole: TracedStep, part: TracedStep, sizes: Sizes) -> MicrobatchTrace:
-    """Both traces with their sources rewritten, and their graphs built."""
-    found, index = find_batch_sources(whole, part.program, sizes), ""
-    rows = found.rows
-    if not found.is_empty:
-        whole = whole_from_sources(whole, found)
-        numbered = part_from_sources(part, found, sizes.part)
-        part, index, rows = numbered.step, numbered.index, numbered.rows
-    whole, part = (replace(t, graph=build(t)) for t in (whole, part))
-    return MicrobatchTrace(whole, part, sizes.batch // sizes.part, index, rows)
 
 
 def split_microbatch(trace: MicrobatchTrace, cuts: Cuts) -> MicrobatchTrace:

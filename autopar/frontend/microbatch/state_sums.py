@@ -9,10 +9,10 @@ Whole numbers are the same; floating-point ones are added in another order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import count
-from typing import Any
 
 from jax import lax
 
@@ -56,23 +56,17 @@ def _is_zero(operand: Ref | Const, zeros: set[Ref]) -> bool:
 
 def _rewrite(program: FlatProgram, chosen: frozenset[Ref], fresh: Iterator[Ref]) -> FlatProgram:
     equations: list[Equation] = []
-    for equation in program.equations:
-        if equation.results and equation.results[0] in chosen:
-            equations += _take_apart(equation, fresh)
-        else:
-            equations.append(equation)
+    for adding in program.equations:
+        if not adding.results or adding.results[0] not in chosen:
+            equations.append(adding)
+            continue
+        # zeros; the sum over rows alone; its addition to the value
+        aval, place = adding.result_avals[0], Place.beside(adding, fresh)
+        zeros, total = next(fresh), next(fresh)
+        full = partial(lax.full, aval.shape, 0, aval.dtype)
+        equations += splice(full, (), (), (zeros,), place)
+        operands = (zeros, *adding.operands[1:])
+        equations.append(replace(adding, operands=operands, results=(total,)))
+        summed = (adding.operands[0], total)
+        equations += splice(lax.add, summed, (aval, aval), adding.results, place)
     return replace(program, equations=tuple(equations))
-
-
-def _take_apart(adding: Equation, fresh: Iterator[Ref]) -> Iterator[Equation]:
-    """The sum over rows alone, and its addition to the value."""
-    aval, place = adding.result_avals[0], Place.beside(adding, fresh)
-    zeros, total = next(fresh), next(fresh)
-    yield from splice(_zeros_of(aval), (), (), (zeros,), place)
-    yield replace(adding, operands=(zeros, *adding.operands[1:]), results=(total,))
-    operands = (adding.operands[0], total)
-    yield from splice(lax.add, operands, (aval, aval), adding.results, place)
-
-
-def _zeros_of(aval: Any) -> Callable[[], Any]:
-    return lambda: lax.full(aval.shape, 0, aval.dtype)

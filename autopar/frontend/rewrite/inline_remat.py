@@ -52,30 +52,26 @@ class _Opener:
         """The equations in order; `names` gathers what results of remat are now called."""
         for equation in program.equations:
             here = replace(equation, operands=rename(equation.operands, names))
-            if equation.primitive.name in _REMAT:
-                yield from self._open(here, names)
-            else:
+            if equation.primitive.name not in _REMAT:
                 yield replace(here, bodies=tuple(map(self.program, here.bodies)))
-
-    def _open(self, remat: Equation, names: dict[Ref, Ref | Const]) -> Iterator[Equation]:
-        body = remat.bodies[0]
-        pairs = zip(remat.operands, body.input_avals, strict=True)
-        types = {o: aval for o, aval in pairs if isinstance(o, int)}
-        behind: dict[Ref, Ref] = {}
-        if recomputes(remat) and types:
-            behind = {r: next(self._fresh) for r in types}
-            place = Place.beside(remat, self._fresh)
-            values, fenced = tuple(behind), tuple(behind.values())
-            yield from splice(_barrier, values, tuple(types.values()), fenced, place)
-        names.update(zip(body.inputs, rename(remat.operands, behind), strict=True))
-        yield from self._equations(body, names)
-        names.update(zip(remat.results, rename(body.outputs, names), strict=True))
+                continue
+            body = here.bodies[0]
+            pairs = zip(here.operands, body.input_avals, strict=True)
+            types = {o: aval for o, aval in pairs if isinstance(o, int)}
+            # r = remat(f)(a)  ->  b = barrier(a); r = f(b)      where it recomputes
+            behind: dict[Ref, Ref] = {}
+            if recomputes(here) and types:
+                behind = {r: next(self._fresh) for r in types}
+                yield from splice(
+                    lambda *values: lax.optimization_barrier(values),
+                    tuple(behind), tuple(types.values()), tuple(behind.values()),
+                    Place.beside(here, self._fresh),
+                )  # fmt: skip
+            names.update(zip(body.inputs, rename(here.operands, behind), strict=True))
+            yield from self._equations(body, names)
+            names.update(zip(here.results, rename(body.outputs, names), strict=True))
 
 
 def recomputes(remat: Equation) -> bool:
     """True if a remat equation makes forward values again that must not be taken from before."""
     return "transpose(" in remat.name_stack and bool(remat.params.get("prevent_cse", True))
-
-
-def _barrier(*values: object) -> object:
-    return lax.optimization_barrier(values)

@@ -172,7 +172,8 @@ class _Taker:
                 sliced.append(read)
                 if place < first:
                     stacked[read] = next(self._fresh)
-        avals = tuple(_stack(inner.avals[r], params["length"]) for r in stacked)
+        rows = ((params["length"], inner.avals[r]) for r in stacked)
+        avals = tuple(jax.ShapeDtypeStruct((n, *a.shape), a.dtype) for n, a in rows)
         taken.avals.update(zip(stacked.values(), avals, strict=True))
         taken.equations.append(
             replace(
@@ -197,7 +198,9 @@ class _Taker:
             for one, body in zip(inner, cond.bodies, strict=True)
         ]
         avals = [one.avals[r] for one, own in zip(inner, made, strict=True) for r in own]
-        if not any(one.calls for one in inner) or any(map(_is_key, avals)):
+        # No zero stands for a random key.
+        keys = any(jax.dtypes.issubdtype(a.dtype, jax.dtypes.extended) for a in avals)
+        if keys or not any(one.calls for one in inner):
             self._stay(cond, taken)
             return
         self._note_order([o for one in inner for o in one.order], taken, always=True)
@@ -297,14 +300,6 @@ def _caller(
         loop, params=params, operands=operands, operand_shapes=(), results=(), result_avals=(),
         bodies=bodies,
     )  # fmt: skip
-
-
-def _stack(aval: Any, length: int) -> Any:
-    return jax.ShapeDtypeStruct((length, *aval.shape), aval.dtype)
-
-
-def _is_key(aval: Any) -> bool:
-    return bool(jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended))
 
 
 def _check_order(name: str, order: Sequence[_Ordered]) -> None:

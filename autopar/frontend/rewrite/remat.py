@@ -43,8 +43,13 @@ def rematerialize(traced: TracedStep, names: Collection[str]) -> TracedStep:
     if not names:
         return traced
     chosen = frozenset(int(name.removeprefix("%")) for name in names)
-    rewriter = _Rewriter(chosen, traced.program.fresh())
-    program = rewriter.whole(traced.program, step_regions(traced))
+    # What is added is numbered on, so that the same choice always gives the same program.
+    program, regions, fresh = traced.program, step_regions(traced), traced.program.fresh()
+    # 1. Values in the bodies of forward scans, for backward scans.
+    program = replace(program, equations=_join_scans(program, regions, chosen, fresh))
+    # 2. Values of the step itself; 3. what nothing reads any more is dropped.
+    equations = list(_Scope(program, regions, chosen, fresh).rewritten())
+    program = replace(program, equations=live(equations, program.outputs))
     again = replace(traced, program=program)
     return replace(again, graph=build(again))
 
@@ -52,21 +57,6 @@ def rematerialize(traced: TracedStep, names: Collection[str]) -> TracedStep:
 def value_names(traced: TracedStep) -> frozenset[str]:
     """The names of all values that a step's equations make, bodies included."""
     return frozenset(f"%{r}" for e in traced.program.walk() for r in e.results)
-
-
-class _Rewriter:
-    """Numbers what it adds from `fresh`, so that the same choice always gives the same program."""
-
-    def __init__(self, chosen: frozenset[Ref], fresh: Iterator[Ref]) -> None:
-        self._chosen, self._fresh = chosen, fresh
-
-    def whole(self, program: FlatProgram, regions: Sequence[str]) -> FlatProgram:
-        """A program that holds a forward and a backward pass, rewritten."""
-        # 1. Values in the bodies of forward scans, for backward scans.
-        equations = _join_scans(program, regions, self._chosen, self._fresh)
-        # 2. Values of the step itself; 3. what nothing reads any more is dropped.
-        scope = _Scope(replace(program, equations=equations), regions, self._chosen, self._fresh)
-        return replace(program, equations=live(list(scope.rewritten()), program.outputs))
 
 
 class _Scope:
@@ -221,8 +211,14 @@ class _Pair:
         self._makers = makers_of(forward.bodies[0].equations, chosen)
         body, start = backward.bodies[0], _first_slice(backward)
         self._slices = dict(zip(body.inputs[start:], backward.operands[start:], strict=True))
-        self._dropped = dict(self._dropped_slices())
-        self._inner = dict(_inner_avals(forward.bodies[0]))
+        # Slices of the backward body -> the values of the forward body that they are.
+        outputs = dict(zip(forward.results, forward.bodies[0].outputs, strict=True))
+        self._dropped: dict[Ref, Ref] = {}
+        for inner, operand in self._slices.items():
+            made = outputs.get(operand) if isinstance(operand, int) else None
+            if isinstance(made, int) and made in self._makers:
+                self._dropped[inner] = made
+        self._inner = dict(forward.bodies[0].avals())
         self._given: dict[Ref, Ref | Const] = {}  # value of the forward body -> the same here
         self._consts: list[tuple[Ref, Any, Ref | Const]] = []  # inner, aval, operand
         self._added: list[tuple[Ref, Any, Ref | Const]] = []
@@ -242,14 +238,6 @@ class _Pair:
         equations += self._repeated(refs(body.outputs), again)
         outputs = self._read(body.outputs, again)
         return self._stacking(), self._slicing(tuple(equations), outputs)
-
-    def _dropped_slices(self) -> Iterator[tuple[Ref, Ref]]:
-        """Slices of the backward body and the values of the forward body that they are."""
-        outputs = dict(zip(self._forward.results, self._forward.bodies[0].outputs, strict=True))
-        for inner, operand in self._slices.items():
-            made = outputs.get(operand) if isinstance(operand, int) else None
-            if isinstance(made, int) and made in self._makers:
-                yield inner, made
 
     def _repeated(self, wanted: Iterator[Ref], again: dict[Ref, Ref]) -> list[Equation]:
         made = [self._dropped[r] for r in wanted if r in self._dropped]
@@ -345,9 +333,3 @@ class _Pair:
             operand_shapes=tuple(shapes[inner] for inner in inputs),
             bodies=(FlatProgram(inputs, avals, equations, outputs),),
         )
-
-
-def _inner_avals(program: FlatProgram) -> Iterator[tuple[Ref, Any]]:
-    yield from zip(program.inputs, program.input_avals, strict=True)
-    for equation in program.equations:
-        yield from zip(equation.results, equation.result_avals, strict=True)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -23,6 +21,8 @@ def rescale(traced: TracedStep, rescales: Sequence[Rescale]) -> TracedStep:
     The equations on the ways from the value to the accumulators read 1; whatever else reads an
     accumulator reads it times the value. That these are equal is for the caller to know. Raises
     GraphError where a value is no floating-point scalar, or reaches an accumulator in no way.
+
+        dw = sum over rows of x * (ct * s)        dw' = sum over rows of x * (ct * 1);  dw = dw' * s
     """
     program, fresh = traced.program, traced.program.fresh()
     for rescale in rescales:
@@ -32,35 +32,35 @@ def rescale(traced: TracedStep, rescales: Sequence[Rescale]) -> TracedStep:
 
 
 def _rescaled(program: FlatProgram, rescale: Rescale, fresh: Iterator[Ref]) -> FlatProgram:
-    value, sums = _ref(rescale.value), tuple(map(_ref, rescale.accumulators))
+    value, *sums = (int(name.removeprefix("%")) for name in (rescale.value, *rescale.accumulators))
     types = dict(program.avals())
-    one = _one(rescale.value, types.get(value))
-    ways = _between(program.equations, value, frozenset(sums))
+    aval = types.get(value)
+    if aval is None or aval.shape or not jnp.issubdtype(aval.dtype, jnp.inexact):
+        shown = "no value of the step" if aval is None else str(aval)
+        raise GraphError(
+            f"{rescale.value} cannot be taken out of its loop: it is {shown}, no float scalar"
+        )
+    one = {value: Const(np.ones((), aval.dtype), aval)}
+    ways = _between(program.equations, value, sums)
     scaled = {r: next(fresh) for r in sums}
     unmet = set(sums)
     written: list[Equation] = []
     for i, equation in enumerate(program.equations):
-        operands = equation.operands
-        operands = _without(operands, value, one) if i in ways else rename(operands, scaled)
-        written.append(replace(equation, operands=operands))
-        for r in unmet.intersection(equation.results) if i in ways else ():
+        if i not in ways:
+            written.append(replace(equation, operands=rename(equation.operands, scaled)))
+            continue
+        # On the way 1 stands for the value; a sum that is made here is multiplied at once.
+        written.append(replace(equation, operands=rename(equation.operands, one)))
+        for r in unmet.intersection(equation.results):
             place = Place.beside(equation, fresh)
-            written += splice(_times, (r, value), (types[r], types[value]), (scaled[r],), place)
-        unmet -= set(equation.results) if i in ways else set()
+            written += splice(
+                lambda total, factor: total * factor.astype(total.dtype),
+                (r, value), (types[r], aval), (scaled[r],), place,
+            )  # fmt: skip
+        unmet -= set(equation.results)
     if unmet:
         raise GraphError(f"{rescale.value} reaches %{min(unmet)} in no way, so cannot scale it")
     return replace(program, equations=tuple(written), outputs=rename(program.outputs, scaled))
-
-
-def _ref(name: str) -> Ref:
-    return int(name.removeprefix("%"))
-
-
-def _one(name: str, aval: Any) -> Const:
-    if aval is None or aval.shape or not jnp.issubdtype(aval.dtype, jnp.inexact):
-        shown = "no value of the step" if aval is None else str(aval)
-        raise GraphError(f"{name} cannot be taken out of its loop: it is {shown}, no float scalar")
-    return Const(np.ones((), aval.dtype), aval)
 
 
 def _between(equations: Sequence[Equation], value: Ref, sums: Collection[Ref]) -> frozenset[int]:
@@ -76,11 +76,3 @@ def _between(equations: Sequence[Equation], value: Ref, sums: Collection[Ref]) -
             wanted.update(refs(equations[i].operands))
             found.add(i)
     return frozenset(found)
-
-
-def _without(operands: Sequence[Ref | Const], value: Ref, one: Const) -> tuple[Ref | Const, ...]:
-    return tuple(one if isinstance(o, int) and o == value else o for o in operands)
-
-
-def _times(total: jax.Array, factor: jax.Array) -> jax.Array:
-    return total * factor.astype(total.dtype)

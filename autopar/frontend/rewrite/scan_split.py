@@ -59,33 +59,6 @@ def split_scans(traced: TracedStep, cuts: Cuts) -> TracedStep:
     return split_at(traced, layer_scans(traced), cuts, next(traced.program.fresh()))[0]
 
 
-def _check(traced: TracedStep, scans: Sequence[LayerScan], cuts: Cuts) -> None:
-    lengths = [s.length for s in scans]
-    if len(cuts.layers) != len(scans):
-        raise ArgumentError(
-            f"{traced.name} has {len(scans)} scans over layers (of {lengths} layers), but cuts are "
-            f"given for {len(cuts.layers)}. Give a tuple for each, () to leave it whole."
-        )
-    for layers, scan in zip(cuts.layers, scans, strict=True):
-        if any(a >= b for a, b in pairwise((0, *layers, scan.length))):
-            raise ArgumentError(
-                f"{layers} are no cuts between the {scan.length} layers that {traced.name} scans: "
-                f"give rising numbers from 1 to {scan.length - 1}."
-            )
-
-
-def _bounds(
-    traced: TracedStep, scans: Sequence[LayerScan], cuts: Cuts
-) -> Iterator[tuple[Ref, Bounds]]:
-    """The bounds in dim 0 of every value of the cut scans, from 0 to its size."""
-    avals = dict(all_values(traced.program))
-    for scan, layers in zip(scans, cuts.layers, strict=True):
-        for ref in sorted(scan.values) if layers else ():
-            rows, rest = divmod(avals[ref].shape[0], scan.length)
-            if rows and not rest:
-                yield ref, tuple(rows * layer for layer in (0, *layers, scan.length))
-
-
 def split_at(
     traced: TracedStep,
     scans: Sequence[LayerScan],
@@ -97,12 +70,27 @@ def split_at(
 
     New values are numbered from `first` on.
     """
-    # 1. Where dim 0 of every stack is cut.
-    _check(traced, scans, cuts)
-    bounds = {r: b for r, b in _bounds(traced, scans, cuts) if r not in kept}
+    program, lengths = traced.program, [s.length for s in scans]
+    if len(cuts.layers) != len(scans):
+        raise ArgumentError(
+            f"{traced.name} has {len(scans)} scans over layers (of {lengths} layers), but cuts are "
+            f"given for {len(cuts.layers)}. Give a tuple for each, () to leave it whole."
+        )
+    # 1. The bounds in dim 0 of every stack, from 0 to its size.
+    avals = dict(all_values(program))
+    bounds: dict[Ref, Bounds] = {}
+    for layers, scan in zip(cuts.layers, scans, strict=True):
+        if any(a >= b for a, b in pairwise((0, *layers, scan.length))):
+            raise ArgumentError(
+                f"{layers} are no cuts between the {scan.length} layers that {traced.name} scans: "
+                f"give rising numbers from 1 to {scan.length - 1}."
+            )
+        for ref in sorted(scan.values - kept) if layers else ():
+            rows, rest = divmod(avals[ref].shape[0], scan.length)
+            if rows and not rest:
+                bounds[ref] = tuple(rows * layer for layer in (0, *layers, scan.length))
     if not bounds:
         return traced, lambda ref: [ref]
-    program = traced.program
     # 2. The program on pieces; inputs and outputs that are stacks become pieces too.
     cutter = _Cutter(program, bounds, first, inline=cuts.inline)
     stacked = bounds.keys() & {program.inputs[i] for s in scans for i in s.inputs}
@@ -159,9 +147,6 @@ def _path(path: str, piece: Piece) -> str:
 # -- equations on stacks become equations on pieces of these stacks -------------------------------
 
 
-_Combine = Callable[[Any, Any], Any]
-
-
 class _Cutter:
     """Writes a program anew in which the values of `bounds` are in pieces.
 
@@ -216,17 +201,21 @@ class _Cutter:
 
     def _rewrite(self, equation: Equation) -> None:
         kind = equation.primitive.name
+        flow = equation.control_flow
+        # Bodies of these read its operands and make its results as they are.
+        is_open = flow is not None and not flow.repeats
+        inside = (r for body in equation.bodies for r, _ in all_values(body)) if is_open else ()
         if kind == "scan" and self._trips.takes(equation):
             self._trips.cut(equation)
-        elif _is_open(equation) and any(map(self._have.is_cut, _inside(equation))):
+        elif any(map(self._have.is_cut, inside)):
             self._cut_bodies(equation)
         elif kind == "optimization_barrier":
-            self._cut_barrier(equation)
+            # Each stack stands in it as its pieces.
+            cuts = [self._have.bounds.get(r) for r in equation.results]
+            self._write_expanded(equation, cuts)
         elif (rows := rows_through(equation)) is not None and self._is_cut(equation, rows):
             self._cut_rows(equation, rows)
-        elif kind == "slice" and self._is_within_a_piece(equation):
-            self._slice_piece(equation)
-        else:
+        elif kind != "slice" or not self._slice_piece(equation):
             place = Place.beside(equation, self._have.fresh)
             operands = tuple(self._have.whole(o, place, equation) for o in equation.operands)
             self._have.written.append(replace(equation, operands=operands))
@@ -260,7 +249,10 @@ class _Cutter:
             self._have.written.append(replace(piece, operands=operands))
         # A sum over layers is the sum of the pieces' sums, in order.
         if rows.combine is not None:
-            self._combine(equation, rows.combine, [results[0] for results in made], place)
+            (aval,), (whole, *rest) = equation.result_avals, [results[0] for results in made]
+            for part in rest:
+                whole = self._have.add(rows.combine, (), [whole, part], [aval, aval], place)
+            self._have.name(equation.results[0], whole)
         else:
             for result, *pieces in zip(equation.results, *made, strict=True):
                 self._have.split(result, pieces)
@@ -297,51 +289,33 @@ class _Cutter:
             result_avals=avals,
         )
 
-    def _combine(
-        self, equation: Equation, combine: _Combine, parts: Sequence[Ref], place: Place
-    ) -> None:
-        """The whole result of results of the pieces, the first two first."""
-        (aval,), whole = equation.result_avals, parts[0]
-        for part in parts[1:]:
-            whole = self._have.add(combine, (), [whole, part], [aval, aval], place)
-        self._have.name(equation.results[0], whole)
-
-    def _is_within_a_piece(self, equation: Equation) -> bool:
+    def _slice_piece(self, equation: Equation) -> bool:
+        """Write a slice of one piece in place of a slice of the whole; False if none holds it."""
         source, params = equation.operands[0], equation.params
-        start, stop = params["start_indices"][0], params["limit_indices"][0]
-        return (
-            bool(self._have.held(source))
-            and isinstance(source, int)
-            and any(a <= start and stop <= b for a, b in pairwise(self._have.bounds[source]))
-        )
-
-    def _slice_piece(self, equation: Equation) -> None:
-        """A slice of one piece in place of a slice of the whole."""
-        source, params = equation.operands[0], equation.params
-        # Positions count from the start of the piece.
         starts, limits = params["start_indices"], params["limit_indices"]
-        bounds = self._have.bounds[next(refs([source]))]
-        k = next(k for k, b in enumerate(bounds[1:]) if limits[0] <= b)
+        if not isinstance(source, int) or not self._have.held(source):
+            return False
+        pieces = ((k, a, b) for k, (a, b) in enumerate(pairwise(self._have.bounds[source])))
+        found = next((p for p in pieces if p[1] <= starts[0] and limits[0] <= p[2]), None)
+        if found is None:
+            return False
+        k, start, stop = found
+        # Positions count from the start of the piece.
         moved = {
-            "start_indices": (starts[0] - bounds[k], *starts[1:]),
-            "limit_indices": (limits[0] - bounds[k], *limits[1:]),
+            "start_indices": (starts[0] - start, *starts[1:]),
+            "limit_indices": (limits[0] - start, *limits[1:]),
         }
-        shape = (bounds[k + 1] - bounds[k], *equation.operand_shapes[0][1:])
         self._have.written.append(
             replace(
                 equation,
                 params={**params, **moved},
                 operands=(self._have.held(source)[k],),
-                operand_shapes=(shape,),
+                operand_shapes=((stop - start, *equation.operand_shapes[0][1:]),),
             )
         )
+        return True
 
     # -- equations that hold others --------------------------------------------------------
-
-    def _cut_barrier(self, equation: Equation) -> None:
-        """A barrier in which each stack stands as its pieces."""
-        cuts = [self._have.bounds.get(r) for r in equation.results]
-        self._write_expanded(equation, cuts)
 
     def _cut_bodies(self, equation: Equation) -> None:
         """An equation whose bodies take and give stacks in pieces."""
@@ -368,7 +342,15 @@ class _Cutter:
                 pieces = self._have.cut(operand, bounds, place)
                 sizes = (b - a for a, b in pairwise(bounds))
                 operands += ((p, (n, *shape[1:])) for p, n in zip(pieces, sizes, strict=True))
-        results = list(self._expanded_results(equation))
+        results: list[tuple[Ref, Any]] = []
+        for result, aval in zip(equation.results, equation.result_avals, strict=True):
+            if not self._have.is_cut(result):
+                results.append((result, aval))
+                continue
+            avals = piece_avals(aval, self._have.bounds[result])
+            numbers = self._have.number(avals)
+            self._have.split(result, numbers)
+            results += zip(numbers, avals, strict=True)
         self._have.written.append(
             replace(
                 equation,
@@ -379,26 +361,11 @@ class _Cutter:
             )
         )
 
-    def _expanded_results(self, equation: Equation) -> Iterator[tuple[Ref, Any]]:
-        for result, aval in zip(equation.results, equation.result_avals, strict=True):
-            if not self._have.is_cut(result):
-                yield result, aval
-                continue
-            avals = piece_avals(aval, self._have.bounds[result])
-            numbers = self._have.number(avals)
-            self._have.split(result, numbers)
-            yield from zip(numbers, avals, strict=True)
-
 
 def _members(equation: Equation, rows: Rows) -> list[Ref]:
     """The values of an equation that have the rows."""
     operands = refs(equation.operands[i] for i in rows.operands)
     return [*operands, *(equation.results[i] for i in rows.results)]
-
-
-def _inside(equation: Equation) -> Iterator[Ref]:
-    """The values in an equation's bodies."""
-    return (ref for body in equation.bodies for ref, _ in all_values(body))
 
 
 # -- one scan becomes scans over fewer layers, or straight code -----------------------------------
@@ -508,11 +475,6 @@ class Trips:
 
 def _read(operands: Sequence[Operand], names: Mapping[Ref, Operand]) -> tuple[Operand, ...]:
     return tuple(names[o] if isinstance(o, int) else o for o in operands)
-
-
-def _is_open(equation: Equation) -> bool:
-    """True if bodies read its operands and make its results as they are."""
-    return equation.control_flow is not None and not equation.control_flow.repeats
 
 
 def _first_slice(scan: Equation) -> int:

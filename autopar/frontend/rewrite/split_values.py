@@ -73,7 +73,13 @@ class Pieces:
             aval = self._avals[operand]
             avals = piece_avals(aval, self.bounds[operand])
             self._names[operand] = self.add(_join, (), self._pieces[operand], avals, place)
-            self.notes.append(_joined_note(aval, reader))
+            text, end = f"{aval.dtype}{list(aval.shape)}", "its pieces are joined again"
+            if reader is None:
+                self.notes.append(f"the stack {text} is returned whole: {end}")
+            else:
+                where = f" at {reader.line}" if reader.line else ""
+                name = reader.primitive.name
+                self.notes.append(f"{name}{where} mixes the layers of {text}: {end}")
         return self._names.get(operand, operand)
 
     def cut(self, operand: Operand, bounds: Bounds, place: Place) -> tuple[Operand, ...]:
@@ -147,6 +153,9 @@ def _equation(
     return one
 
 
+# What `Pieces.add` traces: functions of the module, so that equal equations are traced once.
+
+
 def _join(*pieces: Any) -> Any:
     return lax.concatenate(pieces, 0)
 
@@ -161,11 +170,3 @@ def _drop_dim(piece: Any) -> Any:
 
 def _add_dim(row: Any) -> Any:
     return lax.broadcast_in_dim(row, (1, *row.shape), tuple(range(1, row.ndim + 1)))
-
-
-def _joined_note(aval: Any, reader: Equation | None) -> str:
-    text = f"{aval.dtype}{list(aval.shape)}"
-    if reader is None:
-        return f"the stack {text} is returned whole: its pieces are joined again"
-    where = f" at {reader.line}" if reader.line else ""
-    return f"{reader.primitive.name}{where} mixes the layers of {text}: its pieces are joined again"

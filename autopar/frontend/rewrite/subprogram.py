@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autopar.errors import GraphError
-from autopar.frontend.traced import Const, FlatProgram, Ref, refs
+from autopar.frontend.traced import FlatProgram, refs
 
 
 def part_program(
@@ -21,7 +21,7 @@ def part_program(
     neither an input nor made by the equations before it.
     """
     types = dict(program.avals())
-    given = tuple(map(_ref, inputs))
+    given = tuple(int(name.removeprefix("%")) for name in inputs)
     unknown = [n for n, r in zip(inputs, given, strict=True) if r not in types]
     if unknown:
         raise GraphError(f"the program has no value {', '.join(unknown)} to give to a part of it")
@@ -33,16 +33,10 @@ def part_program(
             kind, line = equation.primitive.name, equation.line or "?"
             raise GraphError(f"{kind} ({line}) in a part reads %{lost[0]}, which it is not given")
         made.update(equation.results)
-    returned = tuple(_output(program, o) for o in outputs)
+    returned = tuple(
+        program.outputs[o] if isinstance(o, int) else int(o.removeprefix("%")) for o in outputs
+    )
     lost = [r for r in refs(returned) if r not in made]
     if lost:
         raise GraphError(f"a part returns %{lost[0]}, which it neither makes nor is given")
     return FlatProgram(given, tuple(types[r] for r in given), chosen, returned)
-
-
-def _ref(name: str) -> Ref:
-    return int(name.removeprefix("%"))
-
-
-def _output(program: FlatProgram, output: str | int) -> Ref | Const:
-    return program.outputs[output] if isinstance(output, int) else _ref(output)

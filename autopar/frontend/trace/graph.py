@@ -83,11 +83,16 @@ def _op(equation: Equation, region: str) -> Op:
     graphs = tuple(
         _body(b, f"{kind}_{first}_{i}", equation, region) for i, b in enumerate(equation.bodies)
     )
+    params = [*plain_params(equation.params), *_constraint(equation)]
+    # Along what a kernel's blocks are computed apart: (tensor, dim, block size) for each.
+    apart = tuple(dims_apart(equation).values())
+    if apart:
+        params.append(("grid_apart", apart))
     return Op(
         kind=kind,
         operands=tuple(_operand(o) for o in equation.operands),
         results=results,
-        params=(*plain_params(equation.params), *_constraint(equation), *_grid(equation)),
+        params=tuple(params),
         flops=_flops(equation, results, graphs),
         origin=Origin(region, module_path(equation.name_stack), equation.line),
         graphs=graphs,
@@ -101,23 +106,13 @@ def _constraint(equation: Equation) -> tuple[tuple[str, Plain], ...]:
     spec = getattr(equation.params["sharding"], "spec", None)
     if spec is None:
         return ()
-    rank = len(equation.result_avals[0].shape)
-    dims = tuple(_constrained_dim(entry) for entry in (*spec, *(None,) * (rank - len(spec))))
-    return (("spec", dims),)
-
-
-def _grid(equation: Equation) -> tuple[tuple[str, Plain], ...]:
-    """Along what a kernel's blocks are computed apart: (tensor, dim, block size) for each."""
-    apart = tuple(dims_apart(equation).values())
-    return (("grid_apart", apart),) if apart else ()
-
-
-def _constrained_dim(entry: Any) -> Plain:
-    if entry is None:
-        return ()
-    if entry is PartitionSpec.UNCONSTRAINED:
-        return None
-    return (entry,) if isinstance(entry, str) else tuple(entry)
+    dims: list[Plain] = []
+    for entry in (*spec, *[None] * (len(equation.result_avals[0].shape) - len(spec))):
+        if entry is PartitionSpec.UNCONSTRAINED:
+            dims.append(None)
+        else:
+            dims.append((entry,) if isinstance(entry, str) else tuple(entry or ()))
+    return (("spec", tuple(dims)),)
 
 
 def _value(ref: int, aval: Any) -> Value:
@@ -182,17 +177,44 @@ def _regions_of(
     state alone: it reads nothing of the batch (`fresh` are its values) and only updates read it,
     or it is state that the step gives back (`returned`). The rest is forward, as is all where
     nothing is marked.
+
+        h = x @ w            forward       m' = b1 * m          update: moves state alone
+        dw = x.T @ dy        backward      m'' = m' + c * dw    update: after, feeds none
     """
     equations = program.equations
     marked = [is_backward(e) for e in equations]
-    after = _reached(equations, marked)
-    before = _feeding(equations, marked)
+    # 1. What depends on a backward equation, in order.
+    after, tainted = list(marked), set[Ref]()
+    for i, equation in enumerate(equations):
+        after[i] = marked[i] or not tainted.isdisjoint(refs(equation.operands))
+        if after[i]:
+            tainted.update(equation.results)
+    # 2. What feeds one, from the end.
+    before, wanted = list(marked), set[Ref]()
+    for i in reversed(range(len(equations))):
+        before[i] = marked[i] or not wanted.isdisjoint(equations[i].results)
+        if before[i]:
+            wanted.update(refs(equations[i].operands))
     regions = [
         "backward" if m or (a and b) else "update" if a else "forward"
         for m, a, b in zip(marked, after, before, strict=True)
     ]
-    if any(marked):
-        _claim_state(program, regions, set(fresh), set(returned))
+    if not any(marked):
+        return tuple(regions)
+    # 3. Forward equations that only move state, such as a decayed moment, are of the update: from
+    #    the end, as their readers must be.
+    of_batch = set(fresh)
+    for equation in equations:
+        if not of_batch.isdisjoint(refs(equation.operands)):
+            of_batch.update(equation.results)
+    needed = set(refs(program.outputs)) - set(returned)
+    for i in reversed(range(len(regions))):
+        equation = equations[i]
+        alone = of_batch.isdisjoint(equation.results) and needed.isdisjoint(equation.results)
+        if regions[i] == "forward" and alone and not equation.has_effects:
+            regions[i] = "update"
+        elif regions[i] != "update":
+            needed.update(refs(equation.operands))
     return tuple(regions)
 
 
@@ -201,45 +223,6 @@ def is_backward(equation: Equation) -> bool:
     return "transpose(" in equation.name_stack or any(
         is_backward(inner) for body in equation.bodies for inner in body.equations
     )
-
-
-def _reached(equations: Sequence[Equation], marked: Sequence[bool]) -> list[bool]:
-    tainted: set[Ref] = set()
-    reached: list[bool] = []
-    for equation, mark in zip(equations, marked, strict=True):
-        hit = mark or not tainted.isdisjoint(refs(equation.operands))
-        if hit:
-            tainted.update(equation.results)
-        reached.append(hit)
-    return reached
-
-
-def _feeding(equations: Sequence[Equation], marked: Sequence[bool]) -> list[bool]:
-    wanted: set[Ref] = set()
-    feeding: list[bool] = []
-    for equation, mark in zip(reversed(equations), reversed(marked), strict=True):
-        hit = mark or not wanted.isdisjoint(equation.results)
-        if hit:
-            wanted.update(refs(equation.operands))
-        feeding.append(hit)
-    return feeding[::-1]
-
-
-def _claim_state(
-    program: FlatProgram, regions: list[str], fresh: set[Ref], returned: set[Ref]
-) -> None:
-    """Turn forward equations that only move state, such as a decayed moment, to update."""
-    for equation in program.equations:
-        if not fresh.isdisjoint(refs(equation.operands)):
-            fresh.update(equation.results)
-    needed = set(refs(program.outputs)) - returned
-    for i in reversed(range(len(regions))):
-        equation = program.equations[i]
-        alone = fresh.isdisjoint(equation.results) and needed.isdisjoint(equation.results)
-        if regions[i] == "forward" and alone and not equation.has_effects:
-            regions[i] = "update"
-        elif regions[i] != "update":
-            needed.update(refs(equation.operands))
 
 
 # -- structural key: a hash of what a step computes, by which plans know it again -----------------
@@ -255,11 +238,15 @@ def structural_key(graph: Graph) -> str:
 
 
 def _graph_skeleton(graph: Graph) -> tuple[object, ...]:
-    inputs = tuple(map(str, graph.inputs))
-    ops = tuple(map(_op_skeleton, graph.ops))
-    return inputs, ops, tuple(map(str, graph.outputs)), graph.output_paths, graph.donated
-
-
-def _op_skeleton(op: Op) -> tuple[object, ...]:
-    operands, results = tuple(map(str, op.operands)), tuple(map(str, op.results))
-    return op.kind, operands, results, op.params, tuple(map(_graph_skeleton, op.graphs))
+    inputs, outputs = tuple(map(str, graph.inputs)), tuple(map(str, graph.outputs))
+    ops = tuple(
+        (
+            op.kind,
+            tuple(map(str, op.operands)),
+            tuple(map(str, op.results)),
+            op.params,
+            tuple(map(_graph_skeleton, op.graphs)),
+        )
+        for op in graph.ops
+    )
+    return inputs, ops, outputs, graph.output_paths, graph.donated

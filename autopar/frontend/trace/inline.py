@@ -74,16 +74,6 @@ class _Flattener:
         )
         return whole, (*closed.consts, *(const.value for _, const in extra))
 
-    def _body(self, jaxpr: Any, consts: Sequence[Any], site: _Site) -> FlatProgram:
-        """The program of a loop's body; arrays that it closed over stay literals."""
-        inputs = tuple(next(self._numbers) for _ in jaxpr.invars)
-        env: _Env = dict(zip(jaxpr.invars, inputs, strict=True))
-        env.update((v, Const(c, v.aval)) for v, c in zip(jaxpr.constvars, consts, strict=True))
-        self._depth += 1
-        program = self._program(jaxpr, jaxpr.invars, inputs, env, site)
-        self._depth -= 1
-        return program
-
     def _program(
         self, jaxpr: Any, heads: Sequence[Any], inputs: tuple[Ref, ...], env: _Env, site: _Site
     ) -> FlatProgram:
@@ -97,11 +87,14 @@ class _Flattener:
             here = site.at(eqn)
             # Three cases: a call (jit, custom_vjp, ...) is inlined; a primitive that stands for
             # others is written out by them; anything else is kept, with its bodies flattened.
-            inner = CALLS.get(eqn.primitive.name)
+            primitive = eqn.primitive
+            inner, is_kept = CALLS.get(primitive.name), primitive.name in self._names_kept
+            called = None
             if inner is not None and inner in eqn.params:
                 called = eqn.params[inner]
-            else:
-                called = self._written_out(eqn)
+            elif not is_kept and not (is_foreign(primitive) and is_kernel(primitive)):
+                fun = meaning(eqn)
+                called = None if fun is None else traced_beside(eqn, fun)
             if called is not None:
                 yield from self._inline(eqn, called, env, here)
             else:
@@ -118,14 +111,6 @@ class _Flattener:
         yield from self._equations(jaxpr, inner, site)
         for outer, v in zip(eqn.outvars, jaxpr.outvars, strict=True):
             env[outer] = self._read(inner, v)
-
-    def _written_out(self, eqn: Any) -> Any | None:
-        """The closed jaxpr that an equation stands for, where it does for one."""
-        primitive = eqn.primitive
-        if primitive.name in self._names_kept or (is_foreign(primitive) and is_kernel(primitive)):
-            return None
-        fun = meaning(eqn)
-        return None if fun is None else traced_beside(eqn, fun)
 
     def _keep(self, eqn: Any, env: _Env, site: _Site) -> Equation:
         # One number for each value, over the whole nest.
@@ -161,11 +146,19 @@ class _Flattener:
         )
 
     def _bodies(self, eqn: Any, site: _Site) -> Iterator[FlatProgram]:
+        """The programs of an equation's bodies; arrays that they closed over stay literals."""
         for name in BODIES.get(eqn.primitive.name, ()):
             held = eqn.params[name]
             for body in held if isinstance(held, tuple) else (held,):
                 jaxpr, consts = _open(body)
-                yield self._body(jaxpr, consts, site)
+                inputs = tuple(next(self._numbers) for _ in jaxpr.invars)
+                env: _Env = dict(zip(jaxpr.invars, inputs, strict=True))
+                pairs = zip(jaxpr.constvars, consts, strict=True)
+                env.update((v, Const(c, v.aval)) for v, c in pairs)
+                self._depth += 1
+                program = self._program(jaxpr, jaxpr.invars, inputs, env, site)
+                self._depth -= 1
+                yield program
 
     def _read(self, env: _Env, var: Any) -> Ref | Const:
         if isinstance(var, jex.Literal):

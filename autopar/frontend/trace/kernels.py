@@ -32,7 +32,14 @@ def dims_apart(equation: Equation) -> dict[int, tuple[Place, ...]]:
     first_result = len(equation.operands)
     if len(grid.block_mappings) != first_result + len(equation.results):
         return {}
-    asked = _asked(equation.params["jaxpr"], grid)
+    # The dims whose index or size the kernel asks for; those of vmap have no number.
+    numbered = [d for d in range(len(grid.grid)) if d not in grid.vmapped_dims]
+    jaxpr = equation.params["jaxpr"]
+    asked = {
+        numbered[eqn.params["axis"]]
+        for eqn in _equations(getattr(jaxpr, "jaxpr", jaxpr))
+        if eqn.primitive.name in _ASKS
+    }
     found: dict[int, tuple[Place, ...]] = {}
     for dim in range(len(grid.grid)):
         places = _places(grid, dim)
@@ -59,16 +66,6 @@ def on_pieces(equation: Equation, shards: Mapping[Place, int]) -> dict[str, Any]
     return {
         "grid_mapping": replace(grid, grid=tuple(sizes), block_mappings=mappings),
         "out_avals": tuple(aval.update(shape=tuple(shape)) for aval, shape in results),
-    }
-
-
-def _asked(jaxpr: Any, grid: Any) -> set[int]:
-    """The dims of the grid whose index or size a kernel asks for; those of vmap have no number."""
-    numbered = [d for d in range(len(grid.grid)) if d not in grid.vmapped_dims]
-    return {
-        numbered[eqn.params["axis"]]
-        for eqn in _equations(getattr(jaxpr, "jaxpr", jaxpr))
-        if eqn.primitive.name in _ASKS
     }
 
 

@@ -23,15 +23,14 @@ def logical_names(
     arguments = dynamic_arguments(spec, args, kwargs)
     found: list[LogicalNames | None] = []
     for argument in arguments:
-        for node in jax.tree_util.tree_leaves(argument.tree, is_leaf=_has_names):
+        leaves = jax.tree_util.tree_leaves(
+            argument.tree, is_leaf=lambda n: _names_of(n) is not None
+        )
+        for node in leaves:
             inside = jax.tree_util.tree_leaves(node)
             found += [_names_of(node) if len(inside) == 1 else None] * len(inside)
     pairs = zip(leaf_paths(arguments), found, strict=True)
     return {path: names for path, names in pairs if names is not None}
-
-
-def _has_names(node: Any) -> bool:
-    return _names_of(node) is not None
 
 
 def _names_of(node: Any) -> LogicalNames | None:
@@ -40,14 +39,7 @@ def _names_of(node: Any) -> LogicalNames | None:
         return None
     for word in ("names", "out_sharding", "sharding_names", "sharding"):
         held = getattr(node, word, None)
-        if (
-            isinstance(held, tuple | list | PartitionSpec)
-            and held
-            and all(_is_name(n) for n in held)
-        ):
-            return tuple(held)
+        if isinstance(held, tuple | list | PartitionSpec) and held:
+            if all(name is None or isinstance(name, str) for name in held):
+                return tuple(held)
     return None
-
-
-def _is_name(name: object) -> bool:
-    return name is None or isinstance(name, str)

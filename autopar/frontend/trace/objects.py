@@ -53,7 +53,8 @@ def pure_call(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> Pu
             return _nnx_call(nnx, plain, changing)
     if eqx is not None:
         is_filtered = _is_filtered(spec.fun)
-        if is_filtered or any(_holds(tree, (eqx.Module,)) for tree in dynamic.values()):
+        structures = map(jax.tree_util.tree_structure, dynamic.values())
+        if is_filtered or any(_structure_holds(s, (eqx.Module,), ()) for s in structures):
             return _equinox_call(eqx, plain, is_filtered)
     return plain
 
@@ -95,11 +96,6 @@ def _imported(name: str) -> ModuleType | None:
     module = sys.modules.get(name)
     partly = module is not None and getattr(module.__spec__, "_initializing", False)
     return None if partly else module
-
-
-def _holds(tree: Any, kinds: tuple[type, ...]) -> bool:
-    """True if some node of a tree is of one of these types."""
-    return _structure_holds(jax.tree_util.tree_structure(tree), kinds, ())
 
 
 def _holds_graph(tree: Any, nnx: ModuleType) -> bool:
@@ -240,8 +236,10 @@ def _nnx_call(nnx: ModuleType, call: PureCall, changing: tuple[str, ...]) -> Pur
     nodes = tuple(a.tree for a in held)
     with nnx.split_context() as context:
         graphs, states = _split(context, nodes)
-    fun = spec.fun
-    bare = _unjitted(fun) if isinstance(fun, jax.stages.Wrapped) else None
+    fun, bare = spec.fun, None
+    # jax.jit drops changes in place, so the function that it was given runs; nnx.jit carries them.
+    if isinstance(fun, jax.stages.Wrapped) and not type(fun).__module__.startswith("flax."):
+        bare = getattr(fun, "__wrapped__", None)
 
     def taken(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         return tuple(kwargs[a.name] if a.name in kwargs else args[a.position] for a in held)
@@ -280,7 +278,13 @@ def _nnx_call(nnx: ModuleType, call: PureCall, changing: tuple[str, ...]) -> Pur
             if not _same(old, new)
         }
         if changed and bare is not None:
-            raise TraceError(_lost_changes(spec.name, tuple(changed)))
+            raise TraceError(
+                f"{spec.name} changes {' and '.join(changed)} in place, and jax.jit drops such "
+                "changes: it would never learn. Let nnx carry them:\n"
+                "    @autopar.parallelize\n"
+                "    @nnx.jit\n"
+                f"    def {spec.name}(...): ..."
+            )
         return result, changed, Constant(made)
 
     step.__name__ = spec.name
@@ -318,20 +322,4 @@ def _same(old: Any, new: Any) -> bool:
     before, after = jax.tree_util.tree_leaves(old), jax.tree_util.tree_leaves(new)
     return structures[0] == structures[1] and all(
         a is b for a, b in zip(before, after, strict=True)
-    )
-
-
-def _unjitted(fun: Any) -> Any:
-    """The function that jax.jit was given, as it drops changes in place; None for nnx.jit."""
-    kind = type(fun)
-    return None if kind.__module__.startswith("flax.") else getattr(fun, "__wrapped__", None)
-
-
-def _lost_changes(name: str, changed: tuple[str, ...]) -> str:
-    return (
-        f"{name} changes {' and '.join(changed)} in place, and jax.jit drops such changes: it "
-        "would never learn. Let nnx carry them:\n"
-        "    @autopar.parallelize\n"
-        "    @nnx.jit\n"
-        f"    def {name}(...): ..."
     )

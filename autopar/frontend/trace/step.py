@@ -72,6 +72,7 @@ def seal(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedS
         )
     program, constants = flatten(closed, spec.kept)
     _check_checks(spec, program)
+    outputs, _ = jax.tree_util.tree_flatten_with_path(traced.out_info)
     donated = state_pairs(spec, args, arguments, traced.out_info, program) or donated_pairs(traced)
     return TracedStep(
         name=spec.name,
@@ -80,7 +81,7 @@ def seal(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedS
         in_tree=jax.tree_util.tree_structure(split_static(spec, args, kwargs)),
         out_tree=traced.out_tree,
         input_paths=(*paths, *(f"const/{i}" for i in range(len(constants)))),
-        output_paths=tuple(_output_paths(traced.out_info)),
+        output_paths=tuple("/".join(map(key_text, path)) or "out" for path, _ in outputs),
         state_inputs=tuple(sorted(i for _, i in donated)),
         donated=donated,
         key="",
@@ -101,7 +102,8 @@ def _trace(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         raise
     except (Exception, SystemExit) as error:
         raise TraceError(
-            f"{spec.name} does not trace: {type(error).__name__}: {_first_line(error)}\n"
+            f"{spec.name} does not trace: {type(error).__name__}: "
+            f"{(str(error).strip().splitlines() or [''])[0]}\n"
             f"It was called with {_shapes(args, kwargs)}.\n"
             "A step must run under jax.jit on these shapes; try jax.jit on it first."
         ) from error
@@ -139,21 +141,11 @@ def _type_alone(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [""])[0]
-
-
 def _shapes(args: Sequence[Any], kwargs: dict[str, Any]) -> str:
     leaves = jax.tree_util.tree_leaves((args, kwargs))
-    texts = [_shape(leaf) for leaf in leaves[:_SHOWN_SHAPES]]
+    texts = [
+        f"{getattr(leaf, 'dtype', type(leaf).__name__)}{list(getattr(leaf, 'shape', ()))}"
+        for leaf in leaves[:_SHOWN_SHAPES]
+    ]
     more = len(leaves) - len(texts)
     return ", ".join(texts) + (f" and {more} more arrays" if more else "")
-
-
-def _shape(leaf: Any) -> str:
-    return f"{getattr(leaf, 'dtype', type(leaf).__name__)}{list(getattr(leaf, 'shape', ()))}"
-
-
-def _output_paths(out_info: Any) -> list[str]:
-    flat, _ = jax.tree_util.tree_flatten_with_path(out_info)
-    return ["/".join(map(key_text, path)) or "out" for path, _ in flat]

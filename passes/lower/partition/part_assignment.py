@@ -10,7 +10,7 @@ of setup or of an update on one submesh or on several (`assign_once_ops`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autopar.ir.batching import When
@@ -99,7 +99,7 @@ def assign_loop_ops(step: StepAnalysis) -> LoopParts:
     splits_backward = grid_of(step.stages, step.batching.microbatches).splits_backward
     own: dict[PartKey, list[int]] = {}
     # 1. The stage of each op, and its pass.
-    places = tuple(_LoopStages(step, loop).places() for loop in range(step.batching.loops))
+    places = tuple(_loop_places(step, loop) for loop in range(step.batching.loops))
     for loop, here in enumerate(places):
         # 2. The ops of the backward pass that no other stage waits for: W.
         weights = _weight_gradients(step, here) if splits_backward else frozenset[int]()
@@ -115,8 +115,8 @@ def assign_loop_ops(step: StepAnalysis) -> LoopParts:
     return LoopParts(own, dict(_recompute(step, places, own)))
 
 
-class _LoopStages:
-    """Step 1: the stages of the ops of one loop.
+def _loop_places(step: StepAnalysis, loop: int) -> dict[int, _LoopPlace]:
+    """Step 1: the stages of the ops of one loop, in the order of the ops.
 
     A forward op runs no earlier in the pipeline than its operands, a backward op no later:
 
@@ -126,50 +126,31 @@ class _LoopStages:
 
     An op with no home goes to its operands; one that begins the backward pass, to its readers.
     """
-
-    def __init__(self, step: StepAnalysis, loop: int) -> None:
-        self._step, self._loop = step, loop
-        self._members = [i for i in step.placed if self._is_member(i)]
-        self._wished = self._wished_stages()
-        self._places: dict[int, _LoopPlace] = {}
-
-    def places(self) -> dict[int, _LoopPlace]:
-        """Op -> its place, in the order of the ops."""
-        for i in self._members:
-            self._places[i] = self._place(i)
-        return self._places
-
-    def _is_member(self, i: int) -> bool:
-        return self._step.when(i) is When.LOOP and self._loop in self._step.loops(i)
-
-    def _wished_stages(self) -> dict[int, int]:
-        """Op -> its own stage, or the last of those that read it."""
-        found: dict[int, int] = {}
-        for i in reversed(self._members):
-            home = self._step.home[i]
-            readers = (found[j] for j in self._step.readers[i] if j in found)
-            found[i] = home if home != NOWHERE else max(readers, default=NOWHERE)
-        return found
-
-    def _place(self, i: int) -> _LoopPlace:
-        step = self._step
+    members = [i for i in step.placed if step.when(i) is When.LOOP and loop in step.loops(i)]
+    # Op -> its own stage, or the last of those that read it.
+    wished: dict[int, int] = {}
+    for i in reversed(members):
+        home = step.home[i]
+        readers = (wished[j] for j in step.readers[i] if j in wished)
+        wished[i] = home if home != NOWHERE else max(readers, default=NOWHERE)
+    places: dict[int, _LoopPlace] = {}
+    for i in members:
         makers = (step.maker[n] for n in step.reads[i] if n in step.maker)
-        read = [self._places[j] for j in makers if j in self._places]
+        read = [places[j] for j in makers if j in places]
         forward = [p.stage for p in read if not p.is_backward]
         backward = [p.stage for p in read if p.is_backward]
         home, last = step.home[i], len(step.stages.stages) - 1
-        if backward or self._begins_backward(i):
-            wished = home if home != NOWHERE or backward else self._wished[i]
-            return _LoopPlace(min([wished if wished != NOWHERE else last, *backward]), True)
+        # With a barrier, all of the later loops is backward.
+        begins = loop > 0 if step.batching.barrier else step.ops[i].origin.region == "backward"
+        if backward or begins:
+            stage = home if home != NOWHERE or backward else wished[i]
+            places[i] = _LoopPlace(min([stage if stage != NOWHERE else last, *backward]), True)
+            continue
         if home == NOWHERE and not forward:
             names = (n for n in step.reads[i] if n in step.given)
             home = max(map(step.input_stage, names), default=0)
-        return _LoopPlace(max([home, *forward]), False)
-
-    def _begins_backward(self, i: int) -> bool:
-        if self._step.batching.barrier:
-            return self._loop > 0
-        return self._step.ops[i].origin.region == "backward"
+        places[i] = _LoopPlace(max([home, *forward]), False)
+    return places
 
 
 def _weight_gradients(step: StepAnalysis, places: Mapping[int, _LoopPlace]) -> frozenset[int]:
@@ -252,30 +233,24 @@ def _recompute(
             for i, place in here.items()
             if place.stage == stage and not place.is_backward
         }
-        kept = _crossing(step, forward, step.stages.stages[stage].cuts)
-        yield first, sorted(_reachable(step, forward, kept, wanted))
-
-
-def _crossing(step: StepAnalysis, ops: Set[int], cuts: Sequence[int]) -> set[str]:
-    """Values that ops before a cut make and ops after it read; `cuts` count the graph's ops."""
-    found: set[str] = set()
-    for i in ops:
-        made = (n for n in step.reads[i] if step.maker.get(n) in ops)
-        found.update(n for n in made if any(step.maker[n] < cut <= i for cut in cuts))
-    return found
-
-
-def _reachable(step: StepAnalysis, ops: Set[int], kept: Set[str], wanted: list[int]) -> set[int]:
-    """Those of `ops` that the wanted ops need, through values that are not kept."""
-    found: set[int] = set()
-    while wanted:
-        reads = (n for n in step.reads[wanted.pop()] if n in step.maker and n not in kept)
-        # An accumulator is read as the sum of an earlier loop, so nothing is recomputed for it.
-        summed = step.batching.accumulator_of
-        makers = {step.maker[n] for n in reads if n not in summed} & ops - found
-        found |= makers
-        wanted += sorted(makers)
-    return found
+        # Kept values: those that ops before a cut make and ops after it read.
+        kept = {
+            name
+            for i in forward
+            for name in step.reads[i]
+            if step.maker.get(name) in forward
+            if any(step.maker[name] < cut <= i for cut in step.stages.stages[stage].cuts)
+        }
+        # Backwards from what is wanted, as far as nothing is kept. An accumulator is read as the
+        # sum of an earlier loop, so nothing is recomputed for it.
+        kept.update(step.batching.accumulator_of)
+        again: set[int] = set()
+        while wanted:
+            reads = (n for n in step.reads[wanted.pop()] if n not in kept)
+            makers = {step.maker[n] for n in reads if n in step.maker} & forward - again
+            again |= makers
+            wanted += sorted(makers)
+        yield first, sorted(again)
 
 
 # -- ops that run once -----------------------------------------------------------------------
@@ -345,7 +320,7 @@ class _OncePlacement:
         loops: Mapping[PartKey, Sequence[int]],
         segments: Mapping[int, int],
     ) -> None:
-        self.step, self._segments = step, segments
+        self.step = step
         accumulators = step.batching.accumulator_of
         self._looped: dict[str, int] = {}  # value of a loop -> its submesh
         self._accumulated: dict[str, int] = {}  # accumulator -> its submesh
@@ -362,9 +337,22 @@ class _OncePlacement:
         for i in sorted(segments):
             self._weigh(i)
         # 2. Backwards: the submeshes that ask for it; an op that runs there asks for its operands.
-        self._ask_for_loops(loops)
-        self._ask_for_outputs()
-        self.on = self._place()
+        for key, ops in loops.items():
+            for i in ops:
+                self._ask(i, key.submesh)
+                for name in step.reads[i]:
+                    owner = accumulators.get(name)
+                    if owner is not None and owner.loop < key.loop:
+                        self._crossing.add(name)
+        for o, output in enumerate(step.graph.outputs):
+            if isinstance(output, str):
+                self._need(output, step.return_home.get(o, -1))
+        self.on: dict[int, tuple[int, ...]] = {}
+        for i in sorted(segments, reverse=True):
+            everywhere = self._needs[i] if i in self._weight else set[int]()
+            self.on[i] = tuple(sorted(everywhere)) or (max(self._heaviest[i], 0),)
+            for submesh in self.on[i]:
+                self._ask(i, submesh)
         # 3. Values that no op of a segment makes, but that leave it whole.
         self.passed = self._passed_values()
 
@@ -398,21 +386,6 @@ class _OncePlacement:
             return -1
         return self._heaviest[j] if j in self._heaviest else self._looped.get(name, -1)
 
-    def _ask_for_loops(self, loops: Mapping[PartKey, Sequence[int]]) -> None:
-        for key, ops in loops.items():
-            for i in ops:
-                self._ask(i, key.submesh)
-                for name in self.step.reads[i]:
-                    owner = self.step.batching.accumulator_of.get(name)
-                    if owner is not None and owner.loop < key.loop:
-                        self._crossing.add(name)
-
-    def _ask_for_outputs(self) -> None:
-        step = self.step
-        for o, name in enumerate(step.graph.outputs):
-            if isinstance(name, str):
-                self._need(name, step.return_home.get(o, -1))
-
     def _ask(self, i: int, submesh: int) -> None:
         for name in self.step.reads[i]:
             self._need(name, submesh)
@@ -423,15 +396,6 @@ class _OncePlacement:
             self._needs[j].add(submesh)
         if self._accumulated.get(name, submesh) != submesh:
             self._crossing.add(name)
-
-    def _place(self) -> dict[int, tuple[int, ...]]:
-        found: dict[int, tuple[int, ...]] = {}
-        for i in sorted(self._segments, reverse=True):
-            everywhere = self._needs[i] if i in self._weight else set[int]()
-            found[i] = tuple(sorted(everywhere)) or (max(self._heaviest[i], 0),)
-            for submesh in found[i]:
-                self._ask(i, submesh)
-        return found
 
     def _passed_values(self) -> dict[int, dict[str, int]]:
         """Segment -> the values that it passes on, each with its submesh."""

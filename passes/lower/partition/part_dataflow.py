@@ -25,37 +25,34 @@ class Makers:
 
     def source(self, name: str, reader: PartKey) -> PartKey:
         """The part whose result a reader takes; raises GraphError if there is none."""
-        # A maker on the reader's submesh goes before the accumulator, and that before other
-        # submeshes.
+        # 1. A maker on the reader's submesh.
         found = _choose_maker(self.plain.get(name, ()), reader)
-        # The sum itself is read in place by parts that run once on its submesh, after the loop.
         if found is None or found.submesh != reader.submesh:
+            # 2. The sum itself, read in place by parts that run once on its submesh after the loop.
             summed = self.accumulating.get(name)
-            if summed is not None and self._can_read(summed, reader):
-                return summed
+            if summed is not None and summed.submesh == reader.submesh and not reader.is_looped:
+                if summed.comes_before(reader):
+                    return summed
+        # 3. A maker on another submesh.
         if found is None:
             raise GraphError(f"{self._describe(name)} is read before any part has made it")
-        if found.is_looped and not reader.is_looped:
-            self._check_once(name)
+        # A value of each microbatch cannot be read as if there were one.
+        batching = self.step.batching
+        is_cut = batching.microbatches > 1 and name not in batching.rows_of
+        if found.is_looped and not reader.is_looped and is_cut:
+            raise GraphError(
+                f"{self._describe(name)} is there once for each of {batching.microbatches} "
+                "microbatches, and nothing accumulates it, but it is read once a step"
+            )
         return found
 
     def source_of_output(self, output: int) -> PartKey:
         """The part that makes an output of the step."""
         name = str(self.step.graph.outputs[output])
-        return self.source(name, _end_of_step(self.step.return_home.get(output, -1)))
-
-    def _can_read(self, summed: PartKey, reader: PartKey) -> bool:
-        same = summed.submesh == reader.submesh
-        return same and not reader.is_looped and summed.comes_before(reader)
-
-    def _check_once(self, name: str) -> None:
-        """Raise GraphError if a value of each microbatch is read as if there were one."""
-        batching = self.step.batching
-        if batching.microbatches > 1 and name not in batching.rows_of:
-            raise GraphError(
-                f"{self._describe(name)} is there once for each of {batching.microbatches} "
-                "microbatches, and nothing accumulates it, but it is read once a step"
-            )
+        # Its reader comes after all parts, on the submesh of the state that it replaces; -1: on
+        # whichever submesh has it.
+        home = self.step.return_home.get(output, -1)
+        return self.source(name, PartKey(PartKind.UPDATE, -1, home, loop=1 << 30))
 
     def _describe(self, name: str) -> str:
         i = self.step.maker.get(name, -1)
@@ -70,24 +67,17 @@ def _choose_maker(makers: Iterable[PartKey], reader: PartKey) -> PartKey | None:
     """Choose the maker of a value that a part reads; None if none of them comes before it.
 
     One of its own submesh; of these one of its own stage, the last before it; else the earliest.
+    What another stage recomputes for its backward pass is its own: others read the first copy.
     """
-    # In order: own submesh, own stage, not a recomputed copy, latest loop, earliest place in it.
-    before = [m for m in makers if m.comes_before(reader)]
-    return min(before, key=lambda maker: (*_distance(maker, reader), maker.stage), default=None)
 
+    def distance(maker: PartKey) -> tuple[int, ...]:
+        first, second = maker.order
+        if (maker.submesh, maker.stage) == (reader.submesh, reader.stage):
+            return (0, 0, -maker.loop, -first, -second, maker.stage)
+        other, again = maker.submesh != reader.submesh, maker.kind in BACKWARD_KINDS
+        return (int(other), 1 + int(again), -maker.loop, first, second, maker.stage)
 
-def _distance(maker: PartKey, reader: PartKey) -> tuple[int, ...]:
-    first, second = maker.order
-    if (maker.submesh, maker.stage) == (reader.submesh, reader.stage):
-        return (0, 0, -maker.loop, -first, -second)
-    # What another stage recomputes for its backward pass is its own: others read the first copy.
-    recomputes = int(maker.kind in BACKWARD_KINDS)
-    return (int(maker.submesh != reader.submesh), 1 + recomputes, -maker.loop, first, second)
-
-
-def _end_of_step(submesh: int) -> PartKey:
-    """A key after all parts, for the outputs of a submesh; -1 for whichever submesh has it."""
-    return PartKey(PartKind.UPDATE, -1, submesh, loop=1 << 30)
+    return min((m for m in makers if m.comes_before(reader)), key=distance, default=None)
 
 
 @dataclass(frozen=True)

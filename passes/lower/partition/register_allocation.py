@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from autopar.ir.graph import Graph
 from autopar.ir.program import Feed, Fetch, Free, Instruction, Part, PartKind, Run, Send, Start
 from autopar.ir.sharding import Sharding, replicated
 from autopar.ir.spmd import SpmdProgram
@@ -65,15 +64,37 @@ class RegisterAllocation:
         self._feeds: dict[tuple[int, str, bool], Slot] = {}
         self._received: dict[tuple[int, Slot], Slot] = {}
         self._passages: dict[Slot, list[Slot]] = {}
-        # 1. Slots for all results, then for accumulators, which several parts may read and write.
-        self._made = [self._outputs(k) for k in range(len(dataflow.parts))]
-        self._summed = {
-            (part.submesh, slot.value.name): slot
-            for k, part in enumerate(dataflow.parts)
-            for slot in self._accumulators(k, part)
-        }
+        # 1. Slots for all results, then for accumulators, which several parts may read and write. A
+        #    part returns its sums last.
+        graph, listed = dataflow.step.graph, list(zip(dataflow.parts, listings, strict=True))
+        self._made: list[tuple[Slot, ...]] = []
+        for part, listing in listed:
+            plain = len(part.graph.outputs) - len(part.accumulators)
+            values = [graph.value(o) for o in part.graph.outputs[:plain]]
+            self._made.append(
+                tuple(
+                    self._new(part.submesh, value, sharding, PartKey.of(part).is_looped)
+                    for value, sharding in zip(values, listing.output_shardings, strict=False)
+                )
+            )
+        self._summed: dict[tuple[int, str], Slot] = {}
+        for part, listing in listed:
+            shardings = listing.output_shardings[len(part.graph.outputs) - len(part.accumulators) :]
+            for given, sharding in zip(part.accumulators, shardings, strict=True):
+                value = graph.values[given.value]
+                value = replace(value, dtype=given.dtype or value.dtype)
+                slot = self._new(part.submesh, value, sharding, looped=False)
+                self._summed[part.submesh, given.value] = slot
         # 2. Slots for inputs: of results on the same submesh, of copies, of arguments.
-        inputs = [self._inputs(k, part) for k, part in enumerate(dataflow.parts)]
+        inputs = [
+            tuple(
+                self._input(k, part, argument.value, sharding)
+                for argument, sharding in zip(
+                    part.graph.inputs, listing.input_shardings, strict=True
+                )
+            )
+            for k, (part, listing) in enumerate(listed)
+        ]
         # 3. Slots for outputs: new state goes where the old state lives.
         self.fetches = tuple(self._fetches())
         self.parts = tuple(
@@ -93,32 +114,7 @@ class RegisterAllocation:
         self.register_counts[submesh] += count
         return Slot(submesh, first, count, value, sharding)
 
-    def _outputs(self, k: int) -> tuple[Slot, ...]:
-        part, looped = self._dataflow.parts[k], PartKey.of(self._dataflow.parts[k]).is_looped
-        plain = len(part.graph.outputs) - len(part.accumulators)
-        lies = self._listings[k].output_shardings
-        values = [self._step.graph.value(o) for o in part.graph.outputs[:plain]]
-        return tuple(
-            self._new(part.submesh, value, sharding, looped)
-            for value, sharding in zip(values, lies, strict=False)
-        )
-
-    def _accumulators(self, k: int, part: Part) -> Iterator[Slot]:
-        plain = len(part.graph.outputs) - len(part.accumulators)
-        lies = self._listings[k].output_shardings[plain:]
-        for given, sharding in zip(part.accumulators, lies, strict=True):
-            value = self._step.graph.values[given.value]
-            value = replace(value, dtype=given.dtype or value.dtype)
-            yield self._new(part.submesh, value, sharding, looped=False)
-
     # -- inputs of parts -------------------------------------------------------------------
-
-    def _inputs(self, k: int, part: Part) -> tuple[Slot, ...]:
-        lies = self._listings[k].input_shardings
-        return tuple(
-            self._input(k, part, given.value, sharding)
-            for given, sharding in zip(part.graph.inputs, lies, strict=True)
-        )
 
     def _input(self, k: int, part: Part, value: Value, sharding: Sharding) -> Slot:
         if part.kind is PartKind.HOIST:
@@ -155,12 +151,10 @@ class RegisterAllocation:
     def _feed(self, submesh: int, value: Value, sharding: Sharding, whole: bool = False) -> Slot:
         key = (submesh, value.name, whole)
         if key not in self._feeds:
-            looped = not whole and self._is_cut(value.name)
-            self._feeds[key] = self._new(submesh, value, sharding, looped)
+            batching = self._step.batching
+            is_cut = value.name in batching.rows_of or value.name == batching.index
+            self._feeds[key] = self._new(submesh, value, sharding, is_cut and not whole)
         return self._feeds[key]
-
-    def _is_cut(self, name: str) -> bool:
-        return name in self._step.batching.rows_of or name == self._step.batching.index
 
     def _state(self, home: int, value: Value) -> Slot:
         """A state argument at home."""
@@ -183,31 +177,24 @@ class RegisterAllocation:
     @property
     def feeds(self) -> tuple[Feed, ...]:
         """The arguments on the submeshes that read them, in the order of the arguments."""
-        found = [self._feed_of(*key, slot) for key, slot in self._feeds.items()]
-        return tuple(sorted(found, key=lambda f: (f.input, f.submesh, f.registers)))
-
-    def _feed_of(self, submesh: int, name: str, whole: bool, slot: Slot) -> Feed:
         batching = self._step.batching
-        if whole:
-            number = self._hoist_inputs[name]
-            return Feed(number, submesh, slot.sharding, slot.registers)
-        number = self._step.input_index[name]
-        rows = batching.rows_of.get(name)
-        is_index = name == batching.index
-        return Feed(number, submesh, slot.sharding, slot.registers, rows, is_index)
-
-    @cached_property
-    def _hoist_inputs(self) -> Mapping[str, int]:
-        """Input of the hoist -> the argument with the same path."""
+        # An input of the hoist is the whole of the argument with the same path.
         paths = [i.path for i in self._step.graph.inputs]
         hoists = [part for part in self._dataflow.parts if part.kind is PartKind.HOIST]
-        return {i.value.name: paths.index(i.path) for part in hoists for i in part.graph.inputs}
+        hoisted = {i.value.name: paths.index(i.path) for part in hoists for i in part.graph.inputs}
+        found: list[Feed] = []
+        for (submesh, name, whole), slot in self._feeds.items():
+            number = hoisted[name] if whole else self._step.input_index[name]
+            rows = None if whole else batching.rows_of.get(name)
+            is_index = name == batching.index and not whole
+            found.append(Feed(number, submesh, slot.sharding, slot.registers, rows, is_index))
+        return tuple(sorted(found, key=lambda f: (f.input, f.submesh, f.registers)))
 
     def _fetches(self) -> Iterator[Fetch]:
         graph = self._step.graph
         for o, output in enumerate(graph.outputs):
             made = o in self._dataflow.output_parts
-            slot = self._output_slot(o) if made else self._kept_slot(graph, str(output))
+            slot = self._output_slot(o) if made else self._kept_slot(graph.values[str(output)])
             rows = self._step.batching.rows_of.get(str(output))
             yield Fetch(o, slot.submesh, slot.sharding, slot.registers, rows)
 
@@ -229,12 +216,13 @@ class RegisterAllocation:
             self._made[maker][o] for o, i in part.graph.donated if names[i] == replaced.name
         )
 
-    def _kept_slot(self, graph: Graph, name: str) -> Slot:
-        home = self._step.state_home(name)
+    def _kept_slot(self, value: Value) -> Slot:
+        """The slot of an input that comes back as it is."""
+        home = self._step.state_home(value.name)
         if home >= 0:
-            return self._state(home, graph.values[name])
-        fed = [slot for (_, n, whole), slot in self._feeds.items() if n == name and not whole]
-        return fed[0] if fed else self._feed(0, graph.values[name], _whole(graph.values[name]))
+            return self._state(home, value)
+        fed = [s for (_, name, whole), s in self._feeds.items() if name == value.name and not whole]
+        return fed[0] if fed else self._feed(0, value, _whole(value))
 
     # -- sends -----------------------------------------------------------------------------
 

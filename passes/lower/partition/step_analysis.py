@@ -6,7 +6,7 @@ the cut. Ops are numbered as in the graph; a stage is NOWHERE for an op that joi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -34,25 +34,21 @@ class StepAnalysis:
     @classmethod
     def of(cls, batching: Batching, stages: StagePlan) -> StepAnalysis:
         """Analyse a step; raises GraphError if the stages do not fit their schedule."""
-        found = cls(assign_loops(batching), stages)
-        found.stages.verify()
-        found.check_schedule()
-        return found
-
-    def check_schedule(self) -> None:
-        """Raise GraphError unless the schedule puts the stages where they are, and is exact."""
-        grid, plan = grid_of(self.stages, self.batching.microbatches), self.stages
-        found = tuple(s.submesh for s in plan.stages)
-        if found != grid.device_of:
+        step = cls(assign_loops(batching), stages)
+        stages.verify()
+        # The schedule must put the stages where they are, and be exact.
+        grid, submeshes = grid_of(stages, batching.microbatches), [s.submesh for s in stages.stages]
+        if tuple(submeshes) != grid.device_of:
             raise GraphError(
-                f"stages on submeshes {found} do not suit {grid.name}, which puts them on "
-                f"{grid.device_of}"
+                f"stages on submeshes {tuple(submeshes)} do not suit {grid.name}, which puts them "
+                f"on {grid.device_of}"
             )
-        if self.batching.barrier and not schedule_named(grid.name).allows_barrier:
+        if step.batching.barrier and not schedule_named(grid.name).allows_barrier:
             raise GraphError(
                 f"the step needs all forwards before all backwards, and {grid.name} mixes them; "
                 "take gpipe, or looped-bfs with several stages a submesh"
             )
+        return step
 
     # -- the graph -------------------------------------------------------------------------
 
@@ -147,28 +143,22 @@ class StepAnalysis:
             sources = sum(
                 source_bytes.get(n, self.graph.values[n].nbytes) for n in set(op.value_operands())
             )
-            found[i] = (
-                (op.rule is not None and op.rule.on_demand)
-                or self._only_expands(i, sources)
-                or self._is_adrift(i, found)
-            )
-            if found[i]:
+            when, repeated = self.when(i), op.rule is not None and op.rule.on_demand
+            # A free op of a loop that only expands: a mask of positions, zeros.
+            if when is When.FREE and self.loop_reads[i]:
+                made = sum(r.nbytes for r in op.results)
+                items = sum(r.item_count for r in op.results)
+                expands = made > max(_KEPT_BYTES, _EXPANSION * sources)
+                repeated = repeated or (expands and op.flops <= _CHEAP * items)
+            # A loop op of no stage, made of nothing that a stage makes.
+            elif when is When.LOOP and self.home[i] == NOWHERE:
+                makers = [self.maker[n] for n in op.value_operands() if n in self.maker]
+                adrift = all(found[j] or self.when(j) is not When.LOOP for j in makers)
+                repeated = repeated or adrift
+            found[i] = repeated
+            if repeated:
                 source_bytes.update((r.name, sources) for r in op.results)
         return tuple(found)
-
-    def _only_expands(self, i: int, sources: int) -> bool:
-        op = self.ops[i]
-        if self.when(i) is not When.FREE or not self.loop_reads[i]:
-            return False
-        made = sum(r.nbytes for r in op.results)
-        items = sum(r.item_count for r in op.results)
-        return made > max(_KEPT_BYTES, _EXPANSION * sources) and op.flops <= _CHEAP * items
-
-    def _is_adrift(self, i: int, found: Sequence[bool]) -> bool:
-        if self.when(i) is not When.LOOP or self.home[i] != NOWHERE:
-            return False
-        makers = [self.maker[n] for n in self.ops[i].value_operands() if n in self.maker]
-        return all(found[j] or self.when(j) is not When.LOOP for j in makers)
 
     @cached_property
     def reads(self) -> tuple[tuple[str, ...], ...]:
@@ -310,29 +300,28 @@ def assign_loops(batching: Batching) -> Batching:
 def _moments_of_whole(graph: Graph) -> tuple[Moment, ...]:
     moments: list[Moment] = []
     fresh = {i.value.name for i in graph.inputs if i.role is Role.BATCH}
-    made: dict[str, tuple[Moment, bool]] = {}  # and whether a new loop must read it
+    made: dict[str, tuple[Moment, bool]] = {}  # and whether it is past its loop's forward pass
     for op in graph.ops:
         reads = op.value_operands()
         read = [made[n] for n in reads if n in made]
         if not read and fresh.isdisjoint(reads):
             moments.append(FREE)
             continue
-        moment, late = _moment_in_whole(op, read)
+        # The latest loop that it reads of. A loop op that reads an update's result there, or as a
+        # forward op a backward one's, begins the next.
+        loop, region = max((m.loops[0] for m, _ in read), default=0), op.origin.region
+        if region == "update":
+            moment = Moment(When.ONCE, (loop,))
+        else:
+            begins = any(
+                m.when is When.ONCE or (late and region == "forward")
+                for m, late in read
+                if m.loops[0] == loop
+            )
+            moment = Moment(When.LOOP, (loop + begins,))
         moments.append(moment)
-        made.update((r.name, (moment, late)) for r in op.results)
+        made.update((r.name, (moment, region in ("backward", "update"))) for r in op.results)
     return tuple(moments)
-
-
-def _moment_in_whole(op: Op, read: list[tuple[Moment, bool]]) -> tuple[Moment, bool]:
-    """The moment of an op of a whole step, and True if it is past its loop's forward pass."""
-    loop = max((m.loops[0] for m, _ in read), default=0)
-    latest = [(m, late) for m, late in read if m.loops[0] == loop]
-    region = op.origin.region
-    if region == "update":
-        return Moment(When.ONCE, (loop,)), True
-    # Reads an update's result, or as a forward op a backward one's: the next loop.
-    begun_again = any(m.when is When.ONCE or (late and region == "forward") for m, late in latest)
-    return Moment(When.LOOP, (loop + begun_again,)), region == "backward"
 
 
 def _behind_barrier(batching: Batching) -> tuple[Moment, ...]:

@@ -19,7 +19,6 @@ from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.values import Input
 from autopar.passes.lower.partition.part_assignment import PartKey
 from autopar.passes.lower.partition.part_dataflow import PartDataflow
-from autopar.passes.lower.partition.step_analysis import StepAnalysis
 
 
 def submesh_graph(dataflow: PartDataflow, submesh: int) -> SubmeshGraph:
@@ -34,11 +33,17 @@ def submesh_graph(dataflow: PartDataflow, submesh: int) -> SubmeshGraph:
         if part.submesh == submesh and part.kind is not PartKind.HOIST
     ]
     # An op that several parts repeat is once in the graph, with the number of all its runs.
-    runs = _runs(parts, step.batching.microbatches)
+    runs: dict[int, int] = {}
+    for part in parts:
+        more = step.batching.microbatches if PartKey.of(part).is_looped else 1
+        for i in part.equations:
+            runs[i] = runs.get(i, 0) + more
     ops = tuple(replace(step.ops[i], runs=runs[i]) for i in sorted(runs))
     made = {r.name for op in ops for r in op.results}
     # Values between the parts of the submesh are inner values; inputs come from elsewhere.
-    inputs = [i for i in _inputs(step, parts) if i.value.name not in made]
+    given = {i.value.name: i for part in parts for i in part.graph.inputs}
+    ordered = sorted(given, key=lambda name: step.input_index.get(name, len(given)))
+    inputs = [given[name] for name in ordered if name not in made]
     outputs, paths, donated = _outputs(dataflow, parts, [i.value.name for i in inputs])
     graph = Graph(f"{step.graph.name}.mesh{submesh}", tuple(inputs), ops, outputs, paths, donated)
     graph.verify()
@@ -46,20 +51,6 @@ def submesh_graph(dataflow: PartDataflow, submesh: int) -> SubmeshGraph:
     return SubmeshGraph(
         submesh, graph, tuple(sorted(runs)), stashed, dataflow.final.get(submesh, frozenset())
     )
-
-
-def _runs(parts: Sequence[Part], microbatches: int) -> dict[int, int]:
-    found: dict[int, int] = {}
-    for part in parts:
-        more = microbatches if PartKey.of(part).is_looped else 1
-        for i in part.equations:
-            found[i] = found.get(i, 0) + more
-    return found
-
-
-def _inputs(step: StepAnalysis, parts: Sequence[Part]) -> list[Input]:
-    found = {i.value.name: i for part in parts for i in part.graph.inputs}
-    return sorted(found.values(), key=lambda i: step.input_index.get(i.value.name, len(found)))
 
 
 def _outputs(
@@ -96,14 +87,10 @@ def _stashed_values(dataflow: PartDataflow, parts: Sequence[Part]) -> Iterator[s
             continue
         summed = {a.value for a in part.accumulators}
         for name in (*map(str, part.graph.outputs), *(i.value.name for i in part.graph.inputs)):
-            if name not in summed and _is_of_loop(dataflow, name):
+            makers = dataflow.makers.plain.get(name, ())
+            if name not in summed and any(maker.is_looped for maker in makers):
                 touched.setdefault(name, set()).add(key)
     yield from (name for name, keys in touched.items() if len(keys) > 1)
-
-
-def _is_of_loop(dataflow: PartDataflow, name: str) -> bool:
-    makers = dataflow.makers.plain.get(name, ())
-    return any(maker.is_looped for maker in makers)
 
 
 # -- the plan of a part ----------------------------------------------------------------------
@@ -115,7 +102,12 @@ def part_plan(part: Part, joint: SubmeshGraph, plan: ShardingPlan) -> ShardingPl
     An input of the part has the sharding that the part which made it leaves; a hoist is replicated.
     """
     if part.kind is PartKind.HOIST:
-        return _plan_of_hoist(part.graph, plan)
+        # Everything replicated, but for results that the other parts read sharded.
+        hoist = {name: replicated(len(v.shape)) for name, v in part.graph.nested_values.items()}
+        for output in map(str, part.graph.outputs):
+            if output in plan.sharding_of:
+                hoist[output] = plan.sharding_of[output]
+        return ShardingPlan(plan.mesh, tuple(hoist.items()), (), (), (), plan.outcome)
     inside = part.graph.nested_values
     values = {name: sharding for name, sharding in plan.values if name in inside}
     shardings = _InputShardings(joint, plan)
@@ -141,15 +133,6 @@ def left_partial(part: Part, joint: SubmeshGraph) -> frozenset[str]:
     """The outputs of a part that may stay partial sums until another part reads them."""
     summed = frozenset(a.value for a in part.accumulators)
     return summed | (frozenset(map(str, part.graph.outputs)) - joint.final)
-
-
-def _plan_of_hoist(graph: Graph, plan: ShardingPlan) -> ShardingPlan:
-    """Everything replicated, but for results that the other parts read sharded."""
-    values = {name: replicated(len(v.shape)) for name, v in graph.nested_values.items()}
-    values.update(
-        (o, plan.sharding_of[o]) for o in map(str, graph.outputs) if o in plan.sharding_of
-    )
-    return ShardingPlan(plan.mesh, tuple(values.items()), (), (), (), plan.outcome)
 
 
 class _InputShardings:

@@ -89,7 +89,7 @@ class Tradeoff:
 
 
 @dataclass(frozen=True)
-class Level:
+class Cut:
     """Ops to repeat, what that takes, and the most bytes that are then held."""
 
     again: frozenset[int]
@@ -99,18 +99,18 @@ class Level:
 
 def cheapest(given: Tradeoff, prices: Sequence[float]) -> frozenset[int]:
     """The ops to repeat at a price per byte for each value."""
-    return _Cut(given).at(prices)
+    return _Relaxation(given).at(prices)
 
 
-def levels(
+def least_again(
     given: Tradeoff, peak: Callable[[frozenset[int]], float], limit_bytes: float
-) -> tuple[Level, ...]:
+) -> Cut | None:
     """The ops to repeat so that `peak` is within the limit, or as near to it as they bring it.
 
-    The answer holds one level that fits, or a middle one and the lowest, or none.
+    None where repeating anything holds no less.
     """
     search = _Search(given, peak, limit_bytes)
-    return search.levels() if given.reached and given.repeats else ()
+    return search.least() if given.reached and given.repeats else None
 
 
 class _Search:
@@ -121,63 +121,56 @@ class _Search:
         limit_bytes: float,
     ) -> None:
         self._given, self._peak, self._limit = given, peak, limit_bytes
-        self._cut = _Cut(given)
-        self._known: dict[frozenset[int], Level] = {}
+        self._relaxed = _Relaxation(given)
+        self._known: dict[frozenset[int], Cut] = {}
         needed = sum(given.kept[i].nbytes for i in given.reached if given.kept[i].needed)
         self._unit = sum(r.seconds for r in given.repeats) / max(needed, 1.0)
 
-    def levels(self) -> tuple[Level, ...]:
+    def least(self) -> Cut | None:
+        # 1. Prices rise until what is kept fits.
         grid = [10.0 ** (e / 2) for e in range(-2 * _DECADES, 2 * _DECADES + 1)]
-        tried: list[Level] = []
+        tried: list[Cut] = []
         for i, price in enumerate(grid):
-            tried.append(self._level(price, price, 0))
+            tried.append(self._cut_at(price, price, 0))
             if tried[-1].peak_bytes <= self._limit:
-                return (self._least(grid[i - 1] if i else 0.0, price),)
-        return _steps(tried, self._peak(frozenset()))
+                return self._least(grid[i - 1] if i else 0.0, price)
+        # 2. Nothing is enough: the least that any price leaves.
+        lowest = min(tried, key=lambda found: (found.peak_bytes, found.seconds))
+        return lowest if lowest.peak_bytes < self._peak(frozenset()) else None
 
-    def _least(self, low: float, high: float) -> Level:
+    def _least(self, low: float, high: float) -> Cut:
         """The least that fits between a price that does not and one that does."""
         for _ in range(_HALVINGS):
             middle = (max(low, 1e-3 * high) * high) ** 0.5
-            fits = self._level(middle, middle, 0).peak_bytes <= self._limit
+            fits = self._cut_at(middle, middle, 0).peak_bytes <= self._limit
             low, high = (low, middle) if fits else (middle, high)
-        best = self._level(high, high, 0)
+        best = self._cut_at(high, high, 0)
         places = sorted({self._given.kept[i].position for i in self._given.reached})
         first, last = 0, len(places)  # values made before places[last] pay the higher price
         while last - first > 1:
             middle_place = (first + last) // 2
-            level = self._level(low, high, places[middle_place])
-            if level.peak_bytes <= self._limit:
+            cut = self._cut_at(low, high, places[middle_place])
+            if cut.peak_bytes <= self._limit:
                 last = middle_place
-                best = min(best, level, key=lambda found: found.seconds)
+                best = min(best, cut, key=lambda found: found.seconds)
             else:
                 first = middle_place
         return best
 
-    def _level(self, low: float, high: float, before: int) -> Level:
+    def _cut_at(self, low: float, high: float, before: int) -> Cut:
         """Values made before a position pay the higher price; all the same one where it is 0."""
         kept = self._given.kept
         prices = [0.0] * len(kept)
         for i in self._given.reached:
             early = not before or kept[i].position < before
             prices[i] = self._unit * (high if early else low)
-        again = self._cut.at(prices)
+        again = self._relaxed.at(prices)
         if again not in self._known:
-            self._known[again] = Level(again, self._given.seconds(again), self._peak(again))
+            self._known[again] = Cut(again, self._given.seconds(again), self._peak(again))
         return self._known[again]
 
 
-def _steps(tried: Sequence[Level], start: float) -> tuple[Level, ...]:
-    """The lowest peak, and before it the first to come at least half the way there."""
-    lowest = min(tried, key=lambda level: (level.peak_bytes, level.seconds))
-    if lowest.peak_bytes >= start:
-        return ()
-    half = (start + lowest.peak_bytes) / 2
-    middle = next(level for level in tried if level.peak_bytes <= half)
-    return (lowest,) if middle.again == lowest.again else (middle, lowest)
-
-
-class _Cut:
+class _Relaxation:
     """The relaxation with its rows, solved again for other prices from where it stood."""
 
     def __init__(self, given: Tradeoff) -> None:

@@ -1,0 +1,156 @@
+"""The pieces of arrays that cross between processes: every process has them from one plan.
+
+Sockets and send pairs match what they carry by position and check no shapes, so both ends must
+know the same pieces in the same order. They do: a bridge says which device each piece leaves and
+where it arrives, and the pieces of a send are grouped by the two processes, a leg for each pair.
+
+    mesh0, on processes 0 and 1        legs             mesh1, on processes 1 and 2
+    [a | b]  [c | d]            0 -> 1: a, b            [a | b]  [c | d]
+                                1 -> 2: c, d
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from autopar.frontend import compat
+from autopar.runtime.bind import ArrayType
+from autopar.runtime.transport.abstract import Copier, Endpoint, Route
+from autopar.runtime.transport.bridge import Bridge, bridged
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A device's piece of the array of a route, on its way to another device."""
+
+    route: int
+    source: Any
+    target: Any
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+@dataclass(frozen=True)
+class Leg:
+    """The pieces of one send that go from one process to another, in order."""
+
+    number: int
+    sender: int
+    receiver: int
+    pieces: tuple[Piece, ...]
+
+
+# Takes a leg's pieces where they are this process's, else none, and gives those that arrive.
+LegCarrier = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+def crossed(
+    routes: Sequence[Route],
+    source: Endpoint,
+    target: Endpoint,
+    process: int,
+    carrier: Callable[[Leg], LegCarrier | None],
+) -> Copier:
+    """A copier between submeshes of several processes, for one of them.
+
+    `carrier` says how a leg is carried; None where this process has no part in it.
+    """
+    words = [Route(_in_words(r.before), _in_words(r.after)) for r in routes]
+    copy = bridged(words, source, target, lambda b: _by_legs(b, words, process, carrier), process)
+    keys = [i for i, r in enumerate(routes) if r.before.is_key]
+    if not keys:
+        return copy
+    impls = {i: compat.key_impl(routes[i].before.dtype) for i in keys}
+
+    def copy_keys(arrays: Sequence[Any]) -> Sequence[Any]:
+        given = list(arrays)
+        for i in keys:
+            given[i] = None if given[i] is None else jax.random.key_data(given[i])
+        arrived = list(copy(given))
+        for i, impl in impls.items():
+            if arrived[i] is not None:
+                arrived[i] = jax.random.wrap_key_data(arrived[i], impl=impl)
+        return arrived
+
+    return copy_keys
+
+
+def _in_words(kind: ArrayType) -> ArrayType:
+    """The type of the words that keys are, which lie as the keys do."""
+    if not kind.is_key:
+        return kind
+    words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(kind.shape, kind.dtype))
+    return ArrayType(words.shape, words.dtype, kind.spec)
+
+
+def _by_legs(
+    bridges: Sequence[Bridge],
+    routes: Sequence[Route],
+    process: int,
+    carrier: Callable[[Leg], LegCarrier | None],
+) -> Copier:
+    """Each leg in turn, and what arrives here put together."""
+    own: list[tuple[list[tuple[int, int]], list[tuple[int, Any]], LegCarrier]] = []
+    for leg in _legs(bridges, routes):
+        alone = leg.sender == leg.receiver
+        carry = _within(leg, process) if alone else carrier(leg)
+        if carry is not None:
+            takes = [
+                (p.route, _position(bridges[p.route].leaving, p.source, process))
+                for p in leg.pieces
+                if leg.sender == process
+            ]
+            gives = [(p.route, p.target) for p in leg.pieces if leg.receiver == process]
+            own.append((takes, gives, carry))
+    arriving = [(r.before.shape, r.before.dtype, b) for r, b in zip(routes, bridges, strict=True)]
+    here = [_local(b.arriving, process) for b in bridges]
+
+    def copy(arrays: Sequence[Any]) -> Sequence[Any]:
+        arrived: dict[tuple[int, Any], Any] = {}
+        for takes, gives, carry in own:
+            pieces = carry([arrays[route].addressable_data(at) for route, at in takes])
+            if gives:
+                arrived.update(zip(gives, pieces, strict=True))
+        if not arrived:
+            return [None] * len(routes)
+        return [
+            jax.make_array_from_single_device_arrays(
+                shape, bridge.arriving, [arrived[i, d] for d in here[i]], dtype=dtype
+            )
+            for i, (shape, dtype, bridge) in enumerate(arriving)
+        ]
+
+    return copy
+
+
+def _legs(bridges: Sequence[Bridge], routes: Sequence[Route]) -> list[Leg]:
+    """The legs of a send by their processes, each piece once."""
+    found: dict[tuple[int, int], list[Piece]] = defaultdict(list)
+    for i, (bridge, route) in enumerate(zip(bridges, routes, strict=True)):
+        shape = bridge.arriving.shard_shape(route.before.shape)
+        for source, target in bridge.pairs:
+            ends = source.process_index, target.process_index
+            found[ends].append(Piece(i, source, target, shape, route.before.dtype))
+    return [Leg(n, *ends, tuple(found[ends])) for n, ends in enumerate(sorted(found))]
+
+
+def _within(leg: Leg, process: int) -> LegCarrier | None:
+    """Pieces that stay in their process are put as they are in one process."""
+    if leg.sender != process:
+        return None
+    targets = [p.target for p in leg.pieces]
+    return lambda pieces: jax.device_put(list(pieces), targets)
+
+
+def _position(sharding: Any, device: Any, process: int) -> int:
+    """The number of a device among this process's own, as arrays count their pieces."""
+    return _local(sharding, process).index(device)
+
+
+def _local(sharding: Any, process: int) -> list[Any]:
+    return [d for d in sharding.mesh.devices.flat if d.process_index == process]

@@ -1,0 +1,79 @@
+"""The transport by sockets: the sender offers pieces under a number, the receiver pulls them.
+
+No order is needed between two processes, and a pull that waits for its offer holds up nothing
+else. An offer names its send, its leg and the call; it stays until it is pulled, and what is
+offered must not be donated before that.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, final
+
+import jax
+from jax.experimental import transfer
+from jax.sharding import SingleDeviceSharding
+
+from autopar.runtime.job import Job
+from autopar.runtime.transport.abstract import AbstractTransport, Copier, Endpoint, Route
+from autopar.runtime.transport.crossing import Leg, LegCarrier, crossed
+from autopar.runtime.transport.local import LocalTransport
+
+# An offer's number of 64 bits:  | edge 20 | leg 16 | call 28 |
+_CALL_BITS, _LEG_BITS = 28, 16
+_STREAMS = 4  # sockets between two processes
+
+
+@final
+class PullTransport(AbstractTransport):
+    """Transport by `jax.experimental.transfer`, with a server of its own in every process."""
+
+    name = "pull"
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._local = job, LocalTransport()
+        client = jax.local_devices()[0].client
+        own = f"{job.address}:0"
+        self._server = transfer.start_transfer_server(client, own, [own] * _STREAMS)
+        self._topic = job.topic("transfer")
+        job.tell(self._topic, str(self._server.address()))
+        self._connections: dict[int, Any] = {}
+
+    def copier(
+        self, routes: Sequence[Route], source: Endpoint, target: Endpoint, edge: int
+    ) -> Copier:
+        """A function of arrays on `source` that gives those on `target`, and does not block."""
+        me = self._job.index
+        if source.is_whole_on(me) and target.is_whole_on(me):
+            return self._local.copier(routes, source, target, edge)
+        return crossed(routes, source, target, me, lambda leg: self._carrier(leg, edge))
+
+    def _carrier(self, leg: Leg, edge: int) -> LegCarrier | None:
+        calls = itertools.count()
+        first = ((edge << _LEG_BITS) | leg.number) << _CALL_BITS
+
+        def number() -> int:
+            return first | (next(calls) & ((1 << _CALL_BITS) - 1))
+
+        if leg.sender == self._job.index:
+
+            def offer(pieces: Sequence[Any]) -> Sequence[Any]:
+                self._server.await_pull(number(), list(pieces))
+                return ()
+
+            return offer
+        if leg.receiver == self._job.index:
+            peer = self._connection(leg.sender)
+            kinds = [
+                jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=SingleDeviceSharding(p.target))
+                for p in leg.pieces
+            ]
+            return lambda pieces: peer.pull(number(), kinds)
+        return None
+
+    def _connection(self, process: int) -> Any:
+        if process not in self._connections:
+            address = self._job.heard(self._topic, process, "the first step")
+            self._connections[process] = self._server.connect(address)
+        return self._connections[process]

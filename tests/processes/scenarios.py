@@ -1,0 +1,88 @@
+"""What the processes of a job run: each is a function of texts that gives plain data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import autopar
+
+WIDTH, LAYERS, ROWS = 16, 8, 16
+
+
+def create(key: jax.Array) -> dict[str, Any]:
+    """A state with a stack of layers, a counter and a key."""
+    weights = 0.3 * jax.random.normal(key, (LAYERS, WIDTH, WIDTH))
+    return {"w": weights, "m": jnp.zeros_like(weights), "step": jnp.int32(0), "key": key}
+
+
+def train(state: dict[str, Any], batch: jax.Array) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A step of momentum, clipped by the global norm: a scalar that all stages exchange."""
+
+    def loss_of(weights: jax.Array) -> jax.Array:
+        def layer(x: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
+            return x + jnp.tanh(x @ w), None
+
+        made, _ = jax.lax.scan(layer, batch, weights)
+        return jnp.mean((made - batch[:, ::-1]) ** 2)
+
+    loss, slope = jax.value_and_grad(loss_of)(state["w"])
+    norm = jnp.sqrt(jnp.sum(slope * slope))
+    moment = 0.9 * state["m"] + slope / jnp.maximum(1.0, norm)
+    after = {"w": state["w"] - 0.1 * moment, "m": moment, "step": state["step"] + 1}
+    return {**after, "key": state["key"]}, {"loss": loss, "norm": norm}
+
+
+def batches() -> list[np.ndarray[Any, Any]]:
+    """The same three batches each time."""
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal((ROWS, WIDTH), dtype=np.float32) for _ in range(3)]
+
+
+def trained(step: Any, state: Any) -> tuple[list[str], Any]:
+    """Every scalar of three steps, in all its bits, and the state after them."""
+    told: list[str] = []
+    for batch in batches():
+        state, metrics = step(state, batch)
+        scalars = metrics["loss"], metrics["norm"], state["step"]
+        told += [np.float32(float(s)).tobytes().hex() for s in scalars]
+    return told, state
+
+
+def own_rows(array: Any) -> dict[str, str]:
+    """The bytes of what this process has of an array, by the rows."""
+    pieces = getattr(array, "pieces", (array,))
+    first, found = 0, dict[str, str]()
+    for piece in pieces:
+        for shard in piece.addressable_shards:
+            rows = shard.index[0].indices(piece.shape[0])
+            place = f"{first + rows[0]}:{first + rows[1]} {shard.index[1:]}"
+            found[place] = np.asarray(shard.data).tobytes().hex()
+        first += piece.shape[0]
+    return found
+
+
+def plans(texts: str) -> list[Any]:
+    """What each of some plan files gives; of one with "early" the state is made before the plan."""
+    found: list[Any] = []
+    for path, when, transport in json.loads(texts):
+        step = autopar.parallelize(train, plan=Path(path), transport=transport)
+        if when == "early":  # cut up evenly over all devices
+            state = autopar.parallelize(train).init(create, jax.random.key(0))
+        else:
+            state = step.init(create, jax.random.key(0))
+        told, state = trained(step, state)
+        found.append([told, own_rows(state["w"])])
+    return found
+
+
+def planned_here(options: str) -> list[Any]:
+    """The plan that process 0 makes for all, and what it gives."""
+    step = autopar.parallelize(train, **json.loads(options))
+    told, _ = trained(step, step.init(create, jax.random.key(0)))
+    return [told, step.plan.origin.cluster_name, str(step.plan)]
