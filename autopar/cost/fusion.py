@@ -14,11 +14,6 @@ from autopar.ir.rule import Kind
 from autopar.ir.sharding import Sharding
 from autopar.rules import Fusion, primitive
 
-# A TPU's compiler computes their operands in their kernels, as it does those of reductions.
-PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
-
-# They put items into what is there.
-SCATTERS = frozenset({"scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max"})
 # A scatter into zeros that is added to something may put its items there instead.
 ADDITIONS = frozenset({"add", "add_any"})
 
@@ -42,6 +37,16 @@ def is_reduction(op: Op) -> bool:
     return primitive(op.kind).fusion is Fusion.REDUCTION
 
 
+def is_product(op: Op) -> bool:
+    """True if the op is a matrix product or convolution."""
+    return primitive(op.kind).fusion is Fusion.PRODUCT
+
+
+def is_scatter(op: Op) -> bool:
+    """True if the op puts items into what is there."""
+    return primitive(op.kind).fusion is Fusion.SCATTER
+
+
 def has_filter(op: Op) -> bool:
     """True if a convolution's second operand is a filter: small beside the first."""
     if op.rule is None:
@@ -55,9 +60,9 @@ def has_filter(op: Op) -> bool:
 
 def works_in_place(op: Op) -> bool:
     """True if a result may take the buffer of an operand that nobody reads later."""
-    return op.kind.startswith(("scatter", "dynamic_update")) or (
-        primitive(op.kind).fusion is Fusion.BY_RULE and is_fused_into_readers(op)
-    )
+    if is_scatter(op) or op.kind == "dynamic_update_slice":
+        return True
+    return primitive(op.kind).fusion is Fusion.BY_RULE and is_fused_into_readers(op)
 
 
 def work_bytes(op: Op) -> float:

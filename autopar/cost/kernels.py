@@ -17,7 +17,7 @@ from autopar.ir.graph import Graph, Op
 from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding import Sharding
 from autopar.ir.spmd import Block, Fence, Instruction, Loop, Move, Run, SpmdProgram
-from autopar.ir.values import item_bytes
+from autopar.ir.values import Value, item_bytes
 
 Pieces = frozenset[str]
 _NONE: Pieces = frozenset()
@@ -64,19 +64,19 @@ class Sizes:
         self.platform: Platform = platform
         self._known: dict[tuple[tuple[int, ...], str, Sharding], int] = {}
 
-    def of(self, shape: tuple[int, ...], dtype: str, sharding: Sharding) -> int:
+    def of(self, value: Value, sharding: Sharding) -> int:
         """Bytes of one device's piece of a value."""
-        key = (shape, dtype, sharding)
+        key = (value.shape, value.dtype, sharding)
         found = self._known.get(key)
         if found is None:
-            found = math.prod(sharding.shard_shape(shape, self._mesh)) * item_bytes(dtype)
+            found = sharding.local_bytes(value, self._mesh)
             self._known[key] = found
         return found
 
     def inputs(self, program: SpmdProgram) -> dict[str, int]:
         """Bytes of one device's pieces of the step's arguments."""
         lying = zip(self._graph.inputs, program.input_shardings, strict=True)
-        return {i.value.name: self.of(i.value.shape, i.value.dtype, s) for i, s in lying}
+        return {i.value.name: self.of(i.value, s) for i, s in lying}
 
     def op(self, path: tuple[int, ...]) -> Op:
         """The op that an instruction runs."""
@@ -226,14 +226,14 @@ class _Writer:
 
     def _result_bytes(self, i: int, step: Run | Move | Loop) -> list[int]:
         if isinstance(step, Move):
-            return [self._sizes.of(step.value.shape, step.value.dtype, step.after)]
+            return [self._sizes.of(step.value, step.after)]
         op = self._line.ops[i]
         assert op is not None
         if len(op.results) == 1:
             value = op.results[0]
-            return [self._sizes.of(value.shape, value.dtype, step.result_shardings[0])]
+            return [self._sizes.of(value, step.result_shardings[0])]
         laid = zip(op.results, step.result_shardings, strict=True)
-        return [self._sizes.of(v.shape, v.dtype, s) for v, s in laid]
+        return [self._sizes.of(v, s) for v, s in laid]
 
     def _fused(self, i: int, sources: Pieces, nbytes: int, readers: int) -> bool:
         """Decides if computing a piece in each reader is cheaper than storing it, and notes it."""

@@ -80,9 +80,9 @@ def _read_from_memory(
     if line.fused[i]:
         stored = layouts.element_wise(op, run.operands, run.results[0]) if layouts.any else None
         return () if stored is None else (stored,)
-    if fusion.is_reduction(op) or (line.into_products and op.kind in fusion.PRODUCTS):
+    if fusion.is_reduction(op) or (line.into_products and fusion.is_product(op)):
         return ()
-    if op.kind in fusion.SCATTERS:  # it computes what it puts, and puts it into what is there
+    if fusion.is_scatter(op):  # it computes what it puts, and puts it into what is there
         return line.reads[i][:1] if run.operands[0] is not None else ()
     if op.kind == "conv_general_dilated":
         return set(line.reads[i]) - _laid_out_filter(line, i, op, run)
@@ -115,7 +115,7 @@ def _laid_out_filter(line: Line, i: int, op: Op, run: Run) -> set[str]:
 def _scatter_into_sums(line: Line) -> None:
     """A scatter into zeros that is only added to something scatters into that instead."""
     for i, op in enumerate(line.ops):
-        if op is None or op.kind not in fusion.SCATTERS:
+        if op is None or not fusion.is_scatter(op):
             continue
         sums = _only_reader(line, line.makes[i][0])
         zeros = line.maker.get(line.reads[i][0], -1)

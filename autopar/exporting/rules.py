@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Argument, Plan
 from autopar.ir.sharding import Sharding, spec_text
 from autopar.ir.text_file import read_text
-from autopar.ir.values import Input, Role, item_bytes
+from autopar.ir.values import Input, Role
 
 # -- rules that say what a plan says ---------------------------------------------------------------
 
@@ -132,7 +131,7 @@ def _trimmed(dims: Dims) -> Dims:
 
 def _bytes(a: Argument) -> int:
     """Bytes of the whole array; one that is empty counts, too."""
-    return 1 + math.prod(a.shape) * item_bytes(a.dtype)
+    return 1 + a.value.nbytes
 
 
 # -- files -----------------------------------------------------------------------------------------

@@ -46,7 +46,6 @@ class _Explainer:
         s, kept = self.subject, self._kept.sharding
         whole = replicated(len(s.value.shape))
         sharding = kept.sharding_of.get(s.value.name, whole)
-        pieces = kept.mesh.size([a for dim in sharding.dims for a in dim])
         name, listings = s.value.name, self._kept.listings
         found = () if s.node is None else tuple(sorted(self._alternatives(s.node), key=_seconds))
         return Explanation(
@@ -56,7 +55,7 @@ class _Explainer:
             submesh=self.unit.submesh,
             choice=spec(sharding) if s.node is None else self._text(self.case, self._own),
             sharding=sharding,
-            local_bytes=s.value.nbytes // pieces,
+            local_bytes=sharding.local_bytes(s.value, kept.mesh),
             reads=(*reads(listings, name), *arrival(listings, name, Names(self.unit.graph))),
             price=self._kept.price,
             alternatives=found,

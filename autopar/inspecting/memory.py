@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from autopar.cost.kernels import Sizes
 from autopar.cost.memory import held_while
@@ -126,7 +127,7 @@ def _always(parts: Sequence[tuple[Part, Flow]]) -> Counter[HeldKind]:
         for a in part.accumulators:
             value = listed.graph.values[a.value]
             sharding = lies.get(a.value, replicated(len(value.shape)))
-            nbytes = sizes.of(value.shape, a.dtype or value.dtype, sharding)
+            nbytes = sizes.of(replace(value, dtype=a.dtype or value.dtype), sharding)
             found[a.value] = HeldKind.GRADIENT, nbytes
     totals = Counter[HeldKind]()
     for kind, nbytes in found.values():

@@ -20,7 +20,7 @@ from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.spmd import COLLECTIVES, SpmdProgram
 from autopar.ir.stages import ONE_PROGRAM, Submesh
 from autopar.ir.text import columns, show_bytes, show_seconds
-from autopar.ir.values import Role, item_bytes
+from autopar.ir.values import Role, Value
 
 RESULT = "result"  # the role of an output that does not come back as state
 
@@ -49,12 +49,14 @@ class Argument:
                 f"{self.sharding} on ({mesh})"
             )
 
+    @property
+    def value(self) -> Value:
+        """The whole array."""
+        return Value(self.path, self.shape, self.dtype)
+
     def local_bytes(self, mesh: MeshShape) -> int:
         """Bytes of one device's piece."""
-        count = 1
-        for n in self.sharding.shard_shape(self.shape, mesh):
-            count *= n
-        return count * item_bytes(self.dtype)
+        return self.sharding.local_bytes(self.value, mesh)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autopar.ir.mesh import MeshShape
+from autopar.ir.values import Value
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,14 @@ class Sharding:
     def shard_shape(self, shape: Sequence[int], mesh: MeshShape) -> tuple[int, ...]:
         """The shape of one device's piece."""
         return tuple(n // mesh.size(axes) for n, axes in zip(shape, self.dims, strict=True))
+
+    def pieces(self, mesh: MeshShape) -> int:
+        """The number of pieces that a value is cut into."""
+        return mesh.size([a for dim in self.dims for a in dim])
+
+    def local_bytes(self, value: Value, mesh: MeshShape) -> int:
+        """Bytes of one device's piece of a value."""
+        return value.nbytes // self.pieces(mesh)
 
     def fits(self, shape: Sequence[int], mesh: MeshShape) -> bool:
         """True if every sharded dim divides evenly and each axis is the mesh's and used once."""

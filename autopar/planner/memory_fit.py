@@ -38,6 +38,7 @@ _ROOMY = 2**60  # bytes that bind nothing
 _NO_GAIN = 1e-9
 _SMALL = 1500  # ops up to which recipes are planned whole beside auto
 _ROUGH = 0.95  # a recipe's margin is not exact
+_WAITED = 0.5  # of the seconds of collectives
 _CLOSE = 0.005  # of the seconds without a limit
 _NEAR = 1.25  # by how much more the pass may count than the listing really holds
 
@@ -81,11 +82,28 @@ class MeshContext:
         return self._found(form, self.optimal(), self.setting(memory_bytes))
 
     def counted(self, form: Form, memory_bytes: int) -> MeshPlan | None:
-        """The same, None where there is none."""
+        """The faster of two plans within a limit, by what is counted; None where there is none.
+
+        The pass takes moves off the critical path to run beside work for most of their time. Where
+        the listing waits for most of them there is not so much work, and the cheapest plan that
+        waits for every move may be the faster one.
+        """
         try:
-            return self.cheapest(form, memory_bytes)
+            found = self.cheapest(form, memory_bytes)
         except MemoryLimitError:
             return None
+        spent = found.timed.seconds
+        if spent.exposed <= _WAITED * spent.communication or form.graph.op_count > _SMALL:
+            return found
+        shard = replace(self.optimal(), all_exposed=True)
+        try:
+            waits = self._found(form, shard, self.setting(memory_bytes))
+        except MemoryLimitError:
+            return found
+        faster = waits.seconds < found.seconds * (1 - _NO_GAIN)
+        holds = waits.peak_bytes <= max(memory_bytes, found.peak_bytes)
+        sentence = "The answer that waits for every move: there is little work to run beside."
+        return waits.told_as(found, sentence) if faster and holds else found
 
     def may_fit(self, form: Form) -> bool:
         """True if the choices that hold least come near the limit: the pass counts no worse."""
@@ -151,14 +169,14 @@ class MeshPlan:
             (StageCosts.of_whole_step(decided.program, self.held, self.timed),),
         )
 
-    def attributed_to(self, recipe: str, roomy: MeshPlan) -> MeshPlan:
-        """The same as an answer to `auto`, whose bound is that of the plan without a limit."""
-        told = roomy.decided.sharding.outcome
+    def told_as(self, auto: MeshPlan, sentence: str) -> MeshPlan:
+        """The same as an answer to `auto`, whose bound and whose recipes are those of its plan."""
+        told = auto.decided.sharding.outcome
         outcome = replace(
             self.decided.sharding.outcome,
             status=Status.FEASIBLE,
             bound_seconds=min(told.bound_seconds, self.cost),
-            sentence=f"The answer of {recipe}.",
+            sentence=sentence,
             recipes=told.recipes,
         )
         sharding = replace(self.decided.sharding, outcome=outcome)
@@ -301,7 +319,7 @@ def best_recipe(
             continue
         faster = best is None or found.seconds < best.seconds * (1 - _NO_GAIN)
         if faster and fits(found, request.budget_bytes):
-            best = found.attributed_to(margin.name, roomy)
+            best = found.told_as(roomy, f"The answer of {margin.name}.")
     return best
 
 

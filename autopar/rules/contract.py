@@ -7,6 +7,7 @@ ragged_dot_general    (m k), (g k n), (g) -> (m n)     the rows m come in groups
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from autopar.ir.graph import Op, Plain
@@ -92,7 +93,25 @@ def _ragged_dot_general(op: Op, operands: Sequence[Value]) -> Rule:
     )
 
 
+def _dot_terms(op: Op, operands: Sequence[Value]) -> int:
+    """b m k n: each item of the left meets each free item of the right."""
+    _, right_k, _, right_b = _numbers(op.param("dimension_numbers"))
+    return _met(operands, right_k + right_b)
+
+
+def _ragged_dot_terms(op: Op, operands: Sequence[Value]) -> int:
+    """The same: an item of the left meets those of its own group alone."""
+    numbers = fields(op.param("ragged_dot_dimension_numbers"))
+    _, right_k, _, right_b = _numbers(numbers["dot_dimension_numbers"])
+    return _met(operands, right_k + right_b + ints(numbers["rhs_group_dimensions"]))
+
+
+def _met(operands: Sequence[Value], bound: Sequence[int]) -> int:
+    left, right = operands[:2]
+    return left.item_count * math.prod(n for d, n in enumerate(right.shape) if d not in bound)
+
+
 PRIMITIVES: Mapping[str, Primitive] = {
-    "dot_general": Primitive(_dot_general, Work.TERMS, Fusion.KERNEL, heavy=True),
-    "ragged_dot_general": Primitive(_ragged_dot_general, heavy=True),
+    "dot_general": Primitive(_dot_general, Work.TERMS, Fusion.PRODUCT, terms=_dot_terms),
+    "ragged_dot_general": Primitive(_ragged_dot_general, Work.TERMS, terms=_ragged_dot_terms),
 }

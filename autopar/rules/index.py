@@ -145,16 +145,19 @@ def _scatter(op: Op, operands: Sequence[Value], *, combiner: str, linear: bool =
     return found.rule([target, [*index_dims, vector], update], [target], [(0, 2)] if linear else ())
 
 
-_PUTS = partial(Primitive, work=Work.UPDATES, fusion=Fusion.KERNEL, local=True)
+_PUTS = partial(Primitive, work=Work.UPDATES, fusion=Fusion.SCATTER, local=True)
+_READS = partial(Primitive, work=Work.NONE, fusion=Fusion.INDEXING, picks=0, local=True)
 
 PRIMITIVES: Mapping[str, Primitive] = {
-    "dynamic_slice": Primitive(_dynamic_slice, Work.NONE, Fusion.INDEXING, local=True),
-    "dynamic_update_slice": Primitive(_dynamic_update_slice, Work.NONE, Fusion.KERNEL, local=True),
-    "gather": Primitive(_gather, Work.NONE, Fusion.INDEXING, local=True),
-    "scatter": Primitive(partial(_scatter, combiner="last"), Work.NONE, Fusion.KERNEL, local=True),
-    "scatter-add": _PUTS(partial(_scatter, combiner="sum", linear=True)),
+    "dynamic_slice": _READS(_dynamic_slice),
+    "dynamic_update_slice": Primitive(
+        _dynamic_update_slice, Work.NONE, Fusion.KERNEL, picks=1, local=True
+    ),
+    "gather": _READS(_gather),
+    "scatter": Primitive(partial(_scatter, combiner="last"), Work.NONE, Fusion.SCATTER, local=True),
+    "scatter-add": _PUTS(partial(_scatter, combiner="sum", linear=True), adds=True),
     "scatter-max": _PUTS(partial(_scatter, combiner="max")),
     "scatter-min": _PUTS(partial(_scatter, combiner="min")),
     "scatter-mul": _PUTS(partial(_scatter, combiner="product")),
-    "scatter-sub": _PUTS(partial(_scatter, combiner="sum", linear=True)),
+    "scatter-sub": _PUTS(partial(_scatter, combiner="sum", linear=True), adds=True),
 }

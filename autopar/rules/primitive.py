@@ -6,15 +6,19 @@ name. What needs JAX stays in `autopar.runtime.local`, and a row says if somethi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from autopar.ir.graph import Op
+from autopar.ir.values import Value
 from autopar.rules.factors import RuleMaker
+
+TermCount = Callable[[Op, Sequence[Value]], int]
 
 
 class Work(Enum):
-    """Its floating-point operations, which the front end counts."""
+    """Its floating-point operations."""
 
     NONE = "none: items are moved or named"
     ITEMS = "one for each item that it makes"
@@ -30,6 +34,8 @@ class Fusion(Enum):
     INDEXING = "always, as index arithmetic, though items change their places"
     REDUCTION = "never: it computes what it reads, and its results are written to memory"
     KERNEL = "never: operands are read from memory, and results are written there"
+    PRODUCT = "never; a TPU's compiler computes its operands in its kernel, as a reduction's"
+    SCATTER = "never: it computes what it puts, and puts it into the buffer of its first operand"
 
 
 @dataclass(frozen=True)
@@ -37,20 +43,37 @@ class Primitive:
     """The facts of one primitive.
 
     `redo_bytes` is what one item costs to compute again, as the bytes that the chip could load in
-    that time. One that is `heavy` takes its FLOPs' time, all others that of their bytes. One that
-    `moves` gives back the items that it is given, and no others; one that `keeps_zero` makes zeros
-    of zeros. `local` says that its parameters speak of whole shapes, so that a device runs what
-    `autopar.runtime.local` makes of it.
+    that time. `terms` counts those of the sums of one whose work they are: it takes its FLOPs'
+    time, all others that of their bytes. One that `moves` gives back the items that it is given,
+    and no others; one that `keeps_zero` makes zeros of zeros; one that `adds` puts sums into what
+    its first operand holds; one that `draws` makes random items, or the keys of such. Where its
+    items depend on what is read, and not on shapes alone, `picks` is the operand whose rows become
+    those of its result. `local` says that its parameters speak of whole shapes, so that a device
+    runs what `autopar.runtime.local` makes of it.
     """
 
     rule: RuleMaker
     work: Work = Work.ITEMS
     fusion: Fusion = Fusion.BY_RULE
     redo_bytes: float = 0.1
-    heavy: bool = False
+    terms: TermCount | None = None
     moves: bool = False
     keeps_zero: bool = False
+    adds: bool = False
+    draws: bool = False
+    picks: int | None = None
     local: bool = False
+
+    def flops(self, op: Op, operands: Sequence[Value]) -> int:
+        """The floating-point operations of an op that holds no bodies."""
+        if self.terms is not None:
+            return 2 * self.terms(op, operands)
+        if self.work is Work.NONE or not op.results:
+            return 0
+        if self.work is Work.UPDATES:
+            return operands[-1].item_count
+        read = operands if self.work is Work.READS else ()
+        return max(v.item_count for v in (*read, *op.results))
 
 
 def alike(names: Iterable[str], facts: Primitive) -> dict[str, Primitive]:

@@ -7,7 +7,7 @@ several factors, of which each dim shows the ones that it begins with:
     reshape f32[12, 8] -> f32[4, 3, 8]     (a b) c -> a b c      12 rows are 4 rows of 3
 
 Bodies are followed through their ports (`autopar.ir.control_flow`). What a rule cannot say, as it
-depends on what is read and not on shapes alone, is a row of `_PICKED`.
+depends on what is read and not on shapes alone, is in a primitive's row: `picks`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,9 @@ from autopar.ir.control_flow import ControlFlow, Port, PortKind
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.rule import Dim, Rule
 from autopar.ir.values import Value
-from autopar.rules.table import rule_for
+from autopar.rules.table import primitive, rule_for
 
 _BARRIER = "optimization_barrier"
-# Rows that are cut or looked up out of a batch, or written into one, are a batch too: the operand
-# that they are told by.
-_PICKED = {"dynamic_slice": 0, "slice": 0, "gather": 0, "dynamic_update_slice": 1}
 
 
 class Part(NamedTuple):
@@ -112,7 +109,9 @@ def _through_rule(op: Op, rule: Rule, found: dict[str, Parts]) -> None:
 
 
 def _picked(op: Op, rule: Rule, found: Mapping[str, Parts]) -> Iterator[Part]:
-    source = op.operands[_PICKED[op.kind]] if op.kind in _PICKED else None
+    # Rows that are cut or looked up out of a batch, or written into one, are a batch too.
+    picks = primitive(op.kind).picks
+    source = op.operands[picks] if picks is not None else None
     held = found.get(source, ()) if isinstance(source, str) else ()
     shape = op.results[0].shape if op.results else ()
     if op.kind == "gather" and held:

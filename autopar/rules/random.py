@@ -24,14 +24,14 @@ def _rng_bit_generator(op: Op, operands: Sequence[Value]) -> Rule:
     return found.rule([state], [state, found.each(op.results[1].shape)])
 
 
-# Not by shard: a gamma draw splits its key by position in the whole tensor, and rng_uniform
-# gives every device numbers of its own.
-_WHOLE = ["random_clone", "random_fold_in", "random_gamma", "rng_uniform"]
-
 PRIMITIVES: Mapping[str, Primitive] = {
-    **alike(_WHOLE, Primitive(replicated_rule)),
-    **alike(["random_seed", "random_split"], Primitive(replicated_rule, fusion=Fusion.KERNEL)),
+    **alike(["random_clone", "random_fold_in"], Primitive(replicated_rule)),
+    # Not by shard: a gamma draw splits its key by position in the whole tensor, and rng_uniform
+    # gives every device numbers of its own.
+    **alike(["random_gamma", "rng_uniform"], Primitive(replicated_rule, draws=True)),
+    "random_seed": Primitive(replicated_rule, fusion=Fusion.KERNEL),
+    "random_split": Primitive(replicated_rule, fusion=Fusion.KERNEL, draws=True),
     **alike(["random_unwrap", "random_wrap"], Primitive(replicated_rule, Work.NONE)),
-    "random_bits": Primitive(_random_bits, redo_bytes=16.0, local=True),
-    "rng_bit_generator": Primitive(_rng_bit_generator, local=True),
+    "random_bits": Primitive(_random_bits, redo_bytes=16.0, draws=True, local=True),
+    "rng_bit_generator": Primitive(_rng_bit_generator, draws=True, local=True),
 }

@@ -168,7 +168,7 @@ PRIMITIVES: Mapping[str, Primitive] = {
     "iota_2x32_shape": Primitive(_created, local=True),
     "pad": _JOINS(_pad),
     "rev": _MOVES(_rev),
-    "slice": _MOVES(_slice, local=True),
+    "slice": _MOVES(_slice, picks=0, local=True),
     "split": _JOINS(_split),
     "squeeze": _MOVES(_squeeze),
     "stack": Primitive(_stack, moves=True, keeps_zero=True),

@@ -101,7 +101,7 @@ PRIMITIVES: Mapping[str, Primitive] = {
 }
 _UNKNOWN = Primitive(unknown_rule)
 # Those whose FLOPs count; all others take as long as their bytes.
-HEAVY = frozenset(name for name, row in PRIMITIVES.items() if row.heavy)
+HEAVY = frozenset(name for name, row in PRIMITIVES.items() if row.terms is not None)
 
 
 def primitive(kind: str) -> Primitive:

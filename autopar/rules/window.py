@@ -6,6 +6,7 @@ conv    (n c y), (o c t) -> (n o y')    n, o pass; c is reduced
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from autopar.ir.graph import Op
@@ -53,6 +54,13 @@ def _conv_general_dilated(op: Op, operands: Sequence[Value]) -> Rule:
     return found.rule(
         [_in_order(left_dims), _in_order(right_dims)], [_in_order(out_dims)], [(0,), (1,)]
     )
+
+
+def _conv_terms(op: Op, operands: Sequence[Value]) -> int:
+    """For each item that it makes, the taps of one feature."""
+    taps = operands[1].shape
+    features = taps[ints(fields(op.param("dimension_numbers"))["rhs_spec"])[0]]
+    return op.results[0].item_count * math.prod(taps) // max(features, 1)
 
 
 def _in_order(dims: Mapping[int, Dim]) -> list[Dim]:
@@ -121,6 +129,6 @@ PRIMITIVES: Mapping[str, Primitive] = {
     "select_and_scatter": Primitive(_select_and_scatter),
     "select_and_scatter_add": Primitive(_select_and_scatter, fusion=Fusion.KERNEL),
     "conv_general_dilated": Primitive(
-        _conv_general_dilated, Work.TERMS, Fusion.KERNEL, heavy=True, local=True
+        _conv_general_dilated, Work.TERMS, Fusion.PRODUCT, terms=_conv_terms, local=True
     ),
 }

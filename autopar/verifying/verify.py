@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.compiled import Compiled, Level
 from autopar.ir.plan import Plan
 from autopar.ir.program import Program
-from autopar.ir.values import item_bytes
 from autopar.ir.verification import CompiledPart, Numerics, Verification
 from autopar.planner.planned import Planned
 from autopar.runtime.aot.job import Job
@@ -110,7 +108,7 @@ def _check_memory(plan: Plan, devices: int | None) -> None:
     The devices hold what they are planned to; the plain step and the copies of arguments and
     results on the host come to some four times the arguments.
     """
-    whole = sum(item_bytes(a.dtype) * math.prod(a.shape) for a in plan.arguments)
+    whole = sum(a.value.nbytes for a in plan.arguments)
     count = min(plan.device_count, devices or plan.device_count)
     check_host_memory(plan.prediction.peak_bytes * count + 4 * whole)
 

@@ -30,8 +30,6 @@ from autopar.rules import primitive
 
 # Each operand goes through by itself.
 _SIDE_BY_SIDE = frozenset({"optimization_barrier", "device_put"})
-_RANDOM = frozenset({"random_bits", "random_gamma", "random_split", "rng_bit_generator"})
-_ADDING = frozenset({"scatter-add", "scatter-sub"})  # to what an operand holds already
 
 
 @dataclass
@@ -149,7 +147,7 @@ class TransferFunctions:
             return True
         if op.kind == "iota" and op.whole("dimension") != dim:
             return True
-        if op.kind in _RANDOM:
+        if primitive(op.kind).draws:
             text = f"{describe(op, place)} draws the whole batch at once"
             self.fault(Why.RANDOM, text)
         else:
@@ -209,7 +207,7 @@ class TransferFunctions:
                 self.fault(Why.COUPLED, f"{describe(whole, place)} {COUPLES}")
         summed = any(f.share is Share.PARTIAL for f in facts)
         # Each microbatch would add the value itself once more.
-        if summed and whole.kind in _ADDING and not given[0].zero:
+        if summed and primitive(whole.kind).adds and not given[0].zero:
             self.fault(
                 Why.COUPLED,
                 f"{describe(whole)} adds rows of the batch to a value that is not zero",

@@ -269,7 +269,7 @@ class _Scope:
         if combiner == "sum" or not before.partial:
             return self._resharder.route(value, before, after)
         mesh, prices = self._plan.mesh, self._resharder.prices
-        local = value.nbytes // mesh.size([a for dim in before.dims for a in dim])
+        local = before.local_bytes(value, mesh)
         seconds = prices.collective("all-reduce", local, before.partial)
         rest = self._resharder.route(value, Sharding(before.dims), after)
         first = Collective("all-reduce", before.partial, local, seconds)

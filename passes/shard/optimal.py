@@ -47,8 +47,9 @@ class Optimal(AbstractSharding):
     A QUICK effort gives a good answer that need not be the best, with no recipe looked at beside
     it. Where nothing fits, `explain` finds out why, which takes time; without it the error is
     brief and `refusal` tells the rest. `reuse_gathered` keeps what the forward pass gathered for
-    the backward pass. In graphs of more than `merge_above` ops those that look alike within `hops`
-    share a decision. Runs on one cluster and mesh may be given the same `reshard_costs`.
+    the backward pass; `all_exposed` waits for every move, as a step with little work does. In
+    graphs of more than `merge_above` ops those that look alike within `hops` share a decision. Runs
+    on one cluster and mesh may be given the same `reshard_costs`.
     """
 
     name: ClassVar[str] = "optimal"
@@ -56,6 +57,7 @@ class Optimal(AbstractSharding):
     effort: Effort = field(default=FULL, metadata=NO_OPTION)
     explain: bool = field(default=True, metadata=NO_OPTION)
     reuse_gathered: bool = field(default=False, metadata=NO_OPTION)
+    all_exposed: bool = field(default=False, metadata=NO_OPTION)
     merge_above: int = 1500
     hops: int = 4
     reshard_costs: ReshardCosts | None = field(default=None, compare=False, metadata=NO_OPTION)
@@ -109,8 +111,9 @@ class Optimal(AbstractSharding):
             choices = recipe.restrict(reading, choices, setting.mesh)
         tables = self._tables(setting)
         assembled = assemble(
-            reading, choices, tables, setting.memory_bytes, setting.in_flight, self.reuse_gathered
-        )
+            reading, choices, tables, setting.memory_bytes, setting.in_flight,
+            self.reuse_gathered, self.all_exposed,
+        )  # fmt: skip
         return Posed(reading, assembled)
 
     def _tables(self, setting: Setting) -> ReshardCosts:

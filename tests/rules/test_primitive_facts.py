@@ -22,8 +22,8 @@ def test_parameters_that_speak_of_whole_shapes_are_made_to_speak_of_pieces() -> 
 def test_facts_of_a_primitive_agree_with_one_another(name: str) -> None:
     row = primitive(name)
     assert row.keeps_zero or not row.moves, f"{name} moves items, zeros among them"
-    assert not (row.moves and row.fusion in (Fusion.REDUCTION, Fusion.KERNEL))
-    assert not (row.heavy and row.work is Work.NONE)
+    assert not (row.moves and row.fusion not in (Fusion.BY_RULE, Fusion.INDEXING))
+    assert (row.work is Work.TERMS) == (row.terms is not None)
     assert row.redo_bytes > 0
 
 
@@ -31,7 +31,7 @@ def test_a_primitive_that_nobody_told_of_has_no_rule_and_the_facts_of_most() -> 
     row = primitive("my_primitive")
     op = Op("my_primitive", ("%x",), (Value("%y", (4,), "f32"),))
     assert not row.rule(op, [Value("%x", (4,), "f32")]).known
-    assert (row.work, row.fusion, row.heavy) == (Work.ITEMS, Fusion.BY_RULE, False)
+    assert (row.work, row.fusion, row.terms) == (Work.ITEMS, Fusion.BY_RULE, None)
 
 
 def test_products_alone_take_the_time_of_their_flops() -> None:

@@ -26,9 +26,9 @@ from autopar.frontend.rewrite.splice import Place, splice
 from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, TracedStep, refs
 from autopar.ir.batching import Rows
 from autopar.ir.values import Value
+from autopar.rules import primitive
 
 _ALIKE = frozenset({"broadcast_in_dim", "empty"})  # every row of these is the same
-_RANDOM = frozenset({"random_bits", "rng_bit_generator"})
 # What these draw for a row depends on where it lies, and they split their keys by themselves.
 _BY_POSITION = frozenset({"random_gamma", "rng_uniform"})
 _LARGEST_DRAW = 64 << 20  # bytes of a whole draw of which every microbatch takes its rows
@@ -182,7 +182,7 @@ class _SourceFinder:
                 return Way.DRAWN
         drawn = sum(Value("", *type_of(a)).nbytes for a in equation.result_avals)
         # Else all are drawn and cut, if that is not too much.
-        if kind in _RANDOM and drawn > _LARGEST_DRAW:
+        if primitive(kind).draws and drawn > _LARGEST_DRAW:
             raise BatchError(_undrawable(self._sizes, equation))
         return Way.CUT
 

@@ -19,10 +19,7 @@ from jax import lax
 from autopar.frontend.microbatch.alignment import has_rows
 from autopar.frontend.rewrite.splice import Place, splice
 from autopar.frontend.traced import Const, Equation, FlatProgram, Ref
-
-_ADDING = ("scatter-add", "scatter-sub")
-# Equations of zeros that make zeros.
-_KEEPING_ZERO = frozenset(["broadcast_in_dim", "convert_element_type", "copy", "reshape"])
+from autopar.rules import primitive
 
 
 def split_state_sums(whole: FlatProgram, part: FlatProgram) -> tuple[FlatProgram, FlatProgram]:
@@ -38,10 +35,10 @@ def _state_sums(whole: FlatProgram, part: FlatProgram) -> Iterator[Ref]:
     """The results of equations that add rows to a value without rows that is not zero."""
     zeros: set[Ref] = set()
     for one, own in zip(whole.equations, part.equations, strict=True):
-        kind = one.primitive.name
-        if kind in _KEEPING_ZERO and _is_zero(one.operands[0], zeros):
+        row = primitive(one.primitive.name)
+        if row.keeps_zero and all(_is_zero(o, zeros) for o in one.operands):
             zeros.update(one.results)
-        if kind not in _ADDING or _is_zero(one.operands[0], zeros):
+        if not row.adds or _is_zero(one.operands[0], zeros):
             continue
         shapes = list(zip(one.operand_shapes, own.operand_shapes, strict=True))
         if not has_rows(*shapes[0]) and any(has_rows(*pair) for pair in shapes[1:]):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from autopar.frontend.trace.kernels import dims_apart
 from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, TracedStep, refs
 from autopar.ir.graph import Graph, Op, Operand, Origin, Plain
 from autopar.ir.values import Input, Literal, Role, Value
-from autopar.rules import Work, primitive
+from autopar.rules import primitive
 
 _WRAPPERS = re.compile(r"\b(?:jvp|transpose|vmap|checkpoint|remat|rematted_computation|jit)\(|\)")
 
@@ -88,15 +88,15 @@ def _op(equation: Equation, region: str) -> Op:
     apart = tuple(dims_apart(equation).values())
     if apart:
         params.append(("grid_apart", apart))
-    return Op(
+    op = Op(
         kind=kind,
         operands=tuple(_operand(o) for o in equation.operands),
         results=results,
         params=tuple(params),
-        flops=_flops(equation, results, graphs),
         origin=Origin(region, module_path(equation.name_stack), equation.line),
         graphs=graphs,
     )
+    return replace(op, flops=_flops(op, equation))
 
 
 def _constraint(equation: Equation) -> tuple[tuple[str, Plain], ...]:
@@ -137,30 +137,17 @@ def module_path(name_stack: str) -> str:
     return "/".join(p for p in parts if p and p != "rematted_computation" and "->" not in p)
 
 
-def _flops(equation: Equation, results: Sequence[Value], graphs: Sequence[Graph]) -> int:
-    kind = equation.primitive.name
-    if kind == "dot_general":
-        (contract, _), _ = equation.params["dimension_numbers"]
-        lhs = equation.operand_shapes[0]
-        return 2 * results[0].item_count * math.prod(lhs[d] for d in contract)
-    if kind == "conv_general_dilated":
-        taps = equation.operand_shapes[1]
-        out_features = taps[equation.params["dimension_numbers"].rhs_spec[0]]
-        return 2 * results[0].item_count * math.prod(taps) // max(out_features, 1)
+def _flops(op: Op, equation: Equation) -> int:
+    """The FLOPs of an op: those that a kernel's author tells, its bodies', or its primitive's."""
     estimate = equation.params.get("cost_estimate")
     if estimate is not None:
         return int(estimate.flops)
-    if graphs:
-        runs = equation.params["length"] if kind == "scan" else 1
-        inner = max if kind == "cond" else sum
-        return int(runs) * inner(g.flops for g in graphs)
-    work = primitive(kind).work
-    if work is Work.NONE or not results:
-        return 0
-    if work is Work.UPDATES:
-        return math.prod(equation.operand_shapes[-1])
-    read = map(math.prod, equation.operand_shapes) if work is Work.READS else ()
-    return max(*read, *(v.item_count for v in results), 0)
+    if op.graphs:
+        runs = equation.params["length"] if op.kind == "scan" else 1
+        inner = max if op.kind == "cond" else sum
+        return int(runs) * inner(g.flops for g in op.graphs)
+    operands = [Value("", tuple(shape), "") for shape in equation.operand_shapes]
+    return primitive(op.kind).flops(op, operands)
 
 
 # -- regions: forward, backward or update ---------------------------------------------------------

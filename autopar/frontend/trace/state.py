@@ -12,9 +12,8 @@ import jax
 from autopar.errors import ArgumentError
 from autopar.frontend.trace.arguments import Argument, StepSpec, leaf_paths, type_of_leaf
 from autopar.frontend.traced import FlatProgram, Ref, refs
+from autopar.rules import HEAVY
 
-# These mix the items of their operands: what they make of a batch is a prediction.
-_MIXING = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general", "gather"})
 _RAW_KEY = ((2,), "uint32")
 
 Pairs = tuple[tuple[int, int], ...]  # (flat output, flat input)
@@ -135,14 +134,14 @@ class _Search:
         goal = self._program.outputs[made]
         shape = self._program.input_avals[given].shape
         # w' = w - lr * g comes from w through values of its shape; a prediction comes through
-        # products.
+        # products or look-ups, which mix the items of what they read.
         reached: set[Ref] = {self._program.inputs[given]}
         for equation in self._program.equations:
             if reached.isdisjoint(refs(equation.operands)):
                 continue
             if anyhow:
                 reached.update(equation.results)
-            elif equation.primitive.name not in _MIXING:
+            elif equation.primitive.name != "gather" and equation.primitive.name not in HEAVY:
                 results = zip(equation.results, equation.result_avals, strict=True)
                 reached.update(r for r, aval in results if getattr(aval, "shape", ()) == shape)
         return goal in reached if isinstance(goal, int) else False

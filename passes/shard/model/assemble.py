@@ -52,14 +52,17 @@ def assemble(
     limit_bytes: float,
     in_flight: Mapping[str, int] | None = None,
     reuse_gathered: bool = False,
+    all_exposed: bool = False,
 ) -> Assembled:
     """The problem of a reading whose decisions may take `choices`.
 
     `in_flight` says of which values several microbatches' are held at once. With
-    `reuse_gathered` a value is moved for the forward and the backward pass once.
+    `reuse_gathered` a value is moved for the forward and the backward pass once. With
+    `all_exposed` no move is taken to run beside work.
     """
-    flights = in_flight or {}
-    return _Assembler(reading, choices, moves, limit_bytes, flights, reuse_gathered).assembled()
+    return _Assembler(
+        reading, choices, moves, limit_bytes, in_flight or {}, reuse_gathered, all_exposed
+    ).assembled()
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ class _Assembler:
         limit_bytes: float,
         in_flight: Mapping[str, int],
         reuse_gathered: bool,
+        all_exposed: bool,
     ) -> None:
         self._limit_bytes = limit_bytes
         self._in_flight, self._reuse_gathered = in_flight, reuse_gathered
@@ -100,8 +104,8 @@ class _Assembler:
         self._uses: dict[UseKey, int] = {}
         self._laid: dict[tuple[int, tuple[int, ...]], tuple[Sharding, ...]] = {}
         self._slack: Slack = find_slack(reading)
-        self._gathered = moves.prices.exposed_share("all-gather")
-        self._reduced = moves.prices.exposed_share("reduce-scatter")
+        self._gathered = 1.0 if all_exposed else moves.prices.exposed_share("all-gather")
+        self._reduced = 1.0 if all_exposed else moves.prices.exposed_share("reduce-scatter")
 
     def _may_bind(self) -> bool:
         """True if all values together, as they are unsharded, are more than the limit."""
@@ -163,7 +167,7 @@ class _Assembler:
                 if i < len(op.operands)
                 else choice.result_sharding(op.rule, i - len(op.operands), self._mesh)
             )
-            nbytes += value.nbytes / self._mesh.size([a for d in sharding.dims for a in d])
+            nbytes += sharding.local_bytes(value, self._mesh)
         heavy = op.kind in HEAVY
         dtype = op.results[0].dtype if op.results else "f32"
         seconds = (
@@ -201,7 +205,7 @@ class _Assembler:
     def _shares(self, node: int, dims: tuple[int, ...]) -> Floats:
         """Over how many devices a member of a group is divided, for each choice."""
         laid = self._shardings(node, dims)
-        return np.array([float(self._mesh.size([a for d in s.dims for a in d])) for s in laid])
+        return np.array([float(s.pieces(self._mesh)) for s in laid])
 
     def _shardings(self, node: int, dims: tuple[int, ...]) -> tuple[Sharding, ...]:
         """The sharding of a value with these dims for each choice of its group."""
@@ -290,7 +294,7 @@ class _Assembler:
                 if lies != wanted:
                     table[i, j] = np.inf
                 else:
-                    local = need.value.nbytes / self._mesh.size([a for d in lies.dims for a in d])
+                    local = lies.local_bytes(need.value, self._mesh)
                     table[i, j + count] = self._prices.elementwise(2 * local) * need.read.runs
         return table
 

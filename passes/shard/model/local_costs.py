@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from autopar.ir.rule import Kind
 from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.spmd import Block, Loop, Move, Run, SpmdProgram
-from autopar.ir.values import Literal, Value, item_bytes
+from autopar.ir.values import Literal, Value
 from autopar.rules import HEAVY
 
 # Element-wise work whose result is fused into what reads it costs next to nothing, but not nothing.
@@ -125,4 +124,4 @@ class _Reader:
             self.seconds[op.results[0].name] = loop.runs * inner
 
     def _local(self, value: Value, sharding: Sharding) -> float:
-        return math.prod(sharding.shard_shape(value.shape, self._mesh)) * item_bytes(value.dtype)
+        return sharding.local_bytes(value, self._mesh)

@@ -52,7 +52,7 @@ class ReshardCosts:
         for i, state in enumerate(before):
             special = bool(combiners) and combiners[i] != "sum" and bool(state.partial)
             if special:
-                local = value.nbytes // mesh.size([a for d in state.dims for a in d])
+                local = state.local_bytes(value, mesh)
                 extra[i] = self.prices.collective("all-reduce", local, state.partial)
             rows.append(table.index.get(Sharding(state.dims) if special else state, -1))
         columns = [table.index.get(s, -1) for s in after]
