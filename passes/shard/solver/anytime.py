@@ -12,7 +12,8 @@
    improved, so that there is an answer early; and again once the prices know more.
 2. What the bound rules out is fixed out, the rest shrunk and raised again, while that helps.
 3. A small rest goes to integer programming.
-4. Blocks are set anew under noise until the work is spent (`local_search.py`).
+4. Blocks are set anew under noise (`local_search.py`): before step 2, where that is to come, for a
+   better answer rules out more, and after it until the work is spent.
 """
 
 from __future__ import annotations

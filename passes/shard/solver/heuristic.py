@@ -12,6 +12,9 @@ limit: between the two, the price is halved.
        |  x  x                     what is cheap breaks the limit
        |        x  |  x            what fits costs more
        |___________|_______ p      the price looked for is where they meet
+
+Where no price does, the cheapest of all is mended: nodes give way where rows are over the limit,
+one by one, and then take back what is cheaper and still fits.
 """
 
 from __future__ import annotations
