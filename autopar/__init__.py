@@ -6,6 +6,7 @@ from autopar.lazy_imports import later
 
 if TYPE_CHECKING:
     from autopar import errors as errors
+    from autopar.api import OwnRows as OwnRows
     from autopar.api import ParallelStep as ParallelStep
     from autopar.api import compare as compare
     from autopar.api import explain as explain
@@ -27,6 +28,7 @@ else:
 
 # fmt: off
 __all__ = [
-    "Cluster", "MeshShape", "ParallelStep", "Plan", "RuleBook", "compare", "errors", "explain",
-    "inspect", "lint", "load", "parallelize", "plan", "save", "verify", "why_not", "write_report",
+    "Cluster", "MeshShape", "OwnRows", "ParallelStep", "Plan", "RuleBook", "compare", "errors",
+    "explain", "inspect", "lint", "load", "parallelize", "plan", "save", "verify", "why_not",
+    "write_report",
 ]

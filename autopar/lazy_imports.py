@@ -13,8 +13,8 @@ _HOMES = {
     "errors": "autopar.errors",
     **dict.fromkeys(
         (
-            "ParallelStep", "compare", "explain", "inspect", "lint", "load", "parallelize", "plan",
-            "save", "verify", "why_not", "write_report",
+            "OwnRows", "ParallelStep", "compare", "explain", "inspect", "lint", "load",
+            "parallelize", "plan", "save", "verify", "why_not", "write_report",
         ),
         "autopar.api",
     ),

@@ -43,7 +43,7 @@ from autopar.planner.restore import restore
 from autopar.planner.source import Source
 from autopar.progress import Progress, progress
 from autopar.report.html.page import html_summary
-from autopar.runtime.bind import BoundMesh, bind_mesh
+from autopar.runtime.bind import BoundMesh, bind_mesh, mesh_shape
 from autopar.runtime.constrained import (
     check_surroundings,
     constrained_step,
@@ -52,7 +52,9 @@ from autopar.runtime.constrained import (
 )
 from autopar.runtime.deleted import deleted, deleted_arguments
 from autopar.runtime.executor import Executor, Options
+from autopar.runtime.interface import Interface
 from autopar.runtime.job import device_facts, this_job
+from autopar.runtime.own_rows import Ranges
 from autopar.runtime.state import init
 from autopar.runtime.timeline import Timeline, chrome_trace
 from autopar.runtime.transport.choice import transport_for
@@ -173,7 +175,8 @@ class ParallelStep:
         """Measure the next step and write the spans of its programs to `path`.
 
         The file has Chrome's trace form (chrome://tracing, Perfetto); `recording` then holds the
-        measured grid beside the predicted one. Raises InputError where it cannot be written.
+        measured grid beside the predicted one. Of several processes each writes its own spans,
+        process 1 to `path` with .1 before its suffix. Raises InputError where it cannot be written.
         """
         check_output(path, TRACE)
         self._trace_path = Path(path)
@@ -191,7 +194,10 @@ class ParallelStep:
         planned = running.planned
         simulation = planned.programs.timing.simulation
         self._recording = Recording(measured, simulation or planned.plan.prediction)
-        write_text(json.dumps(chrome_trace(measured)), path or Path("trace.json"))
+        job, path = this_job(), path or Path("trace.json")
+        if job.index:  # each process has measured its own part
+            path = path.with_suffix(f".{job.index}{path.suffix}")
+        write_text(json.dumps(chrome_trace(measured)), path)
         return result
 
     def init(self, create_state: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -222,6 +228,21 @@ class ParallelStep:
             executor = self._run(read_call(self._spec, args, kwargs)).executor
         programs = executor.compiled
         return next(iter(programs.values())) if executor.program.is_one_part else dict(programs)
+
+    def rows_of(self, process: int) -> dict[str, Ranges]:
+        """The rows (from, to) that a process must have of each batch argument, by its path.
+
+        Whoever passes `autopar.OwnRows` brings these and no others. Raises PlanError before there
+        is a plan.
+        """
+        if self._latest is None:
+            raise PlanError(
+                f"{self.__name__} has no plan yet, which says who needs which rows: call "
+                f"{self.__name__}.plan_for(state, batch) with arrays or shapes."
+            )
+        planned, meshes = self._latest, self._meshes(self._latest.plan)
+        shapes = tuple(map(mesh_shape, meshes))
+        return Interface(planned.trace, planned.program, shapes).rows_of(process, meshes)
 
     # -- planning --------------------------------------------------------------------------
 

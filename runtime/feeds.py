@@ -21,10 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from autopar.errors import ArgumentError
 from autopar.ir.batching import Rows
 from autopar.ir.program import Feed, Fetch
 from autopar.ir.projection import Host
 from autopar.runtime.bind import ArrayType, without_pieces
+from autopar.runtime.own_rows import OwnRows, Ranges, ranges_of
 from autopar.runtime.place import Aliases, Placer, repeats
 from autopar.runtime.spanning import elsewhere, of_copies, spread
 from autopar.runtime.transport.abstract import AbstractTransport, Copier, Endpoint, Route
@@ -244,6 +246,8 @@ class _SubmeshFeeds:
         """
         rows, count = feed.feed.rows, len(feed.feed.registers)
         assert rows is not None
+        if isinstance(leaf, OwnRows):
+            return leaf.stacked(_row_numbers(feed), _stack_of(feed).sharding(self._mesh))
         if not isinstance(leaf, jax.Array):
             return stack_rows(np.asarray(leaf), rows, count)
         if leaf.sharding.device_set == set(self._mesh.devices.flat):
@@ -256,6 +260,32 @@ class _SubmeshFeeds:
 
 def _stack_of(feed: FeedType) -> ArrayType:
     return feed.kind.stacked(len(feed.feed.registers))
+
+
+def _row_numbers(feed: FeedType) -> np.ndarray[Any, Any]:
+    """The numbers of the rows of each microbatch; raises ArgumentError for rows on another axis."""
+    rows, count = feed.feed.rows, len(feed.feed.registers)
+    assert rows is not None
+    if rows.dim:
+        raise ArgumentError(
+            f"an argument of microbatches of shape {list(feed.kind.shape)} has its rows on axis "
+            f"{rows.dim}; a process's own rows are on axis 0. Pass all rows to every process"
+        )
+    numbers = np.arange(feed.kind.shape[0] * count)
+    return stack_rows(numbers, Rows(0, rows.outer, rows.inner), count)
+
+
+def rows_read(feeds: Sequence[FeedType], meshes: Sequence[Mesh], process: int) -> Ranges:
+    """The rows of one argument that a process's devices read."""
+    found: set[int] = set()
+    for feed in feeds:
+        mesh, shape = meshes[feed.feed.submesh], feed.kind.shape
+        numbers = _row_numbers(feed) if feed.feed.rows is not None else np.arange(shape[0])
+        boxes: Any = feed.kind.sharding(mesh).devices_indices_map(shape)
+        for device, box in boxes.items():
+            if device.process_index == process:
+                found.update(numbers[..., box[0]].ravel().tolist())
+    return ranges_of(found)
 
 
 def stack_rows(leaf: Any, rows: Rows, count: int) -> Any:

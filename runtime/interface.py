@@ -24,7 +24,8 @@ from autopar.ir.program import Feed, Fetch, PartKind, PartProgram, Program, Run,
 from autopar.ir.projection import Host
 from autopar.runtime.bind import ArrayType
 from autopar.runtime.callbacks import HostCalls
-from autopar.runtime.feeds import FeedType, FetchType, Home
+from autopar.runtime.feeds import FeedType, FetchType, Home, rows_read
+from autopar.runtime.own_rows import Ranges
 from autopar.runtime.parts import PartSource, dtype_of, held_in, output_avals
 from autopar.runtime.pieces import Sizes, cut_leaves, piece_sizes
 from autopar.runtime.transport.abstract import Route
@@ -218,6 +219,19 @@ class Interface:
             FetchType(f, types.of_fetch(f), self._lying(avals[f.output], f))
             for f in self.program.fetches
         )
+
+    def rows_of(self, process: int, meshes: Sequence[Mesh]) -> dict[str, Ranges]:
+        """The rows that a process's devices read of each argument with rows, by its path."""
+        read: dict[int, list[FeedType]] = defaultdict(list)
+        for f in self.feeds:
+            read[f.feed.input].append(f)
+        paths, state = self.trace.part.input_paths, self.trace.part.state_inputs
+        return {
+            paths[number]: rows_read(own, meshes, process)
+            for number, own in sorted(read.items())
+            if not (number in state or number in self.constants or number == self.index)
+            and own[0].kind.shape
+        }
 
     def places(self, meshes: Sequence[Mesh]) -> list[list[frozenset[Any]]]:
         """For each of the user's leaves the device sets on which the program takes it as it is."""

@@ -24,6 +24,7 @@ import jax
 
 from autopar.errors import AutoparError, JobError
 from autopar.frontend.compat import coordinator_address, job_store
+from autopar.runtime.watch import watch_over
 
 LIMIT_SECONDS = 300.0  # as long as JAX waits for the processes of a job at its start
 _CHUNK_BYTES = 1 << 20  # the service refuses values of more than four times that
@@ -173,10 +174,21 @@ class Job:
         return told[1:]
 
 
-@lru_cache(maxsize=1)
 def this_job() -> Job:
-    """The job that JAX has this process in; alone where `jax.distributed` was not initialized."""
-    return Job(jax.process_index(), jax.process_count(), job_store())
+    """The job that JAX has this process in; alone where `jax.distributed` was not initialized.
+
+    From here on the processes of a job watch over one another. Who is alone may plan for devices
+    that are not here: none is asked for.
+    """
+    return _joined_job() if job_store() is not None else Job(0, 1, None)
+
+
+@lru_cache(maxsize=1)
+def _joined_job() -> Job:
+    job = Job(jax.process_index(), jax.process_count(), job_store())
+    if not job.is_alone:
+        watch_over(job)
+    return job
 
 
 def device_facts() -> dict[str, str]:

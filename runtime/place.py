@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from autopar.frontend.compat import buffers_of
+from autopar.runtime.own_rows import OwnRows
 from autopar.runtime.pieces import StackedPieces
 from autopar.runtime.spanning import spread
 
@@ -77,6 +78,8 @@ def _sent(leaf: Any, sharding: jax.sharding.NamedSharding, is_state: bool) -> An
     """A leaf from the host or one device; of state a copy, for the step consumes what it gets."""
     if isinstance(leaf, StackedPieces):
         return leaf.gather(sharding)
+    if isinstance(leaf, OwnRows):
+        return leaf.spread(sharding)
     return spread(_on_host(leaf) if is_state else leaf, sharding, is_copy=is_state)
 
 

@@ -37,12 +37,12 @@ class Tables:
     operands: Mapping[str, Route]
 
 
-def tables_of(graph: Graph, program: SpmdProgram, lies: Mapping[str, Sharding]) -> Tables:
-    """The layouts and moves of a step's values; `lies` has inputs of bodies.
+def tables_of(graph: Graph, program: SpmdProgram, shardings: Mapping[str, Sharding]) -> Tables:
+    """The layouts and moves of a step's values; `shardings` has inputs of bodies.
 
     Results that cannot but lie as they should are left out.
     """
-    writer = _Writer(graph, lies)
+    writer = _Writer(graph, shardings)
     for value, layout in zip(program.block.inputs, program.input_shardings, strict=True):
         writer.pieces[value] = _Piece(value, (), layout)
     writer.block(program.block, "")
@@ -71,7 +71,7 @@ class _Writer:
     """Follows a listing, and notes every layout that it asks for."""
 
     graph: Graph
-    lies: Mapping[str, Sharding]
+    shardings: Mapping[str, Sharding]
     results: dict[str, Route] = field(default_factory=dict[str, Route])
     operands: dict[str, Route] = field(default_factory=dict[str, Route])
     pieces: dict[str, _Piece] = field(default_factory=dict[str, "_Piece"])
@@ -185,7 +185,7 @@ class _Writer:
             self._enters(f"{where}:{i}", name, self._inside(op, port))
         for b, block in enumerate(loop.bodies):
             for value in block.inputs:
-                layout = self.lies[value]
+                layout = self.shardings[value]
                 self.pieces[value] = _Piece(value, (), layout, "", bool(layout.partial))
             wanted = {i: self._inside(op, port) for i, port in enumerate(flow.outputs[b])}
             self.block(block, f"{where}/{b}/", wanted)
@@ -196,7 +196,7 @@ class _Writer:
     def _inside(self, op: Op, port: Port) -> Sharding | None:
         """The sharding of a port's value where a body receives it."""
         names = (op.graphs[b].inputs[i].value.name for b, i in port.inputs)
-        return next((self.lies.get(name) for name in names), None)
+        return next((self.shardings.get(name) for name in names), None)
 
 
 def _name(path: tuple[int, ...]) -> str:

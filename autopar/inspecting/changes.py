@@ -97,10 +97,10 @@ def sentences(
     The first adds up to the difference in seconds. `choice` is how the subject would lie.
     """
     names = Names(unit.graph)
-    told = [*_spent(before.price, after.price)]
-    told += _comings(sent_by(before, names), sent_by(after, names))
-    told += _along(unit, before.sharding, after.sharding, subject, choice)
-    return told
+    found = [*_spent(before.price, after.price)]
+    found += _comings(sent_by(before, names), sent_by(after, names))
+    found += _along(unit, before.sharding, after.sharding, subject, choice)
+    return found
 
 
 def _comings(before: dict[Key, Sent], after: dict[Key, Sent]) -> Iterator[str]:

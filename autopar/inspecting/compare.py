@@ -139,7 +139,16 @@ def _moves(a: Plan, b: Plan) -> tuple[Move, ...]:
         if move.before != move.after:
             key = (unnumbered(path), move.role, _unplaced(move.before), _unplaced(move.after))
             groups.setdefault(key, []).append(move)
-    found = [_fold(group) for group in groups.values()]
+    found = [
+        replace(
+            group[0],
+            path=common_path([m.path for m in group]),
+            count=len(group),
+            before=_join(group[0].before, [m.before for m in group]),
+            after=_join(group[0].after, [m.after for m in group]),
+        )
+        for group in groups.values()
+    ]
     return tuple(sorted(found, key=lambda m: (-m.nbytes, len(m.path), m.path)))
 
 
@@ -152,18 +161,6 @@ def _place(plan: Plan, given: Argument | None, names: Names) -> Place | None:
 
 def _unplaced(place: Place | None) -> Place | None:
     return replace(place, submeshes=()) if place is not None else None
-
-
-def _fold(group: list[Move]) -> Move:
-    first = group[0]
-    path = common_path([m.path for m in group])
-    return replace(
-        first,
-        path=path,
-        count=len(group),
-        before=_join(first.before, [m.before for m in group]),
-        after=_join(first.after, [m.after for m in group]),
-    )
 
 
 def _join(first: Place | None, places: list[Place | None]) -> Place | None:

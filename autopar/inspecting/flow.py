@@ -1,4 +1,12 @@
-"""A listing followed: where each of its values comes from, who reads it, and when kernels run."""
+"""A listing followed: where each of its values comes from, who reads it, and when kernels run.
+
+    %w  params/w1                      forward: paths and makers    params/w1
+    %w@1 = move %w: all-gather         the same                     params/w1
+    %c = run convert %w@1              the same, seen otherwise     params/w1
+    %y = run dot %x %c                 a maker of its own           dot Block_0/mlp
+
+Backwards, `dot` is the reader of %c, %w@1 and %w: casts and moves are looked through.
+"""
 
 from __future__ import annotations
 
@@ -103,6 +111,7 @@ class Flow:
     @cached_property
     def _given_by(self) -> Mapping[str, tuple[Op, Operand]]:
         """Inputs of bodies: the op that the body is of, and its operand."""
+        # The last operands are the body's: a cond's number of the branch stands before them.
         ops = (op for op in self.listed.graph.walk() if op.graphs)
         return {
             i.value.name: (op, operand)
@@ -144,8 +153,20 @@ class Flow:
                 for source, result in zip(step.sources, step.results, strict=True):
                     self._same(source, result)
             elif isinstance(step, Loop):
-                self._into(step)
+                # Into its bodies by what the trips leave as it is, and out by what the last gives.
+                op = self.op(step)
+                for b, body in enumerate(step.bodies):
+                    for name, (outer, changes) in zip(
+                        body.inputs, _entering(op, step, b), strict=True
+                    ):
+                        if outer is not None and not changes:
+                            self._same(outer, name)
+                    self._forward(body)
+                self.makers.update(dict.fromkeys(step.results, op))
+                for inner, name in _leaving(step):
+                    self.makers[name] = self.makers.get(inner, op)
             else:
+                # An op that only shows its operand otherwise also hands on that operand's name.
                 op = self.op(step)
                 seen = _seen(step, op) if op.origin.region != "update" else None
                 for name in step.results:
@@ -157,18 +178,6 @@ class Flow:
             self.paths[result] = self.paths[source]
         elif source in self.makers:
             self.makers.setdefault(result, self.makers[source])
-
-    def _into(self, loop: Loop) -> None:
-        op = self.op(loop)
-        for b, body in enumerate(loop.bodies):
-            for name, (outer, changes) in zip(body.inputs, _entering(op, loop, b), strict=True):
-                if outer is not None and not changes:
-                    self._same(outer, name)
-            self._forward(body)
-        for name in loop.results:
-            self.makers[name] = op
-        for inner, name in _leaving(loop):
-            self.makers[name] = self.makers.get(inner, op)
 
     def _back(self, block: Block) -> None:
         readers = self.readers
@@ -188,6 +197,7 @@ class Flow:
                         if outer is not None:
                             readers[outer] = readers.get(name, step)
             else:
+                # What an op only shows otherwise is read by who reads the result.
                 seen = _seen(step, self.op(step))
                 users = (readers[r] for r in step.results if seen and r in readers)
                 reader = next(users, step)

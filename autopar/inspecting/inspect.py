@@ -63,6 +63,7 @@ def module_rows(flows: Sequence[Flow], ops: Sequence[OpRow]) -> tuple[ModuleRow,
     Modules whose paths differ in numbers are one row where they have as many FLOPs and parameters.
     `ops` are those of the listings, each by itself.
     """
+    # 1. The work of every op, for each module around it.
     modules: dict[str, _Module] = {}
     for op in ops:
         for path in _around(op.spot.module):
@@ -71,9 +72,17 @@ def module_rows(flows: Sequence[Flow], ops: Sequence[OpRow]) -> tuple[ModuleRow,
             module.flops += op.flops
             module.seconds += op.seconds
             module.stages.add(op.spot.stage)
-    for owner, nbytes in _owned(flows):
-        for path in _around(owner):
-            modules.setdefault(path, _Module()).parameter_bytes += nbytes
+    # 2. The bytes of each parameter, once, for the module that reads it first.
+    seen: set[str] = set()
+    for flow in flows:
+        for given in flow.listed.graph.inputs:
+            reader = flow.reader(given.value.name) if given.role is Role.STATE else None
+            if reader is None or reader.origin.region == "update" or given.path in seen:
+                continue
+            seen.add(given.path)
+            for path in _around(reader.origin.module):
+                modules.setdefault(path, _Module()).parameter_bytes += given.value.nbytes
+    # 3. Modules that are alike but for numbers in their paths, as one row.
     groups: dict[tuple[object, ...], list[str]] = {}
     for path, module in modules.items():
         stages = tuple(sorted(module.stages))
@@ -90,18 +99,6 @@ def _around(path: str) -> Iterator[str]:
             yield path[:end]
     if path:
         yield path
-
-
-def _owned(flows: Sequence[Flow]) -> Iterator[tuple[str, int]]:
-    """The bytes of each parameter with the module that reads it first."""
-    seen: set[str] = set()
-    for flow in flows:
-        for given in flow.listed.graph.inputs:
-            reader = flow.reader(given.value.name) if given.role is Role.STATE else None
-            if reader is None or reader.origin.region == "update" or given.path in seen:
-                continue
-            seen.add(given.path)
-            yield reader.origin.module, given.value.nbytes
 
 
 def _row(paths: Sequence[str], modules: Sequence[_Module]) -> ModuleRow:
@@ -129,7 +126,18 @@ def op_rows(ops: Sequence[OpRow]) -> tuple[OpRow, ...]:
         spot = replace(row.spot, module=unnumbered(row.spot.module))
         key = (row.kind, spot, row.shape, row.dtype, row.sharding, row.operands)
         groups.setdefault(key, []).append(row)
-    return tuple(map(_folded_ops, groups.values()))
+    return tuple(
+        replace(
+            first,
+            spot=replace(first.spot, module=common_path([row.spot.module for row in rows])),
+            count=len(rows),
+            runs=sum(row.runs for row in rows),
+            flops=sum(row.flops for row in rows),
+            seconds=sum(row.seconds for row in rows),
+        )
+        for rows in groups.values()
+        for first in rows[:1]
+    )
 
 
 def ops_of(flow: Flow) -> Iterator[OpRow]:
@@ -138,14 +146,14 @@ def ops_of(flow: Flow) -> Iterator[OpRow]:
     A loop's own row counts neither FLOPs nor seconds of what is in it, which has rows of its own.
     """
     listed = flow.listed
-    spent, lies = _spent(flow), listed.sharding
+    spent, mesh = _spent(flow), listed.sharding.mesh
     types = {name: v.type_text for name, v in listed.graph.nested_values.items()}
     for step, runs in flow.steps:
         if not isinstance(step, Run | Loop) or not step.results:
             continue
         op = flow.op(step)
         value, sharding = op.results[0], step.result_shardings[0]
-        laid = step.operand_shardings if isinstance(step, Run) else ()
+        shardings = step.operand_shardings if isinstance(step, Run) else ()
         yield OpRow(
             path=step.equation,
             kind=op.kind,
@@ -154,9 +162,11 @@ def ops_of(flow: Flow) -> Iterator[OpRow]:
             shape=value.shape,
             dtype=value.dtype,
             sharding=sharding,
-            local_shape=sharding.shard_shape(value.shape, lies.mesh),
+            local_shape=sharding.shard_shape(value.shape, mesh),
             operands=tuple(
-                (types[o], s) for o, s in zip(op.operands, laid, strict=False) if isinstance(o, str)
+                (types[o], s)
+                for o, s in zip(op.operands, shardings, strict=False)
+                if isinstance(o, str)
             ),
             count=1,
             runs=runs,
@@ -175,6 +185,7 @@ def _spent(flow: Flow) -> dict[tuple[str, ...], float]:
     behind: dict[str, tuple[str, ...]] = {}  # by piece, the results of the op that it comes from
     waiting: dict[str, float] = {}  # by piece, what it took to copy it
     for block, kernel, seconds in flow.timed.spent():
+        # A kernel also pays for the copies that it reads; if it is a copy itself, it waits.
         step = block.instructions[kernel.at] if kernel.at >= 0 else None
         reads = sorted(kernel.reads)
         taken = seconds.compute + sum(waiting.pop(r) for r in reads if r in waiting)
@@ -185,22 +196,11 @@ def _spent(flow: Flow) -> dict[tuple[str, ...], float]:
         elif taken:
             waiting[kernel.makes[0]] = taken
         behind.update(dict.fromkeys(kernel.makes, home))
+    # Copies that no kernel reads: a loop's, or what is only returned.
     for name, taken in waiting.items():
         reader = flow.readers.get(name)
         found[reader.results if reader is not None else behind[name]] += taken
     return found
-
-
-def _folded_ops(rows: list[OpRow]) -> OpRow:
-    first = rows[0]
-    return replace(
-        first,
-        spot=replace(first.spot, module=common_path([row.spot.module for row in rows])),
-        count=len(rows),
-        runs=sum(row.runs for row in rows),
-        flops=sum(row.flops for row in rows),
-        seconds=sum(row.seconds for row in rows),
-    )
 
 
 # -- collectives -----------------------------------------------------------------------------------
@@ -220,7 +220,21 @@ def comm_rows(flows: Sequence[Flow], roles: Roles) -> tuple[CommRow, ...]:
             moved = unnumbered(row.value), row.shape, row.dtype, row.before, row.after, row.nbytes
             key = row.kind, row.axes, row.submesh, spot, row.reader, moved
             groups.setdefault(key, []).append(row)
-    return tuple(map(_folded_collectives, groups.values()))
+    found: list[CommRow] = []
+    for rows in groups.values():
+        first, members = rows[0], tuple(dict.fromkeys(row.value for row in rows))
+        found.append(
+            replace(
+                first,
+                spot=replace(first.spot, module=common_path([row.spot.module for row in rows])),
+                value=common_path(members),
+                runs=sum(row.runs for row in rows),
+                seconds=sum(row.seconds for row in rows),
+                exposed_seconds=sum(row.exposed_seconds for row in rows),
+                members=members,
+            )
+        )
+    return tuple(found)
 
 
 def comms_of(flow: Flow, roles: Roles) -> Iterator[CommRow]:
@@ -254,20 +268,6 @@ def comms_of(flow: Flow, roles: Roles) -> Iterator[CommRow]:
                 exposed_seconds=seconds.exposed * listed.runs,
                 members=(subject,),
             )
-
-
-def _folded_collectives(rows: list[CommRow]) -> CommRow:
-    first = rows[0]
-    members = tuple(dict.fromkeys(row.value for row in rows))
-    return replace(
-        first,
-        spot=replace(first.spot, module=common_path([row.spot.module for row in rows])),
-        value=common_path(members),
-        runs=sum(row.runs for row in rows),
-        seconds=sum(row.seconds for row in rows),
-        exposed_seconds=sum(row.exposed_seconds for row in rows),
-        members=members,
-    )
 
 
 # -- kernels in time -------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from autopar.errors import ArgumentError, BatchError
 from autopar.frontend import StepSpec, TracedStep, trace
 from autopar.gc_pause import paused_collection
-from autopar.inspecting.leaves import Leaf, leaves_of, making_line, reading_line
 from autopar.ir.batching import Batching
 from autopar.ir.findings import BatchReading, Coverage, Finding, Findings, Severity, Topic
 from autopar.ir.graph import Graph, Op
@@ -67,6 +66,45 @@ def _findings(
     yield from constant_findings(graph)
     yield from dtype_findings(traced, leaves)
     yield from memory_findings(graph, devices, request.budget_bytes)
+
+
+# -- the ops of a step that hold no bodies ---------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """An op, its operands and results as values, and its runs in a step."""
+
+    op: Op
+    operands: tuple[Value, ...]
+    runs: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that all runs read and make."""
+        return self.runs * sum(v.nbytes for v in (*self.operands, *self.op.results))
+
+
+def leaves_of(graph: Graph, runs: int = 1) -> Iterator[Leaf]:
+    """The ops without bodies, in order; a while loop is taken to run once."""
+    for op in graph.ops:
+        if not op.graphs:
+            yield Leaf(op, tuple(map(graph.value, op.operands)), runs * op.runs)
+        trips = op.control_flow.trips if op.control_flow is not None else 1
+        for body in op.graphs:
+            yield from leaves_of(body, runs * trips)
+
+
+def reading_line(graph: Graph, name: str) -> str:
+    """The user's line that first reads a value, "" where none is known."""
+    readers = (op for op in graph.ops if op.origin.line and name in op.value_operands())
+    return next((op.origin.line for op in readers), "")
+
+
+def making_line(graph: Graph, name: str) -> str:
+    """The user's line that makes a value, "" where none is known."""
+    makers = (op for op in graph.ops if any(v.name == name for v in op.results))
+    return next((op.origin.line for op in makers), "")
 
 
 # -- coverage --------------------------------------------------------------------------------------
@@ -131,7 +169,10 @@ def read_rows(source: Source, request: Request) -> tuple[BatchReading, tuple[Fin
     try:
         rows = source.rows
         count = wanted or next((m for m in range(2, rows + 1) if rows % m == 0), 1)
-        trace, batching = _batching(source, request, count)
+        # The step as so many microbatches; it is rescaled for that if its trace is another.
+        given = source.trace_at(count, cut=False)
+        setting = Setting(request.cluster, MeshShape((), ()), request.budget_bytes)
+        trace, batching = batched(given, request.rules, setting)
     except (BatchError, ArgumentError) as error:
         severity = Severity.ERROR if wanted else Severity.WARNING
         return BatchReading(rows, wanted or 0), (_refusal(error, severity),)
@@ -140,19 +181,11 @@ def read_rows(source: Source, request: Request) -> tuple[BatchReading, tuple[Fin
         microbatches=count,
         loops=max(1, batching.loops),
         hoisted=len(batching.hoist.values) if batching.hoist is not None else 0,
-        rescaled=trace,
+        rescaled=trace is not given,
         barrier=batching.barrier,
-        notes=((_RESCALED,) if trace else ()) + batching.notes,
+        notes=((_RESCALED,) if trace is not given else ()) + batching.notes,
     )
     return reading, tuple(_batch_findings(batching))
-
-
-def _batching(source: Source, request: Request, count: int) -> tuple[bool, Batching]:
-    """The step as so many microbatches, and True if it is rescaled for that."""
-    given = source.trace_at(count, cut=False)
-    setting = Setting(request.cluster, MeshShape((), ()), request.budget_bytes)
-    trace, batching = batched(given, request.rules, setting)
-    return trace is not given, batching
 
 
 def _refusal(error: Exception, severity: Severity) -> Finding:

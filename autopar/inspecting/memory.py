@@ -98,6 +98,7 @@ def _in_flight(
     spans: Sequence[Span], stages: Sequence[PlannedStage], always: Counter[HeldKind], counted: int
 ) -> Iterator[Level]:
     """The levels of a submesh; at most, so much is in flight as the plan has `counted`."""
+    # F adds the activations of its stage, B or W gives them back: the most is what was counted.
     held, now = list[int](), 0
     for span in spans:
         nbytes = stages[span.task.stage].activation_bytes
@@ -117,7 +118,7 @@ def _always(parts: Sequence[tuple[Part, Flow]]) -> Counter[HeldKind]:
     found: dict[str, tuple[HeldKind, int]] = {}
     for part, flow in parts:
         listed = flow.listed
-        sizes, lies = Sizes(listed.graph, listed.sharding.mesh), listed.sharding.sharding_of
+        sizes, sharding_of = Sizes(listed.graph, listed.sharding.mesh), listed.sharding.sharding_of
         given = sizes.inputs(listed.program)
         for i in listed.graph.inputs:
             if i.path and i.role is not Role.BATCH:
@@ -126,7 +127,7 @@ def _always(parts: Sequence[tuple[Part, Flow]]) -> Counter[HeldKind]:
                 found[i.path] = kind, given[i.value.name]
         for a in part.accumulators:
             value = listed.graph.values[a.value]
-            sharding = lies.get(a.value, replicated(len(value.shape)))
+            sharding = sharding_of.get(a.value, replicated(len(value.shape)))
             nbytes = sizes.of(replace(value, dtype=a.dtype or value.dtype), sharding)
             found[a.value] = HeldKind.GRADIENT, nbytes
     totals = Counter[HeldKind]()

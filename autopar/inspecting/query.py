@@ -44,8 +44,14 @@ def find_subject(loaded: LoadedPlan, asked: str) -> tuple[ReshardableUnit, Case,
     given = _arguments(loaded, asked)
     if given:
         return _argument(loaded, given)
+    # Ops of which every word is the kind, region, result, line, or a part of the module path.
     words = asked.split()
-    ops = [(s, at, op) for s in units_of(loaded) for at, op in _meant(s.graph, words)]
+    ops = [
+        (unit, at, op)
+        for unit in units_of(loaded)
+        for at, op in _walk(unit.graph, ())
+        if op.results and all(_names(op, word) for word in words)
+    ]
     if not ops:
         raise ArgumentError(_unknown(loaded, asked))
     return _op(asked, ops)
@@ -88,13 +94,6 @@ def _argument(
 # -- ops ---------------------------------------------------------------------------------------
 
 
-def _meant(graph: Graph, words: Sequence[str]) -> Iterator[tuple[OpPath, Op]]:
-    """Ops of which every word is the kind, region, result, line, or a part of the module path."""
-    for at, op in _walk(graph, ()):
-        if op.results and all(_names(op, word) for word in words):
-            yield at, op
-
-
 def _walk(graph: Graph, before: OpPath) -> Iterator[tuple[OpPath, Op]]:
     for i, op in enumerate(graph.ops):
         yield (*before, i), op
@@ -125,6 +124,7 @@ def _op(asked: str, ops: Sequence[Meant]) -> tuple[ReshardableUnit, Case, Subjec
             f"{op.kind} ({place_of(op)}) decides nothing: it is made where it is read, or it is a "
             "loop whose body's ops decide"
         )
+    # Of several decisions the one of an op with FLOPs is meant, and of these the forward one.
     heavy = {k: g for k, g in groups.items() if g[0][2].flops} or groups
     forward = {k: g for k, g in heavy.items() if g[0][2].origin.region == "forward"}
     chosen = heavy if len(heavy) == 1 else forward

@@ -44,9 +44,9 @@ def reads(listings: Sequence[Listing], name: str) -> tuple[str, ...]:
             names = (op.results[0].name for op in renamed)
             waiting += [n for n in names if n in graph.outputs and n not in waiting]
     order = sorted(groups.values(), key=_weight)
-    told = [_sentence(group) for group in order[:_SHOWN]]
+    sentences = [_sentence(group) for group in order[:_SHOWN]]
     rest = sum(len(g) for g in order[_SHOWN:])
-    return (*told, *([f"{rest} more ops read it"] if rest else ()))
+    return (*sentences, *([f"{rest} more ops read it"] if rest else ()))
 
 
 def _alike(reader: Reader) -> tuple[object, ...]:

@@ -112,8 +112,8 @@ class _Asking:
         for unit in self._units:
             own = pins_of(unit.graph, self.asked)
             fixed = resolve_pins(unit.graph, own, unit.kept.mesh)
-            lies = {i.path: unit.kept.sharding_of[i.value.name].dims for i in unit.graph.inputs}
-            if any(lies[path] != dims for path, dims in fixed.items()):
+            planned = {i.path: unit.kept.sharding_of[i.value.name].dims for i in unit.graph.inputs}
+            if any(planned[path] != dims for path, dims in fixed.items()):
                 return False
         return True
 

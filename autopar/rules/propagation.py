@@ -69,6 +69,8 @@ def _as_number(value: Value) -> Value:
 
 def _split(rule: Rule, dim: Dim, rows: int) -> Iterator[Part]:
     """The factors of a dim that hold its rows: 12 rows of (4)(6) are 4 times 3."""
+    # From the major factor inwards: each takes as many rows as it has, and leaves the rest to those
+    # within it.
     for f in dim:
         size = rule.factors[f].size
         if size == 1:
@@ -81,6 +83,7 @@ def _split(rule: Rule, dim: Dim, rows: int) -> Iterator[Part]:
 
 def _merged(rule: Rule, dim: Dim, held: Mapping[int, int]) -> Part | None:
     """A dim's major factor and its rows, if that factor holds any."""
+    # The other way round: factors from the major one on, as long as each is wholly rows.
     major, rows = None, 1
     for f in dim:
         size = rule.factors[f].size

@@ -38,6 +38,8 @@ def in_groups(kind: Kind, p: int, m: int, v: int, d: int) -> Iterator[Task]:
 
 def in_turn(p: int, m: int, v: int, d: int, warmup: int, backward: Kind) -> Iterator[Task]:
     """The warm-up forwards, then one forward and one backward in turn, then the backwards left."""
+    # Both take the tasks of their kind in the order of `in_groups`; when the forwards run out, only
+    # backwards are left.
     forwards = in_groups(Kind.FORWARD, p, m, v, d)
     yield from islice(forwards, warmup)
     for task in in_groups(backward, p, m, v, d):

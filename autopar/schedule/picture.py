@@ -49,6 +49,7 @@ class Picture:
         boxes = [box for row in self.rows for box in row if box.end > box.start]
         if not boxes:
             return 1.0
+        # The box that is shortest for its label decides, but may stretch the others only so far.
         for blanks in (1, 2):
             asked = sorted((len(b.label) + blanks) / (b.end - b.start) for b in boxes)
             scale = min(asked[-1], _LONGEST * asked[0])

@@ -216,6 +216,7 @@ def _run(
     free: list[float], starts: list[float],
 ) -> None:  # fmt: skip
     """Fills in when each task starts; `free` is when each device has done what it began."""
+    # Each task comes after the one that it awaits, so that one pass does.
     for t in range(len(device)):
         start = free[device[t]]
         a = awaits[t]

@@ -59,10 +59,12 @@ def wire(rows: Rows, stage_count: int) -> Wiring:
     asleep: dict[int, list[int]] = {}
     awake = list(range(len(rows)))[::-1]
     while awake:
+        # The device runs on from where it stopped, task by task ...
         device = awake.pop()
         done = met[device]
         codes, needs = coded[device]
         for k in range(len(done), len(codes)):
+            # ... until one awaits a task that has not run: it sleeps until that one runs.
             awaited = number.get(needs[k], -1)
             if awaited < 0 <= needs[k]:
                 asleep.setdefault(needs[k], []).append(device)
@@ -72,8 +74,10 @@ def wire(rows: Rows, stage_count: int) -> Wiring:
             ran.append(codes[k])
             device_of.append(device)
             awaits.append(awaited)
+            # A task that has run wakes the devices that slept for it.
             if codes[k] in asleep:
                 awake += asleep.pop(codes[k])
+    # Devices that still sleep when none is awake wait for each other: they are stuck.
     return Wiring(
         device=np.array(device_of, np.int64),
         work=np.array(ran, np.int64) // stride,

@@ -2,6 +2,10 @@
 
 XLA makes the same of all-reduces and reduce-scatters by itself, so without them a plan would
 count what no device sends.
+
+    `combine_once`      all-reduce(a) + all-reduce(b)        ->  all-reduce(a + b)
+    `move_once`         a -> b -> c, b read by nothing else  ->  a -> c
+    `merge_scatters`    all-reduce, then a slice of it       ->  reduce-scatter
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ def combine_once(
     kept: list[Instruction] = []
     for step in steps:
         made: Sequence[Instruction] = (step,)
-        # all-reduce(a) + all-reduce(b)  ->  all-reduce(a + b)
+        # The sum is made of what the two moves start from; they are dropped, and one follows it.
         if isinstance(step, Run) and step.equation in sums and _alike(step, moves, uses):
             operands, (result,) = [name for name in step.operands if name], step.results
             one, other = (moves[name] for name in operands)
@@ -74,7 +78,7 @@ def move_once(
         earlier = kept[first[step.source]]
         if not isinstance(earlier, Move) or not earlier.combiner == step.combiner == "sum":
             continue
-        # a -> b -> c, where only c is read and no larger than b:  a -> c
+        # If c were larger than b, the detour over b would send less.
         shape = earlier.value.shape
         items, later = (math.prod(m.after.shard_shape(shape, mesh)) for m in (earlier, step))
         if later <= items:
@@ -100,8 +104,7 @@ def merge_scatters(route: Route) -> Route:
     while waiting:
         step = waiting.pop(0)
         collective = next(collectives) if step.kind in COLLECTIVES else None
-        # all-reduce(axes), slice(axes)  ->  reduce-scatter(axes), if one dim is sliced, by the same
-        # axes in the same order
+        # One dim must be sliced, by the same axes in the same order.
         slices = waiting[: len(step.axes)]
         slices_dim = all(s.kind == "slice" and s.dim == slices[0].dim for s in slices)
         sliced = tuple(a for s in slices for a in s.axes)

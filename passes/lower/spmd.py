@@ -70,7 +70,6 @@ class _Made:
 
     op: Op
     path: OpPath
-    graph: Graph
 
 
 class _Scope:
@@ -81,7 +80,7 @@ class _Scope:
         self.instructions: list[Instruction] = []
         self._values: dict[str, Value] = dict(graph.values)
         self._aliases: dict[str, Operand] = {}
-        self._demands: dict[str, _Made] = {}
+        self._rematerializable: dict[str, _Made] = {}
         self._pieces: dict[tuple[str, Sharding, str], str] = {}
         self._moved: dict[tuple[str, Sharding], int] = {}
         self._count = 0
@@ -107,7 +106,7 @@ class _Scope:
             elif flow is not None:
                 self._lower_loop(op, flow, here)
             elif op.results and op.results[0].name not in self._plan.sharding_of:
-                self._demands.update((r.name, _Made(op, here, graph)) for r in op.results)
+                self._rematerializable.update((r.name, _Made(op, here)) for r in op.results)
             else:
                 self._lower_op(op, here)
 
@@ -164,7 +163,7 @@ class _Scope:
         operand = self._resolve(operand)
         if isinstance(operand, Literal):
             return None
-        if operand in self._demands:
+        if operand in self._rematerializable:
             return self._make(operand, wanted, region, line, through_use)
         home = self._home(operand)
         if wanted == home:
@@ -204,10 +203,12 @@ class _Scope:
 
     def _make(self, name: str, wanted: Sharding, region: str, line: str, through_use: bool) -> str:
         """Make a rematerializable value in a sharding; a partial sum of it by masking."""
-        made = self._demands[name]
+        made = self._rematerializable[name]
         held = self._pieces.get((name, wanted, self._plan.phase_of(made.op.origin.region)))
         if held is not None:
             return held
+        # Its operands are made or fetched in the sharding that gives the wanted one, as iota over
+        # [data] is each device's own part of it: nothing is sent.
         rule = made.op.rule
         assert rule is not None
         position = [r.name for r in made.op.results].index(name)
@@ -219,9 +220,7 @@ class _Scope:
             self._move(self._values[name], source, piece, whole, wanted, region, line)
             return piece
         asked = tuple(
-            # Its operands are made or fetched in the sharding that gives the wanted result.
-            operand_of_result(rule, i, whole, False, position)
-            for i in range(len(made.op.operands))
+            operand_of_result(rule, i, whole, False, position) for i in range(len(made.op.operands))
         )
         operands = tuple(
             self.fetch(o, a, region, line, through_use)
@@ -229,8 +228,10 @@ class _Scope:
         )
         piece = self._piece(name, wanted, made.op.origin.region)
         results = tuple(piece if r.name == name else f"{piece}.{r.name}" for r in made.op.results)
-        laid = tuple(whole if r.name == name else replicated(len(r.shape)) for r in made.op.results)
-        self.instructions.append(Run(made.path, operands, results, asked, laid))
+        shardings = tuple(
+            whole if r.name == name else replicated(len(r.shape)) for r in made.op.results
+        )
+        self.instructions.append(Run(made.path, operands, results, asked, shardings))
         return piece
 
     def final_sharding(self, operand: Operand, left_partial: bool) -> Sharding:
@@ -238,7 +239,7 @@ class _Scope:
         operand = self._resolve(operand)
         if isinstance(operand, Literal):
             return replicated(len(operand.shape))
-        if operand in self._demands:
+        if operand in self._rematerializable:
             return replicated(len(self._values[operand].shape))
         sharding = self._home(operand)
         return sharding if left_partial else Sharding(sharding.dims)
@@ -308,7 +309,7 @@ class _Scope:
         for name, operand in zip(names, operands, strict=True):
             outer = self._resolve(operand)
             # What is made anew behind the fence anyway needs none.
-            if isinstance(outer, Literal) or outer in self._demands:
+            if isinstance(outer, Literal) or outer in self._rematerializable:
                 self._aliases[name] = outer
             else:
                 wanted = self._plan.sharding_of.get(name, self._home(outer))
@@ -329,8 +330,8 @@ class _Scope:
             for b, (body, wanted) in enumerate(zip(op.graphs, exits, strict=True))
         )
         names = tuple(r.name for r in op.results)
-        laid = tuple(self._plan.sharding_of[n] for n in names)
-        self.instructions.append(Loop(path, operands, names, laid, bodies, flow.trips))
+        shardings = tuple(self._plan.sharding_of[n] for n in names)
+        self.instructions.append(Loop(path, operands, names, shardings, bodies, flow.trips))
 
     def _block(self, body: Graph, wanted: Sequence[Sharding], path: OpPath, op: Op) -> Block:
         scope = _Scope(body, self._plan, self._resharder)
@@ -346,14 +347,15 @@ def _loop_shardings(
     op: Op, flow: ControlFlow, plan: ShardingPlan
 ) -> tuple[tuple[Sharding, ...], tuple[tuple[Sharding, ...], ...]]:
     """Shardings of a loop's operands on entry, and of the outputs of each of its bodies."""
-    lies, inside = plan.sharding_of, dict[Port, Sharding]()  # where a body is given or leaves it
+    sharding_of = plan.sharding_of
+    inside: dict[Port, Sharding] = {}  # as a body is given a value or leaves it
     for port in flow.ports:
         if port.inputs:
             body, at = port.inputs[0]
-            inside[port] = lies[op.graphs[body].inputs[at].value.name]
+            inside[port] = sharding_of[op.graphs[body].inputs[at].value.name]
         elif port.result is not None:
-            lying = lies[op.results[port.result].name]
-            inside[port] = Sharding(lying.dims[port.by_row :], lying.partial)
+            outer = sharding_of[op.results[port.result].name]
+            inside[port] = Sharding(outer.dims[port.by_row :], outer.partial)
         else:  # which branch runs, and whether to go on
             inside[port] = Sharding(())
     entries = tuple(

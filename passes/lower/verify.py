@@ -68,10 +68,10 @@ class _Walk:
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._held: list[set[int]] = [set() for _ in program.register_counts]
-        self._gone: list[dict[int, str]] = [{} for _ in program.register_counts]
-        self._sums: list[set[int]] = [set() for _ in program.register_counts]
-        self._lies: list[dict[int, Sharding]] = [{} for _ in program.register_counts]
+        self._live: list[set[int]] = [set() for _ in program.register_counts]
+        self._freed: list[dict[int, str]] = [{} for _ in program.register_counts]
+        self._started: list[set[int]] = [set() for _ in program.register_counts]
+        self._shardings: list[dict[int, Sharding]] = [{} for _ in program.register_counts]
         self._found: list[str] = []
         self._where = "the arguments"
 
@@ -88,7 +88,7 @@ class _Walk:
                 self._send(step)
             elif isinstance(step, Start):
                 self._write(step.submesh, step.registers, step.shardings)
-                self._sums[step.submesh].update(step.registers)
+                self._started[step.submesh].update(step.registers)
             else:
                 for register in step.registers:
                     self._drop(step.submesh, register, "freed")
@@ -97,11 +97,11 @@ class _Walk:
         for fetch in self._program.fetches:  # several outputs may be one value
             self._read(fetch.submesh, fetch.registers, repeat(fetch.sharding))
         for fetch in self._program.fetches:
-            self._held[fetch.submesh].difference_update(fetch.registers)
-        for submesh, held in enumerate(self._held):
-            if held:
-                names = ", ".join(f"r{r}" for r in sorted(held)[:5])
-                self._fault(f"submesh {submesh} never frees {len(held)} registers: {names}")
+            self._live[fetch.submesh].difference_update(fetch.registers)
+        for submesh, live in enumerate(self._live):
+            if live:
+                names = ", ".join(f"r{r}" for r in sorted(live)[:5])
+                self._fault(f"submesh {submesh} never frees {len(live)} registers: {names}")
         return self._found
 
     def _fault(self, text: str) -> None:
@@ -127,7 +127,7 @@ class _Walk:
                 self._fault(f"{accumulator.value} is combined by {accumulator.combiner} as a sum")
         # An accumulator must have been started.
         for register in step.accumulators:
-            if register not in self._sums[part.submesh]:
+            if register not in self._started[part.submesh]:
                 self._fault(f"r{register} is no accumulator")
         # Donated state is overwritten by the outputs.
         for position in given.donated:
@@ -157,28 +157,30 @@ class _Walk:
 
     def _read(self, submesh: int, registers: Iterable[int], shardings: Iterable[Sharding]) -> None:
         for register, sharding in zip(registers, shardings, strict=False):
-            if register not in self._held[submesh]:
-                how = self._gone[submesh].get(register, "not there yet")
+            if register not in self._live[submesh]:
+                how = self._freed[submesh].get(register, "not there yet")
                 self._fault(f"reads r{register} of submesh {submesh}, which is {how}")
                 continue
-            lies = self._lies[submesh].get(register, sharding)
-            if lies != sharding:
-                self._fault(f"reads r{register} of submesh {submesh} as {sharding}, not as {lies}")
+            written = self._shardings[submesh].get(register, sharding)
+            if written != sharding:
+                self._fault(
+                    f"reads r{register} of submesh {submesh} as {sharding}, not as {written}"
+                )
 
     def _write(self, submesh: int, registers: Iterable[int], shardings: Iterable[Sharding]) -> None:
-        held, gone = self._held[submesh], self._gone[submesh]
+        live, freed = self._live[submesh], self._freed[submesh]
         for register, sharding in zip(registers, shardings, strict=False):
-            self._lies[submesh][register] = sharding
-            if register in held or register in gone:
+            self._shardings[submesh][register] = sharding
+            if register in live or register in freed:
                 self._fault(f"writes r{register} of submesh {submesh} a second time")
             if not 0 <= register < self._program.register_counts[submesh]:
                 self._fault(f"writes r{register} of submesh {submesh}, which has no such register")
             # Written once: neither there nor gone before.
-            held.add(register)
+            live.add(register)
 
     def _drop(self, submesh: int, register: int, how: str) -> None:
-        if register not in self._held[submesh]:
-            was = self._gone[submesh].get(register, "not there yet")
+        if register not in self._live[submesh]:
+            was = self._freed[submesh].get(register, "not there yet")
             self._fault(f"r{register} of submesh {submesh} is {how}, but is {was}")
-        self._held[submesh].discard(register)
-        self._gone[submesh][register] = f"{how} at {self._where}"
+        self._live[submesh].discard(register)
+        self._freed[submesh][register] = f"{how} at {self._where}"

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any, final
 
 import jax
-from jax.experimental import transfer
 from jax.sharding import SingleDeviceSharding
 
 from autopar.runtime.job import Job
@@ -32,6 +31,8 @@ class PullTransport(AbstractTransport):
     name = "pull"
 
     def __init__(self, job: Job) -> None:
+        from jax.experimental import transfer  # not in every build of JAX
+
         self._job, self._local = job, LocalTransport()
         client = jax.local_devices()[0].client
         own = f"{job.address}:0"

@@ -10,8 +10,7 @@ import pytest
 
 from autopar.cluster import Cluster
 from autopar.frontend import StepSpec
-from autopar.inspecting.leaves import leaves_of
-from autopar.inspecting.lint import coverage_of, lint, rule_findings
+from autopar.inspecting.lint import coverage_of, leaves_of, lint, rule_findings
 from autopar.ir.findings import Finding, Findings, Severity, Topic
 from autopar.ir.parse import parse_graph
 from autopar.planner.request import Request

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +83,38 @@ def plans(texts: str) -> list[Any]:
     return found
 
 
-def planned_here(options: str) -> list[Any]:
-    """The plan that process 0 makes for all, and what it gives."""
+def own_rows_of(options: str) -> dict[str, Any]:
+    """The same steps twice: every process is given all rows, and then its own alone."""
     step = autopar.parallelize(train, **json.loads(options))
-    told, _ = trained(step, step.init(create, jax.random.key(0)))
-    return [told, step.plan.origin.cluster_name, str(step.plan)]
+    state = step.init(create, jax.random.key(0))
+    step.plan_for(state, jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32))
+    mine = step.rows_of(jax.process_index())["batch"]
+
+    def of_own(state: Any, batch: Any) -> Any:
+        held = np.concatenate([batch[:0], *(batch[start:stop] for start, stop in mine)])
+        return step(state, autopar.OwnRows(held, mine, ROWS))
+
+    told, _ = trained(step, state)
+    alone, _ = trained(of_own, step.init(create, jax.random.key(0)))
+    cluster, plan = step.plan.origin.cluster_name, str(step.plan)
+    found = {"of all rows": told, "of own rows": alone, "rows": mine}
+    return found | {"cluster": cluster, "plan": plan}
+
+
+def endless(stages: str, who_raises: str) -> None:
+    """Steps without end, until a process raises or is killed."""
+    count = int(stages)
+    if count > 1:
+        step = autopar.parallelize(train, stages=count, microbatches=2, schedule="gpipe")
+    else:
+        step = autopar.parallelize(train, method="dp")
+    state = step.init(create, jax.random.key(0))
+    batch = batches()[0]
+    for number in itertools.count():
+        state, metrics = step(state, batch)
+        float(metrics["loss"])
+        if number == 0:
+            sys.stdout.write("\nFIRST step\n")
+            sys.stdout.flush()
+        if number == 3 and str(jax.process_index()) == who_raises:
+            raise ValueError("a bad row")

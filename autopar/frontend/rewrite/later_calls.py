@@ -153,6 +153,8 @@ class _Taker:
     # -- loops -----------------------------------------------------------------------------
 
     def _scan(self, scan: Equation, taken: _Taken) -> None:
+        # scan(body + calls)  ->  scan(body), which stacks what they read;
+        #                         scan(calls) over the stacks
         body, params = scan.bodies[0], scan.params
         inner = self.scope(body)
         self._note_order(inner.order, taken, always=False)
@@ -192,6 +194,8 @@ class _Taker:
         taken.calls.append(_caller(scan, params, operands, (calls,)))
 
     def _cond(self, cond: Equation, taken: _Taken) -> None:
+        # cond(p, [f + calls, g])  ->  cond(p, [f, g]), g with zeros for what the calls read;
+        #                              cond(p, [calls, nothing])
         inner = [self.scope(body) for body in cond.bodies]
         made = [
             [r for r in one.reads() if r not in body.inputs]

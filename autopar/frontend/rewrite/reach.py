@@ -1,4 +1,9 @@
-"""Values of a program that depend on some of its values, into and out of the bodies of loops."""
+"""Values of a program that depend on some of its values, into and out of the bodies of loops.
+
+reached {x}     y = f(x)            y
+                c, s = scan(y, w)   into the body by y, round by the carry, out as c and s
+                z = g(w)            -
+"""
 
 from __future__ import annotations
 
@@ -29,6 +34,7 @@ def _through(loop: Equation, found: set[Ref]) -> None:
     flow = loop.control_flow
     if flow is None:
         raise GraphError(f"{loop.primitive.name} has bodies that are not understood")
+    # The set only grows, and a trip that adds nothing is the last.
     before = -1
     while before < len(found):
         before = len(found)
@@ -39,6 +45,8 @@ def _through(loop: Equation, found: set[Ref]) -> None:
             _spread(body, found)
             for port, left in zip(flow.outputs[b], body.outputs, strict=True):
                 _leave(loop, port, left, found)
+        # A loop that never runs gives back its carries as they are. All that a cond makes depends
+        # on what chooses its branch.
         for port, given in zip(flow.operands, loop.operands, strict=True):
             if port.result is not None:
                 _pass(given, loop.results[port.result], found)

@@ -157,7 +157,7 @@ class _Cutter:
         self, program: FlatProgram, bounds: Mapping[Ref, Bounds], first: Ref, *, inline: bool
     ) -> None:
         self._have = Pieces(program, bounds, first)
-        self._trips = Trips(self._have, inline=inline)
+        self._scans = _ScanCutter(self._have, inline=inline)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -205,8 +205,8 @@ class _Cutter:
         # Bodies of these read its operands and make its results as they are.
         is_open = flow is not None and not flow.repeats
         inside = (r for body in equation.bodies for r, _ in all_values(body)) if is_open else ()
-        if kind == "scan" and self._trips.takes(equation):
-            self._trips.cut(equation)
+        if kind == "scan" and self._scans.takes(equation):
+            self._scans.cut(equation)
         elif any(map(self._have.is_cut, inside)):
             self._cut_bodies(equation)
         elif kind == "optimization_barrier":
@@ -374,7 +374,7 @@ def _members(equation: Equation, rows: Rows) -> list[Ref]:
 Rename = Callable[[str], str]
 
 
-class Trips:
+class _ScanCutter:
     """Writes scans as scans of fewer trips; with `inline` one trip is straight code."""
 
     def __init__(self, have: Pieces, *, inline: bool) -> None:

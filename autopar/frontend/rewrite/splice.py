@@ -40,6 +40,7 @@ def splice(
     """
     shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
     program, _ = flatten(jax.make_jaxpr(fun)(*shapes))
+    # The traced program's own numbers become those of the program that it is written into.
     names: dict[Ref, Ref | Const] = dict(zip(program.inputs, operands, strict=True))
     made = dict(zip(program.outputs, results, strict=True))
     written: list[Equation] = []
@@ -81,6 +82,7 @@ def makers_of(equations: Iterable[Equation], chosen: Collection[Ref]) -> Makers:
 
 def steps_to(wanted: Iterable[Ref], makers: Makers, made: Collection[Ref]) -> list[Equation]:
     """The equations to repeat, in their order, for those of `wanted` that are not yet made."""
+    # Backwards from the wanted values, through all that can be made and has not been.
     found: dict[int, Equation] = {}
     unmade = [r for r in wanted if r in makers and r not in made]
     while unmade:

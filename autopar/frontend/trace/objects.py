@@ -272,11 +272,14 @@ def _nnx_call(nnx: ModuleType, call: PureCall, changing: tuple[str, ...]) -> Pur
                 if _holds_graph(result, nnx):
                     (graph,), (result,) = _split(context, (result,))
                     made = (*made, graph)
-        changed = {
-            a.name: new
-            for a, old, new in zip(held, given, after, strict=True)
-            if not _same(old, new)
-        }
+        # A state is unchanged if the very same values are in the same places.
+        changed: dict[str, Any] = {}
+        for argument, old, new in zip(held, given, after, strict=True):
+            before, now = jax.tree_util.tree_leaves(old), jax.tree_util.tree_leaves(new)
+            structures: list[Any] = [jax.tree_util.tree_structure(tree) for tree in (old, new)]
+            same = structures[0] == structures[1]
+            if not same or any(a is not b for a, b in zip(before, now, strict=True)):
+                changed[argument.name] = new
         if changed and bare is not None:
             raise TraceError(
                 f"{spec.name} changes {' and '.join(changed)} in place, and jax.jit drops such "
@@ -314,12 +317,3 @@ def _split(context: Any, nodes: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[A
 
 def _merged(context: Any, graphs: Sequence[Any], states: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(context.merge(g, s) for g, s in zip(graphs, states, strict=True))
-
-
-def _same(old: Any, new: Any) -> bool:
-    """True if a step left a state as it was: the very same values in the same places."""
-    structures: list[Any] = [jax.tree_util.tree_structure(tree) for tree in (old, new)]
-    before, after = jax.tree_util.tree_leaves(old), jax.tree_util.tree_leaves(new)
-    return structures[0] == structures[1] and all(
-        a is b for a, b in zip(before, after, strict=True)
-    )

@@ -1,4 +1,11 @@
-"""Finds the state of a step: arguments that come back among the outputs."""
+"""Finds the state of a step: arguments that come back among the outputs.
+
+step(params, moments, batch) -> (params', (moments', loss))
+     0       1        2          0         1         2
+
+params' has params' tree and types, and comes from it through values of its shape: the pair
+(output 0, input 0). loss has the type of no argument that is more than a number.
+"""
 
 from __future__ import annotations
 

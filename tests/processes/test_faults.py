@@ -1,0 +1,107 @@
+"""A process that is killed, or raises, in mid-step is named by the others, which end with it."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from autopar.runtime.job import Job
+from autopar.runtime.watch import Watch
+from tests.processes.jobs import ends, start
+from tests.processes.test_job import Shared
+
+WITHIN_SECONDS = 15.0
+
+
+class Watching:
+    """The watches of a job whose processes are threads, and what each would have ended with."""
+
+    def __init__(self, count: int) -> None:
+        store = Shared()
+        self.ended: list[list[str]] = [[] for _ in range(count)]
+        self.watches: list[Watch] = []
+        for n in range(count):
+            job = Job(n, count, store)
+            self.watches.append(Watch(job, self.ended[n].append))
+
+    def settled(self, wanted: list[int]) -> bool:
+        """True once so many words have come to each, and no more."""
+        end = time.monotonic() + 10
+        while time.monotonic() < end and [len(e) for e in self.ended] != wanted:
+            time.sleep(0.01)
+        return [len(e) for e in self.ended] == wanted
+
+
+@pytest.fixture(name="three")
+def _three() -> Iterator[Watching]:
+    watching = Watching(3)
+    yield watching
+    for watch in watching.watches:
+        watch.close()
+    for thread in threading.enumerate():
+        if thread.daemon and "_listen" in thread.name:
+            thread.join(10)
+
+
+@pytest.mark.parametrize("index", range(3))
+def test_all_others_hear_who_raised_what(three: Watching, index: int) -> None:
+    three.watches[index].fail("raised ValueError: a bad row")
+    assert three.settled([int(n != index) for n in range(3)])
+    for n, told in enumerate(three.ended):
+        if n != index:
+            (text,) = told
+            assert text.startswith(f"process {index} of 3 raised ValueError: a bad row")
+
+
+@pytest.mark.parametrize("index", range(3))
+def test_who_says_goodbye_is_not_missed(three: Watching, index: int) -> None:
+    three.watches[index].close()
+    time.sleep(0.2)
+    assert three.ended == [[], [], []]
+
+
+def said_first_step(process: subprocess.Popen[str]) -> None:
+    """Wait until a process tells of its first step."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("FIRST"):
+            return
+    raise AssertionError(f"it ended with {process.wait()}")
+
+
+@pytest.mark.parametrize("stages", [pytest.param("1", marks=pytest.mark.slow), "2"])
+def test_a_killed_process_is_named(stages: str) -> None:
+    processes = start(2, 1, "endless", stages, "nobody")
+    try:
+        for process in processes:
+            said_first_step(process)
+    finally:
+        processes[1].kill()
+    survivor, _ = ends(processes)
+    assert survivor.code not in (0, None)
+    assert survivor.seconds < WITHIN_SECONDS
+    assert "process 1 of 2 was lost" in survivor.said
+
+
+def test_a_process_that_raises_is_named() -> None:
+    survivor, failed = ends(start(2, 1, "endless", "2", "1"))
+    assert "ValueError: a bad row" in failed.said
+    assert "process 1 of 2 raised ValueError: a bad row" in survivor.said
+    assert 0 not in (failed.code, survivor.code)
+
+
+@pytest.mark.slow
+def test_without_the_first_nobody_goes_on() -> None:
+    processes = start(2, 1, "endless", "1", "nobody")
+    try:
+        for process in processes:
+            said_first_step(process)
+    finally:
+        processes[0].kill()
+    _, survivor = ends(processes)
+    assert survivor.code != 0
+    assert survivor.seconds < WITHIN_SECONDS
