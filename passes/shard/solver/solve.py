@@ -148,6 +148,12 @@ class _Search:
         gap = self._seconds - self.bound
         return self.infeasible or (bool(self.choice) and gap <= _CLOSE * abs(self._seconds))
 
+    @property
+    def _seconds_left(self) -> float:
+        if self._effort.seconds is None:
+            return float("inf")
+        return self._effort.seconds - (self._clock() - self._began)
+
     def take(self, choice: tuple[int, ...], bound: float) -> None:
         """Keep an answer, () for none, if it fits and is better; and a bound."""
         self.bound = max(self.bound, bound)
@@ -164,21 +170,26 @@ class _Search:
             self.infeasible = True
             return
         self._guess()
-        if not self._closed and self._entries <= _TINY:
+        if not self._closed and self._entries <= _TINY and self._seconds_left > 0:
             self._integer_program()
-        if not self._closed:
+        if not self._closed and self._seconds_left > 0:
             self._take_turns()
-        if not self.choice and not self.infeasible and self._entries <= _SMALL:
+        undecided = not self.choice and not self.infeasible and self._seconds_left > 0
+        if undecided and self._entries <= _SMALL:
             self._integer_program()  # which may prove that nothing fits
 
     def _guess(self) -> None:
         """Step 2: a first answer, which is the best one where memory does not bind."""
         if len(self._problem.edges) > _GUESSED_EDGES:
             return  # elimination is no quicker then than the dual
+        if self._effort.seconds is not None:
+            self.take(mended_answer(self._problem), -float("inf"))
+            if self._seconds_left <= 0:
+                return
         first = first_answer(self._problem)
         self.take(first.choice, first.bound_seconds)
         self.price, self.times = first.seconds_per_byte, first.binding_times
-        if not self._closed and (not self.choice or self._effort.seconds is not None):
+        if not self.choice:
             self.take(mended_answer(self._problem), -float("inf"))
 
     def _integer_program(self) -> None:
@@ -225,10 +236,9 @@ class _Search:
 
             Anytime(self._problem, form, self._seed).build()
 
-        left = self._effort.seconds - (self._clock() - self._began)
         thread = threading.Thread(target=build, name="compile", daemon=True)
         thread.start()
-        thread.join(max(left, 0.0))
+        thread.join(max(self._seconds_left, 0.0))
         return not thread.is_alive()
 
     def _efforts(self) -> Iterator[Effort]:
