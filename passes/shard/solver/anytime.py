@@ -71,12 +71,12 @@ class Anytime:
 
     @property
     def cost(self) -> float:
-        """What it costs."""
+        """The seconds of the best assignment."""
         return self._starts[0][0] if self._starts else float("inf")
 
     @property
     def bound(self) -> float:
-        """What every assignment that fits costs at least."""
+        """The lower bound on the seconds of all assignments that fit."""
         return max(self._ascent.bound if self._ascent else -np.inf, self._bound)
 
     @property
@@ -90,7 +90,7 @@ class Anytime:
         return self.cost < float("inf") and self.cost - self.bound <= _CLOSE * abs(self.cost)
 
     def binding(self) -> tuple[float, tuple[int, ...]]:
-        """What a byte at all times together would save, and the times that it would be used at."""
+        """The saving of one more byte at all times, and the times at which it would be used."""
         if self._ascent is None:
             return 0.0, ()
         prices = self._ascent.prices
@@ -237,7 +237,7 @@ class Anytime:
 
 
 def _lightest(csr: Csr) -> Ints:
-    """Every node at the choice that takes the least share of its rows' slack."""
+    """The assignment whose nodes each take the least share of their rows' slack."""
     found = np.zeros(len(csr.choices) - 1, dtype=np.int64)
     for v in range(len(found)):
         shares = np.zeros(int(csr.choices[v + 1] - csr.choices[v]))

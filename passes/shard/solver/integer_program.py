@@ -167,7 +167,7 @@ class _Model:
             self._model += pulp.LpAffineExpression(terms) <= slack / unit
 
     def solve(self, solver: pulp.LpSolver) -> Integer:
-        """What the solver finds, memory being held at the times added so far."""
+        """The answer of the solver, memory being held at the times added so far."""
         self._model.setObjective(pulp.LpAffineExpression(self._goal))
         status = self._model.solve(solver)
         if status == pulp.LpStatusInfeasible:
