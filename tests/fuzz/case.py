@@ -81,11 +81,11 @@ def run_program(program: Program, config: Config) -> Outcome:
 
 def run_case(text: str, config: Config, name: str = "<program>") -> Outcome:
     """Two plain steps beside two parallel ones."""
-    began = time.perf_counter()
+    began = time.process_time()
     primitives: tuple[str, ...] = ()
 
     def told(kind: str, error: str = "", detail: str = "") -> Outcome:
-        return Outcome(kind, error, detail, round(time.perf_counter() - began, 2), primitives)
+        return Outcome(kind, error, detail, round(time.process_time() - began, 2), primitives)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

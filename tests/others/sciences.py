@@ -323,6 +323,9 @@ def numpyro_svi() -> Other:
 
 # -- solvers ---------------------------------------------------------------------------------
 
+# Equinox asks whether any row failed, and has Python raise the error, before all rows go on.
+_CHECKED = Refusal(RowsError, "Python would be called once for each microbatch")
+
 
 def diffrax_ode() -> Other:
     diffrax = _keyed("diffrax")
@@ -347,7 +350,10 @@ def diffrax_ode() -> Other:
     def create() -> Any:
         return eqx.nn.MLP(4, 4, 8, 1, jnp.tanh, key=jax.random.key(0))
 
-    return Other(step, create, lambda seed: rows(4, seed), plain=eqx.filter_jit, rtol=1e-3)
+    return Other(
+        step, create, lambda seed: rows(4, seed), plain=eqx.filter_jit, rtol=1e-3,
+        refusals={"microbatches": _CHECKED, "stages": _CHECKED},
+    )  # fmt: skip
 
 
 def diffrax_adaptive() -> Other:
@@ -367,9 +373,10 @@ def diffrax_adaptive() -> Other:
         loss, grads = jax.value_and_grad(loss_of)(w)
         return w - 0.1 * grads, loss
 
+    joined = Refusal(BatchStatisticError, "a statistic of the batch is used inside a loop")
     return Other(
         step, lambda: jax.random.normal(jax.random.key(0), (4, 4)), lambda seed: rows(4, seed),
-        rtol=1e-3,
+        rtol=1e-3, refusals={"microbatches": joined, "stages": joined},
     )  # fmt: skip
 
 
@@ -414,11 +421,9 @@ def lineax_solve() -> Other:
         loss, grads = jax.value_and_grad(loss_of)(w)
         return w - 0.1 * grads, loss
 
-    # Whether any row failed is asked before all rows are returned.
-    joined = Refusal(RowsError, "Python would be called once for each microbatch")
     return Other(
         step, lambda: jax.random.normal(jax.random.key(0), (4, 4)), lambda seed: rows(4, seed),
-        rtol=1e-3, refusals={"microbatches": joined, "stages": joined},
+        rtol=1e-3, refusals={"microbatches": _CHECKED, "stages": _CHECKED},
     )  # fmt: skip
 
 

@@ -72,6 +72,25 @@ def test_the_best_without_memory(problem: Problem) -> None:
 
 
 @thoroughly
+@given(
+    problem=problems(choices=3), seed=st.integers(0, 2**32 - 1), share=st.sampled_from([0.2, 0.5])
+)
+def test_what_is_forbidden_is_never_chosen(problem: Problem, seed: int, share: float) -> None:
+    rng = np.random.default_rng(seed)
+
+    def with_forbidden(edge: Edge) -> Edge:
+        forbidden = rng.random(edge.table.shape) < share
+        return replace(edge, table=np.where(forbidden, np.inf, edge.table))
+
+    odd = replace(problem, edges=tuple(map(with_forbidden, problem.edges)))
+    best, answer = brute_force(odd), solved(odd)
+    if best is None:
+        assert (answer.choice, answer.proven_infeasible) == ((), True)
+    else:
+        assert is_best(odd, answer.choice, best.seconds)
+
+
+@thoroughly
 @given(problem=problems(memory=True))
 def test_the_best_that_fits(problem: Problem) -> None:
     best = brute_force(problem)
