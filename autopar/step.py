@@ -53,7 +53,7 @@ from autopar.runtime.constrained import (
 from autopar.runtime.deleted import deleted, deleted_arguments
 from autopar.runtime.executor import Executor, Options
 from autopar.runtime.interface import Interface
-from autopar.runtime.job import device_facts, this_job
+from autopar.runtime.job import ARGUMENTS, device_facts, this_job
 from autopar.runtime.own_rows import Ranges
 from autopar.runtime.state import init
 from autopar.runtime.timeline import Timeline, chrome_trace
@@ -145,6 +145,8 @@ class ParallelStep:
                 raise deleted_arguments(call.spec, arguments, traced, self._donate)
             running = running or self._run(call)
             self._latest = running.planned
+            if (watch := this_job().watch) is not None:
+                watch.call()
             if self._trace_path is not None:
                 return call.rebuild(self._recorded(running, call.leaves))
             return call.rebuild(running.executor(call.leaves))
@@ -382,7 +384,7 @@ class ParallelStep:
         return {
             "autopar": version("autopar"),
             "the step": self.__name__,
-            "the list of arguments": arguments,
+            ARGUMENTS: arguments,
             "the hash of the traced step": source.traced.key,
             "the hash of the plan given": _hash_of(self._given) if self._given else "none",
             "the cluster": self._request.cluster.name,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jax import export
 
-from autopar.ir.compiled import Compiled, Level
+from autopar.ir.compiled import CheckLevel, Compiled
 from autopar.runtime.aot.child import options_of
 from autopar.runtime.aot.job import Job
 from autopar.runtime.aot.launch import compile_in, read_answer
@@ -29,7 +29,7 @@ def compiled_once(job: Job, cache: Path) -> tuple[str, Compiled]:
     if not (folder / "answer.json").exists():
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="compiling-", dir=cache) as name:
-            compile_in(Path(name), job, Level.FULL)
+            compile_in(Path(name), job, CheckLevel.FULL)
             _keep_schedule(Path(name))
             shutil.copytree(name, folder, dirs_exist_ok=True)
     return key, read_answer(job, folder)

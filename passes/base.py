@@ -34,6 +34,9 @@ class Watcher:
 NO_OPTION = {"option": False}
 
 
+NO_LIMIT_BYTES = 2**60  # a limit that binds nothing
+
+
 def _none() -> Mapping[str, int]:
     return {}
 

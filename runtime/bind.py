@@ -123,6 +123,18 @@ def without_pieces(shape: Sequence[int], dtype: Any, sharding: NamedSharding) ->
 # -- arrays ------------------------------------------------------------------------------------
 
 
+def is_key(dtype: Any) -> bool:
+    """True of the dtype of typed random keys, which are arrays of words in memory."""
+    return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.extended))
+
+
+def words_of(keys: Any) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of the words that keys of some shape and dtype are in memory."""
+    kind = jax.ShapeDtypeStruct(keys.shape, keys.dtype)
+    words: jax.ShapeDtypeStruct = jax.eval_shape(jax.random.key_data, kind)
+    return words
+
+
 @dataclass(frozen=True)
 class ArrayType:
     """An array as it lies on some mesh: whole shape, dtype, and axes of each dim."""
@@ -140,8 +152,8 @@ class ArrayType:
 
     @property
     def is_key(self) -> bool:
-        """True of typed random keys, which are arrays of words in memory."""
-        return bool(jax.dtypes.issubdtype(self.dtype, jax.dtypes.extended))
+        """True of typed random keys."""
+        return is_key(self.dtype)
 
     def on(self, mesh: Any) -> jax.ShapeDtypeStruct:
         """Its description for JAX; the mesh may be an abstract one."""

@@ -27,6 +27,7 @@ from autopar.frontend.compat import options_for_devices
 from autopar.frontend.plain_data import type_of
 from autopar.frontend.traced import Const, Equation, FlatProgram
 from autopar.ir.spmd import Block, Fence, Instruction, Loop, Move, Run
+from autopar.runtime.bind import is_key
 from autopar.runtime.parts import PartSource
 
 _THREADS = 4  # XLA compiles without the interpreter's lock
@@ -222,7 +223,7 @@ def _const_key(const: Const) -> _Key:
 
 
 def _array_key(value: Any) -> _Key:
-    if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+    if isinstance(value, jax.Array) and is_key(value.dtype):
         return str(value.dtype), _array_key(jax.random.key_data(value))
     array = np.asarray(value)
     return str(array.dtype), array.shape, array.tobytes()

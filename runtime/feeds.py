@@ -25,7 +25,7 @@ from autopar.errors import ArgumentError
 from autopar.ir.batching import Rows
 from autopar.ir.program import Feed, Fetch
 from autopar.ir.projection import Host
-from autopar.runtime.bind import ArrayType, without_pieces
+from autopar.runtime.bind import ArrayType, is_key, without_pieces
 from autopar.runtime.own_rows import OwnRows, Ranges, ranges_of
 from autopar.runtime.place import Aliases, Placer, repeats
 from autopar.runtime.spanning import elsewhere, of_copies, spread
@@ -253,7 +253,7 @@ class _SubmeshFeeds:
         if leaf.sharding.device_set == set(self._mesh.devices.flat):
             sharding = _stack_of(feed).sharding(self._mesh)
             return _stacker(rows, count, sharding)(leaf)
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+        if is_key(leaf.dtype):
             return stack_rows(leaf, rows, count)
         return stack_rows(np.asarray(leaf), rows, count)
 

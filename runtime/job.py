@@ -17,16 +17,17 @@ import socket
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, Protocol
 
 import jax
 
 from autopar.errors import AutoparError, JobError
 from autopar.frontend.compat import coordinator_address, job_store
-from autopar.runtime.watch import watch_over
+from autopar.runtime.watch import Watch, watch_over
 
 LIMIT_SECONDS = 300.0  # as long as JAX waits for the processes of a job at its start
+ARGUMENTS = "the list of arguments"  # among the facts
 _CHUNK_BYTES = 1 << 20  # the service refuses values of more than four times that
 _POLL_SECONDS = 1.0
 _SLACK_SECONDS = 10.0  # that the verdict on who has not come takes to arrive
@@ -50,10 +51,15 @@ class Job:
     """
 
     def __init__(
-        self, index: int, count: int, store: Store | None, limit_seconds: float = LIMIT_SECONDS
+        self,
+        index: int,
+        count: int,
+        store: Store | None,
+        limit_seconds: float = LIMIT_SECONDS,
+        watch: Watch | None = None,
     ) -> None:
         self.index, self.count, self.limit_seconds = index, count, limit_seconds
-        self._store = store
+        self._store, self.watch = store, watch
         self._numbers = itertools.count()
 
     @property
@@ -61,7 +67,7 @@ class Job:
         """True if there is no other process."""
         return self.count == 1
 
-    @cached_property
+    @property
     def address(self) -> str:
         """The address under which the other processes reach this one's host."""
         return own_address(coordinator_address() or "127.0.0.1:1")
@@ -118,6 +124,8 @@ class Job:
         if self.is_alone:
             return
         topic = self.topic("facts")
+        if self.watch is not None:
+            self.watch.ask(f"{subject}, with {facts.get(ARGUMENTS, 'its arguments')}")
         self.tell(topic, json.dumps(dict(facts)))
         if self.index == 0:
             fault = self._fault(topic, subject, facts)
@@ -174,20 +182,23 @@ class Job:
         return told[1:]
 
 
+_ALONE = Job(0, 1, None)
+
+
 def this_job() -> Job:
     """The job that JAX has this process in; alone where `jax.distributed` was not initialized.
 
     From here on the processes of a job watch over one another. Who is alone may plan for devices
     that are not here: none is asked for.
     """
-    return _joined_job() if job_store() is not None else Job(0, 1, None)
+    return _joined_job() if job_store() is not None else _ALONE
 
 
 @lru_cache(maxsize=1)
 def _joined_job() -> Job:
     job = Job(jax.process_index(), jax.process_count(), job_store())
     if not job.is_alone:
-        watch_over(job)
+        job.watch = watch_over(job)
     return job
 
 

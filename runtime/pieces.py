@@ -13,6 +13,7 @@ import numpy as np
 
 from autopar.errors import ArgumentError
 from autopar.frontend.traced import Piece
+from autopar.runtime.bind import is_key
 from autopar.runtime.spanning import spread
 
 
@@ -67,7 +68,7 @@ class StackedPieces:
 
     def gather(self, sharding: Any = None) -> jax.Array:
         """The whole array, by way of the host: on JAX's default device, or as `sharding` says."""
-        if jax.dtypes.issubdtype(self.dtype, jax.dtypes.extended):
+        if is_key(self.dtype):
             data = np.concatenate([np.asarray(jax.random.key_data(p)) for p in self.pieces])
             keys = jax.random.wrap_key_data(
                 jnp.asarray(data), impl=jax.random.key_impl(self.pieces[0])
@@ -105,7 +106,7 @@ def cut(leaf: Any, sizes: Sequence[int]) -> Sequence[Any]:
 
 def _sliceable(leaf: Any) -> Any:
     """A leaf on the host, where a slice costs nothing; keys have no such form."""
-    if isinstance(leaf, jax.Array) and not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+    if isinstance(leaf, jax.Array) and not is_key(leaf.dtype):
         return np.asarray(leaf)
     return leaf
 

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from autopar.frontend.compat import buffers_of
+from autopar.runtime.bind import is_key, words_of
 from autopar.runtime.own_rows import OwnRows
 from autopar.runtime.pieces import StackedPieces
 from autopar.runtime.spanning import spread
@@ -103,7 +104,7 @@ def _on_host(leaf: Any) -> Any:
     """A leaf as a host array; typed random keys have no such form and are copied where they are."""
     if not isinstance(leaf, jax.Array):
         return leaf
-    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+    if is_key(leaf.dtype):
         return leaf.copy()  # device_put of keys does not heed may_alias
     return np.asarray(leaf)
 
@@ -195,13 +196,13 @@ class Aliases:
 
 def copied(array: Any) -> Any:
     """The same array in memory of its own, lying as it does."""
-    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
+    if is_key(array.dtype):
         return array.copy()  # device_put of keys does not heed may_alias
     return jax.device_put(array, array.sharding, may_alias=False)
 
 
 def _buffer_type(kind: Any) -> Hashable:
     """Shape and dtype of what lies in memory: typed random keys are arrays of words there."""
-    if jax.dtypes.issubdtype(kind.dtype, jax.dtypes.extended):
-        kind = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(kind.shape, kind.dtype))
+    if is_key(kind.dtype):
+        kind = words_of(kind)
     return tuple(kind.shape), str(kind.dtype)

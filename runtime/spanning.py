@@ -16,6 +16,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from autopar.errors import ArgumentError
+from autopar.runtime.bind import is_key
+from autopar.runtime.transport.abstract import Copier
 
 
 def spread(leaf: Any, sharding: NamedSharding, *, is_copy: bool = False) -> Any:
@@ -103,7 +105,7 @@ def elsewhere(processes: Sequence[int]) -> Mesh:
     return Mesh(np.array([first[p] for p in processes], dtype=object), ("process",))
 
 
-def of_copies(carry: _Copier, numbers: Sequence[int]) -> _Copier:
+def of_copies(carry: Copier, numbers: Sequence[int]) -> Copier:
     """A copier that is given copies of some arrays, as these are consumed before they arrive."""
     if not numbers:
         return carry
@@ -117,7 +119,6 @@ def of_copies(carry: _Copier, numbers: Sequence[int]) -> _Copier:
     return copy
 
 
-_Copier = Callable[[Sequence[Any]], Sequence[Any]]
 _copied: Callable[[Any], Any] = jax.jit(jnp.copy)
 
 
@@ -127,6 +128,4 @@ def _replicator(sharding: NamedSharding) -> Callable[[Any], Any]:
 
 
 def _is_key(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and bool(
-        jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended)
-    )
+    return isinstance(leaf, jax.Array) and is_key(leaf.dtype)

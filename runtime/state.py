@@ -23,7 +23,7 @@ from autopar.errors import PlanMismatchError
 from autopar.ir.plan import Argument
 from autopar.ir.sharding import Sharding
 from autopar.ir.values import Role
-from autopar.runtime.bind import host_of, named_sharding, without_pieces
+from autopar.runtime.bind import host_of, is_key, named_sharding, without_pieces
 from autopar.runtime.pieces import StackedPieces
 from autopar.runtime.spanning import elsewhere, spread
 
@@ -128,7 +128,7 @@ def even_layout(abstract: Any, mesh: Mesh) -> Any:
 
 def even_sharding(leaf: Any, axes: Sequence[str], count: int) -> Sharding:
     """The first largest dim that `count` divides, cut up over all axes; of keys none is."""
-    shape = () if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended) else leaf.shape
+    shape = () if is_key(leaf.dtype) else leaf.shape
     able = [n if n % count == 0 and n > 0 else 0 for n in shape]
     if not any(able):
         return Sharding(((),) * len(shape))

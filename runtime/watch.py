@@ -9,11 +9,14 @@ becomes of it:
     process 3 --+                       0 is killed: all connections close
 
 A process that raises says why before it ends. One that is done says goodbye, and is not missed.
+One that asks for a plan says after how many calls: who makes the next call without asking has other
+arguments, and both would wait for each other.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import secrets
 import socket
@@ -27,6 +30,7 @@ from typing import Any, Protocol, TextIO
 import jax
 
 _GOODBYE = "goodbye"
+_ASKS = "asks "
 _CODE = 1
 _TOLD = 2000  # characters of what a process says of itself
 _PATIENCE_SECONDS = 60.0  # for a connection to be made
@@ -71,6 +75,9 @@ class Watch:
         self._job, self._end = job, end
         self._lines: dict[int, socket.socket] = {}
         self._lock = threading.Lock()
+        self._last_word = ""
+        self._asked = self._called = 0
+        self._asking: dict[int, tuple[int, int, str]] = {}
         topic = job.topic("watch")
         if job.index == 0:
             token = secrets.token_hex(16)
@@ -93,16 +100,46 @@ class Watch:
         """Tell all others that this process ends, and why."""
         self._say(f"process {self._job.index} of {self._job.count} {reason}")
 
+    def ask(self, subject: str) -> None:
+        """Tell the others that this process waits for all to agree on something."""
+        self._asked += 1
+        word = f"{_ASKS}{self._asked} {self._called} {' '.join(subject.split())[:_TOLD]}\n"
+        with self._lock:
+            for line in self._lines.values():
+                with contextlib.suppress(OSError):  # it is gone: who listens to it tells
+                    line.sendall(word.encode())
+
+    def call(self) -> None:
+        """Note that a step runs now, and end where another process asks for its plan instead."""
+        self._called += 1
+        if self._asking:
+            self._compare()
+
+    def _compare(self) -> None:
+        for process, (asked, called, subject) in list(self._asking.items()):
+            if self._asked >= asked:
+                self._asking.pop(process, None)
+            elif self._called > called:
+                reason = (
+                    f"ran call {called + 1} with the plan that it had, and process {process} asks "
+                    f"for {subject} there: all processes must pass arguments of the same types"
+                )
+                self.fail(reason)
+                self._end(f"process {self._job.index} {reason}")
+                return
+
     def _say(self, text: str) -> None:
         with self._lock:
+            self._last_word = f"{text[:_TOLD]}\n"
             lines, self._lines = list(self._lines.values()), {}
         for line in lines:
-            try:
-                line.settimeout(_LAST_WORD_SECONDS)
-                line.sendall(f"{text[:_TOLD]}\n".encode())
-                line.shutdown(socket.SHUT_WR)
-            except OSError:
-                continue  # it is gone itself
+            self._leave(line)
+
+    def _leave(self, line: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # who listens may be gone itself
+            line.settimeout(_LAST_WORD_SECONDS)
+            line.sendall(self._last_word.encode())
+            line.shutdown(socket.SHUT_WR)
 
     # -- threads ---------------------------------------------------------------------------
 
@@ -127,15 +164,26 @@ class Watch:
                 continue
             missing.discard(int(number))
             with self._lock:
-                self._lines[int(number)] = line
+                is_late = bool(self._last_word)  # it is told now what it has missed
+                if not is_late:
+                    self._lines[int(number)] = line
+            if is_late:
+                self._leave(line)
             self._start(self._listen, int(number), line, words)
         server.close()
 
     def _listen(self, process: int, line: socket.socket, words: TextIO) -> None:
         """Wait for the last word of a process, which may be none."""
         with line, words:
+            word = ""
             try:
-                word = words.read().strip()
+                for said in words:
+                    word = said.strip()
+                    if word.startswith(_ASKS):
+                        asked, called, subject = word.removeprefix(_ASKS).split(" ", 2)
+                        self._asking[process] = int(asked), int(called), subject
+                        self._compare()
+                        word = ""
             except OSError:
                 word = ""
             with self._lock:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autopar.calibrating.fitted import Measured, calibrated
-from autopar.calibrating.ladder import Effort
+from autopar.calibrating.ladder import LadderEffort
 from autopar.calibrating.running import Told, run_ladder, skipped_lines
 from autopar.cluster import Cluster
 from autopar.cluster.local import chip_of_kind, local_name
@@ -33,7 +33,7 @@ class Calibrated:
     speaks: bool = True
 
 
-def calibrate(devices: str, effort: Effort, told: Told, job: str = "") -> Calibrated:
+def calibrate(devices: str, effort: LadderEffort, told: Told, job: str = "") -> Calibrated:
     """Measure devices ("" for all, else a text as choose_devices reads) and fit their cluster.
 
     `job` is how to join the other processes of one, as join_job reads it. Raises ClusterError

@@ -33,7 +33,7 @@ _TILE = 128  # items to which a collective's parts are rounded up
 
 
 @dataclass(frozen=True)
-class Effort:
+class LadderEffort:
     """Bounds on how much to measure.
 
     `seconds` bounds the whole, `longest` a single op and `largest`, by platform, the bytes of an
@@ -51,7 +51,7 @@ class Effort:
     repeats: Repeats
 
 
-QUICK = Effort(
+QUICK = LadderEffort(
     seconds=30.0,
     longest=0.01,
     largest={"cpu": 2**22, "gpu": 2**26, "tpu": 2**26},
@@ -60,7 +60,7 @@ QUICK = Effort(
     span=0.004,
     repeats=Repeats(5, 9, 0.05),
 )
-FULL = Effort(
+FULL = LadderEffort(
     seconds=180.0,
     longest=0.25,
     largest={"cpu": 2**24, "gpu": 2**28, "tpu": 2**27},
@@ -71,7 +71,7 @@ FULL = Effort(
 )
 
 
-def ladder(cluster: Cluster, effort: Effort) -> tuple[Experiment, ...]:
+def ladder(cluster: Cluster, effort: LadderEffort) -> tuple[Experiment, ...]:
     """The experiments in the order to run them: of every series the ends first, then between.
 
     So a measurement that is cut short has something of everything.
@@ -81,7 +81,7 @@ def ladder(cluster: Cluster, effort: Effort) -> tuple[Experiment, ...]:
     return tuple(experiment for row in rounds for experiment in row if experiment is not None)
 
 
-def _series(cluster: Cluster, effort: Effort) -> list[list[Experiment]]:
+def _series(cluster: Cluster, effort: LadderEffort) -> list[list[Experiment]]:
     series = [[Experiment("launch", "f32", (n,)) for n in _TINY]]
     sizes = _sizes(*_STREAMS[cluster.chip.platform], effort.sizes)
     series += [[Experiment(kind, "f32", (n,)) for n in sizes] for kind in ("scale", "add")]
@@ -99,7 +99,7 @@ def _series(cluster: Cluster, effort: Effort) -> list[list[Experiment]]:
     return [[e for e in one if _is_short(cluster, effort, e)] for one in series]
 
 
-def _room(cluster: Cluster, effort: Effort) -> int:
+def _room(cluster: Cluster, effort: LadderEffort) -> int:
     return min(effort.largest[cluster.chip.platform], cluster.memory_bytes // _MEMORY_SHARE)
 
 
@@ -118,7 +118,7 @@ def _rounded(nbytes: int, members: int) -> int:
     return max(1, round(nbytes / unit)) * unit
 
 
-def _matmuls(cluster: Cluster, effort: Effort, dtype: str) -> list[Experiment]:
+def _matmuls(cluster: Cluster, effort: LadderEffort, dtype: str) -> list[Experiment]:
     """Squares, and in a thorough run also flat shapes of the largest, by their work."""
     item, room = item_bytes(dtype), _room(cluster, effort)
     squares = [Experiment("matmul", dtype, (n, n, n)) for n in _SIDES if item * n * n <= room]
@@ -133,7 +133,7 @@ def _matmuls(cluster: Cluster, effort: Effort, dtype: str) -> list[Experiment]:
     return sorted(found, key=lambda e: (math.prod(e.shape), e.shape))
 
 
-def _is_short(cluster: Cluster, effort: Effort, experiment: Experiment) -> bool:
+def _is_short(cluster: Cluster, effort: LadderEffort, experiment: Experiment) -> bool:
     return predicted_seconds(cluster, experiment) <= effort.longest
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from autopar.calibrating.fitted import predicted_seconds
-from autopar.calibrating.ladder import Effort, ladder
+from autopar.calibrating.ladder import LadderEffort, ladder
 from autopar.calibrating.least_squares import significant
 from autopar.cluster import Cluster
 from autopar.cluster.calibration import Experiment, Sample
@@ -51,7 +51,7 @@ class Findings:
     left: int = 0  # experiments for which the time was too short
 
 
-def run_ladder(cluster: Cluster, bench: Bench, effort: Effort, told: Told) -> Findings:
+def run_ladder(cluster: Cluster, bench: Bench, effort: LadderEffort, told: Told) -> Findings:
     """Run the experiments of the ladder that the time allows."""
     steps = ladder(cluster, effort)
     end, findings, pace = bench.clock() + effort.seconds, Findings(), _Pace(cluster)
@@ -67,7 +67,7 @@ def run_ladder(cluster: Cluster, bench: Bench, effort: Effort, told: Told) -> Fi
 
 
 def _measure(
-    experiment: Experiment, bench: Bench, effort: Effort, pace: _Pace, findings: Findings
+    experiment: Experiment, bench: Bench, effort: LadderEffort, pace: _Pace, findings: Findings
 ) -> None:
     name, size = f"{experiment.kind} {experiment.dtype}", math.prod(experiment.shape)
     if name in findings.refused and size >= findings.refused[name].size:

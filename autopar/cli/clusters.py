@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from autopar.api import Cluster, keep_to_cpu
 from autopar.calibrating.calibrate import Calibrated, calibrate
 from autopar.calibrating.fitted import refit
-from autopar.calibrating.ladder import FULL, QUICK, Effort
+from autopar.calibrating.ladder import FULL, QUICK, LadderEffort
 from autopar.cli.console import err, out, print_json, print_warnings
 from autopar.cli.main import CLUSTERS
 from autopar.ir.text_file import CLUSTER, check_output, write_text
@@ -81,7 +81,7 @@ def calibrate_devices(
     console.print(f"saved to {output}", style="bright_black", markup=False, soft_wrap=True)
 
 
-def _measure(devices: str, effort: Effort, job: str) -> Calibrated:
+def _measure(devices: str, effort: LadderEffort, job: str) -> Calibrated:
     console = err()
     columns = (
         BarColumn(20),

@@ -75,11 +75,11 @@ _OF_CHIPS: dict[str, AbstractFabric] = {
     # One NVLink domain is a rack of 72; a host drives 4 of them.
     "gb200": SwitchFabric(72, 4, _nvlink(640, 82), _network(46, 42, 22)),
     # 46.6 and 93.4 GB/s one way are what libtpu's own estimates imply (v4: scaling book).
-    "v4": TorusFabric(3, 4096, 0, 4, 45 * _GIGA, 1, False, _data_center(25)),
-    "v5e": TorusFabric(2, 256, 16, 16, 46.63 * _GIGA, 1, True, _data_center(25)),
-    "v5p": TorusFabric(3, 8960, 0, 4, 93.4 * _GIGA, 1, False, _data_center(50)),
-    "v6e": TorusFabric(2, 256, 16, 16, 93.4 * _GIGA, 1, False, _data_center(100)),
-    "tpu7x": TorusFabric(3, 9216, 0, 4, 93.4 * _GIGA, 2, False, _data_center(100, 2)),
+    "v4": TorusFabric(3, 4096, 2, 4, 45 * _GIGA, 1, False, _data_center(25)),
+    "v5e": TorusFabric(2, 256, 1, 16, 46.63 * _GIGA, 1, True, _data_center(25)),
+    "v5p": TorusFabric(3, 8960, 2, 4, 93.4 * _GIGA, 1, False, _data_center(50)),
+    "v6e": TorusFabric(2, 256, 1, 16, 93.4 * _GIGA, 1, False, _data_center(100)),
+    "tpu7x": TorusFabric(3, 9216, 2, 4, 93.4 * _GIGA, 2, False, _data_center(100, 2)),
 }
 
 

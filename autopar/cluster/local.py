@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from autopar.cluster.fabric import fabric_of
+from autopar.cluster.torus import TorusFabric
 from autopar.errors import ClusterError
 from autopar.ir.devices import DeviceFacts
 
@@ -61,7 +63,8 @@ def _torus_name(chip: str, facts: Sequence[DeviceFacts]) -> str:
     if any(not f.coords for f in facts):
         raise ClusterError(f"{chip} devices report no coordinates; name the cluster by its shape")
     spans = [max(axis) - min(axis) + 1 for axis in zip(*(f.coords for f in facts), strict=True)]
-    dims = 2 if chip in ("v5e", "v6e") else 3
-    shape = "x".join(str(span) for span in spans[:dims])
+    fabric = fabric_of(chip)
+    axes = spans[: fabric.dims] if isinstance(fabric, TorusFabric) else spans
+    shape = "x".join(str(span) for span in axes)
     slices = len({f.slice_index for f in facts})
     return f"{slices}x{chip}:{shape}" if slices > 1 else f"{chip}:{shape}"

@@ -24,8 +24,6 @@ from autopar.cluster.topology import (
 from autopar.errors import ClusterError
 
 _HOST_BOUNDS = (2, 2, 1)
-# Google counts the cores of these in a name, two to a chip, and the chips of the others.
-_COUNTED_BY_CORE = frozenset({"v4", "v5p", "tpu7x"})
 _COMPILER_AXES = 3  # what TPU topologies are described by, also where chips lie in a plane
 
 
@@ -272,14 +270,15 @@ def _score(shares: Shares, lengths: Sequence[int]) -> tuple[int, ...]:
 class TorusFabric(AbstractFabric):
     """Chips in a grid; `ring_multiple` is the axis size, or its divisor, that closes a ring.
 
-    `largest` is the biggest slice in chips and `longest` the longest axis (0: no limit).
+    `largest` is the biggest slice in chips. A chip counts for `cores` in Google's names of slices:
+    2 where they count cores, as v5p-64 does, 1 where they count chips.
     """
 
     form: ClassVar[re.Pattern[str]] = re.compile(r"(?:(\d+)x)?(?P<chip>[a-z]\w*):(\d+(?:x\d+)*)")
 
     dims: int
     largest: int
-    longest: int
+    cores: int
     ring_multiple: int
     link_bytes_per_second: float
     devices_per_chip: int
@@ -311,7 +310,7 @@ class TorusFabric(AbstractFabric):
 
     def by_count(self, text: str, chip: str, slices: str | None, count: str) -> str | None:
         """A name as Google gives to TPU slices, such as v5p-64, with their shape: v5p:2x4x4."""
-        cores = 2 if chip in _COUNTED_BY_CORE else 1
+        cores = self.cores
         shapes = {math.prod(s): s for s in self._slice_shapes()}
         chips, rest = divmod(int(count), cores)
         if rest or chips not in shapes:

@@ -11,11 +11,13 @@ from autopar.ir.explanation import TrafficChange
 from autopar.ir.mesh import MeshShape
 from autopar.ir.naming import spec
 from autopar.ir.paths import common_path, unnumbered
-from autopar.ir.plan import Argument, Origin, Plan, Traffic
+from autopar.ir.plan import Argument, Origin, Plan
 from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.spmd import COLLECTIVES
+from autopar.ir.stages import Remat
 from autopar.ir.text import show_bytes
+from autopar.ir.traffic import Traffic
 
 _TOLD_INNER = 5
 _MADE = re.compile(
@@ -110,10 +112,8 @@ def _decisions(plan: Plan) -> dict[str, str]:
         return found
     found["schedule"] = plan.schedule
     for i, s in enumerate(plan.stages):
-        recomputed = ", recomputed" if s.recompute else ""
-        found[f"stage S{i}"] = (
-            f"{s.name or 'all'}: {s.layers} layers on mesh{s.submesh}{recomputed}"
-        )
+        remat = f", {s.remat} remat" if s.remat is not Remat.NONE else ""
+        found[f"stage S{i}"] = f"{s.name or 'all'}: {s.layers} layers on mesh{s.submesh}{remat}"
     return found
 
 

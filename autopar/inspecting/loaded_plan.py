@@ -9,6 +9,7 @@ from functools import cached_property
 from autopar.cluster import Cluster
 from autopar.cluster.planned import planned_cluster
 from autopar.cost.prices import Prices
+from autopar.cost.stage import StageCost
 from autopar.errors import PlanError
 from autopar.ir.batching import Batching
 from autopar.ir.graph import Graph
@@ -23,7 +24,6 @@ from autopar.passes.layer.fixed import Fixed
 from autopar.passes.layer.single import Single
 from autopar.planner.compatibility import contents_of
 from autopar.planner.placed_stages import PlacedStages, place_plan
-from autopar.planner.stage_costs import StageCosts
 from autopar.planner.stage_programs import cost_stage
 from autopar.rules import RuleBook, attach_rules
 
@@ -56,7 +56,7 @@ class LoadedPlan:
     placed: PlacedStages
 
     @cached_property
-    def costs(self) -> tuple[StageCosts, ...]:
+    def costs(self) -> tuple[StageCost, ...]:
         """Seconds and bytes of each stage as the plan has it."""
         return tuple(
             cost_stage(self.placed, number, self.plan.submeshes[stage.submesh].sharding)

@@ -10,7 +10,7 @@ from autopar.cost.kernels import Sizes
 from autopar.cost.memory import held_while
 from autopar.inspecting.flow import Flow
 from autopar.inspecting.loaded_plan import LoadedPlan
-from autopar.ir.inspection import Level, MemoryCurve
+from autopar.ir.inspection import MemoryCurve, MemoryLevel
 from autopar.ir.peak import HeldKind
 from autopar.ir.plan import Plan, PlannedStage
 from autopar.ir.program import Part
@@ -33,7 +33,7 @@ def memory_curves(loaded: LoadedPlan, flows: Sequence[Flow]) -> tuple[MemoryCurv
     return tuple(MemoryCurve(k, _thinned(held), limit) for k, held in enumerate(levels))
 
 
-def _levels(flow: Flow) -> Iterator[Level]:
+def _levels(flow: Flow) -> Iterator[MemoryLevel]:
     """Levels of one program: kernels in the order in which memory is counted.
 
     Each takes its work and what is waited for of its collectives; a loop's trips are one.
@@ -50,13 +50,13 @@ def _levels(flow: Flow) -> Iterator[Level]:
         now += seconds
 
 
-def _thinned(levels: list[Level]) -> tuple[Level, ...]:
+def _thinned(levels: list[MemoryLevel]) -> tuple[MemoryLevel, ...]:
     """The highest and the lowest of each short time, where there are many."""
     if len(levels) <= _MOST:
         return tuple(levels)
     bins = _MOST // 2
     whole = levels[-1].seconds or 1.0
-    kept: dict[int, list[Level]] = {}
+    kept: dict[int, list[MemoryLevel]] = {}
     for level in levels:
         found = kept.setdefault(min(bins - 1, int(level.seconds / whole * bins)), [level, level])
         if level.nbytes > found[0].nbytes:
@@ -72,12 +72,14 @@ def _thinned(levels: list[Level]) -> tuple[Level, ...]:
 _AT_END = (Kind.BACKWARD, Kind.WEIGHT_GRADIENT)
 
 
-def level_of(seconds: float, label: str, held: Counter[HeldKind]) -> Level:
+def level_of(seconds: float, label: str, held: Counter[HeldKind]) -> MemoryLevel:
     """A level with its kinds in their order."""
-    return Level(seconds, label, tuple((kind, held[kind]) for kind in HeldKind if held[kind]))
+    return MemoryLevel(seconds, label, tuple((kind, held[kind]) for kind in HeldKind if held[kind]))
 
 
-def stage_levels(plan: Plan, placed: PlacedStages, flows: Sequence[Flow]) -> Iterator[list[Level]]:
+def stage_levels(
+    plan: Plan, placed: PlacedStages, flows: Sequence[Flow]
+) -> Iterator[list[MemoryLevel]]:
     """By submesh, a level for each of its tasks and one for what it does once a step.
 
     What is in flight is held beside what is always held and the most that a part needs to work.
@@ -96,7 +98,7 @@ def stage_levels(plan: Plan, placed: PlacedStages, flows: Sequence[Flow]) -> Ite
 
 def _in_flight(
     spans: Sequence[Span], stages: Sequence[PlannedStage], always: Counter[HeldKind], counted: int
-) -> Iterator[Level]:
+) -> Iterator[MemoryLevel]:
     """The levels of a submesh; at most, so much is in flight as the plan has `counted`."""
     # F adds the activations of its stage, B or W gives them back: the most is what was counted.
     held, now = list[int](), 0

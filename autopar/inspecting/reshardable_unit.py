@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autopar.cost.listing import Seconds
+from autopar.cost.stage import peak_bytes
 from autopar.inspecting.loaded_plan import LoadedPlan
 from autopar.ir.explanation import Price
 from autopar.ir.graph import Graph
-from autopar.ir.paths import meant
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.spmd import SpmdProgram
 from autopar.ir.text import show_bytes
@@ -20,8 +20,7 @@ from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.recipes import recipe_named
 from autopar.planner.fit_within import fit_within
 from autopar.planner.placed_stages import PlacedStages
-from autopar.planner.request import Pins
-from autopar.planner.stage_costs import peak_bytes
+from autopar.planner.request import Pins, pins_on
 from autopar.planner.stage_programs import cost_stage
 from autopar.planner.step_timing import time_step
 
@@ -89,12 +88,6 @@ class ReshardableUnit:
         """The prices of the submesh."""
         return self.placed.contexts[self.submesh].tables
 
-    @property
-    def in_flight(self) -> Mapping[str, int]:
-        """Values of which several microbatches' are held at once."""
-        flight = self.placed.in_flight[self.submesh]
-        return dict.fromkeys(self.placed.graphs[self.submesh].stashed, flight)
-
     def weighed(self, sharding: ShardingPlan, solver_seconds: float) -> Weighed:
         """The price of a step with another sharding of this submesh; bytes are this submesh's."""
         placed, own = self.placed, self.placed.stages_on(self.submesh)
@@ -118,7 +111,12 @@ class ReshardableUnit:
         prices, resharder = self.tables.prices, self.tables.resharder
         limit = self.loaded.plan.origin.memory_bytes
         return Setting(
-            prices.cluster, prices.mesh, limit, pins, resharder=resharder, in_flight=self.in_flight
+            prices.cluster,
+            prices.mesh,
+            limit,
+            pins,
+            resharder=resharder,
+            in_flight=self.placed.held_often(self.submesh),
         )
 
     def case(self, pins: Pins, reuse_gathered: bool) -> Case:
@@ -135,7 +133,7 @@ class ReshardableUnit:
     @property
     def own_pins(self) -> Pins:
         """The plan's pins of what is here."""
-        return pins_of(self.graph, self.loaded.plan.origin.pins)
+        return pins_on(self.graph, self.loaded.plan.origin.pins)
 
     def fitting(
         self, case: Case, fixed: Mapping[int, int], found: Answer
@@ -159,12 +157,6 @@ class ReshardableUnit:
 def units_of(loaded: LoadedPlan) -> list[ReshardableUnit]:
     """The units that a plan shards, submesh by submesh."""
     return [ReshardableUnit(loaded, k) for k in range(len(loaded.plan.submeshes))]
-
-
-def pins_of(graph: Graph, pins: Pins) -> Pins:
-    """The pins of what a graph is given."""
-    paths = [i.path for i in graph.inputs]
-    return tuple(p for p in pins if meant(p[0], paths))
 
 
 def too_large(needed: float, limit: int) -> str:

@@ -13,7 +13,6 @@ from autopar.inspecting.reshardable_unit import (
     Listing,
     ReshardableUnit,
     Weighed,
-    pins_of,
     price_of,
     too_large,
     units_of,
@@ -25,7 +24,7 @@ from autopar.passes.shard.diagnose.why import anew, case_of, homed
 from autopar.passes.shard.model.pins import resolve_pins, show_spec
 from autopar.planner.memory_fit import MeshContext, MeshPlan, plan_on, refusal, try_mesh
 from autopar.planner.remat import Form
-from autopar.planner.request import Pins, Request
+from autopar.planner.request import Pins, Request, pins_on
 
 _SAME = 1e-9  # of the seconds
 
@@ -91,7 +90,7 @@ class _Asking:
         """Raise PinError where the pins cannot be meant."""
         graph, units = self.loaded.batching.graph, self._units
         for unit in units:
-            own = self.asked if self._is_one else pins_of(unit.graph, self.asked)
+            own = self.asked if self._is_one else pins_on(unit.graph, self.asked)
             resolve_pins(unit.graph, own, unit.kept.mesh)
         if not units:
             resolve_pins(graph, self.asked, self.loaded.plan.mesh)
@@ -104,13 +103,13 @@ class _Asking:
         units = units_of(self.loaded)
         if self._is_one or not self.asked:
             return units
-        return [s for s in units if pins_of(s.graph, self.asked)]
+        return [s for s in units if pins_on(s.graph, self.asked)]
 
     @property
     def is_kept(self) -> bool:
         """True if all that is pinned lies so in the plan."""
         for unit in self._units:
-            own = pins_of(unit.graph, self.asked)
+            own = pins_on(unit.graph, self.asked)
             fixed = resolve_pins(unit.graph, own, unit.kept.mesh)
             planned = {i.path: unit.kept.sharding_of[i.value.name].dims for i in unit.graph.inputs}
             if any(planned[path] != dims for path, dims in fixed.items()):
@@ -159,7 +158,7 @@ class _Asking:
         """Each submesh that holds what is pinned sharded anew, one after the other."""
         loaded, pairs = self.loaded, list[_Pair]()
         for unit in self._units:
-            case = unit.case(pins_of(unit.graph, self.every), unit.kept.reuse_gathered)
+            case = unit.case(pins_on(unit.graph, self.every), unit.kept.reuse_gathered)
             limit = loaded.plan.origin.memory_bytes
             weighed, least = unit.fitting(case, {}, anew(case, {}, limit))
             if weighed is None:

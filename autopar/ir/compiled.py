@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 
-class Level(Enum):
+class CheckLevel(Enum):
     """A level of verification; each takes longer than the one before."""
 
     NUMERICS = "numerics"  # run on virtual CPU devices, beside the plain step

@@ -123,7 +123,7 @@ class KernelSpan:
 
 
 @dataclass(frozen=True)
-class Level:
+class MemoryLevel:
     """The bytes of one device at a moment, arguments included, by kind; at so many seconds."""
 
     seconds: float
@@ -141,7 +141,7 @@ class MemoryCurve:
     """The bytes of one device of a submesh over a step; of many kernels the telling ones."""
 
     submesh: int
-    levels: tuple[Level, ...]
+    levels: tuple[MemoryLevel, ...]
     limit_bytes: int
 
     @property

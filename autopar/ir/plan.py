@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import pairwise
@@ -17,9 +17,9 @@ from autopar.ir.recomputation import Recomputation
 from autopar.ir.record import Record
 from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_plan import ShardingPlan
-from autopar.ir.spmd import COLLECTIVES, SpmdProgram
-from autopar.ir.stages import ONE_PROGRAM, Submesh
+from autopar.ir.stages import ONE_PROGRAM, Remat, Submesh
 from autopar.ir.text import columns, show_bytes, show_seconds
+from autopar.ir.traffic import Traffic
 from autopar.ir.values import Role, Value
 
 RESULT = "result"  # the role of an output that does not come back as state
@@ -57,26 +57,6 @@ class Argument:
     def local_bytes(self, mesh: MeshShape) -> int:
         """Bytes of one device's piece."""
         return self.sharding.local_bytes(self.value, mesh)
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """The collectives of one kind over the same axes in a step, together."""
-
-    kind: str
-    axes: tuple[str, ...]
-    count: int
-    nbytes: int
-    seconds: float
-
-    def verify(self, meshes: Iterable[MeshShape]) -> None:
-        """Raise GraphError unless it is a collective over axes of one of the meshes."""
-        known = any(set(self.axes) <= set(mesh.names) for mesh in meshes)
-        once = len(set(self.axes)) == len(self.axes)
-        if self.kind not in COLLECTIVES or not known or not once:
-            raise GraphError(f"there is no {self.kind} over {'+'.join(self.axes)} here")
-        if min(self.count, self.nbytes, self.seconds) < 0:
-            raise GraphError(f"the figures of {self.kind} cannot be negative")
 
 
 @dataclass(frozen=True)
@@ -163,18 +143,18 @@ class PlannedStage:
     """A stage: the layers it runs, its submesh, and the seconds and bytes it should take.
 
     `stop` is the number of ops of the microbatch's graph that its layers and those before end
-    with; `name` are the user's modules. Where the forward is recomputed, what crosses the `cuts`
-    (numbers of ops) is kept. Seconds are of one microbatch, `once_seconds` of a step: all of the
-    seconds of a step that is one program. `activation_bytes` are kept from a microbatch's forward
-    to its backward, `kept_bytes` of them until its weight gradients; `peak_bytes` are the most that
-    one device of its submesh holds.
+    with; `name` are the user's modules. Where forward values are recomputed, what crosses the
+    `cuts` (numbers of ops) is kept. Seconds are of one microbatch, `once_seconds` of a step: all
+    of the seconds of a step that is one program. `activation_bytes` are kept from a microbatch's
+    forward to its backward, `kept_bytes` of them until its weight gradients; `peak_bytes` are the
+    most that one device of its submesh holds.
     """
 
     name: str
     layers: int
     stop: int
     submesh: int
-    recompute: bool
+    remat: Remat
     cuts: tuple[int, ...]
     forward_seconds: float
     input_gradient_seconds: float
@@ -406,16 +386,3 @@ class Plan:
         ]  # fmt: skip
         yield from columns(rows, "  ")
         yield from (f"  {note}" for note in self.notes)
-
-
-def traffic_of(
-    program: SpmdProgram, seconds: Mapping[tuple[str, tuple[str, ...]], float]
-) -> tuple[Traffic, ...]:
-    """Collectives by kind and axes, in a fixed order; `seconds` are of all runs of each."""
-    table: dict[tuple[str, tuple[str, ...]], tuple[int, int]] = {}
-    for _, c in program.collectives():
-        count, nbytes = table.get((c.kind, c.axes), (0, 0))
-        table[c.kind, c.axes] = (count + c.runs, nbytes + c.nbytes * c.runs)
-    order = {kind: i for i, kind in enumerate(COLLECTIVES)}
-    keys = sorted(table, key=lambda k: (order[k[0]], k[1]))
-    return tuple(Traffic(*key, *table[key], seconds.get(key, 0.0)) for key in keys)

@@ -35,7 +35,7 @@ class Host:
 
     def owns_all(self, submesh: int) -> bool:
         """True if all devices of a submesh are its own."""
-        return self.submeshes[submesh] == {self.index}
+        return self.submeshes[submesh] == frozenset({self.index})
 
     def others(self, submesh: int) -> tuple[int, ...]:
         """The processes that have no device of a submesh."""

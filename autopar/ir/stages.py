@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from autopar.errors import GraphError
 from autopar.ir.layers import LayerSequence
@@ -32,6 +33,18 @@ class Submesh:
             )
 
 
+class Remat(StrEnum):
+    """The forward values that a stage keeps of a microbatch for its backward part.
+
+    The rest it computes again from what came into the stage and what crosses its cuts, which are
+    kept always.
+    """
+
+    NONE = "none"  # nothing is computed again
+    SELECTIVE = "selective"  # all but products with parameters: norms, gelus, attention scores
+    FULL = "full"
+
+
 @dataclass(frozen=True)
 class Stage:
     """Layers first..last (both included) on a submesh, by number.
@@ -42,7 +55,7 @@ class Stage:
     first: int
     last: int
     submesh: int = 0
-    recompute: bool = False  # its forward part runs again in its backward part
+    remat: Remat = Remat.NONE
     cuts: tuple[int, ...] = ()  # numbers of ops: what crosses them is kept where it recomputes
 
 
@@ -85,7 +98,7 @@ class StagePlan:
     def __str__(self) -> str:
         lines = [
             f"  S{i}: L{s.first}..L{s.last}  mesh{s.submesh} ({self.submeshes[s.submesh].mesh})"
-            + ("  forward recomputed" if s.recompute else "")
+            + (f"  {s.remat} remat" if s.remat is not Remat.NONE else "")
             for i, s in enumerate(self.stages)
         ]
         how = "" if self.is_one_program else f", {self.schedule}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from autopar.ir.compiled import Compiled, Level
+from autopar.ir.compiled import CheckLevel, Compiled
 from autopar.ir.text import columns, show_bytes, show_seconds
 
 
@@ -146,7 +146,7 @@ class Verification:
 
     step: str
     cluster: str
-    level: Level
+    level: CheckLevel
     target: str = ""
     numerics: Numerics | None = None
     parts: tuple[CompiledPart, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from autopar.ir.codec import Fields, Item, Json
-from autopar.ir.compiled import Compiled, Level
+from autopar.ir.compiled import CheckLevel, Compiled
 from autopar.ir.verification import CompiledPart, Figure, Numerics, Unit, Verification
 
 
@@ -98,7 +98,7 @@ def check_verification(item: Item) -> None:
     data["cluster"].text()
     data["agrees"].flag()
     data["notes"].texts()
-    data["level"].one_of(Level)
+    data["level"].one_of(CheckLevel)
     _maybe_text(data, "target")
     if data["numerics"].value is not None:
         _check_numerics(data["numerics"].fields())

@@ -3,20 +3,24 @@
 A pass is given a limit on the bytes that it counts, and answers with a plan. What the plan's
 listing holds differs from what was counted: by copies that moves make, by what a compiler runs
 early. So a plan is made, weighed and made again, and what is allowed moves by what the listing is
-over or under, between an allowance that is known to fit and one that is known not to:
+over or under, up to an allowance that is known to be too much:
 
-    allowed    |-------- fits ---------|-- not asked --|--- too much ---|
-               0                      low             high          (counted)
+    allowed    |------ fits ------|----- not tried -----|----- too much -----|
+               0               allowed                 high              (counted)
 
     over:      high = allowed,  next = allowed - over
-    under:     low  = allowed,  next = allowed + what is left, where the limit costs seconds
+    under:     next = allowed + what is left, at most half way to high, if the limit costs seconds
 
 Those that plan within a limit, and what each counts:
 
-    memory_fit           one program: the memory rows of the sharding pass
-    remat                one program: what is kept for the backward pass
+    memory_fit           one program: the memory rows of the sharding pass, for every form of the
+                         step, recomputed ones too
     submesh_sharding     the stages of a submesh: the memory rows of all their parts
     reshardable_unit     `why-not` and `explain`: the memory rows around what is asked about
+
+The stage search counts for itself, by the prices of layers, before anything is built: in
+`passes/stage`, `Field.bears` leaves out what no schedule can hold, and the simulator has the last
+word; what a built stage then holds over its price is set aside by `stage_search`.
 """
 
 from __future__ import annotations

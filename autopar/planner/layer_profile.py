@@ -1,4 +1,14 @@
-"""Shards every class of layers on one mesh, and prices it at two sizes of microbatch."""
+"""Costs every class of layers on one mesh, in the ways that lie on its front of time and memory.
+
+    seconds |
+            |                x    under a tight limit: state and gradients cut up by all axes
+            |           x         under the limit of an even share of the memory
+            |   x                 without a limit: the fastest; gradients combined once a step
+            +------------------ bytes
+
+Each way is costed as it is, with a selective remat and with a full one. A way is found for some
+sizes of microbatch, and its costs at others lie on the line through two of them.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +18,25 @@ from dataclasses import dataclass, replace
 
 from autopar.cluster import Cluster
 from autopar.cost.prices import Prices
+from autopar.cost.stage import StageCost
 from autopar.errors import InfeasibleError
 from autopar.ir.batching import Batching
 from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding_plan import ShardingPlan
-from autopar.passes.base import Setting
+from autopar.ir.stages import Remat
+from autopar.passes.base import NO_LIMIT_BYTES, Setting
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.recipes import recipe_named
 from autopar.passes.shard.solver.effort import QUICK
-from autopar.passes.stage.prices import LayerPrice, Option
-from autopar.planner.layer_programs import LayerPrograms, Line
+from autopar.passes.stage.prices import Option
+from autopar.planner.layer_programs import LayerPrograms
 from autopar.planner.request import Request
-from autopar.planner.stage_costs import StageCosts, stage_costs
+from autopar.planner.stage_costs import stage_cost
 
-_ROOMY = 2**60  # bytes that bind nothing
+_SHARES = (1.0, 0.75)  # of an even share of the memory: the limits of the tight ways
 
 Plans = Mapping[int, ShardingPlan]  # by class of layers
+Costs = Mapping[int, tuple[StageCost, StageCost]]  # by class, at two sizes of microbatch
 
 
 @dataclass(frozen=True)
@@ -34,129 +47,117 @@ class ShardingVariant:
     those on many, so what is sharded for one row is for no other number.
     """
 
-    recipe: str
     partial_sums: bool
     unit: int
     rows: tuple[int, int]
-    costs: Mapping[int, tuple[StageCosts, StageCosts]]  # by class
+    costs: Mapping[Remat, Costs]
     homes: tuple[int, ...]  # the class of each layer
 
     def divides(self, rows: int) -> bool:
         """True if microbatches of so many rows may be sharded so."""
         return rows % self.unit == 0 and (rows == 1) == (self.rows == (1, 1))
 
-    def options(self, mesh: MeshShape, rows: int, remat: bool) -> Iterator[Option]:
-        """The options for the search at some number of rows, with and without recomputation."""
-        at = Line.through(*self.rows, rows)
-        prices = {c: _price(*costs, at) for c, costs in self.costs.items()}
-        yield Option(
-            mesh, False, tuple(prices[c] for c in self.homes), self.recipe, self.partial_sums
-        )
-        if remat:
-            again = {c: _recomputed(prices[c], *costs, at) for c, costs in self.costs.items()}
-            yield Option(
-                mesh, True, tuple(again[c] for c in self.homes), self.recipe, self.partial_sums
-            )
+    def options(self, mesh: MeshShape, rows: int, binds: bool) -> Iterator[Option]:
+        """The options for the search at some number of rows, one for each remat that is asked for.
+
+        Where memory does not bind none is: a remat is no way to be faster here.
+        """
+        for remat in self.costs:
+            if remat is Remat.NONE or binds:
+                yield Option(mesh, remat, self.layers(rows, remat), self.partial_sums)
+
+    def layers(self, rows: int, remat: Remat) -> tuple[StageCost, ...]:
+        """The cost of each layer at some number of rows, on the line through the two sizes."""
+        low, high = self.rows
+        share = (rows - low) / (high - low) if high > low else 0.0
+        costs = {c: pair[0].towards(pair[1], share) for c, pair in self.costs[remat].items()}
+        return tuple(costs[c] for c in self.homes)
+
+    def work_seconds(self, rows: int) -> float:
+        """Seconds of all layers for one row of such microbatches, one after the other."""
+        return sum(layer.each.total for layer in self.layers(rows, Remat.NONE)) / rows
+
+    def most_bytes(self, remat: Remat, in_flight: int = 1) -> int:
+        """Bytes that the largest class holds of so many small microbatches."""
+        costs = (low for low, _ in self.costs[remat].values())
+        return max(c.fixed_bytes + in_flight * c.activation_bytes for c in costs)
 
 
 class LayerProfiler:
-    """Prices every layer class on one mesh; the request's method restricts how it is sharded."""
+    """Costs every layer class on one mesh; the request's method restricts how it is sharded."""
 
     def __init__(
         self,
-        apart: LayerPrograms,
+        programs: LayerPrograms,
         cluster: Cluster,
         mesh: MeshShape,
         request: Request,
         setting: Setting,
     ) -> None:
-        self._apart = apart
-        self._recipe, self._shard = request.method, request.shard
+        self._programs = programs
         self._tables = ReshardCosts(Prices(cluster, mesh))
-        self._setting = replace(setting, cluster=cluster, mesh=mesh, memory_bytes=_ROOMY)
-        layers = apart.layers
+        self._shard = replace(
+            request.shard, recipe=recipe_named(request.method), effort=QUICK, explain=False,
+            reshard_costs=self._tables,
+        )  # fmt: skip
+        self._remats = tuple(Remat) if request.remat else (Remat.NONE,)
+        self._setting = replace(setting, cluster=cluster, mesh=mesh, memory_bytes=NO_LIMIT_BYTES)
+        layers = programs.layers
         self._homes = tuple(i if y.same_as < 0 else y.same_as for i, y in enumerate(layers))
         self._classes = tuple(dict.fromkeys(self._homes))
 
-    def ways(self, sizes: Sequence[int], budget_bytes: float) -> Iterator[ShardingVariant]:
-        """The cheapest ways, and recipes that hold less where those are not within the budget.
+    def roomy(self, rows: int, sizes: Sequence[int]) -> ShardingVariant | None:
+        """The fastest way for microbatches of so many rows; None where there is none."""
+        return self._found(rows, sizes, replace(self._setting, partial_sums=True))
 
-        The cheapest for each of some `sizes` of microbatch, in rows, which rise; `budget_bytes` is
-        a layer's.
-        """
-        met: set[int] = set()
-        tight = False
-        for rows in reversed(sizes):
-            way = self._tried(rows, sizes, self._recipe, partial_sums=True)
-            if way is not None:
-                tight = tight or _most_bytes(way) > budget_bytes
-                if way.unit not in met:
-                    met.add(way.unit)
-                    yield way
-            if tight and len(self._setting.mesh.names) > 1:
-                break  # recipes for small microbatches follow
-        if tight and self._recipe == "auto":
-            yield from self._lean(sizes)
+    def tight(
+        self, rows: int, sizes: Sequence[int], budget_bytes: float
+    ) -> Iterator[ShardingVariant]:
+        """The fastest ways within shares of a layer's budget, as far as there are any."""
+        for share in _SHARES:
+            limit = int(share * budget_bytes)
+            setting = replace(self._setting, memory_bytes=limit, partial_sums=False)
+            variant = self._found(rows, sizes, setting)
+            if variant is None:
+                return
+            yield variant
 
-    def _lean(self, sizes: Sequence[int]) -> Iterator[ShardingVariant]:
-        """Recipes that cut up parameters, optimizer state and the sums of gradients.
-
-        Over tensor dims it takes no more than one row, over rows as many as there are devices.
-        """
-        mixed = "fsdp" if len(self._setting.mesh.names) < 2 else "fsdp+tp"
-        for recipe, rows in (("megatron", sizes[0]), (mixed, sizes[-1])):
-            way = self._tried(rows, sizes, recipe, partial_sums=False)
-            if way is not None:
-                yield way
-
-    def _tried(
-        self, rows: int, sizes: Sequence[int], recipe: str, partial_sums: bool
-    ) -> ShardingVariant | None:
-        """Shards each class by a recipe; None where it has no plan on this mesh."""
-        shard = replace(
-            self._shard, recipe=recipe_named(recipe), effort=QUICK, explain=False,
-            reshard_costs=self._tables,
-        )  # fmt: skip
-        setting = replace(self._setting, partial_sums=partial_sums)
+    def _found(self, rows: int, sizes: Sequence[int], setting: Setting) -> ShardingVariant | None:
+        """Shards each class; None where one has no plan on this mesh, or within the limit."""
         try:
             plans = {
-                c: shard.run(self._apart.at(c, rows).joint.graph, setting) for c in self._classes
+                c: self._shard.run(self._programs.at(c, rows).joint.graph, setting)
+                for c in self._classes
             }
         except InfeasibleError:
             return None
-        unit, priced, costs = self._priced(rows, sizes, plans)
-        return ShardingVariant(recipe, partial_sums, unit, priced, costs, self._homes)
-
-    def _priced(
-        self, solved: int, sizes: Sequence[int], plans: Plans
-    ) -> tuple[int, tuple[int, int], Mapping[int, tuple[StageCosts, StageCosts]]]:
-        """The unit of rows, the two numbers of rows that are priced, and the costs by class."""
-        unit = math.lcm(*(_unit(plan, self._apart.batching) for plan in plans.values()))
+        batching = self._programs.batching
+        unit = math.lcm(*(_unit(plan, batching) for plan in plans.values()))
         fewest = -(-max(sizes[0], 2) // unit) * unit
-        most = max(sizes[-1], min(2 * fewest, self._apart.batching.batch))
-        rows = (fewest, most) if solved > 1 else (1, 1)
-        return unit, rows, {c: self._both(c, plan, rows) for c, plan in plans.items()}
+        most = max(sizes[-1], min(2 * fewest, batching.batch))
+        priced = (fewest, most) if rows > 1 else (1, 1)
+        costs = {remat: self._costs(plans, priced, remat) for remat in self._remats}
+        return ShardingVariant(setting.partial_sums, unit, priced, costs, self._homes)
+
+    def _costs(self, plans: Plans, rows: tuple[int, int], remat: Remat) -> Costs:
+        return {c: self._both(c, plan, rows, remat) for c, plan in plans.items()}
 
     def _both(
-        self, layer: int, plan: ShardingPlan, rows: tuple[int, int]
-    ) -> tuple[StageCosts, StageCosts]:
-        low = self._costs(layer, plan, rows[0])
+        self, layer: int, plan: ShardingPlan, rows: tuple[int, int], remat: Remat
+    ) -> tuple[StageCost, StageCost]:
+        low = self._cost(layer, plan, rows[0], remat)
         if rows[0] == rows[1]:
             return low, low
         # What runs once a step has no rows in it.
-        return low, replace(self._costs(layer, plan, rows[1], once=False), once=low.once)
+        return low, replace(self._cost(layer, plan, rows[1], remat, once=False), once=low.once)
 
-    def _costs(self, layer: int, plan: ShardingPlan, rows: int, once: bool = True) -> StageCosts:
-        alone = self._apart.at(layer, rows)
-        parts = alone.parts if once else tuple(p for p in alone.parts if p.is_looped)
-        runs = max(1, self._apart.batching.batch // rows)
-        return stage_costs(alone.parts, parts, alone.joint, plan, self._tables, runs)
-
-
-def _most_bytes(way: ShardingVariant) -> float:
-    """Bytes that the largest class holds of one small microbatch."""
-    smallest: Sequence[StageCosts] = [low for low, _ in way.costs.values()]
-    return max(c.fixed_bytes + c.activation_bytes for c in smallest)
+    def _cost(
+        self, layer: int, plan: ShardingPlan, rows: int, remat: Remat, once: bool = True
+    ) -> StageCost:
+        program = self._programs.at(layer, rows, remat)
+        parts = program.parts if once else tuple(p for p in program.parts if p.is_looped)
+        runs = max(1, self._programs.batching.batch // rows)
+        return stage_cost(program.parts, parts, program.joint, plan, self._tables, runs)
 
 
 def _unit(plan: ShardingPlan, batching: Batching) -> int:
@@ -168,28 +169,3 @@ def _unit(plan: ShardingPlan, batching: Batching) -> int:
         if name in lies and lies[name].dims
     )
     return math.lcm(*sizes)
-
-
-def _price(low: StageCosts, high: StageCosts, at: Line) -> LayerPrice:
-    return LayerPrice(
-        forward_seconds=at.value(low.forward.total, high.forward.total),
-        input_gradient_seconds=at.value(low.input_gradient.total, high.input_gradient.total),
-        weight_gradient_seconds=at.value(low.weight_gradient.total, high.weight_gradient.total),
-        once_seconds=at.value(low.once.total, high.once.total),
-        fixed_bytes=round(at.value(low.fixed_bytes, high.fixed_bytes)),
-        activation_bytes=round(at.value(low.activation_bytes, high.activation_bytes)),
-        kept_bytes=round(at.value(low.kept_bytes, high.kept_bytes)),
-        working_bytes=round(at.value(low.working_bytes, high.working_bytes)),
-    )
-
-
-def _recomputed(price: LayerPrice, low: StageCosts, high: StageCosts, at: Line) -> LayerPrice:
-    """With the forward run again: of each microbatch only what enters the layer is kept."""
-    entering = round(at.value(low.entering_bytes, high.entering_bytes))
-    return replace(
-        price,
-        input_gradient_seconds=price.input_gradient_seconds + price.forward_seconds,
-        activation_bytes=entering,
-        kept_bytes=entering,
-        working_bytes=price.working_bytes + price.activation_bytes,
-    )

@@ -11,7 +11,7 @@ from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
 from autopar.ir.program import Part, SubmeshGraph
 from autopar.ir.resize import Between
-from autopar.ir.stages import Stage, StagePlan, Submesh
+from autopar.ir.stages import Remat, Stage, StagePlan, Submesh
 from autopar.passes.lower.partition.part_dataflow import PartDataflow
 from autopar.passes.lower.partition.split import split
 from autopar.passes.lower.partition.submesh_graph import submesh_graph
@@ -31,26 +31,17 @@ class LayerProgram:
 
 
 class LayerPrograms:
-    """A step whose layers are stages of their own, at any size of microbatch.
+    """A step whose layers are stages of their own, at any size of microbatch and any remat.
 
     It is traced on the rows of one microbatch and of the whole batch; what lies between them, and
     anything else that lies on that line, has sizes in proportion.
     """
 
     def __init__(self, sliced: SlicedStep, rules: RuleBook) -> None:
-        count = len(sliced.layers.layers)
-        stages = StagePlan(
-            sliced.layers,
-            tuple(Stage(i, i, i) for i in range(count)),
-            (Submesh(_NO_MESH),) * count,
-            sliced.microbatches,
-            finest_schedule(sliced.batching.barrier).name,
-        )
-        self._rules = rules
+        self._sliced, self._rules = sliced, rules
         self._whole = sliced.trace.whole.graph
-        self._parts = split(sliced.batching, stages)
-        self._links = PartDataflow.of(sliced.batching, stages, self._parts)
-        self._known: dict[tuple[int, int], LayerProgram] = {}
+        self._dataflow: dict[Remat, PartDataflow] = {}
+        self._known: dict[tuple[int, int, Remat], LayerProgram] = {}
         self.layers = sliced.layers.layers
         self.batching = sliced.batching
 
@@ -59,17 +50,35 @@ class LayerPrograms:
         """Rows of the microbatch that it was traced on."""
         return self.batching.batch // self.batching.microbatches
 
-    def at(self, layer: int, rows: int) -> LayerProgram:
+    def at(self, layer: int, rows: int, remat: Remat = Remat.NONE) -> LayerProgram:
         """A layer with so many rows a microbatch."""
-        if (layer, rows) not in self._known:
-            self._known[layer, rows] = self._sized(layer, rows)
-        return self._known[layer, rows]
+        key = layer, rows, remat
+        if key not in self._known:
+            traced = rows == self.rows
+            self._known[key] = self._traced(layer, remat) if traced else self._sized(*key)
+        return self._known[key]
 
-    def _sized(self, layer: int, rows: int) -> LayerProgram:
-        if rows == self.rows:
-            parts = tuple(p for p in self._parts if p.stage == layer)
-            return LayerProgram(parts, submesh_graph(self._links, layer))
-        traced = self.at(layer, self.rows)
+    def _traced(self, layer: int, remat: Remat) -> LayerProgram:
+        dataflow = self._split(remat)
+        parts = tuple(p for p in dataflow.parts if p.stage == layer)
+        return LayerProgram(parts, submesh_graph(dataflow, layer))
+
+    def _split(self, remat: Remat) -> PartDataflow:
+        """The parts of all layers, each on a submesh of its own."""
+        if remat not in self._dataflow:
+            batching, count = self.batching, len(self.layers)
+            stages = StagePlan(
+                self._sliced.layers,
+                tuple(Stage(i, i, i, remat) for i in range(count)),
+                (Submesh(_NO_MESH),) * count,
+                batching.microbatches,
+                finest_schedule(batching.barrier).name,
+            )
+            self._dataflow[remat] = PartDataflow.of(batching, stages, split(batching, stages))
+        return self._dataflow[remat]
+
+    def _sized(self, layer: int, rows: int, remat: Remat) -> LayerProgram:
+        traced = self.at(layer, self.rows, remat)
         spare = self.batching.batch - self.rows
         if not spare:
             raise GraphError(f"{self._whole.name} was traced on {self.rows} rows alone")
@@ -88,19 +97,3 @@ class LayerPrograms:
         )
         ops = (sizes.op(o, whole.ops[e]) for o, e in zip(graph.ops, equations, strict=True))
         return attach_rules(replace(graph, inputs=tuple(inputs), ops=tuple(ops)), self._rules)
-
-
-@dataclass(frozen=True)
-class Line:
-    """A number of rows on the line through two others: `share` of the way to the second."""
-
-    share: float
-
-    @classmethod
-    def through(cls, low: int, high: int, rows: float) -> Line:
-        """The place of `rows` between `low` and `high`, or beyond them."""
-        return cls((rows - low) / (high - low) if high > low else 0.0)
-
-    def value(self, first: float, second: float) -> float:
-        """The interpolated value if the ends have these; never below zero."""
-        return max(0.0, first + self.share * (second - first))

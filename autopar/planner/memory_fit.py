@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
 from autopar.cost.memory import Held, held_bytes
 from autopar.cost.overlap import Timed, timed_listing
 from autopar.cost.prices import Prices
+from autopar.cost.stage import StageCost
 from autopar.errors import AutoparError, InfeasibleError, MemoryLimitError
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.batching import Batching
@@ -20,7 +22,7 @@ from autopar.ir.outcome import Status
 from autopar.ir.program import Program
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.stages import Submesh
-from autopar.passes.base import Setting, Watcher
+from autopar.passes.base import NO_LIMIT_BYTES, Setting, Watcher
 from autopar.passes.pipeline import Decided, PassPipeline, lower
 from autopar.passes.shard.base import AbstractSharding
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
@@ -31,10 +33,8 @@ from autopar.planner.fit_within import fit_within, fits
 from autopar.planner.placed_stages import PlacedStages
 from autopar.planner.remat import Form, LeanerForms, form_of
 from autopar.planner.request import Request
-from autopar.planner.stage_costs import StageCosts
 from autopar.planner.stage_programs import StagePrograms
 
-_ROOMY = 2**60  # bytes that bind nothing
 _NO_GAIN = 1e-9
 _SMALL = 1500  # ops up to which recipes are planned whole beside auto
 _ROUGH = 0.95  # a recipe's margin is not exact
@@ -81,7 +81,7 @@ class MeshContext:
         """The cheapest plan of which the pass counts no more than a limit."""
         return self._found(form, self.optimal(), self.setting(memory_bytes))
 
-    def counted(self, form: Form, memory_bytes: int) -> MeshPlan | None:
+    def within(self, form: Form, memory_bytes: int) -> MeshPlan | None:
         """The faster of two plans within a limit, by what is counted; None where there is none.
 
         The pass takes moves off the critical path to run beside work for most of their time. Where
@@ -115,7 +115,7 @@ class MeshContext:
     def keeping(self, form: Form) -> MeshPlan:
         """The cheapest plan, whatever it holds, that gathers once for both passes."""
         shard = replace(self.optimal(), reuse_gathered=True)
-        return self._found(form, shard, self.setting(_ROOMY))
+        return self._found(form, shard, self.setting(NO_LIMIT_BYTES))
 
     def lightest(self, form: Form) -> MeshPlan:
         """The plan that holds the least."""
@@ -166,7 +166,7 @@ class MeshPlan:
             PlacedStages.of(batching, decided.stages, cluster),
             (decided.sharding,),
             Program.of_one_part(decided.graph, decided.program, Submesh(mesh)),
-            (StageCosts.of_whole_step(decided.program, self.held, self.timed),),
+            (StageCost.of_whole_step(decided.program, self.held, self.timed),),
         )
 
     def told_as(self, auto: MeshPlan, sentence: str) -> MeshPlan:
@@ -198,7 +198,7 @@ class TriedMesh:
 
     def limited(self, form: Form) -> TriedMesh:
         """The same with the plan whose counted bytes keep the limit, where there is one."""
-        return replace(self, within=self.context.counted(form, self.context.request.budget_bytes))
+        return replace(self, within=self.context.within(form, self.context.request.budget_bytes))
 
     @property
     def promise(self) -> tuple[bool, float]:
@@ -210,7 +210,7 @@ class TriedMesh:
 
 def try_mesh(context: MeshContext, plain: Form) -> TriedMesh:
     """The plan without a limit on a mesh; raises InfeasibleError where pins leave none."""
-    return TriedMesh(context, context.cheapest(plain, _ROOMY))
+    return TriedMesh(context, context.cheapest(plain, NO_LIMIT_BYTES))
 
 
 def plan_on(tried: TriedMesh, plain: Form) -> MeshPlan:
@@ -219,10 +219,19 @@ def plan_on(tried: TriedMesh, plain: Form) -> MeshPlan:
     Raises InfeasibleError, in brief, where there is none: `refusal` tells why.
     """
     context, roomy = tried.context, tried.roomy
+    # 1. The plan without a limit keeps it.
     if tried.fits:
         return _kept(context, plain, roomy)
+    # 2. Values are made again for the backward pass. Where that costs nothing it is the answer: no
+    #    plan within a limit that binds costs less than one without.
     may_fit = context.may_fit(plain)
-    best = _fitted(tried, plain, may_fit)
+    best = _recomputed(tried, plain) if context.request.remat else None
+    # 3. More is sharded, which is of no use to a form that holds too much however it is sharded.
+    if may_fit and (best is None or best.cost > roomy.cost * (1 + _CLOSE)):
+        with suppress(InfeasibleError):
+            sharded = _sharded_more(tried, plain)
+            best = sharded if best is None or sharded.seconds <= best.seconds else best
+    # 4. A recipe may be faster than either.
     if best is not None or may_fit:
         best = best_recipe(context, plain, roomy, best)
     if best is None:
@@ -248,24 +257,6 @@ def refusal(context: MeshContext, plain: Form) -> AutoparError:
     return context.optimal().refusal(plain.graph, context.setting(context.request.budget_bytes))
 
 
-def _fitted(tried: TriedMesh, plain: Form, may_fit: bool) -> MeshPlan | None:
-    """The cheaper of recomputing and of sharding more, for a plan that does not fit as it is.
-
-    Sharding more is of no use to a form that holds too much however it is sharded.
-    """
-    roomy = tried.roomy
-    leaner = _recomputed(tried, plain) if tried.context.request.remat else None
-    if leaner is not None and leaner.cost <= roomy.cost * (1 + _CLOSE):
-        return leaner  # no plan within a limit that binds can cost less
-    try:
-        sharded = _sharded_more(tried, plain) if may_fit else None
-    except InfeasibleError:
-        sharded = None
-    if sharded is None:
-        return leaner
-    return sharded if leaner is None or sharded.seconds <= leaner.seconds else leaner
-
-
 def _recomputed(tried: TriedMesh, plain: Form) -> MeshPlan | None:
     """The plan that makes as little again as it takes to fit.
 
@@ -279,10 +270,10 @@ def _recomputed(tried: TriedMesh, plain: Form) -> MeshPlan | None:
 
     def planned(form: Form) -> MeshPlan | None:
         try:
-            roomy = context.cheapest(form, _ROOMY)
+            roomy = context.cheapest(form, NO_LIMIT_BYTES)
         except InfeasibleError:
             return None
-        found = fit_within(limit, partial(context.counted, form), [roomy], tries=1)
+        found = fit_within(limit, partial(context.within, form), [roomy], tries=1)
         return found.best or roomy
 
     def solve(allowed: int) -> MeshPlan | None:
@@ -314,7 +305,11 @@ def best_recipe(
             continue
         own = replace(context, request=replace(request, method=margin.name), watchers=())
         try:
-            found = plan_on(try_mesh(own, plain), plain) if small else own.cheapest(plain, _ROOMY)
+            found = (
+                plan_on(try_mesh(own, plain), plain)
+                if small
+                else own.cheapest(plain, NO_LIMIT_BYTES)
+            )
         except InfeasibleError:
             continue
         faster = best is None or found.seconds < best.seconds * (1 - _NO_GAIN)
@@ -330,7 +325,7 @@ def _sharded_more(tried: TriedMesh, form: Form) -> MeshPlan:
     def lightest() -> Iterator[MeshPlan]:
         yield context.lightest(form)
 
-    solve = partial(context.counted, form)
+    solve = partial(context.within, form)
     found = fit_within(limit, solve, [tried.roomy], tried.within, lightest()).best
     if found is None:
         raise MemoryLimitError(f"the lightest plan on ({context.mesh}) does not fit")

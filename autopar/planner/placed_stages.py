@@ -25,6 +25,7 @@ from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.soundness import check_listing
 from autopar.ir.spmd import SpmdProgram
 from autopar.ir.stages import Stage, StagePlan, Submesh
+from autopar.ir.values import item_bytes
 from autopar.passes.lower.partition.part_dataflow import PartDataflow
 from autopar.passes.lower.partition.split import split
 from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan, submesh_graph
@@ -95,6 +96,21 @@ class PlacedStages:
         flying = in_flight(self.stages.schedule, len(self.contexts), microbatches, chunks)
         return tuple(-(-n // chunks) for n in flying)
 
+    def held_often(self, submesh: int) -> dict[str, int]:
+        """The number of times that values of a submesh are held, where that is not once.
+
+        Those that are stashed are held for every microbatch in flight; sums of gradients may have
+        more bytes an item than the gradients.
+        """
+        joint = self.graphs[submesh]
+        values = joint.graph.nested_values
+        found = dict.fromkeys(joint.stashed, self.in_flight[submesh])
+        for part in self.parts:
+            for a in part.accumulators if part.submesh == submesh else ():
+                dtype = values[a.value].dtype
+                found[a.value] = max(1, item_bytes(a.dtype or dtype) // item_bytes(dtype))
+        return found
+
     def stages_on(self, submesh: int) -> tuple[int, ...]:
         """The numbers of the stages of a submesh."""
         return tuple(s for s, stage in enumerate(self.stages.stages) if stage.submesh == submesh)
@@ -131,7 +147,7 @@ def place_plan(
     stages = StagePlan(
         layers,
         tuple(
-            Stage(i, i if layers.layers else -1, s.submesh, s.recompute, s.cuts)
+            Stage(i, i if layers.layers else -1, s.submesh, s.remat, s.cuts)
             for i, s in enumerate(plan.stages)
         ),
         tuple(s.submesh for s in plan.submeshes),

@@ -40,6 +40,7 @@ from autopar.ir.mesh import MeshShape
 from autopar.ir.outcome import Outcome, Status
 from autopar.ir.text import show_bytes, show_seconds
 from autopar.passes.base import Setting, Watcher
+from autopar.planner.fit_within import fits
 from autopar.planner.memory_fit import (
     MeshContext,
     MeshPlan,
@@ -179,26 +180,26 @@ def _plan_stages(
     if found is None:
         return None
     timing = found.programs.timing
-    priced, examined = found.ranked.best.seconds, found.ranked.examined
+    priced, examined = found.choice.seconds, found.ranked.examined
     sentence = (
         f"The best of {examined} choices that were simulated; priced layer by layer it took "
         f"{show_seconds(priced)}."
     )
     bound = min(timing.seconds, timing.work_seconds)
-    outcome = Outcome(Status.FEASIBLE, timing.seconds, bound, sentence)
+    outcome = Outcome(Status.FEASIBLE, timing.seconds, bound, sentence, found.margins)
     plan = make_plan(source, request, found.programs, outcome, found.layers_of)
     return Planned(source, request, plan, found.programs)
 
 
 def _remedies(source: Source, request: Request) -> str:
     """A sentence on other numbers of microbatches and devices: those that fit, or that none do."""
-    fits = [
+    able = [
         *_with_microbatches(source, request),
         *_with_more_devices(source.plain, request),
     ]
-    if not fits:
+    if not able:
         return "Neither microbatches nor more devices of the kind were found to make it fit."
-    return f"Planned and found to fit: {', '.join(fits)}."
+    return f"Planned and found to fit: {', '.join(able)}."
 
 
 def _with_microbatches(source: Source, request: Request) -> Iterator[str]:
@@ -251,11 +252,9 @@ def _with_more_devices(plain: Form, request: Request) -> Iterator[str]:
         for mesh in _meshes(asked)[:1]:
             context = MeshContext.of(mesh, asked)
             with suppress(AutoparError):  # pins that do not divide, say
-                peak = (
-                    context.lightest(plain).held.peak_bytes if context.may_fit(plain) else math.inf
-                )
-                if peak <= asked.budget_bytes:
-                    yield f"{larger.name} ({show_bytes(peak)} a device)"
+                found = context.lightest(plain) if context.may_fit(plain) else None
+                if found is not None and fits(found, asked.budget_bytes):
+                    yield f"{larger.name} ({show_bytes(found.peak_bytes)} a device)"
                     return
 
 

@@ -16,13 +16,13 @@ from autopar.ir.plan import (
     PlannedStage,
     PlannedSubmesh,
     Prediction,
-    Traffic,
 )
 from autopar.ir.program import Feed, Fetch, Program
 from autopar.ir.recomputation import Recomputation
 from autopar.ir.record import Record
 from autopar.ir.sharding import replicated
 from autopar.ir.spmd import COLLECTIVES
+from autopar.ir.traffic import Traffic
 from autopar.ir.values import Role
 from autopar.planner.memory_fit import MeshContext
 from autopar.planner.request import Request
@@ -123,7 +123,7 @@ def _stages(programs: StagePrograms, layers_of: Sequence[int]) -> Iterator[Plann
             layers=count,
             stop=layers[stage.last].last + 1 if layers else 0,
             submesh=stage.submesh,
-            recompute=stage.recompute,
+            remat=stage.remat,
             cuts=stage.cuts,
             forward_seconds=costs.forward.total,
             input_gradient_seconds=costs.input_gradient.total,

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field, replace
 
 from autopar.cluster import Cluster
 from autopar.errors import InputError
+from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
+from autopar.ir.paths import meant
 from autopar.ir.plan import Origin, Plan
 from autopar.passes.batch.base import AbstractBatching
 from autopar.passes.batch.exact import Exact
@@ -22,6 +24,12 @@ from autopar.passes.stage.search import Search
 from autopar.rules import RuleBook
 
 Pins = tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]
+
+
+def pins_on(graph: Graph, pins: Pins) -> Pins:
+    """The pins of what a graph is given."""
+    paths = [i.path for i in graph.inputs]
+    return tuple((pattern, dims) for pattern, dims in pins if meant(pattern, paths))
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,17 @@
-"""Costs of a stage's parts on one device of its submesh: seconds and bytes."""
+"""The cost of a stage's parts, as they are lowered under a sharding."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from autopar.cost.listing import Seconds
-from autopar.cost.memory import Held, held_bytes
-from autopar.cost.overlap import Timed, moved_seconds, timed_listing
+from autopar.cost.memory import held_bytes
+from autopar.cost.overlap import moved_seconds, timed_listing
+from autopar.cost.stage import StageCost
 from autopar.ir.batching import Accumulator
-from autopar.ir.peak import Peak
-from autopar.ir.plan import Traffic, traffic_of
 from autopar.ir.program import Part, PartKind, SubmeshGraph
 from autopar.ir.sharding_plan import ShardingPlan
-from autopar.ir.spmd import SpmdProgram
+from autopar.ir.traffic import Traffic, traffic_of
 from autopar.ir.values import Role, Value, item_bytes
 from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan
 from autopar.passes.lower.spmd import lower_spmd
@@ -23,55 +21,15 @@ _ONCE = (PartKind.WHOLE, PartKind.HOIST, PartKind.SETUP, PartKind.UPDATE)
 _INWARD = (PartKind.BACKWARD, PartKind.INPUT_GRADIENT)
 
 
-@dataclass(frozen=True)
-class StageCosts:
-    """Seconds of one microbatch by kind of part, and of a step; bytes of one device.
-
-    `fixed_bytes` are held throughout: arguments, what is set up once, accumulators.
-    `activation_bytes` are kept from a microbatch's forward to its backward, `kept_bytes` of them
-    until its weight gradients, `entering_bytes` of them come from other stages. `working_bytes` are
-    the most that a part holds beside all that. A step that is one program runs once a step, and has
-    a `peak` that tells what is held then.
-    """
-
-    forward: Seconds
-    input_gradient: Seconds
-    weight_gradient: Seconds
-    once: Seconds
-    fixed_bytes: int
-    activation_bytes: int
-    kept_bytes: int
-    entering_bytes: int
-    working_bytes: int
-    traffic: tuple[tuple[Traffic, int], ...]  # with how often a step runs the part it is of
-    peak: Peak | None = None
-
-    @classmethod
-    def of_whole_step(cls, listing: SpmdProgram, held: Held, timed: Timed) -> StageCosts:
-        """The costs of a step that is one program."""
-        none = Seconds()
-        traffic = traffic_of(listing, moved_seconds(timed))
-        working = held.peak_bytes - held.argument_bytes
-        return cls(
-            none, none, none, timed.seconds, held.argument_bytes, 0, 0, 0, working,
-            tuple((t, 1) for t in traffic), held.peak,
-        )  # fmt: skip
-
-    def of_step(self, microbatches: int) -> Seconds:
-        """Seconds of a step, all work one after the other."""
-        each = self.forward + self.input_gradient + self.weight_gradient
-        return each.times(microbatches) + self.once
-
-
-def stage_costs(
+def stage_cost(
     parts: Sequence[Part],
     timed: Sequence[Part],
     joint: SubmeshGraph,
     plan: ShardingPlan,
     tables: ReshardCosts,
     runs: int,
-) -> StageCosts:
-    """The costs of one stage's parts, of which a step runs the loop's `runs` times.
+) -> StageCost:
+    """The cost of one stage's parts, of which a step runs the loop's `runs` times.
 
     Only those that are `timed` are run in thought; the others count as holding nothing more.
     """
@@ -83,7 +41,7 @@ def stage_costs(
             listing = lower_spmd(part.graph, plan, tables.resharder)
             held = held_bytes(part.graph, listing, plan.mesh, platform)
             timing = timed_listing(part.graph, listing, tables.prices)
-            return StageCosts.of_whole_step(listing, held, timing)
+            return StageCost.of_whole_step(listing, held, timing)
         own, loose = part_plan(part, joint, plan), left_partial(part, joint)
         listing = lower_spmd(part.graph, own, tables.resharder, loose)
         run = timed_listing(part.graph, listing, tables.prices)
@@ -95,8 +53,7 @@ def stage_costs(
     weigh = _Scale(joint, plan)
     stashed = set(joint.stashed)
     kept = {name for p in parts if p.kind is PartKind.WEIGHT_GRADIENT for name in _read(p)}
-    entering = {i.value.name for i in joint.graph.inputs} & stashed
-    return StageCosts(
+    return StageCost(
         forward=spent[PartKind.FORWARD],
         input_gradient=sum((spent[k] for k in _INWARD), Seconds()),
         weight_gradient=spent[PartKind.WEIGHT_GRADIENT],
@@ -104,16 +61,9 @@ def stage_costs(
         fixed_bytes=weigh.fixed(parts),
         activation_bytes=weigh.of(stashed),
         kept_bytes=weigh.of(stashed & kept),
-        entering_bytes=weigh.of(entering),
         working_bytes=working,
         traffic=tuple(traffic),
     )
-
-
-def peak_bytes(costs: Sequence[StageCosts], flight: int) -> int:
-    """The most that a device holds for its stages, so many microbatches in flight."""
-    held = sum(c.fixed_bytes + flight * c.activation_bytes for c in costs)
-    return held + max((c.working_bytes for c in costs), default=0)
 
 
 class _Scale:
@@ -145,7 +95,7 @@ class _Scale:
         sharding = self._plan.sharding_of.get(value.name)
         count = value.item_count
         if sharding is not None:
-            count = count // self._plan.mesh.size([a for dim in sharding.dims for a in dim])
+            count = count // sharding.pieces(self._plan.mesh)
         return count * item_bytes(dtype)
 
 

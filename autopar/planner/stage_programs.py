@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from autopar.cost.listing import Seconds
+from autopar.cost.stage import StageCost, peak_bytes
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.graph import Graph
 from autopar.ir.program import Program
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.passes.lower.program import lower_pipeline
 from autopar.planner.placed_stages import PlacedStages
-from autopar.planner.stage_costs import StageCosts, peak_bytes, stage_costs
+from autopar.planner.stage_costs import stage_cost
 from autopar.planner.step_timing import StepTiming, time_step
 
 
@@ -28,7 +29,7 @@ class StagePrograms:
     placed: PlacedStages
     shardings: tuple[ShardingPlan, ...]  # by submesh
     program: Program
-    priced: tuple[StageCosts, ...] = ()
+    priced: tuple[StageCost, ...] = ()
 
     @property
     def graph(self) -> Graph:
@@ -36,7 +37,7 @@ class StagePrograms:
         return self.placed.batching.graph
 
     @cached_property
-    def costs(self) -> tuple[StageCosts, ...]:
+    def costs(self) -> tuple[StageCost, ...]:
         """Seconds and bytes of each stage."""
         stages = self.placed.stages.stages
         return self.priced or tuple(
@@ -72,12 +73,12 @@ class StagePrograms:
         return sum((c.of_step(runs) for c in own), Seconds())
 
 
-def cost_stage(placed: PlacedStages, stage: int, sharding: ShardingPlan) -> StageCosts:
+def cost_stage(placed: PlacedStages, stage: int, sharding: ShardingPlan) -> StageCost:
     """Seconds and bytes of a stage where its submesh is sharded so."""
     submesh = placed.stages.stages[stage].submesh
     own = [p for p in placed.parts if p.stage == stage]
     graph, tables = placed.graphs[submesh], placed.contexts[submesh].tables
-    return stage_costs(own, own, graph, sharding, tables, placed.stages.microbatches)
+    return stage_cost(own, own, graph, sharding, tables, placed.stages.microbatches)
 
 
 def lower_stages(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -10,10 +10,11 @@ from autopar.cluster import Cluster, device_order
 from autopar.cluster.submesh import Block, cut_out
 from autopar.errors import InfeasibleError, MemoryLimitError
 from autopar.ir.layers import Layer, LayerSequence
-from autopar.ir.stages import Stage, StagePlan, Submesh
+from autopar.ir.outcome import Margin
+from autopar.ir.stages import Remat, Stage, StagePlan, Submesh
 from autopar.passes.base import Setting
 from autopar.passes.layer.fixed import Fixed
-from autopar.passes.stage.prices import Choice, ChosenStage, Ranked
+from autopar.passes.stage.prices import Choice, ChosenStage, Option, Ranked, StageTable
 from autopar.passes.stage.search import Search
 from autopar.planner.layer_programs import LayerPrograms
 from autopar.planner.placed_stages import PlacedStages
@@ -22,26 +23,32 @@ from autopar.planner.sliced_step import SlicedStep, slice_step
 from autopar.planner.source import Source
 from autopar.planner.stage_programs import StagePrograms, lower_stages
 from autopar.planner.stage_table import stage_table
-from autopar.planner.submesh_sharding import SubmeshSharder
+from autopar.planner.submesh_sharding import StageMemoryError, SubmeshSharder
 from autopar.schedule.table import SCHEDULES
 
-# The most microbatches that a search without a fixed number tries: more only shrink the bubble
-# that these have made small, and each costs a launch.
-_MOST_MICROBATCHES = 512
-# Of the memory, what is planned for: a stage may hold more than its layers' prices add up to.
-_SHARES = (1.0, 0.87, 0.75)
+# Numbers of microbatches that are searched lie so far apart at least, if many divide the batch.
+_APART = 1.3
+_MANY = 12
+# Choices that are built before the search gives up, each after what the one before has taught.
+_BUILDS = 8
 
 
 @dataclass(frozen=True)
 class FoundStages:
     """The stage programs that were chosen, and what else was looked at.
 
-    `layers_of` says how many layers each stage has.
+    `margins` are the simple plans that it was measured against.
     """
 
     programs: StagePrograms
     ranked: Ranked
-    layers_of: tuple[int, ...]
+    choice: Choice
+    margins: tuple[Margin, ...] = ()
+
+    @property
+    def layers_of(self) -> tuple[int, ...]:
+        """The number of layers of each stage."""
+        return tuple(s.last - s.first + 1 for s in self.choice.stages)
 
 
 def search_stages(source: Source, request: Request, setting: Setting) -> FoundStages | None:
@@ -64,25 +71,107 @@ def search_stages(source: Source, request: Request, setting: Setting) -> FoundSt
             )
         return known[microbatches]
 
-    # 2. The price of every layer on every submesh, mesh and number of rows.
-    apart = LayerPrograms(sliced(max(counts)), request.rules)
-    table = stage_table(apart, counts, request, setting)
-    # 3. The best stages by these prices, then sharded and lowered. A stage may hold more than its
-    #    layers' prices add up to: then the search plans for less of the memory.
+    # 2. The cost of every layer on every submesh, mesh and number of rows.
+    programs = LayerPrograms(sliced(max(counts)), request.rules)
+    table = stage_table(programs, counts, request, setting)
+    # 3. The best stages by these costs, sharded and lowered.
     stage = Search(request.stages, request.microbatches, request.schedule)
+
+    def build(choice: Choice) -> StagePrograms:
+        return build_stages(sliced(choice.microbatches), choice, request, setting)
+
+    built, ranked = _first_built(table, stage, setting, build)
+    if built is None:
+        return None
+    # 4. The simple plan, which no search should fall behind.
+    return _no_worse_than_simple(ranked, built, build)
+
+
+def _first_built(
+    table: StageTable, stage: Search, setting: Setting, build: Callable[[Choice], StagePrograms]
+) -> tuple[StagePrograms | None, Ranked]:
+    """The best choice that fits when it is built; no programs where one program is best.
+
+    A stage may hold more than its layers' costs add up to. Then the difference is set aside for
+    stages of its kind, and the search goes on: what did not fit is not chosen again.
+    """
     failure: MemoryLimitError | None = None
-    for share in _SHARES:
-        held = replace(table, memory_bytes=int(share * table.memory_bytes))
+    for _ in range(_BUILDS):
         try:
-            ranked = setting.watched("stage", held, partial(stage.run, held, setting))
-            best = ranked.best
-            if best.microbatches == 1 and len(best.stages) == 1:
-                return None
-            made = build_stages(sliced(best.microbatches), best, request, setting)
-            return FoundStages(made, ranked, tuple(s.last - s.first + 1 for s in best.stages))
+            ranked = setting.watched("stage", table, partial(stage.run, table, setting))
         except MemoryLimitError as error:
+            raise failure or error from None
+        best = ranked.best
+        if best.microbatches == 1 and len(best.stages) == 1:
+            return None, ranked
+        try:
+            return build(best), ranked
+        except StageMemoryError as error:
             failure = failure or error
+            table = _set_aside(table, best, error)
     raise failure or InfeasibleError("no stages were found")
+
+
+def _set_aside(table: StageTable, choice: Choice, error: StageMemoryError) -> StageTable:
+    """The table with what built stages held beside their price set aside for their kind.
+
+    That is, on any mesh of their submesh: what is held beside the price comes from the remat.
+    """
+    blocks = list(dict.fromkeys(s.block for s in choice.stages))
+    block = blocks[error.submesh]
+    (stage, *_) = (s for s in choice.stages if s.block == block)
+    more = error.peak_bytes - choice.peak_bytes[error.submesh]
+
+    def corrected(option: Option) -> Option:
+        if (option.remat, option.partial_sums) != (stage.remat, stage.partial_sums):
+            return option
+        return replace(option, spare_bytes=option.spare_bytes + more)
+
+    u = table.submeshes.index(block.submesh)
+    return replace(
+        table,
+        batches=tuple(
+            replace(
+                batch,
+                options=tuple(
+                    tuple(map(corrected, options)) if n == u else options
+                    for n, options in enumerate(batch.options)
+                ),
+            )
+            for batch in table.batches
+        ),
+    )
+
+
+def _no_worse_than_simple(
+    ranked: Ranked, built: StagePrograms, build: Callable[[Choice], StagePrograms]
+) -> FoundStages:
+    """The faster of what was built and the simple plan, with what the simple one takes."""
+    found = FoundStages(built, ranked, ranked.best)
+    simple = ranked.simple
+    if simple is None:
+        return found
+    name = _name_simple(simple)
+    if simple.stages == ranked.best.stages and simple.microbatches == ranked.best.microbatches:
+        seconds = built.timing.seconds
+        return replace(found, margins=(Margin(name, seconds, "the plan itself"),))
+    try:
+        other = build(simple)
+    except MemoryLimitError:
+        return replace(found, margins=(Margin(name, None, "does not fit"),))
+    margins = (Margin(name, other.timing.seconds, ""),)
+    if other.timing.seconds < built.timing.seconds:
+        return FoundStages(other, ranked, simple, margins)
+    return replace(found, margins=margins)
+
+
+def _name_simple(simple: Choice) -> str:
+    first = simple.stages[0]
+    remat = f", {first.remat} remat" if first.remat is not Remat.NONE else ""
+    return (
+        f"{simple.devices} equal stages on ({first.mesh}), {simple.microbatches} microbatches"
+        f"{remat}"
+    )
 
 
 def build_stages(
@@ -99,9 +188,12 @@ def build_stages(
     stages = _stage_plan(merged, layers, choice, request.cluster)
     placed = PlacedStages.of(sliced.batching, stages, request.cluster)
     sharder = SubmeshSharder(placed, request, setting)
-    variants = {s.block: (s.recipe, s.partial_sums) for s in choice.stages}
-    shardings = [sharder.shard(k, *variant) for k, variant in enumerate(variants.values())]
-    return lower_stages(sliced.trace, placed, shardings)
+    partial_sums = list({s.block: s.partial_sums for s in choice.stages}.values())
+    # The fullest first: what does not fit is found out soonest, and what fits there fits elsewhere.
+    peaks = choice.peak_bytes or (0,) * len(partial_sums)
+    order = sorted(range(len(peaks)), key=lambda k: -peaks[k])
+    shardings = {k: sharder.shard(k, partial_sums[k]) for k in order}
+    return lower_stages(sliced.trace, placed, [shardings[k] for k in range(len(peaks))])
 
 
 def _stage_plan(
@@ -116,7 +208,7 @@ def _stage_plan(
     return StagePlan(
         merged,
         tuple(
-            Stage(i, i, blocks.index(s.block), s.recompute, _cuts(layers, s))
+            Stage(i, i, blocks.index(s.block), s.remat, _cuts(layers, s))
             for i, s in enumerate(choice.stages)
         ),
         tuple(Submesh(meshes[b], _devices(cluster, b, Submesh(meshes[b]))) for b in blocks),
@@ -126,8 +218,10 @@ def _stage_plan(
 
 
 def _cuts(layers: Sequence[Layer], stage: ChosenStage) -> tuple[int, ...]:
-    """The boundaries between the layers of a stage that is recomputed."""
-    return tuple(layers[i].last + 1 for i in range(stage.first, stage.last) if stage.recompute)
+    """The boundaries between the layers of a stage that recomputes."""
+    if stage.remat is Remat.NONE:
+        return ()
+    return tuple(layers[i].last + 1 for i in range(stage.first, stage.last))
 
 
 def _devices(cluster: Cluster, block: Block, submesh: Submesh) -> tuple[int, ...]:
@@ -140,12 +234,16 @@ def _counts(source: Source, request: Request) -> Sequence[int]:
     if request.microbatches is not None:
         return (request.microbatches,)
     whole = (1,) if request.may_be_one_program else ()
-    return (*whole, *_powers(source.rows)) or (1,)
+    return (*whole, *_divisors(source.rows)) or (1,)
 
 
-def _powers(rows: int) -> Iterator[int]:
-    """Powers of two that divide the rows, from 2 on."""
-    count = 2
-    while rows % count == 0 and count <= min(rows, _MOST_MICROBATCHES):
-        yield count
-        count *= 2
+def _divisors(rows: int) -> tuple[int, ...]:
+    """The numbers from 2 on that divide the rows; of many, those that lie some way apart."""
+    found = [n for n in range(2, rows + 1) if rows % n == 0]
+    if len(found) <= _MANY:
+        return tuple(found)
+    spread = [found[-1]]
+    for n in reversed(found):
+        if n * _APART <= spread[-1]:
+            spread.append(n)
+    return tuple(reversed(spread))

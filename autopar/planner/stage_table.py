@@ -1,38 +1,42 @@
 """Prices every layer on every submesh and logical mesh: the table that the stage search reads.
 
-A class of layers is sharded once on each mesh, as a stage of its own: forward, backward and
-update together. Its prices at other sizes of microbatch lie on the line through two of them.
+A class of layers is sharded on each mesh as a stage of its own: forward, backward and update
+together (`layer_profile`). Submeshes come in the order of their devices, so that those of several
+hosts are judged by those of one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 from autopar.cluster import Cluster, mesh_shapes
 from autopar.cluster.submesh import Submesh as Shape
 from autopar.cluster.submesh import cut_out, submeshes
 from autopar.errors import InfeasibleError
 from autopar.ir.mesh import MeshShape
+from autopar.ir.stages import Remat
 from autopar.passes.base import Setting
 from autopar.passes.stage.prices import BatchPrices, Option, StageTable
-from autopar.planner.layer_profile import LayerProfiler
+from autopar.planner.layer_profile import LayerProfiler, ShardingVariant
 from autopar.planner.layer_programs import LayerPrograms
 from autopar.planner.request import Request
 from autopar.schedule.table import SCHEDULES
 
 
 def stage_table(
-    apart: LayerPrograms, counts: Sequence[int], request: Request, setting: Setting
+    programs: LayerPrograms, counts: Sequence[int], request: Request, setting: Setting
 ) -> StageTable:
     """Prices for some numbers of microbatches."""
     shapes = [s for s in submeshes(request.cluster) if _meshes(s, request)]
-    priced = [_options(apart, s, counts, request, setting) for s in shapes]
+    bound = _WorkBound(request.cluster.device_count // request.cluster.hosts)
+    priced = [_options(programs, s, counts, request, setting, bound) for s in shapes]
     able = [m for m in counts if any(found[m] for found in priced)]
     if not able:
         numbers = ", ".join(map(str, counts))
         raise InfeasibleError(
             f"no stage of {request.cluster.name} can be sharded by {request.method!r} with "
-            f"{numbers} microbatches of {apart.batching.batch} rows. Use fewer microbatches, "
+            f"{numbers} microbatches of {programs.batching.batch} rows. Use fewer microbatches, "
             "another method, or a mesh of a submesh's size."
         )
     return StageTable(
@@ -40,9 +44,10 @@ def stage_table(
         memory_bytes=request.budget_bytes,
         submeshes=tuple(shapes),
         batches=tuple(
-            BatchPrices(m, _cut_bytes(apart, m), tuple(found[m] for found in priced)) for m in able
+            BatchPrices(m, _cut_bytes(programs, m), tuple(found[m] for found in priced))
+            for m in able
         ),
-        schedules=_allowed(apart.batching.barrier, request),
+        schedules=_allowed(programs.batching.barrier, request),
         task_seconds=request.cluster.chip.launch_seconds,
     )
 
@@ -76,31 +81,124 @@ def _near(meshes: Sequence[MeshShape], cluster: Cluster) -> tuple[MeshShape, ...
 
 
 def _options(
-    apart: LayerPrograms, shape: Shape, counts: Sequence[int], request: Request, setting: Setting
+    programs: LayerPrograms,
+    shape: Shape,
+    counts: Sequence[int],
+    request: Request,
+    setting: Setting,
+    bound: _WorkBound,
 ) -> Mapping[int, tuple[Option, ...]]:
     """The options of a submesh for each number of microbatches."""
     found: dict[int, list[Option]] = {m: [] for m in counts}
-    batch, cluster = apart.batching.batch, cut_out(request.cluster, shape)
+    batch, cluster = programs.batching.batch, cut_out(request.cluster, shape)
     share = shape.device_count / request.cluster.device_count
-    budget = request.budget_bytes / max(1.0, len(apart.layers) * share)
+    budget = request.budget_bytes / max(1.0, len(programs.layers) * share)
     rows = [batch // m for m in counts]
-    sizes = sorted({min(rows), _for_large(rows, request)})
+    sizes = _sizes(rows, request)
     for mesh in _meshes(shape, request):
-        bench = LayerProfiler(apart, cluster, mesh, request, setting)
-        for way in bench.ways(sizes, budget):
+        profiler = LayerProfiler(programs, cluster, mesh, request, setting)
+        few = _few(rows, mesh)
+        for variant in _variants(profiler, shape, sizes, few, budget, bound):
             for m in counts:
-                if way.divides(batch // m):
-                    found[m] += way.options(mesh, batch // m, request.remat)
+                if variant.divides(batch // m):
+                    # A row is so many bytes whatever the microbatch, and of each stage there may
+                    # be two microbatches in flight.
+                    flights = 2 * -(-batch // m // variant.rows[0]) * round(1 / share)
+                    binds = variant.most_bytes(Remat.NONE, flights) > budget
+                    found[m] += variant.options(mesh, batch // m, binds)
     return {m: tuple(options) for m, options in found.items()}
 
 
-def _for_large(rows: Sequence[int], request: Request) -> int:
-    """The rows that stand for large microbatches: one for every device, if any has as many."""
-    enough = [n for n in rows if n >= request.cluster.device_count]
-    return min(enough, default=max(rows))
+def _variants(
+    profiler: LayerProfiler,
+    shape: Shape,
+    sizes: Sequence[int],
+    few: Sequence[int],
+    budget_bytes: float,
+    bound: _WorkBound,
+) -> Iterator[ShardingVariant]:
+    """The fastest ways for each of `sizes` of microbatch and, where these hold too much, tight
+    ways for each of a `few`.
+    """
+    units: set[int] = set()
+    is_tight = is_slow = False
+    for rows in reversed(sizes):
+        variant = profiler.roomy(rows, sizes)
+        if variant is None:
+            continue
+        is_tight = is_tight or variant.most_bytes(Remat.NONE) > budget_bytes
+        is_slow = bound.is_slow(shape, variant)
+        if variant.unit not in units or rows == 1:
+            units.add(variant.unit)
+            yield variant
+            bound.note(shape, variant, budget_bytes)
+        if is_tight:
+            break
+    if not is_tight or is_slow:
+        return
+    for rows in few:
+        for variant in profiler.tight(rows, sizes, budget_bytes):
+            if bound.is_slow(shape, variant):
+                return
+            bound.note(shape, variant, budget_bytes)
+            yield variant
 
 
-def _cut_bytes(apart: LayerPrograms, microbatches: int) -> tuple[int, ...]:
+class _WorkBound:
+    """Least device-seconds of a row's work in one host, by which larger submeshes are judged.
+
+    With m >= p microbatches the bubble of p equal stages is less than their work:
+
+        (m + p - 1) / m < 2
+
+    So where the fastest way of a larger submesh, without a limit, takes more than twice the
+    device-seconds of a way that fits in a host, none of its ways can win: what it lacks are not
+    bytes, but wires.
+    """
+
+    def __init__(self, host_devices: int) -> None:
+        self._host, self._least = host_devices, math.inf
+
+    def note(self, shape: Shape, variant: ShardingVariant, budget_bytes: float) -> None:
+        """Take in a way, if it stays in a host and its layers fit."""
+        leanest = min(map(variant.most_bytes, variant.costs))
+        if shape.device_count <= self._host and leanest <= budget_bytes:
+            self._least = min(self._least, self._work(shape, variant))
+
+    def is_slow(self, shape: Shape, variant: ShardingVariant) -> bool:
+        """True if a larger submesh takes more than twice the device-seconds."""
+        larger = shape.device_count > self._host
+        return larger and self._work(shape, variant) > 2 * self._least
+
+    def _work(self, shape: Shape, variant: ShardingVariant) -> float:
+        return shape.device_count * variant.work_seconds(variant.rows[-1])
+
+
+def _sizes(rows: Sequence[int], request: Request) -> list[int]:
+    """The sizes of microbatch that ways are found for: one row, few and many, as far as there are.
+
+    Many are one for every device.
+    """
+    most = request.cluster.device_count
+    several = sorted({n for n in rows if n > 1})
+    many = [n for n in several if n >= most][:1] or several[-1:]
+    return sorted({*(n for n in rows if n == 1), *several[:1], *many})
+
+
+def _few(rows: Sequence[int], mesh: MeshShape) -> list[int]:
+    """The sizes of microbatch that tight ways are found for: as small as suits a mesh.
+
+    A first axis of several is for rows, so there are as many; on a mesh of one axis the rows are
+    whole, or each device has one.
+    """
+    first = mesh.sizes[0] if mesh.sizes else 1
+    enough = sorted(n for n in rows if n >= first)[:1]
+    if len(mesh.sizes) > 1:
+        return enough
+    return sorted({*(n for n in rows if n == 1), *sorted(n for n in rows if n > 1)[:1], *enough})
+
+
+def _cut_bytes(programs: LayerPrograms, microbatches: int) -> tuple[int, ...]:
     """Bytes that cross between layers, for one microbatch: in proportion to its rows."""
-    more = apart.batching.microbatches / microbatches
-    return tuple(round(layer.cut_bytes * more) for layer in apart.layers[:-1])
+    more = programs.batching.microbatches / microbatches
+    return tuple(round(layer.cut_bytes * more) for layer in programs.layers[:-1])

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autopar.cluster.submesh import link_between
+from autopar.cost.stage import StageCost
 from autopar.planner.placed_stages import PlacedStages
-from autopar.planner.stage_costs import StageCosts
 from autopar.schedule.simulate import Simulation, StageTimes, simulate
 from autopar.schedule.table import make_grid
 
@@ -54,7 +54,7 @@ class StepTiming:
         return self.simulation.peak_in_flight if self.simulation is not None else (1,)
 
 
-def time_step(placed: PlacedStages, costs: Sequence[StageCosts]) -> StepTiming:
+def time_step(placed: PlacedStages, costs: Sequence[StageCost]) -> StepTiming:
     """The step's time by the costs of its stages."""
     stages, contexts = placed.stages, placed.contexts
     count = len(contexts)

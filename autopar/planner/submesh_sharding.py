@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from autopar.cost.listing import Seconds
+from autopar.cost.stage import peak_bytes
 from autopar.errors import InfeasibleError, MemoryLimitError
 from autopar.ir.graph import Graph, Operand
-from autopar.ir.paths import meant
 from autopar.ir.program import SubmeshGraph
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.text import show_bytes
 from autopar.ir.values import Value
-from autopar.passes.base import Setting
+from autopar.passes.base import NO_LIMIT_BYTES, Setting
 from autopar.passes.shard.base import AbstractSharding
-from autopar.passes.shard.optimal import MinMemory, Optimal
-from autopar.passes.shard.recipes import AbstractRecipe, recipe_named
+from autopar.passes.shard.optimal import MinMemory
+from autopar.passes.shard.recipes import recipe_named
 from autopar.passes.shard.solver.effort import QUICK
 from autopar.planner.fit_within import fit_within
-from autopar.planner.placed_stages import PlacedStages, SubmeshContext
-from autopar.planner.request import Pins, Request
-from autopar.planner.stage_costs import peak_bytes
+from autopar.planner.placed_stages import PlacedStages
+from autopar.planner.request import Request, pins_on
 from autopar.planner.stage_programs import cost_stage
 
-_ROOMY = 2**60  # bytes that bind nothing
-_SMALL = 1500  # ops of a stage up to which other shardings are tried where one does not fit
-_LEAN = ("megatron", "fsdp", "fsdp+tp")  # recipes that cut up parameters and optimizer state
+_SMALL = 1500  # ops of a stage up to which the least that it can hold is looked for
+_TRIES = 4  # allowances: other stages are sooner found than another sharding
+_STEP = 16  # a part of the limit
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,14 @@ class SubmeshPlan:
         return self.sharding.outcome.seconds
 
 
+class StageMemoryError(MemoryLimitError):
+    """The stages of a submesh hold more than its devices may, however they are sharded."""
+
+    def __init__(self, message: str, submesh: int, peak_bytes: int) -> None:
+        MemoryLimitError.__init__(self, message)
+        self.submesh, self.peak_bytes = submesh, peak_bytes
+
+
 class SubmeshSharder:
     """Shards the stages of each submesh; isomorphic submeshes take one answer."""
 
@@ -59,18 +67,25 @@ class SubmeshSharder:
         self._placed, self._request, self._setting = placed, request, setting
         self._known: dict[object, tuple[SubmeshGraph, ShardingPlan]] = {}
 
-    def shard(self, submesh: int, recipe: str, partial_sums: bool) -> ShardingPlan:
-        """The plan of a submesh; raises MemoryLimitError where nothing fits its devices.
+    def shard(self, submesh: int, partial_sums: bool) -> ShardingPlan:
+        """The plan of a submesh; raises StageMemoryError where nothing fits its devices.
 
-        First the recipe that the stage's price is of, without a limit: it is known to fit, or
-        nearly. Then recipes that hold less, and what keeps the limit. Large stages are not tried
-        again: other stages are sooner found than another sharding.
+        First what an isomorphic submesh was given. Then, where the stage's price is of that, the
+        fastest without a limit; what keeps the limit; and of small stages what holds the least.
         """
-        joint, ground = self._placed.graphs[submesh], self._placed.contexts[submesh]
-        limit, method = self._request.budget_bytes, self._request.method
-        pins = self._pins(joint)
-        setting = self._setting_of(joint, ground, pins, submesh)
-        is_small = joint.graph.op_count <= _SMALL
+        joint, context = self._placed.graphs[submesh], self._placed.contexts[submesh]
+        limit, mesh = self._request.budget_bytes, context.tables.prices.mesh
+        recipe = recipe_named(self._request.method)
+        shard = replace(
+            self._request.shard, recipe=recipe, effort=QUICK, explain=False,
+            reshard_costs=context.tables,
+        )  # fmt: skip
+        pins = pins_on(joint.graph, self._request.pins)
+        setting = replace(
+            self._setting, cluster=context.cluster, mesh=mesh, pins=pins, partial_sums=False,
+            resharder=context.resharder, in_flight=self._placed.held_often(submesh),
+        )  # fmt: skip
+        key = (structure_hash(joint.graph), mesh, str(context.cluster), pins, partial_sums)
 
         def tried(shard: AbstractSharding, within: Setting) -> SubmeshPlan | None:
             try:
@@ -80,71 +95,42 @@ class SubmeshSharder:
             return SubmeshPlan.of(self._placed, submesh, plan)
 
         def roomy() -> Iterator[SubmeshPlan | None]:
-            mesh = ground.tables.prices.mesh
-            key = (
-                structure_hash(joint.graph), mesh, str(ground.cluster), pins, recipe, partial_sums,
-            )  # fmt: skip
-            known = self._known.get(key)
-            if known is not None:
-                plan = rename_plan(known[1], known[0].graph, joint.graph)
-                yield SubmeshPlan.of(self._placed, submesh, plan)
-            else:
-                without = replace(setting, memory_bytes=_ROOMY, partial_sums=partial_sums)
-                found = tried(self._quick(recipe_named(recipe), ground), without)
-                if found is not None:
-                    self._known[key] = joint, found.sharding
-                yield found
-            for name in _LEAN if is_small and method == "auto" else ():
-                without = replace(setting, memory_bytes=_ROOMY, partial_sums=False)
-                yield tried(self._quick(recipe_named(name), ground), without)
+            if key in self._known:
+                graph, plan = self._known[key]
+                renamed = rename_plan(plan, graph.graph, joint.graph)
+                yield SubmeshPlan.of(self._placed, submesh, renamed)
+            if partial_sums:
+                yield tried(shard, replace(setting, memory_bytes=NO_LIMIT_BYTES, partial_sums=True))
 
         def solve(allowed: int) -> SubmeshPlan | None:
-            within = replace(setting, memory_bytes=allowed, partial_sums=False)
-            return tried(self._quick(recipe_named(method), ground), within) if is_small else None
+            return tried(shard, replace(setting, memory_bytes=allowed))
 
         def lightest() -> Iterator[SubmeshPlan | None]:
-            if is_small:
-                shard = MinMemory(recipe=recipe_named(method), reshard_costs=ground.tables)
-                yield tried(shard, replace(setting, memory_bytes=limit, partial_sums=False))
+            if joint.graph.op_count <= _SMALL:
+                leanest = MinMemory(recipe=recipe, reshard_costs=context.tables)
+                yield tried(leanest, replace(setting, memory_bytes=limit))
 
-        fit = fit_within(limit, solve, roomy(), lightest=lightest())
+        fit = fit_within(limit, solve, roomy(), lightest=lightest(), tries=_TRIES)
         if fit.best is None:
             raise self._refusal(submesh, fit.fewest_bytes)
+        self._known[key] = joint, fit.best.sharding
         return fit.best.sharding
 
-    def _setting_of(
-        self, joint: SubmeshGraph, ground: SubmeshContext, pins: Pins, submesh: int
-    ) -> Setting:
-        flight = self._placed.in_flight[submesh]
-        return replace(
-            self._setting, cluster=ground.cluster, mesh=ground.tables.prices.mesh, pins=pins,
-            resharder=ground.resharder, in_flight=dict.fromkeys(joint.stashed, flight),
-        )  # fmt: skip
-
-    def _pins(self, joint: SubmeshGraph) -> Pins:
-        """The pins of what the submesh holds."""
-        paths = [i.path for i in joint.graph.inputs]
-        return tuple(
-            (pattern, dims) for pattern, dims in self._request.pins if meant(pattern, paths)
-        )
-
-    def _quick(self, recipe: AbstractRecipe, ground: SubmeshContext) -> Optimal:
-        return replace(
-            self._request.shard, recipe=recipe, effort=QUICK, explain=False,
-            reshard_costs=ground.tables,
-        )  # fmt: skip
-
-    def _refusal(self, submesh: int, least: float) -> MemoryLimitError:
+    def _refusal(self, submesh: int, least: float) -> StageMemoryError:
         stages = self._placed.stages
         layers = stages.layers.layers
         held = [s for s in stages.stages if s.submesh == submesh]
         names = ", ".join(f"{layers[s.first].name}..{layers[s.last].name}" for s in held)
-        flight = self._placed.in_flight[submesh]
-        return MemoryLimitError(
+        flight, budget = self._placed.in_flight[submesh], self._request.budget_bytes
+        # Where nothing was found at all, some more than there is.
+        needed = int(least) if math.isfinite(least) else budget + budget // _STEP
+        return StageMemoryError(
             f"stage {names} on mesh{submesh} ({stages.submeshes[submesh].mesh}) needs "
-            f"{show_bytes(least)} a device and may hold {show_bytes(self._request.budget_bytes)}, "
+            f"{show_bytes(needed)} a device and may hold {show_bytes(budget)}, "
             f"with {flight} microbatches in flight under {stages.schedule}.\n"
-            "Try more stages, more microbatches, schedule='1f1b', or more devices."
+            "Try more stages, more microbatches, schedule='1f1b', or more devices.",
+            submesh,
+            needed,
         )
 
 

@@ -13,8 +13,8 @@ from autopar.ir.inspection import (
     AxisRole,
     AxisUse,
     CommRow,
-    Level,
     MemoryCurve,
+    MemoryLevel,
     ModuleRow,
     OpRow,
     Spot,
@@ -281,7 +281,7 @@ def _peak(curve: MemoryCurve, name: str) -> Text:
     return Text.assemble((name, QUIET), show_bytes(top.nbytes), (f"{when}: {top.label}", QUIET))
 
 
-def _columns(levels: Sequence[Level], width: int) -> list[int]:
+def _columns(levels: Sequence[MemoryLevel], width: int) -> list[int]:
     """The most that is held in each of so many equal parts of the step."""
     end = levels[-1].seconds or 1.0
     found = [0] * width
@@ -294,7 +294,7 @@ def _columns(levels: Sequence[Level], width: int) -> list[int]:
     return found
 
 
-def _argument_bytes(level: Level) -> int:
+def _argument_bytes(level: MemoryLevel) -> int:
     """Bytes of arguments, which are there throughout the step."""
     return sum(n for kind, n in level.by_kind if kind in _GIVEN)
 

@@ -13,6 +13,7 @@ from autopar.ir.outcome import Status
 from autopar.ir.peak import Peak
 from autopar.ir.plan import Plan
 from autopar.ir.sharding import spec_text
+from autopar.ir.stages import Remat
 from autopar.ir.text import show_bytes, show_seconds, show_type
 from autopar.report.inspection import axis_roles, memory_over_time, roles_of
 from autopar.report.rows import (
@@ -33,8 +34,6 @@ from autopar.schedule.simulate import Simulation
 
 _SHOWN = 6
 
-# What the solver makes small is not the time that is predicted, in which wires run beside work.
-_MARGINS = "Recipes beside this plan, by the solver's sum"
 _ALL_ALIKE = "nothing is sharded: all {} devices do the same work; autopar lint may tell why"
 
 
@@ -103,11 +102,22 @@ def _stages_text(plan: Plan) -> str:
     return f"{len(plan.stages)}{chunks}, {microbatches}, {plan.schedule}"
 
 
+def _compared_by(plan: Plan) -> tuple[str, str]:
+    """The measure by which recipes are beside a plan, in words and at the head of a column.
+
+    What the solver makes small is not the time that is predicted, in which wires run beside work.
+    Plans of stages are compared as they are built.
+    """
+    return ("the solver's sum", "sum") if plan.is_one_program else ("predicted seconds", "step")
+
+
 def margins(plan: Plan) -> RenderableType:
     """The costs of textbook strategies on the plan's mesh, the cheapest first."""
     ours: Row = {"name": "this plan", "seconds": plan.outcome.seconds}
-    columns = {"method": "name", ">sum": "seconds", ">more": "more_share", "~note": "note"}
-    return Table.of(_MARGINS, columns, [ours, *recipe_rows(plan)], lead=3)
+    measure, head = _compared_by(plan)
+    columns = {"method": "name", f">{head}": "seconds", ">more": "more_share", "~note": "note"}
+    title = f"Recipes beside this plan, by {measure}"
+    return Table.of(title, columns, [ours, *recipe_rows(plan)], lead=3)
 
 
 def margins_line(plan: Plan) -> Text:
@@ -119,7 +129,7 @@ def margins_line(plan: Plan) -> Text:
         if r["seconds"] is not None
     )
     none = ", ".join(str(r["name"]) for r in rows if r["seconds"] is None)
-    head = f"recipes by the solver's sum, this plan {show_seconds(best)}: "
+    head = f"recipes by {_compared_by(plan)[0]}, this plan {show_seconds(best)}: "
     return Text.assemble((head, QUIET), words, (f"; no plan: {none}" if none else "", QUIET))
 
 
@@ -173,6 +183,10 @@ _COLUMNS = (
     "forward, backward: one microbatch · once: gradient reductions and update, at the end of a "
     "step · memory: the peak of one device"
 )
+_REMATS = {
+    Remat.SELECTIVE: "all of the forward but products with parameters is",
+    Remat.FULL: "the forward is",
+}
 
 
 def pipeline(plan: Plan, simulation: Simulation | None = None) -> RenderableType:
@@ -219,9 +233,10 @@ def _title(plan: Plan) -> str:
 
 def _notes(plan: Plan) -> Iterator[Text]:
     yield Text(_COLUMNS, style=QUIET)
-    again = [f"S{i}" for i, stage in enumerate(plan.stages) if stage.recompute]
-    if again:
-        yield Text(f"{', '.join(again)}: the forward is computed again for the backward")
+    for remat, what in _REMATS.items():
+        stages = [f"S{i}" for i, stage in enumerate(plan.stages) if stage.remat is remat]
+        if stages:
+            yield Text(f"{', '.join(stages)}: {what} computed again for the backward")
     for note in plan.notes:
         yield Text(f"microbatches: {note}", style=QUIET)
 

@@ -18,14 +18,15 @@ from autopar.ir.inspection import (
     AxisUse,
     CommRow,
     Inspection,
-    Level,
+    MemoryLevel,
     OpRow,
     Spot,
 )
 from autopar.ir.paths import common_path, unnumbered
 from autopar.ir.peak import Peak
-from autopar.ir.plan import Argument, Plan, PlannedStage, Traffic
+from autopar.ir.plan import Argument, Plan, PlannedStage
 from autopar.ir.sharding import Sharding, spec_text
+from autopar.ir.traffic import Traffic
 from autopar.ir.values import Role, item_bytes
 from autopar.schedule.simulate import Simulation
 
@@ -278,7 +279,7 @@ def stage_row(stage: PlannedStage) -> Row:
         "modules": stage.name,
         "layers": stage.layers,
         "submesh": stage.submesh,
-        "recompute": stage.recompute,
+        "remat": stage.remat.value,
         "forward_seconds": stage.forward_seconds,
         "input_gradient_seconds": stage.input_gradient_seconds,
         "weight_gradient_seconds": stage.weight_gradient_seconds,
@@ -364,7 +365,7 @@ def _plain(value: object) -> Json:
         return {"spec": spec_text(value), "partial": list(value.partial)}
     if isinstance(value, Enum):
         return str(value.value)
-    if isinstance(value, Level):
+    if isinstance(value, MemoryLevel):
         kinds: Json = {kind.value: nbytes for kind, nbytes in value.by_kind}
         return {"seconds": value.seconds, "label": value.label, "bytes_by_kind": kinds}
     if is_dataclass(value):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autopar.ir.compiled import Level
+from autopar.ir.compiled import CheckLevel
 from autopar.ir.text import show_bytes
 from autopar.ir.verification import CompiledPart, Figure, Numerics, Verification
 from autopar.report.style import ACCENT, BAD, GOOD, QUIET, bar, facts
@@ -110,7 +110,7 @@ def _word(agrees: bool, word: str = "") -> Text:
 
 def _overview(found: Verification) -> Table:
     """A row for each program of a plan of stages; those that differ follow in full."""
-    memory = (">peak", ">compiled", ">ratio") if found.level is not Level.COLLECTIVES else ()
+    memory = (">peak", ">compiled", ">ratio") if found.level is not CheckLevel.COLLECTIVES else ()
     rows: list[tuple[Cell, ...]] = []
     for part in found.parts:
         sent = [f for f in part.figures if f.kind]
@@ -125,10 +125,10 @@ def _overview(found: Verification) -> Table:
     return Table(title, ("part", ">sends", ">compiled", *memory, ""), rows)
 
 
-def _part(part: CompiledPart, level: Level) -> Iterator[RenderableType]:
+def _part(part: CompiledPart, level: CheckLevel) -> Iterator[RenderableType]:
     yield _figures(part)
     made = part.compiled
-    if level is not Level.COLLECTIVES:
+    if level is not CheckLevel.COLLECTIVES:
         share = made.peak_bytes / part.device_bytes
         yield Text.assemble(
             "compiled, a device holds ", (show_bytes(made.peak_bytes), "bold"),

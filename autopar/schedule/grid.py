@@ -95,7 +95,8 @@ class Grid:
             slot = max(free[device], slots[awaited] + 1 if awaited >= 0 else 0)
             slots.append(slot)
             free[device] = slot + 1
-        return tuple(tuple(slots[t] for t in numbers.tolist()) for numbers in wiring.rows)
+        rows: list[list[int]] = [numbers.tolist() for numbers in wiring.rows]
+        return tuple(tuple(slots[t] for t in numbers) for numbers in rows)
 
     def tasks(self) -> Iterator[Task]:
         """The tasks, device by device."""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from autopar.ir.compiled import Compiled, Level
+from autopar.ir.compiled import CheckLevel, Compiled
 from autopar.ir.spmd import COLLECTIVES
 from autopar.ir.verification import CompiledPart, Figure, Unit
 from autopar.verifying.programs import PlannedProgram
@@ -23,7 +23,7 @@ NEGLIGIBLE_SHARE = 0.001
 class Judge:
     """The rules of agreement, for devices of so many bytes and of a platform."""
 
-    level: Level
+    level: CheckLevel
     platform: str
     device_bytes: int
 
@@ -35,7 +35,7 @@ class Judge:
         found = compare_collectives(program.collectives, compiled.collectives)
         is_whole = not compiled.out_of_memory or bool(compiled.hlo)
         figures = list(_traffic(found)) if is_whole else []
-        if self.level is not Level.COLLECTIVES:
+        if self.level is not CheckLevel.COLLECTIVES:
             figures += [*self._memory(program, compiled), *self._seconds(program, compiled)]
         return CompiledPart(
             name=program.name,

@@ -12,7 +12,7 @@ from autopar.cluster.target import Target
 from autopar.errors import ArgumentError, VerifyError
 from autopar.frontend import read_call
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
-from autopar.ir.compiled import Compiled, Level
+from autopar.ir.compiled import CheckLevel, Compiled
 from autopar.ir.plan import Plan
 from autopar.ir.program import Program
 from autopar.ir.verification import CompiledPart, Numerics, Verification
@@ -34,7 +34,7 @@ from autopar.verifying.programs import programs_of, whole_job
 from autopar.verifying.shrink import Called, shrunk
 
 # A program, exported when it is asked for, the level and the seconds to what became of it.
-Compile = Callable[[Callable[[], Job], Level, float], Compiled]
+Compile = Callable[[Callable[[], Job], CheckLevel, float], Compiled]
 
 _CPU_NOTE = (
     "XLA on CPU fuses less, widens narrow floats and has no timeline: its peak decides nothing, "
@@ -42,7 +42,7 @@ _CPU_NOTE = (
 )
 
 
-def compile_program(export: Callable[[], Job], level: Level, limit_seconds: float) -> Compiled:
+def compile_program(export: Callable[[], Job], level: CheckLevel, limit_seconds: float) -> Compiled:
     """Compile for the program's target; raises VerifyError as its compiler does."""
     return compile_ahead(export(), level, limit_seconds)
 
@@ -56,7 +56,7 @@ class Inquiry:
     each program.
     """
 
-    level: Level = Level.MEMORY
+    level: CheckLevel = CheckLevel.MEMORY
     target: Cluster | None = None
     steps: int = STEPS
     devices: int | None = None
@@ -64,13 +64,13 @@ class Inquiry:
     compile: Compile = compile_program
 
 
-def level_named(name: str | Level) -> Level:
+def level_named(name: str | CheckLevel) -> CheckLevel:
     """The level of a name; raises ArgumentError for no such name."""
     try:
-        return Level(name)
+        return CheckLevel(name)
     except ValueError:
         raise ArgumentError(
-            f"there is no level {name!r}; write {', '.join(level.value for level in Level)}"
+            f"there is no level {name!r}; write {', '.join(level.value for level in CheckLevel)}"
         ) from None
 
 
@@ -82,7 +82,7 @@ def verify_planned(planned: Planned, called: Called, inquiry: Inquiry) -> Verifi
     """
     origin = planned.plan.origin
     level = inquiry.level
-    if level is Level.NUMERICS:
+    if level is CheckLevel.NUMERICS:
         found = _numerics(planned, called, inquiry)
         return Verification(origin.step, origin.cluster_name, level, numerics=found)
     cluster = _target_cluster(planned, inquiry)

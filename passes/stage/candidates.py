@@ -6,27 +6,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from autopar.cluster.submesh import Block, Link, link_between, place
+from autopar.cost.listing import Seconds
+from autopar.cost.stage import StageCost
 from autopar.passes.stage.dynamic import Interval
 from autopar.passes.stage.interval_costs import IntervalCosts
-from autopar.passes.stage.prices import ChosenStage, LayerPrice, Option, StageTable
+from autopar.passes.stage.prices import Choice, ChosenStage, StageTable
 from autopar.schedule.grid import Grid
 from autopar.schedule.simulate import simulate
 from autopar.schedule.table import SCHEDULES, device_order, in_flight
 from autopar.schedule.times import StageTimes
-
-
-@dataclass(frozen=True)
-class StageSums:
-    """A stage's layers added up, for one microbatch on one device; see LayerPrice."""
-
-    forward: float
-    input_gradient: float
-    weight_gradient: float
-    once: float
-    fixed_bytes: int
-    activation_bytes: int
-    kept_bytes: int
-    working_bytes: int
 
 
 def chunks_of(schedule: str) -> int:
@@ -74,12 +62,20 @@ class Candidate:
         return device_order(self.schedule, self.devices, self.chunks)
 
     @cached_property
-    def sums(self) -> tuple[StageSums, ...]:
-        """The price of each stage, with the dispatch of F, I and, where it is a task, W."""
-        second = self.table.task_seconds
-        tasks = (second, second, second if self._splits else 0.0)
+    def sums(self) -> tuple[StageCost, ...]:
+        """The cost of each stage, with the dispatch of F, I and, where it is a task, W."""
+        task = Seconds(self.table.task_seconds)
+        tasks = StageCost(task, task, task if self._splits else Seconds())
+        options = self.costs.options
         return tuple(
-            _sum_stage(self.costs.options[part.option], part, tasks) for part in self.parts
+            StageCost.of_layers(
+                (
+                    tasks,
+                    *options[part.option].layers[part.first : part.last + 1],
+                    StageCost(fixed_bytes=options[part.option].spare_bytes),
+                )
+            )
+            for part in self.parts
         )
 
     @cached_property
@@ -140,9 +136,9 @@ class Candidate:
         run = simulate(
             grid,
             StageTimes(
-                forward=tuple(s.forward for s in sums),
-                input_gradient=tuple(s.input_gradient for s in sums),
-                weight_gradient=tuple(s.weight_gradient for s in sums),
+                forward=tuple(s.forward.total for s in sums),
+                input_gradient=tuple(s.input_gradient.total for s in sums),
+                weight_gradient=tuple(s.weight_gradient.total for s in sums),
                 send_seconds=tuple(link.seconds(nbytes) for link, nbytes in self._wires),
                 activation_bytes=tuple(s.activation_bytes for s in sums),
                 kept_bytes=tuple(s.kept_bytes for s in sums),
@@ -151,10 +147,23 @@ class Candidate:
         # Once-a-step work follows a device's last task, so it hides behind later devices.
         ends = [float(run.ends[row[-1]]) for row in grid.wiring.rows]
         for stage, device in zip(sums, self.device_of, strict=True):
-            ends[device] += stage.once
+            ends[device] += stage.once.total
         # The simulator knows no queues on wires: this bound does.
         queued = self._trips[0] + (self.microbatches - 1) * self._busiest_wire
         return max(*ends, queued), self._on_devices(run.peak_bytes)
+
+    def simulated(self, grid: Grid) -> Choice:
+        """The choice that it is, with what the simulation gives."""
+        seconds, peaks = self.run_simulation(grid)
+        return Choice(
+            self.stages,
+            self.microbatches,
+            self.schedule,
+            self.chunks,
+            seconds,
+            self.formula_seconds,
+            peaks,
+        )
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
@@ -174,8 +183,7 @@ class Candidate:
                 part.last,
                 self.blocks[device],
                 options[part.option].mesh,
-                options[part.option].recompute,
-                options[part.option].recipe,
+                options[part.option].remat,
                 options[part.option].partial_sums,
             )
             for part, device in zip(self.parts, self.device_of, strict=True)
@@ -206,8 +214,8 @@ class Candidate:
         trip = 0.0
         cuts = [*(2 * link.seconds(nbytes) for link, nbytes in self._wires), 0.0]
         for sums, cut in reversed(list(zip(self.sums, cuts, strict=True))):
-            trip += sums.forward + sums.input_gradient + cut
-            trip += 0.0 if self._splits else sums.weight_gradient
+            trip += sums.forward.total + sums.input_gradient.total + cut
+            trip += 0.0 if self._splits else sums.weight_gradient.total
             trips.append(trip)
         return trips[::-1]
 
@@ -235,17 +243,3 @@ class Candidate:
             fixed[device] += sums.fixed_bytes
             working[device] = max(working[device], sums.working_bytes)
         return tuple(map(sum, zip(held, fixed, working, strict=True)))
-
-
-def _sum_stage(option: Option, part: Interval, tasks: tuple[float, float, float]) -> StageSums:
-    layers: tuple[LayerPrice, ...] = option.layers[part.first : part.last + 1]
-    return StageSums(
-        forward=sum(layer.forward_seconds for layer in layers) + tasks[0],
-        input_gradient=sum(layer.input_gradient_seconds for layer in layers) + tasks[1],
-        weight_gradient=sum(layer.weight_gradient_seconds for layer in layers) + tasks[2],
-        once=sum(layer.once_seconds for layer in layers),
-        fixed_bytes=sum(layer.fixed_bytes for layer in layers),
-        activation_bytes=sum(layer.activation_bytes for layer in layers),
-        kept_bytes=sum(layer.kept_bytes for layer in layers),
-        working_bytes=max(layer.working_bytes for layer in layers),
-    )

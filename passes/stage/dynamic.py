@@ -19,7 +19,7 @@ pipeline this is the m microbatches and what is done once, exactly.
 round trip of F seconds one ends every F/k at best (Little's law), which is where slow links cost
 1f1b more than their latency; without transfers F/k <= w, and if m <= k nobody waits.
 
-F falls as w rises, so between two thresholds that have been fill_at no F is less than at the upper,
+F falls as w rises, so between two thresholds that have been filled no F is less than at the upper,
 and no w less than the first above the lower: the thresholds are bisected, and halves that this
 bound rules out are left. No partition whose slowest stage takes w ends, under any schedule, before
 (m-1) w: from there on nothing is tried.
@@ -146,7 +146,7 @@ def _outdone(costs: IntervalCosts, waits: Floats, bears: Ints) -> npt.NDArray[np
 def fill(field: Field, threshold: float, most_stages: int) -> Floats:
     """F over [s, i, d] of up to `most_stages`, each of at most `threshold` seconds.
 
-    The compiler is imported where the first field is fill_at, for it takes a second to start.
+    The compiler is imported where the first field is filled, for it takes a second to start.
     """
     from autopar.passes.stage.kernel import fill_sums
 

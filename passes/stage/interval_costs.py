@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from autopar.cluster.submesh import links_in_a_row
-from autopar.passes.stage.prices import BatchPrices, LayerPrice, Option, StageTable
+from autopar.cost.stage import StageCost
+from autopar.passes.stage.prices import BatchPrices, Option, StageTable
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -75,6 +76,7 @@ def interval_costs(table: StageTable, batch: BatchPrices) -> IntervalCosts:
     # Once-a-step work is spread over m - 1 microbatches: (m - 1) of a stage hold it all.
     whole, once = _sums(rows.whole) + 2 * table.task_seconds, _sums(rows.once)
     alone = batch.microbatches == 1
+    spare = np.array([option.spare_bytes for option in options], dtype=np.int64)
     seconds = whole + once / (1 if alone else batch.microbatches - 1)
     return IntervalCosts(
         batch=batch,
@@ -85,7 +87,7 @@ def interval_costs(table: StageTable, batch: BatchPrices) -> IntervalCosts:
         whole=whole + once if alone else whole,
         forward=_sums(rows.forward),
         weight=_sums(rows.weight),
-        fixed=_sums(rows.fixed).astype(np.int64),
+        fixed=_sums(rows.fixed).astype(np.int64) + spare[:, None, None],
         activation=_sums(rows.activation).astype(np.int64),
         working=_largest(rows.working).astype(np.int64),
         cut=_cuts(table, batch),
@@ -106,17 +108,17 @@ class _Rows:
 
 
 def _layer_rows(options: tuple[Option, ...]) -> _Rows:
-    # Equal layers share their price, so that each is read once.
+    # Equal layers share their cost, so that each is read once.
     read: dict[int, tuple[float, ...]] = {}
 
-    def figures(price: LayerPrice) -> tuple[float, ...]:
-        if id(price) not in read:
-            nbytes = price.fixed_bytes, price.activation_bytes, price.working_bytes
-            parts = price.forward_seconds, price.weight_gradient_seconds
-            read[id(price)] = (price.seconds, price.once_seconds, *parts, *nbytes)
-        return read[id(price)]
+    def figures(cost: StageCost) -> tuple[float, ...]:
+        if id(cost) not in read:
+            nbytes = cost.fixed_bytes, cost.activation_bytes, cost.working_bytes
+            parts = cost.forward.total, cost.weight_gradient.total
+            read[id(cost)] = (cost.each.total, cost.once.total, *parts, *nbytes)
+        return read[id(cost)]
 
-    cube = np.array([[figures(price) for price in option.layers] for option in options])
+    cube = np.array([[figures(cost) for cost in option.layers] for option in options])
     return _Rows(*np.moveaxis(cube, 2, 0))
 
 

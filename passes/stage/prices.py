@@ -1,7 +1,7 @@
-"""Input and answer of the stage search: the price of every layer on every submesh, and the choice.
+"""Input and answer of the stage search: the cost of every layer on every submesh, and the choice.
 
-A `StageTable` is filled one layer at a time: layers that are equal share one `LayerPrice`, and an
-interval of layers is priced by adding (working bytes: by the largest). Letters:
+A `StageTable` is filled one layer at a time: layers that are equal share one `StageCost`, and an
+interval of layers costs what `StageCost.of_layers` says. Letters:
 m microbatches of a step, p stages, F forward, I and W the input- and weight-gradient halves of a
 backward.
 """
@@ -12,49 +12,26 @@ from dataclasses import dataclass, field
 
 from autopar.cluster import Cluster
 from autopar.cluster.submesh import Block, Submesh
+from autopar.cost.stage import StageCost
 from autopar.errors import GraphError
 from autopar.ir.mesh import MeshShape
-
-
-@dataclass(frozen=True)
-class LayerPrice:
-    """Seconds and bytes of a layer on one device of a submesh, for one microbatch.
-
-    `once_seconds` are spent once a step: gradient reductions and the update. `fixed_bytes` are
-    held throughout (parameters, optimizer state, gradient accumulators), `activation_bytes` from
-    F to I of one microbatch, and `kept_bytes` of these from I to W. `working_bytes` exist while
-    the layer runs.
-    """
-
-    forward_seconds: float
-    input_gradient_seconds: float
-    weight_gradient_seconds: float
-    once_seconds: float
-    fixed_bytes: int
-    activation_bytes: int
-    kept_bytes: int
-    working_bytes: int
-
-    @property
-    def seconds(self) -> float:
-        """F, I and W of one microbatch."""
-        return self.forward_seconds + self.input_gradient_seconds + self.weight_gradient_seconds
+from autopar.ir.stages import Remat
 
 
 @dataclass(frozen=True)
 class Option:
-    """A logical mesh to run layers on, with the prices of all layers.
+    """A logical mesh to run layers on, what they keep for the backward pass, and their costs.
 
-    With `recompute` these have the second forward in I and fewer activations. `recipe` restricts
-    the shardings behind the prices, and with `partial_sums` gradients are combined over devices
-    once a step.
+    With `partial_sums` gradients are combined over devices once a step. `spare_bytes` are set
+    aside: so much more was held by stages of the option, when they were built, than their layers'
+    costs add up to.
     """
 
     mesh: MeshShape
-    recompute: bool
-    layers: tuple[LayerPrice, ...] = field(repr=False)
-    recipe: str = "auto"
+    remat: Remat
+    layers: tuple[StageCost, ...] = field(repr=False)
     partial_sums: bool = True
+    spare_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -136,12 +113,11 @@ class ChosenStage:
     last: int
     block: Block
     mesh: MeshShape
-    recompute: bool
-    recipe: str = "auto"
+    remat: Remat
     partial_sums: bool = True
 
     def __str__(self) -> str:
-        again = ", recomputed" if self.recompute else ""
+        again = f", {self.remat} remat" if self.remat is not Remat.NONE else ""
         return f"L{self.first}..L{self.last} on {self.block} ({self.mesh}){again}"
 
 
@@ -176,10 +152,12 @@ class Choice:
 class Ranked:
     """The best choice, the runners-up in order, and how the best was found.
 
-    `examined` counts the choices that were simulated and fit.
+    `examined` counts the choices that were simulated and fit. `simple` is the best that a textbook
+    has: equal stages that are all sharded alike; None where the devices make no such stages.
     """
 
     best: Choice
     others: tuple[Choice, ...]
     examined: int
     sentence: str
+    simple: Choice | None = None

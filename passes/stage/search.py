@@ -26,6 +26,7 @@ import numpy as np
 
 from autopar.cluster.submesh import submesh_families
 from autopar.errors import InfeasibleError, MemoryLimitError, ScheduleError
+from autopar.ir.stages import Remat
 from autopar.ir.text import show_bytes, show_seconds
 from autopar.passes.base import AbstractPass, Setting
 from autopar.passes.stage.candidates import Candidate, chunks_of
@@ -93,7 +94,9 @@ def search(table: StageTable, wanted: Wanted = Wanted()) -> Ranked:
         raise _refusal(space, ranking)
     best, *others = ranking.rank()
     sentence = _summary(best, others, len(ranking.choices))
-    return Ranked(best, tuple(others[:_OTHERS]), len(ranking.choices), sentence)
+    return Ranked(
+        best, tuple(others[:_OTHERS]), len(ranking.choices), sentence, simple_choice(space)
+    )
 
 
 # -- 1. the space --------------------------------------------------------------------------------
@@ -190,6 +193,39 @@ def _stage_counts(family: Family, every: int) -> set[int]:
             if devices <= total:
                 counts[total] |= {count + 1 for count in counts[total - devices]}
     return counts[every]
+
+
+# -- the simple plan -----------------------------------------------------------------------------
+
+
+def simple_choice(space: SearchSpace) -> Choice | None:
+    """The best plan of equal stages, a host each if no number is asked for, all sharded alike.
+
+    The layers are cut as evenly as they can be and run under the schedule that keeps least; the
+    number of microbatches is the one of least formula seconds, which weighs the bubble against
+    small microbatches. No search should be needed to find it, so none may end up behind it. Where
+    none fits by its price it is the one that holds the least: what is built may hold less.
+    """
+    table, every = space.table, space.table.cluster.device_count
+    wanted = space.stages or table.cluster.hosts
+    found: list[Candidate] = []
+    for costs in space.batches if space.flat else ():
+        for f, family in enumerate(space.families):
+            equal = [u for u, devices in family.items() if devices * wanted == every]
+            for o in np.flatnonzero(np.isin(costs.submesh, equal)).tolist():
+                parts = _even_chunks(costs, (o,), wanted)
+                if parts is not None:
+                    schedule = min(space.flat, key=lambda s: sum(in_flight(s, wanted, wanted, 1)))
+                    found.append(Candidate(table, costs, f, parts, schedule, True))
+    if not found:
+        return None
+
+    def rank(candidate: Candidate) -> tuple[float, float]:
+        over = max(0, max(candidate.formula_bytes) - table.memory_bytes)
+        return over, candidate.formula_seconds
+
+    best = min(found, key=rank)
+    return best.simulated(make_grid(best.schedule, best.devices, best.microbatches, 1))
 
 
 # -- 2. seeds of candidates ----------------------------------------------------------------------
@@ -529,21 +565,11 @@ class Ranking:
             return
         self.tasks += candidate.task_count
         # The simulator has the last word on seconds and bytes.
-        seconds, peaks = candidate.run_simulation(grid)
-        if max(peaks) > memory:
-            self._miss(candidate, max(peaks))
+        choice = candidate.simulated(grid)
+        if max(choice.peak_bytes) > memory:
+            self._miss(candidate, max(choice.peak_bytes))
             return
-        self.choices.append(
-            Choice(
-                candidate.stages,
-                candidate.microbatches,
-                candidate.schedule,
-                candidate.chunks,
-                seconds,
-                candidate.formula_seconds,
-                peaks,
-            )
-        )
+        self.choices.append(choice)
 
     def _miss(self, candidate: Candidate, nbytes: int) -> None:
         """Let one that fits wait in its place, if there is one."""
@@ -728,7 +754,7 @@ def _binding(
     at = part.option, part.first, part.last
     option = costs.options[part.option]
     submesh = space.table.submeshes[int(costs.submesh[part.option])]
-    again = ", forwards recomputed" if option.recompute else ""
+    again = f", {option.remat} remat" if option.remat is not Remat.NONE else ""
     return (
         f"So stage {s} of {stages}, layers {part.first} to {part.last} on {submesh} "
         f"({option.mesh}{again}) with {costs.microbatches} microbatches: "

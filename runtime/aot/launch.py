@@ -12,13 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autopar.errors import VerifyError
-from autopar.ir.compiled import Compiled, Level
+from autopar.ir.compiled import CheckLevel, Compiled
 from autopar.runtime.aot.answer import is_scheduled, take_schedule
 from autopar.runtime.aot.answer import read_answer as read_answer
 from autopar.runtime.aot.job import Job
 
 
-def compile_ahead(job: Job, level: Level = Level.MEMORY, limit_seconds: float = 600.0) -> Compiled:
+def compile_ahead(
+    job: Job, level: CheckLevel = CheckLevel.MEMORY, limit_seconds: float = 600.0
+) -> Compiled:
     """Compile a job for its target; below FULL the compiler is stopped before code generation.
 
     All but the times of a TPU's kernels is known by then, in a tenth of the time. A program that
@@ -30,11 +32,14 @@ def compile_ahead(job: Job, level: Level = Level.MEMORY, limit_seconds: float = 
 
 
 def compile_in(
-    folder: Path, job: Job, level: Level = Level.MEMORY, limit_seconds: float = 600.0
+    folder: Path,
+    job: Job,
+    level: CheckLevel = CheckLevel.MEMORY,
+    limit_seconds: float = 600.0,
 ) -> Compiled:
     """The same in a folder that is kept, with all that the compiler wrote; see `read_answer`."""
     # Not one byte of a GPU's code tells anything that its schedule does not.
-    is_early = level is not Level.FULL or job.target.platform == "gpu"
+    is_early = level is not CheckLevel.FULL or job.target.platform == "gpu"
     job.write(folder)
     run_child(folder, limit_seconds, lambda: is_early and is_scheduled(folder))
     if not (folder / "answer.json").exists():

@@ -38,7 +38,7 @@ class Endpoint:
 
     def is_whole_on(self, process: int) -> bool:
         """True if all of its devices are this process's."""
-        return processes_of(self.mesh) == {process}
+        return processes_of(self.mesh) == frozenset({process})
 
 
 class AbstractTransport(abc.ABC):

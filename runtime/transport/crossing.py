@@ -19,9 +19,10 @@ from typing import Any
 import jax
 
 from autopar.frontend import compat
-from autopar.runtime.bind import ArrayType
+from autopar.runtime.bind import ArrayType, words_of
 from autopar.runtime.transport.abstract import Copier, Endpoint, Route
 from autopar.runtime.transport.bridge import Bridge, bridged
+from autopar.runtime.transport.local import local_copier
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,11 @@ def crossed(
 ) -> Copier:
     """A copier between submeshes of several processes, for one of them.
 
-    `carrier` says how a leg is carried; None where this process has no part in it.
+    `carrier` says how a leg is carried; None where this process has no part in it. Where both
+    submeshes are this process's own nothing crosses.
     """
+    if source.is_whole_on(process) and target.is_whole_on(process):
+        return local_copier(routes, source, target)
     words = [Route(_in_words(r.before), _in_words(r.after)) for r in routes]
     copy = bridged(words, source, target, lambda b: _by_legs(b, words, process, carrier), process)
     keys = [i for i, r in enumerate(routes) if r.before.is_key]
@@ -84,7 +88,7 @@ def _in_words(kind: ArrayType) -> ArrayType:
     """The type of the words that keys are, which lie as the keys do."""
     if not kind.is_key:
         return kind
-    words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(kind.shape, kind.dtype))
+    words = words_of(kind)
     return ArrayType(words.shape, words.dtype, kind.spec)
 
 

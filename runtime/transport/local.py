@@ -23,7 +23,12 @@ class LocalTransport(AbstractTransport):
     ) -> Copier:
         """A function of arrays on `source` that gives those on `target`, and does not block."""
         del edge
-        return bridged(routes, source, target, lambda bridges: _puts(bridges, routes))
+        return local_copier(routes, source, target)
+
+
+def local_copier(routes: Sequence[Route], source: Endpoint, target: Endpoint) -> Copier:
+    """A copier between submeshes whose devices are all this process's own."""
+    return bridged(routes, source, target, lambda bridges: _puts(bridges, routes))
 
 
 def _puts(bridges: Sequence[Bridge], routes: Sequence[Route]) -> Copier:

@@ -17,7 +17,6 @@ from jax.sharding import SingleDeviceSharding
 from autopar.runtime.job import Job
 from autopar.runtime.transport.abstract import AbstractTransport, Copier, Endpoint, Route
 from autopar.runtime.transport.crossing import Leg, LegCarrier, crossed
-from autopar.runtime.transport.local import LocalTransport
 
 # An offer's number of 64 bits:  | edge 20 | leg 16 | call 28 |
 _CALL_BITS, _LEG_BITS = 28, 16
@@ -33,7 +32,7 @@ class PullTransport(AbstractTransport):
     def __init__(self, job: Job) -> None:
         from jax.experimental import transfer  # not in every build of JAX
 
-        self._job, self._local = job, LocalTransport()
+        self._job = job
         client = jax.local_devices()[0].client
         own = f"{job.address}:0"
         self._server = transfer.start_transfer_server(client, own, [own] * _STREAMS)
@@ -46,8 +45,6 @@ class PullTransport(AbstractTransport):
     ) -> Copier:
         """A function of arrays on `source` that gives those on `target`, and does not block."""
         me = self._job.index
-        if source.is_whole_on(me) and target.is_whole_on(me):
-            return self._local.copier(routes, source, target, edge)
         return crossed(routes, source, target, me, lambda leg: self._carrier(leg, edge))
 
     def _carrier(self, leg: Leg, edge: int) -> LegCarrier | None:

@@ -10,7 +10,8 @@ from typing import Any, cast
 import numpy as np
 
 from autopar.frontend.traced import Equation, FlatProgram, Ref, TracedStep, refs
-from autopar.runtime.validation.steps import drawn_keys, is_key, on_host
+from autopar.runtime.bind import is_key
+from autopar.runtime.validation.steps import drawn_keys, on_host
 
 Array = np.ndarray[Any, Any]
 

@@ -22,7 +22,7 @@ from autopar.ir.compiled import Compiled
 from autopar.ir.mesh import MeshShape
 from autopar.ir.program import Program
 from autopar.ir.text import show_bytes
-from autopar.runtime.bind import bind_mesh
+from autopar.runtime.bind import bind_mesh, is_key
 from autopar.runtime.executor import Executor
 from autopar.runtime.parts import PartSource
 
@@ -130,11 +130,6 @@ def unpacked(leaf: tuple[str, Any]) -> Any:
 def as_numbers(leaf: Any) -> np.ndarray[Any, Any]:
     """An array's numbers, of keys their bits."""
     return np.asarray(jax.random.key_data(leaf) if is_key(leaf.dtype) else leaf)
-
-
-def is_key(dtype: Any) -> bool:
-    """True for the dtype of typed random keys."""
-    return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key))
 
 
 def drawn_keys(shape: tuple[int, ...], dtype: Any, seed: int) -> Any:

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field, replace
 
 from autopar.calibrating.fitted import Measured, calibrated, predicted_seconds
-from autopar.calibrating.ladder import FULL, Effort
+from autopar.calibrating.ladder import FULL, LadderEffort
 from autopar.calibrating.links import figures_of, with_figures
 from autopar.calibrating.running import Findings, run_ladder
 from autopar.cluster import Cluster
@@ -69,12 +69,12 @@ def figures(cluster: Cluster) -> dict[str, float]:
     }
 
 
-def found_on(cluster: Cluster, bench: ModelBench, effort: Effort = FULL) -> Findings:
+def found_on(cluster: Cluster, bench: ModelBench, effort: LadderEffort = FULL) -> Findings:
     """What a bench answers, starting from a cluster's figures."""
     return run_ladder(cluster, bench, effort, lambda done, total, doing: None)
 
 
-def measured(cluster: Cluster, bench: ModelBench, effort: Effort = FULL) -> Cluster:
+def measured(cluster: Cluster, bench: ModelBench, effort: LadderEffort = FULL) -> Cluster:
     """A cluster as it is calibrated on a bench."""
     samples = tuple(found_on(cluster, bench, effort).samples)
     return calibrated(cluster, Measured(samples, cluster.name, "0.10.2", "made up", "2026-01-01"))

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from autopar.calibrating.fitted import Measured, calibrated, predicted_seconds, refit
-from autopar.calibrating.ladder import FULL, QUICK, Effort, ladder
+from autopar.calibrating.ladder import FULL, QUICK, LadderEffort, ladder
 from autopar.calibrating.running import skipped_lines
 from autopar.cluster import Cluster
 from autopar.cluster.calibration import Sample
@@ -134,7 +134,7 @@ def test_repetitions_last_as_long_as_asked_for_once_the_pace_is_known() -> None:
 class TestTooLittle:
     """Measurements that no cluster can be made of."""
 
-    def refusal(self, effort: Effort, name: str = "8xcpu") -> str:
+    def refusal(self, effort: LadderEffort, name: str = "8xcpu") -> str:
         cluster = Cluster.parse(name)
         with pytest.raises(ClusterError) as caught:
             measured(cluster, ModelBench(cluster), effort)

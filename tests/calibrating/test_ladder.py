@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autopar.calibrating.fitted import predicted_seconds
-from autopar.calibrating.ladder import FULL, QUICK, Effort, ladder, measured_axes
+from autopar.calibrating.ladder import FULL, QUICK, LadderEffort, ladder, measured_axes
 from autopar.cluster import Cluster
 from autopar.cost.collective import COLLECTIVE_KINDS
 from autopar.ir.mesh import MeshShape
@@ -38,7 +38,7 @@ def test_axes_fill_each_level_before_anything_else() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("chosen", [QUICK, FULL], ids=["quick", "full"])
-def test_a_ladder_has_everything_within_its_bounds(name: str, chosen: Effort) -> None:
+def test_a_ladder_has_everything_within_its_bounds(name: str, chosen: LadderEffort) -> None:
     cluster = Cluster.parse(name)
     steps = ladder(cluster, chosen)
     assert len(set(steps)) == len(steps)

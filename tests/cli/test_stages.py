@@ -80,6 +80,17 @@ def test_the_stages_are_a_table_with_the_schedule_in_time(saved: tuple[Path, Ran
     assert "F forward  B backward" in text
 
 
+def test_the_simple_plan_beside_it_is_told_by_predicted_seconds(saved: tuple[Path, Ran]) -> None:
+    text = saved[1].out
+    assert "Recipes beside this plan, by predicted seconds" in text
+    assert "solver's sum" not in text
+    page = saved[0].with_suffix(".html")
+    assert run("report", saved[0], "-o", page).code == 0
+    written_page = page.read_text(encoding="utf-8")
+    assert "by predicted seconds of a step" in written_page
+    assert "by the solver's own prices" not in written_page
+
+
 def test_a_saved_plan_shows_its_stages_and_where_arguments_lie(saved: tuple[Path, Ran]) -> None:
     path = saved[0]
     everything = run("show", path)

@@ -9,7 +9,7 @@ import pytest
 
 from autopar.calibrating.ladder import FULL, QUICK
 from autopar.cli import main as declared
-from autopar.ir.compiled import Level
+from autopar.ir.compiled import CheckLevel
 from autopar.passes.stage.pipedream import SYNCS
 from autopar.schedule.table import SCHEDULES
 
@@ -58,7 +58,7 @@ def test_completion_imports_nothing_that_plans(line: str, offered: str) -> None:
 def test_the_choices_of_options_are_what_there_is() -> None:
     assert tuple(SCHEDULES) == declared.SCHEDULES
     assert SYNCS == declared.SYNCS
-    assert tuple(level.value for level in Level) == declared.LEVELS
+    assert tuple(level.value for level in CheckLevel) == declared.LEVELS
     seconds = next(p for p in declared.calibrate.params if p.name == "seconds")
     assert isinstance(seconds, click.Option)
     assert seconds.help is not None

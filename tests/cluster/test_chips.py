@@ -2,11 +2,14 @@
 
 import pytest
 
+from autopar.cli.main import CLUSTERS
 from autopar.cluster.catalog import CHIPS
 from autopar.cluster.chip import Chip
+from autopar.cluster.cluster import Cluster
 from autopar.cluster.fabric import fabric_of
 from autopar.cluster.local import KINDS, chip_of_kind
 from autopar.errors import ClusterError
+from autopar.hlo.clock import clock_of
 from autopar.runtime.aot.gpu_specs import gpu_spec
 
 
@@ -24,6 +27,13 @@ def test_a_chip_has_every_row_that_it_needs(chip: Chip) -> None:
             gpu_spec(chip.name)
         except ClusterError:
             missing.append("runtime/aot/gpu_specs.py: what XLA's compiler is told of it")
+    if chip.platform == "tpu":
+        try:
+            clock_of(chip.name)
+        except ClusterError:
+            missing.append("autopar/hlo/clock.py: its clock, for libtpu's estimates")
+    if chip.name not in {Cluster.parse(name).chip.name for name in CLUSTERS}:
+        missing.append("autopar/cli/main.py: a usual cluster of it, for completion")
     assert not missing, f"{chip.name} has no row in {missing}"
 
 

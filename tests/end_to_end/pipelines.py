@@ -15,6 +15,7 @@ import pytest
 from autopar.cluster.submesh import Block, submeshes
 from autopar.frontend import StepSpec, read_call, trace
 from autopar.ir.mesh import MeshShape
+from autopar.ir.stages import Remat
 from autopar.passes.base import Setting
 from autopar.passes.lower import program as lowering
 from autopar.passes.lower.partition.step_analysis import grid_of
@@ -42,7 +43,7 @@ class Layout:
     sizes: tuple[int, ...]
     microbatches: int
     schedule: str
-    recompute: bool = False
+    remat: Remat = Remat.NONE
     method: str = "auto"
 
     @property
@@ -57,7 +58,7 @@ class Layout:
         return tuple(Block(int(a), _SHAPES[n]) for a, n in zip(starts, self.sizes, strict=False))
 
     def __str__(self) -> str:
-        again = "-again" if self.recompute else ""
+        again = f"-{self.remat}" if self.remat is not Remat.NONE else ""
         sizes = "+".join(map(str, self.sizes))
         return f"{self.schedule}-{sizes}-m{self.microbatches}{again}"
 
@@ -144,7 +145,7 @@ def _choice(layers: int, layout: Layout) -> Choice:
     stages = tuple(
         ChosenStage(
             first, stop - 1, layout.blocks[device], _mesh(layout.sizes[device]),
-            layout.recompute, layout.method,
+            layout.remat,
         )
         for (first, stop), device in zip(bounds, placed, strict=True)
     )  # fmt: skip

@@ -13,6 +13,7 @@ import pytest
 
 from autopar.errors import BatchStatisticError, GraphError
 from autopar.ir.program import Run
+from autopar.ir.stages import Remat
 from autopar.schedule.order import groups_evenly
 from autopar.schedule.table import SCHEDULES
 from tests.end_to_end.pipelines import (
@@ -70,7 +71,8 @@ def _chosen() -> Iterator[Combo]:
     yield Combo("mlp_seven", Layout((2, 2, 4), 16, "looped-bfs"), "adam")
     yield Combo("encoder_decoder", Layout((2, 2, 2, 2), 8, "zb-h1"), "adam")
     yield Combo("deep_unet", Layout((2, 2, 2, 2), 2, "eager-1f1b"), "adam")
-    yield Combo("tied", Layout((2, 2, 2, 2), 4, "1f1b", recompute=True), "adam")
+    yield Combo("tied", Layout((2, 2, 2, 2), 4, "1f1b", remat=Remat.FULL), "adam")
+    yield Combo("tied", Layout((4, 4), 4, "zb-h1", remat=Remat.SELECTIVE), "adam")
 
 
 CHOSEN = tuple(_chosen())

@@ -28,6 +28,11 @@ HAND: dict[str, tuple[Any, tuple[Any, ...], int]] = {
         (shape(3, 4, 5), shape(3, 5, 6)),
         2 * 3 * 4 * 5 * 6,
     ),
+    "product by groups": (
+        lax.ragged_dot,
+        (X, shape(3, 8, 5), jax.ShapeDtypeStruct((3,), jnp.int32)),
+        2 * 16 * 8 * 5,
+    ),
     "convolution": (_conv, (shape(2, 8, 8, 3), shape(3, 3, 3, 10)), 2 * (2 * 6 * 6 * 10) * 27),
     "grouped convolution": (
         lambda x, w: _conv(x, w, feature_group_count=2),

@@ -234,7 +234,7 @@ def _stages(body: Any, plan: Any, rng: random.Random) -> None:
     stages = body["stages"]
     stage = rng.choice(stages[:-1] or stages)
     stage["stop"] += rng.choice((-2, -1, 1, 2))
-    stage["recompute"] = rng.random() < 0.5
+    stage["remat"] = rng.choice(["none", "selective", "full"])
     body["schedule"] = rng.choice(("gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2"))
 
 

@@ -12,7 +12,7 @@ from autopar.ir.batching import FREE, Accumulator, Batching, Hoist, Moment, Rows
 from autopar.ir.graph import Graph, Op, Operand, Origin, Plain
 from autopar.ir.layers import Layer, LayerSequence
 from autopar.ir.mesh import MeshShape
-from autopar.ir.stages import Stage, StagePlan, Submesh
+from autopar.ir.stages import Remat, Stage, StagePlan, Submesh
 from autopar.ir.values import Input, Literal, Role, Value
 from autopar.rules import attach_rules
 from autopar.schedule.table import device_order
@@ -250,6 +250,6 @@ def plainly(batching: Batching, given: Sequence[Array]) -> list[Array]:
     ]  # fmt: skip
 
 
-def with_stages(plan: StagePlan, recompute: bool) -> StagePlan:
-    """The same plan whose stages recompute their forward part, or do not."""
-    return replace(plan, stages=tuple(replace(s, recompute=recompute) for s in plan.stages))
+def with_stages(plan: StagePlan, remat: Remat) -> StagePlan:
+    """The same plan whose stages recompute so."""
+    return replace(plan, stages=tuple(replace(s, remat=remat) for s in plan.stages))

@@ -11,19 +11,40 @@ from hypothesis import strategies as st
 
 from autopar.cluster import Cluster
 from autopar.cluster.submesh import Submesh, links_in_a_row, submeshes
+from autopar.cost.listing import Seconds
+from autopar.cost.stage import StageCost
 from autopar.ir.mesh import MeshShape
+from autopar.ir.stages import Remat
 from autopar.passes.stage.dynamic import Interval
-from autopar.passes.stage.prices import BatchPrices, LayerPrice, Option, StageTable
+from autopar.passes.stage.prices import BatchPrices, Option, StageTable
 
 FLAT = ("gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2")
 EVERY = (*FLAT, "interleaved", "zb-v")
 PLENTY = 1 << 50
+_NONE, _FULL = (Remat.NONE,), (Remat.FULL,)
 
 
-def even_price(seconds: float, *, once: float = 0.0, held: int = 0, kept: int = 0) -> LayerPrice:
+def layer_cost(
+    forward: float,
+    input_gradient: float,
+    weight_gradient: float,
+    once: float = 0.0,
+    fixed_bytes: int = 0,
+    activation_bytes: int = 0,
+    kept_bytes: int = 0,
+    working_bytes: int = 0,
+) -> StageCost:
+    """A layer all of whose seconds are work."""
+    return StageCost(
+        Seconds(forward), Seconds(input_gradient), Seconds(weight_gradient), Seconds(once),
+        fixed_bytes, activation_bytes, kept_bytes, working_bytes,
+    )  # fmt: skip
+
+
+def even_price(seconds: float, *, once: float = 0.0, held: int = 0, kept: int = 0) -> StageCost:
     """A layer whose F, I and W take a third of `seconds` each."""
     third = seconds / 3
-    return LayerPrice(third, third, third, once, 0, held, kept, 0)
+    return layer_cost(third, third, third, once, 0, held, kept, 0)
 
 
 def mesh_of(submesh: Submesh) -> MeshShape:
@@ -44,7 +65,7 @@ def scaled_table(
     def option(shape: Submesh) -> Option:
         n = shape.device_count
         rate = (1 + penalty * math.log2(n)) / n
-        return Option(mesh_of(shape), False, tuple(even_price(w * rate) for w in weights))
+        return Option(mesh_of(shape), Remat.NONE, tuple(even_price(w * rate) for w in weights))
 
     options = tuple((option(shape),) for shape in shapes)
     cuts = (0,) * (len(weights) - 1)
@@ -96,8 +117,8 @@ def partition_seconds(
     for part in parts:
         u, option = options[part.option]
         layers = option.layers[part.first : part.last + 1]
-        seconds = sum(layer.seconds for layer in layers) + 2 * table.task_seconds
-        once = sum(layer.once_seconds for layer in layers)
+        seconds = sum(layer.each.total for layer in layers) + 2 * table.task_seconds
+        once = sum(layer.once.total for layer in layers)
         links = links_in_a_row(table.cluster, table.submeshes[u])
         ends = [nbytes for nbytes in (cuts[part.first], cuts[part.last + 1]) if nbytes]
         for nbytes in ends if links else ():
@@ -124,15 +145,15 @@ def best_partition(
 
 
 @st.composite
-def layer_prices(draw: st.DrawFn) -> LayerPrice:
+def layer_prices(draw: st.DrawFn) -> StageCost:
     """A layer of up to 12 s and 200 bytes."""
     forward, input_gradient, weight_gradient = (draw(st.integers(1, 4)) / 1.0 for _ in range(3))
     activation = draw(st.integers(0, 40))
-    return LayerPrice(
+    return layer_cost(
         forward,
         input_gradient,
         weight_gradient,
-        once_seconds=float(draw(st.integers(0, 6))),
+        once=float(draw(st.integers(0, 6))),
         fixed_bytes=draw(st.integers(0, 60)),
         activation_bytes=activation,
         kept_bytes=draw(st.integers(0, activation)),
@@ -153,10 +174,10 @@ def stage_tables(draw: st.DrawFn, schedules: tuple[str, ...] = ("1f1b",)) -> Sta
         options: list[tuple[Option, ...]] = []
         for shape in shapes:
             rows: list[Option] = []
-            for recompute in draw(st.sampled_from([(False,), (False, True), (True, False)])):
+            for remat in draw(st.sampled_from([_NONE, (*_NONE, *_FULL), (*_FULL, *_NONE)])):
                 share = draw(st.integers(1, 4)) / 4
-                layers = [_scaled(kind, share, recompute, m) for kind in kinds]
-                rows.append(Option(mesh_of(shape), recompute, tuple(layers[k] for k in pattern)))
+                layers = [_scaled(kind, share, remat, m) for kind in kinds]
+                rows.append(Option(mesh_of(shape), remat, tuple(layers[k] for k in pattern)))
             options.append(tuple(rows))
         gigabytes = draw(
             st.lists(st.sampled_from([0, 1, 4, 30]), min_size=count - 1, max_size=count - 1)
@@ -168,16 +189,16 @@ def stage_tables(draw: st.DrawFn, schedules: tuple[str, ...] = ("1f1b",)) -> Sta
     return StageTable(cluster, limit, shapes, tuple(batches), schedules, tasks, tuple(joined))
 
 
-def _scaled(price: LayerPrice, share: float, recompute: bool, microbatches: int) -> LayerPrice:
+def _scaled(cost: StageCost, share: float, remat: Remat, microbatches: int) -> StageCost:
     """The layer on a share of it, for one of so many microbatches."""
-    part = share / microbatches
-    return LayerPrice(
-        price.forward_seconds * part,
-        (price.input_gradient_seconds + (price.forward_seconds if recompute else 0.0)) * part,
-        price.weight_gradient_seconds * part,
-        price.once_seconds * share,
-        price.fixed_bytes,
-        price.activation_bytes // (4 if recompute else 1),
-        price.kept_bytes // (4 if recompute else 1),
-        price.working_bytes,
+    part, again = share / microbatches, remat is Remat.FULL
+    return layer_cost(
+        cost.forward.total * part,
+        (cost.input_gradient.total + (cost.forward.total if again else 0.0)) * part,
+        cost.weight_gradient.total * part,
+        cost.once.total * share,
+        cost.fixed_bytes,
+        cost.activation_bytes // (4 if again else 1),
+        cost.kept_bytes // (4 if again else 1),
+        cost.working_bytes,
     )

@@ -7,6 +7,7 @@ import pytest
 
 from autopar.errors import GraphError
 from autopar.ir.batching import Batching
+from autopar.ir.stages import Remat
 from tests.passes.loopback import assert_equals_plain, lowered, run
 from tests.passes.sketch import arguments, plainly, with_stages
 from tests.passes.steps import Chain, balanced, two_passes
@@ -41,14 +42,14 @@ HARD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("remat", list(Remat))
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "zb-v"])
 @pytest.mark.parametrize("name", HARD)
-def test_what_makes_pipelines_hard(name: str, schedule: str, recompute: bool) -> None:
+def test_what_makes_pipelines_hard(name: str, schedule: str, remat: Remat) -> None:
     sketch, batching = HARD[name].sketch(), HARD[name].batching()
     p = 2 if schedule == "zb-v" else 4
     stages = sketch.staged(batching, range(4), schedule, p)
-    assert_equals_plain(batching, with_stages(stages, recompute=recompute))
+    assert_equals_plain(batching, with_stages(stages, remat=remat))
 
 
 @pytest.mark.parametrize("schedule", PLAIN)
@@ -71,14 +72,14 @@ def test_two_gradient_passes_with_chunks() -> None:
     assert_equals_plain(batching, sketch.staged(batching, range(4), "interleaved", 2))
 
 
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("remat", list(Remat))
 @pytest.mark.parametrize("schedule", ["gpipe", "looped-bfs"])
-def test_a_statistic_of_the_batch_behind_a_barrier(schedule: str, recompute: bool) -> None:
+def test_a_statistic_of_the_batch_behind_a_barrier(schedule: str, remat: Remat) -> None:
     sketch = balanced()
     batching = sketch.batching(4, 2, loops=2, barrier=True)
     p = 4 if schedule == "gpipe" else 2
     stages = sketch.staged(batching, range(4), schedule, p)
-    assert_equals_plain(batching, with_stages(stages, recompute=recompute))
+    assert_equals_plain(batching, with_stages(stages, remat=remat))
 
 
 def test_a_barrier_needs_all_forwards_first() -> None:

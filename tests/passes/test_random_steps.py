@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.ir.batching import FREE, Moment, Rows, When
+from autopar.ir.stages import Remat
 from autopar.ir.values import Role
 from autopar.passes.lower.partition import part_assignment, step_analysis
 from autopar.schedule.table import SCHEDULES
@@ -64,7 +65,7 @@ def _check(data: st.DataObject, sketch: Sketch, m: int, loops: int) -> None:
     )
     batching = sketch.batching(m, SHAPE[0], loops)
     stages = sketch.staged(batching, [0, *sorted(cuts)], schedule.name, p)
-    assert_equals_plain(batching, with_stages(stages, recompute=data.draw(st.booleans())))
+    assert_equals_plain(batching, with_stages(stages, remat=data.draw(st.sampled_from(Remat))))
 
 
 class _Random:

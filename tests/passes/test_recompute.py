@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.passes.shard.model.recompute import Kept, Repeat, Tradeoff, cheapest, least_again
-from autopar.passes.shard.model.residuals import Held, most_held
+from autopar.passes.shard.model.residuals import OpMemory, most_held
 
 NBYTES = st.integers(0, 20)
 SECONDS = st.integers(0, 30)
@@ -86,9 +86,9 @@ def test_nothing_is_answered_where_nothing_helps() -> None:
 
 def test_what_is_fused_is_not_held() -> None:
     made = [
-        Held((), (("a", 8.0),), "forward", 0.0),
-        Held(("a",), (("b", 8.0),), "forward", 0.0),
-        Held(("b",), (("c", 2.0),), "", 0.0),
-        Held(("c",), (("d", 1.0),), "", 5.0),
+        OpMemory((), (("a", 8.0),), "forward", 0.0),
+        OpMemory(("a",), (("b", 8.0),), "forward", 0.0),
+        OpMemory(("b",), (("c", 2.0),), "", 0.0),
+        OpMemory(("c",), (("d", 1.0),), "", 5.0),
     ]
     assert most_held(made, {"d"}) == (10.0, 2)  # b and c: a is fused into b

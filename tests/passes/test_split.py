@@ -10,7 +10,7 @@ import pytest
 from autopar.errors import GraphError
 from autopar.ir.batching import FREE, Batching, Hoist, Moment, When
 from autopar.ir.program import Part, PartKind, Run, Send
-from autopar.ir.stages import StagePlan
+from autopar.ir.stages import Remat, StagePlan
 from autopar.ir.values import Role
 from autopar.passes.lower.partition.split import split
 from autopar.schedule.grid import Kind
@@ -73,7 +73,7 @@ def test_nothing_waits_for_the_first_stage_so_that_all_of_it_is_w() -> None:
 def test_recomputation_keeps_only_what_comes_into_a_stage() -> None:
     batching, stages = _staged(Chain(layers=6, bias=True), range(0, 6, 2), "1f1b", 3)
     plain, again = (
-        _named(split(batching, s)) for s in (stages, with_stages(stages, recompute=True))
+        _named(split(batching, s)) for s in (stages, with_stages(stages, remat=Remat.FULL))
     )
     assert len(plain["F1"].graph.outputs) > len(again["F1"].graph.outputs) == 1
     assert set(_inputs(again["B1"])) >= set(_inputs(again["F1"]))
@@ -82,9 +82,17 @@ def test_recomputation_keeps_only_what_comes_into_a_stage() -> None:
     assert [len(again[n].accumulators) for n in ("F2", "B2")] == [1, 4]
 
 
+def test_selective_remat_keeps_products_with_parameters() -> None:
+    batching, stages = _staged(Chain(layers=6, bias=True, width=32), range(0, 6, 2), "1f1b", 3)
+    again = _named(split(batching, with_stages(stages, remat=Remat.SELECTIVE)))
+    full = _named(split(batching, with_stages(stages, remat=Remat.FULL)))
+    assert _kinds(full["B1"])["dot_general"] > _kinds(again["B1"])["dot_general"]
+    assert _kinds(again["B1"])["tanh"] == _kinds(full["B1"])["tanh"]
+
+
 def test_split_recomputation_is_in_i_alone() -> None:
     batching, stages = _staged(Chain(layers=4), range(0, 4, 2), "zb-h1", 2)
-    parts = _named(split(batching, with_stages(stages, recompute=True)))
+    parts = _named(split(batching, with_stages(stages, remat=Remat.FULL)))
     assert _kinds(parts["I1"])["tanh"] == 2
     assert "tanh" not in _kinds(parts["W1"])
 

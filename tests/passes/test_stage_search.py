@@ -11,12 +11,12 @@ from autopar.cluster import Cluster
 from autopar.cluster.submesh import submeshes
 from autopar.errors import InfeasibleError, MemoryLimitError
 from autopar.ir.mesh import MeshShape
+from autopar.ir.stages import Remat
 from autopar.passes.stage.candidates import Candidate
 from autopar.passes.stage.interval_costs import interval_costs
 from autopar.passes.stage.prices import (
     BatchPrices,
     Choice,
-    LayerPrice,
     Option,
     StageTable,
     Wanted,
@@ -29,6 +29,7 @@ from tests.passes.stage_tables import (
     PLENTY,
     even_price,
     every_partition,
+    layer_cost,
     mesh_of,
     scaled_table,
     stage_tables,
@@ -111,7 +112,7 @@ def pipeline_table(schedules: tuple[str, ...], held: int = 0, limit: int = PLENT
     cluster = Cluster.parse("4xcpu")
     shapes = submeshes(cluster)
     layer = even_price(1.5, held=held, kept=held)
-    options = tuple((Option(mesh_of(shape), False, (layer,) * 8),) for shape in shapes)
+    options = tuple((Option(mesh_of(shape), Remat.NONE, (layer,) * 8),) for shape in shapes)
     return StageTable(cluster, limit, shapes, (BatchPrices(8, (0,) * 7, options),), schedules)
 
 
@@ -160,7 +161,7 @@ def test_a_schedule_that_does_not_fit_on_the_best_stages_gets_others() -> None:
     shapes = submeshes(cluster)
     heavy, light = even_price(3.0, held=10), even_price(3.0, held=1)
     layers = (heavy, heavy, light, light, light, light)
-    options = tuple((Option(mesh_of(shape), False, layers),) for shape in shapes)
+    options = tuple((Option(mesh_of(shape), Remat.NONE, layers),) for shape in shapes)
     table = StageTable(cluster, 90, shapes, (BatchPrices(4, (0,) * 5, options),), ("gpipe",))
     assert ranges_of(search(replace(table, memory_bytes=PLENTY)).best) == [(0, 2), (3, 5)]
     assert ranges_of(search(replace(table, memory_bytes=81)).best) == [(0, 1), (2, 5)]
@@ -171,7 +172,7 @@ def test_what_is_done_once_a_step_hides_behind_other_stages() -> None:
     cluster = Cluster.parse("2xcpu")
     shapes = submeshes(cluster)
     layers = (even_price(3.0), even_price(3.0, once=2.0))
-    options = tuple((Option(mesh_of(shape), False, layers),) for shape in shapes)
+    options = tuple((Option(mesh_of(shape), Remat.NONE, layers),) for shape in shapes)
     table = StageTable(cluster, PLENTY, shapes, (BatchPrices(4, (0,), options),), ("1f1b",))
     assert search(table, Wanted(stages=2)).best.seconds == pytest.approx(15.0)
     assert search(table, Wanted(stages=1)).best.seconds == pytest.approx(26.0)
@@ -180,18 +181,42 @@ def test_what_is_done_once_a_step_hides_behind_other_stages() -> None:
 def test_recomputation_is_chosen_where_memory_asks_for_it() -> None:
     cluster = Cluster.parse("2xcpu")
     shapes = submeshes(cluster)
-    plain = LayerPrice(1, 1, 1, 0, 0, 8, 0, 0)
-    again = LayerPrice(1, 2, 1, 0, 0, 1, 0, 0)
+    plain = layer_cost(1, 1, 1, activation_bytes=8)
+    again = layer_cost(1, 2, 1, activation_bytes=1)
     options = tuple(
-        (Option(mesh_of(s), True, (again,) * 4), Option(mesh_of(s), False, (plain,) * 4))
+        (Option(mesh_of(s), Remat.FULL, (again,) * 4), Option(mesh_of(s), Remat.NONE, (plain,) * 4))
         for s in shapes
     )
     table = StageTable(cluster, 20, shapes, (BatchPrices(4, (0,) * 3, options),), ("1f1b",))
     # The first stage holds 2 microbatches, the last one: 16 bytes of two plain layers.
     best = search(table, Wanted(stages=2)).best
-    assert [stage.recompute for stage in best.stages] == [True, False]
+    assert [stage.remat for stage in best.stages] == [Remat.FULL, Remat.NONE]
     best = search(replace(table, memory_bytes=32), Wanted(stages=2)).best
-    assert [stage.recompute for stage in best.stages] == [False, False]
+    assert [stage.remat for stage in best.stages] == [Remat.NONE, Remat.NONE]
+
+
+def test_the_simple_plan_is_equal_stages_of_a_host_and_never_better() -> None:
+    table = scaled_table("2x4xcpu", EVEN, [4, 16], 0.15)
+    found = search(table)
+    assert found.simple is not None
+    assert ranges_of(found.simple) == [(0, 3), (4, 7)]
+    assert [stage.block.submesh.device_count for stage in found.simple.stages] == [4, 4]
+    assert found.best.seconds <= found.simple.seconds
+
+
+def test_bytes_set_aside_count_against_the_memory() -> None:
+    cluster = Cluster.parse("2xcpu")
+    shapes = submeshes(cluster)
+    options = tuple(
+        (Option(mesh_of(s), Remat.NONE, (even_price(1.0, held=1),) * 4),) for s in shapes
+    )
+    table = StageTable(cluster, 10, shapes, (BatchPrices(4, (0,) * 3, options),), ("1f1b",))
+    assert search(table, Wanted(stages=2)).best.peak_bytes == (4, 2)
+    spare = tuple(tuple(replace(o, spare_bytes=6) for o in found) for found in options)
+    table = replace(table, batches=(replace(table.batches[0], options=spare),))
+    assert search(table, Wanted(stages=2)).best.peak_bytes == (10, 8)
+    with pytest.raises(MemoryLimitError):
+        search(replace(table, memory_bytes=7), Wanted(stages=2))
 
 
 def test_slow_links_speak_against_a_pipeline() -> None:
@@ -273,7 +298,7 @@ def test_the_least_memory_is_named_with_the_stage_that_needs_it() -> None:
 def test_a_mesh_that_does_not_fit_its_submesh_is_refused() -> None:
     table = scaled_table("2xcpu", EVEN, [4], 0.0)
     layers = table.batches[0].options[0][0].layers
-    wrong = (Option(MeshShape.of(4), False, layers),)
+    wrong = (Option(MeshShape.of(4), Remat.NONE, layers),)
     batch = replace(table.batches[0], options=(wrong, wrong))
     with pytest.raises(Exception, match="mesh data=4 for a submesh of 1"):
         search(replace(table, batches=(batch,)))

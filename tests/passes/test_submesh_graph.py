@@ -24,7 +24,7 @@ from autopar.ir.program import (
 )
 from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_plan import ShardingPlan
-from autopar.ir.stages import Stage, StagePlan, Submesh
+from autopar.ir.stages import Remat, Stage, StagePlan, Submesh
 from autopar.passes.base import Setting
 from autopar.passes.lower.partition.part_dataflow import PartDataflow
 from autopar.passes.lower.partition.split import split
@@ -94,17 +94,17 @@ CASES: dict[str, tuple[Sketch, Batching]] = {
 }
 
 
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("remat", list(Remat))
 @pytest.mark.parametrize(
     ("name", "schedule"),
     [("chain", "1f1b"), ("chain", "zb-h1"), ("two passes", "1f1b"), ("balanced", "gpipe")],
 )
 def test_a_solved_plan_lies_alike_on_both_sides_of_every_part(
-    name: str, schedule: str, recompute: bool
+    name: str, schedule: str, remat: Remat
 ) -> None:
     sketch, batching = CASES[name]
     plain = _on_pairs(sketch.staged(batching, (0, 2), schedule, 2))
-    stages = with_stages(plain, recompute=recompute)
+    stages = with_stages(plain, remat=remat)
     _, joints = _joints(batching, stages)
     plans = tuple(_solved(joint, PAIR) for joint in joints)
     _, program = lowered(batching, stages, plans)

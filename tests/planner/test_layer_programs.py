@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from autopar.cost.listing import Seconds
+from autopar.cost.stage import StageCost
 from autopar.ir.graph import Graph
-from autopar.planner.layer_programs import LayerPrograms, Line
+from autopar.planner.layer_programs import LayerPrograms
 from autopar.rules import RuleBook
 from tests.planner.slicing import sliced
 
@@ -28,6 +30,8 @@ def test_a_layer_between_two_sizes_is_the_layer_traced_there(model: str) -> None
 
 
 def test_lines_end_at_zero() -> None:
-    assert Line.through(2, 4, 3).value(10.0, 20.0) == 15.0
-    assert Line.through(2, 4, 0).value(10.0, 30.0) == 0.0
-    assert Line.through(4, 4, 9).value(7.0, 7.0) == 7.0
+    few, many = (StageCost(Seconds(s, s, s), working_bytes=int(s)) for s in (10.0, 30.0))
+    half = few.towards(many, 0.5)
+    assert (half.forward, half.working_bytes) == (Seconds(20.0, 20.0, 20.0), 20)
+    assert few.towards(many, -1.0) == StageCost()
+    assert few.towards(few, 0.7) == few

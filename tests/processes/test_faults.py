@@ -42,9 +42,9 @@ def _three() -> Iterator[Watching]:
     yield watching
     for watch in watching.watches:
         watch.close()
-    for thread in threading.enumerate():
-        if thread.daemon and "_listen" in thread.name:
-            thread.join(10)
+    end = time.monotonic() + 10
+    while time.monotonic() < end and any("_listen" in t.name for t in threading.enumerate()):
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("index", range(3))
@@ -55,6 +55,32 @@ def test_all_others_hear_who_raised_what(three: Watching, index: int) -> None:
         if n != index:
             (text,) = told
             assert text.startswith(f"process {index} of 3 raised ValueError: a bad row")
+
+
+@pytest.mark.parametrize("index", range(3))
+def test_who_plans_while_the_others_go_on_is_told_so(three: Watching, index: int) -> None:
+    """Another batch shape in one process: it asks for a plan, and nobody else does."""
+    for watch in three.watches:
+        watch.ask("the plan of train, with batch f32[16,8]")
+        watch.call()
+    three.watches[index].ask("the plan of train, with batch f32[12,8]")
+    for n, watch in enumerate(three.watches):
+        if n != index:
+            watch.call()
+    end = time.monotonic() + 10
+    while time.monotonic() < end and not all(three.ended):
+        time.sleep(0.01)
+    assert all("with batch f32[12,8] there" in told[0] for told in three.ended)
+
+
+def test_who_asks_later_is_waited_for(three: Watching) -> None:
+    for watch in three.watches:
+        watch.ask("a plan")
+        time.sleep(0.05)
+    for watch in three.watches:
+        watch.call()
+        time.sleep(0.05)
+    assert three.ended == [[], [], []]
 
 
 @pytest.mark.parametrize("index", range(3))

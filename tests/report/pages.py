@@ -10,8 +10,8 @@ from autopar.ir.inspection import (
     CommRow,
     Inspection,
     KernelSpan,
-    Level,
     MemoryCurve,
+    MemoryLevel,
     ModuleRow,
     OpRow,
     Spot,
@@ -26,10 +26,11 @@ from autopar.ir.plan import (
     PlannedStage,
     PlannedSubmesh,
     Prediction,
-    Traffic,
 )
 from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_plan import ShardingPlan
+from autopar.ir.stages import Remat
+from autopar.ir.traffic import Traffic
 from autopar.report.html.data import OtherPlan, ReportView
 from autopar.report.trace import TracedSpan
 
@@ -65,7 +66,7 @@ def one_program_plan(
     origin: Origin, sharding: ShardingPlan, arguments: tuple[Argument, ...], prediction: Prediction
 ) -> Plan:
     """A plan of one program, which is one stage on one submesh."""
-    once = PlannedStage("", 1, 1, 0, False, (), 0.0, 0.0, 0.0, prediction.seconds, 0, 0, 0)
+    once = PlannedStage("", 1, 1, 0, Remat.NONE, (), 0.0, 0.0, 0.0, prediction.seconds, 0, 0, 0)
     return Plan(
         origin, (PlannedSubmesh((), sharding),), (once,), arguments, (), prediction,
         sharding.outcome,
@@ -113,7 +114,9 @@ def inspection_of(meshes: tuple[MeshShape, ...] = (MESH,), spans: int = 40) -> I
         (32, 128), "f32", BOTH, WHOLE, "dot_general", 4096, 6, 0.002, 0.0005, ("a", "b"),
     )  # fmt: skip
     curve = tuple(
-        Level(i * 1e-4, f"op {i}", ((HeldKind.PARAMETER, 100_000), (HeldKind.ACTIVATION, i * 6000)))
+        MemoryLevel(
+            i * 1e-4, f"op {i}", ((HeldKind.PARAMETER, 100_000), (HeldKind.ACTIVATION, i * 6000))
+        )
         for i in range(100)
     )
     return Inspection(
@@ -153,9 +156,9 @@ def staged() -> ReportView:
         for k, mesh in enumerate(meshes)
     )
     stages = tuple(
-        PlannedStage(f"Net/layer{k}", 2, 9 * k, k, k == 0, (), 1e-3, 1e-3, 1e-3, 5e-4, 9000, 900,
+        PlannedStage(f"Net/layer{k}", 2, 9 * k, k, remat, (), 1e-3, 1e-3, 1e-3, 5e-4, 9000, 900,
                      600_000)
-        for k in range(2)
+        for k, remat in enumerate((Remat.FULL, Remat.NONE))
     )  # fmt: skip
     arguments = (Argument("state/params/w", (32, 8), "f32", "state", Sharding((("data",), ())), 1),)
     plan = plan_of()

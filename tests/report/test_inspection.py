@@ -9,8 +9,8 @@ from autopar.ir.inspection import (
     CommRow,
     Inspection,
     KernelSpan,
-    Level,
     MemoryCurve,
+    MemoryLevel,
     ModuleRow,
     OpRow,
     Spot,
@@ -69,10 +69,10 @@ MODULES = (
 CURVE = MemoryCurve(
     0,
     (
-        Level(0.0, "copy", ((HeldKind.PARAMETER, 512),)),
-        Level(1e-3, "dot", ((HeldKind.PARAMETER, 512), (HeldKind.ACTIVATION, 512))),
-        Level(2e-3, "add", ((HeldKind.PARAMETER, 512), (HeldKind.ACTIVATION, 256))),
-        Level(4e-3, "", ((HeldKind.PARAMETER, 512),)),
+        MemoryLevel(0.0, "copy", ((HeldKind.PARAMETER, 512),)),
+        MemoryLevel(1e-3, "dot", ((HeldKind.PARAMETER, 512), (HeldKind.ACTIVATION, 512))),
+        MemoryLevel(2e-3, "add", ((HeldKind.PARAMETER, 512), (HeldKind.ACTIVATION, 256))),
+        MemoryLevel(4e-3, "", ((HeldKind.PARAMETER, 512),)),
     ),
     4096,
 )

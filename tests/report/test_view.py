@@ -9,9 +9,10 @@ from autopar.cluster import Cluster
 from autopar.ir.mesh import MeshShape
 from autopar.ir.outcome import Margin, Outcome, Status
 from autopar.ir.peak import HeldItem, HeldKind, Peak
-from autopar.ir.plan import Argument, Origin, Plan, Prediction, Traffic
+from autopar.ir.plan import Argument, Origin, Plan, Prediction
 from autopar.ir.sharding import Sharding, spec_text
 from autopar.ir.sharding_plan import ShardingPlan
+from autopar.ir.traffic import Traffic
 from autopar.report.clusters import usual_meshes
 from autopar.report.plan import collectives, headline, margins, memory, memory_in_full, parameters
 from autopar.report.rows import holdings_of, plan_data, rows_of

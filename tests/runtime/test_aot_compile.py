@@ -16,7 +16,7 @@ import autopar
 from autopar.cluster import Cluster
 from autopar.cluster.target import Target
 from autopar.errors import VerifyError
-from autopar.ir.compiled import Compiled, Level
+from autopar.ir.compiled import CheckLevel, Compiled
 from autopar.ir.mesh import MeshShape
 from autopar.runtime.aot.job import Job, abstract_mesh, job_of_jitted, job_of_part
 from autopar.runtime.aot.launch import compile_ahead
@@ -112,7 +112,7 @@ def test_every_gpu_of_the_catalog(cluster: str, sizes: tuple[int, int], is_timed
 @needs_tpu_compiler
 def test_v5e_answers_early_what_it_answers_in_full() -> None:
     job = matmuls("v5e:2x4", (2, 4))
-    early, full = compile_ahead(job), compile_ahead(job, Level.FULL)
+    early, full = compile_ahead(job), compile_ahead(job, CheckLevel.FULL)
     assert _sent(early) == _sent(full) == _EXPECTED
     assert (early.argument_bytes, early.peak_bytes) == (full.argument_bytes, full.peak_bytes)
     assert early.argument_bytes == 2 * _MIB

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 import autopar
 from autopar.api import Planned
-from autopar.ir.compiled import Compiled, CompiledCollective, Level
+from autopar.ir.compiled import CheckLevel, Compiled, CompiledCollective
 from autopar.ir.spmd import Block, Loop, Move, SpmdProgram
 from autopar.ir.verification import Verification
 from autopar.runtime.aot.job import Job
@@ -66,10 +66,12 @@ def as_planned(planned: Planned) -> Compiled:
     )
 
 
-def answering(compiled: Compiled, level: Level = Level.MEMORY) -> Inquiry:
+def answering(compiled: Compiled, level: CheckLevel = CheckLevel.MEMORY) -> Inquiry:
     """An inquiry whose compiler gives that answer to everything."""
 
-    def compile(export: Callable[[], Job], asked_level: Level, limit_seconds: float) -> Compiled:
+    def compile(
+        export: Callable[[], Job], asked_level: CheckLevel, limit_seconds: float
+    ) -> Compiled:
         assert asked_level is level
         assert limit_seconds == 7.0
         return compiled

@@ -9,7 +9,7 @@ import pytest
 import autopar
 from autopar.cluster.chip import Platform
 from autopar.errors import ArgumentError, VerifyError
-from autopar.ir.compiled import Compiled, CompiledCollective, Level
+from autopar.ir.compiled import CheckLevel, Compiled, CompiledCollective
 from autopar.ir.verification import CompiledPart, Figure, Verification
 from autopar.runtime.aot.extras import check_extras
 from autopar.verifying.verify import Inquiry
@@ -27,7 +27,9 @@ def figure_of(found: Verification, name: str) -> Figure:
     return next(f for f in part_of(found).figures if f.name == name)
 
 
-def answered(change: Callable[[Compiled], Compiled], level: Level = Level.MEMORY) -> Verification:
+def answered(
+    change: Callable[[Compiled], Compiled], level: CheckLevel = CheckLevel.MEMORY
+) -> Verification:
     """What is found where a compiler answers otherwise than planned."""
     planned = planned_for("8xh100")
     return asked(planned, answering(change(as_planned(planned)), level))
@@ -46,7 +48,7 @@ def test_what_is_as_planned_agrees() -> None:
 
 
 def test_collectives_alone_at_their_level() -> None:
-    found = answered(lambda c: replace(c, peak_bytes=2 * c.peak_bytes), Level.COLLECTIVES)
+    found = answered(lambda c: replace(c, peak_bytes=2 * c.peak_bytes), CheckLevel.COLLECTIVES)
     assert found.agrees
     assert [f.name for f in part_of(found).figures] == ["all-reduce over data"]
 
@@ -154,7 +156,7 @@ def test_another_target_has_as_many_devices() -> None:
 
 @pytest.mark.parametrize("method", ["dp", "zero2", "fsdp", "megatron"])
 def test_cpu_devices_compile_what_was_planned(method: str) -> None:
-    found = asked(planned_for("8xcpu", method), Inquiry(Level.MEMORY))
+    found = asked(planned_for("8xcpu", method), Inquiry(CheckLevel.MEMORY))
     assert found.agrees, str(found)
     assert any(f.kind for f in part_of(found).figures)
     assert figure_of(found, "arguments").ratio == 1.0
@@ -182,18 +184,18 @@ def missing(platform: Platform) -> str:
 @pytest.mark.skipif(bool(missing("gpu")), reason=missing("gpu") or "it is there")
 @pytest.mark.parametrize("method", ["fsdp"])
 def test_a_gpu_compiler_makes_what_was_planned(method: str) -> None:
-    found: Any = asked(planned_for("8xh100", method), Inquiry(Level.MEMORY))
+    found: Any = asked(planned_for("8xh100", method), Inquiry(CheckLevel.MEMORY))
     assert all(f.agrees for f in part_of(found).figures if f.kind), str(found)
     assert figure_of(found, "arguments").ratio == 1.0
 
 
 @pytest.mark.skipif(bool(missing("tpu")), reason=missing("tpu") or "it is there")
 def test_a_tpu_compiler_makes_what_was_planned() -> None:
-    found = asked(planned_for("v5e:2x4", "megatron"), Inquiry(Level.MEMORY))
+    found = asked(planned_for("v5e:2x4", "megatron"), Inquiry(CheckLevel.MEMORY))
     assert all(f.agrees for f in part_of(found).figures if f.kind), str(found)
 
 
 @pytest.mark.skipif(not missing("gpu"), reason="the GPU compiler is installed")
 def test_a_missing_compiler_is_named_with_its_command() -> None:
     with pytest.raises(VerifyError, match=r'pip install "autopar\[aot-gpu\]"'):
-        asked(planned_for("8xh100"), Inquiry(Level.MEMORY))
+        asked(planned_for("8xh100"), Inquiry(CheckLevel.MEMORY))

@@ -10,13 +10,13 @@ import pytest
 
 import autopar
 from autopar.errors import ArgumentError, PlanMismatchError, VerifyError
-from autopar.ir.compiled import Level
+from autopar.ir.compiled import CheckLevel
 from autopar.verifying.verify import Inquiry
 from tests.end_to_end.running import EAGER
 from tests.verifying.asking import SHAPES, asked, planned_for, train_step, without_reduction
 from tests.zoo import cases
 
-NUMERICS = Inquiry(Level.NUMERICS)
+NUMERICS = Inquiry(CheckLevel.NUMERICS)
 
 
 def test_a_model_of_the_zoo_agrees() -> None:

@@ -46,6 +46,8 @@ def layer_scans(traced: TracedStep) -> tuple[LayerScan, ...]:
     Values belong together where equations keep their rows apart, as far as that goes: from the
     stacked parameters through the scans to their gradients, moments and replacements.
     """
+    if not any(equation.primitive.name == "scan" for equation in traced.program.walk()):
+        return ()
     # 1. Values with the same rows in dim 0, as far as equations keep rows apart: w, dw, m, v, w'.
     groups = _Groups(traced)
     found: dict[Ref, list[Equation]] = {}

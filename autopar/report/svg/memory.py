@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from autopar.ir.inspection import Level, MemoryCurve
+from autopar.ir.inspection import MemoryCurve, MemoryLevel
 from autopar.ir.peak import HeldKind
 from autopar.ir.text import show_bytes, show_seconds
 from autopar.report.svg import draw
@@ -35,7 +35,7 @@ class _Chart:
 
     def __init__(self, curve: MemoryCurve) -> None:
         self.curve, self.levels = curve, curve.levels
-        self.peak = curve.levels[curve.peak] if curve.levels else Level(0.0, "", ())
+        self.peak = curve.levels[curve.peak] if curve.levels else MemoryLevel(0.0, "", ())
         seconds = self.levels[-1].seconds if self.levels else 0.0
         self.axis = Axis(_LEFT, _WIDTH - _LEFT - _RIGHT, 0.0, seconds)
         # A limit that is far above would leave the curve no room.
@@ -104,11 +104,11 @@ class _Chart:
         return _TOP + _HEIGHT * (1 - nbytes / self.top)
 
 
-def _columns(levels: Sequence[Level], seconds: float) -> list[Level]:
+def _columns(levels: Sequence[MemoryLevel], seconds: float) -> list[MemoryLevel]:
     """The level that holds the most in each equal part of time, its first one included."""
     if not levels:
         return []
-    filled: list[Level] = []
+    filled: list[MemoryLevel] = []
     at, latest = 0, levels[0]
     for column in range(_COLUMNS):
         most = latest

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from autopar.ir.batching import When
 from autopar.ir.program import Part, PartKind
+from autopar.ir.stages import Remat
 from autopar.passes.lower.partition.step_analysis import NOWHERE, StepAnalysis, grid_of
 
 BACKWARD_KINDS = (PartKind.BACKWARD, PartKind.INPUT_GRADIENT, PartKind.WEIGHT_GRADIENT)
@@ -24,6 +25,8 @@ _RANK = {
     PartKind.INPUT_GRADIENT: 1,
     PartKind.WEIGHT_GRADIENT: 2,
 }
+# Operations an item from which on the result of an op is dear to compute again.
+_HEAVY = 32
 # A weight-gradient op with more FLOPs than this for each item that it reads can fill a bubble.
 _LIGHT = 4
 _SETUP = -1  # the segment before the first loop; segment k follows loop k
@@ -215,13 +218,17 @@ def _recompute(
 ) -> Iterator[tuple[PartKey, Sequence[int]]]:
     """Step 3: the forward ops that the first backward part of a stage runs again.
 
-    They are all that its backward parts read of its forward part, down to values that enter the
-    stage or cross one of its cuts. So a split backward recomputes once, in I, and keeps for W
-    what W reads.
+    They are all that its backward parts read of its forward part, down to values that are kept:
+    that enter the stage, cross one of its cuts or, where the remat is selective, are products with
+    parameters. So a split backward recomputes once, in I, and keeps for W what W reads.
+
+        x --> norm --> @ w --> gelu --> @ w' --> y      full:       x is kept
+                                                        selective:  x, x @ w and y
     """
     readers: dict[tuple[int, int], list[PartKey]] = {}
     for key in parts:
-        if key.kind is not PartKind.FORWARD and step.stages.stages[key.stage].recompute:
+        remat = step.stages.stages[key.stage].remat
+        if key.kind is not PartKind.FORWARD and remat is not Remat.NONE:
             readers.setdefault((key.loop, key.stage), []).append(key)
     for (loop, stage), found in readers.items():
         first = min(found, key=lambda key: key.order)
@@ -241,6 +248,8 @@ def _recompute(
             if step.maker.get(name) in forward
             if any(step.maker[name] < cut <= i for cut in step.stages.stages[stage].cuts)
         }
+        if step.stages.stages[stage].remat is Remat.SELECTIVE:
+            kept |= _products(step, forward)
         # Backwards from what is wanted, as far as nothing is kept. An accumulator is read as the
         # sum of an earlier loop, so nothing is recomputed for it.
         kept.update(step.batching.accumulator_of)
@@ -251,6 +260,22 @@ def _recompute(
             again |= makers
             wanted += sorted(makers)
         yield first, sorted(again)
+
+
+def _products(step: StepAnalysis, ops: set[int]) -> set[str]:
+    """Results of `ops` that have many FLOPs an item and read a value without a microbatch's rows.
+
+    They cost the most to compute again and, as their results are no larger than what comes in,
+    little to keep. So does what Megatron-LM's selective recomputation keeps (Korthikanti et al.,
+    2022): attention scores are products too, but of two values of the microbatch.
+    """
+    found: set[str] = set()
+    for i in ops:
+        op = step.ops[i]
+        items = sum(r.item_count for r in op.results)
+        if op.flops > _HEAVY * items and not all(map(step.has_rows, op.value_operands())):
+            found.update(r.name for r in op.results)
+    return found
 
 
 # -- ops that run once -----------------------------------------------------------------------

@@ -103,6 +103,12 @@ class StepAnalysis:
         """The loops of an op, or the one that it follows."""
         return self.batching.moments[i].loops
 
+    def has_rows(self, name: str) -> bool:
+        """True if each microbatch has a value of that name for itself."""
+        if name in self.given:
+            return self.given[name].role is Role.BATCH
+        return name in self.maker and self.when(self.maker[name]) is When.LOOP
+
     @cached_property
     def leaving(self) -> frozenset[str]:
         """Values that are accumulated or returned."""

@@ -64,7 +64,7 @@ def _sources(standing: Standing, value: Value) -> Iterator[str]:
             yield from _sources(inner, held)
 
 
-class Held(NamedTuple):
+class Lifetime(NamedTuple):
     """A value of the whole step, under the value that stands for it, and when it is there.
 
     Of what a loop is given, `copies` says how many times the value's bytes a copy of it holds that
@@ -79,7 +79,7 @@ class Held(NamedTuple):
     copies: int = 0
 
 
-def lifetimes(reading: Reading, platform: Platform = "gpu") -> Iterator[Held]:
+def lifetimes(reading: Reading, platform: Platform = "gpu") -> Iterator[Lifetime]:
     """Everything that is held and when; inputs are held over the whole step.
 
     Every value of the whole step has its own time, though look-alikes share a place. Outputs
@@ -99,11 +99,11 @@ def lifetimes(reading: Reading, platform: Platform = "gpu") -> Iterator[Held]:
     for name, (first, last) in spans.items():
         item = held.get(homes.get(name, ""))
         if item is not None and name not in returned and not _is_outside(entries.get(name)):
-            yield Held(name, *item, first, last)
+            yield Lifetime(name, *item, first, last)
     for name, entry in entries.items():
         item = held.get(homes[name])
         if item is not None and name in timeline.loops and entry.copies:
-            yield Held(name, *item, *timeline.loops[name], entry.copies)
+            yield Lifetime(name, *item, *timeline.loops[name], entry.copies)
 
 
 class _Entry(NamedTuple):

@@ -42,7 +42,7 @@ class _Brought:
 
 
 @dataclass(frozen=True)
-class Held:
+class OpMemory:
     """An op as memory sees it: its results, its region if it is fused, its bodies' bytes."""
 
     reads: tuple[str, ...]
@@ -195,7 +195,7 @@ class Residuals:
         outputs = {o for o in self.graph.outputs if isinstance(o, str)}
         return most_held(list(self._schedule(chosen)), outputs - self._in_place)[0]
 
-    def _schedule(self, chosen: set[str]) -> Iterator[Held]:
+    def _schedule(self, chosen: set[str]) -> Iterator[OpMemory]:
         """The step as it runs with these values made again where backward ops first read them."""
         brought = {at: self._brought(pair, chosen) for at, pair in self._pairs.items()}
         entries = {self._pairs[at].backward: b for at, b in brought.items()}
@@ -215,16 +215,16 @@ class Residuals:
             else:
                 yield self._held(op, reads, set(), op.origin.region, inside)
             if at in brought and brought[at].stacks:
-                yield Held((), tuple(brought[at].stacks.items()), "", 0.0)
+                yield OpMemory((), tuple(brought[at].stacks.items()), "", 0.0)
 
     def _held(
         self, op: Op, reads: Sequence[str], made: set[str], region: str, inside: float
-    ) -> Held:
+    ) -> OpMemory:
         again = region == "backward"
         results = [r.name for r in op.results]
         nbytes = [0.0 if n in self._in_place else self._nbytes(n) for n in results]
         names = [f"{n}'" if n in made and again else n for n in results]
-        return Held(
+        return OpMemory(
             tuple(f"{r}'" if r in made and again else r for r in reads),
             tuple(zip(names, nbytes, strict=True)),
             region if is_elementwise(op) else "",
@@ -273,7 +273,7 @@ class Residuals:
 
     def _body_peak(self, body: Graph) -> float:
         steps = [
-            Held(
+            OpMemory(
                 op.value_operands(),
                 tuple((r.name, self._nbytes(r.name)) for r in op.results),
                 op.origin.region if is_elementwise(op) else "",
@@ -284,7 +284,7 @@ class Residuals:
         return most_held(steps, {o for o in body.outputs if isinstance(o, str)})[0]
 
 
-def most_held(steps: Sequence[Held], outputs: Collection[str]) -> tuple[float, int]:
+def most_held(steps: Sequence[OpMemory], outputs: Collection[str]) -> tuple[float, int]:
     """The most bytes held at once, and at which step.
 
     What only element-wise work of its own region reads is fused and never held.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autopar.ir.inspection import KernelSpan, Level, MemoryCurve, Spot
+from autopar.ir.inspection import KernelSpan, MemoryCurve, MemoryLevel, Spot
 from autopar.ir.peak import HeldKind
 from autopar.report.svg.bars import Bar, bars_svg
 from autopar.report.svg.memory import memory_svg
@@ -12,9 +12,9 @@ from tests.report.svg.reading import element_count, said, titled
 GIB = 2**30
 
 
-def level(seconds: float, parameters: int, activations: int) -> Level:
+def level(seconds: float, parameters: int, activations: int) -> MemoryLevel:
     kinds = ((HeldKind.PARAMETER, parameters), (HeldKind.ACTIVATION, activations))
-    return Level(seconds, f"dot <{seconds}>", kinds)
+    return MemoryLevel(seconds, f"dot <{seconds}>", kinds)
 
 
 def test_what_is_held_is_stacked_under_the_limit() -> None:

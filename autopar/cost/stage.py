@@ -1,0 +1,104 @@
+"""The cost of a stage, or of a layer that is a stage of its own, on one device of its submesh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from autopar.cost.listing import Seconds
+from autopar.cost.memory import Held
+from autopar.cost.overlap import Timed, moved_seconds
+from autopar.ir.peak import Peak
+from autopar.ir.spmd import SpmdProgram
+from autopar.ir.traffic import Traffic, traffic_of
+
+_NONE = Seconds()
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """Seconds of one microbatch by kind of part, and of a step; bytes of one device.
+
+    `once` are gradient reductions and the update. `fixed_bytes` are held throughout: arguments,
+    what is set up once, accumulators. `activation_bytes` are kept from a microbatch's F to its I,
+    `kept_bytes` of them until its W. `working_bytes` are the most that a part holds beside all
+    that. `traffic` says how often a step runs the part that it is of. A step that is one program
+    runs once, and has a `peak` that tells what is held then.
+    """
+
+    forward: Seconds = _NONE
+    input_gradient: Seconds = _NONE
+    weight_gradient: Seconds = _NONE
+    once: Seconds = _NONE
+    fixed_bytes: int = 0
+    activation_bytes: int = 0
+    kept_bytes: int = 0
+    working_bytes: int = 0
+    traffic: tuple[tuple[Traffic, int], ...] = ()
+    peak: Peak | None = None
+
+    @classmethod
+    def of_whole_step(cls, listing: SpmdProgram, held: Held, timed: Timed) -> StageCost:
+        """The cost of a step that is one program."""
+        return cls(
+            once=timed.seconds,
+            fixed_bytes=held.argument_bytes,
+            working_bytes=held.peak_bytes - held.argument_bytes,
+            traffic=tuple((t, 1) for t in traffic_of(listing, moved_seconds(timed))),
+            peak=held.peak,
+        )
+
+    @classmethod
+    def of_layers(cls, layers: Sequence[StageCost]) -> StageCost:
+        """The cost of layers in a row as one stage: all adds up, but for what a part works in."""
+        return cls(
+            sum((layer.forward for layer in layers), _NONE),
+            sum((layer.input_gradient for layer in layers), _NONE),
+            sum((layer.weight_gradient for layer in layers), _NONE),
+            sum((layer.once for layer in layers), _NONE),
+            sum(layer.fixed_bytes for layer in layers),
+            sum(layer.activation_bytes for layer in layers),
+            sum(layer.kept_bytes for layer in layers),
+            max(layer.working_bytes for layer in layers),
+        )
+
+    @property
+    def each(self) -> Seconds:
+        """F, I and W of one microbatch."""
+        return self.forward + self.input_gradient + self.weight_gradient
+
+    def of_step(self, microbatches: int) -> Seconds:
+        """Seconds of a step, all work one after the other."""
+        return self.each.times(microbatches) + self.once
+
+    def towards(self, other: StageCost, share: float) -> StageCost:
+        """The cost at a `share` of the way to another, on a line; never below zero."""
+
+        def seconds(a: Seconds, b: Seconds) -> Seconds:
+            return Seconds(
+                _between(a.compute, b.compute, share),
+                _between(a.communication, b.communication, share),
+                _between(a.exposed, b.exposed, share),
+            )
+
+        return replace(
+            self,
+            forward=seconds(self.forward, other.forward),
+            input_gradient=seconds(self.input_gradient, other.input_gradient),
+            weight_gradient=seconds(self.weight_gradient, other.weight_gradient),
+            once=seconds(self.once, other.once),
+            fixed_bytes=round(_between(self.fixed_bytes, other.fixed_bytes, share)),
+            activation_bytes=round(_between(self.activation_bytes, other.activation_bytes, share)),
+            kept_bytes=round(_between(self.kept_bytes, other.kept_bytes, share)),
+            working_bytes=round(_between(self.working_bytes, other.working_bytes, share)),
+        )
+
+
+def peak_bytes(costs: Sequence[StageCost], in_flight: int) -> int:
+    """The most that a device holds for its stages with so many microbatches in flight."""
+    held = sum(c.fixed_bytes + in_flight * c.activation_bytes for c in costs)
+    return held + max((c.working_bytes for c in costs), default=0)
+
+
+def _between(first: float, second: float, share: float) -> float:
+    return max(0.0, first + share * (second - first))
