@@ -306,11 +306,27 @@ def test_an_assignment_is_no_worse_once_it_is_shrunk(problem: Problem, data: st.
     small = shrink(problem)
     inside = small.shrink(choice) if small.possible else None
     if inside is None:
-        assert problem.seconds(choice) == float("inf")
+        assert problem.seconds(choice) == float("inf") or not problem.fits(choice)
         return
     again = small.restore([int(c) for c in inside])
     assert problem.seconds(again) <= problem.seconds(choice) * (1 + 1e-12) + 1e-12
     assert (problem.held_bytes(again) <= problem.held_bytes(choice) + 1e-9).all()
+
+
+def test_what_no_room_is_left_for_goes_before_the_search() -> None:
+    """Once a heavy choice is out, the others hold more at least, and theirs are out too."""
+    cheaper_apart = Edge(0, 1, np.array([[9.0, 0.0], [0.0, 9.0]]))
+    usages = (
+        Usage(0, 0, 0, np.array([9.0, 1.0])),  # 9 is more than the limit
+        Usage(0, 2, 2, np.array([0.0, 4.0])),  # so that 4 is the least here
+        Usage(1, 2, 2, np.array([5.0, 3.0])),  # beside which 5 is too much
+    )
+    problem = Problem((np.array([0.0, 5.0]),) * 2, (cheaper_apart,), usages, 7.0)
+    small = shrink(problem)
+    assert [small.shrink(c) is not None for c in np.ndindex(2, 2)] == [False, False, False, True]
+    assert small.restore([0] * len(small.living)) == (1, 1)
+    assert solve(problem).choice == (1, 1)
+    assert not shrink(replace(problem, limit_bytes=6.0)).possible
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -26,6 +26,7 @@ import numpy as np
 
 from autopar.passes.shard.solver.elimination import eliminate
 from autopar.passes.shard.solver.problem import Floats, Problem, Usage
+from autopar.passes.shard.solver.shrink import shrink
 
 _FIRST_SHARE = 0.25  # of the seconds, what the peak's bytes are worth at the first price
 _DEARER = 4.0  # times the price while nothing fits
@@ -85,7 +86,9 @@ def first_answer(problem: Problem, prices: int = 5) -> FirstAnswer:
 
 def first_choice(problem: Problem) -> tuple[int, ...]:
     """The first answer's assignment: for many problems, of which none need be solved well."""
-    return first_answer(problem).choice
+    small = shrink(problem)
+    choice = first_answer(small.problem).choice if small.possible else ()
+    return small.restore(choice) if choice else ()
 
 
 def _worst_rows(held: Floats, limit_bytes: float) -> list[int]:
