@@ -31,7 +31,7 @@ def create(key: jax.Array) -> dict[str, Any]:
     return {"params": params, "opt": OPTIMIZER.init(params), "keys": keys, "count": 0}
 
 
-def train(state: dict[str, Any], batch: jax.Array) -> tuple[dict[str, Any], jax.Array]:
+def train(state: dict[str, Any], batch: Any) -> tuple[dict[str, Any], jax.Array]:
     def loss_of(params: dict[str, Any]) -> jax.Array:
         y, _ = jax.lax.scan(lambda x, w: (x + jnp.tanh(x @ w), None), batch, params["layers"])
         return jnp.mean((y + params["bias"][0] - batch[:, ::-1]) ** 2)
@@ -58,14 +58,14 @@ class Saved(NamedTuple):
     """A folder with the checkpoint of two stages after one step, and what the next one gives."""
 
     folder: Path
-    step: autopar.ParallelStep
+    step: autopar.ParallelStep[..., Any]
     state: Any
     bits: list[bytes]
     next_loss: float
 
 
 @pytest.fixture(scope="module")
-def one_mesh() -> autopar.ParallelStep:
+def one_mesh() -> autopar.ParallelStep[..., Any]:
     step = autopar.parallelize(train, cluster="4xcpu", mesh=(2, 2), method="fsdp+tp")
     step.plan_for(jax.eval_shape(create, jax.random.key(0)), batch_of(0))
     return step
