@@ -100,7 +100,10 @@ def restore(manager: Any, wanted: Any, number: int | None = None) -> Restored | 
         )
     asked: dict[str, Any] = {
         STATE: _StateRestore(
-            item=wanted, restore_args=jax.tree_util.tree_map(_Wanted, wanted, is_leaf=_is_leaf)
+            item=wanted,
+            restore_args=jax.tree_util.tree_map(
+                lambda leaf: _Wanted(leaf=leaf), wanted, is_leaf=_is_leaf
+            ),
         )
     }
     if (manager.directory / str(number) / RECORD).exists():  # not where another program saved it
@@ -286,12 +289,12 @@ def _chunk(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
 # -- reading -------------------------------------------------------------------------------------
 
 
+@dataclass
 class _Wanted(ocp.RestoreArgs):  # type: ignore[misc]
     """A leaf as it is wanted: shape, dtype and sharding, or those of the pieces of a stack."""
 
-    def __init__(self, leaf: Any) -> None:
-        super().__init__(restore_type=_Written)
-        self.leaf = leaf
+    restore_type: Any = _Written
+    leaf: Any = None
 
 
 class _Reader:
@@ -462,7 +465,8 @@ class _StateHandler(ocp.PyTreeCheckpointHandler):  # type: ignore[misc]
     def __init__(self) -> None:
         leaves = _LeafHandler()
         kinds = [(jax.Array, leaves), (_Written, leaves)]
-        super().__init__(type_handler_registry=type_handlers.create_type_handler_registry(*kinds))
+        registry = type_handlers.create_type_handler_registry(*kinds)
+        ocp.PyTreeCheckpointHandler.__init__(self, type_handler_registry=registry)
 
 
 _registered: Callable[..., Any] = ocp.args.register_with_handler
