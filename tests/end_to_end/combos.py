@@ -33,7 +33,7 @@ def every_combo() -> tuple[Combo, ...]:
     return tuple(Combo(*c) for c in itertools.product(MODELS, MESHES, METHODS, OPTIMIZERS))
 
 
-# What is run by default covers pairs: every model once by `auto`, and every recipe on every mesh, by
+# What runs by default covers pairs: every model once by `auto`, and every recipe on every mesh, by
 # a model that it makes sense for or must refuse. Models that compile slowly are on meshes where
 # there is little to choose from, and have one optimizer each.
 _SAMPLED = """

@@ -26,7 +26,7 @@ from tests.end_to_end.pipelines import (
     zoo_subject,
 )
 from tests.end_to_end.running import differing
-from tests.zoo import Optimizer, cases
+from tests.zoo import KINDS, Optimizer, cases
 from tests.zoo.staged import staged_cases
 
 MODELS = (*cases("sgd"), *staged_cases("sgd"))
@@ -59,18 +59,10 @@ def every_combo() -> Iterator[Combo]:
             yield Combo(model, layout, optimizer)
 
 
-# One of each kind of network: these are cut at a scan, between lone layers, over a skip, at two
-# towers, with weights that stages share. The others are like one of them.
-KINDS = (
-    "mlp", "mlp_equinox", "mlp_nnx", "masked", "gpt", "gpt_scan_raw", "clip", "dropout",
-    "moe", "unet", "lstm_raw",
-)  # fmt: skip
-
-
 def _chosen() -> Iterator[Combo]:
     """Every kind of network and every schedule, on two, three and four submeshes."""
     turns = itertools.cycle(n for n in NAMES if n not in FLUSHING)
-    for i, model in enumerate(KINDS):
+    for i, model in enumerate(k for k in KINDS if k != TWO_PHASE):
         optimizer: Optimizer = "adam" if i % 2 else "sgd"
         yield Combo(model, Layout((4, 4), 4, next(turns)), optimizer)
     yield Combo(TWO_PHASE, Layout((4, 4), 4, "gpipe"), "adam")

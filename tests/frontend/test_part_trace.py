@@ -17,7 +17,7 @@ from autopar.frontend.microbatch.part_trace import MicrobatchTrace, trace_microb
 from autopar.ir.values import Literal, Role
 from tests.frontend.evaluating import check_sources, cut, rows_together, same_graphs
 from tests.frontend.tracing import X, shape
-from tests.zoo import cases
+from tests.zoo import cases, of_each_kind
 
 W, Y = shape(8, 8), shape(16, dtype=jnp.int32)
 
@@ -29,20 +29,8 @@ def _zoo(name: str, count: int, *, concrete: bool = False) -> tuple[MicrobatchTr
     return trace_microbatch(StepSpec(case.step), args, {}, count), args
 
 
-# One row in each microbatch is told apart by shapes alone, which these have of every kind.
-OF_ONE_ROW = ("mlp_equinox", "masked", "clip", "unet", "lstm_raw", "moe_switch")
-
-
-@pytest.mark.parametrize(
-    ("name", "count"),
-    [
-        *((name, 4) for name in cases("adam")),
-        *(
-            pytest.param(name, 16, marks=[] if name in OF_ONE_ROW else [pytest.mark.slow])
-            for name in cases("adam")
-        ),
-    ],
-)
+@pytest.mark.parametrize("name", of_each_kind())
+@pytest.mark.parametrize("count", [4, 16])
 def test_every_zoo_step_has_two_traces_alike(name: str, count: int) -> None:
     step, _ = _zoo(name, count)
     whole, part = step.whole.graph, step.part.graph
