@@ -41,9 +41,9 @@ mlp:            8-auto-sgd       2x4-dp-adam         2x2x2-dp-sgd
 mlp_equinox:    2x4-auto-sgd     2x2x2-fsdp-adam
 mlp_nnx:        2x2x2-auto-sgd   2x2x2-zero1-sgd
 masked:         8-auto-adam      2x4-zero2-sgd       2x2x2-zero2-adam
-gpt:            2x4-auto-adam    8-megatron-adam     2x2x2-sequence-adam
-gpt_scan:       8-auto-adam      2x4-zero1-adam      8-fsdp-sgd
-gpt_scan_raw:   2x4-auto-sgd     2x4-sequence-sgd    2x2x2-fsdp+tp-sgd
+gpt:            2x4-auto-adam    8-megatron-adam     2x4-sequence-adam
+gpt_scan:       8-auto-adam      2x4-zero1-adam      8-fsdp-sgd    2x2x2-sequence-sgd
+gpt_scan_raw:   2x4-auto-sgd     2x2x2-fsdp+tp-sgd
 tied:           8-auto-sgd       8-hsdp-sgd          2x2x2-megatron-sgd
 clip:           8-auto-sgd       2x4-megatron-sgd
 dropout:        8-auto-adam      2x4-fsdp+tp-adam
