@@ -243,9 +243,17 @@ class ParallelStep(Generic[P, R]):
         return (None, (self._flat(),)) if plan is None else (plan.arguments, self._meshes(plan))
 
     def save(
-        self, manager: Any, number: int, state: Any, extras: Mapping[str, Any] | None = None
+        self,
+        manager: Any,
+        number: int,
+        state: Any,
+        extras: Mapping[str, Any] | None = None,
+        *,
+        force: bool = False,
     ) -> bool:
         """Save the state after `number` steps with an Orbax CheckpointManager; False if it skips.
+
+        With `force` it skips only what is there already.
 
         Each process writes what it keeps; nothing is gathered, and the next step may consume the
         state at once. `extras` go into the same commit: JSON, as the position of the data, and
@@ -254,7 +262,9 @@ class ParallelStep(Generic[P, R]):
         """
         checkpoint = _checkpointing()
         arrays, _ = opened_state(state)
-        saved: bool = checkpoint.save(manager, number, arrays, extras or {}, _hash_of(self.plan))
+        saved: bool = checkpoint.save(
+            manager, number, arrays, extras or {}, _hash_of(self.plan), force
+        )
         return saved
 
     def restore(self, manager: Any, wanted: Any, step: int | None = None) -> Restored | None:

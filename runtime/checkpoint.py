@@ -50,8 +50,12 @@ class Restored:
     plan_hash: str
 
 
-def save(manager: Any, number: int, state: Any, extras: Mapping[str, Any], plan_hash: str) -> bool:
+def save(
+    manager: Any, number: int, state: Any, extras: Mapping[str, Any], plan_hash: str, force: bool
+) -> bool:
     """Save a state as step `number`; False where the manager's policy skips it.
+
+    With `force` it is saved in any case, unless it is there already.
 
     When this returns, the values have been copied to the host, so that a step may consume the
     state. They are written in the background if the manager does so. Raises ArgumentError where an
@@ -64,12 +68,13 @@ def save(manager: Any, number: int, state: Any, extras: Mapping[str, Any], plan_
             f"{path} of the state to save is deleted: a step consumed it. Save the state that the "
             "last step returned."
         )
-    if not manager.should_save(number):
+    if manager.latest_step() == number if force else not manager.should_save(number):
         return False
     record = {"plan_hash": plan_hash, "extras": {k: _encoded(k, v) for k, v in extras.items()}}
     try:
         saved = manager.save(
             number,
+            force=True,
             args=ocp.args.Composite(
                 **{
                     STATE: _StateSave(jax.tree_util.tree_map(_written, state)),

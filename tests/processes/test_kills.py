@@ -1,0 +1,18 @@
+"""A job that is killed at any instant goes on after its last checkpoint."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.kills import SHAPES, trials
+
+
+def test_a_killed_job_goes_on() -> None:
+    (found,) = trials(1, seed=0, steps=4, shapes=SHAPES[:1])
+    assert not found["faults"], found
+
+
+@pytest.mark.slow
+def test_killed_jobs_go_on_in_any_shape() -> None:
+    for found in trials(6, seed=1, steps=6, shapes=SHAPES):
+        assert not found["faults"], found
