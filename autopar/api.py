@@ -62,6 +62,7 @@ from autopar.report.html.data import OtherPlan, ReportView
 from autopar.report.html.page import page
 from autopar.report.trace import load_trace
 from autopar.rules import RuleBook
+from autopar.runtime.join import distributed as distributed
 from autopar.runtime.own_rows import OwnRows as OwnRows
 from autopar.runtime.validation.steps import open_cpu_devices as open_cpu_devices
 from autopar.runtime.validation.steps import with_created as with_created

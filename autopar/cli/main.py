@@ -20,6 +20,7 @@ from autopar.errors import InputError
 
 AFTER = ("graph", "batch", "layer", "stage", "shard", "lower")
 EXPORTS = ("partition-specs", "python", "flax-rules", "maxtext-rules")
+LAUNCHERS = ("slurm", "mpi", "kubernetes", "ray")
 LEVELS = ("numerics", "collectives", "memory", "full")
 METHODS = (
     "auto", "dp", "zero1", "zero2", "fsdp", "hsdp", "megatron", "sequence", "fsdp+tp", "expert",
@@ -440,6 +441,37 @@ def verify(path: Path, target: str, as_json: bool, **options: Any) -> None:
     from autopar.cli.verify import Asked, verify_plan
 
     verify_plan(path, target, Asked(**options), as_json)
+
+
+@main.command("launch")
+@click.option("--on", type=click.Choice(LAUNCHERS), required=True, help="What starts it.")
+@_plan_argument
+@click.argument("script", metavar="SCRIPT.py", shell_complete=files)
+@click.argument("words", nargs=-1, metavar="[-- ARGUMENTS]")
+@click.option("--name", default="train", show_default=True, help="The job's name.")
+@click.option(
+    "--python", default="python", show_default=True, help="slurm, mpi: the Python of the hosts."
+)
+@click.option("--image", default="", help="kubernetes: the container that has the script.")
+@click.option("--hosts", "places", default="", help="mpi: hosts as in mpirun's --host.")
+@click.option("-o", "--output", type=_FILE, help="Write it there instead of to stdout.")
+@click.option("--submit", is_flag=True, help="Hand it to the engine's own client.")
+def launch(
+    path: Path, script: str, on: str, output: Path | None, submit: bool, **options: Any
+) -> None:
+    """Write what starts a script on the hosts of a plan's cluster, one process on each.
+
+    \b
+    slurm        an sbatch script          --submit: sbatch
+    mpi          a line of Open MPI        --submit: bash
+    kubernetes   a JobSet                  --submit: kubectl apply
+    ray          a script of Ray actors    --submit: ray job submit
+
+    The script calls autopar.distributed() first. What follows -- is its own.
+    """
+    from autopar.cli.launch import Asked, launch_plan
+
+    launch_plan(path, script, on, output, submit, Asked(**options))
 
 
 @main.command("clusters")

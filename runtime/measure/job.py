@@ -6,7 +6,8 @@ import re
 
 import jax
 
-from autopar.errors import ClusterError
+from autopar.errors import ClusterError, JobError
+from autopar.runtime.join import distributed
 
 _FORM = re.compile(r"([^,]+:\d+),(\d+),(\d+)")
 
@@ -24,13 +25,13 @@ def join_job(text: str) -> None:
             f"job {text!r} is not understood; write auto, or HOST:PORT,PROCESSES,NUMBER as in "
             "'10.0.0.1:1234,2,0'"
         )
+    place = (found[1], int(found[2]), int(found[3])) if found is not None else (None, None, None)
     try:
-        if found is None:
-            jax.distributed.initialize()
-        else:
-            jax.distributed.initialize(found[1], int(found[2]), int(found[3]))
-    except (RuntimeError, ValueError) as error:
+        is_joined = distributed(*place)
+    except JobError as error:
         raise ClusterError(f"the processes of job {text!r} cannot be joined: {error}") from error
+    if not is_joined and found is None:
+        raise ClusterError(f"job {text!r} has no other process: leave it out on one host")
 
 
 def is_first() -> bool:
