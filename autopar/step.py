@@ -106,9 +106,10 @@ class ParallelStep:
         donate: bool,
         plan: Plan | None = None,
         transport: str = "auto",
+        patience: float | None = None,
     ) -> None:
         self._spec, self._request, self._donate = spec, request, donate
-        self._given, self._transport = plan, transport
+        self._given, self._transport, self._patience = plan, transport, patience
         self._planned: dict[Hashable, Planned] = {}
         self._running: dict[Hashable, _Running] = {}
         self._constrained: dict[Hashable, Any] = {}
@@ -335,7 +336,9 @@ class ParallelStep:
         """The same step and options under a plan that was made before."""
         cluster = planned_cluster(a_plan(plan))
         request = replace(self._request, cluster=cluster)
-        return ParallelStep(self._spec, request, self._donate, plan, self._transport)
+        return ParallelStep(
+            self._spec, request, self._donate, plan, self._transport, self._patience
+        )
 
     def _make(self, call: Call, watchers: Sequence[Watcher]) -> Planned:
         start = time.perf_counter()
@@ -363,7 +366,8 @@ class ParallelStep:
         if job.is_alone:
             return restore(given, source) if given else plan_step(source, self._request, watchers)
         subject = f"the plan of {self.__name__}"
-        job.agree(subject, device_facts() | self._facts(source))
+        text = plan_to_json(given) if given else ""
+        job.agree(subject, device_facts() | self._facts(source, text))
         planned: list[Planned] = []
 
         def plan() -> str:
@@ -371,13 +375,16 @@ class ParallelStep:
             return plan_to_json(planned[0].plan)
 
         if given is None:
-            given = plan_from_json(job.from_first(subject, plan), subject)
-        found = planned[0] if planned else restore(given, source)
-        made = {"the hash of the plan": _hash_of(given), "the program": str(found.program)}
+            text = job.from_first(subject, plan)
+        if planned:
+            (found,) = planned
+        else:
+            found = restore(given or plan_from_json(text, subject), source)
+        made = {"the hash of the plan": _hash_of(text), "the program": str(found.program)}
         job.agree(f"the program of {self.__name__}", made)
         return found
 
-    def _facts(self, source: Source) -> dict[str, str]:
+    def _facts(self, source: Source, given: str) -> dict[str, str]:
         """The facts that a plan rests on, in words that can be laid side by side."""
         graph = source.traced.graph
         arguments = ", ".join(f"{i.path} {i.value.type_text}" for i in graph.inputs)
@@ -386,7 +393,7 @@ class ParallelStep:
             "the step": self.__name__,
             ARGUMENTS: arguments,
             "the hash of the traced step": source.traced.key,
-            "the hash of the plan given": _hash_of(self._given) if self._given else "none",
+            "the hash of the plan given": _hash_of(given) if given else "none",
             "the cluster": self._request.cluster.name,
             "the list of passes": str(self._request.passes),
             "the transport": self._transport,
@@ -405,7 +412,7 @@ class ParallelStep:
         transport = transport_for(self._transport, meshes, this_job())
         if not isinstance(transport, LocalTransport):
             told.say(f"compiling; arrays travel between processes by {transport.name}")
-        options = Options(donate=self._donate, transport=transport)
+        options = Options(self._donate, self._patience, transport=transport)
         return Executor(planned.trace, planned.program, meshes, options)
 
     def _meshes(self, plan: Plan) -> tuple[BoundMesh, ...]:
@@ -418,5 +425,5 @@ class ParallelStep:
         return own if own is not None else device_order(planned_cluster(plan), plan.mesh)
 
 
-def _hash_of(plan: Plan) -> str:
-    return hashlib.sha256(plan_to_json(plan).encode()).hexdigest()
+def _hash_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

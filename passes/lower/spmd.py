@@ -25,6 +25,7 @@ from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.host_calls import HOST_CALLS, handed_on_by
 from autopar.ir.sharding import Sharding, replicated
 from autopar.ir.sharding_plan import OpPath, ShardingPlan
+from autopar.ir.soundness import check_listing
 from autopar.ir.spmd import (
     Block,
     Collective,
@@ -41,6 +42,15 @@ from autopar.passes.lower.peephole import combine_once, merge_scatters, move_onc
 
 _BARRIER = "optimization_barrier"
 _SUMS = ("add", "add_any")
+
+
+def lower_checked(
+    graph: Graph, plan: ShardingPlan, resharder: Resharder, left_partial: Collection[str] = ()
+) -> SpmdProgram:
+    """Lowers as `lower_spmd`; raises GraphError where that would compute something else."""
+    program = lower_spmd(graph, plan, resharder, left_partial)
+    check_listing(graph, program, plan.mesh)
+    return program
 
 
 def lower_spmd(
