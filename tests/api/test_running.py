@@ -48,9 +48,9 @@ def batch_of(size: int = BATCH, seed: int = 0) -> dict[str, np.ndarray[Any, Any]
     return {n: rng.standard_normal((size, WIDTH), dtype=np.float32) for n in "xy"}
 
 
-def parallel(fun: Any = step, **options: Any) -> autopar.ParallelStep:
+def parallel(fun: Any = step, **options: Any) -> autopar.ParallelStep[..., Any]:
     given: dict[str, Any] = {"cluster": "8xcpu", "mesh": (2, 4), "method": "fsdp", **options}
-    made: autopar.ParallelStep = autopar.parallelize(fun, **given)
+    made = autopar.parallelize(fun, **given)
     return made
 
 
@@ -251,7 +251,7 @@ def test_a_loaded_plan_runs_and_solves_nothing(
     monkeypatch.setattr("autopar.passes.shard.optimal.solve", solved)
     monkeypatch.setattr("autopar.passes.pipeline.PassPipeline.run", solved)
     plan = autopar.load(tmp_path / "plan.json")
-    loaded: autopar.ParallelStep = autopar.parallelize(case.step, plan=plan)
+    loaded = autopar.parallelize(case.step, plan=plan)
     assert loaded.plan is plan
     mine, plain = loaded.init(case.create_state, key), case.create_state(key)
     planned = {a.shape: a.sharding for a in plan.arguments if a.role == "state"}

@@ -259,9 +259,7 @@ SUMMED = (
 @pytest.mark.parametrize("name", SUMMED)
 def test_gradients_are_combined_once_and_not_in_every_trip(name: str) -> None:
     """As compiled; rows that are parted are on all devices, as no other sum would be partial."""
-    step: autopar.ParallelStep = autopar.parallelize(
-        STEPS[name], cluster=EAGER, mesh=(8,), method="dp", donate=False
-    )
+    step = autopar.parallelize(STEPS[name], cluster=EAGER, mesh=(8,), method="dp", donate=False)
     compiled = step.compile(_weights(), _rows(0))
     found = [c for c in read_collectives(compiled.as_text()) if c.kind == "all-reduce"]
     whole = sum(leaf.nbytes for leaf in jax.tree.leaves(_weights()))
