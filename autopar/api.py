@@ -96,6 +96,7 @@ class PlanOptions(TypedDict, total=False):
     batch_axes: Mapping[str, int | None] | None
     passes: str | None
     transport: Literal["auto", "pull", "put"]
+    patience: float | None
 
 
 class Parallelizer(Protocol):
