@@ -100,7 +100,7 @@ class Request:
         return replace(self, passes=replace(self.passes, shard=shard))
 
     def with_microbatches(self, microbatches: int) -> Request:
-        """One stage in so many microbatches."""
+        """The same with a single stage in so many microbatches."""
         passes = PassPipeline.of_options(microbatches=microbatches)
         return replace(self, passes=replace(passes, shard=self.shard))
 
