@@ -255,7 +255,8 @@ class ParallelStep(Generic[P, R]):
         """
         checkpoint = _checkpointing()
         arrays, _ = opened_state(state)
-        saved: bool = checkpoint.save(manager, number, arrays, extras or {}, _hash_of(self.plan))
+        key = _hash_of(plan_to_json(self.plan))
+        saved: bool = checkpoint.save(manager, number, arrays, extras or {}, key)
         return saved
 
     def restore(self, manager: Any, wanted: Any, step: int | None = None) -> Restored | None:
