@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypedDict, Unpack, cast, overload
 
 from autopar.cluster import Cluster as Cluster
 from autopar.errors import InputError
@@ -44,10 +44,11 @@ from autopar.options import (
     mesh_of,
     method_of,
     microbatches_of,
+    passes_of,
+    patience_of,
     pins_of,
     plan_of,
     remat_of,
-    request_of,
     rules_of,
     schedule_of,
     step_of,
@@ -55,6 +56,7 @@ from autopar.options import (
     transport_of,
 )
 from autopar.passes.base import Watcher as Watcher
+from autopar.passes.pipeline import PassPipeline
 from autopar.planner.compatibility import check_cluster
 from autopar.planner.planned import Planned as Planned
 from autopar.planner.request import Request
@@ -66,10 +68,52 @@ from autopar.runtime.join import distributed as distributed
 from autopar.runtime.own_rows import OwnRows as OwnRows
 from autopar.runtime.validation.steps import open_cpu_devices as open_cpu_devices
 from autopar.runtime.validation.steps import with_created as with_created
+from autopar.step import P, R
 from autopar.step import ParallelStep as ParallelStep
 
 # Any: a jax.sharding.Mesh, of which this floor knows nothing.
 MeshLike = MeshShape | str | int | Sequence[int] | Mapping[str, int] | Any
+
+
+class PlanOptions(TypedDict, total=False):
+    """The options of `parallelize`, which says what they mean."""
+
+    cluster: Cluster | str | None
+    mesh: MeshLike | None
+    method: str
+    memory_gb: float | None
+    pins: Mapping[str, Any] | None
+    plan: Plan | str | Path | None
+    donate: bool
+    static_argnums: int | Sequence[int]
+    static_argnames: str | Sequence[str]
+    state_argnums: int | Sequence[int] | None
+    mesh_axes: int
+    rules: RuleBook
+    remat: Literal["auto", False]
+    stages: Literal["auto"] | int
+    microbatches: Literal["auto"] | int | None
+    schedule: str
+    batch_axes: Mapping[str, int | None] | None
+    passes: str | None
+    transport: Literal["auto", "pull", "put"]
+    patience: float | None
+
+
+class Parallelizer(Protocol):
+    """The decorator that `parallelize(...)` without a step is."""
+
+    def __call__(self, fun: Callable[P, R], /) -> ParallelStep[P, R]:
+        """The step on the cluster, with the signature that it has."""
+        ...
+
+
+@overload
+def parallelize(fun: Callable[P, R], **options: Unpack[PlanOptions]) -> ParallelStep[P, R]: ...
+
+
+@overload
+def parallelize(fun: None = None, **options: Unpack[PlanOptions]) -> Parallelizer: ...
 
 
 def parallelize(
@@ -94,6 +138,7 @@ def parallelize(
     batch_axes: Mapping[str, int | None] | None = None,
     passes: str | None = None,
     transport: Literal["auto", "pull", "put"] = "auto",
+    patience: float | None = None,
 ) -> Any:
     """Make a train step run on a whole cluster.
 
@@ -129,6 +174,8 @@ def parallelize(
             of `method`, `stages`, `microbatches` and `schedule`.
         transport: what takes arrays from one process to another, where stages are on several:
             "pull" (sockets), "put" (`jax.device_put`); "auto" is pull on CPUs, else put.
+        patience: seconds after which a step that makes no progress is reported on stderr, with what
+            each submesh did last and what it waits for; None never looks.
 
     Returns a ParallelStep. Raises an InputError that names the option for one that cannot be used;
     planning errors come at the first call.
@@ -140,6 +187,7 @@ def parallelize(
             static_argnames=static_argnames, state_argnums=state_argnums, mesh_axes=mesh_axes,
             rules=rules, remat=remat, stages=stages, microbatches=microbatches,
             schedule=schedule, batch_axes=batch_axes, passes=passes, transport=transport,
+            patience=patience,
         )  # fmt: skip
     given = plan_of(plan)
     shape, order = mesh_of(mesh)
@@ -150,21 +198,24 @@ def parallelize(
     request = Request(
         cluster=chosen,
         mesh=shape,
-        method=method_of(method),
+        passes=passes_of(
+            passes,
+            method_of(method),
+            wanted,
+            microbatches_of(microbatches, wanted),
+            schedule_of(schedule),
+        ),
         memory_bytes=memory_bytes_of(memory_gb),
         pins=pins_of(pins),
         mesh_axes=mesh_axes_of(mesh_axes),
         rules=rules_of(rules),
         remat=remat_of(remat),
-        stages=wanted,
-        microbatches=microbatches_of(microbatches, wanted),
-        schedule=schedule_of(schedule),
         batch_axes=batch_axes_of(batch_axes),
         order=order,
     )
-    request = request_of(request, passes)
     check_order(request)
-    before = fun.spec if isinstance(fun, ParallelStep) else None
+    parallel = _parallel(fun)
+    before = parallel.spec if parallel is not None else None
     step = before.fun if before is not None else step_of(fun)
     static = argnums_of(static_argnums, "static_argnums", step)
     names = argnames_of(static_argnames, step)
@@ -179,12 +230,19 @@ def parallelize(
         kept |= before.kept
     spec = StepSpec(step, static, names, state, kept)
     travels = transport_of(transport)
-    return ParallelStep(spec, request, flag_of(donate, "donate"), given, travels)
+    made: ParallelStep[..., Any] = ParallelStep(
+        spec, request, flag_of(donate, "donate"), given, travels, patience_of(patience)
+    )
+    return made
+
+
+def _parallel(fun: object) -> ParallelStep[..., Any] | None:
+    return cast("ParallelStep[..., Any]", fun) if isinstance(fun, ParallelStep) else None
 
 
 def plan(fun: Callable[..., Any], *args: Any, **options: Any) -> Plan:
     """The plan of a step on these arguments, concrete or abstract; options as for parallelize."""
-    step: ParallelStep = parallelize(step_of(fun), **options)
+    step = parallelize(step_of(fun), **options)
     return step.plan_for(*args)
 
 
@@ -193,7 +251,7 @@ def verify(plan: Plan, fun: Callable[..., Any], *args: Any, **options: Any) -> V
 
     Raises PlanMismatchError, naming what differs, where it was made for another step.
     """
-    step = fun if isinstance(fun, ParallelStep) else parallelize(step_of(fun), plan=a_plan(plan))
+    step = _parallel(fun) or parallelize(step_of(fun), plan=a_plan(plan))
     return step.under(a_plan(plan)).verify(*args, **options)
 
 
@@ -232,8 +290,9 @@ def lint(
 
     `kwargs` are its keyword arguments. Raises TraceError where the step does not trace.
     """
-    request = Request(cluster_of(cluster), microbatches=microbatches_of(microbatches, 1))
-    step: ParallelStep = parallelize(step_of(fun), cluster=request.cluster)
+    passes = PassPipeline.of_options(microbatches=microbatches_of(microbatches, 1))
+    request = Request(cluster_of(cluster), passes=passes)
+    step = parallelize(step_of(fun), cluster=request.cluster)
     call = read_call(step.spec, args, dict(kwargs or {}))
     return lint_step(call.spec, call.args, call.kwargs, request)
 
