@@ -58,7 +58,7 @@ def create_state(key: jax.Array) -> dict[str, Any]:
     return {"params": params, "opt_state": optimizer.init(params), "step": jnp.int32(0)}
 
 
-def train_step(state: dict[str, Any], text: jax.Array) -> tuple[dict[str, Any], dict[str, Any]]:
+def train_step(state: dict[str, Any], text: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """One update on rows of text, each one byte longer than what is read of it."""
 
     def loss_of(params: Any) -> jax.Array:
@@ -87,7 +87,7 @@ def corpus(limit: int = 2_000_000) -> np.ndarray:
 class Batches:
     """Random rows of the corpus; each process reads those that its devices need, and no others."""
 
-    def __init__(self, step: autopar.ParallelStep) -> None:
+    def __init__(self, step: autopar.ParallelStep[..., Any]) -> None:
         self.mine = step.rows_of(jax.process_index())["text"]
         self.text = corpus()
 
