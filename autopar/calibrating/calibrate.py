@@ -10,7 +10,8 @@ from autopar.calibrating.fitted import Measured, calibrated
 from autopar.calibrating.ladder import LadderEffort
 from autopar.calibrating.running import Told, run_ladder, skipped_lines
 from autopar.cluster import Cluster
-from autopar.cluster.local import chip_of_kind, local_name
+from autopar.cluster.catalog import chip_of_kind
+from autopar.cluster.local import local_name
 from autopar.errors import ClusterError
 from autopar.frontend.devices import local_devices
 from autopar.ir.devices import DeviceFacts
