@@ -69,7 +69,7 @@ class Ranked:
     others: tuple[Choice, ...]
     examined: int
     sentence: str
-    space: SearchSpace = field(repr=False)
+    space: SearchSpace = field(repr=False, compare=False)
 
     @cached_property
     def simple(self) -> Choice | None:
