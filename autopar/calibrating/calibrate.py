@@ -17,7 +17,7 @@ from autopar.frontend.devices import local_devices
 from autopar.ir.devices import DeviceFacts
 from autopar.runtime.measure.bench import DeviceBench
 from autopar.runtime.measure.chosen import choose_devices, devices_at, jax_version
-from autopar.runtime.measure.job import is_first, join_job
+from autopar.runtime.measure.processes import is_first, join_job
 
 _STAND_IN = "a100"  # whose figures a GPU that is not in the catalog starts from
 

@@ -10,7 +10,7 @@ from autopar.cluster.chip import Platform
 from autopar.cost import fusion
 from autopar.cost.layouts import Layouts
 from autopar.ir.graph import Op
-from autopar.ir.spmd import Block, Fence, Instruction, Loop, Move, Run
+from autopar.ir.spmd import Block, Fence, Instruction, LocalOp, Loop, Move
 from autopar.ir.values import Literal
 
 OpOf = Callable[[tuple[int, ...]], Op]
@@ -45,7 +45,7 @@ def read_line(block: Block, op_of: OpOf, platform: Platform) -> Line:
         line.ops.append(op)
         line.reads.append(reads)
         line.makes.append(makes)
-        if isinstance(step, Run) and op is not None:
+        if isinstance(step, LocalOp) and op is not None:
             line.fused.append(fusion.is_fused_into_readers(op))
             line.loaded.update(_read_from_memory(line, layouts, i, step, op))
         else:
@@ -62,7 +62,7 @@ def read_line(block: Block, op_of: OpOf, platform: Platform) -> Line:
 
 
 def _read_and_made(step: Instruction) -> tuple[Sequence[str], Sequence[str]]:
-    if isinstance(step, Run | Loop):
+    if isinstance(step, LocalOp | Loop):
         return tuple(o for o in step.operands if o is not None), step.results
     if isinstance(step, Move):
         return (step.source,), (step.result,)
@@ -74,7 +74,7 @@ def _is_local(move: Move) -> bool:
 
 
 def _read_from_memory(
-    line: Line, layouts: Layouts, i: int, run: Run, op: Op
+    line: Line, layouts: Layouts, i: int, run: LocalOp, op: Op
 ) -> Sequence[str] | set[str]:
     """The values that must be stored for a run: those that it does not compute itself."""
     if line.fused[i]:
@@ -94,7 +94,7 @@ def _read_from_memory(
     return line.reads[i]
 
 
-def _laid_out_filter(line: Line, i: int, op: Op, run: Run) -> set[str]:
+def _laid_out_filter(line: Line, i: int, op: Op, run: LocalOp) -> set[str]:
     """Filters are read in an order of their own, and in that again for the input's gradient.
 
     That one reads them turned round, which the kernel does itself.

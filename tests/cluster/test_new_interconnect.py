@@ -11,7 +11,7 @@ import pytest
 from autopar.calibrating.ladder import measured_axes
 from autopar.calibrating.links import figures_of, with_figures
 from autopar.cluster import Cluster, Layout, Level, LinkLevel, axis_links, device_order
-from autopar.cluster.submesh import Block, cut_out, link_between, submeshes
+from autopar.cluster.submesh import Block, cut_out, link_between, submesh_shapes
 from autopar.cluster.target import Target
 from autopar.cluster.topology import AbstractTopology, CompilerTopology, DirectLink, Link, Shares
 from autopar.cost import collective, collective_seconds
@@ -112,7 +112,7 @@ def test_links_of_a_kind_of_their_own_are_priced_by_a_row_of_their_own(
 
 
 def test_blocks_of_it_are_rings_of_their_own() -> None:
-    half = next(s for s in submeshes(RING) if s.device_count == 4)
+    half = next(s for s in submesh_shapes(RING) if s.device_count == 4)
     assert str(half) == "arc4"
     assert cut_out(RING, half).topology == Ring(4, 1e9, closes=False)
     link = link_between(RING, Block(0, half), Block(4, half))

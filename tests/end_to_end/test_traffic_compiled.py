@@ -16,7 +16,7 @@ from autopar.verifying.programs import whole_job
 from tests.end_to_end.combos import Combo, sampled_combos
 from tests.end_to_end.exceptions import less_on_gpus, merged, refusal
 from tests.end_to_end.running import EAGER, predicted_bytes, traffic_gaps, zoo_case
-from tests.runtime.aot_jobs import needs_gpu_compiler
+from tests.runtime.aot_programs import needs_gpu_compiler
 
 CLUSTER = Cluster.parse("8xh100")
 # Sums that are added, a loop, an all-to-all.
