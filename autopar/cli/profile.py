@@ -9,7 +9,6 @@ import click
 from autopar import api
 from autopar.cli.console import err, gather_warnings, out, print_warnings
 from autopar.cli.loading import load_target, tracing
-from autopar.inspecting.layers import profile_layers
 from autopar.ir.profile import Profile
 from autopar.ir.profile_file import profile_to_json, save_profile
 from autopar.ir.text import show_bytes, show_seconds
@@ -31,9 +30,10 @@ def profile_step(
     chosen = api.Cluster.parse(cluster)
     with err().status("reading the file"):
         loaded = load_target(target)
-    spec = api.parallelize(loaded.step).spec
     with gather_warnings() as messages, tracing(loaded):
-        profile = profile_layers(spec, loaded.args, loaded.kwargs, chosen, depth)
+        profile = api.profile(
+            loaded.step, *loaded.args, cluster=chosen, depth=depth, kwargs=loaded.kwargs
+        )
     if output is not None:
         save_profile(profile, output)
     if not any(layer.parameter_bytes for layer in profile.layers):
