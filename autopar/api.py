@@ -34,6 +34,7 @@ from autopar.options import (
     argnames_of,
     argnums_of,
     batch_axes_of,
+    cache_of,
     check_order,
     check_state_is_not_static,
     cluster_of,
@@ -94,6 +95,7 @@ class PlanOptions(TypedDict, total=False):
     batch_axes: Mapping[str, int | None] | None
     passes: str | None
     transport: Literal["auto", "pull", "put"]
+    cache: str | Path | Literal[False] | None
 
 
 class Parallelizer(Protocol):
@@ -134,6 +136,7 @@ def parallelize(
     batch_axes: Mapping[str, int | None] | None = None,
     passes: str | None = None,
     transport: Literal["auto", "pull", "put"] = "auto",
+    cache: str | Path | Literal[False] | None = None,
 ) -> Any:
     """Make a train step run on a whole cluster.
 
@@ -169,6 +172,9 @@ def parallelize(
             of `method`, `stages`, `microbatches` and `schedule`.
         transport: what takes arrays from one process to another, where stages are on several:
             "pull" (sockets), "put" (`jax.device_put`); "auto" is pull on CPUs, else put.
+        cache: a folder of plans, in which one is looked for before it is made, and kept; None is
+            the folder `autopar-plans` in JAX's `jax_compilation_cache_dir` where that is set, False
+            none.
 
     Returns a ParallelStep. Raises an InputError that names the option for one that cannot be used;
     planning errors come at the first call.
@@ -180,6 +186,7 @@ def parallelize(
             static_argnames=static_argnames, state_argnums=state_argnums, mesh_axes=mesh_axes,
             rules=rules, remat=remat, stages=stages, microbatches=microbatches,
             schedule=schedule, batch_axes=batch_axes, passes=passes, transport=transport,
+            cache=cache,
         )  # fmt: skip
     given = plan_of(plan)
     shape, order = mesh_of(mesh)
@@ -221,7 +228,7 @@ def parallelize(
     spec = StepSpec(step, static, names, state, kept)
     travels = transport_of(transport)
     made: ParallelStep[..., Any] = ParallelStep(
-        spec, request, flag_of(donate, "donate"), given, travels
+        spec, request, flag_of(donate, "donate"), given, travels, cache_of(cache)
     )
     return made
 

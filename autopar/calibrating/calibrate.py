@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 
 from autopar.calibrating.fitted import Measured, calibrated
 from autopar.calibrating.ladder import LadderEffort
-from autopar.calibrating.running import Told, run_ladder, skipped_lines
+from autopar.calibrating.running import run_ladder, skipped_lines
 from autopar.cluster import Cluster
 from autopar.cluster.local import chip_of_kind, local_name
 from autopar.errors import ClusterError
 from autopar.frontend.devices import local_devices
 from autopar.ir.devices import DeviceFacts
+from autopar.progress import Progress, progress
 from autopar.runtime.measure.bench import DeviceBench
 from autopar.runtime.measure.chosen import choose_devices, devices_at, jax_version
 from autopar.runtime.measure.job import is_first, join_job
@@ -33,19 +34,24 @@ class Calibrated:
     speaks: bool = True
 
 
-def calibrate(devices: str, effort: LadderEffort, told: Told, job: str = "") -> Calibrated:
+def calibrate(devices: str, effort: LadderEffort, job: str = "") -> Calibrated:
     """Measure devices ("" for all, else a text as choose_devices reads) and fit their cluster.
 
     `job` is how to join the other processes of one, as join_job reads it. Raises ClusterError
     where there is none, the devices make no cluster, or the time was too short.
     """
+    with progress("calibrate", "measuring") as told:
+        return _calibrate(devices, effort, told, job)
+
+
+def _calibrate(devices: str, effort: LadderEffort, told: Progress, job: str) -> Calibrated:
     if job:
         join_job(job)
     chosen = choose_devices(devices)
     facts = [local_devices()[i] for i in chosen]
     like, cluster = starting_cluster(facts)
     bench = DeviceBench(cluster, devices_at(chosen))
-    findings = run_ladder(cluster, bench, effort, told)
+    findings = run_ladder(cluster, bench, effort, told.count)
     measured = Measured(
         samples=tuple(findings.samples),
         like=like,
