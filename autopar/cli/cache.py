@@ -50,7 +50,8 @@ def tell_cache(action: str, folder: Path | None, as_json: bool) -> None:
         console.print(Table.of("Plans", {"key": "key", "plan": "plan", ">size": "nbytes"}, rows))
         console.print()
     done = "deleted from" if action == "clear" else "in"
-    console.print(f"{len(entries)} plans, {show_bytes(nbytes)}, {done} {cache.folder}")
+    count = f"{len(entries)} plan{'' if len(entries) == 1 else 's'}"
+    console.print(f"{count}, {show_bytes(nbytes)}, {done} {cache.folder}")
 
 
 def _plan_text(entry: Entry) -> str:

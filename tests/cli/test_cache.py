@@ -17,7 +17,7 @@ def test_a_plan_is_kept_listed_and_cleared(tmp_path: Path) -> None:
     listed = run("cache", "list", str(folder))
     assert "train_step on 8xh100, auto" in listed.out
     assert run("cache", "size", str(folder), "--json").data["plans"] == 1
-    assert "1 plans" in run("cache", "clear", str(folder)).out
+    assert "1 plan," in run("cache", "clear", str(folder)).out
     assert run("cache", "list", str(folder)).out.startswith("0 plans")
 
 

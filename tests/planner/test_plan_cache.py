@@ -15,6 +15,7 @@ import autopar
 from autopar.errors import ArgumentError
 from autopar.ir.plan_file import plan_to_json
 from autopar.planner import plan_cache
+from autopar.planner.plan import plan_step
 from autopar.planner.plan_cache import PlanCache
 
 W, X = jnp.ones((64, 64)), jnp.ones((16, 64))
@@ -39,7 +40,7 @@ def _fresh() -> str:
 def _solved(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The steps that were planned with a search, as they come."""
     found: list[str] = []
-    real = autopar.step.plan_step
+    real = plan_step
 
     def counted(source: Any, *rest: Any) -> Any:
         found.append(source.traced.name)
