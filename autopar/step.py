@@ -486,7 +486,7 @@ class ParallelStep(Generic[P, R]):
         }
 
     def _run(self, call: Call, wanted: bool = False) -> _Running:
-        """What runs a call, compiled if need be; it is told of where nobody has asked for it."""
+        """The compiled step for a call; compiling one that nobody `wanted` ahead may be told of."""
         if call.signature not in self._running:
             if not wanted:
                 self._tell_of_another_shape(call)

@@ -117,7 +117,7 @@ class PlanCache:
         return self.folder / f"{plan_key(source, request)}.json"
 
     def entries(self) -> tuple[Entry, ...]:
-        """What is in the folder, by name."""
+        """The plans in the folder, by key."""
         paths = sorted(self.folder.glob("*.json")) if self.folder.is_dir() else []
         return tuple(Entry(p, p.stat().st_size, _plan_in(p)) for p in paths if _is_key(p.stem))
 
