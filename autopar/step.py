@@ -123,10 +123,12 @@ class ParallelStep(Generic[P, R]):
         donate: bool,
         plan: Plan | None = None,
         transport: str = "auto",
+        patience: float | None = None,
         cache: PlanCache | None = None,
     ) -> None:
         self._spec, self._request, self._donate = spec, request, donate
-        self._given, self._transport, self._cache = plan, transport, cache
+        self._given, self._transport, self._patience = plan, transport, patience
+        self._cache = cache
         self._planned: dict[Hashable, Planned] = {}
         self._running: dict[Hashable, _Running] = {}
         self._constrained: dict[Hashable, Any] = {}
@@ -258,7 +260,8 @@ class ParallelStep(Generic[P, R]):
         """
         checkpoint = _checkpointing()
         arrays, _ = opened_state(state)
-        saved: bool = checkpoint.save(manager, number, arrays, extras or {}, _hash_of(self.plan))
+        key = _hash_of(plan_to_json(self.plan))
+        saved: bool = checkpoint.save(manager, number, arrays, extras or {}, key)
         return saved
 
     def restore(self, manager: Any, wanted: Any, step: int | None = None) -> Restored | None:
@@ -461,7 +464,9 @@ class ParallelStep(Generic[P, R]):
         """The same step and options under a plan that was made before."""
         cluster = planned_cluster(a_plan(plan))
         request = replace(self._request, cluster=cluster)
-        return ParallelStep(self._spec, request, self._donate, plan, self._transport, self._cache)
+        return ParallelStep(
+            self._spec, request, self._donate, plan, self._transport, self._patience, self._cache
+        )
 
     def _make(self, call: Call, watchers: Sequence[Watcher]) -> Planned:
         start = time.perf_counter()
@@ -489,7 +494,8 @@ class ParallelStep(Generic[P, R]):
         if job.is_alone:
             return restore(given, source) if given else self._plan_step(source, watchers)
         subject = f"the plan of {self.__name__}"
-        job.agree(subject, device_facts() | self._facts(source))
+        text = plan_to_json(given) if given else ""
+        job.agree(subject, device_facts() | self._facts(source, text))
         planned: list[Planned] = []
 
         def plan() -> str:
@@ -497,9 +503,12 @@ class ParallelStep(Generic[P, R]):
             return plan_to_json(planned[0].plan)
 
         if given is None:
-            given = plan_from_json(job.from_first(subject, plan), subject)
-        found = planned[0] if planned else restore(given, source)
-        made = {"the hash of the plan": _hash_of(given), "the program": str(found.program)}
+            text = job.from_first(subject, plan)
+        if planned:
+            (found,) = planned
+        else:
+            found = restore(given or plan_from_json(text, subject), source)
+        made = {"the hash of the plan": _hash_of(text), "the program": str(found.program)}
         job.agree(f"the program of {self.__name__}", made)
         return found
 
@@ -513,7 +522,7 @@ class ParallelStep(Generic[P, R]):
             self._cache.keep(source, self._request, found.plan)
         return found
 
-    def _facts(self, source: Source) -> dict[str, str]:
+    def _facts(self, source: Source, given: str) -> dict[str, str]:
         """The facts that a plan rests on, in words that can be laid side by side."""
         graph = source.traced.graph
         arguments = ", ".join(f"{i.path} {i.value.type_text}" for i in graph.inputs)
@@ -522,7 +531,7 @@ class ParallelStep(Generic[P, R]):
             "the step": self.__name__,
             ARGUMENTS: arguments,
             "the hash of the traced step": source.traced.key,
-            "the hash of the plan given": _hash_of(self._given) if self._given else "none",
+            "the hash of the plan given": _hash_of(given) if given else "none",
             "the cluster": self._request.cluster.name,
             "the list of passes": str(self._request.passes),
             "the transport": self._transport,
@@ -565,6 +574,7 @@ class ParallelStep(Generic[P, R]):
             _check_waiting(planned.program, meshes, transport)
         options = Options(
             donate=self._donate,
+            patience=self._patience,
             transport=transport,
             compiled=lambda done, parts: told.count(done, parts, "compiling"),
         )
@@ -586,8 +596,8 @@ def _check_waiting(
     verify_projections(program, host.submeshes, own, Transports(transport.asks_all, limit))
 
 
-def _hash_of(plan: Plan) -> str:
-    return hashlib.sha256(plan_to_json(plan).encode()).hexdigest()
+def _hash_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _checkpointing() -> Any:
