@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import threading
 import time
@@ -11,19 +12,23 @@ from dataclasses import dataclass, replace
 from html import escape
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
-from autopar.cluster import Cluster, device_order
+from autopar.cluster import Cluster
 from autopar.cluster.planned import planned_cluster
-from autopar.errors import PlanError
+from autopar.errors import CheckpointError, PlanError
 from autopar.frontend import Call, StepSpec, TracedStep, pure_creation, read_call, trace
 from autopar.frontend.compat import inside_transform, runs_uncompiled
 from autopar.frontend.trace.arguments import dynamic_arguments
+from autopar.frontend.trace.objects import opened_state
 from autopar.frontend.trace.step import unplaced, wants_plain_steps
 from autopar.gc_pause import paused_collection
 from autopar.ir.mesh import MeshShape
-from autopar.ir.plan import Plan, Prediction
+from autopar.ir.plan import Argument, Plan, Prediction
 from autopar.ir.plan_file import plan_from_json, plan_to_json
+from autopar.ir.program import Program
+from autopar.ir.projection import walks
+from autopar.ir.text import show_bytes, show_seconds
 from autopar.ir.text_file import TRACE, check_output, write_text
 from autopar.ir.verification import Verification
 from autopar.options import (
@@ -36,6 +41,7 @@ from autopar.options import (
     step_of,
 )
 from autopar.passes.base import Watcher
+from autopar.passes.lower.projections import Transports, verify_projections
 from autopar.planner.plan import plan_step, replan, warn_of_unknown
 from autopar.planner.planned import Planned
 from autopar.planner.request import Request
@@ -43,7 +49,7 @@ from autopar.planner.restore import restore
 from autopar.planner.source import Source
 from autopar.progress import Progress, progress
 from autopar.report.html.page import html_summary
-from autopar.runtime.bind import BoundMesh, bind_mesh, mesh_shape
+from autopar.runtime.bind import BoundMesh, bind_mesh, host_of, mesh_shape
 from autopar.runtime.constrained import (
     check_surroundings,
     constrained_step,
@@ -51,17 +57,26 @@ from autopar.runtime.constrained import (
     spread_layout,
 )
 from autopar.runtime.deleted import deleted, deleted_arguments
-from autopar.runtime.executor import Executor, Options
+from autopar.runtime.executor import Executor, Options, lowered_parts
 from autopar.runtime.interface import Interface
 from autopar.runtime.job import ARGUMENTS, device_facts, this_job
 from autopar.runtime.own_rows import Ranges
-from autopar.runtime.state import init
+from autopar.runtime.shardings import Shardings, bind_plan, step_shardings
+from autopar.runtime.state import abstract_state, init
 from autopar.runtime.timeline import Timeline, chrome_trace
+from autopar.runtime.transport.abstract import AbstractTransport
 from autopar.runtime.transport.choice import transport_for
+from autopar.runtime.transport.in_flight import in_flight_limit
 from autopar.runtime.transport.local import LocalTransport
 from autopar.schedule.simulate import Simulation
 from autopar.verifying.shrink import Called
 from autopar.verifying.verify import Inquiry, level_named, verify_planned
+
+if TYPE_CHECKING:  # Orbax takes a second to import
+    from autopar.runtime.checkpoint import Restored
+
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -91,7 +106,7 @@ class _Running:
         return self.planned.source.traced
 
 
-class ParallelStep:
+class ParallelStep(Generic[P, R]):
     """A train step for a whole mesh, called exactly like the plain one.
 
     The first call with new argument types plans (unless a plan was given), compiles and runs.
@@ -128,14 +143,14 @@ class ParallelStep:
 
     # -- running ---------------------------------------------------------------------------
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs a step. State that comes back is donated: use the returned one from then on.
 
         Inside a transform of JAX nothing runs and nothing is donated. Raises ArgumentError where
         an array was deleted, or consumed by an earlier step, and inside jax.shard_map.
         """
         if inside_transform():
-            return self._inline(args, kwargs)
+            return cast("R", self._inline(args, kwargs))
         call = read_call(self._spec, args, kwargs)
         with self._turn:
             running = self._running.get(call.signature)
@@ -148,8 +163,8 @@ class ParallelStep:
             if (watch := this_job().watch) is not None:
                 watch.call()
             if self._trace_path is not None:
-                return call.rebuild(self._recorded(running, call.leaves))
-            return call.rebuild(running.executor(call.leaves))
+                return cast("R", call.rebuild(self._recorded(running, call.leaves)))
+            return cast("R", call.rebuild(running.executor(call.leaves)))
 
     def _inline(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The step as part of other code: of another parallel step, or of what JAX transforms."""
@@ -210,10 +225,48 @@ class ParallelStep:
         """
         created, closed = pure_creation(step_of(create_state, "create_state"))
         with self._turn:
-            plan = self._latest.plan if self._latest is not None else self._given
-            planned = plan.arguments if plan is not None else None
-            meshes = self._meshes(plan) if plan is not None else (self._flat(),)
-            return closed(init(created, args, kwargs, planned, meshes))
+            return closed(init(created, args, kwargs, *self._homes()))
+
+    def abstract_state(self, create_state: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Shapes, dtypes and shardings of the state that `init(create_state, *args)` makes.
+
+        Nothing is computed. Of a stack of layers that stages share it has the pieces, each on its
+        own devices.
+        """
+        created, closed = pure_creation(step_of(create_state, "create_state"))
+        with self._turn:
+            return closed(abstract_state(created, args, kwargs, *self._homes()))
+
+    def _homes(self) -> tuple[Sequence[Argument] | None, Sequence[BoundMesh]]:
+        """The plan's arguments and its meshes; before there is a plan, all devices in a row."""
+        plan = self._latest.plan if self._latest is not None else self._given
+        return (None, (self._flat(),)) if plan is None else (plan.arguments, self._meshes(plan))
+
+    def save(
+        self, manager: Any, number: int, state: Any, extras: Mapping[str, Any] | None = None
+    ) -> bool:
+        """Save the state after `number` steps with an Orbax CheckpointManager; False if it skips.
+
+        Each process writes what it keeps; nothing is gathered, and the next step may consume the
+        state at once. `extras` go into the same commit: JSON, as the position of the data, and
+        random keys. Another plan, another number of processes, or Orbax alone reads it. Raises
+        ArgumentError where an array was consumed, CheckpointError where it cannot be written.
+        """
+        checkpoint = _checkpointing()
+        arrays, _ = opened_state(state)
+        saved: bool = checkpoint.save(manager, number, arrays, extras or {}, _hash_of(self.plan))
+        return saved
+
+    def restore(self, manager: Any, wanted: Any, step: int | None = None) -> Restored | None:
+        """The latest checkpoint of an Orbax CheckpointManager, or that after `step` steps.
+
+        Its state lies as `wanted` says, which `abstract_state` gives: every device reads its own
+        pieces. None where there is no checkpoint yet. Raises CheckpointError where one cannot be
+        read, or is of another state.
+        """
+        arrays, closed = opened_state(wanted)
+        found: Restored | None = _checkpointing().restore(manager, arrays, step)
+        return None if found is None else replace(found, state=closed(found.state))
 
     def _flat(self) -> BoundMesh:
         """The devices of the cluster in a row."""
@@ -231,20 +284,71 @@ class ParallelStep:
         programs = executor.compiled
         return next(iter(programs.values())) if executor.program.is_one_part else dict(programs)
 
+    def lower(self, /, *args: Any, **kwargs: Any) -> Any:
+        """The step lowered for its devices but not compiled, as `jax.jit(f).lower(...)` gives it.
+
+        It has `.as_text()`, `.compile()`, `.cost_analysis()`. What it takes and gives are the flat
+        arrays of the call. Of stage programs a mapping: the name of each part to its own.
+        """
+        with self._turn:
+            planned = self._planned_for(read_call(self._spec, args, kwargs))
+            return lowered_parts(
+                planned.trace, planned.program, self._meshes(planned.plan), self._donate
+            )
+
     def rows_of(self, process: int) -> dict[str, Ranges]:
         """The rows (from, to) that a process must have of each batch argument, by its path.
 
         Whoever passes `autopar.OwnRows` brings these and no others. Raises PlanError before there
         is a plan.
         """
-        if self._latest is None:
-            raise PlanError(
-                f"{self.__name__} has no plan yet, which says who needs which rows: call "
-                f"{self.__name__}.plan_for(state, batch) with arrays or shapes."
-            )
-        planned, meshes = self._latest, self._meshes(self._latest.plan)
+        planned = self._planned_latest()
+        meshes = self._meshes(planned.plan)
         shapes = tuple(map(mesh_shape, meshes))
         return Interface(planned.trace, planned.program, shapes).rows_of(process, meshes)
+
+    # -- layouts ---------------------------------------------------------------------------
+
+    @property
+    def mesh(self) -> BoundMesh:
+        """The mesh that the step runs on, as JAX has it; raises PlanError before there is a plan.
+
+        With stages there are several: see `meshes`.
+        """
+        mesh, *others = self.meshes
+        if others:
+            raise PlanError(
+                f"{self.__name__} runs on {1 + len(others)} meshes, as its stages have devices of "
+                f"their own: {self.__name__}.meshes has them all."
+            )
+        return mesh
+
+    @property
+    def meshes(self) -> tuple[BoundMesh, ...]:
+        """The mesh of each submesh of the plan in use; raises PlanError before there is one."""
+        return self._meshes(self.plan)
+
+    @property
+    def shardings(self) -> Shardings:
+        """The shardings of the arguments and results of the latest call, as trees like theirs.
+
+        `step.shardings.args[0]` are those of the state. Raises PlanError before there is a call or
+        a plan for one.
+        """
+        planned = self._planned_latest()
+        return step_shardings(
+            planned.plan, planned.source.spec, planned.source.traced, planned.trace.whole,
+            self._meshes(planned.plan),
+        )  # fmt: skip
+
+    def _planned_latest(self) -> Planned:
+        """The latest step that was planned; raises PlanError before there is one."""
+        if self._latest is None:
+            raise PlanError(
+                f"{self.__name__} has met no arguments yet: call it, or "
+                f"{self.__name__}.plan_for(state, batch) with arrays or shapes."
+            )
+        return self._latest
 
     # -- planning --------------------------------------------------------------------------
 
@@ -258,6 +362,24 @@ class ParallelStep:
         raise PlanError(
             f"{self._spec.name} has no plan yet: call it once, or {self._spec.name}.plan_for("
             "state, batch) with arrays or shapes."
+        )
+
+    def __repr__(self) -> str:
+        """The step, what was asked for, and the plan in use."""
+        if self._latest is None and self._given is None:
+            request = self._request
+            mesh = f" ({request.mesh})" if request.mesh is not None else ""
+            return (
+                f"<ParallelStep {self.__name__} on {request.cluster.name}{mesh}, {request.method}: "
+                "no plan yet; call it, or its plan_for>"
+            )
+        plan = self.plan
+        many = f"{len(plan.stages)} stages" if not plan.is_one_program else f"({plan.mesh})"
+        p = plan.prediction
+        return (
+            f"<ParallelStep {self.__name__} on {plan.origin.cluster_name} {many}, "
+            f"{plan.origin.method}: predicted {show_seconds(p.seconds)} a step, "
+            f"{show_bytes(p.peak_bytes)} a device>"
         )
 
     def _repr_html_(self) -> str:
@@ -331,7 +453,7 @@ class ParallelStep:
         called = Called(call.spec, call.args, call.kwargs)
         return verify_planned(self._planned_for(call), called, inquiry)
 
-    def under(self, plan: Plan) -> ParallelStep:
+    def under(self, plan: Plan) -> ParallelStep[P, R]:
         """The same step and options under a plan that was made before."""
         cluster = planned_cluster(a_plan(plan))
         request = replace(self._request, cluster=cluster)
@@ -405,18 +527,36 @@ class ParallelStep:
         transport = transport_for(self._transport, meshes, this_job())
         if not isinstance(transport, LocalTransport):
             told.say(f"compiling; arrays travel between processes by {transport.name}")
+            _check_waiting(planned.program, meshes, transport)
         options = Options(donate=self._donate, transport=transport)
         return Executor(planned.trace, planned.program, meshes, options)
 
     def _meshes(self, plan: Plan) -> tuple[BoundMesh, ...]:
         """The meshes of a plan's submeshes on their devices."""
-        return tuple(bind_mesh(s.mesh, s.devices or self._order(plan)) for s in plan.submeshes)
-
-    def _order(self, plan: Plan) -> Sequence[int]:
-        """The devices in the order of the plan's mesh: the user's own, or what suits it."""
         own = self._request.order if plan.mesh == self._request.mesh else None
-        return own if own is not None else device_order(planned_cluster(plan), plan.mesh)
+        return bind_plan(plan, own)
+
+
+def _check_waiting(
+    program: Program, meshes: Sequence[BoundMesh], transport: AbstractTransport
+) -> None:
+    """Raise JobError unless no process of this job ever waits for one that waits for it."""
+    host = host_of(meshes)
+    own = walks(program, host.count, host.submeshes, transport.asks_all)
+    limit = in_flight_limit(str(meshes[0].devices.flat[0].platform))
+    verify_projections(program, host.submeshes, own, Transports(transport.asks_all, limit))
 
 
 def _hash_of(plan: Plan) -> str:
     return hashlib.sha256(plan_to_json(plan).encode()).hexdigest()
+
+
+def _checkpointing() -> Any:
+    """The module that writes and reads checkpoints; raises CheckpointError without Orbax."""
+    try:
+        return importlib.import_module("autopar.runtime.checkpoint")
+    except ModuleNotFoundError as error:
+        raise CheckpointError(
+            f"checkpoints are written with Orbax, and {error.name} is not installed: "
+            'pip install "autopar[checkpoint]"'
+        ) from error
