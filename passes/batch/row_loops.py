@@ -139,7 +139,7 @@ class RowLoop:
         )
 
     def _unless_ended(self, carry: Port, mask: Operand) -> Operand | None:
-        """What a carry becomes in rows that go on, if it stays what it was in those that ended."""
+        """A carry's new value in rows that go on; None where rows that ended may change."""
         old, left = self._held(carry), self._body.shown(self._left(carry))
         if left == old:
             return old
