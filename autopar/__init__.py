@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from autopar.api import OwnRows as OwnRows
     from autopar.api import ParallelStep as ParallelStep
     from autopar.api import compare as compare
+    from autopar.api import distributed as distributed
     from autopar.api import explain as explain
     from autopar.api import inspect as inspect
     from autopar.api import lint as lint
@@ -28,7 +29,7 @@ else:
 
 # fmt: off
 __all__ = [
-    "Cluster", "MeshShape", "OwnRows", "ParallelStep", "Plan", "RuleBook", "compare", "errors",
-    "explain", "inspect", "lint", "load", "parallelize", "plan", "save", "verify", "why_not",
-    "write_report",
+    "Cluster", "MeshShape", "OwnRows", "ParallelStep", "Plan", "RuleBook", "compare",
+    "distributed", "errors", "explain", "inspect", "lint", "load", "parallelize", "plan", "save",
+    "verify", "why_not", "write_report",
 ]

@@ -13,8 +13,8 @@ _HOMES = {
     "errors": "autopar.errors",
     **dict.fromkeys(
         (
-            "OwnRows", "ParallelStep", "compare", "explain", "inspect", "lint", "load",
-            "parallelize", "plan", "save", "verify", "why_not", "write_report",
+            "OwnRows", "ParallelStep", "compare", "distributed", "explain", "inspect", "lint",
+            "load", "parallelize", "plan", "save", "verify", "why_not", "write_report",
         ),
         "autopar.api",
     ),

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import compiler, core, distributed, source_info_util
+from jax._src import clusters, compiler, core, distributed, source_info_util
 from jax._src.interpreters import mlir
 from jax._src.lib import xla_client
 
@@ -106,6 +106,12 @@ def runs_uncompiled() -> bool:
     return bool(config.jax_disable_jit)
 
 
+def compilation_cache_folder() -> str | None:
+    """The folder in which JAX keeps compiled programs, where one is set."""
+    config: Any = jax.config
+    return config.jax_compilation_cache_dir or None
+
+
 def buffers_of(array: Any) -> frozenset[int]:
     """The addresses of an array's pieces; nobody waits for what they will hold.
 
@@ -128,6 +134,16 @@ def key_impl(dtype: Any) -> str:
 def job_store() -> Any:
     """The key-value store that the processes of a job share; None where there is one process."""
     return distributed.global_state.client
+
+
+def launched_job(wait_seconds: int) -> tuple[str | None, int | None, int | None]:
+    """The job that a launcher which JAX knows has started this process in; None where none has.
+
+    That is the "host:port" of process 0, the number of processes, and the number of this one.
+    """
+    detect: Any = clusters.ClusterEnv.auto_detect_unset_distributed_params
+    address, count, number, _ = detect(None, None, None, [], None, wait_seconds)
+    return address, count, number
 
 
 def coordinator_address() -> str | None:

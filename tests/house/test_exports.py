@@ -9,9 +9,9 @@ import autopar
 
 # fmt: off
 PUBLIC_NAMES = [
-    "Cluster", "MeshShape", "OwnRows", "ParallelStep", "Plan", "RuleBook", "compare", "errors",
-    "explain", "inspect", "lint", "load", "parallelize", "plan", "save", "verify", "why_not",
-    "write_report",
+    "Cluster", "MeshShape", "OwnRows", "ParallelStep", "Plan", "RuleBook", "compare",
+    "distributed", "errors", "explain", "inspect", "lint", "load", "parallelize", "plan", "save",
+    "verify", "why_not", "write_report",
 ]
 # fmt: on
 

@@ -11,6 +11,8 @@ import sys
 
 import jax
 
+import autopar
+
 
 def main() -> None:
     """Join, run and tell."""
@@ -20,14 +22,7 @@ def main() -> None:
         probe.bind(("127.0.0.1", 0))
         own = f"127.0.0.1:{probe.getsockname()[1]}"
     jax.config.update("jax_cross_host_transfer_socket_address", own)  # without it CPUs cannot put
-    jax.distributed.initialize(
-        f"127.0.0.1:{port}",
-        count,
-        number,
-        cluster_detection_method="deactivate",
-        coordinator_bind_address=f"127.0.0.1:{port}",
-        shutdown_timeout_seconds=20,
-    )
+    autopar.distributed(f"127.0.0.1:{port}", count, number)
     from tests.processes import scenarios
 
     found = getattr(scenarios, sys.argv[5])(*sys.argv[6:])

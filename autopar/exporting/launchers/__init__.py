@@ -1,0 +1,1 @@
+"""The files that start a script on a plan's cluster, as four engines take them."""
