@@ -30,8 +30,8 @@ def streams_svg(spans: Sequence[KernelSpan], standalone: bool = False) -> str:
         if end - start > 1e-9 * seconds  # else only rounding parts them
     ]
     label = (
-        f"step {show_seconds(seconds)} on one device: works {show_seconds(_total(work))}, "
-        f"moves {show_seconds(_total(wires))}"
+        f"step {show_seconds(seconds)} on one device: computes {show_seconds(_total(work))}, "
+        f"communicates {show_seconds(_total(wires))}"
     )
     axis = Axis(_LEFT, _WIDTH - _LEFT - _RIGHT, 0.0, seconds)
     parts = [draw.text("quiet", 0, 14, label), *axis.ruled(_TOP - 4, _TOP + 74, show_seconds)]
@@ -48,8 +48,8 @@ def streams_svg(spans: Sequence[KernelSpan], standalone: bool = False) -> str:
             parts.append(draw.rect(f"{css} crisp", axis.at(start), y, width, tall, title))
     found = {_region(span) for span in work}
     entries = [(css, name) for name, css in _REGIONS.items() if css in found]
-    entries += [(_OTHER, "other work")] * (_OTHER in found)
-    entries += [(_WAITS, "waited for"), (_WIRES, "collectives")]
+    entries += [(_OTHER, "other compute")] * (_OTHER in found)
+    entries += [(_WAITS, "exposed"), (_WIRES, "collectives")]
     parts += draw.legend(_LEFT, _TOP + 112, entries)
     return draw.svg(_WIDTH, _TOP + 120, label, parts, standalone)
 

@@ -90,8 +90,8 @@ def solve(problem: Problem, start: Sequence[int] | None = None, effort: Effort =
         return _none(replace(answer, proven_infeasible=True))
     bound = min(answer.bound_seconds, seconds)
     status = Status.OPTIMAL if seconds - bound <= 10 * _GAP * seconds else Status.FEASIBLE
-    sentence = "Proven best" if status is Status.OPTIMAL else "Good answer"
-    held = f", memory held at {answer.rows} times" if answer.rows else ""
+    sentence = "Solved exactly" if status is Status.OPTIMAL else "The best found"
+    held = f", with memory limits at {answer.rows} moments" if answer.rows else ""
     sentence = f"{sentence}{held}."
     return Solution(choice, seconds, bound, status, sentence, False, answer.price)
 
@@ -99,7 +99,7 @@ def solve(problem: Problem, start: Sequence[int] | None = None, effort: Effort =
 def _none(answer: _Answer) -> Solution:
     sentence = "No assignment fits."
     if not answer.proven_infeasible:
-        sentence = "No assignment that fits was found; it is not proven that there is none."
+        sentence = "No assignment that fits was found, and none is proven not to exist."
     endless = float("inf")
     proven = answer.proven_infeasible
     return Solution((), endless, endless, Status.FEASIBLE, sentence, proven)

@@ -50,13 +50,13 @@ def span(stream: str, start: float, end: float, region: str = "forward") -> Kern
 
 
 def test_work_waits_where_only_the_wires_are_busy() -> None:
-    """Work 0-1, 1.5-3 and 3-3.2; wires 1-1.5 and 2-2.5: half a second is waited for."""
+    """Work 0-1, 1.5-3 and 3-3.2; wires 1-1.5 and 2-2.5: half a second is exposed."""
     spans = (
         span("work", 0, 1), span("wires", 1, 1.5), span("work", 1.5, 3, "backward"),
         span("wires", 2, 2.5), span("work", 3, 3.2, "update"),
     )  # fmt: skip
     svg = streams_svg(spans)
-    assert said(svg)[0] == "step 3.20 s on one device: works 2.70 s, moves 1.00 s"
+    assert said(svg)[0] == "step 3.20 s on one device: computes 2.70 s, communicates 1.00 s"
     (wait,) = titled(svg, "waits 500 ms from 1.00 s")
     (first,) = [s for s in titled(svg, "from 0 s") if s.name == "rect"]
     assert (wait.x, wait.width) == pytest.approx((first.x + first.width, first.width / 2), abs=0.11)
@@ -87,9 +87,9 @@ def test_bars_are_sorted_and_in_two_parts() -> None:
     sizes = {"small": (1e-3, 0.0), "<big>": (1e-3, 3e-3), "none": (0.0, 0.0), "mid": (0.0, 2e-3)}
     svg = bars_svg([Bar(name, *parts) for name, parts in sizes.items()], "collectives")
     assert [w for w in said(svg) if w in sizes] == ["<big>", "mid", "small", "none"]
-    big, rest = titled(svg, "<big>: 4.00 ms, 1.00 ms of it waited for")
+    big, rest = titled(svg, "<big>: 4.00 ms, 1.00 ms of it exposed")
     assert (big.css, rest.css) == ("c6", "c5")
     assert rest.width == pytest.approx(3 * big.width, abs=0.2)
     assert rest.x == pytest.approx(big.x + big.width, abs=0.11)
-    assert said(svg)[-2:] == ["waited for", "hidden"]
-    assert said(bars_svg([Bar("all", 1.0)], "x"))[-1] == "waited for"
+    assert said(svg)[-2:] == ["exposed", "hidden"]
+    assert said(bars_svg([Bar("all", 1.0)], "x"))[-1] == "exposed"
