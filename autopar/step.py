@@ -24,6 +24,8 @@ from autopar.gc_pause import paused_collection
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan, Prediction
 from autopar.ir.plan_file import plan_from_json, plan_to_json
+from autopar.ir.program import Program
+from autopar.ir.projection import walks
 from autopar.ir.text_file import TRACE, check_output, write_text
 from autopar.ir.verification import Verification
 from autopar.options import (
@@ -36,6 +38,7 @@ from autopar.options import (
     step_of,
 )
 from autopar.passes.base import Watcher
+from autopar.passes.lower.projections import Transports, verify_projections
 from autopar.planner.plan import plan_step, replan, warn_of_unknown
 from autopar.planner.planned import Planned
 from autopar.planner.request import Request
@@ -43,7 +46,7 @@ from autopar.planner.restore import restore
 from autopar.planner.source import Source
 from autopar.progress import Progress, progress
 from autopar.report.html.page import html_summary
-from autopar.runtime.bind import BoundMesh, bind_mesh, mesh_shape
+from autopar.runtime.bind import BoundMesh, bind_mesh, host_of, mesh_shape
 from autopar.runtime.constrained import (
     check_surroundings,
     constrained_step,
@@ -57,7 +60,9 @@ from autopar.runtime.job import ARGUMENTS, device_facts, this_job
 from autopar.runtime.own_rows import Ranges
 from autopar.runtime.state import init
 from autopar.runtime.timeline import Timeline, chrome_trace
+from autopar.runtime.transport.abstract import AbstractTransport
 from autopar.runtime.transport.choice import transport_for
+from autopar.runtime.transport.in_flight import in_flight_limit
 from autopar.runtime.transport.local import LocalTransport
 from autopar.schedule.simulate import Simulation
 from autopar.verifying.shrink import Called
@@ -405,6 +410,7 @@ class ParallelStep:
         transport = transport_for(self._transport, meshes, this_job())
         if not isinstance(transport, LocalTransport):
             told.say(f"compiling; arrays travel between processes by {transport.name}")
+            _check_waiting(planned.program, meshes, transport)
         options = Options(donate=self._donate, transport=transport)
         return Executor(planned.trace, planned.program, meshes, options)
 
@@ -416,6 +422,16 @@ class ParallelStep:
         """The devices in the order of the plan's mesh: the user's own, or what suits it."""
         own = self._request.order if plan.mesh == self._request.mesh else None
         return own if own is not None else device_order(planned_cluster(plan), plan.mesh)
+
+
+def _check_waiting(
+    program: Program, meshes: Sequence[BoundMesh], transport: AbstractTransport
+) -> None:
+    """Raise JobError unless no process of this job ever waits for one that waits for it."""
+    host = host_of(meshes)
+    own = walks(program, host.count, host.submeshes, transport.asks_all)
+    limit = in_flight_limit(str(meshes[0].devices.flat[0].platform))
+    verify_projections(program, host.submeshes, own, Transports(transport.asks_all, limit))
 
 
 def _hash_of(plan: Plan) -> str:

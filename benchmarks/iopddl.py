@@ -9,6 +9,7 @@ with whole numbers; infeasible answers are told as such, never as answers.
 from __future__ import annotations
 
 import json
+import math
 import resource
 import sys
 import time
@@ -20,9 +21,9 @@ import click
 
 from autopar.errors import InputError
 from autopar.passes.shard.solver.effort import Effort
-from autopar.passes.shard.solver.engine import search_problem
 from autopar.passes.shard.solver.iopddl import read_iopddl
 from autopar.passes.shard.solver.problem import Problem
+from autopar.passes.shard.solver.solve import solve
 
 _RESERVE = 0.02  # of the limit, to bring the answer home
 _RESERVE_SECONDS = 0.7
@@ -43,14 +44,14 @@ class Line:
     note: str
 
 
-def solve_file(path: Path, budget: Effort, seed: int = 0) -> tuple[Line, tuple[int, ...]]:
-    """Read a problem and search it within the budget; the line, and the choices or ()."""
+def solve_file(path: Path, effort: Effort, seed: int = 0) -> tuple[Line, tuple[int, ...]]:
+    """Read a problem and search it within the effort; the line, and the choices or ()."""
     began = time.monotonic()
     problem = read_iopddl(path)
-    found = search_problem(problem, budget, time.monotonic, seed, began)
+    found = solve(problem, None, effort, time.monotonic, seed, began)
     fits = bool(found.choice) and exact_fits(problem, found.choice)
     cost = exact_cost(problem, found.choice) if fits else None
-    bound = int(found.bound_seconds) if found.bound_seconds < float("inf") else 0
+    bound = int(found.bound_seconds) if math.isfinite(found.bound_seconds) else 0
     line = Line(
         name=path.name.removesuffix(".gz").removesuffix(".json"),
         feasible=fits,
@@ -85,7 +86,7 @@ def exact_fits(problem: Problem, choice: Sequence[int]) -> bool:
     return most <= problem.limit_bytes and problem.seconds(choice) < float("inf")
 
 
-def _budget(time_limit: float | None, work: int | None) -> Effort:
+def _effort(time_limit: float | None, work: int | None) -> Effort:
     if time_limit is None:
         return Effort(None, work)
     reserve = min(max(_RESERVE * time_limit, _RESERVE_SECONDS), 0.3 * time_limit)
@@ -129,7 +130,7 @@ def main(
         )
     for path in files:
         try:
-            line, choice = solve_file(path, _budget(time_limit, work), seed)
+            line, choice = solve_file(path, _effort(time_limit, work), seed)
         except InputError as error:
             click.echo(f"error: {error}", err=True)
             sys.exit(2)

@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache, wraps
 from typing import TypeVar, cast
 
-import numba
-
 _Function = TypeVar("_Function", bound=Callable[..., object])
-_Compiler = Callable[..., Callable[[Callable[..., object]], object]]
 
 # Minima are vectorized only where no value is taken to be a NaN; sums keep their order, so that
-# every machine finds the same. Without a way in from Python a function compiles in half the time.
-_compiler = cast(_Compiler, numba.njit)
-_MATH = {"nnan", "nsz"}
-_build = _compiler(cache=True, nogil=True, fastmath=_MATH)
-_build_internal = _compiler(
-    cache=True, nogil=True, fastmath=_MATH, no_cpython_wrapper=True, no_cfunc_wrapper=True
-)
+# every machine finds the same.
+_OPTIONS = {"cache": True, "nogil": True, "fastmath": {"nnan", "nsz"}}
 
 
 def compiled(function: _Function) -> _Function:
-    """The function as machine code, kept in a cache beside its file, without Python's lock."""
-    return cast(_Function, _build(function))
+    """The function as machine code, kept in a cache beside its file, without Python's lock.
+
+    It is compiled at its first call: importing numba takes a second.
+    """
+
+    @cache
+    def build() -> Callable[..., object]:
+        return _build(function)
+
+    @wraps(function)
+    def run(*args: object) -> object:
+        return build()(*args)
+
+    return cast(_Function, run)
 
 
 def internal(function: _Function) -> _Function:
-    """The same for a function that only machine code calls."""
-    return cast(_Function, _build_internal(function))
+    """The same for a function that only machine code calls; it imports numba at once."""
+    # Without a way in from Python a function compiles in half the time.
+    return cast(_Function, _build(function, no_cpython_wrapper=True, no_cfunc_wrapper=True))
+
+
+def _build(function: Callable[..., object], **more: bool) -> Callable[..., object]:
+    import numba
+
+    compiler = cast(Callable[..., Callable[[object], Callable[..., object]]], numba.njit)
+    return compiler(**_OPTIONS, **more)(function)

@@ -246,7 +246,8 @@ def _step_key(step: Instruction, numbers: _Numbers) -> _Key:
         value = step.value.shape, step.value.dtype
         return "move", moved, value, step.before, step.after, step.steps, step.combiner, step.repeat
     if isinstance(step, Fence):
-        return "fence", numbers.of(step.sources), numbers.of(step.results), step.tied
+        names = numbers.of(step.sources), numbers.of(step.results)
+        return "fence", names, step.tied, step.stored
     return _loop_key(step, numbers)
 
 

@@ -60,6 +60,8 @@ class _Emitter:
                 env[step.result] = self._move(step, env)
             elif isinstance(step, Fence):
                 fenced = fence([env[s] for s in step.sources], step.tied, self._platform)
+                if step.stored:
+                    fenced = [stored(value, self._platform) for value in fenced]
                 env.update(zip(step.results, fenced, strict=True))
             else:
                 self._loop(step, env)
@@ -214,9 +216,27 @@ def fence(values: Sequence[Any], tied: bool, platform: str) -> Sequence[Any]:
     last = fenced[-1]
     if not tied or platform != "cpu" or not jnp.issubdtype(last.dtype, jnp.floating):
         return fenced
-    first = lax.reshape(last, (last.size,))[0]
-    never = (first != first) & (first == first)
+    never = _never(last)
     return [_chosen(never, value) for value in fenced]
+
+
+def stored(value: jax.Array, platform: str) -> jax.Array:
+    """A value behind a barrier, with the same bits for each reader.
+
+    XLA:CPU drops the barrier, and fuses what made the value into each of its readers, which may
+    contract products and sums otherwise. There the value also goes through a loop that never runs:
+    nothing is fused with it, and it copies nothing.
+    """
+    if platform != "cpu" or not value.size:
+        return value
+    start = (_never(value), value)
+    return lax.while_loop(lambda c: c[0], lambda c: (~c[0], jnp.zeros_like(c[1])), start)[1]
+
+
+def _never(value: jax.Array) -> jax.Array:
+    """False, though the compiler cannot tell before the value is there."""
+    first = lax.reshape(value, (value.size,))[0]
+    return (first != first) & (first == first)
 
 
 def _chosen(never: jax.Array, value: jax.Array) -> jax.Array:

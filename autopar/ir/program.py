@@ -271,9 +271,10 @@ class Program:
 
     def _lines(self) -> Iterator[str]:
         for number, step in enumerate(self.instructions):
-            yield f"{number:5} mesh{self.submesh_of(step)} {self._text(step)}"
+            yield f"{number:5} mesh{self.submesh_of(step)} {self.text_of(step)}"
 
-    def _text(self, step: Instruction) -> str:
+    def text_of(self, step: Instruction) -> str:
+        """An instruction as the list has it."""
         if isinstance(step, Run):
             name = self.parts[step.part].part.name
             which = "" if step.microbatch == ONCE else f".{step.microbatch}"

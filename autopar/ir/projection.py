@@ -12,8 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from autopar.ir.program import Instruction, Program, Send
+
+_Device = TypeVar("_Device")
+
+# The number of what one process gives another:  | edge 20 | leg 16 | call 28 |
+EDGE_BITS, LEG_BITS, CALL_BITS = 20, 16, 28
+
+# The instructions that a process runs, each with its number in the list, in the order it has them.
+Walk = tuple[tuple[int, Instruction], ...]
 
 
 @dataclass(frozen=True)
@@ -60,3 +69,40 @@ class Host:
         """The numbers of the instructions that it takes part in, in order."""
         listed = program.instructions
         return [n for n, step in enumerate(listed) if self.runs(program, step, asks_all)]
+
+    def walk(self, program: Program, asks_all: bool = False) -> Walk:
+        """Its instructions with their numbers."""
+        return tuple((n, program.instructions[n]) for n in self.numbers(program, asks_all))
+
+
+def walks(
+    program: Program, count: int, submeshes: Sequence[frozenset[int]], asks_all: bool = False
+) -> list[Walk]:
+    """The walk of each process of a job; those with devices of the same submeshes share one."""
+    made: dict[frozenset[int], Walk] = {}
+    found: list[Walk] = []
+    for process in range(count):
+        host = Host(process, count, tuple(submeshes))
+        own = frozenset(s for s in range(len(submeshes)) if host.owns(s))
+        if own not in made:
+            made[own] = host.walk(program, asks_all)
+        found.append(made[own])
+    return found
+
+
+def paired(sources: Sequence[_Device], targets: Sequence[_Device]) -> list[tuple[_Device, _Device]]:
+    """For each target device, in order, the source device whose piece it gets.
+
+    With equal numbers of devices that is device i; else each piece lies several times on the side
+    that has more of them.
+    """
+    count = len(targets)
+    return [(sources[i * len(sources) // count], target) for i, target in enumerate(targets)]
+
+
+def transfer_id(edge: int, leg: int, call: int) -> int:
+    """The number under which one process offers what another pulls, the same in both.
+
+    The edge is the send's place in the list, so that it needs no counter that could be amiss.
+    """
+    return ((edge << LEG_BITS) | leg) << CALL_BITS | (call & ((1 << CALL_BITS) - 1))

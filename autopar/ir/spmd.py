@@ -89,12 +89,14 @@ class Move:
 class Fence:
     """Values that a later computation may not be merged with: remat's recomputation.
 
-    Where they are `tied`, nobody may have them before the last of them is there.
+    Where they are `tied`, nobody may have them before the last of them is there. Where they are
+    `stored`, all readers get the same bits: none computes them again and rounds otherwise.
     """
 
     sources: tuple[str, ...]
     results: tuple[str, ...]
     tied: bool = False
+    stored: bool = False
 
 
 @dataclass(frozen=True)

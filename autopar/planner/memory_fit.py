@@ -28,7 +28,7 @@ from autopar.passes.shard.base import AbstractSharding
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import MinMemory, Optimal, counted
 from autopar.passes.shard.recipes import recipe_named
-from autopar.passes.shard.solver.min_memory import needed_bytes
+from autopar.passes.shard.solver.problem import needed_bytes
 from autopar.planner.fit_within import fit_within, fits
 from autopar.planner.placed_stages import PlacedStages
 from autopar.planner.remat import Form, LeanerForms, form_of

@@ -15,7 +15,9 @@ from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.compiled import CheckLevel, Compiled
 from autopar.ir.plan import Plan
 from autopar.ir.program import Program
+from autopar.ir.projection import walks
 from autopar.ir.verification import CompiledPart, Numerics, Verification
+from autopar.passes.lower.projections import Transports, verify_projections
 from autopar.planner.planned import Planned
 from autopar.runtime.aot.job import Job
 from autopar.runtime.aot.launch import compile_ahead
@@ -81,16 +83,41 @@ def verify_planned(planned: Planned, called: Called, inquiry: Inquiry) -> Verifi
     there are too few CPU devices.
     """
     origin = planned.plan.origin
-    level = inquiry.level
+    level, notes = inquiry.level, _waiting(planned)
     if level is CheckLevel.NUMERICS:
         found = _numerics(planned, called, inquiry)
-        return Verification(origin.step, origin.cluster_name, level, numerics=found)
+        return Verification(origin.step, origin.cluster_name, level, numerics=found, notes=notes)
     cluster = _target_cluster(planned, inquiry)
     target = Target.of(cluster)
     parts = tuple(_parts(planned, cluster, target, inquiry))
     is_cpu = target.platform == "cpu"
-    notes = (_CPU_NOTE.format(count=planned.plan.device_count),) if is_cpu else ()
+    if is_cpu:
+        notes += (_CPU_NOTE.format(count=planned.plan.device_count),)
     return Verification(origin.step, origin.cluster_name, level, str(target), None, parts, notes)
+
+
+def _waiting(planned: Planned) -> tuple[str, ...]:
+    """A note that the processes of the plan's cluster, one a host, never wait in a circle.
+
+    Raises JobError where they do.
+    """
+    cluster, program = planned_cluster(planned.plan), planned.program
+    if cluster.hosts == 1 or program.is_one_part:
+        return ()
+    layout = cluster.topology.layout()
+    hosts = [layout.host_of(d) for d in range(cluster.device_count)]
+    number = {host: n for n, host in enumerate(dict.fromkeys(hosts))}
+    submeshes = [
+        frozenset(number[hosts[d]] for d in s.devices or range(cluster.device_count))
+        for s in program.submeshes
+    ]
+    for asks_all in (False, True):
+        own = walks(program, len(number), submeshes, asks_all)
+        verify_projections(program, submeshes, own, Transports(asks_all))
+    return (
+        f"{len(number)} processes, one a host, walk {len(program.instructions)} instructions in "
+        "one order: none waits for another that waits for it",
+    )
 
 
 # -- numerics ----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ peephole pass joins moves as XLA would.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from autopar.cost.reshard import Resharder, Route
@@ -41,6 +41,8 @@ from autopar.passes.lower.peephole import combine_once, merge_scatters, move_onc
 
 _BARRIER = "optimization_barrier"
 _SUMS = ("add", "add_any")
+_EXTREMES = ("reduce_max", "reduce_min")
+_SHOWING = ("reshape", "broadcast_in_dim", "squeeze", "transpose", "stop_gradient", "copy")
 
 
 def lower_spmd(
@@ -81,6 +83,8 @@ class _Scope:
         self._values: dict[str, Value] = dict(graph.values)
         self._aliases: dict[str, Operand] = {}
         self._rematerializable: dict[str, _Made] = {}
+        self._inputs = {i.value.name for i in graph.inputs}
+        self._stored: dict[str, Sharding] = {}
         self._pieces: dict[tuple[str, Sharding, str], str] = {}
         self._moved: dict[tuple[str, Sharding], int] = {}
         self._count = 0
@@ -96,8 +100,11 @@ class _Scope:
 
     def lower_ops(self, graph: Graph, path: OpPath) -> None:
         """Lower the ops of a graph, in order."""
+        compared = set(_compared_with_extremes(graph))
         for i, op in enumerate(graph.ops):
             here = (*path, i)
+            if op.kind in _EXTREMES and op.operands[0] in compared:
+                self._store(op.operands[0])
             flow = op.control_flow
             if flow is not None and flow.is_remat:
                 self._lower_remat(op, flow, here)
@@ -191,7 +198,7 @@ class _Scope:
 
     def _home(self, name: str) -> Sharding:
         """The sharding of a value of the plan; one behind a fence needs a sharding of its own."""
-        home = self._plan.sharding_of.get(name)
+        home = self._stored.get(name) or self._plan.sharding_of.get(name)
         if home is None:
             raise GraphError(f"the sharding says nothing of {self._values[name]}")
         return home
@@ -319,6 +326,19 @@ class _Scope:
             sources, results = zip(*fenced, strict=True)
             self.instructions.append(Fence(sources, results, tied))
 
+    def _store(self, operand: Operand) -> None:
+        """From here on a value is read behind a fence that stores it."""
+        name = self._resolve(operand)
+        if isinstance(name, Literal) or name in self._rematerializable:
+            return
+        if name in self._inputs or name in self._stored:  # it lies there already
+            return
+        kept = f"{name}.stored"
+        self._values[kept] = self._values[name]
+        self._stored[kept] = self._home(name)
+        self._aliases[name] = kept
+        self.instructions.append(Fence((name,), (kept,), stored=True))
+
     def _lower_loop(self, op: Op, flow: ControlFlow, path: OpPath) -> None:
         entries, exits = _loop_shardings(op, flow, self._plan)
         region, line = op.origin.region, op.origin.line
@@ -341,6 +361,32 @@ class _Scope:
             for o, w in zip(body.outputs, wanted, strict=True)
         )
         return scope.block(tuple(i.value.name for i in body.inputs), outputs)
+
+
+def _compared_with_extremes(graph: Graph) -> Iterator[str]:
+    """Values that a graph compares with their own maximum or minimum.
+
+    The gradient of a maximum shares out by where its operand equals it:
+
+        m = reduce_max(h);  where = (h == m);  dh = dm * where / sum(where)
+
+    Were h computed again for the comparison, and its last bit rounded otherwise, nothing would
+    equal m, and dh be 0 / 0. So XLA may compute h but once.
+    """
+    shown: dict[Operand, Operand] = {}  # what only shows another value -> that value
+    extremes: dict[Operand, Operand] = {}  # a maximum -> what it is of
+    for op in graph.ops:
+        if op.kind in _SHOWING:
+            shown[op.results[0].name] = shown.get(op.operands[0], op.operands[0])
+        elif op.kind in _EXTREMES and op.results[0].is_floating:
+            extremes[op.results[0].name] = op.operands[0]
+        elif op.kind == "eq":
+            one, other = (shown.get(o, o) for o in op.operands)
+            for name, extreme in ((one, other), (other, one)):
+                of = extremes.get(extreme)
+                if of is not None and shown.get(of, of) == name:
+                    assert isinstance(of, str)
+                    yield of
 
 
 def _loop_shardings(

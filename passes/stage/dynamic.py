@@ -1,39 +1,52 @@
-"""The stage search of Alpa: the least sum of the stages' seconds and m - 1 times the slowest.
+"""The recurrence of the stage search: layers in order are cut into stages that share the devices.
 
-Letters: m microbatches; s stages from one to the last, itself counted; i first layer; d devices;
-o an option on n(o) devices that bears what is in flight s stages before the end; t(i, j, o) seconds
-of layers i..j for one microbatch, with an (m-1)-th of what is done once a step; g(i, j, o) the part
-that the slowest stage waits for: F, I and W, less under zero-bubble schedules; c(i, o) what the cut
-before layer i takes one way, half of it charged on either side; w the threshold; k(s) microbatches
-in flight on the first device of s.
+    L, D      layers, devices
+    s         stages from one to the last, itself counted
+    i..j      its first and last layer
+    o         an option: a submesh of n(o) devices, a logical mesh on it, what is recomputed there
+    g(i,j,o)  the term of a stage that is added up
+    t(i,j,o)  the term whose largest is limited by the threshold w
+    b(i,j,o)  microbatches in flight that its memory bears; k(s) are in flight there
 
-    F(s, i, d; w) = min over j, o of  g(i, j, o) + c(i, o) + c(j+1, o) + F(s-1, j+1, d-n(o); w)
-                    where t(i, j, o) <= w and the wires of both cuts are busy no longer than w
+    F(s, i, d; w) = min over j, o of  g(i,j,o) + F(s-1, j+1, d-n(o); w)
+                    where t(i,j,o) <= w and b(i,j,o) >= k(s)
     F(0, L, 0; w) = 0
-    seconds(s)    = min over w of  F + (m-1) max(w, F / k(s))  with  F = F(s, 0, D; w)
 
-and with m for m - 1 under zero-bubble schedules, where F has not all of the slowest stage. Without
-pipeline this is the m microbatches and what is done once, exactly.
+      layers    0 ...  i ........ j  j+1 ........... L-1
+                      |   stage    |  s-1 more stages   |
+      devices         |    n(o)    |      d - n(o)      |
 
-(Zheng et al., "Alpa", OSDI 2022, section 5.2.) The part with k is ours: with k microbatches on a
-round trip of F seconds one ends every F/k at best (Little's law), which is where slow links cost
-1f1b more than their latency; without transfers F/k <= w, and if m <= k nobody waits.
+The least w at which F is finite is PipeDream's A(L,D), the least slowest stage (see `pipedream`);
+F at a given w is Alpa's (Zheng et al., OSDI 2022, section 5.2). Three questions are asked of it:
 
-F falls as w rises, so between two thresholds that have been filled no F is less than at the upper,
-and no w less than the first above the lower: the thresholds are bisected, and halves that this
-bound rules out are left. No partition whose slowest stage takes w ends, under any schedule, before
-(m-1) w: from there on nothing is tried.
+    least seconds  `find_frontier`  g seconds and cuts, t seconds or busy wires; w is bisected
+    least memory   `min_memory`     the same at the largest w; the memory behind b is bisected
+    even chunks    `even_chunks`    g = t squared, t seconds, n = 0; the least w with F finite
+
+F turns into the seconds of a step of m microbatches by a formula:
+
+    seconds(s) = min over w of  F + (m-1) max(w, F / k)    with F = F(s, 0, D; w)
+
+Here g is what a stage makes the others wait for once (F, I and W; less under zero-bubble schedules,
+which then have m for m - 1) with half of each cut's transfers on either side, and t has an (m-1)-th
+of what is done once a step. The part with k, the microbatches in flight on the first device, is
+ours: on a round trip of F seconds one ends every F/k at best (Little's law), which is where slow
+links cost 1f1b more than their latency. Without transfers F/k <= w, and if m <= k nobody waits.
+Without a pipeline the formula is exact.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from autopar.passes.compiled import compiled
 from autopar.passes.stage.interval_costs import Floats, IntervalCosts, Ints
 from autopar.schedule.table import Bubble
 
@@ -52,23 +65,23 @@ class Interval:
     option: int
 
 
-@dataclass(frozen=True)
-class Field:
-    """Input of one dynamic program: the options that mix, their devices, and what each stage bears.
+# -- the recurrence ------------------------------------------------------------------------------
 
-    Column o stands for `options[o]` of the costs, on `devices[o]` devices. `price[o, i, j]` are
-    the seconds of layers i..j, infinite where it cannot be or another column serves better;
-    `waits[o, i, j]` the part that others wait for; `bears[o, i, j]` the most microbatches in
-    flight. A stage with s stages from it to the last has `flights[s]`. `cut` is as in
-    `IntervalCosts`, by column. `thresholds` are all seconds that can be slowest, rising.
+
+@dataclass(frozen=True)
+class Recurrence:
+    """The terms of F, over columns [o, i, j], and k(s).
+
+    Column o stands for `options[o]` of the costs, on `devices[o]` devices: none where devices are
+    not counted. `added` is g, `slowest` t (infinite where there is no such stage) and `bears` b.
+    `thresholds` are all w that are worth trying, rising.
     """
 
     options: Ints
-    price: Floats
-    waits: Floats
+    added: Floats
+    slowest: Floats
     bears: Ints
-    flights: Ints
-    cut: Floats
+    flights: Ints  # [s]
     devices: Ints
     device_count: int
     thresholds: Floats
@@ -78,46 +91,104 @@ class Field:
         """The most stages that are considered."""
         return len(self.flights) - 1
 
+    def fill(self, threshold: float, stages: int) -> Floats:
+        """F over [s, i, d] of up to so many stages, each of at most `threshold`."""
+        layer_count = self.added.shape[2]
+        sums = np.empty((stages + 1, layer_count + 1, self.device_count + 1))
+        _fill(sums, self.added, self.slowest, self.bears, self.flights, self.devices, threshold)
+        return sums
 
-def time_field(
+    def of_all(self, threshold: float, stages: int) -> Floats:
+        """F over s for all layers on all devices."""
+        found: Floats = self.fill(threshold, stages)[:, 0, self.device_count]
+        return found
+
+    def trace_back(self, stages: int, threshold: float) -> tuple[Interval, ...]:
+        """The stages that F is the sum of; of equals, the first options and the fewest layers."""
+        sums = self.fill(threshold, stages)
+        parts: list[Interval] = []
+        i, d = 0, self.device_count
+        for s in range(stages, 0, -1):
+            # The first stage of the rest: any option, from layer i to any end.
+            legal = self.slowest[:, i, i:] <= threshold
+            legal &= self.bears[:, i, i:] >= self.flights[s]
+            rest = np.full(legal.shape, np.inf)
+            for o, devices in enumerate(self.devices.tolist()):
+                if devices <= d:
+                    rest[o] = sums[s - 1, i + 1 :, d - devices]
+            # argmin takes the first of equals.
+            totals = np.where(legal, self.added[:, i, i:] + rest, np.inf)
+            o, width = divmod(int(np.argmin(totals)), totals.shape[1])
+            parts.append(Interval(i, i + width, int(self.options[o])))
+            i, d = i + width + 1, d - int(self.devices[o])
+        return tuple(parts)
+
+
+@compiled
+def _fill(
+    sums: Floats, added: Floats, slowest: Floats, bears: Ints, flights: Ints, devices: Ints,
+    threshold: float,
+) -> None:  # fmt: skip
+    """Fill sums[s, i, d] with F, from the last stage and the last layer back."""
+    most, layers, every = sums.shape[0] - 1, sums.shape[1] - 1, sums.shape[2] - 1
+    fewest = devices.min() if len(devices) else 1
+    sums[:] = np.inf
+    sums[0, layers, 0] = 0.0
+    for s in range(1, most + 1):
+        for i in range(layers - s, -1, -1):
+            for o in range(len(devices)):
+                count = devices[o]
+                # The last stage takes all that is left; others leave a layer for each behind.
+                for after in range(layers if s == 1 else i + 1, layers - s + 2):
+                    if slowest[o, i, after - 1] > threshold or bears[o, i, after - 1] < flights[s]:
+                        continue
+                    for d in range(count + fewest * (s - 1), every + 1):
+                        total = added[o, i, after - 1] + sums[s - 1, after, d - count]
+                        sums[s, i, d] = min(sums[s, i, d], total)
+
+
+def _thresholds(*seconds: Floats) -> Floats:
+    """The finite seconds, rising; near-equal ones by their largest."""
+    values = np.unique(np.concatenate([array[np.isfinite(array)] for array in seconds]))
+    apart = np.flatnonzero(np.diff(values) > _SAME * values[1:])
+    lasts: Floats = values[np.append(apart, len(values) - 1)] if len(values) else values
+    return lasts
+
+
+# -- least seconds -------------------------------------------------------------------------------
+
+
+def stages_that_fit(
     costs: IntervalCosts,
     family: Mapping[int, int],
     flights: Sequence[int],
     memory_bytes: int,
     bubble: Bubble = Bubble.WHOLE,
-) -> Field:
-    """The field of stages that fit `memory_bytes`.
+) -> Recurrence:
+    """The recurrence over stages that fit `memory_bytes`.
 
-    `family` has the devices of each submesh, by its number; `flights[s - 1]` is the number of
-    microbatches in flight s stages from the end.
+    `family` has the devices of each submesh, by its number; `flights[s - 1]` is k(s).
     """
     bears = np.clip(costs.most_in_flight(memory_bytes), -1, costs.microbatches)
     waits = bubble.seconds(costs.whole, costs.forward, costs.weight)
     # An option that another beats at everything, or that bears too few in flight, is left out.
     useless = _outdone(costs, waits, bears) | (bears < min(flights))
-    price = np.where(useless, np.inf, costs.seconds)
-    alive = np.isin(costs.submesh, list(family)) & np.isfinite(price).any(axis=(1, 2))
+    seconds = np.where(useless, np.inf, costs.seconds)
+    alive = np.isin(costs.submesh, list(family)) & np.isfinite(seconds).any(axis=(1, 2))
     options = np.flatnonzero(alive)
+    # cut[:, o, i] before layer i: one way's seconds, and those for which wires are busy.
     cut = costs.cut[:, costs.submesh[options]]
-    return Field(
-        options,
-        price[options],
-        waits[options],
-        bears[options],
-        np.array([0, *flights], dtype=np.int64),
-        cut,
-        np.array([family[u] for u in costs.submesh[options].tolist()], dtype=np.int64),
-        costs.device_count,
-        _thresholds(price[options], cut[1]),
+    before, after = cut[:, :, :-1, None], cut[:, :, None, 1:]
+    return Recurrence(
+        options=options,
+        added=waits[options] + before[0] + after[0],
+        slowest=np.maximum(seconds[options], np.maximum(before[1], after[1])),
+        bears=bears[options],
+        flights=np.array([0, *flights], dtype=np.int64),
+        devices=np.array([family[u] for u in costs.submesh[options].tolist()], dtype=np.int64),
+        device_count=costs.device_count,
+        thresholds=_thresholds(seconds[options], cut[1]),
     )
-
-
-def _thresholds(*prices: Floats) -> Floats:
-    """The finite prices, rising; near-equal ones by their largest."""
-    values = np.unique(np.concatenate([array[np.isfinite(array)] for array in prices]))
-    apart = np.flatnonzero(np.diff(values) > _SAME * values[1:])
-    lasts: Floats = values[np.append(apart, len(values) - 1)] if len(values) else values
-    return lasts
 
 
 def _outdone(costs: IntervalCosts, waits: Floats, bears: Ints) -> npt.NDArray[np.bool_]:
@@ -143,35 +214,9 @@ def _outdone(costs: IntervalCosts, waits: Floats, bears: Ints) -> npt.NDArray[np
     return outdone
 
 
-def fill(field: Field, threshold: float, most_stages: int) -> Floats:
-    """F over [s, i, d] of up to `most_stages`, each of at most `threshold` seconds.
-
-    The compiler is imported where the first field is filled, for it takes a second to start.
-    """
-    from autopar.passes.stage.kernel import fill_sums
-
-    count = field.price.shape[2]
-    sums = np.empty((most_stages + 1, count + 1, field.device_count + 1))
-    stages = field.price, field.waits, field.bears
-    fill_sums(sums, stages, field.cut, field.devices, field.flights, threshold)
-    return sums
-
-
-@dataclass
-class Frontier:
-    """For each number of stages the least seconds so far, and the threshold that gave them.
-
-    `cutoff` is the best seconds of any number of stages and microbatches.
-    """
-
-    seconds: Floats
-    threshold: Floats
-    cutoff: float
-
-
 @dataclass(frozen=True)
 class Pace:
-    """The rest of the formula after F: m, k(s) for s = 1.. stages in all, and the part g of t."""
+    """The rest of the formula after F: m, k for s = 1.. stages in all, and the part g of t."""
 
     microbatches: int
     windows: tuple[int, ...]
@@ -188,22 +233,36 @@ class Pace:
         return seconds
 
 
-def find_frontier(field: Field, pace: Pace, cutoff: float, only: int | None = None) -> Frontier:
+@dataclass
+class Frontier:
+    """For each number of stages the least seconds so far, and the threshold that gave them.
+
+    `cutoff` is the best seconds of any number of stages and microbatches.
+    """
+
+    seconds: Floats
+    threshold: Floats
+    cutoff: float
+
+
+def find_frontier(
+    recurrence: Recurrence, pace: Pace, cutoff: float = math.inf, only: int | None = None
+) -> Frontier:
     """The least seconds for every number of stages, or for `only` one.
 
-    Partitions that take `cutoff` under every schedule are left out.
+    F falls as w rises. So between two thresholds that have been filled no F is less than at the
+    upper, and no w less than the first above the lower: thresholds are bisected, and halves that
+    this bound rules out are left. Partitions that take `cutoff` under every schedule are left out.
     """
-    thresholds = field.thresholds
-    found = Frontier(
-        np.full(field.most_stages + 1, np.inf), np.zeros(field.most_stages + 1), cutoff
-    )
+    thresholds, most = recurrence.thresholds, recurrence.most_stages
+    found = Frontier(np.full(most + 1, np.inf), np.zeros(most + 1), cutoff)
     if not len(thresholds):
         return found
     wanted = slice(only, only + 1) if only else slice(1, None)
 
     # Step 1: F at one threshold, and the best seconds of each number of stages with it.
     def fill_at(k: int) -> Floats:
-        sums = fill(field, thresholds[k], field.most_stages)[:, 0, field.device_count]
+        sums = recurrence.of_all(thresholds[k], most)
         seconds = pace.seconds(sums, thresholds[k])
         better = np.flatnonzero(seconds[wanted] < found.seconds[wanted]) + (wanted.start or 0)
         found.seconds[better] = seconds[better]
@@ -211,7 +270,8 @@ def find_frontier(field: Field, pace: Pace, cutoff: float, only: int | None = No
         found.cutoff = min(found.cutoff, float(found.seconds[wanted].min()))
         return sums
 
-    # Step 2: the bound. F falls as w rises, so F at the upper end bounds all of the half below it.
+    # Step 2: the bound, by F at the upper end of a half and w at its lower. No partition whose
+    # slowest stage takes w ends, under any schedule, before (m-1) w.
     def hopeless(sums: Floats, k: int) -> bool:
         """True if nothing from threshold k up to the one of `sums` is worth filling."""
         if (pace.microbatches - 1) * thresholds[k] >= found.cutoff:
@@ -235,27 +295,7 @@ def find_frontier(field: Field, pace: Pace, cutoff: float, only: int | None = No
     return found
 
 
-def trace_back(field: Field, stages: int, threshold: float) -> tuple[Interval, ...]:
-    """Trace the stages of least F back; of equals, small submeshes and few layers."""
-    sums = fill(field, threshold, stages)
-    parts: list[Interval] = []
-    i, d = 0, field.device_count
-    for s in range(stages, 0, -1):
-        # The first stage of the rest: any option, from layer i to any end, within the threshold.
-        wires = np.maximum(field.cut[1, :, i, None], field.cut[1, :, i + 1 :])
-        legal = np.maximum(field.price[:, i, i:], wires) <= threshold
-        legal &= field.bears[:, i, i:] >= field.flights[s]
-        rest = np.full(legal.shape, np.inf)
-        for o, devices in enumerate(field.devices.tolist()):
-            if devices <= d:
-                rest[o] = sums[s - 1, i + 1 :, d - devices]
-        cuts = field.cut[0, :, i, None] + field.cut[0, :, i + 1 :]
-        # argmin takes the first of equals: the first option, then the fewest layers.
-        totals = np.where(legal, field.waits[:, i, i:] + cuts + rest, np.inf)
-        o, width = divmod(int(np.argmin(totals)), totals.shape[1])
-        parts.append(Interval(i, i + width, int(field.options[o])))
-        i, d = i + width + 1, d - int(field.devices[o])
-    return tuple(parts)
+# -- least memory --------------------------------------------------------------------------------
 
 
 def min_memory(
@@ -265,28 +305,62 @@ def min_memory(
     below: int,
     only: int | None,
 ) -> tuple[int, tuple[Interval, ...]] | None:
-    """Bisect the least memory of a device that stages fit; None if it is not less than `below`.
+    """The least memory of a device that stages fit; None if it is not less than `below`.
 
     Gives back the bytes and the stages: of any number the fewest, or exactly `only`.
     """
-    wanted = slice(only, only + 1) if only else slice(1, None)
 
     def fitting(nbytes: int) -> tuple[Interval, ...]:
-        field = time_field(costs, family, flights, nbytes)
-        if not len(field.thresholds):
+        recurrence = stages_that_fit(costs, family, flights, nbytes)
+        if not len(recurrence.thresholds):
             return ()
-        slowest = float(field.thresholds[-1])
-        sums = fill(field, slowest, field.most_stages)[wanted, 0, field.device_count]
-        counts = np.flatnonzero(np.isfinite(sums)) + (wanted.start or 0)
-        return trace_back(field, int(counts[0]), slowest) if len(counts) else ()
+        slowest = float(recurrence.thresholds[-1])
+        sums = recurrence.of_all(slowest, recurrence.most_stages)
+        counts = [s for s in range(1, len(sums)) if np.isfinite(sums[s]) and only in (None, s)]
+        return recurrence.trace_back(counts[0], slowest) if counts else ()
 
-    # Stages that fit some bytes fit more, so the least is bisected.
-    low, high = 0, below - 1
-    parts = fitting(high)
-    if not parts:
+    if not fitting(below - 1):
         return None
-    while low < high:
-        middle = (low + high) // 2
-        found = fitting(middle)
-        low, high, parts = (low, middle, found) if found else (middle + 1, high, parts)
-    return high, parts
+    # Stages that fit some bytes fit more, so the least is bisected.
+    least = bisect_left(range(below), True, key=lambda nbytes: bool(fitting(nbytes)))
+    return least, fitting(least)
+
+
+# -- even chunks ---------------------------------------------------------------------------------
+
+
+def even_chunks(
+    costs: IntervalCosts,
+    options: Sequence[int],
+    flights: Sequence[int],
+    memory_bytes: int,
+    chunks: int = 1,
+) -> tuple[Interval, ...] | None:
+    """The most even cut of the layers into one chunk for each of `flights`; None if none fits.
+
+    Chunks that share a device are the schedule's choice, so that no recurrence over layers in order
+    sees the load of a device. As a heuristic the slowest chunk is made as fast as it can be, and of
+    such cuts one with the least sum of squares is taken. A device's memory is shared by its
+    `chunks` in equal parts; chunk c has `flights[c]` microbatches in flight.
+    """
+    mine = list(options)
+    seconds = costs.seconds[mine]
+    recurrence = Recurrence(
+        options=np.array(mine, dtype=np.int64),
+        added=seconds**2,
+        slowest=seconds,
+        bears=costs.most_in_flight(memory_bytes, chunks)[mine],
+        flights=np.array([0, *reversed(flights)], dtype=np.int64),
+        devices=np.zeros(len(mine), dtype=np.int64),
+        device_count=0,
+        thresholds=_thresholds(seconds),
+    )
+    count, thresholds = len(flights), recurrence.thresholds
+
+    def is_finite(threshold: float) -> bool:
+        return math.isfinite(recurrence.of_all(threshold, count)[count])
+
+    k = bisect_left(thresholds, True, key=is_finite)
+    if k == len(thresholds):
+        return None
+    return recurrence.trace_back(count, float(thresholds[k]))

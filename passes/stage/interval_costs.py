@@ -61,9 +61,12 @@ class IntervalCosts:
         """Bytes of each stage on one device with so many microbatches in flight."""
         return self.fixed + in_flight * self.activation + self.working
 
-    def most_in_flight(self, memory_bytes: int) -> Ints:
-        """The most microbatches in flight that each stage bears; less than 0 if not even none."""
-        spare = memory_bytes - self.fixed - self.working
+    def most_in_flight(self, memory_bytes: int, chunks: int = 1) -> Ints:
+        """The most microbatches in flight that each stage bears; less than 0 if not even none.
+
+        Several chunks of a device have equal parts of its memory, and one room to work in.
+        """
+        spare = (memory_bytes - self.working) // chunks - self.fixed
         most = spare // np.maximum(self.activation, 1)
         return np.where((self.activation == 0) & (spare >= 0), _ANY_NUMBER, most)
 

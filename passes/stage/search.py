@@ -28,26 +28,21 @@ from autopar.cluster.submesh import submesh_families
 from autopar.errors import InfeasibleError, MemoryLimitError, ScheduleError
 from autopar.ir.stages import Remat
 from autopar.ir.text import show_bytes, show_seconds
-from autopar.passes.base import AbstractPass, Setting
+from autopar.passes.base import NO_LIMIT_BYTES, AbstractPass, Setting
 from autopar.passes.stage.candidates import Candidate, chunks_of
 from autopar.passes.stage.dynamic import (
-    Field,
     Interval,
     Pace,
+    Recurrence,
+    even_chunks,
     find_frontier,
     min_memory,
-    time_field,
-    trace_back,
+    stages_that_fit,
 )
-from autopar.passes.stage.interval_costs import (
-    Floats,
-    IntervalCosts,
-    Ints,
-    interval_costs,
-)
+from autopar.passes.stage.interval_costs import IntervalCosts, interval_costs
 from autopar.passes.stage.prices import Choice, Ranked, StageTable, Wanted
 from autopar.schedule.grid import Grid
-from autopar.schedule.table import SCHEDULES, Bubble, device_order, in_flight, make_grid
+from autopar.schedule.table import SCHEDULES, Bubble, in_flight, make_grid
 
 # So many runners-up are reported.
 _OTHERS = 8
@@ -213,7 +208,7 @@ def simple_choice(space: SearchSpace) -> Choice | None:
         for f, family in enumerate(space.families):
             equal = [u for u, devices in family.items() if devices * wanted == every]
             for o in np.flatnonzero(np.isin(costs.submesh, equal)).tolist():
-                parts = _even_chunks(costs, (o,), wanted)
+                parts = even_chunks(costs, (o,), (0,) * wanted, NO_LIMIT_BYTES)
                 if parts is not None:
                     schedule = min(space.flat, key=lambda s: sum(in_flight(s, wanted, wanted, 1)))
                     found.append(Candidate(table, costs, f, parts, schedule, True))
@@ -260,6 +255,15 @@ class ScheduleGroup:
     flights: tuple[int, ...]
     windows: tuple[int, ...]
 
+    def recurrence(self, space: SearchSpace, costs: IntervalCosts, family: int) -> Recurrence:
+        """The recurrence over the stages that fit with so many in flight."""
+        devices, limit = space.families[family], space.table.memory_bytes
+        return stages_that_fit(costs, devices, self.flights, limit, self.bubble)
+
+    def pace(self, microbatches: int) -> Pace:
+        """The rest of the formula."""
+        return Pace(microbatches, self.windows, self.bubble)
+
 
 def _schedule_groups(
     schedules: Sequence[str], microbatches: int, most: int
@@ -293,9 +297,10 @@ def _flat_seeds(space: SearchSpace) -> tuple[FlatSeed, ...]:
     for costs in sorted(space.batches, key=lambda r: -r.microbatches):
         for group in _schedule_groups(space.flat, costs.microbatches, space.most_stages):
             for f in range(len(space.families)):
-                field = _field(space, costs, f, group.flights, group.bubble)
-                pace = Pace(costs.microbatches, group.windows, group.bubble)
-                found = find_frontier(field, pace, cutoff, space.stages)
+                recurrence = group.recurrence(space, costs, f)
+                found = find_frontier(
+                    recurrence, group.pace(costs.microbatches), cutoff, space.stages
+                )
                 cutoff = found.cutoff
                 # A bubble term that is less than its stage is in F for the slowest stage too.
                 twice = np.where(group.bubble is Bubble.WHOLE, 0.0, found.threshold)
@@ -304,7 +309,7 @@ def _flat_seeds(space: SearchSpace) -> tuple[FlatSeed, ...]:
                     seconds = float(found.seconds[stages] - twice[stages])
                     seeds.append(
                         FlatSeed(
-                            space, group.schedules, field, costs, f, stages, threshold, seconds
+                            space, group.schedules, recurrence, costs, f, stages, threshold, seconds
                         )
                     )
     return tuple(seeds)
@@ -319,7 +324,7 @@ class FlatSeed:
 
     space: SearchSpace
     schedules: tuple[str, ...]
-    field: Field
+    recurrence: Recurrence
     costs: IntervalCosts
     family: int
     devices: int
@@ -333,21 +338,27 @@ class FlatSeed:
 
     def candidates(self) -> Iterator[Candidate]:
         """Its stages under each of its schedules."""
-        parts = trace_back(self.field, self.devices, self.threshold)
+        parts = self.recurrence.trace_back(self.devices, self.threshold)
         for schedule in self.schedules:
             yield Candidate(self.space.table, self.costs, self.family, parts, schedule, False)
 
 
 def _chunk_seeds(space: SearchSpace) -> tuple[ChunkSeed, ...]:
     """For every chunked schedule, number of microbatches, submesh and logical mesh."""
+    every = space.table.cluster.device_count
+    pieces = space.table.layer_count - len(set(space.table.joined))
+
+    def is_wanted(count: int, schedule: str) -> bool:
+        wanted = count == space.stages if space.stages else count > 1 or every == 1
+        return wanted and count * chunks_of(schedule) <= pieces
+
     return tuple(
         ChunkSeed(space, costs, f, every // devices, options, schedule)
         for schedule in space.chunked
         for costs in space.batches
         for f, family in enumerate(space.families)
-        for every in (space.table.cluster.device_count,)
         for submesh, devices in family.items()
-        if _divides(space, every, devices, schedule)
+        if every % devices == 0 and is_wanted(every // devices, schedule)
         for options in _same_mesh(costs, submesh)
     )
 
@@ -377,20 +388,12 @@ class ChunkSeed:
     def candidates(self) -> Iterator[Candidate]:
         """Its most even chunks, as if memory were plentiful."""
         count = self.devices * chunks_of(self.schedule)
-        parts = _even_chunks(self.costs, self.options, count)
+        parts = even_chunks(self.costs, self.options, (0,) * count, NO_LIMIT_BYTES)
         if parts:
             yield Candidate(self.space.table, self.costs, self.family, parts, self.schedule, False)
 
 
 Seed = FlatSeed | ChunkSeed
-
-
-def _divides(space: SearchSpace, every: int, devices: int, schedule: str) -> bool:
-    """True if equal submeshes of so many devices give a wanted number of stages."""
-    count = every // devices
-    pieces = space.table.layer_count - len(set(space.table.joined))
-    wanted = count == space.stages if space.stages else count > 1 or every == 1
-    return every % devices == 0 and wanted and count * chunks_of(schedule) <= pieces
 
 
 def _same_mesh(costs: IntervalCosts, submesh: int) -> list[tuple[int, ...]]:
@@ -400,72 +403,6 @@ def _same_mesh(costs: IntervalCosts, submesh: int) -> list[tuple[int, ...]]:
         mesh = costs.options[o].mesh
         groups[mesh] = (*groups.get(mesh, ()), o)
     return list(groups.values())
-
-
-def _field(
-    space: SearchSpace, costs: IntervalCosts, family: int, flights: Sequence[int], bubble: Bubble
-) -> Field:
-    return time_field(costs, space.families[family], flights, space.table.memory_bytes, bubble)
-
-
-# -- chunks: the most even cut -------------------------------------------------------------------
-
-
-def _even_chunks(
-    costs: IntervalCosts, options: Sequence[int], count: int, bears: Sequence[Ints] | None = None
-) -> tuple[Interval, ...] | None:
-    """Cut layers into `count` even chunks in order, each under the fastest of `options` that fits.
-
-    The chunks that share a device are the schedule's choice, so that no recurrence over layers in
-    order sees the load of a device. As a heuristic the slowest chunk is made as fast as it can be,
-    and of such cuts one with the least sum of squares is taken. `bears[c]`, an array [o, i, j] for
-    chunk c, is 0 where option o does not fit the chunk. None if there are no such chunks.
-    """
-    mine = list(options)
-    # seconds[c][o, i, j] of chunk c; infinite where an option does not fit.
-    seconds: list[Floats] = []
-    for c in range(count):
-        legal = bears[c][mine] != 0 if bears else np.True_
-        seconds.append(np.where(legal, costs.seconds[mine], np.inf))
-    fastest = [chunk.min(axis=0) for chunk in seconds]
-    # First the least slowest chunk, then among such cuts the least sum of squares.
-    slowest = _least_maximum(fastest)
-    if not np.isfinite(slowest):
-        return None
-    parts: list[Interval] = []
-    for c, (first, last) in enumerate(_most_even(fastest, slowest)):
-        option = mine[int(seconds[c][:, first, last].argmin())]
-        parts.append(Interval(first, last, option))
-    return tuple(parts)
-
-
-def _least_maximum(fastest: Sequence[Floats]) -> float:
-    """Seconds of the slowest chunk, at best."""
-    count = len(fastest[0])
-    least = np.full(count + 1, np.inf)
-    # least[i] = least over j of max(seconds(i, j), least[j + 1]), from the last chunk back.
-    least[count] = 0.0
-    for seconds in reversed(fastest):
-        least[:count] = np.maximum(seconds, least[1:]).min(axis=1)
-        least[count] = np.inf
-    return float(least[0])
-
-
-def _most_even(fastest: Sequence[Floats], slowest: float) -> list[tuple[int, int]]:
-    """First and last layers of chunks that take no more than `slowest`, by least squares."""
-    count = len(fastest[0])
-    sums = [np.full(count + 1, np.inf)]
-    sums[0][count] = 0.0
-    squares = [np.where(seconds <= slowest, seconds**2, np.inf) for seconds in fastest]
-    for square in reversed(squares):
-        sums.append(np.append((square + sums[-1][1:]).min(axis=1), np.inf))
-    cuts: list[tuple[int, int]] = []
-    first = 0
-    for square, rest in zip(squares, reversed(sums[:-1]), strict=True):
-        last = int((square[first] + rest[1:]).argmin())
-        cuts.append((first, last))
-        first = last + 1
-    return cuts
 
 
 # -- 3. simulation, best formula first -----------------------------------------------------------
@@ -618,36 +555,23 @@ def _tighten(space: SearchSpace, candidate: Candidate) -> Candidate | None:
 
     Chunks each get an equal part of a device's memory, which is stricter than need be.
     """
-    costs, name = candidate.costs, candidate.schedule
-    flights = in_flight(name, candidate.devices, candidate.microbatches, candidate.chunks)
+    costs, name, devices = candidate.costs, candidate.schedule, candidate.devices
+    flights = in_flight(name, devices, candidate.microbatches, candidate.chunks)
+    parts: tuple[Interval, ...] | None = None
     if candidate.chunks > 1:
         first = candidate.parts[0].option
         (options,) = [o for o in _same_mesh(costs, int(costs.submesh[first])) if first in o]
-        # Chunks of a device share its memory in equal parts.
-        bears = _memory_shares(candidate, flights)
-        parts = _even_chunks(costs, options, len(candidate.parts), bears)
+        shares = [-(-flights[device] // candidate.chunks) for device in candidate.device_of]
+        limit = space.table.memory_bytes
+        parts = even_chunks(costs, options, shares, limit, candidate.chunks)
     else:
-        count = candidate.devices
-        bubble = SCHEDULES[name].bubble
-        field = _field(space, costs, candidate.family, flights[::-1], bubble)
-        windows = tuple(in_flight(name, p, costs.microbatches, 1)[0] for p in range(1, count + 1))
-        pace = Pace(costs.microbatches, windows, bubble)
-        frontier = find_frontier(field, pace, math.inf, count)
-        found = math.isfinite(frontier.seconds[count])
-        parts = trace_back(field, count, float(frontier.threshold[count])) if found else None
+        windows = [in_flight(name, p, costs.microbatches, 1)[0] for p in range(1, devices + 1)]
+        group = ScheduleGroup((name,), SCHEDULES[name].bubble, flights[::-1], tuple(windows))
+        recurrence = group.recurrence(space, costs, candidate.family)
+        found = find_frontier(recurrence, group.pace(costs.microbatches), only=devices)
+        if math.isfinite(found.seconds[devices]):
+            parts = recurrence.trace_back(devices, float(found.threshold[devices]))
     return replace(candidate, parts=parts, tight=True) if parts else None
-
-
-def _memory_shares(candidate: Candidate, flights: tuple[int, ...]) -> list[Ints]:
-    """The options that fit in each chunk's part of a device."""
-    costs, chunks = candidate.costs, candidate.chunks
-    order = device_order(candidate.schedule, candidate.devices, chunks)
-    spare = candidate.table.memory_bytes - costs.working
-    shares = [-(-flights[device] // chunks) for device in order]
-    return [
-        (chunks * (costs.fixed + share * costs.activation) <= spare).astype(np.int64)
-        for share in shares
-    ]
 
 
 # -- 4. the answer, or why there is none ---------------------------------------------------------

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from autopar.ir.projection import paired
 from autopar.runtime.transport.abstract import Copier, Endpoint, Route
 from autopar.runtime.transport.in_flight import Admit
 
@@ -72,8 +73,7 @@ class Bridge:
         """For each target device, in order, the source device whose piece it gets."""
         leaving: Any = self.leaving.mesh
         arriving: Any = self.arriving.mesh
-        sources, targets = list(leaving.devices.flat), list(arriving.devices.flat)
-        return [(sources[i * len(sources) // len(targets)], d) for i, d in enumerate(targets)]
+        return paired(list(leaving.devices.flat), list(arriving.devices.flat))
 
 
 def _bridge(route: Route, source: Mesh, target: Mesh) -> Bridge:

@@ -14,12 +14,11 @@ from typing import Any, final
 import jax
 from jax.sharding import SingleDeviceSharding
 
+from autopar.ir.projection import transfer_id
 from autopar.runtime.job import Job
 from autopar.runtime.transport.abstract import AbstractTransport, Copier, Endpoint, Route
 from autopar.runtime.transport.crossing import Leg, LegCarrier, crossed
 
-# An offer's number of 64 bits:  | edge 20 | leg 16 | call 28 |
-_CALL_BITS, _LEG_BITS = 28, 16
 _STREAMS = 4  # sockets between two processes
 
 
@@ -49,10 +48,9 @@ class PullTransport(AbstractTransport):
 
     def _carrier(self, leg: Leg, edge: int) -> LegCarrier | None:
         calls = itertools.count()
-        first = ((edge << _LEG_BITS) | leg.number) << _CALL_BITS
 
         def number() -> int:
-            return first | (next(calls) & ((1 << _CALL_BITS) - 1))
+            return transfer_id(edge, leg.number, next(calls))
 
         if leg.sender == self._job.index:
 

@@ -22,8 +22,8 @@ from autopar.passes.shard.recipes.incumbent import (
     known_solution,
     recipe_incumbent,
 )
+from autopar.passes.shard.solver.heuristic import first_choice
 from autopar.passes.shard.solver.min_memory import min_memory
-from autopar.passes.shard.solver.rough import rough_answer
 from autopar.passes.shard.solver.solve import solve
 from tests.passes.driving import Traced, assembled, setting, traced
 from tests.zoo import cases
@@ -175,10 +175,10 @@ def test_the_best_recipe_is_the_floor() -> None:
 
 
 @pytest.mark.parametrize("share", SHARES)
-def test_answers_in_a_hurry_fit(share: float) -> None:
+def test_first_answers_fit(share: float) -> None:
     asked = limited("mlp", "2,4", "8xh100", share)
     problem = assembled(zoo("mlp").graph, asked)[1].problem
-    choice = rough_answer(problem)
+    choice = first_choice(problem)
     assert not choice or problem.fits(choice)
     if share == 1.0:
         best = solve(problem)

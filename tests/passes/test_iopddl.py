@@ -1,4 +1,4 @@
-"""The IOPDDL form and the engine behind its benchmark: laws on small problems, one real one."""
+"""The IOPDDL form and the search behind its benchmark: laws on small problems, one real one."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 
 from autopar.errors import InputError
-from autopar.passes.shard.solver.contract import contract
+from autopar.passes.shard.solver.csr_problem import to_csr
 from autopar.passes.shard.solver.effort import Effort
-from autopar.passes.shard.solver.engine import memory_price, search_problem
-from autopar.passes.shard.solver.flat import flatten
 from autopar.passes.shard.solver.iopddl import read_iopddl, write_iopddl
-from autopar.passes.shard.solver.peaks import add, grown, worst_row
 from autopar.passes.shard.solver.problem import Edge, Problem, Usage
+from autopar.passes.shard.solver.segment_tree import add, grown, worst_row
+from autopar.passes.shard.solver.shrink import shrink
+from autopar.passes.shard.solver.solve import solve
 from benchmarks.iopddl import exact_cost, exact_fits, main
 from tests.passes.problems import brute_force, joint_peaks, joint_seconds, problems
 
@@ -130,7 +130,7 @@ def test_only_whole_numbers_are_written(tmp_path: Path) -> None:
         write_iopddl(problem, tmp_path / "half.json")
 
 
-# -- the engine's steps ----------------------------------------------------------------------------
+# -- the steps ----------------------------------------------------------------------------
 
 
 @thoroughly
@@ -147,7 +147,7 @@ def test_contracting_keeps_the_best(problem: Problem) -> None:
         ),
     )
     best = brute_force(tied)
-    small = contract(tied)
+    small = shrink(tied)
     if best is None or best.seconds == np.inf:
         return
     found = brute_force(small.problem)
@@ -162,7 +162,7 @@ def test_contracting_keeps_the_best(problem: Problem) -> None:
 def test_flat_rows_say_what_fits(problem: Problem) -> None:
     limit = float(np.median(joint_peaks(problem)))
     held = replace(problem, limit_bytes=limit)
-    flat = flatten(held).arrays
+    flat = to_csr(held).arrays
     for choice in np.ndindex(*[len(c) for c in problem.costs]):
         rows = np.zeros(len(flat.slack) + 1)
         for v, c in enumerate(choice):
@@ -192,7 +192,7 @@ def test_the_heap_knows_the_worst_row() -> None:
         assert rows[plain(worst_row)(heap, pending)] == rows.max()
 
 
-# -- the engine ------------------------------------------------------------------------------------
+# -- the whole ------------------------------------------------------------------------------------
 
 
 @thoroughly
@@ -202,7 +202,7 @@ def test_bound_best_and_answer_stand_in_order(problem: Problem) -> None:
     limit = float(np.quantile(peaks, 0.3)) if problem.usages else float("inf")
     held = replace(problem, limit_bytes=limit)
     best = brute_force(held)
-    found = search_problem(held, WORK)
+    found = solve(held, effort=WORK)
     if best is None:
         assert found.choice == ()
         return
@@ -218,14 +218,14 @@ def test_bound_best_and_answer_stand_in_order(problem: Problem) -> None:
 @given(problem=problems())
 def test_nothing_within_the_least_is_proven(problem: Problem) -> None:
     if problem.usages and joint_peaks(problem).min() > 1:
-        found = search_problem(replace(problem, limit_bytes=0.0), WORK)
+        found = solve(replace(problem, limit_bytes=0.0), effort=WORK)
         assert found.choice == ()
 
 
 @thoroughly
 @given(problem=problems())
 def test_without_memory_the_small_are_solved(problem: Problem) -> None:
-    found = search_problem(replace(problem, usages=()), WORK)
+    found = solve(replace(problem, usages=()), effort=WORK)
     least = float(joint_seconds(problem).min())
     assert found.seconds == pytest.approx(least, rel=0.02, abs=1e-9)
 
@@ -248,7 +248,7 @@ def busy(nodes: int = 24, seed: int = 3) -> Problem:
 
 def test_the_same_work_gives_the_same_answer() -> None:
     problem = busy()
-    found = [search_problem(problem, WORK, seed=5) for _ in range(2)]
+    found = [solve(problem, effort=WORK, seed=5) for _ in range(2)]
     assert found[0] == found[1]
     assert found[0].choice
     assert problem.fits(found[0].choice)
@@ -256,23 +256,23 @@ def test_the_same_work_gives_the_same_answer() -> None:
 
 def test_never_dearer_than_a_start_that_fits() -> None:
     problem = busy()
-    good = search_problem(problem, WORK)
-    again = search_problem(problem, Effort(work=1), start=good.choice)
+    good = solve(problem, effort=WORK)
+    again = solve(problem, good.choice, Effort(work=1))
     assert again.seconds <= good.seconds
     assert problem.fits(again.choice)
 
 
 def test_the_price_of_memory() -> None:
     problem = busy()
-    price = memory_price(problem)
-    assert price > 0
-    assert memory_price(replace(problem, limit_bytes=1e9)) == 0
+    assert solve(problem, effort=WORK).memory_price_seconds_per_byte > 0
+    roomy = solve(replace(problem, limit_bytes=1e9), effort=WORK)
+    assert roomy.memory_price_seconds_per_byte == 0
 
 
 def test_what_is_forbidden_everywhere_is_infeasible() -> None:
     table = np.full((2, 2), np.inf)
     problem = Problem((np.zeros(2), np.zeros(2)), (Edge(0, 1, table),))
-    found = search_problem(problem, WORK)
+    found = solve(problem, effort=WORK)
     assert found.proven_infeasible
     assert found.choice == ()
 
@@ -306,7 +306,7 @@ def test_a_contest_problem_within_a_percent() -> None:
     if not path.exists():
         pytest.skip("the contest's problems are not here")
     problem = read_iopddl(path)
-    found = search_problem(problem, Effort(work=3000))
+    found = solve(problem, effort=Effort(work=3000))
     assert exact_fits(problem, found.choice)
     assert exact_cost(problem, found.choice) <= 532_843 * 1.01
     assert found.bound_seconds <= 532_843

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from autopar.ir.graph import Graph
@@ -19,7 +20,8 @@ from autopar.passes.shard.model.merge_isomorphic import merge_isomorphic, unmerg
 from autopar.passes.shard.model.read import read_graph
 from autopar.passes.shard.model.wiring import wire
 from autopar.passes.shard.optimal import Optimal
-from autopar.passes.shard.solver.polish import improve
+from autopar.passes.shard.solver.elimination import eliminate
+from autopar.passes.shard.solver.problem import narrow
 from tests.passes.driving import Traced, assembled, setting, traced
 from tests.toys import TOYS
 
@@ -170,9 +172,13 @@ def test_sharing_costs_less_than_a_percent(mesh: str, cluster: str, remat: bool)
 
 def improve_uses(whole: Assembled, choice: tuple[int, ...]) -> tuple[int, ...]:
     """What the folded problem has no node for, a value read by one class, is set to its best."""
-    found = improve(whole.problem, choice)
     shared = set(whole.uses.values())
-    return tuple(found[v] if v in shared else c for v, c in enumerate(choice))
+    left = [
+        np.arange(len(cost)) if v in shared else np.array([choice[v]])
+        for v, cost in enumerate(whole.problem.costs)
+    ]
+    narrowed = narrow(whole.problem, left)
+    return narrowed.restore(eliminate(narrowed.problem).choice)
 
 
 def memory_of(graph: Graph, hops: int | None) -> list[tuple[str, int, int]]:

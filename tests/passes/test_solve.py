@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -11,13 +13,16 @@ from hypothesis import strategies as st
 
 from autopar.errors import SolverError
 from autopar.ir.outcome import Status
-from autopar.passes.shard.solver.bound import bound_problem
-from autopar.passes.shard.solver.contract import contract
-from autopar.passes.shard.solver.ilp import solve_ilp
-from autopar.passes.shard.solver.polish import improve, kicked
-from autopar.passes.shard.solver.price import priced_start
+from autopar.passes.shard.solver.anytime import Anytime
+from autopar.passes.shard.solver.csr_problem import to_csr
+from autopar.passes.shard.solver.dual_ascent import DualAscent
+from autopar.passes.shard.solver.effort import QUICK, Effort, Meter, no_clock
+from autopar.passes.shard.solver.elimination import eliminate
+from autopar.passes.shard.solver.heuristic import first_answer
+from autopar.passes.shard.solver.integer_program import solve_integer_program
+from autopar.passes.shard.solver.min_memory import min_memory
 from autopar.passes.shard.solver.problem import Edge, Problem, Usage, narrow
-from autopar.passes.shard.solver.reduce import reduce_problem
+from autopar.passes.shard.solver.shrink import shrink
 from autopar.passes.shard.solver.solve import Solution, solve
 from tests.passes.problems import KNOWN, brute_force, joint_seconds, problems
 
@@ -105,71 +110,130 @@ def test_a_limit_missed_by_a_hair_is_missed(over: float) -> None:
     assert solved(Problem((np.array([0.0, 1.0]),), (), (usage,), 1e9)).choice == (1,)
 
 
-# -- integer programming alone ---------------------------------------------------------------------
+# -- every stage on every problem ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("solver", ["highs", "cbc"])
+@dataclass(frozen=True)
+class Found:
+    """What a stage says of a problem; `exact` where it must be the best, or proof of none."""
+
+    choice: tuple[int, ...]
+    bound: float = -np.inf
+    exact: bool = False
+
+
+def by_elimination(problem: Problem) -> Found:
+    found = eliminate(replace(problem, usages=()))
+    fits = problem.fits(found.choice)
+    bound = found.seconds if found.exact else -np.inf
+    return Found(found.choice if fits else (), bound, found.exact and fits)
+
+
+def by_narrow_elimination(problem: Problem) -> Found:
+    """With hardly any room for tables, so that nodes are settled by the heuristic."""
+    choice = eliminate(replace(problem, usages=()), 10).choice
+    return Found(choice if problem.fits(choice) else ())
+
+
+def by_first_answer(problem: Problem) -> Found:
+    found = first_answer(problem)
+    return Found(found.choice, found.bound_seconds)
+
+
+def by_highs(problem: Problem) -> Found:
+    found = solve_integer_program(problem, solvers=("highs",))
+    return Found(found.choice, found.bound_seconds, True)
+
+
+def by_cbc(problem: Problem) -> Found:
+    try:
+        found = solve_integer_program(problem, solvers=("cbc",))
+    except SolverError:
+        pytest.skip("CBC is not installed")
+    return Found(found.choice, found.bound_seconds, True)
+
+
+def by_turns(problem: Problem) -> Found:
+    form = to_csr(problem)
+    if form.fits_nowhere:
+        return Found((), np.inf, True)
+    search = Anytime(problem, form, 0)
+    search.run(Meter(Effort(work=100), no_clock))
+    choice = () if search.best is None else tuple(int(c) for c in search.best)
+    return Found(choice, np.inf if search.fits_nowhere else search.bound)
+
+
+def by_solving(problem: Problem) -> Found:
+    found = solve(problem)
+    return Found(found.choice, found.bound_seconds, True)
+
+
+def by_solving_quickly(problem: Problem) -> Found:
+    found = solve(problem, effort=QUICK)
+    return Found(found.choice, found.bound_seconds)
+
+
+def by_least_memory(problem: Problem) -> Found:
+    choice = min_memory(problem).choice
+    return Found(choice if problem.fits(choice) else ())
+
+
+STAGES: dict[str, Callable[[Problem], Found]] = {
+    "elimination": by_elimination,
+    "elimination of wide graphs": by_narrow_elimination,
+    "first answer": by_first_answer,
+    "integer program in HiGHS": by_highs,
+    "integer program in CBC": by_cbc,
+    "dual and local search": by_turns,
+    "solve": by_solving,
+    "quick solve": by_solving_quickly,
+    "least memory": by_least_memory,
+}
+
+
+def check_stage(stage: str, problem: Problem) -> None:
+    """The answer fits, costs no less than the best, and the bound is one."""
+    best, found = brute_force(problem), STAGES[stage](problem)
+    if best is None:
+        assert found.choice == ()
+        return
+    assert found.bound <= best.seconds * (1 + 1e-9) + 1e-12
+    if found.choice:
+        assert problem.fits(found.choice)
+        assert problem.seconds(found.choice) >= best.seconds * (1 - 1e-9) - 1e-12
+    if found.exact:
+        assert is_best(problem, found.choice, best.seconds)
+
+
+@pytest.mark.parametrize("name", [n for n in KNOWN if n != "no nodes"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_stage_on_every_known_problem(stage: str, name: str) -> None:
+    check_stage(stage, KNOWN[name][0])
+
+
+@pytest.mark.parametrize("stage", STAGES)
 @settings(thoroughly, max_examples=25)
 @given(problem=problems(memory=True, nodes=5))
-def test_integer_programming_alone(problem: Problem, solver: str) -> None:
-    best = brute_force(problem)
-    try:
-        answer = solve_ilp(problem, tuple(range(problem.horizon)), 1e-6, (solver,))
-    except SolverError:
-        pytest.skip(f"{solver} is not installed")
-    assert answer.feasible == (best is not None)
-    if best is not None:
-        assert is_best(problem, answer.choice, best.seconds)
-        assert problem.fits(answer.choice)
-        assert answer.bound_seconds <= best.seconds
+def test_every_stage_on_any_problem(problem: Problem, stage: str) -> None:
+    check_stage(stage, problem)
 
 
 def test_no_solver_at_all_says_what_to_install() -> None:
     with pytest.raises(SolverError, match="pip install highspy"):
-        solve_ilp(KNOWN["one node"][0], (), 1e-6, ())
+        solve_integer_program(KNOWN["one node"][0], solvers=())
 
 
-# -- reductions ------------------------------------------------------------------------------------
+# -- each stage's own law --------------------------------------------------------------------------
 
 
 @thoroughly
 @given(problem=problems())
-def test_what_is_eliminated_comes_back(problem: Problem) -> None:
-    reduced = reduce_problem(problem)
-    small = brute_force(reduced.problem)
-    whole = brute_force(problem)
-    assert small is not None
-    assert whole is not None
-    choice = reduced.restore(small.choices[0])
-    assert problem.seconds(choice) == pytest.approx(small.seconds + reduced.offset_seconds)
-    assert problem.seconds(choice) == pytest.approx(whole.seconds)
-
-
-@thoroughly
-@given(problem=problems(memory=True))
-def test_nodes_that_are_kept_keep_their_memory(problem: Problem) -> None:
-    watched = frozenset(u.node for u in problem.usages)
-    reduced = reduce_problem(problem, watched)
-    small, whole = brute_force(reduced.problem), brute_force(problem)
-    assert (small is None) == (whole is None)
-    assert watched <= set(reduced.kept)
-    if small is not None and whole is not None:
-        choice = reduced.restore(small.choices[0])
-        assert problem.fits(choice)
-        assert problem.seconds(choice) == pytest.approx(whole.seconds)
-
-
-def test_chains_stars_and_cycles_vanish_but_cliques_stay() -> None:
-    rng = np.random.default_rng(0)
-
-    def left(pairs: list[tuple[int, int]], count: int) -> int:
-        edges = tuple(Edge(u, v, rng.random((3, 3))) for u, v in pairs)
-        return len(reduce_problem(Problem((rng.random(3),) * count, edges)).kept)
-
-    assert left([(0, 1), (1, 2), (2, 3)], 4) == 0
-    assert left([(0, 1), (0, 2), (0, 3)], 4) == 0
-    assert left([(0, 1), (1, 2), (2, 3), (3, 0)], 4) == 0
-    assert left([(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)], 4) == 4
+def test_elimination_with_room_is_exact(problem: Problem) -> None:
+    best, found = brute_force(problem), eliminate(problem)
+    assert best is not None
+    assert found.exact
+    assert found.seconds == pytest.approx(best.seconds)
+    assert eliminate(problem, 10).seconds >= found.seconds - 1e-12
 
 
 @thoroughly
@@ -185,23 +249,20 @@ def test_fewer_choices_are_the_same_problem_on_them(problem: Problem) -> None:
         assert slim.problem.peak_bytes(choice) == problem.peak_bytes(back)
 
 
-# -- bounds ----------------------------------------------------------------------------------------
-
-
 @thoroughly
-@given(problem=problems())
-def test_the_bound_is_one_and_spares_a_best_answer(problem: Problem) -> None:
-    best = brute_force(problem)
-    assert best is not None
-    for sweeps in (0, 3, 60):
-        bounded = bound_problem(problem, sweeps)
-        assert bounded.bound_seconds <= best.seconds * (1 + 1e-9) + 1e-12
-        assert bounded.seconds == pytest.approx(problem.seconds(bounded.choice))
-        assert bounded.seconds >= best.seconds - 1e-9
-        assert any(
-            all(c in k for c, k in zip(choice, bounded.left, strict=True))
-            for choice in best.choices
-        )
+@given(problem=problems(memory=True))
+def test_the_dual_spares_every_best_answer(problem: Problem) -> None:
+    """What its bound fixes out at a best answer's cost is in no best answer."""
+    best, form = brute_force(problem), to_csr(problem)
+    if best is None or form.fits_nowhere:
+        return
+    ascent = DualAscent(form)
+    for _, read in zip(range(20), ascent.steps(), strict=False):
+        assert ascent.bound <= best.seconds * (1 + 1e-9) + 1e-12
+        assert not read.fits or read.cost >= best.seconds * (1 - 1e-9) - 1e-12
+    left = ascent.left_below(best.seconds * (1 + 1e-9))
+    for choice in best.choices:
+        assert all(c in few for c, few in zip(choice, left, strict=True))
 
 
 def test_the_bound_of_a_tree_is_its_optimum() -> None:
@@ -210,47 +271,70 @@ def test_the_bound_of_a_tree_is_its_optimum() -> None:
     problem = Problem(tuple(rng.random(4) for _ in range(5)), edges)
     best = brute_force(problem)
     assert best is not None
-    assert bound_problem(problem, 60).bound_seconds == pytest.approx(best.seconds)
+    assert DualAscent(to_csr(problem)).bound == pytest.approx(best.seconds)
 
 
-@thoroughly
-@given(problem=problems())
-def test_local_search_never_makes_it_worse(problem: Problem) -> None:
-    start = tuple(len(c) - 1 for c in problem.costs)
-    better = improve(problem, start)
-    assert problem.seconds(better) <= problem.seconds(start) + 1e-12
-    assert problem.seconds(improve(problem, better)) == pytest.approx(problem.seconds(better))
-    assert problem.seconds(kicked(problem, start, 5)) <= problem.seconds(start) + 1e-12
-
-
-@thoroughly
-@given(problem=problems(memory=True))
-def test_a_price_on_bytes_bounds_what_fits(problem: Problem) -> None:
-    best = brute_force(problem)
-    times = tuple(range(problem.horizon))
-    start = priced_start(problem, times)
-    if best is None:
-        assert start.choice == ()
-        return
-    assert start.bound_seconds <= best.seconds * (1 + 1e-9) + 1e-12
-    if start.choice:
-        assert problem.fits(start.choice)
-    assert any(
-        all(c in k for c, k in zip(choice, start.left, strict=True)) for choice in best.choices
+def wide(nodes: int, choices: int, seed: int) -> Problem:
+    """A dense graph whose cheap choices hold much: nothing of it is solved at once."""
+    draws = np.random.default_rng(seed)
+    costs = tuple(np.sort(draws.random(choices)) for _ in range(nodes))
+    edges = tuple(
+        Edge(u, v, draws.random((choices, choices)))
+        for u in range(nodes)
+        for v in range(u + 1, nodes)
+        if draws.random() < 0.4
     )
+    usages = tuple(Usage(v, v, v + 9, np.linspace(9, 0, choices).round()) for v in range(nodes))
+    return Problem(costs, edges, usages, 30.0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_tenth_of_the_work_gives_a_good_answer(seed: int) -> None:
+    """The first answers come early: a busy machine that has little time is not far off."""
+    problem = wide(40, 8, seed)
+    whole = solve(problem, effort=Effort(work=1000))
+    for part, off in ((10, 1.05), (100, 1.2)):
+        few = solve(problem, effort=Effort(work=1000 // part))
+        assert problem.fits(few.choice)
+        assert few.seconds <= off * whole.seconds
 
 
 @thoroughly
 @given(problem=problems(memory=True), data=st.data())
-def test_an_assignment_is_no_worse_once_it_is_contracted(
-    problem: Problem, data: st.DataObject
-) -> None:
+def test_an_assignment_is_no_worse_once_it_is_shrunk(problem: Problem, data: st.DataObject) -> None:
     choice = tuple(data.draw(st.integers(0, len(c) - 1)) for c in problem.costs)
-    small = contract(problem)
+    small = shrink(problem)
     inside = small.shrink(choice) if small.possible else None
     if inside is None:
-        assert problem.seconds(choice) == float("inf")
+        assert problem.seconds(choice) == float("inf") or not problem.fits(choice)
         return
     again = small.restore([int(c) for c in inside])
     assert problem.seconds(again) <= problem.seconds(choice) * (1 + 1e-12) + 1e-12
     assert (problem.held_bytes(again) <= problem.held_bytes(choice) + 1e-9).all()
+
+
+def test_what_no_room_is_left_for_goes_before_the_search() -> None:
+    """Once a heavy choice is out, the others hold more at least, and theirs are out too."""
+    cheaper_apart = Edge(0, 1, np.array([[9.0, 0.0], [0.0, 9.0]]))
+    usages = (
+        Usage(0, 0, 0, np.array([9.0, 1.0])),  # 9 is more than the limit
+        Usage(0, 2, 2, np.array([0.0, 4.0])),  # so that 4 is the least here
+        Usage(1, 2, 2, np.array([5.0, 3.0])),  # beside which 5 is too much
+    )
+    problem = Problem((np.array([0.0, 5.0]),) * 2, (cheaper_apart,), usages, 7.0)
+    small = shrink(problem)
+    assert [small.shrink(c) is not None for c in np.ndindex(2, 2)] == [False, False, False, True]
+    assert small.restore([0] * len(small.living)) == (1, 1)
+    assert solve(problem).choice == (1, 1)
+    assert not shrink(replace(problem, limit_bytes=6.0)).possible
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_without_time_to_compile_there_is_a_good_answer(seed: int) -> None:
+    """A machine so busy that no machine code is ever there still answers, and within the limit."""
+    problem = wide(40, 8, seed)
+    whole = solve(problem, effort=Effort(work=1000))
+    none = solve(problem, effort=Effort(seconds=0.0), clock=time.monotonic)
+    assert problem.fits(none.choice)
+    assert none.seconds <= 1.5 * whole.seconds
+    assert none.bound_seconds <= whole.seconds

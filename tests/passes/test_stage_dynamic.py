@@ -13,13 +13,12 @@ from hypothesis import given, settings
 
 from autopar.cluster.submesh import submesh_families
 from autopar.passes.stage.dynamic import (
-    Field,
     Interval,
     Pace,
+    Recurrence,
     find_frontier,
     min_memory,
-    time_field,
-    trace_back,
+    stages_that_fit,
 )
 from autopar.passes.stage.interval_costs import Floats, interval_costs
 from autopar.passes.stage.prices import BatchPrices, StageTable
@@ -41,30 +40,32 @@ def flights(microbatches: int, stages: int) -> list[int]:
     return [min(microbatches, stages - s) for s in range(stages)]
 
 
-def field_of(table: StageTable, batch: BatchPrices) -> Field:
-    """The field under 1f1b; the tables here have one family."""
+def recurrence_of(table: StageTable, batch: BatchPrices) -> Recurrence:
+    """The recurrence under 1f1b; the tables here have one family."""
     (family,) = submesh_families(table.cluster)
     devices = {table.submeshes.index(shape): shape.device_count for shape in family}
     most = min(table.layer_count, table.cluster.device_count)
     counts = flights(batch.microbatches, most)[::-1]
-    return time_field(interval_costs(table, batch), devices, counts, table.memory_bytes)
+    return stages_that_fit(interval_costs(table, batch), devices, counts, table.memory_bytes)
 
 
-def pace_of(batch: BatchPrices, field: Field) -> Pace:
+def pace_of(batch: BatchPrices, recurrence: Recurrence) -> Pace:
     m = batch.microbatches
-    return Pace(m, tuple(min(m, p) for p in range(1, field.most_stages + 1)))
+    return Pace(m, tuple(min(m, p) for p in range(1, recurrence.most_stages + 1)))
 
 
 def best_of(
     table: StageTable, batch: BatchPrices, only: int | None = None
 ) -> tuple[float, tuple[Interval, ...]]:
     """Seconds and parts of the best number of stages."""
-    field = field_of(table, batch)
-    found = find_frontier(field, pace_of(batch, field), math.inf, only)
+    recurrence = recurrence_of(table, batch)
+    found = find_frontier(recurrence, pace_of(batch, recurrence), math.inf, only)
     stages = int(np.argmin(found.seconds))
     if math.isinf(found.seconds[stages]):
         return math.inf, ()
-    return float(found.seconds[stages]), trace_back(field, stages, float(found.threshold[stages]))
+    return float(found.seconds[stages]), recurrence.trace_back(
+        stages, float(found.threshold[stages])
+    )
 
 
 def cut_at(parts: Sequence[Interval]) -> list[tuple[int, int, int]]:
@@ -102,18 +103,17 @@ def test_known_values_of_scaled_layers(
         assert cut_at(parts) == stages
 
 
-def random_field(most_stages: int) -> Field:
+def random_recurrence(most_stages: int) -> Recurrence:
     """Alpa's random table of [first, last, submesh, configuration], which is not additive."""
     table: Floats = np.random.RandomState(42).rand(8, 8, 4, 5)
     columns = table.transpose(2, 3, 0, 1).reshape(20, 8, 8)
     price = np.where(np.triu(np.ones((8, 8), dtype=np.bool_)), columns, np.inf)
-    return Field(
+    return Recurrence(
         options=np.arange(20),
-        price=price,
-        waits=price,
+        added=price,
+        slowest=price,
         bears=np.zeros((20, 8, 8), dtype=np.int64),
         flights=np.zeros(most_stages + 1, dtype=np.int64),
-        cut=np.zeros((2, 20, 9)),
         devices=np.repeat(np.array([1, 2, 4, 8], dtype=np.int64), 5),
         device_count=8,
         thresholds=np.unique(price[np.isfinite(price)]),
@@ -133,12 +133,12 @@ def random_field(most_stages: int) -> Field:
 def test_known_values_of_a_random_table(
     microbatches: int, most_stages: int, seconds: float
 ) -> None:
-    field = random_field(most_stages)
+    recurrence = random_recurrence(most_stages)
     pace = Pace(microbatches, (1 << 30,) * most_stages)
-    found = find_frontier(field, pace, math.inf)
+    found = find_frontier(recurrence, pace, math.inf)
     stages = int(np.argmin(found.seconds))
     assert found.seconds[stages] == pytest.approx(seconds, rel=1e-6)
-    parts = trace_back(field, stages, float(found.threshold[stages]))
+    parts = recurrence.trace_back(stages, float(found.threshold[stages]))
     if most_stages == 1:
         assert parts == (Interval(0, 7, 3 * 5 + 3),)
     else:
@@ -172,7 +172,7 @@ def test_every_number_of_stages_is_found_when_it_is_asked_for(table: StageTable)
         if partition_bytes(batch, parts, counts) <= table.memory_bytes:
             seconds = partition_seconds(table, batch, parts, counts[0])
             least[len(parts)] = min(seconds, least.get(len(parts), math.inf))
-    for stages in range(1, field_of(table, batch).most_stages + 1):
+    for stages in range(1, recurrence_of(table, batch).most_stages + 1):
         found = best_of(table, batch, stages)[0]
         assert found == pytest.approx(least.get(stages, math.inf), rel=1e-9)
 

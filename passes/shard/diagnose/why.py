@@ -17,15 +17,13 @@ from autopar.passes.shard.model.needs import Choice
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import all_choices, plan_of
 from autopar.passes.shard.recipes.incumbent import known_solution
-from autopar.passes.shard.solver.effort import FULL, QUICK, Effort
-from autopar.passes.shard.solver.min_memory import min_memory, needed_bytes
-from autopar.passes.shard.solver.polish import improve
-from autopar.passes.shard.solver.problem import Narrowed, Problem, narrow
+from autopar.passes.shard.solver.effort import QUICK, Effort
+from autopar.passes.shard.solver.min_memory import min_memory
+from autopar.passes.shard.solver.problem import Floats, Narrowed, Problem, narrow, needed_bytes
 from autopar.passes.shard.solver.solve import solve
 
 _ENTRIES = 2_000_000  # of all the tables looked at for one question
-_WORK = 300  # of the engine, where memory binds
-_TINY = 500  # edge entries up to which integer programming is as quick
+_WORK = 300  # units of the solver's, where memory binds
 _TIE = 1e-9  # of the seconds
 _FEWEST = 5  # choices that are solved around, however large the problem
 
@@ -139,7 +137,8 @@ def others(case: Case, node: int, limit_bytes: float) -> list[tuple[int, Answer]
     entries = sum(e.table.size for e in problem.edges)
     most = max(_FEWEST, _ENTRIES // max(entries, 1))
     if len(picks) > most:
-        picks = sorted(picks, key=lambda c: (_given_way(case, node, c), c))[:most]
+        seconds = _given_way(case, node)
+        picks = sorted(picks, key=lambda c: (float(seconds[c]), c))[:most]
     found = [(c, anew(case, {node: c}, limit_bytes)) for c in picks]
     return sorted(found, key=lambda o: (o[1].seconds, o[0]))
 
@@ -162,26 +161,32 @@ def anew(case: Case, fixed: Mapping[int, int], limit_bytes: float) -> Answer:
 
 
 def _within(problem: Problem, start: tuple[int, ...]) -> tuple[int, ...]:
-    """A good assignment that fits, () where none is found.
-
-    All but tiny problems go to the engine, which is quicker than integer programming with memory.
-    """
-    from autopar.passes.shard.solver.engine import search_problem  # it brings numba along
-
+    """A good assignment that fits, () where none is found."""
     if needed_bytes(problem) > problem.limit_bytes * (1 + 1e-9):
         return ()
-    if sum(e.table.size for e in problem.edges) <= _TINY:
-        return solve(problem, start, FULL).choice
     with np.errstate(over="ignore"):  # prices rise without end where nothing fits
-        found = search_problem(problem, Effort(work=_WORK), start=start).choice
+        found = solve(problem, start, Effort(work=_WORK)).choice
     least = () if found else min_memory(problem).choice
     return least if least and problem.fits(least) else found
 
 
-def _given_way(case: Case, node: int, pick: int) -> float:
-    """The seconds of a choice when nodes and pairs of nodes move from where the plan has them."""
-    narrowed, start = _fixed(case, {node: pick})
-    return narrowed.problem.seconds(improve(narrowed.problem, start))
+def _given_way(case: Case, node: int) -> Floats:
+    """The seconds of each choice of a node when every node next to it gives way as it likes."""
+    problem, chosen = case.posed.assembled.problem, case.chosen
+    near: dict[int, Floats] = {}
+    for e in problem.edges:
+        if node in (e.left, e.right):
+            other, table = (e.right, e.table) if e.left == node else (e.left, e.table.T)
+            near[other] = near[other] + table if other in near else table
+    stays = {v: problem.costs[v] for v in near}
+    for e in problem.edges:
+        for v, w, table in ((e.left, e.right, e.table), (e.right, e.left, e.table.T)):
+            if v in stays and w != node:
+                stays[v] = stays[v] + table[:, chosen[w]]
+    total = problem.costs[node]
+    for v, table in near.items():
+        total = total + (table + stays[v]).min(axis=1)
+    return total
 
 
 def _fixed(case: Case, fixed: Mapping[int, int]) -> tuple[Narrowed, tuple[int, ...]]:

@@ -28,3 +28,17 @@ class AbstractRecipe(abc.ABC):
 
         Raises InfeasibleError where the recipe makes no sense for this step on this mesh.
         """
+
+
+@dataclass(frozen=True)
+class Free(AbstractRecipe):
+    """No restriction: the whole space."""
+
+    name: ClassVar[str] = "auto"
+
+    def restrict(
+        self, reading: Reading, choices: Choices, mesh: MeshShape
+    ) -> list[tuple[Choice, ...]]:
+        """The choices as they are."""
+        del reading, mesh
+        return list(choices)

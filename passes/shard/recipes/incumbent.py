@@ -19,9 +19,9 @@ from autopar.passes.shard.model.assemble import Assembled
 from autopar.passes.shard.model.decisions import Reading
 from autopar.passes.shard.model.needs import Choice
 from autopar.passes.shard.recipes import RECIPES, AbstractRecipe
-from autopar.passes.shard.solver.min_memory import min_memory, needed_bytes
-from autopar.passes.shard.solver.problem import Problem, narrow
-from autopar.passes.shard.solver.rough import rough_answer
+from autopar.passes.shard.solver.heuristic import first_choice
+from autopar.passes.shard.solver.min_memory import min_memory
+from autopar.passes.shard.solver.problem import Problem, narrow, needed_bytes
 from autopar.passes.shard.solver.solve import Solution
 
 Solve = Callable[[Problem], tuple[int, ...]]  # an assignment that fits, or ()
@@ -41,7 +41,7 @@ def recipe_incumbent(
     reading: Reading,
     assembled: Assembled,
     mesh: MeshShape,
-    solve: Solve = rough_answer,
+    solve: Solve = first_choice,
     recipes: Mapping[str, AbstractRecipe] = RECIPES,
 ) -> Incumbent:
     """Solves the recipes that make sense for the step on the mesh, on the whole space's problem.

@@ -1,4 +1,8 @@
-"""The effort of a search: seconds by a clock that is handed in, or work by count, or both."""
+"""Limits of a search: work by count, seconds by a clock that is handed in, or both.
+
+A unit of work is some 100,000 table entries looked at, a millisecond or less. With work alone, the
+same problem and seed give the same answer on every machine, however busy it is: so plans are made.
+"""
 
 from __future__ import annotations
 
@@ -15,31 +19,25 @@ def no_clock() -> float:
 
 @dataclass(frozen=True)
 class Effort:
-    """Limits; a unit of work is some 100,000 table entries looked at, a millisecond or less.
+    """Limits in seconds and in work; without either, as much work as the problem's size asks for.
 
-    With work alone the same problem and seed give the same answer, however busy the machine.
-    `exact` allows integer programming where what is left is small.
+    A quick effort takes the first good answer and leaves it unproven.
     """
 
     seconds: float | None = None
     work: int | None = None
-    exact: bool = True
-
-    @property
-    def quick(self) -> bool:
-        """True if the first good answer will do."""
-        return not self.exact
+    quick: bool = False
 
 
 FULL = Effort()
-QUICK = Effort(exact=False)
+QUICK = Effort(quick=True)
 
 
 class Meter:
     """Counts what of an effort is spent; the seconds run from `start` by the clock."""
 
-    def __init__(self, budget: Effort, clock: Clock, start: float | None = None) -> None:
-        self.effort = budget
+    def __init__(self, effort: Effort, clock: Clock, start: float | None = None) -> None:
+        self.effort = effort
         self._clock = clock
         self._start = clock() if start is None else start
         self.work = 0.0
@@ -62,3 +60,7 @@ class Meter:
         if self.effort.work is not None:
             shares.append(self.work / max(self.effort.work, 1))
         return max(shares)
+
+    def until(self, share: float) -> float:
+        """The share at which so much of what is left now will be used up."""
+        return self.share + share * (1 - self.share)

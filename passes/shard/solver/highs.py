@@ -16,10 +16,10 @@ _TICK_SECONDS = 0.1  # between looks whether it is done
 _PATIENCE_SECONDS = 0.5  # for HiGHS to stop; it does not ask within a large linear program
 
 
-def run_highs(solver: highspy.Highs, questions: int | None = None) -> None:
+def run_highs(solver: highspy.Highs, questions: int | None = None) -> int:
     """Solve what the solver holds, until it has asked so often whether to go on.
 
-    Raises what interrupts the caller; HiGHS then stops.
+    Returns how often it asked. Raises what interrupts the caller; HiGHS then stops.
     """
     stop, done = threading.Event(), threading.Event()
     failed: list[BaseException] = []
@@ -56,3 +56,4 @@ def run_highs(solver: highspy.Highs, questions: int | None = None) -> None:
         callback.unsubscribe(ask)
     if failed:
         raise failed[0]
+    return asked

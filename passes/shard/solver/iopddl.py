@@ -88,13 +88,13 @@ class _Reader:
         if len(ends) != len(tables):
             raise self._fault("edges", f"{len(ends)} pairs of nodes and {len(tables)} tables")
         found: list[Edge] = []
-        for i, ((u, v), flat) in enumerate(zip(ends, tables, strict=True)):
+        for i, ((u, v), csr) in enumerate(zip(ends, tables, strict=True)):
             if not (0 <= u < len(costs) and 0 <= v < len(costs)) or u == v:
                 raise self._fault(f"edge {i}", f"joins nodes {u} and {v} of {len(costs)}")
             shape = (len(costs[u]), len(costs[v]))
-            if len(flat) != shape[0] * shape[1]:
-                raise self._fault(f"edge {i}", f"{len(flat)} costs, not {shape[0]} x {shape[1]}")
-            found.append(Edge(u, v, _allowed(flat).reshape(shape)))
+            if len(csr) != shape[0] * shape[1]:
+                raise self._fault(f"edge {i}", f"{len(csr)} costs, not {shape[0]} x {shape[1]}")
+            found.append(Edge(u, v, _allowed(csr).reshape(shape)))
         return tuple(found)
 
     def _limit(self, body: object) -> float:

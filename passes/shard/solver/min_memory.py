@@ -1,4 +1,4 @@
-"""The assignment that holds the least: what no smaller limit could be kept by, and its bound."""
+"""The assignment that holds the least, and a bound below which no limit can be kept."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autopar.passes.shard.solver.problem import Edge, Floats, Problem
-from autopar.passes.shard.solver.rough import near_answer, rough_answer
+from autopar.passes.shard.solver.elimination import eliminate
+from autopar.passes.shard.solver.heuristic import first_answer
+from autopar.passes.shard.solver.problem import Edge, Floats, Problem, needed_bytes
 
 _ROUNDS = 20
 _SURE = 1 + 1e-9
@@ -60,17 +61,7 @@ def light_answers(problem: Problem) -> tuple[tuple[int, ...], ...]:
     if not least.choice:
         return ()
     limits = (replace(problem, limit_bytes=least.nbytes * n * _SURE) for n in _ROOM)
-    return (least.choice, *(found for p in limits if (found := rough_answer(p))))
-
-
-def needed_bytes(problem: Problem) -> float:
-    """A bound on the peak of any assignment: at each time every node at its smallest."""
-    change = np.zeros(problem.horizon + 1)
-    for usage in problem.usages:
-        held = float(usage.nbytes.min())
-        change[usage.first] += held
-        change[usage.last + 1] -= held
-    return float(np.cumsum(change).max())
+    return (least.choice, *(c for p in limits if (c := first_answer(p).choice)))
 
 
 def fits_nowhere(problem: Problem) -> bool:
@@ -91,5 +82,5 @@ def _lightest(problem: Problem, weight: Floats) -> tuple[int, ...]:
     edges = tuple(
         Edge(e.left, e.right, np.where(np.isinf(e.table), np.inf, 0.0)) for e in problem.edges
     )
-    choice = near_answer(replace(problem, costs=tuple(held), edges=edges, usages=()))
+    choice = eliminate(replace(problem, costs=tuple(held), edges=edges, usages=())).choice
     return choice if np.isfinite(problem.seconds(choice)) else ()

@@ -100,3 +100,13 @@ def narrow(problem: Problem, left: Sequence[Ints]) -> Narrowed:
     )
     usages = tuple(Usage(u.node, u.first, u.last, u.nbytes[left[u.node]]) for u in problem.usages)
     return Narrowed(replace(problem, costs=costs, edges=edges, usages=usages), tuple(left))
+
+
+def needed_bytes(problem: Problem) -> float:
+    """A bound on the peak of any assignment: at each time every node at its smallest."""
+    change = np.zeros(problem.horizon + 1)
+    for usage in problem.usages:
+        held = float(usage.nbytes.min())
+        change[usage.first] += held
+        change[usage.last + 1] -= held
+    return float(np.cumsum(change).max())

@@ -1,52 +1,52 @@
-"""Solves a sharding problem: small ones exactly, larger ones by the engine with a proven gap.
+"""Solves a sharding problem: the cheapest assignment that fits, and how far it may be off.
 
-Small: shrink, bound, fix choices out, and integer programming on the rest, with memory rows added
-at the times where an answer breaks the limit. Larger: `engine.py`, within a count of work.
+1. Shrink (`shrink.py`): nodes that follow others join them, choices that lose go. Exact.
+2. First answer (`heuristic.py`): the best without memory, by elimination. If it fits it is the
+   answer; if not, a price on bytes makes one that fits, and bounds all others.
+3. A tiny rest is an integer program at once (`integer_program.py`).
+4. Else the dual and local search take turns (`anytime.py`), with more work while the gap is wide.
+
+Steps 1 to 3 are numpy and HiGHS alone: small problems do not wait for numba.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from autopar.ir.outcome import Status
-from autopar.passes.shard.solver.bound import bound_problem
-from autopar.passes.shard.solver.effort import FULL, Effort
-from autopar.passes.shard.solver.ilp import solve_ilp
-from autopar.passes.shard.solver.polish import kicked
-from autopar.passes.shard.solver.price import priced_start
-from autopar.passes.shard.solver.problem import Floats, Narrowed, Problem, narrow
-from autopar.passes.shard.solver.reduce import Reduced, reduce_problem
+from autopar.passes.shard.solver.csr_problem import CsrForm, to_csr
+from autopar.passes.shard.solver.effort import FULL, Clock, Effort, Meter, no_clock
+from autopar.passes.shard.solver.heuristic import first_answer, mended_answer
+from autopar.passes.shard.solver.integer_program import solve_integer_program
+from autopar.passes.shard.solver.problem import Problem, needed_bytes
+from autopar.passes.shard.solver.shrink import shrink
 
-_MOST_ROWS = 200
-_GAP = 1e-6
-_FIRST_MARGIN, _MOST_MARGIN = 1e-6, 1e-2
-_SWEEPS = 60
-_ROUNDS, _KICKS = 3, 100
-_LARGE = 40_000  # edge entries past which an answer within _LARGE_GAP is good enough
-_LARGE_GAP = 0.02
-_SMALL = 5_000  # edge entries up to which integer programming is quick without memory
-_TINY = 1_000  # and with it
-_WORK = (
-    1_000,
-    8_000,
-    24_000,
-    80_000,
-)  # of the engine, in turn while the gap is more than _GOOD_GAP
-_WHOLE, _LEAST_SHARE = 1_000_000, 0.06  # edge entries for all of that work; of fewer their share
-_GOOD_GAP = 0.01
-_FAR = 0.04  # from here only the most work helps
+_PROVEN = 1e-5  # of the seconds, the gap at which an answer counts as the best
+_TINY = 1_000  # edge entries up to which integer programming is quick, memory or not
+_SMALL = 5_000  # and where nothing that fits was found
+_TINY_QUESTIONS = 40  # that HiGHS may ask: of a dense problem it may ask for ever
+_CLOSE = 3e-6
+_GUESSED_EDGES = 5_000  # past which the first answer is left to the dual
+# Units of work a thousand edge entries, and at least, in turn while the gap is wide.
+_LEVELS = ((1, 60), (30, 400))
+_MANY = 80_000  # edge entries past which a level is long, so that there are more of them
+_LEVELS_OF_MANY = ((1, 60), (8, 200), (24, 200), (80, 200))
+_GOOD_GAP = 0.01  # at which no more work is spent where memory binds: the bound is seldom tight
+_MOST = 1_000_000  # entries for which work is given
+_FAR = 0.04  # of a gap that wide only the most work helps
 
 
 @dataclass(frozen=True)
 class Solution:
-    """A full assignment, its seconds, a lower bound and how it was found; () if none was found.
+    """A full assignment with its seconds, a lower bound and how it was found; () if none was.
 
-    `proven_infeasible` says whether nothing can fit; the price is what a byte more would save,
-    0 where memory does not bind.
+    `proven_infeasible` says that nothing can fit. The price is what a byte more would save, at the
+    binding times together: 0 where memory does not bind. `first_seconds` are those by the clock
+    when the first answer was there.
     """
 
     choice: tuple[int, ...]
@@ -56,230 +56,202 @@ class Solution:
     sentence: str
     proven_infeasible: bool = False
     memory_price_seconds_per_byte: float = 0.0
+    binding_times: tuple[int, ...] = ()
+    first_seconds: float = float("inf")
 
     @property
     def feasible(self) -> bool:
-        """True if an assignment fits."""
+        """True if anything fits."""
         return self.seconds < float("inf")
 
-
-@dataclass(frozen=True)
-class _Answer:
-    choice: tuple[int, ...]
-    bound_seconds: float
-    rows: int = 0
-    proven_infeasible: bool = False
-    price: float = 0.0
+    @property
+    def gap(self) -> float:
+        """The share of the seconds that is not proven; all of it where there is no answer."""
+        if not self.feasible:
+            return 1.0
+        return max(0.0, self.seconds - self.bound_seconds) / max(abs(self.seconds), 1e-30)
 
 
-def solve(problem: Problem, start: Sequence[int] | None = None, effort: Effort = FULL) -> Solution:
+def solve(
+    problem: Problem,
+    start: Sequence[int] | None = None,
+    effort: Effort = FULL,
+    clock: Clock = no_clock,
+    seed: int = 0,
+    began: float | None = None,
+) -> Solution:
     """The cheapest assignment that fits, and never a dearer one than a `start` that fits.
 
-    A QUICK answer to a large problem is the first good one.
+    Without seconds in the effort the same problem and seed give the same answer on every machine.
+    A quick effort takes the first good answer. The clock's seconds count from `began`.
     """
     if not problem.costs:
         return Solution((), 0.0, 0.0, Status.FIXED, "Nothing to decide.")
-    answer = _answer(problem, start, effort.quick)
-    choice = answer.choice
-    if start is not None and problem.fits(start):
-        choice = min((choice or tuple(start), tuple(start)), key=problem.seconds)
+    known = tuple(start) if start is not None and problem.fits(start) else ()
+    small = shrink(problem)
+    search = _Search(small.problem, effort, clock, seed, began)
+    if small.possible:
+        inside = small.shrink(known) if known else None
+        if inside is not None:
+            search.take(tuple(int(c) for c in inside), -float("inf"))
+        search.run()
+    else:
+        search.infeasible = True
+    choice = small.restore(search.choice) if search.choice else ()
+    if known and not (choice and problem.seconds(choice) < problem.seconds(known)):
+        choice = known
+    return _solution(problem, choice, search)
+
+
+def _solution(problem: Problem, choice: tuple[int, ...], search: _Search) -> Solution:
+    """The answer in the whole problem's terms, with a sentence that says how sure it is."""
     if not choice:
-        return _none(answer)
+        sentence = "No assignment fits."
+        if not search.infeasible:
+            sentence = "No assignment that fits was found; it is not proven that there is none."
+        endless = float("inf")
+        return Solution((), endless, endless, Status.FEASIBLE, sentence, search.infeasible)
     seconds = problem.seconds(choice)
-    if seconds == float("inf"):
-        return _none(replace(answer, proven_infeasible=True))
-    bound = min(answer.bound_seconds, seconds)
-    status = Status.OPTIMAL if seconds - bound <= 10 * _GAP * seconds else Status.FEASIBLE
-    sentence = "Solved exactly" if status is Status.OPTIMAL else "The best found"
-    held = f", with memory limits at {answer.rows} moments" if answer.rows else ""
-    sentence = f"{sentence}{held}."
-    return Solution(choice, seconds, bound, status, sentence, False, answer.price)
-
-
-def _none(answer: _Answer) -> Solution:
-    sentence = "No assignment fits."
-    if not answer.proven_infeasible:
-        sentence = "No assignment that fits was found, and none is proven not to exist."
-    endless = float("inf")
-    proven = answer.proven_infeasible
-    return Solution((), endless, endless, Status.FEASIBLE, sentence, proven)
-
-
-def _answer(problem: Problem, start: Sequence[int] | None, quick: bool) -> _Answer:
-    """Small problems exactly where memory does not bind, others by the engine."""
-    entries = sum(e.table.size for e in problem.edges)
-    if entries > _SMALL:
-        return _searched(problem, start, entries, quick)
-    finite = _finite(problem)
-    answer = _unlimited(finite)
-    if not answer.choice or problem.fits(answer.choice):
-        return answer
-    answer = _searched(problem, start, entries, quick)
-    if quick or answer.proven_infeasible:
-        return answer
-    if not answer.choice:
-        return _held(finite)  # which may prove that nothing fits
-    seconds = problem.seconds(answer.choice)
-    if entries <= _TINY and seconds - answer.bound_seconds > 10 * _GAP * abs(seconds):
-        exact = _held(finite)
-        return replace(exact, price=answer.price) if exact.choice else answer
-    return answer
-
-
-def _finite(problem: Problem) -> Problem:
-    """The problem with what is forbidden dearer than any assignment that is not.
-
-    The bound and the ILP subtract and scale costs, which an infinite one turns into no number.
-    """
-    tables = [*problem.costs, *(e.table for e in problem.edges)]
-    if all(np.isfinite(table).all() for table in tables):
-        return problem
-    total = sum(float(np.abs(t[np.isfinite(t)]).max(initial=0.0)) for t in tables)
-    dearest = 3 * total if total else 1.0
-
-    def held(table: Floats) -> Floats:
-        return np.where(np.isfinite(table), table, dearest)
-
-    edges = tuple(replace(e, table=held(e.table)) for e in problem.edges)
-    return replace(problem, costs=tuple(map(held, problem.costs)), edges=edges)
-
-
-def _searched(problem: Problem, start: Sequence[int] | None, entries: int, quick: bool) -> _Answer:
-    """The engine's answer, with more work while its gap is wide."""
-    from autopar.passes.shard.solver.engine import search_problem  # it brings numba along
-
-    share = min(max(entries / _WHOLE, _LEAST_SHARE), 1.0)
-    found = search_problem(
-        problem, Effort(work=int(share * _WORK[0]), exact=not quick), start=start
-    )
-    last = 1 if quick else 2 if entries <= 2 * _LARGE else len(_WORK)
-    levels: Sequence[int] = _WORK[1:last]
-    for work in levels:
-        enough = _GOOD_GAP if found.seconds_per_byte > 0 or work > _WORK[1] else 10 * _GAP
-        if found.proven_infeasible or found.gap <= enough:
-            break
-        if found.gap > _FAR and work < levels[-1]:
-            continue
-        again = search_problem(problem, Effort(work=int(share * work)), start=found.choice or start)
-        found = replace(again, bound_seconds=max(found.bound_seconds, again.bound_seconds))
-    binds = found.seconds_per_byte > 0
-    unsure = found.gap > 10 * _GAP and not quick
-    if found.choice and not binds and unsure and entries <= _LARGE:
-        return _unlimited(_finite(problem))
-    rows = len(found.binding_times)
-    return _Answer(
-        found.choice, found.bound_seconds, rows, found.proven_infeasible, found.seconds_per_byte
+    bound = min(search.bound, seconds)
+    proven = seconds - bound <= _PROVEN * seconds
+    held = f", with memory limits at {len(search.times)} moments" if search.times else ""
+    return Solution(
+        choice,
+        seconds,
+        bound,
+        Status.OPTIMAL if proven else Status.FEASIBLE,
+        f"{'Solved exactly' if proven else 'The best found'}{held}.",
+        memory_price_seconds_per_byte=search.price,
+        binding_times=search.times,
+        first_seconds=search.first_seconds,
     )
 
 
-def _held(problem: Problem) -> _Answer:
-    """Memory rows are added at the peaks of each answer until one fits.
+class _Search:
+    """The steps on the shrunk problem: the best answer, the bound and the price so far."""
 
-    That is exact: it ends with the best answer of a problem that has fewer rows than the whole.
-    Where the ILP breaks a row that it was given, by its own tolerance, the limit is drawn in.
-    """
-    answer = _unlimited(problem)
-    times: list[int] = []
-    margin = 0.0
-    while answer.choice and not problem.fits(answer.choice):
-        fresh = _worst_times(problem, answer.choice, times)
-        margin = margin if fresh else max(10 * margin, _FIRST_MARGIN)
-        times.extend(fresh)
-        held = replace(problem, limit_bytes=problem.limit_bytes * (1 - margin))
-        answer = replace(_limited(held, times), rows=len(times))
-        if not answer.choice and not margin:
-            return replace(answer, proven_infeasible=True)
-        if len(times) > _MOST_ROWS or margin > _MOST_MARGIN:
-            return _Answer((), answer.bound_seconds, len(times))
-    return answer
+    def __init__(
+        self, problem: Problem, effort: Effort, clock: Clock, seed: int, began: float | None
+    ) -> None:
+        self._problem, self._effort, self._clock, self._seed = problem, effort, clock, seed
+        self._began = clock() if began is None else began
+        self._entries = sum(e.table.size for e in problem.edges)
+        self.choice: tuple[int, ...] = ()
+        self._seconds = float("inf")
+        self.bound = -float("inf")
+        self.infeasible = False
+        self.price, self.times = 0.0, tuple[int, ...]()
+        self.first_seconds = float("inf")
 
+    @property
+    def _closed(self) -> bool:
+        gap = self._seconds - self.bound
+        return self.infeasible or (bool(self.choice) and gap <= _CLOSE * abs(self._seconds))
 
-def _worst_times(problem: Problem, choice: Sequence[int], held: Sequence[int]) -> list[int]:
-    """The peak, and the worst times of the step's quarters that are over as well."""
-    over = problem.held_bytes(choice)
-    found: list[int] = []
-    for part in np.array_split(np.arange(len(over)), 4):
-        if len(part):
-            t = int(part[np.argmax(over[part])])
-            if over[t] > problem.limit_bytes * (1 + 1e-9) and t not in held:
-                found.append(t)
-    return found
+    @property
+    def _seconds_left(self) -> float:
+        if self._effort.seconds is None:
+            return float("inf")
+        return self._effort.seconds - (self._clock() - self._began)
 
+    def take(self, choice: tuple[int, ...], bound: float) -> None:
+        """Keep an answer, () for none, if it fits and is better; and a bound."""
+        self.bound = max(self.bound, bound)
+        if not choice or not self._problem.fits(choice):
+            return
+        seconds = self._problem.seconds(choice)
+        if seconds < self._seconds:
+            self.choice, self._seconds = choice, seconds
+            self.first_seconds = min(self.first_seconds, self._clock() - self._began)
 
-def _unlimited(problem: Problem) -> _Answer:
-    """The best answer where memory does not matter.
+    def run(self) -> None:
+        """The steps in turn, until the answer is proven or the effort spent."""
+        if needed_bytes(self._problem) > self._problem.limit_bytes * (1 + 1e-9):
+            self.infeasible = True
+            return
+        self._guess()
+        if not self._closed and self._entries <= _TINY and self._seconds_left > 0:
+            self._integer_program()
+        if not self._closed and self._seconds_left > 0:
+            self._take_turns()
+        undecided = not self.choice and not self.infeasible and self._seconds_left > 0
+        if undecided and self._entries <= _SMALL:
+            self._integer_program()  # which may prove that nothing fits
 
-    Rounds of shrinking and bounding, each on what the last left possible; then the ILP, or what
-    the rounds found where that is good enough and the rest is large.
-    """
-    shrunk = _Shrunk(replace(problem, usages=()))
-    best: tuple[int, ...] = ()
-    bound = -float("inf")
-    for _ in range(_ROUNDS):
-        if not shrunk.problem.costs:
-            break
-        bounded = bound_problem(shrunk.problem, _SWEEPS)
-        bound = max(bound, shrunk.offset_seconds + bounded.bound_seconds)
-        found = shrunk.restore(bounded.choice)
-        if not best or problem.seconds(found) < problem.seconds(best):
-            best = found
-        if problem.seconds(best) - bound <= _GAP * problem.seconds(best):
-            return _Answer(best, bound)
-        shrunk.keep(bounded.left)
-    if not shrunk.problem.costs:
-        choice = shrunk.restore(())
-        return _Answer(choice, problem.seconds(choice))
-    best = min((best, kicked(problem, best, _KICKS)), key=problem.seconds)
-    large = sum(e.table.size for e in shrunk.problem.edges) > _LARGE
-    if large and problem.seconds(best) - bound <= _LARGE_GAP * problem.seconds(best):
-        return _Answer(best, bound)
-    gap = _LARGE_GAP if large else _GAP
-    answer = solve_ilp(shrunk.problem, (), gap)
-    exact = shrunk.restore(answer.choice)
-    chosen = min((exact, best), key=problem.seconds) if best else exact
-    return _Answer(chosen, max(bound, shrunk.offset_seconds + answer.bound_seconds))
+    def _guess(self) -> None:
+        """Step 2: a first answer, which is the best one where memory does not bind."""
+        if len(self._problem.edges) > _GUESSED_EDGES:
+            return  # elimination is no quicker then than the dual
+        if self._effort.seconds is not None:
+            self.take(mended_answer(self._problem), -float("inf"))
+            if self._seconds_left <= 0:
+                return
+        first = first_answer(self._problem)
+        self.take(first.choice, first.bound_seconds)
+        self.price, self.times = first.seconds_per_byte, first.binding_times
+        if not self.choice:
+            self.take(mended_answer(self._problem), -float("inf"))
 
+    def _integer_program(self) -> None:
+        """Step 3, within a count of questions."""
+        found = solve_integer_program(self._problem, self.choice, self.times, _TINY_QUESTIONS)
+        self.take(found.choice, found.bound_seconds)
+        self.infeasible = found.proven_infeasible
 
-class _Shrunk:
-    """A problem that gets smaller in turns of eliminating nodes and dropping choices."""
+    def _take_turns(self) -> None:
+        """Step 4, with the work that is asked for or in levels while the gap is wide."""
+        form = to_csr(self._problem)
+        if form.fits_nowhere:
+            self.infeasible = True
+            return
+        if not self._built(form):
+            return
+        from autopar.passes.shard.solver.anytime import Anytime  # it brings numba along
 
-    def __init__(self, problem: Problem) -> None:
-        first = reduce_problem(problem)
-        self.problem, self.offset_seconds = first.problem, first.offset_seconds
-        self._ways_back: list[Reduced | Narrowed] = [first]
+        anytime = Anytime(self._problem, form, self._seed)
+        for effort in self._efforts():
+            meter = Meter(effort, self._clock, self._began)
+            if self.choice:
+                anytime.offer(np.array(self.choice, dtype=np.int64), meter)
+            anytime.know(self.bound)
+            anytime.run(meter)
+            self.first_seconds = min(self.first_seconds, anytime.first_seconds)
+            best = anytime.best
+            self.take(tuple(int(c) for c in best) if best is not None else (), anytime.bound)
+            self.infeasible = anytime.fits_nowhere
+            self.price, self.times = anytime.binding()
+            if self._closed:
+                break
 
-    def keep(self, left: Sequence[npt.NDArray[np.int64]]) -> None:
-        """Drop all but these choices, and eliminate what that lets go."""
-        slim = narrow(self.problem, left)
-        less = reduce_problem(slim.problem)
-        self._ways_back += [slim, less]
-        self.problem = less.problem
-        self.offset_seconds += less.offset_seconds
+    def _built(self, form: CsrForm) -> bool:
+        """True if the search's machine code is there within the seconds of the effort.
 
-    def restore(self, choice: Sequence[int]) -> tuple[int, ...]:
-        """The assignment of the whole problem that one of the small problem stands for."""
-        for way in reversed(self._ways_back):
-            choice = way.restore(choice)
-        return tuple(choice)
+        A busy machine may take minutes to compile it: then the first answer has to do.
+        """
+        if self._effort.seconds is None:
+            return True
 
+        def build() -> None:
+            from autopar.passes.shard.solver.anytime import Anytime
 
-def _limited(problem: Problem, times: Sequence[int]) -> _Answer:
-    """The best answer with memory held at some times.
+            Anytime(self._problem, form, self._seed).build()
 
-    A price on those times' bytes gives a bound and often an answer that fits; with both, most
-    choices are out before the ILP sees the problem.
-    """
-    start = priced_start(problem, times)
-    slim = narrow(problem, start.left)
-    watched = frozenset(
-        u.node for u in slim.problem.usages if any(u.first <= t <= u.last for t in times)
-    )
-    reduced = reduce_problem(slim.problem, watched)
-    large = sum(e.table.size for e in reduced.problem.edges) > _LARGE
-    if large and start.choice and start.gap <= _LARGE_GAP:
-        return _Answer(start.choice, start.bound_seconds)
-    answer = solve_ilp(reduced.problem, times, _LARGE_GAP if large else _GAP)
-    if not answer.feasible:
-        return _Answer((), float("inf"))
-    choice = slim.restore(reduced.restore(answer.choice))
-    return _Answer(choice, reduced.offset_seconds + answer.bound_seconds)
+        thread = threading.Thread(target=build, name="compile", daemon=True)
+        thread.start()
+        thread.join(max(self._seconds_left, 0.0))
+        return not thread.is_alive()
+
+    def _efforts(self) -> Iterator[Effort]:
+        """The effort asked for; else levels of work, as long as the gap of the last is wide."""
+        if self._effort.work is not None or self._effort.seconds is not None:
+            yield self._effort
+            return
+        levels = _LEVELS_OF_MANY if self._entries > _MANY else _LEVELS
+        for i, (rate, least) in enumerate(levels[:1] if self._effort.quick else levels):
+            gap = (self._seconds - self.bound) / self._seconds if self.choice else 1.0
+            if i and gap <= (_GOOD_GAP if self.price > 0 or i > 1 else _PROVEN):
+                return
+            if i and gap > _FAR and i + 1 < len(levels):
+                continue
+            work = max(int(rate * min(self._entries, _MOST) / 1e3), least)
+            yield Effort(work=work, quick=self._effort.quick)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from autopar.passes.compiled import internal
-from autopar.passes.shard.solver.flat import Ints
+from autopar.passes.shard.solver.problem import Ints
 
 _NOTHING = -(2**60)
 

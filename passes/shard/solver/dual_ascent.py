@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.passes.shard.solver.flat import Flat, Flattened, Ints
-from autopar.passes.shard.solver.messages import (
+from autopar.passes.shard.solver.csr_problem import Csr, CsrForm
+from autopar.passes.shard.solver.problem import Floats, Ints
+from autopar.passes.shard.solver.trws import (
     held_rows,
     pass_messages,
     priced_costs,
     total_cost,
     widest,
 )
-from autopar.passes.shard.solver.problem import Floats
 
 _FIRST_PASSES = 10
 _FIRST_POWER, _LEAST_POWER = 0.5, 1e-4
@@ -30,6 +30,7 @@ _WARM = 60  # first steps, on which the prices may find their scale
 _MEMORY = 0.5  # weight of the past in the average
 _FIRST_SHARE = 1e-3  # of the cost, what the limit is worth at the first prices
 _WORTHWHILE = 1e-6
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -41,17 +42,18 @@ class Read:
     fits: bool
 
 
-class Ascent:
+class DualAscent:
     """The dual while it rises; `bound` and `prices` are the best so far."""
 
-    def __init__(self, flattened: Flattened) -> None:
-        self._flat: Flat = flattened.arrays
-        self._messages = np.zeros(flattened.message_count)
-        self._scratch = np.zeros(2 * widest(self._flat))
-        self._priced: Floats = self._flat.costs.copy()
-        self._choice = np.zeros(len(self._flat.choices) - 1, dtype=np.int64)
-        self._held = np.zeros(len(self._flat.slack), dtype=np.int64)
-        self._room = np.maximum(self._flat.slack.astype(np.float64), 1.0)
+    def __init__(self, form: CsrForm) -> None:
+        self._csr: Csr = form.arrays
+        self._messages = np.zeros(form.message_count)
+        self._margins = np.zeros(len(self._csr.costs))
+        self._scratch = np.zeros(2 * widest(self._csr))
+        self._priced: Floats = self._csr.costs.copy()
+        self._choice = np.zeros(len(self._csr.choices) - 1, dtype=np.int64)
+        self._held = np.zeros(len(self._csr.slack), dtype=np.int64)
+        self._room = np.maximum(self._csr.slack.astype(np.float64), 1.0)
         self._power = _FIRST_POWER
         self._stale = -_WARM
         self._average = np.zeros(0)
@@ -68,7 +70,7 @@ class Ascent:
     @property
     def entries_a_step(self) -> int:
         """Table entries that a step looks at."""
-        return 2 * len(self._flat.entries) + len(self._flat.costs)
+        return 2 * len(self._csr.entries) + len(self._csr.costs)
 
     @property
     def settled(self) -> bool:
@@ -78,31 +80,50 @@ class Ascent:
     def steps(self) -> Iterator[Read]:
         """Raise the bound step by step until it is settled."""
         while not self.settled:
-            priced_costs(self._flat, sums_before(self._now), self._priced)
+            priced_costs(self._csr, sums_before(self._now), self._priced)
             yield self._pass()
             self._move()
 
-    def priced(self) -> list[Floats]:
-        """The costs of each node's choices with their bytes paid for at the best prices."""
-        priced_costs(self._flat, sums_before(self.prices), self._priced)
-        return np.split(self._priced.copy(), self._flat.choices[1:-1])
+    def left_below(self, cost: float) -> tuple[Ints, ...]:
+        """By node the choices that may be part of an assignment that fits and costs no more.
+
+        In a pass, a node's messages tell by how much the bound rises if it takes each choice (the
+        min-marginals of the trees through it). What would lift the bound above the cost goes.
+        """
+        priced_costs(self._csr, sums_before(self.prices), self._priced)
+        paid = cost + float(self.prices @ self._csr.slack)
+        limit = paid + _ROUNDING * abs(paid)
+        there = np.ones(len(self._priced), dtype=np.bool_)
+        self._send(forward=True)
+        bound = self._send(forward=False)
+        for _ in range(_FIRST_PASSES):
+            for forward in (True, False):
+                risen = self._send(forward)
+                there &= bound + self._margins <= limit
+                bound = max(bound, risen)
+        left = np.split(there, self._csr.choices[1:-1])
+        return tuple(np.flatnonzero(few) for few in left)
+
+    def _send(self, forward: bool) -> float:
+        """A pass of messages; its bound on the priced costs."""
+        return pass_messages(
+            self._csr, self._priced, self._messages, self._choice, self._margins, self._scratch,
+            forward,
+        )  # fmt: skip
 
     def _pass(self) -> Read:
         """A pass there and back at the prices in force; the bound is kept if it is the best."""
-        pass_messages(self._flat, self._priced, self._messages, self._choice, self._scratch, True)
-        bound = pass_messages(
-            self._flat, self._priced, self._messages, self._choice, self._scratch, False
-        )
-        bound -= float(self._now @ self._flat.slack)
+        self._send(forward=True)
+        bound = self._send(forward=False) - float(self._now @ self._csr.slack)
         self._stale += 1
         if bound > self.bound:
             if bound > self.bound + _WORTHWHILE * abs(bound):
                 self._stale = min(self._stale, 0)
             self.bound, self.prices = bound, self._now
             self.nearest = self._choice.copy()
-        self._held = held_rows(self._flat, self._choice)
-        fits = bool((self._held <= self._flat.slack).all())
-        return Read(self._choice, total_cost(self._flat, self._choice), fits)
+        self._held = held_rows(self._csr, self._choice)
+        fits = bool((self._held <= self._csr.slack).all())
+        return Read(self._choice, total_cost(self._csr, self._choice), fits)
 
     def _move(self) -> None:
         """The prices of the next step."""
@@ -111,7 +132,7 @@ class Ascent:
             self._power *= _CUT
             self._stale = 0
             now = self.prices
-        over = (self._held - self._flat.slack) / self._room
+        over = (self._held - self._csr.slack) / self._room
         fresh = self._average.size == 0
         self._average = over if fresh else _MEMORY * self._average + (1 - _MEMORY) * over
         self._now = now * np.exp(self._power * np.clip(self._average, -1, 1))

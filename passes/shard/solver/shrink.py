@@ -1,7 +1,16 @@
 """Contracts a problem exactly: nodes that another node determines join it, choices that lose go.
 
-An edge whose table allows, for each choice of one end, at most one choice of the other makes the
-other follow. What a node holds then moves with its owner, so a node may hold many usages.
+1. An edge whose table allows, for each choice of one end, at most one choice of the other makes the
+   other follow. What a node holds then moves with its owner, so a node may hold many usages.
+2. A choice goes that breaks the limit even if every other node holds its least:
+
+       bytes |      limit ____________
+             |        __ <- a choice that goes
+             |   ____|__|___ what all others hold at least
+             |___________________ time
+
+   What is left holds more at least, so there may be others.
+3. A choice goes that another matches or beats in everything.
 """
 
 from __future__ import annotations
@@ -13,17 +22,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from autopar.passes.shard.solver.problem import Edge, Floats, Problem, Usage
-
-Ints = npt.NDArray[np.int64]
+from autopar.passes.shard.solver.problem import Edge, Floats, Ints, Problem, Usage
 
 _MOST_GROWTH = 4.0  # a table may grow so much when its node joins one with more choices
 _AT_ONCE = 1_000_000  # comparisons that are made in one go
+_ROUNDING = 1 + 2e-9  # of the limit, a little more than what still counts as within it
 _WIDEST = 2_000  # nodes of more choices are not searched for dominated ones
 
 
 @dataclass(frozen=True)
-class Contracted:
+class Shrunk:
     """The smaller problem; old node v takes choice `picks[v][c]` where its owner takes c.
 
     New node n is old node `living[n]`; old choice c of that is now choice `places[n][c]`, that of
@@ -52,11 +60,11 @@ class Contracted:
         return tuple(int(pick[choice[owner]]) for owner, pick in pairs)
 
 
-def contract(problem: Problem) -> Contracted:
+def shrink(problem: Problem) -> Shrunk:
     """Let nodes join until none must follow another, and drop dominated choices."""
     work = _Work(problem)
     work.run()
-    return work.contracted()
+    return work.shrunk()
 
 
 class _Work:
@@ -85,6 +93,8 @@ class _Work:
     def run(self) -> None:
         """Joins and cheap drops until nothing changes, dominated choices once, then again."""
         self._settle(range(len(self._costs)))
+        while self._possible and (heavy := self._forbid_heavy()):
+            self._settle(heavy)
         changed: set[int] = set()
         for v in self._living():
             keep, place = self._undominated(v)
@@ -177,6 +187,27 @@ class _Work:
             self._near[w][v] = self._near[v][w].T
         self._log.append((v, v, keep))
 
+    def _forbid_heavy(self) -> list[int]:
+        """Forbid choices that hold more than all others leave room for; the nodes that had some."""
+        if not np.isfinite(self._problem.limit_bytes):
+            return []
+        profiles = [(v, *_profile(self._held[v])) for v in self._living() if self._held[v]]
+        change = np.zeros(self._problem.horizon + 1)
+        for _, cuts, nbytes in profiles:
+            change[cuts] += np.diff(nbytes.min(axis=1), prepend=0.0)
+        slack = self._problem.limit_bytes * _ROUNDING - np.cumsum(change)[:-1]
+        least = slack.min(initial=np.inf)
+        found: list[int] = []
+        for v, cuts, nbytes in profiles:
+            extra = (nbytes - nbytes.min(axis=1, keepdims=True))[:-1]
+            if extra.max(initial=0.0) > least:
+                room = np.minimum.reduceat(slack[: cuts[-1]], cuts[:-1])
+                heavy = (extra > room[:, None]).any(axis=0)
+                if heavy.any():
+                    self._costs[v] = np.where(heavy, np.inf, self._costs[v])
+                    found.append(v)
+        return found
+
     def _undominated(self, v: int) -> tuple[Ints, Ints]:
         """Choices that no other matches or beats in everything; for each choice one that does."""
         count = len(self._costs[v])
@@ -204,7 +235,7 @@ class _Work:
         keep = np.sort(np.asarray(kept))
         return keep, np.searchsorted(keep, best)
 
-    def contracted(self) -> Contracted:
+    def shrunk(self) -> Shrunk:
         living = self._living()
         where = {old: new for new, old in enumerate(living)}
         edges = tuple(
@@ -221,7 +252,7 @@ class _Work:
         for node, owner, pick in reversed(self._log):
             owners[node] = owners[owner]
             picks[node] = pick[picks[owner]]
-        return Contracted(
+        return Shrunk(
             small,
             tuple(where[o] for o in owners),
             tuple(picks),
@@ -242,3 +273,13 @@ class _Held:
     def entry(self) -> tuple[int, int, Floats]:
         """The fields of a `Usage` but for its node."""
         return self.first, self.last, self.nbytes
+
+
+def _profile(held: Sequence[_Held]) -> tuple[Ints, Floats]:
+    """The times from which a node holds other bytes, and its bytes by choice from each on."""
+    cuts = np.unique([t for h in held for t in (h.first, h.last + 1)])
+    change = np.zeros((len(cuts), len(held[0].nbytes)))
+    for h in held:
+        change[np.searchsorted(cuts, h.first)] += h.nbytes
+        change[np.searchsorted(cuts, h.last + 1)] -= h.nbytes
+    return cuts, change.cumsum(axis=0)

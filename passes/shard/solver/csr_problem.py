@@ -1,4 +1,4 @@
-"""A problem as flat arrays: each node's choices, its edges seen from both ends, its memory rows.
+"""A problem as flat arrays: choices of nodes, edges seen from both ends, memory rows.
 
 Only times where the limit could be broken become rows, and of those only the ones that no
 neighbor implies; bytes that are held whatever is chosen are taken off the limit beforehand.
@@ -12,14 +12,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from autopar.passes.shard.solver.problem import Floats, Problem, Usage
-
-Ints = npt.NDArray[np.int64]
+from autopar.passes.shard.solver.problem import Floats, Ints, Problem, Usage
 
 _UNITS = 2.0**50  # what the limit becomes where bytes are not whole numbers
 
 
-class Flat(NamedTuple):
+class Csr(NamedTuple):
     """The arrays; letters: v node, a arc (an edge seen from one end), h holding (a usage)."""
 
     choices: Ints  # [v + 1] where each node's choices start in `costs`
@@ -38,10 +36,10 @@ class Flat(NamedTuple):
     slack: Ints  # [row] bytes that choices may hold beyond their least
 
 
-class Flattened(NamedTuple):
+class CsrForm(NamedTuple):
     """The arrays, the number of messages, the time of each row, and what rounding there was."""
 
-    arrays: Flat
+    arrays: Csr
     message_count: int
     times: Ints
     bytes_per_unit: float
@@ -52,7 +50,7 @@ class Flattened(NamedTuple):
         return bool((self.arrays.slack < 0).any())
 
 
-def flatten(problem: Problem) -> Flattened:
+def to_csr(problem: Problem) -> CsrForm:
     """Lay a problem with finite costs out flat; two edges of one pair become one."""
     sizes = np.array([len(c) for c in problem.costs], dtype=np.int64)
     near: list[dict[int, Floats]] = [{} for _ in problem.costs]
@@ -67,7 +65,7 @@ def flatten(problem: Problem) -> Flattened:
     tables = [table.T.ravel() for links in near for table in links.values()]
     unit = _unit(problem)
     rows = _Rows(problem, unit)
-    arrays = Flat(
+    arrays = Csr(
         choices=_starts(sizes),
         costs=_joined(problem.costs),
         arcs=_starts([len(links) for links in near]),
@@ -78,7 +76,7 @@ def flatten(problem: Problem) -> Flattened:
         inbox=_starts(sizes[owners])[:-1],
         **rows.arrays(len(sizes)),
     )
-    return Flattened(arrays, int(sizes[owners].sum()), rows.times, unit)
+    return CsrForm(arrays, int(sizes[owners].sum()), rows.times, unit)
 
 
 def _starts(sizes: Sequence[int] | Ints) -> Ints:
