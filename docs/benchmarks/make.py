@@ -1,8 +1,8 @@
 """Writes the README's table of planned against hand-written shardings from stored measurements.
 
 `python -m benchmarks.plan_quality --plans auto,hand` prints the lines of
-`plan_quality-CLUSTER.jsonl` beside this file; the date is in `measured.toml`. `python -m docs.benchmarks.make` writes the table
-into README.md, and a test compares the two.
+`plan_quality-CLUSTER.jsonl` beside this file; the date is in `measured.toml`.
+`python -m docs.benchmarks.make` writes the table into README.md, and a test compares the two.
 """
 
 from __future__ import annotations
