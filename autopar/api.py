@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypedDict, Unpack, cast, overload
 
 from autopar.cluster import Cluster as Cluster
 from autopar.errors import InputError
@@ -65,10 +65,51 @@ from autopar.rules import RuleBook
 from autopar.runtime.own_rows import OwnRows as OwnRows
 from autopar.runtime.validation.steps import open_cpu_devices as open_cpu_devices
 from autopar.runtime.validation.steps import with_created as with_created
+from autopar.step import P, R
 from autopar.step import ParallelStep as ParallelStep
 
 # Any: a jax.sharding.Mesh, of which this floor knows nothing.
 MeshLike = MeshShape | str | int | Sequence[int] | Mapping[str, int] | Any
+
+
+class PlanOptions(TypedDict, total=False):
+    """The options of `parallelize`, which says what they mean."""
+
+    cluster: Cluster | str | None
+    mesh: MeshLike | None
+    method: str
+    memory_gb: float | None
+    pins: Mapping[str, Any] | None
+    plan: Plan | str | Path | None
+    donate: bool
+    static_argnums: int | Sequence[int]
+    static_argnames: str | Sequence[str]
+    state_argnums: int | Sequence[int] | None
+    mesh_axes: int
+    rules: RuleBook
+    remat: Literal["auto", False]
+    stages: Literal["auto"] | int
+    microbatches: Literal["auto"] | int | None
+    schedule: str
+    batch_axes: Mapping[str, int | None] | None
+    passes: str | None
+    transport: Literal["auto", "pull", "put"]
+
+
+class Parallelizer(Protocol):
+    """The decorator that `parallelize(...)` without a step is."""
+
+    def __call__(self, fun: Callable[P, R], /) -> ParallelStep[P, R]:
+        """The step on the cluster, with the signature that it has."""
+        ...
+
+
+@overload
+def parallelize(fun: Callable[P, R], **options: Unpack[PlanOptions]) -> ParallelStep[P, R]: ...
+
+
+@overload
+def parallelize(fun: None = None, **options: Unpack[PlanOptions]) -> Parallelizer: ...
 
 
 def parallelize(
@@ -163,7 +204,8 @@ def parallelize(
     )
     request = request_of(request, passes)
     check_order(request)
-    before = fun.spec if isinstance(fun, ParallelStep) else None
+    parallel = _parallel(fun)
+    before = parallel.spec if parallel is not None else None
     step = before.fun if before is not None else step_of(fun)
     static = argnums_of(static_argnums, "static_argnums", step)
     names = argnames_of(static_argnames, step)
@@ -178,12 +220,19 @@ def parallelize(
         kept |= before.kept
     spec = StepSpec(step, static, names, state, kept)
     travels = transport_of(transport)
-    return ParallelStep(spec, request, flag_of(donate, "donate"), given, travels)
+    made: ParallelStep[..., Any] = ParallelStep(
+        spec, request, flag_of(donate, "donate"), given, travels
+    )
+    return made
+
+
+def _parallel(fun: object) -> ParallelStep[..., Any] | None:
+    return cast("ParallelStep[..., Any]", fun) if isinstance(fun, ParallelStep) else None
 
 
 def plan(fun: Callable[..., Any], *args: Any, **options: Any) -> Plan:
     """The plan of a step on these arguments, concrete or abstract; options as for parallelize."""
-    step: ParallelStep = parallelize(step_of(fun), **options)
+    step = parallelize(step_of(fun), **options)
     return step.plan_for(*args)
 
 
@@ -192,7 +241,7 @@ def verify(plan: Plan, fun: Callable[..., Any], *args: Any, **options: Any) -> V
 
     Raises PlanMismatchError, naming what differs, where it was made for another step.
     """
-    step = fun if isinstance(fun, ParallelStep) else parallelize(step_of(fun), plan=a_plan(plan))
+    step = _parallel(fun) or parallelize(step_of(fun), plan=a_plan(plan))
     return step.under(a_plan(plan)).verify(*args, **options)
 
 
@@ -232,7 +281,7 @@ def lint(
     `kwargs` are its keyword arguments. Raises TraceError where the step does not trace.
     """
     request = Request(cluster_of(cluster), microbatches=microbatches_of(microbatches, 1))
-    step: ParallelStep = parallelize(step_of(fun), cluster=request.cluster)
+    step = parallelize(step_of(fun), cluster=request.cluster)
     call = read_call(step.spec, args, dict(kwargs or {}))
     return lint_step(call.spec, call.args, call.kwargs, request)
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from html import escape
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
-from autopar.cluster import Cluster, device_order
+from autopar.cluster import Cluster
 from autopar.cluster.planned import planned_cluster
 from autopar.errors import PlanError
 from autopar.frontend import Call, StepSpec, TracedStep, pure_creation, read_call, trace
@@ -26,6 +26,7 @@ from autopar.ir.plan import Plan, Prediction
 from autopar.ir.plan_file import plan_from_json, plan_to_json
 from autopar.ir.program import Program
 from autopar.ir.projection import walks
+from autopar.ir.text import show_bytes, show_seconds
 from autopar.ir.text_file import TRACE, check_output, write_text
 from autopar.ir.verification import Verification
 from autopar.options import (
@@ -54,10 +55,11 @@ from autopar.runtime.constrained import (
     spread_layout,
 )
 from autopar.runtime.deleted import deleted, deleted_arguments
-from autopar.runtime.executor import Executor, Options
+from autopar.runtime.executor import Executor, Options, lowered_parts
 from autopar.runtime.interface import Interface
 from autopar.runtime.job import ARGUMENTS, device_facts, this_job
 from autopar.runtime.own_rows import Ranges
+from autopar.runtime.shardings import Shardings, bind_plan, step_shardings
 from autopar.runtime.state import init
 from autopar.runtime.timeline import Timeline, chrome_trace
 from autopar.runtime.transport.abstract import AbstractTransport
@@ -67,6 +69,9 @@ from autopar.runtime.transport.local import LocalTransport
 from autopar.schedule.simulate import Simulation
 from autopar.verifying.shrink import Called
 from autopar.verifying.verify import Inquiry, level_named, verify_planned
+
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,7 @@ class _Running:
         return self.planned.source.traced
 
 
-class ParallelStep:
+class ParallelStep(Generic[P, R]):
     """A train step for a whole mesh, called exactly like the plain one.
 
     The first call with new argument types plans (unless a plan was given), compiles and runs.
@@ -133,14 +138,14 @@ class ParallelStep:
 
     # -- running ---------------------------------------------------------------------------
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs a step. State that comes back is donated: use the returned one from then on.
 
         Inside a transform of JAX nothing runs and nothing is donated. Raises ArgumentError where
         an array was deleted, or consumed by an earlier step, and inside jax.shard_map.
         """
         if inside_transform():
-            return self._inline(args, kwargs)
+            return cast("R", self._inline(args, kwargs))
         call = read_call(self._spec, args, kwargs)
         with self._turn:
             running = self._running.get(call.signature)
@@ -153,8 +158,8 @@ class ParallelStep:
             if (watch := this_job().watch) is not None:
                 watch.call()
             if self._trace_path is not None:
-                return call.rebuild(self._recorded(running, call.leaves))
-            return call.rebuild(running.executor(call.leaves))
+                return cast("R", call.rebuild(self._recorded(running, call.leaves)))
+            return cast("R", call.rebuild(running.executor(call.leaves)))
 
     def _inline(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The step as part of other code: of another parallel step, or of what JAX transforms."""
@@ -236,20 +241,71 @@ class ParallelStep:
         programs = executor.compiled
         return next(iter(programs.values())) if executor.program.is_one_part else dict(programs)
 
+    def lower(self, /, *args: Any, **kwargs: Any) -> Any:
+        """The step lowered for its devices but not compiled, as `jax.jit(f).lower(...)` gives it.
+
+        It has `.as_text()`, `.compile()`, `.cost_analysis()`. What it takes and gives are the flat
+        arrays of the call. Of stage programs a mapping: the name of each part to its own.
+        """
+        with self._turn:
+            planned = self._planned_for(read_call(self._spec, args, kwargs))
+            return lowered_parts(
+                planned.trace, planned.program, self._meshes(planned.plan), self._donate
+            )
+
     def rows_of(self, process: int) -> dict[str, Ranges]:
         """The rows (from, to) that a process must have of each batch argument, by its path.
 
         Whoever passes `autopar.OwnRows` brings these and no others. Raises PlanError before there
         is a plan.
         """
-        if self._latest is None:
-            raise PlanError(
-                f"{self.__name__} has no plan yet, which says who needs which rows: call "
-                f"{self.__name__}.plan_for(state, batch) with arrays or shapes."
-            )
-        planned, meshes = self._latest, self._meshes(self._latest.plan)
+        planned = self._planned_latest()
+        meshes = self._meshes(planned.plan)
         shapes = tuple(map(mesh_shape, meshes))
         return Interface(planned.trace, planned.program, shapes).rows_of(process, meshes)
+
+    # -- layouts ---------------------------------------------------------------------------
+
+    @property
+    def mesh(self) -> BoundMesh:
+        """The mesh that the step runs on, as JAX has it; raises PlanError before there is a plan.
+
+        With stages there are several: see `meshes`.
+        """
+        mesh, *others = self.meshes
+        if others:
+            raise PlanError(
+                f"{self.__name__} runs on {1 + len(others)} meshes, as its stages have devices of "
+                f"their own: {self.__name__}.meshes has them all."
+            )
+        return mesh
+
+    @property
+    def meshes(self) -> tuple[BoundMesh, ...]:
+        """The mesh of each submesh of the plan in use; raises PlanError before there is one."""
+        return self._meshes(self.plan)
+
+    @property
+    def shardings(self) -> Shardings:
+        """The shardings of the arguments and results of the latest call, as trees like theirs.
+
+        `step.shardings.args[0]` are those of the state. Raises PlanError before there is a call or
+        a plan for one.
+        """
+        planned = self._planned_latest()
+        return step_shardings(
+            planned.plan, planned.source.spec, planned.source.traced, planned.trace.whole,
+            self._meshes(planned.plan),
+        )  # fmt: skip
+
+    def _planned_latest(self) -> Planned:
+        """The latest step that was planned; raises PlanError before there is one."""
+        if self._latest is None:
+            raise PlanError(
+                f"{self.__name__} has met no arguments yet: call it, or "
+                f"{self.__name__}.plan_for(state, batch) with arrays or shapes."
+            )
+        return self._latest
 
     # -- planning --------------------------------------------------------------------------
 
@@ -263,6 +319,24 @@ class ParallelStep:
         raise PlanError(
             f"{self._spec.name} has no plan yet: call it once, or {self._spec.name}.plan_for("
             "state, batch) with arrays or shapes."
+        )
+
+    def __repr__(self) -> str:
+        """The step, what was asked for, and the plan in use."""
+        if self._latest is None and self._given is None:
+            request = self._request
+            mesh = f" ({request.mesh})" if request.mesh is not None else ""
+            return (
+                f"<ParallelStep {self.__name__} on {request.cluster.name}{mesh}, {request.method}: "
+                "no plan yet; call it, or its plan_for>"
+            )
+        plan = self.plan
+        many = f"{len(plan.stages)} stages" if not plan.is_one_program else f"({plan.mesh})"
+        p = plan.prediction
+        return (
+            f"<ParallelStep {self.__name__} on {plan.origin.cluster_name} {many}, "
+            f"{plan.origin.method}: predicted {show_seconds(p.seconds)} a step, "
+            f"{show_bytes(p.peak_bytes)} a device>"
         )
 
     def _repr_html_(self) -> str:
@@ -336,7 +410,7 @@ class ParallelStep:
         called = Called(call.spec, call.args, call.kwargs)
         return verify_planned(self._planned_for(call), called, inquiry)
 
-    def under(self, plan: Plan) -> ParallelStep:
+    def under(self, plan: Plan) -> ParallelStep[P, R]:
         """The same step and options under a plan that was made before."""
         cluster = planned_cluster(a_plan(plan))
         request = replace(self._request, cluster=cluster)
@@ -416,12 +490,8 @@ class ParallelStep:
 
     def _meshes(self, plan: Plan) -> tuple[BoundMesh, ...]:
         """The meshes of a plan's submeshes on their devices."""
-        return tuple(bind_mesh(s.mesh, s.devices or self._order(plan)) for s in plan.submeshes)
-
-    def _order(self, plan: Plan) -> Sequence[int]:
-        """The devices in the order of the plan's mesh: the user's own, or what suits it."""
         own = self._request.order if plan.mesh == self._request.mesh else None
-        return own if own is not None else device_order(planned_cluster(plan), plan.mesh)
+        return bind_plan(plan, own)
 
 
 def _check_waiting(

@@ -93,7 +93,7 @@ class Bench:
 
     def planned(self, model: models.Model, variant: Variant) -> Planned:
         """The plan of a variant, with its program."""
-        step: autopar.ParallelStep = autopar.parallelize(
+        step = autopar.parallelize(
             model.step,
             cluster=self._cluster,
             mesh=self._scaled(variant.mesh),

@@ -153,7 +153,7 @@ def asked(case: Case, devices: int) -> Iterator[tuple[str, tuple[int, ...] | Non
 def _planned(
     model: Any, site: Site, limit: int, method: str, mesh: tuple[int, ...] | None
 ) -> Trial:
-    step: autopar.ParallelStep = autopar.parallelize(
+    step = autopar.parallelize(
         model.step, cluster=site.cluster, mesh=mesh, method=method, memory_gb=limit / 2**30
     )
     state = jax.eval_shape(model.create_state, jax.random.key(0))

@@ -78,6 +78,21 @@ def _later(trace: MicrobatchTrace, devices: Sequence[Any], host: Host) -> LaterC
     return LaterCaller(trace.calls, devices[0])
 
 
+def lowered_parts(
+    trace: MicrobatchTrace, program: Program, meshes: Sequence[Mesh], donate: bool
+) -> Any:
+    """The only part of a step, lowered for its mesh; of several a mapping from their names."""
+    if not program.is_one_part:
+        meshes = [with_axis(m) for m in meshes]
+    platform = str(meshes[0].devices.flat[0].platform)
+    calls = HostCalls.of(trace.part.program)
+    shapes = tuple(map(mesh_shape, meshes))
+    sources = Interface(trace, program, shapes).sources(platform, donate, calls)
+    with jax.set_mesh(None):
+        found = {s.name: s.lower_on(meshes[s.program.part.submesh]) for s in sources}
+    return next(iter(found.values())) if program.is_one_part else found
+
+
 class Executor:
     """A compiled step, called on flat arguments; `meshes` has one for each submesh.
 
@@ -91,6 +106,16 @@ class Executor:
         program: Program,
         meshes: Sequence[Mesh],
         options: Options = Options(),
+    ) -> None:
+        with jax.set_mesh(None):  # the user's own is for their code, which is traced by now
+            self._build(trace, program, meshes, options)
+
+    def _build(
+        self,
+        trace: MicrobatchTrace,
+        program: Program,
+        meshes: Sequence[Mesh],
+        options: Options,
     ) -> None:
         self._traced = trace.whole
         check_closed_over(trace.whole.closed_over, trace.whole)
@@ -140,7 +165,9 @@ class Executor:
 
         Raises ArgumentError where an array that the step closes over is deleted.
         """
-        return self._step(leaves, self._walk if self._watchdog is None else self._watchdog.walk)[0]
+        walk = self._walk if self._watchdog is None else self._watchdog.walk
+        with jax.set_mesh(None):
+            return self._step(leaves, walk)[0]
 
     def run_traced(self, leaves: Sequence[Any]) -> tuple[Any, Timeline]:
         """Run the step and wait for it: its results, and when everything in it ran.
@@ -152,7 +179,8 @@ class Executor:
             jax.block_until_ready([a for held in registers for a in held])
             return Observer(self.program).walk(actions, registers)
 
-        return self._step(leaves, walk)
+        with jax.set_mesh(None):
+            return self._step(leaves, walk)
 
     def _step(
         self, leaves: Sequence[Any], walk: Callable[[Sequence[Action], Registers], _Walked]

@@ -11,7 +11,7 @@ compiler need not compute the rest; random bits are those of the whole.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -76,7 +76,8 @@ def init(
             own = {at: piece for at, piece in own.items() if not leaves[at[0]].shape}
             mesh = elsewhere(host.others(submesh))
         if own:
-            born.update(_born(create, args, kwargs, own, mesh))
+            with jax.set_mesh(None):  # one of the user's would have to be this mesh
+                born.update(_born(create, args, kwargs, own, mesh))
     made = [[born[i, k] for k in range(len(pieces))] for i, pieces in enumerate(found)]
     whole = [StackedPieces(tuple(own)) if len(own) > 1 else own[0] for own in made]
     return jax.tree_util.tree_unflatten(tree, whole)
@@ -140,22 +141,35 @@ def even_sharding(leaf: Any, axes: Sequence[str], count: int) -> Sharding:
 
 
 @dataclass(frozen=True)
-class _Leaf:
-    """A leaf of a plan's state, of which the plan may keep the rows on several submeshes."""
+class LeafArguments:
+    """A leaf of a step's arguments: a plan has it as one argument, or its rows as several."""
 
     path: str
     shape: tuple[int, ...]
-    pieces: _Pieces
+    arguments: tuple[Argument, ...]
+
+
+def leaf_arguments(planned: Iterable[Argument]) -> Iterator[LeafArguments]:
+    """The leaves that a plan's arguments are, pieces of one together."""
+    for path, group in groupby(planned, lambda a: _ROWS.sub("", a.path)):
+        own = tuple(group)
+        shape = own[0].shape
+        if len(own) > 1:
+            shape = (sum(a.shape[0] for a in own), *shape[1:])
+        yield LeafArguments(path, shape, own)
 
 
 def _matched(leaves: Sequence[Any], planned: Sequence[Argument]) -> list[_Pieces]:
     """The pieces of consecutive leaves of the plan's state that have the shapes of these."""
-    state = list(_state(planned))
+    state = list(leaf_arguments(a for a in planned if a.role == Role.STATE.value))
     shapes = [tuple(leaf.shape) for leaf in leaves]
     for start in range(len(state) - len(shapes) + 1):
         run = state[start : start + len(shapes)]
         if [leaf.shape for leaf in run] == shapes:
-            return [leaf.pieces for leaf in run]
+            return [
+                tuple(_Piece(a.submesh, a.sharding, _rows(a.path)) for a in leaf.arguments)
+                for leaf in run
+            ]
     pairs = zip(shapes, state, strict=False)
     differing = (
         f"{leaf.path} is {list(leaf.shape)} in the plan and {list(shape)} here"
@@ -167,18 +181,6 @@ def _matched(leaves: Sequence[Any], planned: Sequence[Argument]) -> list[_Pieces
         f"shapes: {next(differing, 'one has more arrays than the other')}. Plan for this state, or "
         "create the state that the plan is for."
     )
-
-
-def _state(planned: Sequence[Argument]) -> Iterator[_Leaf]:
-    """The leaves of a plan's state, their pieces together."""
-    arguments = [a for a in planned if a.role == Role.STATE.value]
-    for path, group in groupby(arguments, lambda a: _ROWS.sub("", a.path)):
-        own = list(group)
-        shape = own[0].shape
-        if len(own) > 1:
-            shape = (sum(a.shape[0] for a in own), *shape[1:])
-        pieces = tuple(_Piece(a.submesh, a.sharding, _rows(a.path)) for a in own)
-        yield _Leaf(path, shape, pieces)
 
 
 def _rows(path: str) -> slice | None:

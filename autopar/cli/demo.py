@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -44,7 +45,7 @@ def run_demo(asked: Asked) -> None:
     demo.open_devices(_DEVICES)
     config = demo.QUICK if asked.quick else demo.CONFIG
     config = replace(config, steps=asked.steps or config.steps)
-    step: api.ParallelStep = api.parallelize(
+    step = api.parallelize(
         demo.train_step,
         cluster=f"{_DEVICES}xcpu",
         mesh=asked.mesh,
@@ -88,7 +89,7 @@ def _parts(planned: api.Planned) -> Iterator[RenderableType]:
 
 
 def _trained(
-    step: api.ParallelStep, config: demo.GptConfig, corpus: demo.Corpus, state: object
+    step: api.ParallelStep[..., Any], config: demo.GptConfig, corpus: demo.Corpus, state: object
 ) -> Learnt:
     """Train behind a progress bar, then judge."""
     start = time.perf_counter()

@@ -82,7 +82,7 @@ def plan_step(
 def _make(loaded: Target, wanted: Wanted, after: str | None) -> Made:
     start = time.perf_counter()
     of_file = load_pins(wanted.pins_file) if wanted.pins_file is not None else {}
-    step: api.ParallelStep = api.parallelize(
+    step = api.parallelize(
         loaded.step,
         cluster=wanted.cluster,
         mesh=wanted.mesh,

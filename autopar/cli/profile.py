@@ -51,7 +51,7 @@ def profile_step(
 
 
 def _graph(loaded: Target) -> Graph:
-    step: api.ParallelStep = api.parallelize(loaded.step)
+    step = api.parallelize(loaded.step)
     with tracing(loaded):
         traced = trace(step.spec, loaded.args, loaded.kwargs)
     graph = attach_rules(traced.graph, RuleBook())

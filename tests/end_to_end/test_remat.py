@@ -72,7 +72,7 @@ def test_recomputing_all_that_pays_equals_plain_jit(
     case = zoo_case(model, optimizer)
     plan = plan_from_json(plan_to_json(fullest_plan(model, optimizer, method)))
     assert plan.recomputed
-    step: autopar.ParallelStep = autopar.parallelize(case.step, plan=plan)
+    step = autopar.parallelize(case.step, plan=plan)
     state, metrics = initial_state(model, optimizer), []
     for i in range(STEPS):
         state, measured = step(state, case.batch(i))
@@ -120,7 +120,9 @@ def _given() -> tuple[State, jax.Array]:
     return state, jnp.asarray(rng.standard_normal((8 * BATCH, WIDTH), np.float32))
 
 
-def _plans(fun: Any, share: float) -> tuple[autopar.ParallelStep, autopar.ParallelStep]:
+def _plans(
+    fun: Any, share: float
+) -> tuple[autopar.ParallelStep[..., Any], autopar.ParallelStep[..., Any]]:
     """The step without a limit, and where only `share` of its temporaries fits."""
     free = autopar.parallelize(fun, cluster=EAGER, mesh=(8,), method="dp")
     p = free.plan_for(*_given()).prediction

@@ -32,9 +32,7 @@ def _marks(combo: Combo) -> list[pytest.MarkDecorator]:
 @pytest.mark.parametrize("combo", [pytest.param(c, id=str(c), marks=_marks(c)) for c in COMBOS])
 def test_a_gpu_sends_what_was_planned(combo: Combo) -> None:
     case = zoo_case(combo.model, combo.optimizer)
-    step: autopar.ParallelStep = autopar.parallelize(
-        case.step, cluster=EAGER, mesh=combo.mesh, method=combo.method
-    )
+    step = autopar.parallelize(case.step, cluster=EAGER, mesh=combo.mesh, method=combo.method)
     state = jax.eval_shape(case.create_state, jax.random.key(0))
     planned = step.planned(state, case.batch(0))
     job = whole_job(planned.trace, planned.program, CLUSTER)

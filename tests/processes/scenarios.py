@@ -23,7 +23,7 @@ def create(key: jax.Array) -> dict[str, Any]:
     return {"w": weights, "m": jnp.zeros_like(weights), "step": jnp.int32(0), "key": key}
 
 
-def train(state: dict[str, Any], batch: jax.Array) -> tuple[dict[str, Any], dict[str, Any]]:
+def train(state: dict[str, Any], batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """A step of momentum, clipped by the global norm: a scalar that all stages exchange."""
 
     def loss_of(weights: jax.Array) -> jax.Array:

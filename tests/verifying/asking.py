@@ -35,9 +35,7 @@ def train_step(state: Any, batch: Any) -> tuple[Any, jax.Array]:
 
 def planned_for(cluster: str, method: str = "dp", mesh: Any = (8,)) -> Planned:
     """The step in one program."""
-    step: autopar.ParallelStep = autopar.parallelize(
-        train_step, cluster=cluster, method=method, mesh=mesh
-    )
+    step = autopar.parallelize(train_step, cluster=cluster, method=method, mesh=mesh)
     planned = step.planned(*SHAPES)
     assert isinstance(planned, Planned)
     return planned
