@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import threading
 import time
@@ -11,18 +12,19 @@ from dataclasses import dataclass, replace
 from html import escape
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 from autopar.cluster import Cluster
 from autopar.cluster.planned import planned_cluster
-from autopar.errors import PlanError
+from autopar.errors import CheckpointError, PlanError
 from autopar.frontend import Call, StepSpec, TracedStep, pure_creation, read_call, trace
 from autopar.frontend.compat import inside_transform, runs_uncompiled
 from autopar.frontend.trace.arguments import dynamic_arguments
+from autopar.frontend.trace.objects import opened_state
 from autopar.frontend.trace.step import unplaced, wants_plain_steps
 from autopar.gc_pause import paused_collection
 from autopar.ir.mesh import MeshShape
-from autopar.ir.plan import Plan, Prediction
+from autopar.ir.plan import Argument, Plan, Prediction
 from autopar.ir.plan_file import plan_from_json, plan_to_json
 from autopar.ir.program import Program
 from autopar.ir.projection import walks
@@ -60,7 +62,7 @@ from autopar.runtime.interface import Interface
 from autopar.runtime.job import ARGUMENTS, device_facts, this_job
 from autopar.runtime.own_rows import Ranges
 from autopar.runtime.shardings import Shardings, bind_plan, step_shardings
-from autopar.runtime.state import init
+from autopar.runtime.state import abstract_state, init
 from autopar.runtime.timeline import Timeline, chrome_trace
 from autopar.runtime.transport.abstract import AbstractTransport
 from autopar.runtime.transport.choice import transport_for
@@ -69,6 +71,9 @@ from autopar.runtime.transport.local import LocalTransport
 from autopar.schedule.simulate import Simulation
 from autopar.verifying.shrink import Called
 from autopar.verifying.verify import Inquiry, level_named, verify_planned
+
+if TYPE_CHECKING:  # Orbax takes a second to import
+    from autopar.runtime.checkpoint import Restored
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
@@ -220,10 +225,48 @@ class ParallelStep(Generic[P, R]):
         """
         created, closed = pure_creation(step_of(create_state, "create_state"))
         with self._turn:
-            plan = self._latest.plan if self._latest is not None else self._given
-            planned = plan.arguments if plan is not None else None
-            meshes = self._meshes(plan) if plan is not None else (self._flat(),)
-            return closed(init(created, args, kwargs, planned, meshes))
+            return closed(init(created, args, kwargs, *self._homes()))
+
+    def abstract_state(self, create_state: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Shapes, dtypes and shardings of the state that `init(create_state, *args)` makes.
+
+        Nothing is computed. Of a stack of layers that stages share it has the pieces, each on its
+        own devices.
+        """
+        created, closed = pure_creation(step_of(create_state, "create_state"))
+        with self._turn:
+            return closed(abstract_state(created, args, kwargs, *self._homes()))
+
+    def _homes(self) -> tuple[Sequence[Argument] | None, Sequence[BoundMesh]]:
+        """The plan's arguments and its meshes; before there is a plan, all devices in a row."""
+        plan = self._latest.plan if self._latest is not None else self._given
+        return (None, (self._flat(),)) if plan is None else (plan.arguments, self._meshes(plan))
+
+    def save(
+        self, manager: Any, number: int, state: Any, extras: Mapping[str, Any] | None = None
+    ) -> bool:
+        """Save the state after `number` steps with an Orbax CheckpointManager; False if it skips.
+
+        Each process writes what it keeps; nothing is gathered, and the next step may consume the
+        state at once. `extras` go into the same commit: JSON, as the position of the data, and
+        random keys. Another plan, another number of processes, or Orbax alone reads it. Raises
+        ArgumentError where an array was consumed, CheckpointError where it cannot be written.
+        """
+        checkpoint = _checkpointing()
+        arrays, _ = opened_state(state)
+        saved: bool = checkpoint.save(manager, number, arrays, extras or {}, _hash_of(self.plan))
+        return saved
+
+    def restore(self, manager: Any, wanted: Any, step: int | None = None) -> Restored | None:
+        """The latest checkpoint of an Orbax CheckpointManager, or that after `step` steps.
+
+        Its state lies as `wanted` says, which `abstract_state` gives: every device reads its own
+        pieces. None where there is no checkpoint yet. Raises CheckpointError where one cannot be
+        read, or is of another state.
+        """
+        arrays, closed = opened_state(wanted)
+        found: Restored | None = _checkpointing().restore(manager, arrays, step)
+        return None if found is None else replace(found, state=closed(found.state))
 
     def _flat(self) -> BoundMesh:
         """The devices of the cluster in a row."""
@@ -506,3 +549,14 @@ def _check_waiting(
 
 def _hash_of(plan: Plan) -> str:
     return hashlib.sha256(plan_to_json(plan).encode()).hexdigest()
+
+
+def _checkpointing() -> Any:
+    """The module that writes and reads checkpoints; raises CheckpointError without Orbax."""
+    try:
+        return importlib.import_module("autopar.runtime.checkpoint")
+    except ModuleNotFoundError as error:
+        raise CheckpointError(
+            f"checkpoints are written with Orbax, and {error.name} is not installed: "
+            'pip install "autopar[checkpoint]"'
+        ) from error
