@@ -121,9 +121,10 @@ class ParallelStep(Generic[P, R]):
         donate: bool,
         plan: Plan | None = None,
         transport: str = "auto",
+        patience: float | None = None,
     ) -> None:
         self._spec, self._request, self._donate = spec, request, donate
-        self._given, self._transport = plan, transport
+        self._given, self._transport, self._patience = plan, transport, patience
         self._planned: dict[Hashable, Planned] = {}
         self._running: dict[Hashable, _Running] = {}
         self._constrained: dict[Hashable, Any] = {}
@@ -254,7 +255,8 @@ class ParallelStep(Generic[P, R]):
         """
         checkpoint = _checkpointing()
         arrays, _ = opened_state(state)
-        saved: bool = checkpoint.save(manager, number, arrays, extras or {}, _hash_of(self.plan))
+        key = _hash_of(plan_to_json(self.plan))
+        saved: bool = checkpoint.save(manager, number, arrays, extras or {}, key)
         return saved
 
     def restore(self, manager: Any, wanted: Any, step: int | None = None) -> Restored | None:
@@ -457,7 +459,9 @@ class ParallelStep(Generic[P, R]):
         """The same step and options under a plan that was made before."""
         cluster = planned_cluster(a_plan(plan))
         request = replace(self._request, cluster=cluster)
-        return ParallelStep(self._spec, request, self._donate, plan, self._transport)
+        return ParallelStep(
+            self._spec, request, self._donate, plan, self._transport, self._patience
+        )
 
     def _make(self, call: Call, watchers: Sequence[Watcher]) -> Planned:
         start = time.perf_counter()
@@ -485,7 +489,8 @@ class ParallelStep(Generic[P, R]):
         if job.is_alone:
             return restore(given, source) if given else plan_step(source, self._request, watchers)
         subject = f"the plan of {self.__name__}"
-        job.agree(subject, device_facts() | self._facts(source))
+        text = plan_to_json(given) if given else ""
+        job.agree(subject, device_facts() | self._facts(source, text))
         planned: list[Planned] = []
 
         def plan() -> str:
@@ -493,13 +498,16 @@ class ParallelStep(Generic[P, R]):
             return plan_to_json(planned[0].plan)
 
         if given is None:
-            given = plan_from_json(job.from_first(subject, plan), subject)
-        found = planned[0] if planned else restore(given, source)
-        made = {"the hash of the plan": _hash_of(given), "the program": str(found.program)}
+            text = job.from_first(subject, plan)
+        if planned:
+            (found,) = planned
+        else:
+            found = restore(given or plan_from_json(text, subject), source)
+        made = {"the hash of the plan": _hash_of(text), "the program": str(found.program)}
         job.agree(f"the program of {self.__name__}", made)
         return found
 
-    def _facts(self, source: Source) -> dict[str, str]:
+    def _facts(self, source: Source, given: str) -> dict[str, str]:
         """The facts that a plan rests on, in words that can be laid side by side."""
         graph = source.traced.graph
         arguments = ", ".join(f"{i.path} {i.value.type_text}" for i in graph.inputs)
@@ -508,7 +516,7 @@ class ParallelStep(Generic[P, R]):
             "the step": self.__name__,
             ARGUMENTS: arguments,
             "the hash of the traced step": source.traced.key,
-            "the hash of the plan given": _hash_of(self._given) if self._given else "none",
+            "the hash of the plan given": _hash_of(given) if given else "none",
             "the cluster": self._request.cluster.name,
             "the list of passes": str(self._request.passes),
             "the transport": self._transport,
@@ -528,7 +536,7 @@ class ParallelStep(Generic[P, R]):
         if not isinstance(transport, LocalTransport):
             told.say(f"compiling; arrays travel between processes by {transport.name}")
             _check_waiting(planned.program, meshes, transport)
-        options = Options(donate=self._donate, transport=transport)
+        options = Options(self._donate, self._patience, transport=transport)
         return Executor(planned.trace, planned.program, meshes, options)
 
     def _meshes(self, plan: Plan) -> tuple[BoundMesh, ...]:
@@ -547,8 +555,8 @@ def _check_waiting(
     verify_projections(program, host.submeshes, own, Transports(transport.asks_all, limit))
 
 
-def _hash_of(plan: Plan) -> str:
-    return hashlib.sha256(plan_to_json(plan).encode()).hexdigest()
+def _hash_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _checkpointing() -> Any:
