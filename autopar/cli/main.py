@@ -30,11 +30,6 @@ SCHEDULES = (
 )  # fmt: skip
 SHELLS = ("bash", "zsh", "fish")
 SYNCS = ("ps", "ring", "sosp19")
-# One usual size of each chip: any other of the same form does as well.
-CLUSTERS = (
-    "8xcpu", "8xv100-16gb", "8xa100-40gb", "4x8xa100-40gb", "8xa100-80gb", "8xh100", "16x8xh100",
-    "8xh200", "8xb200", "72xgb200", "v4:4x4x4", "v5e:4x4", "v5p:4x4x8", "v6e:16x16", "tpu7x:4x4x4",
-)  # fmt: skip
 
 Command = TypeVar("Command", bound=Callable[..., object])
 Items = list[CompletionItem[str]]
@@ -50,14 +45,21 @@ def files(context: click.Context, parameter: click.Parameter, begun: str) -> Ite
     return [CompletionItem(begun, type="file")]
 
 
-def offer(names: Iterable[str], *, or_files: bool = False) -> Completion:
-    """These names, of which others may be as good; files where none begins so, if they may be."""
+def offer(names: Iterable[str]) -> Completion:
+    """These names, of which others may be as good."""
 
     def complete(context: click.Context, parameter: click.Parameter, begun: str) -> Items:
-        found: Items = [CompletionItem(name) for name in names if name.startswith(begun)]
-        return found or (files(context, parameter, begun) if or_files else [])
+        del context, parameter
+        return [CompletionItem(name) for name in names if name.startswith(begun)]
 
     return complete
+
+
+def cluster_names(context: click.Context, parameter: click.Parameter, begun: str) -> Items:
+    """The usual clusters of the catalog; files where none begins so."""
+    from autopar.cluster.catalog import usual_clusters
+
+    return offer(usual_clusters())(context, parameter, begun) or files(context, parameter, begun)
 
 
 def read_count(text: str) -> int | Literal["auto"]:
@@ -135,7 +137,7 @@ def main() -> None:
     "--cluster",
     required=True,
     help="A name such as 8xh100 or v5p:4x4x4, or a .toml file.",
-    shell_complete=offer(CLUSTERS, or_files=True),
+    shell_complete=cluster_names,
 )
 @click.option("--mesh", help="Sizes or named sizes: 2,4 or data=2,model=4. Default: searched.")
 @click.option(
@@ -447,7 +449,7 @@ def verify(path: Path, target: str, as_json: bool, **options: Any) -> None:
 
 
 @main.command("clusters")
-@click.argument("name", required=False, shell_complete=offer(CLUSTERS, or_files=True))
+@click.argument("name", required=False, shell_complete=cluster_names)
 @_json_option
 def clusters(name: str | None, as_json: bool) -> None:
     """List the known clusters, or show one (a name or a .toml file) with its usual meshes."""
