@@ -18,6 +18,7 @@ from click.shell_completion import CompletionItem, get_completion_class
 from autopar.cli.group import Commands
 from autopar.errors import InputError
 
+CACHE_ACTIONS = ("list", "size", "clear")
 AFTER = ("graph", "batch", "layer", "stage", "shard", "lower")
 EXPORTS = ("partition-specs", "python", "flax-rules", "maxtext-rules")
 LEVELS = ("numerics", "collectives", "memory", "full")
@@ -181,6 +182,12 @@ def main() -> None:
     help="Save the plan there; loading it needs no solving.",
 )
 @click.option("--after", type=click.Choice(AFTER), help="Print the IR after this slot instead.")
+@click.option(
+    "--cache",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="A folder of plans to look in first. Default: that beside JAX's compilation cache.",
+)
+@click.option("--no-cache", is_flag=True, help="Plan anew, and keep nothing.")
 @_json_option
 def plan(
     target: str, output: Path | None, after: str | None, as_json: bool, **options: Any
@@ -287,8 +294,8 @@ def why_not(path: Path, pins: tuple[str, ...], as_json: bool) -> None:
 def diff(before: Path, after: Path, exits: bool, as_json: bool) -> None:
     """Compare two saved plans: what changed from A to B, and what it costs.
 
-    Plans may be of different steps, clusters or releases of JAX: that is said, and what can be
-    compared is.
+    Plans may be of different steps, clusters or releases of JAX: a line says so, and what can
+    be compared is.
     """
     from autopar.cli.questions import compare_plans
 
@@ -373,7 +380,7 @@ def export(path: Path, kind: str, output: Path | None, **options: Any) -> None:
     help="The step whose arguments the rules are for.",
     shell_complete=files,
 )
-@click.option("--mesh", help="As for autopar plan: axes that it has not are left out of the rules.")
+@click.option("--mesh", help="As for autopar plan: axes it does not have leave the rules.")
 @click.option("-o", "--output", type=_FILE, help="Default: stdout.")
 def import_rules(rules: Path, target: str, mesh: str | None, output: Path | None) -> None:
     """Read sharding rules as pins, for `autopar plan --pins`.
@@ -384,7 +391,7 @@ def import_rules(rules: Path, target: str, mesh: str | None, output: Path | None
     .json  such a list, or what logical_axis_rules and partition_rules hold
 
     Logical rules need arrays with names: flax boxes in what example_args() returns. What the
-    rules leave open is told, and the planner decides it.
+    rules leave open is listed, and the planner decides it.
     """
     from autopar.cli.export import import_as_pins
 
@@ -456,6 +463,21 @@ def clusters(name: str | None, as_json: bool) -> None:
     from autopar.cli.clusters import show_clusters
 
     show_clusters(name, as_json)
+
+
+@main.command("cache")
+@click.argument("action", type=click.Choice(CACHE_ACTIONS), default="list")
+@click.argument("folder", required=False, type=_PATH)
+@_json_option
+def cache(action: str, folder: Path | None, as_json: bool) -> None:
+    """List the plans that are kept in a folder, tell their size, or clear them.
+
+    FOLDER is what `autopar plan --cache` or `parallelize(cache=...)` names. Left out, it is that
+    beside JAX's compilation cache, where there is one.
+    """
+    from autopar.cli.cache import tell_cache
+
+    tell_cache(action, folder, as_json)
 
 
 @main.command("calibrate")
