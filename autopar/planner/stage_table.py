@@ -224,7 +224,6 @@ def _cut_bytes(programs: LayerPrograms, microbatches: int) -> tuple[int, ...]:
 
 _SHARES = (1.0, 0.75)  # of an even share of the memory: the limits of the tight ways
 
-Plans = Mapping[int, ShardingPlan]  # by class of layers
 Costs = Mapping[int, tuple[StageCost, StageCost]]  # by class, at two sizes of microbatch
 
 
@@ -324,11 +323,11 @@ class LayerProfiler:
         fewest = -(-max(sizes[0], 2) // unit) * unit
         most = max(sizes[-1], min(2 * fewest, batching.batch))
         priced = (fewest, most) if rows > 1 else (1, 1)
-        costs = {remat: self._costs(plans, priced, remat) for remat in self._remats}
+        costs = {
+            remat: {c: self._both(c, plan, priced, remat) for c, plan in plans.items()}
+            for remat in self._remats
+        }
         return ShardingVariant(setting.partial_sums, unit, priced, costs, self._homes)
-
-    def _costs(self, plans: Plans, rows: tuple[int, int], remat: Remat) -> Costs:
-        return {c: self._both(c, plan, rows, remat) for c, plan in plans.items()}
 
     def _both(
         self, layer: int, plan: ShardingPlan, rows: tuple[int, int], remat: Remat
