@@ -18,6 +18,7 @@ from click.shell_completion import CompletionItem, get_completion_class
 from autopar.cli.group import Commands
 from autopar.errors import InputError
 
+CACHE_ACTIONS = ("list", "size", "clear")
 AFTER = ("graph", "batch", "layer", "stage", "shard", "lower")
 EXPORTS = ("partition-specs", "python", "flax-rules", "maxtext-rules")
 LEVELS = ("numerics", "collectives", "memory", "full")
@@ -179,6 +180,12 @@ def main() -> None:
     help="Save the plan there, to be loaded with no solving.",
 )
 @click.option("--after", type=click.Choice(AFTER), help="Print the IR after this slot instead.")
+@click.option(
+    "--cache",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="A folder of plans to look in first. Default: that beside JAX's compilation cache.",
+)
+@click.option("--no-cache", is_flag=True, help="Plan anew, and keep nothing.")
 @_json_option
 def plan(
     target: str, output: Path | None, after: str | None, as_json: bool, **options: Any
@@ -452,6 +459,21 @@ def clusters(name: str | None, as_json: bool) -> None:
     from autopar.cli.clusters import show_clusters
 
     show_clusters(name, as_json)
+
+
+@main.command("cache")
+@click.argument("action", type=click.Choice(CACHE_ACTIONS), default="list")
+@click.argument("folder", required=False, type=_PATH)
+@_json_option
+def cache(action: str, folder: Path | None, as_json: bool) -> None:
+    """List the plans that are kept in a folder, tell their size, or clear them.
+
+    FOLDER is what `autopar plan --cache` or `parallelize(cache=...)` names. Left out, it is that
+    beside JAX's compilation cache, where there is one.
+    """
+    from autopar.cli.cache import tell_cache
+
+    tell_cache(action, folder, as_json)
 
 
 @main.command("calibrate")
