@@ -13,6 +13,7 @@ from autopar.frontend import StepSpec
 from autopar.inspecting.lint import coverage_of, leaves_of, lint, rule_findings
 from autopar.ir.findings import Finding, Findings, Severity, Topic
 from autopar.ir.parse import parse_graph
+from autopar.passes.pipeline import PassPipeline
 from autopar.planner.request import Request
 from autopar.rules import RuleBook, attach_rules
 from tests.zoo import cases, of_each_kind
@@ -25,7 +26,12 @@ def arrays(*shape: int, dtype: Any = jnp.float32) -> Any:
 
 
 def linted(step: Step, *args: Any, cluster: str = "8xh100", **options: Any) -> Findings:
-    return lint(StepSpec(step), args, {}, Request(Cluster.parse(cluster), **options))
+    return lint(
+        StepSpec(step),
+        args,
+        {},
+        Request(Cluster.parse(cluster), passes=PassPipeline.of_options(**options)),
+    )
 
 
 def linted_case(name: str, **options: Any) -> Findings:
