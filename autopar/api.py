@@ -6,11 +6,12 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypedDict, Unpack, cast, overload
 
 from autopar.cluster import Cluster as Cluster
+from autopar.cost.profile import profile_of
 from autopar.errors import InputError
-from autopar.frontend import StepSpec, read_call
+from autopar.frontend import StepSpec, read_call, trace
 from autopar.frontend.devices import keep_to_cpu as keep_to_cpu
 from autopar.gc_pause import paused_collection
 from autopar.inspecting.compare import compare as compare
@@ -26,6 +27,7 @@ from autopar.ir.inspection import Inspection
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan
 from autopar.ir.plan_file import load_plan, save_plan
+from autopar.ir.profile import Profile
 from autopar.ir.text_file import write_text
 from autopar.ir.verification import Verification as Verification
 from autopar.ir.verification_json import verification_data
@@ -34,6 +36,7 @@ from autopar.options import (
     argnames_of,
     argnums_of,
     batch_axes_of,
+    cache_of,
     check_order,
     check_state_is_not_static,
     cluster_of,
@@ -44,10 +47,11 @@ from autopar.options import (
     mesh_of,
     method_of,
     microbatches_of,
+    passes_of,
+    patience_of,
     pins_of,
     plan_of,
     remat_of,
-    request_of,
     rules_of,
     schedule_of,
     step_of,
@@ -55,20 +59,65 @@ from autopar.options import (
     transport_of,
 )
 from autopar.passes.base import Watcher as Watcher
+from autopar.passes.pipeline import PassPipeline
 from autopar.planner.compatibility import check_cluster
+from autopar.planner.plan import warn_of_unknown
 from autopar.planner.planned import Planned as Planned
 from autopar.planner.request import Request
 from autopar.report.html.data import OtherPlan, ReportView
 from autopar.report.html.page import page
 from autopar.report.trace import load_trace
-from autopar.rules import RuleBook
+from autopar.rules import RuleBook, attach_rules
 from autopar.runtime.own_rows import OwnRows as OwnRows
 from autopar.runtime.validation.steps import open_cpu_devices as open_cpu_devices
 from autopar.runtime.validation.steps import with_created as with_created
+from autopar.step import P, R
 from autopar.step import ParallelStep as ParallelStep
 
 # Any: a jax.sharding.Mesh, of which this floor knows nothing.
 MeshLike = MeshShape | str | int | Sequence[int] | Mapping[str, int] | Any
+
+
+class PlanOptions(TypedDict, total=False):
+    """The options of `parallelize`, which says what they mean."""
+
+    cluster: Cluster | str | None
+    mesh: MeshLike | None
+    method: str
+    memory_gb: float | None
+    pins: Mapping[str, Any] | None
+    plan: Plan | str | Path | None
+    donate: bool
+    static_argnums: int | Sequence[int]
+    static_argnames: str | Sequence[str]
+    state_argnums: int | Sequence[int] | None
+    mesh_axes: int
+    rules: RuleBook
+    remat: Literal["auto", False]
+    stages: Literal["auto"] | int
+    microbatches: Literal["auto"] | int | None
+    schedule: str
+    batch_axes: Mapping[str, int | None] | None
+    passes: str | None
+    transport: Literal["auto", "pull", "put"]
+    patience: float | None
+    cache: str | Path | Literal[False] | None
+
+
+class Parallelizer(Protocol):
+    """The decorator that `parallelize(...)` without a step is."""
+
+    def __call__(self, fun: Callable[P, R], /) -> ParallelStep[P, R]:
+        """The step on the cluster, with the signature that it has."""
+        ...
+
+
+@overload
+def parallelize(fun: Callable[P, R], **options: Unpack[PlanOptions]) -> ParallelStep[P, R]: ...
+
+
+@overload
+def parallelize(fun: None = None, **options: Unpack[PlanOptions]) -> Parallelizer: ...
 
 
 def parallelize(
@@ -93,6 +142,8 @@ def parallelize(
     batch_axes: Mapping[str, int | None] | None = None,
     passes: str | None = None,
     transport: Literal["auto", "pull", "put"] = "auto",
+    patience: float | None = None,
+    cache: str | Path | Literal[False] | None = None,
 ) -> Any:
     """Make a train step run on a whole cluster.
 
@@ -128,6 +179,11 @@ def parallelize(
             of `method`, `stages`, `microbatches` and `schedule`.
         transport: what takes arrays from one process to another, where stages are on several:
             "pull" (sockets), "put" (`jax.device_put`); "auto" is pull on CPUs, else put.
+        patience: seconds after which a step that makes no progress is reported on stderr, with what
+            each submesh did last and what it waits for; None never looks.
+        cache: a folder of plans, in which one is looked for before it is made, and kept; None is
+            the folder `autopar-plans` in JAX's `jax_compilation_cache_dir` where that is set, False
+            none.
 
     Returns a ParallelStep. Raises an InputError that names the option for one that cannot be used;
     planning errors come at the first call.
@@ -139,6 +195,8 @@ def parallelize(
             static_argnames=static_argnames, state_argnums=state_argnums, mesh_axes=mesh_axes,
             rules=rules, remat=remat, stages=stages, microbatches=microbatches,
             schedule=schedule, batch_axes=batch_axes, passes=passes, transport=transport,
+            patience=patience,
+            cache=cache,
         )  # fmt: skip
     given = plan_of(plan)
     shape, order = mesh_of(mesh)
@@ -149,21 +207,24 @@ def parallelize(
     request = Request(
         cluster=chosen,
         mesh=shape,
-        method=method_of(method),
+        passes=passes_of(
+            passes,
+            method_of(method),
+            wanted,
+            microbatches_of(microbatches, wanted),
+            schedule_of(schedule),
+        ),
         memory_bytes=memory_bytes_of(memory_gb),
         pins=pins_of(pins),
         mesh_axes=mesh_axes_of(mesh_axes),
         rules=rules_of(rules),
         remat=remat_of(remat),
-        stages=wanted,
-        microbatches=microbatches_of(microbatches, wanted),
-        schedule=schedule_of(schedule),
         batch_axes=batch_axes_of(batch_axes),
         order=order,
     )
-    request = request_of(request, passes)
     check_order(request)
-    before = fun.spec if isinstance(fun, ParallelStep) else None
+    parallel = _parallel(fun)
+    before = parallel.spec if parallel is not None else None
     step = before.fun if before is not None else step_of(fun)
     static = argnums_of(static_argnums, "static_argnums", step)
     names = argnames_of(static_argnames, step)
@@ -178,12 +239,25 @@ def parallelize(
         kept |= before.kept
     spec = StepSpec(step, static, names, state, kept)
     travels = transport_of(transport)
-    return ParallelStep(spec, request, flag_of(donate, "donate"), given, travels)
+    made: ParallelStep[..., Any] = ParallelStep(
+        spec,
+        request,
+        flag_of(donate, "donate"),
+        given,
+        travels,
+        patience_of(patience),
+        cache_of(cache),
+    )
+    return made
+
+
+def _parallel(fun: object) -> ParallelStep[..., Any] | None:
+    return cast("ParallelStep[..., Any]", fun) if isinstance(fun, ParallelStep) else None
 
 
 def plan(fun: Callable[..., Any], *args: Any, **options: Any) -> Plan:
     """The plan of a step on these arguments, concrete or abstract; options as for parallelize."""
-    step: ParallelStep = parallelize(step_of(fun), **options)
+    step = parallelize(step_of(fun), **options)
     return step.plan_for(*args)
 
 
@@ -192,7 +266,7 @@ def verify(plan: Plan, fun: Callable[..., Any], *args: Any, **options: Any) -> V
 
     Raises PlanMismatchError, naming what differs, where it was made for another step.
     """
-    step = fun if isinstance(fun, ParallelStep) else parallelize(step_of(fun), plan=a_plan(plan))
+    step = _parallel(fun) or parallelize(step_of(fun), plan=a_plan(plan))
     return step.under(a_plan(plan)).verify(*args, **options)
 
 
@@ -231,10 +305,30 @@ def lint(
 
     `kwargs` are its keyword arguments. Raises TraceError where the step does not trace.
     """
-    request = Request(cluster_of(cluster), microbatches=microbatches_of(microbatches, 1))
-    step: ParallelStep = parallelize(step_of(fun), cluster=request.cluster)
+    passes = PassPipeline.of_options(microbatches=microbatches_of(microbatches, 1))
+    request = Request(cluster_of(cluster), passes=passes)
+    step = parallelize(step_of(fun), cluster=request.cluster)
     call = read_call(step.spec, args, dict(kwargs or {}))
     return lint_step(call.spec, call.args, call.kwargs, request)
+
+
+def profile(
+    fun: Callable[..., Any],
+    *args: Any,
+    cluster: Cluster,
+    depth: int | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+) -> Profile:
+    """The layers of a step on these arguments, with predicted times on one device of a cluster.
+
+    A layer is a module, nested at most `depth` deep. Raises TraceError where the step does not
+    trace.
+    """
+    call = read_call(parallelize(step_of(fun), cluster=cluster).spec, args, dict(kwargs or {}))
+    graph = attach_rules(trace(call.spec, call.args, call.kwargs).graph, RuleBook())
+    warn_of_unknown(graph)
+    source = f"predicted by autopar for one device of {cluster.name}"
+    return profile_of(graph, cluster.chip, depth, source)
 
 
 def write_report(

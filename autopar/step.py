@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import threading
 import time
@@ -11,21 +12,23 @@ from dataclasses import dataclass, replace
 from html import escape
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
-from autopar.cluster import Cluster, device_order
+from autopar.cluster import Cluster
 from autopar.cluster.planned import planned_cluster
-from autopar.errors import PlanError
+from autopar.errors import CheckpointError, PlanError, listing
 from autopar.frontend import Call, StepSpec, TracedStep, pure_creation, read_call, trace
 from autopar.frontend.compat import inside_transform, runs_uncompiled
 from autopar.frontend.trace.arguments import dynamic_arguments
+from autopar.frontend.trace.objects import opened_state
 from autopar.frontend.trace.step import unplaced, wants_plain_steps
 from autopar.gc_pause import paused_collection
 from autopar.ir.mesh import MeshShape
-from autopar.ir.plan import Plan, Prediction
+from autopar.ir.plan import Argument, Plan, Prediction
 from autopar.ir.plan_file import plan_from_json, plan_to_json
 from autopar.ir.program import Program
 from autopar.ir.projection import walks
+from autopar.ir.text import show_bytes, show_seconds
 from autopar.ir.text_file import TRACE, check_output, write_text
 from autopar.ir.verification import Verification
 from autopar.options import (
@@ -40,11 +43,12 @@ from autopar.options import (
 from autopar.passes.base import Watcher
 from autopar.passes.lower.projections import Transports, verify_projections
 from autopar.planner.plan import plan_step, replan, warn_of_unknown
+from autopar.planner.plan_cache import PlanCache
 from autopar.planner.planned import Planned
 from autopar.planner.request import Request
 from autopar.planner.restore import restore
 from autopar.planner.source import Source
-from autopar.progress import Progress, progress
+from autopar.progress import LOGGER, Progress, progress
 from autopar.report.html.page import html_summary
 from autopar.runtime.bind import BoundMesh, bind_mesh, host_of, mesh_shape
 from autopar.runtime.constrained import (
@@ -54,11 +58,12 @@ from autopar.runtime.constrained import (
     spread_layout,
 )
 from autopar.runtime.deleted import deleted, deleted_arguments
-from autopar.runtime.executor import Executor, Options
+from autopar.runtime.executor import Executor, Options, lowered_parts
 from autopar.runtime.interface import Interface
 from autopar.runtime.job import ARGUMENTS, device_facts, this_job
 from autopar.runtime.own_rows import Ranges
-from autopar.runtime.state import init
+from autopar.runtime.shardings import Shardings, bind_plan, step_shardings
+from autopar.runtime.state import abstract_state, init
 from autopar.runtime.timeline import Timeline, chrome_trace
 from autopar.runtime.transport.abstract import AbstractTransport
 from autopar.runtime.transport.choice import transport_for
@@ -67,6 +72,12 @@ from autopar.runtime.transport.local import LocalTransport
 from autopar.schedule.simulate import Simulation
 from autopar.verifying.shrink import Called
 from autopar.verifying.verify import Inquiry, level_named, verify_planned
+
+if TYPE_CHECKING:  # Orbax takes a second to import
+    from autopar.runtime.checkpoint import Restored
+
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -85,10 +96,11 @@ class Recording:
 
 @dataclass(frozen=True)
 class _Running:
-    """A plan and what runs it."""
+    """A plan, what runs it, and the types of the arguments that it is for."""
 
     planned: Planned
     executor: Executor
+    types: Mapping[str, str]
 
     @property
     def traced(self) -> TracedStep:
@@ -96,7 +108,7 @@ class _Running:
         return self.planned.source.traced
 
 
-class ParallelStep:
+class ParallelStep(Generic[P, R]):
     """A train step for a whole mesh, called exactly like the plain one.
 
     The first call with new argument types plans (unless a plan was given), compiles and runs.
@@ -111,9 +123,12 @@ class ParallelStep:
         donate: bool,
         plan: Plan | None = None,
         transport: str = "auto",
+        patience: float | None = None,
+        cache: PlanCache | None = None,
     ) -> None:
         self._spec, self._request, self._donate = spec, request, donate
-        self._given, self._transport = plan, transport
+        self._given, self._transport, self._patience = plan, transport, patience
+        self._cache = cache
         self._planned: dict[Hashable, Planned] = {}
         self._running: dict[Hashable, _Running] = {}
         self._constrained: dict[Hashable, Any] = {}
@@ -121,6 +136,7 @@ class ParallelStep:
         # another for ever. A thread may come back while it plans: watchers ask for the plan.
         self._turn = threading.RLock()
         self._latest: Planned | None = None
+        self._has_told = False
         self._trace_path: Path | None = None
         self._recording: Recording | None = None
         self.__name__ = spec.name
@@ -133,14 +149,14 @@ class ParallelStep:
 
     # -- running ---------------------------------------------------------------------------
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs a step. State that comes back is donated: use the returned one from then on.
 
         Inside a transform of JAX nothing runs and nothing is donated. Raises ArgumentError where
         an array was deleted, or consumed by an earlier step, and inside jax.shard_map.
         """
         if inside_transform():
-            return self._inline(args, kwargs)
+            return cast("R", self._inline(args, kwargs))
         call = read_call(self._spec, args, kwargs)
         with self._turn:
             running = self._running.get(call.signature)
@@ -153,8 +169,8 @@ class ParallelStep:
             if (watch := this_job().watch) is not None:
                 watch.call()
             if self._trace_path is not None:
-                return call.rebuild(self._recorded(running, call.leaves))
-            return call.rebuild(running.executor(call.leaves))
+                return cast("R", call.rebuild(self._recorded(running, call.leaves)))
+            return cast("R", call.rebuild(running.executor(call.leaves)))
 
     def _inline(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The step as part of other code: of another parallel step, or of what JAX transforms."""
@@ -215,10 +231,49 @@ class ParallelStep:
         """
         created, closed = pure_creation(step_of(create_state, "create_state"))
         with self._turn:
-            plan = self._latest.plan if self._latest is not None else self._given
-            planned = plan.arguments if plan is not None else None
-            meshes = self._meshes(plan) if plan is not None else (self._flat(),)
-            return closed(init(created, args, kwargs, planned, meshes))
+            return closed(init(created, args, kwargs, *self._homes()))
+
+    def abstract_state(self, create_state: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Shapes, dtypes and shardings of the state that `init(create_state, *args)` makes.
+
+        Nothing is computed. Of a stack of layers that stages share it has the pieces, each on its
+        own devices.
+        """
+        created, closed = pure_creation(step_of(create_state, "create_state"))
+        with self._turn:
+            return closed(abstract_state(created, args, kwargs, *self._homes()))
+
+    def _homes(self) -> tuple[Sequence[Argument] | None, Sequence[BoundMesh]]:
+        """The plan's arguments and its meshes; before there is a plan, all devices in a row."""
+        plan = self._latest.plan if self._latest is not None else self._given
+        return (None, (self._flat(),)) if plan is None else (plan.arguments, self._meshes(plan))
+
+    def save(
+        self, manager: Any, number: int, state: Any, extras: Mapping[str, Any] | None = None
+    ) -> bool:
+        """Save the state after `number` steps with an Orbax CheckpointManager; False if it skips.
+
+        Each process writes what it keeps; nothing is gathered, and the next step may consume the
+        state at once. `extras` go into the same commit: JSON, as the position of the data, and
+        random keys. Another plan, another number of processes, or Orbax alone reads it. Raises
+        ArgumentError where an array was consumed, CheckpointError where it cannot be written.
+        """
+        checkpoint = _checkpointing()
+        arrays, _ = opened_state(state)
+        key = _hash_of(plan_to_json(self.plan))
+        saved: bool = checkpoint.save(manager, number, arrays, extras or {}, key)
+        return saved
+
+    def restore(self, manager: Any, wanted: Any, step: int | None = None) -> Restored | None:
+        """The latest checkpoint of an Orbax CheckpointManager, or that after `step` steps.
+
+        Its state lies as `wanted` says, which `abstract_state` gives: every device reads its own
+        pieces. None where there is no checkpoint yet. Raises CheckpointError where one cannot be
+        read, or is of another state.
+        """
+        arrays, closed = opened_state(wanted)
+        found: Restored | None = _checkpointing().restore(manager, arrays, step)
+        return None if found is None else replace(found, state=closed(found.state))
 
     def _flat(self) -> BoundMesh:
         """The devices of the cluster in a row."""
@@ -232,9 +287,21 @@ class ParallelStep:
         Of stage programs a mapping: the name of each part, such as "F0", to its compiled object.
         """
         with self._turn:
-            executor = self._run(read_call(self._spec, args, kwargs)).executor
+            executor = self._run(read_call(self._spec, args, kwargs), wanted=True).executor
         programs = executor.compiled
         return next(iter(programs.values())) if executor.program.is_one_part else dict(programs)
+
+    def lower(self, /, *args: Any, **kwargs: Any) -> Any:
+        """The step lowered for its devices but not compiled, as `jax.jit(f).lower(...)` gives it.
+
+        It has `.as_text()`, `.compile()`, `.cost_analysis()`. What it takes and gives are the flat
+        arrays of the call. Of stage programs a mapping: the name of each part to its own.
+        """
+        with self._turn:
+            planned = self._planned_for(read_call(self._spec, args, kwargs))
+            return lowered_parts(
+                planned.trace, planned.program, self._meshes(planned.plan), self._donate
+            )
 
     def rows_of(self, process: int) -> dict[str, Ranges]:
         """The rows (from, to) that a process must have of each batch argument, by its path.
@@ -242,14 +309,53 @@ class ParallelStep:
         Whoever passes `autopar.OwnRows` brings these and no others. Raises PlanError before there
         is a plan.
         """
-        if self._latest is None:
-            raise PlanError(
-                f"{self.__name__} has no plan yet, which says who needs which rows: call "
-                f"{self.__name__}.plan_for(state, batch) with arrays or shapes."
-            )
-        planned, meshes = self._latest, self._meshes(self._latest.plan)
+        planned = self._planned_latest()
+        meshes = self._meshes(planned.plan)
         shapes = tuple(map(mesh_shape, meshes))
         return Interface(planned.trace, planned.program, shapes).rows_of(process, meshes)
+
+    # -- layouts ---------------------------------------------------------------------------
+
+    @property
+    def mesh(self) -> BoundMesh:
+        """The mesh that the step runs on, as JAX has it; raises PlanError before there is a plan.
+
+        With stages there are several: see `meshes`.
+        """
+        mesh, *others = self.meshes
+        if others:
+            raise PlanError(
+                f"{self.__name__} runs on {1 + len(others)} meshes, as its stages have devices of "
+                f"their own: {self.__name__}.meshes has them all."
+            )
+        return mesh
+
+    @property
+    def meshes(self) -> tuple[BoundMesh, ...]:
+        """The mesh of each submesh of the plan in use; raises PlanError before there is one."""
+        return self._meshes(self.plan)
+
+    @property
+    def shardings(self) -> Shardings:
+        """The shardings of the arguments and results of the latest call, as trees like theirs.
+
+        `step.shardings.args[0]` are those of the state. Raises PlanError before there is a call or
+        a plan for one.
+        """
+        planned = self._planned_latest()
+        return step_shardings(
+            planned.plan, planned.source.spec, planned.source.traced, planned.trace.whole,
+            self._meshes(planned.plan),
+        )  # fmt: skip
+
+    def _planned_latest(self) -> Planned:
+        """The latest step that was planned; raises PlanError before there is one."""
+        if self._latest is None:
+            raise PlanError(
+                f"{self.__name__} has met no arguments yet: call it, or "
+                f"{self.__name__}.plan_for(state, batch) with arrays or shapes."
+            )
+        return self._latest
 
     # -- planning --------------------------------------------------------------------------
 
@@ -263,6 +369,24 @@ class ParallelStep:
         raise PlanError(
             f"{self._spec.name} has no plan yet: call it once, or {self._spec.name}.plan_for("
             "state, batch) with arrays or shapes."
+        )
+
+    def __repr__(self) -> str:
+        """The step, what was asked for, and the plan in use."""
+        if self._latest is None and self._given is None:
+            request = self._request
+            mesh = f" ({request.mesh})" if request.mesh is not None else ""
+            return (
+                f"<ParallelStep {self.__name__} on {request.cluster.name}{mesh}, {request.method}: "
+                "no plan yet; call it, or its plan_for>"
+            )
+        plan = self.plan
+        many = f"{len(plan.stages)} stages" if not plan.is_one_program else f"({plan.mesh})"
+        p = plan.prediction
+        return (
+            f"<ParallelStep {self.__name__} on {plan.origin.cluster_name} {many}, "
+            f"{plan.origin.method}: predicted {show_seconds(p.seconds)} a step, "
+            f"{show_bytes(p.peak_bytes)} a device>"
         )
 
     def _repr_html_(self) -> str:
@@ -336,18 +460,20 @@ class ParallelStep:
         called = Called(call.spec, call.args, call.kwargs)
         return verify_planned(self._planned_for(call), called, inquiry)
 
-    def under(self, plan: Plan) -> ParallelStep:
+    def under(self, plan: Plan) -> ParallelStep[P, R]:
         """The same step and options under a plan that was made before."""
         cluster = planned_cluster(a_plan(plan))
         request = replace(self._request, cluster=cluster)
-        return ParallelStep(self._spec, request, self._donate, plan, self._transport)
+        return ParallelStep(
+            self._spec, request, self._donate, plan, self._transport, self._patience, self._cache
+        )
 
     def _make(self, call: Call, watchers: Sequence[Watcher]) -> Planned:
         start = time.perf_counter()
         args, kwargs = unplaced(call.spec, call.args, call.kwargs)
         with (
             paused_collection(),
-            progress(self.__name__, "planning", has_line=not watchers) as told,
+            progress(self.__name__, "planning") as told,
         ):
             watchers = (*watchers, told.watcher)
             traced = trace(call.spec, args, kwargs)
@@ -366,23 +492,37 @@ class ParallelStep:
         """
         job, given = this_job(), self._given
         if job.is_alone:
-            return restore(given, source) if given else plan_step(source, self._request, watchers)
+            return restore(given, source) if given else self._plan_step(source, watchers)
         subject = f"the plan of {self.__name__}"
-        job.agree(subject, device_facts() | self._facts(source))
+        text = plan_to_json(given) if given else ""
+        job.agree(subject, device_facts() | self._facts(source, text))
         planned: list[Planned] = []
 
         def plan() -> str:
-            planned.append(plan_step(source, self._request, watchers))
+            planned.append(self._plan_step(source, watchers))
             return plan_to_json(planned[0].plan)
 
         if given is None:
-            given = plan_from_json(job.from_first(subject, plan), subject)
-        found = planned[0] if planned else restore(given, source)
-        made = {"the hash of the plan": _hash_of(given), "the program": str(found.program)}
+            text = job.from_first(subject, plan)
+        if planned:
+            (found,) = planned
+        else:
+            found = restore(given or plan_from_json(text, subject), source)
+        made = {"the hash of the plan": _hash_of(text), "the program": str(found.program)}
         job.agree(f"the program of {self.__name__}", made)
         return found
 
-    def _facts(self, source: Source) -> dict[str, str]:
+    def _plan_step(self, source: Source, watchers: Sequence[Watcher]) -> Planned:
+        """The planned step, out of the plan cache where there is one that has it."""
+        if self._cache is None:
+            return plan_step(source, self._request, watchers)
+        found = self._cache.restored(source, self._request)
+        if found is None:
+            found = plan_step(source, self._request, watchers)
+            self._cache.keep(source, self._request, found.plan)
+        return found
+
+    def _facts(self, source: Source, given: str) -> dict[str, str]:
         """The facts that a plan rests on, in words that can be laid side by side."""
         graph = source.traced.graph
         arguments = ", ".join(f"{i.path} {i.value.type_text}" for i in graph.inputs)
@@ -391,19 +531,40 @@ class ParallelStep:
             "the step": self.__name__,
             ARGUMENTS: arguments,
             "the hash of the traced step": source.traced.key,
-            "the hash of the plan given": _hash_of(self._given) if self._given else "none",
+            "the hash of the plan given": _hash_of(given) if given else "none",
             "the cluster": self._request.cluster.name,
             "the list of passes": str(self._request.passes),
             "the transport": self._transport,
         }
 
-    def _run(self, call: Call) -> _Running:
+    def _run(self, call: Call, wanted: bool = False) -> _Running:
+        """The compiled step for a call; compiling one that nobody `wanted` ahead may be told of."""
         if call.signature not in self._running:
+            if not wanted:
+                self._tell_of_another_shape(call)
             planned = self._planned_for(call)
             with progress(self.__name__, "compiling") as told:
                 executor = self._compiled(planned, told)
-            self._running[call.signature] = _Running(planned, executor)
+            self._running[call.signature] = _Running(planned, executor, call.types())
         return self._running[call.signature]
+
+    def _tell_of_another_shape(self, call: Call) -> None:
+        """Warn, once, of a call that plans and compiles anew, as the last batch of a set may."""
+        if self._has_told or not self._running or call.signature in self._planned:
+            return
+        self._has_told = True
+        old, now = next(reversed(self._running.values())).types, call.types()
+        other = [f"{p} is {t} and was {old[p]}" for p, t in now.items() if old.get(p, t) != t]
+        LOGGER.warning(
+            "%s",
+            listing(
+                f"{self.__name__} is called with other arguments than before, and plans and "
+                "compiles anew:",
+                other or ["its static arguments, or the structure of the others, have changed"],
+                "Drop the last, partial batch or fill it up; or compile for each shape before the "
+                f"loop, with {self.__name__}.compile(state, batch). This is said once.",
+            ),
+        )
 
     def _compiled(self, planned: Planned, told: Progress) -> Executor:
         meshes = self._meshes(planned.plan)
@@ -411,17 +572,18 @@ class ParallelStep:
         if not isinstance(transport, LocalTransport):
             told.say(f"compiling; arrays travel between processes by {transport.name}")
             _check_waiting(planned.program, meshes, transport)
-        options = Options(donate=self._donate, transport=transport)
+        options = Options(
+            donate=self._donate,
+            patience=self._patience,
+            transport=transport,
+            compiled=lambda done, parts: told.count(done, parts, "compiling"),
+        )
         return Executor(planned.trace, planned.program, meshes, options)
 
     def _meshes(self, plan: Plan) -> tuple[BoundMesh, ...]:
         """The meshes of a plan's submeshes on their devices."""
-        return tuple(bind_mesh(s.mesh, s.devices or self._order(plan)) for s in plan.submeshes)
-
-    def _order(self, plan: Plan) -> Sequence[int]:
-        """The devices in the order of the plan's mesh: the user's own, or what suits it."""
         own = self._request.order if plan.mesh == self._request.mesh else None
-        return own if own is not None else device_order(planned_cluster(plan), plan.mesh)
+        return bind_plan(plan, own)
 
 
 def _check_waiting(
@@ -434,5 +596,16 @@ def _check_waiting(
     verify_projections(program, host.submeshes, own, Transports(transport.asks_all, limit))
 
 
-def _hash_of(plan: Plan) -> str:
-    return hashlib.sha256(plan_to_json(plan).encode()).hexdigest()
+def _hash_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _checkpointing() -> Any:
+    """The module that writes and reads checkpoints; raises CheckpointError without Orbax."""
+    try:
+        return importlib.import_module("autopar.runtime.checkpoint")
+    except ModuleNotFoundError as error:
+        raise CheckpointError(
+            f"checkpoints are written with Orbax, and {error.name} is not installed: "
+            'pip install "autopar[checkpoint]"'
+        ) from error

@@ -41,7 +41,7 @@ class Side:
 
     def __init__(self, cluster: autopar.Cluster, method: str, mesh: tuple[int, ...] | None) -> None:
         model = models.gpt(2, 256, 8, 1024, 128, 16, dtype="float32", optimizer="sgd")
-        self._step: autopar.ParallelStep = autopar.parallelize(
+        self._step = autopar.parallelize(
             model.step, cluster=cluster, method=method, mesh=mesh, donate=False
         )
         rows = np.random.default_rng(0)
@@ -86,7 +86,7 @@ def measured_cluster() -> autopar.Cluster:
     if len(sys.argv) > 1:
         jax.config.update("jax_num_cpu_devices", 8)
         return autopar.Cluster.from_toml(sys.argv[1])
-    return calibrate("cpu:8", FULL, lambda done, total, doing: None).cluster
+    return calibrate("cpu:8", FULL).cluster
 
 
 def main() -> None:

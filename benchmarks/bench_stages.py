@@ -47,7 +47,7 @@ def measured(name: str, shape: tuple[int, ...], options: dict[str, Any]) -> dict
         del given, out
         parts[slot] += seconds
 
-    parallel: autopar.ParallelStep = autopar.parallelize(step, **options)
+    parallel = autopar.parallelize(step, **options)
     wall, own = time.perf_counter(), time.process_time()
     plan = parallel.watched([Watcher(note)], state, batch).plan
     return {

@@ -127,9 +127,7 @@ def measured(case: Case, devices: Sequence[Any]) -> dict[str, Any]:
     it as well. `compiled_peak_bytes` leaves those out.
     """
     function, *args = case.build()
-    step: autopar.ParallelStep = autopar.parallelize(
-        function, cluster=case.cluster, mesh=case.mesh, method=case.method
-    )
+    step = autopar.parallelize(function, cluster=case.cluster, mesh=case.mesh, method=case.method)
     planned = step.planned(*args)
     mesh = bind_mesh(planned.plan.mesh, range(DEVICES), devices)
     platform = str(mesh.devices.flat[0].platform)

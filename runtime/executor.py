@@ -31,7 +31,7 @@ from autopar.ir.projection import Host
 from autopar.runtime.actions import Action, Binding
 from autopar.runtime.bind import host_of, mesh_shape, with_axis
 from autopar.runtime.callbacks import HostCalls, LaterCaller
-from autopar.runtime.compile import compile_parts
+from autopar.runtime.compile import Count, compile_parts, tell_nobody
 from autopar.runtime.deleted import check_closed_over
 from autopar.runtime.feeds import Feeder, Fetcher, Registers
 from autopar.runtime.interface import Interface, register_types
@@ -56,12 +56,14 @@ class Options:
     """Options of an executor.
 
     `donate` lets a step consume its state. A step that makes no progress for `patience` seconds
-    is reported: what each submesh did last, and what it waits for. None never looks.
+    is reported: what each submesh did last, and what it waits for. None never looks. `compiled` is
+    told how many different parts are compiled, of how many.
     """
 
     donate: bool = True
     patience: float | None = None
     report: Callable[[str], Any] = _to_stderr
+    compiled: Count = tell_nobody
     transport: AbstractTransport = _LOCAL
 
 
@@ -78,6 +80,21 @@ def _later(trace: MicrobatchTrace, devices: Sequence[Any], host: Host) -> LaterC
     return LaterCaller(trace.calls, devices[0])
 
 
+def lowered_parts(
+    trace: MicrobatchTrace, program: Program, meshes: Sequence[Mesh], donate: bool
+) -> Any:
+    """The only part of a step, lowered for its mesh; of several a mapping from their names."""
+    if not program.is_one_part:
+        meshes = [with_axis(m) for m in meshes]
+    platform = str(meshes[0].devices.flat[0].platform)
+    calls = HostCalls.of(trace.part.program)
+    shapes = tuple(map(mesh_shape, meshes))
+    sources = Interface(trace, program, shapes).sources(platform, donate, calls)
+    with jax.set_mesh(None):
+        found = {s.name: s.lower_on(meshes[s.program.part.submesh]) for s in sources}
+    return next(iter(found.values())) if program.is_one_part else found
+
+
 class Executor:
     """A compiled step, called on flat arguments; `meshes` has one for each submesh.
 
@@ -91,6 +108,16 @@ class Executor:
         program: Program,
         meshes: Sequence[Mesh],
         options: Options = Options(),
+    ) -> None:
+        with jax.set_mesh(None):  # the user's own is for their code, which is traced by now
+            self._build(trace, program, meshes, options)
+
+    def _build(
+        self,
+        trace: MicrobatchTrace,
+        program: Program,
+        meshes: Sequence[Mesh],
+        options: Options,
     ) -> None:
         self._traced = trace.whole
         check_closed_over(trace.whole.closed_over, trace.whole)
@@ -110,7 +137,9 @@ class Executor:
         feeds = self._interface.feeds
         types = register_types(program, sources, feeds, self._interface.meshes)
         own = [n for n, s in enumerate(sources) if host.owns(s.program.part.submesh)]
-        programs, self.compile_report = compile_parts([sources[n] for n in own], meshes)
+        programs, self.compile_report = compile_parts(
+            [sources[n] for n in own], meshes, options.compiled
+        )
         self.compiled = {sources[n].name: p for n, p in zip(own, programs, strict=True)}
 
         # 2. Bind what fills the registers, what runs on them, and what empties them.
@@ -140,7 +169,9 @@ class Executor:
 
         Raises ArgumentError where an array that the step closes over is deleted.
         """
-        return self._step(leaves, self._walk if self._watchdog is None else self._watchdog.walk)[0]
+        walk = self._walk if self._watchdog is None else self._watchdog.walk
+        with jax.set_mesh(None):
+            return self._step(leaves, walk)[0]
 
     def run_traced(self, leaves: Sequence[Any]) -> tuple[Any, Timeline]:
         """Run the step and wait for it: its results, and when everything in it ran.
@@ -152,7 +183,8 @@ class Executor:
             jax.block_until_ready([a for held in registers for a in held])
             return Observer(self.program).walk(actions, registers)
 
-        return self._step(leaves, walk)
+        with jax.set_mesh(None):
+            return self._step(leaves, walk)
 
     def _step(
         self, leaves: Sequence[Any], walk: Callable[[Sequence[Action], Registers], _Walked]

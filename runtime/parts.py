@@ -123,7 +123,10 @@ class PartSource:
         accumulators to outputs, accumulators and its token.
         """
         is_bound = self.needs_devices or not self.mesh.names
-        mesh = bound if is_bound else abstract_mesh(self.mesh)
+        return self.lower_on(bound if is_bound else abstract_mesh(self.mesh))
+
+    def lower_on(self, mesh: Any) -> Any:
+        """The same for the devices of one mesh; those of an abstract one are given later."""
         return lowered(self.jitted(mesh), [t.on(mesh) for t in self.given], self.platform)
 
     @property

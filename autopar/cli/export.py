@@ -91,7 +91,7 @@ def _names_of(plan: Plan, asked: Asked) -> dict[str, Names]:
     if asked.target is not None:
         api.keep_to_cpu()
         loaded = load_target(asked.target)
-        step: api.ParallelStep = api.parallelize(loaded.step, cluster="1xcpu")
+        step = api.parallelize(loaded.step, cluster="1xcpu")
         names.update(logical_names(step.spec, loaded.args, loaded.kwargs))
     if asked.names is not None:
         for pattern, given in _read_names(asked.names).items():
@@ -143,7 +143,7 @@ def import_as_pins(rules: Path, target: str, mesh: str | None, output: Path | No
     read = read_rules(rules)
     api.keep_to_cpu()
     loaded = load_target(target)
-    step: api.ParallelStep = api.parallelize(loaded.step, cluster="1xcpu")
+    step = api.parallelize(loaded.step, cluster="1xcpu")
     names = logical_names(step.spec, loaded.args, loaded.kwargs)
     inputs = trace(step.spec, loaded.args, loaded.kwargs).graph.inputs
     found = pins_from(read, inputs, names, MeshShape.of(mesh) if mesh else None)

@@ -87,7 +87,7 @@ def open_devices(count: int = 8) -> None:
 
 
 def compare(
-    step: ParallelStep, config: GptConfig, corpus: Corpus, told: Told
+    step: ParallelStep[..., Any], config: GptConfig, corpus: Corpus, told: Told
 ) -> tuple[Any, Comparison]:
     """The parallel state after the first steps, and how it compares with the plain step's."""
     told("making the state, every leaf on its devices")
@@ -116,7 +116,9 @@ def compare(
     )
 
 
-def train(step: ParallelStep, config: GptConfig, corpus: Corpus, state: Any) -> Iterator[Trained]:
+def train(
+    step: ParallelStep[..., Any], config: GptConfig, corpus: Corpus, state: Any
+) -> Iterator[Trained]:
     """The rest of the run, one step at a time, from the state that the comparison left."""
     source = batches(corpus.train, 1, config.batch, config.sequence)
     for i in range(COMPARED_STEPS, config.steps):

@@ -26,12 +26,11 @@ from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.stages import Remat
 from autopar.passes.base import NO_LIMIT_BYTES, Setting
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
-from autopar.passes.shard.recipes import recipe_named
 from autopar.passes.shard.solver.effort import QUICK
 from autopar.passes.stage.prices import Option
 from autopar.planner.layer_programs import LayerPrograms
 from autopar.planner.request import Request
-from autopar.planner.stage_costs import stage_cost
+from autopar.planner.stage_costs import cost_parts
 
 _SHARES = (1.0, 0.75)  # of an even share of the memory: the limits of the tight ways
 
@@ -97,9 +96,8 @@ class LayerProfiler:
         self._programs = programs
         self._tables = ReshardCosts(Prices(cluster, mesh))
         self._shard = replace(
-            request.shard, recipe=recipe_named(request.method), effort=QUICK, explain=False,
-            reshard_costs=self._tables,
-        )  # fmt: skip
+            request.shard, effort=QUICK, explain=False, reshard_costs=self._tables
+        )
         self._remats = tuple(Remat) if request.remat else (Remat.NONE,)
         self._setting = replace(setting, cluster=cluster, mesh=mesh, memory_bytes=NO_LIMIT_BYTES)
         layers = programs.layers
@@ -157,7 +155,7 @@ class LayerProfiler:
         program = self._programs.at(layer, rows, remat)
         parts = program.parts if once else tuple(p for p in program.parts if p.is_looped)
         runs = max(1, self._programs.batching.batch // rows)
-        return stage_cost(program.parts, parts, program.joint, plan, self._tables, runs)
+        return cost_parts(program.parts, parts, program.joint, plan, self._tables, runs)
 
 
 def _unit(plan: ShardingPlan, batching: Batching) -> int:

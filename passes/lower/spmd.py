@@ -25,15 +25,16 @@ from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.host_calls import HOST_CALLS, handed_on_by
 from autopar.ir.sharding import Sharding, replicated
 from autopar.ir.sharding_plan import OpPath, ShardingPlan
+from autopar.ir.soundness import check_listing
 from autopar.ir.spmd import (
     Block,
     Collective,
     Fence,
     Instruction,
+    LocalOp,
     Loop,
     Move,
     MoveStep,
-    Run,
     SpmdProgram,
 )
 from autopar.ir.values import Literal, Value
@@ -43,6 +44,15 @@ _BARRIER = "optimization_barrier"
 _SUMS = ("add", "add_any")
 _EXTREMES = ("reduce_max", "reduce_min")
 _SHOWING = ("reshape", "broadcast_in_dim", "squeeze", "transpose", "stop_gradient", "copy")
+
+
+def lower_checked(
+    graph: Graph, plan: ShardingPlan, resharder: Resharder, left_partial: Collection[str] = ()
+) -> SpmdProgram:
+    """Lowers as `lower_spmd`; raises GraphError where that would compute something else."""
+    program = lower_spmd(graph, plan, resharder, left_partial)
+    check_listing(graph, program, plan.mesh)
+    return program
 
 
 def lower_spmd(
@@ -154,7 +164,7 @@ class _Scope:
             r.name if a == b else f"{r.name}.raw"
             for r, a, b in zip(op.results, raw, homes, strict=True)
         )
-        self.instructions.append(Run(path, operands, names, wanted, raw))
+        self.instructions.append(LocalOp(path, operands, names, wanted, raw))
         for value, name, before, after in zip(op.results, names, raw, homes, strict=True):
             if before != after:
                 by = handed_on_by(value) if op.kind in HOST_CALLS else combiner
@@ -238,7 +248,7 @@ class _Scope:
         shardings = tuple(
             whole if r.name == name else replicated(len(r.shape)) for r in made.op.results
         )
-        self.instructions.append(Run(made.path, operands, results, asked, shardings))
+        self.instructions.append(LocalOp(made.path, operands, results, asked, shardings))
         return piece
 
     def final_sharding(self, operand: Operand, left_partial: bool) -> Sharding:

@@ -7,15 +7,17 @@ from typing import ClassVar
 
 from autopar.ir.layers import LayerSequence
 from autopar.ir.stages import Stage, StagePlan, Submesh
-from autopar.passes.base import Setting
-from autopar.passes.stage.base import AbstractStaging
+from autopar.passes.base import AbstractPass, Setting
 
 
 @dataclass(frozen=True)
-class One(AbstractStaging):
+class One(AbstractPass[LayerSequence, StagePlan]):
     """Puts all layers in one stage."""
 
     name: ClassVar[str] = "one"
+    stages: ClassVar[int] = 1
+    microbatches: ClassVar[int] = 1
+    schedule: ClassVar[None] = None
 
     def run(self, given: LayerSequence, setting: Setting) -> StagePlan:
         """A plan of one stage."""

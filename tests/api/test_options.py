@@ -95,6 +95,9 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
     ("pins", {"w": (1, None)}, PinError, "a dim of pin 'w' is 1"),
     ("pins", {"w": P(("data", 3))}, PinError, "a dim of pin 'w'"),
     ("pins", {"w": P(P.UNCONSTRAINED)}, PinError, "a dim of pin 'w'"),
+    ("patience", 0, ArgumentError, "patience is 0; it takes seconds above 0, as in patience=600"),
+    ("patience", math.nan, ArgumentError, "patience is nan"),
+    ("patience", "60", ArgumentError, "patience is '60'"),
     ("plan", 5, ArgumentError, "plan is 5; it takes a Plan or the path of one"),
     ("plan", "plan.json", PlanFileError, "plan.json"),
     ("plan", "\0", PlanFileError, "it is no text file"),
@@ -202,7 +205,7 @@ def test_wrong_options_of_verify(options: dict[str, Any]) -> None:
 def test_what_has_no_text_and_what_is_long_are_shown_short() -> None:
     for given in (Unshown(), "x" * 5000, list(range(5000)), np.zeros((3, 5000))):
         with pytest.raises(InputError, match="remat is") as error:
-            autopar.parallelize(step, cluster="8xcpu", remat=given)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+            autopar.parallelize(step, cluster="8xcpu", remat=given)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
         assert len(str(error.value)) < 200
 
 
@@ -290,7 +293,7 @@ def test_a_mesh_of_jax_that_cannot_be_kept_is_refused(devices: list[jax.Device])
     backwards = Mesh(np.array(devices[::-1]), ("rows",))
     with pytest.raises(MeshError, match="stages and microbatches put devices in an order of"):
         autopar.parallelize(step, mesh=backwards, stages=2)
-    assert autopar.parallelize(step, mesh=Mesh(np.array(devices), ("rows",)), microbatches=2)
+    autopar.parallelize(step, mesh=Mesh(np.array(devices), ("rows",)), microbatches=2)
     with pytest.raises(MeshError, match="has 4 devices, but cluster 8xcpu has 8"):
         autopar.plan(step, W, X, cluster="8xcpu", mesh=Mesh(np.array(devices[:4]), ("rows",)))
     with pytest.raises(MeshError, match="needs an identifier"):

@@ -13,11 +13,9 @@ from tests.zoo import cases
 CLUSTER = "8xh100"
 
 
-def parallel(**options: Any) -> autopar.ParallelStep:
+def parallel(**options: Any) -> autopar.ParallelStep[..., Any]:
     case = cases("adam")["mlp"]
-    step: autopar.ParallelStep = autopar.parallelize(
-        case.step, cluster=CLUSTER, mesh=(2, 4), **options
-    )
+    step = autopar.parallelize(case.step, cluster=CLUSTER, mesh=(2, 4), **options)
     state = jax.eval_shape(case.create_state, jax.random.key(0))
     step.plan_for(state, case.batch(0))
     return step

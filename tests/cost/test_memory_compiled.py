@@ -31,9 +31,7 @@ def ratio(combo: Combo) -> float:
     """Predicted over compiled bytes."""
     case = zoo_case(combo.model, combo.optimizer)
     state = jax.eval_shape(case.create_state, jax.random.key(0))
-    step: autopar.ParallelStep = autopar.parallelize(
-        case.step, cluster=EAGER, mesh=combo.mesh, method=combo.method
-    )
+    step = autopar.parallelize(case.step, cluster=EAGER, mesh=combo.mesh, method=combo.method)
     prediction = step.plan_for(state, case.batch(0)).prediction
     memory = step.compile(state, case.batch(0)).memory_analysis()
     peak = prediction.peak

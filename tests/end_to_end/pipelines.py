@@ -12,13 +12,14 @@ import jax
 import numpy as np
 import pytest
 
-from autopar.cluster.submesh import Block, submeshes
+from autopar.cluster.submesh import Block, submesh_shapes
 from autopar.frontend import StepSpec, read_call, trace
 from autopar.ir.mesh import MeshShape
 from autopar.ir.stages import Remat
 from autopar.passes.base import Setting
 from autopar.passes.lower import program as lowering
 from autopar.passes.lower.partition.step_analysis import grid_of
+from autopar.passes.pipeline import PassPipeline
 from autopar.passes.stage.prices import Choice, ChosenStage
 from autopar.planner.request import Request
 from autopar.planner.sliced_step import SlicedStep, slice_step
@@ -27,13 +28,13 @@ from autopar.planner.stage_programs import StagePrograms
 from autopar.planner.stage_search import build_stages
 from autopar.runtime.bind import bind_mesh
 from autopar.runtime.executor import Executor
-from autopar.schedule.table import SCHEDULES, device_order, plain_loop
+from autopar.schedule.table import SCHEDULES, plain_loop, stage_devices
 from tests.end_to_end.running import EAGER, STEPS, Leaf, numbers
 from tests.zoo import Case, Optimizer, cases
 from tests.zoo.staged import staged_cases
 
 _SETTING = Setting(EAGER, MeshShape((), ()), EAGER.memory_bytes)
-_SHAPES = {shape.device_count: shape for shape in submeshes(EAGER)}
+_SHAPES = {shape.device_count: shape for shape in submesh_shapes(EAGER)}
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,10 @@ class Subject:
     def request(self, layout: Layout) -> Request:
         """What would be asked for to come to a layout."""
         stages = len(layout.sizes) * layout.chunks
-        return Request(
-            EAGER, None, layout.method, stages=stages, microbatches=layout.microbatches,
-            schedule=layout.schedule,
-        )  # fmt: skip
+        passes = PassPipeline.of_options(
+            layout.method, stages, layout.microbatches, layout.schedule
+        )
+        return Request(EAGER, None, passes)
 
     def sliced(self, layout: Layout) -> SlicedStep:
         """The step cut into microbatches and layers; raises BatchError where it cannot be."""
@@ -140,7 +141,7 @@ def on_stages(subject: Subject, layout: Layout) -> StagePrograms:
 
 def _choice(layers: int, layout: Layout) -> Choice:
     """Layers dealt out as evenly as they can be."""
-    placed = device_order(layout.schedule, len(layout.sizes), layout.chunks)
+    placed = stage_devices(layout.schedule, len(layout.sizes), layout.chunks)
     bounds = pairwise(round(layers * i / len(placed)) for i in range(len(placed) + 1))
     stages = tuple(
         ChosenStage(

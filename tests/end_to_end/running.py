@@ -49,7 +49,7 @@ Leaf = tuple[str, np.ndarray[Any, Any]]
 class Ran:
     """What three parallel steps left behind."""
 
-    step: autopar.ParallelStep
+    step: autopar.ParallelStep[..., Any]
     compiled: Any
     leaves: tuple[Leaf, ...]  # of the last state and of every step's metrics
     left_over: tuple[str, ...]  # state buffers that a step was given and did not consume
@@ -81,9 +81,7 @@ def plain_leaves(model: str, optimizer: Optimizer) -> tuple[Leaf, ...]:
 def run_combo(combo: Combo) -> Ran:
     """Three steps through the front door. Raises what planning raises."""
     case = zoo_case(combo.model, combo.optimizer)
-    step: autopar.ParallelStep = autopar.parallelize(
-        case.step, cluster=EAGER, mesh=combo.mesh, method=combo.method
-    )
+    step = autopar.parallelize(case.step, cluster=EAGER, mesh=combo.mesh, method=combo.method)
     state, metrics = initial_state(combo.model, combo.optimizer), []
     left_over: list[str] = []
     for i in range(STEPS):

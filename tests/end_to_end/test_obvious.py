@@ -54,7 +54,7 @@ class Answer:
     """A step planned by `auto` and compiled: where its weights lie, and its collectives."""
 
     def __init__(self, step: Callable[..., Any], *args: Any, **options: Any) -> None:
-        parallel: autopar.ParallelStep = autopar.parallelize(step, mesh=(8,), **options)
+        parallel = autopar.parallelize(step, mesh=(8,), **options)
         self.plan = parallel.plan_for(*args)
         every = read_collectives(parallel.compile(*args).as_text())
         self.collectives = tuple(c for c in every if c.nbytes > SCALARS)
@@ -138,9 +138,7 @@ def test_transformer_blocks_of_large_weights_give_megatron_pairs(layers: int, cl
 
 def test_a_tight_memory_limit_gives_zero_3() -> None:
     step, state, batch = mlp(width=2048, hidden=8192, layers=4, batch=32768)
-    sharded: autopar.ParallelStep = autopar.parallelize(
-        step, cluster="8xh100", mesh=(8,), method="fsdp"
-    )
+    sharded = autopar.parallelize(step, cluster="8xh100", mesh=(8,), method="fsdp")
     limit = sharded.plan_for(state, batch).prediction.peak_bytes
     tight = (limit + 1) / 2**30
     answer = Answer(step, state, batch, cluster="8xh100", memory_gb=tight, remat=False)

@@ -120,13 +120,13 @@ def test_what_needs_the_whole_batch_is_refused_by_its_line(
 # -- the front door ----------------------------------------------------------------------------
 
 
-def _parallel(subject: Subject, **options: Any) -> autopar.ParallelStep:
-    step: autopar.ParallelStep = autopar.parallelize(subject.step, cluster=EAGER, **options)
+def _parallel(subject: Subject, **options: Any) -> autopar.ParallelStep[..., Any]:
+    step = autopar.parallelize(subject.step, cluster=EAGER, **options)
     return step
 
 
 def _three(
-    step: autopar.ParallelStep, subject: Subject, state: Any
+    step: autopar.ParallelStep[..., Any], subject: Subject, state: Any
 ) -> tuple[Any, tuple[Leaf, ...]]:
     told: list[Any] = []
     for seed in range(STEPS):

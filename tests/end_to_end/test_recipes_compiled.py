@@ -27,9 +27,7 @@ DATA, MODEL = (0, 4), (0, 1, 2, 3)
 def compiled(model: models.Model, method: str) -> tuple[autopar.Plan, tuple[HloCollective, ...]]:
     """A step planned by a recipe on 2 x 4 devices: the plan, and its collectives of some size."""
     state = jax.eval_shape(model.create_state, jax.random.key(0))
-    step: autopar.ParallelStep = autopar.parallelize(
-        model.step, cluster="8xh100", mesh=(2, 4), method=method
-    )
+    step = autopar.parallelize(model.step, cluster="8xh100", mesh=(2, 4), method=method)
     plan = step.plan_for(state, model.example_batch)
     every = read_collectives(step.compile(state, model.example_batch).as_text())
     return plan, tuple(c for c in every if c.nbytes > SMALL)

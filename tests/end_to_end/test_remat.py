@@ -16,6 +16,7 @@ from autopar.cost.prices import Prices
 from autopar.errors import MemoryLimitError, PlanMismatchError
 from autopar.ir.plan_file import plan_from_json, plan_to_json
 from autopar.ir.recomputation import Recomputation
+from autopar.passes.pipeline import PassPipeline
 from autopar.passes.shard.model.local_costs import local_costs
 from autopar.passes.shard.model.recompute import least_again
 from autopar.passes.shard.model.residuals import Residuals
@@ -51,7 +52,7 @@ def fullest_plan(model: str, optimizer: Optimizer, method: str) -> autopar.Plan:
     assert level is not None
     names = residuals.tradeoff.names(level.again)
     form = form_of(Form(found.trace.whole, found.graph), Recomputation(names), RuleBook())
-    request = Request(EAGER, found.plan.mesh, method, remat=False)
+    request = Request(EAGER, found.plan.mesh, PassPipeline.of_options(method), remat=False)
     again = plan_step(replace(found.source, traced=form.traced), request)
     return replace(again.plan, recomputation=Recomputation(names))
 
@@ -72,7 +73,7 @@ def test_recomputing_all_that_pays_equals_plain_jit(
     case = zoo_case(model, optimizer)
     plan = plan_from_json(plan_to_json(fullest_plan(model, optimizer, method)))
     assert plan.recomputed
-    step: autopar.ParallelStep = autopar.parallelize(case.step, plan=plan)
+    step = autopar.parallelize(case.step, plan=plan)
     state, metrics = initial_state(model, optimizer), []
     for i in range(STEPS):
         state, measured = step(state, case.batch(i))
@@ -120,7 +121,9 @@ def _given() -> tuple[State, jax.Array]:
     return state, jnp.asarray(rng.standard_normal((8 * BATCH, WIDTH), np.float32))
 
 
-def _plans(fun: Any, share: float) -> tuple[autopar.ParallelStep, autopar.ParallelStep]:
+def _plans(
+    fun: Any, share: float
+) -> tuple[autopar.ParallelStep[..., Any], autopar.ParallelStep[..., Any]]:
     """The step without a limit, and where only `share` of its temporaries fits."""
     free = autopar.parallelize(fun, cluster=EAGER, mesh=(8,), method="dp")
     p = free.plan_for(*_given()).prediction

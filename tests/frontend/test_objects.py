@@ -289,7 +289,7 @@ def test_pieces_that_stages_keep_are_values_of_variables() -> None:
         return net, nnx.Optimizer(net, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
 
     x = jax.random.normal(jax.random.key(1), (8, 4))
-    parallel = autopar.parallelize(_train, cluster="8xcpu", stages=2, microbatches=2)
+    parallel: Any = autopar.parallelize(_train, cluster="8xcpu", stages=2, microbatches=2)
     plain: Any = nnx.jit(_train)
     ours, theirs = made(), made()
     for _ in range(3):

@@ -140,7 +140,7 @@ def _parallel(loaded: Loaded, config: Config, state: Any, batches: Sequence[Any]
     if config.random_plan is not None:
         return _by_random_plan(loaded, config, state, batches[0])
     options = config.options(state)
-    step: autopar.ParallelStep = autopar.parallelize(loaded.step, **options)
+    step = autopar.parallelize(loaded.step, **options)
     if config.memory_share is not None:
         roomy = autopar.plan(loaded.step, state, batches[0], **{**options, "method": "dp"})
         peak = roomy.prediction.peak_bytes

@@ -59,7 +59,7 @@ def ran(case: Other, fun: Callable[..., Any], steps: int = 2) -> Any:
     return state, metrics
 
 
-def planned(case: Other, way: str) -> autopar.ParallelStep:
+def planned(case: Other, way: str) -> autopar.ParallelStep[..., Any]:
     """The parallel step of a case under one of the ways."""
     found = autopar.parallelize(case.step, cluster="8xcpu", **WAYS[way], **case.options)
     assert isinstance(found, autopar.ParallelStep)

@@ -133,7 +133,7 @@ def test_seconds_decide_nothing() -> None:
 
 
 def test_stages_are_compiled_part_by_part() -> None:
-    step: autopar.ParallelStep = autopar.parallelize(
+    step = autopar.parallelize(
         train_step, cluster="8xh100", stages=2, microbatches=4, schedule="1f1b"
     )
     planned = step.planned(*SHAPES)
@@ -164,7 +164,7 @@ def test_cpu_devices_compile_what_was_planned(method: str) -> None:
 
 
 def test_stages_compile_for_cpu_devices() -> None:
-    step: autopar.ParallelStep = autopar.parallelize(
+    step = autopar.parallelize(
         train_step, cluster="8xcpu", stages=2, microbatches=4, schedule="1f1b", method="dp"
     )
     found = step.verify(*SHAPES, level="collectives")

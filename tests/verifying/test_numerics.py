@@ -21,7 +21,7 @@ NUMERICS = Inquiry(CheckLevel.NUMERICS)
 
 def test_a_model_of_the_zoo_agrees() -> None:
     case = cases("adam")["mlp"]
-    step: autopar.ParallelStep = autopar.parallelize(case.step, cluster=EAGER, mesh=(2, 4))
+    step = autopar.parallelize(case.step, cluster=EAGER, mesh=(2, 4))
     state = case.create_state(jax.random.key(0))
     found = step.verify(state, case.batch(0), level="numerics", steps=2)
     assert found.agrees, str(found)
@@ -68,7 +68,7 @@ def test_narrow_floats_have_their_own_rounding() -> None:
         loss, grad = jax.value_and_grad(loss_of)(state)
         return jax.tree.map(lambda w, g: w - 0.1 * g, state, grad), loss
 
-    step: autopar.ParallelStep = autopar.parallelize(step_of, cluster="8xh100", method="fsdp")
+    step = autopar.parallelize(step_of, cluster="8xh100", method="fsdp")
     found = step.verify(*SHAPES, level="numerics")
     assert found.agrees, str(found)
     assert found.numerics is not None
@@ -76,7 +76,7 @@ def test_narrow_floats_have_their_own_rounding() -> None:
 
 
 def test_stages_agree() -> None:
-    step: autopar.ParallelStep = autopar.parallelize(
+    step = autopar.parallelize(
         train_step, cluster="8xcpu", stages=2, microbatches=4, schedule="1f1b"
     )
     found = step.verify(*SHAPES, level="numerics", steps=2)
@@ -99,7 +99,7 @@ def test_a_plan_of_many_devices_is_shrunk(method: str) -> None:
 
 
 def test_stages_run_in_this_process_or_not_at_all() -> None:
-    step: autopar.ParallelStep = autopar.parallelize(
+    step = autopar.parallelize(
         train_step, cluster="16xcpu", stages=2, microbatches=2, schedule="1f1b"
     )
     with pytest.raises(VerifyError, match="needs 16 CPU devices and this process has 8"):
@@ -111,7 +111,7 @@ def test_second_moments_are_not_drawn_below_zero() -> None:
         return {"w": state["w"] + jnp.sqrt(state["nu"]) * batch.mean(), "nu": 0.9 * state["nu"]}
 
     kind = jax.ShapeDtypeStruct((64,), jnp.float32)
-    step: autopar.ParallelStep = autopar.parallelize(rooted, cluster="8xcpu", mesh=(8,))
+    step = autopar.parallelize(rooted, cluster="8xcpu", mesh=(8,))
     found = step.verify({"w": kind, "nu": kind}, kind, level="numerics")
     assert found.agrees, str(found)
     assert found.numerics is not None
@@ -125,9 +125,7 @@ def keyed(key: jax.Array, x: Any, *, rate: float) -> jax.Array:
 def test_keys_static_and_named_arguments_are_drawn_or_kept() -> None:
     x = jax.ShapeDtypeStruct((64, 8), jnp.float32)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    step: autopar.ParallelStep = autopar.parallelize(
-        keyed, cluster="8xcpu", mesh=(8,), static_argnames="rate"
-    )
+    step = autopar.parallelize(keyed, cluster="8xcpu", mesh=(8,), static_argnames="rate")
     found = step.verify(key, x, rate=0.5, level="numerics")
     assert found.agrees, str(found)
 
@@ -158,7 +156,7 @@ def test_an_unknown_level_is_told() -> None:
 def test_the_users_arrays_are_left_alone() -> None:
     state = jax.tree.map(lambda s: jnp.ones(s.shape), SHAPES[0])
     batch = np.ones(SHAPES[1].shape, np.float32)
-    step: autopar.ParallelStep = autopar.parallelize(train_step, cluster="8xcpu", mesh=(8,))
+    step = autopar.parallelize(train_step, cluster="8xcpu", mesh=(8,))
     assert step.verify(state, batch, level="numerics", steps=2).agrees
     assert not state["up"].is_deleted()
     assert (np.asarray(state["up"]) == 1).all()

@@ -23,7 +23,8 @@ class StepSpec:
     `state_argnums` None means: found by matching arguments with outputs of the same tree. All
     numbers count the function's parameters, static ones too, and those below 0 from the end.
     Primitives named in `kept` stay as they are, though they stand for a program of others: the
-    user has rules for them.
+    user has rules for them. Where `fun` stands in for a function of objects, `result_of` takes the
+    trees that the user is given out of what it returns.
     """
 
     fun: Callable[..., Any]
@@ -31,6 +32,7 @@ class StepSpec:
     static_argnames: tuple[str, ...] = ()
     state_argnums: tuple[int, ...] | None = None
     kept: frozenset[str] = frozenset()
+    result_of: Callable[[Any], Any] | None = None
 
     @property
     def name(self) -> str:

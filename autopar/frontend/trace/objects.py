@@ -78,9 +78,19 @@ def pure_creation(
             case (state, Constant(graph)) if nnx is not None and isinstance(graph, nnx.GraphDef):
                 return nnx.merge(graph, state)
             case _:
-                return _without_constants(made)
+                return without_constants(made)
 
     return created, closed
+
+
+def opened_state(state: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """A state's arrays alone, as a tree, and what makes its objects of such a tree again."""
+    created, closed = pure_creation(lambda: state)
+    match created():
+        case (arrays, Constant() as graph) if _imported("flax.nnx") is not None:
+            return arrays, lambda made: closed((made, graph))
+        case arrays:
+            return arrays, closed
 
 
 def is_array(leaf: Any) -> bool:
@@ -175,16 +185,16 @@ def _equinox_call(eqx: ModuleType, call: PureCall, everywhere: bool) -> PureCall
 
     @functools.wraps(fun, updated=())
     def step(*args: Any, **kwargs: Any) -> Any:
-        args = tuple(a if i in numbers else _without_constants(a) for i, a in enumerate(args))
-        named = {k: a if k in names else _without_constants(a) for k, a in kwargs.items()}
+        args = tuple(a if i in numbers else without_constants(a) for i, a in enumerate(args))
+        named = {k: a if k in names else without_constants(a) for k, a in kwargs.items()}
         return given(fun(*args, **named))
 
     step.__name__ = spec.name
     return PureCall(
-        replace(spec, fun=step),
+        replace(spec, fun=step, result_of=without_constants),
         tuple(a if i in numbers else given(a) for i, a in enumerate(call.args)),
         {k: a if k in names else given(a) for k, a in call.kwargs.items()},
-        close=_without_constants,
+        close=without_constants,
     )
 
 
@@ -215,7 +225,8 @@ def _constant(value: Any) -> Constant:
     return made
 
 
-def _without_constants(tree: Any) -> Any:
+def without_constants(tree: Any) -> Any:
+    """The tree with every Constant as the value that it holds."""
     return jax.tree_util.tree_map(
         lambda node: node.value if _is_constant(node) else node, tree, is_leaf=_is_constant
     )
@@ -306,7 +317,8 @@ def _nnx_call(nnx: ModuleType, call: PureCall, changing: tuple[str, ...]) -> Pur
         return again[-1] if is_object else out
 
     args, kwargs = put(call.args, call.kwargs, states)
-    return PureCall(replace(spec, fun=step), args, kwargs, graphs, close)
+    spec = replace(spec, fun=step, result_of=lambda made: made[0])
+    return PureCall(spec, args, kwargs, graphs, close)
 
 
 def _split(context: Any, nodes: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
