@@ -108,6 +108,15 @@ class LayerProfiler:
         """The fastest way for microbatches of so many rows; None where there is none."""
         return self._found(rows, sizes, replace(self._setting, partial_sums=True))
 
+    def refusal(self, rows: int) -> str:
+        """The reason why so many rows have no way even without a limit; empty where they have."""
+        try:
+            for c in self._classes:
+                self._shard.run(self._programs.at(c, rows).joint.graph, self._setting)
+        except InfeasibleError as error:
+            return str(error)
+        return ""
+
     def tight(
         self, rows: int, sizes: Sequence[int], budget_bytes: float
     ) -> Iterator[ShardingVariant]:
