@@ -36,6 +36,7 @@ from autopar.options import (
     argnames_of,
     argnums_of,
     batch_axes_of,
+    cache_of,
     check_order,
     check_state_is_not_static,
     cluster_of,
@@ -100,6 +101,7 @@ class PlanOptions(TypedDict, total=False):
     passes: str | None
     transport: Literal["auto", "pull", "put"]
     patience: float | None
+    cache: str | Path | Literal[False] | None
 
 
 class Parallelizer(Protocol):
@@ -141,6 +143,7 @@ def parallelize(
     passes: str | None = None,
     transport: Literal["auto", "pull", "put"] = "auto",
     patience: float | None = None,
+    cache: str | Path | Literal[False] | None = None,
 ) -> Any:
     """Make a train step run on a whole cluster.
 
@@ -178,6 +181,9 @@ def parallelize(
             "pull" (sockets), "put" (`jax.device_put`); "auto" is pull on CPUs, else put.
         patience: seconds after which a step that makes no progress is reported on stderr, with what
             each submesh did last and what it waits for; None never looks.
+        cache: a folder of plans, in which one is looked for before it is made, and kept; None is
+            the folder `autopar-plans` in JAX's `jax_compilation_cache_dir` where that is set, False
+            none.
 
     Returns a ParallelStep. Raises an InputError that names the option for one that cannot be used;
     planning errors come at the first call.
@@ -190,6 +196,7 @@ def parallelize(
             rules=rules, remat=remat, stages=stages, microbatches=microbatches,
             schedule=schedule, batch_axes=batch_axes, passes=passes, transport=transport,
             patience=patience,
+            cache=cache,
         )  # fmt: skip
     given = plan_of(plan)
     shape, order = mesh_of(mesh)
@@ -233,7 +240,13 @@ def parallelize(
     spec = StepSpec(step, static, names, state, kept)
     travels = transport_of(transport)
     made: ParallelStep[..., Any] = ParallelStep(
-        spec, request, flag_of(donate, "donate"), given, travels, patience_of(patience)
+        spec,
+        request,
+        flag_of(donate, "donate"),
+        given,
+        travels,
+        patience_of(patience),
+        cache_of(cache),
     )
     return made
 
@@ -264,7 +277,7 @@ def inspect(plan: Plan) -> Inspection:
 
 
 def explain(plan: Plan, subject: str) -> Explanation:
-    """Why an argument ("params/up") or an op ("dot_general model.py:12") lies as it does.
+    """Why an argument ("params/up") or an op ("dot_general model.py:12") is sharded as it is.
 
     Raises InputError, with what is near, where the plan has no such thing or several.
     """

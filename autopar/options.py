@@ -26,11 +26,13 @@ from autopar.errors import (
     PlanFileError,
     ScheduleError,
 )
+from autopar.frontend.compat import compilation_cache_folder
 from autopar.ir.mesh import DEFAULT_NAMES, MeshShape
 from autopar.ir.plan import Plan
 from autopar.ir.plan_file import load_plan
 from autopar.passes.pipeline import PassPipeline, read_passes
 from autopar.passes.shard.recipes import RECIPES
+from autopar.planner.plan_cache import PlanCache
 from autopar.planner.request import Pins, Request
 from autopar.rules import RuleBook
 from autopar.runtime.bind import is_mesh, mesh_shape, positions_of
@@ -273,6 +275,22 @@ def plan_of(given: object) -> Plan | None:
             f"plan is {shown(given)}, which cannot be read: {error}; give the path of a file that "
             "plan.save('plan.json') wrote"
         ) from error
+
+
+def cache_of(given: object) -> PlanCache | None:
+    """The plan cache in a folder: the one named, or one beside JAX's compiled programs.
+
+    False is none, and so is None where JAX keeps no compiled programs. Raises ArgumentError.
+    """
+    if given is None:
+        known = compilation_cache_folder()
+        return PlanCache(Path(known) / "autopar-plans") if known else None
+    if given is False:
+        return None
+    if not isinstance(given, str | Path) or not str(given):
+        accepted = "a folder or False, as in cache='plans'"
+        raise ArgumentError(refused("cache", given, accepted))
+    return PlanCache(Path(given))
 
 
 def a_plan(given: object) -> Plan:

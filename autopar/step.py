@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 from autopar.cluster import Cluster
 from autopar.cluster.planned import planned_cluster
-from autopar.errors import CheckpointError, PlanError
+from autopar.errors import CheckpointError, PlanError, listing
 from autopar.frontend import Call, StepSpec, TracedStep, pure_creation, read_call, trace
 from autopar.frontend.compat import inside_transform, runs_uncompiled
 from autopar.frontend.trace.arguments import dynamic_arguments
@@ -43,11 +43,12 @@ from autopar.options import (
 from autopar.passes.base import Watcher
 from autopar.passes.lower.projections import Transports, verify_projections
 from autopar.planner.plan import plan_step, replan, warn_of_unknown
+from autopar.planner.plan_cache import PlanCache
 from autopar.planner.planned import Planned
 from autopar.planner.request import Request
 from autopar.planner.restore import restore
 from autopar.planner.source import Source
-from autopar.progress import Progress, progress
+from autopar.progress import LOGGER, Progress, progress
 from autopar.report.html.page import html_summary
 from autopar.runtime.bind import BoundMesh, bind_mesh, host_of, mesh_shape
 from autopar.runtime.constrained import (
@@ -95,10 +96,11 @@ class Recording:
 
 @dataclass(frozen=True)
 class _Running:
-    """A plan and what runs it."""
+    """A plan, what runs it, and the types of the arguments that it is for."""
 
     planned: Planned
     executor: Executor
+    types: Mapping[str, str]
 
     @property
     def traced(self) -> TracedStep:
@@ -122,9 +124,11 @@ class ParallelStep(Generic[P, R]):
         plan: Plan | None = None,
         transport: str = "auto",
         patience: float | None = None,
+        cache: PlanCache | None = None,
     ) -> None:
         self._spec, self._request, self._donate = spec, request, donate
         self._given, self._transport, self._patience = plan, transport, patience
+        self._cache = cache
         self._planned: dict[Hashable, Planned] = {}
         self._running: dict[Hashable, _Running] = {}
         self._constrained: dict[Hashable, Any] = {}
@@ -132,6 +136,7 @@ class ParallelStep(Generic[P, R]):
         # another for ever. A thread may come back while it plans: watchers ask for the plan.
         self._turn = threading.RLock()
         self._latest: Planned | None = None
+        self._has_told = False
         self._trace_path: Path | None = None
         self._recording: Recording | None = None
         self.__name__ = spec.name
@@ -282,7 +287,7 @@ class ParallelStep(Generic[P, R]):
         Of stage programs a mapping: the name of each part, such as "F0", to its compiled object.
         """
         with self._turn:
-            executor = self._run(read_call(self._spec, args, kwargs)).executor
+            executor = self._run(read_call(self._spec, args, kwargs), wanted=True).executor
         programs = executor.compiled
         return next(iter(programs.values())) if executor.program.is_one_part else dict(programs)
 
@@ -460,7 +465,7 @@ class ParallelStep(Generic[P, R]):
         cluster = planned_cluster(a_plan(plan))
         request = replace(self._request, cluster=cluster)
         return ParallelStep(
-            self._spec, request, self._donate, plan, self._transport, self._patience
+            self._spec, request, self._donate, plan, self._transport, self._patience, self._cache
         )
 
     def _make(self, call: Call, watchers: Sequence[Watcher]) -> Planned:
@@ -468,7 +473,7 @@ class ParallelStep(Generic[P, R]):
         args, kwargs = unplaced(call.spec, call.args, call.kwargs)
         with (
             paused_collection(),
-            progress(self.__name__, "planning", has_line=not watchers) as told,
+            progress(self.__name__, "planning") as told,
         ):
             watchers = (*watchers, told.watcher)
             traced = trace(call.spec, args, kwargs)
@@ -487,14 +492,14 @@ class ParallelStep(Generic[P, R]):
         """
         job, given = this_job(), self._given
         if job.is_alone:
-            return restore(given, source) if given else plan_step(source, self._request, watchers)
+            return restore(given, source) if given else self._plan_step(source, watchers)
         subject = f"the plan of {self.__name__}"
         text = plan_to_json(given) if given else ""
         job.agree(subject, device_facts() | self._facts(source, text))
         planned: list[Planned] = []
 
         def plan() -> str:
-            planned.append(plan_step(source, self._request, watchers))
+            planned.append(self._plan_step(source, watchers))
             return plan_to_json(planned[0].plan)
 
         if given is None:
@@ -505,6 +510,16 @@ class ParallelStep(Generic[P, R]):
             found = restore(given or plan_from_json(text, subject), source)
         made = {"the hash of the plan": _hash_of(text), "the program": str(found.program)}
         job.agree(f"the program of {self.__name__}", made)
+        return found
+
+    def _plan_step(self, source: Source, watchers: Sequence[Watcher]) -> Planned:
+        """The planned step, out of the plan cache where there is one that has it."""
+        if self._cache is None:
+            return plan_step(source, self._request, watchers)
+        found = self._cache.restored(source, self._request)
+        if found is None:
+            found = plan_step(source, self._request, watchers)
+            self._cache.keep(source, self._request, found.plan)
         return found
 
     def _facts(self, source: Source, given: str) -> dict[str, str]:
@@ -522,13 +537,34 @@ class ParallelStep(Generic[P, R]):
             "the transport": self._transport,
         }
 
-    def _run(self, call: Call) -> _Running:
+    def _run(self, call: Call, wanted: bool = False) -> _Running:
+        """The compiled step for a call; compiling one that nobody `wanted` ahead may be told of."""
         if call.signature not in self._running:
+            if not wanted:
+                self._tell_of_another_shape(call)
             planned = self._planned_for(call)
             with progress(self.__name__, "compiling") as told:
                 executor = self._compiled(planned, told)
-            self._running[call.signature] = _Running(planned, executor)
+            self._running[call.signature] = _Running(planned, executor, call.types())
         return self._running[call.signature]
+
+    def _tell_of_another_shape(self, call: Call) -> None:
+        """Warn, once, of a call that plans and compiles anew, as the last batch of a set may."""
+        if self._has_told or not self._running or call.signature in self._planned:
+            return
+        self._has_told = True
+        old, now = next(reversed(self._running.values())).types, call.types()
+        other = [f"{p} is {t} and was {old[p]}" for p, t in now.items() if old.get(p, t) != t]
+        LOGGER.warning(
+            "%s",
+            listing(
+                f"{self.__name__} is called with other arguments than before, and plans and "
+                "compiles anew:",
+                other or ["its static arguments, or the structure of the others, have changed"],
+                "Drop the last, partial batch or fill it up; or compile for each shape before the "
+                f"loop, with {self.__name__}.compile(state, batch). This is said once.",
+            ),
+        )
 
     def _compiled(self, planned: Planned, told: Progress) -> Executor:
         meshes = self._meshes(planned.plan)
@@ -536,7 +572,12 @@ class ParallelStep(Generic[P, R]):
         if not isinstance(transport, LocalTransport):
             told.say(f"compiling; arrays travel between processes by {transport.name}")
             _check_waiting(planned.program, meshes, transport)
-        options = Options(self._donate, self._patience, transport=transport)
+        options = Options(
+            donate=self._donate,
+            patience=self._patience,
+            transport=transport,
+            compiled=lambda done, parts: told.count(done, parts, "compiling"),
+        )
         return Executor(planned.trace, planned.program, meshes, options)
 
     def _meshes(self, plan: Plan) -> tuple[BoundMesh, ...]:

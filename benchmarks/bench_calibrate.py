@@ -86,7 +86,7 @@ def measured_cluster() -> autopar.Cluster:
     if len(sys.argv) > 1:
         jax.config.update("jax_num_cpu_devices", 8)
         return autopar.Cluster.from_toml(sys.argv[1])
-    return calibrate("cpu:8", FULL, lambda done, total, doing: None).cluster
+    return calibrate("cpu:8", FULL).cluster
 
 
 def main() -> None:

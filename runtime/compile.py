@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import pickle
 import time
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -30,6 +30,7 @@ from autopar.ir.spmd import Block, Fence, Instruction, LocalOp, Loop, Move
 from autopar.runtime.bind import is_key
 from autopar.runtime.parts import PartSource
 
+Count = Callable[[int, int], None]  # how many are done, of how many
 _THREADS = 4  # XLA compiles without the interpreter's lock
 
 
@@ -62,21 +63,35 @@ class _Copies:
     compiled: int
 
 
+def tell_nobody(done: int, total: int) -> None:
+    """The listener where nobody looks on."""
+    del done, total
+
+
 def compile_parts(
-    sources: Sequence[PartSource], meshes: Sequence[Mesh]
+    sources: Sequence[PartSource],
+    meshes: Sequence[Mesh],
+    told: Count = tell_nobody,
 ) -> tuple[tuple[Any, ...], CompileReport]:
-    """A compiled program for each part, on the mesh of its submesh."""
+    """A compiled program for each part, on the mesh of its submesh.
+
+    `told` hears how many different ones there are, and are compiled.
+    """
     start = time.perf_counter()
     places: dict[Hashable, dict[int, list[int]]] = {}
     for i, source in enumerate(sources):
         key = program_cache_key(source) if len(sources) > 1 else None
         places.setdefault(key, {}).setdefault(source.program.part.submesh, []).append(i)
     alike = list(places.values())
+    made: list[_Copies] = []
     if len(alike) == 1:  # in this thread, whose settings of JAX the step may have been called under
-        made = [_copies(sources, meshes, alike[0])]
+        made.append(_copies(sources, meshes, alike[0]))
+        told(1, 1)
     else:
         with ThreadPoolExecutor(_THREADS) as pool:
-            made = list(pool.map(lambda uses: _copies(sources, meshes, uses), alike))
+            for copies in pool.map(lambda uses: _copies(sources, meshes, uses), alike):
+                made.append(copies)
+                told(len(made), len(alike))
     programs = dict(_by_part(alike, made))
     compiled = sum(c.compiled for c in made)
     report = CompileReport(

@@ -31,7 +31,7 @@ from autopar.ir.projection import Host
 from autopar.runtime.actions import Action, Binding
 from autopar.runtime.bind import host_of, mesh_shape, with_axis
 from autopar.runtime.callbacks import HostCalls, LaterCaller
-from autopar.runtime.compile import compile_parts
+from autopar.runtime.compile import Count, compile_parts, tell_nobody
 from autopar.runtime.deleted import check_closed_over
 from autopar.runtime.feeds import Feeder, Fetcher, Registers
 from autopar.runtime.interface import Interface, register_types
@@ -56,12 +56,14 @@ class Options:
     """Options of an executor.
 
     `donate` lets a step consume its state. A step that makes no progress for `patience` seconds
-    is reported: what each submesh did last, and what it waits for. None never looks.
+    is reported: what each submesh did last, and what it waits for. None never looks. `compiled` is
+    told how many different parts are compiled, of how many.
     """
 
     donate: bool = True
     patience: float | None = None
     report: Callable[[str], Any] = _to_stderr
+    compiled: Count = tell_nobody
     transport: AbstractTransport = _LOCAL
 
 
@@ -135,7 +137,9 @@ class Executor:
         feeds = self._interface.feeds
         types = register_types(program, sources, feeds, self._interface.meshes)
         own = [n for n, s in enumerate(sources) if host.owns(s.program.part.submesh)]
-        programs, self.compile_report = compile_parts([sources[n] for n in own], meshes)
+        programs, self.compile_report = compile_parts(
+            [sources[n] for n in own], meshes, options.compiled
+        )
         self.compiled = {sources[n].name: p for n, p in zip(own, programs, strict=True)}
 
         # 2. Bind what fills the registers, what runs on them, and what empties them.

@@ -21,6 +21,7 @@ from autopar.cluster.local import local_name
 from autopar.errors import ClusterError
 from autopar.frontend.devices import local_devices
 from autopar.ir.devices import DeviceFacts
+from autopar.progress import Progress, progress
 from autopar.runtime.measure.bench import DeviceBench
 from autopar.runtime.measure.devices import (
     choose_devices,
@@ -46,19 +47,24 @@ class Calibrated:
     speaks: bool = True
 
 
-def calibrate(devices: str, effort: LadderEffort, told: Told, job: str = "") -> Calibrated:
+def calibrate(devices: str, effort: LadderEffort, job: str = "") -> Calibrated:
     """Measure devices ("" for all, else a text as choose_devices reads) and fit their cluster.
 
     `job` is how to join the other processes of one, as join_job reads it. Raises ClusterError
     where there is none, the devices make no cluster, or the time was too short.
     """
+    with progress("calibrate", "measuring") as told:
+        return _calibrate(devices, effort, told, job)
+
+
+def _calibrate(devices: str, effort: LadderEffort, told: Progress, job: str) -> Calibrated:
     if job:
         join_job(job)
     chosen = choose_devices(devices)
     facts = [local_devices()[i] for i in chosen]
     like, cluster = starting_cluster(facts)
     bench = DeviceBench(cluster, devices_at(chosen))
-    findings = run_ladder(cluster, bench, effort, told)
+    findings = run_ladder(cluster, bench, effort, told.count)
     measured = Measured(
         samples=tuple(findings.samples),
         like=like,

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from autopar.api import Cluster, keep_to_cpu
 from autopar.calibrating.calibrate import Calibrated, calibrate
 from autopar.calibrating.fitted import refit
-from autopar.calibrating.ladder import FULL, QUICK, LadderEffort
-from autopar.cli.console import err, out, print_json, print_warnings
+from autopar.calibrating.ladder import FULL, QUICK
+from autopar.cli.console import out, print_json, print_warnings
 from autopar.cluster.catalog import usual_clusters
 from autopar.ir.text_file import CLUSTER, check_output, write_text
 from autopar.report.clusters import catalog, cluster_data, detail, mesh_data
@@ -67,7 +65,7 @@ def calibrate_devices(
         keep_to_cpu()
         found = Calibrated(refit(Cluster.from_toml(measured)))
     else:
-        found = _measure(devices, effort, job)
+        found = calibrate(devices, effort, job)
     if not found.speaks:
         return
     write_text(found.cluster.to_toml(), output)
@@ -79,21 +77,3 @@ def calibrate_devices(
     console.print(detail(found.cluster))
     console.print()
     console.print(f"saved to {output}", style="bright_black", markup=False, soft_wrap=True)
-
-
-def _measure(devices: str, effort: LadderEffort, job: str) -> Calibrated:
-    console = err()
-    columns = (
-        BarColumn(20),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
-    shown = console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
-        task = progress.add_task("opening the devices", total=None)
-
-        def show(done: int, total: int, doing: str) -> None:
-            progress.update(task, completed=done, total=total, description=doing)
-
-        return calibrate(devices, effort, show, job)

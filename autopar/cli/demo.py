@@ -15,9 +15,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from autopar import api, demo
 from autopar.cli.console import err, out, print_json
 from autopar.cli.group import IMPOSSIBLE
-from autopar.cli.plan import Count, watch_planning
+from autopar.cli.plan import Count
 from autopar.ir.codec import Json
 from autopar.ir.plan import Plan
+from autopar.progress import progress
 from autopar.report.plan import collectives, headline, memory, parameters, pipeline
 from autopar.report.rows import plan_data
 from autopar.report.training import Learnt, Line, comparison, learnt
@@ -55,15 +56,14 @@ def run_demo(asked: Asked) -> None:
         schedule=asked.schedule,
     )
     console = err() if asked.as_json else out()
-    with watch_planning(err()) as trail:
-        planned = step.watched([trail.watcher], *demo.example_args(config))
+    planned = step.planned(*demo.example_args(config))
     plan = planned.plan
     for part in _parts(planned):
         console.print(part)
         console.print()
-    with err().status("reading the corpus") as status:
+    with progress("demo", "reading the corpus") as told:
         corpus = demo.load_corpus()
-        state, compared = demo.compare(step, config, corpus, status.update)
+        state, compared = demo.compare(step, config, corpus, told.say)
     pairs = tuple(zip(compared.losses, compared.plain_losses, strict=True))
     console.print(comparison(pairs, _lines(compared), compared.holds))
     console.print()

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import click
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from autopar import api
 from autopar.cli.console import err, gather_warnings, out, print_json, print_warnings
 from autopar.cli.loading import Target, load_target, tracing
 from autopar.cli.pins import load_pins, read_pins
 from autopar.ir.layers import LayerSequence
-from autopar.ir.mesh import MeshShape
-from autopar.ir.sharding_plan import ShardingPlan
-from autopar.ir.stages import StagePlan
-from autopar.ir.text import show_seconds
 from autopar.ir.text_file import PLAN, check_output
 from autopar.report.plan import collectives, headline, margins, parameters, pipeline
 from autopar.report.rows import plan_data
 
 Count = int | Literal["auto"]
-_SLOTS = ("batch", "layer", "stage", "shard", "lower")
 
 
 @dataclass(frozen=True)
@@ -46,6 +37,8 @@ class Wanted:
     microbatches: Count | None
     schedule: str
     passes: str | None
+    cache: Path | None
+    no_cache: bool
 
 
 @dataclass(frozen=True)
@@ -95,12 +88,19 @@ def _make(loaded: Target, wanted: Wanted, after: str | None) -> Made:
         microbatches=wanted.microbatches,
         schedule=wanted.schedule,
         passes=wanted.passes,
+        cache=_cache(wanted, after),
     )
-    with gather_warnings() as messages, watch_planning(err()) as trail, tracing(loaded):
+    trail = Trail()
+    with gather_warnings() as messages, tracing(loaded):
         planned: api.Planned = step.watched([trail.watcher], *loaded.args, **loaded.kwargs)
     seconds = time.perf_counter() - start
     text = trail.text_after(after, planned) if after is not None else ""
     return Made(planned, seconds, text, tuple(messages))
+
+
+def _cache(wanted: Wanted, after: str | None) -> Path | Literal[False] | None:
+    """The plan cache to look in: none where the way to the plan is asked for."""
+    return False if wanted.no_cache or after is not None else wanted.cache
 
 
 def _print(made: Made, output: Path | None) -> None:
@@ -135,22 +135,23 @@ def _print_data(made: Made, output: Path | None, after: str | None) -> None:
     )
 
 
-# -- following the planner ------------------------------------------------------------------------
+# -- the IR on the way ----------------------------------------------------------------------------
 
 
 class Trail:
-    """The results of every slot on every mesh, and a progress line that follows them."""
+    """The layers that the planner cut on its way, and what each slot gave of the plan it made."""
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._task = progress.add_task("tracing", total=None)
-        self._mesh: MeshShape | None = None
+    def __init__(self) -> None:
         self._layers: list[LayerSequence] = []
 
     @property
     def watcher(self) -> api.Watcher:
         """The watcher to hand to the planner."""
         return api.Watcher(after=self._after)
+
+    def _after(self, slot: str, given: object, made: object, seconds: float) -> None:
+        if isinstance(made, LayerSequence):
+            self._layers.append(made)
 
     def text_after(self, slot: str, planned: api.Planned) -> str:
         """The printed result of a slot on the way to the plan that was made."""
@@ -169,36 +170,3 @@ class Trail:
             "lower": made.program.parts[0].listing if one else made.program,
         }
         return str(texts[slot])
-
-    def _after(self, slot: str, given: object, made: object, seconds: float) -> None:
-        if slot == "mesh":
-            self._progress.update(self._task, description=f"planning: mesh {given} tried")
-        if slot not in _SLOTS:
-            return  # a part of a slot, or what came before them
-        if slot == _SLOTS[0]:
-            self._mesh = None
-        if isinstance(made, StagePlan):
-            self._mesh = made.submeshes[0].mesh
-        if isinstance(made, LayerSequence):
-            self._layers.append(made)
-        if isinstance(made, ShardingPlan) and self._mesh is not None:  # of a whole step
-            self._print_mesh(made, seconds)
-        done = _SLOTS.index(slot)
-        following = _SLOTS[(done + 1) % len(_SLOTS)]
-        where = f" on ({self._mesh})" if self._mesh is not None else ""
-        self._progress.update(self._task, description=f"planning{where}: {following}")
-
-    def _print_mesh(self, made: ShardingPlan, seconds: float) -> None:
-        if self._progress.console.is_terminal:
-            took, costs = show_seconds(seconds), show_seconds(made.outcome.seconds)
-            line = f"mesh ({made.mesh}): {costs} a step, found in {took}"
-            self._progress.console.print(line, style="bright_black")
-
-
-@contextmanager
-def watch_planning(console: Console) -> Generator[Trail]:
-    """A spinner on the console while a plan is made; it vanishes when the plan is there."""
-    shown = console.is_terminal
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
-        yield Trail(progress)

@@ -106,6 +106,12 @@ def runs_uncompiled() -> bool:
     return bool(config.jax_disable_jit)
 
 
+def compilation_cache_folder() -> str | None:
+    """The folder in which JAX keeps compiled programs, where one is set."""
+    config: Any = jax.config
+    return config.jax_compilation_cache_dir or None
+
+
 def buffers_of(array: Any) -> frozenset[int]:
     """The addresses of an array's pieces; nobody waits for what they will hold.
 

@@ -15,8 +15,8 @@ from autopar.planner.source import Source
 from autopar.planner.stage_programs import lower_stages
 
 
-def restore(plan: Plan, source: Source) -> Planned:
-    """The programs of a plan that was made before.
+def restore(plan: Plan, source: Source, request: Request | None = None) -> Planned:
+    """The programs of a plan that was made before, for this request where it is known.
 
     Raises PlanMismatchError, naming what differs, where the plan is for another step or JAX, and
     PlanFileError where it does not compute the step.
@@ -33,6 +33,6 @@ def restore(plan: Plan, source: Source) -> Planned:
         placed = place_plan(plan, sliced.batching, sliced.layers, cluster)
         programs = lower_stages(sliced.trace, placed, [s.sharding for s in plan.submeshes])
         check_ends(plan, tuple(list_arguments(programs)), tuple(list_outputs(programs)))
-    request = Request.of_plan(plan, cluster, source.rules)
+    request = request or Request.of_plan(plan, cluster, source.rules)
     context = MeshContext.of(plan.mesh, request) if plan.is_one_program else None
     return Planned(source, request, plan, programs, context)

@@ -18,10 +18,9 @@ from autopar.passes.base import NO_OPTION, Setting
 from autopar.passes.shard.base import AbstractSharding
 from autopar.passes.shard.diagnose.infeasible import Posed, Refused, Weigh, lightest
 from autopar.passes.shard.model.assemble import Assembled, assemble
-from autopar.passes.shard.model.choices import group_choices, op_choices
+from autopar.passes.shard.model.choices import Choice, group_choices, op_choices
 from autopar.passes.shard.model.decisions import Place, Reading
 from autopar.passes.shard.model.merge_isomorphic import Merged, merge_isomorphic, unmerged
-from autopar.passes.shard.model.needs import Choice
 from autopar.passes.shard.model.pins import Pins, apply_pins, loosened, resolve_pins
 from autopar.passes.shard.model.read import read_graph
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
@@ -147,7 +146,7 @@ class MinMemory(AbstractSharding):
         choice, _ = lightest(posed, weigher(given, setting))
         if problem.costs and not choice:
             raise optimal.refusal(given, setting)
-        solution = known_solution(problem, choice, "What holds the least.")
+        solution = known_solution(problem, choice, "The least memory found.")
         return plan_of(posed.reading, posed.assembled, solution, setting.mesh)
 
 
@@ -177,7 +176,7 @@ def _solved(problem: Problem, start: tuple[int, ...], effort: Effort) -> Solutio
         return solution
     least = min_memory(problem)
     fits = bool(least.choice) and problem.fits(least.choice)
-    return known_solution(problem, least.choice if fits else (), "What holds the least.")
+    return known_solution(problem, least.choice if fits else (), "The least memory found.")
 
 
 def all_choices(reading: Reading, mesh: MeshShape) -> list[tuple[Choice, ...]]:

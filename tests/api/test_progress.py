@@ -11,6 +11,7 @@ import pytest
 
 import autopar
 from autopar.api import Watcher
+from autopar.progress import progress
 
 
 def step(w: Any, x: Any) -> Any:
@@ -31,9 +32,9 @@ def test_what_is_done_is_in_the_log_and_nowhere_else(
     assert told[2].startswith("step: (data=8): ")
     assert told[3] == "step: mesh 1 of 1 tried"
     assert told[4].startswith("step: planning took ")
-    assert told[5] == "step: compiling"
-    assert told[6].startswith("step: compiling took ")
-    assert len(told) == 7
+    assert told[5:7] == ["step: compiling", "step: 1 of 1 done, compiling"]
+    assert told[7].startswith("step: compiling took ")
+    assert len(told) == 8
     assert capsys.readouterr().err == ""  # it is no terminal
 
 
@@ -41,10 +42,26 @@ def test_a_terminal_has_a_line_that_goes_away(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    autopar.plan(step, W, X, cluster="8xcpu", mesh_axes=1)
-    lines = capsys.readouterr().err.split("\r\x1b[2K")
-    assert lines[0] == lines[-1] == ""
-    assert lines[1] == "step: planning"
+    monkeypatch.setenv("TERM", "xterm")
+    with progress("demo", "reading"):  # what is done within it has a line below
+        autopar.plan(step, W, X, cluster="8xcpu", mesh_axes=1)
+    shown = capsys.readouterr().err
+    assert "demo: reading" in shown
+    assert "step: mesh 1 of 1 tried; the best so far is" in shown
+    assert shown.rpartition("\x1b[2K")[2].strip() == "\x1b[?25h"  # nothing is left of it
+
+
+def test_a_second_shape_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    parallel = autopar.parallelize(step, cluster="8xcpu", mesh=8)
+    parallel(W, X)
+    parallel.compile(W, jnp.ones((24, 64)))  # on purpose
+    parallel(W, jnp.ones((24, 64)))
+    assert not caplog.records
+    for rows in (8, 32):
+        parallel(W, jnp.ones((rows, 64)))
+    (told,) = caplog.records
+    assert "* x is float32[8, 64] and was float32[24, 64]" in told.getMessage()
+    assert "with step.compile(state, batch). This is said once." in told.getMessage()
 
 
 def test_a_step_whose_planning_was_interrupted_plans_again(

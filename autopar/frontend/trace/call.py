@@ -15,6 +15,7 @@ from autopar.frontend.trace.arguments import (
     check_arrays,
     check_hashes,
     dynamic_arguments,
+    leaf_paths,
     split_static,
 )
 from autopar.frontend.trace.objects import pure_call
@@ -33,6 +34,12 @@ class Call:
     leaves: tuple[Any, ...]
     signature: Hashable
     close: Callable[[Any], Any] | None = None
+
+    def types(self) -> dict[str, str]:
+        """The type of each array by its path, such as "float32[16, 8]"."""
+        paths = leaf_paths(dynamic_arguments(self.spec, self.args, self.kwargs))
+        pairs = zip(paths, map(_type_of, self.leaves), strict=True)
+        return {path: f"{dtype}{list(shape)}" for path, (shape, dtype) in pairs}
 
     def rebuild(self, result: Any) -> Any:
         """Make the user's objects of a result, and bring those that were given up to date."""
