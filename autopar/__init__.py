@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from autopar.api import lint as lint
     from autopar.api import load as load
     from autopar.api import parallelize as parallelize
+    from autopar.api import partition_spec as partition_spec
     from autopar.api import plan as plan
     from autopar.api import save as save
+    from autopar.api import shardings as shardings
     from autopar.api import verify as verify
     from autopar.api import why_not as why_not
     from autopar.api import write_report as write_report
@@ -30,6 +32,6 @@ else:
 # fmt: off
 __all__ = [
     "Cluster", "MeshShape", "OwnRows", "ParallelStep", "Plan", "RuleBook", "compare",
-    "distributed", "errors", "explain", "inspect", "lint", "load", "parallelize", "plan", "save",
-    "verify", "why_not", "write_report",
+    "distributed", "errors", "explain", "inspect", "lint", "load", "parallelize",
+    "partition_spec", "plan", "save", "shardings", "verify", "why_not", "write_report",
 ]

@@ -70,6 +70,8 @@ from autopar.report.trace import load_trace
 from autopar.rules import RuleBook, attach_rules
 from autopar.runtime.join import distributed as distributed
 from autopar.runtime.own_rows import OwnRows as OwnRows
+from autopar.runtime.shardings import partition_spec as partition_spec
+from autopar.runtime.shardings import shardings as shardings
 from autopar.runtime.validation.steps import open_cpu_devices as open_cpu_devices
 from autopar.runtime.validation.steps import with_created as with_created
 from autopar.step import P, R

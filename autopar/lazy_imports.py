@@ -14,7 +14,8 @@ _HOMES = {
     **dict.fromkeys(
         (
             "OwnRows", "ParallelStep", "compare", "distributed", "explain", "inspect", "lint",
-            "load", "parallelize", "plan", "save", "verify", "why_not", "write_report",
+            "load", "parallelize", "partition_spec", "plan", "save", "shardings", "verify",
+            "why_not", "write_report",
         ),
         "autopar.api",
     ),

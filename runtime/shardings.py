@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from autopar.cluster import device_order
 from autopar.cluster.planned import planned_cluster
@@ -22,6 +22,7 @@ from autopar.frontend.trace.arguments import StepSpec, key_text
 from autopar.frontend.trace.objects import without_constants
 from autopar.frontend.traced import Piece, TracedStep
 from autopar.ir.plan import Argument, Plan
+from autopar.runtime import bind
 from autopar.runtime.bind import bind_mesh, named_sharding, with_axis
 from autopar.runtime.state import leaf_arguments
 
@@ -104,15 +105,22 @@ def _sharding(
     return StackedSharding(held, tuple(a.shape[0] for a in pieces))
 
 
+def partition_spec(argument: Argument) -> PartitionSpec:
+    """The sharding of one of a plan's arguments or outputs as JAX's PartitionSpec."""
+    return bind.partition_spec(argument.sharding)
+
+
 # -- for any tree ------------------------------------------------------------------------------
 
 
-def tree_shardings(plan: Plan, tree: Any, at: str | None = None) -> Any:
-    """The shardings that a plan has for a tree of arrays: an argument of its step, or part of one.
+def shardings(plan: Plan, tree: Any, at: str | None = None) -> Any:
+    """The NamedSharding of each leaf of a tree of arrays or shapes, on the devices of JAX.
 
-    Leaves are found by their paths and shapes, below the path `at` where that is given. Raises
-    PlanMismatchError where the plan has no such tree, and InputError where it has several that lie
-    otherwise.
+    The tree is an argument of the plan's step, or part of one; where the plan has several such
+    trees that lie otherwise, `at` is the path of one, such as "state/params". A leaf whose rows lie
+    on several submeshes has a StackedSharding. Devices are in autopar's order: of a step planned on
+    a `jax.sharding.Mesh` of your own take `ParallelStep.shardings`. Raises PlanMismatchError where
+    the plan has no such tree, and InputError where it has several that lie otherwise.
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     wanted = [("/".join(map(key_text, keys)), tuple(leaf.shape)) for keys, leaf in leaves]

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from autopar.errors import GraphError
 from autopar.ir.codec import ByName, Text
@@ -23,10 +22,6 @@ from autopar.ir.text import columns, show_bytes, show_seconds
 from autopar.ir.traffic import Traffic
 from autopar.ir.values import Role, Value
 
-if TYPE_CHECKING:
-    from jax.sharding import PartitionSpec
-
-PyTree = Any
 RESULT = "result"  # the role of an output that does not come back as state
 
 # Bounds on what a file may ask for: the shardings of a mesh grow with the power of its axes.
@@ -58,13 +53,6 @@ class Argument:
     def value(self) -> Value:
         """The whole array."""
         return Value(self.path, self.shape, self.dtype)
-
-    @property
-    def spec(self) -> PartitionSpec:
-        """The sharding as JAX's PartitionSpec."""
-        from autopar.runtime.bind import partition_spec
-
-        return partition_spec(self.sharding)
 
     def local_bytes(self, mesh: MeshShape) -> int:
         """Bytes of one device's piece."""
@@ -340,20 +328,7 @@ class Plan:
         if [graph.value(o).shape for o in graph.outputs] != [o.shape for o in self.outputs]:
             raise GraphError(f"the outputs are not those of {graph.name}")
 
-    # What knows this type, the JSON form and JAX's, is imported where it is asked for.
-
-    def shardings(self, tree: PyTree, at: str | None = None) -> PyTree:
-        """The NamedSharding of each leaf of a tree of arrays or shapes, on the devices of JAX.
-
-        The tree is an argument of the step, or part of one; where the plan has several such trees
-        that lie otherwise, `at` is the path of one, such as "state/params". A leaf whose rows lie
-        on several submeshes has a StackedSharding. Devices are in autopar's order: of a step
-        planned on a `jax.sharding.Mesh` of your own take `ParallelStep.shardings`. Raises
-        PlanMismatchError where the plan has no such tree.
-        """
-        from autopar.runtime.shardings import tree_shardings
-
-        return tree_shardings(self, tree, at)
+    # The JSON form knows this type, and is imported where it is asked for.
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON: whole, or not at all."""

@@ -86,7 +86,7 @@ def test_objects_have_the_shardings_of_their_states() -> None:
     nnx.update(net, jax.device_put(nnx.state(net), wanted))
     assert net.kernel[...].sharding == wanted["kernel"].get_value()
     assert train.shardings.results == NamedSharding(train.mesh, P())
-    assert train.plan.shardings(nnx.state(net)) == wanted
+    assert autopar.shardings(train.plan, nnx.state(net)) == wanted
 
 
 @pytest.fixture(scope="module", name="staged")
@@ -151,20 +151,20 @@ def test_it_can_be_lowered_without_compiling(ran: Ran, staged: Any) -> None:
 
 def test_a_plan_has_them_for_any_tree_of_its_arguments(ran: Ran) -> None:
     plan = ran.step.plan
-    assert plan.shardings(state_of()) == ran.step.shardings.args[0]
-    assert plan.shardings(jax.eval_shape(state_of)) == ran.step.shardings.args[0]
-    assert plan.shardings({"a": state_of()["a"]}) == {"a": ran.step.shardings.args[0]["a"]}
-    assert plan.shardings(batch_of()) == ran.step.shardings.args[1]
-    assert [a.spec for a in plan.arguments] == [
+    assert autopar.shardings(plan, state_of()) == ran.step.shardings.args[0]
+    assert autopar.shardings(plan, jax.eval_shape(state_of)) == ran.step.shardings.args[0]
+    assert autopar.shardings(plan, {"a": state_of()["a"]}) == {"a": ran.step.shardings.args[0]["a"]}
+    assert autopar.shardings(plan, batch_of()) == ran.step.shardings.args[1]
+    assert [autopar.partition_spec(a) for a in plan.arguments] == [
         s.spec for s in jax.tree.leaves(ran.step.shardings.args)
     ]
 
 
 def test_a_tree_that_it_has_not_is_refused(ran: Ran) -> None:
     with pytest.raises(PlanMismatchError, match=r"no tree with c \[8, 8\] among .* it has state/a"):
-        ran.step.plan.shardings({"a": np.ones((8, 8)), "c": np.ones((8, 8))})
+        autopar.shardings(ran.step.plan, {"a": np.ones((8, 8)), "c": np.ones((8, 8))})
     with pytest.raises(PlanMismatchError, match=r"no tree below 'batch' with a \[8, 8\]"):
-        ran.step.plan.shardings(state_of(), at="batch")
+        autopar.shardings(ran.step.plan, state_of(), at="batch")
 
 
 def test_one_of_several_trees_must_be_named() -> None:
@@ -175,8 +175,8 @@ def test_one_of_several_trees_must_be_named() -> None:
     pins = {"state/params/w": P("data"), "state/ema/w": P(None, "data")}
     plan = autopar.plan(step, trees, batch_of(), cluster="8xcpu", mesh=(8,), pins=pins)
     with pytest.raises(InputError, match=r"2 such trees.*tree, at='state/ema'"):
-        plan.shardings(trees["params"])
-    assert plan.shardings(trees["params"], at="state/params")["w"].spec == P("data")
+        autopar.shardings(plan, trees["params"])
+    assert autopar.shardings(plan, trees["params"], at="state/params")["w"].spec == P("data")
 
 
 # -- beside a mesh of the user's own -----------------------------------------------------------

@@ -10,8 +10,8 @@ import autopar
 # fmt: off
 PUBLIC_NAMES = [
     "Cluster", "MeshShape", "OwnRows", "ParallelStep", "Plan", "RuleBook", "compare",
-    "distributed", "errors", "explain", "inspect", "lint", "load", "parallelize", "plan", "save",
-    "verify", "why_not", "write_report",
+    "distributed", "errors", "explain", "inspect", "lint", "load", "parallelize",
+    "partition_spec", "plan", "save", "shardings", "verify", "why_not", "write_report",
 ]
 # fmt: on
 
