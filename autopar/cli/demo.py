@@ -69,6 +69,8 @@ def run_demo(asked: Asked) -> None:
     console.print()
     found = _trained(step, config, corpus, state)
     console.print(learnt(found))
+    real = plan.rate(found.seconds / max(1, len(found.losses)))
+    console.print(f"rate: {real} on this machine; predicted {plan.rate()}", style="bright_black")
     seconds = time.perf_counter() - start
     console.print(f"all in all {seconds:.0f} s", style="bright_black")
     if asked.as_json:
