@@ -45,10 +45,11 @@ from autopar.options import (
     mesh_of,
     method_of,
     microbatches_of,
+    passes_of,
+    patience_of,
     pins_of,
     plan_of,
     remat_of,
-    request_of,
     rules_of,
     schedule_of,
     step_of,
@@ -56,6 +57,7 @@ from autopar.options import (
     transport_of,
 )
 from autopar.passes.base import Watcher as Watcher
+from autopar.passes.pipeline import PassPipeline
 from autopar.planner.compatibility import check_cluster
 from autopar.planner.planned import Planned as Planned
 from autopar.planner.request import Request
@@ -95,6 +97,7 @@ class PlanOptions(TypedDict, total=False):
     batch_axes: Mapping[str, int | None] | None
     passes: str | None
     transport: Literal["auto", "pull", "put"]
+    patience: float | None
     cache: str | Path | Literal[False] | None
 
 
@@ -136,6 +139,7 @@ def parallelize(
     batch_axes: Mapping[str, int | None] | None = None,
     passes: str | None = None,
     transport: Literal["auto", "pull", "put"] = "auto",
+    patience: float | None = None,
     cache: str | Path | Literal[False] | None = None,
 ) -> Any:
     """Make a train step run on a whole cluster.
@@ -172,6 +176,8 @@ def parallelize(
             of `method`, `stages`, `microbatches` and `schedule`.
         transport: what takes arrays from one process to another, where stages are on several:
             "pull" (sockets), "put" (`jax.device_put`); "auto" is pull on CPUs, else put.
+        patience: seconds after which a step that makes no progress is reported on stderr, with what
+            each submesh did last and what it waits for; None never looks.
         cache: a folder of plans, in which one is looked for before it is made, and kept; None is
             the folder `autopar-plans` in JAX's `jax_compilation_cache_dir` where that is set, False
             none.
@@ -186,6 +192,7 @@ def parallelize(
             static_argnames=static_argnames, state_argnums=state_argnums, mesh_axes=mesh_axes,
             rules=rules, remat=remat, stages=stages, microbatches=microbatches,
             schedule=schedule, batch_axes=batch_axes, passes=passes, transport=transport,
+            patience=patience,
             cache=cache,
         )  # fmt: skip
     given = plan_of(plan)
@@ -197,19 +204,21 @@ def parallelize(
     request = Request(
         cluster=chosen,
         mesh=shape,
-        method=method_of(method),
+        passes=passes_of(
+            passes,
+            method_of(method),
+            wanted,
+            microbatches_of(microbatches, wanted),
+            schedule_of(schedule),
+        ),
         memory_bytes=memory_bytes_of(memory_gb),
         pins=pins_of(pins),
         mesh_axes=mesh_axes_of(mesh_axes),
         rules=rules_of(rules),
         remat=remat_of(remat),
-        stages=wanted,
-        microbatches=microbatches_of(microbatches, wanted),
-        schedule=schedule_of(schedule),
         batch_axes=batch_axes_of(batch_axes),
         order=order,
     )
-    request = request_of(request, passes)
     check_order(request)
     parallel = _parallel(fun)
     before = parallel.spec if parallel is not None else None
@@ -228,7 +237,13 @@ def parallelize(
     spec = StepSpec(step, static, names, state, kept)
     travels = transport_of(transport)
     made: ParallelStep[..., Any] = ParallelStep(
-        spec, request, flag_of(donate, "donate"), given, travels, cache_of(cache)
+        spec,
+        request,
+        flag_of(donate, "donate"),
+        given,
+        travels,
+        patience_of(patience),
+        cache_of(cache),
     )
     return made
 
@@ -287,7 +302,8 @@ def lint(
 
     `kwargs` are its keyword arguments. Raises TraceError where the step does not trace.
     """
-    request = Request(cluster_of(cluster), microbatches=microbatches_of(microbatches, 1))
+    passes = PassPipeline.of_options(microbatches=microbatches_of(microbatches, 1))
+    request = Request(cluster_of(cluster), passes=passes)
     step = parallelize(step_of(fun), cluster=request.cluster)
     call = read_call(step.spec, args, dict(kwargs or {}))
     return lint_step(call.spec, call.args, call.kwargs, request)

@@ -20,6 +20,7 @@
     + VerifyError            a plan's program of which no compiler could be asked, or answered
   x InfeasibleError          no plan satisfies the limits
     + MemoryLimitError       the devices' memory is too small
+  x CheckpointError          a checkpoint that cannot be written, read, or taken as a step's state
   x JobError                 processes of a job that do not agree, or one that is lost
   x SolverError              no solver could be run, or it stopped with no answer
 """
@@ -103,6 +104,10 @@ class InfeasibleError(AutoparError):
 
 class MemoryLimitError(InfeasibleError):
     """The devices' memory is too small for every plan."""
+
+
+class CheckpointError(AutoparError):
+    """A checkpoint cannot be written or read, or is of another state."""
 
 
 class JobError(AutoparError):

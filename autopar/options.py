@@ -30,7 +30,7 @@ from autopar.frontend.compat import compilation_cache_folder
 from autopar.ir.mesh import DEFAULT_NAMES, MeshShape
 from autopar.ir.plan import Plan
 from autopar.ir.plan_file import load_plan
-from autopar.passes.pipeline import read_passes
+from autopar.passes.pipeline import PassPipeline, read_passes
 from autopar.passes.shard.recipes import RECIPES
 from autopar.planner.plan_cache import PlanCache
 from autopar.planner.request import Pins, Request
@@ -195,23 +195,27 @@ def mesh_of(given: object) -> tuple[MeshShape | None, tuple[int, ...] | None]:
     return MeshShape.of(_sizes(given, (given,) if listed is None else listed)), None
 
 
-def request_of(request: Request, passes: object) -> Request:
-    """The request with what its passes say; raises InputError where both say it.
+def passes_of(
+    passes: object, method: str, stages: int | None, microbatches: int | None, schedule: str | None
+) -> PassPipeline:
+    """The passes of a text form, or of the other options; raises InputError where both say them.
 
-    `passes` are a text form such as "shard{recipe=fsdp},lower"; None leaves the request.
+    The text is such as "shard{recipe=fsdp},lower"; None leaves it to the options.
     """
+    options = PassPipeline.of_options(method, stages, microbatches, schedule)
     if passes is None:
-        return request
+        return options
     if not isinstance(passes, str):
         accepted = "a text, as in passes='shard{recipe=fsdp},lower'"
         raise ArgumentError(refused("passes", passes, accepted))
-    said = (request.method, request.stages, request.microbatches, request.schedule)
-    if said != ("auto", 1, 1, None):
+    if (method, stages, microbatches, schedule) != ("auto", 1, 1, None):
         raise ArgumentError(
             "passes say the method, stages, microbatches and schedule: leave those options out, or "
-            f"write passes='{request.passes}'"
+            f"write passes='{options}'"
         )
-    return request.with_passes(read_passes(passes))
+    read = read_passes(passes)
+    read.check()
+    return read
 
 
 def check_order(request: Request) -> None:
@@ -338,6 +342,12 @@ def remat_of(given: object) -> bool:
     if given is False or (isinstance(given, str) and given == "auto"):
         return given == "auto"
     raise ArgumentError(refused("remat", given, "'auto' or False, as in remat=False"))
+
+
+def patience_of(given: object) -> float | None:
+    """Seconds without progress, None for any number; raises ArgumentError for anything else."""
+    found = math.inf if given is None else seconds_of(given, "patience")
+    return None if math.isinf(found) else found
 
 
 def transport_of(given: object) -> str:

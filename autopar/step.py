@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import threading
 import time
@@ -11,18 +12,19 @@ from dataclasses import dataclass, replace
 from html import escape
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 from autopar.cluster import Cluster
 from autopar.cluster.planned import planned_cluster
-from autopar.errors import PlanError, listing
+from autopar.errors import CheckpointError, PlanError, listing
 from autopar.frontend import Call, StepSpec, TracedStep, pure_creation, read_call, trace
 from autopar.frontend.compat import inside_transform, runs_uncompiled
 from autopar.frontend.trace.arguments import dynamic_arguments
+from autopar.frontend.trace.objects import opened_state
 from autopar.frontend.trace.step import unplaced, wants_plain_steps
 from autopar.gc_pause import paused_collection
 from autopar.ir.mesh import MeshShape
-from autopar.ir.plan import Plan, Prediction
+from autopar.ir.plan import Argument, Plan, Prediction
 from autopar.ir.plan_file import plan_from_json, plan_to_json
 from autopar.ir.program import Program
 from autopar.ir.projection import walks
@@ -62,7 +64,7 @@ from autopar.runtime.interface import Interface
 from autopar.runtime.job import ARGUMENTS, device_facts, this_job
 from autopar.runtime.own_rows import Ranges
 from autopar.runtime.shardings import Shardings, bind_plan, step_shardings
-from autopar.runtime.state import init
+from autopar.runtime.state import abstract_state, init
 from autopar.runtime.timeline import Timeline, chrome_trace
 from autopar.runtime.transport.abstract import AbstractTransport
 from autopar.runtime.transport.choice import transport_for
@@ -71,6 +73,9 @@ from autopar.runtime.transport.local import LocalTransport
 from autopar.schedule.simulate import Simulation
 from autopar.verifying.shrink import Called
 from autopar.verifying.verify import Inquiry, level_named, verify_planned
+
+if TYPE_CHECKING:  # Orbax takes a second to import
+    from autopar.runtime.checkpoint import Restored
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
@@ -123,10 +128,12 @@ class ParallelStep(Generic[P, R]):
         donate: bool,
         plan: Plan | None = None,
         transport: str = "auto",
+        patience: float | None = None,
         cache: PlanCache | None = None,
     ) -> None:
         self._spec, self._request, self._donate = spec, request, donate
-        self._given, self._transport, self._cache = plan, transport, cache
+        self._given, self._transport, self._patience = plan, transport, patience
+        self._cache = cache
         self._planned: dict[Hashable, Planned] = {}
         self._running: dict[Hashable, _Running] = {}
         self._constrained: dict[Hashable, Any] = {}
@@ -230,10 +237,49 @@ class ParallelStep(Generic[P, R]):
         """
         created, closed = pure_creation(step_of(create_state, "create_state"))
         with self._turn:
-            plan = self._latest.plan if self._latest is not None else self._given
-            planned = plan.arguments if plan is not None else None
-            meshes = self._meshes(plan) if plan is not None else (self._flat(),)
-            return closed(init(created, args, kwargs, planned, meshes))
+            return closed(init(created, args, kwargs, *self._homes()))
+
+    def abstract_state(self, create_state: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Shapes, dtypes and shardings of the state that `init(create_state, *args)` makes.
+
+        Nothing is computed. Of a stack of layers that stages share it has the pieces, each on its
+        own devices.
+        """
+        created, closed = pure_creation(step_of(create_state, "create_state"))
+        with self._turn:
+            return closed(abstract_state(created, args, kwargs, *self._homes()))
+
+    def _homes(self) -> tuple[Sequence[Argument] | None, Sequence[BoundMesh]]:
+        """The plan's arguments and its meshes; before there is a plan, all devices in a row."""
+        plan = self._latest.plan if self._latest is not None else self._given
+        return (None, (self._flat(),)) if plan is None else (plan.arguments, self._meshes(plan))
+
+    def save(
+        self, manager: Any, number: int, state: Any, extras: Mapping[str, Any] | None = None
+    ) -> bool:
+        """Save the state after `number` steps with an Orbax CheckpointManager; False if it skips.
+
+        Each process writes what it keeps; nothing is gathered, and the next step may consume the
+        state at once. `extras` go into the same commit: JSON, as the position of the data, and
+        random keys. Another plan, another number of processes, or Orbax alone reads it. Raises
+        ArgumentError where an array was consumed, CheckpointError where it cannot be written.
+        """
+        checkpoint = _checkpointing()
+        arrays, _ = opened_state(state)
+        key = _hash_of(plan_to_json(self.plan))
+        saved: bool = checkpoint.save(manager, number, arrays, extras or {}, key)
+        return saved
+
+    def restore(self, manager: Any, wanted: Any, step: int | None = None) -> Restored | None:
+        """The latest checkpoint of an Orbax CheckpointManager, or that after `step` steps.
+
+        Its state lies as `wanted` says, which `abstract_state` gives: every device reads its own
+        pieces. None where there is no checkpoint yet. Raises CheckpointError where one cannot be
+        read, or is of another state.
+        """
+        arrays, closed = opened_state(wanted)
+        found: Restored | None = _checkpointing().restore(manager, arrays, step)
+        return None if found is None else replace(found, state=closed(found.state))
 
     def _flat(self) -> BoundMesh:
         """The devices of the cluster in a row."""
@@ -424,7 +470,9 @@ class ParallelStep(Generic[P, R]):
         """The same step and options under a plan that was made before."""
         cluster = planned_cluster(a_plan(plan))
         request = replace(self._request, cluster=cluster)
-        return ParallelStep(self._spec, request, self._donate, plan, self._transport, self._cache)
+        return ParallelStep(
+            self._spec, request, self._donate, plan, self._transport, self._patience, self._cache
+        )
 
     def _make(self, call: Call, watchers: Sequence[Watcher]) -> Planned:
         start = time.perf_counter()
@@ -452,7 +500,8 @@ class ParallelStep(Generic[P, R]):
         if job.is_alone:
             return restore(given, source) if given else self._plan_step(source, watchers)
         subject = f"the plan of {self.__name__}"
-        job.agree(subject, device_facts() | self._facts(source))
+        text = plan_to_json(given) if given else ""
+        job.agree(subject, device_facts() | self._facts(source, text))
         planned: list[Planned] = []
 
         def plan() -> str:
@@ -460,9 +509,12 @@ class ParallelStep(Generic[P, R]):
             return plan_to_json(planned[0].plan)
 
         if given is None:
-            given = plan_from_json(job.from_first(subject, plan), subject)
-        found = planned[0] if planned else restore(given, source)
-        made = {"the hash of the plan": _hash_of(given), "the program": str(found.program)}
+            text = job.from_first(subject, plan)
+        if planned:
+            (found,) = planned
+        else:
+            found = restore(given or plan_from_json(text, subject), source)
+        made = {"the hash of the plan": _hash_of(text), "the program": str(found.program)}
         job.agree(f"the program of {self.__name__}", made)
         return found
 
@@ -476,7 +528,7 @@ class ParallelStep(Generic[P, R]):
             self._cache.keep(source, self._request, found.plan)
         return found
 
-    def _facts(self, source: Source) -> dict[str, str]:
+    def _facts(self, source: Source, given: str) -> dict[str, str]:
         """The facts that a plan rests on, in words that can be laid side by side."""
         graph = source.traced.graph
         arguments = ", ".join(f"{i.path} {i.value.type_text}" for i in graph.inputs)
@@ -485,7 +537,7 @@ class ParallelStep(Generic[P, R]):
             "the step": self.__name__,
             ARGUMENTS: arguments,
             "the hash of the traced step": source.traced.key,
-            "the hash of the plan given": _hash_of(self._given) if self._given else "none",
+            "the hash of the plan given": _hash_of(given) if given else "none",
             "the cluster": self._request.cluster.name,
             "the list of passes": str(self._request.passes),
             "the transport": self._transport,
@@ -528,6 +580,7 @@ class ParallelStep(Generic[P, R]):
             _check_waiting(planned.program, meshes, transport)
         options = Options(
             donate=self._donate,
+            patience=self._patience,
             transport=transport,
             compiled=lambda done, parts: told.count(done, parts, "compiling"),
         )
@@ -549,5 +602,16 @@ def _check_waiting(
     verify_projections(program, host.submeshes, own, Transports(transport.asks_all, limit))
 
 
-def _hash_of(plan: Plan) -> str:
-    return hashlib.sha256(plan_to_json(plan).encode()).hexdigest()
+def _hash_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _checkpointing() -> Any:
+    """The module that writes and reads checkpoints; raises CheckpointError without Orbax."""
+    try:
+        return importlib.import_module("autopar.runtime.checkpoint")
+    except ModuleNotFoundError as error:
+        raise CheckpointError(
+            f"checkpoints are written with Orbax, and {error.name} is not installed: "
+            'pip install "autopar[checkpoint]"'
+        ) from error

@@ -11,10 +11,10 @@ from typing import Any, cast, get_args, get_origin, get_type_hints
 from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder
 from autopar.errors import InputError
-from autopar.ir.batching import BatchGraphs
+from autopar.ir.batching import BatchGraphs, Batching
 from autopar.ir.graph import Graph
+from autopar.ir.layers import LayerSequence
 from autopar.ir.sharding_plan import ShardingPlan
-from autopar.ir.soundness import check_listing
 from autopar.ir.spmd import SpmdProgram
 from autopar.ir.stages import StagePlan
 from autopar.passes.base import Setting
@@ -25,12 +25,13 @@ from autopar.passes.layer.base import AbstractLayering
 from autopar.passes.layer.fixed import Fixed
 from autopar.passes.layer.min_cut import MinCut
 from autopar.passes.layer.single import Single
-from autopar.passes.lower.spmd import lower_spmd
+from autopar.passes.lower.spmd import lower_checked
 from autopar.passes.shard.base import AbstractSharding
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.recipes import AbstractRecipe, recipe_named
 from autopar.passes.stage.one_stage import One
-from autopar.passes.stage.search import Search
+from autopar.passes.stage.prices import StageTable
+from autopar.passes.stage.search import Ranked, Search
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,14 @@ class Decided:
 class PassPipeline:
     """Five typed slots in a row; a variant of a pass is another final class in its slot.
 
-    `run` takes a step that is one program through all of them. The planner takes a step of stages
-    through the same slots, submesh by submesh: see `autopar.planner.stage_search`. The text form
-    has the slots that are not at their defaults, with the options that are not; `read_passes`
-    reads it back:
+        graph ─batch─▶ Batching ─layer─▶ LayerSequence ─stage─▶ StagePlan
+                                  ─shard─▶ ShardingPlan ─lower─▶ SpmdProgram
+
+    Every slot has a method that runs its pass, checks what it made and tells the watchers. `run`
+    takes a step of one stage through all five. Where stages are searched, `autopar.planner`
+    calls the same methods: batch and layer for every number of microbatches, the stage slot once
+    layers have a price, and shard for every submesh. The text form has the slots that are not at
+    their defaults, with the options that are not; `read_passes` reads it back:
 
         batch=exact,layer=min-cut{layers=8},stage=search{stages=2},shard{recipe=fsdp},lower
     """
@@ -60,23 +65,69 @@ class PassPipeline:
     stage: One | Search = field(default_factory=One)
     shard: AbstractSharding = field(default_factory=Optimal)
 
+    @classmethod
+    def of_options(
+        cls, method: str = "auto", stages: int | None = 1, microbatches: int | None = 1,
+        schedule: str | None = None,
+    ) -> PassPipeline:  # fmt: skip
+        """The pipeline of a method and numbers; None leaves a number to the search."""
+        shard = Optimal(recipe=recipe_named(method))
+        if stages == 1 and microbatches == 1:
+            return cls(shard=shard)
+        return cls(Exact(), MinCut(), Search(stages, microbatches, schedule), shard)
+
     def run(self, graph: Graph, setting: Setting) -> Decided:
-        """The decisions of every slot in turn; raises what a pass raises."""
-        assert isinstance(self.stage, One)
-        staging = self.stage
+        """The decisions for a step of one stage, on one mesh; raises what a pass raises."""
         graph.verify()
-        watch = setting.watched
-        graphs = BatchGraphs(graph, graph, 1)
-        batching = watch("batch", graph, lambda: self.batch.run(graphs, setting))
-        batching.verify()
-        layers = watch("layer", batching, lambda: self.layer.run(batching, setting))
-        layers.verify()
-        stages = watch("stage", layers, lambda: staging.run(layers, setting))
-        stages.verify()
-        sharding = watch("shard", stages, lambda: self.shard.run(graph, setting))
-        sharding.verify(graph)
-        program = watch("lower", sharding, lambda: lower(graph, sharding, setting))
+        batching = self.cut_batch(BatchGraphs(graph, graph, 1), setting)
+        layers = self.cut_layers(batching, setting)
+        stages = self.place(layers, setting)
+        sharding = self.shard_graph(graph, setting)
+        program = setting.watched("lower", sharding, lambda: lower(graph, sharding, setting))
         return Decided(graph, stages, sharding, program)
+
+    def cut_batch(self, graphs: BatchGraphs, setting: Setting) -> Batching:
+        """The batch slot."""
+        batching = setting.watched("batch", graphs, lambda: self.batch.run(graphs, setting))
+        batching.verify()
+        return batching
+
+    def cut_layers(self, batching: Batching, setting: Setting) -> LayerSequence:
+        """The layer slot."""
+        layers = setting.watched("layer", batching, lambda: self.layer.run(batching, setting))
+        layers.verify()
+        return layers
+
+    def place(self, layers: LayerSequence, setting: Setting) -> StagePlan:
+        """The stage slot where there is one stage, whatever layers take."""
+        stages = setting.watched("stage", layers, lambda: One().run(layers, setting))
+        stages.verify()
+        return stages
+
+    def search(self, table: StageTable, setting: Setting) -> Ranked:
+        """The stage slot where stages are searched, by what layers take."""
+        search = self.stage
+        assert isinstance(search, Search)
+        return setting.watched("stage", table, lambda: search.run(table, setting))
+
+    def shard_graph(self, graph: Graph, setting: Setting) -> ShardingPlan:
+        """The shard slot, for the step or for what a submesh runs."""
+        sharding = setting.watched("shard", graph, lambda: self.shard.run(graph, setting))
+        sharding.verify(graph)
+        return sharding
+
+    def check(self) -> None:
+        """Raise InputError where stages are searched of a step left whole, or the reverse."""
+        whole = (isinstance(self.batch, Whole), isinstance(self.layer, Single))
+        if isinstance(self.stage, One) and not all(whole):
+            raise InputError(
+                f"passes {self}: stage=one is for batch=whole and layer=single; add "
+                "stage=search to plan stages or microbatches"
+            )
+        if isinstance(self.stage, Search) and any(whole):
+            raise InputError(
+                f"passes {self}: stage=search needs batch=exact, and layer=min-cut or layer=fixed"
+            )
 
     def __str__(self) -> str:
         texts: list[str] = []
@@ -199,6 +250,4 @@ def lower(graph: Graph, sharding: ShardingPlan, setting: Setting) -> SpmdProgram
     It is checked: raises GraphError where it would compute something else than the graph.
     """
     resharder = setting.resharder or Resharder(Prices(setting.cluster, sharding.mesh))
-    program = lower_spmd(graph, sharding, resharder)
-    check_listing(graph, program, sharding.mesh)
-    return program
+    return lower_checked(graph, sharding, resharder)

@@ -43,6 +43,26 @@ class _Piece:
 _Pieces = tuple[_Piece, ...]  # of a leaf, in the order of its rows
 
 
+@dataclass(frozen=True)
+class _Place:
+    """The type and the devices of a piece. Of other processes' pieces no device is here."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    sharding: NamedSharding
+    rows: slice | None
+
+    @property
+    def is_here(self) -> bool:
+        """True if some of its devices are this process's own."""
+        return bool(self.sharding.addressable_devices)
+
+    @property
+    def abstract(self) -> jax.ShapeDtypeStruct:
+        """Its description for JAX."""
+        return jax.ShapeDtypeStruct(self.shape, self.dtype, sharding=self.sharding)
+
+
 def init(
     create: Callable[..., Any],
     args: Sequence[Any],
@@ -56,38 +76,71 @@ def init(
     one mesh. Raises PlanMismatchError where the plan has no such state.
     """
     leaves, tree = jax.tree_util.tree_flatten(jax.eval_shape(create, *args, **kwargs))
+    places = _places(leaves, planned, meshes)
+    own: dict[Mesh, dict[tuple[int, int], _Place]] = {}
+    born: dict[tuple[int, int], Any] = {}
+    for i, pieces in enumerate(places):
+        for k, place in enumerate(pieces):
+            if place.is_here:
+                mesh: Any = place.sharding.mesh
+                own.setdefault(mesh, {})[i, k] = place
+            else:
+                born[i, k] = without_pieces(place.shape, place.dtype, place.sharding)
+    for mesh, here in own.items():
+        with jax.set_mesh(None):  # one of the user's would have to be this mesh
+            born.update(_born(create, args, kwargs, here, mesh))
+    made = ([born[i, k] for k in range(len(pieces))] for i, pieces in enumerate(places))
+    return jax.tree_util.tree_unflatten(tree, list(map(_joined, made)))
+
+
+def abstract_state(
+    create: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    planned: Sequence[Argument] | None,
+    meshes: Sequence[Mesh],
+) -> Any:
+    """Shapes, dtypes and shardings of what `init` makes; nothing is computed."""
+    leaves, tree = jax.tree_util.tree_flatten(jax.eval_shape(create, *args, **kwargs))
+    places = _places(leaves, planned, meshes)
+    described = [_joined([place.abstract for place in pieces]) for pieces in places]
+    return jax.tree_util.tree_unflatten(tree, described)
+
+
+def _joined(pieces: Sequence[Any]) -> Any:
+    return StackedPieces(tuple(pieces)) if len(pieces) > 1 else pieces[0]
+
+
+def _places(
+    leaves: Sequence[Any], planned: Sequence[Argument] | None, meshes: Sequence[Mesh]
+) -> list[list[_Place]]:
+    """For each leaf the places of its pieces.
+
+    Scalars of other processes' submeshes are born here too: all processes have them.
+    """
     if planned is None:
         axes, count = meshes[0].axis_names, meshes[0].devices.size
-        pieces = (_Piece(0, even_sharding(leaf, axes, count)) for leaf in leaves)
-        found: list[_Pieces] = [(piece,) for piece in pieces]
+        found: list[_Pieces] = [(_Piece(0, even_sharding(leaf, axes, count)),) for leaf in leaves]
     else:
         found = _matched(leaves, planned)
     host = host_of(meshes)
-    born: dict[tuple[int, int], Any] = {}
-    for submesh, mesh in enumerate(meshes):
-        own = {
-            (i, k): piece
-            for i, pieces in enumerate(found)
-            for k, piece in enumerate(pieces)
-            if piece.submesh == submesh
-        }
-        if not host.owns(submesh):  # but for scalars, which all processes have
-            born.update((at, _away(leaves[at[0]], piece, mesh)) for at, piece in own.items())
-            own = {at: piece for at, piece in own.items() if not leaves[at[0]].shape}
-            mesh = elsewhere(host.others(submesh))
-        if own:
-            with jax.set_mesh(None):  # one of the user's would have to be this mesh
-                born.update(_born(create, args, kwargs, own, mesh))
-    made = [[born[i, k] for k in range(len(pieces))] for i, pieces in enumerate(found)]
-    whole = [StackedPieces(tuple(own)) if len(own) > 1 else own[0] for own in made]
-    return jax.tree_util.tree_unflatten(tree, whole)
+
+    def place(leaf: Any, piece: _Piece) -> _Place:
+        mesh, shape = meshes[piece.submesh], leaf.shape
+        if not host.owns(piece.submesh) and not shape:
+            mesh = elsewhere(host.others(piece.submesh))
+        if piece.rows is not None:
+            shape = (len(range(shape[0])[piece.rows]), *shape[1:])
+        return _Place(shape, leaf.dtype, named_sharding(piece.sharding, mesh), piece.rows)
+
+    return [[place(leaf, p) for p in pieces] for leaf, pieces in zip(leaves, found, strict=True)]
 
 
 def _born(
     create: Callable[..., Any],
     args: Sequence[Any],
     kwargs: dict[str, Any],
-    own: dict[tuple[int, int], _Piece],
+    own: dict[tuple[int, int], _Place],
     mesh: Mesh,
 ) -> dict[tuple[int, int], Any]:
     """The pieces that one submesh keeps, by leaf and number."""
@@ -95,23 +148,16 @@ def _born(
     def part(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
         leaves = jax.tree_util.tree_leaves(create(*args, **kwargs))
         return [
-            leaves[i] if piece.rows is None else leaves[i][piece.rows]
-            for (i, _), piece in own.items()
+            leaves[i] if place.rows is None else leaves[i][place.rows]
+            for (i, _), place in own.items()
         ]
 
     whole = named_sharding(Sharding(()), mesh)
     there = jax.tree_util.tree_map(
         lambda x: spread(x, whole) if isinstance(x, jax.Array) else x, (args, kwargs)
     )
-    layout = [named_sharding(piece.sharding, mesh) for piece in own.values()]
+    layout = [place.sharding for place in own.values()]
     return dict(zip(own, jax.jit(part, out_shardings=layout)(*there), strict=True))
-
-
-def _away(leaf: Any, piece: _Piece, mesh: Mesh) -> Any:
-    """A piece that other processes keep: its shape and place."""
-    rows = range(leaf.shape[0])[piece.rows] if piece.rows is not None else None
-    shape = leaf.shape if rows is None else (len(rows), *leaf.shape[1:])
-    return without_pieces(shape, leaf.dtype, named_sharding(piece.sharding, mesh))
 
 
 # -- before there is a plan --------------------------------------------------------------------

@@ -107,17 +107,23 @@ class ReshardableUnit:
         return Weighed(sharding, listings, price)
 
     def setting(self, pins: Pins) -> Setting:
-        """The setting of the sharding pass, within the plan's limit."""
-        prices, resharder = self.tables.prices, self.tables.resharder
-        limit = self.loaded.plan.origin.memory_bytes
-        return Setting(
-            prices.cluster,
-            prices.mesh,
-            limit,
-            pins,
-            resharder=resharder,
-            in_flight=self.placed.held_often(self.submesh),
-        )
+        """The setting of the sharding pass that decided, within the plan's limit."""
+        prices, limit = self.tables.prices, self.loaded.plan.origin.memory_bytes
+        given = Setting(prices.cluster, prices.mesh, limit, partial_sums=self._has_partial_sums)
+        return self.placed.setting(self.submesh, pins, given)
+
+    @property
+    def _has_partial_sums(self) -> bool:
+        """True if sums over microbatches may lie elsewhere than where they are read.
+
+        A submesh is sharded so or otherwise (`planner.submesh_sharding`), which its plan shows.
+        """
+        if self.placed.stages.is_one_program:
+            return True
+        moved, lies = {name for name, _, _ in self.kept.uses}, self.kept.sharding_of
+        parts = (p for p in self.placed.parts if p.submesh == self.submesh)
+        sums = {a.value for p in parts for a in p.accumulators}
+        return any(name in moved or lies[name].partial for name in sums if name in lies)
 
     def case(self, pins: Pins, reuse_gathered: bool) -> Case:
         """The problem under some pins, with the plan's answer as far as these allow."""

@@ -20,6 +20,7 @@ from autopar.inspecting.reshardable_unit import (
 from autopar.ir.explanation import Counterfactual
 from autopar.ir.naming import and_more
 from autopar.ir.paths import meant
+from autopar.passes.pipeline import PassPipeline
 from autopar.passes.shard.diagnose.why import anew, case_of, homed
 from autopar.passes.shard.model.pins import resolve_pins, show_spec
 from autopar.planner.memory_fit import MeshContext, MeshPlan, plan_on, refusal, try_mesh
@@ -128,8 +129,8 @@ class _Asking:
         (unit,) = self._units
         origin, plan = self.loaded.plan.origin, self.loaded.plan
         request = Request(
-            self.loaded.cluster, plan.mesh, origin.method, origin.memory_bytes, self.every,
-            remat=False,
+            self.loaded.cluster, plan.mesh, PassPipeline.of_options(origin.method),
+            origin.memory_bytes, self.every, remat=False,
         )  # fmt: skip
         site, form = MeshContext.of(plan.mesh, request), Form(None, unit.graph, plan.recomputation)
         try:

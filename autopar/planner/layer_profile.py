@@ -26,7 +26,6 @@ from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.stages import Remat
 from autopar.passes.base import NO_LIMIT_BYTES, Setting
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
-from autopar.passes.shard.recipes import recipe_named
 from autopar.passes.shard.solver.effort import QUICK
 from autopar.passes.stage.prices import Option
 from autopar.planner.layer_programs import LayerPrograms
@@ -97,9 +96,8 @@ class LayerProfiler:
         self._programs = programs
         self._tables = ReshardCosts(Prices(cluster, mesh))
         self._shard = replace(
-            request.shard, recipe=recipe_named(request.method), effort=QUICK, explain=False,
-            reshard_costs=self._tables,
-        )  # fmt: skip
+            request.shard, effort=QUICK, explain=False, reshard_costs=self._tables
+        )
         self._remats = tuple(Remat) if request.remat else (Remat.NONE,)
         self._setting = replace(setting, cluster=cluster, mesh=mesh, memory_bytes=NO_LIMIT_BYTES)
         layers = programs.layers

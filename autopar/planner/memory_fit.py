@@ -27,7 +27,6 @@ from autopar.passes.pipeline import Decided, PassPipeline, lower
 from autopar.passes.shard.base import AbstractSharding
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import MinMemory, Optimal, counted
-from autopar.passes.shard.recipes import recipe_named
 from autopar.passes.shard.solver.problem import needed_bytes
 from autopar.planner.fit_within import fit_within, fits
 from autopar.planner.placed_stages import PlacedStages
@@ -74,8 +73,7 @@ class MeshContext:
 
     def optimal(self) -> Optimal:
         """The pass that looks for the cheapest plan by the request's method."""
-        recipe = recipe_named(self.request.method)
-        return replace(self.request.shard, recipe=recipe, reshard_costs=self.tables, explain=False)
+        return replace(self.request.shard, reshard_costs=self.tables, explain=False)
 
     def cheapest(self, form: Form, memory_bytes: int) -> MeshPlan:
         """The cheapest plan of which the pass counts no more than a limit."""
@@ -119,7 +117,7 @@ class MeshContext:
 
     def lightest(self, form: Form) -> MeshPlan:
         """The plan that holds the least."""
-        shard = MinMemory(recipe=recipe_named(self.request.method), reshard_costs=self.tables)
+        shard = MinMemory(recipe=self.request.shard.recipe, reshard_costs=self.tables)
         return self._found(form, shard, self.setting(self.request.budget_bytes))
 
     def _found(self, form: Form, shard: AbstractSharding, setting: Setting) -> MeshPlan:
@@ -303,7 +301,7 @@ def best_recipe(
         least = (margin.seconds or math.inf) * (_ROUGH if small else 1.0)
         if (best is not None and least >= best.cost) or least == math.inf:
             continue
-        own = replace(context, request=replace(request, method=margin.name), watchers=())
+        own = replace(context, request=request.with_method(margin.name), watchers=())
         try:
             found = (
                 plan_on(try_mesh(own, plain), plain)

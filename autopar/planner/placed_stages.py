@@ -10,7 +10,7 @@ A step that is one program is one part, and its graph is the step's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autopar.cluster import Cluster
@@ -22,15 +22,16 @@ from autopar.ir.layers import LayerSequence
 from autopar.ir.plan import Plan
 from autopar.ir.program import Part, PartKind, SubmeshGraph
 from autopar.ir.sharding_plan import ShardingPlan
-from autopar.ir.soundness import check_listing
 from autopar.ir.spmd import SpmdProgram
 from autopar.ir.stages import Stage, StagePlan, Submesh
 from autopar.ir.values import item_bytes
+from autopar.passes.base import Setting
 from autopar.passes.lower.partition.part_dataflow import PartDataflow
 from autopar.passes.lower.partition.split import split
 from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan, submesh_graph
-from autopar.passes.lower.spmd import lower_spmd
+from autopar.passes.lower.spmd import lower_checked
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
+from autopar.planner.request import Pins
 from autopar.schedule.table import in_flight
 
 
@@ -111,6 +112,14 @@ class PlacedStages:
                 found[a.value] = max(1, item_bytes(a.dtype or dtype) // item_bytes(dtype))
         return found
 
+    def setting(self, submesh: int, pins: Pins, given: Setting) -> Setting:
+        """The setting of the shard pass for what a submesh runs."""
+        context = self.contexts[submesh]
+        return replace(
+            given, cluster=context.cluster, mesh=context.tables.prices.mesh, pins=pins,
+            resharder=context.resharder, in_flight=self.held_often(submesh),
+        )  # fmt: skip
+
     def stages_on(self, submesh: int) -> tuple[int, ...]:
         """The numbers of the stages of a submesh."""
         return tuple(s for s, stage in enumerate(self.stages.stages) if stage.submesh == submesh)
@@ -132,9 +141,7 @@ class PlacedStages:
         """
         graph, resharder = self.graphs[part.submesh], self.contexts[part.submesh].resharder
         loose = frozenset[str]() if part.kind is PartKind.WHOLE else left_partial(part, graph)
-        program = lower_spmd(part.graph, self.part_sharding(part, sharding), resharder, loose)
-        check_listing(part.graph, program, sharding.mesh)
-        return program
+        return lower_checked(part.graph, self.part_sharding(part, sharding), resharder, loose)
 
 
 def place_plan(

@@ -219,7 +219,7 @@ def _with_microbatches(source: Source, request: Request) -> Iterator[str]:
     low, high = 0, len(counts)
     at = high - 1  # the most first: where they do not help, no fewer do
     while low < high:
-        asked = replace(request, microbatches=counts[at], mesh_axes=axes)
+        asked = replace(request.with_microbatches(counts[at]), mesh_axes=axes)
         try:
             stages = _plan_stages(source, asked)
         except AutoparError:  # whatever it is, they do not help

@@ -30,7 +30,6 @@ from autopar.progress import LOGGER
 
 _RELEASES = ("autopar", "jax", "jaxlib", "numpy", "numba", "highspy", "PuLP")
 _PLAIN = ("mesh", "memory_bytes", "pins", "mesh_axes", "remat", "batch_axes", "order")
-_PASSES = ("batch", "layer", "shard")
 
 
 def plan_key(source: Source, request: Request) -> str:
@@ -43,7 +42,7 @@ def plan_key(source: Source, request: Request) -> str:
         "step": [source.traced.key, str(graph), sorted(spec.kept)],
         "cluster": [request.cluster.name, request.cluster.to_toml()],
         "options": [repr(getattr(request, name)) for name in _PLAIN],
-        "passes": [str(request.passes), *(repr(getattr(request, name)) for name in _PASSES)],
+        "passes": [str(request.passes), repr(request.passes)],
         "rules": sorted(request.rules.extra.items()),
     }
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()

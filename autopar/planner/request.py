@@ -5,22 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from autopar.cluster import Cluster
-from autopar.errors import InputError
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
 from autopar.ir.paths import meant
 from autopar.ir.plan import Origin, Plan
-from autopar.passes.batch.base import AbstractBatching
-from autopar.passes.batch.exact import Exact
-from autopar.passes.batch.identity import Whole
-from autopar.passes.layer.base import AbstractLayering
-from autopar.passes.layer.min_cut import MinCut
-from autopar.passes.layer.single import Single
 from autopar.passes.pipeline import PassPipeline
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.recipes import recipe_named
-from autopar.passes.stage.one_stage import One
-from autopar.passes.stage.search import Search
 from autopar.rules import RuleBook
 
 Pins = tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]
@@ -34,29 +25,22 @@ def pins_on(graph: Graph, pins: Pins) -> Pins:
 
 @dataclass(frozen=True)
 class Request:
-    """The cluster, the mesh (None: searched), the method, limits and pins to plan for.
+    """The cluster, the mesh (None: searched), the passes, limits and pins to plan for.
 
-    `stages`, `microbatches` and `schedule` are None where they are searched; `batch_axes` name
-    arguments whose rows are not on axis 0. `order` has the numbers of the devices in the order of
-    a mesh that came with devices of its own.
+    `batch_axes` name arguments whose rows are not on axis 0. `order` has the numbers of the devices
+    in the order of a mesh that came with devices of its own.
     """
 
     cluster: Cluster
     mesh: MeshShape | None = None
-    method: str = "auto"
+    passes: PassPipeline = field(default_factory=PassPipeline)
     memory_bytes: int | None = None
     pins: Pins = ()
     mesh_axes: int = 2
     rules: RuleBook = field(default_factory=RuleBook)
     remat: bool = True
-    stages: int | None = 1
-    microbatches: int | None = 1
-    schedule: str | None = None
     batch_axes: tuple[tuple[str, int | None], ...] = ()
     order: tuple[int, ...] | None = None
-    batch: AbstractBatching = field(default_factory=Exact)
-    layer: AbstractLayering = field(default_factory=MinCut)
-    shard: Optimal = field(default_factory=Optimal)
 
     def origin(self, step: str, graph_key: str, jax: str) -> Origin:
         """The origin of a plan for this request."""
@@ -76,46 +60,49 @@ class Request:
     def of_plan(cls, plan: Plan, cluster: Cluster, rules: RuleBook) -> Request:
         """The request that a saved plan answers: its mesh, or its stages, are given."""
         origin, one = plan.origin, plan.is_one_program
-        return cls(
-            cluster, plan.mesh if one else None, origin.method, origin.memory_bytes, origin.pins,
-            rules=rules, stages=len(plan.stages), microbatches=plan.microbatches,
-            schedule=None if one else plan.schedule,
-        )  # fmt: skip
+        schedule = None if one else plan.schedule
+        passes = PassPipeline.of_options(
+            origin.method, len(plan.stages), plan.microbatches, schedule
+        )
+        mesh = plan.mesh if one else None
+        return cls(cluster, mesh, passes, origin.memory_bytes, origin.pins, rules=rules)
 
     @property
-    def passes(self) -> PassPipeline:
-        """The passes that plan for it: of one program, or of stages where these are searched."""
-        shard = replace(self.shard, recipe=recipe_named(self.method))
-        if self.is_one_program:
-            return PassPipeline(shard=shard)
-        search = Search(self.stages, self.microbatches, self.schedule)
-        return PassPipeline(self.batch, self.layer, search, shard)
-
-    def with_passes(self, passes: PassPipeline) -> Request:
-        """The request that these passes plan for.
-
-        Raises InputError where the stages are searched of a step that has no microbatches or
-        layers, or the reverse.
-        """
-        stage, shard = passes.stage, passes.shard
+    def shard(self) -> Optimal:
+        """The pass in the shard slot."""
+        shard = self.passes.shard
         assert isinstance(shard, Optimal)
-        method = shard.recipe.name
-        whole = (isinstance(passes.batch, Whole), isinstance(passes.layer, Single))
-        if isinstance(stage, One):
-            if not all(whole):
-                raise InputError(
-                    f"passes {passes}: stage=one is for batch=whole and layer=single; add "
-                    "stage=search to plan stages or microbatches"
-                )
-            return replace(self, method=method, shard=shard, stages=1, microbatches=1)
-        if any(whole):
-            raise InputError(
-                f"passes {passes}: stage=search needs batch=exact, and layer=min-cut or layer=fixed"
-            )
-        return replace(
-            self, method=method, shard=shard, batch=passes.batch, layer=passes.layer,
-            stages=stage.stages, microbatches=stage.microbatches, schedule=stage.schedule,
-        )  # fmt: skip
+        return shard
+
+    @property
+    def method(self) -> str:
+        """The name of the recipe that restricts how anything is sharded."""
+        return self.shard.recipe.name
+
+    @property
+    def stages(self) -> int | None:
+        """The number of stages; None where it is searched."""
+        return self.passes.stage.stages
+
+    @property
+    def microbatches(self) -> int | None:
+        """The number of microbatches; None where it is searched."""
+        return self.passes.stage.microbatches
+
+    @property
+    def schedule(self) -> str | None:
+        """The name of the schedule; None where it is searched."""
+        return self.passes.stage.schedule
+
+    def with_method(self, method: str) -> Request:
+        """The same by another method."""
+        shard = replace(self.shard, recipe=recipe_named(method))
+        return replace(self, passes=replace(self.passes, shard=shard))
+
+    def with_microbatches(self, microbatches: int) -> Request:
+        """The same with a single stage in so many microbatches."""
+        passes = PassPipeline.of_options(microbatches=microbatches)
+        return replace(self, passes=replace(passes, shard=self.shard))
 
     @property
     def is_one_program(self) -> bool:

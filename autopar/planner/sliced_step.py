@@ -11,19 +11,17 @@ from autopar.ir.batching import BatchGraphs, Batching
 from autopar.ir.layers import LayerSequence
 from autopar.ir.plan import Plan
 from autopar.passes.base import Setting
-from autopar.passes.batch.base import AbstractBatching
-from autopar.passes.batch.exact import Exact
 from autopar.passes.batch.identity import OneMicrobatch
-from autopar.passes.layer.base import AbstractLayering
 from autopar.passes.layer.fixed import Fixed
 from autopar.passes.layer.min_cut import MinCut
-from autopar.passes.layer.single import Single
+from autopar.passes.pipeline import PassPipeline
 from autopar.planner.compatibility import check_plan, contents_of
 from autopar.planner.remat import Form, form_of
 from autopar.planner.source import Source
 from autopar.rules import RuleBook, attach_rules
 
 _UNEVEN = 1.5  # of a stage's share of the work, what a layer may have
+_IN_STAGES = PassPipeline.of_options(stages=None, microbatches=None)
 
 
 @dataclass(frozen=True)
@@ -45,30 +43,28 @@ def slice_step(
     rules: RuleBook,
     setting: Setting,
     fewest: int = 1,
-    batching: AbstractBatching = Exact(),
-    layering: AbstractLayering = MinCut(),
+    passes: PassPipeline = _IN_STAGES,
 ) -> SlicedStep:
     """Microbatches and layers of a traced step: those that its structure suggests.
 
-    Where `layering` leaves their number open, and these are less than the `fewest` that are needed
-    or so uneven that they make no such stages, there are `fewest` layers of even work. Raises
-    BatchError where the step cannot be cut into these microbatches exactly.
+    Where the layer slot leaves their number open, and these are less than the `fewest` that are
+    needed or so uneven that they make no such stages, there are `fewest` layers of even work.
+    Raises BatchError where the step cannot be cut into these microbatches exactly.
     """
-    sliced = slice_at(trace, rules, setting, layering, batching)
+    sliced, layering = slice_at(trace, rules, setting, passes), passes.layer
     if not isinstance(layering, MinCut) or layering.layers is not None:
         return sliced
     if fewest == 1 or _suits(sliced.layers, fewest):
         return sliced
-    even = replace(layering, layers=fewest)
-    layers = setting.watched("layer", sliced.batching, lambda: even.run(sliced.batching, setting))
-    layers.verify()
-    return replace(sliced, layers=layers)
+    even = replace(passes, layer=replace(layering, layers=fewest))
+    return replace(sliced, layers=even.cut_layers(sliced.batching, setting))
 
 
 def slice_whole(form: Form, setting: Setting) -> SlicedStep:
     """A step that is left whole: one microbatch, one layer."""
-    batching = Batching.whole(form.graph)
-    layers = Single().run(batching, setting)
+    whole = PassPipeline()
+    batching = whole.cut_batch(BatchGraphs(form.graph, form.graph, 1), setting)
+    layers = whole.cut_layers(batching, setting)
     return SlicedStep(MicrobatchTrace.of_whole(form.traced), batching, layers)
 
 
@@ -91,7 +87,7 @@ def slice_as_planned(source: Source, plan: Plan, setting: Setting) -> SlicedStep
     check_plan(plan, trace.whole)
     with contents_of(plan):
         cuts = Fixed(tuple(stage.stop for stage in plan.stages[:-1]))
-        return slice_at(trace, source.rules, setting, cuts)
+        return slice_at(trace, source.rules, setting, replace(_IN_STAGES, layer=cuts))
 
 
 def _suits(sequence: LayerSequence, stages: int) -> bool:
@@ -101,34 +97,27 @@ def _suits(sequence: LayerSequence, stages: int) -> bool:
 
 
 def slice_at(
-    trace: MicrobatchTrace,
-    rules: RuleBook,
-    setting: Setting,
-    layering: AbstractLayering,
-    cut: AbstractBatching = Exact(),
+    trace: MicrobatchTrace, rules: RuleBook, setting: Setting, passes: PassPipeline
 ) -> SlicedStep:
-    """Microbatches and layers of a traced step by a given layering; raises as `slice_step`."""
-    watch = setting.watched
-    trace, batching = watch("batch", trace.part.graph, lambda: batched(trace, rules, setting, cut))
-    batching.verify()
-    layers = watch("layer", batching, lambda: layering.run(batching, setting))
-    layers.verify()
-    return SlicedStep(trace, batching, layers)
+    """The batch and the layer slot on a traced step; raises as `slice_step`."""
+    trace, batching = batched(trace, rules, setting, passes)
+    return SlicedStep(trace, batching, passes.cut_layers(batching, setting))
 
 
 def batched(
-    trace: MicrobatchTrace, rules: RuleBook, setting: Setting, cut: AbstractBatching = Exact()
+    trace: MicrobatchTrace, rules: RuleBook, setting: Setting, passes: PassPipeline = _IN_STAGES
 ) -> tuple[MicrobatchTrace, Batching]:
     """The batching, after factors that may wait until the loop is over were taken out of it."""
-    passed = cut if trace.microbatches > 1 else OneMicrobatch()
-    batching = passed.run(_graphs(trace, rules), setting)
+    if trace.microbatches == 1:
+        passes = replace(passes, batch=OneMicrobatch())
+    batching = passes.cut_batch(_graphs(trace, rules), setting)
     while batching.rescales:
         trace = replace(
             trace,
             whole=rescale(trace.whole, batching.rescales),
             part=rescale(trace.part, batching.rescales),
         )
-        batching = passed.run(_graphs(trace, rules), setting)
+        batching = passes.cut_batch(_graphs(trace, rules), setting)
     return trace, batching
 
 

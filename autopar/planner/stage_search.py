@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from autopar.cluster import Cluster, device_order
 from autopar.cluster.submesh import Block, cut_out
@@ -14,8 +13,9 @@ from autopar.ir.outcome import Margin
 from autopar.ir.stages import Remat, Stage, StagePlan, Submesh
 from autopar.passes.base import Setting
 from autopar.passes.layer.fixed import Fixed
-from autopar.passes.stage.prices import Choice, ChosenStage, Option, Ranked, StageTable
-from autopar.passes.stage.search import Search
+from autopar.passes.pipeline import PassPipeline
+from autopar.passes.stage.prices import Choice, ChosenStage, Option, StageTable
+from autopar.passes.stage.search import Ranked
 from autopar.planner.layer_programs import LayerPrograms
 from autopar.planner.placed_stages import PlacedStages
 from autopar.planner.request import Request
@@ -66,21 +66,18 @@ def search_stages(source: Source, request: Request, setting: Setting) -> FoundSt
     def sliced(microbatches: int) -> SlicedStep:
         if microbatches not in known:
             trace = source.trace_at(microbatches, cut=request.stages != 1)
-            known[microbatches] = slice_step(
-                trace, request.rules, setting, fewest, request.batch, request.layer
-            )
+            known[microbatches] = slice_step(trace, request.rules, setting, fewest, request.passes)
         return known[microbatches]
 
     # 2. The cost of every layer on every submesh, mesh and number of rows.
     programs = LayerPrograms(sliced(max(counts)), request.rules)
     table = stage_table(programs, counts, request, setting)
-    # 3. The best stages by these costs, sharded and lowered.
-    stage = Search(request.stages, request.microbatches, request.schedule)
 
+    # 3. The best stages by these costs, sharded and lowered.
     def build(choice: Choice) -> StagePrograms:
         return build_stages(sliced(choice.microbatches), choice, request, setting)
 
-    built, ranked = _first_built(table, stage, setting, build)
+    built, ranked = _first_built(table, request.passes, setting, build)
     if built is None:
         return None
     # 4. The simple plan, which no search should fall behind.
@@ -88,7 +85,10 @@ def search_stages(source: Source, request: Request, setting: Setting) -> FoundSt
 
 
 def _first_built(
-    table: StageTable, stage: Search, setting: Setting, build: Callable[[Choice], StagePrograms]
+    table: StageTable,
+    passes: PassPipeline,
+    setting: Setting,
+    build: Callable[[Choice], StagePrograms],
 ) -> tuple[StagePrograms | None, Ranked]:
     """The best choice that fits when it is built; no programs where one program is best.
 
@@ -98,7 +98,7 @@ def _first_built(
     failure: MemoryLimitError | None = None
     for _ in range(_BUILDS):
         try:
-            ranked = setting.watched("stage", table, partial(stage.run, table, setting))
+            ranked = passes.search(table, setting)
         except MemoryLimitError as error:
             raise failure or error from None
         best = ranked.best

@@ -18,7 +18,6 @@ from autopar.ir.values import Value
 from autopar.passes.base import NO_LIMIT_BYTES, Setting
 from autopar.passes.shard.base import AbstractSharding
 from autopar.passes.shard.optimal import MinMemory
-from autopar.passes.shard.recipes import recipe_named
 from autopar.passes.shard.solver.effort import QUICK
 from autopar.planner.fit_within import fit_within
 from autopar.planner.placed_stages import PlacedStages
@@ -75,21 +74,17 @@ class SubmeshSharder:
         """
         joint, context = self._placed.graphs[submesh], self._placed.contexts[submesh]
         limit, mesh = self._request.budget_bytes, context.tables.prices.mesh
-        recipe = recipe_named(self._request.method)
         shard = replace(
-            self._request.shard, recipe=recipe, effort=QUICK, explain=False,
-            reshard_costs=context.tables,
-        )  # fmt: skip
-        pins = pins_on(joint.graph, self._request.pins)
-        setting = replace(
-            self._setting, cluster=context.cluster, mesh=mesh, pins=pins, partial_sums=False,
-            resharder=context.resharder, in_flight=self._placed.held_often(submesh),
-        )  # fmt: skip
+            self._request.shard, effort=QUICK, explain=False, reshard_costs=context.tables
+        )
+        passes, pins = self._request.passes, pins_on(joint.graph, self._request.pins)
+        given = replace(self._setting, partial_sums=False)
+        setting = self._placed.setting(submesh, pins, given)
         key = (structure_hash(joint.graph), mesh, str(context.cluster), pins, partial_sums)
 
         def tried(shard: AbstractSharding, within: Setting) -> SubmeshPlan | None:
             try:
-                plan = within.watched("shard", joint, lambda: shard.run(joint.graph, within))
+                plan = replace(passes, shard=shard).shard_graph(joint.graph, within)
             except InfeasibleError:
                 return None
             return SubmeshPlan.of(self._placed, submesh, plan)
@@ -107,7 +102,7 @@ class SubmeshSharder:
 
         def lightest() -> Iterator[SubmeshPlan | None]:
             if joint.graph.op_count <= _SMALL:
-                leanest = MinMemory(recipe=recipe, reshard_costs=context.tables)
+                leanest = MinMemory(recipe=shard.recipe, reshard_costs=context.tables)
                 yield tried(leanest, replace(setting, memory_bytes=limit))
 
         fit = fit_within(limit, solve, roomy(), lightest=lightest(), tries=_TRIES)

@@ -27,7 +27,6 @@ from autopar.ir.program import (
     Transfer,
 )
 from autopar.ir.sharding_plan import ShardingPlan
-from autopar.ir.soundness import check_listing
 from autopar.ir.spmd import SpmdProgram
 from autopar.ir.stages import StagePlan
 from autopar.passes.lower.partition.part_assignment import PartKey
@@ -40,7 +39,7 @@ from autopar.passes.lower.partition.register_allocation import (
 )
 from autopar.passes.lower.partition.step_analysis import grid_of
 from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan, submesh_graph
-from autopar.passes.lower.spmd import lower_spmd
+from autopar.passes.lower.spmd import lower_checked
 from autopar.passes.lower.verify import verify_program
 from autopar.schedule.grid import Grid, Kind, Task
 
@@ -70,9 +69,7 @@ def lower_pipeline(
     for part in parts:
         joint = joints[part.submesh]
         plan, partial = part_plan(part, joint, plans[part.submesh]), left_partial(part, joint)
-        listings.append(lower_spmd(part.graph, plan, resharders[part.submesh], partial))
-    for part, listing in zip(parts, listings, strict=True):
-        check_listing(part.graph, listing, stages.submeshes[part.submesh].mesh)
+        listings.append(lower_checked(part.graph, plan, resharders[part.submesh], partial))
     # 2. Registers for all values; runs and sends in order; frees.
     allocation = RegisterAllocation(dataflow, listings)
     groups = list(_Order(dataflow, allocation).groups())

@@ -25,6 +25,7 @@ from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.host_calls import HOST_CALLS, handed_on_by
 from autopar.ir.sharding import Sharding, replicated
 from autopar.ir.sharding_plan import OpPath, ShardingPlan
+from autopar.ir.soundness import check_listing
 from autopar.ir.spmd import (
     Block,
     Collective,
@@ -43,6 +44,15 @@ _BARRIER = "optimization_barrier"
 _SUMS = ("add", "add_any")
 _EXTREMES = ("reduce_max", "reduce_min")
 _SHOWING = ("reshape", "broadcast_in_dim", "squeeze", "transpose", "stop_gradient", "copy")
+
+
+def lower_checked(
+    graph: Graph, plan: ShardingPlan, resharder: Resharder, left_partial: Collection[str] = ()
+) -> SpmdProgram:
+    """Lowers as `lower_spmd`; raises GraphError where that would compute something else."""
+    program = lower_spmd(graph, plan, resharder, left_partial)
+    check_listing(graph, program, plan.mesh)
+    return program
 
 
 def lower_spmd(

@@ -16,6 +16,9 @@ class One(AbstractStaging):
     """Puts all layers in one stage."""
 
     name: ClassVar[str] = "one"
+    stages: ClassVar[int] = 1
+    microbatches: ClassVar[int] = 1
+    schedule: ClassVar[None] = None
 
     def run(self, given: LayerSequence, setting: Setting) -> StagePlan:
         """A plan of one stage."""

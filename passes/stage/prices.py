@@ -146,18 +146,3 @@ class Choice:
     def __str__(self) -> str:
         head = f"{self.schedule}, {self.microbatches} microbatches, {self.seconds:.6g} s"
         return "\n".join([head, *(f"  S{s}: {stage}" for s, stage in enumerate(self.stages))])
-
-
-@dataclass(frozen=True)
-class Ranked:
-    """The best choice, the runners-up in order, and how the best was found.
-
-    `examined` counts the choices that were simulated and fit. `simple` is the best that a textbook
-    has: equal stages that are all sharded alike; None where the devices make no such stages.
-    """
-
-    best: Choice
-    others: tuple[Choice, ...]
-    examined: int
-    sentence: str
-    simple: Choice | None = None

@@ -20,6 +20,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -40,7 +41,7 @@ from autopar.passes.stage.dynamic import (
     stages_that_fit,
 )
 from autopar.passes.stage.interval_costs import IntervalCosts, interval_costs
-from autopar.passes.stage.prices import Choice, Ranked, StageTable, Wanted
+from autopar.passes.stage.prices import Choice, StageTable, Wanted
 from autopar.schedule.grid import Grid
 from autopar.schedule.table import SCHEDULES, Bubble, in_flight, make_grid
 
@@ -55,6 +56,25 @@ _FAR = 1.1
 _DIGITS = 9
 # The devices of submeshes, by number, that tile the cluster in any mixture.
 Family = Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """The best choice, the runners-up in order, and how the best was found.
+
+    `examined` counts the choices that were simulated and fit.
+    """
+
+    best: Choice
+    others: tuple[Choice, ...]
+    examined: int
+    sentence: str
+    space: SearchSpace = field(repr=False, compare=False)
+
+    @cached_property
+    def simple(self) -> Choice | None:
+        """The best that a textbook has; None where the devices make no such stages."""
+        return simple_choice(self.space)
 
 
 @dataclass(frozen=True)
@@ -89,9 +109,7 @@ def search(table: StageTable, wanted: Wanted = Wanted()) -> Ranked:
         raise _refusal(space, ranking)
     best, *others = ranking.rank()
     sentence = _summary(best, others, len(ranking.choices))
-    return Ranked(
-        best, tuple(others[:_OTHERS]), len(ranking.choices), sentence, simple_choice(space)
-    )
+    return Ranked(best, tuple(others[:_OTHERS]), len(ranking.choices), sentence, space)
 
 
 # -- 1. the space --------------------------------------------------------------------------------

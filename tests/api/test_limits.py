@@ -64,7 +64,8 @@ def test_the_suggested_limit_does(options: dict[str, Any]) -> None:
     assert kept.prediction.peak_bytes <= kept.origin.memory_bytes <= enough * 2**30
 
 
-@pytest.mark.parametrize("name", ["masked", pytest.param("lstm_raw", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["masked", "lstm_raw"])
 def test_the_suggested_limit_does_for_the_zoo(name: str) -> None:
     case = cases("adam")[name]
     state = jax.eval_shape(case.create_state, jax.random.key(0))
@@ -87,7 +88,7 @@ def test_a_recipe_is_blamed_at_the_door() -> None:
     plan(2 / 1024, mesh=(8,))
 
 
-@pytest.mark.parametrize("share", [0.6, 0.85])
+@pytest.mark.parametrize("share", [0.6, pytest.param(0.85, marks=pytest.mark.slow)])
 def test_no_recipe_is_predicted_cheaper_within_the_same_limit(share: float) -> None:
     case = cases("adam")["mlp"]
     state = jax.eval_shape(case.create_state, jax.random.key(0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from jax.interpreters import mlir
 import autopar
 from autopar.api import Watcher
 from autopar.errors import PlanMismatchError
+from autopar.ir.plan_file import plan_to_json
 from tests.zoo import cases
 
 ROOT = Path(__file__).parents[2]
@@ -279,30 +281,37 @@ def test_another_batch_does_not_fit_a_given_plan(key: jax.Array) -> None:
         given.plan_for(state, batch_of(32))
 
 
-_PLANNER = """
-import jax, autopar
-from tests.zoo import cases
-def planned(name, file, **options):
-    case = cases("adam")[name]
-    state = jax.eval_shape(case.create_state, jax.random.key(0))
-    plan = autopar.plan(case.step, state, case.batch(0), mesh=(2, 4), **options)
-    plan.save(f"OUT-{file}.json")
-    return plan
-planned("gpt", "gpt", cluster="8xh100")
-roomy = planned("mlp", "roomy", cluster="8xh100")
-planned("mlp", "tight", cluster="8xh100", memory_gb=0.6 * roomy.prediction.peak_bytes / 2**30)
+def three_plans() -> list[str]:
+    """Plans of a network, of a small step, and of it where memory is short, as their files."""
+
+    def planned(name: str, **options: Any) -> autopar.Plan:
+        case = cases("adam")[name]
+        state = jax.eval_shape(case.create_state, jax.random.key(0))
+        return autopar.plan(
+            case.step, state, case.batch(0), cluster="8xh100", mesh=(2, 4), **options
+        )
+
+    roomy = planned("mlp")
+    tight = planned("mlp", memory_gb=0.6 * roomy.prediction.peak_bytes / 2**30)
+    return [plan_to_json(plan) for plan in (planned("gpt"), roomy, tight)]
+
+
+_OTHER = """
+import json
+from tests.api.test_running import three_plans
+print(json.dumps(three_plans()))
 """
 
 
-def test_two_processes_make_the_same_bytes(tmp_path: Path) -> None:
-    for seed in ("1", "2"):
-        subprocess.run(
-            [sys.executable, "-c", _PLANNER.replace("OUT", str(tmp_path / seed))],
-            check=True, cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": seed},
-        )  # fmt: skip
-    for name in ("gpt", "roomy", "tight"):
-        one, two = (tmp_path / f"{seed}-{name}.json" for seed in ("1", "2"))
-        assert one.read_bytes() == two.read_bytes(), name
+def test_two_processes_make_the_same_bytes() -> None:
+    """This process, which has planned other things before, and one with another hash seed."""
+    other = subprocess.Popen(
+        [sys.executable, "-c", _OTHER], stdout=subprocess.PIPE, text=True,
+        cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": "1"},
+    )  # fmt: skip
+    own = three_plans()
+    text, _ = other.communicate()
+    assert json.loads(text.splitlines()[-1]) == own
 
 
 # -- primitives of other packages --------------------------------------------------------------

@@ -19,6 +19,7 @@ from autopar.ir.stages import Remat
 from autopar.passes.base import Setting
 from autopar.passes.lower import program as lowering
 from autopar.passes.lower.partition.step_analysis import grid_of
+from autopar.passes.pipeline import PassPipeline
 from autopar.passes.stage.prices import Choice, ChosenStage
 from autopar.planner.request import Request
 from autopar.planner.sliced_step import SlicedStep, slice_step
@@ -82,10 +83,10 @@ class Subject:
     def request(self, layout: Layout) -> Request:
         """What would be asked for to come to a layout."""
         stages = len(layout.sizes) * layout.chunks
-        return Request(
-            EAGER, None, layout.method, stages=stages, microbatches=layout.microbatches,
-            schedule=layout.schedule,
-        )  # fmt: skip
+        passes = PassPipeline.of_options(
+            layout.method, stages, layout.microbatches, layout.schedule
+        )
+        return Request(EAGER, None, passes)
 
     def sliced(self, layout: Layout) -> SlicedStep:
         """The step cut into microbatches and layers; raises BatchError where it cannot be."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -233,6 +234,17 @@ def _run(step: Callable[..., Any]) -> list[np.ndarray[Any, Any]]:
     return [np.asarray(leaf) for leaf in jax.tree.leaves((w, seen))]
 
 
+@functools.cache
+def _plain(name: str) -> list[np.ndarray[Any, Any]]:
+    return _run(jax.jit(STEPS[name]))
+
+
+@functools.cache
+def _parallel(name: str, method: str, mesh: tuple[int, ...]) -> Any:
+    """The step, which is compiled when it first runs and not again."""
+    return autopar.parallelize(STEPS[name], cluster=EAGER, mesh=mesh, method=method, donate=False)
+
+
 WAYS = [
     ("dp", (8,)),
     ("auto", (2, 4)),
@@ -244,9 +256,7 @@ WAYS = [
 @pytest.mark.parametrize(("method", "mesh"), WAYS, ids=lambda given: str(given).replace(" ", ""))
 @pytest.mark.parametrize("name", STEPS)
 def test_a_sum_equals_that_of_plain_jit(name: str, method: str, mesh: tuple[int, ...]) -> None:
-    step = STEPS[name]
-    parallel: Any = autopar.parallelize(step, cluster=EAGER, mesh=mesh, method=method, donate=False)
-    for mine, plain in zip(_run(parallel), _run(jax.jit(step)), strict=True):
+    for mine, plain in zip(_run(_parallel(name, method, mesh)), _plain(name), strict=True):
         np.testing.assert_allclose(mine, plain, rtol=2e-5, atol=2e-6)
 
 
@@ -259,7 +269,7 @@ SUMMED = (
 @pytest.mark.parametrize("name", SUMMED)
 def test_gradients_are_combined_once_and_not_in_every_trip(name: str) -> None:
     """As compiled; rows that are parted are on all devices, as no other sum would be partial."""
-    step = autopar.parallelize(STEPS[name], cluster=EAGER, mesh=(8,), method="dp", donate=False)
+    step = _parallel(name, "dp", (8,))
     compiled = step.compile(_weights(), _rows(0))
     found = [c for c in read_collectives(compiled.as_text()) if c.kind == "all-reduce"]
     whole = sum(leaf.nbytes for leaf in jax.tree.leaves(_weights()))

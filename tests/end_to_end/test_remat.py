@@ -16,6 +16,7 @@ from autopar.cost.prices import Prices
 from autopar.errors import MemoryLimitError, PlanMismatchError
 from autopar.ir.plan_file import plan_from_json, plan_to_json
 from autopar.ir.recomputation import Recomputation
+from autopar.passes.pipeline import PassPipeline
 from autopar.passes.shard.model.local_costs import local_costs
 from autopar.passes.shard.model.recompute import least_again
 from autopar.passes.shard.model.residuals import Residuals
@@ -51,7 +52,7 @@ def fullest_plan(model: str, optimizer: Optimizer, method: str) -> autopar.Plan:
     assert level is not None
     names = residuals.tradeoff.names(level.again)
     form = form_of(Form(found.trace.whole, found.graph), Recomputation(names), RuleBook())
-    request = Request(EAGER, found.plan.mesh, method, remat=False)
+    request = Request(EAGER, found.plan.mesh, PassPipeline.of_options(method), remat=False)
     again = plan_step(replace(found.source, traced=form.traced), request)
     return replace(again.plan, recomputation=Recomputation(names))
 

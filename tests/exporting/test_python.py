@@ -19,7 +19,7 @@ from tests.end_to_end.running import EAGER, differing, numbers, zoo_case
 from tests.exporting.running import exported, gaps_and_leaves, loaded, run_alone
 
 # Nested models and all kinds of collectives; the others take minutes together.
-FAST = {"mlp-8-auto-sgd", "masked-8-auto-adam", "lstm_raw-8-zero2-sgd"}
+FAST = {"mlp-8-auto-sgd", "masked-8-auto-adam", "lstm_raw-8-zero2-adam"}
 COMBOS = sorted((c for c in sampled_combos() if refusal(c) is None), key=str)
 
 # (model, method): kinds of which XLA's partitioner sends other bytes than planned, and why.

@@ -15,6 +15,7 @@ import autopar
 from autopar.frontend import StepSpec, TracedStep
 from autopar.frontend.rewrite.inline_remat import inline_remat
 from autopar.frontend.rewrite.remat import rematerialize, value_names
+from autopar.passes.pipeline import PassPipeline
 from autopar.planner.plan import plan_step
 from autopar.planner.request import Request
 from autopar.planner.source import Source
@@ -133,7 +134,7 @@ def test_an_opened_step_is_planned_and_runs_on_eight_devices(name: str) -> None:
 
 def _run_planned(traced: TracedStep) -> Any:
     mesh = autopar.MeshShape(("data",), (8,))
-    request = Request(EAGER, mesh, "dp", remat=False)
+    request = Request(EAGER, mesh, PassPipeline.of_options("dp"), remat=False)
     planned = plan_step(Source(StepSpec(_run_planned), (), {}, traced, RuleBook()), request)
     bound = bind_mesh(mesh, range(8))
     return Executor(planned.trace, planned.program, [bound], Options(donate=False))(_given())

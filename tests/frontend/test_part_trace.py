@@ -17,7 +17,7 @@ from autopar.frontend.microbatch.part_trace import MicrobatchTrace, trace_microb
 from autopar.ir.values import Literal, Role
 from tests.frontend.evaluating import check_sources, cut, rows_together, same_graphs
 from tests.frontend.tracing import X, shape
-from tests.zoo import cases
+from tests.zoo import cases, of_each_kind
 
 W, Y = shape(8, 8), shape(16, dtype=jnp.int32)
 
@@ -29,7 +29,7 @@ def _zoo(name: str, count: int, *, concrete: bool = False) -> tuple[MicrobatchTr
     return trace_microbatch(StepSpec(case.step), args, {}, count), args
 
 
-@pytest.mark.parametrize("name", cases("adam"))
+@pytest.mark.parametrize("name", of_each_kind())
 @pytest.mark.parametrize("count", [4, 16])
 def test_every_zoo_step_has_two_traces_alike(name: str, count: int) -> None:
     step, _ = _zoo(name, count)

@@ -13,13 +13,10 @@ from autopar.frontend import StepSpec
 from autopar.inspecting.lint import coverage_of, leaves_of, lint, rule_findings
 from autopar.ir.findings import Finding, Findings, Severity, Topic
 from autopar.ir.parse import parse_graph
+from autopar.passes.pipeline import PassPipeline
 from autopar.planner.request import Request
 from autopar.rules import RuleBook, attach_rules
-from tests.zoo.gpt import gpt
-from tests.zoo.mlp import masked
-from tests.zoo.moe import moe_switch
-from tests.zoo.registry import BUILDERS
-from tests.zoo.vision import wide_resnet_bn
+from tests.zoo import cases, of_each_kind
 
 Step = Callable[..., Any]
 
@@ -29,11 +26,16 @@ def arrays(*shape: int, dtype: Any = jnp.float32) -> Any:
 
 
 def linted(step: Step, *args: Any, cluster: str = "8xh100", **options: Any) -> Findings:
-    return lint(StepSpec(step), args, {}, Request(Cluster.parse(cluster), **options))
+    return lint(
+        StepSpec(step),
+        args,
+        {},
+        Request(Cluster.parse(cluster), passes=PassPipeline.of_options(**options)),
+    )
 
 
-def linted_case(build: Any, **options: Any) -> Findings:
-    case = build("adam")
+def linted_case(name: str, **options: Any) -> Findings:
+    case = cases("adam")[name]
     state = jax.eval_shape(case.create_state, jax.random.key(0))
     return linted(case.step, state, case.batch(0), **options)
 
@@ -59,22 +61,22 @@ def product(w: Any, x: Any) -> jax.Array:
 
 
 def test_a_clean_step_has_no_findings_at_all() -> None:
-    found = linted_case(gpt)
+    found = linted_case("gpt")
     assert found.found == ()
     assert found.coverage.flops_share == 1
     assert found.coverage.bytes_share == 1
     assert (found.batch.rows, found.batch.loops, found.batch.barrier) == (16, 1, False)
 
 
-@pytest.mark.parametrize("build", BUILDERS, ids=lambda b: b.__name__)
-def test_no_case_of_the_zoo_has_an_error(build: Any) -> None:
-    found = linted_case(build)
+@pytest.mark.parametrize("name", of_each_kind())
+def test_no_case_of_the_zoo_has_an_error(name: str) -> None:
+    found = linted_case(name)
     assert not found.of(Severity.ERROR)
     assert found.coverage.flops_share > 0.99
 
 
 def test_the_gravest_comes_first() -> None:
-    found = linted_case(wide_resnet_bn, microbatches=2)
+    found = linted_case("wide_resnet_bn", microbatches=2)
     order = [list(Severity).index(f.severity) for f in found.found]
     assert order == sorted(order)
     assert order[0] == 0
@@ -201,7 +203,7 @@ def test_what_no_axis_divides_is_never_gathered() -> None:
 
 
 def test_what_is_hoisted_is_counted() -> None:
-    batch = linted_case(masked).batch
+    batch = linted_case("masked").batch
     assert (batch.hoisted, batch.loops, batch.barrier) == (1, 1, False)
     assert "taken of the whole batch first" in batch.notes[0]
 
@@ -217,14 +219,14 @@ def test_a_scalar_that_only_scales_sums_is_told() -> None:
 
 
 def test_a_barrier_is_a_note() -> None:
-    found = linted_case(moe_switch)
+    found = linted_case("moe_switch")
     assert (found.batch.barrier, found.batch.loops) == (True, 2)
     (finding,) = of(found, Topic.BARRIER)
     assert finding.line.startswith("moe.py:")
 
 
 def test_statistics_of_the_batch_are_a_warning_with_their_line() -> None:
-    found = linted_case(wide_resnet_bn)
+    found = linted_case("wide_resnet_bn")
     (finding,) = of(found, Topic.BATCH)
     assert finding.severity is Severity.WARNING
     assert finding.line.startswith("vision.py:")
@@ -233,9 +235,9 @@ def test_statistics_of_the_batch_are_a_warning_with_their_line() -> None:
 
 
 def test_microbatches_that_were_asked_for_are_an_error() -> None:
-    (finding,) = linted_case(wide_resnet_bn, microbatches=2).of(Severity.ERROR)
+    (finding,) = linted_case("wide_resnet_bn", microbatches=2).of(Severity.ERROR)
     assert finding.topic is Topic.BATCH
-    (finding,) = linted_case(masked, microbatches=3).of(Severity.ERROR)
+    (finding,) = linted_case("masked", microbatches=3).of(Severity.ERROR)
     assert "16 rows cannot be cut into 3 microbatches" in finding.text
 
 

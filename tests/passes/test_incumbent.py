@@ -78,7 +78,7 @@ QUIETLY = settings(
 )
 
 
-@settings(QUIETLY, max_examples=5)
+@settings(QUIETLY, max_examples=2)
 @given(*(st.sampled_from(s) for s in (QUICK, MESHES, CLUSTERS, SHARES)))
 def test_free_choice_is_never_dearer(name: str, mesh: str, cluster: str, share: float) -> None:
     never_dearer(name, mesh, cluster, share)

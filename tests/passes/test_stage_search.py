@@ -83,7 +83,8 @@ def test_something_is_found_where_anything_fits(table: StageTable) -> None:
     # The formula does not know where blocks lie: on these tables, where one cut may take as long
     # as everything else, it misses by a quarter at the worst, and by a hundredth on average.
     assert found.best.seconds <= best * 1.35
-    assert found == search(table)
+    again = search(table)
+    assert (found, found.simple) == (again, again.simple)
 
 
 @settings(max_examples=60, deadline=None)

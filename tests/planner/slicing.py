@@ -25,7 +25,7 @@ def source(model: str) -> Source:
     args = (state, case.batch(0))
     spec = StepSpec(case.step)
     traced = trace(spec, args, {})
-    return Source.of(spec, args, {}, traced, Request(Cluster.parse("8xh100"), stages=None))
+    return Source.of(spec, args, {}, traced, Request(Cluster.parse("8xh100")))
 
 
 @cache

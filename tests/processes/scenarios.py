@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 
 import autopar
 
@@ -118,3 +119,21 @@ def endless(stages: str, who_raises: str) -> None:
             sys.stdout.flush()
         if number == 3 and str(jax.process_index()) == who_raises:
             raise ValueError("a bad row")
+
+
+def checkpoints(folder: str, first: str, second: str) -> dict[str, Any]:
+    """Saves after three steps of a plan, and restores under it and under another plan."""
+    step, other = (autopar.parallelize(train, plan=Path(path)) for path in (first, second))
+    told, state = trained(step, step.init(create, jax.random.key(0)))
+    with ocp.CheckpointManager(folder) as manager:
+        step.save(manager, 3, state, {"rows": 48})
+        manager.wait_until_finished()
+        found: dict[str, Any] = {"told": told, "saved": own_rows(state["w"])}
+        for name, each in (("same", step), ("other", other)):
+            restored = each.restore(manager, each.abstract_state(create, jax.random.key(0)))
+            assert restored is not None
+            found[name] = own_rows(restored.state["w"])
+            found[f"{name} number"] = int(restored.state["step"])
+            found[f"{name} extras"] = restored.extras
+            found[f"{name} then"], _ = trained(each, restored.state)
+    return found

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
 
+import autopar
 from autopar.ir.mesh import MeshShape
 from autopar.ir.program import Program, Run
 from autopar.runtime.executor import Executor, Options
@@ -81,3 +86,33 @@ def test_a_blocked_program_is_reported_and_goes_on(devices: list[jax.Device]) ->
     assert "mesh1  did nothing; HANGS in F1.0, then B1.0" in texts[0]
     assert "mesh0  did F0.0; waits for B1.0 to run B0.0" in texts[0]
     assert len(texts) == 1
+
+
+def test_the_door_hands_the_patience_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that waits for the host is reported on stderr, and goes on."""
+    reported, texts = threading.Event(), list[str]()
+
+    class Heard(io.StringIO):
+        def write(self, text: str) -> int:
+            texts.append(text)
+            if "no progress" in text:
+                reported.set()
+            return len(text)
+
+    def wait(x: Any) -> Any:
+        assert reported.wait(60)
+        return np.asarray(x)
+
+    def step(w: Any, x: Any) -> Any:
+        def loss(w: Any) -> Any:
+            held = jax.pure_callback(wait, x, x, vmap_method="sequential")
+            return jnp.mean((jax.lax.stop_gradient(held) @ w) ** 2)
+
+        return w - 0.1 * jax.grad(loss)(w)
+
+    monkeypatch.setattr(sys, "stderr", Heard())
+    run = autopar.parallelize(step, cluster="1xcpu", patience=0.1, donate=False)
+    with ThreadPoolExecutor(1) as pool:
+        w = pool.submit(run, jnp.ones((4, 4)), jnp.ones((8, 4))).result()
+    assert np.isfinite(np.asarray(w)).all()
+    assert "HANGS in" in next(text for text in texts if "a step makes no progress:" in text)

@@ -4,13 +4,13 @@ import jax
 import numpy as np
 import pytest
 
-from tests.zoo import Optimizer, cases
+from tests.zoo import Optimizer, cases, of_each_kind
 
 NAMES = sorted(cases("sgd"))
 
 
 @pytest.mark.parametrize("optimizer", ["adam", pytest.param("sgd", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", of_each_kind())
 def test_the_loss_falls(name: str, optimizer: Optimizer) -> None:
     case = cases(optimizer)[name]
     step, batch = jax.jit(case.step), case.batch(0)

@@ -83,6 +83,16 @@ def pure_creation(
     return created, closed
 
 
+def opened_state(state: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """A state's arrays alone, as a tree, and what makes its objects of such a tree again."""
+    created, closed = pure_creation(lambda: state)
+    match created():
+        case (arrays, Constant() as graph) if _imported("flax.nnx") is not None:
+            return arrays, lambda made: closed((made, graph))
+        case arrays:
+            return arrays, closed
+
+
 def is_array(leaf: Any) -> bool:
     """True if a leaf is an array of any make, or the shape of one; Python numbers are none."""
     return getattr(leaf, "dtype", None) is not None and getattr(leaf, "shape", None) is not None

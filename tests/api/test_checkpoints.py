@@ -1,0 +1,227 @@
+"""A state that was saved under one plan is restored under any other, bit for bit."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+
+import autopar
+from autopar.errors import ArgumentError, CheckpointError
+from autopar.runtime.pieces import StackedPieces
+
+WIDTH, LAYERS, ROWS = 8, 4, 16
+OPTIMIZER = optax.adam(1e-2)
+
+
+def create(key: jax.Array) -> dict[str, Any]:
+    """A stack of layers, a list, optax's named tuples, keys, and a Python number."""
+    params = {
+        "layers": 0.3 * jax.random.normal(key, (LAYERS, WIDTH, WIDTH)),
+        "bias": [jnp.zeros(WIDTH, jnp.bfloat16)],
+    }
+    keys = jax.random.split(key, 3)
+    return {"params": params, "opt": OPTIMIZER.init(params), "keys": keys, "count": 0}
+
+
+def train(state: dict[str, Any], batch: Any) -> tuple[dict[str, Any], jax.Array]:
+    def loss_of(params: dict[str, Any]) -> jax.Array:
+        y, _ = jax.lax.scan(lambda x, w: (x + jnp.tanh(x @ w), None), batch, params["layers"])
+        return jnp.mean((y + params["bias"][0] - batch[:, ::-1]) ** 2)
+
+    loss, grads = jax.value_and_grad(loss_of)(state["params"])
+    updates, opt = OPTIMIZER.update(grads, state["opt"])
+    params = optax.apply_updates(state["params"], updates)
+    return {**state, "params": params, "opt": opt, "count": state["count"] + 1}, loss
+
+
+def batch_of(seed: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).standard_normal((ROWS, WIDTH), dtype=np.float32)
+
+
+def bits(state: Any) -> list[bytes]:
+    def host(leaf: Any) -> np.ndarray[Any, Any]:
+        is_key = jax.dtypes.issubdtype(getattr(leaf, "dtype", jnp.int32), jax.dtypes.prng_key)
+        return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+
+    return [host(leaf).tobytes() for leaf in jax.tree.leaves(jax.device_get(state))]
+
+
+class Saved(NamedTuple):
+    """A folder with the checkpoint of two stages after one step, and what the next one gives."""
+
+    folder: Path
+    step: autopar.ParallelStep[..., Any]
+    state: Any
+    bits: list[bytes]
+    next_loss: float
+
+
+@pytest.fixture(scope="module")
+def one_mesh() -> autopar.ParallelStep[..., Any]:
+    step = autopar.parallelize(train, cluster="4xcpu", mesh=(2, 2), method="fsdp+tp")
+    step.plan_for(jax.eval_shape(create, jax.random.key(0)), batch_of(0))
+    return step
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    step = autopar.parallelize(train, cluster="8xcpu", stages=2, microbatches=2)
+    step.plan_for(jax.eval_shape(create, jax.random.key(0)), batch_of(0))
+    state, _ = step(step.init(create, jax.random.key(0)), batch_of(0))
+    before = bits(state)
+    with ocp.CheckpointManager(folder) as manager:
+        extras = {"position": {"file": 3, "row": 70}, "key": jax.random.key(5)}
+        assert step.save(manager, 1, state, extras)
+        state, loss = step(state, batch_of(1))  # consumes what is being written
+        manager.wait_until_finished()
+    return Saved(folder, step, state, before, float(loss))
+
+
+def test_stages_go_on_where_they_were(saved: Saved) -> None:
+    with ocp.CheckpointManager(saved.folder) as manager:
+        wanted = saved.step.abstract_state(create, jax.random.key(0))
+        found = saved.step.restore(manager, wanted)
+    assert found is not None
+    assert found.step == 1
+    assert isinstance(found.state["params"]["layers"], StackedPieces)
+    assert bits(found.state) == saved.bits
+    _, loss = saved.step(found.state, batch_of(1))
+    assert float(loss) == saved.next_loss
+
+
+def test_what_was_saved_beside_the_state_comes_back(saved: Saved) -> None:
+    with ocp.CheckpointManager(saved.folder) as manager:
+        wanted = saved.step.abstract_state(create, jax.random.key(0))
+        found = saved.step.restore(manager, wanted, step=1)
+    assert found is not None
+    assert found.extras["position"] == {"file": 3, "row": 70}
+    assert bits(found.extras["key"]) == bits(jax.random.key(5))
+    assert len(found.plan_hash) == 64
+
+
+def test_one_mesh_reads_what_stages_wrote(saved: Saved, one_mesh: Any) -> None:
+    with ocp.CheckpointManager(saved.folder) as manager:
+        wanted = one_mesh.abstract_state(create, jax.random.key(0))
+        found = one_mesh.restore(manager, wanted)
+    assert bits(found.state) == saved.bits
+    pairs = list(zip(jax.tree.leaves(found.state), jax.tree.leaves(wanted), strict=True))
+    assert all(leaf.sharding.is_equivalent_to(w.sharding, w.ndim) for leaf, w in pairs)
+    assert any(not leaf.sharding.is_fully_replicated for leaf, _ in pairs)
+    _, loss = one_mesh(found.state, batch_of(1))
+    np.testing.assert_allclose(loss, saved.next_loss, rtol=1e-5)
+
+
+def test_orbax_alone_reads_it(saved: Saved) -> None:
+    shapes = jax.eval_shape(create, jax.random.key(0))
+    words = jax.eval_shape(jax.random.key_data, shapes["keys"])
+    with ocp.CheckpointManager(saved.folder) as manager:
+        asked = ocp.args.StandardRestore({**shapes, "keys": words})
+        found = manager.restore(1, args=ocp.args.Composite(state=asked))
+    assert bits(found["state"]) == saved.bits
+
+
+def test_what_orbax_alone_wrote_is_read(tmp_path: Path, one_mesh: Any) -> None:
+    plain = jax.device_get({**create(jax.random.key(1)), "keys": np.zeros((3, 2), np.uint32)})
+    with ocp.CheckpointManager(tmp_path) as manager:
+        manager.save(4, args=ocp.args.Composite(state=ocp.args.StandardSave(plain)))
+        manager.wait_until_finished()
+    with ocp.CheckpointManager(tmp_path) as manager:
+        wanted = autopar.parallelize(train, cluster="2xcpu").abstract_state(lambda: plain)
+        found = one_mesh.restore(manager, wanted)
+    assert found.step == 4
+    assert not found.extras
+    assert bits(found.state) == bits({**plain, "count": np.int32(0)})  # JAX has no 64 bits
+
+
+def test_no_checkpoint_is_none(tmp_path: Path, one_mesh: Any) -> None:
+    wanted = one_mesh.abstract_state(create, jax.random.key(0))
+    with ocp.CheckpointManager(tmp_path) as manager:
+        assert one_mesh.restore(manager, wanted) is None
+        with pytest.raises(CheckpointError, match=r"has no checkpoint of step 3 \(there: none\)"):
+            one_mesh.restore(manager, wanted, step=3)
+
+
+def test_another_model_is_named_leaf_by_leaf(saved: Saved, one_mesh: Any) -> None:
+    def other(key: jax.Array) -> dict[str, Any]:
+        state = create(key)
+        state["params"]["bias"] = [jnp.zeros(2 * WIDTH)]
+        return {**state, "ema": jnp.zeros(3)}
+
+    with ocp.CheckpointManager(saved.folder) as manager:
+        plain = autopar.parallelize(train, cluster="2xcpu")
+        wanted = plain.abstract_state(other, jax.random.key(0))
+        with pytest.raises(CheckpointError) as raised:
+            one_mesh.restore(manager, wanted)
+    assert "params/bias/0 is bfloat16[8], and float32[16] in this step" in str(raised.value)
+    assert "ema is not in the checkpoint, and float32[3] in this step" in str(raised.value)
+    assert "with the model and the optimizer that it was saved with" in str(raised.value)
+
+
+def test_a_truncated_file_is_named_and_older_steps_are_whole(
+    saved: Saved, tmp_path: Path, one_mesh: Any
+) -> None:
+    state = saved.step.init(create, jax.random.key(0))
+    wanted = one_mesh.abstract_state(create, jax.random.key(0))
+    with ocp.CheckpointManager(tmp_path) as manager:
+        for number in (1, 2):
+            saved.step.save(manager, number, state)
+        manager.wait_until_finished()
+        files = [*(tmp_path / "2" / "state").rglob("d/*")]
+        assert files
+        for file in files:
+            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+        with pytest.raises(CheckpointError, match=r"files are damaged.*\(there: 1\)") as raised:
+            one_mesh.restore(manager, wanted)
+        assert f"{tmp_path}/2" in str(raised.value)
+        assert bits(one_mesh.restore(manager, wanted, step=1).state) == bits(state)
+
+
+def test_what_cannot_be_written_is_named_and_the_last_checkpoint_stays(
+    saved: Saved, tmp_path: Path, one_mesh: Any
+) -> None:
+    state = saved.step.init(create, jax.random.key(0))
+    wanted = one_mesh.abstract_state(create, jax.random.key(0))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with ocp.CheckpointManager(tmp_path) as manager:
+        saved.step.save(manager, 1, state)
+        manager.wait_until_finished()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # as a full disk
+        try:
+            saved.step.save(manager, 2, state)
+            with pytest.raises(CheckpointError) as raised:
+                manager.wait_until_finished()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert f"{tmp_path}/2" in str(raised.value)
+    assert "cannot be written" in str(raised.value)
+    assert "Free some space" in str(raised.value)
+    with ocp.CheckpointManager(tmp_path) as manager:
+        assert manager.all_steps() == [1]
+        assert bits(one_mesh.restore(manager, wanted).state) == bits(state)
+
+
+def test_a_consumed_state_and_arrays_among_extras_are_refused(saved: Saved, tmp_path: Path) -> None:
+    state = saved.step.init(create, jax.random.key(0))
+    with ocp.CheckpointManager(tmp_path) as manager:
+        with pytest.raises(ArgumentError, match="rows among the extras is ndarray"):
+            saved.step.save(manager, 1, state, {"rows": np.zeros(3)})
+        saved.step(state, batch_of(0))
+        with pytest.raises(ArgumentError, match="count of the state to save is deleted"):
+            saved.step.save(manager, 1, state)
+        assert manager.all_steps() == []
+
+
+def test_a_manager_that_skips_a_step_says_so(saved: Saved, tmp_path: Path) -> None:
+    state = saved.step.init(create, jax.random.key(0))
+    options = ocp.CheckpointManagerOptions(should_save_fn=lambda step, latest: step % 10 == 0)
+    with ocp.CheckpointManager(tmp_path, options=options) as manager:
+        assert not saved.step.save(manager, 3, state)
