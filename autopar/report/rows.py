@@ -156,7 +156,7 @@ def rate_data(plan: Plan) -> dict[str, Json]:
     return {
         "model_flops": p.model_flops,
         "mfu_share": rate.mfu,
-        "items": rate.items,
+        "item": rate.items,
         "items_per_second": rate.items_per_second,
         "roofline_seconds": dict(p.roofline),
     }
