@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypedDict, Unpack, cast, overload
 
 from autopar.cluster import Cluster as Cluster
+from autopar.cost.profile import profile_of
 from autopar.errors import InputError
-from autopar.frontend import StepSpec, read_call
+from autopar.frontend import StepSpec, read_call, trace
 from autopar.frontend.devices import keep_to_cpu as keep_to_cpu
 from autopar.gc_pause import paused_collection
 from autopar.inspecting.compare import compare as compare
@@ -26,6 +27,7 @@ from autopar.ir.inspection import Inspection
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan
 from autopar.ir.plan_file import load_plan, save_plan
+from autopar.ir.profile import Profile
 from autopar.ir.text_file import write_text
 from autopar.ir.verification import Verification as Verification
 from autopar.ir.verification_json import verification_data
@@ -59,12 +61,13 @@ from autopar.options import (
 from autopar.passes.base import Watcher as Watcher
 from autopar.passes.pipeline import PassPipeline
 from autopar.planner.compatibility import check_cluster
+from autopar.planner.plan import warn_of_unknown
 from autopar.planner.planned import Planned as Planned
 from autopar.planner.request import Request
 from autopar.report.html.data import OtherPlan, ReportView
 from autopar.report.html.page import page
 from autopar.report.trace import load_trace
-from autopar.rules import RuleBook
+from autopar.rules import RuleBook, attach_rules
 from autopar.runtime.own_rows import OwnRows as OwnRows
 from autopar.runtime.validation.steps import open_cpu_devices as open_cpu_devices
 from autopar.runtime.validation.steps import with_created as with_created
@@ -307,6 +310,25 @@ def lint(
     step = parallelize(step_of(fun), cluster=request.cluster)
     call = read_call(step.spec, args, dict(kwargs or {}))
     return lint_step(call.spec, call.args, call.kwargs, request)
+
+
+def profile(
+    fun: Callable[..., Any],
+    *args: Any,
+    cluster: Cluster,
+    depth: int | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+) -> Profile:
+    """The layers of a step on these arguments, with predicted times on one device of a cluster.
+
+    A layer is a module, nested at most `depth` deep. Raises TraceError where the step does not
+    trace.
+    """
+    call = read_call(parallelize(step_of(fun), cluster=cluster).spec, args, dict(kwargs or {}))
+    graph = attach_rules(trace(call.spec, call.args, call.kwargs).graph, RuleBook())
+    warn_of_unknown(graph)
+    source = f"predicted by autopar for one device of {cluster.name}"
+    return profile_of(graph, cluster.chip, depth, source)
 
 
 def write_report(

@@ -12,35 +12,37 @@ from jax import export
 
 from autopar.ir.compiled import CheckLevel, Compiled
 from autopar.runtime.aot.child import options_of
-from autopar.runtime.aot.job import Job
 from autopar.runtime.aot.launch import compile_in, read_answer
+from autopar.runtime.aot.program import AotProgram
 
 # Where an op came from, in a program's text.
 _LINES = re.compile(r"^#loc.*\n| loc\([^()\n]*(?:\([^()\n]*\))?\)", re.MULTILINE)
 
 
-def compiled_once(job: Job, cache: Path) -> tuple[str, Compiled]:
-    """The name of a job's program and the compiler's figures, from `cache` where it has them.
+def compiled_once(program: AotProgram, cache: Path) -> tuple[str, Compiled]:
+    """The name of a program and the compiler's figures, from `cache` where it has them.
 
     What the compiler wrote is kept, and read by the readers as they are now.
     """
-    key = program_key(job)
+    key = program_key(program)
     folder = cache / key
     if not (folder / "answer.json").exists():
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="compiling-", dir=cache) as name:
-            compile_in(Path(name), job, CheckLevel.FULL)
+            compile_in(Path(name), program, CheckLevel.FULL)
             _keep_schedule(Path(name))
             shutil.copytree(name, folder, dirs_exist_ok=True)
-    return key, read_answer(job, folder)
+    return key, read_answer(program, folder)
 
 
-def program_key(job: Job) -> str:
+def program_key(program: AotProgram) -> str:
     """A name for a program without its source lines, its devices and the compiler's options."""
-    text = export.deserialize(bytearray(job.program)).mlir_module()
+    text = export.deserialize(bytearray(program.exported)).mlir_module()
     digest = hashlib.sha256(_LINES.sub("", text).encode())
-    options = options_of(job.target, Path("/"))
-    digest.update(repr((job.mesh, job.order, job.donated, job.target, options)).encode())
+    options = options_of(program.target, Path("/"))
+    digest.update(
+        repr((program.mesh, program.order, program.donated, program.target, options)).encode()
+    )
     return digest.hexdigest()[:16]
 
 

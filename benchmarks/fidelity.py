@@ -24,7 +24,7 @@ import autopar
 from autopar.api import Planned
 from autopar.errors import AutoparError
 from autopar.ir.compiled import Compiled
-from autopar.verifying.programs import whole_job
+from autopar.verifying.programs import export_whole
 from benchmarks import models
 from benchmarks.ahead import compiled_once
 
@@ -113,7 +113,9 @@ class Bench:
 
     def compiled(self, planned: Planned) -> tuple[str, Compiled]:
         """The compiler's figures, from the cache where the very program was compiled before."""
-        return compiled_once(whole_job(planned.trace, planned.program, self._cluster), self._cache)
+        return compiled_once(
+            export_whole(planned.trace, planned.program, self._cluster), self._cache
+        )
 
 
 def compared(planned: Planned, compiled: Compiled) -> dict[str, Any]:

@@ -30,8 +30,8 @@ from autopar.errors import AutoparError, InfeasibleError
 from autopar.ir.compiled import Compiled
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Prediction
-from autopar.runtime.aot.job import Job, abstract_mesh, job_of_jitted
-from autopar.verifying.programs import whole_job
+from autopar.runtime.aot.program import AotProgram, abstract_mesh, export_jitted
+from autopar.verifying.programs import export_whole
 from benchmarks.ahead import compiled_once, program_key
 from benchmarks.hand.layout import Layout, hand_step
 from benchmarks.zoo.cases import CASES, Case
@@ -49,11 +49,11 @@ class Site:
     cluster: Cluster
     cache: Path
 
-    def compiled(self, job: Job) -> Compiled:
-        """What the compiler makes of a job, from the cache where it has seen the same program."""
-        _, compiled = compiled_once(job, self.cache)
-        if job.target.platform == "tpu":
-            return with_collectives(compiled, Prices(self.cluster, job.mesh))
+    def compiled(self, program: AotProgram) -> Compiled:
+        """What the compiler makes of a program, from the cache where it has seen the same."""
+        _, compiled = compiled_once(program, self.cache)
+        if program.target.platform == "tpu":
+            return with_collectives(compiled, Prices(self.cluster, program.mesh))
         return with_convolutions(compiled, self.cluster.chip)
 
 
@@ -165,8 +165,10 @@ def _planned(
     except AutoparError as error:
         return Trial(name, _sizes(mesh), None, limit, failed=str(error).splitlines()[0])
     shape = planned.plan.mesh
-    job = whole_job(planned.trace, planned.program, site.cluster)
-    return _tried(Trial(name, _sizes(shape.sizes), None, limit, planned.plan.prediction), site, job)
+    program = export_whole(planned.trace, planned.program, site.cluster)
+    return _tried(
+        Trial(name, _sizes(shape.sizes), None, limit, planned.plan.prediction), site, program
+    )
 
 
 def _by_hand(case: Case, site: Site, limit: int, name: str, layout: Layout) -> Trial:
@@ -182,20 +184,20 @@ def _by_hand(case: Case, site: Site, limit: int, name: str, layout: Layout) -> T
         if step.argument_bytes > limit:
             break
         donated = tuple(range(step.state_count))
-        job = job_of_jitted(step.jitted, step.arguments, shape, order, donated, target)
+        program = export_jitted(step.jitted, step.arguments, shape, order, donated, target)
         plan = f"hand {name}{' remat' if remat else ''}"
-        trial = _tried(Trial(plan, sizes, None, limit), site, job)
+        trial = _tried(Trial(plan, sizes, None, limit), site, program)
         if trial.failed or not trial.is_too_large:
             break
     return trial
 
 
-def _tried(trial: Trial, site: Site, job: Job) -> Trial:
+def _tried(trial: Trial, site: Site, program: AotProgram) -> Trial:
     given = {f: getattr(trial, f) for f in ("plan", "mesh", "limit_bytes", "prediction")}
     try:
-        return Trial(**given, compiled=site.compiled(job), key=program_key(job))
+        return Trial(**given, compiled=site.compiled(program), key=program_key(program))
     except AutoparError as error:
-        return Trial(**given, compiled=None, failed=str(error)[-300:], key=program_key(job))
+        return Trial(**given, compiled=None, failed=str(error)[-300:], key=program_key(program))
 
 
 def _is_wanted(name: str, wanted: Sequence[str]) -> bool:

@@ -12,7 +12,7 @@ from jax import lax
 from autopar.frontend.traced import Const, Equation, FlatProgram
 from autopar.ir.host_calls import HOST_CALLS
 from autopar.ir.mesh import MeshShape
-from autopar.ir.spmd import Block, Fence, Loop, Move, Run, SpmdProgram
+from autopar.ir.spmd import Block, Fence, LocalOp, Loop, Move, SpmdProgram
 from autopar.runtime.callbacks import HostCalls, run_host_call
 from autopar.runtime.local import Local, local_run
 from autopar.runtime.moves import local_slice, run_move
@@ -54,7 +54,7 @@ class _Emitter:
         """A block's outputs; `outputs` are the sealed program's, for those that are literals."""
         env: Env = dict(zip(block.inputs, pieces, strict=True))
         for step in block.instructions:
-            if isinstance(step, Run):
+            if isinstance(step, LocalOp):
                 self._run(step, env)
             elif isinstance(step, Move):
                 env[step.result] = self._move(step, env)
@@ -85,7 +85,7 @@ class _Emitter:
     def _move(self, move: Move, env: Env) -> Any:
         return run_move(env[move.source], move, self._mesh)
 
-    def _run(self, run: Run, env: Env) -> None:
+    def _run(self, run: LocalOp, env: Env) -> None:
         equation = self._equation(run.equation)
         shapes = equation.operand_shapes
         operands = [
@@ -108,7 +108,7 @@ class _Emitter:
                 results = local_run(equation.primitive.name)(equation, operands, local)
         env.update(zip(run.results, results, strict=True))
 
-    def _constant_piece(self, equation: Equation, index: int, run: Run) -> Any:
+    def _constant_piece(self, equation: Equation, index: int, run: LocalOp) -> Any:
         """A literal operand; an array among them is cut to the piece that is asked for."""
         value = self._literal(equation.operands[index]).value
         for dim, axes in enumerate(run.operand_shardings[index].dims):

@@ -7,9 +7,9 @@ from pathlib import Path
 from autopar.cli.console import out, print_json
 from autopar.errors import InputError
 from autopar.ir.codec import Json
+from autopar.ir.plan import Plan
 from autopar.ir.text import show_bytes
 from autopar.options import cache_of
-from autopar.planner.plan_cache import Entry
 from autopar.report.table import Table
 
 _SHOWN = 12  # letters of a key
@@ -35,7 +35,7 @@ def tell_cache(action: str, folder: Path | None, as_json: bool) -> None:
                 "plans": len(entries),
                 "nbytes": nbytes,
                 "entries": [
-                    {"path": str(e.path), "nbytes": e.nbytes, "plan": _plan_text(e)}
+                    {"path": str(e.path), "nbytes": e.nbytes, "plan": _plan_text(e.plan)}
                     for e in entries
                 ],
             }
@@ -44,7 +44,7 @@ def tell_cache(action: str, folder: Path | None, as_json: bool) -> None:
     console = out()
     if action == "list" and entries:
         rows: list[dict[str, Json]] = [
-            {"key": e.path.stem[:_SHOWN], "plan": _plan_text(e), "nbytes": e.nbytes}
+            {"key": e.path.stem[:_SHOWN], "plan": _plan_text(e.plan), "nbytes": e.nbytes}
             for e in entries
         ]
         console.print(Table.of("Plans", {"key": "key", "plan": "plan", ">size": "nbytes"}, rows))
@@ -54,9 +54,9 @@ def tell_cache(action: str, folder: Path | None, as_json: bool) -> None:
     console.print(f"{count}, {show_bytes(nbytes)}, {done} {cache.folder}")
 
 
-def _plan_text(entry: Entry) -> str:
-    """The step and the cluster of a plan, or that it is none."""
-    if entry.plan is None:
+def _plan_text(plan: Plan | None) -> str:
+    """The step and the cluster of a plan, or that there is none in the file."""
+    if plan is None:
         return "damaged: it will be made anew"
-    origin = entry.plan.origin
+    origin = plan.origin
     return f"{origin.step} on {origin.cluster_name}, {origin.method}"

@@ -10,7 +10,7 @@ from autopar.calibrating.calibrate import Calibrated, calibrate
 from autopar.calibrating.fitted import refit
 from autopar.calibrating.ladder import FULL, QUICK
 from autopar.cli.console import out, print_json, print_warnings
-from autopar.cli.main import CLUSTERS
+from autopar.cluster.catalog import usual_clusters
 from autopar.ir.text_file import CLUSTER, check_output, write_text
 from autopar.report.clusters import catalog, cluster_data, detail, mesh_data
 
@@ -25,7 +25,7 @@ def show_clusters(name: str | None, as_json: bool) -> None:
     if name is not None:
         _one(name, as_json)
         return
-    known = [Cluster.parse(listed) for listed in CLUSTERS]
+    known = [Cluster.parse(listed) for listed in usual_clusters()]
     if as_json:
         print_json({"clusters": [cluster_data(c) for c in known]})
         return

@@ -20,7 +20,7 @@ from autopar.errors import InputError
 
 CACHE_ACTIONS = ("list", "size", "clear")
 AFTER = ("graph", "batch", "layer", "stage", "shard", "lower")
-EXPORTS = ("partition-specs", "python", "flax-rules", "maxtext-rules")
+EXPORTS = ("partition-specs", "python", "flax-rules", "maxtext-rules", "perfetto")
 LEVELS = ("numerics", "collectives", "memory", "full")
 METHODS = (
     "auto", "dp", "zero1", "zero2", "fsdp", "hsdp", "megatron", "sequence", "fsdp+tp", "expert",
@@ -31,11 +31,6 @@ SCHEDULES = (
 )  # fmt: skip
 SHELLS = ("bash", "zsh", "fish")
 SYNCS = ("ps", "ring", "sosp19")
-# One usual size of each chip: any other of the same form does as well.
-CLUSTERS = (
-    "8xcpu", "8xv100-16gb", "8xa100-40gb", "4x8xa100-40gb", "8xa100-80gb", "8xh100", "16x8xh100",
-    "8xh200", "8xb200", "72xgb200", "v4:4x4x4", "v5e:4x4", "v5p:4x4x8", "v6e:16x16", "tpu7x:4x4x4",
-)  # fmt: skip
 
 Command = TypeVar("Command", bound=Callable[..., object])
 Items = list[CompletionItem[str]]
@@ -51,14 +46,21 @@ def files(context: click.Context, parameter: click.Parameter, begun: str) -> Ite
     return [CompletionItem(begun, type="file")]
 
 
-def offer(names: Iterable[str], *, or_files: bool = False) -> Completion:
-    """These names, of which others may be as good; files where none begins so, if they may be."""
+def offer(names: Iterable[str]) -> Completion:
+    """These names, of which others may be as good."""
 
     def complete(context: click.Context, parameter: click.Parameter, begun: str) -> Items:
-        found: Items = [CompletionItem(name) for name in names if name.startswith(begun)]
-        return found or (files(context, parameter, begun) if or_files else [])
+        del context, parameter
+        return [CompletionItem(name) for name in names if name.startswith(begun)]
 
     return complete
+
+
+def cluster_names(context: click.Context, parameter: click.Parameter, begun: str) -> Items:
+    """The usual clusters of the catalog; files where none begins so."""
+    from autopar.cluster.catalog import usual_clusters
+
+    return offer(usual_clusters())(context, parameter, begun) or files(context, parameter, begun)
 
 
 def read_count(text: str) -> int | Literal["auto"]:
@@ -136,7 +138,7 @@ def main() -> None:
     "--cluster",
     required=True,
     help="A name such as 8xh100 or v5p:4x4x4, or a .toml file.",
-    shell_complete=offer(CLUSTERS, or_files=True),
+    shell_complete=cluster_names,
 )
 @click.option("--mesh", help="Sizes or named sizes: 2,4 or data=2,model=4. Default: searched.")
 @click.option(
@@ -184,6 +186,11 @@ def main() -> None:
     help="A folder of plans to look in first. Default: that beside JAX's compilation cache.",
 )
 @click.option("--no-cache", is_flag=True, help="Plan anew, and keep nothing.")
+@click.option(
+    "--compare",
+    metavar="METHODS",
+    help="Plan by these methods too, and show all side by side: fsdp,megatron.",
+)
 @_json_option
 def plan(
     target: str, output: Path | None, after: str | None, as_json: bool, **options: Any
@@ -450,7 +457,7 @@ def verify(path: Path, target: str, as_json: bool, **options: Any) -> None:
 
 
 @main.command("clusters")
-@click.argument("name", required=False, shell_complete=offer(CLUSTERS, or_files=True))
+@click.argument("name", required=False, shell_complete=cluster_names)
 @_json_option
 def clusters(name: str | None, as_json: bool) -> None:
     """List the known clusters, or show one (a name or a .toml file) with its usual meshes."""
@@ -662,6 +669,7 @@ def partition(
 @_method_option
 @_stage_options
 @click.option("--quick", is_flag=True, help="A much smaller model and few steps.")
+@click.option("-o", "--output", type=_FILE, help="Save the plan there.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
 def demo(**options: Any) -> None:
     """Plan a byte-level GPT for 8 virtual CPU devices, compare its first steps, and train it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType
@@ -10,16 +9,21 @@ from rich.text import Text
 
 from autopar.cli.console import out, print_json
 from autopar.errors import InputError
+from autopar.inspecting.partition import (
+    Level,
+    Partition,
+    PipelineStage,
+    Sync,
+    bytes_per_ms,
+    partition,
+    read_level,
+)
 from autopar.ir.codec import Json
 from autopar.ir.profile import Chain, Profile
 from autopar.ir.profile_file import load_profile
-from autopar.passes.stage.pipedream import Level, Partition, PipelineStage, Sync, partition
 from autopar.report.style import ACCENT, BAD, QUIET, facts
 from autopar.report.table import Cell, Table
 
-_BANDWIDTH = re.compile(r"(?P<number>.+?)\s*(?P<prefix>[kKMGT]?)(?P<unit>i?B|i?bytes?|bits?)/s")
-_DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-_BINARY = {"k": 2.0**10, "K": 2.0**10, "M": 2.0**20, "G": 2.0**30, "T": 2.0**40}
 _MOST_WORKERS = 4096
 
 
@@ -45,38 +49,12 @@ def partition_profile(
     console.print(_table(chain, found))
 
 
-def bytes_per_ms(text: str) -> float:
-    """A bandwidth as 10Gbit/s, 100Mbit/s, 1.25GB/s, 1GiB/s or 1e9bytes/s; raises InputError."""
-    read = _BANDWIDTH.fullmatch(text.strip())
-    number = _number(read["number"]) if read is not None else None
-    if read is None or number is None:
-        raise InputError(
-            f"bandwidth {text!r} is not understood; write a number and a unit, as 10Gbit/s, "
-            "100Mbit/s, 1.25GB/s, 1GiB/s or 1e9bytes/s"
-        )
-    prefix, unit = read["prefix"], read["unit"]
-    if unit.startswith("i") and not prefix:
-        raise InputError(f"bandwidth {text!r} has an i with no K, M, G or T before it")
-    scale = _BINARY[prefix] if unit.startswith("i") else _DECIMAL[prefix]
-    found = number * scale / (8 if unit.startswith("bit") else 1) / 1e3
-    if not 0 < found < float("inf"):
-        raise InputError(f"bandwidth {text!r} cannot be used: give a positive one, as 10Gbit/s")
-    return found
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
 def _levels(workers: int | None, bandwidth: str | None, levels: str | None) -> list[Level]:
     """The levels that the options describe, innermost first."""
     if levels is not None:
         if workers is not None or bandwidth is not None:
             raise InputError("--levels says it all: leave out --workers and --bandwidth")
-        found = [_level(part) for part in levels.split(",")]
+        found = [read_level(part) for part in levels.split(",")]
     elif workers is None or bandwidth is None:
         missing = "--workers" if workers is None else "--bandwidth"
         raise InputError(
@@ -93,15 +71,6 @@ def _levels(workers: int | None, bandwidth: str | None, levels: str | None) -> l
                 "servers, as --levels 8x600GB/s,128x25GB/s"
             )
     return found
-
-
-def _level(text: str) -> Level:
-    count, times, bandwidth = text.partition("x")
-    if not times or not count.strip().isdecimal():
-        raise InputError(
-            f"level {text!r} is not understood; write a count and a bandwidth, as 4x100Gbit/s"
-        )
-    return Level(int(count), bytes_per_ms(bandwidth))
 
 
 def _data(profile: Profile, chain: Chain, found: Partition) -> dict[str, Json]:

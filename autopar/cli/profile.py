@@ -8,17 +8,12 @@ import click
 
 from autopar import api
 from autopar.cli.console import err, gather_warnings, out, print_warnings
-from autopar.cli.loading import Target, load_target, tracing
-from autopar.cost.profile import profile_of
-from autopar.frontend import trace
-from autopar.ir.graph import Graph
+from autopar.cli.loading import load_target, tracing
 from autopar.ir.profile import Profile
 from autopar.ir.profile_file import profile_to_json, save_profile
 from autopar.ir.text import show_bytes, show_seconds
-from autopar.planner.plan import warn_of_unknown
 from autopar.report.style import QUIET
 from autopar.report.table import Table
-from autopar.rules import RuleBook, attach_rules
 
 _NO_STATE = (
     "no argument of the step comes back as new state, so no layer has parameters: let it return "
@@ -35,10 +30,10 @@ def profile_step(
     chosen = api.Cluster.parse(cluster)
     with err().status("reading the file"):
         loaded = load_target(target)
-    with gather_warnings() as messages:
-        graph = _graph(loaded)
-    source = f"predicted by autopar for one device of {chosen.name}"
-    profile = profile_of(graph, chosen.chip, depth, source)
+    with gather_warnings() as messages, tracing(loaded):
+        profile = api.profile(
+            loaded.step, *loaded.args, cluster=chosen, depth=depth, kwargs=loaded.kwargs
+        )
     if output is not None:
         save_profile(profile, output)
     if not any(layer.parameter_bytes for layer in profile.layers):
@@ -48,15 +43,6 @@ def profile_step(
         click.echo(profile_to_json(profile), nl=False)
         return
     _print(profile, output)
-
-
-def _graph(loaded: Target) -> Graph:
-    step = api.parallelize(loaded.step)
-    with tracing(loaded):
-        traced = trace(step.spec, loaded.args, loaded.kwargs)
-    graph = attach_rules(traced.graph, RuleBook())
-    warn_of_unknown(graph)
-    return graph
 
 
 def _print(profile: Profile, output: Path | None) -> None:

@@ -110,6 +110,35 @@ class Chip:
         return peaks.get(name, fallback / 2 if name == "f64" else fallback)
 
 
+@dataclass(frozen=True)
+class GpuTarget:
+    """The figures that XLA's compiler asks for of a GPU that is not here.
+
+    They are from the public files of openxla/xla, target_config/specs, which also give the rates of
+    a GPU's units: these make no difference to XLA's times.
+    """
+
+    description: str
+    major: int
+    cores: int
+    memory_bytes: int
+    memory_bytes_per_second: int
+    l2_bytes: int
+    clock_ghz: float
+    shared_bytes: int
+    fpus: int = 128
+
+    @property
+    def shared_bytes_of_a_block(self) -> int:
+        """The most shared memory that one block can ask for; recent chips keep 1 KiB back."""
+        return self.shared_bytes - (1024 if self.major >= 8 else 0)
+
+    @property
+    def extension(self) -> str:
+        """The extension of an architecture that code is for alone, as in sm_90a."""
+        return "ACCELERATED_FEATURES" if self.major >= 9 else "NONE"
+
+
 def _short_name(dtype: str) -> str:
     if dtype.startswith(("float8", "f8")):
         return "fp8"

@@ -4,35 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autopar.cluster.fabric import fabric_of
+from autopar.cluster.catalog import chip_of_kind, fabric_of
 from autopar.cluster.torus import TorusFabric
 from autopar.errors import ClusterError
 from autopar.ir.devices import DeviceFacts
-
-# Parts of JAX's device_kind, in the order they are tried, and the catalog name of each.
-KINDS = (
-    ("h200", "h200"),
-    ("h100", "h100"),
-    ("gb200", "gb200"),
-    ("b200", "b200"),
-    ("a100-sxm4-80gb", "a100-80gb"),
-    ("a100 80gb", "a100-80gb"),
-    ("a100", "a100-40gb"),
-    ("v100", "v100-16gb"),
-    ("tpu v4", "v4"),
-    ("tpu v5 lite", "v5e"),
-    ("tpu v5e", "v5e"),
-    ("tpu v5p", "v5p"),
-    ("tpu v5", "v5p"),
-    ("tpu v6", "v6e"),
-    ("tpu7x", "tpu7x"),
-    ("tpu v7", "tpu7x"),
-)
-
-
-def chip_of_kind(kind: str) -> str | None:
-    """The catalog's name for what JAX calls a kind of device, None where it has none."""
-    return next((chip for part, chip in KINDS if part in kind.lower()), None)
 
 
 def local_name(facts: Sequence[DeviceFacts]) -> str:

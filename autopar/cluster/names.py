@@ -6,9 +6,8 @@ import difflib
 import re
 from collections.abc import Iterator
 
-from autopar.cluster.catalog import ALIASES, CHIPS, chip_named
+from autopar.cluster.catalog import ENTRIES, FABRICS, chip_named, fabric_of
 from autopar.cluster.chip import Chip
-from autopar.cluster.fabric import FABRICS, fabric_of
 from autopar.cluster.topology import AbstractFabric, AbstractTopology
 from autopar.errors import ClusterError
 
@@ -68,13 +67,13 @@ def _chip(text: str, name: str) -> Chip:
     if chip is None:
         raise ClusterError(
             f"cluster {text!r}: no chip is called {name!r}.{_close(name)} "
-            f"Chips: {', '.join(c.name for c in CHIPS)}. Write {FORMS}."
+            f"Chips: {', '.join(e.chip.name for e in ENTRIES)}. Write {FORMS}."
         )
     return chip
 
 
 def _close(name: str) -> str:
-    known = [*(chip.name for chip in CHIPS), *(alias for alias, _ in ALIASES)]
+    known = [e.chip.name for e in ENTRIES] + [alias for e in ENTRIES for alias in e.aliases]
     word = re.sub(r"^(\d+x)*", "", name).split(":")[0]
     near = [k for k in known if word and k.startswith(word)]
     near += [k for k in difflib.get_close_matches(word, known, cutoff=0.5) if k not in near]

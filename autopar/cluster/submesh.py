@@ -19,7 +19,7 @@ from autopar.errors import MeshError
 
 
 @dataclass(frozen=True)
-class Submesh:
+class SubmeshShape:
     """The shape of a block: its extent along each physical axis, fastest first."""
 
     name: str
@@ -39,12 +39,12 @@ class Block:
     """A submesh in its place: the devices start, start + 1, ..."""
 
     start: int
-    submesh: Submesh
+    shape: SubmeshShape
 
     @property
     def stop(self) -> int:
         """The number after the last device's."""
-        return self.start + self.submesh.device_count
+        return self.start + self.shape.device_count
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -52,10 +52,10 @@ class Block:
         return tuple(range(self.start, self.stop))
 
     def __str__(self) -> str:
-        return f"{self.submesh} @ {self.start}"
+        return f"{self.shape} @ {self.start}"
 
 
-def submesh_families(cluster: Cluster) -> tuple[tuple[Submesh, ...], ...]:
+def submesh_families(cluster: Cluster) -> tuple[tuple[SubmeshShape, ...], ...]:
     """Sets of submeshes, smallest first, of which any that add up to all devices tile them.
 
     Along the outermost axis blocks lie side by side in any sizes; further in, sizes must divide
@@ -72,17 +72,18 @@ def submesh_families(cluster: Cluster) -> tuple[tuple[Submesh, ...], ...]:
             for chain in counts
         ]
     return tuple(
-        tuple(Submesh(cluster.topology.block_name(e), e) for e in family) for family in families
+        tuple(SubmeshShape(cluster.topology.block_name(e), e) for e in family)
+        for family in families
     )
 
 
-def submeshes(cluster: Cluster) -> tuple[Submesh, ...]:
+def submesh_shapes(cluster: Cluster) -> tuple[SubmeshShape, ...]:
     """The submeshes of all families, fewest devices first."""
     shapes = {shape: None for family in submesh_families(cluster) for shape in family}
     return tuple(sorted(shapes, key=lambda shape: (shape.device_count, shape.extents)))
 
 
-def place(cluster: Cluster, shapes: Sequence[Submesh]) -> tuple[Block, ...]:
+def place(cluster: Cluster, shapes: Sequence[SubmeshShape]) -> tuple[Block, ...]:
     """A block for each shape, covering all devices: the largest first, equals in their order.
 
     Raises MeshError where the shapes do not tile the cluster.
@@ -102,7 +103,7 @@ def place(cluster: Cluster, shapes: Sequence[Submesh]) -> tuple[Block, ...]:
     return tuple(blocks[s] for s in range(len(shapes)))
 
 
-def cut_out(cluster: Cluster, submesh: Submesh) -> Cluster:
+def cut_out(cluster: Cluster, submesh: SubmeshShape) -> Cluster:
     """A block of the cluster as a cluster of its own, to lay meshes on and price."""
     part = cluster.topology.block(submesh.extents)
     return replace(cluster, name=f"{submesh} of {cluster.name}", topology=part)
@@ -112,12 +113,12 @@ def link_between(cluster: Cluster, left: Block, right: Block) -> Link:
     """The link from one block to another: its slowest part, all parallel wires together."""
     distances = _distances(cluster.topology.lengths, left, right)
     axis = outermost(distances)
-    pairs = min(left.submesh.device_count, right.submesh.device_count)
-    wires = min(_face(block.submesh, axis) for block in (left, right))
+    pairs = min(left.shape.device_count, right.shape.device_count)
+    wires = min(_face(block.shape, axis) for block in (left, right))
     return cluster.topology.between(distances, pairs, wires)
 
 
-def links_in_a_row(cluster: Cluster, submesh: Submesh) -> tuple[Link, ...]:
+def links_in_a_row(cluster: Cluster, submesh: SubmeshShape) -> tuple[Link, ...]:
     """The links between neighbours of one shape that fill the cluster, where places are not known.
 
     Of a shape that is there but once, the link to what is left; none for the whole cluster.
@@ -157,10 +158,10 @@ def _is_prime(number: int) -> bool:
 def _lies(topology: AbstractTopology, block: Block) -> bool:
     """True if the block starts where its shape can lie."""
     lengths = topology.lengths
-    partial = max((p for p, extent in enumerate(block.submesh.extents) if extent > 1), default=0)
+    partial = max((p for p, extent in enumerate(block.shape.extents) if extent > 1), default=0)
     unit = math.prod(lengths[:partial])
     place_along = block.start // unit % lengths[partial]
-    room = place_along + block.submesh.extents[partial] <= lengths[partial]
+    room = place_along + block.shape.extents[partial] <= lengths[partial]
     return block.start % unit == 0 and room
 
 
@@ -170,7 +171,7 @@ def _distances(lengths: tuple[int, ...], left: Block, right: Block) -> list[int]
     unit = 1
     for p, length in enumerate(lengths):
         starts = sorted(
-            (block.start // unit % length, block.submesh.extents[p]) for block in (left, right)
+            (block.start // unit % length, block.shape.extents[p]) for block in (left, right)
         )
         (low, extent), (high, _) = starts
         distances.append(max(0, high - (low + extent) + 1))
@@ -178,6 +179,6 @@ def _distances(lengths: tuple[int, ...], left: Block, right: Block) -> list[int]
     return distances
 
 
-def _face(submesh: Submesh, axis: int) -> int:
+def _face(submesh: SubmeshShape, axis: int) -> int:
     """Wires out of a block along an axis, one way: one for each device on that side."""
     return submesh.device_count // submesh.extents[axis]

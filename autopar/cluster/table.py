@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from autopar.cluster.calibration import Bar, Calibration, Residual, Series
+from autopar.cluster.catalog import TOPOLOGIES
 from autopar.cluster.chip import Chip, Source
-from autopar.cluster.fabric import TOPOLOGIES
 from autopar.cluster.topology import AbstractTopology, Level
 from autopar.errors import ClusterError
 

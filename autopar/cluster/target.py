@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from autopar.cluster.chip import Platform
 from autopar.cluster.cluster import Cluster
-from autopar.cluster.submesh import cut_out, submeshes
+from autopar.cluster.submesh import cut_out, submesh_shapes
 from autopar.errors import MeshError
 
 
@@ -62,7 +62,7 @@ def target_within(cluster: Cluster, devices: Sequence[int]) -> tuple[Target, tup
     Raises MeshError where they are no block of it.
     """
     first = min(devices)
-    shape = next((s for s in submeshes(cluster) if s.device_count == len(devices)), None)
+    shape = next((s for s in submesh_shapes(cluster) if s.device_count == len(devices)), None)
     if shape is None or sorted(devices) != list(range(first, first + len(devices))):
         raise MeshError(f"devices {list(devices)} of {cluster.name} are no block of neighbours")
     return Target.of(cut_out(cluster, shape)), tuple(d - first for d in devices)

@@ -2,7 +2,7 @@
 
 A topology has physical axes, listed fastest first as JAX numbers devices: levels of switches, or a
 chip's devices, x, y, z and slices. To add an interconnect, write a file beside `switch.py` and
-`torus.py` with a topology and a fabric of its own, and add them to the rows of `fabric.py`.
+`torus.py` with a topology and a fabric of its own, and add them to the rows of `catalog.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from autopar.errors import ClusterError
 
@@ -26,16 +26,16 @@ Shares = tuple[tuple[int, ...], ...]
 class LinkLevel:
     """A physical level that a group of devices spans, as one member of the group sees it.
 
-    `kind` says which formulas of `autopar.cost.collective` price it. `bytes_per_second` is one-way
-    per device over all links it can use at this level, and `pair_bytes_per_second` that of one
-    transfer to one neighbor. On a torus a level is one direction; `wraps` says it closes into a
-    ring. `reduces_in_switch` is the share of the rate that the switch keeps while adding up, None
-    where it cannot; `local_bytes_per_second` is None where a device's own share takes no time; see
-    Level for the other figures.
+    `kind` names the formula that prices it, of `FORMULAS` in `cost.collective`. `bytes_per_second`
+    is one-way per device over all links it can use at this level, and `pair_bytes_per_second` that
+    of one transfer to one neighbor. On a torus a level is one direction; `wraps` says it closes
+    into a ring. `reduces_in_switch` is the share of the rate that the switch keeps while adding up,
+    None where it cannot; `local_bytes_per_second` is None where a device's own share takes no time;
+    see Level for the other figures.
     """
 
     name: str
-    kind: Literal["switch", "torus"]
+    kind: str
     size: int
     bytes_per_second: float
     pair_bytes_per_second: float

@@ -35,7 +35,8 @@ and neither do we, but for the hops; groups that interleave along a direction sh
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Literal, get_args
 
 from autopar.cluster import LinkLevel
@@ -61,20 +62,24 @@ def collective_seconds(kind: str, nbytes: float, levels: Sequence[LinkLevel]) ->
         )
     if nbytes <= 0 or not levels:
         return 0.0
-    torus = [level for level in levels if level.kind == "torus"]
-    switches = [level for level in levels if level.kind == "switch"]
     if kind == "collective-permute":
         # The farthest neighbor decides: someone always crosses the outermost level.
         outer = levels[-1]
         pair = min(level.pair_bytes_per_second for level in levels)
         return outer.start_seconds + outer.latency_seconds + nbytes / pair
-    if not torus:
-        return _on_switches(kind, nbytes, switches)
-    # A network between slices sees only the part that the slice leaves to each device.
-    inside = math.prod(level.size for level in torus)
-    share = nbytes if kind == "all-to-all" else nbytes / inside
-    across = _on_switches(kind, share, switches) if switches else 0.0
-    return _on_torus(kind, nbytes, torus) + across
+    # Levels of one kind go together. A network between slices sees only the part that the slice
+    # leaves to each device.
+    seconds, inside = 0.0, 1
+    for name, group in groupby(levels, key=lambda level: level.kind):
+        own = tuple(group)
+        if name not in FORMULAS:
+            raise ClusterError(
+                f"links of kind {name!r} have no price; add a formula of theirs to FORMULAS in "
+                f"autopar/cost/collective.py, which has {', '.join(FORMULAS)}"
+            )
+        seconds += FORMULAS[name](kind, nbytes if kind == "all-to-all" else nbytes / inside, own)
+        inside *= math.prod(level.size for level in own)
+    return seconds
 
 
 def _on_torus(kind: str, nbytes: float, levels: Sequence[LinkLevel]) -> float:
@@ -166,3 +171,11 @@ def _shuffle(nbytes: float, level: LinkLevel, inside: int) -> float:
     messages = (level.size - 1) * inside
     moved = nbytes * fraction / level.shuffle_bytes_per_second
     return level.start_seconds + messages * level.latency_seconds + moved
+
+
+# The seconds of a collective (its kind, the bytes, the levels) by the kind of its links: a new
+# kind of link is priced by a row here.
+FORMULAS: Mapping[str, Callable[[str, float, Sequence[LinkLevel]], float]] = {
+    "switch": _on_switches,
+    "torus": _on_torus,
+}

@@ -12,7 +12,7 @@ from autopar.ir.graph import Graph, Op
 from autopar.ir.graph import Origin as OpOrigin
 from autopar.ir.peak import SHOWN_ITEMS, HeldItem, HeldKind, Peak
 from autopar.ir.sharding import Sharding
-from autopar.ir.spmd import Block, Fence, Instruction, Loop, Move, Run, SpmdProgram
+from autopar.ir.spmd import Block, Fence, Instruction, LocalOp, Loop, Move, SpmdProgram
 from autopar.ir.values import Role, Value
 
 
@@ -162,7 +162,7 @@ def _reader_regions(graph: Graph, moment: Moment, wanted: Collection[str]) -> di
 
 
 def _region(graph: Graph, step: Instruction) -> str:
-    if isinstance(step, Run | Loop):
+    if isinstance(step, LocalOp | Loop):
         return graph.op_at(step.equation).origin.region
     return step.region if isinstance(step, Move) else ""
 
@@ -175,7 +175,7 @@ def _running(graph: Graph, moment: Moment) -> tuple[str, OpOrigin]:
     if kernel.at < 0:
         return "copy", OpOrigin()
     step = moment.block.instructions[kernel.at]
-    if isinstance(step, Run | Loop):
+    if isinstance(step, LocalOp | Loop):
         op: Op = graph.op_at(step.equation)
         return op.kind, op.origin
     if isinstance(step, Move):

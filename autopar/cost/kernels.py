@@ -16,7 +16,7 @@ from autopar.cost.reads import Line, read_line
 from autopar.ir.graph import Graph, Op
 from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding import Sharding
-from autopar.ir.spmd import Block, Fence, Instruction, Loop, Move, Run, SpmdProgram
+from autopar.ir.spmd import Block, Fence, Instruction, LocalOp, Loop, Move, SpmdProgram
 from autopar.ir.values import Value, item_bytes
 
 Pieces = frozenset[str]
@@ -82,7 +82,7 @@ class Sizes:
         """The op that an instruction runs."""
         return self._graph.ops[path[0]] if len(path) == 1 else self._graph.op_at(path)
 
-    def shard(self, run: Run, op: Op) -> tuple[int, ...]:
+    def shard(self, run: LocalOp, op: Op) -> tuple[int, ...]:
         """The shape of the piece of an op's first operand."""
         rule = op.rule
         if rule is None or not rule.operands:
@@ -224,7 +224,7 @@ class _Writer:
         for name, source in zip(step.results, step.sources, strict=True):
             self._behind[name] = self._behind.get(source, _NONE) | {ticket}
 
-    def _result_bytes(self, i: int, step: Run | Move | Loop) -> list[int]:
+    def _result_bytes(self, i: int, step: LocalOp | Move | Loop) -> list[int]:
         if isinstance(step, Move):
             return [self._sizes.of(step.value, step.after)]
         op = self._line.ops[i]
@@ -250,7 +250,7 @@ class _Writer:
         return True
 
     def _kernel(
-        self, i: int, step: Run | Move | Loop, makes: tuple[str, ...], sources: Pieces
+        self, i: int, step: LocalOp | Move | Loop, makes: tuple[str, ...], sources: Pieces
     ) -> Kernel:
         if isinstance(step, Move):
             return _move_kernel(i, step, makes, sources, self._nbytes[makes[0]])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from autopar.cost.kernels import Kernel, Sizes, Stored
 from autopar.cost.prices import Prices
 from autopar.ir.control_flow import ControlFlow
-from autopar.ir.spmd import Block, Loop, Move, Run
+from autopar.ir.spmd import Block, LocalOp, Loop, Move
 from autopar.rules import HEAVY
 
 
@@ -61,7 +61,7 @@ class KernelTimes:
         step = self._block.instructions[kernel.at]
         if isinstance(step, Move):
             return self._moving([self._moves[name] for name in kernel.makes], kernel)
-        if isinstance(step, Run):
+        if isinstance(step, LocalOp):
             return self._run(step, self._moved(kernel))
         return Seconds()
 
@@ -81,7 +81,7 @@ class KernelTimes:
             seconds = self._prices.collective(first.kind, nbytes, first.axes)
         return Seconds(0.0, seconds, seconds)
 
-    def _run(self, run: Run, nbytes: int) -> Seconds:
+    def _run(self, run: LocalOp, nbytes: int) -> Seconds:
         op = self._sizes.op(run.equation)
         if op.kind not in HEAVY:
             return Seconds(self._prices.elementwise(nbytes))
@@ -90,7 +90,7 @@ class KernelTimes:
         is_bound = taken <= self._prices.compute(flops, 0, dtype)
         return Seconds(taken, arithmetic=taken if is_bound else 0.0)
 
-    def _share(self, run: Run) -> int:
+    def _share(self, run: LocalOp) -> int:
         """Over how many devices the op's work is divided: every axis that an operand lies over."""
         laid = (*run.operand_shardings, *run.result_shardings)
         axes = {a for s in laid for dim in s.dims for a in dim}

@@ -18,8 +18,7 @@ from autopar.cost.liveness import (
     most_bytes,
     piece_spans,
 )
-from autopar.cost.order import ahead, combined, depth_first
-from autopar.cost.ready import least_first
+from autopar.cost.order import ahead, combined, depth_first, least_first
 from autopar.ir.control_flow import PortKind
 from autopar.ir.graph import Graph, Op
 from autopar.ir.mesh import MeshShape

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from autopar.ir.control_flow import ControlFlow
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.sharding import replicated
-from autopar.ir.spmd import Block, Fence, Instruction, Loop, Run, SpmdProgram
+from autopar.ir.spmd import Block, Fence, Instruction, LocalOp, Loop, SpmdProgram
 from autopar.ir.values import Literal
 
 
@@ -56,7 +56,7 @@ class _Lister:
                 yield Loop(here, operands, results, laid, tuple(bodies), flow.trips)
             else:
                 ranks = (len(graph.value(o).shape) for o in op.operands)
-                yield Run(here, operands, results, tuple(map(replicated, ranks)), laid)
+                yield LocalOp(here, operands, results, tuple(map(replicated, ranks)), laid)
 
     def _remat(self, op: Op, flow: ControlFlow, path: tuple[int, ...]) -> Iterator[Instruction]:
         """The body in line, behind a fence where the op has one."""

@@ -9,7 +9,7 @@ from autopar.ir.control_flow import Port
 from autopar.ir.graph import Graph, Op
 from autopar.ir.rule import Kind
 from autopar.ir.sharding import Sharding
-from autopar.ir.spmd import Block, Loop, Move, MoveStep, Run, SpmdProgram
+from autopar.ir.spmd import Block, LocalOp, Loop, Move, MoveStep, SpmdProgram
 
 # Their partial results can be kept as stacks of terms; of other equations XLA makes the sums.
 _SUMMING = ("dot_general", "reduce_sum")
@@ -86,7 +86,7 @@ class _Writer:
         moves = (s for s in block.instructions if isinstance(s, Move))
         self._moves.update((m.source, m) for m in moves)
         for step in block.instructions:
-            if isinstance(step, Run):
+            if isinstance(step, LocalOp):
                 self._run(step)
             elif isinstance(step, Move):
                 self._move(step)
@@ -124,7 +124,7 @@ class _Writer:
 
     # -- instructions ----------------------------------------------------------------------
 
-    def _run(self, run: Run) -> None:
+    def _run(self, run: LocalOp) -> None:
         op, where = self.graph.op_at(run.equation), _name(run.equation)
         given = [self._piece(name) if name is not None else None for name in run.operands]
         partial = [p for p in given if p is not None and p.layout.partial]

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from autopar.cluster.catalog import ENTRIES, entry_named
 from autopar.errors import ClusterError
 from autopar.hlo.module import CALLS, Computation, Instruction, Module, read_module, trip_count
 from autopar.ir.compiled import Span
@@ -283,8 +284,6 @@ class _Walk:
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _NO_ESTIMATE = 2**60  # and above: what some TPU7x ops hold
-# MHz, as the schedules that libtpu dumps have it.
-_CLOCKS = {"v4": 1050, "v5e": 1500, "v5p": 1750, "v6e": 1750, "tpu7x": 1900}
 
 
 @dataclass(frozen=True)
@@ -307,9 +306,11 @@ class KernelTime:
 
 def clock_of(chip: str) -> float:
     """Cycles a second of a TPU chip of the catalog; raises ClusterError for any other."""
-    if chip not in _CLOCKS:
-        raise ClusterError(f"no clock of {chip!r} is known; those of {', '.join(_CLOCKS)} are")
-    return _CLOCKS[chip] * 1e6
+    entry = entry_named(chip)
+    if entry is None or entry.clock_mhz is None:
+        known = ", ".join(e.chip.name for e in ENTRIES if e.clock_mhz is not None)
+        raise ClusterError(f"no clock of {chip!r} is known; those of {known} are")
+    return entry.clock_mhz * 1e6
 
 
 def read_cycles(

@@ -10,7 +10,7 @@ from autopar.ir.graph import Graph, Op
 from autopar.ir.inspection import AxisRole, AxisUse
 from autopar.ir.rule import Rule
 from autopar.ir.sharding import Sharding
-from autopar.ir.spmd import Move, Run
+from autopar.ir.spmd import LocalOp, Move
 from autopar.ir.values import Role
 from autopar.passes.shard.model.batches import tag_batch
 from autopar.rules import HEAVY
@@ -236,7 +236,7 @@ class Facts:
 
     def _note_activations(self, flow: Flow, tags: Tags) -> None:
         for run, _ in flow.steps:
-            if not isinstance(run, Run) or flow.op(run).origin.region != "forward":
+            if not isinstance(run, LocalOp) or flow.op(run).origin.region != "forward":
                 continue
             op = flow.op(run)
             for name, value, sharding in zip(
@@ -253,17 +253,17 @@ def _axes(sharding: Sharding) -> frozenset[str]:
     return frozenset(a for dim in sharding.dims for a in dim)
 
 
-def _products(flow: Flow) -> Iterator[tuple[Run, Op, Rule]]:
+def _products(flow: Flow) -> Iterator[tuple[LocalOp, Op, Rule]]:
     """Matrix products, and look-ups in tables."""
     for step, _ in flow.steps:
-        if isinstance(step, Run):
+        if isinstance(step, LocalOp):
             op = flow.op(step)
             is_product = op.kind in HEAVY or op.kind == _LOOK_UP
             if is_product and op.origin.region != "update" and op.rule is not None:
                 yield step, op, op.rule
 
 
-def _weights(flow: Flow, run: Run) -> Iterator[tuple[int, str]]:
+def _weights(flow: Flow, run: LocalOp) -> Iterator[tuple[int, str]]:
     """The operands of an op that are pieces of arguments which are no batch, and their paths."""
     for i, name in enumerate(run.operands):
         path = flow.paths.get(name or "", "")

@@ -19,7 +19,7 @@ from autopar.inspecting.loaded_plan import Listed
 from autopar.ir.graph import Op, Operand
 from autopar.ir.inspection import Spot
 from autopar.ir.naming import join_words
-from autopar.ir.spmd import Block, Fence, Instruction, Loop, Move, Run
+from autopar.ir.spmd import Block, Fence, Instruction, LocalOp, Loop, Move
 from autopar.ir.values import Role
 
 # What leaves a value the same but for its type, its order or its scale: a piece of an argument
@@ -44,7 +44,7 @@ class Flow:
     steps: tuple[tuple[Instruction, int], ...]
     paths: dict[str, str] = field(repr=False)
     makers: dict[str, Op] = field(repr=False)
-    readers: dict[str, Run | Loop] = field(repr=False)
+    readers: dict[str, LocalOp | Loop] = field(repr=False)
 
     @classmethod
     def of(cls, listed: Listed, paths: Mapping[str, str], makers: Mapping[str, Op]) -> Flow:
@@ -82,7 +82,7 @@ class Flow:
         inputs = self.listed.graph.inputs
         return frozenset(i.path for i in inputs if i.role is Role.BATCH)
 
-    def op(self, step: Run | Loop) -> Op:
+    def op(self, step: LocalOp | Loop) -> Op:
         """The op that an instruction runs."""
         path = step.equation
         graph = self.listed.graph
@@ -123,7 +123,7 @@ class Flow:
     def spot(self, step: Instruction | None) -> Spot:
         """The place of an instruction; a move of an argument is of the module that reads it."""
         stage, part = self.listed.stage, self.listed.part
-        if isinstance(step, Run | Loop):
+        if isinstance(step, LocalOp | Loop):
             origin = self.op(step).origin
             return Spot(origin.region, origin.module, origin.line, stage, part)
         if not isinstance(step, Move):
@@ -135,7 +135,7 @@ class Flow:
 
     def label(self, step: Instruction | None) -> str:
         """An instruction in a few words: dot_general Block/mlp, all-gather params/w1."""
-        if isinstance(step, Run | Loop):
+        if isinstance(step, LocalOp | Loop):
             op = self.op(step)
             return join_words(op.kind, op.origin.module)
         if not isinstance(step, Move):
@@ -220,7 +220,7 @@ def flows_of(listings: Sequence[Listed]) -> list[Flow]:
     return flows
 
 
-def _seen(run: Run, op: Op) -> str | None:
+def _seen(run: LocalOp, op: Op) -> str | None:
     """The one value that an op shows otherwise."""
     names = {o for o in run.operands if o is not None}
     return names.pop() if op.kind in _VIEWS and len(names) == 1 else None

@@ -22,7 +22,7 @@ from autopar.ir.inspection import (
     OpRow,
 )
 from autopar.ir.paths import common_path, unnumbered
-from autopar.ir.spmd import Loop, Move, Run
+from autopar.ir.spmd import LocalOp, Loop, Move
 from autopar.ir.values import Role
 
 
@@ -149,11 +149,11 @@ def ops_of(flow: Flow) -> Iterator[OpRow]:
     spent, mesh = _spent(flow), listed.sharding.mesh
     types = {name: v.type_text for name, v in listed.graph.nested_values.items()}
     for step, runs in flow.steps:
-        if not isinstance(step, Run | Loop) or not step.results:
+        if not isinstance(step, LocalOp | Loop) or not step.results:
             continue
         op = flow.op(step)
         value, sharding = op.results[0], step.result_shardings[0]
-        shardings = step.operand_shardings if isinstance(step, Run) else ()
+        shardings = step.operand_shardings if isinstance(step, LocalOp) else ()
         yield OpRow(
             path=step.equation,
             kind=op.kind,
@@ -170,7 +170,7 @@ def ops_of(flow: Flow) -> Iterator[OpRow]:
             ),
             count=1,
             runs=runs,
-            flops=op.flops * runs if isinstance(step, Run) else 0,
+            flops=op.flops * runs if isinstance(step, LocalOp) else 0,
             seconds=spent.get(step.results, 0.0) * listed.runs,
         )
 
@@ -190,7 +190,7 @@ def _spent(flow: Flow) -> dict[tuple[str, ...], float]:
         reads = sorted(kernel.reads)
         taken = seconds.compute + sum(waiting.pop(r) for r in reads if r in waiting)
         home = next((behind[r] for r in reads if r in behind), ())
-        if isinstance(step, Run):
+        if isinstance(step, LocalOp):
             home = step.results
             found[home] += taken
         elif taken:

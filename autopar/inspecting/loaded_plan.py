@@ -24,7 +24,7 @@ from autopar.passes.layer.fixed import Fixed
 from autopar.passes.layer.single import Single
 from autopar.planner.compatibility import contents_of
 from autopar.planner.placed_stages import PlacedStages, place_plan
-from autopar.planner.stage_programs import cost_stage
+from autopar.planner.stage_costs import cost_stage
 from autopar.rules import RuleBook, attach_rules
 
 

@@ -11,7 +11,7 @@ from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.naming import RENAMING, Names, over, place_of, spec
 from autopar.ir.paths import common_path, unnumbered
 from autopar.ir.sharding import Sharding
-from autopar.ir.spmd import Block, Collective, Fence, Loop, Move, Run
+from autopar.ir.spmd import Block, Collective, Fence, LocalOp, Loop, Move
 from autopar.ir.text import show_bytes, show_seconds
 from autopar.rules import HEAVY
 
@@ -73,7 +73,7 @@ def _readers(
         elif isinstance(step, Fence) and name in step.sources:
             result = step.results[step.sources.index(name)]
             yield from _readers(graph, block, result, via, runs)
-        elif isinstance(step, Run) and name in step.operands:
+        elif isinstance(step, LocalOp) and name in step.operands:
             op = graph.op_at(step.equation)
             if op.kind in RENAMING and op.origin.region != "update":
                 yield from _readers(graph, block, step.results[0], via, runs)
@@ -144,7 +144,7 @@ def arrival(listings: Sequence[Listing], name: str, names: Names) -> Iterator[st
 
 def _sent(graph: Graph, block: Block, name: str) -> Move | None:
     """The first move with collectives on the way back through element-wise work."""
-    makers = {r: s for s in block.instructions if isinstance(s, Run) for r in s.results}
+    makers = {r: s for s in block.instructions if isinstance(s, LocalOp) for r in s.results}
     moves = {s.result: s for s in block.instructions if isinstance(s, Move)}
     waiting = [name]
     for value in waiting:

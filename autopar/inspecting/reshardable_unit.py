@@ -21,7 +21,7 @@ from autopar.passes.shard.recipes import recipe_named
 from autopar.planner.fit_within import fit_within
 from autopar.planner.placed_stages import PlacedStages
 from autopar.planner.request import Pins, pins_on
-from autopar.planner.stage_programs import cost_stage
+from autopar.planner.stage_costs import cost_stage
 from autopar.planner.step_timing import time_step
 
 

@@ -20,7 +20,7 @@ from autopar.ir.host_calls import HOST_CALLS, handed_on_by
 from autopar.ir.mesh import MeshShape
 from autopar.ir.rule import Dims, Kind, Rule
 from autopar.ir.sharding import Sharding, replicated
-from autopar.ir.spmd import Block, Fence, Loop, Move, Run, SpmdProgram
+from autopar.ir.spmd import Block, Fence, LocalOp, Loop, Move, SpmdProgram
 from autopar.ir.values import Literal, Value
 
 _REDUCING = ("all-reduce", "reduce-scatter")
@@ -93,7 +93,7 @@ class _Checker:
         """The pieces that the block of a graph gives back."""
         held = dict(zip(block.inputs, inputs, strict=True))
         for step in block.instructions:
-            if isinstance(step, Run):
+            if isinstance(step, LocalOp):
                 self._run(step, held)
             elif isinstance(step, Move):
                 self._move(step, held)
@@ -125,7 +125,7 @@ class _Checker:
                 raise GraphError(f"{move.value} is combined by {move.combiner} only in part")
         held[move.result] = left
 
-    def _run(self, run: Run, held: dict[str, _Piece]) -> None:
+    def _run(self, run: LocalOp, held: dict[str, _Piece]) -> None:
         op = self.graph.op_at(run.equation)
         given: list[_Piece] = []
         for operand, name, sharding in zip(

@@ -54,7 +54,7 @@ class Collective:
 
 
 @dataclass(frozen=True)
-class Run:
+class LocalOp:
     """An op on this device's pieces. An operand None is the equation's own literal.
 
     `equation` is the path of the op in the graph: indices into ops, and through bodies
@@ -120,7 +120,7 @@ class Loop:
     runs: int = 1
 
 
-Instruction = Run | Move | Fence | Loop
+Instruction = LocalOp | Move | Fence | Loop
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def _moves(block: Block, runs: int) -> Iterator[tuple[Move, int]]:
 def _lines(block: Block, indent: str) -> Iterator[str]:
     yield f"{indent}inputs {', '.join(block.inputs)}"
     for step in block.instructions:
-        if isinstance(step, Run):
+        if isinstance(step, LocalOp):
             operands = ", ".join(o or "literal" for o in step.operands)
             where = ".".join(map(str, step.equation))
             yield f"{indent}{', '.join(step.results)} = run {where}({operands})"

@@ -30,7 +30,7 @@ from autopar.passes.shard.solver.effort import QUICK
 from autopar.passes.stage.prices import Option
 from autopar.planner.layer_programs import LayerPrograms
 from autopar.planner.request import Request
-from autopar.planner.stage_costs import stage_cost
+from autopar.planner.stage_costs import cost_parts
 
 _SHARES = (1.0, 0.75)  # of an even share of the memory: the limits of the tight ways
 
@@ -155,7 +155,7 @@ class LayerProfiler:
         program = self._programs.at(layer, rows, remat)
         parts = program.parts if once else tuple(p for p in program.parts if p.is_looped)
         runs = max(1, self._programs.batching.batch // rows)
-        return stage_cost(program.parts, parts, program.joint, plan, self._tables, runs)
+        return cost_parts(program.parts, parts, program.joint, plan, self._tables, runs)
 
 
 def _unit(plan: ShardingPlan, batching: Batching) -> int:

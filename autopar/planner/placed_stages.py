@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autopar.cluster import Cluster
-from autopar.cluster.submesh import Block, cut_out, submeshes
+from autopar.cluster.submesh import Block, cut_out, submesh_shapes
 from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder
 from autopar.ir.batching import Batching
@@ -47,7 +47,7 @@ class SubmeshContext:
     def of(cls, cluster: Cluster, submesh: Submesh) -> SubmeshContext:
         """A submesh's part of the cluster, where nothing is priced yet."""
         count = len(submesh.devices) or cluster.device_count
-        shape = next(s for s in submeshes(cluster) if s.device_count == count)
+        shape = next(s for s in submesh_shapes(cluster) if s.device_count == count)
         own = cut_out(cluster, shape) if submesh.devices else cluster
         block = Block(min(submesh.devices, default=0), shape)
         return cls(own, block, ReshardCosts(Prices(own, submesh.mesh)))

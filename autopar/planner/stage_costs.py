@@ -16,12 +16,21 @@ from autopar.ir.values import Role, Value, item_bytes
 from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan
 from autopar.passes.lower.spmd import lower_spmd
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
+from autopar.planner.placed_stages import PlacedStages
 
 _ONCE = (PartKind.WHOLE, PartKind.HOIST, PartKind.SETUP, PartKind.UPDATE)
 _INWARD = (PartKind.BACKWARD, PartKind.INPUT_GRADIENT)
 
 
-def stage_cost(
+def cost_stage(placed: PlacedStages, stage: int, sharding: ShardingPlan) -> StageCost:
+    """Seconds and bytes of a stage where its submesh is sharded so."""
+    submesh = placed.stages.stages[stage].submesh
+    own = [p for p in placed.parts if p.stage == stage]
+    graph, tables = placed.graphs[submesh], placed.contexts[submesh].tables
+    return cost_parts(own, own, graph, sharding, tables, placed.stages.microbatches)
+
+
+def cost_parts(
     parts: Sequence[Part],
     timed: Sequence[Part],
     joint: SubmeshGraph,

@@ -14,7 +14,7 @@ from autopar.ir.program import Program
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.passes.lower.program import lower_pipeline
 from autopar.planner.placed_stages import PlacedStages
-from autopar.planner.stage_costs import stage_cost
+from autopar.planner.stage_costs import cost_stage
 from autopar.planner.step_timing import StepTiming, time_step
 
 
@@ -71,14 +71,6 @@ class StagePrograms:
         runs = self.placed.stages.microbatches
         own = (self.costs[s] for s in self.placed.stages_on(submesh))
         return sum((c.of_step(runs) for c in own), Seconds())
-
-
-def cost_stage(placed: PlacedStages, stage: int, sharding: ShardingPlan) -> StageCost:
-    """Seconds and bytes of a stage where its submesh is sharded so."""
-    submesh = placed.stages.stages[stage].submesh
-    own = [p for p in placed.parts if p.stage == stage]
-    graph, tables = placed.graphs[submesh], placed.contexts[submesh].tables
-    return stage_cost(own, own, graph, sharding, tables, placed.stages.microbatches)
 
 
 def lower_stages(

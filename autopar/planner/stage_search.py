@@ -127,7 +127,7 @@ def _set_aside(table: StageTable, choice: Choice, error: StageMemoryError) -> St
             return option
         return replace(option, spare_bytes=option.spare_bytes + more)
 
-    u = table.submeshes.index(block.submesh)
+    u = table.submeshes.index(block.shape)
     return replace(
         table,
         batches=tuple(
@@ -225,7 +225,7 @@ def _cuts(layers: Sequence[Layer], stage: ChosenStage) -> tuple[int, ...]:
 
 
 def _devices(cluster: Cluster, block: Block, submesh: Submesh) -> tuple[int, ...]:
-    order = device_order(cut_out(cluster, block.submesh), submesh.mesh)
+    order = device_order(cut_out(cluster, block.shape), submesh.mesh)
     return tuple(block.start + i for i in order)
 
 

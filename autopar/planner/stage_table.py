@@ -11,8 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from autopar.cluster import Cluster, mesh_shapes
-from autopar.cluster.submesh import Submesh as Shape
-from autopar.cluster.submesh import cut_out, submeshes
+from autopar.cluster.submesh import SubmeshShape, cut_out, submesh_shapes
 from autopar.errors import InfeasibleError
 from autopar.ir.mesh import MeshShape
 from autopar.ir.stages import Remat
@@ -28,7 +27,7 @@ def stage_table(
     programs: LayerPrograms, counts: Sequence[int], request: Request, setting: Setting
 ) -> StageTable:
     """Prices for some numbers of microbatches."""
-    shapes = [s for s in submeshes(request.cluster) if _meshes(s, request)]
+    shapes = [s for s in submesh_shapes(request.cluster) if _meshes(s, request)]
     bound = _WorkBound(request.cluster.device_count // request.cluster.hosts)
     priced = [_options(programs, s, counts, request, setting, bound) for s in shapes]
     able = [m for m in counts if any(found[m] for found in priced)]
@@ -63,7 +62,7 @@ def _allowed(barrier: bool, request: Request) -> tuple[str, ...]:
     )
 
 
-def _meshes(shape: Shape, request: Request) -> tuple[MeshShape, ...]:
+def _meshes(shape: SubmeshShape, request: Request) -> tuple[MeshShape, ...]:
     """The logical meshes to try on a submesh: the request's own, or those with the pinned axes."""
     if request.mesh is not None:
         return (request.mesh,) if request.mesh.device_count == shape.device_count else ()
@@ -82,7 +81,7 @@ def _near(meshes: Sequence[MeshShape], cluster: Cluster) -> tuple[MeshShape, ...
 
 def _options(
     programs: LayerPrograms,
-    shape: Shape,
+    shape: SubmeshShape,
     counts: Sequence[int],
     request: Request,
     setting: Setting,
@@ -111,7 +110,7 @@ def _options(
 
 def _variants(
     profiler: LayerProfiler,
-    shape: Shape,
+    shape: SubmeshShape,
     sizes: Sequence[int],
     few: Sequence[int],
     budget_bytes: float,
@@ -159,18 +158,18 @@ class _WorkBound:
     def __init__(self, host_devices: int) -> None:
         self._host, self._least = host_devices, math.inf
 
-    def note(self, shape: Shape, variant: ShardingVariant, budget_bytes: float) -> None:
+    def note(self, shape: SubmeshShape, variant: ShardingVariant, budget_bytes: float) -> None:
         """Take in a way, if it stays in a host and its layers fit."""
         leanest = min(map(variant.most_bytes, variant.costs))
         if shape.device_count <= self._host and leanest <= budget_bytes:
             self._least = min(self._least, self._work(shape, variant))
 
-    def is_slow(self, shape: Shape, variant: ShardingVariant) -> bool:
+    def is_slow(self, shape: SubmeshShape, variant: ShardingVariant) -> bool:
         """True if a larger submesh takes more than twice the device-seconds."""
         larger = shape.device_count > self._host
         return larger and self._work(shape, variant) > 2 * self._least
 
-    def _work(self, shape: Shape, variant: ShardingVariant) -> float:
+    def _work(self, shape: SubmeshShape, variant: ShardingVariant) -> float:
         return shape.device_count * variant.work_seconds(variant.rows[-1])
 
 

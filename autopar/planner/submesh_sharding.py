@@ -22,7 +22,7 @@ from autopar.passes.shard.solver.effort import QUICK
 from autopar.planner.fit_within import fit_within
 from autopar.planner.placed_stages import PlacedStages
 from autopar.planner.request import Request, pins_on
-from autopar.planner.stage_programs import cost_stage
+from autopar.planner.stage_costs import cost_stage
 
 _SMALL = 1500  # ops of a stage up to which the least that it can hold is looked for
 _TRIES = 4  # allowances: other stages are sooner found than another sharding

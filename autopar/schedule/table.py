@@ -233,7 +233,7 @@ def make_grid(name: str, devices: int, microbatches: int, chunks: int = 1) -> Gr
     return Grid(
         name=name,
         microbatches=microbatches,
-        device_of=device_order(name, devices, chunks),
+        device_of=stage_devices(name, devices, chunks),
         rows=tuple(tuple(row) for row in rows),
     )
 
@@ -252,7 +252,7 @@ def plain_loop(grid: Grid) -> Grid:
     )
 
 
-def device_order(name: str, devices: int, chunks: int) -> tuple[int, ...]:
+def stage_devices(name: str, devices: int, chunks: int) -> tuple[int, ...]:
     """The device of each stage."""
     if schedule_named(name).placement == "V":
         return (*range(devices), *reversed(range(devices)))

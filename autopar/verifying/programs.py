@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from autopar.cluster import Cluster
-from autopar.cluster.submesh import cut_out, submeshes
+from autopar.cluster.submesh import cut_out, submesh_shapes
 from autopar.cluster.target import Target
 from autopar.cost.memory import held_bytes
 from autopar.cost.overlap import listing_seconds
@@ -17,7 +17,7 @@ from autopar.ir.plan import Prediction
 from autopar.ir.program import PartKind, Program
 from autopar.ir.spmd import Collective, Move
 from autopar.planner.planned import Planned
-from autopar.runtime.aot.job import Job, job_of_part
+from autopar.runtime.aot.program import AotProgram, export_part
 from autopar.runtime.bind import shape_with_axis
 from autopar.runtime.compile import group_equal_parts
 from autopar.runtime.interface import Interface
@@ -29,13 +29,13 @@ from autopar.runtime.validation.steps import CpuProgram, cpu_program_of_part
 class PlannedProgram:
     """A program and its predictions, of one device and one run.
 
-    `export` makes the job of a compiler: it raises VerifyError where that is not installed, and
-    ClusterError where it knows no such chip. `alike` are further parts of a plan of stages that
+    `export` makes the program for a compiler: it raises VerifyError where that is not installed,
+    and ClusterError where it knows no such chip. `alike` are further parts of a plan of stages that
     are the same program.
     """
 
     name: str
-    export: Callable[[], Job] | CpuProgram
+    export: Callable[[], AotProgram] | CpuProgram
     collectives: tuple[tuple[Move, Collective], ...]
     argument_bytes: int
     peak_bytes: int
@@ -49,14 +49,14 @@ class PlannedProgram:
         return max(0.0, self.seconds - self.exposed_seconds)
 
 
-def whole_job(
+def export_whole(
     trace: MicrobatchTrace, program: Program, cluster: Cluster, donate: bool = True
-) -> Job:
-    """The job of a step of one program; raises what `job_of_part` raises."""
+) -> AotProgram:
+    """The export of a step of one program; raises what `export_part` raises."""
     meshes = tuple(shape_with_axis(s.mesh) for s in program.submeshes)
     interface = Interface(trace, program, meshes)
     (source,) = interface.sources(cluster.chip.platform, donate)
-    return job_of_part(source, program.submeshes, cluster)
+    return export_part(source, program.submeshes, cluster)
 
 
 def programs_of(planned: Planned, cluster: Cluster, target: Target) -> Iterator[PlannedProgram]:
@@ -67,18 +67,18 @@ def programs_of(planned: Planned, cluster: Cluster, target: Target) -> Iterator[
     is_cpu = target.platform == "cpu"
     for sources in group_equal_parts(interface.sources(target.platform, donate_state=True)):
         part = sources[0].program.part
-        ahead = partial(job_of_part, sources[0], program.submeshes, cluster)
+        ahead = partial(export_part, sources[0], program.submeshes, cluster)
         export = cpu_program_of_part(sources[0]) if is_cpu else ahead
         if part.kind is PartKind.WHOLE:
             yield _whole(sources[0], export, planned.plan.prediction)
         else:
             count = len(program.submeshes[part.submesh].devices)
-            shape = next(s for s in submeshes(cluster) if s.device_count == count)
+            shape = next(s for s in submesh_shapes(cluster) if s.device_count == count)
             yield _part(sources, export, cut_out(cluster, shape))
 
 
 def _whole(
-    source: PartSource, export: Callable[[], Job] | CpuProgram, predicted: Prediction
+    source: PartSource, export: Callable[[], AotProgram] | CpuProgram, predicted: Prediction
 ) -> PlannedProgram:
     """The only program of a step, of which its plan has told all."""
     return PlannedProgram(
@@ -93,7 +93,7 @@ def _whole(
 
 
 def _part(
-    sources: Sequence[PartSource], export: Callable[[], Job] | CpuProgram, block: Cluster
+    sources: Sequence[PartSource], export: Callable[[], AotProgram] | CpuProgram, block: Cluster
 ) -> PlannedProgram:
     """Equal parts on a block of the cluster, as one program."""
     source, *others = sources

@@ -19,8 +19,8 @@ from autopar.ir.projection import walks
 from autopar.ir.verification import CompiledPart, Numerics, Verification
 from autopar.passes.lower.projections import Transports, verify_projections
 from autopar.planner.planned import Planned
-from autopar.runtime.aot.job import Job
 from autopar.runtime.aot.launch import compile_ahead
+from autopar.runtime.aot.program import AotProgram
 from autopar.runtime.validation.numerics import STEPS, Validation, numerics
 from autopar.runtime.validation.remote import remote_step
 from autopar.runtime.validation.steps import (
@@ -32,11 +32,11 @@ from autopar.runtime.validation.steps import (
     runs_here,
 )
 from autopar.verifying.figures import Judge
-from autopar.verifying.programs import programs_of, whole_job
+from autopar.verifying.programs import export_whole, programs_of
 from autopar.verifying.shrink import Called, shrunk
 
 # A program, exported when it is asked for, the level and the seconds to what became of it.
-Compile = Callable[[Callable[[], Job], CheckLevel, float], Compiled]
+Compile = Callable[[Callable[[], AotProgram], CheckLevel, float], Compiled]
 
 _CPU_NOTE = (
     "XLA on CPU fuses less, widens narrow floats and has no timeline: its peak decides nothing, "
@@ -44,7 +44,9 @@ _CPU_NOTE = (
 )
 
 
-def compile_program(export: Callable[[], Job], level: CheckLevel, limit_seconds: float) -> Compiled:
+def compile_program(
+    export: Callable[[], AotProgram], level: CheckLevel, limit_seconds: float
+) -> Compiled:
     """Compile for the program's target; raises VerifyError as its compiler does."""
     return compile_ahead(export(), level, limit_seconds)
 
@@ -176,8 +178,8 @@ def _on_cpu(trace: MicrobatchTrace, program: Program) -> Generator[FlatStep]:
     if not program.is_one_part or runs_here(count):
         yield planned_step(trace, program)
         return
-    job = whole_job(trace, program, Cluster.parse(f"{count}xcpu"), donate=False)
-    with remote_step(job, trace.whole.constants) as step:
+    exported = export_whole(trace, program, Cluster.parse(f"{count}xcpu"), donate=False)
+    with remote_step(exported, trace.whole.constants) as step:
         yield step
 
 

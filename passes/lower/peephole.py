@@ -23,10 +23,10 @@ from autopar.ir.spmd import (
     Collective,
     Fence,
     Instruction,
+    LocalOp,
     Loop,
     Move,
     MoveStep,
-    Run,
 )
 
 
@@ -45,14 +45,14 @@ def combine_once(
     for step in steps:
         made: Sequence[Instruction] = (step,)
         # The sum is made of what the two moves start from; they are dropped, and one follows it.
-        if isinstance(step, Run) and step.equation in sums and _alike(step, moves, uses):
+        if isinstance(step, LocalOp) and step.equation in sums and _alike(step, moves, uses):
             operands, (result,) = [name for name in step.operands if name], step.results
             one, other = (moves[name] for name in operands)
             dropped.update(operands)
             summed, partial = f"{result}.partial", one.before
             value = replace(one.value, name=result)
             made = (
-                Run(
+                LocalOp(
                     step.equation, (one.source, other.source), (summed,), (partial,) * 2, (partial,)
                 ),
                 replace(other, value=value, source=summed, result=result, repeat=0),
@@ -130,11 +130,11 @@ def _read(step: Instruction) -> Iterator[str]:
     elif isinstance(step, Fence):
         yield from step.sources
     else:
-        assert isinstance(step, Run | Loop)
+        assert isinstance(step, LocalOp | Loop)
         yield from (name for name in step.operands if name is not None)
 
 
-def _alike(run: Run, moves: dict[str, Move], uses: Counter[str | None]) -> bool:
+def _alike(run: LocalOp, moves: dict[str, Move], uses: Counter[str | None]) -> bool:
     """True if both operands are combined in the same way, for this sum alone."""
     found = [moves[name] for name in run.operands if name in moves and uses[name] == 1]
     if len(found) != 2:

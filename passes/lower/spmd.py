@@ -31,10 +31,10 @@ from autopar.ir.spmd import (
     Collective,
     Fence,
     Instruction,
+    LocalOp,
     Loop,
     Move,
     MoveStep,
-    Run,
     SpmdProgram,
 )
 from autopar.ir.values import Literal, Value
@@ -164,7 +164,7 @@ class _Scope:
             r.name if a == b else f"{r.name}.raw"
             for r, a, b in zip(op.results, raw, homes, strict=True)
         )
-        self.instructions.append(Run(path, operands, names, wanted, raw))
+        self.instructions.append(LocalOp(path, operands, names, wanted, raw))
         for value, name, before, after in zip(op.results, names, raw, homes, strict=True):
             if before != after:
                 by = handed_on_by(value) if op.kind in HOST_CALLS else combiner
@@ -248,7 +248,7 @@ class _Scope:
         shardings = tuple(
             whole if r.name == name else replicated(len(r.shape)) for r in made.op.results
         )
-        self.instructions.append(Run(made.path, operands, results, asked, shardings))
+        self.instructions.append(LocalOp(made.path, operands, results, asked, shardings))
         return piece
 
     def final_sharding(self, operand: Operand, left_partial: bool) -> Sharding:

@@ -13,7 +13,7 @@ from autopar.passes.stage.interval_costs import IntervalCosts
 from autopar.passes.stage.prices import Choice, ChosenStage, StageTable
 from autopar.schedule.grid import Grid
 from autopar.schedule.simulate import simulate
-from autopar.schedule.table import SCHEDULES, device_order, in_flight
+from autopar.schedule.table import SCHEDULES, in_flight, stage_devices
 from autopar.schedule.times import StageTimes
 
 
@@ -59,7 +59,7 @@ class Candidate:
     @cached_property
     def device_of(self) -> tuple[int, ...]:
         """The schedule's device of each stage."""
-        return device_order(self.schedule, self.devices, self.chunks)
+        return stage_devices(self.schedule, self.devices, self.chunks)
 
     @cached_property
     def sums(self) -> tuple[StageCost, ...]:

@@ -7,12 +7,11 @@ from typing import ClassVar
 
 from autopar.ir.layers import LayerSequence
 from autopar.ir.stages import Stage, StagePlan, Submesh
-from autopar.passes.base import Setting
-from autopar.passes.stage.base import AbstractStaging
+from autopar.passes.base import AbstractPass, Setting
 
 
 @dataclass(frozen=True)
-class One(AbstractStaging):
+class One(AbstractPass[LayerSequence, StagePlan]):
     """Puts all layers in one stage."""
 
     name: ClassVar[str] = "one"

@@ -134,7 +134,7 @@ def partition(chain: Chain, levels: Sequence[Level], sync: Sync = "ps") -> Parti
 
 
 @dataclass(frozen=True, eq=False)
-class StageTimes:
+class LevelTimes:
     """T(i,j,m) = 1/m max(within(i,j), sync_ms[m] weights(i,j)), ms, of layers start+1 .. start+N.
 
     `falls` says that `within` falls as i grows, as sums do.
@@ -173,12 +173,12 @@ class StageTimes:
             return np.maximum(table, cuts)
         return np.where(cuts <= self.limit_ms, table + 1, np.inf)
 
-    def of(self, first: int, last: int) -> StageTimes:
+    def of(self, first: int, last: int) -> LevelTimes:
         """Those of layers first+1..last of the whole chain."""
         return replace(self, start=first, layer_count=last - first)
 
 
-def _times_of_levels(chain: Chain, levels: Sequence[Level], sync: Sync) -> list[StageTimes]:
+def _times_of_levels(chain: Chain, levels: Sequence[Level], sync: Sync) -> list[LevelTimes]:
     """T of each level: of layers on one worker, then on components of the level below."""
     compute = _sums([layer.compute_ms for layer in chain.layers])
     parameters = _sums([layer.parameter_bytes for layer in chain.layers])
@@ -188,14 +188,14 @@ def _times_of_levels(chain: Chain, levels: Sequence[Level], sync: Sync) -> list[
         return np.asarray(compute[last] - compute[first])
 
     within: Within = summed
-    found: list[StageTimes] = []
+    found: list[LevelTimes] = []
     for level in levels:
         if found:
             # On an outer level T is the bottleneck of the pipeline within a component.
             within = _looked_up(_all_ranges(found[-1], levels[len(found) - 1].count))
         bandwidth = level.bytes_per_ms
         per_byte = [_sync_ms(sync, m, 1.0, bandwidth) for m in range(1, level.count + 1)]
-        times = StageTimes(
+        times = LevelTimes(
             layer_count=len(chain.layers),
             within=within,
             parameter_bytes=parameters,
@@ -230,7 +230,7 @@ def _sums(figures: Sequence[float]) -> Floats:
     return np.array([0.0, *accumulate(figures)], dtype=np.float64)
 
 
-def _all_ranges(times: StageTimes, workers: int) -> Floats:
+def _all_ranges(times: LevelTimes, workers: int) -> Floats:
     """A of layers i+1..j on all components of a level, as [i, j]."""
     count = times.layer_count
     found = np.full((count + 1, count + 1), np.inf)
@@ -242,7 +242,7 @@ def _all_ranges(times: StageTimes, workers: int) -> Floats:
 # -- the recurrence ------------------------------------------------------------------------------
 
 
-def _bottlenecks(times: StageTimes, workers: int) -> Floats:
+def _bottlenecks(times: LevelTimes, workers: int) -> Floats:
     """A(j,m) as [m, j] for m = 0..M; infinite where j or m is 0.
 
     Under a limit it is the least number of cuts with which no term exceeds it.
@@ -282,7 +282,7 @@ class _Heads:
             wider[m] = row
 
 
-def _crossing_minimum(times: StageTimes, heads: _Heads, m: int) -> Floats:
+def _crossing_minimum(times: LevelTimes, heads: _Heads, m: int) -> Floats:
     """The least max(head, T) over all i and m' < m, for each j, where T falls as i grows.
 
     `at` goes left from j as long as the least head over at..j-1 exceeds T(at,j): the best i is
@@ -302,7 +302,7 @@ def _crossing_minimum(times: StageTimes, heads: _Heads, m: int) -> Floats:
     return np.asarray(np.minimum(least, stages).min(axis=0))
 
 
-def _matrices(times: StageTimes, workers: int) -> Floats:
+def _matrices(times: LevelTimes, workers: int) -> Floats:
     """T as [m, i, j]; infinite where i >= j, and for m = 0."""
     cuts = np.arange(times.layer_count + 1)
     first, last = np.triu_indices(len(cuts), 1)
@@ -322,7 +322,7 @@ def _dense_minimum(stages: Floats, heads: _Heads, m: int) -> Floats:
 # -- stages of a best partition ------------------------------------------------------------------
 
 
-def _fewest_stages(times: StageTimes, workers: int) -> tuple[tuple[int, int, int], ...]:
+def _fewest_stages(times: LevelTimes, workers: int) -> tuple[tuple[int, int, int], ...]:
     """Stages (first cut, last cut, replicas) of least bottleneck on all workers.
 
     Of equals those of fewest stages; of these the last stage has the fewest replicas, then the
@@ -341,7 +341,7 @@ def _fewest_stages(times: StageTimes, workers: int) -> tuple[tuple[int, int, int
     return tuple(reversed(stages))
 
 
-def _last_stage(limited: StageTimes, cut_count: Floats, last: int, left: int) -> tuple[int, int]:
+def _last_stage(limited: LevelTimes, cut_count: Floats, last: int, left: int) -> tuple[int, int]:
     """The first cut and the replicas of the last stage of a best partition."""
     cuts = np.arange(last)
     wanted = cut_count[left, last]
@@ -356,7 +356,7 @@ def _last_stage(limited: StageTimes, cut_count: Floats, last: int, left: int) ->
 
 
 def _stages(
-    times: Sequence[StageTimes], counts: Sequence[int], start: int, stop: int
+    times: Sequence[LevelTimes], counts: Sequence[int], start: int, stop: int
 ) -> tuple[PipelineStage, ...]:
     """The stages of layers start+1..stop on all components of the outermost of some levels."""
     here, workers = times[-1], counts[-1]

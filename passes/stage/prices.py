@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from autopar.cluster import Cluster
-from autopar.cluster.submesh import Block, Submesh
+from autopar.cluster.submesh import Block, SubmeshShape
 from autopar.cost.stage import StageCost
 from autopar.errors import GraphError
 from autopar.ir.mesh import MeshShape
@@ -59,7 +59,7 @@ class StageTable:
 
     cluster: Cluster
     memory_bytes: int
-    submeshes: tuple[Submesh, ...]
+    submeshes: tuple[SubmeshShape, ...]
     batches: tuple[BatchPrices, ...]
     schedules: tuple[str, ...]
     task_seconds: float = 0.0
@@ -87,7 +87,7 @@ class StageTable:
 
 
 def _check_options(
-    name: str, submesh: Submesh, options: tuple[Option, ...], layer_count: int
+    name: str, submesh: SubmeshShape, options: tuple[Option, ...], layer_count: int
 ) -> None:
     for option in options:
         if len(option.layers) != layer_count:

@@ -1,4 +1,4 @@
-"""The answer that a compiler leaves in a job's folder, read and written."""
+"""The answer that a compiler leaves in a program's folder, read and written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autopar.ir.codec import Codec, Item, format_json, parse_json
 from autopar.ir.compiled import Compiled
 from autopar.ir.text import show_bytes
 from autopar.runtime.aot.extras import compiler_of
-from autopar.runtime.aot.job import Job
+from autopar.runtime.aot.program import AotProgram
 
 _DUMPED_HLO = ("*after_optimizations_after_buffer_assignment.txt", "*gpu_after_optimizations.txt")
 _REPORT = "*memory-usage-report.txt"
@@ -91,27 +91,27 @@ def _dumped(folder: Path, *patterns: str) -> str:
 # -- what is made of it -------------------------------------------------------------------------
 
 
-def read_answer(job: Job, folder: Path) -> Compiled:
-    """The figures that the compiler left in a job's folder."""
+def read_answer(program: AotProgram, folder: Path) -> Compiled:
+    """The figures that the compiler left in a program's folder."""
     answer = Codec().read(_Answer, Item(parse_json((folder / "answer.json").read_text())))
     path = folder / "hlo.txt"
-    program = path.read_text() if path.exists() else ""
+    text = path.read_text() if path.exists() else ""
     compiled = Compiled(
-        target=str(job.target),
-        compiler=compiler_of(job.target.platform),
+        target=str(program.target),
+        compiler=compiler_of(program.target.platform),
         argument_bytes=answer.argument_bytes,
         peak_bytes=answer.peak_bytes,
-        collectives=compiled_collectives(program, job.mesh, job.order) if program else (),
+        collectives=compiled_collectives(text, program.mesh, program.order) if text else (),
         out_of_memory=answer.out_of_memory,
-        memory_bytes=job.target.memory_bytes,
-        hlo=program,
+        memory_bytes=program.target.memory_bytes,
+        hlo=text,
     )
     timeline = read_timeline(_dumped(folder, "*.schedule.txt"))
-    if job.target.platform == "gpu":
+    if program.target.platform == "gpu":
         return _timed_gpu(compiled, timeline)
     # The timeline of a TPU's kernels is from before they were tiled: only its spans are kept.
     compiled = replace(compiled, spans=timeline.spans if timeline else ())
-    return _timed_tpu(compiled, job.target.chip) if answer.has_code else compiled
+    return _timed_tpu(compiled, program.target.chip) if answer.has_code else compiled
 
 
 def _timed_gpu(compiled: Compiled, timeline: CompilerTimeline | None) -> Compiled:

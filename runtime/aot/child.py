@@ -1,4 +1,4 @@
-"""The process that compiles: `python -m autopar.runtime.aot.child FOLDER` answers a job in it."""
+"""The process that compiles: `python -m autopar.runtime.aot.child FOLDER` answers what is in it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from jax.sharding import AxisType, Mesh
 from autopar.cluster.target import Target
 from autopar.runtime.aot.answer import write_answer, write_overflow
 from autopar.runtime.aot.devices import devices_of as devices_of
-from autopar.runtime.aot.job import Job
+from autopar.runtime.aot.program import AotProgram
 
 
 def main(folder: Path) -> None:
-    """Compile the job of a folder; leaves `hlo.txt`, `answer.json` and the compiler's dumps."""
-    job = Job.read(folder)
-    exported = export.deserialize(bytearray(job.program))
-    given = _arguments(exported, job)
-    lowered = jax.jit(_named(exported), donate_argnums=job.donated).lower(*given)
+    """Compile the program of a folder; leaves `hlo.txt`, `answer.json` and the compiler's dumps."""
+    program = AotProgram.read(folder)
+    exported = export.deserialize(bytearray(program.exported))
+    given = _arguments(exported, program)
+    lowered = jax.jit(_named(exported), donate_argnums=program.donated).lower(*given)
     try:
-        compiled = lowered.compile(compiler_options=options_of(job.target, folder))
+        compiled = lowered.compile(compiler_options=options_of(program.target, folder))
     except jax.errors.JaxRuntimeError as error:
         pieces = (math.prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize for a in given)
         write_overflow(folder, str(error), sum(pieces))
@@ -38,11 +38,11 @@ def main(folder: Path) -> None:
     write_answer(folder)
 
 
-def _arguments(exported: export.Exported, job: Job) -> list[Any]:
+def _arguments(exported: export.Exported, program: AotProgram) -> list[Any]:
     """Shapes of the arguments, as they lie on the target's devices."""
-    devices = devices_of(job.target)
-    grid = np.array([devices[i] for i in job.order], dtype=object).reshape(job.mesh.sizes)
-    mesh = Mesh(grid, job.mesh.names, axis_types=(AxisType.Auto,) * len(job.mesh.names))
+    devices = devices_of(program.target)
+    grid = np.array([devices[i] for i in program.order], dtype=object).reshape(program.mesh.sizes)
+    mesh = Mesh(grid, program.mesh.names, axis_types=(AxisType.Auto,) * len(program.mesh.names))
     lying = zip(exported.in_avals, exported.in_shardings_jax(mesh), strict=True)
     return [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s) for a, s in lying]
 

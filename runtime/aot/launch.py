@@ -1,4 +1,4 @@
-"""Compiles a job in a process of its own, watched and stopped in time, and reads its answer."""
+"""Compiles a program in a process of its own, watched and stopped in time, and reads its answer."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from autopar.errors import VerifyError
 from autopar.ir.compiled import CheckLevel, Compiled
 from autopar.runtime.aot.answer import is_scheduled, take_schedule
 from autopar.runtime.aot.answer import read_answer as read_answer
-from autopar.runtime.aot.job import Job
+from autopar.runtime.aot.program import AotProgram
 
 
 def compile_ahead(
-    job: Job, level: CheckLevel = CheckLevel.MEMORY, limit_seconds: float = 600.0
+    program: AotProgram, level: CheckLevel = CheckLevel.MEMORY, limit_seconds: float = 600.0
 ) -> Compiled:
-    """Compile a job for its target; below FULL the compiler is stopped before code generation.
+    """Compile a program for its target; below FULL the compiler is stopped before code generation.
 
     All but the times of a TPU's kernels is known by then, in a tenth of the time. A program that
     does not fit is an answer too. Raises VerifyError where the compiler fails, or takes longer than
     the limit.
     """
     with tempfile.TemporaryDirectory(prefix="autopar-aot-") as name:
-        return compile_in(Path(name), job, level, limit_seconds)
+        return compile_in(Path(name), program, level, limit_seconds)
 
 
 def compile_in(
     folder: Path,
-    job: Job,
+    program: AotProgram,
     level: CheckLevel = CheckLevel.MEMORY,
     limit_seconds: float = 600.0,
 ) -> Compiled:
     """The same in a folder that is kept, with all that the compiler wrote; see `read_answer`."""
     # Not one byte of a GPU's code tells anything that its schedule does not.
-    is_early = level is not CheckLevel.FULL or job.target.platform == "gpu"
-    job.write(folder)
+    is_early = level is not CheckLevel.FULL or program.target.platform == "gpu"
+    program.write(folder)
     run_child(folder, limit_seconds, lambda: is_early and is_scheduled(folder))
     if not (folder / "answer.json").exists():
         take_schedule(folder)
-    return read_answer(job, folder)
+    return read_answer(program, folder)
 
 
 # -- the process -------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ _TOLD = 3000  # characters of what the process said, in an error
 def run_child(
     folder: Path, limit_seconds: float, is_enough: Callable[[], bool] = lambda: False
 ) -> None:
-    """Compile the job in a folder until the process ends, or `is_enough` of what it wrote.
+    """Compile the program in a folder until the process ends, or `is_enough` of what it wrote.
 
     Raises VerifyError where it fails or takes longer than the limit.
     """

@@ -10,20 +10,20 @@ from pathlib import Path
 import jax
 from jax import export
 
-from autopar.runtime.aot.job import Job
+from autopar.runtime.aot.program import AotProgram
 from autopar.runtime.bind import bind_mesh
 from autopar.runtime.validation.steps import open_cpu_devices, packed, unpacked
 
 
 def main(folder: str) -> None:
-    """Compile the job of a folder for CPU devices, then answer until nobody asks."""
+    """Compile the program of a folder for CPU devices, then answer until nobody asks."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a step may print
-    job = Job.read(Path(folder))
+    program = AotProgram.read(Path(folder))
     jax.config.update("jax_enable_x64", True)  # the program says how wide each of its values is
-    open_cpu_devices(job.mesh.device_count)
-    mesh = bind_mesh(job.mesh, job.order, jax.devices("cpu"))
-    exported = export.deserialize(bytearray(job.program))
+    open_cpu_devices(program.mesh.device_count)
+    mesh = bind_mesh(program.mesh, program.order, jax.devices("cpu"))
+    exported = export.deserialize(bytearray(program.exported))
     shardings = exported.in_shardings_jax(mesh)
     step = jax.jit(exported.call)
     while True:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.errors import VerifyError
-from autopar.runtime.aot.job import Job
+from autopar.runtime.aot.program import AotProgram
 from autopar.runtime.validation.steps import FlatStep, packed, unpacked
 
 # The process finds modules where this one does; nothing else of it is taken over.
@@ -25,14 +25,14 @@ _TOLD = 3000  # characters of what the process said, in an error
 
 
 @contextmanager
-def remote_step(job: Job, constants: Sequence[Any]) -> Generator[FlatStep]:
-    """The step of a job for CPU devices as a function of flat host arrays, while this lasts.
+def remote_step(program: AotProgram, constants: Sequence[Any]) -> Generator[FlatStep]:
+    """The step of a program for CPU devices as a function of flat host arrays, while this lasts.
 
     `constants` are its last arguments. Calls raise VerifyError where the process gave up.
     """
     with tempfile.TemporaryDirectory(prefix="autopar-validation-") as name:
         folder = Path(name)
-        job.write(folder)
+        program.write(folder)
         command = [sys.executable, "-P", "-c", _START, name, json.dumps(sys.path)]
         with (folder / "stderr.txt").open("wb") as log:
             child = subprocess.Popen(

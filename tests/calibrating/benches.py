@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
+from autopar.calibrating.calibrate import Findings, run_ladder
 from autopar.calibrating.fitted import Measured, calibrated, predicted_seconds
 from autopar.calibrating.ladder import FULL, LadderEffort
 from autopar.calibrating.links import figures_of, with_figures
-from autopar.calibrating.running import Findings, run_ladder
 from autopar.cluster import Cluster
 from autopar.cluster.calibration import Experiment
 from autopar.runtime.measure.timing import Repeats, Timing

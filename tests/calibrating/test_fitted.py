@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from autopar.calibrating.calibrate import skipped_lines
 from autopar.calibrating.fitted import Measured, calibrated, predicted_seconds, refit
 from autopar.calibrating.ladder import FULL, QUICK, LadderEffort, ladder
-from autopar.calibrating.running import skipped_lines
 from autopar.cluster import Cluster
 from autopar.cluster.calibration import Sample
 from autopar.errors import ClusterError

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from autopar.cluster import Cluster
-from autopar.cluster.catalog import CHIPS
+from autopar.cluster.catalog import ENTRIES
 from tests.cli.running import run, written
 
 
@@ -16,7 +16,7 @@ def test_the_catalog_has_every_chip_and_its_source() -> None:
     for word in ("8xh100", "v5e:4x4", "tpu7x:4x4x4", "NVIDIA data sheet", "2026-01", "high"):
         assert word in done.out
     data = run("clusters", "--json").data["clusters"]
-    assert {c["chip"] for c in data} == {chip.name for chip in CHIPS}
+    assert {c["chip"] for c in data} == {entry.chip.name for entry in ENTRIES}
     assert all(set(c["source"]) == {"what", "url", "date", "confidence"} for c in data)
 
 

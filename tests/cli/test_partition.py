@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from autopar.cli.partition import bytes_per_ms
 from autopar.errors import InputError
+from autopar.inspecting.partition import bytes_per_ms
 from tests.cli.running import run
 
 

@@ -1,42 +1,60 @@
-"""A chip of the catalog has a row wherever one is needed; what fails names the file to edit."""
+"""A chip is one entry of the catalog: everything that asks for a chip finds it there."""
 
+from __future__ import annotations
+
+from dataclasses import replace
+
+import click
 import pytest
 
-from autopar.cli.main import CLUSTERS
-from autopar.cluster.catalog import CHIPS
-from autopar.cluster.chip import Chip
+from autopar.cli.main import cluster_names, main
+from autopar.cluster import catalog
+from autopar.cluster.catalog import ENTRIES, Entry, chip_of_kind, usual_clusters
+from autopar.cluster.chip import GpuTarget
 from autopar.cluster.cluster import Cluster
-from autopar.cluster.fabric import fabric_of
-from autopar.cluster.local import KINDS, chip_of_kind
-from autopar.errors import ClusterError
+from autopar.cluster.local import local_name
 from autopar.hlo.clock import clock_of
+from autopar.ir.devices import DeviceFacts
 from autopar.runtime.aot.gpu_specs import gpu_spec
+from tests.cli.running import run
+
+KINDS = [(part, entry.chip.name) for entry in ENTRIES for part in entry.kinds]
 
 
-@pytest.mark.parametrize("chip", CHIPS, ids=lambda chip: chip.name)
-def test_a_chip_has_every_row_that_it_needs(chip: Chip) -> None:
-    missing: list[str] = []
-    try:
-        fabric_of(chip.name)
-    except KeyError:
-        missing.append("autopar/cluster/fabric.py: the links that join it")
-    if chip.platform != "cpu" and chip.name not in dict(KINDS).values():
-        missing.append("autopar/cluster/local.py: what JAX calls it")
-    if chip.platform == "gpu":
-        try:
-            gpu_spec(chip.name)
-        except ClusterError:
-            missing.append("runtime/aot/gpu_specs.py: what XLA's compiler is told of it")
-    if chip.platform == "tpu":
-        try:
-            clock_of(chip.name)
-        except ClusterError:
-            missing.append("autopar/hlo/clock.py: its clock, for libtpu's estimates")
-    if chip.name not in {Cluster.parse(name).chip.name for name in CLUSTERS}:
-        missing.append("autopar/cli/main.py: a usual cluster of it, for completion")
-    assert not missing, f"{chip.name} has no row in {missing}"
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.chip.name)
+def test_an_entry_is_whole(entry: Entry) -> None:
+    platform, name = entry.chip.platform, entry.chip.name
+    assert bool(entry.kinds) == (platform != "cpu")
+    assert (entry.target is not None) == (platform == "gpu")
+    assert (entry.clock_mhz is not None) == (platform == "tpu")
+    assert entry.usual
+    assert {Cluster.parse(usual).chip.name for usual in entry.usual} == {name}
 
 
 @pytest.mark.parametrize(("part", "name"), KINDS)
-def test_the_first_kind_that_matches_is_meant(part: str, name: str) -> None:
+def test_the_longest_kind_that_matches_is_meant(part: str, name: str) -> None:
     assert chip_of_kind(f"Some {part.upper()} device") == name
+
+
+def test_a_new_chip_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = next(entry for entry in ENTRIES if entry.chip.name == "h100")
+    new = Entry(
+        replace(old.chip, name="x900"),
+        old.fabric,
+        usual=("4xx900",),
+        kinds=("turbo x900",),
+        aliases=("x9",),
+        target=GpuTarget("Turbo X900", 9, 12, 10, 10, 10, 1.0, 2048),
+        clock_mhz=500,
+    )
+    monkeypatch.setattr(catalog, "ENTRIES", (*ENTRIES, new))
+    assert Cluster.parse("2x8xx900") == Cluster.parse("2x8xx9")
+    facts = [DeviceFacts("gpu", "Turbo X900 80GB", 0, 0)] * 4
+    assert local_name(facts) == "4xx900"
+    assert 'device_description_str: "Turbo X900"' in gpu_spec("x900")
+    assert clock_of("x900") == 500e6
+    assert usual_clusters()[-1] == "4xx900"
+    context = click.Context(main)
+    found = cluster_names(context, main.params[0], "4xx")
+    assert [item.value for item in found] == ["4xx900"]
+    assert "4xx900" in run("clusters").out

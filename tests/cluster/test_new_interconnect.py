@@ -6,13 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import pytest
+
 from autopar.calibrating.ladder import measured_axes
 from autopar.calibrating.links import figures_of, with_figures
 from autopar.cluster import Cluster, Layout, Level, LinkLevel, axis_links, device_order
-from autopar.cluster.submesh import Block, cut_out, link_between, submeshes
+from autopar.cluster.submesh import Block, cut_out, link_between, submesh_shapes
 from autopar.cluster.target import Target
 from autopar.cluster.topology import AbstractTopology, CompilerTopology, DirectLink, Link, Shares
-from autopar.cost import collective_seconds
+from autopar.cost import collective, collective_seconds
+from autopar.errors import ClusterError
 from autopar.ir.mesh import MeshShape
 from autopar.ir.stages import Submesh
 from autopar.report.clusters import cluster_data
@@ -28,6 +31,7 @@ class Ring(AbstractTopology):
     size: int
     link_bytes_per_second: float
     closes: bool = True
+    links: str = "torus"
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -62,7 +66,7 @@ class Ring(AbstractTopology):
     def link_level(self, axis: int, size: int, stride: int) -> LinkLevel:
         rate = self.link_bytes_per_second / stride
         wraps = self.closes and size == self.size
-        return LinkLevel("ring", "torus", size, 2 * rate, rate, rate, 1e-6 * stride, 0.0, wraps)
+        return LinkLevel("ring", self.links, size, 2 * rate, rate, rate, 1e-6 * stride, 0.0, wraps)
 
     def block(self, extents: Sequence[int]) -> Ring:
         return replace(self, size=extents[0], closes=self.closes and extents[0] == self.size)
@@ -94,8 +98,21 @@ def test_meshes_lie_on_it_and_collectives_over_them_have_a_price() -> None:
     assert collective_seconds("all-gather", 1e6, (level,)) > 0
 
 
+def test_links_of_a_kind_of_their_own_are_priced_by_a_row_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    optical = Cluster("ring8", RING.chip, Ring(8, 1e9, links="optical"))
+    levels = axis_links(optical, MeshShape(("data",), (8,)), ("data",))
+    with pytest.raises(ClusterError, match="kind 'optical' have no price; add a formula"):
+        collective_seconds("all-gather", 1e6, levels)
+    rate = 2.0  # bytes/s of the only formula that it has
+    row = {"optical": lambda kind, nbytes, levels: nbytes / rate}
+    monkeypatch.setattr(collective, "FORMULAS", {**collective.FORMULAS, **row})
+    assert collective_seconds("all-gather", 1e6, levels) == 5e5
+
+
 def test_blocks_of_it_are_rings_of_their_own() -> None:
-    half = next(s for s in submeshes(RING) if s.device_count == 4)
+    half = next(s for s in submesh_shapes(RING) if s.device_count == 4)
     assert str(half) == "arc4"
     assert cut_out(RING, half).topology == Ring(4, 1e9, closes=False)
     link = link_between(RING, Block(0, half), Block(4, half))

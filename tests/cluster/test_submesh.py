@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from autopar.cluster import Cluster, Torus, axis_links
 from autopar.cluster.submesh import (
     Block,
-    Submesh,
+    SubmeshShape,
     cut_out,
     link_between,
     links_in_a_row,
     place,
     submesh_families,
-    submeshes,
+    submesh_shapes,
 )
 from autopar.errors import MeshError
 from autopar.ir.mesh import MeshShape
@@ -25,8 +25,8 @@ from autopar.ir.mesh import MeshShape
 CLUSTERS = ("8xcpu", "6xcpu", "3x6xcpu", "2x12xcpu", "8x8xv100", "v5p:2x2x4", "v5e:4x4")
 
 
-def named(cluster: str, *names: str) -> list[Submesh]:
-    shapes = {shape.name: shape for shape in submeshes(Cluster.parse(cluster))}
+def named(cluster: str, *names: str) -> list[SubmeshShape]:
+    shapes = {shape.name: shape for shape in submesh_shapes(Cluster.parse(cluster))}
     return [shapes[name] for name in names]
 
 
@@ -51,7 +51,7 @@ def test_hosts_of_six_have_a_family_for_halves_and_one_for_thirds() -> None:
         ["1x1", "1x3", "1x6", "2x6"],
         ["1x1", "1x2", "1x6", "2x6"],
     ]
-    assert list(map(str, submeshes(Cluster.parse("2x6xcpu")))) == [
+    assert list(map(str, submesh_shapes(Cluster.parse("2x6xcpu")))) == [
         "1x1", "1x2", "1x3", "1x6", "2x6",
     ]  # fmt: skip
 
@@ -68,17 +68,17 @@ def test_a_torus_is_sliced_across_its_slowest_axis_first() -> None:
 def test_every_mixture_of_a_family_tiles_the_cluster(data: st.DataObject) -> None:
     cluster = Cluster.parse(data.draw(st.sampled_from(CLUSTERS)))
     family = data.draw(st.sampled_from(submesh_families(cluster)))
-    shapes: list[Submesh] = []
+    shapes: list[SubmeshShape] = []
     left = cluster.device_count
     while left:
         shapes.append(data.draw(st.sampled_from([s for s in family if s.device_count <= left])))
         left -= shapes[-1].device_count
     blocks = place(cluster, shapes)
-    assert [block.submesh for block in blocks] == shapes
+    assert [block.shape for block in blocks] == shapes
     used = sorted(itertools.chain.from_iterable(block.devices for block in blocks))
     assert used == list(range(cluster.device_count))
     for block in blocks:
-        assert extents(cluster, block) == block.submesh.extents
+        assert extents(cluster, block) == block.shape.extents
 
 
 def extents(cluster: Cluster, block: Block) -> tuple[int, ...]:
@@ -96,7 +96,7 @@ def extents(cluster: Cluster, block: Block) -> tuple[int, ...]:
             place_of.append(digit)
         places.append(tuple(place_of))
     spans = [max(axis) - min(axis) + 1 for axis in zip(*places, strict=True)]
-    assert len(set(places)) == block.submesh.device_count
+    assert len(set(places)) == block.shape.device_count
     return tuple(spans)
 
 

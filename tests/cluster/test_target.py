@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from autopar.cluster import Cluster, Switch, device_order
-from autopar.cluster.submesh import cut_out, submeshes
+from autopar.cluster.submesh import cut_out, submesh_shapes
 from autopar.cluster.target import Target, target_within
 from autopar.errors import ClusterError, MeshError
 from autopar.ir.mesh import MeshShape
@@ -65,7 +65,7 @@ def test_a_host_that_is_part_full_is_refused() -> None:
 @pytest.mark.parametrize("name", ["2x8xh100", "v5e:4x8", "v5p:4x4x4", "2xv5e:4x4", "tpu7x:2x2x2"])
 def test_every_block_has_a_target_of_its_size(name: str) -> None:
     cluster = Cluster.parse(name)
-    for shape in submeshes(cluster):
+    for shape in submesh_shapes(cluster):
         count = shape.device_count
         start = cluster.device_count - count
         target, order = target_within(cluster, range(start, start + count))
@@ -78,7 +78,7 @@ def test_every_block_has_a_target_of_its_size(name: str) -> None:
 
 def test_a_block_keeps_the_order_of_its_devices() -> None:
     cluster = Cluster.parse("v5e:4x8")
-    shape = next(s for s in submeshes(cluster) if s.device_count == 16)
+    shape = next(s for s in submesh_shapes(cluster) if s.device_count == 16)
     inner = device_order(cut_out(cluster, shape), MeshShape.of("4,4"))
     target, order = target_within(cluster, [16 + i for i in inner])
     assert target.topology == "v5e:4x4"

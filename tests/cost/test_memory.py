@@ -13,7 +13,16 @@ from autopar.ir.mesh import MeshShape
 from autopar.ir.parse import parse_graph
 from autopar.ir.peak import HeldKind
 from autopar.ir.sharding import Sharding, replicated
-from autopar.ir.spmd import Block, Collective, Fence, Instruction, Move, MoveStep, Run, SpmdProgram
+from autopar.ir.spmd import (
+    Block,
+    Collective,
+    Fence,
+    Instruction,
+    LocalOp,
+    Move,
+    MoveStep,
+    SpmdProgram,
+)
 from autopar.ir.values import Value
 from autopar.rules import RuleBook, attach_rules
 
@@ -39,7 +48,7 @@ def element(name: str, kind: str, operands: str, notes: str = "forward") -> str:
 def listing(graph: Graph) -> SpmdProgram:
     """The graph on one device, op by op."""
     steps = tuple(
-        Run(
+        LocalOp(
             (i,),
             tuple(o if isinstance(o, str) else None for o in op.operands),
             tuple(r.name for r in op.results),
@@ -176,8 +185,8 @@ def test_a_loop_holds_its_stacks_and_its_body() -> None:
     body = Block(
         ("%h", "%v"),
         (
-            Run((0, 0, 0), ("%h", "%v"), ("%p",), (whole, whole), (whole,)),
-            Run((0, 0, 1), ("%p",), ("%q",), (whole,), (whole,)),
+            LocalOp((0, 0, 0), ("%h", "%v"), ("%p",), (whole, whole), (whole,)),
+            LocalOp((0, 0, 1), ("%p",), ("%q",), (whole,), (whole,)),
         ),
         ("%p", "%q"),
     )
@@ -212,13 +221,15 @@ def reduced_pair(apart: bool) -> Held:
     )  # fmt: skip
     plain = listing(graph).block.instructions
     first, second = plain
-    assert isinstance(first, Run)
-    assert isinstance(second, Run)
+    assert isinstance(first, LocalOp)
+    assert isinstance(second, LocalOp)
     source = "%x" if apart else "%a"
     steps = (
-        Run(first.equation, first.operands, ("%a.raw",), first.operand_shardings, (replicated(2),)),
+        LocalOp(
+            first.equation, first.operands, ("%a.raw",), first.operand_shardings, (replicated(2),)
+        ),
         moved("%a", "%a.raw", "all-reduce", mesh),
-        Run(
+        LocalOp(
             second.equation, (source, "%x"), ("%b.raw",), second.operand_shardings, (replicated(2),)
         ),
         moved("%b", "%b.raw", "all-reduce", mesh),
@@ -243,9 +254,9 @@ def test_a_fence_keeps_recomputation_until_all_of_it_is_there() -> None:
         element("%y", "add", "%c, %b"), returns='%y "y"',
     )  # fmt: skip
     first, second, third, last = listing(graph).block.instructions
-    assert isinstance(third, Run)
+    assert isinstance(third, LocalOp)
     fence = Fence(("%x", "%b"), ("%x2", "%b2"))
-    third = Run(third.equation, ("%x2", "%x2"), third.results, third.operand_shardings,
+    third = LocalOp(third.equation, ("%x2", "%x2"), third.results, third.operand_shardings,
                 third.result_shardings)  # fmt: skip
     answer = held_bytes(graph, program_of(graph, (first, second, fence, third, last)), ONE)
     assert answer.peak_bytes == 3 * PIECE  # never %a, %b and %c at once

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from autopar.cost.kernels import Kernel, Sizes, Stored, stored_kernels
 from autopar.cost.liveness import most_bytes
 from autopar.cost.memory import held_bytes
-from autopar.cost.order import COMBINED_BYTES, ahead, combined, depth_first
-from autopar.cost.ready import least_first
+from autopar.cost.order import COMBINED_BYTES, ahead, combined, depth_first, least_first
 from autopar.ir.graph import Graph
 from tests.cost.test_memory import ONE, dot, element, graph_of, listing
 

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from autopar.cluster import Cluster
-from autopar.cost.forward import forward_pieces, op_seconds
-from autopar.cost.profile import profile_of
+from autopar.cost.profile import forward_pieces, op_seconds, profile_of
 from autopar.errors import InputError
 from autopar.ir.graph import Graph
 from autopar.ir.profile import Profile, ProfileLayer

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from autopar.cluster.submesh import Block, submeshes
+from autopar.cluster.submesh import Block, submesh_shapes
 from autopar.frontend import StepSpec, read_call, trace
 from autopar.ir.mesh import MeshShape
 from autopar.ir.stages import Remat
@@ -28,13 +28,13 @@ from autopar.planner.stage_programs import StagePrograms
 from autopar.planner.stage_search import build_stages
 from autopar.runtime.bind import bind_mesh
 from autopar.runtime.executor import Executor
-from autopar.schedule.table import SCHEDULES, device_order, plain_loop
+from autopar.schedule.table import SCHEDULES, plain_loop, stage_devices
 from tests.end_to_end.running import EAGER, STEPS, Leaf, numbers
 from tests.zoo import Case, Optimizer, cases
 from tests.zoo.staged import staged_cases
 
 _SETTING = Setting(EAGER, MeshShape((), ()), EAGER.memory_bytes)
-_SHAPES = {shape.device_count: shape for shape in submeshes(EAGER)}
+_SHAPES = {shape.device_count: shape for shape in submesh_shapes(EAGER)}
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def on_stages(subject: Subject, layout: Layout) -> StagePrograms:
 
 def _choice(layers: int, layout: Layout) -> Choice:
     """Layers dealt out as evenly as they can be."""
-    placed = device_order(layout.schedule, len(layout.sizes), layout.chunks)
+    placed = stage_devices(layout.schedule, len(layout.sizes), layout.chunks)
     bounds = pairwise(round(layers * i / len(placed)) for i in range(len(placed) + 1))
     stages = tuple(
         ChosenStage(

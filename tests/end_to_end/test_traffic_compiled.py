@@ -12,11 +12,11 @@ import pytest
 import autopar
 from autopar.cluster import Cluster
 from autopar.runtime.aot.launch import compile_ahead
-from autopar.verifying.programs import whole_job
+from autopar.verifying.programs import export_whole
 from tests.end_to_end.combos import Combo, sampled_combos
 from tests.end_to_end.exceptions import less_on_gpus, merged, refusal
 from tests.end_to_end.running import EAGER, predicted_bytes, traffic_gaps, zoo_case
-from tests.runtime.aot_jobs import needs_gpu_compiler
+from tests.runtime.aot_programs import needs_gpu_compiler
 
 CLUSTER = Cluster.parse("8xh100")
 # Sums that are added, a loop, an all-to-all.
@@ -35,8 +35,8 @@ def test_a_gpu_sends_what_was_planned(combo: Combo) -> None:
     step = autopar.parallelize(case.step, cluster=EAGER, mesh=combo.mesh, method=combo.method)
     state = jax.eval_shape(case.create_state, jax.random.key(0))
     planned = step.planned(state, case.batch(0))
-    job = whole_job(planned.trace, planned.program, CLUSTER)
-    predicted, compiled = predicted_bytes(planned.plan), compile_ahead(job).bytes_by_kind
+    exported = export_whole(planned.trace, planned.program, CLUSTER)
+    predicted, compiled = predicted_bytes(planned.plan), compile_ahead(exported).bytes_by_kind
     gaps = traffic_gaps(predicted, compiled)
     excused = merged(combo) | less_on_gpus(combo)
     fewer = {kind for kind in excused if compiled.get(kind, 0) < predicted[kind]}

@@ -15,7 +15,7 @@ from autopar.ir.mesh import MeshShape
 from autopar.ir.stages import Remat, Stage, StagePlan, Submesh
 from autopar.ir.values import Input, Literal, Role, Value
 from autopar.rules import attach_rules
-from autopar.schedule.table import device_order
+from autopar.schedule.table import stage_devices
 
 Array = npt.NDArray[np.float64]
 LOOP, ONCE = Moment(When.LOOP, (0,)), Moment(When.ONCE, (0,))
@@ -118,7 +118,7 @@ class Sketch:
         layers = tuple(Layer(k, k, 0, 0) for k in range(count))
         sequence = LayerSequence(batching.graph, layers, tuple(self.homes), tuple(self.input_homes))
         bounds = [*cuts, count]
-        where = device_order(schedule, p, len(cuts) // p)
+        where = stage_devices(schedule, p, len(cuts) // p)
         stages = tuple(
             Stage(first, following - 1, u)
             for first, following, u in zip(bounds, bounds[1:], where, strict=False)

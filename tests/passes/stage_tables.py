@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from autopar.cluster import Cluster
-from autopar.cluster.submesh import Submesh, links_in_a_row, submeshes
+from autopar.cluster.submesh import SubmeshShape, links_in_a_row, submesh_shapes
 from autopar.cost.listing import Seconds
 from autopar.cost.stage import StageCost
 from autopar.ir.mesh import MeshShape
@@ -47,7 +47,7 @@ def even_price(seconds: float, *, once: float = 0.0, held: int = 0, kept: int = 
     return layer_cost(third, third, third, once, 0, held, kept, 0)
 
 
-def mesh_of(submesh: Submesh) -> MeshShape:
+def mesh_of(submesh: SubmeshShape) -> MeshShape:
     return MeshShape(("data",), (submesh.device_count,))
 
 
@@ -60,9 +60,9 @@ def scaled_table(
 ) -> StageTable:
     """Layers that take weight / n * (1 + penalty * log2 n) on n devices, and nothing else."""
     whole = Cluster.parse(cluster)
-    shapes = submeshes(whole)
+    shapes = submesh_shapes(whole)
 
-    def option(shape: Submesh) -> Option:
+    def option(shape: SubmeshShape) -> Option:
         n = shape.device_count
         rate = (1 + penalty * math.log2(n)) / n
         return Option(mesh_of(shape), Remat.NONE, tuple(even_price(w * rate) for w in weights))
@@ -165,7 +165,7 @@ def layer_prices(draw: st.DrawFn) -> StageCost:
 def stage_tables(draw: st.DrawFn, schedules: tuple[str, ...] = ("1f1b",)) -> StageTable:
     """Up to 4 layers on up to 4 devices, memory that often binds, links that often matter."""
     cluster = Cluster.parse(draw(st.sampled_from(["2xcpu", "3xcpu", "4xcpu", "2x2xcpu"])))
-    shapes = submeshes(cluster)
+    shapes = submesh_shapes(cluster)
     count = draw(st.integers(1, 4))
     kinds = draw(st.lists(layer_prices(), min_size=1, max_size=3))
     pattern = draw(st.lists(st.integers(0, len(kinds) - 1), min_size=count, max_size=count))

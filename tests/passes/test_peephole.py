@@ -7,7 +7,7 @@ from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder, Route
 from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding import Sharding
-from autopar.ir.spmd import Collective, Instruction, Move, MoveStep, Run
+from autopar.ir.spmd import Collective, Instruction, LocalOp, Move, MoveStep
 from autopar.ir.values import Value
 from autopar.passes.lower.peephole import combine_once, merge_scatters, move_once
 
@@ -27,8 +27,8 @@ def moved(
     return Move(value, source, result, before, after, route.steps, by, route.collectives)
 
 
-def added(one: str, other: str, result: str, at: int = 9, lies: Sharding = ROWS) -> Run:
-    return Run((at,), (one, other), (result,), (lies, lies), (lies,))
+def added(one: str, other: str, result: str, at: int = 9, lies: Sharding = ROWS) -> LocalOp:
+    return LocalOp((at,), (one, other), (result,), (lies, lies), (lies,))
 
 
 def shown(steps: list[Instruction]) -> list[str]:
@@ -38,7 +38,7 @@ def shown(steps: list[Instruction]) -> list[str]:
         if isinstance(s, Move)
         else f"{' '.join(s.results)} <- {' '.join(str(o) for o in s.operands)}"
         for s in steps
-        if isinstance(s, Move | Run)
+        if isinstance(s, Move | LocalOp)
     ]
 
 
@@ -55,7 +55,7 @@ def test_sums_that_are_only_added_are_combined_once() -> None:
         "e <- e.partial: reduce-scatter",
     ]
     (run, _, last) = found
-    assert isinstance(run, Run)
+    assert isinstance(run, LocalOp)
     assert isinstance(last, Move)
     assert run.operand_shardings == (PARTIAL, PARTIAL)
     assert run.result_shardings == (last.before,) == (PARTIAL,)

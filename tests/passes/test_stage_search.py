@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from autopar.cluster import Cluster
-from autopar.cluster.submesh import submeshes
+from autopar.cluster.submesh import submesh_shapes
 from autopar.errors import InfeasibleError, MemoryLimitError
 from autopar.ir.mesh import MeshShape
 from autopar.ir.stages import Remat
@@ -67,7 +67,7 @@ def test_alpas_known_values_are_what_the_simulator_gives(
     found = search(scaled_table("8xcpu", EVEN, [microbatches], 0.15))
     assert found.best.seconds == pytest.approx(seconds)
     assert found.best.formula_seconds == pytest.approx(seconds)
-    assert [stage.block.submesh.device_count for stage in found.best.stages] == sizes
+    assert [stage.block.shape.device_count for stage in found.best.stages] == sizes
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -101,7 +101,7 @@ def test_a_choice_is_whole(table: StageTable) -> None:
         assert lasts[-1] == table.layer_count - 1
         assert not set(lasts) & set(table.joined)
         blocks = {stage.block for stage in choice.stages}
-        assert sum(b.submesh.device_count for b in blocks) == table.cluster.device_count
+        assert sum(b.shape.device_count for b in blocks) == table.cluster.device_count
         assert len(choice.stages) == choice.chunks * len(blocks) == choice.chunks * choice.devices
         assert max(choice.peak_bytes) <= table.memory_bytes
         assert choice.schedule in table.schedules
@@ -111,7 +111,7 @@ def test_a_choice_is_whole(table: StageTable) -> None:
 def pipeline_table(schedules: tuple[str, ...], held: int = 0, limit: int = PLENTY) -> StageTable:
     """Eight layers of F = I = W = 1/2 on one of four devices; more devices do not help."""
     cluster = Cluster.parse("4xcpu")
-    shapes = submeshes(cluster)
+    shapes = submesh_shapes(cluster)
     layer = even_price(1.5, held=held, kept=held)
     options = tuple((Option(mesh_of(shape), Remat.NONE, (layer,) * 8),) for shape in shapes)
     return StageTable(cluster, limit, shapes, (BatchPrices(8, (0,) * 7, options),), schedules)
@@ -159,7 +159,7 @@ def test_memory_decides_between_schedules() -> None:
 def test_a_schedule_that_does_not_fit_on_the_best_stages_gets_others() -> None:
     # Equal times, and the first layers hold what the last do not: gpipe must cut them apart.
     cluster = Cluster.parse("2xcpu")
-    shapes = submeshes(cluster)
+    shapes = submesh_shapes(cluster)
     heavy, light = even_price(3.0, held=10), even_price(3.0, held=1)
     layers = (heavy, heavy, light, light, light, light)
     options = tuple((Option(mesh_of(shape), Remat.NONE, layers),) for shape in shapes)
@@ -171,7 +171,7 @@ def test_a_schedule_that_does_not_fit_on_the_best_stages_gets_others() -> None:
 def test_what_is_done_once_a_step_hides_behind_other_stages() -> None:
     # The last of two stages has done its last backward 2 s before the first has.
     cluster = Cluster.parse("2xcpu")
-    shapes = submeshes(cluster)
+    shapes = submesh_shapes(cluster)
     layers = (even_price(3.0), even_price(3.0, once=2.0))
     options = tuple((Option(mesh_of(shape), Remat.NONE, layers),) for shape in shapes)
     table = StageTable(cluster, PLENTY, shapes, (BatchPrices(4, (0,), options),), ("1f1b",))
@@ -181,7 +181,7 @@ def test_what_is_done_once_a_step_hides_behind_other_stages() -> None:
 
 def test_recomputation_is_chosen_where_memory_asks_for_it() -> None:
     cluster = Cluster.parse("2xcpu")
-    shapes = submeshes(cluster)
+    shapes = submesh_shapes(cluster)
     plain = layer_cost(1, 1, 1, activation_bytes=8)
     again = layer_cost(1, 2, 1, activation_bytes=1)
     options = tuple(
@@ -201,13 +201,13 @@ def test_the_simple_plan_is_equal_stages_of_a_host_and_never_better() -> None:
     found = search(table)
     assert found.simple is not None
     assert ranges_of(found.simple) == [(0, 3), (4, 7)]
-    assert [stage.block.submesh.device_count for stage in found.simple.stages] == [4, 4]
+    assert [stage.block.shape.device_count for stage in found.simple.stages] == [4, 4]
     assert found.best.seconds <= found.simple.seconds
 
 
 def test_bytes_set_aside_count_against_the_memory() -> None:
     cluster = Cluster.parse("2xcpu")
-    shapes = submeshes(cluster)
+    shapes = submesh_shapes(cluster)
     options = tuple(
         (Option(mesh_of(s), Remat.NONE, (even_price(1.0, held=1),) * 4),) for s in shapes
     )

@@ -118,8 +118,9 @@ def test_the_headline_says_what_for_what() -> None:
     lines = drawn(headline(PLAN), width=100).splitlines()
     assert lines[0] == "plan step on 8xcpu"
     assert "10.0 ms a step, 20.0% waits for communication (2.00 ms of 4.00 ms)" in lines[4]
-    assert lines[6].startswith("figures    a guess at one of eight virtual devices")
-    assert "1.00 KiB a device of 4.00 KiB  █████···············  25.0%" in lines[5].replace(
+    assert lines[5].startswith("rate ")
+    assert lines[7].startswith("figures    a guess at one of eight virtual devices")
+    assert "1.00 KiB a device of 4.00 KiB  █████···············  25.0%" in lines[6].replace(
         "· 25", "·  25"
     )
 

@@ -36,8 +36,7 @@ from autopar.ir.program import (
     Transfer,
 )
 from autopar.ir.sharding import Sharding
-from autopar.ir.spmd import Block, Move, MoveStep, SpmdProgram
-from autopar.ir.spmd import Run as RunOp
+from autopar.ir.spmd import Block, LocalOp, Move, MoveStep, SpmdProgram
 from autopar.ir.stages import Submesh
 from autopar.ir.values import Input, Literal, Role, Value
 
@@ -276,10 +275,10 @@ class Builder:
         step = MoveStep("all-reduce", ("data",))
         return Move(value, name, result, before, Sharding(before.dims), (step,))
 
-    def run_op(self, number: int, op: Op, names: dict[str, str]) -> RunOp:
+    def run_op(self, number: int, op: Op, names: dict[str, str]) -> LocalOp:
         keeps = {r.name for r in op.results} <= self.partial
         operands = [None if isinstance(o, Literal) else o for o in op.operands]
-        return RunOp(
+        return LocalOp(
             (number,),
             tuple(o if o is None or keeps else names.get(o, o) for o in operands),
             tuple(r.name for r in op.results),

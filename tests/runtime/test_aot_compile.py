@@ -18,13 +18,13 @@ from autopar.cluster.target import Target
 from autopar.errors import VerifyError
 from autopar.ir.compiled import CheckLevel, Compiled
 from autopar.ir.mesh import MeshShape
-from autopar.runtime.aot.job import Job, abstract_mesh, job_of_jitted, job_of_part
 from autopar.runtime.aot.launch import compile_ahead
+from autopar.runtime.aot.program import AotProgram, abstract_mesh, export_jitted, export_part
 from autopar.runtime.compile import group_equal_parts
 from autopar.runtime.interface import Interface
-from autopar.verifying.programs import whole_job
+from autopar.verifying.programs import export_whole
 from tests.end_to_end.running import zoo_case
-from tests.runtime.aot_jobs import matmuls, needs_gpu_compiler, needs_tpu_compiler
+from tests.runtime.aot_programs import matmuls, needs_gpu_compiler, needs_tpu_compiler
 
 _MIB = 2**20
 
@@ -65,10 +65,10 @@ def test_two_at_once_answer_as_one_does(
     on_h100: Compiled, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_no_such_flag=true")  # would end a process that saw it
-    job = matmuls("8xh100", (2, 4))
+    exported = matmuls("8xh100", (2, 4))
     capfd.readouterr()
     with ThreadPoolExecutor(2) as pool:
-        both = list(pool.map(compile_ahead, [job, job]))
+        both = list(pool.map(compile_ahead, [exported, exported]))
     assert both[0] == both[1]
     # The program's text also has the lines that called for it.
     assert replace(both[0], hlo="") == replace(on_h100, hlo="")
@@ -111,8 +111,8 @@ def test_every_gpu_of_the_catalog(cluster: str, sizes: tuple[int, int], is_timed
 
 @needs_tpu_compiler
 def test_v5e_answers_early_what_it_answers_in_full() -> None:
-    job = matmuls("v5e:2x4", (2, 4))
-    early, full = compile_ahead(job), compile_ahead(job, CheckLevel.FULL)
+    exported = matmuls("v5e:2x4", (2, 4))
+    early, full = compile_ahead(exported), compile_ahead(exported, CheckLevel.FULL)
     assert _sent(early) == _sent(full) == _EXPECTED
     assert (early.argument_bytes, early.peak_bytes) == (full.argument_bytes, full.peak_bytes)
     assert early.argument_bytes == 2 * _MIB
@@ -171,9 +171,9 @@ def _planned(cluster: str, **options: Any) -> Any:
 def test_a_planned_step_is_compiled_whole(count: int) -> None:
     cluster = Cluster.parse(f"{count}xh100")
     planned = _planned(f"{count}xh100", mesh=(count,) if count > 1 else 1, method="dp")
-    job = whole_job(planned.trace, planned.program, cluster)
-    assert job.order == tuple(range(count))
-    found = compile_ahead(job)
+    exported = export_whole(planned.trace, planned.program, cluster)
+    assert exported.order == tuple(range(count))
+    found = compile_ahead(exported)
     assert bool(found.collectives) == (count > 1)
     assert found.argument_bytes == planned.plan.prediction.argument_bytes
 
@@ -186,7 +186,7 @@ def test_each_different_part_of_a_pipeline_is_one_job() -> None:
     meshes = tuple(s.mesh for s in program.submeshes)
     sources = Interface(planned.trace, program, meshes).sources("gpu", True)
     groups = [[s.name for s in same] for same in group_equal_parts(sources)]
-    jobs = [job_of_part(same[0], program.submeshes, cluster) for same in group_equal_parts(sources)]
+    jobs = [export_part(same[0], program.submeshes, cluster) for same in group_equal_parts(sources)]
     assert [n for names in groups for n in names] == [s.name for s in sources]
     assert {j.target.topology for j in jobs} == {"1x1x4"}
     assert all(sorted(j.order) == [0, 1, 2, 3] for j in jobs)
@@ -197,12 +197,12 @@ def test_each_different_part_of_a_pipeline_is_one_job() -> None:
 # -- what cannot be handed over -----------------------------------------------------------------
 
 
-def _job_of(function: Callable[[jax.Array], Any]) -> Job:
+def _export_of(function: Callable[[jax.Array], Any]) -> AotProgram:
     mesh = MeshShape(("one",), (1,))
     whole = NamedSharding(abstract_mesh(mesh), PartitionSpec())
     shape = jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=whole)
     target = Target.of(Cluster.parse("1xh100"))
-    return job_of_jitted(jax.jit(function), (shape,), mesh, (0,), (), target)
+    return export_jitted(jax.jit(function), (shape,), mesh, (0,), (), target)
 
 
 @needs_gpu_compiler
@@ -212,7 +212,7 @@ def test_what_calls_back_cannot_be_handed_over() -> None:
         return x
 
     with pytest.raises(VerifyError, match=r"compiler of h100 1x1x1: .*debug\.print"):
-        _job_of(printing)
+        _export_of(printing)
 
 
 @needs_gpu_compiler
@@ -220,4 +220,4 @@ def test_random_bits_and_factorisations_can_be_handed_over() -> None:
     def made(x: jax.Array) -> jax.Array:
         return jax.random.normal(jax.random.key(0), x.shape) + jnp.linalg.cholesky(x)
 
-    assert _job_of(made).program
+    assert _export_of(made).exported

@@ -21,7 +21,7 @@ from autopar.errors import ClusterError
 from autopar.ir.mesh import MeshShape
 from autopar.runtime.aot.devices import in_our_order, tpu_options
 from autopar.runtime.aot.gpu_specs import gpu_spec
-from tests.runtime.aot_jobs import needs_tpu_compiler
+from tests.runtime.aot_programs import needs_tpu_compiler
 
 _TPUS = [
     "v5e:1x1", "v5e:4x4", "v5e:16x16", "2xv5e:4x8", "v6e:4x8", "v5p:2x2x4", "v5p:4x4x8",

@@ -18,15 +18,17 @@ from autopar.cluster.target import Target
 from autopar.errors import VerifyError
 from autopar.ir.mesh import MeshShape
 from autopar.runtime.aot import extras, launch
-from autopar.runtime.aot.job import Job
 from autopar.runtime.aot.launch import compile_ahead, run_child
+from autopar.runtime.aot.program import AotProgram
 
-_JOB = Job(b"", MeshShape(("data",), (8,)), tuple(range(8)), (), Target.of(Cluster.parse("8xh100")))
+_PROGRAM = AotProgram(
+    b"", MeshShape(("data",), (8,)), tuple(range(8)), (), Target.of(Cluster.parse("8xh100"))
+)
 
 
 @pytest.fixture
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Puts a shell script in the place of Python; it finds the job's folder in $FOLDER."""
+    """Puts a shell script in the place of Python; it finds the program's folder in $FOLDER."""
 
     def put(script: str) -> Path:
         path, folder = tmp_path / "python", tmp_path / "folder"
@@ -84,7 +86,7 @@ def test_an_interrupt_leaves_neither_process_nor_folder(
 
     monkeypatch.setattr(launch, "is_scheduled", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        compile_ahead(_JOB)
+        compile_ahead(_PROGRAM)
     assert started
     assert _is_gone(started[0])
     assert not list(home.iterdir())

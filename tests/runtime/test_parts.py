@@ -18,7 +18,7 @@ from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
 from autopar.ir.program import Part, PartKind, PartProgram
 from autopar.ir.sharding import Sharding
-from autopar.ir.spmd import Block, Run, SpmdProgram
+from autopar.ir.spmd import Block, LocalOp, SpmdProgram
 from autopar.runtime.bind import ArrayType, bind_mesh
 from autopar.runtime.compile import Portable, compile_parts, program_cache_key
 from autopar.runtime.parts import PartSource, dtype_of, neutral
@@ -35,7 +35,7 @@ def source(
     (output,) = graph.outputs
     shardings = {v: made.get("lies", ROWS) for v in graph.values}
     steps = tuple(
-        Run(
+        LocalOp(
             (i,),
             tuple(o if isinstance(o, str) else None for o in op.operands),
             tuple(r.name for r in op.results),

@@ -4,7 +4,7 @@ import pytest
 
 from autopar.errors import ScheduleError
 from autopar.schedule.grid import Kind, Task
-from autopar.schedule.table import SCHEDULES, device_order, finest_schedule, make_grid
+from autopar.schedule.table import SCHEDULES, finest_schedule, make_grid, stage_devices
 
 REFUSED = {
     ("zbh1", 4, 8, 1): "no schedule is called 'zbh1'. Close: zb-h1, zb-h2. Schedules: "
@@ -39,7 +39,7 @@ def test_a_grid_has_the_tasks_that_the_table_says(name: str) -> None:
     grid = make_grid(name, 3, 6, schedule.usual_chunks)
     assert grid.splits_backward == schedule.needs_split
     assert (len(grid.kinds) > 1) == schedule.has_backward
-    assert grid.device_of == device_order(name, 3, schedule.usual_chunks)
+    assert grid.device_of == stage_devices(name, 3, schedule.usual_chunks)
     assert grid.chunks == schedule.usual_chunks
 
 
@@ -62,8 +62,8 @@ def test_plain_loops_are_told_from_schedules_that_overlap() -> None:
 
 
 def test_placements() -> None:
-    assert device_order("interleaved", 3, 2) == (0, 1, 2, 0, 1, 2)
-    assert device_order("zb-v", 3, 2) == (0, 1, 2, 2, 1, 0)
+    assert stage_devices("interleaved", 3, 2) == (0, 1, 2, 0, 1, 2)
+    assert stage_devices("zb-v", 3, 2) == (0, 1, 2, 2, 1, 0)
 
 
 def test_tasks_print_and_have_an_order() -> None:

@@ -12,7 +12,7 @@ from autopar.api import Planned
 from autopar.ir.compiled import CheckLevel, Compiled, CompiledCollective
 from autopar.ir.spmd import Block, Loop, Move, SpmdProgram
 from autopar.ir.verification import Verification
-from autopar.runtime.aot.job import Job
+from autopar.runtime.aot.program import AotProgram
 from autopar.verifying.shrink import Called
 from autopar.verifying.verify import Inquiry, verify_planned
 
@@ -68,7 +68,7 @@ def answering(compiled: Compiled, level: CheckLevel = CheckLevel.MEMORY) -> Inqu
     """An inquiry whose compiler gives that answer to everything."""
 
     def compile(
-        export: Callable[[], Job], asked_level: CheckLevel, limit_seconds: float
+        export: Callable[[], AotProgram], asked_level: CheckLevel, limit_seconds: float
     ) -> Compiled:
         assert asked_level is level
         assert limit_seconds == 7.0

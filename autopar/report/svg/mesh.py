@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from autopar.cluster import Cluster, axis_links, device_order
-from autopar.cluster.submesh import cut_out, submeshes
+from autopar.cluster.submesh import cut_out, submesh_shapes
 from autopar.ir.mesh import MeshShape
 from autopar.ir.stages import Submesh
 from autopar.ir.text import show_count
@@ -256,7 +256,7 @@ def _shade(coordinate: int, size: int) -> tuple[str, str]:
 def _crossing(cluster: Cluster, mesh: MeshShape, axis: str) -> str:
     """The wires that an axis crosses and their rate for a device; "" if that is not known."""
     if mesh.device_count != cluster.device_count:
-        shapes = [s for s in submeshes(cluster) if s.device_count == mesh.device_count]
+        shapes = [s for s in submesh_shapes(cluster) if s.device_count == mesh.device_count]
         if len(shapes) != 1:
             return ""
         cluster = cut_out(cluster, shapes[0])

@@ -13,7 +13,7 @@ from autopar.ir.mesh import MeshShape
 from autopar.ir.rule import Kind
 from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_plan import ShardingPlan
-from autopar.ir.spmd import Block, Loop, Move, Run, SpmdProgram
+from autopar.ir.spmd import Block, LocalOp, Loop, Move, SpmdProgram
 from autopar.ir.values import Literal, Value
 from autopar.rules import HEAVY
 
@@ -57,7 +57,7 @@ class _Reader:
     def read_block(self, block: Block) -> None:
         """Reads the ops and moves of a block and of the blocks within."""
         for step in block.instructions:
-            if isinstance(step, Run):
+            if isinstance(step, LocalOp):
                 self._read_run(step)
             elif isinstance(step, Move):
                 # From an op's raw result to its home: a reduction, which a repetition repeats.
@@ -83,7 +83,7 @@ class _Reader:
                         held = 0.0 if isinstance(inner, Literal) else self.nbytes[inner]
                         self.nbytes[result.name] = held
 
-    def _read_run(self, run: Run) -> None:
+    def _read_run(self, run: LocalOp) -> None:
         op = self._graph.op_at(run.equation)
         made = 0.0
         for value, sharding in zip(op.results, run.result_shardings, strict=True):
@@ -93,7 +93,7 @@ class _Reader:
         if op.results:
             self.seconds[op.results[0].name] += self._run_seconds(op, run, made)
 
-    def _run_seconds(self, op: Op, run: Run, made: float) -> float:
+    def _run_seconds(self, op: Op, run: LocalOp, made: float) -> float:
         if is_elementwise(op):
             return _FUSED_SHARE * self._prices.elementwise(made)
         values = map(self._operand, op.operands)

@@ -14,7 +14,7 @@ from autopar.cluster.target import Target
 from autopar.errors import VerifyError
 from autopar.ir.mesh import MeshShape
 from autopar.runtime.aot.extras import check_extras
-from autopar.runtime.aot.job import Job, abstract_mesh, job_of_jitted
+from autopar.runtime.aot.program import AotProgram, abstract_mesh, export_jitted
 
 
 def _lacks(platform: Platform) -> str:
@@ -29,7 +29,7 @@ needs_gpu_compiler = pytest.mark.skipif(bool(_lacks("gpu")), reason=_lacks("gpu"
 needs_tpu_compiler = pytest.mark.skipif(bool(_lacks("tpu")), reason=_lacks("tpu"))
 
 
-def matmuls(cluster: str, sizes: tuple[int, int], side: int = 1024, rows: int = 512) -> Job:
+def matmuls(cluster: str, sizes: tuple[int, int], side: int = 1024, rows: int = 512) -> AotProgram:
     """Two bf16 matmuls between an all-gather over data, a sum over model, a scatter over data.
 
     The weight is (side * model) x side, split over all devices, and donated.
@@ -52,4 +52,4 @@ def matmuls(cluster: str, sizes: tuple[int, int], side: int = 1024, rows: int = 
         jax.ShapeDtypeStruct((rows * sizes[0], side * sizes[1]), jnp.bfloat16, sharding=inputs),
     )
     order = device_order(whole, mesh)
-    return job_of_jitted(jax.jit(mapped), shapes, mesh, order, (0,), Target.of(whole))
+    return export_jitted(jax.jit(mapped), shapes, mesh, order, (0,), Target.of(whole))

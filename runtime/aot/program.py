@@ -20,7 +20,7 @@ from autopar.runtime.aot.gpu_specs import gpu_spec
 from autopar.runtime.parts import PartSource
 from autopar.runtime.parts import abstract_mesh as abstract_mesh
 
-# What of a job is written beside its program.
+# What of a program is written beside it.
 _KNOWN: dict[str, Any] = {
     "mesh": MeshShape, "order": tuple[int, ...], "donated": tuple[int, ...], "target": Target
 }  # fmt: skip
@@ -28,14 +28,14 @@ _EXPORTED = {"gpu": "cuda", "tpu": "tpu", "cpu": "cpu"}
 
 
 @dataclass(frozen=True)
-class Job:
+class AotProgram:
     """A program, as JAX exports it, with the mesh it is for and what it is compiled to.
 
     Position i of the mesh (row-major) is device `order[i]` of the target, by our numbers;
     `donated` are flat arguments whose buffers the outputs may take.
     """
 
-    program: bytes
+    exported: bytes
     mesh: MeshShape
     order: tuple[int, ...]
     donated: tuple[int, ...]
@@ -43,27 +43,27 @@ class Job:
 
     def write(self, folder: Path) -> None:
         """The program and all that is known of it."""
-        (folder / "program.bin").write_bytes(self.program)
+        (folder / "program.bin").write_bytes(self.exported)
         known = {n: Codec().write(hint, getattr(self, n)) for n, hint in _KNOWN.items()}
-        (folder / "job.json").write_text(format_json(known))
+        (folder / "program.json").write_text(format_json(known))
 
     @classmethod
-    def read(cls, folder: Path) -> Job:
-        """The job that was written to a folder."""
-        known = Item(parse_json((folder / "job.json").read_text())).fields()
+    def read(cls, folder: Path) -> AotProgram:
+        """The program that was written to a folder."""
+        known = Item(parse_json((folder / "program.json").read_text())).fields()
         given = {n: Codec().read(hint, known[n]) for n, hint in _KNOWN.items()}
         return cls((folder / "program.bin").read_bytes(), **given)
 
 
-def job_of_jitted(
+def export_jitted(
     jitted: Any,
     args: tuple[Any, ...],
     mesh: MeshShape,
     order: tuple[int, ...],
     donated: tuple[int, ...],
     target: Target,
-) -> Job:
-    """The job of any jitted function whose shardings are over `abstract_mesh(mesh)`.
+) -> AotProgram:
+    """The export of any jitted function whose shardings are over `abstract_mesh(mesh)`.
 
     `args` are shapes, with shardings where the function has none of its own; `donated` counts
     flat arguments. Raises VerifyError where the target's compiler is not installed or JAX cannot
@@ -81,18 +81,18 @@ def job_of_jitted(
             "this host (jax.debug.print, callbacks) or asks its libraries (cuDNN attention) must "
             "be left out to compile for hardware that is not here."
         ) from error
-    return Job(bytes(exported.serialize()), mesh, order, donated, target)
+    return AotProgram(bytes(exported.serialize()), mesh, order, donated, target)
 
 
-def job_of_part(source: PartSource, submeshes: Sequence[Submesh], cluster: Cluster) -> Job:
-    """The job of a part: the very program that an executor would run.
+def export_part(source: PartSource, submeshes: Sequence[Submesh], cluster: Cluster) -> AotProgram:
+    """The export of a part: the very program that an executor would run.
 
     It is for the block of the cluster that the part's submesh is, as one by itself. Raises what
-    `job_of_jitted` raises.
+    `export_jitted` raises.
     """
     submesh = submeshes[source.program.part.submesh]
     devices = submesh.devices or device_order(cluster, submesh.mesh)
     target, order = target_within(cluster, devices)
     mesh = abstract_mesh(source.mesh)
     given = tuple(t.on(mesh) for t in source.given)
-    return job_of_jitted(source.jitted(mesh), given, source.mesh, order, source.donated, target)
+    return export_jitted(source.jitted(mesh), given, source.mesh, order, source.donated, target)
