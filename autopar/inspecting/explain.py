@@ -20,8 +20,8 @@ from autopar.ir.rule import Kind
 from autopar.ir.sharding import Sharding, replicated
 from autopar.ir.text import show_bytes, show_seconds
 from autopar.passes.shard.diagnose.why import Case, others, unbound
+from autopar.passes.shard.model.choices import Choice
 from autopar.passes.shard.model.decisions import Decision
-from autopar.passes.shard.model.needs import Choice
 from autopar.passes.shard.model.pins import CONSTRAINT, show_spec
 
 _SHOWN = 3

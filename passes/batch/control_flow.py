@@ -14,8 +14,9 @@ from functools import partial, reduce
 from typing import Protocol
 
 from autopar.ir.control_flow import ControlFlow
-from autopar.ir.graph import Op, Operand
+from autopar.ir.graph import Graph, Op
 from autopar.passes.batch.lattice import REPLICATED, Fact, Share, bound, join
+from autopar.passes.batch.row_loops import RowLoop
 from autopar.passes.batch.trace_alignment import ONE_BY_ONE
 
 _IDEMPOTENT = ("max", "min", "and", "or")
@@ -23,6 +24,11 @@ _IDEMPOTENT = ("max", "min", "and", "or")
 
 class Bodies(Protocol):
     """The bodies of one op, as its reader sees them."""
+
+    @property
+    def around(self) -> Graph:
+        """The graph that the op stands in."""
+        ...
 
     def run(self, body: int, given: Sequence[Fact], *, trial: bool) -> tuple[Fact, ...]:
         """The facts of a body's outputs; a trial notes no faults."""
@@ -77,43 +83,16 @@ def _loop(op: Op, flow: ControlFlow, given: Sequence[Fact], bodies: Bodies) -> t
     stacked = tuple(_shift_dim(f, 1) for f in outputs[len(carry) :])
     if body == 0:
         return (*carry, *stacked)
-    (test,) = trip(0, carry, trial=False)
     # The number of trips must be the same in every microbatch, or trips beyond a row's last no-ops.
-    if test.differs and not _ends_row_by_row(op, flow):
+    facts = inside | dict(zip(carries, carry, strict=True))
+    asked = zip(op.graphs[0].inputs, flow.inputs[0], strict=True)
+    same = {i.value.name for i, p in asked if not facts[p].differs}
+    by_rows = len(same) < len(op.graphs[0].inputs)
+    by_rows = by_rows and RowLoop(op, bodies.around, same).ends_row_by_row()
+    (test,) = trip(0, carry, trial=by_rows)
+    if test.differs and not by_rows:
         bodies.fault("runs for as many rounds as the rows of the batch say")
     return tuple(bound(f, test.scalars) if test.scalars else f for f in carry)
-
-
-def _ends_row_by_row(op: Op, flow: ControlFlow) -> bool:
-    """True if trips after a row's last leave it as it is, as the front end writes vmap's loops.
-
-    The loop goes on while any of a carried mask is set, what is not set in it stays so, and a trip
-    changes nothing else where it is not set. Then a microbatch may stop when its own rows have.
-    """
-    test, body = op.graphs
-    carries = [p for p in flow.operands if p.is_carry]
-    asked = {test.inputs[i].value.name: p for p in carries for b, i in p.inputs if b == 0}
-    held = {p: body.inputs[i].value.name for p in carries for b, i in p.inputs if b == 1}
-    made = {v.name: o for graph in op.graphs for o in graph.ops for v in o.results}
-    any_of = made.get(str(test.outputs[0]))
-    if any_of is None or any_of.kind != "reduce_or" or any_of.operands[0] not in asked:
-        return False
-    goes_on = held[asked[str(any_of.operands[0])]]
-
-    def is_left(old: str, left: Operand) -> bool:
-        by = made.get(str(left))
-        if by is None or old == left:
-            return old == left
-        if old == goes_on:
-            return by.kind == "and" and old in by.operands
-        mask = made.get(str(by.operands[0]))
-        if mask is not None and mask.kind == "broadcast_in_dim":
-            is_mask = mask.operands[0] == goes_on
-        else:
-            is_mask = by.operands[0] == goes_on
-        return by.kind == "select_n" and is_mask and by.operands[1] == old
-
-    return all(map(is_left, held.values(), body.outputs))
 
 
 def _cond(op: Op, given: Sequence[Fact], bodies: Bodies) -> tuple[Fact, ...]:

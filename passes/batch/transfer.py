@@ -68,7 +68,7 @@ class TransferFunctions:
             return tuple(given)
         # 2. Bodies are read with the facts of their operands.
         if whole.graphs:
-            return control_flow.propagate(part, given, _Bodies(self, whole, part))
+            return control_flow.propagate(part, given, _Bodies(self, whole, part, scopes[1]))
         # 3. Partial operands: only in bodies, as outside a partial value ends the loop.
         scope = scopes[0]
         if any(f.share is Share.PARTIAL for f in given):
@@ -268,6 +268,7 @@ class _Bodies:
     transfer: TransferFunctions
     whole: Op
     part: Op
+    around: Graph
 
     def run(self, body: int, given: Sequence[Fact], *, trial: bool) -> tuple[Fact, ...]:
         """The facts of a body's outputs; a trial notes no faults."""

@@ -18,10 +18,9 @@ from autopar.passes.base import NO_OPTION, Setting
 from autopar.passes.shard.base import AbstractSharding
 from autopar.passes.shard.diagnose.infeasible import Posed, Refused, Weigh, lightest
 from autopar.passes.shard.model.assemble import Assembled, assemble
-from autopar.passes.shard.model.choices import group_choices, op_choices
+from autopar.passes.shard.model.choices import Choice, group_choices, op_choices
 from autopar.passes.shard.model.decisions import Place, Reading
 from autopar.passes.shard.model.merge_isomorphic import Merged, merge_isomorphic, unmerged
-from autopar.passes.shard.model.needs import Choice
 from autopar.passes.shard.model.pins import Pins, apply_pins, loosened, resolve_pins
 from autopar.passes.shard.model.read import read_graph
 from autopar.passes.shard.model.reshard_costs import ReshardCosts

@@ -63,6 +63,20 @@ def test_state_with_no_arrays_hides_nothing() -> None:
     assert len(trace(declared, (W, empty, X), {}).donated) == 2
 
 
+def test_targets_that_look_like_a_weight_are_no_state() -> None:
+    """The batch has more leaves than the state, and the checkpoint makes w' of y's shape from y."""
+
+    def step(state: Any, batch: Any) -> Any:
+        def loss(w: Any) -> Any:
+            return jnp.mean((batch["x"] @ w - batch["y"]) ** 2)
+
+        return {"w": state["w"] - jax.grad(jax.checkpoint(loss))(state["w"])}, 0.0
+
+    graph = graph_of(step, {"w": shape(8, 8)}, {"x": shape(8, 8), "y": shape(8, 8)})
+    assert paths(graph, Role.STATE) == ["state/w"]
+    assert paths(graph, Role.BATCH) == ["batch/x", "batch/y"]
+
+
 def test_state_may_stand_within_a_dict() -> None:
     def step(state: Any, batch: Any) -> Any:
         new, loss = _descend(state, batch)

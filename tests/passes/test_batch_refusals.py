@@ -31,6 +31,7 @@ from tests.passes.test_batch_steps import (
     losses,
     mean_loss,
     params,
+    settle,
 )
 
 Loss = Callable[[Params, Batch], Any]
@@ -151,6 +152,16 @@ def until_settled(weights: Params, given: Batch) -> Any:
     return mean_loss(weights, given) + end.sum()
 
 
+def trips_of_all(weights: Params, given: Batch) -> Any:
+    trips, h = settle(weights, given)
+    return mean_loss(weights, given) + h.sum() * trips
+
+
+def settled_from_any(weights: Params, given: Batch) -> Any:
+    _, h = settle(weights, given, first=lambda h: jnp.abs(h).sum(-1) > 0.5)
+    return mean_loss(weights, given) + h.sum()
+
+
 def either_way(weights: Params, given: Batch) -> Any:
     first = given["mask"][0] > 0
     return lax.cond(first, lambda: mean_loss(weights, given), lambda: jnp.zeros(()))
@@ -230,6 +241,13 @@ def test_refused_with_the_named_line(case: Refusal) -> None:
 def _line(case: Refusal) -> int:
     lines, first = inspect.getsourcelines(case.loss)
     return first + next(i for i, line in enumerate(lines) if case.code in line)
+
+
+@pytest.mark.parametrize("loss", [trips_of_all, settled_from_any], ids=lambda f: f.__name__)
+def test_a_loop_that_tells_of_its_last_row_is_refused(loss: Loss) -> None:
+    """Its count is read, or its mask at the start is not what its test asks."""
+    with pytest.raises(BatchStatisticError, match="needs all of reduce_or"):
+        cut(descent(loss), (params(), batch()), 4)
 
 
 def test_a_gradient_of_the_batch_in_the_loss_is_refused() -> None:

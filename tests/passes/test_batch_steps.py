@@ -266,6 +266,33 @@ def warmed_up(state: Any, given: Batch) -> Any:
     return (jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), count + 1), value
 
 
+def goes_on(h: jax.Array) -> jax.Array:
+    """True of the rows that are still far from zero."""
+    return jnp.abs(h).sum(-1) > 1.0
+
+
+def settle(weights: Params, given: Batch, first: Any = goes_on) -> tuple[Any, jax.Array]:
+    """Halve the rows that go on, as equinox loops: the test asks all rows again, and counts."""
+
+    def test(held: Any) -> jax.Array:
+        trips, _, h = held
+        return goes_on(h).any() & (trips < 3)
+
+    def trip(held: Any) -> Any:
+        trips, on, h = held
+        new = 0.5 * h + lax.stop_gradient(0.01 * weights["last"][0])
+        return trips + 1, on & goes_on(new), jnp.where(on[:, None], new, h)
+
+    start = lax.stop_gradient(3.0 * logits(weights, given))
+    trips, _, h = lax.while_loop(test, trip, (0, first(start), start))
+    return trips, h
+
+
+def settled(weights: Params, given: Batch) -> Any:
+    """Rows that leave a loop one by one."""
+    return mean_loss(weights, given) + (settle(weights, given)[1] ** 2).sum()
+
+
 def onto_state(weights: Params, given: Batch) -> Any:
     """Rows added to a parameter within the loss."""
     counts = weights["last"][0].at[given["y"]].add(1.0)
@@ -317,6 +344,7 @@ CASES = {
     "turned": Case(descent(turned, has_aux=True)),
     "adversaries": Case(adversaries, (params(1), params(2)), loops=3),
     "statistics of layers": Case(descent(statistics_of_layers, has_aux=True)),
+    "settled": Case(descent(settled)),
     "onto state": Case(descent(onto_state)),
     "counted": Case(counted, (params(), jnp.arange(CLASSES), jnp.ones((CLASSES, WIDTH)))),
     "warmed up": Case(warmed_up, (params(), jnp.int32(3)), hoisted=1),

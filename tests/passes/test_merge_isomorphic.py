@@ -16,9 +16,8 @@ from autopar.ir.sharding_plan import ShardingPlan
 from autopar.passes.shard.model.assemble import Assembled
 from autopar.passes.shard.model.decisions import Reading
 from autopar.passes.shard.model.lifetimes import lifetimes
-from autopar.passes.shard.model.merge_isomorphic import merge_isomorphic, unmerged
+from autopar.passes.shard.model.merge_isomorphic import merge_isomorphic, unmerged, wire
 from autopar.passes.shard.model.read import read_graph
-from autopar.passes.shard.model.wiring import wire
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.solver.elimination import eliminate
 from autopar.passes.shard.solver.problem import narrow

@@ -76,11 +76,12 @@ def state_pairs(
             if spec.declares_state(argument, args) and not search.claims(piece, declared=True):
                 raise ArgumentError(_lost_state(spec, argument, piece, search.outputs))
     else:
-        # Else the largest trees choose first: parameters and moments have leaves of the same types.
-        for piece in sorted(pieces, key=lambda p: -len(p.leaves)):
-            if not search.claims(piece) and len(piece.leaves) > 1:
-                for child in piece.children():
-                    search.claims(child)
+        # Else the largest trees choose first, as parameters and moments have leaves of the same
+        # types; and whole arguments before parts of one, as targets may look like a weight.
+        largest = sorted(pieces, key=lambda p: -len(p.leaves))
+        left = [piece for piece in largest if not search.claims(piece) and len(piece.leaves) > 1]
+        for child in (child for piece in left for child in piece.children()):
+            search.claims(child)
     return tuple(sorted(search.pairs))
 
 

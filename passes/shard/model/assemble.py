@@ -14,10 +14,9 @@ from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding import Sharding, replicated
 from autopar.ir.sharding_plan import phase_of
 from autopar.ir.values import Value
-from autopar.passes.shard.model.choices import canonical_shardings
+from autopar.passes.shard.model.choices import Choice, canonical_shardings, required, sources
 from autopar.passes.shard.model.decisions import Decision, Place, Read, Reading, ReadKind
 from autopar.passes.shard.model.lifetimes import lifetimes, materialized, read_by_groups
-from autopar.passes.shard.model.needs import Choice, required, sources
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.model.slack import Slack, find_slack
 from autopar.passes.shard.solver.problem import Edge, Floats, Problem, Usage

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autopar.ir.mesh import MeshShape
+from autopar.passes.shard.model.choices import Choice
 from autopar.passes.shard.model.decisions import Reading
-from autopar.passes.shard.model.needs import Choice
 
 Choices = Sequence[tuple[Choice, ...]]  # of each decision
 

@@ -1,4 +1,4 @@
-"""Data parallel recipes: every axis splits the batch, parameters are whole everywhere."""
+"""Data parallel recipes: every axis splits the batch; parameters are whole, or cut up at rest."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autopar.ir.mesh import MeshShape
+from autopar.passes.shard.model.choices import Choice
 from autopar.passes.shard.model.decisions import Reading
-from autopar.passes.shard.model.needs import Choice
 from autopar.passes.shard.recipes.base import AbstractRecipe, Choices
-from autopar.passes.shard.recipes.view import Test, View
+from autopar.passes.shard.recipes.view import REPLICATED, Test, View, need_axes
 
 
 @dataclass(frozen=True)
@@ -57,3 +57,48 @@ class Zero2(AbstractRecipe):
         """Optimizer state on every axis; gradients free to lie as it does."""
         view = View.of(self.name, reading, mesh, mesh.names)
         return view.narrowed(choices, store=view.sharded_optimizer, work=lambda d: view.anything)
+
+
+# -- parameters cut up at rest, gathered where they are used ---------------------------------------
+
+
+@dataclass(frozen=True)
+class FullySharded(AbstractRecipe):
+    """ZeRO-3: parameters, gradients and optimizer state sharded, gathered where they are used."""
+
+    name: ClassVar[str] = "fsdp"
+
+    def restrict(
+        self, reading: Reading, choices: Choices, mesh: MeshShape
+    ) -> list[tuple[Choice, ...]]:
+        """Shards all state over all axes, as far as it divides."""
+        view = View.of(self.name, reading, mesh, mesh.names)
+        return view.narrowed(
+            choices,
+            store=lambda d: view.most_sharded(choices[d], mesh.names),
+            work=lambda d: view.anything,
+        )
+
+
+@dataclass(frozen=True)
+class HybridSharded(AbstractRecipe):
+    """FSDP within the last axis, whose groups are replicas of each other: gathers stay inside."""
+
+    name: ClassVar[str] = "hsdp"
+
+    def restrict(
+        self, reading: Reading, choices: Choices, mesh: MeshShape
+    ) -> list[tuple[Choice, ...]]:
+        """Batch on every axis; state on the last only, gradients summed over the others.
+
+        Raises InfeasibleError on a mesh of one axis, where it is fsdp.
+        """
+        need_axes(self.name, mesh, "replicates over the first axes and shards over the last")
+        view = View.of(self.name, reading, mesh, mesh.names)
+        outer, inner = mesh.names[:-1], mesh.names[-1:]
+
+        def store(index: int) -> Test:
+            most = view.most_sharded(choices[index], inner)
+            return lambda c: most(c) and all(view.at(c, a) == REPLICATED for a in outer)
+
+        return view.narrowed(choices, store=store, work=lambda d: view.off(outer))

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from autopar.errors import InfeasibleError
 from autopar.ir.mesh import MeshShape
+from autopar.passes.shard.model.choices import Choice
 from autopar.passes.shard.model.decisions import Place, Reading, ReadKind
-from autopar.passes.shard.model.needs import Choice
 from autopar.passes.shard.recipes.base import AbstractRecipe, Choices
 from autopar.passes.shard.recipes.spread import Slot, Slots, shared_factors, spread
 from autopar.passes.shard.recipes.view import REPLICATED, Test, View

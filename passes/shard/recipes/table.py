@@ -6,9 +6,14 @@ from collections.abc import Mapping
 
 from autopar.errors import InputError
 from autopar.passes.shard.recipes.base import AbstractRecipe, Free
-from autopar.passes.shard.recipes.data import DataParallel, Zero1, Zero2
+from autopar.passes.shard.recipes.data import (
+    DataParallel,
+    FullySharded,
+    HybridSharded,
+    Zero1,
+    Zero2,
+)
 from autopar.passes.shard.recipes.expert import ExpertParallel
-from autopar.passes.shard.recipes.sharded import FullySharded, HybridSharded
 from autopar.passes.shard.recipes.tensor import Megatron, SequenceParallel, ShardedTensors
 
 RECIPES: Mapping[str, AbstractRecipe] = {

@@ -10,8 +10,8 @@ from autopar.ir.assignment import Assignment
 from autopar.ir.mesh import MeshShape
 from autopar.ir.values import Role
 from autopar.passes.shard.model.batches import BatchTags, tag_batch
+from autopar.passes.shard.model.choices import Choice
 from autopar.passes.shard.model.decisions import Decision, DecisionKind, Place, Reading, ReadKind
-from autopar.passes.shard.model.needs import Choice
 from autopar.passes.shard.recipes.base import Choices
 from autopar.rules.propagation import Part
 
