@@ -29,7 +29,7 @@ def planned(apply: Callable[..., Any], **options: Any) -> autopar.Plan:
 
         return ws - 0.1 * jax.grad(loss)(ws)
 
-    shape = jax.ShapeDtypeStruct
+    shape: Any = jax.ShapeDtypeStruct
     arrays = shape((LAYERS, WIDTH, WIDTH), jnp.float32), shape((ROWS, WIDTH), jnp.float32)
     return autopar.plan(step, *arrays, cluster="8xh100", **options)
 

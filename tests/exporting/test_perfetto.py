@@ -22,7 +22,7 @@ def step(w: Any, x: Any) -> Any:
 
 
 def traced(**options: Any) -> tuple[autopar.Plan, dict[str, Any], str]:
-    shape = jax.ShapeDtypeStruct
+    shape: Any = jax.ShapeDtypeStruct
     w = {n: shape((64, 64), jnp.float32) for n in "ab"}
     plan = autopar.plan(step, w, shape((128, 64), jnp.float32), cluster="8xh100", **options)
     text = perfetto_trace(plan)
