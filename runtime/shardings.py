@@ -139,7 +139,7 @@ def shardings(plan: Plan, tree: Any, at: str | None = None) -> Any:
         raise InputError(
             f"the plan of {plan.origin.step} has {len(found)} such trees, and they lie otherwise: "
             f"{', '.join(list(found)[:_SHOWN])}. Say which, as in "
-            f"plan.shardings(tree, at={next(iter(found))!r})."
+            f"autopar.shardings(plan, tree, at={next(iter(found))!r})."
         )
     return jax.tree_util.tree_unflatten(structure, first)
 

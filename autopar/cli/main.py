@@ -20,12 +20,8 @@ from autopar.errors import InputError
 
 CACHE_ACTIONS = ("list", "size", "clear")
 AFTER = ("graph", "batch", "layer", "stage", "shard", "lower")
-<<<<<<< HEAD
-EXPORTS = ("partition-specs", "python", "flax-rules", "maxtext-rules")
-LAUNCHERS = ("slurm", "mpi", "kubernetes", "ray")
-=======
 EXPORTS = ("partition-specs", "python", "flax-rules", "maxtext-rules", "perfetto")
->>>>>>> main
+LAUNCHERS = ("slurm", "mpi", "kubernetes", "ray")
 LEVELS = ("numerics", "collectives", "memory", "full")
 METHODS = (
     "auto", "dp", "zero1", "zero2", "fsdp", "hsdp", "megatron", "sequence", "fsdp+tp", "expert",
