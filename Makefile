@@ -54,7 +54,7 @@ bench: .venv/.test  ## every benchmark, each printing JSON
 	@set -e; for file in benchmarks/bench_*.py; do echo "# $$file" >&2; PYTHONPATH=. $(BIN)/python "$$file"; done
 
 docs: .venv/.docs  ## the documentation, into site/
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:  ## remove the environments and all that was built
 	rm -rf .venv .venv313 build dist site *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -278,7 +278,7 @@ def inspect(plan: Plan) -> Inspection:
 
 
 def explain(plan: Plan, subject: str) -> Explanation:
-    """Why an argument ("params/up") or an op ("dot_general model.py:12") lies as it does.
+    """Why an argument ("params/up") or an op ("dot_general model.py:12") is sharded as it is.
 
     Raises InputError, with what is near, where the plan has no such thing or several.
     """

@@ -83,7 +83,7 @@ _method_option = click.option(
     type=click.Choice(METHODS),
     default="auto",
     show_default=True,
-    help="The whole search, or a textbook recipe.",
+    help="auto searches all shardings; the others are textbook recipes.",
 )
 
 
@@ -102,7 +102,7 @@ def _stage_options(command: Command) -> Command:
             "--microbatches",
             type=read_count,
             metavar="N|auto",
-            help="Into how many the batch is cut. Default: 1 for one stage, else auto.",
+            help="How many the batch is split into. Default: 1 for one stage, else auto.",
         ),
         click.option(
             "--schedule",
@@ -110,7 +110,7 @@ def _stage_options(command: Command) -> Command:
             metavar="NAME",
             default="auto",
             show_default=True,
-            help="Who runs what when; see `autopar schedule`.",
+            help="The order of forwards and backwards; see `autopar schedule`.",
         ),
     )
     for option in reversed(options):
@@ -157,7 +157,9 @@ def main() -> None:
     help="The passes with their options, in place of --method, --stages, --microbatches and "
     "--schedule, as a plan prints them: 'shard{recipe=fsdp},lower'.",
 )
-@click.option("--memory-gb", type=float, help="GiB that one device may hold. Default: all it has.")
+@click.option(
+    "--memory-gb", type=float, help="Memory limit of a device in GiB. Default: all of it."
+)
 @click.option(
     "--no-remat", is_flag=True, help="Never recompute forward values, even where memory binds."
 )
@@ -178,7 +180,7 @@ def main() -> None:
     "-o",
     "--output",
     type=_FILE,
-    help="Save the plan there, to be loaded with no solving.",
+    help="Save the plan there; loading it needs no solving.",
 )
 @click.option("--after", type=click.Choice(AFTER), help="Print the IR after this slot instead.")
 @click.option(
@@ -215,7 +217,7 @@ def plan(
 )
 @_json_option
 def lint(target: str, cluster: str, microbatches: int, as_json: bool) -> None:
-    """Tell what of a step can be sharded for a cluster, before it is planned.
+    """Check how well a step can be sharded for a cluster, before planning it.
 
     Rules that are missing, dims that do not divide, ops that force gathers, whether microbatches
     are exact, and what is odd about the arguments. The file is as for `autopar plan`.
@@ -229,11 +231,13 @@ def lint(target: str, cluster: str, microbatches: int, as_json: bool) -> None:
 
 @main.command("show")
 @_plan_argument
-@click.option("--params", is_flag=True, help="How every argument lies, by path.")
-@click.option("--ops", is_flag=True, help="What runs where: FLOP, time, sharding, your line.")
+@click.option("--params", is_flag=True, help="The sharding of every argument, by path.")
+@click.option("--ops", is_flag=True, help="Ops by time: FLOP, sharding, your line.")
 @click.option("--stages", is_flag=True, help="The modules, and the stages with their schedule.")
-@click.option("--comm", is_flag=True, help="Every collective, for which op and line, how hidden.")
-@click.option("--memory", is_flag=True, help="What a device holds, when, and the largest values.")
+@click.option("--comm", is_flag=True, help="Every collective: its op, its line, its overlap.")
+@click.option(
+    "--memory", is_flag=True, help="Memory of a device over the step; the largest values."
+)
 @click.option(
     "--match",
     metavar="PATTERN",
@@ -256,7 +260,7 @@ def show(path: Path, match: str | None, in_full: bool, as_json: bool, **views: b
 @click.argument("words", metavar="PATH|OP", nargs=-1, required=True)
 @_json_option
 def explain(path: Path, words: tuple[str, ...], as_json: bool) -> None:
-    """Tell why an argument or an op lies as it does, and what the next best would cost.
+    """Explain why an argument or an op is sharded as it is, and what the alternatives would cost.
 
     \b
     params/layer0/mlp/up/kernel     an argument by its path, or the end of it
@@ -274,9 +278,9 @@ def explain(path: Path, words: tuple[str, ...], as_json: bool) -> None:
 @click.argument("pins", metavar="PATTERN=P(...)", nargs=-1, required=True)
 @_json_option
 def why_not(path: Path, pins: tuple[str, ...], as_json: bool) -> None:
-    """Solve a saved plan again with pins, and tell the difference or why there is no such plan.
+    """Solve a saved plan again with pins, and show the difference or why there is no such plan.
 
-    A pin is 'params/**/kernel=P(None,"model")'. Mesh, stages and what is recomputed are held.
+    A pin is 'params/**/kernel=P(None,"model")'. Mesh, stages and recomputation are kept.
     """
     from autopar.cli.questions import try_pins
 
@@ -291,8 +295,8 @@ def why_not(path: Path, pins: tuple[str, ...], as_json: bool) -> None:
 def diff(before: Path, after: Path, exits: bool, as_json: bool) -> None:
     """Compare two saved plans: what changed from A to B, and what it costs.
 
-    Plans may be of different steps, clusters or releases of JAX: that is said, and what can be
-    compared is.
+    Plans may be of different steps, clusters or releases of JAX: a line says so, and what can
+    be compared is.
     """
     from autopar.cli.questions import compare_plans
 
@@ -377,7 +381,7 @@ def export(path: Path, kind: str, output: Path | None, **options: Any) -> None:
     help="The step whose arguments the rules are for.",
     shell_complete=files,
 )
-@click.option("--mesh", help="As for autopar plan: axes that it has not are left out of the rules.")
+@click.option("--mesh", help="As for autopar plan: axes it does not have leave the rules.")
 @click.option("-o", "--output", type=_FILE, help="Default: stdout.")
 def import_rules(rules: Path, target: str, mesh: str | None, output: Path | None) -> None:
     """Read sharding rules as pins, for `autopar plan --pins`.
@@ -388,7 +392,7 @@ def import_rules(rules: Path, target: str, mesh: str | None, output: Path | None
     .json  such a list, or what logical_axis_rules and partition_rules hold
 
     Logical rules need arrays with names: flax boxes in what example_args() returns. What the
-    rules leave open is told, and the planner decides it.
+    rules leave open is listed, and the planner decides it.
     """
     from autopar.cli.export import import_as_pins
 
@@ -434,7 +438,7 @@ def import_rules(rules: Path, target: str, mesh: str | None, output: Path | None
 )
 @_json_option
 def verify(path: Path, target: str, as_json: bool, **options: Any) -> None:
-    """Compare a saved plan with the truth; no device of its cluster is needed.
+    """Check a saved plan against a compiler or the plain step; no device of its cluster is needed.
 
     \b
     numerics     the planned step and the plain one, on virtual CPU devices

@@ -41,8 +41,11 @@ def axis_uses(graph: Graph, flows: Sequence[Flow]) -> tuple[AxisUse, ...]:
             # An axis that nothing but a look-up in a split table uses.
             tables = facts.tables.over(axis)
             if tables and not seen and size > 1:
-                what = "Split, and looked up where they lie"
-                seen.append(_Seen.of(AxisRole.TENSOR, what, tables, facts.tables, "tables"))
+                what = (
+                    "embedding tables",
+                    "are sharded and used without an all-gather",
+                )
+                seen.append(_Seen.of(AxisRole.TENSOR, tables, facts.tables, *what))
             # Roles that most show before others, each in order; but for those that few show.
             seen.sort(key=lambda s: (s.share < 0.5, _ORDER.index(s.role)))
             seen = [s for s in seen if s.share >= _FEW] or seen[:1]
@@ -61,13 +64,20 @@ class _Seen:
     sentence: str
 
     @classmethod
-    def of(
-        cls, role: AxisRole, what: str, names: Sequence[str], held: Spread, things: str
-    ) -> _Seen:
+    def of(cls, role: AxisRole, names: Sequence[str], held: Spread, things: str, how: str) -> _Seen:
         """`names` of what is held show the role, the first of them is named."""
         share = held.share(names)
-        text = f"{len(names)} of {len(held.axes)} {things}, {share:.0%} of their bytes"
-        return cls(role, share, f"{what}: {text}, such as {names[0]}.")
+        text = f"{len(names)} of {len(held.axes)} {things} ({share:.0%} of their bytes)"
+        return cls(role, share, f"{_SAID[role]}: {text} {how}, such as {names[0]}.")
+
+
+_SAID = {
+    AxisRole.DATA: "Data parallel",
+    AxisRole.FSDP: "FSDP",
+    AxisRole.TENSOR: "Tensor parallel",
+    AxisRole.SEQUENCE: "Sequence parallel",
+    AxisRole.EXPERT: "Expert parallel",
+}
 
 
 def _roles(axis: str, facts: Facts) -> Iterator[_Seen]:
@@ -75,45 +85,47 @@ def _roles(axis: str, facts: Facts) -> Iterator[_Seen]:
     experts = facts.experts.over(axis)
     tensor = [name for name in facts.products.over(axis) if name not in experts]
     if tensor:
-        what = "Split, and read where they lie"
-        yield _Seen.of(AxisRole.TENSOR, what, tensor, facts.products, "weights of products")
+        what = "weights of products", "are sharded and used without an all-gather"
+        yield _Seen.of(AxisRole.TENSOR, tensor, facts.products, *what)
     if experts:
-        yield _Seen.of(AxisRole.EXPERT, "Experts", experts, facts.experts, "weights of experts")
+        what = "weights of experts", "are sharded and used without an all-gather"
+        yield _Seen.of(AxisRole.EXPERT, experts, facts.experts, *what)
     yield from _gathered(axis, facts)
     given, rows = facts.batch.over(axis), facts.rows.over(axis)
     if given:
-        yield _Seen.of(AxisRole.DATA, "Rows", given, facts.batch, "batch arguments")
+        what = "batch arguments", "are sharded by rows"
+        yield _Seen.of(AxisRole.DATA, given, facts.batch, *what)
     elif rows:
-        yield _Seen.of(AxisRole.DATA, "Rows", rows, facts.rows, "activations that have them")
+        what = "activations with batch rows", "are sharded by rows"
+        yield _Seen.of(AxisRole.DATA, rows, facts.rows, *what)
     positions = facts.positions.over(axis)
     if positions:
-        things = "activations that have them"
-        yield _Seen.of(AxisRole.SEQUENCE, "Positions", positions, facts.positions, things)
+        what = "activations with positions", "are sharded along the sequence"
+        yield _Seen.of(AxisRole.SEQUENCE, positions, facts.positions, *what)
 
 
 def _gathered(axis: str, facts: Facts) -> Iterator[_Seen]:
     whole = facts.gathered.over(axis)
     if whole:
-        what = "Lying over it, and gathered to be read"
-        yield _Seen.of(AxisRole.FSDP, what, whole, facts.parameters, "parameters")
+        what = "parameters", "are sharded over this axis and all-gathered before use"
+        yield _Seen.of(AxisRole.FSDP, whole, facts.parameters, *what)
         return
     shapes = {facts.shapes[name] for name in facts.parameters.over(axis)}
     alone = [name for name in facts.optimizer.over(axis) if facts.shapes[name] not in shapes]
     if alone:
         zero = "ZeRO-2" if axis in facts.scattered else "ZeRO-1"
-        what = f"{zero}, lying over it without their parameters"
-        things = "tensors of optimizer state"
-        yield _Seen.of(AxisRole.FSDP, what, alone, facts.optimizer, things)
+        what = "tensors of optimizer state", f"are sharded and their parameters are not ({zero})"
+        yield _Seen.of(AxisRole.FSDP, alone, facts.optimizer, *what)
 
 
 def _unused(axis: str, size: int, facts: Facts) -> str:
     if size == 1:
-        return "It is of one device."
+        return "It has one device."
     held = (facts.parameters, facts.optimizer, facts.rows)
     count, total = sum(len(h.over(axis)) for h in held), sum(len(h.axes) for h in held)
     if count:
-        return f"Hardly used: {count} of {total} values lie over it."
-    return "Nothing lies over it: its devices do the same."
+        return f"Hardly used: {count} of {total} values are sharded over this axis."
+    return "Unused: nothing is sharded over this axis, so its devices do the same work."
 
 
 # -- tensors over the axes of a submesh: arguments, weights as they are read, activations ---------

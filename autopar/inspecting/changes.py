@@ -145,7 +145,7 @@ def _spent(before: Price, after: Price) -> Iterator[str]:
     least = _TOLD_SHARE * max(abs(work), abs(waiting))
     parts = [
         f"{_signed(more)} of {what}"
-        for more, what in ((work, "work"), (waiting, "waiting for communication"))
+        for more, what in ((work, "compute"), (waiting, "exposed communication"))
         if abs(more) > least
     ]
     if parts:
@@ -169,9 +169,9 @@ def _along(
         if path not in subject:
             groups.setdefault(new, []).append(path)
     for new, paths in groups.items():
-        so = "so too" if new == choice else f"as {new}"
-        yield f"{and_more(counted_paths(paths), _SHOWN)} would lie {so}"
+        so = "the same way" if new == choice else f"as {new}"
+        yield f"{and_more(counted_paths(paths), _SHOWN)} would be sharded {so}"
     old = before.assignment_of
     split = sum(given != old.get(path) for path, given in after.assignments)
     if split:
-        yield f"{split} {'op' if split == 1 else 'ops'} would be split otherwise"
+        yield f"{split} {'op' if split == 1 else 'ops'} would be sharded differently"

@@ -125,8 +125,8 @@ class _Explainer:
         barred = sum(a.price is None for a in found)
         if barred:
             limit = show_bytes(self.unit.loaded.plan.origin.memory_bytes)
-            those = "one of its other choices does" if barred == 1 else f"{barred} others do"
-            yield f"{those} not fit {limit} a device, with no more recomputed than now"
+            those = "one other choice does" if barred == 1 else f"{barred} other choices do"
+            yield f"{those} not fit {limit} a device unless more is recomputed"
         best = min((a for a in found if a.price), key=lambda a: _seconds(a), default=None)
         if self._free or best is None:
             return
@@ -145,11 +145,11 @@ def _honest(kept: Price, other: Price) -> Iterator[str]:
     dearer = other.solver_seconds - kept.solver_seconds
     if faster > _NEGLIGIBLE * kept.seconds and dearer > _NEGLIGIBLE * kept.solver_seconds:
         yield (
-            f"the step would be {show_seconds(faster)} shorter, with collectives beside work and "
-            f"ops fused; the solver's sum, one thing after another, is {show_seconds(dearer)} more"
+            f"the predicted step, with overlap and fusion, is {show_seconds(faster)} shorter; the "
+            f"cost that the solver minimizes, without overlap, is {show_seconds(dearer)} higher"
         )
     elif dearer < -_NEGLIGIBLE * kept.solver_seconds:
-        yield f"the solver's sum would be {show_seconds(-dearer)} less: a better plan than this"
+        yield f"the cost that the solver minimizes is {show_seconds(-dearer)} lower: a better plan"
 
 
 # -- what binds ----------------------------------------------------------------------------------
@@ -167,18 +167,18 @@ class _Reasons:
         """The reasons that bind, what the user asked for first."""
         node = self.subject.node
         if node is None:
-            return ("nothing to decide: it is made where it is read",)
+            return ("nothing to decide: it is computed where it is read",)
         decision = self.case.decision(node)
         found = [*self._asked(decision, len(self.case.choices(node)))]
         found += self._memory()
         found += _indivisible(self.subject.value.shape, decision, self.case.mesh)
         graph = self.unit.graph
         if self.subject.path in {graph.inputs[i].path for _, i in graph.donated}:
-            found.append("it is state: its new value must come out as it lies, in the same buffer")
+            found.append("it is state: its new value keeps the sharding, in the same buffer")
         found += self._rule(decision)
         if decision.count > 1:
             what = "ops" if decision.op is not None else "values"
-            found.append(f"{decision.count} {what} that look alike take this one decision")
+            found.append(f"{decision.count} {what} that are alike share this decision")
         return tuple(found)
 
     def _asked(self, decision: Decision, choices: int) -> Iterator[str]:
@@ -190,15 +190,15 @@ class _Reasons:
         if decision.label == CONSTRAINT and decision.fixed is not None:
             yield f"the step's own {CONSTRAINT} at {decision.line} fixes it"
         if decision.fixed is None and choices == 1 and origin.method != "auto":
-            yield f"method={origin.method!r} leaves it this choice alone"
+            yield f"method={origin.method!r} allows only this choice"
 
     def _memory(self) -> Iterator[str]:
         plan = self.unit.loaded.plan
         price = self.unit.kept.outcome.memory_price_seconds_per_byte * 2**30
         if price > 0:
             yield (
-                f"memory binds: {show_bytes(plan.prediction.peak_bytes)} of "
-                f"{show_bytes(plan.origin.memory_bytes)} a device are held, and one GiB more would "
+                f"memory: {show_bytes(plan.prediction.peak_bytes)} of the "
+                f"{show_bytes(plan.origin.memory_bytes)} a device are used; one more GiB would "
                 f"save {show_seconds(price)} a step"
             )
 
@@ -207,26 +207,26 @@ class _Reasons:
         if op is None or op.rule is None:
             return
         if not op.rule.known:
-            yield f"{op.kind} has no sharding rule: it runs whole on every device"
+            yield f"{op.kind} has no sharding rule: it runs replicated on every device"
         whole = sum(f.kind in (Kind.REPLICATE, Kind.PERMUTE) for f in op.rule.factors if f.size > 1)
         if whole:
-            yield f"{whole} of its dims must be whole on each device, by the rule of {op.kind}"
+            yield f"{whole} of its dims cannot be sharded, by the sharding rule of {op.kind}"
 
 
 def _indivisible(shape: tuple[int, ...], decision: Decision, mesh: MeshShape) -> Iterator[str]:
     """Dims that some axes do not divide, in the value itself or in one that follows it."""
     if not any(n > 1 for n in shape):
         if mesh.device_count > 1:
-            yield "it is a single number, which cannot be cut up"
+            yield "it is a scalar, which cannot be sharded"
         return
     follows = len(decision.sizes) == len(shape) and decision.op is None
     for d, n in enumerate(shape):
         least = decision.sizes[d] if follows else n
         for axis, size in zip(mesh.names, mesh.sizes, strict=True):
             if n > 1 and n % size:
-                yield f"dim {d} of {n} does not divide by {axis}={size}"
+                yield f"dim {d} of size {n} is not divisible by {axis}={size}"
             elif n > 1 and least % size:
                 yield (
-                    f"dim {d} of {n} divides by {axis}={size}, but in values that follow it "
-                    f"that dim is cut into parts of {least}"
+                    f"dim {d} of size {n} is divisible by {axis}={size}, but values that follow it "
+                    f"split it into parts of {least}"
                 )

@@ -79,7 +79,7 @@ def _argument(
     homes = case.posed.reading.merged.homes
     values = {i.path: i.value for i in unit.graph.inputs}
     if first.path not in values:
-        raise ArgumentError(f"no op of the step reads {first.path}: it lies whole, at no price")
+        raise ArgumentError(f"no op of the step reads {first.path}: it is replicated, at no cost")
     home = homes[values[first.path].name]
     alike = [p for p, v in values.items() if p and p != first.path and homes[v.name] == home]
     others = [a.path for a in given[1:] if a.path not in alike]
@@ -121,8 +121,8 @@ def _op(asked: str, ops: Sequence[Meant]) -> tuple[ReshardableUnit, Case, Subjec
     if not groups:
         op = ops[0][2]
         raise ArgumentError(
-            f"{op.kind} ({place_of(op)}) decides nothing: it is made where it is read, or it is a "
-            "loop whose body's ops decide"
+            f"{op.kind} ({place_of(op)}) has no decision of its own: it is computed where it is "
+            "read, or it is a loop whose body's ops have theirs"
         )
     # Of several decisions the one of an op with FLOPs is meant, and of these the forward one.
     heavy = {k: g for k, g in groups.items() if g[0][2].flops} or groups

@@ -109,13 +109,13 @@ def _sentence(group: Sequence[Reader]) -> str:
         at = common_path(sorted(p for p in places if unnumbered(p) == alike))
         times = f"{count} " if count > 1 else ""
         who = f"{times}{op.origin.region} {op.kind} ({at}) read{'s' if count == 1 else ''}"
-    how = "it whole" if first.sharding.is_replicated else f"it as {spec(first.sharding)}"
+    how = "it replicated" if first.sharding.is_replicated else f"it as {spec(first.sharding)}"
     return f"{who} {how} {_after(first.via)}"
 
 
 def _after(via: Sequence[Collective]) -> str:
     if not via:
-        return "with no communication"
+        return "without communication"
     steps = (
         f"{c.kind} over {over(c.axes)} ({show_bytes(c.nbytes)}, {show_seconds(c.seconds)})"
         for c in via
@@ -132,14 +132,14 @@ def arrival(listings: Sequence[Listing], name: str, names: Names) -> Iterator[st
         graph, block = listing.graph, listing.program.block
         for step in block.instructions:
             if isinstance(step, Move) and step.result == name and step.collectives:
-                yield f"it comes about {_after(step.collectives)}"
+                yield f"it is made {_after(step.collectives)}"
         index = next((k for k, i in enumerate(graph.inputs) if i.value.name == name), -1)
         output = next((o for o, i in graph.donated if i == index), None)
         made = block.outputs[output] if output is not None else None
         sent = _sent(graph, block, made) if made is not None and made != name else None
         if sent is not None:
             made = names.of(sent.value.name)
-            yield f"its new value comes about {_after(sent.collectives)} of {made}"
+            yield f"its new value is made {_after(sent.collectives)} of {made}"
 
 
 def _sent(graph: Graph, block: Block, name: str) -> Move | None:

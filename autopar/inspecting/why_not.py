@@ -96,7 +96,7 @@ class _Asking:
         if not units:
             resolve_pins(graph, self.asked, self.loaded.plan.mesh)
             names = ", ".join(repr(pattern) for pattern, _ in self.asked)
-            raise ArgumentError(f"no op of the step reads {names}: it lies whole, at no price")
+            raise ArgumentError(f"no op of the step reads {names}: it is replicated, at no cost")
 
     @cached_property
     def _units(self) -> list[ReshardableUnit]:
@@ -178,17 +178,17 @@ class _Asking:
         """Remarks on what was held as it is."""
         plan, units = self.loaded.plan, self._units
         if self.is_kept:
-            yield "what is pinned lies so already: nothing changes"
+            yield "the plan has these shardings already: nothing changes"
         if plan.is_one_program:
-            yield f"the mesh ({plan.mesh}) is held as it is"
+            yield f"the mesh ({plan.mesh}) is kept"
         else:
             names = ", ".join(f"mesh{s.submesh}" for s in units)
             yield (
-                "stages, microbatches, schedule and meshes are held as they are; sharded anew: "
+                "stages, microbatches, schedule and meshes are kept; solved again: "
                 f"{names}, whose collectives these are; memory is that of mesh{units[0].submesh}"
             )
         if plan.recomputed:
-            yield f"the {len(plan.recomputed)} values that are recomputed are held as they are"
+            yield f"the {len(plan.recomputed)} values that are recomputed are kept"
         kept = [f"{p} = {show_spec(d)}" for p, d in self.every if (p, d) not in self.asked]
         if kept:
             yield f"the plan's own pins are kept: {and_more(kept, 3)}"

@@ -1,4 +1,4 @@
-"""Why a tensor or an op lies as it does: the choice beside the next best, and what binds."""
+"""Why a tensor or an op is sharded as it is: the choice beside the next best, and what binds."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Price:
     peak_bytes: int
 
     def __str__(self) -> str:
-        waits = show_seconds(self.exposed_seconds)
-        held = show_bytes(self.peak_bytes)
-        return f"{show_seconds(self.seconds)} a step, {waits} of it waiting; {held} a device"
+        exposed, held = show_seconds(self.exposed_seconds), show_bytes(self.peak_bytes)
+        step = f"{show_seconds(self.seconds)} a step, {exposed} of it exposed communication"
+        return f"{step}; {held} a device"
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,12 @@ class Explanation:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        verb = "is split as" if self.is_split else "lies as"
-        yield f"{self.subject} {verb} {self.choice}: {self.price}"
+        yield f"{self.subject} is sharded as {self.choice}: {self.price}"
         yield from (f"  {sentence}" for sentence in self.reads)
         for other in self.alternatives:
             yield f"  {other.choice} instead: {other.price or other.refusal}"
             yield from (f"    {change}" for change in other.changes)
-        yield from (f"  binds: {sentence}" for sentence in self.binds)
+        yield from (f"  limits: {sentence}" for sentence in self.binds)
 
 
 @dataclass(frozen=True)

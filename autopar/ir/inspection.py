@@ -16,12 +16,12 @@ WHOLE_STEP = -1  # the stage of what belongs to none
 class AxisRole(Enum):
     """The use of a mesh axis, in the field's words."""
 
-    DATA = "data"  # the rows of the batch lie over it
-    FSDP = "fsdp"  # parameters or optimizer state lie over it and are gathered to be read
-    TENSOR = "tensor"  # matrix products are split over it, their weights read where they lie
-    SEQUENCE = "sequence"  # positions of activations lie over it
-    EXPERT = "expert"  # experts of a mixture lie over it
-    REPLICA = "replica"  # nothing lies over it: its devices do the same
+    DATA = "data"  # the rows of the batch are sharded over it
+    FSDP = "fsdp"  # parameters or optimizer state are sharded over it and gathered before use
+    TENSOR = "tensor"  # matrix products are sharded over it, with weights that are not gathered
+    SEQUENCE = "sequence"  # activations are sharded over it along the sequence
+    EXPERT = "expert"  # experts of a mixture are sharded over it
+    REPLICA = "replica"  # nothing is sharded over it: its devices do the same
 
 
 @dataclass(frozen=True)

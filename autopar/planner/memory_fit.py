@@ -100,7 +100,7 @@ class MeshContext:
             return found
         faster = waits.seconds < found.seconds * (1 - _NO_GAIN)
         holds = waits.peak_bytes <= max(memory_bytes, found.peak_bytes)
-        sentence = "The answer that waits for every move: there is little work to run beside."
+        sentence = "Solved with no overlap: there is little compute to overlap with."
         return waits.told_as(found, sentence) if faster and holds else found
 
     def may_fit(self, form: Form) -> bool:
@@ -312,7 +312,7 @@ def best_recipe(
             continue
         faster = best is None or found.seconds < best.seconds * (1 - _NO_GAIN)
         if faster and fits(found, request.budget_bytes):
-            best = found.told_as(roomy, f"The answer of {margin.name}.")
+            best = found.told_as(roomy, f"The plan of the recipe {margin.name}.")
     return best
 
 

@@ -182,8 +182,8 @@ def _plan_stages(
     timing = found.programs.timing
     priced, examined = found.choice.seconds, found.ranked.examined
     sentence = (
-        f"The best of {examined} choices that were simulated; priced layer by layer it took "
-        f"{show_seconds(priced)}."
+        f"The best of {examined} simulated candidates; the search, layer by layer, had priced it "
+        f"at {show_seconds(priced)}."
     )
     bound = min(timing.seconds, timing.work_seconds)
     outcome = Outcome(Status.FEASIBLE, timing.seconds, bound, sentence, found.margins)

@@ -24,7 +24,7 @@ def comparison(found: Comparison, names: tuple[str, str]) -> RenderableType:
         return Text.assemble("the same plan of ", (found.step, f"bold {ACCENT}"))
     parts: list[RenderableType] = [_head(found, names)]
     if said := (*found.asked, *found.made_with, *found.decisions):
-        parts += ["", _changes("Made for and decided", "", said, names)]
+        parts += ["", _changes("Options and decisions", "", said, names)]
     if found.moves:
         parts += ["", *_moves(found.moves)]
     if found.inner:
@@ -45,7 +45,7 @@ def _head(found: Comparison, names: tuple[str, str]) -> RenderableType:
         pairs.append(("steps", "their operations differ: arguments are compared by path"))
     if found.renamed:
         told = ", ".join(f"{other} is {own}" for own, other in found.renamed)
-        pairs.append(("axes", f"told by the first plan's names: {told}"))
+        pairs.append(("axes", f"named as in the first plan: {told}"))
     return Group(title, facts([*pairs, *((f.name, _figure(f)) for f in found.figures)]))
 
 
@@ -92,7 +92,7 @@ def _moves(moves: tuple[Move, ...]) -> Iterator[RenderableType]:
         times = f"{m.count} x " if m.count > 1 else ""
         rows.append((m.path, before, after, times + _bytes_held(m)))
     columns = ("/path", "before", "after", ">a device")
-    yield Table("Arguments that lie otherwise", columns, rows)
+    yield Table("Arguments that are sharded differently", columns, rows)
     yield from rest(len(moves) - _SHOWN, "--json lists {}")
 
 

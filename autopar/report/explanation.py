@@ -24,17 +24,17 @@ _EQUAL = 1e-6  # of a step: what is nearer is as good
 
 
 def explanation(found: Explanation) -> RenderableType:
-    """Why something lies as it does: in a sentence, then its facts and the next best."""
+    """Why something is sharded as it is: in a sentence, then its facts and the next best."""
     pairs: list[tuple[str, str | Text]] = [
-        ("split" if found.is_split else "lies", _lies(found)),
-        ("takes", _takes(found.price)),
+        ("sharding", _sharding(found)),
+        ("step", _step(found.price)),
     ]
     if found.shared_by:
-        pairs.append(("decides", f"also for {_several(found.shared_by)}"))
+        pairs.append(("shared by", _several(found.shared_by)))
     pairs += _facts_of("read", found.reads)
-    pairs += _facts_of("binds", found.binds)
+    pairs += _facts_of("limits", found.binds)
     if found.others:
-        pairs.append(("not told", f"{_several(found.others)} match as well: ask by the whole path"))
+        pairs.append(("also", f"{_several(found.others)} match: give a whole path"))
     title = Text.assemble(("why ", QUIET), (found.subject, f"bold {ACCENT}"))
     parts: list[RenderableType] = [title, Text(headline(found)), "", facts(pairs), ""]
     return Group(*parts, *_alternatives(found))
@@ -43,8 +43,7 @@ def explanation(found: Explanation) -> RenderableType:
 def headline(found: Explanation) -> str:
     """The explanation in a sentence or two: what the choice spares, and the next best's price."""
     first = f": {found.reads[0]}" if found.reads else ""
-    verb = "is split as" if found.is_split else "lies as"
-    return f"It {verb} {found.choice}{first}. {_next_best(found)}"
+    return f"It is sharded as {found.choice}{first}. {_next_best(found)}"
 
 
 def _next_best(found: Explanation) -> str:
@@ -56,7 +55,7 @@ def _next_best(found: Explanation) -> str:
         return f"No other choice fits. Of {nearest.choice}: {nearest.refusal}."
     equal = [a for a in fitting if abs(_more(found.price, a)) <= _EQUAL]
     other = next((a for a in fitting if a not in equal), None)
-    text = f"{equal[0].choice} would do as well. " if equal else ""
+    text = f"{equal[0].choice} is as good. " if equal else ""
     if other is None:
         return text.strip()
     dearer = _more(found.price, other) > 0
@@ -78,7 +77,7 @@ def _difference(price: Price, other: Alternative) -> str:
     return f"{show_seconds(abs(more))} ({percent(abs(_more(price, other)))}) {word}"
 
 
-def _lies(found: Explanation) -> Text:
+def _sharding(found: Explanation) -> Text:
     kind = show_type(found.dtype, found.shape)
     where = f" on mesh{found.submesh}" if found.submesh else ""
     return Text.assemble(
@@ -86,10 +85,10 @@ def _lies(found: Explanation) -> Text:
     )
 
 
-def _takes(price: Price) -> Text:
+def _step(price: Price) -> Text:
     return Text.assemble(
         (show_seconds(price.seconds), "bold"),
-        f" a step, {show_seconds(price.exposed_seconds)} of it waiting for communication; "
+        f" predicted, {show_seconds(price.exposed_seconds)} of it exposed communication; "
         f"{show_bytes(price.peak_bytes)} a device",
     )
 
@@ -113,8 +112,8 @@ def _alternatives(found: Explanation) -> Iterator[RenderableType]:
     if not found.alternatives:
         return
     rows = [(other.choice, *_figures(found.price, other)) for other in found.alternatives]
-    columns = ("choice", ">step", ">", ">solver", ">a device")
-    yield Table("Instead, with all else chosen anew", columns, rows)
+    columns = ("choice", ">predicted step", ">", ">memory a device")
+    yield Table("Alternatives, each with everything else solved again", columns, rows)
     groups: dict[tuple[str, ...], list[Alternative]] = {}
     for other in found.alternatives:
         if other.refusal or abs(_more(found.price, other)) > _EQUAL:
@@ -137,15 +136,14 @@ def _bullets(sentences: Sequence[str]) -> RenderableType:
     return grid
 
 
-def _figures(price: Price, other: Alternative) -> tuple[str | Text, str, str, str]:
+def _figures(price: Price, other: Alternative) -> tuple[str | Text, str, str]:
     if other.price is None:
-        return Text("none fits", style=BAD), "", "", ""
+        return Text("does not fit", style=BAD), "", ""
     more = other.price.seconds - price.seconds
     style = "" if abs(_more(price, other)) <= _EQUAL else BAD if more > 0 else GOOD
     return (
         Text(signed_seconds(more), style=style),
         f"{_more(price, other):+.1%}" if style else "",
-        signed_seconds(other.price.solver_seconds - price.solver_seconds),
         signed_bytes(other.price.peak_bytes - price.peak_bytes),
     )
 
@@ -184,18 +182,18 @@ def counterfactual(found: Counterfactual) -> RenderableType:
 def verdict(found: Counterfactual) -> Text:
     """The step's time with the pins, beside the plan's, in a sentence."""
     if found.pinned is None:
-        return Text.assemble(("there is no such plan: ", f"bold {BAD}"), found.refusal)
+        return Text.assemble(("no plan satisfies this: ", f"bold {BAD}"), found.refusal)
     more = found.pinned.seconds - found.price.seconds
     share = more / found.price.seconds if found.price.seconds > 0 else 0.0
     held = found.pinned.peak_bytes - found.price.peak_bytes
-    room = "as much" if held == 0 else f"{show_bytes(abs(held))} {'more' if held > 0 else 'less'}"
+    room = "the same" if held == 0 else f"{show_bytes(abs(held))} {'more' if held > 0 else 'less'}"
     if abs(share) <= _EQUAL:
-        return Text(f"The step would take as long; a device would hold {room}.")
+        return Text(f"The predicted step is as long; memory a device: {room}.")
     word, style = ("longer", BAD) if more > 0 else ("shorter", GOOD)
     return Text.assemble(
-        "The step would take ",
+        "The predicted step is ",
         (f"{show_seconds(abs(more))} ({percent(abs(share))}) {word}", f"bold {style}"),
-        f"; a device would hold {room}.",
+        f"; memory a device: {room}.",
     )
 
 
@@ -204,15 +202,14 @@ def _prices(plan: Price, pinned: Price) -> RenderableType:
         (name, show_seconds(a), show_seconds(b), signed_seconds(b - a))
         for name, a, b in (
             ("step", plan.seconds, pinned.seconds),
-            ("work", plan.compute_seconds, pinned.compute_seconds),
+            ("compute", plan.compute_seconds, pinned.compute_seconds),
             ("communication", plan.communication_seconds, pinned.communication_seconds),
-            ("of it waited for", plan.exposed_seconds, pinned.exposed_seconds),
-            ("solver's sum", plan.solver_seconds, pinned.solver_seconds),
+            ("exposed of it", plan.exposed_seconds, pinned.exposed_seconds),
         )
     ]
     a, b = plan.peak_bytes, pinned.peak_bytes
     rows.append(("memory a device", show_bytes(a), show_bytes(b), signed_bytes(b - a)))
-    return Table("", ("of a step", ">plan", ">pinned", ">change"), rows)
+    return Table("", ("predicted", ">plan", ">pinned", ">change"), rows)
 
 
 def _traffic(changes: Sequence[TrafficChange]) -> RenderableType:
@@ -234,7 +231,7 @@ def _moves(moved: Sequence[tuple[str, str, str]]) -> RenderableType:
         ((f"{len(paths)} x " if len(paths) > 1 else "") + common_path(paths), before, after)
         for (_, before, after), paths in list(groups.items())[:_MOVED]
     ]
-    table = Table("Arguments that would lie otherwise", ("/path", "plan", "pinned"), rows)
+    table = Table("Arguments that would be sharded differently", ("/path", "plan", "pinned"), rows)
     return Group(table, *rest(len(groups) - _MOVED, "--json lists {}"))
 
 

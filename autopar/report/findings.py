@@ -29,7 +29,7 @@ def findings(found: Findings) -> RenderableType:
     pairs: list[tuple[str, str | Text]] = [
         (
             "coverage",
-            f"{percent(c.flops_share)} of FLOPs and {percent(c.bytes_share)} of bytes are of ops "
+            f"{percent(c.flops_share)} of FLOPs and {percent(c.bytes_share)} of bytes are in ops "
             "that can be sharded",
         ),
         ("microbatches", _batch(found.batch)),
@@ -64,7 +64,7 @@ def _batch(batch: BatchReading) -> str:
 def _verdict(found: Findings) -> Text:
     counts = [(len(found.of(s)), s) for s in Severity]
     told = [Text(f"{n} {s.value}{'s' * (n != 1)}", style=_STYLES[s]) for n, s in counts if n]
-    return Text(", ").join(told) if told else Text("nothing stands in the way", style=GOOD)
+    return Text(", ").join(told) if told else Text("no problems found", style=GOOD)
 
 
 def _finding(finding: Finding) -> Iterator[RenderableType]:

@@ -53,8 +53,8 @@ def axes(uses: Sequence[AxisUse], plan: Plan | None = None) -> Table:
         note = f"{len(plan.stages)} stages run on {count} submeshes."
         row = ("stage", str(count), "stage", f"mesh0..{count - 1}", Text(note, style=QUIET))
         rows.insert(0, row)
-    columns = ("axis", ">size", "roles", "mesh", "what shows it")
-    return Table("Mesh axes and what they are used for", columns, rows, lead=4)
+    columns = ("axis", ">size", "roles", "mesh", "evidence")
+    return Table("Mesh axes and their roles", columns, rows, lead=4)
 
 
 def _axis(group: list[AxisUse], cut: bool) -> tuple[Cell, ...]:
@@ -99,7 +99,7 @@ def ops(rows: Sequence[OpRow], shown: int | None) -> RenderableType:
     kept = ordered[:shown]
     table = Table(
         "Ops of a step, the costliest first",
-        ("/op", "line", "runs in", "sharding", ">runs", ">FLOP", ">time"),
+        ("/op", "line", "part", "sharding", ">runs", ">FLOP", ">time"),
         [_op(row) for row in kept],
         ("all", "", "", "", *(cell_of(key, total) for key, total in ops_total(rows).items())),
         lead=2,
@@ -189,16 +189,16 @@ def _cells(name: str, row: ModuleRow, whole: float) -> tuple[Cell, ...]:
 def communication(rows: Sequence[CommRow], shown: int | None) -> RenderableType:
     """The collectives of a step, the costliest first; all of them where `shown` is None."""
     if not rows:
-        return Text("No collectives: no device waits for another.", style=QUIET)
+        return Text("No collectives: devices do not communicate.", style=QUIET)
     note = (
-        "bytes: one device's buffer in one run · time: of all runs in a step · hidden: what of it "
-        "passes beside work"
+        "bytes: one device's buffer in one run · time: of all runs in a step · hidden: the "
+        "share of it that overlaps with compute"
     )
     ordered = sorted(rows, key=lambda r: (-r.seconds, -r.total_bytes))
     kept = ordered[:shown]
     table = Table(
         "Each collective, the costliest first",
-        ("/moves", "line", "runs in", "kind", "axes", ">runs x bytes", ">time", ">hidden"),
+        ("/moves", "line", "part", "kind", "axes", ">runs x bytes", ">time", ">hidden"),
         [_collective(row) for row in kept],
         lead=2,
     )
@@ -267,10 +267,10 @@ def memory_over_time(curves: Sequence[MemoryCurve]) -> RenderableType:
     """The fullest submesh's curve and its peak, and the peaks of the others."""
     filled = [c for c in curves if c.levels]
     if not filled:
-        return Text("The plan keeps no step, so when what is held cannot be told.", style=QUIET)
+        return Text("The plan has no step in it: memory over time is not known.", style=QUIET)
     fullest = max(filled, key=lambda c: c.levels[c.peak].nbytes)
     where = f", mesh{fullest.submesh}" if len(filled) > 1 else ""
-    title = Text(f"What a device holds over a step{where}", style=f"bold {ACCENT}")
+    title = Text(f"Memory over a step{where}", style=f"bold {ACCENT}")
     others = [_peak(c, f"mesh{c.submesh} ") for c in filled if c is not fullest]
     return Group(title, _Curve(fullest), _peak(fullest, "▲ "), *others)
 

@@ -34,7 +34,7 @@ from autopar.schedule.simulate import Simulation
 
 _SHOWN = 6
 
-_ALL_ALIKE = "nothing is sharded: all {} devices do the same work; autopar lint may tell why"
+_ALL_ALIKE = "nothing is sharded: all {} devices do the same work; `autopar lint` may say why"
 
 
 def headline(plan: Plan) -> RenderableType:
@@ -44,19 +44,21 @@ def headline(plan: Plan) -> RenderableType:
     proven = outcome.status is not Status.FEASIBLE
     bound = show_seconds(outcome.bound_seconds)
     cost = show_seconds(outcome.seconds)
-    within = f"by the solver's sum {cost}, within {outcome.gap:.2%} of the bound {bound}. "
+    lower = "" if outcome.status is Status.OPTIMAL else f"lower bound {bound}, "
+    within = f"cost {cost}, {lower}gap {outcome.gap:.2%}. "
     if outcome.bound_seconds <= 0:
-        within = f"by the solver's sum {cost}; no bound was proven. "
+        within = f"cost {cost}, no lower bound. "
     if not plan.is_one_program:  # a bound for these stages, not for all that there might be
-        within = f"within {outcome.gap:.2%} of {bound}, which its busiest device works. "
+        within = f"{outcome.gap:.2%} above {bound}, the work of its busiest device. "
     solved = Text.assemble(
         (outcome.status.value, f"bold {GOOD if proven else 'yellow'}"),
-        f"  {within}",
+        " under the cost model: " if outcome.status is Status.OPTIMAL else ": ",
+        within,
         (outcome.sentence, QUIET),
     )
     predicted = Text.assemble(
         (show_seconds(p.seconds), "bold"),
-        f" a step, {percent(exposed_share(plan))} waits for communication ",
+        f" a step, {percent(exposed_share(plan))} of it exposed communication ",
         (f"({show_seconds(p.exposed_seconds)} of {show_seconds(p.communication_seconds)})", QUIET),
     )
     share = p.peak_bytes / o.memory_bytes
@@ -97,7 +99,7 @@ def _stages_text(plan: Plan) -> str:
     """Into how many stages and microbatches the step is cut, and what runs them."""
     submeshes, microbatches = len(plan.submeshes), f"{plan.microbatches} microbatches"
     if submeshes == 1:
-        return f"one, {microbatches}: gradients add up over them"
+        return f"one, {microbatches} with gradient accumulation"
     chunks = "" if len(plan.stages) == submeshes else f" on {submeshes} submeshes"
     return f"{len(plan.stages)}{chunks}, {microbatches}, {plan.schedule}"
 
@@ -105,10 +107,10 @@ def _stages_text(plan: Plan) -> str:
 def _compared_by(plan: Plan) -> tuple[str, str]:
     """The measure by which recipes are beside a plan, in words and at the head of a column.
 
-    What the solver makes small is not the time that is predicted, in which wires run beside work.
-    Plans of stages are compared as they are built.
+    The cost is what the solver minimizes: seconds of all compute and communication, with no
+    overlap. Plans of stages are compared by the predicted step.
     """
-    return ("the solver's sum", "sum") if plan.is_one_program else ("predicted seconds", "step")
+    return ("cost", "cost") if plan.is_one_program else ("predicted seconds", "step")
 
 
 def margins(plan: Plan) -> RenderableType:
@@ -116,7 +118,7 @@ def margins(plan: Plan) -> RenderableType:
     ours: Row = {"name": "this plan", "seconds": plan.outcome.seconds}
     measure, head = _compared_by(plan)
     columns = {"method": "name", f">{head}": "seconds", ">more": "more_share", "~note": "note"}
-    title = f"Recipes beside this plan, by {measure}"
+    title = f"Textbook recipes on the same mesh, by {measure}"
     return Table.of(title, columns, [ours, *recipe_rows(plan)], lead=3)
 
 
@@ -129,7 +131,7 @@ def margins_line(plan: Plan) -> Text:
         if r["seconds"] is not None
     )
     none = ", ".join(str(r["name"]) for r in rows if r["seconds"] is None)
-    head = f"recipes by {_compared_by(plan)[0]}, this plan {show_seconds(best)}: "
+    head = f"recipes by {_compared_by(plan)[0]} (this plan {show_seconds(best)}): "
     return Text.assemble((head, QUIET), words, (f"; no plan: {none}" if none else "", QUIET))
 
 
@@ -138,7 +140,7 @@ def collectives(plan: Plan) -> RenderableType:
     found = sorted(plan.prediction.traffic, key=lambda t: -t.seconds)
     if not found:
         where = "" if plan.is_one_program else " within a stage"
-        return Text(f"No collectives{where}: no device waits for another.", style=QUIET)
+        return Text(f"No collectives{where}: devices do not communicate.", style=QUIET)
     whole = sum(t.seconds for t in found)
     rows: list[Row] = [
         {**traffic_row(t), "share": t.seconds / whole if whole > 0 else 0.0} for t in found
@@ -236,7 +238,7 @@ def _notes(plan: Plan) -> Iterator[Text]:
     for remat, what in _REMATS.items():
         stages = [f"S{i}" for i, stage in enumerate(plan.stages) if stage.remat is remat]
         if stages:
-            yield Text(f"{', '.join(stages)}: {what} computed again for the backward")
+            yield Text(f"{', '.join(stages)}: {what} recomputed in the backward pass")
     for note in plan.notes:
         yield Text(f"microbatches: {note}", style=QUIET)
 
@@ -253,7 +255,7 @@ def memory(plan: Plan) -> Table:
         for h in holdings_of(plan)
     ]
     rest = max(0, peak - given)
-    others = ("activations, gradients, copies", "", show_bytes(rest), percent(rest / limit))
+    others = ("activations, gradients, temporaries", "", show_bytes(rest), percent(rest / limit))
     return Table(
         f"Memory of a device at the peak; limit {show_bytes(limit)}",
         ("/what", ">whole", ">a device", ">share"),
@@ -287,7 +289,7 @@ def _kinds(peak: Peak) -> Table:
         (kind.value, show_bytes(nbytes), percent(nbytes / whole))
         for kind, nbytes in sorted(peak.totals, key=lambda t: -t[1])
     ]
-    return Table("Held at the peak, by kind", ("kind", ">a device", ">share"), rows)
+    return Table("Memory at the peak, by kind", ("kind", ">a device", ">share"), rows)
 
 
 def _largest(peak: Peak) -> Table:
@@ -305,5 +307,5 @@ def _largest(peak: Peak) -> Table:
 def _price(plan: Plan) -> Text:
     saved = price_per_gib(plan)
     if saved <= 0:
-        return Text("more memory would save no time: it does not bind", style=QUIET)
+        return Text("more memory would not make the step faster", style=QUIET)
     return Text.assemble(("one more GiB ", QUIET), f"would save about {show_seconds(saved)} a step")

@@ -138,7 +138,7 @@ def _part(part: CompiledPart, level: CheckLevel) -> Iterator[RenderableType]:
         yield Text.assemble(("the compiler: ", BAD), made.out_of_memory)
     if part.differences:
         yield ""
-        yield Text("What the compiler did otherwise", style=f"bold {ACCENT}")
+        yield Text("What the compiler did differently", style=f"bold {ACCENT}")
         shown = part.differences[:_SHOWN]
         yield from (Text(f"* {difference}") for difference in shown)
         if rest := len(part.differences) - len(shown):

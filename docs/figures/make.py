@@ -122,7 +122,7 @@ def of_one_program(plan: Plan) -> Iterator[tuple[str, str]]:
     for name, path in _TILED.items():
         a = argument[path]
         yield name, tiles_svg(a.shape, a.sharding, plan.mesh, standalone=True)
-    yield "streams", streams_svg(found.spans, standalone=True)
+    yield "streams", streams_svg(found.spans, plan.prediction.seconds, standalone=True)
     yield "memory", memory_svg(found.memory[0], standalone=True)
 
 

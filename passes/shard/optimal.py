@@ -146,7 +146,7 @@ class MinMemory(AbstractSharding):
         choice, _ = lightest(posed, weigher(given, setting))
         if problem.costs and not choice:
             raise optimal.refusal(given, setting)
-        solution = known_solution(problem, choice, "What holds the least.")
+        solution = known_solution(problem, choice, "The least memory found.")
         return plan_of(posed.reading, posed.assembled, solution, setting.mesh)
 
 
@@ -176,7 +176,7 @@ def _solved(problem: Problem, start: tuple[int, ...], effort: Effort) -> Solutio
         return solution
     least = min_memory(problem)
     fits = bool(least.choice) and problem.fits(least.choice)
-    return known_solution(problem, least.choice if fits else (), "What holds the least.")
+    return known_solution(problem, least.choice if fits else (), "The least memory found.")
 
 
 def all_choices(reading: Reading, mesh: MeshShape) -> list[tuple[Choice, ...]]:

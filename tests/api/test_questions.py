@@ -27,7 +27,7 @@ def largest(plan: autopar.Plan) -> str:
 def test_an_explanation_prints(plan: autopar.Plan) -> None:
     found = autopar.explain(plan, largest(plan))
     first, *rest = str(found).splitlines()
-    assert first.startswith(f"{largest(plan)} lies as {found.choice}: ")
+    assert first.startswith(f"{largest(plan)} is sharded as {found.choice}: ")
     assert "a step" in first
     assert sum(" instead: " in line for line in rest) == len(found.alternatives) > 0
 

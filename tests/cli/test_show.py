@@ -35,7 +35,7 @@ def test_everything_is_shown_by_default(saved: Path) -> None:
         ("--ops", ["Ops of a step"]),
         ("--stages", ["Modules"]),
         ("--comm", ["Collectives in a step", "Each collective"]),
-        ("--memory", ["Memory of a device", "What a device holds over a step"]),
+        ("--memory", ["Memory of a device", "Memory over a step"]),
     ],
 )
 def test_a_flag_shows_one_part(saved: Path, flag: str, shown: list[str]) -> None:
@@ -43,7 +43,7 @@ def test_a_flag_shows_one_part(saved: Path, flag: str, shown: list[str]) -> None
     assert done.code == 0
     titles = (
         "Arguments", "Ops of a step", "Modules", "Collectives in a step", "Each collective",
-        "Memory of a device", "What a device holds over a step",
+        "Memory of a device", "Memory over a step",
     )  # fmt: skip
     assert [t for t in titles if t in done.out] == shown
 

@@ -82,13 +82,13 @@ def test_the_stages_are_a_table_with_the_schedule_in_time(saved: tuple[Path, Ran
 
 def test_the_simple_plan_beside_it_is_told_by_predicted_seconds(saved: tuple[Path, Ran]) -> None:
     text = saved[1].out
-    assert "Recipes beside this plan, by predicted seconds" in text
-    assert "solver's sum" not in text
+    assert "Textbook recipes on the same mesh, by predicted seconds" in text
+    assert "by cost" not in text
     page = saved[0].with_suffix(".html")
     assert run("report", saved[0], "-o", page).code == 0
     written_page = page.read_text(encoding="utf-8")
-    assert "by predicted seconds of a step" in written_page
-    assert "by the solver's own prices" not in written_page
+    assert "by the predicted step: this plan takes" in written_page
+    assert "the cost that the solver minimizes" not in written_page
 
 
 def test_a_saved_plan_shows_its_stages_and_where_arguments_lie(saved: tuple[Path, Ran]) -> None:
@@ -127,7 +127,7 @@ def test_what_a_device_holds_is_of_one_submesh(folder: Path) -> None:
 def test_one_stage_accumulates_gradients(folder: Path) -> None:
     done = planned(folder, "--microbatches", "4")
     assert done.code == 0, done.err
-    assert "one, 4 microbatches: gradients add up over them" in done.out
+    assert "one, 4 microbatches with gradient accumulation" in done.out
     assert "One stage: 4 microbatches of 8 rows, one after the other" in done.out
     assert "device 0" not in done.out  # one row would say nothing
 

@@ -2,9 +2,11 @@
 
 A block that opens with a comment naming a file is that file; other Python blocks of a page run one
 after another in one namespace, with the repository's examples beside them. In console blocks each
-`$ autopar` line is run, and the lines below it are what it must print, numbers aside; `...` is any
-lines. In `sh` blocks are commands that need what is not here: a compiler, minutes, several hosts.
-Those of autopar must be called as they can be.
+`$ autopar` line is run, and the lines below it are what it must print, in order and figure by
+figure, but for spacing. `...` is any lines, and within a line any text: what moves from run to run.
+`pytest tests/docs --docs-update` writes the figures that are printed now into the pages. In `sh`
+blocks are commands that need what is not here: a compiler, minutes, several hosts. Those of
+autopar must be called as they can be.
 """
 
 import functools
@@ -12,8 +14,9 @@ import importlib
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +52,18 @@ WITH_BLOCKS = [page for page in PAGES if any(blocks_of(page))]
 
 @pytest.mark.parametrize("page", WITH_BLOCKS, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_the_blocks_of_a_page_run(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: list[jax.Device]
+    page: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    devices: list[jax.Device],
+    request: pytest.FixtureRequest,
 ) -> None:
     del devices  # the pages assume eight
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.syspath_prepend(tmp_path)
     names: dict[str, Any] = {"__name__": "__main__"}
+    stale: list[Stale] = []
     for block in blocks_of(page):
         where = f"{page.relative_to(ROOT)}:{block.line}"
         if named := _FILE.match(block.text):
@@ -67,19 +75,43 @@ def test_the_blocks_of_a_page_run(
             code = "\n" * (block.line - 1) + block.text
             exec(compile(code, str(page), "exec"), names)
         elif block.language == "console":
-            _run_console(block, where)
+            stale += _run_console(block, where)
+    if stale and request.config.getoption("--docs-update", default=False):
+        _update(page, stale)
+    elif stale:
+        told = "\n".join(f"{s.line}: {s.old.strip()}\n  now: {s.new}" for s in stale)
+        pytest.fail(f"{page.relative_to(ROOT)}: pytest tests/docs --docs-update writes\n{told}")
 
 
-def _run_console(block: Block, where: str) -> None:
-    for command in block.text.split("$ autopar ")[1:]:
+@dataclass(frozen=True)
+class Stale:
+    """A line of a page that is printed with other figures now."""
+
+    line: int
+    old: str
+    new: str
+
+
+def _run_console(block: Block, where: str) -> Iterator[Stale]:
+    """Run the commands of a block; the lines whose figures alone have changed."""
+    commands = block.text.split("$ autopar ")
+    number = block.line + commands[0].count("\n")
+    for command in commands[1:]:
         line, *expected = command.rstrip().splitlines()
         done = _planned(line) if _is_shown_alone(line) else run(*shlex.split(line))
         fails = bool(expected) and expected[0].startswith("error:")
         assert (done.code != 0) == fails, f"{where}: {line}\n{done.err}"
-        shown = [_plain(text) for text in (done.err if fails else done.out).splitlines()]
-        for text in expected:
-            found = text == "..." or any(_plain(text) in given for given in shown)
-            assert found, f"{where}: {line!r} no longer prints {text!r}"
+        shown = (done.err if fails else done.out).splitlines()
+        for offset, text in enumerate(expected, 1):
+            if text.strip() == "...":
+                continue
+            at = _first(shown, _pattern(text, re.escape))
+            if at is None:
+                at = _first(shown, _pattern(text, _any_figures))
+                assert at is not None, f"{where}: {line!r} no longer prints {text!r}"
+                yield Stale(number + offset, text, " ".join(shown[at].split()))
+            shown = shown[at + 1 :]
+        number += command.count("\n")
 
 
 def _is_shown_alone(line: str) -> bool:
@@ -92,9 +124,32 @@ def _planned(line: str) -> Ran:
     return run(*shlex.split(line))
 
 
-def _plain(text: str) -> str:
-    """A line without its spacing and its numbers."""
-    return re.sub(r"[\d.]+", "#", " ".join(text.split()))
+def _first(shown: Sequence[str], pattern: re.Pattern[str]) -> int | None:
+    """The first line that has the pattern in it."""
+    found = (i for i, line in enumerate(shown) if pattern.search(" ".join(line.split())))
+    return next(found, None)
+
+
+def _pattern(text: str, plain: Callable[[str], str]) -> re.Pattern[str]:
+    """A line of a page as a pattern; `...` in it is any text."""
+    return re.compile(".*".join(plain(part) for part in " ".join(text.split()).split("...")))
+
+
+def _any_figures(text: str) -> str:
+    return r"[\d.]+".join(re.escape(part) for part in re.split(r"[\d.]+", text))
+
+
+def _update(page: Path, stale: Sequence[Stale]) -> None:
+    """Write the figures that are printed now into a page, each where the old one stood."""
+    lines = page.read_text(encoding="utf-8").splitlines(keepends=True)
+    for s in stale:
+        found = _pattern(s.old, _any_figures).search(s.new)
+        assert found is not None
+        figures = re.findall(r"[\d.]+", found[0])
+        assert "..." not in s.old, f"{page}:{s.line}: mend it by hand: {s.new}"
+        kept = re.split(r"[\d.]+", lines[s.line - 1])
+        lines[s.line - 1] = "".join(chain.from_iterable(zip_longest(kept, figures, fillvalue="")))
+    page.write_text("".join(lines), encoding="utf-8")
 
 
 def test_commands_that_are_not_run_can_be_called_so() -> None:

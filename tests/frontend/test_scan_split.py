@@ -82,7 +82,7 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "optimizer", "cuts"),
     [
-        ("gpt_scan", "sgd", Cuts(((1,),))),
+        pytest.param("gpt_scan", "sgd", Cuts(((1,),)), marks=SLOW),
         ("gpt_scan_raw", "sgd", Cuts(((1, 3),))),
         pytest.param("gpt_scan", "adam", Cuts(((1,),), inline=False), marks=SLOW),
         pytest.param("gpt_scan_raw", "adam", Cuts(((1, 2, 3),)), marks=SLOW),

@@ -82,15 +82,15 @@ def test_prices_are_those_of_the_plan(free: Asked) -> None:
 def test_who_reads_it_and_how_is_told() -> None:
     found = explain(asked(method="fsdp").loaded, "params/up")
     assert "forward dot_general (questions.py:" in found.reads[0]
-    assert "reads it whole after all-gather over data and model (16.0 MiB" in found.reads[0]
+    assert "reads it replicated after all-gather over data and model (16.0 MiB" in found.reads[0]
     assert any("the update reads it as P(('data', 'model'))" in r for r in found.reads)
-    assert any("its new value comes about after reduce-scatter" in r for r in found.reads)
+    assert any("its new value is made after reduce-scatter" in r for r in found.reads)
 
 
 def test_dims_that_do_not_divide_and_state_bind(free: Asked) -> None:
     binds = explain(free.loaded, "params/odd").binds
-    assert "dim 1 of 7 does not divide by data=2" in binds
-    assert "dim 1 of 7 does not divide by model=4" in binds
+    assert "dim 1 of size 7 is not divisible by data=2" in binds
+    assert "dim 1 of size 7 is not divisible by model=4" in binds
     assert any("it is state" in b for b in binds)
     assert not any("state" in b for b in explain(free.loaded, "batch").binds)
 
@@ -106,7 +106,7 @@ def test_a_pin_binds_and_its_price_is_told() -> None:
 
 def test_a_method_that_leaves_one_choice_binds() -> None:
     found = explain(asked(method="dp").loaded, "params/up")
-    assert "method='dp' leaves it this choice alone" in found.binds
+    assert "method='dp' allows only this choice" in found.binds
     assert found.choice == "P()"
     assert found.alternatives
 

@@ -71,20 +71,19 @@ def test_evidence_counts_and_names_the_largest() -> None:
         return [text for use in inspected(name, method, mesh).axes for text in use.evidence]
 
     assert evidence("gpt_scan", "fsdp", "8") == [
-        "Lying over it, and gathered to be read: 16 of 16 parameters, 100% of their bytes, "
-        "such as state/params/layers/down/kernel.",
-        "Rows: 2 of 2 batch arguments, 100% of their bytes, such as batch/targets.",
+        "FSDP: 16 of 16 parameters (100% of their bytes) are sharded over this axis and "
+        "all-gathered before use, such as state/params/layers/down/kernel.",
+        "Data parallel: 2 of 2 batch arguments (100% of their bytes) are sharded by rows, such as "
+        "batch/targets.",
     ]
     zeros = [evidence("mlp", method, "8")[0] for method in ("zero1", "zero2")]
-    told = "lying over it without their parameters: 10 of 12 tensors of optimizer state, 100%"
-    assert zeros[0].startswith(f"ZeRO-1, {told}")
-    assert zeros[1].startswith(f"ZeRO-2, {told}")
-    assert evidence("gpt", "megatron", "2,4")[1].startswith(
-        "Split, and read where they lie: 9 of 9"
-    )
-    nothing = "Nothing lies over it: its devices do the same."
+    told = "FSDP: 10 of 12 tensors of optimizer state (100% of their bytes) are sharded and their"
+    assert zeros[0].startswith(f"{told} parameters are not (ZeRO-1)")
+    assert zeros[1].startswith(f"{told} parameters are not (ZeRO-2)")
+    assert evidence("gpt", "megatron", "2,4")[1].startswith("Tensor parallel: 9 of 9")
+    nothing = "Unused: nothing is sharded over this axis, so its devices do the same work."
     assert evidence("mlp", "auto", "8") == [nothing]
-    assert evidence("mlp", "auto", "8,1")[1] == "It is of one device."
+    assert evidence("mlp", "auto", "8,1")[1] == "It has one device."
 
 
 def test_features_are_no_positions() -> None:

@@ -22,9 +22,10 @@ WHOLE = [
 ]
 STAGED = [
     ("masked", {"stages": 2, "microbatches": 4, "schedule": "gpipe"}),  # a count is hoisted
-    ("clip", {"stages": 2, "microbatches": 4, "schedule": "zb-h1"}),
-    ("mlp", {"microbatches": 4}),
+    ("mlp", {"stages": 2, "microbatches": 4, "schedule": "zb-h1"}),
+    ("lstm_raw", {"microbatches": 4}),
 ]
+TOWERS = ("clip", {"stages": 2, "microbatches": 4, "schedule": "zb-h1"})
 
 
 def args_of(case: Case) -> tuple[Any, Any]:
@@ -42,7 +43,13 @@ def test_one_program_comes_back(name: str, options: dict[str, Any]) -> None:
     assert [op.rule for op in listed.graph.walk()] == [op.rule for op in made.graph.walk()]
 
 
-@pytest.mark.parametrize(("name", "options"), STAGED, ids=[name for name, _ in STAGED])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *(pytest.param(*staged, id=staged[0]) for staged in STAGED),
+        pytest.param(*TOWERS, id=TOWERS[0], marks=pytest.mark.slow),
+    ],
+)
 def test_stage_programs_come_back(name: str, options: dict[str, Any]) -> None:
     case = CASES[name]
     step = autopar.parallelize(case.step, cluster="2x4xa100-40gb", **options)

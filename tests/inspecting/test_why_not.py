@@ -53,7 +53,7 @@ def test_the_plans_own_choice_changes_nothing(free: Asked) -> None:
     found = ask(free, **{"params/up": (None, ("data", "model"))})
     assert found.pinned == found.price
     assert (found.traffic, found.moved) == ((), ())
-    assert "what is pinned lies so already: nothing changes" in found.notes
+    assert "the plan has these shardings already: nothing changes" in found.notes
 
 
 def test_what_moves_along_is_named_with_both_shardings(free: Asked) -> None:
@@ -106,6 +106,6 @@ def test_of_stages_only_the_submesh_that_holds_it_is_sharded_anew() -> None:
     assert found.price.seconds == pytest.approx(staged.plan.prediction.seconds)
     assert found.pinned.seconds > found.price.seconds
     assert ("state/params/up", "P(None, 'data')", "P()") in found.moved
-    assert any("sharded anew: mesh0, whose" in note for note in found.notes)
+    assert any("solved again: mesh0, whose" in note for note in found.notes)
     with pytest.raises(PinError, match="matches none"):
         ask(staged, **{"params/upp": ()})

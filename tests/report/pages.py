@@ -102,7 +102,13 @@ def plan_of(layers: int = 3, step: str = "train_step") -> Plan:
 def inspection_of(meshes: tuple[MeshShape, ...] = (MESH,), spans: int = 40) -> Inspection:
     """What such a plan means, over some submeshes."""
     uses = tuple(
-        AxisUse(k, name, size, (AxisRole.DATA, AxisRole.FSDP), ("Rows: 1 of 1 batch arguments.",))
+        AxisUse(
+            k,
+            name,
+            size,
+            (AxisRole.DATA, AxisRole.FSDP),
+            ("Data: 1 of 1 batch arguments.",),
+        )
         for k, mesh in enumerate(meshes)
         for name, size in zip(mesh.names, mesh.sizes, strict=True)
     )

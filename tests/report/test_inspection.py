@@ -92,7 +92,7 @@ def drawn(part: object, width: int = 100) -> list[str]:
 
 def test_axes_say_what_they_are_used_for_and_why() -> None:
     assert drawn(axes(USES))[1:] == [
-        "axis    size   roles        what shows it",
+        "axis    size   roles        evidence",
         "────────────────────────────────────────────────────────────",
         "data       4   data, fsdp   Rows lie over it. So do weights.",
         "model      2   tensor       Products are split.",
@@ -111,7 +111,7 @@ def test_ops_are_drawn_costliest_first_and_what_is_left_out_is_counted() -> None
     partial = Sharding(((), ()), ("data",))
     lines = drawn(ops([op("tanh", 0.0), op("dot_general", 2e-3, partial), op("mul", 1e-3)], 2))
     assert lines[1:] == [
-        "op                   line       runs in   sharding           runs         FLOP      time",
+        "op                   line       part      sharding           runs         FLOP      time",
         "────────────────────────────────────────────────────────────────────────────────────────",
         "Net/up dot_general   net.py:3   forward   P() partial data      2   1.00 kFLOP   2.00 ms",
         "Net/up mul           net.py:3   forward   P('data')             2   1.00 kFLOP   1.00 ms",
@@ -136,7 +136,7 @@ def test_collectives_have_op_line_axes_roles_and_what_is_hidden() -> None:
         "Net/up dot_general net.py:3 forward all-reduce data (fsdp) 3 x 1.00 KiB 1.00 ms 0.0%",
     ):
         assert line in text
-    assert drawn(communication([], None)) == ["No collectives: no device waits for another."]
+    assert drawn(communication([], None)) == ["No collectives: devices do not communicate."]
 
 
 def test_modules_are_a_tree_of_which_the_deepest_are_left_out() -> None:
@@ -164,7 +164,7 @@ def test_modules_of_one_stage_are_under_the_layers_of_that_stage() -> None:
 
 def test_memory_over_time_marks_its_peak() -> None:
     assert drawn(memory_over_time([CURVE]), 31) == [
-        "What a device holds over a step",
+        "Memory over a step",
         "1.00 KiB ┤     ██████",
         "         ┤     ██████▄▄▄▄▄▄▄▄▄▄",
         "         ┤     ████████████████",
@@ -174,7 +174,7 @@ def test_memory_over_time_marks_its_peak() -> None:
         "          0 s  ▲        4.00 ms",
         "▲ 1.00 KiB at 1.00 ms: dot",
     ]
-    assert "keeps no step" in drawn(memory_over_time([]))[0]
+    assert "has no step in it" in drawn(memory_over_time([]))[0]
 
 
 def test_the_data_have_every_row() -> None:

@@ -35,7 +35,7 @@ def plan_of(*traffic: Traffic) -> Plan:
     origin = Origin(
         "step", "k", cluster.to_toml(), "8xcpu", cluster.fingerprint(), "0.10", "auto", 4096
     )
-    outcome = Outcome(Status.OPTIMAL, 0.01, 0.01, "Proven best.")
+    outcome = Outcome(Status.OPTIMAL, 0.01, 0.01, "Solved exactly.")
     prediction = Prediction(0.01, 0.004, 0.002, traffic, 192, 1024)
     sharding = ShardingPlan(mesh, (), (), (), (), outcome)
     return one_program_plan(origin, sharding, arguments, prediction)
@@ -100,7 +100,7 @@ def test_recipes_are_drawn_cheapest_first_and_those_that_fail_with_why() -> None
     outcome = replace(PLAN.outcome, recipes=recipes)
     plan = replace(PLAN, outcome=outcome)
     assert drawn(margins(plan)).splitlines()[1:] == [
-        "method          sum   more   note",
+        "method         cost   more   note",
         "──────────────────────────────────────────────────────────────────",
         "this plan   10.0 ms",
         "megatron    10.0 ms    +0%   found",
@@ -117,7 +117,8 @@ def test_recipes_are_drawn_cheapest_first_and_those_that_fail_with_why() -> None
 def test_the_headline_says_what_for_what() -> None:
     lines = drawn(headline(PLAN), width=100).splitlines()
     assert lines[0] == "plan step on 8xcpu"
-    assert "10.0 ms a step, 20.0% waits for communication (2.00 ms of 4.00 ms)" in lines[4]
+    assert "10.0 ms a step, 20.0% of it exposed communication (2.00 ms of 4.00 ms)" in lines[4]
+    assert lines[3].startswith("outcome    optimal under the cost model: cost 10.0 ms, gap 0.00%.")
     assert lines[6].startswith("figures    a guess at one of eight virtual devices")
     assert "1.00 KiB a device of 4.00 KiB  █████···············  25.0%" in lines[5].replace(
         "· 25", "·  25"
@@ -188,7 +189,7 @@ def test_memory_in_full_has_kinds_values_time_and_price() -> None:
         "one more GiB would save about 2.00 ms a step",
     ):
         assert shown in text
-    assert "it does not bind" in drawn(memory_in_full(PLAN))
+    assert "more memory would not make the step faster" in drawn(memory_in_full(PLAN))
 
 
 def test_the_data_have_the_peak() -> None:

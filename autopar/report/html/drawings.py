@@ -68,7 +68,8 @@ def _inline(svg: str) -> Markup:
 def _schedule(view: ReportView) -> str:
     plan = view.plan
     if plan.is_one_program:
-        return streams_svg(view.inspection.spans) if view.inspection.spans else ""
+        spans = view.inspection.spans
+        return streams_svg(spans, plan.prediction.seconds) if spans else ""
     names = [f"mesh{k}" for k in range(len(plan.submeshes))]
     return gantt_svg(
         simulation_of(plan),

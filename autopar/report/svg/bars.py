@@ -40,7 +40,7 @@ def bars_svg(rows: Iterable[Bar], label: str, standalone: bool = False) -> str:
         for shape in _row(bar, words, (left, _TOP + row * _PITCH), room / longest)
     ]
     split = any(bar.hidden > 0 for bar in bars)
-    named = [("c6", "waited for"), ("c5", "hidden")][: 1 + split]
+    named = [("c6", "exposed"), ("c5", "hidden")][: 1 + split]
     key = draw.legend(left, height - 6, named)
     return draw.svg(_WIDTH, height, label, [*content, *key], standalone)
 
@@ -60,4 +60,4 @@ def _row(bar: Bar, words: str, at: tuple[float, float], scale: float) -> Iterato
 def _figures(bar: Bar) -> str:
     if bar.hidden <= 0 or bar.exposed <= 0:
         return show_seconds(bar.total)
-    return f"{show_seconds(bar.total)}, {show_seconds(bar.exposed)} of it waited for"
+    return f"{show_seconds(bar.total)}, {show_seconds(bar.exposed)} of it exposed"

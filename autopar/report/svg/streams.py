@@ -19,9 +19,14 @@ Piece = tuple[float, float, str, str]  # start, end, class, title
 Times = list[tuple[float, float]]  # from when to when, in order
 
 
-def streams_svg(spans: Sequence[KernelSpan], standalone: bool = False) -> str:
-    """A row of work, coloured by region, over a row of wires; between them when work waits."""
-    seconds = max((span.end_seconds for span in spans), default=0.0)
+def streams_svg(spans: Sequence[KernelSpan], seconds: float = 0.0, standalone: bool = False) -> str:
+    """A row of work, coloured by region, over a row of wires; between them when work waits.
+
+    The predicted step may be longer than its spans, because what overlaps slows each other down:
+    that is drawn at its end.
+    """
+    placed = max((span.end_seconds for span in spans), default=0.0)
+    seconds = max(seconds, placed)
     work = [span for span in spans if span.stream == "work"]
     wires = [span for span in spans if span.stream == "wires"]
     waits = [
@@ -29,15 +34,16 @@ def streams_svg(spans: Sequence[KernelSpan], standalone: bool = False) -> str:
         for start, end in _uncovered(_union(wires), _union(work))
         if end - start > 1e-9 * seconds  # else only rounding parts them
     ]
+    computes, communicates = show_seconds(_total(work)), show_seconds(_total(wires))
     label = (
-        f"step {show_seconds(seconds)} on one device: works {show_seconds(_total(work))}, "
-        f"moves {show_seconds(_total(wires))}"
+        f"predicted step {show_seconds(seconds)} on one device: "
+        f"computes {computes}, communicates {communicates}"
     )
     axis = Axis(_LEFT, _WIDTH - _LEFT - _RIGHT, 0.0, seconds)
     parts = [draw.text("quiet", 0, 14, label), *axis.ruled(_TOP - 4, _TOP + 74, show_seconds)]
     rows = (
         ("work", _TOP, _TALL, [_piece(span, _region(span)) for span in work]),
-        ("waits", _TOP + 30, 10.0, [(a, b, _WAITS, f"waits {_from(a, b)}") for a, b in waits]),
+        ("waits", _TOP + 30, 10.0, [*_waiting(waits, placed, seconds)]),
         ("wires", _TOP + 44, _TALL, [_piece(span, _WIRES) for span in wires]),
     )
     for name, y, tall, pieces in rows:
@@ -48,10 +54,18 @@ def streams_svg(spans: Sequence[KernelSpan], standalone: bool = False) -> str:
             parts.append(draw.rect(f"{css} crisp", axis.at(start), y, width, tall, title))
     found = {_region(span) for span in work}
     entries = [(css, name) for name, css in _REGIONS.items() if css in found]
-    entries += [(_OTHER, "other work")] * (_OTHER in found)
-    entries += [(_WAITS, "waited for"), (_WIRES, "collectives")]
+    entries += [(_OTHER, "other compute")] * (_OTHER in found)
+    entries += [(_WAITS, "exposed"), (_WIRES, "collectives")]
     parts += draw.legend(_LEFT, _TOP + 112, entries)
     return draw.svg(_WIDTH, _TOP + 120, label, parts, standalone)
+
+
+def _waiting(waits: Times, placed: float, seconds: float) -> Iterator[Piece]:
+    """The exposed communication: where nothing overlaps with it, and what overlapping costs."""
+    yield from ((a, b, _WAITS, f"waits {_from(a, b)}") for a, b in waits)
+    if seconds - placed > 1e-9 * seconds:
+        slower = show_seconds(seconds - placed)
+        yield placed, seconds, _WAITS, f"{slower} in all: compute and collectives that overlap"
 
 
 def _uncovered(times: Times, busy: Times) -> Iterator[tuple[float, float]]:

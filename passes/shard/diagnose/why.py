@@ -65,7 +65,7 @@ class Case:
     def plan(self, choice: tuple[int, ...]) -> ShardingPlan:
         """The sharding plan of an assignment."""
         posed = self.posed
-        solution = known_solution(posed.assembled.problem, choice, "Chosen around what was asked.")
+        solution = known_solution(posed.assembled.problem, choice, "Solved around the pins.")
         return plan_of(posed.reading, posed.assembled, solution, self.mesh, (), self.reuse_gathered)
 
 

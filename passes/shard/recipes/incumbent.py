@@ -82,7 +82,7 @@ def better_of(solution: Solution, floor: Incumbent) -> Solution:
         choice=floor.choice,
         seconds=floor.seconds,
         bound_seconds=min(bound, floor.seconds),
-        sentence="The best recipe's answer.",
+        sentence="The best recipe.",
     )
 
 
@@ -116,14 +116,14 @@ def _solved(problem: Problem, left: Sequence[Indices], solve: Solve) -> tuple[tu
     narrowed = narrow(problem, left)
     needed = needed_bytes(narrowed.problem)
     if needed > problem.limit_bytes * (1 + 1e-9):
-        return (), f"does not fit: holds at least {show_bytes(needed)}"
+        return (), f"does not fit: needs at least {show_bytes(needed)}"
     choice = solve(narrowed.problem)
     if choice:
         return narrowed.restore(choice), "found"
     least = min_memory(narrowed.problem)
     if least.choice and narrowed.problem.fits(least.choice):
-        return narrowed.restore(least.choice), "found: what holds the least"
-    return (), f"does not fit: the least found holds {show_bytes(least.nbytes)}"
+        return narrowed.restore(least.choice), "found: the least memory"
+    return (), f"does not fit: the least found needs {show_bytes(least.nbytes)}"
 
 
 def _reason(error: InfeasibleError) -> str:

@@ -114,13 +114,13 @@ def _solution(problem: Problem, choice: tuple[int, ...], search: _Search) -> Sol
     seconds = problem.seconds(choice)
     bound = min(search.bound, seconds)
     proven = seconds - bound <= _PROVEN * seconds
-    held = f", memory held at {len(search.times)} times" if search.times else ""
+    held = f", with memory limits at {len(search.times)} moments" if search.times else ""
     return Solution(
         choice,
         seconds,
         bound,
         Status.OPTIMAL if proven else Status.FEASIBLE,
-        f"{'Proven best' if proven else 'Good answer'}{held}.",
+        f"{'Solved exactly' if proven else 'The best found'}{held}.",
         memory_price_seconds_per_byte=search.price,
         binding_times=search.times,
         first_seconds=search.first_seconds,

@@ -50,17 +50,27 @@ def span(stream: str, start: float, end: float, region: str = "forward") -> Kern
 
 
 def test_work_waits_where_only_the_wires_are_busy() -> None:
-    """Work 0-1, 1.5-3 and 3-3.2; wires 1-1.5 and 2-2.5: half a second is waited for."""
+    """Work 0-1, 1.5-3 and 3-3.2; wires 1-1.5 and 2-2.5: half a second is exposed."""
     spans = (
         span("work", 0, 1), span("wires", 1, 1.5), span("work", 1.5, 3, "backward"),
         span("wires", 2, 2.5), span("work", 3, 3.2, "update"),
     )  # fmt: skip
     svg = streams_svg(spans)
-    assert said(svg)[0] == "step 3.20 s on one device: works 2.70 s, moves 1.00 s"
+    assert (
+        said(svg)[0] == "predicted step 3.20 s on one device: computes 2.70 s, communicates 1.00 s"
+    )
     (wait,) = titled(svg, "waits 500 ms from 1.00 s")
     (first,) = [s for s in titled(svg, "from 0 s") if s.name == "rect"]
     assert (wait.x, wait.width) == pytest.approx((first.x + first.width, first.width / 2), abs=0.11)
     assert [s.css.split()[0] for s in titled(svg, "dot")] == ["c1", "c3", "c4", "c5", "c5"]
+
+
+def test_what_overlap_costs_is_exposed_at_the_end_of_the_predicted_step() -> None:
+    spans = span("work", 0, 2), span("wires", 1, 2)
+    (slower,) = titled(streams_svg(spans, 2.5), "500 ms in all")
+    (work,) = titled(streams_svg(spans, 2.5), "from 0 s")
+    assert slower.x == pytest.approx(work.x + work.width, abs=0.11)
+    assert slower.width == pytest.approx(work.width / 4, abs=0.11)
 
 
 @pytest.mark.parametrize("regions", [("forward",), ("forward", "backward")])
@@ -75,11 +85,11 @@ def test_a_step_of_many_kernels_is_few_shapes(regions: tuple[str, ...]) -> None:
     ]
     svg = streams_svg(spans)
     assert element_count(svg) <= 5_000
-    assert "moves 20000 s" in said(svg)[0]
+    assert "communicates 20000 s" in said(svg)[0]
 
 
 def test_a_step_of_nothing_is_drawn() -> None:
-    assert said(streams_svg(()))[0].startswith("step 0 s on one device")
+    assert said(streams_svg(()))[0].startswith("predicted step 0 s on one device")
     assert "at most 0 B of 1.00 GiB" in said(memory_svg(MemoryCurve(0, (), GIB)))[0]
 
 
@@ -87,9 +97,9 @@ def test_bars_are_sorted_and_in_two_parts() -> None:
     sizes = {"small": (1e-3, 0.0), "<big>": (1e-3, 3e-3), "none": (0.0, 0.0), "mid": (0.0, 2e-3)}
     svg = bars_svg([Bar(name, *parts) for name, parts in sizes.items()], "collectives")
     assert [w for w in said(svg) if w in sizes] == ["<big>", "mid", "small", "none"]
-    big, rest = titled(svg, "<big>: 4.00 ms, 1.00 ms of it waited for")
+    big, rest = titled(svg, "<big>: 4.00 ms, 1.00 ms of it exposed")
     assert (big.css, rest.css) == ("c6", "c5")
     assert rest.width == pytest.approx(3 * big.width, abs=0.2)
     assert rest.x == pytest.approx(big.x + big.width, abs=0.11)
-    assert said(svg)[-2:] == ["waited for", "hidden"]
-    assert said(bars_svg([Bar("all", 1.0)], "x"))[-1] == "waited for"
+    assert said(svg)[-2:] == ["exposed", "hidden"]
+    assert said(bars_svg([Bar("all", 1.0)], "x"))[-1] == "exposed"
