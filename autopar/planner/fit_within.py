@@ -8,7 +8,7 @@ over or under, up to an allowance that is known to be too much:
     allowed    |------ fits ------|----- not tried -----|----- too much -----|
                0               allowed                 high              (counted)
 
-    over:      high = allowed,  next = allowed - over
+    over:      high = allowed,  next = allowed - over; twice the last step for the same plan again
     under:     next = allowed + what is left, at most half way to high, if the limit costs seconds
 
 Those that plan within a limit, and what each counts:
@@ -99,6 +99,8 @@ def fit_within(
     #    that costs no more than one without a limit is not bettered by more room.
     best: T | None = None
     allowed, high, loosened = limit_bytes, float("inf"), 0
+    last: T | None = None
+    step = 0
     for _ in range(tries):
         found, first = first or solve(allowed), None
         if found is None:
@@ -109,7 +111,8 @@ def fit_within(
             if best is not None:  # what was tried beside it
                 break
             high = allowed
-            allowed -= max(-left, limit_bytes // _STEP)
+            step = 2 * step if last and _alike(found, last) else max(-left, limit_bytes // _STEP)
+            allowed, last = allowed - step, found
             if allowed <= 0:
                 break
             continue
@@ -129,3 +132,8 @@ def fit_within(
             if fits(plan, limit_bytes):
                 return Fit(plan, least)
     return Fit(best, least)
+
+
+def _alike(plan: Candidate, other: Candidate) -> bool:
+    """True if two plans hold and cost the same, to the byte and the last digit."""
+    return (plan.peak_bytes, plan.cost) == (other.peak_bytes, other.cost)

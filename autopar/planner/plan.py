@@ -94,8 +94,9 @@ def _plan_on(contexts: Sequence[MeshContext], source: Source) -> Planned:
     best = _best_of(contexts, plain)
     if best is None:
         raise refusal(contexts[0], plain)
-    context, found = best
-    if found.form is plain:
+    tried, found = best
+    context = tried.context
+    if tried.fits:  # where memory binds, the recipes were looked at with all else
         found = best_recipe(context, plain, found, found) or found
     request, decided = context.request, found.decided
     programs = found.programs(context)
@@ -105,8 +106,8 @@ def _plan_on(contexts: Sequence[MeshContext], source: Source) -> Planned:
     return Planned(source, request, plan, programs, context)
 
 
-def _best_of(contexts: Sequence[MeshContext], plain: Form) -> tuple[MeshContext, MeshPlan] | None:
-    """The context of the fastest plan with it; None where no plan fits.
+def _best_of(contexts: Sequence[MeshContext], plain: Form) -> tuple[TriedMesh, MeshPlan] | None:
+    """The mesh of the fastest plan with it; None where no plan fits.
 
     Every mesh is tried without a limit. Of those where that does not fit, which take long, only
     the most promising are gone into, and none that promises less than a plan that fits.
@@ -135,7 +136,7 @@ def _best_of(contexts: Sequence[MeshContext], plain: Form) -> tuple[MeshContext,
     for n in sorted(found):
         if best is None or found[n].seconds < found[best].seconds * (1 - _NO_GAIN):
             best = n
-    return (contexts[best], found[best]) if best is not None else None
+    return (tried[best], found[best]) if best is not None else None
 
 
 def plan_step(source: Source, request: Request, watchers: Sequence[Watcher] = ()) -> Planned:

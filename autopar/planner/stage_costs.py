@@ -61,7 +61,8 @@ def cost_parts(
         traffic += [(t, often) for t in traffic_of(listing, moved_seconds(run))]
     weigh = _Scale(joint, plan)
     stashed = set(joint.stashed)
-    kept = {name for p in parts if p.kind is PartKind.WEIGHT_GRADIENT for name in _read(p)}
+    late = [p for p in parts if p.kind is PartKind.WEIGHT_GRADIENT]
+    kept = {given.value.name for p in late for given in p.graph.inputs}
     return StageCost(
         forward=spent[PartKind.FORWARD],
         input_gradient=sum((spent[k] for k in _INWARD), Seconds()),
@@ -106,7 +107,3 @@ class _Scale:
         if sharding is not None:
             count = count // sharding.pieces(self._plan.mesh)
         return count * item_bytes(dtype)
-
-
-def _read(part: Part) -> list[str]:
-    return [i.value.name for i in part.graph.inputs]

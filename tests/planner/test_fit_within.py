@@ -48,6 +48,13 @@ def test_what_the_listing_holds_more_than_was_counted_is_taken_off_the_allowance
     assert solver.asked == [1000, 700]
 
 
+def test_the_allowance_falls_ever_faster_while_it_makes_no_difference() -> None:
+    solver = Solver(lambda allowed: FakePlan(1001 if allowed > 300 else 400, 1.0, cost=2.0))
+    fit = fit_within(1000, solver, [FakePlan(3000, 0.5, cost=0.5)])
+    assert solver.asked == [1000, 985, 955, 895, 775, 535]  # by 15, 30, 60 ...
+    assert fit.best is None
+
+
 def test_room_that_is_left_is_given_where_the_limit_costs_seconds() -> None:
     roomy = FakePlan(2000, 1.0, cost=1.0)
     solver = Solver(lambda allowed: FakePlan(allowed - 400, 3000 / allowed, cost=3000 / allowed))
