@@ -105,7 +105,7 @@ def _cache(wanted: Wanted, after: str | None) -> Path | Literal[False] | None:
 
 def _print(made: Made, output: Path | None) -> None:
     console, plan = out(), made.planned.plan
-    console.print(headline(plan))
+    console.print(headline(plan, api.inspect(plan).axes if plan.is_one_program else ()))
     console.print()
     if not plan.is_one_program:
         console.print(pipeline(plan, made.planned.programs.timing.simulation))

@@ -13,7 +13,7 @@ from autopar.ir.graph import Graph
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.spmd import SpmdProgram
 from autopar.ir.text import show_bytes
-from autopar.passes.base import Setting
+from autopar.passes.base import NO_LIMIT_BYTES, Setting
 from autopar.passes.shard.diagnose.why import Answer, Case, anew, case_of
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import Optimal
@@ -106,18 +106,19 @@ class ReshardableUnit:
         )
         return Weighed(sharding, listings, price)
 
-    def setting(self, pins: Pins) -> Setting:
-        """The setting of the sharding pass that decided, within the plan's limit."""
+    def setting(self, pins: Pins, partial_sums: bool | None = None) -> Setting:
+        """The setting of the sharding pass within the plan's limit.
+
+        Sums over microbatches may lie as they do in the plan, unless `partial_sums` says it.
+        """
         prices, limit = self.tables.prices, self.loaded.plan.origin.memory_bytes
-        given = Setting(prices.cluster, prices.mesh, limit, partial_sums=self._has_partial_sums)
+        apart = self.has_partial_sums if partial_sums is None else partial_sums
+        given = Setting(prices.cluster, prices.mesh, limit, partial_sums=apart)
         return self.placed.setting(self.submesh, pins, given)
 
     @property
-    def _has_partial_sums(self) -> bool:
-        """True if sums over microbatches may lie elsewhere than where they are read.
-
-        A submesh is sharded so or otherwise (`planner.submesh_sharding`), which its plan shows.
-        """
+    def has_partial_sums(self) -> bool:
+        """True if the plan has sums over microbatches elsewhere than where they are read."""
         if self.placed.stages.is_one_program:
             return True
         moved, lies = {name for name, _, _ in self.kept.uses}, self.kept.sharding_of
@@ -125,11 +126,11 @@ class ReshardableUnit:
         sums = {a.value for p in parts for a in p.accumulators}
         return any(name in moved or lies[name].partial for name in sums if name in lies)
 
-    def case(self, pins: Pins, reuse_gathered: bool) -> Case:
+    def case(self, pins: Pins, reuse_gathered: bool, partial_sums: bool | None = None) -> Case:
         """The problem under some pins, with the plan's answer as far as these allow."""
         recipe = recipe_named(self.loaded.plan.origin.method)
         optimal = Optimal(recipe=recipe, reshard_costs=self.tables, reuse_gathered=reuse_gathered)
-        posed = optimal.pose(self.graph, self.setting(pins), pins, recipe)
+        posed = optimal.pose(self.graph, self.setting(pins, partial_sums), pins, recipe)
         return case_of(posed, self.kept, reuse_gathered)
 
     def own_case(self) -> Case:
@@ -140,6 +141,23 @@ class ReshardableUnit:
     def own_pins(self) -> Pins:
         """The plan's pins of what is here."""
         return pins_on(self.graph, self.loaded.plan.origin.pins)
+
+    def resharded(self, pins: Pins) -> tuple[Weighed | None, float]:
+        """The plan under some pins, found as `planner.submesh_sharding` finds one.
+
+        That is without a limit, with sums over microbatches where that is fastest; where this
+        holds too much, within the limit and with sums that lie as they are read. None where there
+        is none, with the fewest bytes that were needed.
+        """
+        limit = self.loaded.plan.origin.memory_bytes
+        roomy = self.case(pins, self.kept.reuse_gathered, partial_sums=True)
+        found = anew(roomy, {}, NO_LIMIT_BYTES)
+        if found.choice:
+            weighed = self.weighed(roomy.plan(found.choice), found.seconds)
+            if weighed.peak_bytes <= limit:
+                return weighed, weighed.peak_bytes
+        tight = self.case(pins, self.kept.reuse_gathered, partial_sums=False)
+        return self.fitting(tight, {}, anew(tight, {}, limit))
 
     def fitting(
         self, case: Case, fixed: Mapping[int, int], found: Answer

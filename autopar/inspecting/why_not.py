@@ -21,7 +21,7 @@ from autopar.ir.explanation import Counterfactual
 from autopar.ir.naming import and_more
 from autopar.ir.paths import meant
 from autopar.passes.pipeline import PassPipeline
-from autopar.passes.shard.diagnose.why import anew, case_of, homed
+from autopar.passes.shard.diagnose.why import case_of, homed
 from autopar.passes.shard.model.pins import resolve_pins, show_spec
 from autopar.planner.memory_fit import MeshContext, MeshPlan, plan_on, refusal, try_mesh
 from autopar.planner.remat import Form
@@ -159,10 +159,9 @@ class _Asking:
         """Each submesh that holds what is pinned sharded anew, one after the other."""
         loaded, pairs = self.loaded, list[_Pair]()
         for unit in self._units:
-            case = unit.case(pins_on(unit.graph, self.every), unit.kept.reuse_gathered)
-            limit = loaded.plan.origin.memory_bytes
-            weighed, least = unit.fitting(case, {}, anew(case, {}, limit))
+            weighed, least = unit.resharded(pins_on(unit.graph, self.every))
             if weighed is None:
+                limit = loaded.plan.origin.memory_bytes
                 return f"mesh{unit.submesh}: {too_large(least, limit)}"
             plan = loaded.plan.with_sharding(unit.submesh, weighed.sharding)
             loaded = replace(loaded, plan=plan)

@@ -46,14 +46,11 @@ def stage_table(
     shapes = [s for s in submesh_shapes(request.cluster) if _meshes(s, request)]
     bound = _WorkBound(request.cluster.device_count // request.cluster.hosts)
     priced = [_options(programs, s, counts, request, setting, bound) for s in shapes]
-    able = [m for m in counts if any(found[m] for found in priced)]
+    # One stage has all devices.
+    wanted = priced[-1:] if request.stages == 1 else priced
+    able = [m for m in counts if any(found[m] for found in wanted)]
     if not able:
-        numbers = ", ".join(map(str, counts))
-        raise InfeasibleError(
-            f"no stage of {request.cluster.name} can be sharded by {request.method!r} with "
-            f"{numbers} microbatches of {programs.batching.batch} rows. Use fewer microbatches, "
-            "another method, or a mesh of a submesh's size."
-        )
+        raise InfeasibleError(_unsuited(programs, shapes, counts, request, setting))
     return StageTable(
         cluster=request.cluster,
         memory_bytes=request.budget_bytes,
@@ -65,6 +62,26 @@ def stage_table(
         schedules=_allowed(programs.batching.barrier, request),
         task_seconds=request.cluster.chip.launch_seconds,
     )
+
+
+def _unsuited(
+    programs: LayerPrograms,
+    shapes: Sequence[SubmeshShape],
+    counts: Sequence[int],
+    request: Request,
+    setting: Setting,
+) -> str:
+    """The reason why no microbatch can be sharded, on the largest submesh if there is one."""
+    batch = programs.batching.batch
+    rows = " or ".join(f"{m} microbatches of {batch // m} rows" for m in counts)
+    text = f"no stage of {request.cluster.name} can be sharded by {request.method!r} with {rows}"
+    # Recipes of several axes tell of rows on a mesh that has several, which come last.
+    meshes = [(s, mesh) for s in shapes[-1:] for mesh in reversed(_meshes(s, request))]
+    for shape, mesh in meshes:
+        profiler = LayerProfiler(programs, cut_out(request.cluster, shape), mesh, request, setting)
+        if why := profiler.refusal(batch // counts[0]):
+            return f"{text}: {why}"
+    return f"{text}. Use fewer microbatches, another method, or a mesh of a submesh's size."
 
 
 def _allowed(barrier: bool, request: Request) -> tuple[str, ...]:
@@ -296,6 +313,15 @@ class LayerProfiler:
     def roomy(self, rows: int, sizes: Sequence[int]) -> ShardingVariant | None:
         """The fastest way for microbatches of so many rows; None where there is none."""
         return self._found(rows, sizes, replace(self._setting, partial_sums=True))
+
+    def refusal(self, rows: int) -> str:
+        """The reason why so many rows have no way even without a limit; empty where they have."""
+        try:
+            for c in self._classes:
+                self._shard.run(self._programs.at(c, rows).joint.graph, self._setting)
+        except InfeasibleError as error:
+            return str(error)
+        return ""
 
     def tight(
         self, rows: int, sizes: Sequence[int], budget_bytes: float

@@ -15,7 +15,7 @@ from autopar.ir.plan import Plan
 from autopar.ir.sharding import spec_text
 from autopar.ir.stages import Remat
 from autopar.ir.text import show_bytes, show_seconds, show_type
-from autopar.report.inspection import axis_roles, memory_over_time, roles_of
+from autopar.report.inspection import axis_roles, memory_over_time, roles_of, roles_text
 from autopar.report.rows import (
     Row,
     exposed_share,
@@ -37,8 +37,11 @@ _SHOWN = 6
 _ALL_ALIKE = "nothing is sharded: all {} devices do the same work; `autopar lint` may say why"
 
 
-def headline(plan: Plan) -> RenderableType:
-    """The plan's purpose, how sure the answer is, and what the step should take."""
+def headline(plan: Plan, uses: Sequence[AxisUse] = ()) -> RenderableType:
+    """The plan's purpose, how sure the answer is, and what the step should take.
+
+    With `uses`, the roles of the axes too: an axis is named by its place and not by its role.
+    """
     o, p, outcome = plan.origin, plan.prediction, plan.outcome
     mesh = Text(" + ".join(meshes_of(plan))) + Text(f"  ({plan.device_count} devices)", style=QUIET)
     proven = outcome.status is not Status.FEASIBLE
@@ -72,6 +75,9 @@ def headline(plan: Plan) -> RenderableType:
         ("predicted", predicted),
         ("memory", memory + bar(share) + Text(f" {percent(share)}", style=QUIET)),
     ]
+    if uses and plan.is_one_program:
+        roles = " · ".join(f"{use.axis}: {roles_text(use.roles)}" for use in uses)
+        pairs.insert(1, ("axes", roles))
     if p.peak is not None:
         pairs.append(("peak", Text(str(p.peak))))
     if _is_whole(plan):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from autopar.errors import PinError
 from autopar.inspecting.why_not import why_not
@@ -97,6 +100,15 @@ def test_a_pin_that_cannot_be_kept_is_an_error(
 ) -> None:
     with pytest.raises(PinError, match=said):
         why_not(free.loaded, pins_of(pin))
+
+
+@pytest.mark.parametrize("limit", [{}, {"memory_gb": 0.045}])
+def test_of_stages_no_pin_does_better_than_the_planner_with_it(limit: dict[str, float]) -> None:
+    given: dict[str, Any] = {"stages": 2, "microbatches": 4, "mesh": None, **limit}
+    found = ask(asked(**given), **{"params/up": ("data", None)})
+    planned = asked(**given, pins={"state/params/up": P("data", None)}).plan.prediction
+    assert found.pinned is not None
+    assert found.pinned.seconds >= planned.seconds * (1 - 1e-9)
 
 
 def test_of_stages_only_the_submesh_that_holds_it_is_sharded_anew() -> None:

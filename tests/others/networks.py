@@ -182,6 +182,36 @@ class _BatchState(train_state.TrainState):
     batch_stats: Any = None
 
 
+def haiku_codebook() -> Other:
+    """VQ-VAE: codes that are moving averages over the rows that chose them."""
+    hk: Any = pytest.importorskip("haiku")
+
+    def forward(x: Any) -> Any:
+        codes = hk.nets.VectorQuantizerEMA(8, 16, commitment_cost=0.25, decay=0.9)
+        chosen = codes(hk.nets.MLP([32, 8])(x), is_training=True)
+        loss = jnp.mean((hk.Linear(_WIDTH)(chosen["quantize"]) - x) ** 2) + chosen["loss"]
+        return loss, chosen["perplexity"]
+
+    net, tx = hk.without_apply_rng(hk.transform_with_state(forward)), _adam()
+
+    def step(state: Any, x: Any) -> Any:
+        params, kept, opt = state
+
+        def loss_of(p: Any) -> Any:
+            (loss, perplexity), new = net.apply(p, kept, x)
+            return loss, (perplexity, new)
+
+        (loss, (told, kept)), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
+        updates, opt = tx.update(grads, opt)
+        return (optax.apply_updates(params, updates), kept, opt), {"loss": loss, "told": told}
+
+    def create() -> Any:
+        params, kept = net.init(jax.random.key(0), _batch(0))
+        return params, kept, tx.init(params)
+
+    return Other(step, create, _batch)
+
+
 class _Normed(nn.Module):
     @nn.compact
     def __call__(self, x: Any, train: bool) -> Any:
@@ -212,6 +242,63 @@ def linen_batch_norm() -> Other:
         return state, {"loss": loss}
 
     return Other(step, lambda: create().replace(apply_fn=apply), _batch, refusals=_OF_THE_BATCH)
+
+
+class _Critic(nn.Module):
+    @nn.compact
+    def __call__(self, x: Any, update: bool) -> Any:
+        h = nn.SpectralNorm(nn.Dense(32))(x, update_stats=update)
+        return nn.Dense(1)(nn.leaky_relu(h))[:, 0]
+
+
+class _Forger(nn.Module):
+    @nn.compact
+    def __call__(self, z: Any) -> Any:
+        return nn.Dense(_WIDTH)(nn.relu(nn.Dense(32)(z)))
+
+
+def linen_adversaries() -> Other:
+    """A GAN: two networks and optimizers in a step, and power iteration in the critic's state."""
+    critic, forger, tx = _Critic(), _Forger(), _adam()
+
+    def create() -> Any:
+        held = critic.init(jax.random.key(0), _batch(0), True)
+        params = {"critic": held["params"], "forger": forger.init(jax.random.key(1), rows(4))}
+        return {
+            "params": params, "norms": held["batch_stats"], "key": jax.random.key(2),
+            "moments": jax.tree.map(tx.init, params, is_leaf=lambda tree: tree is not params),
+        }  # fmt: skip
+
+    def step(state: Any, x: Any) -> Any:
+        key, own = jax.random.split(state["key"])
+        z = jax.random.normal(own, (x.shape[0], 4))
+        params, moments = dict(state["params"]), dict(state["moments"])
+
+        def criticize(p: Any) -> Any:
+            held = {"params": p, "batch_stats": state["norms"]}
+            real, new = critic.apply(held, x, True, mutable=["batch_stats"])
+            forged = critic.apply(held, forger.apply(params["forger"], z), False)
+            loss = jnp.mean(jax.nn.softplus(-real) + jax.nn.softplus(jnp.asarray(forged)))
+            return loss, new["batch_stats"]
+
+        def moved(name: str, grads: Any) -> None:
+            updates, moments[name] = tx.update(grads, moments[name])
+            params[name] = optax.apply_updates(params[name], updates)
+
+        (loss, norms), grads = jax.value_and_grad(criticize, has_aux=True)(params["critic"])
+        moved("critic", grads)
+
+        def forge(p: Any) -> Any:
+            held = {"params": params["critic"], "batch_stats": norms}
+            forged = critic.apply(held, forger.apply(p, z), False)
+            return jnp.mean(jax.nn.softplus(-jnp.asarray(forged)))
+
+        other, grads = jax.value_and_grad(forge)(params["forger"])
+        moved("forger", grads)
+        new = {"params": params, "norms": norms, "key": key, "moments": moments}
+        return new, {"critic": loss, "forger": other}
+
+    return Other(step, create, _batch)
 
 
 class _Block(nn.Module):
@@ -410,6 +497,32 @@ class _Layers(eqx.Module):
 def equinox_plain() -> Other:
     tx = optax.sgd(0.1, momentum=0.9)
     return Other(_eqx_step(tx), lambda: _eqx_created(_Layers, tx), _batch, plain=eqx.filter_jit)
+
+
+def equinox_ensemble() -> Other:
+    """Networks made and called by filter_vmap, beside what each makes of the same rows."""
+    tx = _adam()
+
+    def step(state: Any, x: Any) -> Any:
+        models, opt = state
+        called = eqx.filter_vmap(lambda m, x: jax.vmap(m)(x), in_axes=(eqx.if_array(0), None))
+
+        def loss_of(models: Any) -> Any:
+            made = called(models, x)
+            return jnp.mean((made - x) ** 2) + 0.1 * jnp.mean(jnp.var(made, 0))
+
+        loss, grads = _value_and_grad(loss_of)(models)
+        updates, opt = tx.update(grads, opt, eqx.filter(models, eqx.is_inexact_array))
+        return (eqx.apply_updates(models, updates), opt), {"loss": loss}
+
+    @eqx.filter_vmap
+    def make(key: Any) -> Any:
+        return eqx.nn.MLP(_WIDTH, _WIDTH, 32, 1, key=key)
+
+    def create() -> Any:
+        return _eqx_created(lambda key: make(jax.random.split(key, 4)), tx)
+
+    return Other(step, create, _batch, plain=eqx.filter_jit)
 
 
 class _Recurrent(eqx.Module):

@@ -6,11 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
 from autopar.errors import BatchStatisticError
-from tests.others.case import Other, Refusal, rows
+from tests.others.case import ROWS, Other, Refusal, rows
 
 _WIDTH = 16
 
@@ -126,6 +127,85 @@ def lbfgs() -> Other:
         step, lambda: (_params(), tx.init(_params())), _batch, rtol=2e-3,
         refusals={"microbatches": in_loop, "stages": in_loop},
     )  # fmt: skip
+
+
+def private_gradients() -> Other:
+    """A gradient of each row, clipped by itself, and noise from a key in the optimizer's state."""
+    contrib: Any = pytest.importorskip("optax.contrib")
+    tx = contrib.dpsgd(0.1, l2_norm_clip=1.0, noise_multiplier=0.5, seed=0)
+
+    def step(state: Any, x: Any) -> Any:
+        params, opt = state
+        of_rows = jax.vmap(jax.value_and_grad(_loss), in_axes=(None, 0))
+        loss, grads = of_rows(params, x[:, None])
+        updates, opt = tx.update(grads, opt, params)
+        return (optax.apply_updates(params, updates), opt), jnp.mean(loss)
+
+    return Other(step, lambda: (_params(), tx.init(_params())), _batch)
+
+
+def mechanic() -> Other:
+    """A learning rate that the optimizer finds by itself, around another one."""
+    contrib: Any = pytest.importorskip("optax.contrib")
+    return _other(contrib.mechanize(optax.adamw(1e-2, eps=1e-3)), rtol=2e-3)
+
+
+def meta_learner() -> Other:
+    """MAML: each row is a task of its own, learnt within the loss of what is learnt over all."""
+    tx = optax.adam(1e-2, eps=1e-3)
+
+    def step(state: Any, batch: Any) -> Any:
+        params, opt = state
+
+        def adapted(params: Any, shown: Any) -> Any:
+            for _ in range(2):
+                grads = jax.grad(_loss)(params, shown)
+                params = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+            return params
+
+        def loss_of(params: Any) -> Any:
+            learnt: Any = jax.vmap(lambda x: _loss(adapted(params, x[:3]), x[3:]))
+            return jnp.mean(learnt(batch))
+
+        loss, grads = jax.value_and_grad(loss_of)(params)
+        updates, opt = tx.update(grads, opt, params)
+        return (optax.apply_updates(params, updates), opt), loss
+
+    def batch(seed: int) -> Any:
+        return rows(5 * _WIDTH, seed).reshape(-1, 5, _WIDTH)
+
+    return Other(step, lambda: (_params(), tx.init(_params())), batch)
+
+
+def sequence_labels() -> Other:
+    """The CTC loss: a scan over time whose rows end at frames of their own."""
+    tx = optax.adam(1e-2, eps=1e-3)
+
+    def step(state: Any, batch: Any) -> Any:
+        params, opt = state
+        x, missing, labels, no_label = batch
+
+        def loss_of(params: Any) -> Any:
+            h = jnp.tanh(x @ params["up"]["w"] + params["up"]["b"])
+            logits = h @ params["down"]["w"] + params["down"]["b"]
+            return jnp.mean(optax.ctc_loss(logits, missing, labels, no_label))
+
+        loss, grads = jax.value_and_grad(loss_of)(params)
+        updates, opt = tx.update(grads, opt, params)
+        return (optax.apply_updates(params, updates), opt), loss
+
+    def batch(seed: int) -> Any:
+        rng = np.random.default_rng(seed)
+        frames, most = 8, 3
+        held, told = rng.integers(6, frames + 1, ROWS), rng.integers(1, most + 1, ROWS)
+        return (
+            rows(frames * _WIDTH, seed).reshape(-1, frames, _WIDTH),
+            (np.arange(frames) >= held[:, None]).astype(np.float32),
+            rng.integers(1, _WIDTH, (ROWS, most)).astype(np.int32),
+            (np.arange(most) >= told[:, None]).astype(np.float32),
+        )
+
+    return Other(step, lambda: (_params(), tx.init(_params())), batch)
 
 
 def jaxopt_solver() -> Other:

@@ -39,8 +39,15 @@ _QUICK: Sequence[Callable[[], Other]] = (
     sciences.lineax_solve,
     sciences.chex_dataclass,
 )
-# These take ten seconds and more to trace, or to compile plain.
+# These take some seconds to trace, or to compile plain.
 _LONG: Sequence[Callable[[], Other]] = (
+    networks.haiku_codebook,
+    networks.linen_adversaries,
+    networks.equinox_ensemble,
+    optimizers.private_gradients,
+    optimizers.mechanic,
+    optimizers.meta_learner,
+    optimizers.sequence_labels,
     networks.haiku_attention,
     networks.linen_scanned_transformer,
     networks.nnx_transformer,

@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from autopar.cluster import Cluster
+from autopar.ir.inspection import AxisRole, AxisUse
 from autopar.ir.mesh import MeshShape
 from autopar.ir.outcome import Margin, Outcome, Status
 from autopar.ir.peak import HeldItem, HeldKind, Peak
@@ -123,6 +124,11 @@ def test_the_headline_says_what_for_what() -> None:
     assert "1.00 KiB a device of 4.00 KiB  █████···············  25.0%" in lines[5].replace(
         "· 25", "·  25"
     )
+
+
+def test_the_headline_tells_what_the_axes_are_used_for() -> None:
+    uses = (AxisUse(0, "data", 8, (AxisRole.FSDP, AxisRole.DATA), ("", "")),)
+    assert "axes       data: fsdp, data" in drawn(headline(PLAN, uses)).splitlines()
 
 
 def test_narrow_terminals_lose_nothing() -> None:
