@@ -1,7 +1,7 @@
 """How much CPU work planning small steps takes, or refusing them; prints one JSON line a case.
 
 `python -m benchmarks.bench_small_plans [CASE...]` runs the cases whose names begin so, or all. The
-first line is what comes before any planning: imports, and numba's compilation of the engine. A
+first line is what comes before any planning: imports, and numba's compilation of the search. A
 limit is a share of the peak that the same step has without one.
 """
 
