@@ -35,7 +35,7 @@ _TOLD = 3000  # characters of what a process said, in an error
 
 @dataclass(frozen=True)
 class Pieces:
-    """What one process has of an array: the kind of its random keys or "", and boxes of numbers."""
+    """The pieces of an array that one process has: boxes of numbers, and the kind of its keys or ""."""
 
     impl: str
     shape: tuple[int, ...]
