@@ -35,7 +35,7 @@ _TOLD = 3000  # characters of what a process said, in an error
 
 @dataclass(frozen=True)
 class Pieces:
-    """The pieces of an array that one process has: boxes of numbers, and the kind of its keys or ""."""
+    """The pieces of an array that a process has: boxes of numbers, and the kind of keys or ""."""
 
     impl: str
     shape: tuple[int, ...]
