@@ -28,6 +28,7 @@ from autopar.ir.plan import Argument, Plan, Prediction
 from autopar.ir.plan_file import plan_from_json, plan_to_json
 from autopar.ir.program import Program
 from autopar.ir.projection import walks
+from autopar.ir.rate import Rate
 from autopar.ir.text import show_bytes, show_seconds
 from autopar.ir.text_file import TRACE, check_output, write_text
 from autopar.ir.verification import Verification
@@ -82,16 +83,20 @@ R = TypeVar("R", covariant=True)
 
 @dataclass(frozen=True)
 class Recording:
-    """A step as it was measured, and as the plan had it: of one program there is no schedule."""
+    """A step as it was measured, and as the plan had it: of one program there is no schedule.
+
+    `rate` is the measured MFU, with tokens or samples a second.
+    """
 
     measured: Timeline
     predicted: Simulation | Prediction
+    rate: Rate
 
     def __str__(self) -> str:
         predicted = self.predicted
         if isinstance(predicted, Prediction):
-            return f"{self.measured}\npredicted  makespan {predicted.seconds:.6g} s"
-        return f"{self.measured}\n{predicted}"
+            return f"{self.measured}\n{self.rate}\npredicted  makespan {predicted.seconds:.6g} s"
+        return f"{self.measured}\n{self.rate}\n{predicted}"
 
 
 @dataclass(frozen=True)
@@ -216,7 +221,8 @@ class ParallelStep(Generic[P, R]):
         result, measured = running.executor.run_traced(leaves)
         planned = running.planned
         simulation = planned.programs.timing.simulation
-        self._recording = Recording(measured, simulation or planned.plan.prediction)
+        rate = planned.plan.rate(measured.makespan_seconds)
+        self._recording = Recording(measured, simulation or planned.plan.prediction, rate)
         job, path = this_job(), path or Path("trace.json")
         if job.index:  # each process has measured its own part
             path = path.with_suffix(f".{job.index}{path.suffix}")

@@ -7,6 +7,7 @@ parameters for a cluster that is not here:
     autopar plan examples/gpt.py:train_step --cluster v5p:4x4x4
 """
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,10 +134,15 @@ def main(steps: int = 200) -> None:
     step = autopar.parallelize(train_step)
     state = step.init(create_state, jax.random.key(0))
     rng = np.random.default_rng(0)
+    start = time.perf_counter()
     for i in range(steps):
         state, metrics = step(state, make_batch(rng))
         if i % 50 == 0 or i == steps - 1:
             print(f"step {i:4d}  loss {float(metrics['loss']):.4f}")
+        if i == 0:  # it plans and compiles
+            start = time.perf_counter()
+    seconds = (time.perf_counter() - start) / max(1, steps - 1)
+    print(f"{step.plan.rate(seconds)}; predicted {step.plan.rate()}")
     print(f"a new batch: loss {float(eval_loss(state, make_batch(rng))):.4f}")
 
 

@@ -15,10 +15,20 @@ from rich.text import Text
 from autopar.errors import AutoparError
 from autopar.ir.codec import Json
 
+_JSON_VERSION = 1  # of what `--json` prints: it changes where a key goes or means something else
+
+
+class _Piped(Console):
+    """A console whose reader may stop reading: the group of commands ends the process well then."""
+
+    def on_broken_pipe(self) -> None:
+        """Let the error through; rich would end with 1."""
+        raise BrokenPipeError
+
 
 def out() -> Console:
     """The console of answers."""
-    return _as_wide_as_said(Console(highlight=False, markup=False, emoji=False))
+    return _as_wide_as_said(_Piped(highlight=False, markup=False, emoji=False))
 
 
 def err() -> Console:
@@ -34,8 +44,9 @@ def _as_wide_as_said(console: Console) -> Console:
 
 
 def print_json(data: dict[str, Json]) -> None:
-    """Print one JSON object on stdout and nothing else."""
-    click.echo(json.dumps(data, indent=1, ensure_ascii=True))
+    """Print one JSON object on stdout and nothing else; it says which version its form is of."""
+    versioned = {"json_version": _JSON_VERSION, **data}
+    click.echo(json.dumps(versioned, indent=1, ensure_ascii=True))
 
 
 def print_warnings(messages: list[str]) -> None:

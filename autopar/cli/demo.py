@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
@@ -18,6 +19,7 @@ from autopar.cli.group import IMPOSSIBLE
 from autopar.cli.plan import Count
 from autopar.ir.codec import Json
 from autopar.ir.plan import Plan
+from autopar.ir.text_file import PLAN, check_output
 from autopar.progress import progress
 from autopar.report.plan import collectives, headline, memory, parameters, pipeline
 from autopar.report.rows import plan_data
@@ -34,6 +36,7 @@ class Asked:
     mesh: str | None
     method: str
     quick: bool
+    output: Path | None
     as_json: bool
     stages: Count
     microbatches: Count | None
@@ -43,6 +46,8 @@ class Asked:
 def run_demo(asked: Asked) -> None:
     """Plan, compare and train; exits with 1 where the steps differ or nothing was learnt."""
     start = time.perf_counter()
+    if asked.output is not None:
+        check_output(asked.output, PLAN)
     demo.open_devices(_DEVICES)
     config = demo.QUICK if asked.quick else demo.CONFIG
     config = replace(config, steps=asked.steps or config.steps)
@@ -58,6 +63,8 @@ def run_demo(asked: Asked) -> None:
     console = err() if asked.as_json else out()
     planned = step.planned(*demo.example_args(config))
     plan = planned.plan
+    if asked.output is not None:
+        plan.save(asked.output)
     for part in _parts(planned):
         console.print(part)
         console.print()
@@ -69,6 +76,8 @@ def run_demo(asked: Asked) -> None:
     console.print()
     found = _trained(step, config, corpus, state)
     console.print(learnt(found))
+    real = plan.rate(found.seconds / max(1, len(found.losses)))
+    console.print(f"rate: {real} on this machine; predicted {plan.rate()}", style="bright_black")
     seconds = time.perf_counter() - start
     console.print(f"all in all {seconds:.0f} s", style="bright_black")
     if asked.as_json:

@@ -16,6 +16,7 @@ from autopar.cli.console import err
 from autopar.cli.group import IMPOSSIBLE
 from autopar.cli.loading import load_target
 from autopar.errors import InputError
+from autopar.exporting.perfetto import perfetto_trace
 from autopar.exporting.python import python_module
 from autopar.exporting.rules import (
     Conflict,
@@ -59,6 +60,8 @@ def export_plan(path: Path, kind: str, output: Path | None, asked: Asked) -> Non
         text = specs_text(plan)
     elif kind == "python":
         text = python_module(plan)
+    elif kind == "perfetto":
+        text = perfetto_trace(plan)
     else:
         text = _rules(plan, kind, asked)
     _write(text, output)

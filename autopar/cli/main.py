@@ -20,7 +20,7 @@ from autopar.errors import InputError
 
 CACHE_ACTIONS = ("list", "size", "clear")
 AFTER = ("graph", "batch", "layer", "stage", "shard", "lower")
-EXPORTS = ("partition-specs", "python", "flax-rules", "maxtext-rules")
+EXPORTS = ("partition-specs", "python", "flax-rules", "maxtext-rules", "perfetto")
 LAUNCHERS = ("slurm", "mpi", "kubernetes", "ray")
 LEVELS = ("numerics", "collectives", "memory", "full")
 METHODS = (
@@ -189,6 +189,11 @@ def main() -> None:
     help="A folder of plans to look in first. Default: that beside JAX's compilation cache.",
 )
 @click.option("--no-cache", is_flag=True, help="Plan anew, and keep nothing.")
+@click.option(
+    "--compare",
+    metavar="METHODS",
+    help="Plan by these methods too, and show all side by side: fsdp,megatron.",
+)
 @_json_option
 def plan(
     target: str, output: Path | None, after: str | None, as_json: bool, **options: Any
@@ -706,6 +711,7 @@ def partition(
 @_method_option
 @_stage_options
 @click.option("--quick", is_flag=True, help="A much smaller model and few steps.")
+@click.option("-o", "--output", type=_FILE, help="Save the plan there.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
 def demo(**options: Any) -> None:
     """Plan a byte-level GPT for 8 virtual CPU devices, compare its first steps, and train it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 
@@ -13,10 +13,14 @@ from autopar import api
 from autopar.cli.console import err, gather_warnings, out, print_json, print_warnings
 from autopar.cli.loading import Target, load_target, tracing
 from autopar.cli.pins import load_pins, read_pins
+from autopar.errors import InfeasibleError, MemoryLimitError
+from autopar.ir.codec import Json
 from autopar.ir.layers import LayerSequence
+from autopar.ir.plan import Plan
 from autopar.ir.text_file import PLAN, check_output
 from autopar.report.plan import collectives, headline, margins, parameters, pipeline
 from autopar.report.rows import plan_data
+from autopar.report.table import Table
 
 Count = int | Literal["auto"]
 
@@ -39,6 +43,16 @@ class Wanted:
     passes: str | None
     cache: Path | None
     no_cache: bool
+    compare: str | None
+
+
+@dataclass(frozen=True)
+class Way:
+    """A method that the plan is compared with: its plan, or why there is none."""
+
+    method: str
+    plan: Plan | None
+    why_not: str = ""
 
 
 @dataclass(frozen=True)
@@ -49,6 +63,7 @@ class Made:
     seconds: float
     after_text: str
     warnings: tuple[str, ...]
+    beside: tuple[Way, ...] = ()
 
 
 def plan_step(
@@ -74,12 +89,26 @@ def plan_step(
 
 def _make(loaded: Target, wanted: Wanted, after: str | None) -> Made:
     start = time.perf_counter()
+    methods = [m.strip() for m in (wanted.compare or "").split(",") if m.strip()]
+    step, others = _step(loaded, wanted, after), [_step(loaded, wanted, after, m) for m in methods]
+    trail = Trail()
+    with gather_warnings() as messages, tracing(loaded):
+        planned: api.Planned = step.watched([trail.watcher], *loaded.args, **loaded.kwargs)
+        beside = tuple(_way(m, o, loaded) for m, o in zip(methods, others, strict=True))
+    seconds = time.perf_counter() - start
+    text = trail.text_after(after, planned) if after is not None else ""
+    return Made(planned, seconds, text, tuple(messages), beside)
+
+
+def _step(
+    loaded: Target, wanted: Wanted, after: str | None, method: str | None = None
+) -> api.ParallelStep[..., Any]:
     of_file = load_pins(wanted.pins_file) if wanted.pins_file is not None else {}
-    step = api.parallelize(
+    return api.parallelize(
         loaded.step,
         cluster=wanted.cluster,
         mesh=wanted.mesh,
-        method=wanted.method,
+        method=method or wanted.method,
         memory_gb=wanted.memory_gb,
         pins={**of_file, **read_pins(wanted.pins)},
         mesh_axes=wanted.mesh_axes,
@@ -90,12 +119,40 @@ def _make(loaded: Target, wanted: Wanted, after: str | None) -> Made:
         passes=wanted.passes,
         cache=_cache(wanted, after),
     )
-    trail = Trail()
-    with gather_warnings() as messages, tracing(loaded):
-        planned: api.Planned = step.watched([trail.watcher], *loaded.args, **loaded.kwargs)
-    seconds = time.perf_counter() - start
-    text = trail.text_after(after, planned) if after is not None else ""
-    return Made(planned, seconds, text, tuple(messages))
+
+
+def _way(method: str, step: api.ParallelStep[..., Any], loaded: Target) -> Way:
+    try:
+        return Way(method, step.plan_for(*loaded.args, **loaded.kwargs))
+    except (InfeasibleError, MemoryLimitError) as error:
+        return Way(method, None, str(error).splitlines()[0])
+
+
+def _compared_rows(made: Made) -> list[dict[str, Json]]:
+    """This plan and those of the other methods, by what each step should take and hold."""
+    ours = made.planned.plan
+    whole = ours.prediction.seconds
+    rows: list[dict[str, Json]] = []
+    for way in (Way(f"this plan ({ours.origin.method})", ours), *made.beside):
+        p = way.plan.prediction if way.plan is not None else None
+        rows.append({
+            "method": way.method,
+            "mesh": str(way.plan.mesh) if way.plan is not None else None,
+            "seconds": p.seconds if p is not None else None,
+            "more_share": p.seconds / whole - 1 if p is not None and whole > 0 else None,
+            "peak_bytes": p.peak_bytes if p is not None else None,
+            "mfu_share": p.mfu(p.seconds) if p is not None else None,
+            "note": way.why_not,
+        })  # fmt: skip
+    return rows
+
+
+def _compared(made: Made) -> Table:
+    columns = {
+        "method": "method", "mesh": "mesh", ">step": "seconds", ">more": "more_share",
+        ">memory": "peak_bytes", ">MFU": "mfu_share", "~note": "note",
+    }  # fmt: skip
+    return Table.of("Methods by predicted seconds and memory", columns, _compared_rows(made))
 
 
 def _cache(wanted: Wanted, after: str | None) -> Path | Literal[False] | None:
@@ -112,6 +169,9 @@ def _print(made: Made, output: Path | None) -> None:
         console.print()
     if plan.outcome.recipes:
         console.print(margins(plan))
+        console.print()
+    if made.beside:
+        console.print(_compared(made))
         console.print()
     console.print(collectives(plan))
     console.print()
@@ -130,6 +190,7 @@ def _print_data(made: Made, output: Path | None, after: str | None) -> None:
             "planning_seconds": round(made.seconds, 3),
             "output": str(output) if output is not None else None,
             "warnings": list(made.warnings),
+            **({"compared": list(_compared_rows(made))} if made.beside else {}),
             **({"after": after, "text": made.after_text} if after is not None else {}),
         }
     )

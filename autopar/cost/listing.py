@@ -16,12 +16,14 @@ from autopar.rules import HEAVY
 class Seconds:
     """Seconds of one run of a listing: work on the device, and collectives.
 
-    `exposed` is the part of the collectives that no work hides.
+    `exposed` is the part of the collectives that no work hides, `arithmetic` the part of the work
+    that the arithmetic units bound; memory bandwidth bounds the rest.
     """
 
     compute: float = 0.0
     communication: float = 0.0
     exposed: float = 0.0
+    arithmetic: float = 0.0
 
     @property
     def total(self) -> float:
@@ -33,11 +35,15 @@ class Seconds:
             self.compute + other.compute,
             self.communication + other.communication,
             self.exposed + other.exposed,
+            self.arithmetic + other.arithmetic,
         )
 
     def times(self, runs: int) -> Seconds:
         """The same several times over, one after the other."""
-        return Seconds(self.compute * runs, self.communication * runs, self.exposed * runs)
+        return Seconds(
+            self.compute * runs, self.communication * runs, self.exposed * runs,
+            self.arithmetic * runs,
+        )  # fmt: skip
 
 
 class KernelTimes:
@@ -56,7 +62,7 @@ class KernelTimes:
         if isinstance(step, Move):
             return self._moving([self._moves[name] for name in kernel.makes], kernel)
         if isinstance(step, LocalOp):
-            return Seconds(self._run(step, self._moved(kernel)))
+            return self._run(step, self._moved(kernel))
         return Seconds()
 
     def _moved(self, kernel: Kernel) -> int:
@@ -75,11 +81,14 @@ class KernelTimes:
             seconds = self._prices.collective(first.kind, nbytes, first.axes)
         return Seconds(0.0, seconds, seconds)
 
-    def _run(self, run: LocalOp, nbytes: int) -> float:
+    def _run(self, run: LocalOp, nbytes: int) -> Seconds:
         op = self._sizes.op(run.equation)
         if op.kind not in HEAVY:
-            return self._prices.elementwise(nbytes)
-        return self._prices.compute(op.flops / self._share(run), nbytes, op.results[0].dtype)
+            return Seconds(self._prices.elementwise(nbytes))
+        flops, dtype = op.flops / self._share(run), op.results[0].dtype
+        taken = self._prices.compute(flops, nbytes, dtype)
+        is_bound = taken <= self._prices.compute(flops, 0, dtype)
+        return Seconds(taken, arithmetic=taken if is_bound else 0.0)
 
     def _share(self, run: LocalOp) -> int:
         """Over how many devices the op's work is divided: every axis that an operand lies over."""

@@ -112,7 +112,7 @@ def moved_seconds(timed: Timed) -> dict[tuple[str, tuple[str, ...]], float]:
 def _exposed(spent: Seconds, waiting: float, share: float) -> Seconds:
     """Seconds that are waited for, and a share of those that are not."""
     hidden = max(0.0, spent.communication - waiting)
-    return Seconds(spent.compute, spent.communication, waiting + share * hidden)
+    return replace(spent, exposed=waiting + share * hidden)
 
 
 class _Timer:

@@ -79,6 +79,7 @@ class StageCost:
                 _between(a.compute, b.compute, share),
                 _between(a.communication, b.communication, share),
                 _between(a.exposed, b.exposed, share),
+                _between(a.arithmetic, b.arithmetic, share),
             )
 
         return replace(

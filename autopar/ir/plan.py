@@ -14,6 +14,7 @@ from autopar.ir.codec import ByName, Text
 from autopar.ir.mesh import MeshShape
 from autopar.ir.outcome import Outcome
 from autopar.ir.peak import Peak
+from autopar.ir.rate import Rate, items_of_batch
 from autopar.ir.recomputation import Recomputation
 from autopar.ir.record import Record
 from autopar.ir.sharding import Sharding
@@ -31,6 +32,7 @@ RESULT = "result"  # the role of an output that does not come back as state
 
 # Bounds on what a file may ask for: the shardings of a mesh grow with the power of its axes.
 _MOST_AXES, _MOST_DEVICES = 8, 2**24
+_NO_TIME = 0.001  # a share of a step that nobody speaks of
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,10 @@ class Prediction:
     runs beside no work and so is waited for. `send_seconds` is how long what a stage sends to the
     next is under way, `launch_seconds` what starting a part takes, and `bubble_seconds` how long
     the device that waits longest waits in a step. `peak_in_flight` is the largest number of
-    microbatches whose activations a submesh holds.
+    microbatches whose activations a submesh holds. `model_flops` are those of a whole step's
+    products without recomputation, `peak_flops` what all devices do in a second at their best, in
+    the dtype of most products. Of the work of the submesh that works longest, `arithmetic_seconds`
+    are bound by arithmetic and `memory_seconds` by the bandwidth of memory.
     """
 
     seconds: float
@@ -93,20 +98,45 @@ class Prediction:
     launch_seconds: float = 0.0
     bubble_seconds: float = 0.0
     peak_in_flight: tuple[int, ...] = (1,)
+    model_flops: int = 0
+    peak_flops: float = 0.0
+    arithmetic_seconds: float = 0.0
+    memory_seconds: float = 0.0
 
     def verify(self, meshes: Sequence[MeshShape]) -> None:
         """Raise GraphError where a figure cannot be, or something is not on these meshes."""
         figures = (
             self.seconds, self.communication_seconds, self.exposed_seconds, self.argument_bytes,
             self.peak_bytes, self.launch_seconds, self.bubble_seconds, *self.send_seconds,
-            *self.peak_in_flight,
+            *self.peak_in_flight, self.model_flops, self.peak_flops, self.arithmetic_seconds,
+            self.memory_seconds,
         )  # fmt: skip
         if min(figures) < 0:
-            raise GraphError("predicted seconds and bytes cannot be negative")
+            raise GraphError("predicted seconds, bytes and FLOPs cannot be negative")
         for traffic in self.traffic:
             traffic.verify(meshes)
         if self.peak is not None:
             self.peak.verify(meshes)
+
+    def mfu(self, seconds: float) -> float | None:
+        """The model FLOPs utilization of a step that takes so long; None without products."""
+        able = self.peak_flops * seconds
+        return self.model_flops / able if self.model_flops and able > 0 else None
+
+    @property
+    def roofline(self) -> tuple[tuple[str, float], ...]:
+        """The resources that bind the device that works longest, with its seconds on each.
+
+        Compute (arithmetic units), HBM (bandwidth of memory), network (collectives that are waited
+        for) and, in a pipeline, idle.
+        """
+        spent = (
+            ("compute", self.arithmetic_seconds),
+            ("HBM", self.memory_seconds),
+            ("network", self.exposed_seconds),
+        )
+        idle = self.seconds - sum(seconds for _, seconds in spent)
+        return (*spent, ("idle", idle)) if idle > _NO_TIME * self.seconds else spent
 
     @property
     def compute_seconds(self) -> float:
@@ -247,6 +277,17 @@ class Plan:
     def device_count(self) -> int:
         """The number of devices of all submeshes."""
         return sum(s.mesh.device_count for s in self.submeshes)
+
+    def rate(self, seconds: float | None = None) -> Rate:
+        """The tokens or samples a second and the MFU of a step that takes so long.
+
+        Without `seconds` it is the predicted rate; with them, that of a step that was measured.
+        """
+        taken = self.prediction.seconds if seconds is None else seconds
+        batch = [(a.shape, a.dtype) for a in self.arguments if a.role == Role.BATCH.value]
+        count, items = items_of_batch(batch)
+        speed = count / taken if taken > 0 else 0.0
+        return Rate(taken, self.prediction.mfu(taken), items, speed)
 
     @property
     def layer_count(self) -> int:

@@ -20,7 +20,7 @@ from autopar.ir.sharding import Sharding
 from autopar.ir.text import brief
 from autopar.ir.text_file import write_text
 
-FORMAT = 5
+FORMAT = 6
 _ROWS = (Argument, HeldItem, Margin, Moment, Rows, Accumulator, Assignment)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from autopar.cost.model_flops import model_flops
 from autopar.frontend.compat import jax_minor
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.graph import Graph
@@ -82,7 +83,7 @@ def make_plan(
         stages=tuple(_stages(programs, layers_of)),
         arguments=tuple(list_arguments(programs)),
         outputs=tuple(list_outputs(programs)),
-        prediction=_prediction(programs),
+        prediction=_prediction(programs, source.plain.graph),
         outcome=outcome,
         schedule=stages.schedule,
         microbatches=stages.microbatches,
@@ -93,8 +94,10 @@ def make_plan(
     )
 
 
-def _prediction(programs: StagePrograms) -> Prediction:
+def _prediction(programs: StagePrograms, whole: Graph) -> Prediction:
     """Collectives are those of the submesh that works longest, bytes those of the fullest."""
+    cluster = programs.placed.cluster
+    flops, dtype = model_flops(whole)
     timing = programs.timing
     busy = timing.busy_seconds
     busiest = max(range(len(busy)), key=lambda k: busy[k])
@@ -111,6 +114,10 @@ def _prediction(programs: StagePrograms) -> Prediction:
         launch_seconds=timing.launch_seconds,
         bubble_seconds=timing.bubble_seconds,
         peak_in_flight=timing.peak_in_flight,
+        model_flops=flops,
+        peak_flops=cluster.device_count * cluster.chip.flops_for(dtype),
+        arithmetic_seconds=seconds.arithmetic,
+        memory_seconds=max(0.0, seconds.compute - seconds.arithmetic),
     )
 
 

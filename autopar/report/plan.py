@@ -73,6 +73,7 @@ def headline(plan: Plan, uses: Sequence[AxisUse] = ()) -> RenderableType:
         ("method", o.method),
         ("outcome", solved),
         ("predicted", predicted),
+        ("rate", _rate_text(plan)),
         ("memory", memory + bar(share) + Text(f" {percent(share)}", style=QUIET)),
     ]
     if uses and plan.is_one_program:
@@ -93,6 +94,15 @@ def headline(plan: Plan, uses: Sequence[AxisUse] = ()) -> RenderableType:
         (o.cluster_name, f"bold {ACCENT}"),
     )
     return Group(title, facts(pairs))
+
+
+def _rate_text(plan: Plan) -> Text:
+    """MFU, tokens or samples a second, and the resource that binds the step most."""
+    spent = plan.prediction.roofline
+    whole = plan.prediction.seconds or 1.0
+    most = max(spent, key=lambda pair: pair[1])[0]
+    shares = ", ".join(f"{name} {percent(seconds / whole)}" for name, seconds in spent)
+    return Text.assemble((str(plan.rate()), "bold"), f"; bound by {most} ", (f"({shares})", QUIET))
 
 
 def _is_whole(plan: Plan) -> bool:

@@ -130,6 +130,7 @@ def plan_data(plan: Plan) -> dict[str, Json]:
             "communication_seconds": p.communication_seconds,
             "exposed_communication_seconds": p.exposed_seconds,
             "exposed_communication_share": exposed_share(plan),
+            **rate_data(plan),
         },
         "memory": {
             "argument_bytes": p.argument_bytes,
@@ -147,6 +148,18 @@ def plan_data(plan: Plan) -> dict[str, Json]:
         "collectives": [traffic_row(t) for t in p.traffic],
         "parameters": _argument_data(plan, plan.arguments),
     }  # fmt: skip
+
+
+def rate_data(plan: Plan) -> dict[str, Json]:
+    """The MFU and the items a second of a plan, and its seconds by what binds them."""
+    rate, p = plan.rate(), plan.prediction
+    return {
+        "model_flops": p.model_flops,
+        "mfu_share": rate.mfu,
+        "item": rate.items,
+        "items_per_second": rate.items_per_second,
+        "roofline_seconds": dict(p.roofline),
+    }
 
 
 def traffic_row(t: Traffic) -> Row:

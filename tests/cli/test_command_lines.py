@@ -111,6 +111,11 @@ def test_a_reader_that_has_seen_enough_ends_it_well() -> None:
     assert len(done.stdout) == 10
 
 
+def test_so_does_one_of_a_table() -> None:
+    done = _autopar("autopar clusters | true")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("words", ["clusters", "--help", "clusters 8xh100 --json"])
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_a_full_disk_is_told(words: str) -> None:

@@ -144,3 +144,16 @@ def test_wrong_options_end_with_2(tmp_path: Path, options: tuple[str, ...], told
     assert done.code == 2
     assert told in done.err
     assert "Traceback" not in done.err
+
+
+def test_methods_are_shown_side_by_side(tmp_path: Path) -> None:
+    words = ("plan", written(tmp_path), "--cluster", "8xh100", "--mesh", "2,4")
+    done = run(*words, "--compare", "fsdp, expert", "--json")
+    ours, fsdp, expert = done.data["compared"]
+    assert ours["method"] == "this plan (auto)"
+    assert ours["seconds"] == done.data["predicted"]["seconds"]
+    assert ours["peak_bytes"] == done.data["memory"]["peak_bytes"]
+    assert (fsdp["method"], expert["seconds"]) == ("fsdp", None)
+    assert "this step has none" in expert["note"]
+    assert done.data["json_version"] == 1
+    assert "Methods by predicted seconds and memory" in run(*words, "--compare", "fsdp").out

@@ -115,8 +115,8 @@ def _run_console(block: Block, where: str) -> Iterator[Stale]:
 
 
 def _is_shown_alone(line: str) -> bool:
-    """True of a plan of an example that no other command goes on with: pages may share it."""
-    return line.startswith("plan examples/") and " -o " not in line
+    """True of a plan that no other command goes on with and no file of the page changes."""
+    return line.startswith("plan examples/") and " -o " not in line and ".toml" not in line
 
 
 @functools.cache

@@ -120,8 +120,8 @@ def test_the_headline_says_what_for_what() -> None:
     assert lines[0] == "plan step on 8xcpu"
     assert "10.0 ms a step, 20.0% of it exposed communication (2.00 ms of 4.00 ms)" in lines[4]
     assert lines[3].startswith("outcome    optimal under the cost model: cost 10.0 ms, gap 0.00%.")
-    assert lines[6].startswith("figures    a guess at one of eight virtual devices")
-    assert "1.00 KiB a device of 4.00 KiB  █████···············  25.0%" in lines[5].replace(
+    assert lines[7].startswith("figures    a guess at one of eight virtual devices")
+    assert "1.00 KiB a device of 4.00 KiB  █████···············  25.0%" in lines[6].replace(
         "· 25", "·  25"
     )
 

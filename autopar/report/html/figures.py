@@ -95,6 +95,7 @@ def _plural(count: int, one: str, many: str = "") -> str:
 # By the end of a key: how such a figure is shown, and the unit of its exact value.
 _UNITS: dict[str, tuple[Callable[[float], str], str]] = {
     "bytes_per_second": (partial(show_count, unit="B/s"), "B/s"),
+    "items_per_second": (show_count, "a second"),
     "bytes": (show_bytes, "bytes"),
     "seconds": (seconds, "s"),
     "flops": (partial(show_count, unit="FLOP"), "FLOP"),
