@@ -72,6 +72,8 @@ from autopar.runtime.join import distributed as distributed
 from autopar.runtime.own_rows import OwnRows as OwnRows
 from autopar.runtime.shardings import partition_spec as partition_spec
 from autopar.runtime.shardings import shardings as shardings
+from autopar.runtime.validation.ranks import over_processes as over_processes
+from autopar.runtime.validation.ranks import serve as serve
 from autopar.runtime.validation.steps import open_cpu_devices as open_cpu_devices
 from autopar.runtime.validation.steps import with_created as with_created
 from autopar.step import P, R
@@ -269,8 +271,13 @@ def verify(plan: Plan, fun: Callable[..., Any], *args: Any, **options: Any) -> V
 
     Raises PlanMismatchError, naming what differs, where it was made for another step.
     """
+    return under_plan(fun, plan).verify(*args, **options)
+
+
+def under_plan(fun: Callable[..., Any], plan: Plan) -> ParallelStep[..., Any]:
+    """A step, parallelized before or not, under a plan that was made for it."""
     step = _parallel(fun) or parallelize(step_of(fun), plan=a_plan(plan))
-    return step.under(a_plan(plan)).verify(*args, **options)
+    return step.under(a_plan(plan))
 
 
 def inspect(plan: Plan) -> Inspection:

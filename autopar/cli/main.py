@@ -434,6 +434,12 @@ def import_rules(rules: Path, target: str, mesh: str | None, output: Path | None
     help="numerics: on at most N devices, mesh axes and batch rows cut down alike.",
 )
 @click.option(
+    "--processes",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="numerics: over N processes of this machine, which share the plan's devices.",
+)
+@click.option(
     "--limit",
     type=click.IntRange(min=1),
     default=600,

@@ -19,9 +19,12 @@ from autopar.cli.console import (
 from autopar.cli.group import IMPOSSIBLE
 from autopar.cli.loading import load_target
 from autopar.errors import AutoparError, InputError
+from autopar.ir.plan import Plan
 from autopar.ir.verification import Verification
 from autopar.ir.verification_json import verification_data
 from autopar.report.verification import verification
+from autopar.verifying.shrink import Called
+from autopar.verifying.verify import Inquiry, level_named, verify_planned
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Asked:
     steps: int
     shrink: int | None
     limit: int
+    processes: int | None = None
 
 
 def verify_plan(path: Path, target: str, asked: Asked, as_json: bool) -> None:
@@ -50,6 +54,8 @@ def verify_plan(path: Path, target: str, asked: Asked, as_json: bool) -> None:
 
 def _verify(path: Path, target: str, asked: Asked) -> Verification:
     plan = api.load(path)
+    if asked.processes is not None:
+        return _over_processes(path, plan, target, asked, asked.processes)
     api.open_cpu_devices(min(plan.device_count, asked.shrink or plan.device_count))
     with err().status("reading the file"):
         loaded = load_target(target)
@@ -67,6 +73,34 @@ def _verify(path: Path, target: str, asked: Asked) -> Verification:
             limit_seconds=asked.limit,
             **loaded.kwargs,
         )
+
+
+def _over_processes(path: Path, plan: Plan, target: str, asked: Asked, count: int) -> Verification:
+    """The numbers of a plan over processes of this machine beside the plain step's here."""
+    if asked.level != "numerics" or asked.shrink is not None or asked.other is not None:
+        raise InputError(
+            "--processes compares numbers of the whole plan: add --level numerics, and leave out "
+            "--shrink and --target"
+        )
+    if plan.device_count % count:
+        raise InputError(f"{count} processes cannot share {plan.device_count} devices evenly")
+    api.open_cpu_devices(1)
+    with err().status("reading the file"):
+        loaded = load_target(target)
+        args = loaded.with_state()
+    step = api.under_plan(loaded.step, plan)
+    words = (str(path.resolve()), target)
+    inquiry = Inquiry(
+        level_named(asked.level),
+        steps=asked.steps,
+        elsewhere=(
+            api.over_processes(count, "autopar.cli.rank", "main", words),
+            f"{count} processes of this machine, each with {plan.device_count // count} devices",
+        ),
+    )
+    with err().status(f"running the planned step in {count} processes"):
+        called = Called(step.spec, args, loaded.kwargs)
+        return verify_planned(step.planned(*args, **loaded.kwargs), called, inquiry)
 
 
 @contextmanager

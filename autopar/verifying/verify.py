@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from autopar.cluster import Cluster
@@ -38,6 +38,9 @@ from autopar.verifying.shrink import Called, shrunk
 # A program, exported when it is asked for, the level and the seconds to what became of it.
 Compile = Callable[[Callable[[], AotProgram], CheckLevel, float], Compiled]
 
+# A planned step that runs in other processes, while this lasts; and a note on where.
+Elsewhere = tuple[AbstractContextManager[FlatStep], str]
+
 _CPU_NOTE = (
     "XLA on CPU fuses less, widens narrow floats and has no timeline: its peak decides nothing, "
     "and bytes of narrow floats may differ. A target such as {count}xh100 asks a GPU's compiler"
@@ -56,8 +59,8 @@ class Inquiry:
     """A question about a plan.
 
     `target` is another cluster to compile for than the plan's own. Numbers are compared over so
-    many `steps`, on at most `devices` where that is given. A compiler gets `limit_seconds` for
-    each program.
+    many `steps`, on at most `devices` where that is given; `elsewhere` runs the planned step where
+    this process does not. A compiler gets `limit_seconds` for each program.
     """
 
     level: CheckLevel = CheckLevel.MEMORY
@@ -66,6 +69,7 @@ class Inquiry:
     devices: int | None = None
     limit_seconds: float = 600.0
     compile: Compile = compile_program
+    elsewhere: Elsewhere | None = None
 
 
 def level_named(name: str | CheckLevel) -> CheckLevel:
@@ -127,7 +131,7 @@ def _waiting(planned: Planned) -> tuple[str, ...]:
 
 def _numerics(planned: Planned, called: Called, inquiry: Inquiry) -> Numerics:
     _check_memory(planned.plan, inquiry.devices)
-    with _validation(planned, called, inquiry.devices) as validation:
+    with _validation(planned, called, inquiry.devices, inquiry.elsewhere) as validation:
         return numerics(validation, inquiry.steps)
 
 
@@ -143,7 +147,9 @@ def _check_memory(plan: Plan, devices: int | None) -> None:
 
 
 @contextmanager
-def _validation(planned: Planned, called: Called, devices: int | None) -> Generator[Validation]:
+def _validation(
+    planned: Planned, called: Called, devices: int | None, elsewhere: Elsewhere | None
+) -> Generator[Validation]:
     trace, program = planned.trace, planned.program
     plain, notes = planned.source.traced, tuple[str, ...]()
     if devices is not None and devices < planned.plan.device_count:
@@ -157,7 +163,11 @@ def _validation(planned: Planned, called: Called, devices: int | None) -> Genera
         called, plain, notes = small.called, small.plain, (small.note,)
         trace, program = MicrobatchTrace.of_whole(small.traced), small.program
     meshes = [s.mesh for s in program.submeshes]
-    with _on_cpu(trace, program) as step:
+    running: AbstractContextManager[FlatStep] = _on_cpu(trace, program)
+    if elsewhere is not None:
+        running, note = elsewhere
+        notes = (*notes, note)
+    with running as step:
         yield Validation(
             plain,
             read_call(called.spec, called.args, called.kwargs).leaves,
