@@ -31,9 +31,12 @@ from autopar.ir.projection import walks
 from autopar.ir.rate import Rate
 from autopar.ir.text import show_bytes, show_seconds
 from autopar.ir.text_file import TRACE, check_output, write_text
+from autopar.ir.values import Role
 from autopar.ir.verification import Verification
 from autopar.options import (
     a_plan,
+    argnames_of,
+    argnums_of,
     cluster_of,
     memory_bytes_of,
     number_of,
@@ -295,6 +298,47 @@ class ParallelStep(Generic[P, R]):
         flat = MeshShape.of((count,)) if count > 1 else MeshShape((), ())
         return bind_mesh(flat, range(count))
 
+    def companion(
+        self,
+        fun: Callable[..., Any],
+        *,
+        static_argnums: int | Sequence[int] = (),
+        static_argnames: str | Sequence[str] = (),
+    ) -> ParallelStep[..., Any]:
+        """Another function of the same state, such as an evaluation, on this step's mesh.
+
+        It is planned at its first call, takes the state as this step's plan lays it out, so that
+        nothing of it is moved, and does not consume it. The state may be one of its arguments, or
+        a part of the state, such as `params`, may be. Raises PlanError before this step has a plan,
+        or where that has stages; a first call without any of the state raises ArgumentError.
+        """
+        plan = self.plan
+        if not plan.is_one_program:
+            raise PlanError(
+                f"{self.__name__} runs in {len(plan.stages)} stages, and a companion runs on one "
+                "mesh: parallelize the function on its own, and give it the state as "
+                "jax.device_get(state) has it"
+            )
+        step = step_of(fun, "companion")
+        spec = StepSpec(
+            step,
+            argnums_of(static_argnums, "static_argnums", step),
+            argnames_of(static_argnames, step),
+        )
+        state = tuple(a for a in plan.arguments if a.role == Role.STATE.value)
+        own = self._request.order if plan.mesh == self._request.mesh else None
+        request = Request(
+            cluster=planned_cluster(plan),
+            mesh=plan.mesh,
+            memory_bytes=self._request.memory_bytes,
+            rules=self._request.rules,
+            order=own,
+            beside=state,
+        )
+        return ParallelStep(
+            spec, request, donate=False, transport=self._transport, cache=self._cache
+        )
+
     def compile(self, *args: Any, **kwargs: Any) -> Any:
         """The compiled object of the step: `.as_text()`, `.memory_analysis()`.
 
@@ -496,9 +540,9 @@ class ParallelStep(Generic[P, R]):
             warn_of_unknown(graph)
             for watcher in watchers:
                 watcher.after("trace", self._spec, graph, time.perf_counter() - start)
-            return self._agreed(source, watchers)
+            return self._agreed(source, self._request.for_graph(graph), watchers)
 
-    def _agreed(self, source: Source, watchers: Sequence[Watcher]) -> Planned:
+    def _agreed(self, source: Source, request: Request, watchers: Sequence[Watcher]) -> Planned:
         """The planned step, the same in every process of a job: process 0 plans for all.
 
         Raises JobError in each where two processes differ in what the plan rests on, or one does
@@ -506,14 +550,14 @@ class ParallelStep(Generic[P, R]):
         """
         job, given = this_job(), self._given
         if job.is_alone:
-            return restore(given, source) if given else self._plan_step(source, watchers)
+            return restore(given, source) if given else self._plan_step(source, request, watchers)
         subject = f"the plan of {self.__name__}"
         text = plan_to_json(given) if given else ""
         job.agree(subject, device_facts() | self._facts(source, text))
         planned: list[Planned] = []
 
         def plan() -> str:
-            planned.append(self._plan_step(source, watchers))
+            planned.append(self._plan_step(source, request, watchers))
             return plan_to_json(planned[0].plan)
 
         if given is None:
@@ -526,14 +570,14 @@ class ParallelStep(Generic[P, R]):
         job.agree(f"the program of {self.__name__}", made)
         return found
 
-    def _plan_step(self, source: Source, watchers: Sequence[Watcher]) -> Planned:
+    def _plan_step(self, source: Source, request: Request, watchers: Sequence[Watcher]) -> Planned:
         """The planned step, out of the plan cache where there is one that has it."""
         if self._cache is None:
-            return plan_step(source, self._request, watchers)
-        found = self._cache.restored(source, self._request)
+            return plan_step(source, request, watchers)
+        found = self._cache.restored(source, request)
         if found is None:
-            found = plan_step(source, self._request, watchers)
-            self._cache.keep(source, self._request, found.plan)
+            found = plan_step(source, request, watchers)
+            self._cache.keep(source, request, found.plan)
         return found
 
     def _facts(self, source: Source, given: str) -> dict[str, str]:
