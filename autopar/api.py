@@ -122,7 +122,7 @@ def parallelize(fun: Callable[P, R], **options: Unpack[PlanOptions]) -> Parallel
 
 
 @overload
-def parallelize(fun: None = None, **options: Unpack[PlanOptions]) -> Parallelizer: ...
+def parallelize(**options: Unpack[PlanOptions]) -> Parallelizer: ...
 
 
 def parallelize(

@@ -219,7 +219,7 @@ def trials(count: int, seed: int, steps: int, shapes: Sequence[Shape]) -> Iterat
 
 def main() -> None:
     """Run the trials and tell of each."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Kill jobs, and start them again.")
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=6)

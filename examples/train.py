@@ -84,7 +84,7 @@ def train_step(
     """One update on rows of text, each one byte longer than what is read of it."""
 
     def loss_of(params: Any) -> jax.Array:
-        logits = GPT(size).apply(params, text[:, :-1])
+        logits: Any = GPT(size).apply(params, text[:, :-1])
         return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, text[:, 1:]))
 
     loss, slopes = jax.value_and_grad(loss_of)(state["params"])

@@ -25,20 +25,19 @@ def perfetto_trace(plan: Plan) -> str:
     spans = list(_kernels(plan) if plan.is_one_program else _tasks(plan))
     tracks = {name: number for number, name in enumerate(dict.fromkeys(s[0] for s in spans))}
     title = f"{plan.origin.step} on {plan.origin.cluster_name}, predicted"
-    events: list[dict[str, Json]] = [_named("process_name", 0, title)]
+    events: list[Json] = [_named("process_name", 0, title)]
     events += [_named("thread_name", number, name) for name, number in tracks.items()]
-    events += [
-        {
+    for track, name, start, end, known in spans:
+        event: dict[str, Json] = {
             "ph": "X", "name": name, "cat": "predicted", "pid": 0, "tid": tracks[track],
             "ts": start * _MICROSECONDS, "dur": (end - start) * _MICROSECONDS, "args": known,
-        }
-        for track, name, start, end, known in spans
-    ]  # fmt: skip
+        }  # fmt: skip
+        events.append(event)
     lines = ",\n".join(json.dumps(event) for event in events)
     return f'{{"traceEvents": [\n{lines}\n], "displayTimeUnit": "ms"}}\n'
 
 
-def _named(what: str, track: int, name: str) -> dict[str, Json]:
+def _named(what: str, track: int, name: str) -> Json:
     return {"ph": "M", "name": what, "pid": 0, "tid": track, "args": {"name": name}}
 
 

@@ -205,7 +205,7 @@ def test_wrong_options_of_verify(options: dict[str, Any]) -> None:
 def test_what_has_no_text_and_what_is_long_are_shown_short() -> None:
     for given in (Unshown(), "x" * 5000, list(range(5000)), np.zeros((3, 5000))):
         with pytest.raises(InputError, match="remat is") as error:
-            autopar.parallelize(step, cluster="8xcpu", remat=given)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+            autopar.parallelize(step, cluster="8xcpu", remat=given)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
         assert len(str(error.value)) < 200
 
 

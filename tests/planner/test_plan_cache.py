@@ -117,4 +117,4 @@ def test_it_is_beside_the_programs_that_jax_keeps(tmp_path: Path) -> None:
         jax.config.update("jax_compilation_cache_dir", None)
     assert len(PlanCache(tmp_path / "autopar-plans").entries()) == 1
     with pytest.raises(ArgumentError, match="cache is 3; it takes a folder or False"):
-        autopar.parallelize(step, cluster="8xcpu", cache=3)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+        autopar.parallelize(step, cluster="8xcpu", cache=3)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]

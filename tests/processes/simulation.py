@@ -16,7 +16,7 @@ import itertools
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -410,13 +410,14 @@ class Job:
 
 
 @contextmanager
-def _played() -> Iterator[None]:
+def _played() -> Generator[None]:
     """What would compile gives tags instead."""
 
     def starter(start: Start, kinds: Any, mesh: Mesh) -> Callable[[], Sequence[Any]]:
         del kinds
-        made = [mesh.world, mesh.process, mesh.submesh, "zero"]
-        return lambda: [Tagged(*made) for _ in start.registers]  # type: ignore[arg-type]
+        return lambda: [
+            Tagged(mesh.world, mesh.process, mesh.submesh, "zero") for _ in start.registers
+        ]
 
     with (
         mock.patch.object(actions, "_starter", starter),

@@ -18,7 +18,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pulp
@@ -172,11 +172,11 @@ class _Model:
         status = self._model.solve(solver)
         if status == pulp.LpStatusInfeasible:
             return Integer((), float("inf"), True)
-        values = [[x.value() for x in row] for row in self._picks]
+        values: list[list[Any]] = [[x.value() for x in row] for row in self._picks]
         choice: tuple[int, ...] = ()
         if all(value is not None for row in values for value in row):
             choice = tuple(int(np.argmax(np.asarray(row, dtype=float))) for row in values)
-            if not np.isclose([max(row) for row in values], 1.0, atol=0.1).all():
+            if not np.isclose([float(max(row)) for row in values], 1.0, atol=0.1).all():
                 choice = ()  # stopped before there was one
         if isinstance(solver, _Highs):
             highs = cast("highspy.Highs", self._model.solverModel)
