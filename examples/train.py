@@ -53,7 +53,8 @@ class Block(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         mask = nn.make_causal_mask(jnp.ones(x.shape[:2]))
-        x = x + nn.SelfAttention(self.size.heads, use_bias=False)(nn.LayerNorm()(x), mask)
+        attend = nn.MultiHeadDotProductAttention(self.size.heads, use_bias=False)
+        x = x + attend(nn.LayerNorm()(x), mask=mask)
         return x + nn.Dense(x.shape[-1])(nn.gelu(nn.Dense(4 * x.shape[-1])(nn.LayerNorm()(x))))
 
 

@@ -7,8 +7,8 @@ import pytest
 from tests.cli.running import STEP, run, written
 
 SECTIONS = {
-    "step", "cluster", "devices", "mesh", "method", "jax", "layers", "stages", "microbatches",
-    "pins", "outcome", "predicted", "memory", "collectives", "parameters", "planning_seconds",
+    "json_version", "step", "cluster", "devices", "mesh", "method", "jax", "layers", "stages",
+    "microbatches", "pins", "outcome", "predicted", "memory", "collectives", "parameters", "planning_seconds",
     "output", "warnings", "pipeline", "passes",
 }  # fmt: skip
 

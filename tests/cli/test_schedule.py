@@ -84,6 +84,7 @@ def test_json() -> None:
     data = run("schedule", "zb-h1", *words, "--json").data
     devices = data.pop("devices")
     assert data == {
+        "json_version": 1,
         "schedule": "zb-h1",
         "stages": 2,
         "microbatches": 2,

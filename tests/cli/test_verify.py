@@ -80,7 +80,8 @@ def test_json_of_numbers(plan: Path) -> None:
     assert done.code == 0, done.err
     output = dict.fromkeys(("path", "error", "noise", "tolerance", "agrees"))
     assert keys_of(done.data) == {
-        "step": None, "cluster": None, "level": None, "target": None, "agrees": None,
+        "json_version": None, "step": None, "cluster": None, "level": None, "target": None,
+        "agrees": None,
         "numerics": {
             "agrees": None, "steps": None, "devices": None, "where": None, "rounding": None,
             "outputs": [output], "notes": [None],

@@ -50,7 +50,18 @@ def blocks_of(page: Path) -> Iterator[Block]:
 WITH_BLOCKS = [page for page in PAGES if any(blocks_of(page))]
 
 
-@pytest.mark.parametrize("page", WITH_BLOCKS, ids=lambda p: p.relative_to(ROOT).as_posix())
+# A page that searches stages several times takes as long as all the others.
+PAGES = [
+    pytest.param(
+        page,
+        id=page.relative_to(ROOT).as_posix(),
+        marks=[pytest.mark.slow] if page.name == "pipelines.md" else [],
+    )
+    for page in WITH_BLOCKS
+]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_the_blocks_of_a_page_run(
     page: Path,
     tmp_path: Path,

@@ -16,8 +16,8 @@ from tests.fuzz.program import Program, as_json, draw_program, from_json
 from tests.fuzz.shrink import shrunk
 from tests.fuzz.writing import OPS
 
-SAMPLE = range(14)
-MORE = range(14, 400)
+SAMPLE = range(8)
+MORE = range(8, 400)
 
 
 def check(seed: int, number: int) -> None:

@@ -123,7 +123,7 @@ def test_a_recipe_that_does_not_fit_says_what_it_holds() -> None:
     outcome = Optimal().run(zoo("mlp").graph, limited("mlp", "8", "8xh100", 0.1)).outcome
     (dp,) = (m for m in outcome.recipes if m.name == "dp")
     assert dp.seconds is None
-    assert dp.note.startswith("does not fit: holds at least ")
+    assert dp.note.startswith("does not fit: needs at least ")
 
 
 def test_a_recipe_by_itself_is_measured_against_nothing() -> None:

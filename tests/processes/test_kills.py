@@ -7,6 +7,7 @@ import pytest
 from benchmarks.kills import SHAPES, trials
 
 
+@pytest.mark.slow
 def test_a_killed_job_goes_on() -> None:
     (found,) = trials(1, seed=0, steps=4, shapes=SHAPES[:1])
     assert not found["faults"], found

@@ -94,7 +94,7 @@ def test_the_collectives_are_drawn_costliest_first() -> None:
 
 def test_recipes_are_drawn_cheapest_first_and_those_that_fail_with_why() -> None:
     recipes = (
-        Margin("dp", None, "does not fit: holds at least 9.00 GiB"),
+        Margin("dp", None, "does not fit: needs at least 9.00 GiB"),
         Margin("fsdp", 0.0108, "found"),
         Margin("megatron", 0.01, "found"),
     )
@@ -106,7 +106,7 @@ def test_recipes_are_drawn_cheapest_first_and_those_that_fail_with_why() -> None
         "this plan   10.0 ms",
         "megatron    10.0 ms    +0%   found",
         "fsdp        10.8 ms    +8%   found",
-        "dp                           does not fit: holds at least 9.00 GiB",
+        "dp                           does not fit: needs at least 9.00 GiB",
     ]
     data = plan_data(plan)["outcome"]
     assert isinstance(data, dict)
