@@ -8,8 +8,8 @@ from tests.cli.running import STEP, run, written
 
 SECTIONS = {
     "json_version", "step", "cluster", "devices", "mesh", "method", "jax", "layers", "stages",
-    "microbatches", "pins", "outcome", "predicted", "memory", "collectives", "parameters", "planning_seconds",
-    "output", "warnings", "pipeline", "passes",
+    "microbatches", "pins", "outcome", "predicted", "memory", "collectives", "parameters",
+    "planning_seconds", "output", "warnings", "pipeline", "passes",
 }  # fmt: skip
 
 
