@@ -51,7 +51,7 @@ WITH_BLOCKS = [page for page in PAGES if any(blocks_of(page))]
 
 
 # A page that searches stages several times takes as long as all the others.
-PAGES = [
+RUN = [
     pytest.param(
         page,
         id=page.relative_to(ROOT).as_posix(),
@@ -61,7 +61,7 @@ PAGES = [
 ]
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", RUN)
 def test_the_blocks_of_a_page_run(
     page: Path,
     tmp_path: Path,
