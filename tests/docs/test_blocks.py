@@ -50,12 +50,13 @@ def blocks_of(page: Path) -> Iterator[Block]:
 WITH_BLOCKS = [page for page in PAGES if any(blocks_of(page))]
 
 
-# A page that searches stages several times takes as long as all the others.
+# Pages that plan for clusters again and again take as long as all the others.
+LONG = ("pipelines.md", "gpu-clusters.md", "tpu-pods.md", "verify-a-plan.md")
 RUN = [
     pytest.param(
         page,
         id=page.relative_to(ROOT).as_posix(),
-        marks=[pytest.mark.slow] if page.name == "pipelines.md" else [],
+        marks=[pytest.mark.slow] if page.name in LONG else [],
     )
     for page in WITH_BLOCKS
 ]

@@ -29,8 +29,17 @@ SAMPLED = sampled_combos()
 SMOKE = {"mlp-8-auto-sgd", "gpt-8-megatron-adam", "gpt_scan-2x4-zero1-adam"}
 
 
+# Of the sample, runs of `auto` that take longest: by default their models run by a recipe alone.
+LONG = frozenset({
+    "clip-8-auto-sgd", "dropout-8-auto-adam", "gpt_scan_raw-2x4-auto-sgd",
+    "gqa_llama-2x4-auto-adam", "vit-8-auto-sgd", "wide_resnet_bn-8-auto-sgd",
+    "wide_resnet_gn-2x4-auto-sgd",
+})  # fmt: skip
+
+
 def _marks(combo: Combo) -> list[pytest.MarkDecorator]:
-    marks = [pytest.mark.slow] if combo not in SAMPLED else []
+    is_slow = combo not in SAMPLED or str(combo) in LONG
+    marks = [pytest.mark.slow] if is_slow else []
     return [*marks, pytest.mark.smoke] if str(combo) in SMOKE else marks
 
 

@@ -12,7 +12,6 @@ from tests.others.case import WAYS, Other, check_same, expected, planned, ran
 _QUICK: Sequence[Callable[[], Other]] = (
     networks.haiku_mlp,
     networks.haiku_batch_norm,
-    networks.haiku_lstm,
     networks.linen_train_state,
     networks.linen_batch_norm,
     networks.nnx_jitted,
@@ -41,6 +40,7 @@ _QUICK: Sequence[Callable[[], Other]] = (
 )
 # These take some seconds to trace, or to compile plain.
 _LONG: Sequence[Callable[[], Other]] = (
+    networks.haiku_lstm,
     networks.haiku_codebook,
     networks.linen_adversaries,
     networks.equinox_ensemble,
