@@ -277,8 +277,12 @@ class ParallelStep(Generic[P, R]):
         """
         checkpoint = _checkpointing()
         arrays, _ = opened_state(state)
-        key = _hash_of(plan_to_json(self.plan))
-        saved: bool = checkpoint.save(manager, number, arrays, extras or {}, key, force)
+        plan = self.plan
+
+        def plan_hash() -> str:
+            return _hash_of(plan_to_json(plan))
+
+        saved: bool = checkpoint.save(manager, number, arrays, extras or {}, plan_hash, force)
         return saved
 
     def restore(self, manager: Any, wanted: Any, step: int | None = None) -> Restored | None:
@@ -326,13 +330,12 @@ class ParallelStep(Generic[P, R]):
             argnames_of(static_argnames, step),
         )
         state = tuple(a for a in plan.arguments if a.role == Role.STATE.value)
-        own = self._request.order if plan.mesh == self._request.mesh else None
         request = Request(
             cluster=planned_cluster(plan),
             mesh=plan.mesh,
             memory_bytes=self._request.memory_bytes,
             rules=self._request.rules,
-            order=own,
+            order=self._own_order(plan),
             beside=state,
         )
         return ParallelStep(
@@ -574,11 +577,7 @@ class ParallelStep(Generic[P, R]):
         """The planned step, out of the plan cache where there is one that has it."""
         if self._cache is None:
             return plan_step(source, request, watchers)
-        found = self._cache.restored(source, request)
-        if found is None:
-            found = plan_step(source, request, watchers)
-            self._cache.keep(source, request, found.plan)
-        return found
+        return self._cache.planned(source, request, lambda: plan_step(source, request, watchers))
 
     def _facts(self, source: Source, given: str) -> dict[str, str]:
         """The facts that a plan rests on, in words that can be laid side by side."""
@@ -640,8 +639,11 @@ class ParallelStep(Generic[P, R]):
 
     def _meshes(self, plan: Plan) -> tuple[BoundMesh, ...]:
         """The meshes of a plan's submeshes on their devices."""
-        own = self._request.order if plan.mesh == self._request.mesh else None
-        return bind_plan(plan, own)
+        return bind_plan(plan, self._own_order(plan))
+
+    def _own_order(self, plan: Plan) -> tuple[int, ...] | None:
+        """The order of the devices of the user's own mesh, where the plan is on that."""
+        return self._request.order if plan.mesh == self._request.mesh else None
 
 
 def _check_waiting(

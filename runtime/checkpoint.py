@@ -30,7 +30,7 @@ from orbax.checkpoint import future, type_handlers
 from autopar.errors import ArgumentError, CheckpointError, listing
 from autopar.runtime.bind import is_key, without_pieces, words_of
 from autopar.runtime.deleted import deleted
-from autopar.runtime.pieces import StackedPieces
+from autopar.runtime.pieces import StackedPieces, box_in_whole, pieces_of, with_first_rows
 
 STATE, RECORD = "state", "autopar"  # the items of a checkpoint
 _SHOWN = 6  # differences that a message names
@@ -51,11 +51,17 @@ class Restored:
 
 
 def save(
-    manager: Any, number: int, state: Any, extras: Mapping[str, Any], plan_hash: str, force: bool
+    manager: Any,
+    number: int,
+    state: Any,
+    extras: Mapping[str, Any],
+    plan_hash: Callable[[], str],
+    force: bool,
 ) -> bool:
     """Save a state as step `number`; False where the manager's policy skips it.
 
-    With `force` it is saved in any case, unless it is there already.
+    With `force` it is saved in any case, unless it is there already. The hash of the plan is asked
+    for where something is saved, for it takes the plan's whole text.
 
     When this returns, the values have been copied to the host, so that a step may consume the
     state. They are written in the background if the manager does so. Raises ArgumentError where an
@@ -70,7 +76,7 @@ def save(
         )
     if manager.latest_step() == number if force else not manager.should_save(number):
         return False
-    record = {"plan_hash": plan_hash, "extras": {k: _encoded(k, v) for k, v in extras.items()}}
+    record = {"plan_hash": plan_hash(), "extras": {k: _encoded(k, v) for k, v in extras.items()}}
     try:
         saved = manager.save(
             number,
@@ -158,7 +164,7 @@ def _types(tree: Any) -> dict[str, str]:
     """The type of each leaf, as it is on disk, by its path."""
     found: dict[str, str] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_leaf):
-        kind = words_of(leaf) if is_key(leaf.dtype) else leaf
+        kind = _on_disk(leaf)
         dtype, sizes = jax.dtypes.canonicalize_dtype(kind.dtype), ",".join(map(str, kind.shape))
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         found[name] = f"{np.dtype(dtype).name}[{sizes}]"
@@ -174,6 +180,11 @@ def _unwritable(what: str, error: Exception) -> CheckpointError:
         f"{what} cannot be written: {_first_lines(error, 2)}\nFree some space, or give the manager "
         "a folder that can be written. Checkpoints that were committed before are untouched."
     )
+
+
+def _on_disk(leaf: Any) -> Any:
+    """The shape and dtype that a leaf has on disk: those of its words where it is random keys."""
+    return words_of(leaf) if is_key(leaf.dtype) else leaf
 
 
 def _is_leaf(node: Any) -> bool:
@@ -237,7 +248,7 @@ def _written(leaf: Any) -> _Written:
     Chunks on disk are as large as fits into the pieces of all devices, whoever has them: then no
     two processes write to one.
     """
-    pieces = leaf.pieces if isinstance(leaf, StackedPieces) else (leaf,)
+    pieces = pieces_of(leaf)
     if not isinstance(pieces[0], jax.Array):  # a host array, or a number, that all processes have
         host = np.asarray(leaf)
         host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype))
@@ -245,17 +256,16 @@ def _written(leaf: Any) -> _Written:
         own = ((whole, host),) if jax.process_index() == 0 else ()
         return _Written(host.shape, host.dtype, _chunk([host.shape]), own)
     words = [_words(piece) for piece in pieces]
-    shape, dtype = words_of(leaf).shape if is_key(leaf.dtype) else leaf.shape, words[0].dtype
     for piece in words:
         for shard in _first_replicas(piece):
             shard.data.copy_to_host_async()
-    parts, first = list[tuple[_Box, np.ndarray[Any, Any]]](), 0
-    for piece in words:
-        for shard in _first_replicas(piece):
-            parts.append((_shifted(shard.index, piece.shape, first), _host_copy(shard.data)))
-        first += piece.shape[0] if piece.shape else 0
+    parts = tuple(
+        (box_in_whole(shard.index, piece.shape, first), _host_copy(shard.data))
+        for piece, first in with_first_rows(words)
+        for shard in _first_replicas(piece)
+    )
     chunk = _chunk([piece.sharding.shard_shape(piece.shape) for piece in words])
-    return _Written(tuple(shape), dtype, chunk, tuple(parts))
+    return _Written(tuple(_on_disk(leaf).shape), words[0].dtype, chunk, parts)
 
 
 def _words(piece: jax.Array) -> jax.Array:
@@ -279,13 +289,6 @@ def _host_copy(data: jax.Array) -> np.ndarray[Any, Any]:
     return np.array(data, copy=True) if is_view else np.asarray(data)
 
 
-def _shifted(box: Any, shape: Sequence[int], first: int) -> _Box:
-    """A box in a piece as a box in the whole leaf, of which the piece's first row is `first`."""
-    ends = [s.indices(n)[:2] for s, n in zip(box, shape, strict=True)]
-    shifts = [first, *[0] * len(ends)]
-    return tuple(slice(a + by, b + by) for (a, b), by in zip(ends, shifts, strict=False))
-
-
 def _chunk(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """The largest shape that divides all of these."""
     return tuple(max(1, math.gcd(*sizes)) for sizes in zip(*shapes, strict=True))
@@ -307,15 +310,14 @@ class _Reader:
 
     def __init__(self, store: Any, leaf: Any) -> None:
         self._store, self._leaf = store, leaf
-        pieces = leaf.pieces if isinstance(leaf, StackedPieces) else (leaf,)
-        self._pieces = [words_of(p) if is_key(p.dtype) else p for p in pieces]
+        self._pieces = list(map(_on_disk, pieces_of(leaf)))
+        self._shardings = [piece.sharding for piece in pieces_of(leaf)]
         self._boxes: list[dict[Any, _Box]] = []  # of each piece, by device
-        first = 0
-        for piece, given in zip(self._pieces, pieces, strict=True):
-            here = given.sharding.addressable_devices_indices_map(piece.shape)
-            self._boxes.append({d: _shifted(box, piece.shape, first) for d, box in here.items()})
-            first += piece.shape[0] if piece.shape else 0
-        self._shardings = [p.sharding for p in pieces]
+        placed = zip(with_first_rows(self._pieces), self._shardings, strict=True)
+        for (piece, first), sharding in placed:
+            here = sharding.addressable_devices_indices_map(piece.shape)
+            own = {device: box_in_whole(box, piece.shape, first) for device, box in here.items()}
+            self._boxes.append(own)
         self._needed = dict.fromkeys(map(_ends, (b for on in self._boxes for b in on.values())))
 
     @property
@@ -442,7 +444,7 @@ async def _opened(info: Any) -> Any:
 
 def _check(info: Any, store: Any, wanted: Any) -> None:
     """Raise ValueError where an array on disk is of another type than the leaf that is wanted."""
-    expected = words_of(wanted) if is_key(wanted.dtype) else wanted
+    expected = _on_disk(wanted)
     there = jax.dtypes.canonicalize_dtype(store.dtype.numpy_dtype)  # a Python number is 64 bits
     saved = np.dtype(there), tuple(store.shape)
     asked = np.dtype(expected.dtype), tuple(expected.shape)

@@ -90,6 +90,26 @@ class StackedPieces:
         return f"StackedPieces({self.dtype}[{','.join(map(str, self.shape))}]: {places})"
 
 
+def pieces_of(leaf: Any) -> tuple[Any, ...]:
+    """The arrays that a leaf is made of: those of a stack in pieces, or the leaf itself."""
+    return leaf.pieces if isinstance(leaf, StackedPieces) else (leaf,)
+
+
+def with_first_rows(pieces: Sequence[Any]) -> Iterator[tuple[Any, int]]:
+    """Each piece of a leaf, with the row of the whole at which it begins."""
+    first = 0
+    for piece in pieces:
+        yield piece, first
+        first += piece.shape[0] if piece.shape else 0
+
+
+def box_in_whole(box: Any, shape: Sequence[int], first: int) -> tuple[slice, ...]:
+    """A box in a piece as a box in the whole leaf, of which the piece's first row is `first`."""
+    ends = [s.indices(n)[:2] for s, n in zip(box, shape, strict=True)]
+    shifts = [first, *[0] * len(ends)]
+    return tuple(slice(a + by, b + by) for (a, b), by in zip(ends, shifts, strict=False))
+
+
 def cut(leaf: Any, sizes: Sequence[int]) -> Sequence[Any]:
     """A leaf as pieces of so many rows: one that is in such pieces already gives them back.
 

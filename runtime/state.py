@@ -75,8 +75,7 @@ def init(
     `planned` are the plan's arguments; before there is a plan every leaf is cut up evenly over the
     one mesh. Raises PlanMismatchError where the plan has no such state.
     """
-    leaves, tree = jax.tree_util.tree_flatten(jax.eval_shape(create, *args, **kwargs))
-    places = _places(leaves, planned, meshes)
+    tree, places = _described(create, args, kwargs, planned, meshes)
     own: dict[Mesh, dict[tuple[int, int], _Place]] = {}
     born: dict[tuple[int, int], Any] = {}
     for i, pieces in enumerate(places):
@@ -101,23 +100,27 @@ def abstract_state(
     meshes: Sequence[Mesh],
 ) -> Any:
     """Shapes, dtypes and shardings of what `init` makes; nothing is computed."""
-    leaves, tree = jax.tree_util.tree_flatten(jax.eval_shape(create, *args, **kwargs))
-    places = _places(leaves, planned, meshes)
-    described = [_joined([place.abstract for place in pieces]) for pieces in places]
-    return jax.tree_util.tree_unflatten(tree, described)
+    tree, places = _described(create, args, kwargs, planned, meshes)
+    abstract = [_joined([place.abstract for place in pieces]) for pieces in places]
+    return jax.tree_util.tree_unflatten(tree, abstract)
 
 
 def _joined(pieces: Sequence[Any]) -> Any:
     return StackedPieces(tuple(pieces)) if len(pieces) > 1 else pieces[0]
 
 
-def _places(
-    leaves: Sequence[Any], planned: Sequence[Argument] | None, meshes: Sequence[Mesh]
-) -> list[list[_Place]]:
-    """For each leaf the places of its pieces.
+def _described(
+    create: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    planned: Sequence[Argument] | None,
+    meshes: Sequence[Mesh],
+) -> tuple[Any, list[list[_Place]]]:
+    """The structure of the state that `create` makes, and for each leaf the places of its pieces.
 
     Scalars of other processes' submeshes are born here too: all processes have them.
     """
+    leaves, tree = jax.tree_util.tree_flatten(jax.eval_shape(create, *args, **kwargs))
     if planned is None:
         axes, count = meshes[0].axis_names, meshes[0].devices.size
         found: list[_Pieces] = [(_Piece(0, even_sharding(leaf, axes, count)),) for leaf in leaves]
@@ -133,7 +136,8 @@ def _places(
             shape = (len(range(shape[0])[piece.rows]), *shape[1:])
         return _Place(shape, leaf.dtype, named_sharding(piece.sharding, mesh), piece.rows)
 
-    return [[place(leaf, p) for p in pieces] for leaf, pieces in zip(leaves, found, strict=True)]
+    pairs = zip(leaves, found, strict=True)
+    return tree, [[place(leaf, piece) for piece in pieces] for leaf, pieces in pairs]
 
 
 def _born(

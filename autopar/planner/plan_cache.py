@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
@@ -83,49 +83,58 @@ class PlanCache:
 
     folder: Path
 
-    def restored(self, source: Source, request: Request) -> Planned | None:
-        """The planned step, if its plan is here and can be used."""
-        path = self._path(source, request)
-        if not path.is_file():
-            return None
-        try:
-            plan = load_plan(path)
-            if plan.origin.graph_key != source.traced.key:
-                raise InputError("it is the plan of another step")
-            found = restore(plan, source, request)
-        except AutoparError as error:
-            LOGGER.warning(
-                "%s: the plan cache has an entry that cannot be used, and makes it anew: %s: %s",
-                source.traced.name, path, error,
-            )  # fmt: skip
-            path.unlink(missing_ok=True)
-            return None
-        LOGGER.info("%s: the plan is from the cache: %s", source.traced.name, path)
+    def planned(self, source: Source, request: Request, make: Callable[[], Planned]) -> Planned:
+        """The planned step: out of the cache where its plan is here, else made and kept."""
+        path = self.folder / f"{plan_key(source, request)}.json"
+        found = _restored(path, source, request)
+        if found is None:
+            found = make()
+            self._keep(path, found.plan)
         return found
 
-    def keep(self, source: Source, request: Request, plan: Plan) -> None:
+    def _keep(self, path: Path, plan: Plan) -> None:
         """Put a plan in, whole or not at all; a folder that cannot be written is told of."""
-        path = self._path(source, request)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             save_plan(plan, path)
         except (AutoparError, OSError) as error:
             LOGGER.warning("the plan cache cannot keep %s: %s", path, error)
 
-    def _path(self, source: Source, request: Request) -> Path:
-        return self.folder / f"{plan_key(source, request)}.json"
-
     def entries(self) -> tuple[Entry, ...]:
         """The plans in the folder, by key."""
-        paths = sorted(self.folder.glob("*.json")) if self.folder.is_dir() else []
-        return tuple(Entry(p, p.stat().st_size, _plan_in(p)) for p in paths if _is_key(p.stem))
+        return tuple(Entry(p, p.stat().st_size, _plan_in(p)) for p in self._paths())
 
     def clear(self) -> int:
         """Delete the entries; the number of them. Nothing else in the folder is touched."""
-        entries = self.entries()
-        for entry in entries:
-            entry.path.unlink(missing_ok=True)
-        return len(entries)
+        paths = self._paths()
+        for path in paths:
+            path.unlink(missing_ok=True)
+        return len(paths)
+
+    def _paths(self) -> list[Path]:
+        """The files of the entries, by key."""
+        paths = sorted(self.folder.glob("*.json")) if self.folder.is_dir() else []
+        return [path for path in paths if _is_key(path.stem)]
+
+
+def _restored(path: Path, source: Source, request: Request) -> Planned | None:
+    """The planned step, if the plan of a file can be used."""
+    if not path.is_file():
+        return None
+    try:
+        plan = load_plan(path)
+        if plan.origin.graph_key != source.traced.key:
+            raise InputError("it is the plan of another step")
+        found = restore(plan, source, request)
+    except AutoparError as error:
+        LOGGER.warning(
+            "%s: the plan cache has an entry that cannot be used, and makes it anew: %s: %s",
+            source.traced.name, path, error,
+        )  # fmt: skip
+        path.unlink(missing_ok=True)
+        return None
+    LOGGER.info("%s: the plan is from the cache: %s", source.traced.name, path)
+    return found
 
 
 def _is_key(name: str) -> bool:
