@@ -52,8 +52,8 @@ class Options:
     """Options of an executor.
 
     `donate` lets a step consume its state. A step that makes no progress for `patience` seconds
-    ends the job, with a `report` of what each submesh did last and waits for. None never looks. `compiled` is
-    told how many different parts are compiled, of how many.
+    ends the job, with a `report` of what each submesh did last and waits for. None never looks.
+    `compiled` is told how many different parts are compiled, of how many.
     """
 
     donate: bool = True

@@ -58,7 +58,8 @@ class Watchdog:
         self._count = 0
         self._patience, closed = patience, threading.Event()
         weakref.finalize(self, closed.set)
-        threading.Thread(target=_look, args=(weakref.ref(self), patience, closed), daemon=True).start()
+        watched = weakref.ref(self)
+        threading.Thread(target=_look, args=(watched, patience, closed), daemon=True).start()
 
     def walk(self, actions: Sequence[Action], registers: Registers) -> None:
         """Run all actions, under watch."""
