@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,6 +77,13 @@ def save(
         )
     if manager.latest_step() == number if force else not manager.should_save(number):
         return False
+    # Orbax makes folders in the background, and waits for minutes for one that cannot be made.
+    folder = str(manager.directory)
+    effective = os.access in os.supports_effective_ids
+    if "://" not in folder and not os.access(
+        folder, os.W_OK | os.X_OK, effective_ids=effective
+    ):
+        raise _unwritable(f"step {number} in {folder}", PermissionError("no right to write there"))
     record = {"plan_hash": plan_hash(), "extras": {k: _encoded(k, v) for k, v in extras.items()}}
     try:
         saved = manager.save(

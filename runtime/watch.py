@@ -201,7 +201,7 @@ class Watch:
             self._say(lost)
         if STANDS_STILL in lost:  # it may be this process that all others wait for
             sys.stderr.write("autopar: the others wait, and this process is here:\n")
-            faulthandler.dump_traceback(sys.__stderr__)
+            faulthandler.dump_traceback()
         self._end(f"{lost}; process {self._job.index} ends with it")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import resource
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -166,8 +168,13 @@ def test_another_model_is_named_leaf_by_leaf(saved: Saved, one_mesh: Any) -> Non
     assert "with the model and the optimizer that it was saved with" in str(raised.value)
 
 
-def test_a_truncated_file_is_named_and_older_steps_are_whole(
-    saved: Saved, tmp_path: Path, one_mesh: Any
+def truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("damage", [truncate, Path.unlink])
+def test_a_damaged_file_is_named_and_older_steps_are_whole(
+    saved: Saved, tmp_path: Path, one_mesh: Any, damage: Callable[[Path], None]
 ) -> None:
     state = saved.step.init(create, jax.random.key(0))
     wanted = one_mesh.abstract_state(create, jax.random.key(0))
@@ -178,7 +185,7 @@ def test_a_truncated_file_is_named_and_older_steps_are_whole(
         files = [*(tmp_path / "2" / "state").rglob("d/*")]
         assert files
         for file in files:
-            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+            damage(file)
         with pytest.raises(CheckpointError, match=r"files are damaged.*\(there: 1\)") as raised:
             one_mesh.restore(manager, wanted)
         assert f"{tmp_path}/2" in str(raised.value)
@@ -206,6 +213,32 @@ def test_what_cannot_be_written_is_named_and_the_last_checkpoint_stays(
     assert "Free some space" in str(raised.value)
     with ocp.CheckpointManager(tmp_path) as manager:
         assert manager.all_steps() == [1]
+        assert bits(one_mesh.restore(manager, wanted).state) == bits(state)
+
+
+def test_a_folder_that_may_only_be_read_is_named_and_keeps_its_checkpoints(
+    saved: Saved, tmp_path: Path, one_mesh: Any
+) -> None:
+    state = saved.step.init(create, jax.random.key(0))
+    wanted = one_mesh.abstract_state(create, jax.random.key(0))
+    with ocp.CheckpointManager(tmp_path) as manager:
+        saved.step.save(manager, 1, state)
+        manager.wait_until_finished()
+        for folder in (tmp_path, *tmp_path.parents[:2]):
+            folder.chmod(0o555)
+        own = os.geteuid()
+        os.seteuid(own or 65534)  # who may do all is somebody else for a while
+        try:
+            with pytest.raises(CheckpointError) as raised:
+                saved.step.save(manager, 2, state)
+        finally:
+            os.seteuid(own)
+            for folder in (tmp_path, *tmp_path.parents[:2]):
+                folder.chmod(0o755)
+        assert manager.all_steps() == [1]
+    assert f"step 2 in {tmp_path} cannot be written" in str(raised.value)
+    assert "a folder that can be written" in str(raised.value)
+    with ocp.CheckpointManager(tmp_path) as manager:
         assert bits(one_mesh.restore(manager, wanted).state) == bits(state)
 
 
