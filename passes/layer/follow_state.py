@@ -25,7 +25,7 @@ from autopar.passes.layer.single import Single
 
 @dataclass(frozen=True)
 class FollowState(AbstractLayering):
-    """One layer a stage: the least state is read off its submesh, then the fewest bytes cross.
+    """Makes a layer a stage: the least state is read off its submesh, then the fewest bytes cross.
 
     `homes` has (path, submesh) of state inputs, `submeshes` the submesh of each stage in order.
     """
