@@ -80,9 +80,7 @@ def save(
     # Orbax makes folders in the background, and waits for minutes for one that cannot be made.
     folder = str(manager.directory)
     effective = os.access in os.supports_effective_ids
-    if "://" not in folder and not os.access(
-        folder, os.W_OK | os.X_OK, effective_ids=effective
-    ):
+    if "://" not in folder and not os.access(folder, os.W_OK | os.X_OK, effective_ids=effective):
         raise _unwritable(f"step {number} in {folder}", PermissionError("no right to write there"))
     record = {"plan_hash": plan_hash(), "extras": {k: _encoded(k, v) for k, v in extras.items()}}
     try:
