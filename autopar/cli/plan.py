@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import click
 
-from autopar import api
+from autopar import api, plans
 from autopar.cli.console import err, gather_warnings, out, print_json, print_warnings
 from autopar.cli.loading import Target, load_target, tracing
 from autopar.cli.pins import load_pins, read_pins
@@ -247,11 +247,11 @@ def _save(made: Made, output: Path) -> None:
     """Write the plan, or each plan under its number of hosts."""
     plan = made.planned.plan
     if not made.fallbacks:
-        api.save(plan, output)
+        plans.save(plan, output)
         return
     for found in (Fallback(_hosts(plan), plan), *made.fallbacks):
         if found.plan is not None:
-            api.save(found.plan, output / f"{found.hosts}-hosts.json")
+            plans.save(found.plan, output / f"{found.hosts}-hosts.json")
 
 
 def _compared_rows(made: Made) -> list[dict[str, Json]]:
@@ -288,7 +288,7 @@ def _cache(wanted: Wanted, after: str | None) -> Path | Literal[False] | None:
 
 def _print(made: Made, output: Path | None) -> None:
     console, plan = out(), made.planned.plan
-    console.print(headline(plan, api.inspect(plan).axes if plan.is_one_program else ()))
+    console.print(headline(plan, plans.inspect(plan).axes if plan.is_one_program else ()))
     console.print()
     if not plan.is_one_program:
         console.print(pipeline(plan, made.planned.programs.timing.simulation))

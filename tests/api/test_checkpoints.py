@@ -14,10 +14,14 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import autopar
 from autopar.errors import ArgumentError, CheckpointError
+from autopar.runtime import checkpoint
 from autopar.runtime.pieces import StackedPieces
+from benchmarks.restores import bytes_read
 
 WIDTH, LAYERS, ROWS = 8, 4, 16
 OPTIMIZER = optax.adam(1e-2)
@@ -142,6 +146,25 @@ def test_what_orbax_alone_wrote_is_read(tmp_path: Path, one_mesh: Any) -> None:
     assert found.step == 4
     assert not found.extras
     assert bits(found.state) == bits({**plain, "count": np.int32(0)})  # JAX has no 64 bits
+
+
+@pytest.mark.parametrize("before", [P("d"), P(None, "d"), P()])
+@pytest.mark.parametrize("after", [P("d"), P(None, "d"), P(None, None, "d")])
+def test_each_byte_is_read_once_however_it_was_cut(
+    tmp_path: Path, devices: list[jax.Device], before: P, after: P
+) -> None:
+    mesh = Mesh(np.array(devices[:4]), ("d",))
+    bits = np.random.default_rng(0).integers(2**32, size=(8, 64, 512), dtype=np.uint32)
+    kind = jax.ShapeDtypeStruct(bits.shape, bits.dtype, sharding=NamedSharding(mesh, after))
+    with ocp.CheckpointManager(tmp_path) as manager:
+        placed = jax.device_put(bits, NamedSharding(mesh, before))
+        checkpoint.save(manager, 1, {"x": placed}, {}, str, force=True)
+        manager.wait_until_finished()
+        already = bytes_read()
+        found = checkpoint.restore(manager, {"x": kind})
+    assert found is not None
+    assert bytes_read() - already < 1.1 * bits.nbytes
+    np.testing.assert_array_equal(found.state["x"], bits)
 
 
 def test_no_checkpoint_is_none(tmp_path: Path, one_mesh: Any) -> None:
