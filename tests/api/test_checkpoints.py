@@ -163,7 +163,7 @@ def test_each_byte_is_read_once_however_it_was_cut(
         already = bytes_read()
         found = checkpoint.restore(manager, {"x": kind})
     assert found is not None
-    assert bytes_read() - already < 1.1 * bits.nbytes
+    assert bytes_read() - already < 1.25 * bits.nbytes  # with what says where they are
     np.testing.assert_array_equal(found.state["x"], bits)
 
 
