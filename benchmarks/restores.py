@@ -33,14 +33,16 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
+from jax.sharding import PartitionSpec as P
 
 import autopar
 
 PROCESSES, DEVICES, WIDTH, ROWS = 2, 2, 1024, 16
 MIB = 2**20
+BY_COLUMNS = {"w": P(None, "data"), "m": P(None, "data")}
 PLANS: dict[str, dict[str, Any]] = {
     "one mesh": {"mesh": (4,), "method": "fsdp"},
-    "2 x 2 mesh": {"mesh": (2, 2), "method": "fsdp+tp"},
+    "one mesh, by columns": {"mesh": (4,), "pins": BY_COLUMNS},
     "four stages": {"stages": 4, "microbatches": 4},
 }
 
