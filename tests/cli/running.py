@@ -47,9 +47,7 @@ class Ran:
         data = json.loads(self.out)
         if "--json" in self.words:
             faults = list(departures(data, SCHEMA(_command(self.words))))
-            assert not faults, (
-                f"docs/reference/json_schemas.py is not what prints: {faults[:3]}"
-            )
+            assert not faults, f"docs/reference/json_schemas.py is not what prints: {faults[:3]}"
         return data
 
 
