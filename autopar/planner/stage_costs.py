@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from autopar.cost.listing import Seconds
 from autopar.cost.memory import held_bytes
@@ -19,6 +20,7 @@ from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.planner.placed_stages import PlacedStages
 
 _ONCE = (PartKind.WHOLE, PartKind.HOIST, PartKind.SETUP, PartKind.UPDATE)
+_NONE = Seconds()
 _INWARD = (PartKind.BACKWARD, PartKind.INPUT_GRADIENT)
 
 
@@ -26,43 +28,55 @@ def cost_stage(placed: PlacedStages, stage: int, sharding: ShardingPlan) -> Stag
     """Seconds and bytes of a stage where its submesh is sharded so."""
     submesh = placed.stages.stages[stage].submesh
     own = [p for p in placed.parts if p.stage == stage]
-    graph, tables = placed.graphs[submesh], placed.contexts[submesh].tables
-    return cost_parts(own, own, graph, sharding, tables, placed.stages.microbatches)
+    joint, tables = placed.graphs[submesh], placed.contexts[submesh].tables
+    if own[0].kind is PartKind.WHOLE:
+        graph, platform = own[0].graph, tables.prices.cluster.chip.platform
+        listing = lower_spmd(graph, sharding, tables.resharder)
+        held = held_bytes(graph, listing, sharding.mesh, platform)
+        return StageCost.of_whole_step(listing, held, timed_listing(graph, listing, tables.prices))
+    costs = [(part, cost_part(part, joint, sharding, tables)) for part in own]
+    return add_parts(costs, joint, sharding, placed.stages.microbatches)
 
 
-def cost_parts(
-    parts: Sequence[Part],
-    timed: Sequence[Part],
-    joint: SubmeshGraph,
-    plan: ShardingPlan,
-    tables: ReshardCosts,
-    runs: int,
-) -> StageCost:
-    """The cost of one stage's parts, of which a step runs the loop's `runs` times.
+@dataclass(frozen=True)
+class PartCost:
+    """Seconds of one run of a part, the most that it holds beside its arguments, and its traffic.
 
-    Only those that are `timed` are run in thought; the others count as holding nothing more.
+    A part that is not run holds and takes nothing.
     """
-    spent = {kind: Seconds() for kind in PartKind}
-    platform = tables.prices.cluster.chip.platform
+
+    seconds: Seconds = _NONE
+    working_bytes: int = 0
+    traffic: tuple[Traffic, ...] = ()
+
+
+def cost_part(
+    part: Part, joint: SubmeshGraph, plan: ShardingPlan, tables: ReshardCosts
+) -> PartCost:
+    """The cost of a part where its submesh is sharded by `plan`."""
+    own, loose = part_plan(part, joint, plan), left_partial(part, joint)
+    listing = lower_spmd(part.graph, own, tables.resharder, loose)
+    run = timed_listing(part.graph, listing, tables.prices)
+    held = held_bytes(part.graph, listing, plan.mesh, tables.prices.cluster.chip.platform)
+    working = held.peak_bytes - held.argument_bytes
+    return PartCost(run.seconds, working, tuple(traffic_of(listing, moved_seconds(run))))
+
+
+def add_parts(
+    costs: Sequence[tuple[Part, PartCost]], joint: SubmeshGraph, plan: ShardingPlan, runs: int
+) -> StageCost:
+    """The cost of one stage by those of its parts, of which a step runs the loop's `runs` times."""
+    parts, spent = [part for part, _ in costs], {kind: Seconds() for kind in PartKind}
     working, traffic = 0, list[tuple[Traffic, int]]()
-    for part in timed:
-        if part.kind is PartKind.WHOLE:
-            listing = lower_spmd(part.graph, plan, tables.resharder)
-            held = held_bytes(part.graph, listing, plan.mesh, platform)
-            timing = timed_listing(part.graph, listing, tables.prices)
-            return StageCost.of_whole_step(listing, held, timing)
-        own, loose = part_plan(part, joint, plan), left_partial(part, joint)
-        listing = lower_spmd(part.graph, own, tables.resharder, loose)
-        run = timed_listing(part.graph, listing, tables.prices)
-        spent[part.kind] += run.seconds
-        held = held_bytes(part.graph, listing, plan.mesh, platform)
-        working = max(working, held.peak_bytes - held.argument_bytes)
-        often = 1 if part.kind in _ONCE else runs
-        traffic += [(t, often) for t in traffic_of(listing, moved_seconds(run))]
+    for part, cost in costs:
+        spent[part.kind] += cost.seconds
+        working = max(working, cost.working_bytes)
+        traffic += [(t, 1 if part.kind in _ONCE else runs) for t in cost.traffic]
     weigh = _Scale(joint, plan)
     stashed = set(joint.stashed)
     late = [p for p in parts if p.kind is PartKind.WEIGHT_GRADIENT]
     kept = {given.value.name for p in late for given in p.graph.inputs}
+    made = {str(o) for p in parts if p.kind is PartKind.INPUT_GRADIENT for o in p.graph.outputs}
     return StageCost(
         forward=spent[PartKind.FORWARD],
         input_gradient=sum((spent[k] for k in _INWARD), Seconds()),
@@ -72,6 +86,7 @@ def cost_parts(
         activation_bytes=weigh.of(stashed),
         kept_bytes=weigh.of(stashed & kept),
         working_bytes=working,
+        late_bytes=weigh.of(stashed & kept & made),
         traffic=tuple(traffic),
     )
 

@@ -67,7 +67,7 @@ class Candidate:
         task = Seconds(self.table.task_seconds)
         tasks = StageCost(task, task, task if self._splits else Seconds())
         options = self.costs.options
-        return tuple(
+        sums = (
             StageCost.of_layers(
                 (
                     tasks,
@@ -77,6 +77,7 @@ class Candidate:
             )
             for part in self.parts
         )
+        return tuple(cost if self._splits else cost.unsplit for cost in sums)
 
     @cached_property
     def pace_seconds(self) -> float:
