@@ -31,7 +31,6 @@ from autopar.ir.projection import walks
 from autopar.ir.rate import Rate
 from autopar.ir.text import show_bytes, show_seconds
 from autopar.ir.text_file import TRACE, check_output, write_text
-from autopar.ir.values import Role
 from autopar.ir.verification import Verification
 from autopar.options import (
     a_plan,
@@ -46,6 +45,7 @@ from autopar.options import (
 )
 from autopar.passes.base import Watcher
 from autopar.passes.lower.projections import Transports, verify_projections
+from autopar.planner.companion import with_shared_state
 from autopar.planner.plan import plan_step, replan, warn_of_unknown
 from autopar.planner.plan_cache import PlanCache
 from autopar.planner.planned import Planned
@@ -313,30 +313,24 @@ class ParallelStep(Generic[P, R]):
 
         It is planned at its first call, takes the state as this step's plan lays it out, so that
         nothing of it is moved, and does not consume it. The state may be one of its arguments, or
-        a part of the state, such as `params`, may be. Raises PlanError before this step has a plan,
-        or where that has stages; a first call without any of the state raises ArgumentError.
+        a part of the state, such as `params`, may be. Of a step with stages it runs through these,
+        forward only. Raises PlanError before this step has a plan; a first call without any of the
+        state raises ArgumentError.
         """
         plan = self.plan
-        if not plan.is_one_program:
-            raise PlanError(
-                f"{self.__name__} runs in {len(plan.stages)} stages, and a companion runs on one "
-                "mesh: parallelize the function on its own, and give it the state as "
-                "jax.device_get(state) has it"
-            )
         step = step_of(fun, "companion")
         spec = StepSpec(
             step,
             argnums_of(static_argnums, "static_argnums", step),
             argnames_of(static_argnames, step),
         )
-        state = tuple(a for a in plan.arguments if a.role == Role.STATE.value)
         request = Request(
             cluster=planned_cluster(plan),
             mesh=plan.mesh,
             memory_bytes=self._request.memory_bytes,
             rules=self._request.rules,
             order=self._own_order(plan),
-            beside=state,
+            beside=plan,
         )
         return ParallelStep(
             spec, request, donate=False, transport=self._transport, cache=self._cache
@@ -539,11 +533,13 @@ class ParallelStep(Generic[P, R]):
             watchers = (*watchers, told.watcher)
             traced = trace(call.spec, args, kwargs)
             source = Source.of(call.spec, args, kwargs, traced, self._request)
+            if self._request.beside is not None:
+                source = with_shared_state(source, self._request.beside)
             graph = source.plain.graph
             warn_of_unknown(graph)
             for watcher in watchers:
                 watcher.after("trace", self._spec, graph, time.perf_counter() - start)
-            return self._agreed(source, self._request.for_graph(graph), watchers)
+            return self._agreed(source, self._request, watchers)
 
     def _agreed(self, source: Source, request: Request, watchers: Sequence[Watcher]) -> Planned:
         """The planned step, the same in every process of a job: process 0 plans for all.

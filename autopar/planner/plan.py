@@ -40,6 +40,7 @@ from autopar.ir.mesh import MeshShape
 from autopar.ir.outcome import Outcome, Status
 from autopar.ir.text import show_bytes, show_seconds
 from autopar.passes.base import Setting, Watcher
+from autopar.planner.companion import plan_companion, request_on, shared_state
 from autopar.planner.fit_within import fits
 from autopar.planner.memory_fit import (
     MeshContext,
@@ -147,6 +148,12 @@ def plan_step(source: Source, request: Request, watchers: Sequence[Watcher] = ()
     stages says which is faster, as its prices are closer and planning takes longer. The error of a
     step for which memory is too small says what was planned and found to do.
     """
+    # 0. A companion has its mesh, or its stages, from the plan that it runs beside.
+    if request.beside is not None:
+        if len(request.beside.submeshes) > 1:
+            return plan_companion(source, request, watchers)
+        graph = source.plain.graph
+        request = request_on(request, graph, shared_state(graph, request.beside))
     # 1. One program is all that is asked for. A refusal says what else would fit.
     if request.is_one_program:
         try:
