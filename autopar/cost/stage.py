@@ -22,9 +22,10 @@ class StageCost:
     `once` are gradient reductions and the update. `fixed_bytes` are held throughout: arguments,
     what is set up once, accumulators. `activation_bytes` are kept from a microbatch's F to its I,
     `kept_bytes` of them until its W. `late_bytes` of them are made by I and wait for W, which they
-    do only where W is a task of its own. `working_bytes` are the most that a part holds beside all
-    that. `traffic` says how often a step runs the part that it is of. A step that is one program
-    runs once, and has a `peak` that tells what is held then.
+    do only where W is a task of its own. `working_bytes` are the most that a part of the loop holds
+    beside all that; `once_bytes` are the most that the update does, when nothing is in flight.
+    `traffic` says how often a step runs the part that it is of. A step that is one program runs
+    once, and has a `peak` that tells what is held then.
     """
 
     forward: Seconds = _NONE
@@ -36,6 +37,7 @@ class StageCost:
     kept_bytes: int = 0
     working_bytes: int = 0
     late_bytes: int = 0
+    once_bytes: int = 0
     traffic: tuple[tuple[Traffic, int], ...] = ()
     peak: Peak | None = None
 
@@ -52,7 +54,10 @@ class StageCost:
 
     @classmethod
     def of_layers(cls, layers: Sequence[StageCost]) -> StageCost:
-        """The cost of layers in a row as one stage: all adds up, but for what a part works in."""
+        """The cost of layers in a row as one stage: all adds up, but for what a part works in.
+
+        The loop goes layer by layer; the update holds results of one for what it does next.
+        """
         return cls(
             sum((layer.forward for layer in layers), _NONE),
             sum((layer.input_gradient for layer in layers), _NONE),
@@ -63,6 +68,7 @@ class StageCost:
             sum(layer.kept_bytes for layer in layers),
             max(layer.working_bytes for layer in layers),
             sum(layer.late_bytes for layer in layers),
+            sum(layer.once_bytes for layer in layers),
         )
 
     @property
@@ -104,13 +110,15 @@ class StageCost:
             kept_bytes=round(_between(self.kept_bytes, other.kept_bytes, share)),
             working_bytes=round(_between(self.working_bytes, other.working_bytes, share)),
             late_bytes=round(_between(self.late_bytes, other.late_bytes, share)),
+            once_bytes=round(_between(self.once_bytes, other.once_bytes, share)),
         )
 
 
 def peak_bytes(costs: Sequence[StageCost], in_flight: int) -> int:
     """The most that a device holds for its stages with so many microbatches in flight."""
-    held = sum(c.fixed_bytes + in_flight * c.activation_bytes for c in costs)
-    return held + max((c.working_bytes for c in costs), default=0)
+    always, update = sum(c.fixed_bytes for c in costs), sum(c.once_bytes for c in costs)
+    flying = sum(in_flight * c.activation_bytes for c in costs)
+    return always + max(flying + max((c.working_bytes for c in costs), default=0), update)
 
 
 def _between(first: float, second: float, share: float) -> float:

@@ -67,12 +67,18 @@ def add_parts(
 ) -> StageCost:
     """The cost of one stage by those of its parts, of which a step runs the loop's `runs` times."""
     parts, spent = [part for part, _ in costs], {kind: Seconds() for kind in PartKind}
-    working, traffic = 0, list[tuple[Traffic, int]]()
+    working, once, traffic = 0, 0, list[tuple[Traffic, int]]()
+    weigh = _Scale(joint, plan)
     for part, cost in costs:
         spent[part.kind] += cost.seconds
-        working = max(working, cost.working_bytes)
         traffic += [(t, 1 if part.kind in _ONCE else runs) for t in cost.traffic]
-    weigh = _Scale(joint, plan)
+        if part.kind not in _ONCE:
+            working = max(working, cost.working_bytes)
+        else:
+            # What is set up lasts: it is among what is held throughout.
+            made = weigh.of(set(map(str, part.graph.outputs)) & set(joint.graph.nested_values))
+            lasting = made if part.kind is PartKind.SETUP else 0
+            once = max(once, cost.working_bytes - lasting)
     stashed = set(joint.stashed)
     late = [p for p in parts if p.kind is PartKind.WEIGHT_GRADIENT]
     kept = {given.value.name for p in late for given in p.graph.inputs}
@@ -87,6 +93,7 @@ def add_parts(
         kept_bytes=weigh.of(stashed & kept),
         working_bytes=working,
         late_bytes=weigh.of(stashed & kept & made),
+        once_bytes=once,
         traffic=tuple(traffic),
     )
 

@@ -124,6 +124,8 @@ def _options(
 ) -> Mapping[int, tuple[Option, ...]]:
     """The options of a submesh for each number of microbatches."""
     found: dict[int, list[Option]] = {m: [] for m in counts}
+    if not bound.admits(shape) and request.stages != 1:
+        return {m: () for m in counts}
     batch, cluster = programs.batching.batch, cut_out(request.cluster, shape)
     share = shape.device_count / request.cluster.device_count
     budget = request.budget_bytes / max(1.0, len(programs.layers) * share)
@@ -187,17 +189,31 @@ class _WorkBound:
 
     So where the fastest way of a larger submesh, without a limit, takes more than twice the
     device-seconds of a way that fits in a host, none of its ways can win: what it lacks are not
-    bytes, but wires.
+    bytes, but wires. Where all ways of some hosts that fit are so slow, those of more hosts, which
+    have no better wires, are not looked for.
     """
 
     def __init__(self, host_devices: int) -> None:
         self._host, self._least = host_devices, math.inf
+        # True for a submesh over hosts with a way that fits and is not slow.
+        self._able: dict[SubmeshShape, bool] = {}
 
     def note(self, shape: SubmeshShape, variant: ShardingVariant, budget_bytes: float) -> None:
-        """Take in a way, if it stays in a host and its layers fit."""
-        larger = shape.device_count > self._host
-        if not larger and any(variant.most_bytes(r) <= budget_bytes for r in variant.remats):
+        """Take in a way, if its layers fit."""
+        if not any(variant.most_bytes(r) <= budget_bytes for r in variant.remats):
+            return
+        if shape.device_count > self._host:
+            self._able[shape] |= not self.is_slow(shape, variant)
+        else:
             self._least = min(self._least, self._work(shape, variant))
+
+    def admits(self, shape: SubmeshShape) -> bool:
+        """Take up a submesh; False if one of fewer hosts has no way that fits and is not slow."""
+        if shape.device_count <= self._host:
+            return True
+        fewer = [able for s, able in self._able.items() if s.device_count < shape.device_count]
+        self._able[shape] = False
+        return all(fewer) or self._least == math.inf
 
     def is_slow(self, shape: SubmeshShape, variant: ShardingVariant) -> bool:
         """True if a larger submesh takes more than twice the device-seconds."""

@@ -31,7 +31,7 @@ class IntervalCosts:
     `whole` are F, I and W of one microbatch and their dispatch. `seconds` are these and an
     (m-1)-th of what is done once a step, so that m - 1 of them hold it all (with one microbatch,
     `whole` holds it too); infinite for no stage. `forward` and `weight` are F and W alone. `fixed`,
-    `activation`, of which `late`, and `working` are bytes on one device, as `StageCost` has them.
+    `activation`, of which `late`, `working` and `once` are bytes on one device, as in `StageCost`.
     `submesh[o]` numbers the option's submesh.
     Across the cut before layer i a stage on submesh u moves a microbatch in `cut[0, u, i]` seconds
     one way, and keeps wires busy for `cut[1, u, i]`.
@@ -49,6 +49,7 @@ class IntervalCosts:
     activation: Ints
     late: Ints
     working: Ints
+    once: Ints
     cut: Floats
 
     @property
@@ -71,7 +72,7 @@ class IntervalCosts:
 
     def bytes_at(self, in_flight: int) -> Ints:
         """Bytes of each stage on one device with so many microbatches in flight."""
-        return self.fixed + in_flight * self.activation + self.working
+        return self.fixed + np.maximum(in_flight * self.activation + self.working, self.once)
 
     def most_in_flight(self, memory_bytes: int, chunks: int = 1) -> Ints:
         """The most microbatches in flight that each stage bears; less than 0 if not even none.
@@ -80,7 +81,8 @@ class IntervalCosts:
         """
         spare = (memory_bytes - self.working) // chunks - self.fixed
         most = spare // np.maximum(self.activation, 1)
-        return np.where((self.activation == 0) & (spare >= 0), _ANY_NUMBER, most)
+        most = np.where((self.activation == 0) & (spare >= 0), _ANY_NUMBER, most)
+        return np.where(memory_bytes // chunks - self.fixed < self.once, -1, most)
 
 
 def interval_costs(table: StageTable, batch: BatchPrices) -> IntervalCosts:
@@ -106,6 +108,7 @@ def interval_costs(table: StageTable, batch: BatchPrices) -> IntervalCosts:
         activation=_sums(rows.activation).astype(np.int64),
         late=_sums(rows.late).astype(np.int64),
         working=_largest(rows.working).astype(np.int64),
+        once=_sums(rows.once_bytes).astype(np.int64),
         cut=_cuts(table, batch),
     )
 
@@ -122,6 +125,7 @@ class _Rows:
     activation: Floats
     late: Floats
     working: Floats
+    once_bytes: Floats
 
 
 def _layer_rows(options: tuple[Option, ...]) -> _Rows:
@@ -131,7 +135,7 @@ def _layer_rows(options: tuple[Option, ...]) -> _Rows:
     def figures(cost: StageCost) -> tuple[float, ...]:
         if id(cost) not in read:
             held = cost.activation_bytes, cost.late_bytes
-            nbytes = cost.fixed_bytes, *held, cost.working_bytes
+            nbytes = cost.fixed_bytes, *held, cost.working_bytes, cost.once_bytes
             parts = cost.forward.total, cost.weight_gradient.total
             read[id(cost)] = (cost.each.total, cost.once.total, *parts, *nbytes)
         return read[id(cost)]
