@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from autopar.cost.listing import Seconds
@@ -35,7 +35,9 @@ def cost_stage(placed: PlacedStages, stage: int, sharding: ShardingPlan) -> Stag
         held = held_bytes(graph, listing, sharding.mesh, platform)
         return StageCost.of_whole_step(listing, held, timed_listing(graph, listing, tables.prices))
     costs = [(part, cost_part(part, joint, sharding, tables)) for part in own]
-    return add_parts(costs, joint, sharding, placed.stages.microbatches)
+    # What several stages of a submesh touch is held once: for the first of them.
+    before = _touched(p for p in placed.parts if p.submesh == submesh and p.stage < stage)
+    return add_parts(costs, joint, sharding, placed.stages.microbatches, before)
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,16 @@ def cost_part(
 
 
 def add_parts(
-    costs: Sequence[tuple[Part, PartCost]], joint: SubmeshGraph, plan: ShardingPlan, runs: int
+    costs: Sequence[tuple[Part, PartCost]],
+    joint: SubmeshGraph,
+    plan: ShardingPlan,
+    runs: int,
+    counted: frozenset[str] = frozenset(),
 ) -> StageCost:
-    """The cost of one stage by those of its parts, of which a step runs the loop's `runs` times."""
+    """The cost of one stage by those of its parts, of which a step runs the loop's `runs` times.
+
+    Values that are `counted` are held for another stage of the submesh.
+    """
     parts, spent = [part for part, _ in costs], {kind: Seconds() for kind in PartKind}
     working, once, traffic = 0, 0, list[tuple[Traffic, int]]()
     weigh = _Scale(joint, plan)
@@ -76,10 +85,11 @@ def add_parts(
             working = max(working, cost.working_bytes)
         else:
             # What is set up lasts: it is among what is held throughout.
-            made = weigh.of(set(map(str, part.graph.outputs)) & set(joint.graph.nested_values))
-            lasting = made if part.kind is PartKind.SETUP else 0
+            results = set(map(str, part.graph.outputs)) & set(joint.graph.nested_values)
+            lasting = weigh.of(results) if part.kind is PartKind.SETUP else 0
             once = max(once, cost.working_bytes - lasting)
-    stashed = set(joint.stashed)
+    own = _touched(parts) - counted
+    stashed = set(joint.stashed) & own
     late = [p for p in parts if p.kind is PartKind.WEIGHT_GRADIENT]
     kept = {given.value.name for p in late for given in p.graph.inputs}
     made = {str(o) for p in parts if p.kind is PartKind.INPUT_GRADIENT for o in p.graph.outputs}
@@ -88,7 +98,7 @@ def add_parts(
         input_gradient=sum((spent[k] for k in _INWARD), Seconds()),
         weight_gradient=spent[PartKind.WEIGHT_GRADIENT],
         once=sum((spent[k] for k in _ONCE), Seconds()),
-        fixed_bytes=weigh.fixed(parts),
+        fixed_bytes=weigh.fixed(parts, own),
         activation_bytes=weigh.of(stashed),
         kept_bytes=weigh.of(stashed & kept),
         working_bytes=working,
@@ -96,6 +106,13 @@ def add_parts(
         once_bytes=once,
         traffic=tuple(traffic),
     )
+
+
+def _touched(parts: Iterable[Part]) -> frozenset[str]:
+    """The values that parts are given or give."""
+    graphs = [part.graph for part in parts]
+    given = {i.value.name for graph in graphs for i in graph.inputs}
+    return frozenset(given | {str(o) for graph in graphs for o in graph.outputs})
 
 
 class _Scale:
@@ -109,7 +126,7 @@ class _Scale:
         """Bytes of some values' pieces."""
         return sum(self._piece(self._values[n], self._values[n].dtype) for n in sorted(names))
 
-    def fixed(self, parts: Sequence[Part]) -> int:
+    def fixed(self, parts: Sequence[Part], own: frozenset[str]) -> int:
         """Bytes that are there throughout a step: state, constants, set-up values, accumulators."""
         lasting = {
             i.value.name for i in self._joint.graph.inputs if i.role is not Role.BATCH and i.path
@@ -117,7 +134,7 @@ class _Scale:
         made = (p for p in parts if p.kind is PartKind.SETUP)
         lasting.update(o for p in made for o in p.graph.outputs if isinstance(o, str))
         sums = {a.value: a for p in parts for a in p.accumulators}
-        return self.of(lasting) + sum(self._sum(a) for _, a in sorted(sums.items()))
+        return self.of(lasting & own) + sum(self._sum(a) for _, a in sorted(sums.items()))
 
     def _sum(self, accumulator: Accumulator) -> int:
         value = self._values[accumulator.value]
