@@ -44,6 +44,7 @@ def plan_key(source: Source, request: Request) -> str:
         "options": [repr(getattr(request, name)) for name in _PLAIN],
         "passes": [str(request.passes), repr(request.passes)],
         "rules": sorted(request.rules.extra.items()),
+        "family": [[m.source.traced.key, repr(m.weight)] for m in source.family],
         "beside": plan_to_json(request.beside) if request.beside is not None else "",
     }
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()

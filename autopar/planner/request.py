@@ -9,12 +9,11 @@ from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
 from autopar.ir.paths import meant
 from autopar.ir.plan import Origin, Plan
+from autopar.passes.base import Pins
 from autopar.passes.pipeline import PassPipeline
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.recipes import recipe_named
 from autopar.rules import RuleBook
-
-Pins = tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]
 
 
 def pins_on(graph: Graph, pins: Pins) -> Pins:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from autopar.cluster.planned import planned_cluster
 from autopar.ir.plan import Plan, leaf_arguments
+from autopar.ir.plan_file import contents_of
 from autopar.passes.base import Setting
-from autopar.planner.compatibility import check_ends, contents_of
+from autopar.planner.compatibility import check_ends
 from autopar.planner.memory_fit import MeshContext
 from autopar.planner.placed_stages import place_plan
 from autopar.planner.planned import Planned, list_arguments, list_outputs

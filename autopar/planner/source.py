@@ -23,10 +23,19 @@ from autopar.rules import RuleBook, attach_rules
 
 
 @dataclass(frozen=True)
+class Member:
+    """A function that is planned together with a step; it runs `weight` times for each step."""
+
+    source: Source
+    weight: float
+
+
+@dataclass(frozen=True)
 class Source:
     """A step with the arguments that it is traced on; traces are kept by number of microbatches.
 
-    With stages, scans over layers are cut into single layers.
+    With stages, scans over layers are cut into single layers. The `family` are functions of the
+    step's state that are planned together with it.
     """
 
     spec: StepSpec
@@ -35,6 +44,7 @@ class Source:
     traced: TracedStep
     rules: RuleBook
     batch_axes: tuple[tuple[str, int | None], ...] = ()
+    family: tuple[Member, ...] = ()
     _known: dict[tuple[int, bool], MicrobatchTrace] = field(
         default_factory=dict[tuple[int, bool], MicrobatchTrace], compare=False, repr=False
     )

@@ -86,8 +86,9 @@ def test_what_takes_no_state_is_no_companion(trained: Any) -> None:
 
 def test_a_companion_follows_a_plan() -> None:
     step = autopar.parallelize(train, cluster="8xcpu")
+    companion = step.companion(loss_of)
     with pytest.raises(PlanError, match="train has no plan yet"):
-        step.companion(loss_of)
+        companion(fresh()["params"], BATCH)
 
 
 def test_what_is_left_of_the_state_counts_as_memory(trained: Any) -> None:
@@ -98,6 +99,46 @@ def test_what_is_left_of_the_state_counts_as_memory(trained: Any) -> None:
     limit = step.plan.origin.memory_bytes - held
     assert held > 0
     assert companion.plan_for(params, BATCH).origin.memory_bytes == limit
+
+
+# -- planned together ------------------------------------------------------------------------------
+
+
+def test_a_family_is_planned_by_how_often_each_runs() -> None:
+    """Decoding a few rows a thousand times a step reads weights best that lie as it splits them."""
+    shape: Any = jax.ShapeDtypeStruct
+    params = {"up": shape((8192, 32768), jnp.float32), "down": shape((32768, 8192), jnp.float32)}
+    rows, few = shape((65536, 8192), jnp.float32), shape((8, 8192), jnp.float32)
+
+    def step(state: Tree, batch: Any) -> tuple[Tree, jax.Array]:
+        loss, slopes = jax.value_and_grad(loss_of)(state["params"], batch)
+        return {"params": jax.tree.map(lambda w, g: w - g, state["params"], slopes)}, loss
+
+    def decode(params: Tree, batch: Any) -> jax.Array:
+        return jnp.tanh(batch @ params["up"]) @ params["down"]
+
+    seconds: dict[float, tuple[float, float]] = {}
+    for weight in (0.0, 1000.0):
+        both = autopar.parallelize(step, cluster="8xh100", mesh=(8,))
+        companion = both.companion(decode, weight=weight, like=(params, few) if weight else ())
+        trained = both.plan_for({"params": params}, rows)
+        decoded = companion.plan_for(params, few)
+        assert trained.origin.pins == ()
+        seconds[weight] = (trained.prediction.seconds, decoded.prediction.seconds)
+    alone, together = seconds.values()
+    assert together[1] < 0.8 * alone[1]
+    assert together[0] + 1000 * together[1] < alone[0] + 1000 * alone[1]
+
+
+def test_a_family_is_told_of_in_time(trained: Any) -> None:
+    step, _ = trained
+    with pytest.raises(PlanError, match="train has a plan already, so loss_of cannot count in it"):
+        step.companion(loss_of, weight=0.1, like=(fresh()["params"], BATCH))
+    fresh_step = autopar.parallelize(train, cluster="8xcpu")
+    with pytest.raises(ArgumentError, match=r"weight=0.1\) needs like="):
+        fresh_step.companion(loss_of, weight=0.1)
+    with pytest.raises(ArgumentError, match="weight is -1; it takes how often it runs"):
+        fresh_step.companion(loss_of, weight=-1)
 
 
 # -- with stages -----------------------------------------------------------------------------------
