@@ -72,7 +72,8 @@ class IntervalCosts:
 
     def bytes_at(self, in_flight: int) -> Ints:
         """Bytes of each stage on one device with so many microbatches in flight."""
-        return self.fixed + np.maximum(in_flight * self.activation + self.working, self.once)
+        held: Ints = self.fixed + np.maximum(in_flight * self.activation + self.working, self.once)
+        return held
 
     def most_in_flight(self, memory_bytes: int, chunks: int = 1) -> Ints:
         """The most microbatches in flight that each stage bears; less than 0 if not even none.
