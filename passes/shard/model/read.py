@@ -460,9 +460,7 @@ class Sums:
             return
         for name in op.value_operands():
             home = reader.standings.get(name)
-            is_sum = name in self._looped or (
-                name in self._joined and op.origin.region == "update"
-            )
+            is_sum = name in self._looped or (name in self._joined and op.origin.region == "update")
             if is_sum and name not in self._late and isinstance(home, Place):
                 value = graph.values[name]
                 self._late[name] = _group(reader, value, home, 1, op.origin)
