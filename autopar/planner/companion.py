@@ -80,7 +80,8 @@ def plan_companion(source: Source, request: Request, watchers: Sequence[Watcher]
     shardings: list[ShardingPlan] = []
     for k, joint in enumerate(placed.graphs):
         own = request_on(request, joint.graph, shared, k)
-        shardings.append(SubmeshSharder(placed, own, setting).shard(k, partial_sums=False))
+        found = SubmeshSharder(placed, own, setting).shard(k, partial_sums=False)
+        shardings.append(found.sharding)
     # 4. The programs, and what they take.
     programs = lower_stages(trace, placed, shardings)
     seconds, bound = programs.timing.seconds, programs.timing.work_seconds
