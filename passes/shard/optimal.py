@@ -46,8 +46,8 @@ class Optimal(AbstractSharding):
 
     A QUICK effort gives a good answer that need not be the best, with no recipe looked at beside
     it. Where nothing fits, `explain` finds out why, which takes time; without it the error is
-    brief and `refusal` tells the rest. Where recipes need not be told they are looked at only if
-    the search needs an answer to start from. `reuse_gathered` keeps what the forward pass gathered for
+    brief and `refusal` tells the rest. Recipes that need not be told are looked at only where the
+    search needs an answer to start from. `reuse_gathered` keeps what the forward pass gathered for
     the backward pass; `all_exposed` waits for every move, as a step with little work does. In
     graphs of more than `merge_above` ops those that look alike within `hops` share a decision. Runs
     on one cluster and mesh may be given the same `reshard_costs`.

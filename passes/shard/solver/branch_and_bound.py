@@ -48,30 +48,28 @@ _DEARER = 4.0  # times the price while rows are broken
 _HALVINGS, _MOVES = 5, 10
 _POWER, _SLOWER, _PATIENCE = 0.5, 0.7, 3
 _FAINT = 1e-3  # of the highest price, what every row's is at least before it moves
-_LABELS = (300, 3_000, 30_000)
+_LABELS = (300, 3_000, 30_000)  # at once
 _NEIGHBORS = 40  # cheaper labels that each is compared with
 _CLOSE = 1e-9  # of the cost, what does not make an answer better
 _BINDS = 1e-6  # share of the bound that a row's price must be worth to count
-_MORE = 10  # times the work with the next width
-_MOST_WORK = 20_000_000
+_MORE = 10  # times the work with the next count of labels
+_MOST_WORK = 20_000_000  # of it: about a second
 
 
 @dataclass(frozen=True)
 class Bounded:
     """The best assignment found, () for none, and what any that fits costs at least.
 
-    That is infinite where nothing fits. The price is that of a byte at all binding times together.
+    It is `proven` that there is none better, or none at all. The price is that of a byte at all
+    binding times together; `work` is about how many numbers were looked at.
     """
 
     choice: tuple[int, ...] = ()
     bound_seconds: float = -float("inf")
+    proven: bool = False
     seconds_per_byte: float = 0.0
     binding_times: tuple[int, ...] = ()
-
-    @property
-    def proven_infeasible(self) -> bool:
-        """True if nothing fits."""
-        return not self.choice and self.bound_seconds == float("inf")
+    work: int = 0
 
 
 def branch_and_bound(
@@ -289,9 +287,10 @@ class _Search:
         self._rows = _Rows(problem, form)
         self._choice: tuple[int, ...] = ()
         self._seconds = float("inf")
-        self._bound = -float("inf")
+        self._bound = self._root = -float("inf")
         self._prices = np.zeros(len(self._rows.slack))
         self._over = self._prices
+        self._work = 0
 
     @property
     def _closed(self) -> bool:
@@ -314,7 +313,8 @@ class _Search:
         dear = worth > _BINDS * max(abs(self._bound), 1e-30)
         price = float(self._prices[dear].sum()) / self._form.bytes_per_unit
         times = tuple(int(t) for t in self._form.times[dear])
-        return Bounded(self._choice, min(self._bound, self._seconds), price, times)
+        bound = min(self._bound, self._seconds)
+        return Bounded(self._choice, bound, self._closed, price, times, self._work)
 
     # -- 2. Prices ---------------------------------------------------------------------------
 
@@ -350,10 +350,11 @@ class _Search:
     def _ask(self, prices: Floats) -> Floats:
         """The tables at these prices; by how much the assignment that they tell is over."""
         total, choice = self._buckets.fill(self._priced(prices))
+        self._work += self._buckets.entries
         over = self._rows.over(choice)
-        bound = total - float(prices @ self._rows.slack)
-        if bound > self._bound:
-            self._bound, self._prices, self._over = bound, prices, over
+        self._root = total - float(prices @ self._rows.slack)
+        if self._root > self._bound:
+            self._bound, self._prices, self._over = self._root, prices, over
         self.offer(choice)
         return over
 
@@ -369,14 +370,14 @@ class _Search:
 
     def branch(self, counts: Sequence[int]) -> None:
         """Set all nodes, with few labels and then with more, until the bound meets the answer."""
+        self._ask(self._prices)  # the tables may be of other prices
         if self._closed:
             return
-        total, _ = self._buckets.fill(self._priced(self._prices))
-        root = total - float(self._prices @ self._rows.slack)
         steps = tuple(self._steps())
         for count in counts:
-            work = self._branch(root, steps, count)
-            if self._closed or work * _MORE > _MOST_WORK:
+            before = self._work
+            self._branch(steps, count)
+            if self._closed or (self._work - before) * _MORE > _MOST_WORK:
                 return
 
     def _steps(self) -> Iterator[_Step]:
@@ -413,22 +414,22 @@ class _Search:
                 v, tuple(sorted(touched)), self._rows.slack - least, self._rows.slack - most
             )
 
-    def _branch(self, root: float, steps: Sequence[_Step], count: int) -> int:
-        """Step 3 with so many labels; returns about how many numbers were looked at."""
+    def _branch(self, steps: Sequence[_Step], count: int) -> None:
+        """Step 3 with so many labels."""
         none = np.zeros(1, dtype=np.int64)
         held = np.zeros((1, len(self._rows.slack)))
-        labels = _Labels(np.array([root]), held, {}, none, none)
+        labels = _Labels(np.array([self._root]), held, {}, none, none)
         grown: list[_Labels] = []
-        lost, work = float("inf"), 0
+        lost = float("inf")
         for step in steps:
             labels = self._extended(labels, step)
-            work += len(labels.bounds) * (_NEIGHBORS + held.size)
+            self._work += len(labels.bounds) * (_NEIGHBORS + held.size)
             labels = labels.where(self._undominated(labels, step))
             if len(labels.bounds) > count:
                 order = np.argsort(labels.bounds, kind="stable")
                 lost = min(lost, float(labels.bounds[order[count]]))
                 labels = labels.where(np.sort(order[:count]))
-            work += len(labels.bounds) * max(self._buckets.sizes)
+            self._work += len(labels.bounds) * max(self._buckets.sizes)
             grown.append(labels)
         if len(labels.bounds):
             at = int((labels.bounds - labels.held @ self._prices).argmin())
@@ -438,7 +439,6 @@ class _Search:
                 at = int(before.origins[at])
             self.offer(tuple(choice))
         self._bound = max(self._bound, min(lost, self._seconds))
-        return work
 
     def _extended(self, labels: _Labels, step: _Step) -> _Labels:
         """Every label with every choice of a node with which it may become a better answer."""

@@ -179,7 +179,7 @@ class _Search:
         elif len(self._problem.edges) <= _GUESSED_EDGES:  # else it is not narrow
             found = branch_and_bound(self._problem)
             self.take(found.choice, found.bound_seconds)
-            self.infeasible = found.proven_infeasible
+            self.infeasible = found.proven and not found.choice
             self.price, self.times = found.seconds_per_byte, found.binding_times
 
     def run(self) -> None:
