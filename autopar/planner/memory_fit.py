@@ -163,7 +163,7 @@ class MeshPlan:
 
     @property
     def outcome(self) -> Outcome:
-        """What the solver says of it."""
+        """The solver's account of it."""
         return self.decided.sharding.outcome
 
     def programs(self, context: MeshContext) -> StagePrograms:

@@ -43,9 +43,10 @@ Scope = tuple[int, ...]
 _WIDEST = (70_000, 3_000_000)  # entries of a table while prices are sought, and then
 _MOST_TABLES = 20  # of that size
 _MOST_DIMS = 12
+_AT_ONCE = 50_000  # entries
 _FIRST_SHARE = 0.25  # of the cost, what the limits of the broken rows are worth at the first price
 _DEARER = 4.0  # times the price while rows are broken
-_HALVINGS, _MOVES = 5, 10
+_HALVINGS, _MOVES = 5, 4
 _POWER, _SLOWER, _PATIENCE = 0.5, 0.7, 3
 _FAINT = 1e-3  # of the highest price, what every row's is at least before it moves
 _LABELS = (300, 3_000, 30_000)  # at once
@@ -91,13 +92,13 @@ def branch_and_bound(
 class _Table:
     """A table of a node by its own choice and those of the nodes in `scope`, which go later.
 
-    `base` are the edges in it. What is left when its node goes is added to the table `into`, its
-    dims in the order `dims` and shaped as there; without a scope it is a number.
+    It is the sum of `edges`, shaped as it is. What is left when its node goes is added to the table
+    `into`, its dims in the order `dims` and shaped as there; without a scope it is a number.
     """
 
     node: int
     scope: Scope
-    base: Floats
+    edges: tuple[Floats, ...]
     into: int = -1
     dims: Scope = ()
     shape: Scope = ()
@@ -137,18 +138,18 @@ def _buckets(problem: Problem, widest: int) -> _Buckets | None:
             entries += _joint(sizes, (v, *scope))
             if entries > _MOST_TABLES * widest:
                 return None
-            base = np.zeros((sizes[v], *(1,) * len(scope)))
+            edges: list[Floats] = []
             for part in group:
                 dims = tuple(part.scope.index(w) for w in (v, *scope) if w in part.scope)
                 shape = tuple(sizes[w] if w in part.scope else 1 for w in (v, *scope))
                 if part.edge is not None:
-                    base = base + part.edge.transpose(dims).reshape(shape)
+                    edges.append(part.edge.transpose(dims).reshape(shape))
                 else:
                     left = tables[part.table]
                     tables[part.table] = replace(left, into=len(tables), dims=dims, shape=shape)
             for w in scope:
                 parts[w].append(_Part(scope, table=len(tables)))
-            tables.append(_Table(v, scope, base))
+            tables.append(_Table(v, scope, tuple(edges)))
         for w in near:
             parts[w] = [part for part in parts[w] if v not in part.scope]
             heapq.heappush(queue, (_joint(sizes, (w, *_near(parts[w], w))), w))
@@ -186,8 +187,9 @@ class _Buckets:
         self.of_node: list[list[int]] = [[] for _ in sizes]
         for i, table in enumerate(tables):
             self.of_node[table.node].append(i)
-        self.filled: list[Floats] = [table.base for table in tables]  # [own choice, others']
-        self.least: list[Floats] = [table.base for table in tables]  # [others']
+        self._last_first = [*dict.fromkeys(table.node for table in reversed(tables))]
+        self._parts: list[list[Floats]] = []  # that each table is the sum of: [own, others']
+        self._least: list[Floats] = []  # by the choices of the others
 
     @property
     def split(self) -> bool:
@@ -196,31 +198,44 @@ class _Buckets:
 
     def fill(self, costs: Sequence[Floats]) -> tuple[float, tuple[int, ...]]:
         """The bound under these costs of the nodes, and the assignment that is read off."""
-        parts = [[table.base] for table in self.tables]
+        parts = [list(table.edges) for table in self.tables]
+        self._parts, self._least = parts, []
         total = 0.0
         for i, table in enumerate(self.tables):
-            if i == self.of_node[table.node][0]:
-                parts[i].append(costs[table.node].reshape(-1, *(1,) * len(table.scope)))
-            filled = reduce(np.add, sorted(parts[i], key=np.size))
-            least = filled.min(axis=0)
+            own = costs[table.node] if i == self.of_node[table.node][0] else np.zeros(1)
+            parts[i].append(own.reshape(-1, *(1,) * len(table.scope)))
+            parts[i].sort(key=np.size)
+            least = self._minimum(i)
+            self._least.append(least)
             if table.scope:
                 parts[table.into].append(least.transpose(table.dims).reshape(table.shape))
             else:
                 total += float(least)
-            self.filled[i], self.least[i] = filled.reshape(len(filled), -1), least.ravel()
         choice: dict[int, Ints] = {}
-        for v in reversed(list(dict.fromkeys(table.node for table in self.tables))):
+        for v in self._last_first:
             choice[v] = self.regret(v, choice).argmin(axis=1)
         return total, tuple(int(choice[v][0]) for v in range(len(self.sizes)))
+
+    def _minimum(self, i: int) -> Floats:
+        """The least of a table over its own choices, some at a time: more would leave the cache."""
+        table = self.tables[i]
+        count, least = self.sizes[table.node], np.asarray(np.inf)
+        step = max(1, _AT_ONCE // _joint(self.sizes, table.scope))
+        for first in range(0, count, step):
+            rows = [p[first : first + step] if len(p) > 1 else p for p in self._parts[i]]
+            least = np.minimum(least, reduce(np.add, rows).min(axis=0))
+        return least
 
     def regret(self, v: int, choices: Mapping[int, Ints]) -> Floats:
         """By how much each choice of a node lifts the bound: [choices of those after it, own]."""
         total = np.zeros((1, self.sizes[v]))
         for i in self.of_node[v]:
-            column = np.zeros(1, dtype=np.int64)
-            for w in self.tables[i].scope:
-                column = column * self.sizes[w] + choices[w]
-            total = total + (self.filled[i][:, column] - self.least[i][column]).T
+            at = [choices[w] for w in self.tables[i].scope]
+            for part in self._parts[i]:
+                lying = np.moveaxis(part, 0, -1)  # [others', own]
+                own = [c if n > 1 else c * 0 for c, n in zip(at, lying.shape[:-1], strict=True)]
+                total = total + lying[tuple(own)]
+            total = total - np.expand_dims(self._least[i][tuple(at)], -1)
         return total
 
 
@@ -241,7 +256,8 @@ class _Rows:
     def over(self, choice: Sequence[int]) -> Floats:
         """By how much of its room each row is over its limit under an assignment."""
         held = [h[c] for h, c in zip(self.held, choice, strict=True)]
-        return (np.sum(held, axis=0) - self.slack) / self.room
+        over: Floats = (np.sum(held, axis=0) - self.slack) / self.room
+        return over
 
 
 @dataclass(frozen=True)
@@ -292,7 +308,6 @@ class _Search:
         self._over = self._prices
         self._work = 0
 
-    @property
     def _closed(self) -> bool:
         return self._bound >= self._worth
 
@@ -308,13 +323,13 @@ class _Search:
             self._choice, self._seconds = choice, seconds
 
     def bounded(self) -> Bounded:
-        """What was found."""
+        """The answer, its bound, and the price of a byte."""
         worth = self._prices * self._rows.slack
         dear = worth > _BINDS * max(abs(self._bound), 1e-30)
         price = float(self._prices[dear].sum()) / self._form.bytes_per_unit
         times = tuple(int(t) for t in self._form.times[dear])
         bound = min(self._bound, self._seconds)
-        return Bounded(self._choice, bound, self._closed, price, times, self._work)
+        return Bounded(self._choice, bound, self._closed(), price, times, self._work)
 
     # -- 2. Prices ---------------------------------------------------------------------------
 
@@ -322,7 +337,7 @@ class _Search:
         """Halve one price for the rows that are broken without any; then each moves by itself."""
         self._ask(self._prices)
         broken = self._over > 0
-        if self._closed or not broken.any():
+        if self._closed() or not broken.any():
             return
         unit = broken / broken.sum() * abs(self._bound) / self._rows.room
         low, high, share = 0.0, float("inf"), _FIRST_SHARE
@@ -331,11 +346,11 @@ class _Search:
                 low = share
             else:
                 high = share
-            share = low * _DEARER if high == np.inf else math.sqrt(low * high) or high / _DEARER
+            share = _between(low, high)
         prices, over = self._faintest(), self._over
         average, power, stale = over, _POWER, 0
         for _ in range(_MOVES):
-            if self._closed:
+            if self._closed():
                 return
             prices = prices * np.exp(power * np.clip(average, -1, 1))
             before = self._bound
@@ -345,7 +360,8 @@ class _Search:
                 prices, average, power, stale = self._faintest(), self._over, _SLOWER * power, 0
 
     def _faintest(self) -> Floats:
-        return np.maximum(self._prices, _FAINT * self._prices.max())
+        faint: Floats = np.maximum(self._prices, _FAINT * self._prices.max())
+        return faint
 
     def _ask(self, prices: Floats) -> Floats:
         """The tables at these prices; by how much the assignment that they tell is over."""
@@ -371,13 +387,13 @@ class _Search:
     def branch(self, counts: Sequence[int]) -> None:
         """Set all nodes, with few labels and then with more, until the bound meets the answer."""
         self._ask(self._prices)  # the tables may be of other prices
-        if self._closed:
+        if self._closed():
             return
         steps = tuple(self._steps())
         for count in counts:
             before = self._work
             self._branch(steps, count)
-            if self._closed or (self._work - before) * _MORE > _MOST_WORK:
+            if self._closed() or (self._work - before) * _MORE > _MOST_WORK:
                 return
 
     def _steps(self) -> Iterator[_Step]:
@@ -395,7 +411,7 @@ class _Search:
         ready = {v for v, n in enumerate(needs) if not n}
         while ready:
             after = {v: frozenset(w for w in touched | {v} if later[w] - {v}) for v in ready}
-            v = min(ready, key=lambda v: (_joint(sizes, after[v]), v))
+            v = min(ready, key=lambda v: (_joint(sizes, tuple(after[v])), v))
             touched = after[v]
             order.append((v, touched))
             ready.remove(v)
@@ -441,7 +457,7 @@ class _Search:
         self._bound = max(self._bound, min(lost, self._seconds))
 
     def _extended(self, labels: _Labels, step: _Step) -> _Labels:
-        """Every label with every choice of a node with which it may become a better answer."""
+        """The labels with the choices of one more node that may lead to a better answer."""
         v = step.node
         bounds = labels.bounds[:, None] + self._buckets.regret(v, labels.touched)
         origins, choices = np.nonzero(bounds < self._worth)
@@ -475,7 +491,15 @@ class _Search:
             if not near.size:
                 break
             beaten[near + d] |= (held[near] <= held[near + d]).all(axis=1)
-        return order[~beaten]
+        kept: Ints = order[~beaten]
+        return kept
+
+
+def _between(low: float, high: float) -> float:
+    """A price to try where `low` is too cheap and `high`, if it is finite, dear enough."""
+    if math.isinf(high):
+        return low * _DEARER
+    return math.sqrt(low * high) if low else high / _DEARER
 
 
 def _numbered(columns: Sequence[Ints], count: int) -> Ints:
