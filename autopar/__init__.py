@@ -8,23 +8,23 @@ if TYPE_CHECKING:
     from autopar import errors as errors
     from autopar.api import OwnRows as OwnRows
     from autopar.api import ParallelStep as ParallelStep
-    from autopar.api import compare as compare
     from autopar.api import distributed as distributed
-    from autopar.api import explain as explain
-    from autopar.api import inspect as inspect
     from autopar.api import lint as lint
-    from autopar.api import load as load
     from autopar.api import parallelize as parallelize
     from autopar.api import partition_spec as partition_spec
     from autopar.api import plan as plan
-    from autopar.api import save as save
     from autopar.api import shardings as shardings
     from autopar.api import verify as verify
     from autopar.api import why_not as why_not
-    from autopar.api import write_report as write_report
     from autopar.cluster import Cluster as Cluster
     from autopar.ir.mesh import MeshShape as MeshShape
     from autopar.ir.plan import Plan as Plan
+    from autopar.plans import compare as compare
+    from autopar.plans import inspect as inspect
+    from autopar.plans import load as load
+    from autopar.plans import save as save
+    from autopar.plans import write_report as write_report
+    from autopar.reasons import explain as explain
     from autopar.rules import RuleBook as RuleBook
 else:
     __getattr__, __dir__ = later(__name__)

@@ -1,38 +1,28 @@
-"""The front door: parallelize a step, plan it, question a plan, load and save it."""
+"""The front door of steps: parallelize one, plan it, check it; `autopar.plans` is that of plans."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypedDict, Unpack, cast, overload
 
 from autopar.cluster import Cluster as Cluster
 from autopar.cost.profile import profile_of
-from autopar.errors import InputError
 from autopar.frontend import StepSpec, read_call, trace
 from autopar.frontend.devices import keep_to_cpu as keep_to_cpu
 from autopar.gc_pause import paused_collection
-from autopar.inspecting.compare import compare as compare
-from autopar.inspecting.explain import explain as explain_opened
-from autopar.inspecting.inspect import inspect as inspect_opened
 from autopar.inspecting.lint import lint as lint_step
 from autopar.inspecting.loaded_plan import reopen
 from autopar.inspecting.why_not import why_not as why_not_opened
-from autopar.ir.codec import Json
-from autopar.ir.explanation import Counterfactual, Explanation
+from autopar.ir.explanation import Counterfactual
 from autopar.ir.findings import Findings
-from autopar.ir.inspection import Inspection
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan
-from autopar.ir.plan_file import load_plan, save_plan
+from autopar.ir.plan_file import a_plan
 from autopar.ir.profile import Profile
-from autopar.ir.text_file import write_text
 from autopar.ir.verification import Verification as Verification
-from autopar.ir.verification_json import verification_data
 from autopar.options import (
-    a_plan,
     argnames_of,
     argnums_of,
     batch_axes_of,
@@ -55,7 +45,6 @@ from autopar.options import (
     rules_of,
     schedule_of,
     step_of,
-    text_of,
     transport_of,
 )
 from autopar.passes.base import Watcher as Watcher
@@ -64,9 +53,6 @@ from autopar.planner.compatibility import check_cluster
 from autopar.planner.plan import warn_of_unknown
 from autopar.planner.planned import Planned as Planned
 from autopar.planner.request import Request
-from autopar.report.html.data import OtherPlan, ReportView
-from autopar.report.html.page import page
-from autopar.report.trace import load_trace
 from autopar.rules import RuleBook, attach_rules
 from autopar.runtime.join import distributed as distributed
 from autopar.runtime.own_rows import OwnRows as OwnRows
@@ -280,21 +266,6 @@ def under_plan(fun: Callable[..., Any], plan: Plan) -> ParallelStep[..., Any]:
     return step.under(a_plan(plan))
 
 
-def inspect(plan: Plan) -> Inspection:
-    """Tell what a plan means, op by op and over time; raises PlanError if it keeps no step."""
-    with paused_collection():
-        return inspect_opened(reopen(a_plan(plan)))
-
-
-def explain(plan: Plan, subject: str) -> Explanation:
-    """Why an argument ("params/up") or an op ("dot_general model.py:12") is sharded as it is.
-
-    Raises InputError, with what is near, where the plan has no such thing or several.
-    """
-    with paused_collection():
-        return explain_opened(reopen(a_plan(plan)), text_of(subject, "subject"))
-
-
 def why_not(plan: Plan, pins: Mapping[str, Any]) -> Counterfactual:
     """Tell what {path pattern: PartitionSpec} would change; mesh, stages and remat stay.
 
@@ -339,43 +310,3 @@ def profile(
     warn_of_unknown(graph)
     source = f"predicted by autopar for one device of {cluster.name}"
     return profile_of(graph, cluster.chip, depth, source)
-
-
-def write_report(
-    plan: Plan,
-    path: str | Path,
-    *,
-    against: Mapping[str, Plan] | None = None,
-    trace: str | Path | None = None,
-    verification: Verification | dict[str, Json] | None = None,
-) -> None:
-    """Write a plan as one HTML page that needs no network: whole, or not at all.
-
-    `against` are other plans by name, `trace` what `ParallelStep.trace` wrote, `verification` what
-    `verify` found, or its JSON. Raises InputError where the trace cannot be used.
-    """
-    if trace is not None and a_plan(plan).is_one_program:
-        raise InputError(
-            f"{plan.origin.step} is one program, which has no schedule to draw a trace beside"
-        )
-    if isinstance(verification, Verification):
-        verification = verification_data(verification)
-    view = ReportView(
-        plan=a_plan(plan),
-        inspection=inspect(plan),
-        made_by=f"autopar {version('autopar')}",
-        others=tuple(OtherPlan(name, other) for name, other in (against or {}).items()),
-        measured=load_trace(Path(trace)) if trace is not None else (),
-        verification=verification,
-    )
-    write_text(page(view).encode("ascii", "xmlcharrefreplace").decode(), path)
-
-
-def load(path: str | Path) -> Plan:
-    """Read a saved plan; raises PlanFileError where the file is damaged."""
-    return load_plan(path)
-
-
-def save(plan: Plan, path: str | Path) -> None:
-    """Write a plan as JSON: whole, or not at all."""
-    save_plan(a_plan(plan), path)

@@ -25,6 +25,10 @@
   x SolverError              no solver could be run, or it stopped with no answer
 """
 
+import reprlib
+
+_SHOWN = 60
+
 
 class AutoparError(Exception):
     """The base of every error raised on purpose."""
@@ -121,3 +125,19 @@ class SolverError(AutoparError):
 def listing(headline: str, faults: list[str], remedy: str) -> str:
     """A message of a headline, a bullet for each fault, and what to do."""
     return "\n".join([headline, *(f"* {fault}" for fault in faults), remedy])
+
+
+def shown(value: object) -> str:
+    """A value as it is written, cut short where it is long."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = _SHOWN
+    try:
+        text = " ".join(short.repr(value).split())
+    except Exception:  # a repr of the user's may raise anything
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def refused(option: str, given: object, accepted: str) -> str:
+    """The message for an option that cannot be used."""
+    return f"{option} is {shown(given)}; it takes {accepted}"

@@ -13,12 +13,15 @@ _HOMES = {
     "errors": "autopar.errors",
     **dict.fromkeys(
         (
-            "OwnRows", "ParallelStep", "compare", "distributed", "explain", "inspect", "lint",
-            "load", "parallelize", "partition_spec", "plan", "save", "shardings", "verify",
-            "why_not", "write_report",
+            "OwnRows", "ParallelStep", "distributed", "lint", "parallelize", "partition_spec",
+            "plan", "shardings", "verify", "why_not",
         ),
         "autopar.api",
     ),
+    **dict.fromkeys(
+        ("compare", "inspect", "load", "save", "write_report"), "autopar.plans"
+    ),
+    "explain": "autopar.reasons",
 }  # fmt: skip
 
 

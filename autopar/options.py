@@ -9,7 +9,6 @@ import inspect
 import math
 import numbers
 import operator
-import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, cast
@@ -25,40 +24,26 @@ from autopar.errors import (
     PinError,
     PlanFileError,
     ScheduleError,
+    refused,
+    shown,
 )
 from autopar.frontend.compat import compilation_cache_folder
 from autopar.ir.mesh import DEFAULT_NAMES, MeshShape
 from autopar.ir.plan import Plan
 from autopar.ir.plan_file import load_plan
+from autopar.passes.base import Pins
 from autopar.passes.pipeline import PassPipeline, read_passes
 from autopar.passes.shard.recipes import RECIPES
 from autopar.planner.plan_cache import PlanCache
-from autopar.planner.request import Pins, Request
+from autopar.planner.request import Request
 from autopar.rules import RuleBook
 from autopar.runtime.bind import is_mesh, mesh_shape, positions_of
 from autopar.schedule.table import SCHEDULES
 
-_SHOWN = 60
 _MESH = "sizes, named sizes or a jax.sharding.Mesh, as in (2, 4), '2,4', {'data': 2, 'model': 4}"
 _PIN = "{path pattern: PartitionSpec}, as in {'params/**/kernel': P(None, 'model')}"
 _TRANSPORTS = ("auto", "pull", "put")
 _MOST_AXES = len(DEFAULT_NAMES) - 1
-
-
-def shown(value: object) -> str:
-    """A value as it is written, cut short where it is long."""
-    short = reprlib.Repr()
-    short.maxstring = short.maxother = _SHOWN
-    try:
-        text = " ".join(short.repr(value).split())
-    except Exception:  # a repr of the user's may raise anything
-        text = f"a {type(value).__name__}"
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-
-
-def refused(option: str, given: object, accepted: str) -> str:
-    """The message for an option that cannot be used."""
-    return f"{option} is {shown(given)}; it takes {accepted}"
 
 
 # -- the step ------------------------------------------------------------------------------
@@ -293,14 +278,6 @@ def cache_of(given: object) -> PlanCache | None:
     return PlanCache(Path(given))
 
 
-def a_plan(given: object) -> Plan:
-    """Checks that the value is a plan; raises ArgumentError."""
-    if not isinstance(given, Plan):
-        accepted = "a Plan, as autopar.load('plan.json') or step.plan gives"
-        raise ArgumentError(refused("plan", given, accepted))
-    return given
-
-
 def method_of(given: object) -> str:
     """The method; raises InputError where there is none of this name."""
     if not isinstance(given, str) or given not in RECIPES:
@@ -358,13 +335,6 @@ def transport_of(given: object) -> str:
     return given
 
 
-def text_of(given: object, option: str) -> str:
-    """A text; raises ArgumentError for anything else."""
-    if not isinstance(given, str):
-        raise ArgumentError(refused(option, given, f"a text, as in {option}='params/up'"))
-    return given
-
-
 def number_of(given: object, option: str, least: int = 1) -> int:
     """A whole number that must be given; raises ArgumentError."""
     found = _whole(given)
@@ -379,6 +349,15 @@ def seconds_of(given: object, option: str) -> float:
     found = _real(given)
     if not found > 0:
         raise ArgumentError(refused(option, given, f"seconds above 0, as in {option}=600"))
+    return found
+
+
+def weight_of(given: object) -> float:
+    """The times that a companion runs for each step, 0 for none; raises ArgumentError."""
+    found = _real(given)
+    if not 0 <= found < math.inf:
+        accepted = "how often it runs for each step, as in weight=0.1"
+        raise ArgumentError(refused("weight", given, accepted))
     return found
 
 

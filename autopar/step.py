@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 from autopar.cluster import Cluster
 from autopar.cluster.planned import planned_cluster
-from autopar.errors import CheckpointError, PlanError, listing
+from autopar.errors import ArgumentError, CheckpointError, PlanError, listing
 from autopar.frontend import Call, StepSpec, TracedStep, pure_creation, read_call, trace
 from autopar.frontend.compat import inside_transform, runs_uncompiled
 from autopar.frontend.trace.arguments import dynamic_arguments
@@ -25,16 +25,14 @@ from autopar.frontend.trace.step import unplaced, wants_plain_steps
 from autopar.gc_pause import paused_collection
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Argument, Plan, Prediction
-from autopar.ir.plan_file import plan_from_json, plan_to_json
+from autopar.ir.plan_file import a_plan, plan_from_json, plan_to_json
 from autopar.ir.program import Program
 from autopar.ir.projection import walks
 from autopar.ir.rate import Rate
 from autopar.ir.text import show_bytes, show_seconds
 from autopar.ir.text_file import TRACE, check_output, write_text
-from autopar.ir.values import Role
 from autopar.ir.verification import Verification
 from autopar.options import (
-    a_plan,
     argnames_of,
     argnums_of,
     cluster_of,
@@ -43,15 +41,17 @@ from autopar.options import (
     pins_of,
     seconds_of,
     step_of,
+    weight_of,
 )
 from autopar.passes.base import Watcher
 from autopar.passes.lower.projections import Transports, verify_projections
+from autopar.planner.companion import with_shared_state
 from autopar.planner.plan import plan_step, replan, warn_of_unknown
 from autopar.planner.plan_cache import PlanCache
 from autopar.planner.planned import Planned
 from autopar.planner.request import Request
 from autopar.planner.restore import restore
-from autopar.planner.source import Source
+from autopar.planner.source import Member, Source
 from autopar.progress import LOGGER, Progress, progress
 from autopar.report.html.page import html_summary
 from autopar.runtime.bind import BoundMesh, bind_mesh, host_of, mesh_shape
@@ -133,8 +133,11 @@ class ParallelStep(Generic[P, R]):
         transport: str = "auto",
         patience: float | None = None,
         cache: PlanCache | None = None,
+        beside: ParallelStep[..., Any] | None = None,
     ) -> None:
         self._spec, self._request, self._donate = spec, request, donate
+        self._beside = beside
+        self._family: list[tuple[ParallelStep[..., Any], float, tuple[Any, ...]]] = []
         self._given, self._transport, self._patience = plan, transport, patience
         self._cache = cache
         self._planned: dict[Hashable, Planned] = {}
@@ -306,6 +309,8 @@ class ParallelStep(Generic[P, R]):
         self,
         fun: Callable[..., Any],
         *,
+        weight: float = 0.0,
+        like: Sequence[Any] = (),
         static_argnums: int | Sequence[int] = (),
         static_argnames: str | Sequence[str] = (),
     ) -> ParallelStep[..., Any]:
@@ -313,34 +318,68 @@ class ParallelStep(Generic[P, R]):
 
         It is planned at its first call, takes the state as this step's plan lays it out, so that
         nothing of it is moved, and does not consume it. The state may be one of its arguments, or
-        a part of the state, such as `params`, may be. Raises PlanError before this step has a plan,
-        or where that has stages; a first call without any of the state raises ArgumentError.
+        a part of the state, such as `params`, may be. Of a step with stages it runs through these,
+        forward only.
+
+        With a `weight`, the times that it runs for each step, this step is planned for both, on
+        arguments `like` those that the function will get: arrays or shapes. That must be said
+        before this step has a plan, and counts where it is one program.
+
+        Raises PlanError where this step is to be planned with it and has a plan already; the first
+        call raises PlanError before this step has one, ArgumentError without any of the state.
         """
-        plan = self.plan
-        if not plan.is_one_program:
-            raise PlanError(
-                f"{self.__name__} runs in {len(plan.stages)} stages, and a companion runs on one "
-                "mesh: parallelize the function on its own, and give it the state as "
-                "jax.device_get(state) has it"
-            )
         step = step_of(fun, "companion")
         spec = StepSpec(
             step,
             argnums_of(static_argnums, "static_argnums", step),
             argnames_of(static_argnames, step),
         )
-        state = tuple(a for a in plan.arguments if a.role == Role.STATE.value)
+        asked = self._request
         request = Request(
-            cluster=planned_cluster(plan),
-            mesh=plan.mesh,
-            memory_bytes=self._request.memory_bytes,
-            rules=self._request.rules,
-            order=self._own_order(plan),
-            beside=state,
+            asked.cluster,
+            asked.mesh,
+            memory_bytes=asked.memory_bytes,
+            rules=asked.rules,
+            order=asked.order,
         )
-        return ParallelStep(
-            spec, request, donate=False, transport=self._transport, cache=self._cache
+        found: ParallelStep[..., Any] = ParallelStep(
+            spec, request, donate=False, transport=self._transport, cache=self._cache, beside=self
         )
+        if (share := weight_of(weight)) > 0:
+            self._join(found, share, like)
+        return found
+
+    def _join(self, companion: ParallelStep[..., Any], weight: float, like: Sequence[Any]) -> None:
+        """Let a companion count when this step is planned."""
+        name = companion.__name__
+        if self._planned or self._given is not None:
+            raise PlanError(
+                f"{self.__name__} has a plan already, so {name} cannot count in it: call "
+                f"companion({name}, weight={weight:g}, like=...) before the first step"
+            )
+        if not like:
+            raise ArgumentError(
+                f"companion({name}, weight={weight:g}) needs like=(state, batch): the arguments "
+                f"that {name} will be called with, as arrays or jax.ShapeDtypeStruct"
+            )
+        self._family.append((companion, weight, tuple(like)))
+
+    def _members(self) -> tuple[Member, ...]:
+        """The companions that count when this step is planned."""
+        found: list[Member] = []
+        for companion, weight, like in self._family:
+            spec = companion.spec
+            args, kwargs = unplaced(spec, like, {})
+            traced = trace(spec, args, kwargs)
+            found.append(Member(Source.of(spec, args, kwargs, traced, companion._request), weight))
+        return tuple(found)
+
+    def _wanted(self) -> Request:
+        """The request to plan for; a companion's is beside the plan that its step has by now."""
+        if self._beside is None:
+            return self._request
+        plan = self._beside.plan
+        return replace(self._request, cluster=planned_cluster(plan), mesh=plan.mesh, beside=plan)
 
     def compile(self, *args: Any, **kwargs: Any) -> Any:
         """The compiled object of the step: `.as_text()`, `.memory_analysis()`.
@@ -538,12 +577,16 @@ class ParallelStep(Generic[P, R]):
         ):
             watchers = (*watchers, told.watcher)
             traced = trace(call.spec, args, kwargs)
-            source = Source.of(call.spec, args, kwargs, traced, self._request)
+            request = self._wanted()
+            source = Source.of(call.spec, args, kwargs, traced, request)
+            source = replace(source, family=self._members())
+            if request.beside is not None:
+                source = with_shared_state(source, request.beside)
             graph = source.plain.graph
             warn_of_unknown(graph)
             for watcher in watchers:
                 watcher.after("trace", self._spec, graph, time.perf_counter() - start)
-            return self._agreed(source, self._request.for_graph(graph), watchers)
+            return self._agreed(source, request, watchers)
 
     def _agreed(self, source: Source, request: Request, watchers: Sequence[Watcher]) -> Planned:
         """The planned step, the same in every process of a job: process 0 plans for all.

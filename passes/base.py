@@ -34,6 +34,7 @@ class Watcher:
 NO_OPTION = {"option": False}
 
 
+Pins = tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]  # (path pattern, dims)
 NO_LIMIT_BYTES = 2**60  # a limit that binds nothing
 
 
@@ -56,7 +57,7 @@ class Setting:
     cluster: Cluster
     mesh: MeshShape
     memory_bytes: int
-    pins: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = ()
+    pins: Pins = ()
     clock: Clock = field(default=lambda: 0.0, compare=False)
     weigh: Weigh = field(default=lambda graph, plan: 0.0, compare=False)
     watchers: tuple[Watcher, ...] = field(default=(), compare=False)

@@ -29,7 +29,7 @@ def deleted_arguments(
     """
     paths, leaves = leaf_paths(arguments), jax.tree_util.tree_leaves([a.tree for a in arguments])
     gone = deleted(leaves)
-    is_state = traced is None or not set(gone).isdisjoint(traced.state_inputs)
+    is_state = traced is None or not set(gone).isdisjoint(traced.consumed_inputs)
     remedy = (
         f"A step consumes the state that it is given: go on with the state that {spec.name} "
         "returned, or keep the old one alive, at the price of its memory, with "

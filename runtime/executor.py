@@ -144,7 +144,7 @@ class Executor:
 
         # 2. Bind what fills the registers, what runs on them, and what empties them.
         state = trace.part.state_inputs
-        consumed = state if options.donate else ()
+        consumed = trace.part.consumed_inputs if options.donate else ()
         constants = self._interface.constants
         numbers = host.numbers(program, transport.asks_all)
         edges = itertools.count(len(program.instructions))

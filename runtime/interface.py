@@ -113,7 +113,7 @@ class Interface:
 
     def _kept(self, donate_state: bool, host: Host | None) -> dict[int, set[int]]:
         """Of each part the inputs that the user, the next step or a process still has a use for."""
-        state = self.trace.part.state_inputs if donate_state else ()
+        state = self.trace.part.consumed_inputs if donate_state else ()
         held = {
             (f.submesh, r)
             for f in self.program.feeds
@@ -203,6 +203,12 @@ class Interface:
             if output in fetches:
                 fetch = fetches[output]
                 yield given, Home(fetch.submesh, self._lying(avals[output], fetch))
+        # State that is read and not returned stays where it is: at its first feed.
+        inputs = self.with_index(self.trace.whole.program.input_avals)
+        lasting = {*self.trace.part.state_inputs} - self.trace.part.consumed_inputs
+        for feed in reversed(self.program.feeds):
+            if feed.input in lasting:
+                yield feed.input, Home(feed.submesh, self._lying(inputs[feed.input], feed))
 
     def fetches(self, types: RegisterTypes) -> tuple[FetchType, ...]:
         """Each fetch with what its registers hold at the end, and what the user is given.

@@ -21,10 +21,9 @@ from autopar.errors import InputError, PlanMismatchError
 from autopar.frontend.trace.arguments import StepSpec, key_text
 from autopar.frontend.trace.objects import without_constants
 from autopar.frontend.traced import Piece, TracedStep
-from autopar.ir.plan import Argument, Plan
+from autopar.ir.plan import Argument, Plan, leaf_arguments
 from autopar.runtime import bind
 from autopar.runtime.bind import bind_mesh, named_sharding, with_axis
-from autopar.runtime.state import leaf_arguments
 
 _SHOWN = 4
 

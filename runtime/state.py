@@ -10,25 +10,20 @@ compiler need not compute the rest; random bits are those of the whole.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding
 
 from autopar.errors import PlanMismatchError
-from autopar.ir.plan import Argument
+from autopar.ir.plan import Argument, leaf_arguments
 from autopar.ir.sharding import Sharding
 from autopar.ir.values import Role
 from autopar.runtime.bind import host_of, is_key, named_sharding, without_pieces
 from autopar.runtime.pieces import StackedPieces
 from autopar.runtime.spanning import elsewhere, spread
-
-# Rows of a leaf that stages share, as paths of a plan's arguments have them: "params/w[0:4]".
-_ROWS = re.compile(r"\[(\d+):(\d+)\]$")
 
 
 @dataclass(frozen=True)
@@ -190,25 +185,6 @@ def even_sharding(leaf: Any, axes: Sequence[str], count: int) -> Sharding:
 # -- as a plan has it --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class LeafArguments:
-    """A leaf of a step's arguments: a plan has it as one argument, or its rows as several."""
-
-    path: str
-    shape: tuple[int, ...]
-    arguments: tuple[Argument, ...]
-
-
-def leaf_arguments(planned: Iterable[Argument]) -> Iterator[LeafArguments]:
-    """The leaves that a plan's arguments are, pieces of one together."""
-    for path, group in groupby(planned, lambda a: _ROWS.sub("", a.path)):
-        own = tuple(group)
-        shape = own[0].shape
-        if len(own) > 1:
-            shape = (sum(a.shape[0] for a in own), *shape[1:])
-        yield LeafArguments(path, shape, own)
-
-
 def _matched(leaves: Sequence[Any], planned: Sequence[Argument]) -> list[_Pieces]:
     """The pieces of consecutive leaves of the plan's state that have the shapes of these."""
     state = list(leaf_arguments(a for a in planned if a.role == Role.STATE.value))
@@ -217,8 +193,7 @@ def _matched(leaves: Sequence[Any], planned: Sequence[Argument]) -> list[_Pieces
         run = state[start : start + len(shapes)]
         if [leaf.shape for leaf in run] == shapes:
             return [
-                tuple(_Piece(a.submesh, a.sharding, _rows(a.path)) for a in leaf.arguments)
-                for leaf in run
+                tuple(_Piece(a.submesh, a.sharding, a.rows) for a in leaf.arguments) for leaf in run
             ]
     pairs = zip(shapes, state, strict=False)
     differing = (
@@ -231,8 +206,3 @@ def _matched(leaves: Sequence[Any], planned: Sequence[Argument]) -> list[_Pieces
         f"shapes: {next(differing, 'one has more arrays than the other')}. Plan for this state, or "
         "create the state that the plan is for."
     )
-
-
-def _rows(path: str) -> slice | None:
-    rows = _ROWS.search(path)
-    return None if rows is None else slice(int(rows[1]), int(rows[2]))

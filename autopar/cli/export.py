@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from autopar import api
+from autopar import api, plans
 from autopar.cli.console import err
 from autopar.cli.group import IMPOSSIBLE
 from autopar.cli.loading import load_target
@@ -55,7 +55,7 @@ class Asked:
 
 def export_plan(path: Path, kind: str, output: Path | None, asked: Asked) -> None:
     """Write a saved plan in the form `kind` to a file or stdout."""
-    plan = api.load(path)
+    plan = plans.load(path)
     if kind == "partition-specs":
         text = specs_text(plan)
     elif kind == "python":

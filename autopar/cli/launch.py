@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from autopar import api
+from autopar import plans
 from autopar.cli.console import err
 from autopar.cluster.planned import planned_cluster
 from autopar.errors import InputError
@@ -35,7 +35,7 @@ def launch_plan(
     command = (script, *asked.words)
     if on in ("slurm", "mpi"):
         command = (asked.python, *command)
-    cluster = planned_cluster(api.load(path))
+    cluster = planned_cluster(plans.load(path))
     text = render(engine, Launch(asked.name, cluster, command, asked.places, asked.image))
     if submit and output is None:
         output = Path(f"{asked.name}{engine.suffix}")

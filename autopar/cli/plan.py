@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import click
 
-from autopar import api
+from autopar import api, plans
 from autopar.cli.console import err, gather_warnings, out, print_json, print_warnings
 from autopar.cli.loading import Target, load_target, tracing
 from autopar.cli.pins import load_pins, read_pins
@@ -77,7 +77,7 @@ def plan_step(
         loaded = load_target(target)
     made = _make(loaded, wanted, after)
     if output is not None:
-        api.save(made.planned.plan, output)
+        plans.save(made.planned.plan, output)
     print_warnings(list(made.warnings))
     if as_json:
         _print_data(made, output, after)
@@ -162,7 +162,7 @@ def _cache(wanted: Wanted, after: str | None) -> Path | Literal[False] | None:
 
 def _print(made: Made, output: Path | None) -> None:
     console, plan = out(), made.planned.plan
-    console.print(headline(plan, api.inspect(plan).axes if plan.is_one_program else ()))
+    console.print(headline(plan, plans.inspect(plan).axes if plan.is_one_program else ()))
     console.print()
     if not plan.is_one_program:
         console.print(pipeline(plan, made.planned.programs.timing.simulation))

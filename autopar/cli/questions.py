@@ -1,73 +1,30 @@
-"""`autopar lint`, `explain`, `why-not` and `diff`: questions to a step, a plan and two plans."""
+"""`autopar explain` and `diff`: questions to a saved plan and to two."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from autopar import api
+from autopar import plans, reasons
 from autopar.cli.console import err, out, print_json
 from autopar.cli.group import IMPOSSIBLE
-from autopar.cli.loading import load_target
-from autopar.cli.pins import read_pins
-from autopar.ir.findings import Severity
 from autopar.report.comparison import comparison, comparison_data
-from autopar.report.explanation import (
-    counterfactual,
-    counterfactual_data,
-    explanation,
-    explanation_data,
-)
-from autopar.report.findings import findings, findings_data
-
-
-def lint_step(target: str, cluster: str, microbatches: int, as_json: bool) -> None:
-    """Print what of a step can be sharded; exits with 1 where there is an error."""
-    api.keep_to_cpu()
-    chosen = api.Cluster.parse(cluster)
-    with err().status("reading the file"):
-        loaded = load_target(target)
-    with err().status("tracing"):
-        found = api.lint(
-            loaded.step,
-            *loaded.args,
-            cluster=chosen,
-            microbatches=microbatches,
-            kwargs=loaded.kwargs,
-        )
-    if as_json:
-        print_json(findings_data(found))
-    else:
-        out().print(findings(found))
-    if found.of(Severity.ERROR):
-        sys.exit(IMPOSSIBLE)
+from autopar.report.explanation import explanation, explanation_data
 
 
 def explain_plan(path: Path, words: tuple[str, ...], as_json: bool) -> None:
     """Print why an argument or an op of a saved plan is sharded as it is."""
     with err().status("solving around it"):
-        found = api.explain(api.load(path), " ".join(words))
+        found = reasons.explain(plans.load(path), " ".join(words))
     if as_json:
         print_json(explanation_data(found))
         return
     out().print(explanation(found))
 
 
-def try_pins(path: Path, pins: tuple[str, ...], as_json: bool) -> None:
-    """Print what pins would change in a saved plan; exits with 1 where there is no such plan."""
-    with err().status("solving with the pins"):
-        found = api.why_not(api.load(path), read_pins(pins))
-    if as_json:
-        print_json(counterfactual_data(found))
-    else:
-        out().print(counterfactual(found))
-    if found.pinned is None:
-        sys.exit(IMPOSSIBLE)
-
-
 def compare_plans(before: Path, after: Path, exits: bool, as_json: bool) -> None:
     """Print what changed from one plan to another; with `exits`, end with 1 where they differ."""
-    found = api.compare(api.load(before), api.load(after))
+    found = plans.compare(plans.load(before), plans.load(after))
     if as_json:
         print_json(comparison_data(found))
     else:

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from autopar import api
+from autopar import plans
 from autopar.cli.console import out, print_json, print_warnings
 from autopar.errors import InputError, ScheduleError
 from autopar.ir.codec import Json
@@ -70,7 +70,7 @@ def draw_plan(path: Path, trace: Path | None, output: Path | None, as_json: bool
 
     Raises InputError where the plan has no stages, or the trace is none of its steps.
     """
-    plan = api.load(path)
+    plan = plans.load(path)
     if plan.is_one_program:
         raise InputError(f"{path} is one program and has no schedule: autopar show {path}")
     if output is None and trace is not None:

@@ -10,7 +10,7 @@ from typing import cast
 from rich.console import RenderableType
 from rich.text import Text
 
-from autopar import api
+from autopar import plans
 from autopar.cli.console import err, out, print_json
 from autopar.errors import InputError
 from autopar.ir.codec import Item, Json, JsonError, parse_json
@@ -56,9 +56,9 @@ class Views:
 
 def show_plan(path: Path, wanted: Views, match: str | None, in_full: bool, as_json: bool) -> None:
     """Print a saved plan, whole or the parts of it that are asked for."""
-    plan = api.load(path)
+    plan = plans.load(path)
     looked_into = wanted.ops or wanted.stages or wanted.comm
-    found = _NOTHING if plan.record is None and not looked_into else api.inspect(plan)
+    found = _NOTHING if plan.record is None and not looked_into else plans.inspect(plan)
     if as_json:
         print_json(_data(plan, found))
         return
@@ -133,12 +133,12 @@ def write_report(
     """Write a saved plan as an HTML page."""
     target = output if output is not None else path.with_suffix(".html")
     check_output(target, PAGE)
-    plan = api.load(path)
+    plan = plans.load(path)
     with err().status("drawing the plan"):
-        api.write_report(
+        plans.write_report(
             plan,
             target,
-            against={other.name: api.load(other) for other in others},
+            against={other.name: plans.load(other) for other in others},
             trace=trace,
             verification=_read_verification(verification) if verification is not None else None,
         )

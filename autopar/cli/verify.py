@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from autopar import api
+from autopar import api, plans
 from autopar.cli.console import (
     err,
     gather_warnings,
@@ -53,7 +53,7 @@ def verify_plan(path: Path, target: str, asked: Asked, as_json: bool) -> None:
 
 
 def _verify(path: Path, target: str, asked: Asked) -> Verification:
-    plan = api.load(path)
+    plan = plans.load(path)
     if asked.processes is not None:
         return _over_processes(path, plan, target, asked, asked.processes)
     api.open_cpu_devices(min(plan.device_count, asked.shrink or plan.device_count))

@@ -21,9 +21,11 @@ class StageCost:
 
     `once` are gradient reductions and the update. `fixed_bytes` are held throughout: arguments,
     what is set up once, accumulators. `activation_bytes` are kept from a microbatch's F to its I,
-    `kept_bytes` of them until its W. `working_bytes` are the most that a part holds beside all
-    that. `traffic` says how often a step runs the part that it is of. A step that is one program
-    runs once, and has a `peak` that tells what is held then.
+    `kept_bytes` of them until its W. `late_bytes` of them are made by I and wait for W, which they
+    do only where W is a task of its own. `working_bytes` are the most that a part of the loop holds
+    beside all that; `once_bytes` are the most that the update does, when nothing is in flight.
+    `traffic` says how often a step runs the part that it is of. A step that is one program runs
+    once, and has a `peak` that tells what is held then.
     """
 
     forward: Seconds = _NONE
@@ -34,6 +36,8 @@ class StageCost:
     activation_bytes: int = 0
     kept_bytes: int = 0
     working_bytes: int = 0
+    late_bytes: int = 0
+    once_bytes: int = 0
     traffic: tuple[tuple[Traffic, int], ...] = ()
     peak: Peak | None = None
 
@@ -50,7 +54,10 @@ class StageCost:
 
     @classmethod
     def of_layers(cls, layers: Sequence[StageCost]) -> StageCost:
-        """The cost of layers in a row as one stage: all adds up, but for what a part works in."""
+        """The cost of layers in a row as one stage: all adds up, but for what a part works in.
+
+        The loop goes layer by layer; the update holds results of one for what it does next.
+        """
         return cls(
             sum((layer.forward for layer in layers), _NONE),
             sum((layer.input_gradient for layer in layers), _NONE),
@@ -60,12 +67,22 @@ class StageCost:
             sum(layer.activation_bytes for layer in layers),
             sum(layer.kept_bytes for layer in layers),
             max(layer.working_bytes for layer in layers),
+            sum(layer.late_bytes for layer in layers),
+            sum(layer.once_bytes for layer in layers),
         )
 
     @property
     def each(self) -> Seconds:
         """F, I and W of one microbatch."""
         return self.forward + self.input_gradient + self.weight_gradient
+
+    @property
+    def unsplit(self) -> StageCost:
+        """The cost where I and W are one task: what I makes for W is gone when both are done."""
+        return replace(
+            self, activation_bytes=self.activation_bytes - self.late_bytes, kept_bytes=0,
+            late_bytes=0,
+        )  # fmt: skip
 
     def of_step(self, microbatches: int) -> Seconds:
         """Seconds of a step, all work one after the other."""
@@ -92,13 +109,16 @@ class StageCost:
             activation_bytes=round(_between(self.activation_bytes, other.activation_bytes, share)),
             kept_bytes=round(_between(self.kept_bytes, other.kept_bytes, share)),
             working_bytes=round(_between(self.working_bytes, other.working_bytes, share)),
+            late_bytes=round(_between(self.late_bytes, other.late_bytes, share)),
+            once_bytes=round(_between(self.once_bytes, other.once_bytes, share)),
         )
 
 
 def peak_bytes(costs: Sequence[StageCost], in_flight: int) -> int:
     """The most that a device holds for its stages with so many microbatches in flight."""
-    held = sum(c.fixed_bytes + in_flight * c.activation_bytes for c in costs)
-    return held + max((c.working_bytes for c in costs), default=0)
+    always, update = sum(c.fixed_bytes for c in costs), sum(c.once_bytes for c in costs)
+    flying = sum(in_flight * c.activation_bytes for c in costs)
+    return always + max(flying + max((c.working_bytes for c in costs), default=0), update)
 
 
 def _between(first: float, second: float, share: float) -> float:

@@ -131,7 +131,8 @@ def _plan_lines(plan: Plan, listed: Listed) -> Iterator[str]:
     yield "# Which of jax.devices() is at each position of the mesh, row by row."
     yield f"DEVICES: list[int] = {_numbers(device_numbers(plan)[0])}"
     yield "# Arguments whose buffers the outputs take over."
-    yield f"DONATED: tuple[int, ...] = {_donated(given)}"
+    comes_back = any(o.role == Role.STATE.value for o in plan.outputs)
+    yield f"DONATED: tuple[int, ...] = {_donated(given) if comes_back else ()}"
     yield from _spec_lines("INPUTS", given)
     yield from _spec_lines("OUTPUTS", plan.outputs)
     yield "# Arrays that the step closes over."

@@ -118,6 +118,11 @@ class TracedStep:
     notes: tuple[str, ...] = ()
 
     @property
+    def consumed_inputs(self) -> frozenset[int]:
+        """The inputs whose buffers the outputs may take over."""
+        return frozenset(i for _, i in self.donated)
+
+    @property
     def closed_over(self) -> tuple[tuple[str, Any], ...]:
         """The closed-over arrays, each with its path."""
         return tuple((f"const/{i}", array) for i, array in enumerate(self.constants))

@@ -15,6 +15,7 @@ from autopar.ir.batching import Batching
 from autopar.ir.graph import Graph
 from autopar.ir.inspection import WHOLE_STEP
 from autopar.ir.plan import Plan
+from autopar.ir.plan_file import contents_of
 from autopar.ir.program import PartKind
 from autopar.ir.record import Record
 from autopar.ir.sharding_plan import ShardingPlan
@@ -22,7 +23,6 @@ from autopar.ir.spmd import SpmdProgram
 from autopar.passes.base import Setting
 from autopar.passes.layer.fixed import Fixed
 from autopar.passes.layer.single import Single
-from autopar.planner.compatibility import contents_of
 from autopar.planner.placed_stages import PlacedStages, place_plan
 from autopar.planner.stage_costs import cost_stage
 from autopar.rules import RuleBook, attach_rules

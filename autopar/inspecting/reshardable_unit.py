@@ -13,14 +13,14 @@ from autopar.ir.graph import Graph
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.spmd import SpmdProgram
 from autopar.ir.text import show_bytes
-from autopar.passes.base import NO_LIMIT_BYTES, Setting
+from autopar.passes.base import NO_LIMIT_BYTES, Pins, Setting
 from autopar.passes.shard.diagnose.why import Answer, Case, anew, case_of
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.recipes import recipe_named
 from autopar.planner.fit_within import fit_within
 from autopar.planner.placed_stages import PlacedStages
-from autopar.planner.request import Pins, pins_on
+from autopar.planner.request import pins_on
 from autopar.planner.stage_costs import cost_stage
 from autopar.planner.step_timing import time_step
 

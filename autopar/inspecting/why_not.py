@@ -20,12 +20,13 @@ from autopar.inspecting.reshardable_unit import (
 from autopar.ir.explanation import Counterfactual
 from autopar.ir.naming import and_more
 from autopar.ir.paths import meant
+from autopar.passes.base import Pins
 from autopar.passes.pipeline import PassPipeline
 from autopar.passes.shard.diagnose.why import case_of, homed
 from autopar.passes.shard.model.pins import resolve_pins, show_spec
 from autopar.planner.memory_fit import MeshContext, MeshPlan, plan_on, refusal, try_mesh
 from autopar.planner.remat import Form
-from autopar.planner.request import Pins, Request, pins_on
+from autopar.planner.request import Request, pins_on
 
 _SAME = 1e-9  # of the seconds
 

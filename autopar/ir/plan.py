@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 
 from autopar.errors import GraphError
@@ -27,6 +28,8 @@ RESULT = "result"  # the role of an output that does not come back as state
 
 # Bounds on what a file may ask for: the shardings of a mesh grow with the power of its axes.
 _MOST_AXES, _MOST_DEVICES = 8, 2**24
+# Rows of a leaf that stages share, as paths of arguments have them: "params/w[0:4]".
+_ROWS = re.compile(r"\[(\d+):(\d+)\]$")
 _NO_TIME = 0.001  # a share of a step that nobody speaks of
 
 
@@ -52,6 +55,12 @@ class Argument:
             )
 
     @property
+    def rows(self) -> slice | None:
+        """The rows of a leaf that stages share, as its path has them; None of a whole leaf."""
+        found = _ROWS.search(self.path)
+        return None if found is None else slice(int(found[1]), int(found[2]))
+
+    @property
     def value(self) -> Value:
         """The whole array."""
         return Value(self.path, self.shape, self.dtype)
@@ -59,6 +68,25 @@ class Argument:
     def local_bytes(self, mesh: MeshShape) -> int:
         """Bytes of one device's piece."""
         return self.sharding.local_bytes(self.value, mesh)
+
+
+@dataclass(frozen=True)
+class LeafArguments:
+    """A leaf of a step's arguments: a plan has it as one argument, or its rows as several."""
+
+    path: str
+    shape: tuple[int, ...]
+    arguments: tuple[Argument, ...]
+
+
+def leaf_arguments(planned: Iterable[Argument]) -> Iterator[LeafArguments]:
+    """The leaves that a plan's arguments are, pieces of one together."""
+    for path, group in groupby(planned, lambda a: _ROWS.sub("", a.path)):
+        own = tuple(group)
+        shape = own[0].shape
+        if len(own) > 1:
+            shape = (sum(a.shape[0] for a in own), *shape[1:])
+        yield LeafArguments(path, shape, own)
 
 
 @dataclass(frozen=True)
@@ -276,6 +304,11 @@ class Plan:
         count, items = items_of_batch(batch)
         speed = count / taken if taken > 0 else 0.0
         return Rate(taken, self.prediction.mfu(taken), items, speed)
+
+    @property
+    def state(self) -> tuple[Argument, ...]:
+        """The arguments that are state."""
+        return tuple(a for a in self.arguments if a.role == Role.STATE.value)
 
     @property
     def layer_count(self) -> int:

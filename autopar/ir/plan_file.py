@@ -7,9 +7,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
-from autopar.errors import GraphError, GraphSyntaxError, PlanFileError
+from autopar.errors import (
+    ArgumentError,
+    GraphError,
+    GraphSyntaxError,
+    InputError,
+    PlanFileError,
+    refused,
+)
 from autopar.ir.assignment import Assignment
 from autopar.ir.batching import Accumulator, Moment, Rows
 from autopar.ir.codec import Codec, Item, Json, JsonError, format_json, parse_json, shown
@@ -92,3 +101,23 @@ def load_plan(path: str | Path) -> Plan:
 def _checksum(body: dict[str, Json]) -> str:
     text = json.dumps(body, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+@contextmanager
+def contents_of(plan: Plan) -> Generator[None]:
+    """Raises PlanFileError for what is wrong with a plan's own contents as it is opened again."""
+    try:
+        yield
+    except InputError as error:
+        raise PlanFileError(
+            f"the plan for {brief(ascii(plan.origin.step), 60)} is damaged, or of another autopar: "
+            f"{brief(error)}.\nPlan again."
+        ) from error
+
+
+def a_plan(given: object) -> Plan:
+    """Checks that the value is a plan; raises ArgumentError."""
+    if not isinstance(given, Plan):
+        accepted = "a Plan, as autopar.load('plan.json') or step.plan gives"
+        raise ArgumentError(refused("plan", given, accepted))
+    return given

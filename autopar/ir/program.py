@@ -18,7 +18,7 @@ from autopar.ir.graph import Graph
 from autopar.ir.sharding import Sharding
 from autopar.ir.spmd import SpmdProgram
 from autopar.ir.stages import Submesh
-from autopar.ir.values import Role, Value
+from autopar.ir.values import Value
 
 ONCE = -1  # the microbatch of what runs once a step
 
@@ -211,7 +211,7 @@ class Program:
         inputs = tuple(range(len(graph.inputs)))
         outputs = tuple(range(len(inputs), len(inputs) + len(graph.outputs)))
         part = Part(PartKind.WHOLE, 0, 0, graph, tuple(range(len(graph.ops))))
-        state = tuple(i for i, given in enumerate(graph.inputs) if given.role is Role.STATE)
+        state = tuple(sorted(i for _, i in graph.donated))
         feeds = zip(inputs, listing.input_shardings, strict=True)
         fetches = zip(outputs, listing.output_shardings, strict=True)
         return cls(

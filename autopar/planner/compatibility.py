@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from autopar.cluster import Cluster
-from autopar.errors import GraphError, InputError, PlanFileError, PlanMismatchError
+from autopar.errors import GraphError, PlanMismatchError
 from autopar.frontend import TracedStep
 from autopar.frontend.compat import jax_minor
 from autopar.ir.plan import Argument, Plan
-from autopar.ir.text import brief
-
-
-@contextmanager
-def contents_of(plan: Plan) -> Generator[None]:
-    """Raises PlanFileError for what is wrong with a plan's own contents as it is opened again."""
-    try:
-        yield
-    except InputError as error:
-        raise PlanFileError(
-            f"the plan for {brief(ascii(plan.origin.step), 60)} is damaged, or of another autopar: "
-            f"{brief(error)}.\nPlan again."
-        ) from error
 
 
 def check_ends(plan: Plan, arguments: Sequence[Argument], outputs: Sequence[Argument]) -> None:

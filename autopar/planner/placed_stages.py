@@ -25,13 +25,12 @@ from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.spmd import SpmdProgram
 from autopar.ir.stages import Stage, StagePlan, Submesh
 from autopar.ir.values import item_bytes
-from autopar.passes.base import Setting
+from autopar.passes.base import Pins, Setting
 from autopar.passes.lower.partition.part_dataflow import PartDataflow
 from autopar.passes.lower.partition.split import split
 from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan, submesh_graph
 from autopar.passes.lower.spmd import lower_checked
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
-from autopar.planner.request import Pins
 from autopar.schedule.table import in_flight
 
 

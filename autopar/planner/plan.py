@@ -39,7 +39,9 @@ from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
 from autopar.ir.outcome import Outcome, Status
 from autopar.ir.text import show_bytes, show_seconds
-from autopar.passes.base import Setting, Watcher
+from autopar.passes.base import Pins, Setting, Watcher
+from autopar.planner.companion import plan_companion, request_on, shared_state
+from autopar.planner.family import plan_family
 from autopar.planner.fit_within import fits
 from autopar.planner.memory_fit import (
     MeshContext,
@@ -52,7 +54,7 @@ from autopar.planner.memory_fit import (
 )
 from autopar.planner.planned import Planned, make_plan
 from autopar.planner.remat import Form
-from autopar.planner.request import Pins, Request
+from autopar.planner.request import Request
 from autopar.planner.source import Source
 from autopar.planner.stage_search import search_stages
 from autopar.rules import unknown_ops
@@ -148,6 +150,15 @@ def plan_step(source: Source, request: Request, watchers: Sequence[Watcher] = ()
     stages says which is faster, as its prices are closer and planning takes longer. The error of a
     step for which memory is too small says what was planned and found to do.
     """
+    # 0. A companion has its mesh, or its stages, from the plan that it runs beside.
+    if request.beside is not None:
+        if len(request.beside.submeshes) > 1:
+            return plan_companion(source, request, watchers)
+        graph = source.plain.graph
+        request = request_on(request, graph, shared_state(graph, request.beside))
+    # 0. A family counts where it is one program; stages are chosen for the step alone.
+    if source.family and request.is_one_program:
+        return plan_family(source, request, _meshes(request), plan_step)
     # 1. One program is all that is asked for. A refusal says what else would fit.
     if request.is_one_program:
         try:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from autopar.errors import AutoparError, InputError
 from autopar.ir.plan import Plan
-from autopar.ir.plan_file import FORMAT, load_plan, save_plan
+from autopar.ir.plan_file import FORMAT, load_plan, plan_to_json, save_plan
 from autopar.planner.planned import Planned
 from autopar.planner.request import Request
 from autopar.planner.restore import restore
@@ -44,6 +44,8 @@ def plan_key(source: Source, request: Request) -> str:
         "options": [repr(getattr(request, name)) for name in _PLAIN],
         "passes": [str(request.passes), repr(request.passes)],
         "rules": sorted(request.rules.extra.items()),
+        "family": [[m.source.traced.key, repr(m.weight)] for m in source.family],
+        "beside": plan_to_json(request.beside) if request.beside is not None else "",
     }
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from autopar.cluster import Cluster
-from autopar.errors import ArgumentError, listing
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
 from autopar.ir.paths import meant
-from autopar.ir.plan import Argument, Origin, Plan
+from autopar.ir.plan import Origin, Plan
+from autopar.passes.base import Pins
 from autopar.passes.pipeline import PassPipeline
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.recipes import recipe_named
 from autopar.rules import RuleBook
-
-Pins = tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]
 
 
 def pins_on(graph: Graph, pins: Pins) -> Pins:
@@ -25,54 +22,13 @@ def pins_on(graph: Graph, pins: Pins) -> Pins:
     return tuple((pattern, dims) for pattern, dims in pins if meant(pattern, paths))
 
 
-def shared_pins(graph: Graph, state: Sequence[Argument]) -> Pins:
-    """Pins by which a graph takes the state of another step as it lies there.
-
-    Of the state is what has the type of a leaf, and its path or the end of it; the argument's own
-    name may be another one:
-
-        the other step   state/params/w   state/opt/mu/w
-        the graph        state/params/w,  or params/w,  or model/params/w
-
-    Raises ArgumentError where that is nothing, or leaves that lie otherwise have the same end.
-    """
-    pins: list[tuple[str, tuple[tuple[str, ...], ...]]] = []
-    faults: list[str] = []
-    for given in graph.inputs:
-        alike = [a for a in state if (a.shape, a.dtype) == (given.value.shape, given.value.dtype)]
-        for end in (given.path, given.path.partition("/")[2]):
-            found = [a for a in alike if end and f"/{a.path}".endswith(f"/{end}")]
-            if not found:
-                continue
-            if len({a.sharding.dims for a in found}) > 1:
-                faults.append(f"{given.path} may be {' or '.join(a.path for a in found)}")
-            pins.append((given.path, found[0].sharding.dims))
-            break
-    if faults:
-        raise ArgumentError(
-            listing(
-                f"{graph.name} is to take the state as it lies, and it is not plain which part:",
-                faults,
-                "Call the argument as the path of that part ends, such as params, or pass the "
-                "whole state.",
-            )
-        )
-    if not pins:
-        shown = ", ".join(a.path for a in state[:3])
-        raise ArgumentError(
-            f"{graph.name} is given nothing of the state of the step that it runs beside, which "
-            f"has {shown}{', ...' if len(state) > 3 else ''}: parallelize it on its own"
-        )
-    return tuple(pins)
-
-
 @dataclass(frozen=True)
 class Request:
     """The cluster, the mesh (None: searched), the passes, limits and pins to plan for.
 
     `batch_axes` name arguments whose rows are not on axis 0. `order` has the numbers of the devices
-    in the order of a mesh that came with devices of its own. `beside` is the state of another
-    step, which is taken as it lies.
+    in the order of a mesh that came with devices of its own. `beside` is the plan of another
+    step, whose state is taken as it lies.
     """
 
     cluster: Cluster
@@ -85,13 +41,7 @@ class Request:
     remat: bool = True
     batch_axes: tuple[tuple[str, int | None], ...] = ()
     order: tuple[int, ...] | None = None
-    beside: tuple[Argument, ...] = ()
-
-    def for_graph(self, graph: Graph) -> Request:
-        """The request with pins for what the graph shares with the step that it runs beside."""
-        if not self.beside:
-            return self
-        return replace(self, pins=(*self.pins, *shared_pins(graph, self.beside)), beside=())
+    beside: Plan | None = None
 
     def origin(self, step: str, graph_key: str, jax: str) -> Origin:
         """The origin of a plan for this request."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from autopar.cluster.planned import planned_cluster
-from autopar.ir.plan import Plan
+from autopar.ir.plan import Plan, leaf_arguments
+from autopar.ir.plan_file import contents_of
 from autopar.passes.base import Setting
-from autopar.planner.compatibility import check_ends, contents_of
+from autopar.planner.compatibility import check_ends
 from autopar.planner.memory_fit import MeshContext
 from autopar.planner.placed_stages import place_plan
 from autopar.planner.planned import Planned, list_arguments, list_outputs
@@ -27,6 +28,7 @@ def restore(plan: Plan, source: Source, request: Request | None = None) -> Plann
     # 2. The step, cut and recomputed as the plan has it, if the plan is for this step.
     cluster = planned_cluster(plan)
     setting = Setting(cluster, plan.mesh, plan.origin.memory_bytes)
+    source = source.with_state({leaf.path for leaf in leaf_arguments(plan.state)})
     sliced = slice_as_planned(source, plan, setting)
     # 3. Its stages on their submeshes, lowered; they must begin and end as the plan says.
     with contents_of(plan):

@@ -10,12 +10,13 @@ from autopar.frontend.rewrite.rescale import rescale
 from autopar.ir.batching import BatchGraphs, Batching
 from autopar.ir.layers import LayerSequence
 from autopar.ir.plan import Plan
+from autopar.ir.plan_file import contents_of
 from autopar.passes.base import Setting
 from autopar.passes.batch.identity import OneMicrobatch
 from autopar.passes.layer.fixed import Fixed
 from autopar.passes.layer.min_cut import MinCut
 from autopar.passes.pipeline import PassPipeline
-from autopar.planner.compatibility import check_plan, contents_of
+from autopar.planner.compatibility import check_plan
 from autopar.planner.remat import Form, form_of
 from autopar.planner.source import Source
 from autopar.rules import RuleBook, attach_rules

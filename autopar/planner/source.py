@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,16 +16,26 @@ from autopar.frontend.microbatch.part_trace import (
 )
 from autopar.frontend.rewrite.layer_scans import layer_scans
 from autopar.frontend.rewrite.scan_split import Cuts
+from autopar.frontend.trace.step import with_state
 from autopar.planner.remat import Form
 from autopar.planner.request import Request
 from autopar.rules import RuleBook, attach_rules
 
 
 @dataclass(frozen=True)
+class Member:
+    """A function that is planned together with a step; it runs `weight` times for each step."""
+
+    source: Source
+    weight: float
+
+
+@dataclass(frozen=True)
 class Source:
     """A step with the arguments that it is traced on; traces are kept by number of microbatches.
 
-    With stages, scans over layers are cut into single layers.
+    With stages, scans over layers are cut into single layers. The `family` are functions of the
+    step's state that are planned together with it.
     """
 
     spec: StepSpec
@@ -34,6 +44,7 @@ class Source:
     traced: TracedStep
     rules: RuleBook
     batch_axes: tuple[tuple[str, int | None], ...] = ()
+    family: tuple[Member, ...] = ()
     _known: dict[tuple[int, bool], MicrobatchTrace] = field(
         default_factory=dict[tuple[int, bool], MicrobatchTrace], compare=False, repr=False
     )
@@ -45,6 +56,11 @@ class Source:
     ) -> Source:  # fmt: skip
         """The source for a request."""
         return cls(spec, args, kwargs, traced, request.rules, request.batch_axes)
+
+    def with_state(self, paths: Collection[str]) -> Source:
+        """The source with the inputs of these paths marked as state, which need not come back."""
+        traced = with_state(self.traced, paths)
+        return self if traced is self.traced else replace(self, traced=traced, _known={})
 
     @cached_property
     def plain(self) -> Form:

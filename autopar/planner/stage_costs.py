@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from autopar.cost.listing import Seconds
 from autopar.cost.memory import held_bytes
@@ -19,6 +20,7 @@ from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.planner.placed_stages import PlacedStages
 
 _ONCE = (PartKind.WHOLE, PartKind.HOIST, PartKind.SETUP, PartKind.UPDATE)
+_NONE = Seconds()
 _INWARD = (PartKind.BACKWARD, PartKind.INPUT_GRADIENT)
 
 
@@ -26,54 +28,91 @@ def cost_stage(placed: PlacedStages, stage: int, sharding: ShardingPlan) -> Stag
     """Seconds and bytes of a stage where its submesh is sharded so."""
     submesh = placed.stages.stages[stage].submesh
     own = [p for p in placed.parts if p.stage == stage]
-    graph, tables = placed.graphs[submesh], placed.contexts[submesh].tables
-    return cost_parts(own, own, graph, sharding, tables, placed.stages.microbatches)
+    joint, tables = placed.graphs[submesh], placed.contexts[submesh].tables
+    if own[0].kind is PartKind.WHOLE:
+        graph, platform = own[0].graph, tables.prices.cluster.chip.platform
+        listing = lower_spmd(graph, sharding, tables.resharder)
+        held = held_bytes(graph, listing, sharding.mesh, platform)
+        return StageCost.of_whole_step(listing, held, timed_listing(graph, listing, tables.prices))
+    costs = [(part, cost_part(part, joint, sharding, tables)) for part in own]
+    # What several stages of a submesh touch is held once: for the first of them.
+    before = _touched(p for p in placed.parts if p.submesh == submesh and p.stage < stage)
+    return add_parts(costs, joint, sharding, placed.stages.microbatches, before)
 
 
-def cost_parts(
-    parts: Sequence[Part],
-    timed: Sequence[Part],
+@dataclass(frozen=True)
+class PartCost:
+    """Seconds of one run of a part, the most that it holds beside its arguments, and its traffic.
+
+    A part that is not run holds and takes nothing.
+    """
+
+    seconds: Seconds = _NONE
+    working_bytes: int = 0
+    traffic: tuple[Traffic, ...] = ()
+
+
+def cost_part(
+    part: Part, joint: SubmeshGraph, plan: ShardingPlan, tables: ReshardCosts
+) -> PartCost:
+    """The cost of a part where its submesh is sharded by `plan`."""
+    own, loose = part_plan(part, joint, plan), left_partial(part, joint)
+    listing = lower_spmd(part.graph, own, tables.resharder, loose)
+    run = timed_listing(part.graph, listing, tables.prices)
+    held = held_bytes(part.graph, listing, plan.mesh, tables.prices.cluster.chip.platform)
+    working = held.peak_bytes - held.argument_bytes
+    return PartCost(run.seconds, working, tuple(traffic_of(listing, moved_seconds(run))))
+
+
+def add_parts(
+    costs: Sequence[tuple[Part, PartCost]],
     joint: SubmeshGraph,
     plan: ShardingPlan,
-    tables: ReshardCosts,
     runs: int,
+    counted: frozenset[str] = frozenset(),
 ) -> StageCost:
-    """The cost of one stage's parts, of which a step runs the loop's `runs` times.
+    """The cost of one stage by those of its parts, of which a step runs the loop's `runs` times.
 
-    Only those that are `timed` are run in thought; the others count as holding nothing more.
+    Values that are `counted` are held for another stage of the submesh.
     """
-    spent = {kind: Seconds() for kind in PartKind}
-    platform = tables.prices.cluster.chip.platform
-    working, traffic = 0, list[tuple[Traffic, int]]()
-    for part in timed:
-        if part.kind is PartKind.WHOLE:
-            listing = lower_spmd(part.graph, plan, tables.resharder)
-            held = held_bytes(part.graph, listing, plan.mesh, platform)
-            timing = timed_listing(part.graph, listing, tables.prices)
-            return StageCost.of_whole_step(listing, held, timing)
-        own, loose = part_plan(part, joint, plan), left_partial(part, joint)
-        listing = lower_spmd(part.graph, own, tables.resharder, loose)
-        run = timed_listing(part.graph, listing, tables.prices)
-        spent[part.kind] += run.seconds
-        held = held_bytes(part.graph, listing, plan.mesh, platform)
-        working = max(working, held.peak_bytes - held.argument_bytes)
-        often = 1 if part.kind in _ONCE else runs
-        traffic += [(t, often) for t in traffic_of(listing, moved_seconds(run))]
+    parts, spent = [part for part, _ in costs], {kind: Seconds() for kind in PartKind}
+    working, once, traffic = 0, 0, list[tuple[Traffic, int]]()
     weigh = _Scale(joint, plan)
-    stashed = set(joint.stashed)
+    for part, cost in costs:
+        spent[part.kind] += cost.seconds
+        traffic += [(t, 1 if part.kind in _ONCE else runs) for t in cost.traffic]
+        if part.kind not in _ONCE:
+            working = max(working, cost.working_bytes)
+        else:
+            # What is set up lasts: it is among what is held throughout.
+            results = set(map(str, part.graph.outputs)) & set(joint.graph.nested_values)
+            lasting = weigh.of(results) if part.kind is PartKind.SETUP else 0
+            once = max(once, cost.working_bytes - lasting)
+    own = _touched(parts) - counted
+    stashed = set(joint.stashed) & own
     late = [p for p in parts if p.kind is PartKind.WEIGHT_GRADIENT]
     kept = {given.value.name for p in late for given in p.graph.inputs}
+    made = {str(o) for p in parts if p.kind is PartKind.INPUT_GRADIENT for o in p.graph.outputs}
     return StageCost(
         forward=spent[PartKind.FORWARD],
         input_gradient=sum((spent[k] for k in _INWARD), Seconds()),
         weight_gradient=spent[PartKind.WEIGHT_GRADIENT],
         once=sum((spent[k] for k in _ONCE), Seconds()),
-        fixed_bytes=weigh.fixed(parts),
+        fixed_bytes=weigh.fixed(parts, own),
         activation_bytes=weigh.of(stashed),
         kept_bytes=weigh.of(stashed & kept),
         working_bytes=working,
+        late_bytes=weigh.of(stashed & kept & made),
+        once_bytes=once,
         traffic=tuple(traffic),
     )
+
+
+def _touched(parts: Iterable[Part]) -> frozenset[str]:
+    """The values that parts are given or give."""
+    graphs = [part.graph for part in parts]
+    given = {i.value.name for graph in graphs for i in graph.inputs}
+    return frozenset(given | {str(o) for graph in graphs for o in graph.outputs})
 
 
 class _Scale:
@@ -87,7 +126,7 @@ class _Scale:
         """Bytes of some values' pieces."""
         return sum(self._piece(self._values[n], self._values[n].dtype) for n in sorted(names))
 
-    def fixed(self, parts: Sequence[Part]) -> int:
+    def fixed(self, parts: Sequence[Part], own: frozenset[str]) -> int:
         """Bytes that are there throughout a step: state, constants, set-up values, accumulators."""
         lasting = {
             i.value.name for i in self._joint.graph.inputs if i.role is not Role.BATCH and i.path
@@ -95,7 +134,7 @@ class _Scale:
         made = (p for p in parts if p.kind is PartKind.SETUP)
         lasting.update(o for p in made for o in p.graph.outputs if isinstance(o, str))
         sums = {a.value: a for p in parts for a in p.accumulators}
-        return self.of(lasting) + sum(self._sum(a) for _, a in sorted(sums.items()))
+        return self.of(lasting & own) + sum(self._sum(a) for _, a in sorted(sums.items()))
 
     def _sum(self, accumulator: Accumulator) -> int:
         value = self._values[accumulator.value]

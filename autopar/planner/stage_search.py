@@ -31,6 +31,8 @@ _APART = 1.3
 _MANY = 12
 # Choices that are built before the search gives up, each after what the one before has taught.
 _BUILDS = 8
+# The price of a choice is a few per cent off what it takes when it is built.
+_FAR = 1.15
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,10 @@ def _set_aside(table: StageTable, choice: Choice, error: StageMemoryError) -> St
 def _no_worse_than_simple(
     ranked: Ranked, built: StagePrograms, build: Callable[[Choice], StagePrograms]
 ) -> FoundStages:
-    """The faster of what was built and the simple plan, with what the simple one takes."""
+    """The faster of what was built and the simple plan, with what the simple one takes.
+
+    One that by its price is far behind is not built.
+    """
     found = FoundStages(built, ranked, ranked.best)
     simple = ranked.simple
     if simple is None:
@@ -155,6 +160,8 @@ def _no_worse_than_simple(
     if simple.stages == ranked.best.stages and simple.microbatches == ranked.best.microbatches:
         seconds = built.timing.seconds
         return replace(found, margins=(Margin(name, seconds, "the plan itself"),))
+    if simple.seconds > _FAR * built.timing.seconds:
+        return replace(found, margins=(Margin(name, simple.seconds, "by its price"),))
     try:
         other = build(simple)
     except MemoryLimitError:
@@ -192,8 +199,10 @@ def build_stages(
     # The fullest first: what does not fit is found out soonest, and what fits there fits elsewhere.
     peaks = choice.peak_bytes or (0,) * len(partial_sums)
     order = sorted(range(len(peaks)), key=lambda k: -peaks[k])
-    shardings = {k: sharder.shard(k, partial_sums[k]) for k in order}
-    return lower_stages(sliced.trace, placed, [shardings[k] for k in range(len(peaks))])
+    plans = {k: sharder.shard(k, partial_sums[k]) for k in order}
+    programs = lower_stages(sliced.trace, placed, [plans[k].sharding for k in range(len(peaks))])
+    costs = {s: c for k in plans for s, c in zip(placed.stages_on(k), plans[k].costs, strict=True)}
+    return replace(programs, priced=tuple(costs[s] for s in range(len(costs))))
 
 
 def _stage_plan(

@@ -17,8 +17,9 @@ the order of their devices, so that those of several hosts are judged by those o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from autopar.cluster import Cluster, mesh_shapes
 from autopar.cluster.submesh import SubmeshShape, cut_out, submesh_shapes
@@ -27,6 +28,7 @@ from autopar.cost.stage import StageCost
 from autopar.errors import InfeasibleError
 from autopar.ir.batching import Batching
 from autopar.ir.mesh import MeshShape
+from autopar.ir.program import Part, SubmeshGraph
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.stages import Remat
 from autopar.passes.base import NO_LIMIT_BYTES, Setting
@@ -35,7 +37,7 @@ from autopar.passes.shard.solver.effort import QUICK
 from autopar.passes.stage.prices import BatchPrices, Option, StageTable
 from autopar.planner.layer_programs import LayerPrograms
 from autopar.planner.request import Request
-from autopar.planner.stage_costs import cost_parts
+from autopar.planner.stage_costs import PartCost, add_parts, cost_part
 from autopar.schedule.table import SCHEDULES
 
 
@@ -122,6 +124,8 @@ def _options(
 ) -> Mapping[int, tuple[Option, ...]]:
     """The options of a submesh for each number of microbatches."""
     found: dict[int, list[Option]] = {m: [] for m in counts}
+    if not bound.admits(shape) and request.stages != 1:
+        return {m: () for m in counts}
     batch, cluster = programs.batching.batch, cut_out(request.cluster, shape)
     share = shape.device_count / request.cluster.device_count
     budget = request.budget_bytes / max(1.0, len(programs.layers) * share)
@@ -185,17 +189,31 @@ class _WorkBound:
 
     So where the fastest way of a larger submesh, without a limit, takes more than twice the
     device-seconds of a way that fits in a host, none of its ways can win: what it lacks are not
-    bytes, but wires.
+    bytes, but wires. Where all ways of some hosts that fit are so slow, those of more hosts, which
+    have no better wires, are not looked for.
     """
 
     def __init__(self, host_devices: int) -> None:
         self._host, self._least = host_devices, math.inf
+        # True for a submesh over hosts with a way that fits and is not slow.
+        self._able: dict[SubmeshShape, bool] = {}
 
     def note(self, shape: SubmeshShape, variant: ShardingVariant, budget_bytes: float) -> None:
-        """Take in a way, if it stays in a host and its layers fit."""
-        leanest = min(map(variant.most_bytes, variant.costs))
-        if shape.device_count <= self._host and leanest <= budget_bytes:
+        """Take in a way, if its layers fit."""
+        if not any(variant.most_bytes(r) <= budget_bytes for r in variant.remats):
+            return
+        if shape.device_count > self._host:
+            self._able[shape] |= not self.is_slow(shape, variant)
+        else:
             self._least = min(self._least, self._work(shape, variant))
+
+    def admits(self, shape: SubmeshShape) -> bool:
+        """Take up a submesh; False if one of fewer hosts has no way that fits and is not slow."""
+        if shape.device_count <= self._host:
+            return True
+        fewer = [able for s, able in self._able.items() if s.device_count < shape.device_count]
+        self._able[shape] = False
+        return all(fewer) or self._least == math.inf
 
     def is_slow(self, shape: SubmeshShape, variant: ShardingVariant) -> bool:
         """True if a larger submesh takes more than twice the device-seconds."""
@@ -248,14 +266,16 @@ Costs = Mapping[int, tuple[StageCost, StageCost]]  # by class, at two sizes of m
 class ShardingVariant:
     """A sharding of every layer class, with costs at two microbatch sizes to interpolate between.
 
-    Microbatches must be a multiple of `unit` rows. Ops on a single row have other factors than
-    those on many, so what is sharded for one row is for no other number.
+    `costs` are those of a remat, found when they are asked for. Microbatches must be a multiple of
+    `unit` rows. Ops on a single row have other factors than those on many, so what is sharded for
+    one row is for no other number.
     """
 
     partial_sums: bool
     unit: int
     rows: tuple[int, int]
-    costs: Mapping[Remat, Costs]
+    remats: tuple[Remat, ...]
+    costs: Callable[[Remat], Costs]
     homes: tuple[int, ...]  # the class of each layer
 
     def divides(self, rows: int) -> bool:
@@ -267,7 +287,7 @@ class ShardingVariant:
 
         Where memory does not bind none is: a remat is no way to be faster here.
         """
-        for remat in self.costs:
+        for remat in self.remats:
             if remat is Remat.NONE or binds:
                 yield Option(mesh, remat, self.layers(rows, remat), self.partial_sums)
 
@@ -275,7 +295,7 @@ class ShardingVariant:
         """The cost of each layer at some number of rows, on the line through the two sizes."""
         low, high = self.rows
         share = (rows - low) / (high - low) if high > low else 0.0
-        costs = {c: pair[0].towards(pair[1], share) for c, pair in self.costs[remat].items()}
+        costs = {c: pair[0].towards(pair[1], share) for c, pair in self.costs(remat).items()}
         return tuple(costs[c] for c in self.homes)
 
     def work_seconds(self, rows: int) -> float:
@@ -284,7 +304,7 @@ class ShardingVariant:
 
     def most_bytes(self, remat: Remat, in_flight: int = 1) -> int:
         """Bytes that the largest class holds of so many small microbatches."""
-        costs = (low for low, _ in self.costs[remat].values())
+        costs = (low for low, _ in self.costs(remat).values())
         return max(c.fixed_bytes + in_flight * c.activation_bytes for c in costs)
 
 
@@ -349,28 +369,50 @@ class LayerProfiler:
         fewest = -(-max(sizes[0], 2) // unit) * unit
         most = max(sizes[-1], min(2 * fewest, batching.batch))
         priced = (fewest, most) if rows > 1 else (1, 1)
-        costs = {
-            remat: {c: self._both(c, plan, priced, remat) for c, plan in plans.items()}
-            for remat in self._remats
+        stages = {
+            c: _PricedLayer(self._programs, c, plan, self._tables) for c, plan in plans.items()
         }
-        return ShardingVariant(setting.partial_sums, unit, priced, costs, self._homes)
 
-    def _both(
-        self, layer: int, plan: ShardingPlan, rows: tuple[int, int], remat: Remat
-    ) -> tuple[StageCost, StageCost]:
-        low = self._cost(layer, plan, rows[0], remat)
+        @cache
+        def costs(remat: Remat) -> Costs:
+            return {c: stage.at_both(priced, remat) for c, stage in stages.items()}
+
+        return ShardingVariant(setting.partial_sums, unit, priced, self._remats, costs, self._homes)
+
+
+class _PricedLayer:
+    """The costs of a layer under one sharding; parts that remats share are priced once."""
+
+    def __init__(
+        self, programs: LayerPrograms, layer: int, plan: ShardingPlan, tables: ReshardCosts
+    ) -> None:
+        self._programs, self._layer, self._plan, self._tables = programs, layer, plan, tables
+        self._known: dict[object, PartCost] = {}
+
+    def at_both(self, rows: tuple[int, int], remat: Remat) -> tuple[StageCost, StageCost]:
+        """The costs at two sizes of microbatch."""
+        low = self._cost(rows[0], remat)
         if rows[0] == rows[1]:
             return low, low
         # What runs once a step has no rows in it.
-        return low, replace(self._cost(layer, plan, rows[1], remat, once=False), once=low.once)
+        return low, replace(self._cost(rows[1], remat, once=False), once=low.once)
 
-    def _cost(
-        self, layer: int, plan: ShardingPlan, rows: int, remat: Remat, once: bool = True
-    ) -> StageCost:
-        program = self._programs.at(layer, rows, remat)
-        parts = program.parts if once else tuple(p for p in program.parts if p.is_looped)
+    def _cost(self, rows: int, remat: Remat, once: bool = True) -> StageCost:
+        program = self._programs.at(self._layer, rows, remat)
+        costs = [
+            (part, self._of(part, program.joint, rows) if once or part.is_looped else PartCost())
+            for part in program.parts
+        ]
         runs = max(1, self._programs.batching.batch // rows)
-        return cost_parts(program.parts, parts, program.joint, plan, self._tables, runs)
+        return add_parts(costs, program.joint, self._plan, runs)
+
+    def _of(self, part: Part, joint: SubmeshGraph, rows: int) -> PartCost:
+        given = tuple(i.value.name for i in part.graph.inputs)
+        place = part.kind, part.loop, part.round
+        key = rows, place, part.equations, given, part.graph.outputs
+        if key not in self._known:
+            self._known[key] = cost_part(part, joint, self._plan, self._tables)
+        return self._known[key]
 
 
 def _unit(plan: ShardingPlan, batching: Batching) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from autopar.cost.listing import Seconds
-from autopar.cost.stage import peak_bytes
+from autopar.cost.stage import StageCost, peak_bytes
 from autopar.errors import InfeasibleError, MemoryLimitError
 from autopar.ir.graph import Graph, Operand
 from autopar.ir.program import SubmeshGraph
@@ -34,16 +34,25 @@ class SubmeshPlan:
     """A sharding of a submesh, what a device holds of its stages, and what they take."""
 
     sharding: ShardingPlan
+    costs: tuple[StageCost, ...]
     peak_bytes: int
     seconds: float
 
     @classmethod
     def of(cls, placed: PlacedStages, submesh: int, sharding: ShardingPlan) -> SubmeshPlan:
         """The sharding, weighed by the listings of its parts."""
-        costs = [cost_stage(placed, s, sharding) for s in placed.stages_on(submesh)]
+        costs = tuple(cost_stage(placed, s, sharding) for s in placed.stages_on(submesh))
+        return cls.of_costs(placed, submesh, sharding, costs)
+
+    @classmethod
+    def of_costs(
+        cls, placed: PlacedStages, submesh: int, sharding: ShardingPlan,
+        costs: tuple[StageCost, ...],
+    ) -> SubmeshPlan:  # fmt: skip
+        """The sharding where it is known what the stages cost."""
         runs = placed.stages.microbatches
         seconds = sum((c.of_step(runs) for c in costs), Seconds()).total
-        return cls(sharding, peak_bytes(costs, placed.in_flight[submesh]), seconds)
+        return cls(sharding, costs, peak_bytes(costs, placed.in_flight[submesh]), seconds)
 
     @property
     def cost(self) -> float:
@@ -64,9 +73,9 @@ class SubmeshSharder:
 
     def __init__(self, placed: PlacedStages, request: Request, setting: Setting) -> None:
         self._placed, self._request, self._setting = placed, request, setting
-        self._known: dict[object, tuple[SubmeshGraph, ShardingPlan]] = {}
+        self._known: dict[object, tuple[SubmeshGraph, SubmeshPlan]] = {}
 
-    def shard(self, submesh: int, partial_sums: bool) -> ShardingPlan:
+    def shard(self, submesh: int, partial_sums: bool) -> SubmeshPlan:
         """The plan of a submesh; raises StageMemoryError where nothing fits its devices.
 
         First what an isomorphic submesh was given. Then, where the stage's price is of that, the
@@ -80,7 +89,8 @@ class SubmeshSharder:
         passes, pins = self._request.passes, pins_on(joint.graph, self._request.pins)
         given = replace(self._setting, partial_sums=False)
         setting = self._placed.setting(submesh, pins, given)
-        key = (structure_hash(joint.graph), mesh, str(context.cluster), pins, partial_sums)
+        graph = structure_hash(joint.graph)
+        key = graph, self._layout(submesh), mesh, str(context.cluster), pins, partial_sums
 
         def tried(shard: AbstractSharding, within: Setting) -> SubmeshPlan | None:
             try:
@@ -91,9 +101,9 @@ class SubmeshSharder:
 
         def roomy() -> Iterator[SubmeshPlan | None]:
             if key in self._known:
-                graph, plan = self._known[key]
-                renamed = rename_plan(plan, graph.graph, joint.graph)
-                yield SubmeshPlan.of(self._placed, submesh, renamed)
+                graph, known = self._known[key]
+                renamed = rename_plan(known.sharding, graph.graph, joint.graph)
+                yield SubmeshPlan.of_costs(self._placed, submesh, renamed, known.costs)
             if partial_sums:
                 yield tried(shard, replace(setting, memory_bytes=NO_LIMIT_BYTES, partial_sums=True))
 
@@ -108,8 +118,17 @@ class SubmeshSharder:
         fit = fit_within(limit, solve, roomy(), lightest=lightest(), tries=_TRIES)
         if fit.best is None:
             raise self._refusal(submesh, fit.fewest_bytes)
-        self._known[key] = joint, fit.best.sharding
-        return fit.best.sharding
+        self._known[key] = joint, fit.best
+        return fit.best
+
+    def _layout(self, submesh: int) -> tuple[object, ...]:
+        """The parts of a submesh, by the places of their ops in its graph."""
+        place = {e: j for j, e in enumerate(self._placed.graphs[submesh].equations)}
+        return tuple(
+            (part.kind, part.loop, part.round, tuple(place.get(e) for e in part.equations))
+            for part in self._placed.parts
+            if part.submesh == submesh
+        )
 
     def _refusal(self, submesh: int, least: float) -> StageMemoryError:
         stages = self._placed.stages

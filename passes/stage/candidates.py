@@ -67,7 +67,7 @@ class Candidate:
         task = Seconds(self.table.task_seconds)
         tasks = StageCost(task, task, task if self._splits else Seconds())
         options = self.costs.options
-        return tuple(
+        sums = (
             StageCost.of_layers(
                 (
                     tasks,
@@ -77,6 +77,7 @@ class Candidate:
             )
             for part in self.parts
         )
+        return tuple(cost if self._splits else cost.unsplit for cost in sums)
 
     @cached_property
     def pace_seconds(self) -> float:
@@ -238,8 +239,9 @@ class Candidate:
 
     def _on_devices(self, held: tuple[int, ...]) -> tuple[int, ...]:
         """`held` by device, with what a device holds throughout and works in."""
-        fixed, working = [0] * self.devices, [0] * self.devices
+        fixed, once, working = ([0] * self.devices for _ in range(3))
         for sums, device in zip(self.sums, self.device_of, strict=True):
             fixed[device] += sums.fixed_bytes
+            once[device] += sums.once_bytes
             working[device] = max(working[device], sums.working_bytes)
-        return tuple(map(sum, zip(held, fixed, working, strict=True)))
+        return tuple(fixed[d] + max(held[d] + working[d], once[d]) for d in range(self.devices))

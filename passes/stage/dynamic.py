@@ -37,7 +37,6 @@ Without a pipeline the formula is exact.
 
 from __future__ import annotations
 
-import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -132,18 +131,29 @@ def _fill(
     """Fill sums[s, i, d] with F, from the last stage and the last layer back."""
     most, layers, every = sums.shape[0] - 1, sums.shape[1] - 1, sums.shape[2] - 1
     fewest = devices.min() if len(devices) else 1
+    counts = np.unique(devices)
+    least = np.empty((len(counts), layers))
     sums[:] = np.inf
     sums[0, layers, 0] = 0.0
     for s in range(1, most + 1):
         for i in range(layers - s, -1, -1):
+            # The last stage takes all that is left; others leave a layer for each behind.
+            first = layers if s == 1 else i + 1
+            # The least g of each number of devices: what is left does not depend on the option.
+            least[:] = np.inf
             for o in range(len(devices)):
-                count = devices[o]
-                # The last stage takes all that is left; others leave a layer for each behind.
-                for after in range(layers if s == 1 else i + 1, layers - s + 2):
-                    if slowest[o, i, after - 1] > threshold or bears[o, i, after - 1] < flights[s]:
+                k = np.searchsorted(counts, devices[o])
+                for after in range(first, layers - s + 2):
+                    j = after - 1
+                    if slowest[o, i, j] <= threshold and bears[o, i, j] >= flights[s]:
+                        least[k, j] = min(least[k, j], added[o, i, j])
+            for k in range(len(counts)):
+                for after in range(first, layers - s + 2):
+                    g = least[k, after - 1]
+                    if g == np.inf:
                         continue
-                    for d in range(count + fewest * (s - 1), every + 1):
-                        total = added[o, i, after - 1] + sums[s - 1, after, d - count]
+                    for d in range(counts[k] + fewest * (s - 1), every + 1):
+                        total = g + sums[s - 1, after, d - counts[k]]
                         sums[s, i, d] = min(sums[s, i, d], total)
 
 
@@ -172,7 +182,9 @@ def stages_that_fit(
     bears = np.clip(costs.most_in_flight(memory_bytes), -1, costs.microbatches)
     waits = bubble.seconds(costs.whole, costs.forward, costs.weight)
     # An option that another beats at everything, or that bears too few in flight, is left out.
-    useless = _outdone(costs, waits, bears) | (bears < min(flights))
+    outdone = np.zeros(waits.shape, dtype=np.bool_)
+    _mark_outdone(outdone, costs.submesh, costs.seconds, waits, bears)
+    useless = outdone | (bears < min(flights))
     seconds = np.where(useless, np.inf, costs.seconds)
     alive = np.isin(costs.submesh, list(family)) & np.isfinite(seconds).any(axis=(1, 2))
     options = np.flatnonzero(alive)
@@ -191,27 +203,31 @@ def stages_that_fit(
     )
 
 
-def _outdone(costs: IntervalCosts, waits: Floats, bears: Ints) -> npt.NDArray[np.bool_]:
-    """True where another option of the submesh is as good in every way, and better or before."""
-    outdone = np.zeros(waits.shape, dtype=np.bool_)
-    for u in np.unique(costs.submesh).tolist():
-        mine = np.flatnonzero(costs.submesh == u).tolist()
-        for o, other in itertools.permutations(mine, 2):
-            # Dominance: no slower, no longer waited for, no less in flight; of equals the first
-            # stays.
-            as_good = (
-                (costs.seconds[other] <= costs.seconds[o])
-                & (waits[other] <= waits[o])
-                & (bears[other] >= bears[o])
-            )
-            if other > o:
-                as_good &= (
-                    (costs.seconds[other] < costs.seconds[o])
-                    | (waits[other] < waits[o])
-                    | (bears[other] > bears[o])
-                )
-            outdone[o] |= as_good
-    return outdone
+@compiled
+def _mark_outdone(
+    outdone: npt.NDArray[np.bool_], submesh: Ints, seconds: Floats, waits: Floats, bears: Ints
+) -> None:
+    """Mark where another option of the submesh is as good in every way, and better or before."""
+    count, layers = seconds.shape[0], seconds.shape[1]
+    for o in range(count):
+        for other in range(count):
+            if other == o or submesh[other] != submesh[o]:
+                continue
+            for i in range(layers):
+                for j in range(i, layers):
+                    # Dominance: no slower, no longer waited for, no less in flight; of equals the
+                    # first stays.
+                    slower = seconds[other, i, j] > seconds[o, i, j]
+                    if slower or waits[other, i, j] > waits[o, i, j]:
+                        continue
+                    if bears[other, i, j] < bears[o, i, j]:
+                        continue
+                    outdone[o, i, j] |= (
+                        other < o
+                        or seconds[other, i, j] < seconds[o, i, j]
+                        or waits[other, i, j] < waits[o, i, j]
+                        or bears[other, i, j] > bears[o, i, j]
+                    )
 
 
 @dataclass(frozen=True)

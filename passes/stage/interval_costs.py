@@ -6,7 +6,8 @@ makes the others wait once a step, for its bubble term: see `autopar.schedule.ta
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from autopar.cluster.submesh import links_in_a_row
 from autopar.cost.stage import StageCost
 from autopar.passes.stage.prices import BatchPrices, Option, StageTable
+from autopar.schedule.table import SCHEDULES
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -29,7 +31,8 @@ class IntervalCosts:
     `whole` are F, I and W of one microbatch and their dispatch. `seconds` are these and an
     (m-1)-th of what is done once a step, so that m - 1 of them hold it all (with one microbatch,
     `whole` holds it too); infinite for no stage. `forward` and `weight` are F and W alone. `fixed`,
-    `activation` and `working` are bytes on one device. `submesh[o]` numbers the option's submesh.
+    `activation`, of which `late`, `working` and `once` are bytes on one device, as in `StageCost`.
+    `submesh[o]` numbers the option's submesh.
     Across the cut before layer i a stage on submesh u moves a microbatch in `cut[0, u, i]` seconds
     one way, and keeps wires busy for `cut[1, u, i]`.
     """
@@ -44,7 +47,9 @@ class IntervalCosts:
     weight: Floats
     fixed: Ints
     activation: Ints
+    late: Ints
     working: Ints
+    once: Ints
     cut: Floats
 
     @property
@@ -57,9 +62,18 @@ class IntervalCosts:
         """The number of layers."""
         return len(self.seconds[0])
 
+    def under(self, schedule: str) -> IntervalCosts:
+        """The costs under a schedule: where I and W are one task nothing waits for W."""
+        return self if SCHEDULES[schedule].needs_split else self._unsplit
+
+    @cached_property
+    def _unsplit(self) -> IntervalCosts:
+        return replace(self, activation=self.activation - self.late, late=np.zeros_like(self.late))
+
     def bytes_at(self, in_flight: int) -> Ints:
         """Bytes of each stage on one device with so many microbatches in flight."""
-        return self.fixed + in_flight * self.activation + self.working
+        held: Ints = self.fixed + np.maximum(in_flight * self.activation + self.working, self.once)
+        return held
 
     def most_in_flight(self, memory_bytes: int, chunks: int = 1) -> Ints:
         """The most microbatches in flight that each stage bears; less than 0 if not even none.
@@ -68,7 +82,8 @@ class IntervalCosts:
         """
         spare = (memory_bytes - self.working) // chunks - self.fixed
         most = spare // np.maximum(self.activation, 1)
-        return np.where((self.activation == 0) & (spare >= 0), _ANY_NUMBER, most)
+        most = np.where((self.activation == 0) & (spare >= 0), _ANY_NUMBER, most)
+        return np.where(memory_bytes // chunks - self.fixed < self.once, -1, most)
 
 
 def interval_costs(table: StageTable, batch: BatchPrices) -> IntervalCosts:
@@ -92,7 +107,9 @@ def interval_costs(table: StageTable, batch: BatchPrices) -> IntervalCosts:
         weight=_sums(rows.weight),
         fixed=_sums(rows.fixed).astype(np.int64) + spare[:, None, None],
         activation=_sums(rows.activation).astype(np.int64),
+        late=_sums(rows.late).astype(np.int64),
         working=_largest(rows.working).astype(np.int64),
+        once=_sums(rows.once_bytes).astype(np.int64),
         cut=_cuts(table, batch),
     )
 
@@ -107,7 +124,9 @@ class _Rows:
     weight: Floats
     fixed: Floats
     activation: Floats
+    late: Floats
     working: Floats
+    once_bytes: Floats
 
 
 def _layer_rows(options: tuple[Option, ...]) -> _Rows:
@@ -116,7 +135,8 @@ def _layer_rows(options: tuple[Option, ...]) -> _Rows:
 
     def figures(cost: StageCost) -> tuple[float, ...]:
         if id(cost) not in read:
-            nbytes = cost.fixed_bytes, cost.activation_bytes, cost.working_bytes
+            held = cost.activation_bytes, cost.late_bytes
+            nbytes = cost.fixed_bytes, *held, cost.working_bytes, cost.once_bytes
             parts = cost.forward.total, cost.weight_gradient.total
             read[id(cost)] = (cost.each.total, cost.once.total, *parts, *nbytes)
         return read[id(cost)]

@@ -262,47 +262,55 @@ def one_stage(space: SearchSpace) -> Candidate | None:
 
 @dataclass(frozen=True)
 class ScheduleGroup:
-    """Schedules of one stage a device that the formula does not tell apart.
+    """Schedules of one stage a device that the formula does not tell apart, and costs under them.
 
     `flights` are the microbatches in flight s = 1.. stages before the end, `windows` those on the
     first of s stages in all.
     """
 
     schedules: tuple[str, ...]
-    bubble: Bubble
+    costs: IntervalCosts
     flights: tuple[int, ...]
     windows: tuple[int, ...]
 
-    def recurrence(self, space: SearchSpace, costs: IntervalCosts, family: int) -> Recurrence:
+    @property
+    def bubble(self) -> Bubble:
+        """The part of a stage that others wait for once a step."""
+        return SCHEDULES[self.schedules[0]].bubble
+
+    def recurrence(self, space: SearchSpace, family: int) -> Recurrence:
         """The recurrence over the stages that fit with so many in flight."""
         devices, limit = space.families[family], space.table.memory_bytes
-        return stages_that_fit(costs, devices, self.flights, limit, self.bubble)
+        return stages_that_fit(self.costs, devices, self.flights, limit, self.bubble)
 
-    def pace(self, microbatches: int) -> Pace:
+    @property
+    def pace(self) -> Pace:
         """The rest of the formula."""
-        return Pace(microbatches, self.windows, self.bubble)
+        return Pace(self.costs.microbatches, self.windows, self.bubble)
 
 
 def _schedule_groups(
-    schedules: Sequence[str], microbatches: int, most: int
+    schedules: Sequence[str], costs: IntervalCosts, most: int
 ) -> tuple[ScheduleGroup, ...]:
     """Group schedules that have as many microbatches in flight.
 
     A count that depends on how many stages come before is the least over them, so that no stages
     are left out that may fit.
     """
-    found: dict[tuple[Bubble, tuple[int, ...], tuple[int, ...]], tuple[str, ...]] = {}
+    found: dict[object, ScheduleGroup] = {}
     for name in schedules:
-        counts = [in_flight(name, stages, microbatches, 1) for stages in range(1, most + 1)]
+        counts = [in_flight(name, stages, costs.microbatches, 1) for stages in range(1, most + 1)]
         flights = tuple(
             # flights[s - 1]: in flight s stages before the end, the least over all numbers of
             # stages.
             min(row[len(row) - s] for row in counts[s - 1 :])
             for s in range(1, most + 1)
         )
-        key = SCHEDULES[name].bubble, flights, tuple(row[0] for row in counts)
-        found[key] = (*found.get(key, ()), name)
-    return tuple(ScheduleGroup(names, *key) for key, names in found.items())
+        windows = tuple(row[0] for row in counts)
+        key = SCHEDULES[name].bubble, SCHEDULES[name].needs_split, flights, windows
+        alike = found[key].schedules if key in found else ()
+        found[key] = ScheduleGroup((*alike, name), costs.under(name), flights, windows)
+    return tuple(found.values())
 
 
 def _flat_seeds(space: SearchSpace) -> tuple[FlatSeed, ...]:
@@ -313,12 +321,10 @@ def _flat_seeds(space: SearchSpace) -> tuple[FlatSeed, ...]:
     seeds: list[FlatSeed] = []
     cutoff = math.inf
     for costs in sorted(space.batches, key=lambda r: -r.microbatches):
-        for group in _schedule_groups(space.flat, costs.microbatches, space.most_stages):
+        for group in _schedule_groups(space.flat, costs, space.most_stages):
             for f in range(len(space.families)):
-                recurrence = group.recurrence(space, costs, f)
-                found = find_frontier(
-                    recurrence, group.pace(costs.microbatches), cutoff, space.stages
-                )
+                recurrence = group.recurrence(space, f)
+                found = find_frontier(recurrence, group.pace, cutoff, space.stages)
                 cutoff = found.cutoff
                 # A bubble term that is less than its stage is in F for the slowest stage too.
                 twice = np.where(group.bubble is Bubble.WHOLE, 0.0, found.threshold)
@@ -581,12 +587,12 @@ def _tighten(space: SearchSpace, candidate: Candidate) -> Candidate | None:
         (options,) = [o for o in _same_mesh(costs, int(costs.submesh[first])) if first in o]
         shares = [-(-flights[device] // candidate.chunks) for device in candidate.device_of]
         limit = space.table.memory_bytes
-        parts = even_chunks(costs, options, shares, limit, candidate.chunks)
+        parts = even_chunks(costs.under(name), options, shares, limit, candidate.chunks)
     else:
         windows = [in_flight(name, p, costs.microbatches, 1)[0] for p in range(1, devices + 1)]
-        group = ScheduleGroup((name,), SCHEDULES[name].bubble, flights[::-1], tuple(windows))
-        recurrence = group.recurrence(space, costs, candidate.family)
-        found = find_frontier(recurrence, group.pace(costs.microbatches), only=devices)
+        group = ScheduleGroup((name,), costs.under(name), flights[::-1], tuple(windows))
+        recurrence = group.recurrence(space, candidate.family)
+        found = find_frontier(recurrence, group.pace, only=devices)
         if math.isfinite(found.seconds[devices]):
             parts = recurrence.trace_back(devices, float(found.threshold[devices]))
     return replace(candidate, parts=parts, tight=True) if parts else None
@@ -670,13 +676,13 @@ def _min_memory(space: SearchSpace) -> tuple[int, str] | None:
     least: tuple[int, str] | None = None
     for costs in space.batches:
         most = 1 + int(costs.bytes_at(costs.microbatches).max())
-        for group in _schedule_groups(space.flat, costs.microbatches, space.most_stages):
+        for group in _schedule_groups(space.flat, costs, space.most_stages):
             for family in space.families:
                 below = least[0] if least else most
-                found = min_memory(costs, family, group.flights, below, space.stages)
+                found = min_memory(group.costs, family, group.flights, below, space.stages)
                 if found:
                     nbytes, parts = found
-                    least = nbytes, _binding(space, costs, parts, group.flights)
+                    least = nbytes, _binding(space, group.costs, parts, group.flights)
     return least
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from autopar import api
+from autopar import plans
 from autopar.runtime.timeline import MeasuredSpan, Timeline, chrome_trace
 from tests.cli.running import STEP, run, written
 from tests.cli.test_stages import DEEP, TWO
@@ -37,7 +37,7 @@ def test_a_named_schedule_is_saved(tmp_path: Path) -> None:
 
 @pytest.mark.smoke
 def test_a_plans_schedule_is_drawn_in_its_own_times(folder: Path, tmp_path: Path) -> None:
-    picture, plan = tmp_path / "a.svg", api.load(folder / "two.json")
+    picture, plan = tmp_path / "a.svg", plans.load(folder / "two.json")
     done = run("schedule", "--plan", folder / "two.json", "-o", picture)
     assert "Stages under 1f1b: 4 microbatches of 8 rows" in done.out
     svg = picture.read_text()

@@ -12,7 +12,9 @@ from autopar.cli import main as declared
 from autopar.ir.compiled import CheckLevel
 from autopar.passes.stage.pipedream import SYNCS
 from autopar.schedule.table import SCHEDULES
+from tests.cli.test_main import ROOT
 
+PLAN = str(ROOT / "tests/golden/golden/test_plans/test_gpt-megatron.plan.json")
 _HEAVY = ("jax", "numpy", "highspy", "numba", "pulp", "rich", "jinja2")
 _SCRIPT = """
 import sys
@@ -37,6 +39,11 @@ def _imported(*words: str, **env: str) -> tuple[str, str]:
 @pytest.mark.parametrize("words", [("--version",), ("--help",), ("plan", "--help"), ("demo", "-h")])
 def test_help_and_the_version_import_nothing_that_plans(words: tuple[str, ...]) -> None:
     assert _imported(*words)[1] == "imported:"
+
+
+@pytest.mark.parametrize("words", [("show", PLAN), ("diff", PLAN, PLAN), ("clusters", "8xh100")])
+def test_what_is_read_from_a_plan_waits_for_no_jax(words: tuple[str, ...]) -> None:
+    assert "jax" not in _imported(*words)[1].split()
 
 
 @pytest.mark.parametrize(

@@ -196,6 +196,33 @@ def test_recomputation_is_chosen_where_memory_asks_for_it() -> None:
     assert [stage.remat for stage in best.stages] == [Remat.NONE, Remat.NONE]
 
 
+def test_what_waits_for_weight_gradients_is_held_where_they_are_tasks_of_their_own() -> None:
+    cluster = Cluster.parse("2xcpu")
+    shapes = submesh_shapes(cluster)
+    layer = replace(even_price(3.0, held=8, kept=6), late_bytes=5)
+    options = tuple((Option(mesh_of(s), Remat.NONE, (layer,) * 4),) for s in shapes)
+    table = StageTable(cluster, 64, shapes, (BatchPrices(4, (0,) * 3, options),), ("1f1b",))
+    # Two microbatches of two layers on the first device, one on the last.
+    assert search(table, Wanted(stages=2)).best.peak_bytes == (2 * 2 * (8 - 5), 2 * (8 - 5))
+    split = search(replace(table, schedules=("zb-h1",)), Wanted(stages=2)).best
+    assert max(split.peak_bytes) >= 2 * 2 * 8
+    with pytest.raises(MemoryLimitError):
+        search(replace(table, memory_bytes=20, schedules=("zb-h1",)), Wanted(stages=2))
+    assert search(replace(table, memory_bytes=20), Wanted(stages=2)).best.schedule == "1f1b"
+
+
+def test_the_update_holds_its_own_when_nothing_is_in_flight() -> None:
+    cluster = Cluster.parse("2xcpu")
+    shapes = submesh_shapes(cluster)
+    layer = replace(even_price(3.0, held=8), once_bytes=11)
+    options = tuple((Option(mesh_of(s), Remat.NONE, (layer,) * 4),) for s in shapes)
+    table = StageTable(cluster, 64, shapes, (BatchPrices(4, (0,) * 3, options),), ("1f1b",))
+    # In flight 2 x 2 x 8 bytes on the first device and 2 x 8 on the last; 2 x 11 in the update.
+    assert search(table, Wanted(stages=2)).best.peak_bytes == (32, 22)
+    with pytest.raises(MemoryLimitError):
+        search(replace(table, memory_bytes=21), Wanted(stages=2))
+
+
 def test_the_simple_plan_is_equal_stages_of_a_host_and_never_better() -> None:
     table = scaled_table("2x4xcpu", EVEN, [4, 16], 0.15)
     found = search(table)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -56,6 +56,16 @@ def trace(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> Traced
     sealed = seal(spec, args, kwargs)
     graph = build(sealed)
     return replace(sealed, key=structural_key(graph), graph=graph)
+
+
+def with_state(traced: TracedStep, paths: Collection[str]) -> TracedStep:
+    """The step with the inputs of these paths as state too, though they may not come back."""
+    state = {i for i, path in enumerate(traced.input_paths) if path in paths}
+    if state <= set(traced.state_inputs):
+        return traced
+    held = replace(traced, state_inputs=tuple(sorted(state | {*traced.state_inputs})))
+    graph = build(held)
+    return replace(held, key=structural_key(graph), graph=graph)
 
 
 def seal(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> TracedStep:

@@ -1,0 +1,155 @@
+"""Stages that are searched against stages laid out by hand, for the clusters of Alpa's paper.
+
+`python -m benchmarks.stage_quality [--only 39b] [--compile]` prints a JSON line a model: what
+the search over stages finds, in how many seconds of this process's own work, and what plans by hand
+come to by the same costs: equal stages, all sharded alike, as Megatron and Alpa have them. The
+`margin` is the best by hand over what was found. With `--compile` the parts of the found plan are
+compiled for the cluster's chip, which takes the packages of `autopar[aot-gpu]`.
+
+Alpa's shapes are those of its OSDI 2022 paper and its benchmark suites; its search took 2,393 s for
+GPT-39B.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+
+import autopar
+from autopar.errors import AutoparError
+from autopar.ir.mesh import MeshShape
+from autopar.passes.pipeline import PassPipeline
+from autopar.planner.plan import plan_step
+from autopar.planner.planned import Planned
+from benchmarks import models
+
+
+@dataclass(frozen=True)
+class ByHand:
+    """Equal stages under 1f1b on meshes of one shape: data, then model where there are two."""
+
+    stages: int
+    mesh: tuple[int, ...]
+    microbatches: int
+    method: str = "megatron"
+
+    def __str__(self) -> str:
+        sizes = "x".join(map(str, self.mesh))
+        return f"{self.stages} stages, {self.method} {sizes}, {self.microbatches} microbatches"
+
+    def planned_like(self, found: Planned) -> Planned:
+        """The same step laid out so; raises AutoparError where that is not possible."""
+        names = ("data", "model") if len(self.mesh) == 2 else ("model",)
+        passes = PassPipeline.of_options(self.method, self.stages, self.microbatches, "1f1b")
+        mesh = MeshShape(names, self.mesh)
+        return plan_step(found.source, replace(found.request, mesh=mesh, passes=passes))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, the cluster that it is for, and the layouts by hand."""
+
+    name: str
+    model: Callable[[], models.Model]
+    cluster: str
+    by_hand: tuple[ByHand, ...]
+
+
+def _gpt(layers: int, width: int, heads: int) -> Callable[[], models.Model]:
+    return partial(models.gpt, layers, width, heads, 51200, 1024, 1024, dtype="float16")
+
+
+def _llama_70b() -> models.Model:
+    return models.llama(80, 8192, 64, 8, 28672, 128256, sequence=4096, batch=512)
+
+
+CASES = (
+    Case(
+        "gpt-2.6b", _gpt(32, 2560, 32), "8xv100",
+        (ByHand(2, (2, 2), 128), ByHand(4, (2,), 256), ByHand(1, (8,), 128)),
+    ),
+    Case(
+        "gpt-15b", _gpt(48, 5120, 40), "4x8xv100",
+        (ByHand(4, (2, 4), 128), ByHand(4, (8,), 256), ByHand(8, (4,), 512)),
+    ),
+    Case(
+        "gpt-39b", _gpt(48, 8192, 64), "8x8xv100",
+        (ByHand(8, (8,), 1024), ByHand(8, (8,), 512), ByHand(16, (4,), 1024)),
+    ),
+    Case(
+        "llama-70b", _llama_70b, "8x8xh100",
+        (ByHand(8, (8,), 512), ByHand(4, (2, 8), 256)),
+    ),
+)  # fmt: skip
+
+
+def measured(case: Case, compiles: bool) -> dict[str, Any]:
+    """What is found for a case, and what plans by hand come to."""
+    create, step, batch = case.model()
+    state = jax.eval_shape(create, jax.random.key(0))
+    parallel = autopar.parallelize(
+        step, cluster=case.cluster, stages="auto", microbatches="auto", cache=False
+    )
+    start = time.process_time()
+    found = parallel.planned(state, batch)
+    seconds = time.process_time() - start
+    plan = found.plan
+    hand = dict(_by_hand(case.by_hand, found))
+    best = min((s for s in hand.values() if isinstance(s, float)), default=None)
+    row = {
+        "case": case.name,
+        "cluster": case.cluster,
+        "search_cpu_seconds": round(seconds, 1),
+        "predicted_seconds": plan.prediction.seconds,
+        "stages": [f"{s.layers} layers, {s.remat}" for s in plan.stages],
+        "meshes": [str(s.mesh) for s in plan.submeshes],
+        "microbatches": plan.microbatches,
+        "schedule": plan.schedule,
+        "planned_gib": _gib(plan.prediction.peak_bytes),
+        "limit_gib": _gib(plan.origin.memory_bytes),
+        "floor": {m.name: m.seconds or m.note for m in plan.outcome.recipes},
+        "by_hand": hand,
+        "margin": best / plan.prediction.seconds if best else None,
+    }
+    if compiles:
+        told = parallel.verify(state, batch)
+        row["compiled_gib"] = _gib(max(p.compiled.peak_bytes for p in told.parts))
+        row["compiled_fits"] = all(p.fits for p in told.parts)
+    return row
+
+
+def _by_hand(layouts: Sequence[ByHand], found: Planned) -> Iterator[tuple[str, float | str]]:
+    for layout in layouts:
+        try:
+            planned = layout.planned_like(found)
+        except AutoparError as error:
+            yield str(layout), str(error).splitlines()[0]
+        else:
+            yield str(layout), planned.plan.prediction.seconds
+
+
+def _gib(nbytes: int) -> float:
+    return round(nbytes / 2**30, 2)
+
+
+def main() -> None:
+    """Every case in turn."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="cases whose name holds this text")
+    parser.add_argument("--compile", action="store_true", help="compile the parts as well")
+    options = parser.parse_args()
+    jax.config.update("jax_platforms", "cpu")
+    for case in CASES:
+        if options.only in case.name:
+            print(json.dumps(measured(case, options.compile)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
