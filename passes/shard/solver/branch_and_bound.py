@@ -49,11 +49,11 @@ _DEARER = 4.0  # times the price while rows are broken
 _HALVINGS, _MOVES = 5, 4
 _POWER, _SLOWER, _PATIENCE = 0.5, 0.7, 3
 _FAINT = 1e-3  # of the highest price, what every row's is at least before it moves
-_LABELS = (300, 3_000, 30_000)  # at once
+_LABELS = (300, 1_000, 3_000, 10_000, 30_000)  # at once
 _NEIGHBORS = 40  # cheaper labels that each is compared with
 _CLOSE = 1e-9  # of the cost, what does not make an answer better
 _BINDS = 1e-6  # share of the bound that a row's price must be worth to count
-_MORE = 10  # times the work with the next count of labels
+_MORE = 4  # times the work with the next count of labels
 _MOST_WORK = 20_000_000  # of it: about a second
 
 
