@@ -110,7 +110,7 @@ def cut_out(cluster: Cluster, submesh: SubmeshShape) -> Cluster:
 
 
 def with_fewer_hosts(cluster: Cluster, count: int) -> Cluster:
-    """What is left of a cluster without so many hosts; without so many slices, or racks, of those.
+    """The rest of a cluster without so many hosts; without so many slices, or racks, of those.
 
     Raises ClusterError where nothing is left, or a slice would lose a part of its chips.
     """

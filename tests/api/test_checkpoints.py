@@ -154,7 +154,7 @@ def test_each_byte_is_read_once_however_it_was_cut(
     tmp_path: Path, devices: list[jax.Device], before: P, after: P
 ) -> None:
     mesh = Mesh(np.array(devices[:4]), ("d",))
-    bits = np.random.default_rng(0).integers(2**32, size=(8, 64, 512), dtype=np.uint32)
+    bits = np.random.default_rng(0).integers(2**32, size=(16, 128, 512), dtype=np.uint32)
     kind = jax.ShapeDtypeStruct(bits.shape, bits.dtype, sharding=NamedSharding(mesh, after))
     with ocp.CheckpointManager(tmp_path) as manager:
         placed = jax.device_put(bits, NamedSharding(mesh, before))
