@@ -14,7 +14,7 @@ PYTHON313 ?= $(shell $(call first_python,python3.13 \
   $(wildcard $(HOME)/.pyenv/versions/3.13*/bin/python)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all smoke lint format bench docs clean
+.PHONY: help demo test test-all smoke lint format bench figures docs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -52,6 +52,16 @@ format: .venv/.test  ## let ruff mend what it can
 
 bench: .venv/.test  ## every benchmark, each printing JSON
 	@set -e; for file in benchmarks/bench_*.py; do echo "# $$file" >&2; PYTHONPATH=. $(BIN)/python "$$file"; done
+
+figures: .venv/.test  ## every figure, table and number of README and docs, made again
+	$(BIN)/python -m docs.explanation.make
+	$(BIN)/python -m docs.figures.make
+	$(BIN)/python -m docs.benchmarks.make
+	$(BIN)/python -m docs.gallery.make
+	$(BIN)/python -m docs.reference.make
+	$(BIN)/python -m docs.reference.json_schemas
+	$(BIN)/python -m pytest -q -n 2 tests/docs --docs-update
+	$(BIN)/python -m docs.tutorial.make
 
 docs: .venv/.docs  ## the documentation, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from autopar.errors import AutoparError, InputError, PlanFileError
 
 IMPOSSIBLE, MISUSED, INTERRUPTED = 1, 2, 130
 _SHOWN = 80
+_FULL = 10_000  # characters: no sentence of help is so long
 
 
 class Command(click.Command):
@@ -52,10 +53,21 @@ class Commands(click.Group):
     """Commands that end well where stdout does not take what they write.
 
     A reader that has seen enough, such as head, ends them with 0; a full disk with 2 and a word.
-    Characters that the terminal's encoding lacks are written as question marks.
+    Characters that the terminal's encoding lacks are written as question marks. Help lists them by
+    what they are for: `tasks` has the names under each heading.
     """
 
     command_class = Command
+
+    def __init__(self, *args: Any, tasks: Mapping[str, Sequence[str]], **extra: Any) -> None:
+        click.Group.__init__(self, *args, **extra)
+        self._tasks = tasks
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands of each task, with their first sentences in full."""
+        for task, names in self._tasks.items():
+            with formatter.section(task):
+                formatter.write_dl([(n, self.commands[n].get_short_help_str(_FULL)) for n in names])
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run the command that the words name, and end the process."""

@@ -30,6 +30,13 @@ SCHEDULES = (
     "gpipe", "1f1b", "eager-1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-h2", "zb-v",
     "zb-interleaved", "serial", "serial-split", "forward-only",
 )  # fmt: skip
+TASKS = {
+    "Plan": ("plan", "lint", "clusters", "demo"),
+    "Look into a plan": ("show", "explain", "why-not", "diff", "report"),
+    "Check and run a plan": ("verify", "launch", "export", "import"),
+    "Pipelines": ("schedule", "profile", "partition"),
+    "This machine": ("calibrate", "cache", "completion"),
+}
 SHELLS = ("bash", "zsh", "fish")
 SYNCS = ("ps", "ring", "sosp19")
 
@@ -122,7 +129,9 @@ def _stage_options(command: Command) -> Command:
 
 
 @click.group(
-    cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    cls=Commands,
+    tasks=TASKS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(package_name="autopar", prog_name="autopar")
 def main() -> None:

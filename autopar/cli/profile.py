@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-
-import click
+from typing import cast
 
 from autopar import api
-from autopar.cli.console import err, gather_warnings, out, print_warnings
+from autopar.cli.console import err, gather_warnings, out, print_json, print_warnings
 from autopar.cli.loading import load_target, tracing
+from autopar.ir.codec import Json, parse_json
 from autopar.ir.profile import Profile
 from autopar.ir.profile_file import profile_to_json, save_profile
 from autopar.ir.text import show_bytes, show_seconds
@@ -40,7 +40,7 @@ def profile_step(
         messages.append(_NO_STATE)
     print_warnings(messages)
     if as_json:
-        click.echo(profile_to_json(profile), nl=False)
+        print_json(cast("dict[str, Json]", parse_json(profile_to_json(profile))))
         return
     _print(profile, output)
 

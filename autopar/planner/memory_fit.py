@@ -18,7 +18,7 @@ from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.batching import Batching
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
-from autopar.ir.outcome import Status
+from autopar.ir.outcome import Outcome, Status
 from autopar.ir.program import Program
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.stages import Submesh
@@ -73,11 +73,17 @@ class MeshContext:
 
     def optimal(self) -> Optimal:
         """The pass that looks for the cheapest plan by the request's method."""
-        return replace(self.request.shard, reshard_costs=self.tables, explain=False)
+        return replace(
+            self.request.shard, reshard_costs=self.tables, explain=False, tell_recipes=False
+        )
 
     def cheapest(self, form: Form, memory_bytes: int) -> MeshPlan:
-        """The cheapest plan of which the pass counts no more than a limit."""
-        return self._found(form, self.optimal(), self.setting(memory_bytes))
+        """The cheapest plan of which the pass counts no more than a limit.
+
+        One without a limit comes with the recipes beside it.
+        """
+        shard = replace(self.optimal(), tell_recipes=memory_bytes >= NO_LIMIT_BYTES)
+        return self._found(form, shard, self.setting(memory_bytes))
 
     def within(self, form: Form, memory_bytes: int) -> MeshPlan | None:
         """The faster of two plans within a limit, by what is counted; None where there is none.
@@ -112,7 +118,7 @@ class MeshContext:
 
     def keeping(self, form: Form) -> MeshPlan:
         """The cheapest plan, whatever it holds, that gathers once for both passes."""
-        shard = replace(self.optimal(), reuse_gathered=True)
+        shard = replace(self.optimal(), reuse_gathered=True, tell_recipes=True)
         return self._found(form, shard, self.setting(NO_LIMIT_BYTES))
 
     def lightest(self, form: Form) -> MeshPlan:
@@ -153,7 +159,12 @@ class MeshPlan:
     @property
     def cost(self) -> float:
         """The sum that the solver minimized, in seconds."""
-        return self.decided.sharding.outcome.seconds
+        return self.outcome.seconds
+
+    @property
+    def outcome(self) -> Outcome:
+        """The solver's account of it."""
+        return self.decided.sharding.outcome
 
     def programs(self, context: MeshContext) -> StagePrograms:
         """The step's only program, as the stage programs of one stage."""
@@ -167,16 +178,27 @@ class MeshPlan:
             (StageCost.of_whole_step(decided.program, self.held, self.timed),),
         )
 
+    def told(self, context: MeshContext) -> MeshPlan:
+        """The same with the recipes beside it, within its request's limit."""
+        if self.outcome.recipes or context.request.method != "auto":
+            return self
+        setting = context.setting(context.request.budget_bytes)
+        recipes = context.optimal().recipes(self.form.graph, setting)
+        return self._with(replace(self.outcome, recipes=recipes))
+
     def told_as(self, auto: MeshPlan, sentence: str) -> MeshPlan:
         """The same as an answer to `auto`, whose bound and whose recipes are those of its plan."""
-        told = auto.decided.sharding.outcome
+        told = auto.outcome
         outcome = replace(
-            self.decided.sharding.outcome,
+            self.outcome,
             status=Status.FEASIBLE,
             bound_seconds=min(told.bound_seconds, self.cost),
             sentence=sentence,
             recipes=told.recipes,
         )
+        return self._with(outcome)
+
+    def _with(self, outcome: Outcome) -> MeshPlan:
         sharding = replace(self.decided.sharding, outcome=outcome)
         return replace(self, decided=replace(self.decided, sharding=sharding))
 
@@ -297,7 +319,7 @@ def best_recipe(
     """
     request = context.request
     small = plain.graph.op_count <= _SMALL
-    for margin in roomy.decided.sharding.outcome.recipes if request.method == "auto" else ():
+    for margin in roomy.outcome.recipes if request.method == "auto" else ():
         least = (margin.seconds or math.inf) * (_ROUGH if small else 1.0)
         if (best is not None and least >= best.cost) or least == math.inf:
             continue

@@ -100,10 +100,11 @@ def _plan_on(contexts: Sequence[MeshContext], source: Source) -> Planned:
     context = tried.context
     if tried.fits:  # where memory binds, the recipes were looked at with all else
         found = best_recipe(context, plain, found, found) or found
+    found = found.told(context)
     request, decided = context.request, found.decided
     programs = found.programs(context)
     layers_of = (len(decided.stages.layers.layers),)
-    outcome, recomputed = decided.sharding.outcome, found.form.recomputed
+    outcome, recomputed = found.outcome, found.form.recomputed
     plan = make_plan(source, request, programs, outcome, layers_of, recomputed)
     return Planned(source, request, plan, programs, context)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import ClassVar, TypeVar
 
 from autopar.cost.prices import Prices
@@ -11,7 +12,7 @@ from autopar.errors import AutoparError, MemoryLimitError
 from autopar.ir.assignment import Assignment
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
-from autopar.ir.outcome import Margin, Outcome
+from autopar.ir.outcome import Margin, Outcome, Status
 from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_plan import OpPath, ShardingPlan
 from autopar.passes.base import NO_OPTION, Setting
@@ -34,7 +35,7 @@ from autopar.passes.shard.recipes.incumbent import (
 from autopar.passes.shard.solver.effort import FULL, Effort
 from autopar.passes.shard.solver.min_memory import fits_nowhere, min_memory
 from autopar.passes.shard.solver.problem import Problem
-from autopar.passes.shard.solver.solve import Solution, solve
+from autopar.passes.shard.solver.solve import Solution, Start, solve
 
 T = TypeVar("T")
 
@@ -45,7 +46,8 @@ class Optimal(AbstractSharding):
 
     A QUICK effort gives a good answer that need not be the best, with no recipe looked at beside
     it. Where nothing fits, `explain` finds out why, which takes time; without it the error is
-    brief and `refusal` tells the rest. `reuse_gathered` keeps what the forward pass gathered for
+    brief and `refusal` tells the rest. Recipes that need not be told are looked at only where the
+    search needs an answer to start from. `reuse_gathered` keeps what the forward pass gathered for
     the backward pass; `all_exposed` waits for every move, as a step with little work does. In
     graphs of more than `merge_above` ops those that look alike within `hops` share a decision. Runs
     on one cluster and mesh may be given the same `reshard_costs`.
@@ -55,6 +57,7 @@ class Optimal(AbstractSharding):
     recipe: AbstractRecipe = field(default_factory=Free)
     effort: Effort = field(default=FULL, metadata=NO_OPTION)
     explain: bool = field(default=True, metadata=NO_OPTION)
+    tell_recipes: bool = field(default=True, metadata=NO_OPTION)
     reuse_gathered: bool = field(default=False, metadata=NO_OPTION)
     all_exposed: bool = field(default=False, metadata=NO_OPTION)
     merge_above: int = 1500
@@ -80,7 +83,7 @@ class Optimal(AbstractSharding):
 
     def _plan(self, given: Graph, setting: Setting, posed: Posed) -> ShardingPlan:
         """The plan of a problem that is posed."""
-        incumbent, solution = setting.watched(
+        recipes, solution = setting.watched(
             "solve", posed, lambda: self._answer(posed, setting.mesh)
         )
         if not (solution.feasible or self.explain):
@@ -92,17 +95,32 @@ class Optimal(AbstractSharding):
             posed.assembled,
             solution,
             setting.mesh,
-            incumbent.margins,
+            recipes,
             self.reuse_gathered,
         )
 
-    def _answer(self, posed: Posed, mesh: MeshShape) -> tuple[Incumbent, Solution]:
+    def _answer(self, posed: Posed, mesh: MeshShape) -> tuple[tuple[Margin, ...], Solution]:
         """The recipes, where they are not what is asked for, and an answer no dearer than they."""
-        free = not self.effort.quick and isinstance(self.recipe, Free)
-        free = free and not fits_nowhere(posed.assembled.problem)
-        incumbent = recipe_incumbent(posed.reading, posed.assembled, mesh) if free else Incumbent()
-        solution = _solved(posed.assembled.problem, incumbent.choice, self.effort)
-        return incumbent, better_of(solution, incumbent)
+        problem = posed.assembled.problem
+        free = not self.effort.quick and isinstance(self.recipe, Free) and not fits_nowhere(problem)
+
+        @cache
+        def incumbent() -> Incumbent:
+            if not free:
+                return Incumbent()
+            return recipe_incumbent(posed.reading, posed.assembled, mesh)
+
+        solution = _solved(problem, lambda: incumbent().choice, self.effort)
+        if solution.status is not Status.OPTIMAL:
+            solution = better_of(solution, incumbent())
+        return incumbent().margins if self.tell_recipes else (), solution
+
+    def recipes(self, given: Graph, setting: Setting) -> tuple[Margin, ...]:
+        """The costs of the recipes, where they are not what is asked for."""
+        posed = self.pose(given, setting, setting.pins, self.recipe)
+        if fits_nowhere(posed.assembled.problem) or not isinstance(self.recipe, Free):
+            return ()
+        return recipe_incumbent(posed.reading, posed.assembled, setting.mesh).margins
 
     def pose(
         self,
@@ -180,12 +198,12 @@ def weigher(given: Graph, setting: Setting) -> Weigh:
     return weigh
 
 
-def _solved(problem: Problem, start: tuple[int, ...], effort: Effort) -> Solution:
+def _solved(problem: Problem, start: Start, effort: Effort) -> Solution:
     """The cheapest assignment that fits, or what holds the least if nothing else was found."""
     if fits_nowhere(problem):
         nothing = known_solution(problem, (), "No assignment fits.")
         return replace(nothing, proven_infeasible=True)
-    solution = solve(problem, start or None, effort)
+    solution = solve(problem, start, effort)
     if solution.feasible:
         return solution
     least = min_memory(problem)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from autopar.cli import main as declared
 from tests.cli.running import STEP, run, written
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +28,18 @@ def test_help_names_every_command_and_exit_code() -> None:
         "Exit codes: 0",
     ):
         assert word in done.out
+
+
+def test_help_has_every_command_once_by_task_and_cuts_no_sentence() -> None:
+    listed = [name for names in declared.TASKS.values() for name in names]
+    assert sorted(listed) == sorted(declared.main.commands)
+    told = " ".join(run("--help").out.split()).partition("Options:")[2]
+    assert "..." not in told
+    for task, names in declared.TASKS.items():
+        assert f"{task}:" in told
+        for name in names:
+            sentence = (declared.main.commands[name].help or "").split(". ")[0].split("\n\n")[0]
+            assert " ".join(sentence.split()).rstrip(".") in told
 
 
 def test_ctrl_c_ends_a_command_with_130_and_one_line(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import re
+import runpy
 
 import click
 import pytest
@@ -13,6 +14,7 @@ from autopar.cli.main import main
 from tests.house.source import ROOT
 
 REFERENCE = ROOT / "docs" / "reference"
+SCRIPT = runpy.run_path(str(REFERENCE / "json_schemas.py"))
 EVERYWHERE = {"--json", "--help"}  # the page says of these, once, what they do
 _DIRECTIVE = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
 
@@ -65,3 +67,16 @@ def test_every_option_of_a_command_is_in_the_reference(name: str) -> None:
 
 def test_the_reference_has_no_command_that_is_gone() -> None:
     assert set(_sections()) <= set(main.commands)
+
+
+def test_the_schemas_are_those_of_the_forms() -> None:
+    kept = {p.name: p.read_text(encoding="utf-8") for p in (REFERENCE / "schemas").iterdir()}
+    assert kept == SCRIPT["schemas"](), "run `python -m docs.reference.json_schemas`"
+
+
+def test_every_command_that_prints_json_has_a_form() -> None:
+    told = {name.split()[0] for name in SCRIPT["FORMS"]}
+    printing = {
+        name for name, c in main.commands.items() if any("--json" in p.opts for p in c.params)
+    }
+    assert told == printing

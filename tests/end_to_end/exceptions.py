@@ -35,10 +35,11 @@ def refusal(combo: Combo) -> str | None:
 # wide_resnet_bn: two moves of one value to different shardings start with the same steps (seen on
 #   2x2x2: an all-to-all and a permute of 8 KiB); XLA runs the shared start once.
 # gpt_scan, gpt_scan_raw: a mask that is the same in every trip is moved in the loop; XLA moves it
-#   once, before.
+#   once, before. Of a number that is broadcast and then gathered it makes the whole at once.
 _MERGED: dict[tuple[str, str], frozenset[str]] = {
     ("gpt_scan", "sequence"): frozenset({"all-gather", "all-to-all"}),
     ("gpt_scan_raw", "hsdp"): frozenset({"all-to-all"}),
+    ("gpt_scan_raw", "sequence"): frozenset({"all-gather"}),
     ("lstm", "auto"): frozenset({"all-to-all"}),
     ("wide_resnet_bn", "auto"): frozenset({"all-to-all", "collective-permute"}),
 }
@@ -47,6 +48,16 @@ _MERGED: dict[tuple[str, str], frozenset[str]] = {
 def merged(combo: Combo) -> frozenset[str]:
     """Kinds of collectives whose compiled bytes may stay below the plan's."""
     return _MERGED.get((combo.model, combo.method), frozenset())
+
+
+# (model, method) that scatter a maximum. JAX scatters sums only, so it is emitted as an all-reduce
+# and a slice; XLA makes a reduce-scatter of the two for GPUs and TPUs, but not for CPUs.
+_SCATTERED_MAXIMA = frozenset({("gpt_scan_raw", "sequence")})
+
+
+def scatters_a_maximum(combo: Combo) -> bool:
+    """True if CPUs run an all-reduce where a reduce-scatter of a maximum is planned."""
+    return (combo.model, combo.method) in _SCATTERED_MAXIMA
 
 
 # (model, method): kinds of which XLA's GPU compiler by itself sends less than planned, and why.

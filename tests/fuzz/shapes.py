@@ -260,7 +260,8 @@ def _pad_interior(w: Writer, v: Value, draw: Draw) -> Value:
 def _dynamic_update_slice(w: Writer, v: Value, draw: Draw) -> Value:
     axis = w.axis(v, draw, 3)
     x = v.name
-    part = f"2 * lax.slice_in_dim({x}, 0, 2, 1, {axis})"
+    old = f"lax.slice_in_dim({x}, 0, 2, 1, {axis})"
+    part = f"~{old}" if v.dtype == "bool" else f"2 * {old}"
     return w.let(
         f"lax.dynamic_update_slice_in_dim({x}, {part}, {draw.below(2)}, {axis})", _kept(v, axis)
     )

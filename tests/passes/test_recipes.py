@@ -75,6 +75,15 @@ def kinds(name: str, method: str, mesh: str, region: str) -> set[str]:
 EVERYWHERE = [(n, m) for n in NAMES for m in MESHES]
 
 
+@pytest.mark.parametrize("name", ["gpt", "tied"])
+def test_data_parallel_reduces_each_gradient_once(name: str) -> None:
+    """The gradients of a tied embedding, of its lookup and of the head, are added before."""
+    given = (i.value for i in zoo(name).graph.inputs if "/params/" in f"/{i.path}")
+    moves = listing(name, "dp", "8").collectives()
+    loss = 4
+    assert sum(c.nbytes for _, c in moves) == sum(v.nbytes for v in given) + loss
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize(("name", "mesh"), EVERYWHERE)
 def test_data_parallel(name: str, mesh: str) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from autopar.errors import SolverError
 from autopar.ir.outcome import Status
 from autopar.passes.shard.solver.anytime import Anytime
+from autopar.passes.shard.solver.branch_and_bound import branch_and_bound
 from autopar.passes.shard.solver.csr_problem import to_csr
 from autopar.passes.shard.solver.dual_ascent import DualAscent
 from autopar.passes.shard.solver.effort import QUICK, Effort, Meter, no_clock
@@ -140,6 +141,17 @@ def by_first_answer(problem: Problem) -> Found:
     return Found(found.choice, found.bound_seconds)
 
 
+def by_branch_and_bound(problem: Problem) -> Found:
+    found = branch_and_bound(problem)
+    return Found(found.choice, found.bound_seconds, True)
+
+
+def by_few_labels(problem: Problem) -> Found:
+    """With hardly any room for tables, so that they are split, and for labels."""
+    found = branch_and_bound(problem, (10, 12), (2, 4))
+    return Found(found.choice, found.bound_seconds)
+
+
 def by_highs(problem: Problem) -> Found:
     found = solve_integer_program(problem, solvers=("highs",))
     return Found(found.choice, found.bound_seconds, True)
@@ -182,6 +194,8 @@ STAGES: dict[str, Callable[[Problem], Found]] = {
     "elimination": by_elimination,
     "elimination of wide graphs": by_narrow_elimination,
     "first answer": by_first_answer,
+    "branch and bound": by_branch_and_bound,
+    "branch and bound with few labels": by_few_labels,
     "integer program in HiGHS": by_highs,
     "integer program in CBC": by_cbc,
     "dual and local search": by_turns,

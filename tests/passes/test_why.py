@@ -80,7 +80,7 @@ def test_an_answer_from_a_start_keeps_the_limit() -> None:
         tuple(Usage(0, t, t, np.array(row)) for t, row in zip((1, 3), held, strict=True)),
         56.0,
     )
-    for start in (None, (1, 0)):
+    for start in (None, lambda: (1, 0)):
         for effort in (QUICK, FULL):
             found = solve(problem, start, effort)
             assert problem.fits(found.choice)

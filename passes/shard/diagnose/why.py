@@ -150,7 +150,7 @@ def anew(case: Case, fixed: Mapping[int, int], limit_bytes: float) -> Answer:
     """
     narrowed, start = _fixed(case, fixed)
     within = replace(narrowed.problem, limit_bytes=limit_bytes)
-    choice = solve(replace(narrowed.problem, usages=()), start, QUICK).choice
+    choice = solve(replace(narrowed.problem, usages=()), lambda: start, QUICK).choice
     if choice and not within.fits(choice):
         choice = _within(within, start)
     needed = needed_bytes(within)
@@ -165,7 +165,7 @@ def _within(problem: Problem, start: tuple[int, ...]) -> tuple[int, ...]:
     if needed_bytes(problem) > problem.limit_bytes * (1 + 1e-9):
         return ()
     with np.errstate(over="ignore"):  # prices rise without end where nothing fits
-        found = solve(problem, start, Effort(work=_WORK)).choice
+        found = solve(problem, lambda: start, Effort(work=_WORK)).choice
     least = () if found else min_memory(problem).choice
     return least if least and problem.fits(least) else found
 

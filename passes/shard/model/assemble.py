@@ -277,10 +277,19 @@ class _Assembler:
                 direct.extend(needs)
         for need in direct:
             before = self._shardings(need.place.decision, need.place.dims)
-            table = self._moves.matrix(need.value, before, need.wanted) * self._times(need)
+            table = self._moved(need.value, need.place, need.wanted) * self._times(need)
             if need.read.enters and need.reader in self._copied:
                 table = self._entered(need, before, table)
             self._add(need.place.decision, need.reader, table)
+
+    def _moved(self, value: Value, place: Place, wanted: tuple[Sharding, ...]) -> Floats:
+        """[choices of the place, wanted] seconds of a move from where a value is kept."""
+        before = self._shardings(place.decision, place.dims)
+        table = self._moves.matrix(value, before, wanted)
+        if self._slack.reduces_joined(place):
+            partial = np.array([bool(lies.partial) for lies in before])
+            table = np.where(partial[:, None], table * self._reduced, table)
+        return table
 
     def _entered(self, need: _Need, before: Sequence[Sharding], table: Floats) -> Floats:
         """Seconds of entering a loop as it lies, where that is possible, or as a copy.
@@ -323,9 +332,8 @@ class _Assembler:
         self._costs.append(np.zeros(len(states)))
         self._uses[key] = node
         lying = self._shardings(node, tuple(range(len(value.shape))))
-        before = self._shardings(place.decision, place.dims)
         often = max(self._times(n) for n in needs)
-        self._add(place.decision, node, self._moves.matrix(value, before, lying) * often)
+        self._add(place.decision, node, self._moved(value, place, lying) * often)
         for need in needs:
             table = self._moves.matrix(value, lying, need.wanted)
             self._add(node, need.reader, table * self._times(need))

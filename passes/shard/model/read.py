@@ -6,8 +6,14 @@ resharding before a port runs once, after it every trip.
 
 Sums over microbatches or a loop's trips are read in groups of their own by what comes after. So a
 sum may stay partial over devices while it grows, and is combined when it is whole: what is not
-linear there (the squares of a norm) asks for the sum once, and not in every trip. The user's own
-with_sharding_constraint is a group whose sharding is fixed.
+linear there (the squares of a norm) asks for the sum once, and not in every trip. The update reads
+a gradient that several parts of the step give (tied weights) in the same way:
+
+    lookup: scatter-add --.
+                           add_any, partial over data --> one all-reduce --> the update
+    head:   dot_general --'
+
+The user's own with_sharding_constraint is a group whose sharding is fixed.
 """
 
 from __future__ import annotations
@@ -340,6 +346,8 @@ class Reader:
             self.partial_operands[path] = joint[0]
             decision.may_be_partial = True
             self._linear.add(result.name)
+            if op.origin.region == "backward":
+                self._sums.join(result.name)
         self.read_operands(graph, op, path, index, tuple(range(len(result.shape))), runs)
 
     def _all_placed(self, op: Op, group: Sequence[int]) -> bool:
@@ -428,7 +436,7 @@ def read_constraint(reader: Reader, graph: Graph, op: Op, path: OpPath, runs: in
 
 
 class Sums:
-    """Values that are summed up, and the ops that read the whole sum.
+    """Values that are summed up or joined, and the ops that read the whole sum.
 
     If microbatches are not told `apart`, ops that run once find their sums as they are, so that
     they lie no other way than they are read.
@@ -437,6 +445,7 @@ class Sums:
     def __init__(self, apart: bool = True) -> None:
         self._apart = apart
         self._looped: set[str] = set()
+        self._joined: set[str] = set()
         self._late: dict[str, Place] = {}
         self._after: dict[str, Place] = {}  # loops
         self._runs_once = True  # whether the op being read does
@@ -451,9 +460,14 @@ class Sums:
             return
         for name in op.value_operands():
             home = reader.standings.get(name)
-            if name in self._looped and name not in self._late and isinstance(home, Place):
+            is_sum = name in self._looped or (name in self._joined and op.origin.region == "update")
+            if is_sum and name not in self._late and isinstance(home, Place):
                 value = graph.values[name]
                 self._late[name] = _group(reader, value, home, 1, op.origin)
+
+    def join(self, name: str) -> None:
+        """An op of the backward pass adds up a value from several gradients."""
+        self._joined.add(name)
 
     def leave(self, reader: Reader, value: Value, home: Place, runs: int, origin: Origin) -> None:
         """A loop that runs so often hands on a sum, which lies at home."""

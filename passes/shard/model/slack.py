@@ -2,7 +2,8 @@
 
 A parameter can be gathered while the layers before its own run, and a gradient reduced while those
 after it do; activations, and what the update moves, are waited for. So is what a trip of a loop
-adds to a sum: the next trip begins with the sum.
+adds to a sum: the next trip begins with the sum. A gradient that two parts of the step give (tied
+weights) is added on each device and reduced once, when the update first reads the sum.
 """
 
 from __future__ import annotations
@@ -11,19 +12,21 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from autopar.ir.values import Role
-from autopar.passes.shard.model.decisions import Place, Read, Reading, ReadKind
+from autopar.passes.shard.model.decisions import Decision, Place, Read, Reading, ReadKind
 
 
 @dataclass(frozen=True)
 class Slack:
     """Decisions that hold state as the model reads it, and those that only the update reads.
 
-    Of the latter, the `carried` ones go into sums that a loop carries.
+    Of the latter, the `carried` ones go into sums that a loop carries, and the `joined` ones are
+    sums of gradients that come from different ops.
     """
 
     state: frozenset[int]
     late: frozenset[int]
     carried: frozenset[int]
+    joined: frozenset[int]
 
     def gathers(self, place: Place, read: Read) -> bool:
         """True if a read moves state for the forward or backward pass."""
@@ -35,6 +38,10 @@ class Slack:
             return False
         held = read.standing.decision
         return held in self.late - self.carried or held in self.state
+
+    def reduces_joined(self, place: Place) -> bool:
+        """True if partial sums of a place are reduced when the update reads them."""
+        return place.decision in self.joined
 
 
 def find_slack(reading: Reading) -> Slack:
@@ -57,7 +64,15 @@ def find_slack(reading: Reading) -> Slack:
             readers[decision].add(read.reader)
     late = {d for d, decision in enumerate(reading.decisions) if decision.op is None} - state
     _drop_read_early(late, state, readers)
-    return Slack(frozenset(state), frozenset(late), _carried(reading, late))
+    carried = _carried(reading, late)
+    joined = frozenset(d for d in late - carried if _is_join(reading.decisions[d]))
+    return Slack(frozenset(state), frozenset(late), carried, joined)
+
+
+def _is_join(decision: Decision) -> bool:
+    """True if a group starts with an op of the backward pass that adds others' results."""
+    started = bool(decision.members) and bool(decision.members[0].path)
+    return started and decision.may_be_partial and decision.region == "backward"
 
 
 def _drop_read_early(late: set[int], state: set[int], readers: dict[int, set[int]]) -> None:

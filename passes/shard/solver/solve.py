@@ -1,34 +1,32 @@
 """Solves a sharding problem: the cheapest assignment that fits, and how far it may be off.
 
 1. Shrink (`shrink.py`): nodes that follow others join them, choices that lose go. Exact.
-2. First answer (`heuristic.py`): the best without memory, by elimination. If it fits it is the
-   answer; if not, a price on bytes makes one that fits, and bounds all others.
-3. A tiny rest is an integer program at once (`integer_program.py`).
-4. Else the dual and local search take turns (`anytime.py`), with more work while the gap is wide.
+2. A narrow graph, as a step of some layers is, is solved by branch and bound over the elimination
+   order (`branch_and_bound.py`), nearly always exactly.
+3. Else a first answer (`heuristic.py`): the best without memory, by elimination. If it fits it is
+   the answer; if not, a price on bytes makes one that fits, and bounds all others.
+4. Then the dual and local search take turns (`anytime.py`), with more work while the gap is wide.
 
-Steps 1 to 3 are numpy and HiGHS alone: small problems do not wait for numba.
+Steps 1 to 3 are numpy alone: small problems do not wait for numba.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from autopar.ir.outcome import Status
+from autopar.passes.shard.solver.branch_and_bound import branch_and_bound
 from autopar.passes.shard.solver.csr_problem import CsrForm, to_csr
 from autopar.passes.shard.solver.effort import FULL, Clock, Effort, Meter, no_clock
 from autopar.passes.shard.solver.heuristic import first_answer, mended_answer
-from autopar.passes.shard.solver.integer_program import solve_integer_program
 from autopar.passes.shard.solver.problem import Problem, needed_bytes
 from autopar.passes.shard.solver.shrink import shrink
 
 _PROVEN = 1e-5  # of the seconds, the gap at which an answer counts as the best
-_TINY = 1_000  # edge entries up to which integer programming is quick, memory or not
-_SMALL = 5_000  # and where nothing that fits was found
-_TINY_QUESTIONS = 40  # that HiGHS may ask: of a dense problem it may ask for ever
 _CLOSE = 3e-6
 _GUESSED_EDGES = 5_000  # past which the first answer is left to the dual
 # Units of work a thousand edge entries, and at least, in turn while the gap is wide.
@@ -38,6 +36,9 @@ _LEVELS_OF_MANY = ((1, 60), (8, 200), (24, 200), (80, 200))
 _GOOD_GAP = 0.01  # at which no more work is spent where memory binds: the bound is seldom tight
 _MOST = 1_000_000  # entries for which work is given
 _FAR = 0.04  # of a gap that wide only the most work helps
+
+
+Start = Callable[[], Sequence[int]]  # an assignment to start from, () for none
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Solution:
 
 def solve(
     problem: Problem,
-    start: Sequence[int] | None = None,
+    start: Start | None = None,
     effort: Effort = FULL,
     clock: Clock = no_clock,
     seed: int = 0,
@@ -82,21 +83,27 @@ def solve(
 ) -> Solution:
     """The cheapest assignment that fits, and never a dearer one than a `start` that fits.
 
-    Without seconds in the effort the same problem and seed give the same answer on every machine.
-    A quick effort takes the first good answer. The clock's seconds count from `began`.
+    The start is asked for where the best is not soon found. Without seconds in the effort the same
+    problem and seed give the same answer on every machine. A quick effort takes the first good
+    answer. The clock's seconds count from `began`.
     """
     if not problem.costs:
         return Solution((), 0.0, 0.0, Status.FIXED, "Nothing to decide.")
-    known = tuple(start) if start is not None and problem.fits(start) else ()
     small = shrink(problem)
     search = _Search(small.problem, effort, clock, seed, began)
     if small.possible:
+        search.branch()
+    else:
+        search.infeasible = True
+    known: tuple[int, ...] = ()
+    if not search.closed and start is not None:
+        known = tuple(start())
+        known = known if known and problem.fits(known) else ()
+    if not search.closed:
         inside = small.shrink(known) if known else None
         if inside is not None:
             search.take(tuple(int(c) for c in inside), -float("inf"))
         search.run()
-    else:
-        search.infeasible = True
     choice = small.restore(search.choice) if search.choice else ()
     if known and not (choice and problem.seconds(choice) < problem.seconds(known)):
         choice = known
@@ -144,7 +151,8 @@ class _Search:
         self.first_seconds = float("inf")
 
     @property
-    def _closed(self) -> bool:
+    def closed(self) -> bool:
+        """True if the answer is proven, or that there is none."""
         gap = self._seconds - self.bound
         return self.infeasible or (bool(self.choice) and gap <= _CLOSE * abs(self._seconds))
 
@@ -164,24 +172,25 @@ class _Search:
             self.choice, self._seconds = choice, seconds
             self.first_seconds = min(self.first_seconds, self._clock() - self._began)
 
-    def run(self) -> None:
-        """The steps in turn, until the answer is proven or the effort spent."""
+    def branch(self) -> None:
+        """Step 2: the best of a narrow graph."""
         if needed_bytes(self._problem) > self._problem.limit_bytes * (1 + 1e-9):
             self.infeasible = True
-            return
-        self._guess()
-        if not self._closed and self._entries <= _TINY and self._seconds_left > 0:
-            self._integer_program()
-        if not self._closed and self._seconds_left > 0:
+        elif len(self._problem.edges) <= _GUESSED_EDGES:  # else it is not narrow
+            found = branch_and_bound(self._problem)
+            self.take(found.choice, found.bound_seconds)
+            self.infeasible = found.proven and not found.choice
+            self.price, self.times = found.seconds_per_byte, found.binding_times
+
+    def run(self) -> None:
+        """Steps 3 and 4, until the answer is proven or the effort spent."""
+        if not self.choice and len(self._problem.edges) <= _GUESSED_EDGES:
+            self._guess()
+        if not self.closed and self._seconds_left > 0:
             self._take_turns()
-        undecided = not self.choice and not self.infeasible and self._seconds_left > 0
-        if undecided and self._entries <= _SMALL:
-            self._integer_program()  # which may prove that nothing fits
 
     def _guess(self) -> None:
-        """Step 2: a first answer, which is the best one where memory does not bind."""
-        if len(self._problem.edges) > _GUESSED_EDGES:
-            return  # elimination is no quicker then than the dual
+        """Step 3: a first answer, which is the best one where memory does not bind."""
         if self._effort.seconds is not None:
             self.take(mended_answer(self._problem), -float("inf"))
             if self._seconds_left <= 0:
@@ -191,12 +200,6 @@ class _Search:
         self.price, self.times = first.seconds_per_byte, first.binding_times
         if not self.choice:
             self.take(mended_answer(self._problem), -float("inf"))
-
-    def _integer_program(self) -> None:
-        """Step 3, within a count of questions."""
-        found = solve_integer_program(self._problem, self.choice, self.times, _TINY_QUESTIONS)
-        self.take(found.choice, found.bound_seconds)
-        self.infeasible = found.proven_infeasible
 
     def _take_turns(self) -> None:
         """Step 4, with the work that is asked for or in levels while the gap is wide."""
@@ -220,7 +223,7 @@ class _Search:
             self.take(tuple(int(c) for c in best) if best is not None else (), anytime.bound)
             self.infeasible = anytime.fits_nowhere
             self.price, self.times = anytime.binding()
-            if self._closed:
+            if self.closed:
                 break
 
     def _built(self, form: CsrForm) -> bool:

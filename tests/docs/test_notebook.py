@@ -1,0 +1,40 @@
+"""The tutorial's notebook is what docs/tutorial/make.py makes of the page, and its cells run."""
+
+import json
+import runpy
+import shlex
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from tests.cli.running import run
+from tests.house.source import ROOT
+
+TUTORIAL = ROOT / "docs" / "tutorial"
+
+
+def test_the_notebook_is_that_of_the_page() -> None:
+    script = runpy.run_path(str(TUTORIAL / "make.py"))
+    kept = (TUTORIAL / "first-plan.ipynb").read_text(encoding="utf-8")
+    assert kept == script["notebook"](), "run `python -m docs.tutorial.make`"
+
+
+@pytest.mark.slow  # the page's own blocks run by default
+def test_the_cells_of_the_notebook_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: list[jax.Device]
+) -> None:
+    del devices  # the page assumes eight
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.syspath_prepend(tmp_path)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    cells = json.loads((TUTORIAL / "first-plan.ipynb").read_text(encoding="utf-8"))["cells"]
+    for number, cell in enumerate(cells):
+        text = "".join(cell["source"])
+        if cell["cell_type"] == "code" and text.startswith("!autopar "):
+            done = run(*shlex.split(text.removeprefix("!autopar ")))
+            assert done.code == 0, done.err
+        elif cell["cell_type"] == "code":
+            exec(compile(text, f"cell {number}", "exec"), names)
