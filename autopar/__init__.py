@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from autopar.cluster import Cluster as Cluster
     from autopar.ir.mesh import MeshShape as MeshShape
     from autopar.ir.plan import Plan as Plan
+    from autopar.pages import write_report as write_report
     from autopar.plans import compare as compare
     from autopar.plans import inspect as inspect
     from autopar.plans import load as load
     from autopar.plans import save as save
-    from autopar.plans import write_report as write_report
     from autopar.reasons import explain as explain
     from autopar.rules import RuleBook as RuleBook
 else:

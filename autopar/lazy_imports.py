@@ -19,8 +19,8 @@ _HOMES = {
         "autopar.api",
     ),
     **dict.fromkeys(
-        ("compare", "inspect", "load", "save", "write_report"), "autopar.plans"
-    ),
+        ("compare", "inspect", "load", "save"), "autopar.plans"),
+    "write_report": "autopar.pages",
     "explain": "autopar.reasons",
 }  # fmt: skip
 

@@ -8,11 +8,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from autopar import plans
 from autopar.cli.console import err
 from autopar.cluster.planned import planned_cluster
 from autopar.errors import InputError
 from autopar.exporting.launchers.render import Engine, Launch, engine_named, render
+from autopar.ir.plan_file import load_plan
 from autopar.ir.text_file import write_text
 
 
@@ -35,7 +35,7 @@ def launch_plan(
     command = (script, *asked.words)
     if on in ("slurm", "mpi"):
         command = (asked.python, *command)
-    cluster = planned_cluster(plans.load(path))
+    cluster = planned_cluster(load_plan(path))
     text = render(engine, Launch(asked.name, cluster, command, asked.places, asked.image))
     if submit and output is None:
         output = Path(f"{asked.name}{engine.suffix}")

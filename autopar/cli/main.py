@@ -346,7 +346,7 @@ def report(
 
     It loads nothing from anywhere, and the same plan gives the same bytes.
     """
-    from autopar.cli.show import write_report
+    from autopar.cli.report import write_report
 
     write_report(path, output, others, trace, verification)
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from autopar import plans
 from autopar.cli.console import out, print_json, print_warnings
 from autopar.errors import InputError, ScheduleError
 from autopar.ir.codec import Json
 from autopar.ir.plan import Plan
+from autopar.ir.plan_file import load_plan
 from autopar.report.plan import pipeline
 from autopar.report.rows import schedule_data
 from autopar.report.schedule import Drawing, legend
@@ -70,7 +70,7 @@ def draw_plan(path: Path, trace: Path | None, output: Path | None, as_json: bool
 
     Raises InputError where the plan has no stages, or the trace is none of its steps.
     """
-    plan = plans.load(path)
+    plan = load_plan(path)
     if plan.is_one_program:
         raise InputError(f"{path} is one program and has no schedule: autopar show {path}")
     if output is None and trace is not None:

@@ -1,24 +1,21 @@
-"""`autopar show` and `autopar report`: a saved plan in the terminal, and as one HTML page."""
+"""`autopar show`: a saved plan in the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from autopar import plans
-from autopar.cli.console import err, out, print_json
+from autopar.cli.console import out, print_json
 from autopar.errors import InputError
-from autopar.ir.codec import Item, Json, JsonError, parse_json
+from autopar.ir.codec import Json
 from autopar.ir.inspection import Inspection
 from autopar.ir.paths import matches
 from autopar.ir.plan import Plan
-from autopar.ir.text_file import PAGE, check_output, read_text
-from autopar.ir.verification_json import check_verification
 from autopar.report.inspection import axes, collectives_by_kind, communication, modules, ops
 from autopar.report.plan import (
     collectives,
@@ -121,38 +118,3 @@ def _matching(plan: Plan, found: Inspection, pattern: str) -> tuple[Plan, Inspec
 def _data(plan: Plan, found: Inspection) -> dict[str, Json]:
     schedule = schedule_data(simulation_of(plan)) if not plan.is_one_program else None
     return {**plan_data(plan), "inspection": inspection_data(found), "schedule": schedule}
-
-
-def write_report(
-    path: Path,
-    output: Path | None,
-    others: tuple[Path, ...],
-    trace: Path | None,
-    verification: Path | None,
-) -> None:
-    """Write a saved plan as an HTML page."""
-    target = output if output is not None else path.with_suffix(".html")
-    check_output(target, PAGE)
-    plan = plans.load(path)
-    with err().status("drawing the plan"):
-        plans.write_report(
-            plan,
-            target,
-            against={other.name: plans.load(other) for other in others},
-            trace=trace,
-            verification=_read_verification(verification) if verification is not None else None,
-        )
-    out().print(f"wrote {target}", soft_wrap=True, markup=False)
-
-
-def _read_verification(path: Path) -> dict[str, Json]:
-    """A verification's JSON; raises InputError where it is none."""
-    text = read_text(path, "a verification")
-    try:
-        data = parse_json(text)
-        check_verification(Item(data))
-    except JsonError as error:
-        raise InputError(
-            f"{path} is no verification: {error}. Give what `autopar verify --json` prints."
-        ) from None
-    return cast("dict[str, Json]", data)

@@ -121,7 +121,7 @@ ENTRIES = (
     ),
     Entry(
         "ViT, 300 million parameters",
-        "ViT-L/16 on one host of GPUs.",
+        "ViT-L/14 on one host of GPUs.",
         lambda: _of(vit()),
         "8xh100",
         {"mesh": (8,)},
