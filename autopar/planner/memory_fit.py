@@ -238,10 +238,11 @@ def try_mesh(context: MeshContext, plain: Form) -> TriedMesh:
     return TriedMesh(context, context.cheapest(plain, NO_LIMIT_BYTES))
 
 
-def plan_on(tried: TriedMesh, plain: Form) -> MeshPlan:
+def plan_on(tried: TriedMesh, plain: Form, fastest: float = math.inf) -> MeshPlan:
     """The plan on one mesh; where memory binds, recomputing is weighed against sharding more.
 
-    Raises InfeasibleError, in brief, where there is none: `refusal` tells why.
+    No recipe is gone into that promises less than the `fastest` plan elsewhere. Raises
+    InfeasibleError, in brief, where there is none: `refusal` tells why.
     """
     context, roomy = tried.context, tried.roomy
     # 1. The plan without a limit keeps it.
@@ -258,7 +259,7 @@ def plan_on(tried: TriedMesh, plain: Form) -> MeshPlan:
             best = sharded if best is None or sharded.seconds <= best.seconds else best
     # 4. A recipe may be faster than either.
     if best is not None or may_fit:
-        best = best_recipe(context, plain, roomy, best)
+        best = best_recipe(context, plain, roomy, best, fastest)
     if best is None:
         raise MemoryLimitError(f"no form of the step fits on ({context.mesh})")
     return best
@@ -313,7 +314,11 @@ def _recomputed(tried: TriedMesh, plain: Form) -> MeshPlan | None:
 
 
 def best_recipe(
-    context: MeshContext, plain: Form, roomy: MeshPlan, best: MeshPlan | None
+    context: MeshContext,
+    plain: Form,
+    roomy: MeshPlan,
+    best: MeshPlan | None,
+    fastest: float = math.inf,
 ) -> MeshPlan | None:
     """A recipe's plan that is faster than the best so far and fits; the best where none is.
 
@@ -335,11 +340,11 @@ def best_recipe(
             continue
         own = replace(context, request=request.with_method(margin.name), watchers=())
         try:
-            found = (
-                plan_on(try_mesh(own, plain), plain)
-                if small
-                else own.cheapest(plain, NO_LIMIT_BYTES)
-            )
+            tried = try_mesh(own, plain)
+            most = min(fastest, best.seconds if best is not None else math.inf)
+            if _ROUGH * tried.roomy.seconds >= most:
+                continue
+            found = plan_on(tried, plain, most) if small else tried.roomy
         except InfeasibleError:
             continue
         faster = best is None or found.seconds < best.seconds * (1 - _NO_GAIN)

@@ -135,7 +135,7 @@ def _best_of(contexts: Sequence[MeshContext], plain: Form) -> tuple[TriedMesh, M
         least = within.seconds if within is not None else _ROUGH * tried[n].roomy.seconds
         if least < fastest:
             with suppress(InfeasibleError):
-                found[n] = plan_on(tried[n], plain)
+                found[n] = plan_on(tried[n], plain, fastest)
     best: int | None = None
     for n in sorted(found):
         if best is None or found[n].seconds < found[best].seconds * (1 - _NO_GAIN):
