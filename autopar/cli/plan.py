@@ -200,7 +200,10 @@ def _fallback_rows(made: Made) -> list[dict[str, Json]]:
     rows: list[dict[str, Json]] = []
     for found in (Fallback(_hosts(ours), ours), *made.fallbacks):
         plan = found.plan
-        row: dict[str, Json] = {"hosts": found.hosts, "note": found.why_not}
+        row: dict[str, Json] = dict.fromkeys(
+            ("devices", "mesh", "microbatches", "seconds", "more_share", "peak_bytes")
+        )
+        row |= {"hosts": found.hosts, "note": found.why_not}
         if plan is not None:
             p, many = plan.prediction, len(plan.stages)
             row |= {
