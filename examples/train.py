@@ -92,7 +92,7 @@ def train_step(
     loss, slopes = jax.value_and_grad(loss_of)(state["params"])
     updates, opt_state = optimizer.update(slopes, state["opt_state"], state["params"])
     params = optax.apply_updates(state["params"], updates)
-    metrics = {"loss": loss, "norm": optax.global_norm(slopes), "rate": schedule(state["step"])}
+    metrics = {"loss": loss, "norm": optax.tree.norm(slopes), "rate": schedule(state["step"])}
     return {"params": params, "opt_state": opt_state, "step": state["step"] + 1}, metrics
 
 

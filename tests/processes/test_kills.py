@@ -1,4 +1,8 @@
-"""A job that is killed at any instant goes on after its last checkpoint."""
+"""A job that is killed at any instant goes on after its last checkpoint.
+
+In the slow tier, as a trial starts Python and JAX three times and more, in up to two processes: six
+of them and the undisturbed jobs take minutes.
+"""
 
 from __future__ import annotations
 
