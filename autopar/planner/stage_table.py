@@ -332,7 +332,8 @@ class LayerProfiler:
 
     def roomy(self, rows: int, sizes: Sequence[int]) -> ShardingVariant | None:
         """The fastest way for microbatches of so many rows; None where there is none."""
-        return self._found(rows, sizes, replace(self._setting, partial_sums=True))
+        setting = replace(self._setting, partial_sums=True)
+        return next(self._found(rows, sizes, setting, (NO_LIMIT_BYTES,)), None)
 
     def refusal(self, rows: int) -> str:
         """The reason why so many rows have no way even without a limit; empty where they have."""
@@ -347,23 +348,33 @@ class LayerProfiler:
         self, rows: int, sizes: Sequence[int], budget_bytes: float
     ) -> Iterator[ShardingVariant]:
         """The fastest ways within shares of a layer's budget, as far as there are any."""
-        for share in _SHARES:
-            limit = int(share * budget_bytes)
-            setting = replace(self._setting, memory_bytes=limit, partial_sums=False)
-            variant = self._found(rows, sizes, setting)
-            if variant is None:
-                return
-            yield variant
+        limits = [int(share * budget_bytes) for share in _SHARES]
+        setting = replace(self._setting, partial_sums=False)
+        yield from self._found(rows, sizes, setting, limits)
 
-    def _found(self, rows: int, sizes: Sequence[int], setting: Setting) -> ShardingVariant | None:
-        """Shards each class; None where one has no plan on this mesh, or within the limit."""
-        try:
-            plans = {
-                c: self._shard.run(self._programs.at(c, rows).joint.graph, setting)
-                for c in self._classes
-            }
-        except InfeasibleError:
-            return None
+    def _found(
+        self, rows: int, sizes: Sequence[int], setting: Setting, limits: Sequence[int]
+    ) -> Iterator[ShardingVariant]:
+        """Shards each class within each limit, until one has no plan on this mesh or within it."""
+        runs = {
+            c: self._shard.run_within(self._programs.at(c, rows).joint.graph, setting, limits)
+            for c in self._classes
+        }
+        for _ in limits:
+            try:
+                plans = {c: next(run) for c, run in runs.items()}
+            except InfeasibleError:
+                return
+            yield self._variant(rows, sizes, setting.partial_sums, plans)
+
+    def _variant(
+        self,
+        rows: int,
+        sizes: Sequence[int],
+        partial_sums: bool,
+        plans: Mapping[int, ShardingPlan],
+    ) -> ShardingVariant:
+        """The way that shards each class by its plan."""
         batching = self._programs.batching
         unit = math.lcm(*(_unit(plan, batching) for plan in plans.values()))
         fewest = -(-max(sizes[0], 2) // unit) * unit
@@ -377,7 +388,7 @@ class LayerProfiler:
         def costs(remat: Remat) -> Costs:
             return {c: stage.at_both(priced, remat) for c, stage in stages.items()}
 
-        return ShardingVariant(setting.partial_sums, unit, priced, self._remats, costs, self._homes)
+        return ShardingVariant(partial_sums, unit, priced, self._remats, costs, self._homes)
 
 
 class _PricedLayer:

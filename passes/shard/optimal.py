@@ -66,9 +66,23 @@ class Optimal(AbstractSharding):
 
     def run(self, given: Graph, setting: Setting) -> ShardingPlan:
         """The plan; raises PinError, MemoryLimitError or InfeasibleError where there is none."""
+        return next(self.run_within(given, setting, (setting.memory_bytes,)))
+
+    def run_within(
+        self, given: Graph, setting: Setting, limits: Sequence[int]
+    ) -> Iterator[ShardingPlan]:
+        """The plan within each of some limits, of a problem posed once; raises as `run`."""
+        strictest = replace(setting, memory_bytes=min(limits))
         posed = setting.watched(
-            "build", given, lambda: self.pose(given, setting, setting.pins, self.recipe)
+            "build", given, lambda: self.pose(given, strictest, setting.pins, self.recipe)
         )
+        for limit in limits:
+            problem = replace(posed.assembled.problem, limit_bytes=limit)
+            within = replace(posed, assembled=replace(posed.assembled, problem=problem))
+            yield self._plan(given, setting, within)
+
+    def _plan(self, given: Graph, setting: Setting, posed: Posed) -> ShardingPlan:
+        """The plan of a problem that is posed."""
         recipes, solution = setting.watched(
             "solve", posed, lambda: self._answer(posed, setting.mesh)
         )
