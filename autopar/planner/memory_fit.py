@@ -18,7 +18,7 @@ from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.batching import Batching
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
-from autopar.ir.outcome import Outcome, Status
+from autopar.ir.outcome import Margin, Outcome, Status
 from autopar.ir.program import Program
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.stages import Submesh
@@ -80,9 +80,10 @@ class MeshContext:
     def cheapest(self, form: Form, memory_bytes: int) -> MeshPlan:
         """The cheapest plan of which the pass counts no more than a limit.
 
-        One without a limit comes with the recipes beside it.
+        One of a deep step without a limit comes with the recipes beside it.
         """
-        shard = replace(self.optimal(), tell_recipes=memory_bytes >= NO_LIMIT_BYTES)
+        deep = form.graph.op_count > _SMALL and memory_bytes >= NO_LIMIT_BYTES
+        shard = replace(self.optimal(), tell_recipes=deep)
         return self._found(form, shard, self.setting(memory_bytes))
 
     def within(self, form: Form, memory_bytes: int) -> MeshPlan | None:
@@ -109,6 +110,10 @@ class MeshContext:
         sentence = "Solved with no overlap: there is little compute to overlap with."
         return waits.told_as(found, sentence) if faster and holds else found
 
+    def recipes(self, form: Form, memory_bytes: int) -> tuple[Margin, ...]:
+        """The costs of the recipes within a limit on what the pass counts."""
+        return self.optimal().recipes(form.graph, self.setting(memory_bytes))
+
     def may_fit(self, form: Form) -> bool:
         """True if the choices that hold least come near the limit: the pass counts no worse."""
         limit = self.request.budget_bytes
@@ -118,7 +123,8 @@ class MeshContext:
 
     def keeping(self, form: Form) -> MeshPlan:
         """The cheapest plan, whatever it holds, that gathers once for both passes."""
-        shard = replace(self.optimal(), reuse_gathered=True, tell_recipes=True)
+        deep = form.graph.op_count > _SMALL
+        shard = replace(self.optimal(), reuse_gathered=True, tell_recipes=deep)
         return self._found(form, shard, self.setting(NO_LIMIT_BYTES))
 
     def lightest(self, form: Form) -> MeshPlan:
@@ -178,12 +184,11 @@ class MeshPlan:
             (StageCost.of_whole_step(decided.program, self.held, self.timed),),
         )
 
-    def told(self, context: MeshContext) -> MeshPlan:
-        """The same with the recipes beside it, within its request's limit."""
+    def told(self, context: MeshContext, memory_bytes: int) -> MeshPlan:
+        """The same with the recipes within a limit beside it."""
         if self.outcome.recipes or context.request.method != "auto":
             return self
-        setting = context.setting(context.request.budget_bytes)
-        recipes = context.optimal().recipes(self.form.graph, setting)
+        recipes = context.recipes(self.form, memory_bytes)
         return self._with(replace(self.outcome, recipes=recipes))
 
     def told_as(self, auto: MeshPlan, sentence: str) -> MeshPlan:
@@ -233,10 +238,11 @@ def try_mesh(context: MeshContext, plain: Form) -> TriedMesh:
     return TriedMesh(context, context.cheapest(plain, NO_LIMIT_BYTES))
 
 
-def plan_on(tried: TriedMesh, plain: Form) -> MeshPlan:
+def plan_on(tried: TriedMesh, plain: Form, fastest: float = math.inf) -> MeshPlan:
     """The plan on one mesh; where memory binds, recomputing is weighed against sharding more.
 
-    Raises InfeasibleError, in brief, where there is none: `refusal` tells why.
+    No recipe is gone into that promises less than the `fastest` plan elsewhere. Raises
+    InfeasibleError, in brief, where there is none: `refusal` tells why.
     """
     context, roomy = tried.context, tried.roomy
     # 1. The plan without a limit keeps it.
@@ -253,7 +259,7 @@ def plan_on(tried: TriedMesh, plain: Form) -> MeshPlan:
             best = sharded if best is None or sharded.seconds <= best.seconds else best
     # 4. A recipe may be faster than either.
     if best is not None or may_fit:
-        best = best_recipe(context, plain, roomy, best)
+        best = best_recipe(context, plain, roomy, best, fastest)
     if best is None:
         raise MemoryLimitError(f"no form of the step fits on ({context.mesh})")
     return best
@@ -308,7 +314,11 @@ def _recomputed(tried: TriedMesh, plain: Form) -> MeshPlan | None:
 
 
 def best_recipe(
-    context: MeshContext, plain: Form, roomy: MeshPlan, best: MeshPlan | None
+    context: MeshContext,
+    plain: Form,
+    roomy: MeshPlan,
+    best: MeshPlan | None,
+    fastest: float = math.inf,
 ) -> MeshPlan | None:
     """A recipe's plan that is faster than the best so far and fits; the best where none is.
 
@@ -319,17 +329,22 @@ def best_recipe(
     """
     request = context.request
     small = plain.graph.op_count <= _SMALL
-    for margin in roomy.outcome.recipes if request.method == "auto" else ():
+    if request.method != "auto":
+        return best
+    room = NO_LIMIT_BYTES
+    if not fits(roomy, request.budget_bytes):
+        room = int(_NEAR * request.budget_bytes)
+    for margin in context.recipes(plain, room) if small else roomy.outcome.recipes:
         least = (margin.seconds or math.inf) * (_ROUGH if small else 1.0)
         if (best is not None and least >= best.cost) or least == math.inf:
             continue
         own = replace(context, request=request.with_method(margin.name), watchers=())
         try:
-            found = (
-                plan_on(try_mesh(own, plain), plain)
-                if small
-                else own.cheapest(plain, NO_LIMIT_BYTES)
-            )
+            tried = try_mesh(own, plain)
+            most = min(fastest, best.seconds if best is not None else math.inf)
+            if _ROUGH * tried.roomy.seconds >= most:
+                continue
+            found = plan_on(tried, plain, most) if small else tried.roomy
         except InfeasibleError:
             continue
         faster = best is None or found.seconds < best.seconds * (1 - _NO_GAIN)

@@ -39,7 +39,7 @@ from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
 from autopar.ir.outcome import Outcome, Status
 from autopar.ir.text import show_bytes, show_seconds
-from autopar.passes.base import Pins, Setting, Watcher
+from autopar.passes.base import NO_LIMIT_BYTES, Pins, Setting, Watcher
 from autopar.planner.companion import plan_companion, request_on, shared_state
 from autopar.planner.family import plan_family
 from autopar.planner.fit_within import fits
@@ -100,7 +100,8 @@ def _plan_on(contexts: Sequence[MeshContext], source: Source) -> Planned:
     context = tried.context
     if tried.fits:  # where memory binds, the recipes were looked at with all else
         found = best_recipe(context, plain, found, found) or found
-    found = found.told(context)
+    limited = context.request.budget_bytes
+    found = found.told(context, NO_LIMIT_BYTES if tried.fits else limited)
     request, decided = context.request, found.decided
     programs = found.programs(context)
     layers_of = (len(decided.stages.layers.layers),)
@@ -134,7 +135,7 @@ def _best_of(contexts: Sequence[MeshContext], plain: Form) -> tuple[TriedMesh, M
         least = within.seconds if within is not None else _ROUGH * tried[n].roomy.seconds
         if least < fastest:
             with suppress(InfeasibleError):
-                found[n] = plan_on(tried[n], plain)
+                found[n] = plan_on(tried[n], plain, fastest)
     best: int | None = None
     for n in sorted(found):
         if best is None or found[n].seconds < found[best].seconds * (1 - _NO_GAIN):
