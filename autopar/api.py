@@ -91,7 +91,7 @@ class PlanOptions(TypedDict, total=False):
     batch_axes: Mapping[str, int | None] | None
     passes: str | None
     transport: Literal["auto", "pull", "put"]
-    patience: float | None
+    patience: float | Literal["auto"] | None
     cache: str | Path | Literal[False] | None
 
 
@@ -133,7 +133,7 @@ def parallelize(
     batch_axes: Mapping[str, int | None] | None = None,
     passes: str | None = None,
     transport: Literal["auto", "pull", "put"] = "auto",
-    patience: float | None = None,
+    patience: float | Literal["auto"] | None = "auto",
     cache: str | Path | Literal[False] | None = None,
 ) -> Any:
     """Make a train step run on a whole cluster.
@@ -149,7 +149,8 @@ def parallelize(
             "fsdp+tp", "expert".
         memory_gb: GiB (2**30 bytes) that one device may hold; None is the cluster's own figure.
         pins: {path pattern: PartitionSpec}, over paths such as "params/**/kernel".
-        plan: a plan made before, or its file; nothing is solved then.
+        plan: a plan made before, or its file; nothing is solved then. Of a folder of plans, as
+            `autopar plan --fallbacks` writes it, that for the hosts which are here.
         donate: whether the state's buffers are reused for the new state; what is passed again
             after that raises ArgumentError.
         static_argnums: positions of arguments that are compile-time constants.
@@ -170,8 +171,9 @@ def parallelize(
             of `method`, `stages`, `microbatches` and `schedule`.
         transport: what takes arrays from one process to another, where stages are on several:
             "pull" (sockets), "put" (`jax.device_put`); "auto" is pull on CPUs, else put.
-        patience: seconds after which a step that makes no progress is reported on stderr, with what
-            each submesh did last and what it waits for; None never looks.
+        patience: seconds after which a step that makes no progress ends the job, and says what each
+            submesh did last and what it waits for; None never looks. "auto" is 600 for stages and
+            microbatches, and None for one program.
         cache: a folder of plans, in which one is looked for before it is made, and kept; None is
             the folder `autopar-plans` in JAX's `jax_compilation_cache_dir` where that is set, False
             none.
@@ -189,7 +191,7 @@ def parallelize(
             patience=patience,
             cache=cache,
         )  # fmt: skip
-    given = plan_of(plan)
+    given = plan_of(plan, cluster)
     shape, order = mesh_of(mesh)
     chosen = cluster_of(cluster, given)
     if given is not None:

@@ -11,7 +11,7 @@ import numbers
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from autopar.cluster import Cluster, device_order
 from autopar.cluster.names import FORMS
@@ -23,7 +23,9 @@ from autopar.errors import (
     MeshError,
     PinError,
     PlanFileError,
+    PlanMismatchError,
     ScheduleError,
+    listing,
     refused,
     shown,
 )
@@ -36,6 +38,7 @@ from autopar.passes.pipeline import PassPipeline, read_passes
 from autopar.passes.shard.recipes import RECIPES
 from autopar.planner.plan_cache import PlanCache
 from autopar.planner.request import Request
+from autopar.progress import LOGGER
 from autopar.rules import RuleBook
 from autopar.runtime.bind import is_mesh, mesh_shape, positions_of
 from autopar.schedule.table import SCHEDULES
@@ -246,20 +249,53 @@ def memory_bytes_of(memory_gb: object) -> int | None:
 # -- how to plan ---------------------------------------------------------------------------
 
 
-def plan_of(given: object) -> Plan | None:
-    """The plan, read where it is a path; raises ArgumentError, or PlanFileError of a bad file."""
+def plan_of(given: object, cluster: object = None) -> Plan | None:
+    """The plan, read where it is a path; of a folder that for this cluster, else for what is here.
+
+    Raises ArgumentError, PlanFileError of a bad file, and PlanMismatchError where a folder has no
+    plan, or several, for so many hosts and devices.
+    """
     if given is None or isinstance(given, Plan):
         return given
     if not isinstance(given, str | Path):
         accepted = "a Plan or the path of one, as in plan=autopar.load('plan.json')"
         raise ArgumentError(refused("plan", given, accepted))
     try:
+        if Path(given).is_dir():
+            return _plan_among(Path(given), cluster_of(cluster))
         return load_plan(given)
     except (OSError, ValueError) as error:
         raise PlanFileError(
             f"plan is {shown(given)}, which cannot be read: {error}; give the path of a file that "
             "plan.save('plan.json') wrote"
         ) from error
+
+
+def _plan_among(folder: Path, cluster: Cluster) -> Plan:
+    """The plan of a folder that is for so many hosts and devices."""
+    plans = {path: load_plan(path) for path in sorted(folder.glob("*.json"))}
+    sizes = {path: _size(planned_cluster(plan)) for path, plan in plans.items()}
+    fitting = [path for path, size in sizes.items() if size == _size(cluster)]
+    if len(fitting) == 1:
+        LOGGER.info("the plan is %s, for %s", fitting[0], sizes[fitting[0]])
+        return plans[fitting[0]]
+    raise PlanMismatchError(
+        listing(
+            f"{folder} has {len(fitting) or 'no'} plans for {_size(cluster)}, which is what is "
+            "here:"
+            if plans
+            else f"{folder} has no plans:",
+            [f"{path.name} is for {size}" for path, size in sizes.items()],
+            "Start the job on as many hosts as one of them is for, or make another with `autopar "
+            "plan --fallbacks N -o FOLDER`; without plan= it is planned for what is here.",
+        )
+    )
+
+
+def _size(cluster: Cluster) -> str:
+    """The hosts and devices of a cluster, which a restart may find fewer of."""
+    each = f"{cluster.device_count} {cluster.chip.name} on {cluster.hosts} host"
+    return each if cluster.hosts == 1 else f"{each}s"
 
 
 def cache_of(given: object) -> PlanCache | None:
@@ -321,8 +357,10 @@ def remat_of(given: object) -> bool:
     raise ArgumentError(refused("remat", given, "'auto' or False, as in remat=False"))
 
 
-def patience_of(given: object) -> float | None:
+def patience_of(given: object) -> float | Literal["auto"] | None:
     """Seconds without progress, None for any number; raises ArgumentError for anything else."""
+    if isinstance(given, str) and given == "auto":
+        return "auto"
     found = math.inf if given is None else seconds_of(given, "patience")
     return None if math.isinf(found) else found
 

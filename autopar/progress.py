@@ -66,7 +66,7 @@ class Progress:
     def _after(self, slot: str, given: object, made: object, seconds: float) -> None:
         took = show_seconds(seconds)
         if slot == "trace" and isinstance(made, Graph):
-            self.say(f"traced {made.op_count} ops in {took}, planning")
+            self.say(f"traced {made.op_count} ops in {took}")
         elif slot == "shard" and isinstance(made, ShardingPlan):
             costs = made.outcome.seconds
             self._best = min(self._best, costs)

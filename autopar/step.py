@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from html import escape
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast
 
 from autopar.cluster import Cluster
 from autopar.cluster.planned import planned_cluster
@@ -73,6 +73,7 @@ from autopar.runtime.transport.abstract import AbstractTransport
 from autopar.runtime.transport.choice import transport_for
 from autopar.runtime.transport.in_flight import in_flight_limit
 from autopar.runtime.transport.local import LocalTransport
+from autopar.runtime.watchdog import PATIENCE_SECONDS
 from autopar.schedule.simulate import Simulation
 from autopar.verifying.shrink import Called
 from autopar.verifying.verify import Inquiry, level_named, verify_planned
@@ -131,7 +132,7 @@ class ParallelStep(Generic[P, R]):
         donate: bool,
         plan: Plan | None = None,
         transport: str = "auto",
-        patience: float | None = None,
+        patience: float | Literal["auto"] | None = "auto",
         cache: PlanCache | None = None,
         beside: ParallelStep[..., Any] | None = None,
     ) -> None:
@@ -573,7 +574,9 @@ class ParallelStep(Generic[P, R]):
         args, kwargs = unplaced(call.spec, call.args, call.kwargs)
         with (
             paused_collection(),
-            progress(self.__name__, "planning") as told,
+            progress(
+                self.__name__, "planning" if self._given is None else "reading its plan"
+            ) as told,
         ):
             watchers = (*watchers, told.watcher)
             traced = trace(call.spec, args, kwargs)
@@ -674,11 +677,17 @@ class ParallelStep(Generic[P, R]):
             _check_waiting(planned.program, meshes, transport)
         options = Options(
             donate=self._donate,
-            patience=self._patience,
+            patience=self._patience_for(planned.program),
             transport=transport,
             compiled=lambda done, parts: told.count(done, parts, "compiling"),
         )
         return Executor(planned.trace, planned.program, meshes, options)
+
+    def _patience_for(self, program: Program) -> float | None:
+        """Seconds that a step may make no progress; None for any number."""
+        if self._patience != "auto":
+            return self._patience
+        return None if program.is_one_part else PATIENCE_SECONDS
 
     def _meshes(self, plan: Plan) -> tuple[BoundMesh, ...]:
         """The meshes of a plan's submeshes on their devices."""

@@ -2,13 +2,14 @@
 
 The same script runs on one host and on many: a launcher starts it once on each host.
     python examples/train.py --virtual-devices 8
-    autopar plan examples/train.py --cluster 2x2xcpu --method fsdp -o plan.json
-    autopar launch --on slurm plan.json examples/train.py -- --plan plan.json
+    autopar plan examples/train.py --cluster 4x2xcpu --method fsdp --fallbacks 2 -o plans
+    autopar launch --on slurm plans/4-hosts.json examples/train.py -- --plan plans
 Stop it in any way, a kill included, and start it again: it goes on after its last checkpoint, with
 other devices, other stages or another number of processes if you like.
 """
 
 import argparse
+import logging
 import signal
 import sysconfig
 import time
@@ -32,14 +33,14 @@ import autopar
 class Size:
     """The sizes of the model and of a batch."""
 
-    batch: int = 16
+    batch: int = 24  # rows, which two, three, four and six hosts can share evenly
     length: int = 128
     width: int = 128
     heads: int = 4
     layers: int = 4
 
 
-FULL, TINY = Size(), Size(batch=8, length=16, width=32, heads=2, layers=2)
+FULL, TINY = Size(), Size(batch=12, length=16, width=32, heads=2, layers=2)
 
 schedule = optax.warmup_cosine_decay_schedule(0.0, 3e-3, 20, 1000, 3e-4)
 optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.1))
@@ -177,7 +178,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("checkpoints"))
     parser.add_argument("--save-every", type=int, default=20)
     parser.add_argument("--tell-every", type=int, default=10)
-    parser.add_argument("--plan", type=Path, help="a saved plan, instead of one made here")
+    parser.add_argument("--plan", type=Path, help="a saved plan, or a folder of them")
     parser.add_argument("--cluster", help="the cluster to plan for; left out, the devices here")
     parser.add_argument("--stages", type=int, help="so many pipeline stages")
     parser.add_argument("--microbatches", type=int)
@@ -185,6 +186,8 @@ def main() -> None:
     parser.add_argument("--virtual-devices", type=int, help="so many CPU devices a process")
     parser.add_argument("--join", help="HOST:PORT,PROCESSES,NUMBER where no launcher tells it")
     asked = parser.parse_args()
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("autopar").setLevel(logging.INFO)  # what planning and compiling are at
     if asked.virtual_devices:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", asked.virtual_devices)

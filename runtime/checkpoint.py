@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,8 @@ from autopar.runtime.pieces import StackedPieces, box_in_whole, pieces_of, with_
 
 STATE, RECORD = "state", "autopar"  # the items of a checkpoint
 _SHOWN = 6  # differences that a message names
+_CHUNKS = 64  # that a leaf should have at least, of these bytes each, least and most
+_CHUNK_BYTES = 2**16, 2**20
 _BATCH_BYTES = 256 * 2**20  # that a process reads at a time, beside what is on its devices
 
 
@@ -76,6 +79,11 @@ def save(
         )
     if manager.latest_step() == number if force else not manager.should_save(number):
         return False
+    # Orbax makes folders in the background, and waits for minutes for one that cannot be made.
+    folder = str(manager.directory)
+    effective = os.access in os.supports_effective_ids
+    if "://" not in folder and not os.access(folder, os.W_OK | os.X_OK, effective_ids=effective):
+        raise _unwritable(f"step {number} in {folder}", PermissionError("no right to write there"))
     record = {"plan_hash": plan_hash(), "extras": {k: _encoded(k, v) for k, v in extras.items()}}
     try:
         saved = manager.save(
@@ -245,8 +253,8 @@ class _Written:
 def _written(leaf: Any) -> _Written:
     """A leaf's parts, copied to the host: of replicas the first writes.
 
-    Chunks on disk are as large as fits into the pieces of all devices, whoever has them: then no
-    two processes write to one.
+    Chunks on disk fit into the pieces of all devices, whoever has them: then no two processes write
+    to one.
     """
     pieces = pieces_of(leaf)
     if not isinstance(pieces[0], jax.Array):  # a host array, or a number, that all processes have
@@ -254,7 +262,8 @@ def _written(leaf: Any) -> _Written:
         host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype))
         whole = tuple(slice(0, n) for n in host.shape)
         own = ((whole, host),) if jax.process_index() == 0 else ()
-        return _Written(host.shape, host.dtype, _chunk([host.shape]), own)
+        chunk = _chunk(host.shape, host.dtype.itemsize, [host.shape])
+        return _Written(host.shape, host.dtype, chunk, own)
     words = [_words(piece) for piece in pieces]
     for piece in words:
         for shard in _first_replicas(piece):
@@ -264,8 +273,9 @@ def _written(leaf: Any) -> _Written:
         for piece, first in with_first_rows(words)
         for shard in _first_replicas(piece)
     )
-    chunk = _chunk([piece.sharding.shard_shape(piece.shape) for piece in words])
-    return _Written(tuple(_on_disk(leaf).shape), words[0].dtype, chunk, parts)
+    shape, dtype = tuple(_on_disk(leaf).shape), words[0].dtype
+    shapes = [piece.sharding.shard_shape(piece.shape) for piece in words]
+    return _Written(shape, dtype, _chunk(shape, dtype.itemsize, shapes), parts)
 
 
 def _words(piece: jax.Array) -> jax.Array:
@@ -289,9 +299,24 @@ def _host_copy(data: jax.Array) -> np.ndarray[Any, Any]:
     return np.array(data, copy=True) if is_view else np.asarray(data)
 
 
-def _chunk(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The largest shape that divides all of these."""
-    return tuple(max(1, math.gcd(*sizes)) for sizes in zip(*shapes, strict=True))
+def _chunk(whole: Sequence[int], itemsize: int, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """A shape that divides all of these, small enough for whoever cuts the whole up otherwise.
+
+    A chunk is read as a whole, so one that lies across the pieces of another plan is read for each:
+
+        written by rows       read by columns       of chunks cut both ways a column has its own
+        | c0 c0 c0 c0 |       | d0 | d1 | d2 |      | c0 | c1 | c2 |
+        | c1 c1 c1 c1 |       | d0 | d1 | d2 |      | c3 | c4 | c5 |
+
+    So of the largest shape that divides them, the dim that is cut least is cut again, until a leaf
+    has some chunks along every dim.
+    """
+    found = [max(1, math.gcd(*sizes)) for sizes in zip(*shapes, strict=True)]
+    enough = min(_CHUNK_BYTES[1], max(_CHUNK_BYTES[0], math.prod(whole) * itemsize // _CHUNKS))
+    while math.prod(found) * itemsize > enough:
+        dim = min((d for d, n in enumerate(found) if n > 1), key=lambda d: whole[d] // found[d])
+        found[dim] //= next(k for k in range(2, found[dim] + 1) if found[dim] % k == 0)
+    return tuple(found)
 
 
 # -- reading -------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ call: nothing of one that fails, or is interrupted, is seen by the next.
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -35,6 +34,7 @@ from autopar.runtime.compile import Count, compile_parts, tell_nobody
 from autopar.runtime.deleted import check_closed_over
 from autopar.runtime.feeds import Feeder, Fetcher, Registers
 from autopar.runtime.interface import Interface, register_types
+from autopar.runtime.job import end_job
 from autopar.runtime.pieces import join_outputs
 from autopar.runtime.spanning import Gatherer
 from autopar.runtime.timeline import Observer, Timeline
@@ -47,22 +47,18 @@ _Walked = TypeVar("_Walked")
 _LOCAL = LocalTransport()
 
 
-def _to_stderr(text: str) -> None:
-    sys.stderr.write(text)
-
-
 @dataclass(frozen=True)
 class Options:
     """Options of an executor.
 
     `donate` lets a step consume its state. A step that makes no progress for `patience` seconds
-    is reported: what each submesh did last, and what it waits for. None never looks. `compiled` is
-    told how many different parts are compiled, of how many.
+    ends the job, with a `report` of what each submesh did last and waits for. None never looks.
+    `compiled` is told how many different parts are compiled, of how many.
     """
 
     donate: bool = True
     patience: float | None = None
-    report: Callable[[str], Any] = _to_stderr
+    report: Callable[[str], Any] = end_job
     compiled: Count = tell_nobody
     transport: AbstractTransport = _LOCAL
 

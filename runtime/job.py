@@ -24,7 +24,7 @@ import jax
 
 from autopar.errors import AutoparError, JobError
 from autopar.frontend.compat import coordinator_address, job_store
-from autopar.runtime.watch import Watch, watch_over
+from autopar.runtime.watch import STANDS_STILL, Watch, end_process, watch_over
 
 LIMIT_SECONDS = 300.0  # as long as JAX waits for the processes of a job at its start
 ARGUMENTS = "the list of arguments"  # among the facts
@@ -200,6 +200,17 @@ def _joined_job() -> Job:
     if not job.is_alone:
         job.watch = watch_over(job)
     return job
+
+
+def end_job(why: str) -> None:
+    """End all processes of the job, each with an exit code that is not 0, and say why here.
+
+    For a step that hangs: an exception in a thread beside it would not reach it.
+    """
+    watch = this_job().watch
+    if watch is not None:
+        watch.fail(f"{STANDS_STILL}: {why.splitlines()[0]}")
+    end_process(why)
 
 
 def device_facts() -> dict[str, str]:

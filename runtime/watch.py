@@ -9,6 +9,7 @@ becomes of it:
     process 3 --+                       0 is killed: all connections close
 
 A process that raises says why before it ends. One that is done says goodbye, and is not missed.
+One whose step stands still says so, and each of the others shows where in its code it is.
 One that asks for a plan says after how many calls: who makes the next call without asking has other
 arguments, and both would wait for each other.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import os
 import secrets
 import socket
@@ -29,6 +31,7 @@ from typing import Any, Protocol, TextIO
 
 import jax
 
+STANDS_STILL = "stands still"  # what a process says of itself whose step waits for ever
 _GOODBYE = "goodbye"
 _ASKS = "asks "
 _CODE = 1
@@ -196,6 +199,9 @@ class Watch:
         )
         if self._job.index == 0:
             self._say(lost)
+        if STANDS_STILL in lost:  # it may be this process that all others wait for
+            sys.stderr.write("autopar: the others wait, and this process is here:\n")
+            faulthandler.dump_traceback()
         self._end(f"{lost}; process {self._job.index} ends with it")
 
 

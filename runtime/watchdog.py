@@ -1,4 +1,9 @@
-"""The watchdog: reports where a step hangs, what each submesh did last and what it waits for."""
+"""The watchdog: where a step hangs, what each submesh did last and what it waits for.
+
+A step that waits for ever says nothing: a process that never sends, a program that never ends. So a
+thread looks at what is done of the oldest step under way, and where that stays the same for a while
+it reports, which ends the job: a launcher can start it again, and nobody pays for a standstill.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +15,14 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autopar.ir.program import ONCE, Program, Run
+from autopar.ir.program import ONCE, Program, Run, Send
+from autopar.ir.text import show_seconds
 from autopar.runtime.actions import Action
 from autopar.runtime.feeds import Registers
 
+PATIENCE_SECONDS = 600.0  # of a pipeline, where nobody says otherwise
 _LOOKS = 4  # in one span of patience
+_FIRST = 4  # times as long may the first step take
 _NEAR = 3  # instructions shown before and after one that hangs
 
 
@@ -38,17 +46,20 @@ class _Step:
 
 
 class Watchdog:
-    """Looks at the oldest step under way, and reports it once if nothing moves in it for a while.
+    """Looks at the oldest step under way, and reports it once if nothing in it moves for a while.
 
-    The step goes on waiting: what hangs may be slow only. `patience` is in seconds.
+    `patience` is in seconds. The first step has several times as long, for other processes may
+    still compile.
     """
 
     def __init__(self, program: Program, patience: float, report: Callable[[str], Any]) -> None:
         self._program, self._report = program, report
         self._steps: deque[_Step] = deque()
         self._count = 0
-        look = threading.Thread(target=_look, args=(weakref.ref(self), patience), daemon=True)
-        look.start()
+        self._patience, closed = patience, threading.Event()
+        weakref.finalize(self, closed.set)
+        watched = weakref.ref(self)
+        threading.Thread(target=_look, args=(watched, patience, closed), daemon=True).start()
 
     def walk(self, actions: Sequence[Action], registers: Registers) -> None:
         """Run all actions, under watch."""
@@ -75,71 +86,94 @@ class Watchdog:
         step = self._oldest()
         if step is not None and not step.is_reported:
             step.is_reported = True
-            self._report(standstill(self._program, step.done()) + "\n")
+            waited = self._waits(step.number)
+            self._report(f"{standstill(self._program, step.done(), waited)}\n")
+
+    def _waits(self, step: int) -> float:
+        """Seconds that a step may stand still."""
+        return self._patience * (_FIRST if step == 0 else 1)
+
+    def is_late(self, step: int, seconds: float) -> bool:
+        """True if a step has stood still for too long."""
+        return seconds >= self._waits(step)
 
     def _oldest(self) -> _Step | None:
         return next((s for s in list(self._steps) if not s.is_done), None)
 
 
-def _look(watched: weakref.ref[Watchdog], patience: float) -> None:
+def _look(watched: weakref.ref[Watchdog], patience: float, closed: threading.Event) -> None:
     """Compares the progress with what it was before, for as long as there is an executor."""
     seen, since = (-1, 0), time.monotonic()
-    while True:
-        time.sleep(patience / _LOOKS)
+    while not closed.wait(patience / _LOOKS):
         watchdog = watched()
         if watchdog is None:
             return
         now = watchdog.progress()
         if now != seen or now[0] < 0:
             seen, since = now, time.monotonic()
-        elif time.monotonic() - since >= patience:
+        elif watchdog.is_late(now[0], time.monotonic() - since):
             watchdog.report_oldest()
         del watchdog
 
 
-def standstill(program: Program, done: Collection[int]) -> str:
-    """The position of each submesh when these runs are done, and the list around what hangs."""
+def standstill(program: Program, done: Collection[int], seconds: float) -> str:
+    """The position of each submesh when these runs are done, and the list around what hangs.
+
+    The program may be a process's part of one, in which arrays come from runs of others.
+    """
     makes = program.producers
-    lines = ["a step makes no progress:"]
+    lines = [f"a step has made no progress for {show_seconds(seconds)}:"]
     hanging: list[int] = []
-    for submesh in range(len(program.submeshes)):
-        runs = [
+    own = [
+        [
             n
             for n, step in enumerate(program.instructions)
             if isinstance(step, Run) and program.submesh_of(step) == submesh
         ]
+        for submesh in range(len(program.submeshes))
+    ]
+    for submesh, runs in enumerate(own):
+        if not runs:
+            lines.append(f"  mesh{submesh}  is another process's")
+            continue
         left = [n for n in runs if n not in done]
         before = [n for n in runs if n in done]
         last = _name(program, before[-1]) if before else "nothing"
         if not left:
             lines.append(f"  mesh{submesh}  has done all, {last} last")
             continue
-        awaited = _awaited(program, makes, left[0], done)
+        awaited, senders = _awaited(program, makes, left[0], done)
+        senders = [s for s in senders if not own[s]]
         if not awaited:
             hanging.append(left[0])
-        what = (
-            f"waits for {', '.join(_name(program, n) for n in awaited)} to run"
-            if awaited
-            else "HANGS in"
-        )
+        name = _name(program, left[0])
+        what = f"HANGS in {name}"
+        if awaited:
+            what = f"waits for {', '.join(_name(program, n) for n in awaited)} to run {name}"
+        elif senders:
+            what += f", or waits for what mesh{senders[0]} sends to it"
         following = f", then {_name(program, left[1])}" if len(left) > 1 else ""
-        lines.append(f"  mesh{submesh}  did {last}; {what} {_name(program, left[0])}{following}")
+        lines.append(f"  mesh{submesh}  did {last}; {what}{following}")
     return "\n".join([*lines, *_around(program, hanging)])
 
 
 def _awaited(
     program: Program, makes: Sequence[Sequence[int]], run: int, done: Collection[int]
-) -> list[int]:
-    """The runs before this one, sends looked through, that are not done."""
+) -> tuple[list[int], list[int]]:
+    """The runs before this one, sends looked through, that are not done; who sends what."""
     found: set[int] = set()
+    senders: set[int] = set()
     open_ = list(makes[run])
     while open_:
         number = open_.pop()
-        if not isinstance(program.instructions[number], Run):
+        step = program.instructions[number]
+        if isinstance(step, Send):
+            senders.add(step.source)
+        if not isinstance(step, Run):
             open_ += makes[number]
         elif number not in done:
             found.add(number)
-    return sorted(found)
+    return sorted(found), sorted(senders)
 
 
 def _around(program: Program, hanging: Collection[int]) -> list[str]:

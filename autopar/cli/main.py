@@ -188,8 +188,15 @@ def main() -> None:
 @click.option(
     "-o",
     "--output",
-    type=_FILE,
-    help="Save the plan there; loading it needs no solving.",
+    type=_PATH,
+    help="Save the plan there; loading it needs no solving. With --fallbacks, a folder of plans.",
+)
+@click.option(
+    "--fallbacks",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Plan for 1 to N hosts fewer as well, with the same batch, and tell what each costs.",
 )
 @click.option("--after", type=click.Choice(AFTER), help="Print the IR after this slot instead.")
 @click.option(

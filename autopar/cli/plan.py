@@ -1,9 +1,18 @@
-"""`autopar plan`: plans a step out of a file for a cluster that need not be there."""
+"""`autopar plan`: plans a step out of a file for a cluster that need not be there.
+
+With `--fallbacks 1 -o plans` for a host fewer as well, before one is lost:
+
+    plans/4-hosts.json   the cluster that was asked for
+    plans/3-hosts.json   what is left of it
+
+`parallelize(step, plan="plans")` takes the plan for the hosts that are there, and solves nothing.
+"""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +22,16 @@ from autopar import api, plans
 from autopar.cli.console import err, gather_warnings, out, print_json, print_warnings
 from autopar.cli.loading import Target, load_target, tracing
 from autopar.cli.pins import load_pins, read_pins
-from autopar.errors import InfeasibleError, MemoryLimitError
+from autopar.cluster import Cluster
+from autopar.cluster.planned import planned_cluster
+from autopar.cluster.submesh import with_fewer_hosts
+from autopar.errors import (
+    BatchError,
+    InfeasibleError,
+    InputError,
+    MemoryLimitError,
+    MeshError,
+)
 from autopar.ir.codec import Json
 from autopar.ir.layers import LayerSequence
 from autopar.ir.plan import Plan
@@ -29,7 +47,7 @@ Count = int | Literal["auto"]
 class Wanted:
     """The options of the command: what to plan for, and how."""
 
-    cluster: str
+    cluster: str | Cluster
     mesh: str | None
     mesh_axes: int
     method: str
@@ -44,6 +62,7 @@ class Wanted:
     cache: Path | None
     no_cache: bool
     compare: str | None
+    fallbacks: int
 
 
 @dataclass(frozen=True)
@@ -56,6 +75,19 @@ class Way:
 
 
 @dataclass(frozen=True)
+class Fallback:
+    """A plan for fewer hosts, or why there is none; `left_open` is what the planner had to choose.
+
+    The batch is that of the whole cluster: microbatches take up what no longer fits at a time.
+    """
+
+    hosts: int
+    plan: Plan | None
+    left_open: str = ""
+    why_not: str = ""
+
+
+@dataclass(frozen=True)
 class Made:
     """A plan, how long it took, what was warned of, and the IR that was asked for."""
 
@@ -64,6 +96,7 @@ class Made:
     after_text: str
     warnings: tuple[str, ...]
     beside: tuple[Way, ...] = ()
+    fallbacks: tuple[Fallback, ...] = ()
 
 
 def plan_step(
@@ -71,13 +104,13 @@ def plan_step(
 ) -> None:
     """Plan the step of a file and print the plan, or what the slot `after` gave on the way."""
     if output is not None:
-        check_output(output, PLAN)
+        _check_output(output, wanted.fallbacks)
     api.keep_to_cpu()
     with err().status("reading the file"):
         loaded = load_target(target)
     made = _make(loaded, wanted, after)
     if output is not None:
-        plans.save(made.planned.plan, output)
+        _save(made, output)
     print_warnings(list(made.warnings))
     if as_json:
         _print_data(made, output, after)
@@ -95,9 +128,10 @@ def _make(loaded: Target, wanted: Wanted, after: str | None) -> Made:
     with gather_warnings() as messages, tracing(loaded):
         planned: api.Planned = step.watched([trail.watcher], *loaded.args, **loaded.kwargs)
         beside = tuple(_way(m, o, loaded) for m, o in zip(methods, others, strict=True))
+        fallbacks = tuple(_fallbacks(loaded, wanted, after))
     seconds = time.perf_counter() - start
     text = trail.text_after(after, planned) if after is not None else ""
-    return Made(planned, seconds, text, tuple(messages), beside)
+    return Made(planned, seconds, text, tuple(messages), beside, fallbacks)
 
 
 def _step(
@@ -126,6 +160,101 @@ def _way(method: str, step: api.ParallelStep[..., Any], loaded: Target) -> Way:
         return Way(method, step.plan_for(*loaded.args, **loaded.kwargs))
     except (InfeasibleError, MemoryLimitError) as error:
         return Way(method, None, str(error).splitlines()[0])
+
+
+def _fallbacks(loaded: Target, wanted: Wanted, after: str | None) -> Iterator[Fallback]:
+    """A plan for each number of hosts from one fewer on.
+
+    Where there is none as it was asked for, more and more is left to the planner: the mesh, then
+    the number of microbatches, then the stages.
+    """
+    cluster = Cluster.parse(wanted.cluster)
+    clusters = [with_fewer_hosts(cluster, n + 1) for n in range(wanted.fallbacks)]
+    searched = replace(wanted, mesh=None)
+    cut = replace(searched, microbatches="auto")
+    turns = {"": wanted, "mesh": searched}
+    if wanted.passes is None:  # which say the rest
+        turns |= {"microbatches": cut, "stages": replace(cut, stages="auto")}
+    for smaller in clusters:
+        tried: list[Wanted] = []
+        why_not = ""
+        for left_open, options in turns.items():
+            if options in tried:
+                continue
+            tried.append(options)
+            step = _step(loaded, replace(options, cluster=smaller), after)
+            try:
+                plan = step.plan_for(*loaded.args, **loaded.kwargs)
+            except (InfeasibleError, BatchError, MeshError) as error:
+                why_not = why_not or str(error).splitlines()[0]
+            else:
+                yield Fallback(smaller.hosts, plan, left_open)
+                break
+        else:
+            yield Fallback(smaller.hosts, None, "", why_not)
+
+
+def _fallback_rows(made: Made) -> list[dict[str, Json]]:
+    """The plans for all numbers of hosts, by what each step should take and hold."""
+    ours = made.planned.plan
+    rows: list[dict[str, Json]] = []
+    for found in (Fallback(_hosts(ours), ours), *made.fallbacks):
+        plan = found.plan
+        row: dict[str, Json] = dict.fromkeys(
+            ("devices", "mesh", "microbatches", "seconds", "more_share", "peak_bytes")
+        )
+        row |= {"hosts": found.hosts, "note": found.why_not}
+        if plan is not None:
+            p, many = plan.prediction, len(plan.stages)
+            row |= {
+                "devices": plan.device_count,
+                "mesh": f"{many} stages" if many > 1 else str(plan.submeshes[0].mesh),
+                "microbatches": plan.microbatches,
+                "seconds": p.seconds,
+                "more_share": p.seconds / ours.prediction.seconds - 1,
+                "peak_bytes": p.peak_bytes,
+                "note": f"{found.left_open} left to the planner" if found.left_open else "",
+            }
+        rows.append(row)
+    return rows
+
+
+def _fallback_table(made: Made) -> Table:
+    columns = {
+        ">hosts": "hosts", ">devices": "devices", "mesh": "mesh", ">microbatches": "microbatches",
+        ">step": "seconds", ">more": "more_share", ">memory": "peak_bytes", "~note": "note",
+    }  # fmt: skip
+    return Table.of("Plans by the hosts that are left", columns, _fallback_rows(made))
+
+
+def _hosts(plan: Plan) -> int:
+    return planned_cluster(plan).hosts
+
+
+def _check_output(output: Path, fallbacks: int) -> None:
+    """Raise InputError where the plan, or a folder of plans, could not be written there."""
+    if not fallbacks:
+        check_output(output, PLAN)
+        return
+    try:
+        output.mkdir(exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"{output} cannot be a folder for the plans of several numbers of hosts: "
+            f"{error.strerror}"
+        ) from None
+    check_output(output / "1-hosts.json", PLAN)
+
+
+def _save(made: Made, output: Path) -> None:
+    """Write the plan, or each plan under its number of hosts."""
+    plan = made.planned.plan
+    if not made.fallbacks:
+        plans.save(plan, output)
+        return
+    for found in (Fallback(_hosts(plan), plan), *made.fallbacks):
+        if found.plan is not None:
+            plans.save(found.plan, output / f"{found.hosts}-hosts.json")
 
 
 def _compared_rows(made: Made) -> list[dict[str, Json]]:
@@ -173,6 +302,9 @@ def _print(made: Made, output: Path | None) -> None:
     if made.beside:
         console.print(_compared(made))
         console.print()
+    if made.fallbacks:
+        console.print(_fallback_table(made))
+        console.print()
     console.print(collectives(plan))
     console.print()
     console.print(parameters(plan))
@@ -191,6 +323,7 @@ def _print_data(made: Made, output: Path | None, after: str | None) -> None:
             "output": str(output) if output is not None else None,
             "warnings": list(made.warnings),
             **({"compared": list(_compared_rows(made))} if made.beside else {}),
+            **({"fallbacks": list(_fallback_rows(made))} if made.fallbacks else {}),
             **({"after": after, "text": made.after_text} if after is not None else {}),
         }
     )

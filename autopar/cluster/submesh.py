@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from autopar.cluster.cluster import Cluster
 from autopar.cluster.topology import AbstractTopology, outermost
 from autopar.cluster.topology import Link as Link
-from autopar.errors import MeshError
+from autopar.errors import ClusterError, MeshError
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,31 @@ def cut_out(cluster: Cluster, submesh: SubmeshShape) -> Cluster:
     """A block of the cluster as a cluster of its own, to lay meshes on and price."""
     part = cluster.topology.block(submesh.extents)
     return replace(cluster, name=f"{submesh} of {cluster.name}", topology=part)
+
+
+def with_fewer_hosts(cluster: Cluster, count: int) -> Cluster:
+    """The rest of a cluster without so many hosts; without so many slices, or racks, of those.
+
+    Raises ClusterError where nothing is left, or a slice would lose a part of its chips.
+    """
+    topology = cluster.topology
+    lengths = topology.lengths
+    top = max((p for p, length in enumerate(lengths) if length > 1), default=0)
+    if topology.axis_names[top] not in (level.name for level in topology.switch_levels):
+        raise ClusterError(
+            f"cluster {cluster.name} is one slice, which loses all its chips at once: plan for a "
+            "smaller slice by its own name"
+        )
+    per_host = cluster.device_count // cluster.hosts
+    step = max(1, per_host // math.prod(lengths[:top]))
+    left = lengths[top] - count * step
+    if left < step:
+        raise ClusterError(
+            f"cluster {cluster.name} without {count} of its hosts (slices, or racks, of those) has "
+            "nothing left to plan for: ask for fewer fallbacks"
+        )
+    extents = (*lengths[:top], left, *lengths[top + 1 :])
+    return cut_out(cluster, SubmeshShape(topology.block_name(extents), extents))
 
 
 def link_between(cluster: Cluster, left: Block, right: Block) -> Link:

@@ -91,27 +91,15 @@ def stage_levels(
         always = _always(
             [(p, f) for p, f in zip(placed.parts, flows, strict=True) if p.submesh == k]
         )
-        # What is set up once for all microbatches, and what the busiest part holds at work; more
-        # where that is the update.
-        beside = mine[0].peak_bytes - always.total()
-        always[HeldKind.TEMPORARY] = max(0, beside - counted)
-        update = Counter({HeldKind.TEMPORARY: max(0, beside - always[HeldKind.TEMPORARY])})
-        if beside >= counted:
-            update = Counter[HeldKind]()
-        yield list(_in_flight(simulation.spans[k], plan.stages, always, counted, update))
+        # What is set up once for all microbatches, and what the busiest part holds at work.
+        always[HeldKind.TEMPORARY] = mine[0].peak_bytes - counted - always.total()
+        yield list(_in_flight(simulation.spans[k], plan.stages, always, counted))
 
 
 def _in_flight(
-    spans: Sequence[Span],
-    stages: Sequence[PlannedStage],
-    always: Counter[HeldKind],
-    counted: int,
-    update: Counter[HeldKind],
+    spans: Sequence[Span], stages: Sequence[PlannedStage], always: Counter[HeldKind], counted: int
 ) -> Iterator[MemoryLevel]:
-    """The levels of a submesh; at most, so much is in flight as the plan has `counted`.
-
-    The update holds `update` beside what is `always` held.
-    """
+    """The levels of a submesh; at most, so much is in flight as the plan has `counted`."""
     # F adds the activations of its stage, B or W gives them back: the most is what was counted.
     held, now = list[int](), 0
     for span in spans:
@@ -123,7 +111,7 @@ def _in_flight(
     for span, nbytes in zip(spans, held, strict=True):
         activations = Counter({HeldKind.ACTIVATION: nbytes * counted // most})
         yield level_of(span.start_seconds, str(span.task), always + activations)
-    yield level_of(spans[-1].end_seconds, "update", always + update)
+    yield level_of(spans[-1].end_seconds, "update", always)
 
 
 def _always(parts: Sequence[tuple[Part, Flow]]) -> Counter[HeldKind]:

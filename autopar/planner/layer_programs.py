@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from autopar.errors import GraphError
-from autopar.ir.graph import Graph
+from autopar.ir.graph import Graph, Op
 from autopar.ir.mesh import MeshShape
-from autopar.ir.program import Part, SubmeshGraph
+from autopar.ir.program import Part, PartKind, SubmeshGraph
 from autopar.ir.resize import Between
 from autopar.ir.stages import Remat, Stage, StagePlan, Submesh
 from autopar.passes.lower.partition.part_dataflow import PartDataflow
@@ -42,6 +42,8 @@ class LayerPrograms:
         self._whole = sliced.trace.whole.graph
         self._dataflow: dict[Remat, PartDataflow] = {}
         self._known: dict[tuple[int, int, Remat], LayerProgram] = {}
+        # By rows and equation: an op has the same sizes in all graphs that it is in.
+        self._ops: dict[tuple[int, int], Op] = {}
         self.layers = sliced.layers.layers
         self.batching = sliced.batching
 
@@ -79,21 +81,32 @@ class LayerPrograms:
 
     def _sized(self, layer: int, rows: int, remat: Remat) -> LayerProgram:
         traced = self.at(layer, self.rows, remat)
-        spare = self.batching.batch - self.rows
-        if not spare:
+        if self.batching.batch == self.rows:
             raise GraphError(f"{self._whole.name} was traced on {self.rows} rows alone")
-        sizes = Between(Fraction(rows - self.rows, spare))
         joint = traced.joint
-        return LayerProgram(
-            tuple(replace(p, graph=self._graph(p.graph, p.equations, sizes)) for p in traced.parts),
-            replace(joint, graph=self._graph(joint.graph, joint.equations, sizes)),
+        # The joint graph has the ops of all parts.
+        sized = replace(joint, graph=self._graph(joint.graph, joint.equations, rows))
+        parts = (
+            # A hoist is of the whole batch, whatever its microbatches.
+            p
+            if p.kind is PartKind.HOIST
+            else replace(p, graph=self._graph(p.graph, p.equations, rows))
+            for p in traced.parts
         )
+        return LayerProgram(tuple(parts), sized)
 
-    def _graph(self, graph: Graph, equations: Sequence[int], sizes: Between) -> Graph:
+    def _graph(self, graph: Graph, equations: Sequence[int], rows: int) -> Graph:
         whole = self._whole
-        inputs = (
+        sizes = Between(Fraction(rows - self.rows, self.batching.batch - self.rows))
+        inputs = tuple(
             replace(i, value=sizes.value(i.value, whole.values.get(i.value.name, i.value)))
             for i in graph.inputs
         )
-        ops = (sizes.op(o, whole.ops[e]) for o, e in zip(graph.ops, equations, strict=True))
-        return attach_rules(replace(graph, inputs=tuple(inputs), ops=tuple(ops)), self._rules)
+        pairs = list(zip(graph.ops, equations, strict=True))
+        if any((rows, e) not in self._ops for e in equations):
+            ops = tuple(sizes.op(o, whole.ops[e]) for o, e in pairs)
+            ruled = attach_rules(replace(graph, inputs=inputs, ops=ops), self._rules)
+            self._ops.update({(rows, e): o for e, o in zip(equations, ruled.ops, strict=True)})
+            return ruled
+        known = (replace(self._ops[rows, e], runs=o.runs) for o, e in pairs)
+        return replace(graph, inputs=inputs, ops=tuple(known))

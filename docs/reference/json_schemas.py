@@ -152,6 +152,11 @@ FORMS: Mapping[str, dict[str, Form]] = {
             "method": str, "mesh": Maybe(str), "seconds": Maybe(float), "more_share": Maybe(float),
             "peak_bytes": Maybe(int), "mfu_share": Maybe(float), "note": str,
         }],
+        "fallbacks?": [{
+            "hosts": int, "devices": Maybe(int), "mesh": Maybe(str), "microbatches": Maybe(int),
+            "seconds": Maybe(float), "more_share": Maybe(float), "peak_bytes": Maybe(int),
+            "note": str,
+        }],
         "after?": str, "text?": str,
     },
     "lint": {

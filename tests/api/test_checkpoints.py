@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import resource
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,10 +14,14 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import autopar
 from autopar.errors import ArgumentError, CheckpointError
+from autopar.runtime import checkpoint
 from autopar.runtime.pieces import StackedPieces
+from benchmarks.restores import bytes_read
 
 WIDTH, LAYERS, ROWS = 8, 4, 16
 OPTIMIZER = optax.adam(1e-2)
@@ -142,6 +148,25 @@ def test_what_orbax_alone_wrote_is_read(tmp_path: Path, one_mesh: Any) -> None:
     assert bits(found.state) == bits({**plain, "count": np.int32(0)})  # JAX has no 64 bits
 
 
+@pytest.mark.parametrize("before", [P("d"), P(None, "d"), P()])
+@pytest.mark.parametrize("after", [P("d"), P(None, "d"), P(None, None, "d")])
+def test_each_byte_is_read_once_however_it_was_cut(
+    tmp_path: Path, devices: list[jax.Device], before: P, after: P
+) -> None:
+    mesh = Mesh(np.array(devices[:4]), ("d",))
+    bits = np.random.default_rng(0).integers(2**32, size=(16, 128, 512), dtype=np.uint32)
+    kind = jax.ShapeDtypeStruct(bits.shape, bits.dtype, sharding=NamedSharding(mesh, after))
+    with ocp.CheckpointManager(tmp_path) as manager:
+        placed = jax.device_put(bits, NamedSharding(mesh, before))
+        checkpoint.save(manager, 1, {"x": placed}, {}, str, force=True)
+        manager.wait_until_finished()
+        already = bytes_read()
+        found = checkpoint.restore(manager, {"x": kind})
+    assert found is not None
+    assert bytes_read() - already < 1.25 * bits.nbytes  # with what says where they are
+    np.testing.assert_array_equal(found.state["x"], bits)
+
+
 def test_no_checkpoint_is_none(tmp_path: Path, one_mesh: Any) -> None:
     wanted = one_mesh.abstract_state(create, jax.random.key(0))
     with ocp.CheckpointManager(tmp_path) as manager:
@@ -166,8 +191,13 @@ def test_another_model_is_named_leaf_by_leaf(saved: Saved, one_mesh: Any) -> Non
     assert "with the model and the optimizer that it was saved with" in str(raised.value)
 
 
-def test_a_truncated_file_is_named_and_older_steps_are_whole(
-    saved: Saved, tmp_path: Path, one_mesh: Any
+def truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("damage", [truncate, Path.unlink])
+def test_a_damaged_file_is_named_and_older_steps_are_whole(
+    saved: Saved, tmp_path: Path, one_mesh: Any, damage: Callable[[Path], None]
 ) -> None:
     state = saved.step.init(create, jax.random.key(0))
     wanted = one_mesh.abstract_state(create, jax.random.key(0))
@@ -178,7 +208,7 @@ def test_a_truncated_file_is_named_and_older_steps_are_whole(
         files = [*(tmp_path / "2" / "state").rglob("d/*")]
         assert files
         for file in files:
-            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+            damage(file)
         with pytest.raises(CheckpointError, match=r"files are damaged.*\(there: 1\)") as raised:
             one_mesh.restore(manager, wanted)
         assert f"{tmp_path}/2" in str(raised.value)
@@ -206,6 +236,32 @@ def test_what_cannot_be_written_is_named_and_the_last_checkpoint_stays(
     assert "Free some space" in str(raised.value)
     with ocp.CheckpointManager(tmp_path) as manager:
         assert manager.all_steps() == [1]
+        assert bits(one_mesh.restore(manager, wanted).state) == bits(state)
+
+
+def test_a_folder_that_may_only_be_read_is_named_and_keeps_its_checkpoints(
+    saved: Saved, tmp_path: Path, one_mesh: Any
+) -> None:
+    state = saved.step.init(create, jax.random.key(0))
+    wanted = one_mesh.abstract_state(create, jax.random.key(0))
+    with ocp.CheckpointManager(tmp_path) as manager:
+        saved.step.save(manager, 1, state)
+        manager.wait_until_finished()
+        for folder in (tmp_path, *tmp_path.parents[:2]):
+            folder.chmod(0o555)
+        own = os.geteuid()
+        os.seteuid(own or 65534)  # who may do all is somebody else for a while
+        try:
+            with pytest.raises(CheckpointError) as raised:
+                saved.step.save(manager, 2, state)
+        finally:
+            os.seteuid(own)
+            for folder in (tmp_path, *tmp_path.parents[:2]):
+                folder.chmod(0o755)
+        assert manager.all_steps() == [1]
+    assert f"step 2 in {tmp_path} cannot be written" in str(raised.value)
+    assert "a folder that can be written" in str(raised.value)
+    with ocp.CheckpointManager(tmp_path) as manager:
         assert bits(one_mesh.restore(manager, wanted).state) == bits(state)
 
 

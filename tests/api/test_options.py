@@ -95,6 +95,7 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
     ("pins", {"w": (1, None)}, PinError, "a dim of pin 'w' is 1"),
     ("pins", {"w": P(("data", 3))}, PinError, "a dim of pin 'w'"),
     ("pins", {"w": P(P.UNCONSTRAINED)}, PinError, "a dim of pin 'w'"),
+    ("patience", "Auto", ArgumentError, "patience is 'Auto'"),
     ("patience", 0, ArgumentError, "patience is 0; it takes seconds above 0, as in patience=600"),
     ("patience", math.nan, ArgumentError, "patience is nan"),
     ("patience", "60", ArgumentError, "patience is '60'"),

@@ -18,6 +18,7 @@ from autopar.cluster.submesh import (
     place,
     submesh_families,
     submesh_shapes,
+    with_fewer_hosts,
 )
 from autopar.errors import MeshError
 from autopar.ir.mesh import MeshShape
@@ -37,6 +38,22 @@ def families(cluster: str) -> list[list[str]]:
 def test_hosts_of_eight_offer_the_shapes_of_alpa() -> None:
     assert families("8x8xv100") == [["1x1", "1x2", "1x4", "1x8", "2x8", "4x8", "8x8"]]
     assert families("1xcpu") == [["1"]]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "fewer", "left"),
+    [
+        ("4x2xcpu", 1, "3x2xcpu"),
+        ("4x2xcpu", 3, "2xcpu"),
+        ("4x8xh100", 2, "2x8xh100"),
+        ("2x72xgb200", 1, "72xgb200"),
+        ("72xgb200", 3, "60xgb200"),
+        ("2xv5e:16x16", 1, "v5e:16x16"),
+    ],
+)
+def test_what_is_left_without_some_hosts(cluster: str, fewer: int, left: str) -> None:
+    found, wanted = with_fewer_hosts(Cluster.parse(cluster), fewer), Cluster.parse(left)
+    assert (found.hosts, found.fingerprint()) == (wanted.hosts, wanted.fingerprint())
 
 
 def test_any_sizes_lie_side_by_side_on_the_outermost_axis() -> None:

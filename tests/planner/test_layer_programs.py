@@ -7,6 +7,7 @@ import pytest
 from autopar.cost.listing import Seconds
 from autopar.cost.stage import StageCost
 from autopar.ir.graph import Graph
+from autopar.ir.stages import Remat
 from autopar.planner.layer_programs import LayerPrograms
 from autopar.rules import RuleBook
 from tests.planner.slicing import sliced
@@ -17,14 +18,17 @@ def shown(graph: Graph) -> str:
     return str(replace(graph, ops=tuple(replace(op, runs=1, rule=None) for op in graph.ops)))
 
 
+@pytest.mark.parametrize("remat", Remat)
 @pytest.mark.parametrize("model", ["mlp", "gpt_scan", "unet"])
-def test_a_layer_between_two_sizes_is_the_layer_traced_there(model: str) -> None:
+def test_a_layer_between_two_sizes_is_the_layer_traced_there(model: str, remat: Remat) -> None:
     """Priced from a trace in eight microbatches, a layer in two is what a trace in two gives."""
     small = LayerPrograms(sliced(model, 8), RuleBook())
     traced = LayerPrograms(sliced(model, 2), RuleBook())
     assert len(small.layers) == len(traced.layers)
     for layer in range(len(small.layers)):
-        mine, theirs = small.at(layer, traced.rows), traced.at(layer, traced.rows)
+        plain, mine = small.at(layer, traced.rows), small.at(layer, traced.rows, remat)
+        theirs = traced.at(layer, traced.rows, remat)
+        assert plain.joint.graph.op_count <= mine.joint.graph.op_count
         assert shown(mine.joint.graph) == shown(theirs.joint.graph)
         assert [shown(p.graph) for p in mine.parts] == [shown(p.graph) for p in theirs.parts]
 

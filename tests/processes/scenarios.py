@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -102,11 +103,13 @@ def own_rows_of(options: str) -> dict[str, Any]:
     return found | {"cluster": cluster, "plan": plan}
 
 
-def endless(stages: str, who_raises: str) -> None:
-    """Steps without end, until a process raises or is killed."""
+def endless(stages: str, who_raises: str, who_waits: str = "nobody") -> None:
+    """Steps without end, until a process raises, is killed, or waits for its data for ever."""
     count = int(stages)
     if count > 1:
-        step = autopar.parallelize(train, stages=count, microbatches=2, schedule="gpipe")
+        step = autopar.parallelize(
+            train, stages=count, microbatches=2, schedule="gpipe", patience=2
+        )
     else:
         step = autopar.parallelize(train, method="dp")
     state = step.init(create, jax.random.key(0))
@@ -119,6 +122,8 @@ def endless(stages: str, who_raises: str) -> None:
             sys.stdout.flush()
         if number == 3 and str(jax.process_index()) == who_raises:
             raise ValueError("a bad row")
+        if number == 3 and str(jax.process_index()) == who_waits:
+            time.sleep(1000)
 
 
 def checkpoints(folder: str, first: str, second: str) -> dict[str, Any]:

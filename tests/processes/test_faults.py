@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import threading
 import time
@@ -118,6 +119,16 @@ def test_a_process_that_raises_is_named() -> None:
     assert "ValueError: a bad row" in failed.said
     assert "process 1 of 2 raised ValueError: a bad row" in survivor.said
     assert 0 not in (failed.code, survivor.code)
+
+
+def test_a_step_that_hangs_ends_all_processes() -> None:
+    """Process 1 waits for its data for ever, and process 0 in the step for process 1."""
+    waits, guilty = ends(start(2, 1, "endless", "2", "nobody", "1"))
+    assert 0 not in (waits.code, guilty.code)
+    assert "a step has made no progress for 2.00 s:" in waits.said
+    assert "HANGS in B0.0, or waits for what mesh1 sends to it" in waits.said
+    assert "process 0 of 2 stands still: a step has made no progress" in guilty.said
+    assert re.search(r"scenarios.py\", line \d+ in endless", guilty.said)  # where it is
 
 
 @pytest.mark.slow

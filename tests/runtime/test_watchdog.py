@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,7 +13,7 @@ import pytest
 
 import autopar
 from autopar.ir.mesh import MeshShape
-from autopar.ir.program import Program, Run
+from autopar.ir.program import Program, Run, Send
 from autopar.runtime.executor import Executor, Options
 from autopar.runtime.watchdog import standstill
 from tests.runtime.stages import Builder, Model
@@ -42,7 +40,7 @@ def test_what_hangs_is_told_from_what_waits() -> None:
     program = small_program()
     hangs = number_of(program, "B1", 0)
     done = [number_of(program, name, 0) for name in ("F0", "F1")]
-    text = standstill(program, done)
+    text = standstill(program, done, 60.0)
     assert "mesh0  did F0.0; waits for B1.0 to run B0.0, then F0.1" in text
     assert "mesh1  did F1.0; HANGS in B1.0, then F1.1" in text
     marked = [line for line in text.splitlines() if line.startswith(">")]
@@ -56,7 +54,7 @@ def test_a_submesh_may_have_done_all_or_nothing() -> None:
         for n, step in enumerate(program.instructions)
         if isinstance(step, Run) and program.submesh_of(step) == 1
     }
-    text = standstill(program, own)
+    text = standstill(program, own, 60.0)
     assert "mesh0  did nothing; HANGS in F0.0, then B0.0" in text
     assert "mesh1  has done all, update1.0 last" in text
 
@@ -88,16 +86,61 @@ def test_a_blocked_program_is_reported_and_goes_on(devices: list[jax.Device]) ->
     assert len(texts) == 1
 
 
-def test_the_door_hands_the_patience_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step that waits for the host is reported on stderr, and goes on."""
+def test_a_process_runs_its_part_of_the_program_alone() -> None:
+    """Of two processes the first has mesh0: what mesh1 sends it never comes."""
+    program = small_program()
+    own = [
+        n
+        for n, step in enumerate(program.instructions)
+        if isinstance(step, Send) or program.submesh_of(step) == 0
+    ]
+    part = program.only(own)
+    done = [number_of(part, "F0", 0), number_of(part, "F0", 1)]
+    text = standstill(part, done, 600.0)
+    assert "a step has made no progress for 600 s:" in text
+    assert "mesh0  did F0.1; HANGS in B0.0, or waits for what mesh1 sends to it, then" in text
+    assert "mesh1  is another process's" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({}, 600.0),
+        ({"patience": 5}, 5.0),
+        ({"patience": None}, None),
+        ({"stages": 1, "microbatches": 1}, None),
+    ],
+)
+def test_pipelines_are_watched(options: dict[str, Any], wanted: float | None) -> None:
+    def step(w: Any, x: Any) -> Any:
+        def loss(w: Any) -> Any:
+            return jnp.mean((jnp.tanh(x @ w[0]) @ w[1]) ** 2)
+
+        return w - 0.1 * jax.grad(loss)(w)
+
+    seen: list[float | None] = []
+    given = {"stages": 2, "microbatches": 2, **options}
+    run = autopar.parallelize(step, cluster="2xcpu", **given)
+
+    class Seen(Executor):
+        def __init__(self, trace: Any, program: Any, meshes: Any, options: Options) -> None:
+            seen.append(options.patience)
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("autopar.step.Executor", Seen)
+        with pytest.raises(KeyboardInterrupt):
+            run(jnp.ones((2, 4, 4)), jnp.ones((8, 4)))
+    assert seen == [wanted]
+
+
+def test_a_step_that_hangs_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that waits for the host would end it, if the end were not held back here."""
     reported, texts = threading.Event(), list[str]()
 
-    class Heard(io.StringIO):
-        def write(self, text: str) -> int:
-            texts.append(text)
-            if "no progress" in text:
-                reported.set()
-            return len(text)
+    def end(text: str) -> None:
+        texts.append(text)
+        reported.set()
 
     def wait(x: Any) -> Any:
         assert reported.wait(60)
@@ -110,9 +153,10 @@ def test_the_door_hands_the_patience_on(monkeypatch: pytest.MonkeyPatch) -> None
 
         return w - 0.1 * jax.grad(loss)(w)
 
-    monkeypatch.setattr(sys, "stderr", Heard())
+    monkeypatch.setattr("autopar.runtime.job.end_process", end)
     run = autopar.parallelize(step, cluster="1xcpu", patience=0.1, donate=False)
     with ThreadPoolExecutor(1) as pool:
         w = pool.submit(run, jnp.ones((4, 4)), jnp.ones((8, 4))).result()
     assert np.isfinite(np.asarray(w)).all()
-    assert "HANGS in" in next(text for text in texts if "a step makes no progress:" in text)
+    assert "a step has made no progress for" in texts[0]
+    assert "HANGS in" in texts[0]

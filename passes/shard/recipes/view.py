@@ -17,6 +17,7 @@ from autopar.rules.propagation import Part
 
 Test = Callable[[Choice], bool]
 REPLICATED, PARTIAL = -1, -2
+_SHOWN = 4  # numbers of devices that a message names
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,12 @@ class View:
         tags = tag_batch(reading.graph)
         count = mesh.size(axes)
         if tags.size is not None and tags.size % count:
+            fewer = [str(n) for n in range(count - 1, 1, -1) if tags.size % n == 0][:_SHOWN]
             raise InfeasibleError(
                 f"{name} splits the batch over {' x '.join(f'{a}={mesh.size((a,))}' for a in axes)}"
                 f" = {count} devices, but the batch is {tags.size} ({tags.path}), which does not "
-                f"divide by {count}. Use a batch that is a multiple of {count}, a smaller mesh, or "
+                f"divide by {count}. Use a batch that is a multiple of {count}, a smaller mesh"
+                f"{f' ({listed} devices divide it)' if (listed := ', '.join(fewer)) else ''}, or "
                 "method='auto', which may shard other dims."
             )
         return cls(reading, mesh, axes, tags, find_weights(reading))
