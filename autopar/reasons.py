@@ -16,7 +16,12 @@ def explain(plan: Plan, subject: str) -> Explanation:
 
     Raises InputError, with what is near, where the plan has no such thing or several.
     """
+    with paused_collection():
+        return explain_opened(reopen(a_plan(plan)), _text_of(subject))
+
+
+def _text_of(subject: object) -> str:
+    """The subject; raises ArgumentError where it is no text."""
     if not isinstance(subject, str):
         raise ArgumentError(refused("subject", subject, "a text, as in subject='params/up'"))
-    with paused_collection():
-        return explain_opened(reopen(a_plan(plan)), subject)
+    return subject

@@ -122,7 +122,7 @@ def request_on(
     left = sum(
         a.local_bytes(mesh) for a in beside.state if a.submesh == submesh and a.path not in read
     )
-    pins = tuple((path, a.sharding.dims) for path, a in own.items())
+    pins = (*request.pins, *((path, a.sharding.dims) for path, a in own.items()))
     limit = max(1, request.budget_bytes - left)
     return replace(request, mesh=mesh, pins=pins, memory_bytes=limit, beside=None)
 

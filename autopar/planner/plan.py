@@ -156,8 +156,9 @@ def plan_step(source: Source, request: Request, watchers: Sequence[Watcher] = ()
         if len(request.beside.submeshes) > 1:
             return plan_companion(source, request, watchers)
         graph = source.plain.graph
-        request = request_on(request, graph, shared_state(graph, request.beside))
-    # 0. A family counts where it is one program; stages are chosen for the step alone.
+        own = request_on(request, graph, shared_state(graph, request.beside))
+        return replace(_plan_one_program(source, own, watchers), request=request)
+    # A family counts where it is one program; stages are chosen for the step alone.
     if source.family and request.is_one_program:
         return plan_family(source, request, _meshes(request), plan_step)
     # 1. One program is all that is asked for. A refusal says what else would fit.
@@ -287,7 +288,7 @@ def replan(before: Planned, pins: Pins, memory_bytes: int | None) -> Planned:
     where there is no plan.
     """
     request = replace(before.request, pins=pins, memory_bytes=memory_bytes)
-    if before.context is None:
+    if before.context is None or request.beside is not None:
         return plan_step(before.source, request)
     return _plan_on([replace(before.context, request=request, watchers=())], before.source)
 

