@@ -139,7 +139,8 @@ class ParallelStep(Generic[P, R]):
         self._spec, self._request, self._donate = spec, request, donate
         self._beside = beside
         self._family: list[tuple[ParallelStep[..., Any], float, tuple[Any, ...]]] = []
-        self._given, self._transport, self._patience = plan, transport, patience
+        self._given, self._transport = plan, transport
+        self._patience: float | Literal["auto"] | None = patience
         self._cache = cache
         self._planned: dict[Hashable, Planned] = {}
         self._running: dict[Hashable, _Running] = {}
@@ -685,9 +686,9 @@ class ParallelStep(Generic[P, R]):
 
     def _patience_for(self, program: Program) -> float | None:
         """Seconds that a step may make no progress; None for any number."""
-        if self._patience != "auto":
-            return self._patience
-        return None if program.is_one_part else PATIENCE_SECONDS
+        if self._patience == "auto":
+            return None if program.is_one_part else PATIENCE_SECONDS
+        return self._patience
 
     def _meshes(self, plan: Plan) -> tuple[BoundMesh, ...]:
         """The meshes of a plan's submeshes on their devices."""

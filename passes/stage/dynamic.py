@@ -132,6 +132,7 @@ def _fill(
     most, layers, every = sums.shape[0] - 1, sums.shape[1] - 1, sums.shape[2] - 1
     fewest = devices.min() if len(devices) else 1
     counts = np.unique(devices)
+    place = np.searchsorted(counts, devices)
     least = np.empty((len(counts), layers))
     sums[:] = np.inf
     sums[0, layers, 0] = 0.0
@@ -142,7 +143,7 @@ def _fill(
             # The least g of each number of devices: what is left does not depend on the option.
             least[:] = np.inf
             for o in range(len(devices)):
-                k = np.searchsorted(counts, devices[o])
+                k = place[o]
                 for after in range(first, layers - s + 2):
                     j = after - 1
                     if slowest[o, i, j] <= threshold and bears[o, i, j] >= flights[s]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -33,7 +33,7 @@ class Counted:
 
 
 @contextmanager
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
+def counted(monkeypatch: pytest.MonkeyPatch) -> Generator[Counted]:
     found = Counted()
 
     def search(problem: Problem) -> Bounded:

@@ -119,7 +119,7 @@ def test_pipelines_are_watched(options: dict[str, Any], wanted: float | None) ->
         return w - 0.1 * jax.grad(loss)(w)
 
     seen: list[float | None] = []
-    given = {"stages": 2, "microbatches": 2, **options}
+    given: dict[str, Any] = {"stages": 2, "microbatches": 2, **options}
     run = autopar.parallelize(step, cluster="2xcpu", **given)
 
     class Seen(Executor):

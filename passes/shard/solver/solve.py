@@ -184,7 +184,8 @@ class _Search:
 
     def run(self) -> None:
         """Steps 3 and 4, until the answer is proven or the effort spent."""
-        if not self.choice and len(self._problem.edges) <= _GUESSED_EDGES:
+        # Beside an unproven answer of branch and bound too: the search goes on from the better one.
+        if len(self._problem.edges) <= _GUESSED_EDGES:
             self._guess()
         if not self.closed and self._seconds_left > 0:
             self._take_turns()
