@@ -276,10 +276,9 @@ class _Assembler:
             else:
                 direct.extend(needs)
         for need in direct:
-            before = self._shardings(need.place.decision, need.place.dims)
             table = self._moved(need.value, need.place, need.wanted) * self._times(need)
             if need.read.enters and need.reader in self._copied:
-                table = self._entered(need, before, table)
+                table = self._entered(need, table)
             self._add(need.place.decision, need.reader, table)
 
     def _moved(self, value: Value, place: Place, wanted: tuple[Sharding, ...]) -> Floats:
@@ -291,11 +290,12 @@ class _Assembler:
             table = np.where(partial[:, None], table * self._reduced, table)
         return table
 
-    def _entered(self, need: _Need, before: Sequence[Sharding], table: Floats) -> Floats:
+    def _entered(self, need: _Need, table: Floats) -> Floats:
         """Seconds of entering a loop as it lies, where that is possible, or as a copy.
 
         A copy of what lies alike is never made, but costs no more than time: single choices move.
         """
+        before = self._shardings(need.place.decision, need.place.dims)
         count, table = self._copied[need.reader], table.copy()
         for j, wanted in enumerate(need.wanted[:count]):
             for i, lies in enumerate(before):

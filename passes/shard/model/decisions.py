@@ -95,6 +95,7 @@ class Decision:
     members: list[Member] = field(default_factory=lambda: list[Member]())
     count: int = 1
     carried: bool = False  # from one trip of a loop to the next
+    joined: bool = False  # a sum, in the backward pass, of gradients that different ops give
 
     def narrow(self, dims: tuple[int, ...], shape: tuple[int, ...]) -> None:
         """A member's dims must divide too."""

@@ -346,8 +346,7 @@ class Reader:
             self.partial_operands[path] = joint[0]
             decision.may_be_partial = True
             self._linear.add(result.name)
-            if op.origin.region == "backward":
-                self._sums.join(result.name)
+            decision.joined = op.origin.region == "backward"
         self.read_operands(graph, op, path, index, tuple(range(len(result.shape))), runs)
 
     def _all_placed(self, op: Op, group: Sequence[int]) -> bool:
@@ -445,7 +444,6 @@ class Sums:
     def __init__(self, apart: bool = True) -> None:
         self._apart = apart
         self._looped: set[str] = set()
-        self._joined: set[str] = set()
         self._late: dict[str, Place] = {}
         self._after: dict[str, Place] = {}  # loops
         self._runs_once = True  # whether the op being read does
@@ -460,14 +458,12 @@ class Sums:
             return
         for name in op.value_operands():
             home = reader.standings.get(name)
-            is_sum = name in self._looped or (name in self._joined and op.origin.region == "update")
-            if is_sum and name not in self._late and isinstance(home, Place):
-                value = graph.values[name]
+            if name in self._late or not isinstance(home, Place):
+                continue
+            value, root = graph.values[name], reader.decisions[home.decision]
+            joined = root.joined and root.value == value and op.origin.region == "update"
+            if joined or name in self._looped:
                 self._late[name] = _group(reader, value, home, 1, op.origin)
-
-    def join(self, name: str) -> None:
-        """An op of the backward pass adds up a value from several gradients."""
-        self._joined.add(name)
 
     def leave(self, reader: Reader, value: Value, home: Place, runs: int, origin: Origin) -> None:
         """A loop that runs so often hands on a sum, which lies at home."""

@@ -12,7 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from autopar.ir.values import Role
-from autopar.passes.shard.model.decisions import Decision, Place, Read, Reading, ReadKind
+from autopar.passes.shard.model.decisions import Place, Read, Reading, ReadKind
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,8 @@ def find_slack(reading: Reading) -> Slack:
     late = {d for d, decision in enumerate(reading.decisions) if decision.op is None} - state
     _drop_read_early(late, state, readers)
     carried = _carried(reading, late)
-    joined = frozenset(d for d in late - carried if _is_join(reading.decisions[d]))
+    joined = frozenset(d for d in late - carried if reading.decisions[d].joined)
     return Slack(frozenset(state), frozenset(late), carried, joined)
-
-
-def _is_join(decision: Decision) -> bool:
-    """True if a group starts with an op of the backward pass that adds others' results."""
-    started = bool(decision.members) and bool(decision.members[0].path)
-    return started and decision.may_be_partial and decision.region == "backward"
 
 
 def _drop_read_early(late: set[int], state: set[int], readers: dict[int, set[int]]) -> None:
