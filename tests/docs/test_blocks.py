@@ -20,7 +20,6 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
 
 from autopar.cli.main import main
@@ -63,17 +62,10 @@ RUN = [
 
 
 @pytest.mark.parametrize("page", RUN)
+@pytest.mark.usefixtures("folder_of_a_reader")
 def test_the_blocks_of_a_page_run(
-    page: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    devices: list[jax.Device],
-    request: pytest.FixtureRequest,
+    page: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    del devices  # the pages assume eight
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    monkeypatch.syspath_prepend(tmp_path)
     names: dict[str, Any] = {"__name__": "__main__"}
     stale: list[Stale] = []
     for block in blocks_of(page):

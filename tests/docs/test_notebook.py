@@ -3,10 +3,8 @@
 import json
 import runpy
 import shlex
-from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
 
 from tests.cli.running import run
@@ -22,13 +20,8 @@ def test_the_notebook_is_that_of_the_page() -> None:
 
 
 @pytest.mark.slow  # the page's own blocks run by default
-def test_the_cells_of_the_notebook_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: list[jax.Device]
-) -> None:
-    del devices  # the page assumes eight
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    monkeypatch.syspath_prepend(tmp_path)
+@pytest.mark.usefixtures("folder_of_a_reader")
+def test_the_cells_of_the_notebook_run() -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     cells = json.loads((TUTORIAL / "first-plan.ipynb").read_text(encoding="utf-8"))["cells"]
     for number, cell in enumerate(cells):
