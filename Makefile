@@ -14,7 +14,7 @@ PYTHON313 ?= $(shell $(call first_python,python3.13 \
   $(wildcard $(HOME)/.pyenv/versions/3.13*/bin/python)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all smoke lint format bench figures docs clean
+.PHONY: help demo test test-ci test-all smoke lint format bench figures docs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -25,6 +25,9 @@ demo: .venv/.demo  ## plan and train a byte-level GPT on 8 virtual CPU devices
 test: .venv/.test  ## the default tests, then the smoke set on Python 3.13 where there is one
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 	@$(MAKE) --no-print-directory smoke
+
+test-ci: .venv/.test  ## the slow tests that a change must pass, too: kills, the gallery, the notebook
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m ci
 
 test-all: .venv/.test  ## the default tests and the slow cross product
 	$(BIN)/python -m pytest -n 2 --dist worksteal

@@ -1,7 +1,7 @@
 """Plans the models of the gallery and writes its page: `python -m docs.gallery.make`.
 
 `--reports FOLDER` writes the report of each plan there, too: they are large, and kept nowhere. The
-plans take some minutes, so a test in the slow tier makes the page again and compares.
+plans take a minute or two, so it is a slow test that makes the page again and compares.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ GALLERY = ROOT / "docs" / "gallery"
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_the_gallery_is_what_is_planned_now() -> None:
     script = runpy.run_path(str(GALLERY / "make.py"))
     kept = (GALLERY / "index.md").read_text(encoding="utf-8")

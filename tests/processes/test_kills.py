@@ -1,7 +1,7 @@
 """A job that is killed at any instant goes on after its last checkpoint.
 
-In the slow tier, as a trial starts Python and JAX three times and more, in up to two processes: six
-of them and the undisturbed jobs take minutes.
+Slow, as a trial starts Python and JAX three times and more, in up to two processes: six
+of them and the undisturbed jobs take minutes. The six are part of every check of a change.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ def test_a_killed_job_goes_on() -> None:
     assert not found["faults"], found
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_killed_jobs_go_on_in_any_shape() -> None:
     for found in trials(6, seed=1, steps=6, shapes=SHAPES):
