@@ -13,7 +13,6 @@
       - RowsError            an operation mixes rows of the batch, or may do so
       - BatchStatisticError  a statistic of the whole batch decides what becomes of its rows
     + ScheduleError          a schedule that is unknown, or cannot be made or timed as asked
-    + GridError              a grid that breaks the laws of every schedule
   x PlanError                a plan and what it meets
     + PlanFileError          a plan file that is damaged, or of another version
     + PlanMismatchError      a plan that was made for another model, cluster or JAX
@@ -80,10 +79,6 @@ class BatchStatisticError(BatchError):
 
 class ScheduleError(InputError):
     """A schedule that is unknown, or that cannot be made or timed for what was asked."""
-
-
-class GridError(InputError):
-    """A grid that breaks the laws of every schedule."""
 
 
 class PlanError(AutoparError):

@@ -23,7 +23,8 @@ class Entry:
 
     `kinds` are parts of JAX's device_kind, in small letters. `usual` are clusters of it that are
     listed and completed: any other of the form does as well. `target` is what XLA's compiler asks
-    of a GPU that is not here, and `clock_mhz` the rate of a TPU's schedules, as libtpu dumps them.
+    of a GPU that is not here, `clock_mhz` the rate of a TPU's schedules, as libtpu dumps them, and
+    `gke` its name in Google Kubernetes Engine, cloud.google.com/gke-tpu-accelerator.
     """
 
     chip: Chip
@@ -33,6 +34,7 @@ class Entry:
     aliases: tuple[str, ...] = ()
     target: GpuTarget | None = None
     clock_mhz: float | None = None
+    gke: str = ""
 
 
 # -- the figures of chips -------------------------------------------------------------------------
@@ -49,8 +51,9 @@ _BOOK = "https://jax-ml.github.io/scaling-book/tpus/"
 
 
 def _gpu(
-    name: str, teraflops: dict[str, float], gib: float, gigabytes_per_second: float, page: str
-) -> Chip:
+    name: str, teraflops: dict[str, float], gib: float, gigabytes_per_second: float, page: str,
+    confidence: Confidence = "medium",
+) -> Chip:  # fmt: skip
     """A GPU; `gib` is what the driver reports, of which JAX can be given 92 % in practice.
 
     Efficiency: XLA's speed-of-light model puts a 1024x4096x4096 bf16 matmul on an H100 at 45.7
@@ -58,7 +61,6 @@ def _gpu(
     at 98 % of the bandwidth, which nobody has measured: 92 % is what copies reach on hardware. A
     kernel in a CUDA graph, as XLA makes them, starts about 1 us after the one before.
     """
-    confidence: Confidence = "high" if name in ("a100-40gb", "a100-80gb", "h100") else "medium"
     return Chip(
         name=name,
         platform="gpu",
@@ -80,8 +82,9 @@ def _gpu(
 
 
 def _tpu(
-    name: str, teraflops: dict[str, float], gib: float, gigabytes_per_second: float, page: str
-) -> Chip:
+    name: str, teraflops: dict[str, float], gib: float, gigabytes_per_second: float, page: str,
+    efficiency: float = 0.93,
+) -> Chip:  # fmt: skip
     """A TPU device; `gib` is what libtpu's own out-of-memory message calls usable.
 
     Efficiency: fitted to libtpu's estimated_cycles of square bf16 matmuls (v5e 1024 to 8192,
@@ -96,8 +99,7 @@ def _tpu(
         memory_bytes=int(gib * _GIB),
         memory_bytes_per_second=gigabytes_per_second * _GIGA,
         launch_seconds=1e-6,
-        # On one v7x device libtpu's 4096^3 matmul takes 166 us where 119 us is the peak.
-        compute_efficiency=0.75 if name == "tpu7x" else 0.93,
+        compute_efficiency=efficiency,
         half_flops=1.2e9 if bf16 < 400 else 2.4e9,
         memory_efficiency=0.8,
         source=Source(
@@ -205,7 +207,7 @@ ENTRIES: tuple[Entry, ...] = (
     Entry(
         _gpu(
             "a100-40gb", {"bf16": 312, "f16": 312, "f32": 156, "f64": 19.5, "int8": 624}, 39.4,
-            1555, "a100/",
+            1555, "a100/", "high",
         ),
         SwitchFabric(8, 8, _nvlink(230, 58), _network(22.5, 8.4, 14)),
         usual=("8xa100-40gb", "4x8xa100-40gb"),
@@ -218,7 +220,7 @@ ENTRIES: tuple[Entry, ...] = (
     Entry(
         _gpu(
             "a100-80gb", {"bf16": 312, "f16": 312, "f32": 156, "f64": 19.5, "int8": 624}, 79.1,
-            2039, "a100/",
+            2039, "a100/", "high",
         ),
         SwitchFabric(8, 8, _nvlink(230, 58), _network(22.5, 8.4, 14)),
         usual=("8xa100-80gb",),
@@ -231,7 +233,7 @@ ENTRIES: tuple[Entry, ...] = (
     Entry(
         _gpu(
             "h100", {"bf16": 989, "f16": 989, "f32": 494, "f64": 67, "fp8": 1979, "int8": 1979},
-            79.1, 3350, "h100/",
+            79.1, 3350, "h100/", "high",
         ),
         SwitchFabric(8, 8, _nvlink(361, 76, 0.6), _network(22.8, 47, 37)),
         usual=("8xh100", "16x8xh100"),
@@ -286,6 +288,7 @@ ENTRIES: tuple[Entry, ...] = (
         usual=("v4:4x4x4",),
         kinds=("tpu v4",),
         clock_mhz=1050,
+        gke="tpu-v4-podslice",
     ),
     Entry(
         _tpu("v5e", _with_f32(bf16=197, int8=394), 15.75, 810, "v5e"),
@@ -294,6 +297,7 @@ ENTRIES: tuple[Entry, ...] = (
         kinds=("tpu v5 lite", "tpu v5e"),
         aliases=("v5litepod",),
         clock_mhz=1500,
+        gke="tpu-v5-lite-podslice",
     ),
     Entry(
         _tpu("v5p", _with_f32(bf16=459, int8=918), 95.73, 2765, "v5p"),
@@ -301,6 +305,7 @@ ENTRIES: tuple[Entry, ...] = (
         usual=("v5p:4x4x8",),
         kinds=("tpu v5p", "tpu v5"),
         clock_mhz=1750,
+        gke="tpu-v5p-slice",
     ),
     Entry(
         _tpu("v6e", _with_f32(bf16=918, int8=1836), 31.24, 1638, "v6e"),
@@ -308,14 +313,17 @@ ENTRIES: tuple[Entry, ...] = (
         usual=("v6e:16x16",),
         kinds=("tpu v6",),
         clock_mhz=1750,
+        gke="tpu-v6e-slice",
     ),
-    # One chip is two devices: half of 2307 and 4614 TFLOP/s, of 192 GiB and of 7380 GB/s.
+    # One chip is two devices: half of 2307 and 4614 TFLOP/s, of 192 GiB and of 7380 GB/s. On one
+    # device libtpu's 4096^3 matmul takes 166 us where 119 us is the peak.
     Entry(
-        _tpu("tpu7x", _with_f32(bf16=1153.5, fp8=2307), 94.74, 3690, "tpu7x"),
+        _tpu("tpu7x", _with_f32(bf16=1153.5, fp8=2307), 94.74, 3690, "tpu7x", 0.75),
         TorusFabric(3, 9216, 2, 4, 93.4 * _GIGA, 2, False, _data_center(100, 2)),
         usual=("tpu7x:4x4x4",),
         kinds=("tpu7x", "tpu v7"),
         clock_mhz=1900,
+        gke="tpu7x",
     ),
 )  # fmt: skip
 

@@ -127,6 +127,7 @@ class GpuTarget:
     clock_ghz: float
     shared_bytes: int
     fpus: int = 128
+    minor: int = 0
 
     @property
     def shared_bytes_of_a_block(self) -> int:

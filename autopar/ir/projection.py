@@ -42,10 +42,6 @@ class Host:
         """True if some devices of a submesh are its own."""
         return self.index in self.submeshes[submesh]
 
-    def owns_all(self, submesh: int) -> bool:
-        """True if all devices of a submesh are its own."""
-        return self.submeshes[submesh] == frozenset({self.index})
-
     def others(self, submesh: int) -> tuple[int, ...]:
         """The processes that have no device of a submesh."""
         return tuple(p for p in range(self.count) if p not in self.submeshes[submesh])

@@ -19,8 +19,8 @@ Those that plan within a limit, and what each counts:
     reshardable_unit     `why-not` and `explain`: the memory rows around what is asked about
 
 The stage search counts for itself, by the prices of layers, before anything is built: in
-`passes/stage`, `Field.bears` leaves out what no schedule can hold, and the simulator has the last
-word; what a built stage then holds over its price is set aside by `stage_search`.
+`passes/stage`, `Recurrence.bears` leaves out what no schedule can hold, and the simulator has the
+last word; what a built stage then holds over its price is set aside by `stage_search`.
 """
 
 from __future__ import annotations

@@ -156,13 +156,10 @@ def structure_hash(graph: Graph) -> str:
 def rename_plan(plan: ShardingPlan, before: Graph, after: Graph) -> ShardingPlan:
     """Renames a plan's values so that it applies to an isomorphic graph."""
     names = dict(zip(before.nested_values, after.nested_values, strict=True))
-    return ShardingPlan(
-        plan.mesh,
-        tuple((names[name], s) for name, s in plan.values),
-        plan.assignments,
-        tuple((names[name], region, s) for name, region, s in plan.uses),
-        plan.shared_partials,
-        plan.outcome,
+    return replace(
+        plan,
+        values=tuple((names[name], s) for name, s in plan.values),
+        uses=tuple((names[name], region, s) for name, region, s in plan.uses),
     )
 
 

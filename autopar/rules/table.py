@@ -93,11 +93,11 @@ REPLICATED: Mapping[str, str] = {
     name: reason for reason, names in _WHOLE_BECAUSE.items() for name in names.split()
 }
 
-_FAMILIES = (
+FAMILIES = (
     pointwise, shape, reshape, contract, window, index, reduce, linalg, kernels, random,
 )  # fmt: skip
 PRIMITIVES: Mapping[str, Primitive] = {
-    **{name: row for family in _FAMILIES for name, row in family.PRIMITIVES.items()},
+    **{name: row for family in FAMILIES for name, row in family.PRIMITIVES.items()},
     **{
         name: Primitive(unknown_rule if reason == _FOREIGN else replicated_rule)
         for name, reason in REPLICATED.items()
@@ -156,7 +156,7 @@ def primitive_fates() -> tuple[tuple[str, str], ...]:
         **CONTROL,
         **{name: f"whole on every device: {why}" for name, why in REPLICATED.items()},
     }
-    for family in _FAMILIES:
+    for family in FAMILIES:
         subject = str(family.__doc__).splitlines()[0].rstrip(".")
         for prefix in ("Rules of ", "The rule of "):
             subject = subject.removeprefix(prefix)

@@ -19,7 +19,7 @@ from autopar.errors import ScheduleError
 from autopar.schedule.flush import breadth_first, interleaved, one_forward_one_backward
 from autopar.schedule.grid import Grid
 from autopar.schedule.order import group_size, groups_evenly
-from autopar.schedule.plain import forward_only, one_by_one, serial, serial_split
+from autopar.schedule.plain import forward_only, serial, serial_split
 from autopar.schedule.task import Task
 from autopar.schedule.zero_bubble import handcrafted_1, handcrafted_2, vee
 
@@ -234,20 +234,6 @@ def make_grid(name: str, devices: int, microbatches: int, chunks: int = 1) -> Gr
         name=name,
         microbatches=microbatches,
         device_of=stage_devices(name, devices, chunks),
-        rows=tuple(tuple(row) for row in rows),
-    )
-
-
-def plain_loop(grid: Grid) -> Grid:
-    """The loop over microbatches that the grid must equal bit for bit, on the same devices."""
-    stages: list[list[int]] = [[] for _ in grid.rows]
-    for stage, device in enumerate(grid.device_of):
-        stages[device].append(stage)
-    rows = (one_by_one(held, grid.microbatches, grid.kinds[1:]) for held in stages)
-    return Grid(
-        name="serial-split" if grid.splits_backward else "serial",
-        microbatches=grid.microbatches,
-        device_of=grid.device_of,
         rows=tuple(tuple(row) for row in rows),
     )
 

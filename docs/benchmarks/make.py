@@ -35,7 +35,7 @@ def table() -> Iterator[str]:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         for model in dict.fromkeys(line["model"] for line in lines):
             yield _row([line for line in lines if line["model"] == model and line.get("fits")])
-    yield f"\nMeasured {facts['date']} with {facts['by']}. {facts['left_out']}\n"
+    yield f"\nMeasured {facts['date']} with {facts['by']}.\n"
 
 
 def _row(lines: list[dict[str, Any]]) -> str:

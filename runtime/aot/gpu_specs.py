@@ -25,7 +25,9 @@ gpu_device_info {{
   l2_cache_size: {gpu.l2_bytes} clock_rate_ghz: {gpu.clock_ghz}
   device_memory_size: {gpu.memory_bytes}
   shared_memory_per_block_optin: {gpu.shared_bytes_of_a_block}
-  cuda_compute_capability {{ major: {gpu.major} minor: 0 feature_extension: {gpu.extension} }}
+  cuda_compute_capability {{
+    major: {gpu.major} minor: {gpu.minor} feature_extension: {gpu.extension}
+  }}
   registers_per_core_limit: 65536 registers_per_block_limit: 65536
 }}
 platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 patch: 0 }}

@@ -26,7 +26,7 @@ def test_an_entry_is_whole(entry: Entry) -> None:
     platform, name = entry.chip.platform, entry.chip.name
     assert bool(entry.kinds) == (platform != "cpu")
     assert (entry.target is not None) == (platform == "gpu")
-    assert (entry.clock_mhz is not None) == (platform == "tpu")
+    assert (entry.clock_mhz is not None) == bool(entry.gke) == (platform == "tpu")
     assert entry.usual
     assert {Cluster.parse(usual).chip.name for usual in entry.usual} == {name}
 
@@ -44,7 +44,7 @@ def test_a_new_chip_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
         usual=("4xx900",),
         kinds=("turbo x900",),
         aliases=("x9",),
-        target=GpuTarget("Turbo X900", 9, 12, 10, 10, 10, 1.0, 2048),
+        target=GpuTarget("Turbo X900", 9, 12, 10, 10, 10, 1.0, 2048, minor=3),
         clock_mhz=500,
     )
     monkeypatch.setattr(catalog, "ENTRIES", (*ENTRIES, new))
@@ -52,6 +52,7 @@ def test_a_new_chip_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = [DeviceFacts("gpu", "Turbo X900 80GB", 0, 0)] * 4
     assert local_name(facts) == "4xx900"
     assert 'device_description_str: "Turbo X900"' in gpu_spec("x900")
+    assert "major: 9 minor: 3 feature" in gpu_spec("x900")
     assert clock_of("x900") == 500e6
     assert usual_clusters()[-1] == "4xx900"
     context = click.Context(main)

@@ -28,8 +28,9 @@ from autopar.planner.stage_programs import StagePrograms
 from autopar.planner.stage_search import build_stages
 from autopar.runtime.bind import bind_mesh
 from autopar.runtime.executor import Executor
-from autopar.schedule.table import SCHEDULES, plain_loop, stage_devices
+from autopar.schedule.table import SCHEDULES, stage_devices
 from tests.end_to_end.running import EAGER, STEPS, Leaf, numbers
+from tests.schedule.laws import plain_loop
 from tests.zoo import Case, Optimizer, cases
 from tests.zoo.staged import staged_cases
 

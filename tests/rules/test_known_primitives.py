@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from autopar.rules.table import CONTROL, PARALLEL, REPLICATED, has_rule, primitive_names
+from autopar.rules.table import (
+    CONTROL,
+    FAMILIES,
+    PARALLEL,
+    PRIMITIVES,
+    REPLICATED,
+    has_rule,
+    primitive_names,
+)
 from tests.rules.primitives import primitives
 
 # Primitives that checking functions of JAX make up on the fly and take apart again.
@@ -33,6 +41,11 @@ def test_every_name_in_the_lists_is_a_primitive() -> None:
 def test_lists_are_disjoint() -> None:
     lists = [primitive_names(), set(REPLICATED), set(CONTROL), PARALLEL]
     assert sum(map(len, lists)) == len(set().union(*lists))
+
+
+def test_a_primitive_stands_in_one_list_only() -> None:
+    rows = sum(len(family.PRIMITIVES) for family in FAMILIES) + len(REPLICATED)
+    assert rows == len(PRIMITIVES)
 
 
 def test_has_rule_knows_what_stays_whole_but_no_control_flow() -> None:

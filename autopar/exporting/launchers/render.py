@@ -17,17 +17,13 @@ from importlib.resources import files
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from autopar.cluster import Cluster
+from autopar.cluster.catalog import ENTRIES, entry_named
 from autopar.cluster.torus import Torus
 from autopar.errors import InputError
 
 _PORT = 8476
 # Kubernetes makes host names of it, with up to 22 characters behind.
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
-# GKE's names of TPUs: cloud.google.com/gke-tpu-accelerator.
-_TPUS = {
-    "v4": "tpu-v4-podslice", "v5e": "tpu-v5-lite-podslice", "v5p": "tpu-v5p-slice",
-    "v6e": "tpu-v6e-slice", "tpu7x": "tpu7x",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -105,13 +101,14 @@ def render(engine: Engine, launch: Launch) -> str:
         "environment": launch.environment,
         "command": launch.command,
         "places": launch.places,
-        "bundle": {"CPU": 1, **_bundle(launch)},
+        "bundle": {"CPU": 1, **_asked(launch, "TPU", "GPU")},
         "port": _PORT,
     }
     if engine.name == "kubernetes":
         if not launch.image:
             raise InputError("Kubernetes runs containers: name the one that has your script")
-        facts |= {"image": launch.image, "limits": _limits(launch), "selector": _selector(launch)}
+        limits = _asked(launch, "google.com/tpu", "nvidia.com/gpu")
+        facts |= {"image": launch.image, "limits": limits, "selector": _gke_nodes(launch)}
         # The name that a JobSet gives its first pod, by which the others find it.
         address = f"{launch.name}-hosts-0-0.{launch.name}:{_PORT}"
         # It would put variables into $(NAME).
@@ -133,36 +130,27 @@ def _template(name: str) -> str:
     return (files("autopar.exporting.launchers") / name).read_text(encoding="utf-8")
 
 
-def _bundle(launch: Launch) -> dict[str, int]:
-    """The devices that Ray keeps for a host; of a TPU its chips."""
-    topology, platform = launch.cluster.topology, launch.cluster.chip.platform
-    if isinstance(topology, Torus):
-        return {"TPU": launch.devices // topology.devices_per_chip}
-    return {"GPU": launch.devices} if platform == "gpu" else {}
+def _asked(launch: Launch, tpu: str, gpu: str) -> dict[str, int]:
+    """The devices of a host, by the name that an engine has for them; of a TPU its chips."""
+    cluster = launch.cluster
+    if isinstance(cluster.topology, Torus):
+        return {tpu: launch.devices // cluster.topology.devices_per_chip}
+    return {gpu: launch.devices} if cluster.chip.platform == "gpu" else {}
 
 
-# -- Kubernetes --------------------------------------------------------------------------------
-
-
-def _limits(launch: Launch) -> dict[str, int]:
-    """The devices that a pod asks for; of a TPU its chips."""
-    topology, platform = launch.cluster.topology, launch.cluster.chip.platform
-    if isinstance(topology, Torus):
-        return {"google.com/tpu": launch.devices // topology.devices_per_chip}
-    return {"nvidia.com/gpu": launch.devices} if platform == "gpu" else {}
-
-
-def _selector(launch: Launch) -> dict[str, str]:
-    """The nodes of a TPU slice."""
-    topology, chip = launch.cluster.topology, launch.cluster.chip.name
+def _gke_nodes(launch: Launch) -> dict[str, str]:
+    """The labels of GKE's nodes that are a TPU slice."""
+    topology = launch.cluster.topology
     if not isinstance(topology, Torus):
         return {}
-    if topology.slices > 1 or chip not in _TPUS:
+    entry = entry_named(launch.cluster.chip.name)
+    if topology.slices > 1 or entry is None or not entry.gke:
+        known = ", ".join(e.chip.name for e in ENTRIES if e.gke)
         raise InputError(
-            f"{launch.cluster.name}: on Kubernetes one slice of {', '.join(_TPUS)} is started; "
+            f"{launch.cluster.name}: on Kubernetes one slice of {known} is started; "
             "several slices are xpk's to start"
         )
     return {
-        "cloud.google.com/gke-tpu-accelerator": _TPUS[chip],
+        "cloud.google.com/gke-tpu-accelerator": entry.gke,
         "cloud.google.com/gke-tpu-topology": "x".join(map(str, topology.shape)),
     }

@@ -107,7 +107,9 @@ def part_plan(part: Part, joint: SubmeshGraph, plan: ShardingPlan) -> ShardingPl
         for output in map(str, part.graph.outputs):
             if output in plan.sharding_of:
                 hoist[output] = plan.sharding_of[output]
-        return ShardingPlan(plan.mesh, tuple(hoist.items()), (), (), (), plan.outcome)
+        return replace(
+            plan, values=tuple(hoist.items()), assignments=(), uses=(), shared_partials=()
+        )
     inside = part.graph.nested_values
     values = {name: sharding for name, sharding in plan.values if name in inside}
     shardings = _InputShardings(joint, plan)
@@ -115,17 +117,18 @@ def part_plan(part: Part, joint: SubmeshGraph, plan: ShardingPlan) -> ShardingPl
     # Op paths begin with the number of the op: in the submesh's graph j, in the part's i.
     place = {e: j for j, e in enumerate(joint.equations)}
     path_of = {place[e]: i for i, e in enumerate(part.equations)}
-    return ShardingPlan(
-        plan.mesh,
-        tuple(values.items()),
-        tuple(((path_of[p[0]], *p[1:]), given) for p, given in plan.assignments if p[0] in path_of),
-        tuple(use for use in plan.uses if use[0] in inside),
-        tuple(
+    return replace(
+        plan,
+        values=tuple(values.items()),
+        assignments=tuple(
+            ((path_of[p[0]], *p[1:]), given) for p, given in plan.assignments if p[0] in path_of
+        ),
+        uses=tuple(use for use in plan.uses if use[0] in inside),
+        shared_partials=tuple(
             ((path_of[p[0]], *p[1:]), operands)
             for p, operands in plan.shared_partials
             if p[0] in path_of
         ),
-        plan.outcome,
     )
 
 

@@ -1,4 +1,4 @@
-"""The laws that every grid obeys, whatever made it.
+"""The laws that every grid obeys, whatever made it, and the plain loop that each must equal.
 
 1. Each stage is on one device, and runs each kind of task once for every microbatch.
 2. A backward comes after the forward of its stage, a weight gradient after the input gradient.
@@ -15,22 +15,21 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
-from autopar.errors import GridError, listing
 from autopar.schedule.grid import Grid
+from autopar.schedule.plain import one_by_one
 from autopar.schedule.task import Kind, Task
 from autopar.schedule.wiring import awaited_stage
 
 F, B, I, W = Kind  # noqa: E741
 _SHAPES = ((F,), (F, B), (F, I, W))
 _NEEDS = {B: F, I: F, W: I}  # of its own stage
-_SHOWN = 20
 
 # The microbatches of each kind of task of each stage, in the order in which its device runs them.
 Runs = dict[tuple[Kind, int], list[int]]
 
 
-def check_grid(grid: Grid) -> None:
-    """Raises GridError that lists the ways in which the grid breaks a law, and where.
+def faults(grid: Grid) -> list[str]:
+    """The ways in which a grid breaks a law, and where.
 
     With 2 microbatches, what a row makes it say:
 
@@ -39,24 +38,33 @@ def check_grid(grid: Grid) -> None:
         B0.0 F0.0 F0.1 B0.1         B0.0 runs before F0.0, which it needs
         F0.1 F0.0 B0.0 B0.1         stage 0 runs F0.1 before F0.0
     """
-    faults = list(_shape_faults(grid))
-    if not faults:
-        runs: Runs = {(kind, s): [] for kind in grid.kinds for s in range(grid.stage_count)}
-        for task in grid.tasks():
-            runs[task.kind, task.stage].append(task.microbatch)
-        faults += [
-            *_task_faults(grid),
-            *_turn_faults(grid),
-            *_microbatch_faults(runs),
-            *_channel_faults(grid, runs),
-            *_flight_faults(grid),
-            *_deadlocks(grid),
-        ]
-    if faults:
-        rest = len(faults) - _SHOWN
-        shown = faults[:_SHOWN] + ([f"and {rest} more"] if rest > 0 else [])
-        headline = f"grid {grid.name} breaks the laws that every schedule obeys:"
-        raise GridError(listing(headline, shown, "Grids of make_grid obey them all."))
+    if meaningless := list(_shape_faults(grid)):
+        return meaningless
+    runs: Runs = {(kind, s): [] for kind in grid.kinds for s in range(grid.stage_count)}
+    for task in grid.tasks():
+        runs[task.kind, task.stage].append(task.microbatch)
+    return [
+        *_task_faults(grid),
+        *_turn_faults(grid),
+        *_microbatch_faults(runs),
+        *_channel_faults(grid, runs),
+        *_flight_faults(grid),
+        *_deadlocks(grid),
+    ]
+
+
+def plain_loop(grid: Grid) -> Grid:
+    """The loop over microbatches that the grid must equal bit for bit, on the same devices."""
+    stages: list[list[int]] = [[] for _ in grid.rows]
+    for stage, device in enumerate(grid.device_of):
+        stages[device].append(stage)
+    rows = (one_by_one(held, grid.microbatches, grid.kinds[1:]) for held in stages)
+    return Grid(
+        name="serial-split" if grid.splits_backward else "serial",
+        microbatches=grid.microbatches,
+        device_of=grid.device_of,
+        rows=tuple(tuple(row) for row in rows),
+    )
 
 
 def _shape_faults(grid: Grid) -> Iterator[str]:
