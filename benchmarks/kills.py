@@ -12,27 +12,31 @@ again, in half of the trials in another shape: other processes, devices and stag
   shape, and so the plan, stayed the same; else to rounding.
 
 Plans and compiled programs are kept on disk, in most trials from the jobs that nobody disturbed, as
-a cluster would; a quarter of the trials start with none, and so plan and compile. The last line
-counts what the killed processes were doing. The exit code is 1 if a trial fails.
+a cluster would; a sixth of the trials start with none, and so plan and compile. Every process is
+forked from one that has imported what the program imports, and has no JAX devices yet: half of its
+time would go there, and a kill there leaves nothing behind. The last line counts what the killed
+processes were doing. The exit code is 1 if a trial fails.
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
+import multiprocessing
 import os
 import random
 import re
+import runpy
 import shutil
-import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +46,8 @@ import orbax.checkpoint as ocp
 
 TRAIN = Path(__file__).parents[1] / "examples" / "train.py"
 ENDS_WITHIN_SECONDS = 60.0  # after a kill, on a machine that does much else
-START_SECONDS, MOMENT_SECONDS = 4.0, 0.4  # that importing takes; in which much is begun and done
+START_SECONDS, MOMENT_SECONDS = 1.0, 0.4  # that joining takes; in which much is begun and done
+COLD = 1 / 6  # of the trials
 LIMIT_SECONDS = 600.0  # for a job that nobody kills
 ROUNDING = 1e-3  # L2 distance of states over their length, after some steps of Adam
 
@@ -62,7 +67,7 @@ class Shape:
         return ("--virtual-devices", str(self.devices), *staged)
 
 
-SHAPES = (Shape(1, 2, 1), Shape(1, 4, 2), Shape(2, 1, 1), Shape(2, 2, 2))
+SHAPES = (Shape(1, 2, 1), Shape(1, 4, 2), Shape(2, 1, 1), Shape(2, 1, 2))
 
 # What a job is doing, by the last of these that it has said.
 DOING = (
@@ -75,6 +80,30 @@ DOING = (
     ("planning", "tracing"),
     ("", "starting"),
 )
+
+
+def started_from() -> ForkServerContext:
+    """What starts processes that have imported what the training program imports."""
+    found = multiprocessing.get_context("forkserver")
+    found.set_forkserver_preload(
+        ["flax.linen", "optax", "autopar.api", "autopar.step", "autopar.runtime.checkpoint"]
+    )
+    return found
+
+
+def run(words: Sequence[str], log: Path, compiled: Path) -> None:
+    """The training program in a process of its own."""
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    jax.config.update("jax_compilation_cache_dir", str(compiled))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_disable_most_optimizations", True)  # of programs, which are tiny
+    sys.argv = [str(TRAIN), *words]
+    try:
+        runpy.run_path(str(TRAIN), run_name="__main__")
+    finally:  # JAX leaves its job in these, and multiprocessing leaves them out
+        atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
 
 
 class Job:
@@ -91,44 +120,36 @@ class Job:
             port = probe.getsockname()[1]
         self._logs = [folder / f"process{n}.log" for n in range(shape.processes)]
         common = (
-            *(sys.executable, str(TRAIN), "--folder", str(folder / "checkpoints")),
-            *("--steps", str(steps), "--save-every", "1", "--tell-every", "1", "--tiny"),
+            *("--folder", str(folder / "checkpoints"), "--steps", str(steps)),
+            *("--save-every", "1", "--tell-every", "1", "--tiny"),
             *(*shape.options, *map(str, words)),
         )
-        kept = {
-            "JAX_COMPILATION_CACHE_DIR": str(compiled),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # of compiled programs, which are tiny
-        }
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[ForkServerProcess] = []
         for n, log in enumerate(self._logs):
             place = f"127.0.0.1:{port},{shape.processes},{n}"
             joins = ("--join", place) if shape.processes > 1 else ()
-            with log.open("wb") as out:
-                started = subprocess.Popen(
-                    [*common, *joins], stdout=out, stderr=subprocess.STDOUT, env=os.environ | kept
-                )
-            self.processes.append(started)
+            log.write_text("")
+            process = started_from().Process(target=run, args=((*common, *joins), log, compiled))
+            process.start()
+            self.processes.append(process)
 
     def kill(self, which: int) -> bool:
         """Kill a process; False where it has ended already."""
         process = self.processes[which % len(self.processes)]
-        if process.poll() is not None:
-            return False
-        process.send_signal(signal.SIGKILL)
-        return True
+        is_running = process.is_alive()
+        process.kill()
+        return is_running
 
     def ends(self, limit_seconds: float) -> list[int] | None:
         """The exit code of each process; None where one does not end within the limit."""
         end = time.monotonic() + limit_seconds
-        try:
-            return [p.wait(max(0.1, end - time.monotonic())) for p in self.processes]
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            for process in self.processes:
-                process.kill()
-                process.wait()
+        for process in self.processes:
+            process.join(max(0.1, end - time.monotonic()))
+        codes = [process.exitcode for process in self.processes]
+        for process in self.processes:
+            process.kill()
+            process.join()
+        return None if None in codes else [code for code in codes if code is not None]
 
     @property
     def said(self) -> str:
@@ -138,7 +159,7 @@ class Job:
     def says(self, pattern: str, limit_seconds: float) -> None:
         """Wait until it has said this, has ended, or the limit has passed."""
         end = time.monotonic() + limit_seconds
-        while time.monotonic() < end and all(p.poll() is None for p in self.processes):
+        while time.monotonic() < end and all(p.is_alive() for p in self.processes):
             if re.search(pattern, self.said, re.MULTILINE):
                 return
             time.sleep(0.01)
@@ -189,43 +210,84 @@ def undisturbed(shape: Shape, folder: Path, compiled: Path, steps: int) -> Leave
     return parameters(folder, steps)
 
 
-def wait_for_an_instant(rng: random.Random, job: Job, steps: range) -> None:
-    """Wait until the job has come to a random point on its way, and for a moment."""
-    points = ["planning", "traced", "planning took", "compiling", "compiling took"]
-    at = rng.choice(["", *points, *(rf"^step +{n} " for n in steps)])
+@dataclass(frozen=True)
+class Kill:
+    """A job, and when one of its processes is killed: some seconds after it has come so far.
+
+    `after` is a pattern of what it says, or a number of steps that it has gone on for.
+    """
+
+    shape: Shape
+    after: str | int
+    seconds: float
+    process: int
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Kills, one after another, and the job that then comes through.
+
+    A cold one has no plans and no compiled programs at first.
+    """
+
+    kills: tuple[Kill, ...]
+    last: Shape
+    is_cold: bool = False
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """Those of its jobs, in turn."""
+        return [*(kill.shape for kill in self.kills), self.last]
+
+
+def drawn(rng: random.Random, steps: int, shapes: Sequence[Shape]) -> Trial:
+    """A trial at random: in half of them the shape stays."""
+    points = ["", "planning", r"traced \d", "planning took", "compiling", "compiling took"]
+    count, stays = rng.choice((1, 1, 2, 3)), rng.random() < 0.5
+    first, is_cold = rng.choice(shapes), rng.random() < COLD
+    chosen = [first, *(first if stays else rng.choice(shapes) for _ in range(count))]
+    kills: list[Kill] = []
+    for shape in chosen[:-1]:
+        after = rng.choice([*points, *range(1, steps)])
+        longest = START_SECONDS if after == "" else MOMENT_SECONDS
+        kills.append(Kill(shape, after, rng.uniform(0.0, longest), rng.randrange(shape.processes)))
+    return Trial(tuple(kills), chosen[-1], is_cold)
+
+
+def wait_for(kill: Kill, job: Job, done: int, steps: int) -> None:
+    """Wait until a job that goes on after step `done` has come to where it is to be killed."""
+    number = kill.after
+    at = number if isinstance(number, str) else rf"^step +{min(done + number, steps - 1)} "
     if at:
         job.says(at, LIMIT_SECONDS)
-    time.sleep(rng.uniform(0.0, MOMENT_SECONDS if at else START_SECONDS))
+    time.sleep(kill.seconds)
 
 
-def trial(
-    rng: random.Random, folder: Path, compiled: Path, steps: int, alone: dict[Shape, Leaves]
+def run_trial(
+    trial: Trial, folder: Path, compiled: Path, steps: int, alone: Mapping[Shape, Leaves]
 ) -> Any:
     """One job that is killed and started again until it comes through."""
-    shapes = list(alone)
-    stays = rng.random() < 0.5
-    if is_cold := rng.random() < 0.25:
+    if trial.is_cold:
         compiled = folder / "compiled"
-    shape = first = rng.choice(shapes)
     faults: list[str] = []
     kills: list[dict[str, Any]] = []
-    for _ in range(rng.choice((1, 1, 2, 3))):
+    for kill in trial.kills:
         before = saved_steps(folder)
-        job = Job(shape, folder, compiled, steps)
-        wait_for_an_instant(rng, job, range((before or [0])[-1] + 1, steps))
+        job = Job(kill.shape, folder, compiled, steps)
+        wait_for(kill, job, before[-1] if before else 0, steps)
         doing = job.doing
-        if not job.kill(rng.randrange(shape.processes)):
+        if not job.kill(kill.process):
             break  # it came through before
         # Who has not joined yet waits for the others for minutes; there a launcher ends the rest.
         has_joined = doing != "starting"
         if job.ends(ENDS_WITHIN_SECONDS if has_joined else 1.0) is None and has_joined:
-            faults.append(f"{shape} does not end after the kill")
+            faults.append(f"{kill.shape} does not end after the kill")
         torn = [p.name for p in (folder / "checkpoints").glob("*.orbax-checkpoint-tmp*")]
         there = saved_steps(folder)
         told = [int(n) for n in re.findall(r"^step +(\d+) ", job.said, re.MULTILINE)]
         kills.append(
             {
-                "shape": str(shape),
+                "shape": str(kill.shape),
                 "doing": f"{'saving' if torn else doing}{', in a recovery' if before else ''}",
                 "saved": there[-1:],
             }
@@ -235,25 +297,25 @@ def trial(
         # Step n is told before it is saved, and step n - 1 is committed before n is saved.
         if told and told[-1] - (there[-1] if there else 0) > 2:
             faults.append(f"step {told[-1]} was told, and {there} is saved")
-        shape = shape if stays else rng.choice(shapes)
     there = saved_steps(folder)
     begin = time.monotonic()
-    job = Job(shape, folder, compiled, steps)
-    if job.ends(LIMIT_SECONDS) != [0] * shape.processes:
+    job = Job(trial.last, folder, compiled, steps)
+    if job.ends(LIMIT_SECONDS) != [0] * trial.last.processes:
         faults.append(f"the last start fails: {job.said[-1500:]}")
         return {"kills": kills, "faults": faults}
     if there and there[-1] < steps and job.first_step != there[-1]:
         faults.append(f"{there[-1]} was saved, and it went on after {job.first_step}")
-    found, wanted = parameters(folder, steps), alone[first]
+    stays = len(set(trial.shapes)) == 1
+    found, wanted = parameters(folder, steps), alone[trial.shapes[0]]
     is_same = all(a.tobytes() == b.tobytes() for a, b in zip(found, wanted, strict=True))
     apart = distance(found, wanted)
     if not is_same if stays else apart > ROUNDING:
         faults.append(f"the parameters are {apart:.2g} from those of the undisturbed job")
     return {
         "stays": stays,
-        "cold": is_cold,
+        "cold": trial.is_cold,
         "kills": kills,
-        "last_shape": str(shape),
+        "last_shape": str(trial.last),
         "last_seconds": round(time.monotonic() - begin, 1),
         "bits_equal": is_same,
         "distance": apart,
@@ -261,8 +323,8 @@ def trial(
     }
 
 
-def trials(count: int, seed: int, steps: int, shapes: Sequence[Shape]) -> Iterator[Any]:
-    """The undisturbed job of each shape, and so many trials, each from a seed of its own."""
+def outcomes(trials: Iterable[Trial], steps: int, shapes: Sequence[Shape]) -> Iterator[Any]:
+    """What came of each trial, after the undisturbed job of each shape."""
     with tempfile.TemporaryDirectory() as root:
         alone: dict[Shape, Leaves] = {}
         compiled = Path(root) / "compiled"
@@ -270,13 +332,10 @@ def trials(count: int, seed: int, steps: int, shapes: Sequence[Shape]) -> Iterat
             folder = Path(root) / f"alone{number}"
             folder.mkdir()
             alone[shape] = undisturbed(shape, folder, compiled, steps)
-        for number in range(seed, seed + count):
+        for number, trial in enumerate(trials):
             folder = Path(root) / f"trial{number}"
             folder.mkdir()
-            yield {
-                "seed": number,
-                **trial(random.Random(number), folder, compiled, steps, alone),
-            }
+            yield run_trial(trial, folder, compiled, steps, alone)
             shutil.rmtree(folder)
 
 
@@ -285,13 +344,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Kill jobs, and start them again.")
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=4)
     options = parser.parse_args()
     held, doing = 0, Counter[str]()
-    for found in trials(options.trials, options.seed, options.steps, SHAPES):
+    steps, seeds = options.steps, range(options.seed, options.seed + options.trials)
+    trials = (drawn(random.Random(seed), steps, SHAPES) for seed in seeds)
+    for seed, found in zip(seeds, outcomes(trials, steps, SHAPES), strict=True):
         held += not found["faults"]
         doing.update(kill["doing"] for kill in found["kills"])
-        print(json.dumps(found), flush=True)
+        print(json.dumps({"seed": seed, **found}), flush=True)
     print(json.dumps({"trials": options.trials, "held": held, "killed while": dict(doing)}))
     sys.exit(held != options.trials)
 

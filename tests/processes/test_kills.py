@@ -1,24 +1,39 @@
 """A job that is killed at any instant goes on after its last checkpoint.
 
-Slow, as a trial starts Python and JAX three times and more, in up to two processes: six
-of them and the undisturbed jobs take minutes. The six are part of every check of a change.
+Six kills are part of every check of a change, each where it may hurt; `python -m benchmarks.kills`
+draws any number at random. Slow, as each trial starts two jobs and more: six take two minutes.
 """
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
-from benchmarks.kills import SHAPES, trials
+from benchmarks.kills import SHAPES, Kill, Shape, Trial, drawn, outcomes
 
-
-@pytest.mark.slow
-def test_a_killed_job_goes_on() -> None:
-    (found,) = trials(1, seed=0, steps=4, shapes=SHAPES[:1])
-    assert not found["faults"], found
+ALONE, STAGES, TWO = Shape(1, 2, 1), Shape(1, 2, 2), Shape(2, 1, 1)
+MID_STEP, MID_SAVE = Kill(ALONE, 2, 0.3, 0), Kill(ALONE, 1, 0.02, 0)
+TRIALS = [
+    Trial((MID_STEP,), ALONE),
+    Trial((MID_SAVE, Kill(ALONE, "planning took", 0.1, 0)), ALONE),  # and in the recovery
+    Trial((MID_SAVE,), STAGES),
+    Trial((Kill(STAGES, "compiling", 0.0, 0),), ALONE),
+    Trial((Kill(TWO, 1, 0.02, 1),), STAGES),
+    Trial((Kill(TWO, 2, 0.1, 0),), TWO),
+]
 
 
 @pytest.mark.ci
 @pytest.mark.slow
-def test_killed_jobs_go_on_in_any_shape() -> None:
-    for found in trials(6, seed=1, steps=6, shapes=SHAPES):
-        assert not found["faults"], found
+def test_a_killed_job_goes_on() -> None:
+    for trial, found in zip(TRIALS, outcomes(TRIALS, 4, (ALONE, STAGES, TWO)), strict=True):
+        assert not found["faults"], (trial, found)
+        assert found["kills"], (trial, found)
+
+
+@pytest.mark.slow
+def test_jobs_that_are_killed_at_random_go_on() -> None:
+    trials = [drawn(random.Random(seed), 4, SHAPES) for seed in range(6)]
+    for trial, found in zip(trials, outcomes(trials, 4, SHAPES), strict=True):
+        assert not found["faults"], (trial, found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ def test_sigterm_saves_and_ends_with_0(tmp_path: Path, shape: Shape) -> None:
     """One process is told, as where one host is taken away."""
     job = Job(shape, tmp_path, tmp_path / "compiled", ENDLESS)
     job.says(r"^step +2 ", 600.0)
-    job.processes[-1].send_signal(signal.SIGTERM)
+    job.processes[-1].terminate()
     assert job.ends(300.0) == [0] * shape.processes, job.said
     found = re.search(rf"^step (\d+) of {ENDLESS} is saved in", job.said, re.MULTILINE)
     assert found is not None, job.said
