@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cas
 from autopar.cluster import Cluster
 from autopar.cluster.planned import planned_cluster
 from autopar.errors import ArgumentError, CheckpointError, PlanError, listing
-from autopar.frontend import Call, StepSpec, TracedStep, pure_creation, read_call, trace
+from autopar.frontend import (
+    Call,
+    CallFacts,
+    StepSpec,
+    TracedStep,
+    is_same_trace,
+    pure_creation,
+    read_call,
+    trace,
+)
 from autopar.frontend.compat import inside_transform, runs_uncompiled
 from autopar.frontend.trace.arguments import dynamic_arguments
 from autopar.frontend.trace.objects import opened_state
@@ -105,11 +114,11 @@ class Recording:
 
 @dataclass(frozen=True)
 class _Running:
-    """A plan, what runs it, and the types of the arguments that it is for."""
+    """A plan, what runs it, and the facts of the arguments that it is for."""
 
     planned: Planned
     executor: Executor
-    types: Mapping[str, str]
+    facts: CallFacts
 
     @property
     def traced(self) -> TracedStep:
@@ -509,10 +518,13 @@ class ParallelStep(Generic[P, R]):
         """The same, with watchers told of each pass as it ends."""
         return self._planned_for(read_call(self._spec, args, kwargs), watchers)
 
-    def _planned_for(self, call: Call, watchers: Sequence[Watcher] = ()) -> Planned:
+    def _planned_for(
+        self, call: Call, watchers: Sequence[Watcher] = (), wanted: bool = True
+    ) -> Planned:
+        """The planned step for a call; of one that nobody `wanted` ahead the user may be told."""
         with self._turn:
             if call.signature not in self._planned:
-                self._planned[call.signature] = self._make(call, watchers)
+                self._planned[call.signature] = self._make(call, watchers, wanted)
             self._latest = self._planned[call.signature]
             return self._latest
 
@@ -570,19 +582,20 @@ class ParallelStep(Generic[P, R]):
             self._spec, request, self._donate, plan, self._transport, self._patience, self._cache
         )
 
-    def _make(self, call: Call, watchers: Sequence[Watcher]) -> Planned:
+    def _make(self, call: Call, watchers: Sequence[Watcher], wanted: bool) -> Planned:
         start = time.perf_counter()
         args, kwargs = unplaced(call.spec, call.args, call.kwargs)
-        with (
-            paused_collection(),
-            progress(
-                self.__name__, "planning" if self._given is None else "reading its plan"
-            ) as told,
-        ):
+        doing = "planning" if self._given is None else "reading its plan"
+        with paused_collection(), progress(self.__name__, doing) as told:
             watchers = (*watchers, told.watcher)
             traced = trace(call.spec, args, kwargs)
             request = self._wanted()
             source = Source.of(call.spec, args, kwargs, traced, request)
+            if (twin := self._twin(source, request)) is not None:
+                told.say("it is the step that was planned before, with other objects of the kind")
+                return twin
+            if not wanted:
+                self._tell_of_another_shape(call)
             source = replace(source, family=self._members())
             if request.beside is not None:
                 source = with_shared_state(source, request.beside)
@@ -591,6 +604,19 @@ class ParallelStep(Generic[P, R]):
             for watcher in watchers:
                 watcher.after("trace", self._spec, graph, time.perf_counter() - start)
             return self._agreed(source, request, watchers)
+
+    def _twin(self, source: Source, request: Request) -> Planned | None:
+        """The step as it was planned with other objects, where all that it runs is the same.
+
+        An optimizer or an activation that is made anew holds other functions, which may do the
+        same: that is known once the step is traced.
+        """
+        for planned in self._planned.values():
+            traced = planned.source.traced
+            if planned.request.beside == request.beside and is_same_trace(traced, source.traced):
+                state = {traced.input_paths[i] for i in traced.state_inputs}
+                return replace(planned, source=source.with_state(state))
+        return None
 
     def _agreed(self, source: Source, request: Request, watchers: Sequence[Watcher]) -> Planned:
         """The planned step, the same in every process of a job: process 0 plans for all.
@@ -644,29 +670,43 @@ class ParallelStep(Generic[P, R]):
     def _run(self, call: Call, wanted: bool = False) -> _Running:
         """The compiled step for a call; compiling one that nobody `wanted` ahead may be told of."""
         if call.signature not in self._running:
-            if not wanted:
-                self._tell_of_another_shape(call)
-            planned = self._planned_for(call)
-            with progress(self.__name__, "compiling") as told:
-                executor = self._compiled(planned, told)
-            self._running[call.signature] = _Running(planned, executor, call.types())
+            planned = self._planned_for(call, wanted=wanted)
+            self._running[call.signature] = self._started(planned, call)
         return self._running[call.signature]
+
+    def _started(self, planned: Planned, call: Call) -> _Running:
+        """What runs a planned step: the programs of one that is the same, or new ones."""
+        for running in self._running.values():
+            if running.planned.programs is planned.programs:
+                executor = running.executor.serving(planned.source.traced)
+                return _Running(planned, executor, call.facts())
+        with progress(self.__name__, "compiling") as told:
+            executor = self._compiled(planned, told)
+        return _Running(planned, executor, call.facts())
 
     def _tell_of_another_shape(self, call: Call) -> None:
         """Warn, once, of a call that plans and compiles anew, as the last batch of a set may."""
-        if self._has_told or not self._running or call.signature in self._planned:
+        if self._has_told or not self._running:
             return
         self._has_told = True
-        old, now = next(reversed(self._running.values())).types, call.types()
-        other = [f"{p} is {t} and was {old[p]}" for p, t in now.items() if old.get(p, t) != t]
+        before, now = next(reversed(self._running.values())).facts, call.facts()
+        types, constants = now.other_types(before), now.other_constants(before)
+        found = [*types, *constants] or ["the structure of its arguments has changed"]
+        remedy = (
+            "Drop the last, partial batch or fill it up; or compile for each shape before the "
+            f"loop, with {self.__name__}.compile(state, batch)."
+            if types or not constants
+            else "What is no array is part of the step. Make such objects once and pass the same "
+            "ones at every call; where they differ on purpose, as in training and evaluation, "
+            "this is the price, once for each."
+        )
         LOGGER.warning(
             "%s",
             listing(
-                f"{self.__name__} is called with other arguments than before, and plans and "
-                "compiles anew:",
-                other or ["its static arguments, or the structure of the others, have changed"],
-                "Drop the last, partial batch or fill it up; or compile for each shape before the "
-                f"loop, with {self.__name__}.compile(state, batch). This is said once.",
+                f"{self.__name__} is called with other arguments than before, and "
+                f"{'plans and ' if self._given is None else ''}compiles anew:",
+                found,
+                f"{remedy} This is said once; the log tells of later ones at INFO.",
             ),
         )
 

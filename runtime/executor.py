@@ -15,6 +15,7 @@ call: nothing of one that fails, or is interrupted, is seen by the next.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from jax.sharding import Mesh
 
 from autopar.errors import JobError
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
+from autopar.frontend.traced import TracedStep
 from autopar.ir.program import Program
 from autopar.ir.projection import Host
 from autopar.runtime.actions import Action, Binding
@@ -168,6 +170,12 @@ class Executor:
         walk = self._walk if self._watchdog is None else self._watchdog.walk
         with jax.set_mesh(None):
             return self._step(leaves, walk)[0]
+
+    def serving(self, traced: TracedStep) -> Executor:
+        """The same compiled programs for arguments of other objects; its results are `traced`'s."""
+        found = copy.copy(self)
+        found._traced = traced
+        return found
 
     def run_traced(self, leaves: Sequence[Any]) -> tuple[Any, Timeline]:
         """Run the step and wait for it: its results, and when everything in it ran.

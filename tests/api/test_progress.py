@@ -61,7 +61,7 @@ def test_a_second_shape_is_told_of_once(caplog: pytest.LogCaptureFixture) -> Non
         parallel(W, jnp.ones((rows, 64)))
     (told,) = caplog.records
     assert "* x is float32[8, 64] and was float32[24, 64]" in told.getMessage()
-    assert "with step.compile(state, batch). This is said once." in told.getMessage()
+    assert "with step.compile(state, batch). This is said once;" in told.getMessage()
 
 
 def test_a_step_whose_planning_was_interrupted_plans_again(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
-from autopar.errors import ArgumentError
+from autopar.errors import ArgumentError, shown
 from autopar.frontend.trace.arguments import (
     StepSpec,
     canonical_dtype,
@@ -18,32 +18,67 @@ from autopar.frontend.trace.arguments import (
     leaf_paths,
     split_static,
 )
-from autopar.frontend.trace.objects import pure_call
+from autopar.frontend.trace.objects import PureCall, pure_call
+
+
+@dataclass(frozen=True)
+class CallFacts:
+    """The facts of a call that its trace depends on, by path: the types of arrays, and constants.
+
+    It keeps no array of the call alive.
+    """
+
+    types: Mapping[str, str]
+    constants: Mapping[str, Any]
+
+    def other_types(self, before: CallFacts) -> list[str]:
+        """The arrays that are of another type than before, such as "x is f32[8] and was f32[4]"."""
+        old = before.types
+        return [f"{p} is {t} and was {old[p]}" for p, t in self.types.items() if old.get(p, t) != t]
+
+    def other_constants(self, before: CallFacts) -> list[str]:
+        """The constants that are others than before; of objects with no text of their own, that."""
+        old = before.constants
+        pairs = ((p, v, old[p]) for p, v in self.constants.items() if p in old)
+        return [_another(p, now, was) for p, now, was in pairs if now is not was and now != was]
 
 
 @dataclass(frozen=True)
 class Call:
     """A call as trees of arrays, its arrays in order, and the signature that its trace depends on.
 
-    `close` makes objects of its result; None for a call without objects.
+    It makes objects of its result, where the `pure` call stands for one of objects.
     """
 
-    spec: StepSpec
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    pure: PureCall
     leaves: tuple[Any, ...]
     signature: Hashable
-    close: Callable[[Any], Any] | None = None
 
-    def types(self) -> dict[str, str]:
-        """The type of each array by its path, such as "float32[16, 8]"."""
+    @property
+    def spec(self) -> StepSpec:
+        """The step on trees of arrays."""
+        return self.pure.spec
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """The arguments by position."""
+        return self.pure.args
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The arguments by name."""
+        return self.pure.kwargs
+
+    def facts(self) -> CallFacts:
+        """The types of its arrays, and its constants."""
         paths = leaf_paths(dynamic_arguments(self.spec, self.args, self.kwargs))
         pairs = zip(paths, map(_type_of, self.leaves), strict=True)
-        return {path: f"{dtype}{list(shape)}" for path, (shape, dtype) in pairs}
+        types = {path: f"{dtype}{list(shape)}" for path, (shape, dtype) in pairs}
+        return CallFacts(types, dict(self.pure.constants()))
 
     def rebuild(self, result: Any) -> Any:
         """Make the user's objects of a result, and bring those that were given up to date."""
-        return result if self.close is None else self.close(result)
+        return result if self.pure.close is None else self.pure.close(result)
 
 
 def read_call(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
@@ -67,7 +102,15 @@ def read_call(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> Ca
     if static or extra:
         check_hashes(spec, args, kwargs)
     signature = (tree, types, static, extra, pure.token)
-    return Call(pure.spec, pure.args, pure.kwargs, tuple(leaves), signature, pure.close)
+    return Call(pure, tuple(leaves), signature)
+
+
+def _another(path: str, value: object, old: object) -> str:
+    """A constant that differs, in words; functions by the name that they have in the source."""
+    now, before = (getattr(v, "__qualname__", None) or shown(v) for v in (value, old))
+    if now == before or " at 0x" in now:
+        return f"{path} is another {type(value).__name__} object"
+    return f"{path} is {now} and was {before}"
 
 
 def _no_tree(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any], error: Exception) -> str:

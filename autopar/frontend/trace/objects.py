@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, TypeGuard
@@ -18,7 +18,7 @@ from typing import Any, TypeGuard
 import jax
 
 from autopar.errors import ArgumentError, TraceError
-from autopar.frontend.trace.arguments import StepSpec, dynamic_arguments
+from autopar.frontend.trace.arguments import StepSpec, dynamic_arguments, key_text
 
 _IN_PLACE = "autopar.in_place"  # the tag under which nnx tells what becomes of which object
 
@@ -27,14 +27,31 @@ _IN_PLACE = "autopar.in_place"  # the tag under which nnx tells what becomes of 
 class PureCall:
     """A step and its arguments as trees of arrays, and what makes objects of its result.
 
-    `token` is what else a trace depends on. A call with no objects is as it was.
+    `token` is what else a trace depends on: the graph of each argument of nnx objects, by its name.
+    A call with no objects is as it was.
     """
 
     spec: StepSpec
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    token: Hashable = None
+    token: tuple[tuple[str, Any], ...] = ()
     close: Callable[[Any], Any] | None = None
+
+    def constants(self) -> Iterator[tuple[str, Any]]:
+        """What is part of the step and no array: of static arguments and of objects, by path."""
+        numbers, names = self.spec.static(self.args)
+        parameters = self.spec.parameters()
+        for i in numbers:
+            if i < len(self.args):
+                yield parameters[i] if i < len(parameters) else f"arg{i}", self.args[i]
+        yield from ((k, v) for k, v in self.kwargs.items() if k in names)
+        for argument in dynamic_arguments(self.spec, self.args, self.kwargs):
+            leaves, _ = jax.tree_util.tree_flatten_with_path(argument.tree, is_leaf=_is_constant)
+            for path, leaf in leaves:
+                if _is_constant(leaf):
+                    yield "/".join([argument.name, *map(key_text, path)]), leaf.value
+        for name, graph in self.token:
+            yield from _attributes(name, iter(graph.nodes), iter(graph.attributes))
 
 
 def pure_call(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> PureCall:
@@ -318,7 +335,20 @@ def _nnx_call(nnx: ModuleType, call: PureCall, changing: tuple[str, ...]) -> Pur
 
     args, kwargs = put(call.args, call.kwargs, states)
     spec = replace(spec, fun=step, result_of=lambda made: made[0])
-    return PureCall(spec, args, kwargs, graphs, close)
+    return PureCall(spec, args, kwargs, tuple(zip(changing, graphs, strict=True)), close)
+
+
+def _attributes(
+    path: str, nodes: Iterator[Any], attributes: Iterator[tuple[Any, Any]]
+) -> Iterator[tuple[str, Any]]:
+    """The static attributes of the next node of an nnx graph and of those below, by path."""
+    for _ in range(getattr(next(nodes, None), "num_attributes", 0)):
+        name, attribute = next(attributes)
+        if hasattr(attribute, "value"):
+            if not str(name).startswith("_pytree__"):
+                yield f"{path}/{name}", attribute.value
+        elif type(attribute).__name__ == "NodeAttr":
+            yield from _attributes(f"{path}/{name}", nodes, attributes)
 
 
 def _split(context: Any, nodes: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
