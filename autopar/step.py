@@ -33,7 +33,7 @@ from autopar.frontend.trace.objects import opened_state
 from autopar.frontend.trace.step import unplaced, wants_plain_steps
 from autopar.gc_pause import paused_collection
 from autopar.ir.mesh import MeshShape
-from autopar.ir.plan import Argument, Plan, Prediction
+from autopar.ir.plan import Argument, Plan, Prediction, leaf_arguments
 from autopar.ir.plan_file import a_plan, plan_from_json, plan_to_json
 from autopar.ir.program import Program
 from autopar.ir.projection import walks
@@ -287,7 +287,8 @@ class ParallelStep(Generic[P, R]):
         Each process writes what it keeps; nothing is gathered, and the next step may consume the
         state at once. `extras` go into the same commit: JSON, as the position of the data, and
         random keys. Another plan, another number of processes, or Orbax alone reads it. Raises
-        ArgumentError where an array was consumed, CheckpointError where it cannot be written.
+        ArgumentError where an array was consumed, CheckpointError where it cannot be written. A
+        part of the state alone is saved, with a warning: it cannot be resumed from.
         """
         checkpoint = _checkpointing()
         arrays, _ = opened_state(state)
@@ -297,6 +298,16 @@ class ParallelStep(Generic[P, R]):
             return _hash_of(plan_to_json(plan))
 
         saved: bool = checkpoint.save(manager, number, arrays, extras or {}, plan_hash, force)
+        planned = _state_paths(plan)
+        missing: list[str] = checkpoint.left_out(arrays, planned) if saved else []
+        if missing:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            LOGGER.warning(
+                "%s: the checkpoint of step %d holds %d of the %d arrays of its state. %s%s are "
+                "left out, and no training can be resumed without them: save the whole state, such "
+                "as (model, optimizer).",
+                self.__name__, number, len(planned) - len(missing), len(planned), missing[0], more,
+            )  # fmt: skip
         return saved
 
     def restore(self, manager: Any, wanted: Any, step: int | None = None) -> Restored | None:
@@ -307,7 +318,9 @@ class ParallelStep(Generic[P, R]):
         read, or is of another state.
         """
         arrays, closed = opened_state(wanted)
-        found: Restored | None = _checkpointing().restore(manager, arrays, step)
+        plan = self._latest.plan if self._latest is not None else self._given
+        planned = _state_paths(plan) if plan is not None else []
+        found: Restored | None = _checkpointing().restore(manager, arrays, step, planned)
         return None if found is None else replace(found, state=closed(found.state))
 
     def _flat(self) -> BoundMesh:
@@ -675,7 +688,7 @@ class ParallelStep(Generic[P, R]):
         return self._running[call.signature]
 
     def _started(self, planned: Planned, call: Call) -> _Running:
-        """What runs a planned step: the programs of one that is the same, or new ones."""
+        """A planned step with its programs: those of one that is the same, or new ones."""
         for running in self._running.values():
             if running.planned.programs is planned.programs:
                 executor = running.executor.serving(planned.source.traced)
@@ -747,6 +760,11 @@ def _check_waiting(
     own = walks(program, host.count, host.submeshes, transport.asks_all)
     limit = in_flight_limit(str(meshes[0].devices.flat[0].platform))
     verify_projections(program, host.submeshes, own, Transports(transport.asks_all, limit))
+
+
+def _state_paths(plan: Plan) -> list[str]:
+    """The path of each leaf of a plan's state."""
+    return [leaf.path for leaf in leaf_arguments(plan.state)]
 
 
 def _hash_of(text: str) -> str:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -101,11 +102,14 @@ def save(
     return bool(saved)
 
 
-def restore(manager: Any, wanted: Any, number: int | None = None) -> Restored | None:
+def restore(
+    manager: Any, wanted: Any, number: int | None = None, planned: Sequence[str] = ()
+) -> Restored | None:
     """The state of step `number`, else of the latest, laid out as the leaves of `wanted`.
 
     `wanted` has shapes, dtypes and shardings, as `ParallelStep.abstract_state` gives them. None
-    where no checkpoint is there and none is asked for. Raises CheckpointError where one cannot be
+    where no checkpoint is there and none is asked for. Paths of state that are `planned` name the
+    items of a tuple of states as the step's arguments. Raises CheckpointError where one cannot be
     read or is of another state; it names the folder, the leaf and what to do.
     """
     number = manager.latest_step() if number is None else number
@@ -130,7 +134,7 @@ def restore(manager: Any, wanted: Any, number: int | None = None) -> Restored | 
     try:
         found = manager.restore(number, args=ocp.args.Composite(**asked))
     except (OSError, ValueError, KeyError) as error:
-        faults = _differences(manager.directory / str(number) / STATE, wanted)
+        faults = _differences(manager.directory / str(number) / STATE, wanted, planned)
         if faults:
             remedy = "Restore it with the model and the optimizer that it was saved with"
         elif "registered handler" in str(error):  # of a manager that has saved it by other means
@@ -139,11 +143,12 @@ def restore(manager: Any, wanted: Any, number: int | None = None) -> Restored | 
         else:
             remedy = "Its files are damaged, or cannot be reached: delete it"
         others = ", ".join(str(n) for n in sorted(manager.all_steps()) if n != number)
+        other = f", or name another step (there: {others})" if others else ""
         raise CheckpointError(
             listing(
                 f"{folder} cannot be read as the state of this step:",
                 faults or [_first_lines(error)],
-                f"{remedy}, or name another step (there: {others or 'none'}).",
+                f"{remedy}{other}.",
             )
         ) from error
     record = found.get(RECORD) or {}
@@ -151,15 +156,46 @@ def restore(manager: Any, wanted: Any, number: int | None = None) -> Restored | 
     return Restored(number, found[STATE], extras, record.get("plan_hash", ""))
 
 
-def _differences(folder: Any, wanted: Any) -> list[str]:
+def left_out(state: Any, planned: Sequence[str]) -> list[str]:
+    """The planned paths of state of which a tree that is to be saved has nothing."""
+    there = {end for path in _types(state) for end in (path, _end(path))}
+    return [path for path in planned if there.isdisjoint((path, _end(path)))]
+
+
+def _end(path: str) -> str:
+    return path.partition("/")[2] or path
+
+
+def _arguments_of(paths: Iterable[str], planned: Sequence[str]) -> dict[str, str]:
+    """The argument of the step that each item of a tuple of states is, by the paths in common.
+
+    restored (net, optimizer)   0/d1/kernel     1/step
+    planned                     net/d1/kernel   optimizer/step
+    """
+    heads: dict[str, Counter[str]] = {}
+    of = {_end(path): path.partition("/")[0] for path in planned}
+    for path in paths:
+        head, _, end = path.partition("/")
+        if head.isdecimal() and end in of:
+            heads.setdefault(head, Counter())[of[end]] += 1
+    return {head: counts.most_common(1)[0][0] for head, counts in heads.items()}
+
+
+def _differences(folder: Any, wanted: Any, planned: Sequence[str]) -> list[str]:
     """The leaves that a checkpoint or this step alone has, and those of two types."""
     try:
         there = _types(_StateHandler().metadata(folder).tree)
     except (OSError, ValueError, KeyError):
         return []  # the first error says it
     here = _types(wanted)
+    names = _arguments_of(here, planned)
+
+    def named(path: str) -> str:
+        head, slash, end = path.partition("/")
+        return f"{names.get(head, head)}{slash}{end}"
+
     faults = [
-        f"{path} is {there.get(path, 'not in the checkpoint')}"
+        f"{named(path)} is {there.get(path, 'not in the checkpoint')}"
         + (f", and {here[path]} in this step" if path in here else ", and not in this step")
         for path in sorted(there.keys() | here.keys())
         if there.get(path) != here.get(path)

@@ -14,6 +14,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -281,3 +282,33 @@ def test_a_manager_that_skips_a_step_says_so(saved: Saved, tmp_path: Path) -> No
     options = ocp.CheckpointManagerOptions(should_save_fn=lambda step, latest: step % 10 == 0)
     with ocp.CheckpointManager(tmp_path, options=options) as manager:
         assert not saved.step.save(manager, 3, state)
+
+
+def test_a_part_of_the_state_is_told_of_and_missed_by_its_argument(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def descend(net: Any, optimizer: Any, x: Any) -> Any:
+        loss, grads = nnx.value_and_grad(lambda n: jnp.mean(n(x) ** 2))(net)
+        optimizer.update(net, grads)
+        return loss
+
+    def make() -> Any:
+        net = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+        return net, nnx.Optimizer(net, optax.adam(1e-3), wrt=nnx.Param)
+
+    step: Any = autopar.parallelize(descend, cluster="8xcpu", mesh=8, method="dp")
+    step.plan_for(*jax.eval_shape(make), jnp.ones((8, 4)))
+    net, optimizer = step.init(make)
+    with ocp.CheckpointManager(tmp_path) as manager:
+        assert step.save(manager, 1, (net, optimizer))
+        assert not caplog.records
+        assert step.save(manager, 2, net)
+        manager.wait_until_finished()
+        (told,) = caplog.records
+        assert "the checkpoint of step 2 holds 2 of the 8 arrays of its state" in told.getMessage()
+        assert "optimizer/" in told.getMessage()
+        assert step.restore(manager, step.abstract_state(make), step=1) is not None
+        with pytest.raises(CheckpointError) as raised:
+            step.restore(manager, step.abstract_state(make), step=2)
+    assert "* net/bias" in str(raised.value)
+    assert len(str(raised.value).splitlines()) < 12

@@ -38,7 +38,7 @@ class PureCall:
     close: Callable[[Any], Any] | None = None
 
     def constants(self) -> Iterator[tuple[str, Any]]:
-        """What is part of the step and no array: of static arguments and of objects, by path."""
+        """The static arguments, and the static parts of objects, by path."""
         numbers, names = self.spec.static(self.args)
         parameters = self.spec.parameters()
         for i in numbers:
@@ -344,10 +344,10 @@ def _attributes(
     """The static attributes of the next node of an nnx graph and of those below, by path."""
     for _ in range(getattr(next(nodes, None), "num_attributes", 0)):
         name, attribute = next(attributes)
-        if hasattr(attribute, "value"):
-            if not str(name).startswith("_pytree__"):
-                yield f"{path}/{name}", attribute.value
-        elif type(attribute).__name__ == "NodeAttr":
+        kind = type(attribute).__name__
+        if kind == "Static" and not str(name).startswith("_pytree__"):
+            yield f"{path}/{name}", attribute.value
+        elif kind == "NodeAttr":
             yield from _attributes(f"{path}/{name}", nodes, attributes)
 
 
