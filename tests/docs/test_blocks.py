@@ -11,6 +11,7 @@ autopar must be called as they can be.
 
 import functools
 import importlib
+import logging
 import re
 import shlex
 import sys
@@ -61,8 +62,17 @@ RUN = [
 ]
 
 
+@pytest.fixture
+def log_as_it_was() -> Iterator[None]:
+    """A page may set the level of autopar's log; others must not be told of it."""
+    logger = logging.getLogger("autopar")
+    level = logger.level
+    yield
+    logger.setLevel(level)
+
+
 @pytest.mark.parametrize("page", RUN)
-@pytest.mark.usefixtures("folder_of_a_reader")
+@pytest.mark.usefixtures("folder_of_a_reader", "log_as_it_was")
 def test_the_blocks_of_a_page_run(
     page: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

@@ -1,9 +1,9 @@
-"""The project's own Python files, parsed once."""
+"""The project's own Python files, read once; those whose syntax is asked for are parsed once."""
 
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -15,11 +15,15 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A Python file of the project: its path from the root, its text and its syntax tree."""
+    """A Python file of the project: its path from the root, and its text."""
 
     path: Path
     text: str
-    tree: ast.Module
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """Its syntax tree: parsing all files takes seconds."""
+        return ast.parse(self.text)
 
     @property
     def line_count(self) -> int:
@@ -46,15 +50,12 @@ def all_files() -> tuple[SourceFile, ...]:
         for path in (ROOT / room).rglob("*.py")
         if path.resolve() == path
     )
-    return tuple(_parsed(path) for path in paths)
+    return tuple(
+        SourceFile(path.relative_to(ROOT), path.read_text(encoding="utf-8")) for path in paths
+    )
 
 
 @cache
 def source_files() -> tuple[SourceFile, ...]:
     """The files that are shipped."""
     return tuple(file for file in all_files() if file.is_source)
-
-
-def _parsed(path: Path) -> SourceFile:
-    text = path.read_text(encoding="utf-8")
-    return SourceFile(path.relative_to(ROOT), text, ast.parse(text))
