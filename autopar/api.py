@@ -27,8 +27,10 @@ from autopar.options import (
     argnums_of,
     batch_axes_of,
     cache_of,
+    check_names,
     check_order,
     check_state_is_not_static,
+    checked_options,
     cluster_of,
     count_of,
     flag_of,
@@ -111,6 +113,7 @@ def parallelize(fun: Callable[P, R], **options: Unpack[PlanOptions]) -> Parallel
 def parallelize(**options: Unpack[PlanOptions]) -> Parallelizer: ...
 
 
+@checked_options
 def parallelize(
     fun: Callable[..., Any] | None = None,
     *,
@@ -250,6 +253,7 @@ def _parallel(fun: object) -> ParallelStep[..., Any] | None:
 
 def plan(fun: Callable[..., Any], *args: Any, **options: Any) -> Plan:
     """The plan of a step on these arguments, concrete or abstract; options as for parallelize."""
+    check_names("plan", options, tuple(PlanOptions.__annotations__))
     step = parallelize(step_of(fun), **options)
     return step.plan_for(*args)
 

@@ -5,13 +5,15 @@ Every refusal has one manner: the option and what it was given, what is accepted
 
 from __future__ import annotations
 
+import difflib
+import functools
 import inspect
 import math
 import numbers
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 from autopar.cluster import Cluster, device_order
 from autopar.cluster.names import FORMS
@@ -19,7 +21,6 @@ from autopar.cluster.planned import planned_cluster
 from autopar.errors import (
     ArgumentError,
     ClusterError,
-    InputError,
     MeshError,
     PinError,
     PlanFileError,
@@ -42,6 +43,9 @@ from autopar.progress import LOGGER
 from autopar.rules import RuleBook
 from autopar.runtime.bind import is_mesh, mesh_shape, positions_of
 from autopar.schedule.table import SCHEDULES
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _MESH = "sizes, named sizes or a jax.sharding.Mesh, as in (2, 4), '2,4', {'data': 2, 'model': 4}"
 _PIN = "{path pattern: PartitionSpec}, as in {'params/**/kernel': P(None, 'model')}"
@@ -314,11 +318,36 @@ def cache_of(given: object) -> PlanCache | None:
     return PlanCache(Path(given))
 
 
+def checked_options(fun: Callable[P, R]) -> Callable[P, R]:
+    """The function, refusing a keyword that it has not, with the nearest that it has.
+
+    Its own signature stays. Raises TypeError, as Python does.
+    """
+    known = tuple(inspect.signature(fun).parameters)
+
+    @functools.wraps(fun)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        check_names(fun.__name__, kwargs, known)
+        return fun(*args, **kwargs)
+
+    return called
+
+
+def check_names(fun: str, given: Iterable[str], known: Sequence[str]) -> None:
+    """Raise TypeError, as Python does, for an option that the function has not."""
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
+            raise TypeError(f"{fun}() got an unexpected keyword argument {name!r}: {hint}")
+
+
 def method_of(given: object) -> str:
-    """The method; raises InputError where there is none of this name."""
+    """The method; raises ArgumentError where there is none of this name."""
     if not isinstance(given, str) or given not in RECIPES:
-        accepted = f"a name, as in method='fsdp'; there are: {', '.join(RECIPES)}"
-        raise InputError(refused("method", given, accepted))
+        near = difflib.get_close_matches(str(given), RECIPES, n=1) or ["fsdp"]
+        accepted = f"a name, as in method={near[0]!r}; there are: {', '.join(RECIPES)}"
+        raise ArgumentError(refused("method", given, accepted))
     return given
 
 

@@ -612,6 +612,7 @@ class ParallelStep(Generic[P, R]):
             source = replace(source, family=self._members())
             if request.beside is not None:
                 source = with_shared_state(source, request.beside)
+                self._tell_of_writing(call, source)
             graph = source.plain.graph
             warn_of_unknown(graph)
             for watcher in watchers:
@@ -722,6 +723,29 @@ class ParallelStep(Generic[P, R]):
                 f"{remedy} This is said once; the log tells of later ones at INFO.",
             ),
         )
+
+    def _tell_of_writing(self, call: Call, source: Source) -> None:
+        """Warn of a companion that changes the state in place, as one may that is to read it."""
+        traced = source.traced
+        state = {traced.input_paths[i] for i in traced.state_inputs}
+        held = {path.partition("/")[0] for path in state}
+        found = [p for p in call.changes(traced) if p.partition("/")[0] in held]
+        arrays = [p for p in found if p in state]
+        modes = [p for p in found if p not in state]
+        if arrays:
+            more = f" and {len(arrays) - 1} more" if len(arrays) > 1 else ""
+            LOGGER.warning(
+                "%s runs beside a step and writes what both share: %s%s. Statistics and counts of "
+                "random keys that training keeps have moved after it. To evaluate, call .eval() on "
+                "the model before the call, and .train() after it.",
+                self.__name__, arrays[0], more,
+            )  # fmt: skip
+        if modes:
+            LOGGER.warning(
+                "%s sets %s, and the model is left so. Call .eval() and .train() outside of it: "
+                "neither makes the step that trains plan again.",
+                self.__name__, ", ".join(modes),
+            )  # fmt: skip
 
     def _compiled(self, planned: Planned, told: Progress) -> Executor:
         meshes = self._meshes(planned.plan)

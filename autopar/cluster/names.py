@@ -33,7 +33,8 @@ def read_name(text: str) -> tuple[str, Chip, AbstractTopology]:
             raise ClusterError(f"cluster {text!r}: {fabric.hint(chip.name)}")
         full, topology = fabric.read(text, chip.name, match)
         return full, chip, topology
-    raise ClusterError(f"cluster {text!r} is not understood; write {FORMS}.{_close(name)}")
+    near = f" For 8 devices of {name}: '8x{name}'." if chip_named(name) else _close(name)
+    raise ClusterError(f"cluster {text!r} is not understood; write {FORMS}.{near}")
 
 
 def larger_name(name: str, factor: int) -> str:

@@ -378,6 +378,6 @@ def _misfits(given: Input, dims: Dims, mesh: MeshShape) -> Iterator[str]:
         there = tuple(a for a in axes if a in mesh.names)
         if given.value.shape[d] % mesh.size(there):
             yield (
-                f"{given.path} {given.value.type_text}: dim {d} does not divide by "
+                f"{given.path} {given.value.type_text}: dim {d} is not divisible by "
                 f"{'+'.join(there)}={mesh.size(there)} and is left whole"
             )

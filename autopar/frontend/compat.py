@@ -17,6 +17,7 @@ from jax._src.lib import xla_client
 _LIBRARIES = tuple(
     sorted({str(Path(sysconfig.get_paths()[k])) for k in ("purelib", "platlib", "stdlib")})
 )
+_OWN = str(Path(__file__).parents[1])
 
 
 def jax_minor() -> str:
@@ -45,6 +46,17 @@ def line_of(equation: Any, call: str = "") -> str:
     traceback = equation.source_info.traceback
     own, library = _lines(traceback) if traceback is not None else ("", "")
     return own or call or library
+
+
+def raised_at(error: BaseException) -> str:
+    """The innermost line of the user's own on the way of an error: " (file.py:line)", or ""."""
+    found, at = "", error.__traceback__
+    while at is not None:
+        file = at.tb_frame.f_code.co_filename
+        if not file.startswith((*_LIBRARIES, _OWN, "<")):
+            found = f" ({Path(file).name}:{at.tb_lineno})"
+        at = at.tb_next
+    return found
 
 
 def name_stack_of(equation: Any) -> str:

@@ -38,7 +38,7 @@ def check_plan(plan: Plan, traced: TracedStep) -> None:
     if faults:
         lines = "\n".join(f"* {f}" for f in faults[:8])
         raise PlanMismatchError(
-            f"the plan for {plan.origin.step} does not fit {traced.name}:\n{lines}\n"
+            f"the plan of {plan.origin.step} cannot run this {traced.name}:\n{lines}\n"
             "Plan again for this step, or load the plan that was made for it."
         )
 

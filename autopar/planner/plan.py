@@ -57,6 +57,7 @@ from autopar.planner.remat import Form
 from autopar.planner.request import Request
 from autopar.planner.source import Source
 from autopar.planner.stage_search import search_stages
+from autopar.progress import LOGGER
 from autopar.rules import unknown_ops
 
 _NO_GAIN = 1e-9
@@ -311,4 +312,9 @@ def _meshes(request: Request) -> tuple[MeshShape, ...]:
         shapes = tuple(s for s in shapes if len(s.names) > 1) or shapes
     named = {a for _, dims in request.pins for axes in dims for a in axes}
     able = tuple(s for s in shapes if named <= set(s.names))
+    if able and len(able) < len(shapes):
+        LOGGER.info(
+            "pins name %s: only meshes with such axes are tried, %s",
+            ", ".join(sorted(named)), " ".join(f"({shape})" for shape in able),
+        )  # fmt: skip
     return able or shapes

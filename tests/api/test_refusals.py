@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import autopar
 from autopar.errors import (
+    ArgumentError,
     ClusterError,
     InfeasibleError,
     InputError,
@@ -40,7 +41,7 @@ def plan_of(**options: Any) -> autopar.Plan:
 
 
 def test_a_batch_that_does_not_divide() -> None:
-    with pytest.raises(InfeasibleError, match=r"batch is 12 .*does not divide by 8"):
+    with pytest.raises(InfeasibleError, match=r"batch has 12 rows .*is not divisible by 8"):
         plan_of(method="dp", x=S((12, 64), jnp.float32))
 
 
@@ -174,3 +175,45 @@ def test_what_is_tried_for_a_refusal_keeps_mesh_and_pins() -> None:
     pins = {"w": P("rows", None)}
     with pytest.raises(MemoryLimitError, match=r"no plan on \(rows=8\) fits"):
         plan_of(mesh={"rows": 8}, pins=pins, memory_gb=1e-6)
+
+
+def test_an_option_that_is_none_is_named_with_the_function_that_was_called() -> None:
+    with pytest.raises(TypeError, match=r"plan\(\) got .* 'memory_gbs': did you mean 'memory_gb'?"):
+        plan_of(memory_gbs=4)
+    with pytest.raises(TypeError, match=r"parallelize\(\) got .* did you mean 'microbatches'?"):
+        parallelize: Any = autopar.parallelize
+        parallelize(step, micro_batches=4)
+
+
+def test_a_method_that_is_none_has_its_neighbour() -> None:
+    with pytest.raises(ArgumentError, match="it takes a name, as in method='megatron'; there are"):
+        plan_of(method="megatorn")
+
+
+def test_a_chip_alone_is_no_cluster() -> None:
+    with pytest.raises(ClusterError, match="For 8 devices of cpu: '8xcpu'"):
+        autopar.plan(step, W, X, cluster="cpu")
+
+
+def test_a_step_that_does_not_trace_has_its_line_and_its_batch() -> None:
+    def broken(params: Any, batch: Any) -> Any:
+        return batch["x"] @ params["w0"] + batch["y"]
+
+    params = {f"w{i}": W for i in range(9)}
+    batch = {"x": X, "y": S((3,), jnp.float32)}
+    with pytest.raises(TraceError) as error:
+        autopar.plan(broken, params, batch, cluster="8xcpu")
+    headline, shapes, _ = str(error.value).splitlines()
+    assert re.search(r"\(test_refusals\.py:\d+\)$", headline)
+    assert "params (9 arrays), batch/x float32[" in shapes
+    assert shapes.endswith("batch/y float32[3].")
+
+
+def test_a_pattern_with_a_slip_is_given_back_without_it() -> None:
+    def deep(state: Any, x: Any) -> Any:
+        return state, x @ state["net"]["kernel"]
+
+    with pytest.raises(PinError, match=r"paths are state/\*\*/kernel, state/net/kernel"):
+        autopar.plan(
+            deep, {"net": {"kernel": W}}, X, cluster="8xcpu", pins={"state/**/kernal": P("data")}
+        )

@@ -68,7 +68,7 @@ def test_which_axes_close_into_rings(name: str, wraps: tuple[bool, ...]) -> None
     ("name", "parts"),
     [
         ("8xh10", ["'8xh10'", "h100", "'v5p:4x4x8'"]),
-        ("h100", ["'h100'", "Close: h100", "local"]),
+        ("h100", ["'h100'", "For 8 devices of h100: '8xh100'", "local"]),
         ("nonsense!", ["'nonsense!'", ".toml"]),
         ("12xh100", ["12 devices", "multiple of 8"]),
         ("2x9xh100", ["at most 8"]),

@@ -90,7 +90,7 @@ def test_too_little_memory_is_a_refusal_that_names_a_limit() -> None:
     [
         ({"params/upp": ("data",)}, "nearest paths are"),
         ({"params/up": ("rows",)}, r"names axis 'rows', but the mesh has \(data=2, model=4\)"),
-        ({"params/odd": (None, "model")}, "7 does not divide by it"),
+        ({"params/odd": (None, "model")}, "7 is not divisible by"),
         ({"params/odd": (None, None, "data")}, "3 dims"),
     ],
     ids=str,

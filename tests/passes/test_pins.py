@@ -136,7 +136,7 @@ def test_pins_that_cannot_be_kept(step: Traced, pattern: str, dims: Dims, text: 
     with pytest.raises(PinError, match=text) as caught:
         Optimal().run(graph, pinned((pattern, dims)))
     assert "* pin" in str(caught.value)
-    assert str(caught.value).endswith("Mend or drop them.")
+    assert str(caught.value).endswith("or leave them out.")
 
 
 def test_all_faults_come_at_once(step: Traced) -> None:

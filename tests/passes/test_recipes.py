@@ -303,7 +303,7 @@ def test_a_batch_that_does_not_divide_says_so() -> None:
     with pytest.raises(InfeasibleError) as caught:
         Optimal(recipe=recipe_named("dp")).run(step.graph, setting("8"))
     text = str(caught.value)
-    assert "dp splits the batch over data=8 = 8 devices, but the batch is 6 (x)" in text
+    assert "dp splits the batch over data, 8 devices, but the batch has 6 rows (x)" in text
     assert "a multiple of 8" in text
     Optimal().run(step.graph, setting("8"))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,8 @@ from autopar.frontend.trace.arguments import (
     leaf_paths,
     split_static,
 )
-from autopar.frontend.trace.objects import PureCall, pure_call
+from autopar.frontend.trace.objects import PureCall, changed_in_place, pure_call
+from autopar.frontend.traced import TracedStep
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,16 @@ class Call:
         pairs = zip(paths, map(_type_of, self.leaves), strict=True)
         types = {path: f"{dtype}{list(shape)}" for path, (shape, dtype) in pairs}
         return CallFacts(types, dict(self.pure.constants()))
+
+    def changes(self, traced: TracedStep) -> Iterator[str]:
+        """The paths of arrays and static attributes of nnx objects that the step changes in place."""
+        if not self.pure.token:
+            return
+        outputs, given = traced.program.outputs, {*traced.program.inputs}
+        numbers = jax.tree_util.tree_unflatten(traced.out_tree, range(len(outputs)))
+        for path, found in changed_in_place(self.pure, numbers):
+            if not isinstance(found, int) or outputs[found] not in given:
+                yield path
 
     def rebuild(self, result: Any) -> Any:
         """Make the user's objects of a result, and bring those that were given up to date."""

@@ -338,6 +338,23 @@ def _nnx_call(nnx: ModuleType, call: PureCall, changing: tuple[str, ...]) -> Pur
     return PureCall(spec, args, kwargs, tuple(zip(changing, graphs, strict=True)), close)
 
 
+def changed_in_place(call: PureCall, result: Any) -> Iterator[tuple[str, Any]]:
+    """The arrays of nnx objects that came back with a call's result, by path.
+
+    So do static attributes that are others than before.
+    """
+    _, changed, made = result
+    for name, state in changed.items():
+        for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
+            yield "/".join([name, *map(key_text, path)]), leaf
+    for (name, before), after in zip(call.token, made.value, strict=False):
+        graphs = (before, after)
+        old, new = (dict(_attributes(name, iter(g.nodes), iter(g.attributes))) for g in graphs)
+        for where, value in new.items():
+            if where in old and value is not old[where] and value != old[where]:
+                yield where, Constant(value)
+
+
 def _attributes(
     path: str, nodes: Iterator[Any], attributes: Iterator[tuple[Any, Any]]
 ) -> Iterator[tuple[str, Any]]:

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from autopar.errors import ArgumentError, AutoparError, TraceError, listing
+from autopar.frontend.compat import raised_at
 from autopar.frontend.trace.arguments import (
     StepSpec,
     check_arrays,
@@ -113,9 +114,10 @@ def _trace(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     except (Exception, SystemExit) as error:
         raise TraceError(
             f"{spec.name} does not trace: {type(error).__name__}: "
-            f"{(str(error).strip().splitlines() or [''])[0]}\n"
-            f"It was called with {_shapes(args, kwargs)}.\n"
-            "A step must run under jax.jit on these shapes; try jax.jit on it first."
+            f"{(str(error).strip().splitlines() or [''])[0]}{raised_at(error)}\n"
+            f"It was called with {_shapes(spec, args, kwargs)}.\n"
+            "A step must run under jax.jit on these shapes (nnx.jit or eqx.filter_jit where it "
+            "takes such objects); try that on it first."
         ) from error
 
 
@@ -151,11 +153,15 @@ def _type_alone(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
 
 
-def _shapes(args: Sequence[Any], kwargs: dict[str, Any]) -> str:
-    leaves = jax.tree_util.tree_leaves((args, kwargs))
-    texts = [
-        f"{getattr(leaf, 'dtype', type(leaf).__name__)}{list(getattr(leaf, 'shape', ()))}"
-        for leaf in leaves[:_SHOWN_SHAPES]
-    ]
-    more = len(leaves) - len(texts)
-    return ", ".join(texts) + (f" and {more} more arrays" if more else "")
+def _shapes(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
+    """The types of the arguments; of those with many arrays, such as a model, their number."""
+    texts: list[str] = []
+    for argument in dynamic_arguments(spec, args, kwargs):
+        leaves = jax.tree_util.tree_leaves(argument.tree)
+        if len(leaves) > _SHOWN_SHAPES:
+            texts.append(f"{argument.name} ({len(leaves)} arrays)")
+            continue
+        for path, leaf in zip(leaf_paths([argument]), leaves, strict=True):
+            kind, shape = getattr(leaf, "dtype", type(leaf).__name__), getattr(leaf, "shape", ())
+            texts.append(f"{path} {kind}{list(shape)}")
+    return ", ".join(texts) or "no arrays"

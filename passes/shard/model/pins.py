@@ -48,7 +48,9 @@ def resolve_pins(graph: Graph, pins: Pins, mesh: MeshShape) -> dict[str, Dims]:
             else:
                 fixed[given.path] = (pattern, padded)
     if faults:
-        raise PinError(listing("these pins cannot be kept:", faults, "Mend or drop them."))
+        raise PinError(
+            listing("these pins cannot be kept:", faults, "Correct these pins, or leave them out.")
+        )
     return {path: dims for path, (_, dims) in fixed.items()}
 
 
@@ -90,8 +92,17 @@ def show_spec(dims: Dims) -> str:
 
 def _unmatched(pattern: str, paths: Sequence[str]) -> str:
     near = difflib.get_close_matches(pattern, paths, n=3, cutoff=0.3)
-    hint = f"; the nearest paths are {', '.join(near)}" if near else ""
+    if "*" in pattern and near:
+        near = [_like_pattern(pattern, near[0]) or near[0], *near]
+    hint = f"; the nearest paths are {', '.join(dict.fromkeys(near))}" if near else ""
     return f"pin {pattern!r} matches none of the {len(paths)} arguments{hint}"
+
+
+def _like_pattern(pattern: str, path: str) -> str | None:
+    """The pattern with its last name spelled as one of a path: net/**/kernal as net/**/kernel."""
+    start, slash, last = pattern.rpartition("/")
+    close = difflib.get_close_matches(last, path.split("/"), n=1)
+    return f"{start}{slash}{close[0]}" if close and "*" not in last else None
 
 
 def _misfit(pattern: str, dims: Dims, given: Input, mesh: MeshShape) -> str | None:
@@ -108,7 +119,7 @@ def _misfit(pattern: str, dims: Dims, given: Input, mesh: MeshShape) -> str | No
         if value.shape[d] % mesh.size(axes):
             return (
                 f"{shown} splits dim {d} of {given.path} {value.type_text} over "
-                f"{mesh.size(axes)} devices, but {value.shape[d]} does not divide by it"
+                f"{mesh.size(axes)} devices, but {value.shape[d]} is not divisible by {mesh.size(axes)}"
             )
     return None
 
@@ -136,5 +147,7 @@ def _checked(reading: Reading, mesh: MeshShape) -> Reading:
                     f"{decision.value.type_text} over {mesh.size(axes)} devices, {why}"
                 )
     if faults:
-        raise PinError(listing("these constraints cannot be kept:", faults, "Mend or drop them."))
+        raise PinError(
+            listing("these constraints cannot be kept:", faults, "Correct them, or leave them out.")
+        )
     return reading

@@ -37,9 +37,9 @@ class View:
         if tags.size is not None and tags.size % count:
             fewer = [str(n) for n in range(count - 1, 1, -1) if tags.size % n == 0][:_SHOWN]
             raise InfeasibleError(
-                f"{name} splits the batch over {' x '.join(f'{a}={mesh.size((a,))}' for a in axes)}"
-                f" = {count} devices, but the batch is {tags.size} ({tags.path}), which does not "
-                f"divide by {count}. Use a batch that is a multiple of {count}, a smaller mesh"
+                f"{name} splits the batch over {' x '.join(axes)}, {count} devices, but "
+                f"the batch has {tags.size} rows ({tags.path}), which is not divisible by {count}. "
+                f"Use a batch that is a multiple of {count}, a smaller mesh"
                 f"{f' ({listed} devices divide it)' if (listed := ', '.join(fewer)) else ''}, or "
                 "method='auto', which may shard other dims."
             )
