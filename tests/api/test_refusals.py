@@ -180,8 +180,8 @@ def test_what_is_tried_for_a_refusal_keeps_mesh_and_pins() -> None:
 def test_an_option_that_is_none_is_named_with_the_function_that_was_called() -> None:
     with pytest.raises(TypeError, match=r"plan\(\) got .* 'memory_gbs': did you mean 'memory_gb'?"):
         plan_of(memory_gbs=4)
+    parallelize: Any = autopar.parallelize
     with pytest.raises(TypeError, match=r"parallelize\(\) got .* did you mean 'microbatches'?"):
-        parallelize: Any = autopar.parallelize
         parallelize(step, micro_batches=4)
 
 

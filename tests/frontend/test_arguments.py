@@ -120,7 +120,5 @@ def test_many_shapes_are_cut_short() -> None:
     def step(xs: Any) -> Any:
         raise ValueError("no")
 
-    with pytest.raises(
-        TraceError, match=r"ValueError: no \(test_arguments\.py:\d+\)\n.* xs \(9 arrays\)\."
-    ):
+    with pytest.raises(TraceError, match=r"no \(test_arguments\.py:\d+\)\n.* xs \(9 arrays\)\."):
         traced(step, [X] * 9)

@@ -78,7 +78,7 @@ class Call:
         return CallFacts(types, dict(self.pure.constants()))
 
     def changes(self, traced: TracedStep) -> Iterator[str]:
-        """The paths of arrays and static attributes of nnx objects that the step changes in place."""
+        """The paths of what the step changes in place of nnx objects: arrays, static attributes."""
         if not self.pure.token:
             return
         outputs, given = traced.program.outputs, {*traced.program.inputs}

@@ -116,10 +116,10 @@ def _misfit(pattern: str, dims: Dims, given: Input, mesh: MeshShape) -> str | No
     if len(dims) > len(value.shape):
         return f"{shown} has {len(dims)} dims, but {given.path} is {value.type_text}"
     for d, axes in enumerate(dims):
-        if value.shape[d] % mesh.size(axes):
+        if value.shape[d] % (count := mesh.size(axes)):
             return (
-                f"{shown} splits dim {d} of {given.path} {value.type_text} over "
-                f"{mesh.size(axes)} devices, but {value.shape[d]} is not divisible by {mesh.size(axes)}"
+                f"{shown} splits dim {d} of {given.path} {value.type_text} over {count} devices, "
+                f"but {value.shape[d]} is not divisible by {count}"
             )
     return None
 
