@@ -72,7 +72,7 @@ def _description(name: str, kept: Sequence[str] | None) -> Iterator[str]:
     """The paragraphs about a name; of a class those of the `kept` members too."""
     module, _, short = name.rpartition(".")
     found = getattr(importlib.import_module(module), short)
-    lines, body = _parsed(Path(inspect.getfile(found)))
+    lines, body = _parsed(Path(inspect.getfile(inspect.unwrap(found))))
     *_, node = (  # the last one: before it stand the overloads of a function
         n for n in body if isinstance(n, Described) and n.name == found.__name__
     )
