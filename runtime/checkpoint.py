@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ import tensorstore as ts
 from orbax.checkpoint import future, type_handlers
 
 from autopar.errors import ArgumentError, CheckpointError, listing
+from autopar.ir.text import show_bytes
 from autopar.runtime.bind import is_key, without_pieces, words_of
 from autopar.runtime.deleted import deleted
 from autopar.runtime.pieces import StackedPieces, box_in_whole, pieces_of, with_first_rows
@@ -38,6 +40,7 @@ STATE, RECORD = "state", "autopar"  # the items of a checkpoint
 _SHOWN = 6  # differences that a message names
 _CHUNKS = 64  # that a leaf should have at least, of these bytes each, least and most
 _CHUNK_BYTES = 2**16, 2**20
+_COMMIT_BYTES, _TYPE_BYTES = 2**16, 2**10  # on disk, of a checkpoint and of each leaf beside that
 _BATCH_BYTES = 256 * 2**20  # that a process reads at a time, beside what is on its devices
 
 
@@ -80,26 +83,41 @@ def save(
         )
     if manager.latest_step() == number if force else not manager.should_save(number):
         return False
-    # Orbax makes folders in the background, and waits for minutes for one that cannot be made.
-    folder = str(manager.directory)
-    effective = os.access in os.supports_effective_ids
-    if "://" not in folder and not os.access(folder, os.W_OK | os.X_OK, effective_ids=effective):
-        raise _unwritable(f"step {number} in {folder}", PermissionError("no right to write there"))
+    what = f"step {number} in {manager.directory}"
     record = {"plan_hash": plan_hash(), "extras": {k: _encoded(k, v) for k, v in extras.items()}}
     try:
+        written = jax.tree_util.tree_map(_written, state)
+        _check_folder(manager.directory, jax.tree_util.tree_leaves(written))
         saved = manager.save(
             number,
             force=True,
             args=ocp.args.Composite(
                 **{
-                    STATE: _StateSave(jax.tree_util.tree_map(_written, state)),
+                    STATE: _StateSave(written),
                     RECORD: ocp.args.JsonSave(record),
                 }
             ),
         )
     except (OSError, ValueError) as error:
-        raise _unwritable(f"step {number} in {manager.directory}", error) from error
+        raise _unwritable(what, error) from error
     return bool(saved)
+
+
+def _check_folder(folder: Any, leaves: Sequence[_Written]) -> None:
+    """Raise OSError where a folder of this machine may not be written, or is too full for leaves.
+
+    Orbax finds both out in the background: there it waits for minutes for a folder that cannot be
+    made, and what it raises where a disk is full may name no file.
+    """
+    if "://" in str(folder):
+        return
+    effective = os.access in os.supports_effective_ids
+    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=effective):
+        raise PermissionError("no right to write there")
+    needed = _COMMIT_BYTES + sum(leaf.nbytes + _TYPE_BYTES for leaf in leaves)
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise OSError(f"it takes up to {show_bytes(needed)}, of which {show_bytes(free)} are free")
 
 
 def restore(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -238,6 +239,25 @@ def test_what_cannot_be_written_is_named_and_the_last_checkpoint_stays(
     with ocp.CheckpointManager(tmp_path) as manager:
         assert manager.all_steps() == [1]
         assert bits(one_mesh.restore(manager, wanted).state) == bits(state)
+
+
+def test_a_disk_that_is_too_full_is_named_before_anything_is_written(
+    saved: Saved, tmp_path: Path, one_mesh: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = saved.step.init(create, jax.random.key(0))
+    wanted = one_mesh.abstract_state(create, jax.random.key(0))
+    with ocp.CheckpointManager(tmp_path) as manager:
+        saved.step.save(manager, 1, state)
+        manager.wait_until_finished()
+        full = shutil.disk_usage(tmp_path)._replace(free=50 * 1024)
+        monkeypatch.setattr(shutil, "disk_usage", lambda folder: full)
+        with pytest.raises(CheckpointError) as raised:
+            saved.step.save(manager, 2, state)
+        assert not [*tmp_path.glob("2*")]
+        assert bits(one_mesh.restore(manager, wanted).state) == bits(state)
+    assert f"step 2 in {tmp_path} cannot be written: it takes up to" in str(raised.value)
+    assert "of which 50.0 KiB are free" in str(raised.value)
+    assert "Free some space" in str(raised.value)
 
 
 def test_a_folder_that_may_only_be_read_is_named_and_keeps_its_checkpoints(
