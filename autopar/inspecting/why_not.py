@@ -135,7 +135,7 @@ class _Asking:
         )  # fmt: skip
         site, form = MeshContext.of(plan.mesh, request), Form(None, unit.graph, plan.recomputation)
         try:
-            found = plan_on(try_mesh(site, form), form)
+            found = plan_on(try_mesh(site, form))
         except InfeasibleError:
             return str(refusal(site, form))
         before = unit.weighed(unit.kept, plan.outcome.seconds)

@@ -22,7 +22,7 @@ from autopar.ir.mesh import MeshShape
 from autopar.ir.values import Input, Value
 from autopar.passes.base import Pins
 from autopar.planner.companion import shared_state, with_shared_state
-from autopar.planner.memory_fit import MeshContext
+from autopar.planner.memory_fit import MeshContext, StepOnMesh
 from autopar.planner.planned import Planned
 from autopar.planner.remat import Form
 from autopar.planner.request import Request
@@ -45,7 +45,8 @@ def plan_family(
     for mesh in meshes:
         context = MeshContext.of(mesh, request)
         with suppress(InfeasibleError):
-            solved = context.cheapest(joint, request.budget_bytes).decided.sharding.sharding_of
+            step = StepOnMesh(context, joint)
+            solved = step.cheapest(request.budget_bytes).decided.sharding.sharding_of
             state = {i.value.name: i.path for i in best.source.plain.graph.inputs}
             shared: Pins = tuple(
                 (state[name], solved[name].dims)

@@ -8,7 +8,8 @@ over or under, up to an allowance that is known to be too much:
     allowed    |------ fits ------|----- not tried -----|----- too much -----|
                0               allowed                 high              (counted)
 
-    over:      high = allowed,  next = allowed - over; twice the last step for the same plan again
+    over:      high = allowed,  next = allowed - over; twice the last step for the same plan again;
+               less than the plan's own bytes, where they are known
     under:     next = allowed + what is left, at most half way to high, if the limit costs seconds
 
 Those that plan within a limit, and what each counts:
@@ -78,13 +79,15 @@ def fit_within(
     first: T | None = None,
     lightest: Iterable[T | None] = (),
     tries: int = _TRIES,
+    counted: Callable[[T], float] | None = None,
 ) -> Fit[T]:
     """The fastest plan found whose listing keeps the limit.
 
     `solve` gives the cheapest plan of which no more than so many bytes are counted, None where
     there is none; `first` is its answer for the limit itself, where that is known. `roomy` are
     plans made without a limit, the preferred first, and `lightest` those that hold the least:
-    neither is made before it is asked for.
+    neither is made before it is asked for. `counted` gives the bytes that `solve` counted of a
+    plan, where that is known: no allowance down to them has another plan.
     """
     least = float("inf")
     # 1. A plan made without a limit may keep it.
@@ -113,6 +116,8 @@ def fit_within(
             high = allowed
             step = 2 * step if last and _alike(found, last) else max(-left, limit_bytes // _STEP)
             allowed, last = allowed - step, found
+            if counted is not None:
+                allowed = int(min(allowed, counted(found) - 1))
             if allowed <= 0:
                 break
             continue

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property
 
 from autopar.cost.memory import Held, held_bytes
 from autopar.cost.overlap import Timed, timed_listing
@@ -26,7 +26,7 @@ from autopar.passes.base import NO_LIMIT_BYTES, Setting, Watcher
 from autopar.passes.pipeline import Decided, PassPipeline, lower
 from autopar.passes.shard.base import AbstractSharding
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
-from autopar.passes.shard.optimal import MinMemory, Optimal, counted
+from autopar.passes.shard.optimal import EVERY_BYTE, MinMemory, Optimal, Priced
 from autopar.passes.shard.solver.problem import needed_bytes
 from autopar.planner.fit_within import fit_within, fits
 from autopar.planner.placed_stages import PlacedStages
@@ -77,16 +77,39 @@ class MeshContext:
             self.request.shard, reshard_costs=self.tables, explain=False, tell_recipes=False
         )
 
-    def cheapest(self, form: Form, memory_bytes: int) -> MeshPlan:
+
+@dataclass(frozen=True)
+class StepOnMesh:
+    """A form of the step on a mesh, priced once whatever is asked of it."""
+
+    context: MeshContext
+    form: Form
+
+    @cached_property
+    def priced(self) -> Priced:
+        """The form's choices and moves with their prices; raises PinError."""
+        context = self.context
+        optimal, setting = context.optimal(), context.setting(NO_LIMIT_BYTES)
+        return optimal.price(self.form.graph, setting, setting.pins, optimal.recipe)
+
+    def optimal(self) -> Optimal:
+        """The pass that looks for the cheapest plan by the request's method."""
+        return replace(self.context.optimal(), priced=lambda: self.priced)
+
+    @property
+    def is_small(self) -> bool:
+        """True if the form has so few ops that it can be planned many times."""
+        return self.form.graph.op_count <= _SMALL
+
+    def cheapest(self, memory_bytes: int) -> MeshPlan:
         """The cheapest plan of which the pass counts no more than a limit.
 
         One of a deep step without a limit comes with the recipes beside it.
         """
-        deep = form.graph.op_count > _SMALL and memory_bytes >= NO_LIMIT_BYTES
-        shard = replace(self.optimal(), tell_recipes=deep)
-        return self._found(form, shard, self.setting(memory_bytes))
+        told = not self.is_small and memory_bytes >= NO_LIMIT_BYTES
+        return self._solved(replace(self.optimal(), tell_recipes=told), memory_bytes)
 
-    def within(self, form: Form, memory_bytes: int) -> MeshPlan | None:
+    def within(self, memory_bytes: int) -> MeshPlan | None:
         """The faster of two plans within a limit, by what is counted; None where there is none.
 
         The pass takes moves off the critical path to run beside work for most of their time. Where
@@ -94,15 +117,16 @@ class MeshContext:
         waits for every move may be the faster one.
         """
         try:
-            found = self.cheapest(form, memory_bytes)
+            found = self.cheapest(memory_bytes)
         except MemoryLimitError:
             return None
         spent = found.timed.seconds
-        if spent.exposed <= _WAITED * spent.communication or form.graph.op_count > _SMALL:
+        if spent.exposed <= _WAITED * spent.communication or not self.is_small:
             return found
-        shard = replace(self.optimal(), all_exposed=True)
+        if self.priced.waits_for_all(memory_bytes):
+            return found
         try:
-            waits = self._found(form, shard, self.setting(memory_bytes))
+            waits = self._solved(replace(self.optimal(), all_exposed=True), memory_bytes)
         except MemoryLimitError:
             return found
         faster = waits.seconds < found.seconds * (1 - _NO_GAIN)
@@ -110,33 +134,39 @@ class MeshContext:
         sentence = "Solved with no overlap: there is little compute to overlap with."
         return waits.told_as(found, sentence) if faster and holds else found
 
-    def recipes(self, form: Form, memory_bytes: int) -> tuple[Margin, ...]:
+    def recipes(self, memory_bytes: int) -> tuple[Margin, ...]:
         """The costs of the recipes within a limit on what the pass counts."""
-        return self.optimal().recipes(form.graph, self.setting(memory_bytes))
+        return self.optimal().recipes(self.form.graph, self.context.setting(memory_bytes))
 
-    def may_fit(self, form: Form) -> bool:
+    def may_fit(self) -> bool:
         """True if the choices that hold least come near the limit: the pass counts no worse."""
-        limit = self.request.budget_bytes
-        optimal, setting = self.optimal(), counted(self.setting(limit))
-        posed = optimal.pose(form.graph, setting, setting.pins, optimal.recipe)
-        return needed_bytes(posed.assembled.problem) <= _NEAR * limit
+        posed = self.priced.within(EVERY_BYTE)
+        return needed_bytes(posed.assembled.problem) <= _NEAR * self.context.request.budget_bytes
 
-    def keeping(self, form: Form) -> MeshPlan:
+    def keeping(self) -> MeshPlan:
         """The cheapest plan, whatever it holds, that gathers once for both passes."""
-        deep = form.graph.op_count > _SMALL
-        shard = replace(self.optimal(), reuse_gathered=True, tell_recipes=deep)
-        return self._found(form, shard, self.setting(NO_LIMIT_BYTES))
+        shard = replace(self.context.optimal(), reuse_gathered=True, tell_recipes=not self.is_small)
+        return self._decided(shard, NO_LIMIT_BYTES)
 
-    def lightest(self, form: Form) -> MeshPlan:
+    def lightest(self) -> MeshPlan:
         """The plan that holds the least."""
-        shard = MinMemory(recipe=self.request.shard.recipe, reshard_costs=self.tables)
-        return self._found(form, shard, self.setting(self.request.budget_bytes))
+        recipe, tables = self.context.request.shard.recipe, self.context.tables
+        shard = MinMemory(recipe, tables, lambda: self.priced)
+        return self._decided(shard, self.context.request.budget_bytes)
 
-    def _found(self, form: Form, shard: AbstractSharding, setting: Setting) -> MeshPlan:
-        decided = PassPipeline(shard=shard).run(form.graph, setting)
+    def _solved(self, shard: Optimal, memory_bytes: int) -> MeshPlan:
+        decided = self._decided(shard, memory_bytes)
+        counted = self.priced.counted_bytes(memory_bytes, shard.all_exposed)
+        return replace(decided, counted_bytes=counted)
+
+    def _decided(self, shard: AbstractSharding, memory_bytes: int) -> MeshPlan:
+        context = self.context
+        setting = context.setting(memory_bytes)
+        decided = PassPipeline(shard=shard).run(self.form.graph, setting)
         graph, program = decided.graph, decided.program
-        held = held_bytes(graph, program, self.mesh, self.request.cluster.chip.platform)
-        return MeshPlan(form, decided, held, timed_listing(graph, program, self.tables.prices))
+        held = held_bytes(graph, program, context.mesh, context.request.cluster.chip.platform)
+        timed = timed_listing(graph, program, context.tables.prices)
+        return MeshPlan(self.form, decided, held, timed)
 
 
 @dataclass(frozen=True)
@@ -144,13 +174,15 @@ class MeshPlan:
     """A form of the step, what was decided for it, what that holds and how long it takes.
 
     `cost` is the solver's sum, in which all work is done one after the other; `seconds` has
-    collectives beside the work that does not wait for them.
+    collectives beside the work that does not wait for them. `counted_bytes` are those that the
+    solver's rows count, where it had a limit.
     """
 
     form: Form
     decided: Decided
     held: Held
     timed: Timed
+    counted_bytes: float = math.inf
 
     @property
     def peak_bytes(self) -> int:
@@ -188,7 +220,7 @@ class MeshPlan:
         """The same with the recipes within a limit beside it."""
         if self.outcome.recipes or context.request.method != "auto":
             return self
-        recipes = context.recipes(self.form, memory_bytes)
+        recipes = StepOnMesh(context, self.form).recipes(memory_bytes)
         return self._with(replace(self.outcome, recipes=recipes))
 
     def told_as(self, auto: MeshPlan, sentence: str) -> MeshPlan:
@@ -210,20 +242,32 @@ class MeshPlan:
 
 @dataclass(frozen=True)
 class TriedMesh:
-    """A mesh with the plan on it without a limit, and one within it once that is looked for."""
+    """A step on a mesh, its plan there without a limit, and one within it once that is looked for.
 
-    context: MeshContext
+    `within` is None where there is none, or where it was not looked for.
+    """
+
+    step: StepOnMesh
     roomy: MeshPlan
     within: MeshPlan | None = None
+
+    @property
+    def context(self) -> MeshContext:
+        """The mesh, for the request."""
+        return self.step.context
 
     @property
     def fits(self) -> bool:
         """True if the plan without a limit keeps it."""
         return fits(self.roomy, self.context.request.budget_bytes)
 
-    def limited(self, form: Form) -> TriedMesh:
+    def limited(self) -> TriedMesh:
         """The same with the plan whose counted bytes keep the limit, where there is one."""
-        return replace(self, within=self.context.within(form, self.context.request.budget_bytes))
+        return replace(self, within=self.step.within(self.context.request.budget_bytes))
+
+    def put_by(self) -> TriedMesh:
+        """The same to be gone into later: what is priced takes memory, and is made again then."""
+        return replace(self, step=StepOnMesh(self.step.context, self.step.form))
 
     @property
     def promise(self) -> tuple[bool, float]:
@@ -235,45 +279,47 @@ class TriedMesh:
 
 def try_mesh(context: MeshContext, plain: Form) -> TriedMesh:
     """The plan without a limit on a mesh; raises InfeasibleError where pins leave none."""
-    return TriedMesh(context, context.cheapest(plain, NO_LIMIT_BYTES))
+    step = StepOnMesh(context, plain)
+    return TriedMesh(step, step.cheapest(NO_LIMIT_BYTES))
 
 
-def plan_on(tried: TriedMesh, plain: Form, fastest: float = math.inf) -> MeshPlan:
+def plan_on(tried: TriedMesh, fastest: float = math.inf) -> MeshPlan:
     """The plan on one mesh; where memory binds, recomputing is weighed against sharding more.
 
     No recipe is gone into that promises less than the `fastest` plan elsewhere. Raises
     InfeasibleError, in brief, where there is none: `refusal` tells why.
     """
-    context, roomy = tried.context, tried.roomy
+    step, roomy = tried.step, tried.roomy
     # 1. The plan without a limit keeps it.
     if tried.fits:
-        return _kept(context, plain, roomy)
+        return _kept(step, roomy)
     # 2. Values are made again for the backward pass. Where that costs nothing it is the answer: no
     #    plan within a limit that binds costs less than one without.
-    may_fit = context.may_fit(plain)
-    best = _recomputed(tried, plain) if context.request.remat else None
+    may_fit = step.may_fit()
+    best = _recomputed(tried) if step.context.request.remat else None
     # 3. More is sharded, which is of no use to a form that holds too much however it is sharded.
     if may_fit and (best is None or best.cost > roomy.cost * (1 + _CLOSE)):
         with suppress(InfeasibleError):
-            sharded = _sharded_more(tried, plain)
+            sharded = _sharded_more(tried)
             best = sharded if best is None or sharded.seconds <= best.seconds else best
     # 4. A recipe may be faster than either.
     if best is not None or may_fit:
-        best = best_recipe(context, plain, roomy, best, fastest)
+        best = best_recipe(step, roomy, best, fastest)
     if best is None:
-        raise MemoryLimitError(f"no form of the step fits on ({context.mesh})")
+        raise MemoryLimitError(f"no form of the step fits on ({step.context.mesh})")
     return best
 
 
-def _kept(context: MeshContext, plain: Form, roomy: MeshPlan) -> MeshPlan:
+def _kept(step: StepOnMesh, roomy: MeshPlan) -> MeshPlan:
     """The plan that holds what it gathers until both passes have read it, where that is better.
 
     A recipe gathers as its textbook has it.
     """
     twice = any(m.repeat for m, _ in roomy.decided.program.moves())
+    context = step.context
     if context.request.method != "auto" or not twice:
         return roomy
-    kept = context.keeping(plain)
+    kept = step.keeping()
     faster = kept.seconds < roomy.seconds * (1 - _NO_GAIN)
     return kept if faster and fits(kept, context.request.budget_bytes) else roomy
 
@@ -283,23 +329,25 @@ def refusal(context: MeshContext, plain: Form) -> AutoparError:
     return context.optimal().refusal(plain.graph, context.setting(context.request.budget_bytes))
 
 
-def _recomputed(tried: TriedMesh, plain: Form) -> MeshPlan | None:
+def _recomputed(tried: TriedMesh) -> MeshPlan | None:
     """The plan that makes as little again as it takes to fit.
 
     A form's plan without a limit may do, and then no other of it is cheaper; else it may fit
     when it is sharded more, too.
     """
-    context, limit = tried.context, tried.context.request.budget_bytes
+    context, plain = tried.context, tried.step.form
+    limit = context.request.budget_bytes
     setting = context.setting(limit)
     forms = LeanerForms.of(tried.roomy.decided, tried.roomy.held, setting)
     known: dict[tuple[str, ...], MeshPlan | None] = {}
 
     def planned(form: Form) -> MeshPlan | None:
+        step = StepOnMesh(context, form)
         try:
-            roomy = context.cheapest(form, NO_LIMIT_BYTES)
+            roomy = step.cheapest(NO_LIMIT_BYTES)
         except InfeasibleError:
             return None
-        found = fit_within(limit, partial(context.within, form), [roomy], tries=1)
+        found = fit_within(limit, step.within, [roomy], tries=1)
         return found.best or roomy
 
     def solve(allowed: int) -> MeshPlan | None:
@@ -314,11 +362,7 @@ def _recomputed(tried: TriedMesh, plain: Form) -> MeshPlan | None:
 
 
 def best_recipe(
-    context: MeshContext,
-    plain: Form,
-    roomy: MeshPlan,
-    best: MeshPlan | None,
-    fastest: float = math.inf,
+    step: StepOnMesh, roomy: MeshPlan, best: MeshPlan | None, fastest: float = math.inf
 ) -> MeshPlan | None:
     """A recipe's plan that is faster than the best so far and fits; the best where none is.
 
@@ -327,24 +371,24 @@ def best_recipe(
     is found by different ways round what the memory rows leave out. Of deep steps, where each plan
     takes its time, only the recipes' plans without a limit are looked at.
     """
+    context, small = step.context, step.is_small
     request = context.request
-    small = plain.graph.op_count <= _SMALL
     if request.method != "auto":
         return best
     room = NO_LIMIT_BYTES
     if not fits(roomy, request.budget_bytes):
         room = int(_NEAR * request.budget_bytes)
-    for margin in context.recipes(plain, room) if small else roomy.outcome.recipes:
+    for margin in step.recipes(room) if small else roomy.outcome.recipes:
         least = (margin.seconds or math.inf) * (_ROUGH if small else 1.0)
         if (best is not None and least >= best.cost) or least == math.inf:
             continue
         own = replace(context, request=request.with_method(margin.name), watchers=())
         try:
-            tried = try_mesh(own, plain)
+            tried = try_mesh(own, step.form)
             most = min(fastest, best.seconds if best is not None else math.inf)
             if _ROUGH * tried.roomy.seconds >= most:
                 continue
-            found = plan_on(tried, plain, most) if small else tried.roomy
+            found = plan_on(tried, most) if small else tried.roomy
         except InfeasibleError:
             continue
         faster = best is None or found.seconds < best.seconds * (1 - _NO_GAIN)
@@ -353,15 +397,17 @@ def best_recipe(
     return best
 
 
-def _sharded_more(tried: TriedMesh, form: Form) -> MeshPlan:
+def _sharded_more(tried: TriedMesh) -> MeshPlan:
     """A plan within the limit, by sharding alone."""
-    context, limit = tried.context, tried.context.request.budget_bytes
+    step, limit = tried.step, tried.context.request.budget_bytes
 
     def lightest() -> Iterator[MeshPlan]:
-        yield context.lightest(form)
+        yield step.lightest()
 
-    solve = partial(context.within, form)
-    found = fit_within(limit, solve, [tried.roomy], tried.within, lightest()).best
+    found = fit_within(
+        limit, step.within, [tried.roomy], tried.within, lightest(),
+        counted=lambda plan: plan.counted_bytes,
+    ).best  # fmt: skip
     if found is None:
-        raise MemoryLimitError(f"the lightest plan on ({context.mesh}) does not fit")
+        raise MemoryLimitError(f"the lightest plan on ({tried.context.mesh}) does not fit")
     return found

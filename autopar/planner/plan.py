@@ -46,6 +46,7 @@ from autopar.planner.fit_within import fits
 from autopar.planner.memory_fit import (
     MeshContext,
     MeshPlan,
+    StepOnMesh,
     TriedMesh,
     best_recipe,
     plan_on,
@@ -100,7 +101,7 @@ def _plan_on(contexts: Sequence[MeshContext], source: Source) -> Planned:
     tried, found = best
     context = tried.context
     if tried.fits:  # where memory binds, the recipes were looked at with all else
-        found = best_recipe(context, plain, found, found) or found
+        found = best_recipe(tried.step, found, found) or found
     limited = context.request.budget_bytes
     found = found.told(context, NO_LIMIT_BYTES if tried.fits else limited)
     request, decided = context.request, found.decided
@@ -121,22 +122,22 @@ def _best_of(contexts: Sequence[MeshContext], plain: Form) -> tuple[TriedMesh, M
     for n, context in enumerate(contexts):
         start = time.perf_counter()
         with suppress(InfeasibleError):
-            tried[n] = try_mesh(context, plain)
+            on_mesh = try_mesh(context, plain)
+            if len(contexts) > 1:
+                on_mesh = (on_mesh if on_mesh.fits else on_mesh.limited()).put_by()
+            tried[n] = on_mesh
         for watcher in context.watchers:
             text = f"{n + 1} of {len(contexts)}"
             watcher.after("mesh", text, tried.get(n), time.perf_counter() - start)
-    found = {n: plan_on(t, plain) for n, t in tried.items() if t.fits}
+    found = {n: plan_on(t) for n, t in tried.items() if t.fits}
     tight = [n for n, t in tried.items() if not t.fits]
-    if len(tight) > 1:
-        tried.update({n: tried[n].limited(plain) for n in tight})
-        tight = sorted(tight, key=lambda n: tried[n].promise)[:_MESHES]
-    for n in tight:
+    for n in sorted(tight, key=lambda n: tried[n].promise)[:_MESHES]:
         fastest = min((f.seconds for f in found.values()), default=math.inf)
         within = tried[n].within
         least = within.seconds if within is not None else _ROUGH * tried[n].roomy.seconds
         if least < fastest:
             with suppress(InfeasibleError):
-                found[n] = plan_on(tried[n], plain, fastest)
+                found[n] = plan_on(tried[n], fastest)
     best: int | None = None
     for n in sorted(found):
         if best is None or found[n].seconds < found[best].seconds * (1 - _NO_GAIN):
@@ -266,9 +267,9 @@ def _with_more_devices(plain: Form, request: Request) -> Iterator[str]:
             wider = replace(wider, sizes=(factor * wider.sizes[0], *wider.sizes[1:]))
         asked = replace(request, cluster=larger, memory_bytes=request.budget_bytes, mesh=wider)
         for mesh in _meshes(asked)[:1]:
-            context = MeshContext.of(mesh, asked)
+            step = StepOnMesh(MeshContext.of(mesh, asked), plain)
             with suppress(AutoparError):  # pins that do not divide, say
-                found = context.lightest(plain) if context.may_fit(plain) else None
+                found = step.lightest() if step.may_fit() else None
                 if found is not None and fits(found, asked.budget_bytes):
                     yield f"{larger.name} ({show_bytes(found.peak_bytes)} a device)"
                     return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import ClassVar, TypeVar
@@ -13,12 +13,13 @@ from autopar.ir.assignment import Assignment
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
 from autopar.ir.outcome import Margin, Outcome, Status
+from autopar.ir.rule import Rule
 from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_plan import OpPath, ShardingPlan
 from autopar.passes.base import NO_OPTION, Setting
 from autopar.passes.shard.base import AbstractSharding
 from autopar.passes.shard.diagnose.infeasible import Posed, Refused, Weigh, lightest
-from autopar.passes.shard.model.assemble import Assembled, assemble
+from autopar.passes.shard.model.assemble import Assembled, Assembler
 from autopar.passes.shard.model.choices import Choice, group_choices, op_choices
 from autopar.passes.shard.model.decisions import Place, Reading
 from autopar.passes.shard.model.merge_isomorphic import Merged, merge_isomorphic, unmerged
@@ -39,6 +40,44 @@ from autopar.passes.shard.solver.solve import Solution, Start, solve
 
 T = TypeVar("T")
 
+EVERY_BYTE = 1.0  # a limit that nothing keeps, under which every byte is counted
+_ALIKE = 1 + 1e-9  # times the seconds, what is no other answer
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A step read and priced on a mesh, to be posed under any limit, and the answers found so far.
+
+    An answer is kept by its limit in bytes and whether all moves were exposed, with the problem.
+    """
+
+    reading: Reading
+    assembler: Assembler
+    answers: dict[tuple[float, bool], tuple[Problem, Solution]] = field(
+        default_factory=lambda: dict[tuple[float, bool], tuple[Problem, Solution]]()
+    )
+
+    def within(self, limit_bytes: float, all_exposed: bool = False) -> Posed:
+        """The problem under a limit; with `all_exposed` no move is taken to run beside work."""
+        return Posed(self.reading, self.assembler.within(limit_bytes, all_exposed))
+
+    def counted_bytes(self, limit_bytes: float, all_exposed: bool) -> float:
+        """The bytes that the rows count of an answer: no limit down to them has another."""
+        problem, solution = self.answers[limit_bytes, all_exposed]
+        return problem.peak_bytes(solution.choice)
+
+    def waits_for_all(self, limit_bytes: float) -> bool:
+        """True if the answer within a limit would be the best too if every move was waited for.
+
+        No assignment costs less so than beside work: where this one costs what it is proven that
+        every one costs at least, there is no better one.
+        """
+        problem, solution = self.answers[limit_bytes, False]
+        if solution.status is not Status.OPTIMAL:
+            return False
+        exposed = self.within(limit_bytes, True).assembled.problem
+        return exposed.seconds(solution.choice) <= problem.seconds(solution.choice) * _ALIKE
+
 
 @dataclass(frozen=True)
 class Optimal(AbstractSharding):
@@ -50,7 +89,8 @@ class Optimal(AbstractSharding):
     search needs an answer to start from. `reuse_gathered` keeps what the forward pass gathered for
     the backward pass; `all_exposed` waits for every move, as a step with little work does. In
     graphs of more than `merge_above` ops those that look alike within `hops` share a decision. Runs
-    on one cluster and mesh may be given the same `reshard_costs`.
+    on one cluster and mesh may be given the same `reshard_costs`, and those of one graph there,
+    recipe and `reuse_gathered` the same `priced` step.
     """
 
     name: ClassVar[str] = "optimal"
@@ -63,6 +103,7 @@ class Optimal(AbstractSharding):
     merge_above: int = 1500
     hops: int = 4
     reshard_costs: ReshardCosts | None = field(default=None, compare=False, metadata=NO_OPTION)
+    priced: Callable[[], Priced] | None = field(default=None, compare=False, metadata=NO_OPTION)
 
     def run(self, given: Graph, setting: Setting) -> ShardingPlan:
         """The plan; raises PinError, MemoryLimitError or InfeasibleError where there is none."""
@@ -72,17 +113,26 @@ class Optimal(AbstractSharding):
         self, given: Graph, setting: Setting, limits: Sequence[int]
     ) -> Iterator[ShardingPlan]:
         """The plan within each of some limits, of a problem posed once; raises as `run`."""
-        strictest = replace(setting, memory_bytes=min(limits))
-        posed = setting.watched(
-            "build", given, lambda: self.pose(given, strictest, setting.pins, self.recipe)
-        )
+
+        def build() -> tuple[Priced, Posed]:
+            priced = self._priced(given, setting)
+            return priced, priced.within(min(limits), self.all_exposed)
+
+        priced, posed = setting.watched("build", given, build)
         for limit in limits:
             problem = replace(posed.assembled.problem, limit_bytes=limit)
             within = replace(posed, assembled=replace(posed.assembled, problem=problem))
-            yield self._plan(given, setting, within)
+            recipes, solution = self._solution(given, setting, within)
+            priced.answers[limit, self.all_exposed] = problem, solution
+            yield plan_of(
+                within.reading, within.assembled, solution, setting.mesh, recipes,
+                self.reuse_gathered,
+            )  # fmt: skip
 
-    def _plan(self, given: Graph, setting: Setting, posed: Posed) -> ShardingPlan:
-        """The plan of a problem that is posed."""
+    def _solution(
+        self, given: Graph, setting: Setting, posed: Posed
+    ) -> tuple[tuple[Margin, ...], Solution]:
+        """The recipes and the answer of a problem that is posed; raises where there is none."""
         recipes, solution = setting.watched(
             "solve", posed, lambda: self._answer(posed, setting.mesh)
         )
@@ -90,14 +140,7 @@ class Optimal(AbstractSharding):
             raise MemoryLimitError(f"{self.recipe.name} found no plan on ({setting.mesh})")
         if not solution.feasible:
             raise self._refused(given, setting, posed).error()
-        return plan_of(
-            posed.reading,
-            posed.assembled,
-            solution,
-            setting.mesh,
-            recipes,
-            self.reuse_gathered,
-        )
+        return recipes, solution
 
     def _answer(self, posed: Posed, mesh: MeshShape) -> tuple[tuple[Margin, ...], Solution]:
         """The recipes, where they are not what is asked for, and an answer no dearer than they."""
@@ -117,8 +160,11 @@ class Optimal(AbstractSharding):
 
     def recipes(self, given: Graph, setting: Setting) -> tuple[Margin, ...]:
         """The costs of the recipes, where they are not what is asked for."""
-        posed = self.pose(given, setting, setting.pins, self.recipe)
-        if fits_nowhere(posed.assembled.problem) or not isinstance(self.recipe, Free):
+        if not isinstance(self.recipe, Free):
+            return ()
+        priced = self._priced(given, setting)
+        posed = priced.within(setting.memory_bytes)
+        if fits_nowhere(posed.assembled.problem):
             return ()
         return recipe_incumbent(posed.reading, posed.assembled, setting.mesh).margins
 
@@ -131,6 +177,18 @@ class Optimal(AbstractSharding):
         loose: frozenset[str] = frozenset(),
     ) -> Posed:
         """The problem under pins and a recipe, the step's constraints at `loose` lines let go."""
+        priced = self.price(given, setting, pins, recipe, loose)
+        return priced.within(setting.memory_bytes, self.all_exposed)
+
+    def price(
+        self,
+        given: Graph,
+        setting: Setting,
+        pins: Pins,
+        recipe: AbstractRecipe,
+        loose: frozenset[str] = frozenset(),
+    ) -> Priced:
+        """The step as `pose` poses it, for any limit."""
         fixed = resolve_pins(given, pins, setting.mesh)
         deep = given.op_count > self.merge_above
         merged = merge_isomorphic(given, self.hops, fixed) if deep else unmerged(given)
@@ -141,23 +199,25 @@ class Optimal(AbstractSharding):
         if setting.mesh.names:  # on one device all recipes are alike
             choices = recipe.restrict(reading, choices, setting.mesh)
         tables = self._tables(setting)
-        assembled = assemble(
-            reading, choices, tables, setting.memory_bytes, setting.in_flight,
-            self.reuse_gathered, self.all_exposed,
-        )  # fmt: skip
-        return Posed(reading, assembled)
+        assembler = Assembler(reading, choices, tables, setting.in_flight, self.reuse_gathered)
+        return Priced(reading, assembler)
+
+    def _priced(self, given: Graph, setting: Setting) -> Priced:
+        if self.priced is not None:
+            return self.priced()
+        return self.price(given, setting, setting.pins, self.recipe)
 
     def _tables(self, setting: Setting) -> ReshardCosts:
         return self.reshard_costs or ReshardCosts(Prices(setting.cluster, setting.mesh))
 
     def refusal(self, given: Graph, setting: Setting) -> AutoparError:
         """Why there is no plan: what cannot be kept together, and which limit would do."""
-        posed = self.pose(given, counted(setting), setting.pins, self.recipe)
-        return self._refused(given, setting, posed).error()
+        priced = self._priced(given, setting)
+        return self._refused(given, setting, priced.within(EVERY_BYTE)).error()
 
     def _refused(self, given: Graph, setting: Setting, posed: Posed) -> Refused:
         def pose(pins: Pins, recipe: AbstractRecipe, loose: frozenset[str]) -> Posed:
-            return self.pose(given, counted(setting), pins, recipe, loose)
+            return self.price(given, setting, pins, recipe, loose).within(EVERY_BYTE)
 
         return Refused(setting, self.recipe, posed, pose, weigher(given, setting))
 
@@ -169,22 +229,20 @@ class MinMemory(AbstractSharding):
     name: ClassVar[str] = "min_memory"
     recipe: AbstractRecipe = field(default_factory=Free)
     reshard_costs: ReshardCosts | None = field(default=None, compare=False)
+    priced: Callable[[], Priced] | None = field(default=None, compare=False)
 
     def run(self, given: Graph, setting: Setting) -> ShardingPlan:
         """The plan; raises PinError or InfeasibleError where there is none at all."""
         optimal = Optimal(recipe=self.recipe, reshard_costs=self.reshard_costs)
-        posed = optimal.pose(given, counted(setting), setting.pins, self.recipe)
+        pins = setting.pins
+        priced = self.priced() if self.priced else optimal.price(given, setting, pins, self.recipe)
+        posed = priced.within(EVERY_BYTE)
         problem = posed.assembled.problem
         choice, _ = lightest(posed, weigher(given, setting))
         if problem.costs and not choice:
-            raise optimal.refusal(given, setting)
+            raise replace(optimal, priced=lambda: priced).refusal(given, setting)
         solution = known_solution(problem, choice, "The least memory found.")
         return plan_of(posed.reading, posed.assembled, solution, setting.mesh)
-
-
-def counted(setting: Setting) -> Setting:
-    """The setting with a limit that nothing keeps, under which every byte is counted."""
-    return replace(setting, memory_bytes=1)
 
 
 def weigher(given: Graph, setting: Setting) -> Weigh:
@@ -212,11 +270,19 @@ def _solved(problem: Problem, start: Start, effort: Effort) -> Solution:
 
 
 def all_choices(reading: Reading, mesh: MeshShape) -> list[tuple[Choice, ...]]:
-    """The choices of each decision of a reading."""
+    """The choices of each decision of a reading, one tuple for all that are alike."""
+    of_rules: dict[Rule, tuple[Choice, ...]] = {}
+    of_sizes: dict[tuple[Choice, ...], tuple[Choice, ...]] = {}
     found: list[tuple[Choice, ...]] = []
     for decision in reading.decisions:
         rule = decision.op.rule if decision.op is not None else None
-        found.append(op_choices(rule, mesh) if rule is not None else group_choices(decision, mesh))
+        if rule is None:
+            choices: tuple[Choice, ...] = group_choices(decision, mesh)
+            found.append(of_sizes.setdefault(choices, choices))
+            continue
+        if rule not in of_rules:
+            of_rules[rule] = op_choices(rule, mesh)
+        found.append(of_rules[rule])
     return found
 
 

@@ -55,6 +55,14 @@ def test_the_allowance_falls_ever_faster_while_it_makes_no_difference() -> None:
     assert fit.best is None
 
 
+def test_no_allowance_is_tried_that_has_the_same_plan() -> None:
+    solver = Solver(lambda allowed: FakePlan(1001 if allowed > 300 else 400, 1.0, cost=2.0))
+    roomy = FakePlan(3000, 0.5, cost=0.5)
+    fit = fit_within(1000, solver, [roomy], counted=lambda plan: 301.0)
+    assert solver.asked[:2] == [1000, 300]
+    assert fit.best == FakePlan(400, 1.0, cost=2.0)
+
+
 def test_room_that_is_left_is_given_where_the_limit_costs_seconds() -> None:
     roomy = FakePlan(2000, 1.0, cost=1.0)
     solver = Solver(lambda allowed: FakePlan(allowed - 400, 3000 / allowed, cost=3000 / allowed))

@@ -9,11 +9,19 @@ from dataclasses import dataclass, field
 import pytest
 
 import autopar
+from autopar.cluster import Cluster
 from autopar.errors import MemoryLimitError
+from autopar.ir.mesh import MeshShape
+from autopar.passes.base import NO_LIMIT_BYTES
+from autopar.passes.shard.model import assemble
 from autopar.passes.shard.solver import solve as solving
 from autopar.passes.shard.solver.branch_and_bound import Bounded, branch_and_bound
 from autopar.passes.shard.solver.problem import Problem
+from autopar.planner.memory_fit import MeshContext, StepOnMesh
+from autopar.planner.remat import Form
+from autopar.planner.request import Request
 from benchmarks.bench_small_plans import CASES
+from tests.passes.driving import traced
 
 # A problem is some hundredth of a second to pose, and 5e7 numbers some second to look at: so both
 # together are less than the five seconds of a core that a small step may take.
@@ -60,3 +68,25 @@ def test_a_small_step_takes_little_work(name: str, monkeypatch: pytest.MonkeyPat
     assert found.work <= MOST_WORK
     for answer in found.answers:
         assert answer.proven
+
+
+def test_a_step_on_a_mesh_is_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits and exposed moves are other problems of the same prices."""
+    step, args = CASES["mlp2 8xcpu/2"].build()
+    form = Form(None, traced(step, *args).graph)
+    priced: list[object] = []
+    price = assemble.Assembler._price  # pyright: ignore[reportPrivateUsage]
+
+    def counting(assembler: assemble.Assembler) -> None:
+        priced.append(assembler)
+        price(assembler)
+
+    monkeypatch.setattr(assemble.Assembler, "_price", counting)
+    context = MeshContext.of(MeshShape.of((2, 4)), Request(Cluster.parse("8xcpu")))
+    on_mesh = StepOnMesh(context, form)
+    roomy = on_mesh.cheapest(NO_LIMIT_BYTES)
+    limited = on_mesh.within(roomy.peak_bytes // 2)
+    lightest = on_mesh.lightest()
+    assert len(priced) == 1
+    assert limited is not None
+    assert lightest.peak_bytes < roomy.peak_bytes

@@ -11,6 +11,7 @@ import numpy as np
 from autopar.cost.memory import SPARE_SHARE
 from autopar.ir.assignment import Assignment
 from autopar.ir.mesh import MeshShape
+from autopar.ir.rule import Rule
 from autopar.ir.sharding import Sharding, replicated
 from autopar.ir.sharding_plan import phase_of
 from autopar.ir.values import Value
@@ -53,15 +54,9 @@ def assemble(
     reuse_gathered: bool = False,
     all_exposed: bool = False,
 ) -> Assembled:
-    """The problem of a reading whose decisions may take `choices`.
-
-    `in_flight` says of which values several microbatches' are held at once. With
-    `reuse_gathered` a value is moved for the forward and the backward pass once. With
-    `all_exposed` no move is taken to run beside work.
-    """
-    return _Assembler(
-        reading, choices, moves, limit_bytes, in_flight or {}, reuse_gathered, all_exposed
-    ).assembled()
+    """The problem of a reading whose decisions may take `choices`, as an `Assembler` poses it."""
+    assembler = Assembler(reading, choices, moves, in_flight, reuse_gathered)
+    return assembler.within(limit_bytes, all_exposed)
 
 
 @dataclass(frozen=True)
@@ -75,55 +70,100 @@ class _Need:
     read: Read
 
 
-class _Assembler:
+# Look-alikes are given one and the same tuple of choices, so its id stands for it.
+_Row = tuple[Sharding, ...]
+_WantedKey = tuple[ReadKind, Rule | None, int, tuple[int, ...], bool, int]
+_MoveKey = tuple[tuple[int, ...], str, int, int]
+
+
+class _Sums:
+    """What choices cost so far: [choice] of each node, [choice, choice] of each edge."""
+
+    def __init__(self, choices: Sequence[tuple[Choice, ...]]) -> None:
+        self.costs: list[Floats] = [np.zeros(len(c)) for c in choices]
+        self.tables: dict[tuple[int, int], Floats] = {}
+
+    def add(self, left: int, right: int, table: Floats) -> None:
+        """Add seconds to an edge, or to a node that is both its ends."""
+        if left == right:
+            self.costs[left] = self.costs[left] + np.diagonal(table)
+            return
+        key, oriented = ((left, right), table) if left < right else ((right, left), table.T)
+        held = self.tables.get(key)
+        self.tables[key] = oriented if held is None else held + oriented
+
+
+class Assembler:
+    """Prices a reading once, and poses it as a problem under any limit.
+
+    `in_flight` says of which values several microbatches' are held at once. With
+    `reuse_gathered` a value is moved for the forward and the backward pass once. Every move is
+    added up twice: for the share that stays exposed beside work, and whole, as if all waited for
+    it. Only where something enters a loop do a problem's choices depend on the limit; then it is
+    priced again for each.
+    """
+
     def __init__(
         self,
         reading: Reading,
         choices: Sequence[tuple[Choice, ...]],
         moves: ReshardCosts,
-        limit_bytes: float,
-        in_flight: Mapping[str, int],
-        reuse_gathered: bool,
-        all_exposed: bool,
+        in_flight: Mapping[str, int] | None = None,
+        reuse_gathered: bool = False,
     ) -> None:
-        self._limit_bytes = limit_bytes
-        self._in_flight, self._reuse_gathered = in_flight, reuse_gathered
+        self._in_flight, self._reuse_gathered = in_flight or {}, reuse_gathered
         self._reading, self._moves, self._prices = reading, moves, moves.prices
         self._mesh: MeshShape = moves.prices.mesh
         self._counts = reading.merged.counts
-        self._choices: list[tuple[Choice, ...]] = list(choices)
+        self._given = tuple(choices)
+        most = max(self._in_flight.values(), default=1)
+        held = sum(v.nbytes * self._counts[name] for name, v in self._values.items())
+        self._unsharded_bytes = most * held
+        self._slack: Slack = find_slack(reading)
+        self._gathered = moves.prices.exposed_share("all-gather")
+        self._reduced = moves.prices.exposed_share("reduce-scatter")
         # Ports that may be a copy, which is held while the loop runs, and how many choices they
         # have without. The first half of their choices then lie as what enters, the second are
         # copies: whether a move is made, which takes both its ends to know, is a choice of one.
         self._copied: dict[int, int] = {}
-        if self._may_bind():
-            self._double_entered()
-        self._costs: list[Floats] = [np.zeros(len(c)) for c in self._choices]
-        self._tables: dict[tuple[int, int], Floats] = {}
+        self._price()
+
+    def within(self, limit_bytes: float, all_exposed: bool = False) -> Assembled:
+        """The problem under a limit; with `all_exposed` no move is taken to run beside work."""
+        # All values together, as they are unsharded, may be within the limit.
+        binds = self._unsharded_bytes > limit_bytes
+        copied = self._may_be_copies(limit_bytes) if binds else {}
+        if copied != self._copied:
+            self._copied = copied
+            self._price()
+        if binds and self._usages is None:
+            self._usages = self._found_usages()
+        sums = self._exposed if all_exposed else self._overlapped
+        edges = tuple(Edge(u, v, t) for (u, v), t in sums.tables.items())
+        usages = self._usages if binds and self._usages else ()
+        problem = Problem(tuple(sums.costs), edges, usages, limit_bytes)
+        return Assembled(problem, tuple(self._choices), self._uses)
+
+    def _may_be_copies(self, limit_bytes: float) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for read in self._reading.reads:
+            if read.enters and isinstance(read.standing, Place):
+                if read.value.nbytes > _SMALL_SHARE * limit_bytes:
+                    found[read.reader] = len(self._given[read.reader])
+        return found
+
+    def _price(self) -> None:
+        """Price every choice of every node, and every move between them."""
+        self._choices: list[tuple[Choice, ...]] = [
+            c * 2 if i in self._copied else c for i, c in enumerate(self._given)
+        ]
+        self._overlapped, self._exposed = _Sums(self._choices), _Sums(self._choices)
         self._uses: dict[UseKey, int] = {}
         self._laid: dict[tuple[int, tuple[int, ...]], tuple[Sharding, ...]] = {}
-        self._slack: Slack = find_slack(reading)
-        self._gathered = 1.0 if all_exposed else moves.prices.exposed_share("all-gather")
-        self._reduced = 1.0 if all_exposed else moves.prices.exposed_share("reduce-scatter")
-
-    def _may_bind(self) -> bool:
-        """True if all values together, as they are unsharded, are more than the limit."""
-        values, most = self._values, max(self._in_flight.values(), default=1)
-        held = sum(v.nbytes * self._counts[name] for name, v in values.items())
-        return most * held > self._limit_bytes
-
-    def _double_entered(self) -> None:
-        for read in self._reading.reads:
-            if not read.enters or read.reader in self._copied:
-                continue
-            if isinstance(read.standing, Place) and self._counts_in_memory(read.value):
-                self._copied[read.reader] = len(self._choices[read.reader])
-                self._choices[read.reader] *= 2
-
-    def _counts_in_memory(self, value: Value) -> bool:
-        return value.nbytes > _SMALL_SHARE * self._limit_bytes
-
-    def assembled(self) -> Assembled:
+        self._wanted: dict[_WantedKey, tuple[Sharding, ...]] = {}
+        self._found_moves: dict[_MoveKey, tuple[_Row, _Row, Floats]] = {}
+        self._raw: dict[tuple[Rule, int, int], tuple[tuple[Sharding, ...], tuple[str, ...]]] = {}
+        self._usages: tuple[Usage, ...] | None = None
         kept = materialized(self._reading)
         self._price_ops()
         self._price_groups(kept)
@@ -134,9 +174,16 @@ class _Assembler:
         self._price_outputs()
         for left, right in self._reading.ties:
             self._tie(left, right)
-        edges = tuple(Edge(u, v, t) for (u, v), t in self._tables.items())
-        problem = Problem(tuple(self._costs), edges, self._usages(), self._limit_bytes)
-        return Assembled(problem, tuple(self._choices), self._uses)
+
+    def _pay(self, node: int, seconds: Floats) -> None:
+        """Add seconds to the choices of a node."""
+        for sums in (self._overlapped, self._exposed):
+            sums.costs[node] = sums.costs[node] + seconds
+
+    def _add(self, left: int, right: int, table: Floats, exposed: Floats | None = None) -> None:
+        """Add a move's seconds beside work, and those `exposed` to an edge; by default the same."""
+        self._overlapped.add(left, right, table)
+        self._exposed.add(left, right, table if exposed is None else exposed)
 
     # -- nodes -----------------------------------------------------------------------------
 
@@ -151,7 +198,7 @@ class _Assembler:
                    self._choices[index])  # fmt: skip
             if key not in seen:
                 seen[key] = np.array([self._op_seconds(decision, c) for c in self._choices[index]])
-            self._costs[index] = self._costs[index] + seen[key]
+            self._pay(index, seen[key])
 
     def _op_seconds(self, decision: Decision, choice: Choice) -> float:
         op = decision.op
@@ -199,7 +246,7 @@ class _Assembler:
                 shares = self._shares(index, dims)
                 # The start of a kernel is paid by each of the look-alikes.
                 seconds = [self._prices.elementwise(nbytes / decision.count / s) for s in shares]
-                self._costs[index] = self._costs[index] + decision.count * np.array(seconds)
+                self._pay(index, decision.count * np.array(seconds))
 
     def _shares(self, node: int, dims: tuple[int, ...]) -> Floats:
         """Over how many devices a member of a group is divided, for each choice."""
@@ -208,7 +255,7 @@ class _Assembler:
 
     def _shardings(self, node: int, dims: tuple[int, ...]) -> tuple[Sharding, ...]:
         """The sharding of a value with these dims for each choice of its group."""
-        key = (node, dims)
+        key = (id(self._choices[node]), dims)
         if key not in self._laid:
             place = Place(node, dims)
             self._laid[key] = tuple(
@@ -216,10 +263,8 @@ class _Assembler:
             )
         return self._laid[key]
 
-    def _usages(self) -> tuple[Usage, ...]:
-        """The bytes that are held and when; nothing if all values together are within the limit."""
-        if not self._may_bind():
-            return ()
+    def _found_usages(self) -> tuple[Usage, ...]:
+        """The bytes that are held and when."""
         arguments = {i.value.name for i in self._reading.merged.whole.inputs}
         spare = SPARE_SHARE * (self._mesh.device_count > 1)
         weighed: dict[tuple[str, Place, int, bool], Floats] = {}
@@ -249,16 +294,20 @@ class _Assembler:
         op, position, group = read.op, -1 - read.operand, read.standing.decision
         assert op.rule is not None
         rule, choices = op.rule, self._choices[read.reader]
-        raw = tuple(
-            c.result_sharding(rule, position, self._mesh)
-            for c in choices
-            if isinstance(c, Assignment)
-        )
-        combiners = tuple(c.combiner(rule) for c in choices if isinstance(c, Assignment))
+        key = (rule, position, id(choices))
+        if key not in self._raw:
+            given = [c for c in choices if isinstance(c, Assignment)]
+            raw = tuple(c.result_sharding(rule, position, self._mesh) for c in given)
+            self._raw[key] = raw, tuple(c.combiner(rule) for c in given)
+        raw, combiners = self._raw[key]
         after = self._shardings(group, read.standing.dims)
         table = self._moves.matrix(read.value, raw, after, combiners)
-        share = self._reduced if self._slack.reduces(read) else 1.0
-        self._add(read.reader, group, table * (share * read.runs * read.count))
+        exposed = table * (1.0 * read.runs * read.count)
+        if self._slack.reduces(read):
+            table = table * (self._reduced * read.runs * read.count)
+            self._add(read.reader, group, table, exposed)
+        else:
+            self._add(read.reader, group, exposed)
 
     def _connect_needs(self) -> None:
         direct: list[_Need] = []
@@ -276,19 +325,36 @@ class _Assembler:
             else:
                 direct.extend(needs)
         for need in direct:
-            table = self._moved(need.value, need.place, need.wanted) * self._times(need)
+            table, exposed = self._moved(need.value, need.place, need.wanted, self._times([need]))
             if need.read.enters and need.reader in self._copied:
+                exposed = self._entered(need, table if exposed is None else exposed)
                 table = self._entered(need, table)
-            self._add(need.place.decision, need.reader, table)
+            self._add(need.place.decision, need.reader, table, exposed)
 
-    def _moved(self, value: Value, place: Place, wanted: tuple[Sharding, ...]) -> Floats:
-        """[choices of the place, wanted] seconds of a move from where a value is kept."""
+    def _moves_of(self, value: Value, before: _Row, after: _Row) -> Floats:
+        """[before, after] seconds; look-alikes ask with the very same tuples."""
+        key = (value.shape, value.dtype, id(before), id(after))
+        if key not in self._found_moves:
+            table = self._moves.matrix(value, before, after)
+            self._found_moves[key] = before, after, table  # both are kept, and so are their ids
+        return self._found_moves[key][2]
+
+    def _moved(
+        self, value: Value, place: Place, wanted: tuple[Sharding, ...], times: tuple[float, float]
+    ) -> tuple[Floats, Floats | None]:
+        """[choices of the place, wanted] seconds of moves from where a value is kept.
+
+        Those beside work, and those exposed, None where they are the same.
+        """
         before = self._shardings(place.decision, place.dims)
-        table = self._moves.matrix(value, before, wanted)
+        table = self._moves_of(value, before, wanted)
+        overlapped = table
         if self._slack.reduces_joined(place):
             partial = np.array([bool(lies.partial) for lies in before])
-            table = np.where(partial[:, None], table * self._reduced, table)
-        return table
+            overlapped = np.where(partial[:, None], table * self._reduced, table)
+        if overlapped is table and times[0] == times[1]:
+            return table * times[0], None
+        return overlapped * times[0], table * times[1]
 
     def _entered(self, need: _Need, table: Floats) -> Floats:
         """Seconds of entering a loop as it lies, where that is possible, or as a copy.
@@ -306,19 +372,29 @@ class _Assembler:
                     table[i, j + count] = self._prices.elementwise(2 * local) * need.read.runs
         return table
 
-    def _times(self, need: _Need) -> float:
-        """The number of times that a step moves a value for a reader: at most once for each copy.
+    def _times(self, needs: Sequence[_Need]) -> tuple[float, float]:
+        """The number of times that a step moves a value for its readers: at most once a copy.
 
-        A move that runs beside work counts for the share that stays exposed.
+        A move that runs beside work counts for the share that stays exposed; the second number
+        counts it whole.
         """
-        share = self._gathered if self._slack.gathers(need.place, need.read) else 1.0
-        return share * need.read.runs * min(need.read.count, self._counts.get(need.value.name, 1))
+        often: list[tuple[float, float]] = []
+        for need in needs:
+            copies = min(need.read.count, self._counts.get(need.value.name, 1))
+            share = self._gathered if self._slack.gathers(need.place, need.read) else 1.0
+            often.append((share * need.read.runs * copies, 1.0 * need.read.runs * copies))
+        return max(beside for beside, _ in often), max(whole for _, whole in often)
 
     def _needs(self) -> Iterator[_Need]:
         for read in self._reading.reads:
             if read.kind is ReadKind.OP and read.operand < 0:
                 continue
-            wanted = required(read, self._choices[read.reader], self._mesh)
+            choices = self._choices[read.reader]
+            rule = read.op.rule if read.op is not None else None
+            key = (read.kind, rule, read.operand, read.dims, read.partial_ok, id(choices))
+            if key not in self._wanted:
+                self._wanted[key] = required(read, choices, self._mesh)
+            wanted = self._wanted[key]
             for value, place, asked in sources(read.standing, read.value, wanted):
                 yield _Need(value, place, read.reader, asked, read)
 
@@ -329,14 +405,16 @@ class _Assembler:
         sizes = [1 if value.dtype.startswith("key") else n for n in value.shape]
         states: tuple[Choice, ...] = tuple(canonical_shardings(sizes, self._mesh, False))
         self._choices.append(states)
-        self._costs.append(np.zeros(len(states)))
+        for sums in (self._overlapped, self._exposed):
+            sums.costs.append(np.zeros(len(states)))
         self._uses[key] = node
         lying = self._shardings(node, tuple(range(len(value.shape))))
-        often = max(self._times(n) for n in needs)
-        self._add(place.decision, node, self._moved(value, place, lying) * often)
+        self._add(place.decision, node, *self._moved(value, place, lying, self._times(needs)))
         for need in needs:
-            table = self._moves.matrix(value, lying, need.wanted)
-            self._add(node, need.reader, table * self._times(need))
+            table = self._moves_of(value, lying, need.wanted)
+            beside, whole = self._times([need])
+            exposed = table * whole
+            self._add(node, need.reader, exposed if beside == whole else table * beside, exposed)
 
     def _price_outputs(self) -> None:
         """Outputs that are no state leave as they lie, but as no partial sums."""
@@ -358,7 +436,7 @@ class _Assembler:
             for source, place, asked in sources(standing, value, whole):
                 before = self._shardings(place.decision, place.dims)
                 paid = self._moves.matrix(source, before, asked)[:, 0]
-                self._costs[place.decision] = self._costs[place.decision] + paid * count
+                self._pay(place.decision, paid * count)
 
     def _tie(self, left: int, right: int) -> None:
         """Two decisions that are taken alike, where that can be."""
@@ -366,11 +444,3 @@ class _Assembler:
         alike = np.array([[a == b for b in theirs] for a in mine])
         if alike.any():
             self._add(left, right, np.where(alike, 0.0, np.inf))
-
-    def _add(self, left: int, right: int, table: Floats) -> None:
-        if left == right:
-            self._costs[left] = self._costs[left] + np.diagonal(table)
-            return
-        key, oriented = ((left, right), table) if left < right else ((right, left), table.T)
-        held = self._tables.get(key)
-        self._tables[key] = oriented if held is None else held + oriented

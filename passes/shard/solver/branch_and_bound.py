@@ -231,7 +231,7 @@ class _Buckets:
         for i in self.of_node[v]:
             at = [choices[w] for w in self.tables[i].scope]
             for part in self._parts[i]:
-                lying = np.moveaxis(part, 0, -1)  # [others', own]
+                lying = part.transpose(*range(1, part.ndim), 0)  # [others', own]
                 own = [c if n > 1 else c * 0 for c, n in zip(at, lying.shape[:-1], strict=True)]
                 total = total + lying[tuple(own)]
             total = total - np.expand_dims(self._least[i][tuple(at)], -1)
