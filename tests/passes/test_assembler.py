@@ -60,5 +60,5 @@ def test_nothing_costs_less_where_every_move_is_waited_for(name: str) -> None:
     beside, waits = assembler.within(1).problem, assembler.within(1, True).problem
     for few, most in zip(beside.costs, waits.costs, strict=True):
         assert (few <= most).all()
-    for few, most in zip(beside.edges, waits.edges, strict=True):
-        assert (few.table <= most.table).all()
+    for edge, waiting in zip(beside.edges, waits.edges, strict=True):
+        assert (edge.table <= waiting.table).all()

@@ -75,7 +75,7 @@ def test_a_step_on_a_mesh_is_priced_once(monkeypatch: pytest.MonkeyPatch) -> Non
     step, args = CASES["mlp2 8xcpu/2"].build()
     form = Form(None, traced(step, *args).graph)
     priced: list[object] = []
-    price = assemble.Assembler._price  # pyright: ignore[reportPrivateUsage]
+    price = assemble.Assembler._price
 
     def counting(assembler: assemble.Assembler) -> None:
         priced.append(assembler)

@@ -126,6 +126,7 @@ class Assembler:
         # have without. The first half of their choices then lie as what enters, the second are
         # copies: whether a move is made, which takes both its ends to know, is a choice of one.
         self._copied: dict[int, int] = {}
+        self._usages: tuple[Usage, ...] | None = None
         self._price()
 
     def within(self, limit_bytes: float, all_exposed: bool = False) -> Assembled:
@@ -163,7 +164,7 @@ class Assembler:
         self._wanted: dict[_WantedKey, tuple[Sharding, ...]] = {}
         self._found_moves: dict[_MoveKey, tuple[_Row, _Row, Floats]] = {}
         self._raw: dict[tuple[Rule, int, int], tuple[tuple[Sharding, ...], tuple[str, ...]]] = {}
-        self._usages: tuple[Usage, ...] | None = None
+        self._usages = None
         kept = materialized(self._reading)
         self._price_ops()
         self._price_groups(kept)
