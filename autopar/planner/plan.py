@@ -133,7 +133,8 @@ def _best_of(contexts: Sequence[MeshContext], plain: Form) -> tuple[TriedMesh, M
     tight = [n for n, t in tried.items() if not t.fits]
     for n in sorted(tight, key=lambda n: tried[n].promise)[:_MESHES]:
         fastest = min((f.seconds for f in found.values()), default=math.inf)
-        within = tried[n].within
+        # A single one may yet be the fastest by recomputing.
+        within = tried[n].within if len(tight) > 1 else None
         least = within.seconds if within is not None else _ROUGH * tried[n].roomy.seconds
         if least < fastest:
             with suppress(InfeasibleError):
