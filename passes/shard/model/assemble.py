@@ -77,7 +77,7 @@ _MoveKey = tuple[tuple[int, ...], str, int, int]
 
 
 class _Sums:
-    """What choices cost so far: [choice] of each node, [choice, choice] of each edge."""
+    """Sums of what choices cost: [choice] of each node, [choice, choice] of each edge."""
 
     def __init__(self, choices: Sequence[tuple[Choice, ...]]) -> None:
         self.costs: list[Floats] = [np.zeros(len(c)) for c in choices]
