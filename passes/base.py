@@ -38,7 +38,19 @@ Pins = tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]  # (path pattern, dim
 NO_LIMIT_BYTES = 2**60  # a limit that binds nothing
 
 
-def _none() -> Mapping[str, int]:
+@dataclass(frozen=True)
+class Holding:
+    """How often a value is held at once, and if so from the first op to the last.
+
+    Activations are held for every microbatch in flight, from their maker to their last reader;
+    sums of gradients are held throughout.
+    """
+
+    times: int = 1
+    throughout: bool = False
+
+
+def _none() -> Mapping[str, Holding]:
     return {}
 
 
@@ -49,7 +61,7 @@ class Setting:
     `memory_bytes` is the budget of one device. `pins` are (path pattern, dims) pairs, dims
     being tuples of axis names for each tensor dim. The clock is handed in so that no pass
     reads one by itself; so is `weigh`, the bytes that a plan is known to need beside what the
-    pass counts. `in_flight` names the values of which several microbatches' are held at once.
+    pass counts. `held` names the values that a loop over microbatches holds longer or more often.
     With `partial_sums` what is summed over microbatches may stay partial over devices until the
     last: that is combined once, but each device holds all of it.
     """
@@ -62,7 +74,7 @@ class Setting:
     weigh: Weigh = field(default=lambda graph, plan: 0.0, compare=False)
     watchers: tuple[Watcher, ...] = field(default=(), compare=False)
     resharder: Resharder | None = field(default=None, compare=False)  # with what it has priced
-    in_flight: Mapping[str, int] = field(default_factory=_none, compare=False)
+    held: Mapping[str, Holding] = field(default_factory=_none, compare=False)
     partial_sums: bool = True
 
     def watched(self, name: str, given: object, run: Callable[[], Out]) -> Out:

@@ -25,7 +25,7 @@ from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.spmd import SpmdProgram
 from autopar.ir.stages import Stage, StagePlan, Submesh
 from autopar.ir.values import item_bytes
-from autopar.passes.base import Pins, Setting
+from autopar.passes.base import Holding, Pins, Setting
 from autopar.passes.lower.partition.part_dataflow import PartDataflow
 from autopar.passes.lower.partition.split import split
 from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan, submesh_graph
@@ -96,19 +96,23 @@ class PlacedStages:
         flying = in_flight(self.stages.schedule, len(self.contexts), microbatches, chunks)
         return tuple(-(-n // chunks) for n in flying)
 
-    def held_often(self, submesh: int) -> dict[str, int]:
-        """The number of times that values of a submesh are held, where that is not once.
+    def held_often(self, submesh: int) -> dict[str, Holding]:
+        """How often values of a submesh are held, where that is not once.
 
-        Those that are stashed are held for every microbatch in flight; sums of gradients may have
-        more bytes an item than the gradients.
+        Those that are stashed are held for every microbatch in flight. What is set up once is held
+        throughout, and so are sums of gradients, which may have more bytes an item than these.
         """
         joint = self.graphs[submesh]
         values = joint.graph.nested_values
-        found = dict.fromkeys(joint.stashed, self.in_flight[submesh])
-        for part in self.parts:
-            for a in part.accumulators if part.submesh == submesh else ():
+        found = dict.fromkeys(joint.stashed, Holding(self.in_flight[submesh]))
+        for part in (p for p in self.parts if p.submesh == submesh):
+            if part.kind is PartKind.SETUP:
+                made = (o for o in map(str, part.graph.outputs) if o in values)
+                found.update(dict.fromkeys(made, Holding(throughout=True)))
+            for a in part.accumulators:
                 dtype = values[a.value].dtype
-                found[a.value] = max(1, item_bytes(a.dtype or dtype) // item_bytes(dtype))
+                times = max(1, item_bytes(a.dtype or dtype) // item_bytes(dtype))
+                found[a.value] = Holding(times, throughout=True)
         return found
 
     def setting(self, submesh: int, pins: Pins, given: Setting) -> Setting:
@@ -116,7 +120,7 @@ class PlacedStages:
         context = self.contexts[submesh]
         return replace(
             given, cluster=context.cluster, mesh=context.tables.prices.mesh, pins=pins,
-            resharder=context.resharder, in_flight=self.held_often(submesh),
+            resharder=context.resharder, held=self.held_often(submesh),
         )  # fmt: skip
 
     def stages_on(self, submesh: int) -> tuple[int, ...]:

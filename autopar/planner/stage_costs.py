@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from autopar.cost.overlap import moved_seconds, timed_listing
 from autopar.cost.stage import StageCost
 from autopar.ir.batching import Accumulator
 from autopar.ir.program import Part, PartKind, SubmeshGraph
+from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.traffic import Traffic, traffic_of
 from autopar.ir.values import Role, Value, item_bytes
@@ -35,9 +37,8 @@ def cost_stage(placed: PlacedStages, stage: int, sharding: ShardingPlan) -> Stag
         held = held_bytes(graph, listing, sharding.mesh, platform)
         return StageCost.of_whole_step(listing, held, timed_listing(graph, listing, tables.prices))
     costs = [(part, cost_part(part, joint, sharding, tables)) for part in own]
-    # What several stages of a submesh touch is held once: for the first of them.
-    before = _touched(p for p in placed.parts if p.submesh == submesh and p.stage < stage)
-    return add_parts(costs, joint, sharding, placed.stages.microbatches, before)
+    others = [p for p in placed.parts if p.submesh == submesh and p.stage != stage]
+    return add_parts(costs, joint, sharding, placed.stages.microbatches, others)
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,12 @@ def add_parts(
     joint: SubmeshGraph,
     plan: ShardingPlan,
     runs: int,
-    counted: frozenset[str] = frozenset(),
+    others: Sequence[Part] = (),
 ) -> StageCost:
     """The cost of one stage by those of its parts, of which a step runs the loop's `runs` times.
 
-    Values that are `counted` are held for another stage of the submesh.
+    `others` are the parts of the submesh's other stages. What several stages touch is held once:
+    for the first of them.
     """
     parts, spent = [part for part, _ in costs], {kind: Seconds() for kind in PartKind}
     working, once, traffic = 0, 0, list[tuple[Traffic, int]]()
@@ -87,8 +89,10 @@ def add_parts(
             # What is set up lasts: it is among what is held throughout.
             results = set(map(str, part.graph.outputs)) & set(joint.graph.nested_values)
             lasting = weigh.of(results) if part.kind is PartKind.SETUP else 0
-            once = max(once, cost.working_bytes - lasting)
-    own = _touched(parts) - counted
+            taken = weigh.taken(part, (*parts, *others))
+            once = max(once, cost.working_bytes - lasting - taken)
+    stage = parts[0].stage if parts else 0
+    own = _touched(parts) - _touched(p for p in others if p.stage < stage)
     stashed = set(joint.stashed) & own
     late = [p for p in parts if p.kind is PartKind.WEIGHT_GRADIENT]
     kept = {given.value.name for p in late for given in p.graph.inputs}
@@ -136,12 +140,35 @@ class _Scale:
         sums = {a.value: a for p in parts for a in p.accumulators}
         return self.of(lasting & own) + sum(self._sum(a) for _, a in sorted(sums.items()))
 
+    def taken(self, part: Part, parts: Sequence[Part]) -> int:
+        """Bytes of a part's outputs that are written over sums which no later part reads."""
+        when = part.loop, part.round
+        later = (p for p in parts if p.kind in _ONCE and (p.loop, p.round) > when)
+        read = {i.value.name for p in later for i in p.graph.inputs} | self._joint.final
+        given = {i.value.name for i in part.graph.inputs} - read
+        sums = {a.value: a for p in parts for a in p.accumulators if a.value in given}
+        room = Counter(
+            (self._values[n].shape, a.dtype or self._values[n].dtype, self._lying(n))
+            for n, a in sums.items()
+        )
+        nbytes = 0
+        for name in filter(self._values.__contains__, map(str, part.graph.outputs)):
+            value = self._values[name]
+            kind = value.shape, value.dtype, self._lying(name)
+            if room[kind] > 0:
+                room[kind] -= 1
+                nbytes += self._piece(value, value.dtype)
+        return nbytes
+
+    def _lying(self, name: str) -> Sharding | None:
+        return self._plan.sharding_of.get(name)
+
     def _sum(self, accumulator: Accumulator) -> int:
         value = self._values[accumulator.value]
         return self._piece(value, accumulator.dtype or value.dtype)
 
     def _piece(self, value: Value, dtype: str) -> int:
-        sharding = self._plan.sharding_of.get(value.name)
+        sharding = self._lying(value.name)
         count = value.item_count
         if sharding is not None:
             count = count // sharding.pieces(self._plan.mesh)

@@ -200,6 +200,9 @@ def build_stages(
     peaks = choice.peak_bytes or (0,) * len(partial_sums)
     order = sorted(range(len(peaks)), key=lambda k: -peaks[k])
     plans = {k: sharder.shard(k, partial_sums[k]) for k in order}
+    slowest = max(order, key=lambda k: plans[k].seconds)
+    if not partial_sums[slowest]:
+        plans[slowest] = sharder.quickened(slowest, plans[slowest])
     programs = lower_stages(sliced.trace, placed, [plans[k].sharding for k in range(len(peaks))])
     costs = {s: c for k in plans for s, c in zip(placed.stages_on(k), plans[k].costs, strict=True)}
     return replace(programs, priced=tuple(costs[s] for s in range(len(costs))))

@@ -360,33 +360,38 @@ class LayerProfiler:
             c: self._shard.run_within(self._programs.at(c, rows).joint.graph, setting, limits)
             for c in self._classes
         }
+        layers: dict[int, _PricedLayer] = {}
         for _ in limits:
             try:
                 plans = {c: next(run) for c, run in runs.items()}
             except InfeasibleError:
                 return
-            yield self._variant(rows, sizes, setting.partial_sums, plans)
+            # A class whose sharding keeps the next limit too is not priced again.
+            again = {c: layer for c, layer in layers.items() if layer.is_sharded_as(plans[c])}
+            if len(again) < len(plans):
+                layers = {
+                    c: again.get(c) or _PricedLayer(self._programs, c, plan, self._tables)
+                    for c, plan in plans.items()
+                }
+                yield self._variant(rows, sizes, setting.partial_sums, layers)
 
     def _variant(
         self,
         rows: int,
         sizes: Sequence[int],
         partial_sums: bool,
-        plans: Mapping[int, ShardingPlan],
+        layers: Mapping[int, _PricedLayer],
     ) -> ShardingVariant:
-        """The way that shards each class by its plan."""
+        """The way that shards each class as it is priced."""
         batching = self._programs.batching
-        unit = math.lcm(*(_unit(plan, batching) for plan in plans.values()))
+        unit = math.lcm(*(_unit(layer.plan, batching) for layer in layers.values()))
         fewest = -(-max(sizes[0], 2) // unit) * unit
         most = max(sizes[-1], min(2 * fewest, batching.batch))
         priced = (fewest, most) if rows > 1 else (1, 1)
-        stages = {
-            c: _PricedLayer(self._programs, c, plan, self._tables) for c, plan in plans.items()
-        }
 
         @cache
         def costs(remat: Remat) -> Costs:
-            return {c: stage.at_both(priced, remat) for c, stage in stages.items()}
+            return {c: layer.at_both(priced, remat) for c, layer in layers.items()}
 
         return ShardingVariant(partial_sums, unit, priced, self._remats, costs, self._homes)
 
@@ -397,8 +402,12 @@ class _PricedLayer:
     def __init__(
         self, programs: LayerPrograms, layer: int, plan: ShardingPlan, tables: ReshardCosts
     ) -> None:
-        self._programs, self._layer, self._plan, self._tables = programs, layer, plan, tables
+        self._programs, self._layer, self.plan, self._tables = programs, layer, plan, tables
         self._known: dict[object, PartCost] = {}
+
+    def is_sharded_as(self, plan: ShardingPlan) -> bool:
+        """True if a plan shards the layer so too, however it was found."""
+        return replace(plan, outcome=self.plan.outcome) == self.plan
 
     def at_both(self, rows: tuple[int, int], remat: Remat) -> tuple[StageCost, StageCost]:
         """The costs at two sizes of microbatch."""
@@ -415,14 +424,14 @@ class _PricedLayer:
             for part in program.parts
         ]
         runs = max(1, self._programs.batching.batch // rows)
-        return add_parts(costs, program.joint, self._plan, runs)
+        return add_parts(costs, program.joint, self.plan, runs)
 
     def _of(self, part: Part, joint: SubmeshGraph, rows: int) -> PartCost:
         given = tuple(i.value.name for i in part.graph.inputs)
         place = part.kind, part.loop, part.round
         key = rows, place, part.equations, given, part.graph.outputs
         if key not in self._known:
-            self._known[key] = cost_part(part, joint, self._plan, self._tables)
+            self._known[key] = cost_part(part, joint, self.plan, self._tables)
         return self._known[key]
 
 

@@ -16,6 +16,7 @@ from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.plan import Prediction
 from autopar.ir.program import PartKind, Program
 from autopar.ir.spmd import Collective, Move
+from autopar.ir.values import Role, item_bytes
 from autopar.planner.planned import Planned
 from autopar.runtime.aot.program import AotProgram, export_part
 from autopar.runtime.bind import shape_with_axis
@@ -100,13 +101,19 @@ def _part(
     graph, listing, mesh = source.program.part.graph, source.program.listing, source.mesh
     seconds = listing_seconds(graph, listing, Prices(block, mesh))
     held = held_bytes(graph, listing, mesh, block.chip.platform)
-    sums = sum(t.local_bytes(mesh) for t in source.accumulators)
+    # Sums come in dtypes of their own; those that it reads last give their buffers to outputs.
+    given, sums = source.inputs, sum(t.local_bytes(mesh) for t in source.accumulators)
+    for i, dtype in source.sums.items():
+        share = item_bytes(graph.inputs[i].value.dtype) / item_bytes(dtype)
+        sums += round(given[i].local_bytes(mesh) * (1 - share))
+    free = (i for i in source.donated if i < len(given))
+    taken = sum(given[i].local_bytes(mesh) for i in free if graph.inputs[i].role is not Role.STATE)
     return PlannedProgram(
         name=source.name,
         export=export,
         collectives=listing.collectives(),
         argument_bytes=held.argument_bytes + sums,
-        peak_bytes=held.peak_bytes + sums,
+        peak_bytes=held.peak_bytes + sums - taken,
         seconds=seconds.total,
         exposed_seconds=seconds.exposed,
         alike=tuple(s.name for s in others),

@@ -156,24 +156,26 @@ class _Walk:
     # -- registers -------------------------------------------------------------------------
 
     def _read(self, submesh: int, registers: Iterable[int], shardings: Iterable[Sharding]) -> None:
+        live, lying = self._live[submesh], self._shardings[submesh]
         for register, sharding in zip(registers, shardings, strict=False):
-            if register not in self._live[submesh]:
+            if register not in live:
                 how = self._freed[submesh].get(register, "not there yet")
                 self._fault(f"reads r{register} of submesh {submesh}, which is {how}")
                 continue
-            written = self._shardings[submesh].get(register, sharding)
-            if written != sharding:
+            written = lying.get(register, sharding)
+            if written is not sharding and written != sharding:
                 self._fault(
                     f"reads r{register} of submesh {submesh} as {sharding}, not as {written}"
                 )
 
     def _write(self, submesh: int, registers: Iterable[int], shardings: Iterable[Sharding]) -> None:
         live, freed = self._live[submesh], self._freed[submesh]
+        lying, count = self._shardings[submesh], self._program.register_counts[submesh]
         for register, sharding in zip(registers, shardings, strict=False):
-            self._shardings[submesh][register] = sharding
+            lying[register] = sharding
             if register in live or register in freed:
                 self._fault(f"writes r{register} of submesh {submesh} a second time")
-            if not 0 <= register < self._program.register_counts[submesh]:
+            if not 0 <= register < count:
                 self._fault(f"writes r{register} of submesh {submesh}, which has no such register")
             # Written once: neither there nor gone before.
             live.add(register)

@@ -199,7 +199,7 @@ class Optimal(AbstractSharding):
         if setting.mesh.names:  # on one device all recipes are alike
             choices = recipe.restrict(reading, choices, setting.mesh)
         tables = self._tables(setting)
-        assembler = Assembler(reading, choices, tables, setting.in_flight, self.reuse_gathered)
+        assembler = Assembler(reading, choices, tables, setting.held, self.reuse_gathered)
         return Priced(reading, assembler)
 
     def _priced(self, given: Graph, setting: Setting) -> Priced:

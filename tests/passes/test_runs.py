@@ -9,7 +9,7 @@ from autopar.errors import MemoryLimitError
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
 from autopar.ir.parse import parse_graph
-from autopar.passes.base import Setting
+from autopar.passes.base import Holding, Setting
 from autopar.passes.shard.optimal import Optimal
 from autopar.rules import attach_rules
 
@@ -58,6 +58,6 @@ def test_what_is_in_flight_is_held_as_often() -> None:
     graph = step(16)
     roomy = Optimal().run(graph, replace(SETTING, memory_bytes=500_000))
     assert roomy.outcome.seconds > 0
-    flying = replace(SETTING, memory_bytes=500_000, in_flight={"%y": 64})
+    flying = replace(SETTING, memory_bytes=500_000, held={"%y": Holding(64)})
     with pytest.raises(MemoryLimitError):
         Optimal().run(graph, flying)

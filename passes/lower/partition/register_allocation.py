@@ -9,7 +9,8 @@ loop has a slot of m registers, one a microbatch; any other value has a slot of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -254,13 +255,17 @@ def insert_frees(
 ) -> tuple[tuple[Instruction, ...], tuple[tuple[int, ...], ...]]:
     """Free each register after its last use; gives back which inputs each part may overwrite.
 
-    A part that runs once overwrites the buffers of state that nothing reads after it, and these
-    registers are not freed. Outputs of the step stay.
+    A part that runs once overwrites the buffers of state, and of sums over microbatches, that
+    nothing reads after it, and these registers are not freed. Outputs of the step stay.
     """
     # The list is walked from its end: the first use that is met of a register is its last.
     # Outputs of the step are in use to the end.
     backward: list[Instruction] = []
     donated: list[tuple[int, ...]] = [()] * len(parts)
+    sums = [set[int]() for _ in allocation.register_counts]
+    for own in allocation.parts:
+        for slot in own.accumulators:
+            sums[slot.submesh].update(slot.registers)
     seen: list[set[int]] = [set() for _ in allocation.register_counts]
     for fetch in allocation.fetches:
         seen[fetch.submesh].update(fetch.registers)
@@ -271,9 +276,11 @@ def insert_frees(
         }
         for step in group:
             if isinstance(step, Run):
-                donated[step.part] = _donations(step, parts[step.part], last)
-                taken = {step.inputs[p] for p in donated[step.part]}
-                mine = parts[step.part].submesh
+                part, slots = parts[step.part], allocation.parts[step.part]
+                mine = part.submesh
+                positions = (*_state(step, part, last), *_sums(step, part, slots, last, sums[mine]))
+                donated[step.part] = tuple(sorted(positions))
+                taken = {step.inputs[p] for p in positions}
                 seen[mine] |= taken
                 last[mine] = [r for r in last[mine] if r not in taken]
         for submesh, registers in last.items():
@@ -299,14 +306,36 @@ def _registers_of(group: Group, parts: Sequence[Part]) -> dict[int, list[int]]:
     return found
 
 
-def _donations(run: Run, part: Part, last: dict[int, list[int]]) -> tuple[int, ...]:
+def _state(run: Run, part: Part, last: Mapping[int, Sequence[int]]) -> Iterator[int]:
     """The positions of state that a part reads last, once."""
+    for p, _ in _dying(run, part, last):
+        if part.graph.inputs[p].role is Role.STATE:
+            yield p
+
+
+def _sums(
+    run: Run, part: Part, slots: PartSlots, last: Mapping[int, Sequence[int]], sums: Collection[int]
+) -> Iterator[int]:
+    """The positions of sums that a part reads last, once, and that have room for an output.
+
+    So gradients that wait for a norm over all stages stand where they were summed.
+    """
+    room = Counter((slot.value.type_text, slot.sharding) for slot in slots.outputs)
+    for p, register in _dying(run, part, last):
+        summed = slots.inputs[p].value.type_text, slots.inputs[p].sharding
+        if register in sums and room[summed] > 0:
+            room[summed] -= 1
+            yield p
+
+
+def _dying(run: Run, part: Part, last: Mapping[int, Sequence[int]]) -> Iterator[tuple[int, int]]:
+    """Positions and registers that a part reads last, once.
+
+    Each microbatch reads its state again, so only parts that run once may overwrite any.
+    """
     if PartKey.of(part).is_looped:
-        return ()
-    # Each microbatch reads the state again, so only parts that run once may overwrite it.
-    dying = frozenset(last[part.submesh])
-    return tuple(
-        p
-        for p, (given, register) in enumerate(zip(part.graph.inputs, run.inputs, strict=True))
-        if given.role is Role.STATE and register in dying and run.inputs.count(register) == 1
-    )
+        return
+    dying, often = frozenset(last[part.submesh]), Counter(run.inputs)
+    for p, register in enumerate(run.inputs):
+        if register in dying and often[register] == 1:
+            yield p, register

@@ -121,7 +121,7 @@ def unbound(
     choices = [tuple(dict.fromkeys(few)) for few in case.posed.assembled.choices[:count]]
     choices[node] = tuple(dict.fromkeys((*choices[node], *all_choices(wider, case.mesh)[node])))
     assembled = assemble(
-        wider, choices, tables, setting.memory_bytes, setting.in_flight, case.reuse_gathered
+        wider, choices, tables, setting.memory_bytes, setting.held, case.reuse_gathered
     )
     return case_of(Posed(wider, assembled), plan, case.reuse_gathered)
 

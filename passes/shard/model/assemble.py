@@ -15,6 +15,7 @@ from autopar.ir.rule import Rule
 from autopar.ir.sharding import Sharding, replicated
 from autopar.ir.sharding_plan import phase_of
 from autopar.ir.values import Value
+from autopar.passes.base import Holding
 from autopar.passes.shard.model.choices import Choice, canonical_shardings, required, sources
 from autopar.passes.shard.model.decisions import Decision, Place, Read, Reading, ReadKind
 from autopar.passes.shard.model.lifetimes import lifetimes, materialized, read_by_groups
@@ -50,12 +51,12 @@ def assemble(
     choices: Sequence[tuple[Choice, ...]],
     moves: ReshardCosts,
     limit_bytes: float,
-    in_flight: Mapping[str, int] | None = None,
+    held: Mapping[str, Holding] | None = None,
     reuse_gathered: bool = False,
     all_exposed: bool = False,
 ) -> Assembled:
     """The problem of a reading whose decisions may take `choices`, as an `Assembler` poses it."""
-    assembler = Assembler(reading, choices, moves, in_flight, reuse_gathered)
+    assembler = Assembler(reading, choices, moves, held, reuse_gathered)
     return assembler.within(limit_bytes, all_exposed)
 
 
@@ -96,7 +97,7 @@ class _Sums:
 class Assembler:
     """Prices a reading once, and poses it as a problem under any limit.
 
-    `in_flight` says of which values several microbatches' are held at once. With
+    `held` says which values are held longer or more often than for one run. With
     `reuse_gathered` a value is moved for the forward and the backward pass once. Every move is
     added up twice: for the share that stays exposed beside work, and whole, as if all waited for
     it. Only where something enters a loop do a problem's choices depend on the limit; then it is
@@ -108,17 +109,17 @@ class Assembler:
         reading: Reading,
         choices: Sequence[tuple[Choice, ...]],
         moves: ReshardCosts,
-        in_flight: Mapping[str, int] | None = None,
+        held: Mapping[str, Holding] | None = None,
         reuse_gathered: bool = False,
     ) -> None:
-        self._in_flight, self._reuse_gathered = in_flight or {}, reuse_gathered
+        self._held, self._reuse_gathered = held or {}, reuse_gathered
         self._reading, self._moves, self._prices = reading, moves, moves.prices
         self._mesh: MeshShape = moves.prices.mesh
         self._counts = reading.merged.counts
         self._given = tuple(choices)
-        most = max(self._in_flight.values(), default=1)
-        held = sum(v.nbytes * self._counts[name] for name, v in self._values.items())
-        self._unsharded_bytes = most * held
+        most = max((h.times for h in self._held.values()), default=1)
+        once = sum(v.nbytes * self._counts[name] for name, v in self._values.items())
+        self._unsharded_bytes = most * once
         self._slack: Slack = find_slack(reading)
         self._gathered = moves.prices.exposed_share("all-gather")
         self._reduced = moves.prices.exposed_share("reduce-scatter")
@@ -266,16 +267,19 @@ class Assembler:
 
     def _found_usages(self) -> tuple[Usage, ...]:
         """The bytes that are held and when."""
-        arguments = {i.value.name for i in self._reading.merged.whole.inputs}
+        # What waits from part to part is among the arguments of each.
+        arguments = {*(i.value.name for i in self._reading.merged.whole.inputs), *self._held}
         spare = SPARE_SHARE * (self._mesh.device_count > 1)
         weighed: dict[tuple[str, Place, int, bool], Floats] = {}
         usages: list[Usage] = []
-        platform = self._prices.cluster.chip.platform
-        for name, value, place, first, last, copies in lifetimes(self._reading, platform):
+        platform, once = self._prices.cluster.chip.platform, Holding()
+        for name, value, place, first, last, copies in lifetimes(
+            self._reading, platform, self._held
+        ):
             node = place.decision
             if copies and node not in self._copied:
                 continue
-            times = copies or self._in_flight.get(name, 1)
+            times = copies or self._held.get(name, once).times
             key = (value.name, place, times, bool(copies))
             if key not in weighed:
                 nbytes = times * value.nbytes / self._shares(node, place.dims)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from autopar.cluster.chip import Platform
@@ -14,6 +14,7 @@ from autopar.cost.spans import whole_listing
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
 from autopar.ir.values import Value
+from autopar.passes.base import Holding
 from autopar.passes.shard.model.decisions import (
     Place,
     Reading,
@@ -79,8 +80,13 @@ class Lifetime(NamedTuple):
     copies: int = 0
 
 
-def lifetimes(reading: Reading, platform: Platform = "gpu") -> Iterator[Lifetime]:
+def lifetimes(
+    reading: Reading, platform: Platform = "gpu", held_longer: Mapping[str, Holding] | None = None
+) -> Iterator[Lifetime]:
     """Everything that is held and when; inputs are held over the whole step.
+
+    So is, of what is `held_longer`, what is held throughout. Of what several microbatches hold at
+    once, others keep theirs until the last op of the loop that reads any.
 
     Every value of the whole step has its own time, though look-alikes share a place. Outputs
     that return to a donated input reuse its buffer and are not counted again.
@@ -94,7 +100,12 @@ def lifetimes(reading: Reading, platform: Platform = "gpu") -> Iterator[Lifetime
     }
     timeline = _Timeline(held_spans(whole, whole_listing(whole), MeshShape((), ()), platform))
     spans = timeline.spans
-    spans.update((i.value.name, (0, timeline.end)) for i in whole.inputs)
+    longer = held_longer or {}
+    flying = [n for n, h in longer.items() if h.times > 1 and not h.throughout and n in spans]
+    spans.update(dict.fromkeys(flying, (0, max((spans[n][1] for n in flying), default=0))))
+    always = [n for n, h in longer.items() if h.throughout]
+    always += [i.value.name for i in whole.inputs]
+    spans.update(dict.fromkeys(always, (0, timeline.end)))
     entries = dict(_entries(whole))
     for name, (first, last) in spans.items():
         item = held.get(homes.get(name, ""))
