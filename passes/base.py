@@ -40,7 +40,7 @@ NO_LIMIT_BYTES = 2**60  # a limit that binds nothing
 
 @dataclass(frozen=True)
 class Holding:
-    """How often a value is held at once, and if so from the first op to the last.
+    """The number of times that a value is held at once, and whether all along.
 
     Activations are held for every microbatch in flight, from their maker to their last reader;
     sums of gradients are held throughout.

@@ -97,7 +97,7 @@ class PlacedStages:
         return tuple(-(-n // chunks) for n in flying)
 
     def held_often(self, submesh: int) -> dict[str, Holding]:
-        """How often values of a submesh are held, where that is not once.
+        """The holding of values of a submesh that is not that of one run.
 
         Those that are stashed are held for every microbatch in flight. What is set up once is held
         throughout, and so are sums of gradients, which may have more bytes an item than these.
