@@ -45,6 +45,7 @@ def compare(a: Plan, b: Plan) -> Comparison:
         figures=tuple(
             FigureChange(name, unit, of(a), of(b)) for name, unit, of in _FIGURES if of(a) != of(b)
         ),
+        peak_kinds=_peak_kinds(a, b),
         renamed=tuple((own, other) for other, own in names.items() if own != other),
     )
 
@@ -237,6 +238,17 @@ def _traffic(a: Plan, b: Plan, names: Names) -> Iterator[TrafficChange]:
         )
         if any(pair[0] != pair[1] for pair in (change.count, change.nbytes, change.seconds)):
             yield change
+
+
+def _peak_kinds(a: Plan, b: Plan) -> tuple[FigureChange, ...]:
+    """The bytes at each plan's own peak by kind, those that differ."""
+    before, after = (dict(p.prediction.peak.totals) if p.prediction.peak else {} for p in (a, b))
+    if not before or not after or a.prediction.peak_bytes == b.prediction.peak_bytes:
+        return ()
+    kinds = dict.fromkeys([*before, *after])
+    found = [FigureChange(k.value, "bytes", before.get(k, 0), after.get(k, 0)) for k in kinds]
+    apart = (f for f in found if f.before != f.after)
+    return tuple(sorted(apart, key=lambda f: -abs(f.after - f.before)))
 
 
 _FIGURES: tuple[tuple[str, str, Callable[[Plan], float]], ...] = (

@@ -9,6 +9,8 @@ from autopar.ir.explanation import TrafficChange
 from autopar.ir.sharding import Sharding, spec_text
 from autopar.ir.text import show_bytes, show_seconds
 
+_SHOWN = 8
+
 
 @dataclass(frozen=True)
 class Change:
@@ -32,6 +34,18 @@ class FigureChange:
     def share(self) -> float | None:
         """The increase as a share of the first figure; None where that is nothing."""
         return self.after / self.before - 1 if self.before else None
+
+    @property
+    def difference(self) -> str:
+        """The increase in words: "+1.2 ms, +43.5%"."""
+        more = self.after - self.before
+        show = show_bytes if self.unit == "bytes" else show_seconds
+        share = f", {self.share:+.1%}" if self.share is not None else ""
+        return f"{'+' if more > 0 else '-'}{show(abs(more))}{share}"
+
+    def __str__(self) -> str:
+        show = show_bytes if self.unit == "bytes" else show_seconds
+        return f"{self.name}: {show(self.before)} -> {show(self.after)}  ({self.difference})"
 
 
 @dataclass(frozen=True)
@@ -75,7 +89,8 @@ class Comparison:
     are, `decisions` what they decide but for shardings, `moves` the arguments that lie otherwise.
     Of the `inner_count` values within the step that do, `inner` tells the first; they are compared
     where both plans are of the `same_graph`. The second plan's axes go by the first's names, of
-    which `renamed` has those that differ: (first's, second's).
+    which `renamed` has those that differ: (first's, second's). `peak_kinds` are the bytes at the
+    peak by kind, where it differs, the largest differences first.
     """
 
     step: str
@@ -89,6 +104,7 @@ class Comparison:
     traffic: tuple[TrafficChange, ...]
     figures: tuple[FigureChange, ...]
     renamed: tuple[tuple[str, str], ...] = ()
+    peak_kinds: tuple[FigureChange, ...] = ()
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -97,17 +113,29 @@ class Comparison:
         if self.is_equal:
             yield f"{self.step}: the plans are equal"
             return
-        yield f"{self.step}: what differs"
-        for c in (*self.asked, *self.made_with, *self.decisions, *self.inner):
-            yield f"  {c.name}: {c.before} -> {c.after}"
-        for m in self.moves:
+        yield f"{self.step}: first plan -> second plan"
+        yield from (f"  {figure}" for figure in self.figures)
+        if self.peak_kinds:
+            yield f"  of the memory peak: {self.peak_text}"
+        for c in (*self.asked, *self.decisions, *self.made_with):
+            yield f"  {c.name}: {c.before or '-'} -> {c.after or '-'}"
+        for m in self.moves[:_SHOWN]:
             specs = (
                 spec_text(p.sharding) if p is not None else "none" for p in (m.before, m.after)
             )
             yield f"  {m.path}: {' -> '.join(specs)}"
-        for f in self.figures:
-            show = show_bytes if f.unit == "bytes" else show_seconds
-            yield f"  {f.name}: {show(f.before)} -> {show(f.after)}"
+        if (more := len(self.moves) - _SHOWN) > 0:
+            yield f"  and {more} more arguments: .moves has them all"
+        for t in self.traffic:
+            axes = " + ".join(t.axes)
+            yield f"  {t.kind} over {axes}: {' -> '.join(map(show_seconds, t.seconds))}"
+        if self.inner_count:
+            yield f"  {self.inner_count} values within the step: .inner has the first"
+
+    @property
+    def peak_text(self) -> str:
+        """The kinds of which a device holds more or less at the peak: "gradient +1.00 MiB"."""
+        return ", ".join(f"{k.name} {k.difference.split(',')[0]}" for k in self.peak_kinds)
 
     @property
     def decides_alike(self) -> bool:

@@ -46,7 +46,10 @@ def _head(found: Comparison, names: tuple[str, str]) -> RenderableType:
     if found.renamed:
         told = ", ".join(f"{other} is {own}" for own, other in found.renamed)
         pairs.append(("axes", f"named as in the first plan: {told}"))
-    return Group(title, facts([*pairs, *((f.name, _figure(f)) for f in found.figures)]))
+    pairs += [(f.name, _figure(f)) for f in found.figures]
+    if found.peak_kinds:
+        pairs.append(("of the peak", Text(found.peak_text, style=QUIET)))
+    return Group(title, facts(pairs))
 
 
 def _verdict(found: Comparison) -> Text:
@@ -69,13 +72,11 @@ def _count(count: int, what: str) -> str:
 
 def _figure(change: FigureChange) -> Text:
     show = show_seconds if change.unit == "seconds" else show_bytes
-    more = change.after - change.before
-    sign = "+" if more > 0 else "-"
-    share = f", {change.share:+.1%}" if change.share is not None else ""
+    more = change.after > change.before
     return Text.assemble(
         f"{show(change.before)} -> ",
         (show(change.after), "bold"),
-        (f"  {sign}{show(abs(more))}{share}", BAD if more > 0 else GOOD),
+        (f"  {change.difference}", BAD if more else GOOD),
     )
 
 

@@ -1,5 +1,6 @@
 """Two plans side by side: every kind of difference is told, and nothing else."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -191,3 +192,23 @@ def test_beyond_leaves_out_what_differs_between_machines(dp: Plan) -> None:
 
 def test_beyond_keeps_decisions(dp: Plan, fsdp: Plan) -> None:
     assert not compare(dp, fsdp).beyond(1e9).is_equal
+
+
+def test_a_comparison_prints_what_matters_first(dp: Plan, fsdp: Plan) -> None:
+    lines = str(compare(dp, fsdp)).splitlines()
+    assert lines[0] == "train_step: first plan -> second plan"
+    assert re.fullmatch(r"  step: \S+ us -> \S+ us  \([+-]\S+ us, [+-]\d+\.\d%\)", lines[1])
+    assert any(line.startswith("  of the memory peak: ") and " iB" not in line for line in lines)
+    assert "  method: dp -> fsdp" in lines
+    assert lines.index("  method: dp -> fsdp") < next(
+        i for i, line in enumerate(lines) if "P() -> P('data')" in line
+    )
+    assert any(line.startswith("  all-gather over data: 0 s -> ") for line in lines)
+
+
+def test_kinds_at_the_peak_are_those_of_both_plans(dp: Plan, fsdp: Plan) -> None:
+    kinds = {k.name: k for k in compare(dp, fsdp).peak_kinds}
+    assert kinds["parameter"].after < kinds["parameter"].before
+    sizes = [abs(k.after - k.before) for k in compare(dp, fsdp).peak_kinds]
+    assert sizes == sorted(sizes, reverse=True)
+    assert compare(dp, dp).peak_kinds == ()
