@@ -67,5 +67,15 @@ class Peak:
                 )
 
     def __str__(self) -> str:
-        where = " ".join(p for p in (self.region, self.op, self.module, self.line) if p)
-        return f"{where}, {self.step_share:.0%} through the step"
+        return f"{self.where}, after {self.step_share:.0%} of the step's kernels"
+
+    @property
+    def where(self) -> str:
+        """The op, its region, module and line; of an op with no line, a value held then that has.
+
+        Such an op is of a library or of JAX itself, and its region tells its user nothing.
+        """
+        if self.line or not (lines := [i for i in self.items if i.line]):
+            return " ".join(p for p in (self.region, self.op, self.module, self.line) if p)
+        near = lines[0]
+        return f"{' '.join(p for p in (self.op, self.module) if p)} beside {near.name} {near.line}"

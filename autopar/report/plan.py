@@ -293,10 +293,7 @@ def memory_in_full(plan: Plan, curves: Sequence[MemoryCurve] = ()) -> Renderable
 
 def peak_text(peak: Peak) -> Text:
     """The moment at which a device holds the most, in one line."""
-    where = " ".join(p for p in (peak.op, peak.module, peak.line) if p)
-    return Text.assemble(
-        ("peak ", QUIET), f"{peak.step_share:.0%} through the step, {peak.region}: {where}"
-    )
+    return Text.assemble(("peak ", QUIET), str(peak))
 
 
 def _kinds(peak: Peak) -> Table:
