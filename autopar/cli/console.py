@@ -15,6 +15,7 @@ from rich.text import Text
 from autopar.errors import AutoparError
 from autopar.ir.codec import Json
 
+_UNBROKEN = 1000  # columns, where it is known neither how wide a page is nor who reads it
 _JSON_VERSION = 1  # of what `--json` prints: it changes where a key goes or means something else
 
 
@@ -28,7 +29,10 @@ class _Piped(Console):
 
 def out() -> Console:
     """The console of answers."""
-    return _as_wide_as_said(_Piped(highlight=False, markup=False, emoji=False))
+    console = _as_wide_as_said(_Piped(highlight=False, markup=False, emoji=False))
+    if not console.is_terminal and not shutil.get_terminal_size((0, 0)).columns:
+        console.width = _UNBROKEN  # a row of a table is one line for grep
+    return console
 
 
 def err() -> Console:

@@ -171,7 +171,10 @@ class Cluster:
             ],
             ["topology", str(self.topology)],
             *_link_rows(self.topology),
-            ["source", f"{chip.source.what} ({chip.source.date}, {chip.source.confidence})"],
+            [
+                "source",
+                f"{chip.source.what} ({chip.source.date}, confidence {chip.source.confidence})",
+            ],
         ]
         return "\n".join([f"cluster {self.name}", *columns(rows, indent="  ")])
 

@@ -15,6 +15,7 @@ from autopar.ir.plan import Plan
 from autopar.ir.sharding import spec_text
 from autopar.ir.stages import Remat
 from autopar.ir.text import show_bytes, show_seconds, show_type
+from autopar.ir.values import Role
 from autopar.report.inspection import axis_roles, memory_over_time, roles_of, roles_text
 from autopar.report.rows import (
     Row,
@@ -33,7 +34,13 @@ from autopar.report.table import Cell, Table, cell_of, percent, rest
 from autopar.schedule.simulate import Simulation
 
 _SHOWN = 6
+_PLANNED = "found"  # the note of a recipe of which there is nothing to tell
 
+_LOW = "low"  # the confidence of figures that nobody measured
+_ROUGH = (
+    "these times and rates are of a guess and may be several times off; `autopar calibrate -o "
+    "ours.toml` measures your devices"
+)
 _ALL_ALIKE = "nothing is sharded: all {} devices do the same work; `autopar lint` may say why"
 
 
@@ -81,12 +88,17 @@ def headline(plan: Plan, uses: Sequence[AxisUse] = ()) -> RenderableType:
         pairs.insert(1, ("axes", roles))
     if p.peak is not None:
         pairs.append(("peak", Text(str(p.peak))))
+    if (uneven := _uneven_rows(plan)) is not None:
+        pairs.append(("note", Text(uneven, style="yellow")))
     if _is_whole(plan):
         pairs.append(("note", Text(_ALL_ALIKE.format(plan.device_count), style="yellow")))
     if not plan.is_one_program:
         pairs.insert(2, ("stages", _stages_text(plan)))
     source = planned_cluster(plan).chip.source
-    pairs.append(("figures", f"{source.what} ({source.date}, {source.confidence})"))
+    figures = f"{source.what} ({source.date}, confidence {source.confidence})"
+    pairs.append(("figures", figures))
+    if source.confidence == _LOW:
+        pairs.append(("rough", Text(_ROUGH, style="yellow")))
     title = Text.assemble(
         ("plan ", QUIET),
         (o.step, f"bold {ACCENT}"),
@@ -103,6 +115,21 @@ def _rate_text(plan: Plan) -> Text:
     most = max(spent, key=lambda pair: pair[1])[0]
     shares = ", ".join(f"{name} {percent(seconds / whole)}" for name, seconds in spent)
     return Text.assemble((str(plan.rate()), "bold"), f"; bound by {most} ", (f"({shares})", QUIET))
+
+
+def _uneven_rows(plan: Plan) -> str | None:
+    """A note of a batch whose rows no axis of the mesh divides; None for any other."""
+    batch = [a for a in plan.arguments if a.role == Role.BATCH.value and a.shape]
+    rows = max((a.shape[0] for a in batch), default=0)
+    sizes = [n for n in plan.mesh.sizes if n > 1] or [1]
+    count = plan.device_count
+    if not plan.is_one_program or rows < count or any(rows % n == 0 for n in sizes):
+        return None
+    fewer = rows // count * count
+    return (
+        f"no axis of ({plan.mesh}) divides the batch's {rows} rows, so that they are not sharded: "
+        f"{fewer} or {fewer + count} rows would be"
+    )
 
 
 def _is_whole(plan: Plan) -> bool:
@@ -132,10 +159,12 @@ def _compared_by(plan: Plan) -> tuple[str, str]:
 def margins(plan: Plan) -> RenderableType:
     """The costs of textbook strategies on the plan's mesh, the cheapest first."""
     ours: Row = {"name": "this plan", "seconds": plan.outcome.seconds}
+    others = recipe_rows(plan)
     measure, head = _compared_by(plan)
     columns = {"method": "name", f">{head}": "seconds", ">more": "more_share", "~note": "note"}
     title = f"Textbook recipes on the same mesh, by {measure}"
-    return Table.of(title, columns, [ours, *recipe_rows(plan)], lead=3)
+    rows = [{**row, "note": "" if row["note"] == _PLANNED else row["note"]} for row in others]
+    return Table.of(title, columns, [ours, *rows], lead=3)
 
 
 def margins_line(plan: Plan) -> Text:

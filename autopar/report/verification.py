@@ -52,14 +52,17 @@ def _head(found: Verification) -> RenderableType:
         pairs.append(("compiled", f"for {found.target} by {compilers}"))
     if found.numerics is not None:
         n = found.numerics
-        pairs.append(("ran", f"{n.steps} steps on {n.devices} virtual CPU devices: {n.where}"))
+        steps = "1 step" if n.steps == 1 else f"{n.steps} steps"
+        pairs.append(("ran", f"{steps} on {n.devices} virtual CPU devices: {n.where}"))
     pairs.append(("verdict", _verdict(found)))
     return Group(title, facts(pairs))
 
 
 def _verdict(found: Verification) -> Text:
     if found.agrees:
-        what = "to rounding" if found.numerics is not None else "with the compiler"
+        what = "with the compiler"
+        if found.numerics is not None:
+            what = "to rounding: no error is above what rounding alone does to the plain step"
         return Text.assemble(("agrees", f"bold {GOOD}"), f" {what}")
     return Text.assemble(("differs", f"bold {BAD}"), ": ", ", ".join(_culprits(found)))
 
@@ -89,7 +92,8 @@ def _numerics(found: Numerics) -> RenderableType:
     rest = found.worst[_SHOWN:]
     under = Text(
         "own noise: how far the plain step goes from itself when its arguments change by one "
-        f"rounding ({found.rounding:.1e})",
+        f"rounding ({found.rounding:.1e}). An output that is zero but for rounding, such as a "
+        "gradient that cancels, may differ by all of itself, and does so from itself too",
         style=QUIET,
     )
     more = [Text(f"and {len(rest)} more that use less of theirs", style=QUIET)] if rest else []

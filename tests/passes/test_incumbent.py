@@ -114,7 +114,7 @@ def test_every_recipe_has_its_margin(mesh: str) -> None:
 def test_a_recipe_that_makes_no_sense_says_why() -> None:
     outcome = Optimal().run(zoo("mlp").graph, setting("8", "8xh100")).outcome
     notes = {m.name: m.note for m in outcome.recipes if m.seconds is None}
-    assert notes["hsdp"].endswith("but the mesh (data=8) has 1")
+    assert notes["hsdp"].endswith("but the mesh (data=8) has only one")
     assert notes["expert"].endswith("but this step has none")
     assert notes["sequence"].endswith("but this step has none")
 

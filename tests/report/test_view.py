@@ -104,8 +104,8 @@ def test_recipes_are_drawn_cheapest_first_and_those_that_fail_with_why() -> None
         "method         cost   more   note",
         "──────────────────────────────────────────────────────────────────",
         "this plan   10.0 ms",
-        "megatron    10.0 ms    +0%   found",
-        "fsdp        10.8 ms    +8%   found",
+        "megatron    10.0 ms    +0%",
+        "fsdp        10.8 ms    +8%",
         "dp                           does not fit: needs at least 9.00 GiB",
     ]
     data = plan_data(plan)["outcome"]
@@ -213,3 +213,20 @@ def test_the_data_have_the_peak() -> None:
         "name": "Net/up tanh", "kind": "activation", "shape": [8, 4], "dtype": "bf16",
         "sharding": "P('data')", "local_bytes": 32, "line": "net.py:4",
     }  # fmt: skip
+
+
+def test_a_guess_is_called_one() -> None:
+    shown = " ".join(drawn(headline(PLAN)).split())
+    assert "confidence low)" in shown
+    assert "a guess and may be several times off; `autopar calibrate -o ours.toml`" in shown
+
+
+def test_rows_that_no_axis_divides_are_told_of() -> None:
+    def of_rows(rows: int) -> str:
+        batch = Argument("x", (rows, 4), "f32", "batch", Sharding(((), ())), 0)
+        return " ".join(drawn(headline(replace(PLAN, arguments=(batch,)))).split())
+
+    assert "no axis of (data=2, model=4) divides the batch's 101 rows" in of_rows(101)
+    assert "96 or 104 rows would be" in of_rows(101)
+    assert "divides the batch" not in of_rows(96)
+    assert "divides the batch" not in of_rows(1)

@@ -174,8 +174,8 @@ def need_axes(name: str, mesh: MeshShape, what: str) -> None:
     """Raise InfeasibleError unless the mesh has two axes or more."""
     if len(mesh.names) < 2:
         raise InfeasibleError(
-            f"{name} {what}, but the mesh ({mesh}) has {len(mesh.names)}. Use a mesh of two axes, "
-            "such as mesh='2,4'."
+            f"{name} {what}, but the mesh ({mesh}) has "
+            f"{'only one' if mesh.names else 'none'}. Use a mesh of two axes, such as mesh='2,4'."
         )
 
 
