@@ -67,7 +67,7 @@ class Peak:
                 )
 
     def __str__(self) -> str:
-        return f"{self.where}, after {self.step_share:.0%} of the step's kernels"
+        return f"{self.where}, after {self.step_share:.0%} of its kernels"
 
     @property
     def where(self) -> str:

@@ -181,10 +181,10 @@ def peaked() -> Plan:
 
 def test_the_peak_is_one_line_of_the_headline() -> None:
     text = drawn(headline(peaked()))
-    assert "backward dot_general Net/up net.py:3, after 40% of the step's kernels" in text
+    assert "backward dot_general Net/up net.py:3, after 40% of its kernels" in text
     none = replace(PEAK, op="copy", module="", region="forward", line="")
     assert str(none).startswith("copy beside Net/up tanh net.py:4, after 40%")
-    assert "of the step's kernels" not in drawn(headline(PLAN))
+    assert "of its kernels" not in drawn(headline(PLAN))
 
 
 def test_memory_in_full_has_kinds_values_time_and_price() -> None:
@@ -194,7 +194,7 @@ def test_memory_in_full_has_kinds_values_time_and_price() -> None:
         "activation 768 B 75.0%",
         "params/head parameter f32[4,4] P() 64 B",
         "Net/up tanh activation bf16[8,4] P('data') 32 B net.py:4",
-        "peak backward dot_general Net/up net.py:3, after 40% of the step's kernels",
+        "peak backward dot_general Net/up net.py:3, after 40% of its kernels",
         "one more GiB would save about 2.00 ms a step",
     ):
         assert shown in text
