@@ -2,11 +2,12 @@
 
 import os
 
-# The programs are tiny: compiling them is what takes the time. XLA reads this when it starts.
-_QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_QUICK}".strip()
+from tests.compiling import XLA_FLAGS
 
-import jax  # noqa: E402
+# XLA reads this when it starts.
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {XLA_FLAGS}".strip()
+
+import jax
 
 jax.config.update("jax_num_cpu_devices", 8)
 

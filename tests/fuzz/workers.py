@@ -15,16 +15,14 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from tests.compiling import XLA_FLAGS
 from tests.fuzz.case import Outcome
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 5
-_QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-_HAS_OLDER_EMITTERS = version("jaxlib").startswith("0.10.")
 CASES_EACH = 60  # compiled programs pile up in a process
 
 
@@ -57,10 +55,7 @@ class Worker:
 
     def __init__(self) -> None:
         env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-        # Compiling is most of a case's work: the older emitters take a third of the newer one's.
-        # jaxlib 0.12 knows them no more, and an unknown flag ends the process.
-        emitters = "--xla_cpu_use_fusion_emitters=false" if _HAS_OLDER_EMITTERS else ""
-        env["XLA_FLAGS"] = f"{_QUICK} {emitters}".strip()
+        env["XLA_FLAGS"] = XLA_FLAGS
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.fuzz.worker"], cwd=ROOT, env=env, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

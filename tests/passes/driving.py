@@ -33,8 +33,6 @@ from autopar.runtime.bind import bind_mesh, partition_spec
 from autopar.runtime.emit import local_function
 
 ROOMY = int(1e12)
-# The programs are tiny: what costs time is compiling them.
-QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,7 @@ def run_listing(step: Traced, listing: SpmdProgram, given: Setting) -> Any:
     local = local_function(step.step.program, listing, mesh)
     whole = jax.shard_map(local, mesh=bound, in_specs=ins, out_specs=outs, check_vma=False)
     put = [jax.device_put(x, NamedSharding(bound, p)) for x, p in zip(step.flat, ins, strict=True)]
-    out = jax.jit(whole, compiler_options=QUICKLY)(*put)
+    out = jax.jit(whole)(*put)
     return jax.tree.unflatten(step.step.out_tree, out)
 
 

@@ -19,7 +19,7 @@ from autopar.frontend.traced import Const, Equation, FlatProgram
 from autopar.ir.batching import FREE, Accumulator, BatchGraphs, Batching, Moment, Rows, When
 from autopar.passes.batch.exact import Exact
 from autopar.rules import attach_rules
-from tests.passes.driving import QUICKLY, setting
+from tests.passes.driving import setting
 
 Env = dict[str, Any]
 _FEW = 200  # so few ops run faster one by one, as their shapes come again, than compiled
@@ -192,7 +192,7 @@ def _compiled(
             _run_equation(program.equations[i], env)
         return {n: env[n] for n in wanted}
 
-    return jax.jit(run, compiler_options=QUICKLY) if len(ops) > _FEW else run
+    return jax.jit(run) if len(ops) > _FEW else run
 
 
 def run_program(program: FlatProgram, given: Iterable[Any]) -> list[Any]:

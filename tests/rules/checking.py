@@ -29,12 +29,11 @@ from autopar.ir.values import Literal, Value
 from autopar.rules.custom import RuleBook
 from autopar.rules.table import rule_for
 from autopar.runtime.local import Local, LocalRun, local_run
+from tests.compiling import NEWER_EMITTERS
 
 MESH = MeshShape(("data", "model"), (2, 4))
 Axes = Mapping[int, tuple[str, ...]]  # of each factor
 CALLS = ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call", "remat2")
-# The programs are tiny: what costs time is compiling them.
-QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 # Of these every run gives others, or contents that mean nothing.
 UNCOMPARED = ("rng_uniform", "empty")
 
@@ -116,7 +115,7 @@ def whole_run(fn: Callable[..., Any], *args: Any) -> list[Step]:
             steps.append((operands, results))
         return steps
 
-    values = jax.jit(run, compiler_options=QUICKLY)(jax.tree.leaves(args))
+    values = jax.jit(run, compiler_options=NEWER_EMITTERS)(jax.tree.leaves(args))
     return [
         (e, tuple(map(_fetched, ins)), tuple(map(_fetched, outs)))
         for e, (ins, outs) in zip(equations, values, strict=True)
@@ -285,7 +284,7 @@ def run_cases(cases: Sequence[Case]) -> None:
     region = jax.shard_map(
         pieces, mesh=mesh, in_specs=(in_specs,), out_specs=out_specs, check_vma=False
     )
-    compiled = jax.jit(region, compiler_options=QUICKLY)
+    compiled = jax.jit(region, compiler_options=NEWER_EMITTERS)
     for case, outs in zip(cases, compiled(inputs), strict=True):
         if case.equation.primitive.name not in UNCOMPARED:
             for out, expected in zip(outs, case.expected, strict=True):
