@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -207,4 +208,4 @@ def test_more_memory_is_never_slower(table: StageTable) -> None:
     batch = table.batches[0]
     limits = (80, 120, 200, 400, 1000)
     found = [best_of(replace(table, memory_bytes=limit), batch)[0] for limit in limits]
-    assert found == sorted(found, reverse=True)
+    assert all(more <= less * (1 + 1e-9) for less, more in pairwise(found))
