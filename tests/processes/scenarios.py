@@ -15,6 +15,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 import autopar
+from tests.zoo import Case, Optimizer, cases
+from tests.zoo.staged import staged_cases
 
 WIDTH, LAYERS, ROWS = 16, 8, 16
 
@@ -83,6 +85,47 @@ def plans(texts: str) -> list[Any]:
         told, state = trained(step, state)
         found.append([told, own_rows(state["w"])])
     return found
+
+
+def zoo_case(model: str, optimizer: Optimizer) -> Case:
+    """A model of the zoo, or one of those that are hard to cut into stages."""
+    return (cases(optimizer) | staged_cases(optimizer))[model]
+
+
+def own_parts(
+    model: str, optimizer: Optimizer, path: str, transport: str
+) -> dict[str, tuple[str, str]]:
+    """The type and the bytes of all that this process has after two steps of a plan.
+
+    They are the metrics of both steps and the parts of the state, by path and place.
+    """
+    case = zoo_case(model, optimizer)
+    step = autopar.parallelize(case.step, plan=Path(path), transport=transport)
+    state, found = step.init(case.create_state, jax.random.key(0)), dict[str, tuple[str, str]]()
+    for number in range(2):
+        state, metrics = step(state, case.batch(number))
+        for name, value in metrics.items():
+            found[f"{name} {number}"] = ("float32", np.float32(float(value)).tobytes().hex())
+    for key, leaf in jax.tree_util.tree_leaves_with_path(state):
+        first = 0
+        for piece in getattr(leaf, "pieces", (leaf,)):
+            for shard in piece.addressable_shards:
+                bounds = [i.indices(n)[:2] for i, n in zip(shard.index, piece.shape, strict=True)]
+                if bounds:
+                    bounds[0] = (first + bounds[0][0], first + bounds[0][1])
+                is_key = jax.dtypes.issubdtype(piece.dtype, jax.dtypes.prng_key)
+                data = np.asarray(jax.random.key_data(shard.data) if is_key else shard.data)
+                place = f"{jax.tree_util.keystr(key)} {bounds}"
+                found[place] = (data.dtype.name, data.tobytes().hex())
+            first += piece.shape[0] if piece.shape else 0
+    return found
+
+
+def zoo_parts(folder: str, texts: str) -> str:
+    """The file with what each of some plan files of the zoo's models leaves in this process."""
+    path = Path(folder) / f"process-{jax.process_index()}.json"  # too much for a pipe
+    path.write_text(json.dumps([own_parts(*case) for case in json.loads(texts)]))
+    return str(path)
 
 
 def own_rows_of(options: str) -> dict[str, Any]:

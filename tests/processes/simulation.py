@@ -91,6 +91,7 @@ class Parcel:
     """The arrays of a leg on their way, from when both ends know of it."""
 
     sender: int
+    receiver: int
     given: Sequence[Tagged] | None = None
     made: Sequence[Tagged] | None = None
     sent_again: int = 0  # the number of the draw from which on it may arrive
@@ -197,13 +198,15 @@ class World:
             for array, tag in zip(program.made, tags, strict=True):
                 array.tag = tag
             for parcel in self.parcels.values():
-                if any(a in program.consumed for a in parcel.given or ()):
+                # Within a process the runtime keeps what is under way.
+                leaves = parcel.sender != parcel.receiver
+                if leaves and any(a in program.consumed for a in parcel.given or ()):
                     parcel.is_spoilt = True
 
     # -- wires -----------------------------------------------------------------------------
 
-    def parcel(self, key: Any, sender: int) -> Parcel:
-        return self.parcels.setdefault(key, Parcel(sender))
+    def parcel(self, key: Any, sender: int, receiver: int) -> Parcel:
+        return self.parcels.setdefault(key, Parcel(sender, receiver))
 
     def put(self, process: int, key: Any, is_end: bool) -> None:
         """Note a put, which must be of the same number in all processes."""
@@ -284,7 +287,7 @@ class SimulatedTransport(AbstractTransport):
                     world.put(me, key, me in (sender, receiver))
                 if me not in (sender, receiver):
                     continue
-                parcel = world.parcel(key, sender)
+                parcel = world.parcel(key, sender, receiver)
                 if me == sender:
                     parcel.given = arrays
                 if me == receiver:
