@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import jax
 import numpy as np
@@ -48,7 +48,7 @@ class Case:
     model: str
     optimizer: Optimizer
     options: dict[str, Any]
-    transport: str
+    transport: Literal["pull", "put"]
 
 
 def drawn(seed: int) -> Case:
@@ -79,12 +79,12 @@ def job_shape(seed: int) -> tuple[int, int]:
 
 def differences(found: Parts, wanted: Parts, exact: bool) -> Iterator[str]:
     """The parts of arrays that differ, in a bit or by more than rounding."""
-    largest = Counter[str]()
+    largest = dict[str, float]()
     for place, (dtype, data) in wanted.items():
         numbers = np.frombuffer(bytes.fromhex(data), dtype)
         if numbers.size and np.issubdtype(numbers.dtype, np.floating):
             name = place.split(" ")[0]
-            largest[name] = max(largest[name], float(np.max(np.abs(numbers))))
+            largest[name] = max(largest.get(name, 0.0), float(np.max(np.abs(numbers))))
     for place, (dtype, data) in found.items():
         if place not in wanted:
             yield f"{place} is on none of one process's devices"

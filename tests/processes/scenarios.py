@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -93,7 +93,7 @@ def zoo_case(model: str, optimizer: Optimizer) -> Case:
 
 
 def own_parts(
-    model: str, optimizer: Optimizer, path: str, transport: str
+    model: str, optimizer: Optimizer, path: str, transport: Literal["pull", "put"]
 ) -> dict[str, tuple[str, str]]:
     """The type and the bytes of all that this process has after two steps of a plan.
 
