@@ -241,14 +241,19 @@ class Trial:
 
 
 def drawn(rng: random.Random, steps: int, shapes: Sequence[Shape]) -> Trial:
-    """A trial at random: in half of them the shape stays."""
+    """A trial at random: in half of them the shape stays.
+
+    In half of them, and before every second kill, some steps are saved first: what comes after is
+    a recovery.
+    """
     points = ["", "planning", r"traced \d", "planning took", "compiling", "compiling took"]
     count, stays = rng.choice((1, 1, 2, 3)), rng.random() < 0.5
     first, is_cold = rng.choice(shapes), rng.random() < COLD
     chosen = [first, *(first if stays else rng.choice(shapes) for _ in range(count))]
     kills: list[Kill] = []
-    for shape in chosen[:-1]:
-        after = rng.choice([*points, *range(1, steps)])
+    for number, shape in enumerate(chosen[:-1]):
+        is_late = number == 0 and (count > 1 or rng.random() < 0.5)
+        after = rng.choice(range(2, steps) if is_late else [*points, *range(1, steps)])
         longest = START_SECONDS if after == "" else MOMENT_SECONDS
         kills.append(Kill(shape, after, rng.uniform(0.0, longest), rng.randrange(shape.processes)))
     return Trial(tuple(kills), chosen[-1], is_cold)
@@ -290,6 +295,7 @@ def run_trial(
                 "shape": str(kill.shape),
                 "doing": f"{'saving' if torn else doing}{', in a recovery' if before else ''}",
                 "saved": there[-1:],
+                "steps_lost": max(0, told[-1] - (there[-1] if there else 0)) if told else 0,
             }
         )
         if before and (not there or there[-1] < before[-1]):
@@ -344,7 +350,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Kill jobs, and start them again.")
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=6)
     options = parser.parse_args()
     held, doing = 0, Counter[str]()
     steps, seeds = options.steps, range(options.seed, options.seed + options.trials)

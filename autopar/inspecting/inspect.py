@@ -61,12 +61,14 @@ def module_rows(flows: Sequence[Flow], ops: Sequence[OpRow]) -> tuple[ModuleRow,
     """The modules with all that is in them, in the model's order; "" is the whole step.
 
     Modules whose paths differ in numbers are one row where they have as many FLOPs and parameters.
-    `ops` are those of the listings, each by itself.
+    `ops` are those of the listings, each by itself. Where none has a named scope, as in flax nnx,
+    an op belongs to the module whose parameters its line of the model reads.
     """
+    homes = {} if any(op.spot.module for op in ops) else _modules_by_line(flows)
     # 1. The work of every op, for each module around it.
     modules: dict[str, _Module] = {}
     for op in ops:
-        for path in _around(op.spot.module):
+        for path in _around(op.spot.module or homes.get(op.spot.line, "")):
             module = modules.setdefault(path, _Module())
             module.ops += 1
             module.flops += op.flops
@@ -80,7 +82,7 @@ def module_rows(flows: Sequence[Flow], ops: Sequence[OpRow]) -> tuple[ModuleRow,
             if reader is None or reader.origin.region == "update" or given.path in seen:
                 continue
             seen.add(given.path)
-            for path in _around(reader.origin.module):
+            for path in _around(reader.origin.module or homes.get(reader.origin.line, "")):
                 modules.setdefault(path, _Module()).parameter_bytes += given.value.nbytes
     # 3. Modules that are alike but for numbers in their paths, as one row.
     groups: dict[tuple[object, ...], list[str]] = {}
@@ -89,6 +91,28 @@ def module_rows(flows: Sequence[Flow], ops: Sequence[OpRow]) -> tuple[ModuleRow,
         key = unnumbered(path), module.flops, module.parameter_bytes, stages
         groups.setdefault(key, []).append(path)
     return tuple(_row(paths, [modules[p] for p in paths]) for paths in groups.values())
+
+
+def _modules_by_line(flows: Sequence[Flow]) -> dict[str, str]:
+    """The module of each line of the model that reads parameters, by the parameters' paths.
+
+    net/block/0/kernel/value is read on the line of block/0. A line that reads those of several
+    modules is that of all of them if they differ in numbers alone, else of none.
+    """
+    read: dict[str, set[str]] = {}
+    for flow in flows:
+        for given in flow.listed.graph.inputs:
+            reader = flow.reader(given.value.name) if given.role is Role.STATE else None
+            if reader is None or reader.origin.region == "update":
+                continue
+            parts = given.path.removesuffix("/value").split("/")
+            inside = parts[parts.index("params") + 1 if "params" in parts else 1 : -1]
+            read.setdefault(reader.origin.line, set()).add("/".join(inside))
+    return {
+        line: common_path(sorted(homes))
+        for line, homes in read.items()
+        if line and len({unnumbered(home) for home in homes}) == 1
+    }
 
 
 def _around(path: str) -> Iterator[str]:

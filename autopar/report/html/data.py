@@ -250,9 +250,13 @@ def mirrored(plan: Plan) -> tuple[tuple[ArgumentRow, ...], ...]:
 
 
 def suffix_of(row: ArgumentRow) -> str:
-    """The path within the tree of parameters, "" for what is none."""
+    """The path within the tree of parameters or the flax nnx module, "" for what is in none."""
     before, found, after = f"/{row.path}".partition("/params/")
-    return after if found and "/" not in before.strip("/") else ""
+    if found:
+        return after if "/" not in before.strip("/") else ""
+    root, *inside = row.path.split("/")
+    is_variable = bool(root) and inside[-1:] == ["value"] and "opt_state" not in inside
+    return "/".join(inside) if is_variable else ""
 
 
 def _key(row: ArgumentRow, path: str) -> tuple[object, ...]:
