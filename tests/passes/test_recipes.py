@@ -182,7 +182,7 @@ def test_sharded_tensors_are_split_by_features_and_over_the_data_axis(name: str)
 
 @pytest.mark.parametrize("method", ["hsdp", "fsdp+tp"])
 def test_two_kinds_of_axis_need_two_axes(method: str) -> None:
-    refused = rf"{re.escape(method)} .*mesh \(data=8\) has 1\. Use"
+    refused = rf"{re.escape(method)} .*mesh \(data=8\) has only one\. Use"
     with pytest.raises(InfeasibleError, match=refused):
         planned("mlp", method, "8")
 

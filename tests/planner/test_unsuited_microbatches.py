@@ -20,9 +20,9 @@ def _step(w: Any, x: Any) -> Any:
 @pytest.mark.parametrize(
     ("method", "mesh", "told"),
     [
-        ("dp", None, "the batch is 12 .* which does not divide by 8"),
-        ("hsdp", None, "the batch is 12 .* which does not divide by 8"),
-        ("hsdp", (8,), "the mesh .data=8. has 1. Use a mesh of two axes"),
+        ("dp", None, "the batch has 12 rows .* is not divisible by 8"),
+        ("hsdp", None, "the batch has 12 rows .* is not divisible by 8"),
+        ("hsdp", (8,), "the mesh .data=8. has only one. Use a mesh of two axes"),
     ],
 )
 def test_rows_that_do_not_divide_are_told(method: str, mesh: Any, told: str) -> None:
