@@ -300,8 +300,8 @@ def run_trial(
         )
         if before and (not there or there[-1] < before[-1]):
             faults.append(f"saved {before} before, {there} after")
-        # Step n is told before it is saved, and step n - 1 is committed before n is saved.
-        if told and told[-1] - (there[-1] if there else 0) > 2:
+        # Step n is told once its save has begun, before which that of step n - 1 is committed.
+        if told and told[-1] - (there[-1] if there else 0) > 1:
             faults.append(f"step {told[-1]} was told, and {there} is saved")
     there = saved_steps(folder)
     begin = time.monotonic()

@@ -155,6 +155,7 @@ def train(step: autopar.ParallelStep[..., Any], size: Size, asked: argparse.Name
             state, metrics = step(state, batches[done])
             done += 1
             is_last = done == asked.steps or wants_stop(done)
+            step.save(manager, done, state, force=is_last)  # once the save before is committed
             if done % asked.tell_every == 0 or is_last:  # asking waits for the devices
                 told = "  ".join(f"{name} {float(value):.4f}" for name, value in metrics.items())
                 tokens = (done - first) * size.batch * size.length
@@ -162,7 +163,6 @@ def train(step: autopar.ParallelStep[..., Any], size: Size, asked: argparse.Name
                 if is_first:
                     print(f"step {done:4d}  {told}  {rate:,.0f} tokens/s", flush=True)
                 begin, first = time.perf_counter(), done
-            step.save(manager, done, state, force=is_last)
             if is_last:
                 break
     if is_first:
