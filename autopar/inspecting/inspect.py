@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 from autopar.cost.listing import Seconds
 from autopar.cost.overlap import Timed, sent
@@ -97,7 +98,7 @@ def _modules_by_line(flows: Sequence[Flow]) -> dict[str, str]:
     """The module of each line of the model that reads parameters, by the parameters' paths.
 
     net/block/0/kernel/value is read on the line of block/0. A line that reads those of several
-    modules is that of all of them if they differ in numbers alone, else of none.
+    modules is that of all: block/* in a loop, block/norm + linear where one follows another.
     """
     read: dict[str, set[str]] = {}
     for flow in flows:
@@ -108,11 +109,18 @@ def _modules_by_line(flows: Sequence[Flow]) -> dict[str, str]:
             parts = given.path.removesuffix("/value").split("/")
             inside = parts[parts.index("params") + 1 if "params" in parts else 1 : -1]
             read.setdefault(reader.origin.line, set()).add("/".join(inside))
-    return {
-        line: common_path(sorted(homes))
-        for line, homes in read.items()
-        if line and len({unnumbered(home) for home in homes}) == 1
-    }
+    return {line: _together(sorted(homes)) for line, homes in read.items() if line}
+
+
+def _together(homes: Sequence[str]) -> str:
+    """The path of several modules as one."""
+    if len({unnumbered(home) for home in homes}) == 1:
+        return common_path(homes)
+    paths = [home.split("/") for home in homes]
+    levels = takewhile(lambda level: len(set(level)) == 1, zip(*paths, strict=False))
+    shared = [level[0] for level in levels]
+    rest = (".".join(path[len(shared) :]) for path in paths)
+    return "/".join([*shared, " + ".join(filter(None, rest))])
 
 
 def _around(path: str) -> Iterator[str]:

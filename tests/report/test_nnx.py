@@ -21,13 +21,14 @@ class Net(nnx.Module):
     def __init__(self, rngs: nnx.Rngs) -> None:
         self.first = nnx.Linear(16, 64, rngs=rngs)
         self.blocks = nnx.List([nnx.Linear(64, 64, rngs=rngs) for _ in range(2)])
+        self.norm = nnx.LayerNorm(64, rngs=rngs)
         self.last = nnx.Linear(64, 4, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = nnx.relu(self.first(x))
         for block in self.blocks:
             x = x + nnx.relu(block(x))
-        return self.last(x)
+        return self.last(self.norm(x))
 
 
 def create() -> tuple[Net, nnx.Optimizer[Net]]:
@@ -52,11 +53,11 @@ def planned() -> autopar.Plan:
 
 def test_an_op_belongs_to_the_module_whose_parameters_its_line_reads() -> None:
     modules = {module.path: module for module in autopar.inspect(planned()).modules}
-    assert list(modules) == ["", "first", "blocks", "blocks/*", "last"]
+    assert list(modules) == ["", "first", "blocks", "blocks/*", "last + norm"]
     assert modules["blocks/*"].parameter_bytes == 2 * (64 * 64 + 64) * 4
     # Forward, and the gradients of the weights and of what came in.
     assert modules["blocks/*"].flops == pytest.approx(2 * 3 * 2 * 64 * 64 * 64, rel=0.1)
-    assert modules["last"].flops < modules["first"].flops < modules["blocks/*"].flops
+    assert modules["last + norm"].flops < modules["first"].flops < modules["blocks/*"].flops
 
 
 def test_a_parameter_and_its_optimizer_state_are_one_row() -> None:
