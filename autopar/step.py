@@ -301,12 +301,12 @@ class ParallelStep(Generic[P, R]):
         planned = _state_paths(plan)
         missing: list[str] = checkpoint.left_out(arrays, planned) if saved else []
         if missing:
-            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             LOGGER.warning(
-                "%s: the checkpoint of step %d holds %d of the %d arrays of its state. %s%s are "
+                "%s: the checkpoint of step %d holds %d of the %d arrays of its state. %s are "
                 "left out, and no training can be resumed without them: save the whole state, such "
                 "as (model, optimizer).",
-                self.__name__, number, len(planned) - len(missing), len(planned), missing[0], more,
+                self.__name__, number, len(planned) - len(missing), len(planned),
+                _first_of(missing),
             )  # fmt: skip
         return saved
 
@@ -733,12 +733,11 @@ class ParallelStep(Generic[P, R]):
         arrays = [p for p in found if p in state]
         modes = [p for p in found if p not in state]
         if arrays:
-            more = f" and {len(arrays) - 1} more" if len(arrays) > 1 else ""
             LOGGER.warning(
-                "%s runs beside a step and writes what both share: %s%s. Statistics and counts of "
+                "%s runs beside a step and writes what both share: %s. Statistics and counts of "
                 "random keys that training keeps have moved after it. To evaluate, call .eval() on "
                 "the model before the call, and .train() after it.",
-                self.__name__, arrays[0], more,
+                self.__name__, _first_of(arrays),
             )  # fmt: skip
         if modes:
             LOGGER.warning(
@@ -784,6 +783,11 @@ def _check_waiting(
     own = walks(program, host.count, host.submeshes, transport.asks_all)
     limit = in_flight_limit(str(meshes[0].devices.flat[0].platform))
     verify_projections(program, host.submeshes, own, Transports(transport.asks_all, limit))
+
+
+def _first_of(paths: Sequence[str]) -> str:
+    """The first of some paths, and the number of the others."""
+    return f"{paths[0]} and {len(paths) - 1} more" if len(paths) > 1 else paths[0]
 
 
 def _state_paths(plan: Plan) -> list[str]:

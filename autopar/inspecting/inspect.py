@@ -13,6 +13,7 @@ from autopar.inspecting.axes import axis_uses
 from autopar.inspecting.flow import Flow, flows_of
 from autopar.inspecting.loaded_plan import LoadedPlan
 from autopar.inspecting.memory import memory_curves
+from autopar.ir.graph import Origin
 from autopar.ir.inspection import (
     WHOLE_STEP,
     AxisRole,
@@ -24,7 +25,7 @@ from autopar.ir.inspection import (
 )
 from autopar.ir.paths import common_path, unnumbered
 from autopar.ir.spmd import LocalOp, Loop, Move
-from autopar.ir.values import Role
+from autopar.ir.values import Input, Role
 
 
 def inspect(loaded: LoadedPlan) -> Inspection:
@@ -77,14 +78,12 @@ def module_rows(flows: Sequence[Flow], ops: Sequence[OpRow]) -> tuple[ModuleRow,
             module.stages.add(op.spot.stage)
     # 2. The bytes of each parameter, once, for the module that reads it first.
     seen: set[str] = set()
-    for flow in flows:
-        for given in flow.listed.graph.inputs:
-            reader = flow.reader(given.value.name) if given.role is Role.STATE else None
-            if reader is None or reader.origin.region == "update" or given.path in seen:
-                continue
-            seen.add(given.path)
-            for path in _around(reader.origin.module or homes.get(reader.origin.line, "")):
-                modules.setdefault(path, _Module()).parameter_bytes += given.value.nbytes
+    for given, reader in _parameters(flows):
+        if given.path in seen:
+            continue
+        seen.add(given.path)
+        for path in _around(reader.module or homes.get(reader.line, "")):
+            modules.setdefault(path, _Module()).parameter_bytes += given.value.nbytes
     # 3. Modules that are alike but for numbers in their paths, as one row.
     groups: dict[tuple[object, ...], list[str]] = {}
     for path, module in modules.items():
@@ -94,6 +93,15 @@ def module_rows(flows: Sequence[Flow], ops: Sequence[OpRow]) -> tuple[ModuleRow,
     return tuple(_row(paths, [modules[p] for p in paths]) for paths in groups.values())
 
 
+def _parameters(flows: Sequence[Flow]) -> Iterator[tuple[Input, Origin]]:
+    """The state that an op reads before the update, with the origin of the first that does."""
+    for flow in flows:
+        for given in flow.listed.graph.inputs:
+            reader = flow.reader(given.value.name) if given.role is Role.STATE else None
+            if reader is not None and reader.origin.region != "update":
+                yield given, reader.origin
+
+
 def _modules_by_line(flows: Sequence[Flow]) -> dict[str, str]:
     """The module of each line of the model that reads parameters, by the parameters' paths.
 
@@ -101,14 +109,10 @@ def _modules_by_line(flows: Sequence[Flow]) -> dict[str, str]:
     modules is that of all: block/* in a loop, block/norm + linear where one follows another.
     """
     read: dict[str, set[str]] = {}
-    for flow in flows:
-        for given in flow.listed.graph.inputs:
-            reader = flow.reader(given.value.name) if given.role is Role.STATE else None
-            if reader is None or reader.origin.region == "update":
-                continue
-            parts = given.path.removesuffix("/value").split("/")
-            inside = parts[parts.index("params") + 1 if "params" in parts else 1 : -1]
-            read.setdefault(reader.origin.line, set()).add("/".join(inside))
+    for given, reader in _parameters(flows):
+        parts = given.path.removesuffix("/value").split("/")
+        inside = parts[parts.index("params") + 1 if "params" in parts else 1 : -1]
+        read.setdefault(reader.line, set()).add("/".join(inside))
     return {line: _together(sorted(homes)) for line, homes in read.items() if line}
 
 

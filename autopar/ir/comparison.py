@@ -39,13 +39,16 @@ class FigureChange:
     def difference(self) -> str:
         """The increase in words: "+1.2 ms, +43.5%"."""
         more = self.after - self.before
-        show = show_bytes if self.unit == "bytes" else show_seconds
         share = f", {self.share:+.1%}" if self.share is not None else ""
-        return f"{'+' if more > 0 else '-'}{show(abs(more))}{share}"
+        return f"{'+' if more > 0 else '-'}{self.show(abs(more))}{share}"
+
+    def show(self, value: float) -> str:
+        """A value of the figure in its unit: "1.2 ms"."""
+        return show_seconds(value) if self.unit == "seconds" else show_bytes(value)
 
     def __str__(self) -> str:
-        show = show_bytes if self.unit == "bytes" else show_seconds
-        return f"{self.name}: {show(self.before)} -> {show(self.after)}  ({self.difference})"
+        before, after = self.show(self.before), self.show(self.after)
+        return f"{self.name}: {before} -> {after}  ({self.difference})"
 
 
 @dataclass(frozen=True)

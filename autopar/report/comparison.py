@@ -71,11 +71,10 @@ def _count(count: int, what: str) -> str:
 
 
 def _figure(change: FigureChange) -> Text:
-    show = show_seconds if change.unit == "seconds" else show_bytes
     more = change.after > change.before
     return Text.assemble(
-        f"{show(change.before)} -> ",
-        (show(change.after), "bold"),
+        f"{change.show(change.before)} -> ",
+        (change.show(change.after), "bold"),
         (f"  {change.difference}", BAD if more else GOOD),
     )
 

@@ -115,7 +115,7 @@ class Optimal(AbstractSharding):
         """The plan within each of some limits, of a problem posed once; raises as `run`."""
 
         def build() -> tuple[Priced, Posed]:
-            priced = self._priced(given, setting)
+            priced = self.priced_step(given, setting)
             return priced, priced.within(min(limits), self.all_exposed)
 
         priced, posed = setting.watched("build", given, build)
@@ -162,7 +162,7 @@ class Optimal(AbstractSharding):
         """The costs of the recipes, where they are not what is asked for."""
         if not isinstance(self.recipe, Free):
             return ()
-        priced = self._priced(given, setting)
+        priced = self.priced_step(given, setting)
         posed = priced.within(setting.memory_bytes)
         if fits_nowhere(posed.assembled.problem):
             return ()
@@ -202,7 +202,8 @@ class Optimal(AbstractSharding):
         assembler = Assembler(reading, choices, tables, setting.held, self.reuse_gathered)
         return Priced(reading, assembler)
 
-    def _priced(self, given: Graph, setting: Setting) -> Priced:
+    def priced_step(self, given: Graph, setting: Setting) -> Priced:
+        """The step with its prices, as it was given or made now."""
         if self.priced is not None:
             return self.priced()
         return self.price(given, setting, setting.pins, self.recipe)
@@ -212,7 +213,7 @@ class Optimal(AbstractSharding):
 
     def refusal(self, given: Graph, setting: Setting) -> AutoparError:
         """Why there is no plan: what cannot be kept together, and which limit would do."""
-        priced = self._priced(given, setting)
+        priced = self.priced_step(given, setting)
         return self._refused(given, setting, priced.within(EVERY_BYTE)).error()
 
     def _refused(self, given: Graph, setting: Setting, posed: Posed) -> Refused:
@@ -233,9 +234,8 @@ class MinMemory(AbstractSharding):
 
     def run(self, given: Graph, setting: Setting) -> ShardingPlan:
         """The plan; raises PinError or InfeasibleError where there is none at all."""
-        optimal = Optimal(recipe=self.recipe, reshard_costs=self.reshard_costs)
-        pins = setting.pins
-        priced = self.priced() if self.priced else optimal.price(given, setting, pins, self.recipe)
+        optimal = Optimal(recipe=self.recipe, reshard_costs=self.reshard_costs, priced=self.priced)
+        priced = optimal.priced_step(given, setting)
         posed = priced.within(EVERY_BYTE)
         problem = posed.assembled.problem
         choice, _ = lightest(posed, weigher(given, setting))
