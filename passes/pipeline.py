@@ -8,14 +8,11 @@ from dataclasses import dataclass, field, fields
 from types import NoneType
 from typing import Any, cast, get_args, get_origin, get_type_hints
 
-from autopar.cost.prices import Prices
-from autopar.cost.reshard import Resharder
 from autopar.errors import InputError
 from autopar.ir.batching import BatchGraphs, Batching
 from autopar.ir.graph import Graph
 from autopar.ir.layers import LayerSequence
 from autopar.ir.sharding_plan import ShardingPlan
-from autopar.ir.spmd import SpmdProgram
 from autopar.ir.stages import StagePlan
 from autopar.passes.base import Setting
 from autopar.passes.batch.base import AbstractBatching
@@ -25,7 +22,6 @@ from autopar.passes.layer.base import AbstractLayering
 from autopar.passes.layer.fixed import Fixed
 from autopar.passes.layer.min_cut import MinCut
 from autopar.passes.layer.single import Single
-from autopar.passes.lower.spmd import lower_checked
 from autopar.passes.shard.base import AbstractSharding
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.recipes import AbstractRecipe, recipe_named
@@ -35,27 +31,17 @@ from autopar.passes.stage.search import Ranked, Search
 
 
 @dataclass(frozen=True)
-class Decided:
-    """The decisions of the slots, and the listing that they lower to."""
-
-    graph: Graph
-    stages: StagePlan
-    sharding: ShardingPlan
-    program: SpmdProgram
-
-
-@dataclass(frozen=True)
 class PassPipeline:
     """Five typed slots in a row; a variant of a pass is another final class in its slot.
 
         graph ─batch─▶ Batching ─layer─▶ LayerSequence ─stage─▶ StagePlan
-                                  ─shard─▶ ShardingPlan ─lower─▶ SpmdProgram
+                                  ─shard─▶ ShardingPlan ─lower─▶ Program
 
-    Every slot has a method that runs its pass, checks what it made and tells the watchers. `run`
-    takes a step of one stage through all five. Where stages are searched, `autopar.planner`
-    calls the same methods: batch and layer for every number of microbatches, the stage slot once
-    layers have a price, and shard for every submesh. The text form has the slots that are not at
-    their defaults, with the options that are not; `read_passes` reads it back:
+    Every slot but the last has a method that runs its pass, checks what it made and tells the
+    watchers; `lower_stages` of `autopar.planner` is the last. The planner calls them in this order
+    for one stage as for many: batch and layer for every number of microbatches, the stage slot
+    once layers have a price, and shard for every submesh. The text form has the slots that are not
+    at their defaults, with the options that are not; `read_passes` reads it back:
 
         batch=exact,layer=min-cut{layers=8},stage=search{stages=2},shard{recipe=fsdp},lower
     """
@@ -76,16 +62,6 @@ class PassPipeline:
             return cls(shard=shard)
         return cls(Exact(), MinCut(), Search(stages, microbatches, schedule), shard)
 
-    def run(self, graph: Graph, setting: Setting) -> Decided:
-        """The decisions for a step of one stage, on one mesh; raises what a pass raises."""
-        graph.verify()
-        batching = self.cut_batch(BatchGraphs(graph, graph, 1), setting)
-        layers = self.cut_layers(batching, setting)
-        stages = self.place(layers, setting)
-        sharding = self.shard_graph(graph, setting)
-        program = setting.watched("lower", sharding, lambda: lower(graph, sharding, setting))
-        return Decided(graph, stages, sharding, program)
-
     def cut_batch(self, graphs: BatchGraphs, setting: Setting) -> Batching:
         """The batch slot."""
         batching = setting.watched("batch", graphs, lambda: self.batch.run(graphs, setting))
@@ -98,9 +74,11 @@ class PassPipeline:
         layers.verify()
         return layers
 
-    def place(self, layers: LayerSequence, setting: Setting) -> StagePlan:
+    def one_stage(self, layers: LayerSequence, setting: Setting) -> StagePlan:
         """The stage slot where there is one stage, whatever layers take."""
-        stages = setting.watched("stage", layers, lambda: One().run(layers, setting))
+        one = self.stage
+        assert isinstance(one, One)
+        stages = setting.watched("stage", layers, lambda: one.run(layers, setting))
         stages.verify()
         return stages
 
@@ -242,12 +220,3 @@ def _read_value(hint: object, text: str) -> object:
             raise ValueError(f"{text!r} is neither true nor false")
         return text == "true"
     return cast("type", hint)(text)
-
-
-def lower(graph: Graph, sharding: ShardingPlan, setting: Setting) -> SpmdProgram:
-    """The listing of a sharded graph, its moves routed by the setting's prices.
-
-    It is checked: raises GraphError where it would compute something else than the graph.
-    """
-    resharder = setting.resharder or Resharder(Prices(setting.cluster, sharding.mesh))
-    return lower_checked(graph, sharding, resharder)

@@ -143,9 +143,9 @@ class _Asking:
 
     def _nearest(self, unit: ReshardableUnit, found: MeshPlan) -> Weighed:
         """The plan that was found, without what it moves for nothing."""
-        sharding, limit = found.decided.sharding, self.loaded.plan.origin.memory_bytes
-        price = price_of(found.timed.seconds, found.seconds, found.cost, found.held.peak_bytes)
-        listing = Listing(unit.graph, found.decided.program, 1)
+        sharding, limit = found.sharding, self.loaded.plan.origin.memory_bytes
+        price = price_of(found.spent, found.seconds, found.cost, found.peak_bytes)
+        listing = Listing(unit.graph, found.listing, 1)
         case = unit.case(self.every, sharding.reuse_gathered)
         chosen = case_of(case.posed, sharding, sharding.reuse_gathered).chosen
         near = homed(case, chosen, (), limit)

@@ -83,7 +83,7 @@ def plan_companion(source: Source, request: Request, watchers: Sequence[Watcher]
         found = SubmeshSharder(placed, own, setting).shard(k, partial_sums=False)
         shardings.append(found.sharding)
     # 4. The programs, and what they take.
-    programs = lower_stages(trace, placed, shardings)
+    programs = lower_stages(placed, shardings, setting)
     seconds, bound = programs.timing.seconds, programs.timing.work_seconds
     outcome = Outcome(
         Status.FEASIBLE,
@@ -91,8 +91,9 @@ def plan_companion(source: Source, request: Request, watchers: Sequence[Watcher]
         min(seconds, bound),
         f"The stages of {beside.origin.step}, with its state as it lies.",
     )
-    plan = make_plan(source, replace(request, beside=None), programs, outcome, (1,) * len(on))
-    return Planned(source, request, plan, programs)
+    alone = replace(request, beside=None)
+    plan = make_plan(source, alone, trace, programs, outcome, (1,) * len(on))
+    return Planned(source, request, trace, plan, programs)
 
 
 def _batched(

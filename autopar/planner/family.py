@@ -46,7 +46,7 @@ def plan_family(
         context = MeshContext.of(mesh, request)
         with suppress(InfeasibleError):
             step = StepOnMesh(context, joint)
-            solved = step.cheapest(request.budget_bytes).decided.sharding.sharding_of
+            solved = step.cheapest(request.budget_bytes).sharding.sharding_of
             state = {i.value.name: i.path for i in best.source.plain.graph.inputs}
             shared: Pins = tuple(
                 (state[name], solved[name].dims)

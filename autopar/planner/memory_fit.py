@@ -9,30 +9,29 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from autopar.cost.memory import Held, held_bytes
-from autopar.cost.overlap import Timed, timed_listing
-from autopar.cost.prices import Prices
-from autopar.cost.stage import StageCost
+from autopar.cost.listing import Seconds
+from autopar.cost.memory import held_bytes
 from autopar.errors import AutoparError, InfeasibleError, MemoryLimitError
-from autopar.frontend.microbatch.part_trace import MicrobatchTrace
-from autopar.ir.batching import Batching
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
 from autopar.ir.outcome import Margin, Outcome, Status
-from autopar.ir.program import Program
 from autopar.ir.sharding_plan import ShardingPlan
+from autopar.ir.spmd import SpmdProgram
 from autopar.ir.stages import Submesh
 from autopar.passes.base import NO_LIMIT_BYTES, Setting, Watcher
-from autopar.passes.pipeline import Decided, PassPipeline, lower
+from autopar.passes.lower.spmd import lower_checked
+from autopar.passes.pipeline import PassPipeline
 from autopar.passes.shard.base import AbstractSharding
+from autopar.passes.shard.model.local_costs import local_costs
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
+from autopar.passes.shard.model.residuals import Residuals
 from autopar.passes.shard.optimal import EVERY_BYTE, MinMemory, Optimal, Priced
 from autopar.passes.shard.solver.problem import needed_bytes
 from autopar.planner.fit_within import fit_within, fits
-from autopar.planner.placed_stages import PlacedStages
+from autopar.planner.placed_stages import PlacedStages, SubmeshContext, place_whole
 from autopar.planner.remat import Form, LeanerForms, form_of
 from autopar.planner.request import Request
-from autopar.planner.stage_programs import StagePrograms
+from autopar.planner.stage_programs import StagePrograms, lower_stages
 
 _NO_GAIN = 1e-9
 _SMALL = 1500  # ops up to which recipes are planned whole beside auto
@@ -46,22 +45,31 @@ _NEAR = 1.25  # by how much more the pass may count than the listing really hold
 class MeshContext:
     """A mesh for a request, and the prices there, which all plans on it share."""
 
-    mesh: MeshShape
     request: Request
-    watchers: tuple[Watcher, ...]
-    tables: ReshardCosts
+    submesh: SubmeshContext
+    watchers: tuple[Watcher, ...] = ()
 
     @classmethod
     def of(cls, mesh: MeshShape, request: Request, watchers: Sequence[Watcher] = ()) -> MeshContext:
         """A context where nothing is priced yet."""
-        tables = ReshardCosts(Prices(request.cluster, mesh))
-        return cls(mesh, request, tuple(watchers), tables)
+        submesh = SubmeshContext.of(request.cluster, Submesh(mesh))
+        return cls(request, submesh, tuple(watchers))
+
+    @property
+    def mesh(self) -> MeshShape:
+        """The mesh."""
+        return self.submesh.mesh
+
+    @property
+    def tables(self) -> ReshardCosts:
+        """The prices."""
+        return self.submesh.tables
 
     def setting(self, memory_bytes: int) -> Setting:
         """The setting of passes here within a limit."""
 
         def weigh(graph: Graph, plan: ShardingPlan) -> float:
-            listing = lower(graph, plan, setting)
+            listing = lower_checked(graph, plan, self.tables.resharder)
             return held_bytes(graph, listing, self.mesh, request.cluster.chip.platform).peak_bytes
 
         request = self.request
@@ -92,6 +100,13 @@ class StepOnMesh:
         optimal, setting = context.optimal(), context.setting(NO_LIMIT_BYTES)
         return optimal.price(self.form.graph, setting, setting.pins, optimal.recipe)
 
+    @cached_property
+    def placed(self) -> PlacedStages:
+        """The form as one stage on the mesh."""
+        context = self.context
+        setting, cluster = context.setting(NO_LIMIT_BYTES), context.request.cluster
+        return place_whole(self.form.graph, cluster, setting, context.submesh)
+
     def optimal(self) -> Optimal:
         """The pass that looks for the cheapest plan by the request's method."""
         return replace(self.context.optimal(), priced=lambda: self.priced)
@@ -120,7 +135,7 @@ class StepOnMesh:
             found = self.cheapest(memory_bytes)
         except MemoryLimitError:
             return None
-        spent = found.timed.seconds
+        spent = found.spent
         if spent.exposed <= _WAITED * spent.communication or not self.is_small:
             return found
         if self.priced.waits_for_all(memory_bytes):
@@ -147,32 +162,28 @@ class StepOnMesh:
     def keeping(self) -> MeshPlan:
         """The cheapest plan, whatever it holds, that gathers once for both passes."""
         shard = replace(self.context.optimal(), reuse_gathered=True, tell_recipes=not self.is_small)
-        return self._decided(shard, NO_LIMIT_BYTES)
+        return self._planned(shard, NO_LIMIT_BYTES)
 
     def lightest(self) -> MeshPlan:
         """The plan that holds the least."""
         recipe, tables = self.context.request.shard.recipe, self.context.tables
         shard = MinMemory(recipe, tables, lambda: self.priced)
-        return self._decided(shard, self.context.request.budget_bytes)
+        return self._planned(shard, self.context.request.budget_bytes)
 
     def _solved(self, shard: Optimal, memory_bytes: int) -> MeshPlan:
-        decided = self._decided(shard, memory_bytes)
+        planned = self._planned(shard, memory_bytes)
         counted = self.priced.counted_bytes(memory_bytes, shard.all_exposed)
-        return replace(decided, counted_bytes=counted)
+        return replace(planned, counted_bytes=counted)
 
-    def _decided(self, shard: AbstractSharding, memory_bytes: int) -> MeshPlan:
-        context = self.context
-        setting = context.setting(memory_bytes)
-        decided = PassPipeline(shard=shard).run(self.form.graph, setting)
-        graph, program = decided.graph, decided.program
-        held = held_bytes(graph, program, context.mesh, context.request.cluster.chip.platform)
-        timed = timed_listing(graph, program, context.tables.prices)
-        return MeshPlan(self.form, decided, held, timed)
+    def _planned(self, shard: AbstractSharding, memory_bytes: int) -> MeshPlan:
+        setting = self.context.setting(memory_bytes)
+        sharding = PassPipeline(shard=shard).shard_graph(self.form.graph, setting)
+        return MeshPlan(self.form, lower_stages(self.placed, (sharding,), setting))
 
 
 @dataclass(frozen=True)
 class MeshPlan:
-    """A form of the step, what was decided for it, what that holds and how long it takes.
+    """A form of the step as the program of one stage on a mesh.
 
     `cost` is the solver's sum, in which all work is done one after the other; `seconds` has
     collectives beside the work that does not wait for them. `counted_bytes` are those that the
@@ -180,20 +191,33 @@ class MeshPlan:
     """
 
     form: Form
-    decided: Decided
-    held: Held
-    timed: Timed
+    programs: StagePrograms
     counted_bytes: float = math.inf
+
+    @property
+    def sharding(self) -> ShardingPlan:
+        """The sharding of the step."""
+        return self.programs.shardings[0]
+
+    @property
+    def listing(self) -> SpmdProgram:
+        """The listing that every device runs."""
+        return self.programs.program.parts[0].listing
 
     @property
     def peak_bytes(self) -> int:
         """The most bytes that a device holds."""
-        return self.held.peak_bytes
+        return self.programs.peak_bytes[0]
+
+    @property
+    def spent(self) -> Seconds:
+        """Predicted work and collectives of a step."""
+        return self.programs.seconds(0)
 
     @property
     def seconds(self) -> float:
         """Predicted seconds of a step."""
-        return self.timed.seconds.total
+        return self.programs.timing.seconds
 
     @property
     def cost(self) -> float:
@@ -203,19 +227,12 @@ class MeshPlan:
     @property
     def outcome(self) -> Outcome:
         """The solver's account of it."""
-        return self.decided.sharding.outcome
+        return self.sharding.outcome
 
-    def programs(self, context: MeshContext) -> StagePrograms:
-        """The step's only program, as the stage programs of one stage."""
-        decided, mesh, cluster = self.decided, context.mesh, context.request.cluster
-        batching = Batching.whole(self.form.graph)
-        return StagePrograms(
-            MicrobatchTrace.of_whole(self.form.traced),
-            PlacedStages.of(batching, decided.stages, cluster),
-            (decided.sharding,),
-            Program.of_one_part(decided.graph, decided.program, Submesh(mesh)),
-            (StageCost.of_whole_step(decided.program, self.held, self.timed),),
-        )
+    def residuals(self) -> Residuals:
+        """The values that the step keeps from its forward to its backward pass, as sharded here."""
+        graph, prices = self.form.graph, self.programs.placed.contexts[0].tables.prices
+        return Residuals(graph, local_costs(graph, self.sharding, self.listing, prices))
 
     def told(self, context: MeshContext, memory_bytes: int) -> MeshPlan:
         """The same with the recipes within a limit beside it."""
@@ -237,8 +254,9 @@ class MeshPlan:
         return self._with(outcome)
 
     def _with(self, outcome: Outcome) -> MeshPlan:
-        sharding = replace(self.decided.sharding, outcome=outcome)
-        return replace(self, decided=replace(self.decided, sharding=sharding))
+        shardings = (replace(self.sharding, outcome=outcome),)
+        programs = replace(self.programs, shardings=shardings, priced=self.programs.costs)
+        return replace(self, programs=programs)
 
 
 @dataclass(frozen=True)
@@ -316,7 +334,7 @@ def _kept(step: StepOnMesh, roomy: MeshPlan) -> MeshPlan:
 
     A recipe gathers as its textbook has it.
     """
-    twice = any(m.repeat for m, _ in roomy.decided.program.moves())
+    twice = any(m.repeat for m, _ in roomy.listing.moves())
     context = step.context
     if context.request.method != "auto" or not twice:
         return roomy
@@ -336,20 +354,18 @@ def _recomputed(tried: TriedMesh) -> MeshPlan | None:
     A form's plan without a limit may do, and then no other of it is cheaper; else it may fit
     when it is sharded more, too.
     """
-    context, plain = tried.context, tried.step.form
-    limit = context.request.budget_bytes
-    setting = context.setting(limit)
-    forms = LeanerForms.of(tried.roomy.decided, tried.roomy.held, setting)
+    context, plain, roomy = tried.context, tried.step.form, tried.roomy
+    limit, programs = context.request.budget_bytes, roomy.programs
+    forms = LeanerForms(roomy.residuals(), programs.argument_bytes[0], roomy.peak_bytes)
     known: dict[tuple[str, ...], MeshPlan | None] = {}
 
     def planned(form: Form) -> MeshPlan | None:
         step = StepOnMesh(context, form)
         try:
-            roomy = step.cheapest(NO_LIMIT_BYTES)
+            least = step.cheapest(NO_LIMIT_BYTES)
         except InfeasibleError:
             return None
-        found = fit_within(limit, step.within, [roomy], tries=1)
-        return found.best or roomy
+        return fit_within(limit, step.within, [least], tries=1).best or least
 
     def solve(allowed: int) -> MeshPlan | None:
         recomputed = forms.within(allowed)

@@ -17,8 +17,10 @@ from autopar.cluster import Cluster
 from autopar.cluster.submesh import Block, cut_out, submesh_shapes
 from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder
-from autopar.ir.batching import Batching
+from autopar.ir.batching import BatchGraphs, Batching
+from autopar.ir.graph import Graph
 from autopar.ir.layers import LayerSequence
+from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan
 from autopar.ir.program import Part, PartKind, SubmeshGraph
 from autopar.ir.sharding_plan import ShardingPlan
@@ -30,6 +32,7 @@ from autopar.passes.lower.partition.part_dataflow import PartDataflow
 from autopar.passes.lower.partition.split import split
 from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan, submesh_graph
 from autopar.passes.lower.spmd import lower_checked
+from autopar.passes.pipeline import PassPipeline
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.schedule.table import in_flight
 
@@ -52,6 +55,11 @@ class SubmeshContext:
         return cls(own, block, ReshardCosts(Prices(own, submesh.mesh)))
 
     @property
+    def mesh(self) -> MeshShape:
+        """The logical mesh."""
+        return self.tables.prices.mesh
+
+    @property
     def resharder(self) -> Resharder:
         """Routes from one sharding to another."""
         return self.tables.resharder
@@ -68,10 +76,13 @@ class PlacedStages:
     contexts: tuple[SubmeshContext, ...]
 
     @classmethod
-    def of(cls, batching: Batching, stages: StagePlan, cluster: Cluster) -> PlacedStages:
-        """The parts of the stages, on submeshes where nothing is priced yet."""
+    def of(
+        cls, batching: Batching, stages: StagePlan, cluster: Cluster,
+        contexts: tuple[SubmeshContext, ...] = (),
+    ) -> PlacedStages:  # fmt: skip
+        """The parts of the stages, on submeshes where nothing is priced yet, or on those given."""
         stages.verify()
-        contexts = tuple(SubmeshContext.of(cluster, s) for s in stages.submeshes)
+        contexts = contexts or tuple(SubmeshContext.of(cluster, s) for s in stages.submeshes)
         if stages.is_one_program:
             graph = batching.graph
             whole = Part(PartKind.WHOLE, 0, 0, graph, tuple(range(len(graph.ops))))
@@ -119,7 +130,7 @@ class PlacedStages:
         """The setting of the shard pass for what a submesh runs."""
         context = self.contexts[submesh]
         return replace(
-            given, cluster=context.cluster, mesh=context.tables.prices.mesh, pins=pins,
+            given, cluster=context.cluster, mesh=context.mesh, pins=pins,
             resharder=context.resharder, held=self.held_often(submesh),
         )  # fmt: skip
 
@@ -137,6 +148,10 @@ class PlacedStages:
             return sharding
         return part_plan(part, self.graphs[part.submesh], sharding)
 
+    def parts_of(self, stage: int) -> tuple[Part, ...]:
+        """The parts of a stage."""
+        return tuple(p for p in self.parts if p.stage == stage)
+
     def listing(self, part: Part, sharding: ShardingPlan) -> SpmdProgram:
         """The listing of a part where its submesh is sharded so.
 
@@ -145,6 +160,25 @@ class PlacedStages:
         graph, resharder = self.graphs[part.submesh], self.contexts[part.submesh].resharder
         loose = frozenset[str]() if part.kind is PartKind.WHOLE else left_partial(part, graph)
         return lower_checked(part.graph, self.part_sharding(part, sharding), resharder, loose)
+
+
+def slice_whole(graph: Graph, setting: Setting) -> tuple[Batching, LayerSequence]:
+    """The batch and the layer slot for a step that is left whole: one microbatch, one layer."""
+    whole = PassPipeline()
+    batching = whole.cut_batch(BatchGraphs(graph, graph, 1), setting)
+    return batching, whole.cut_layers(batching, setting)
+
+
+def place_whole(
+    graph: Graph, cluster: Cluster, setting: Setting, context: SubmeshContext | None = None
+) -> PlacedStages:
+    """A step that is left whole, as one stage on the mesh of a setting: one microbatch, one layer.
+
+    The `context` has what is priced there already.
+    """
+    batching, layers = slice_whole(graph, setting)
+    stages = PassPipeline().one_stage(layers, setting)
+    return PlacedStages.of(batching, stages, cluster, (context,) if context is not None else ())
 
 
 def place_plan(

@@ -35,6 +35,7 @@ from autopar.errors import (
     MemoryLimitError,
     MeshError,
 )
+from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
 from autopar.ir.outcome import Outcome, Status
@@ -104,12 +105,12 @@ def _plan_on(contexts: Sequence[MeshContext], source: Source) -> Planned:
         found = best_recipe(tried.step, found, found) or found
     limited = context.request.budget_bytes
     found = found.told(context, NO_LIMIT_BYTES if tried.fits else limited)
-    request, decided = context.request, found.decided
-    programs = found.programs(context)
-    layers_of = (len(decided.stages.layers.layers),)
-    outcome, recomputed = found.outcome, found.form.recomputed
-    plan = make_plan(source, request, programs, outcome, layers_of, recomputed)
-    return Planned(source, request, plan, programs, context)
+    request, programs = context.request, found.programs
+    trace = MicrobatchTrace.of_whole(found.form.traced)
+    layers_of = (len(programs.placed.stages.layers.layers),)
+    recomputed = found.form.recomputed
+    plan = make_plan(source, request, trace, programs, found.outcome, layers_of, recomputed)
+    return Planned(source, request, trace, plan, programs, context)
 
 
 def _best_of(contexts: Sequence[MeshContext], plain: Form) -> tuple[TriedMesh, MeshPlan] | None:
@@ -205,8 +206,9 @@ def _plan_stages(
     )
     bound = min(timing.seconds, timing.work_seconds)
     outcome = Outcome(Status.FEASIBLE, timing.seconds, bound, sentence, found.margins)
-    plan = make_plan(source, request, found.programs, outcome, found.layers_of)
-    return Planned(source, request, plan, found.programs)
+    trace, programs = found.trace, found.programs
+    plan = make_plan(source, request, trace, programs, outcome, found.layers_of)
+    return Planned(source, request, trace, plan, programs)
 
 
 def _remedies(source: Source, request: Request) -> str:

@@ -35,20 +35,17 @@ from autopar.planner.stage_programs import StagePrograms
 class Planned:
     """A step planned for one set of argument types, with the programs that run it.
 
-    Other limits and pins start from the `source` and the `request`; the `context` has what was
-    priced on the mesh of a step that is one program.
+    The `trace` is the step as it runs, whole and on one microbatch. Other limits and pins start
+    from the `source` and the `request`; the `context` has what was priced on the mesh of a step
+    that is one program.
     """
 
     source: Source
     request: Request
+    trace: MicrobatchTrace
     plan: Plan
     programs: StagePrograms
     context: MeshContext | None = None
-
-    @property
-    def trace(self) -> MicrobatchTrace:
-        """The step as it runs, whole and on one microbatch."""
-        return self.programs.trace
 
     @property
     def graph(self) -> Graph:
@@ -64,6 +61,7 @@ class Planned:
 def make_plan(
     source: Source,
     request: Request,
+    trace: MicrobatchTrace,
     programs: StagePrograms,
     outcome: Outcome,
     layers_of: Sequence[int],
@@ -81,8 +79,8 @@ def make_plan(
             for submesh, sharding in zip(stages.submeshes, programs.shardings, strict=True)
         ),
         stages=tuple(_stages(programs, layers_of)),
-        arguments=tuple(list_arguments(programs)),
-        outputs=tuple(list_outputs(programs)),
+        arguments=tuple(list_arguments(trace, programs)),
+        outputs=tuple(list_outputs(trace, programs)),
         prediction=_prediction(programs, source.plain.graph),
         outcome=outcome,
         schedule=stages.schedule,
@@ -142,12 +140,12 @@ def _stages(programs: StagePrograms, layers_of: Sequence[int]) -> Iterator[Plann
         )
 
 
-def list_arguments(programs: StagePrograms) -> Iterator[Argument]:
+def list_arguments(trace: MicrobatchTrace, programs: StagePrograms) -> Iterator[Argument]:
     """The step's arguments where they are at home; one that nobody reads is whole on the first."""
     homes: dict[int, Feed] = {}
     for feed in programs.program.feeds:
         homes.setdefault(feed.input, feed)
-    whole = {i.path: i.value for i in programs.trace.whole.graph.inputs}
+    whole = {i.path: i.value for i in trace.whole.graph.inputs}
     for number, given in enumerate(programs.graph.inputs):
         home = homes.get(number)
         value = whole.get(given.path)
@@ -158,9 +156,9 @@ def list_arguments(programs: StagePrograms) -> Iterator[Argument]:
         yield Argument(given.path, value.shape, value.dtype, given.role.value, lies, submesh)
 
 
-def list_outputs(programs: StagePrograms) -> Iterator[Argument]:
+def list_outputs(trace: MicrobatchTrace, programs: StagePrograms) -> Iterator[Argument]:
     """The step's outputs; state is named by the input that it becomes."""
-    graph = programs.trace.whole.graph
+    graph = trace.whole.graph
     fetches: dict[int, Fetch] = {f.output: f for f in programs.program.fetches}
     returns = dict(graph.donated)
     for number, operand in enumerate(graph.outputs):

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from autopar.cost.memory import Held
-from autopar.cost.prices import Prices
 from autopar.errors import PlanError, PlanMismatchError
 from autopar.frontend import TracedStep
 from autopar.frontend.rewrite.remat import rematerialize, value_names
 from autopar.ir.graph import Graph
 from autopar.ir.recomputation import Recomputation
-from autopar.passes.base import Setting
-from autopar.passes.pipeline import Decided
-from autopar.passes.shard.model.local_costs import local_costs
 from autopar.passes.shard.model.recompute import least_again
 from autopar.passes.shard.model.residuals import Residuals
 from autopar.rules import RuleBook, attach_rules
@@ -44,19 +40,19 @@ class Form:
 
 @dataclass(frozen=True)
 class LeanerForms:
-    """Forms of a step that recompute, so that its plan without a limit would hold less."""
+    """Forms of a step that recompute, so that its plan without a limit would hold less.
+
+    The bytes are those that this plan holds.
+    """
 
     residuals: Residuals
-    held: Held  # by the plan without a limit
-    whole_bytes: float  # of what the cut sees of that, nothing recomputed
+    argument_bytes: int
+    peak_bytes: int
 
-    @classmethod
-    def of(cls, roomy: Decided, held: Held, setting: Setting) -> LeanerForms:
-        """The forms of a step, as a plan without a limit shards it."""
-        prices = Prices(setting.cluster, roomy.sharding.mesh)
-        costs = local_costs(roomy.graph, roomy.sharding, roomy.program, prices)
-        residuals = Residuals(roomy.graph, costs)
-        return cls(residuals, held, residuals.peak(frozenset()))
+    @cached_property
+    def whole_bytes(self) -> float:
+        """The peak that the cut sees where nothing is recomputed."""
+        return self.residuals.peak(frozenset())
 
     def within(self, allowed_bytes: int) -> Recomputation | None:
         """The cheapest recomputation that should leave no more than so many bytes.
@@ -64,8 +60,8 @@ class LeanerForms:
         Where nothing is enough it goes as far as it can; None where that is not worth a plan.
         """
         # Both the pass's memory rows, which see what the cut sees, and the listing must fit.
-        left = allowed_bytes - self.held.argument_bytes
-        limit = min(left, self.whole_bytes - (self.held.peak_bytes - allowed_bytes))
+        left = allowed_bytes - self.argument_bytes
+        limit = min(left, self.whole_bytes - (self.peak_bytes - allowed_bytes))
         cuts, peak = self.residuals.tradeoff, self.residuals.peak
         found = least_again(cuts, peak, _MARGIN * limit)
         if found is None:

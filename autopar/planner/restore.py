@@ -33,8 +33,10 @@ def restore(plan: Plan, source: Source, request: Request | None = None) -> Plann
     # 3. Its stages on their submeshes, lowered; they must begin and end as the plan says.
     with contents_of(plan):
         placed = place_plan(plan, sliced.batching, sliced.layers, cluster)
-        programs = lower_stages(sliced.trace, placed, [s.sharding for s in plan.submeshes])
-        check_ends(plan, tuple(list_arguments(programs)), tuple(list_outputs(programs)))
+        programs = lower_stages(placed, [s.sharding for s in plan.submeshes], setting)
+        trace = sliced.trace
+        arguments = tuple(list_arguments(trace, programs))
+        check_ends(plan, arguments, tuple(list_outputs(trace, programs)))
     request = request or Request.of_plan(plan, cluster, source.rules)
-    context = MeshContext.of(plan.mesh, request) if plan.is_one_program else None
-    return Planned(source, request, plan, programs, context)
+    context = MeshContext(request, placed.contexts[0]) if plan.is_one_program else None
+    return Planned(source, request, trace, plan, programs, context)

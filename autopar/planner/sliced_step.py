@@ -17,7 +17,8 @@ from autopar.passes.layer.fixed import Fixed
 from autopar.passes.layer.min_cut import MinCut
 from autopar.passes.pipeline import PassPipeline
 from autopar.planner.compatibility import check_plan
-from autopar.planner.remat import Form, form_of
+from autopar.planner.placed_stages import slice_whole
+from autopar.planner.remat import form_of
 from autopar.planner.source import Source
 from autopar.rules import RuleBook, attach_rules
 
@@ -61,14 +62,6 @@ def slice_step(
     return replace(sliced, layers=even.cut_layers(sliced.batching, setting))
 
 
-def slice_whole(form: Form, setting: Setting) -> SlicedStep:
-    """A step that is left whole: one microbatch, one layer."""
-    whole = PassPipeline()
-    batching = whole.cut_batch(BatchGraphs(form.graph, form.graph, 1), setting)
-    layers = whole.cut_layers(batching, setting)
-    return SlicedStep(MicrobatchTrace.of_whole(form.traced), batching, layers)
-
-
 def slice_as_planned(source: Source, plan: Plan, setting: Setting) -> SlicedStep:
     """A step cut and recomputed as a saved plan has it.
 
@@ -77,7 +70,9 @@ def slice_as_planned(source: Source, plan: Plan, setting: Setting) -> SlicedStep
     """
     if plan.is_one_program:
         check_plan(plan, source.traced)
-        return slice_whole(form_of(source.plain, plan.recomputation, source.rules), setting)
+        form = form_of(source.plain, plan.recomputation, source.rules)
+        trace = MicrobatchTrace.of_whole(form.traced)
+        return SlicedStep(trace, *slice_whole(form.graph, setting))
     try:
         trace = source.trace_at(plan.microbatches, cut=len(plan.stages) > 1)
     except BatchError as error:

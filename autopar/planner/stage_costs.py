@@ -14,6 +14,7 @@ from autopar.ir.batching import Accumulator
 from autopar.ir.program import Part, PartKind, SubmeshGraph
 from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_plan import ShardingPlan
+from autopar.ir.spmd import SpmdProgram
 from autopar.ir.traffic import Traffic, traffic_of
 from autopar.ir.values import Role, Value, item_bytes
 from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan
@@ -26,17 +27,28 @@ _NONE = Seconds()
 _INWARD = (PartKind.BACKWARD, PartKind.INPUT_GRADIENT)
 
 
-def cost_stage(placed: PlacedStages, stage: int, sharding: ShardingPlan) -> StageCost:
-    """Seconds and bytes of a stage where its submesh is sharded so."""
+def cost_stage(
+    placed: PlacedStages,
+    stage: int,
+    sharding: ShardingPlan,
+    listings: Sequence[SpmdProgram] | None = None,
+) -> StageCost:
+    """Seconds and bytes of a stage where its submesh is sharded so.
+
+    `listings` are those of its parts, in order, where they were lowered already.
+    """
     submesh = placed.stages.stages[stage].submesh
-    own = [p for p in placed.parts if p.stage == stage]
+    own = placed.parts_of(stage)
     joint, tables = placed.graphs[submesh], placed.contexts[submesh].tables
     if own[0].kind is PartKind.WHOLE:
-        graph, platform = own[0].graph, tables.prices.cluster.chip.platform
-        listing = lower_spmd(graph, sharding, tables.resharder)
-        held = held_bytes(graph, listing, sharding.mesh, platform)
-        return StageCost.of_whole_step(listing, held, timed_listing(graph, listing, tables.prices))
-    costs = [(part, cost_part(part, joint, sharding, tables)) for part in own]
+        (graph,), prices = (part.graph for part in own), tables.prices
+        (listing,) = listings or (lower_spmd(graph, sharding, tables.resharder),)
+        held = held_bytes(graph, listing, sharding.mesh, prices.cluster.chip.platform)
+        return StageCost.of_whole_step(listing, held, timed_listing(graph, listing, prices))
+    costs = [
+        (part, cost_part(part, joint, sharding, tables, listings[i] if listings else None))
+        for i, part in enumerate(own)
+    ]
     others = [p for p in placed.parts if p.submesh == submesh and p.stage != stage]
     return add_parts(costs, joint, sharding, placed.stages.microbatches, others)
 
@@ -54,11 +66,16 @@ class PartCost:
 
 
 def cost_part(
-    part: Part, joint: SubmeshGraph, plan: ShardingPlan, tables: ReshardCosts
+    part: Part,
+    joint: SubmeshGraph,
+    plan: ShardingPlan,
+    tables: ReshardCosts,
+    listing: SpmdProgram | None = None,
 ) -> PartCost:
     """The cost of a part where its submesh is sharded by `plan`."""
-    own, loose = part_plan(part, joint, plan), left_partial(part, joint)
-    listing = lower_spmd(part.graph, own, tables.resharder, loose)
+    if listing is None:
+        own, loose = part_plan(part, joint, plan), left_partial(part, joint)
+        listing = lower_spmd(part.graph, own, tables.resharder, loose)
     run = timed_listing(part.graph, listing, tables.prices)
     held = held_bytes(part.graph, listing, plan.mesh, tables.prices.cluster.chip.platform)
     working = held.peak_bytes - held.argument_bytes

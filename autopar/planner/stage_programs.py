@@ -8,10 +8,10 @@ from functools import cached_property
 
 from autopar.cost.listing import Seconds
 from autopar.cost.stage import StageCost, peak_bytes
-from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.graph import Graph
 from autopar.ir.program import Program
 from autopar.ir.sharding_plan import ShardingPlan
+from autopar.passes.base import Setting
 from autopar.passes.lower.program import lower_pipeline
 from autopar.planner.placed_stages import PlacedStages
 from autopar.planner.stage_costs import cost_stage
@@ -20,12 +20,11 @@ from autopar.planner.step_timing import StepTiming, time_step
 
 @dataclass(frozen=True)
 class StagePrograms:
-    """A step as the programs of its stages; `trace` is the step as it runs.
+    """A step as the programs of its stages.
 
     `priced` are the costs of the stages where they are known already.
     """
 
-    trace: MicrobatchTrace
     placed: PlacedStages
     shardings: tuple[ShardingPlan, ...]  # by submesh
     program: Program
@@ -39,11 +38,16 @@ class StagePrograms:
     @cached_property
     def costs(self) -> tuple[StageCost, ...]:
         """Seconds and bytes of each stage."""
-        stages = self.placed.stages.stages
-        return self.priced or tuple(
-            cost_stage(self.placed, s, self.shardings[stage.submesh])
-            for s, stage in enumerate(stages)
-        )
+        if self.priced:
+            return self.priced
+        made = self.program.parts
+        return tuple(
+            cost_stage(
+                self.placed, s, self.shardings[stage.submesh],
+                [p.listing for p in made if p.part.stage == s],
+            )
+            for s, stage in enumerate(self.placed.stages.stages)
+        )  # fmt: skip
 
     @cached_property
     def timing(self) -> StepTiming:
@@ -74,19 +78,20 @@ class StagePrograms:
 
 
 def lower_stages(
-    trace: MicrobatchTrace, placed: PlacedStages, shardings: Sequence[ShardingPlan]
+    placed: PlacedStages, shardings: Sequence[ShardingPlan], setting: Setting
 ) -> StagePrograms:
-    """Lowers every part of stages that were sharded, now or before.
+    """The lower slot: lowers every part of stages that were sharded, now or before.
 
     Raises GraphError where the program would compute something else than the step.
     """
+    program = setting.watched("lower", shardings, lambda: _lower(placed, shardings))
+    return StagePrograms(placed, tuple(shardings), program)
+
+
+def _lower(placed: PlacedStages, shardings: Sequence[ShardingPlan]) -> Program:
     stages = placed.stages
     if stages.is_one_program:
         (part,), (sharding,), (submesh,) = placed.parts, shardings, stages.submeshes
-        program = Program.of_one_part(part.graph, placed.listing(part, sharding), submesh)
-    else:
-        resharders = tuple(c.resharder for c in placed.contexts)
-        program = lower_pipeline(
-            placed.batching, stages, placed.parts, tuple(shardings), resharders
-        )
-    return StagePrograms(trace, placed, tuple(shardings), program)
+        return Program.of_one_part(part.graph, placed.listing(part, sharding), submesh)
+    resharders = tuple(c.resharder for c in placed.contexts)
+    return lower_pipeline(placed.batching, stages, placed.parts, tuple(shardings), resharders)

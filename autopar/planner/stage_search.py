@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from autopar.cluster import Cluster, device_order
 from autopar.cluster.submesh import Block, cut_out
 from autopar.errors import InfeasibleError, MemoryLimitError
+from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.layers import Layer, LayerSequence
 from autopar.ir.outcome import Margin
 from autopar.ir.stages import Remat, Stage, StagePlan, Submesh
@@ -37,15 +38,16 @@ _FAR = 1.15
 
 @dataclass(frozen=True)
 class FoundStages:
-    """The stage programs that were chosen, and what else was looked at.
+    """The stage programs that were chosen with their step's trace, and what else was looked at.
 
     `margins` are the simple plans that it was measured against.
     """
 
+    trace: MicrobatchTrace
     programs: StagePrograms
     ranked: Ranked
     choice: Choice
-    margins: tuple[Margin, ...] = ()
+    margins: tuple[Margin, ...]
 
     @property
     def layers_of(self) -> tuple[int, ...]:
@@ -83,7 +85,8 @@ def search_stages(source: Source, request: Request, setting: Setting) -> FoundSt
     if built is None:
         return None
     # 4. The simple plan, which no search should fall behind.
-    return _no_worse_than_simple(ranked, built, build)
+    chosen, choice, margins = _no_worse_than_simple(ranked, built, build)
+    return FoundStages(sliced(choice.microbatches).trace, chosen, ranked, choice, margins)
 
 
 def _first_built(
@@ -147,29 +150,27 @@ def _set_aside(table: StageTable, choice: Choice, error: StageMemoryError) -> St
 
 def _no_worse_than_simple(
     ranked: Ranked, built: StagePrograms, build: Callable[[Choice], StagePrograms]
-) -> FoundStages:
+) -> tuple[StagePrograms, Choice, tuple[Margin, ...]]:
     """The faster of what was built and the simple plan, with what the simple one takes.
 
     One that by its price is far behind is not built.
     """
-    found = FoundStages(built, ranked, ranked.best)
-    simple = ranked.simple
+    best, simple = ranked.best, ranked.simple
     if simple is None:
-        return found
+        return built, best, ()
     name = _name_simple(simple)
-    if simple.stages == ranked.best.stages and simple.microbatches == ranked.best.microbatches:
-        seconds = built.timing.seconds
-        return replace(found, margins=(Margin(name, seconds, "the plan itself"),))
+    if simple.stages == best.stages and simple.microbatches == best.microbatches:
+        return built, best, (Margin(name, built.timing.seconds, "the plan itself"),)
     if simple.seconds > _FAR * built.timing.seconds:
-        return replace(found, margins=(Margin(name, simple.seconds, "by its price"),))
+        return built, best, (Margin(name, simple.seconds, "by its price"),)
     try:
         other = build(simple)
     except MemoryLimitError:
-        return replace(found, margins=(Margin(name, None, "does not fit"),))
+        return built, best, (Margin(name, None, "does not fit"),)
     margins = (Margin(name, other.timing.seconds, ""),)
     if other.timing.seconds < built.timing.seconds:
-        return FoundStages(other, ranked, simple, margins)
-    return replace(found, margins=margins)
+        return other, simple, margins
+    return built, best, margins
 
 
 def _name_simple(simple: Choice) -> str:
@@ -203,7 +204,7 @@ def build_stages(
     slowest = max(order, key=lambda k: plans[k].seconds)
     if not partial_sums[slowest]:
         plans[slowest] = sharder.quickened(slowest, plans[slowest])
-    programs = lower_stages(sliced.trace, placed, [plans[k].sharding for k in range(len(peaks))])
+    programs = lower_stages(placed, [plans[k].sharding for k in range(len(peaks))], setting)
     costs = {s: c for k in plans for s, c in zip(placed.stages_on(k), plans[k].costs, strict=True)}
     return replace(programs, priced=tuple(costs[s] for s in range(len(costs))))
 

@@ -15,11 +15,11 @@ from autopar.frontend.microbatch.batch_inputs import batch_inputs, with_rows
 from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan
 from autopar.ir.program import Program
-from autopar.ir.stages import Submesh
 from autopar.passes.base import Setting
-from autopar.passes.pipeline import lower
+from autopar.planner.placed_stages import place_whole
 from autopar.planner.planned import Planned
 from autopar.planner.remat import Form, form_of
+from autopar.planner.stage_programs import lower_stages
 from autopar.rules import RuleBook, attach_rules
 
 
@@ -106,8 +106,9 @@ def _on(plan: Plan, rules: RuleBook, called: Called, mesh: MeshShape, rows: int 
     sharding = replace(plan.sharding, mesh=mesh)
     sharding.verify(form.graph)
     cluster = Cluster.parse(f"{mesh.device_count}xcpu")
-    listing = lower(form.graph, sharding, Setting(cluster, mesh, plan.origin.memory_bytes))
-    program = Program.of_one_part(form.graph, listing, Submesh(mesh))
+    setting = Setting(cluster, mesh, plan.origin.memory_bytes)
+    placed = place_whole(form.graph, cluster, setting)
+    program = lower_stages(placed, (sharding,), setting).program
     batch = f" with {rows} rows of the batch" if rows is not None else ""
     note = f"shrunk from mesh ({plan.mesh}) to ({mesh}){batch}; shardings are kept by axis name"
     return Shrunk(called, traced, form.traced, program, note)

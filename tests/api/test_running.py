@@ -251,7 +251,7 @@ def test_a_loaded_plan_runs_and_solves_nothing(
         raise AssertionError("something was solved")
 
     monkeypatch.setattr("autopar.passes.shard.optimal.solve", solved)
-    monkeypatch.setattr("autopar.passes.pipeline.PassPipeline.run", solved)
+    monkeypatch.setattr("autopar.passes.pipeline.PassPipeline.shard_graph", solved)
     plan = autopar.load(tmp_path / "plan.json")
     loaded = autopar.parallelize(case.step, plan=plan)
     assert loaded.plan is plan

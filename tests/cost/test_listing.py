@@ -6,10 +6,11 @@ from autopar.cluster import Cluster
 from autopar.cost.listing import Seconds
 from autopar.cost.overlap import listing_seconds
 from autopar.cost.prices import Prices
+from autopar.cost.reshard import Resharder
 from autopar.ir.mesh import MeshShape
 from autopar.ir.parse import parse_graph
 from autopar.passes.base import Setting
-from autopar.passes.pipeline import lower
+from autopar.passes.lower.spmd import lower_checked
 from autopar.passes.shard.optimal import Optimal
 from autopar.rules import attach_rules
 
@@ -29,9 +30,9 @@ def priced(count: int) -> tuple[Seconds, Prices]:
     """The step with its rows over so many devices."""
     graph = attach_rules(parse_graph(DOT))
     cluster, mesh = Cluster.parse("8xh100"), MeshShape.of((count,))
-    setting = Setting(cluster, mesh, 2**60, pins=ROWS)
-    program = lower(graph, Optimal().run(graph, setting), setting)
+    sharding = Optimal().run(graph, Setting(cluster, mesh, 2**60, pins=ROWS))
     prices = Prices(cluster, mesh)
+    program = lower_checked(graph, sharding, Resharder(prices))
     return listing_seconds(graph, program, prices), prices
 
 

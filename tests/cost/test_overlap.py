@@ -11,13 +11,14 @@ from autopar.cost.kernels import Kernel
 from autopar.cost.listing import Seconds
 from autopar.cost.overlap import Streams, in_two_streams, listing_seconds, timed_listing
 from autopar.cost.prices import Prices
+from autopar.cost.reshard import Resharder
 from autopar.errors import GraphError
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
 from autopar.ir.parse import parse_graph
 from autopar.ir.spmd import SpmdProgram
 from autopar.passes.base import Setting
-from autopar.passes.pipeline import lower
+from autopar.passes.lower.spmd import lower_checked
 from autopar.passes.shard.optimal import Optimal
 from autopar.rules import attach_rules
 
@@ -40,9 +41,9 @@ def lowered(name: str) -> tuple[Graph, SpmdProgram, Prices]:
     """The layers with rows and weights cut up over eight devices of a kind."""
     graph = attach_rules(parse_graph(LAYERS))
     cluster, mesh = Cluster.parse(name), MeshShape.of((8,))
-    setting = Setting(cluster, mesh, 2**60, pins=PINS)
-    program = lower(graph, Optimal().run(graph, setting), setting)
-    return graph, program, Prices(cluster, mesh)
+    sharding = Optimal().run(graph, Setting(cluster, mesh, 2**60, pins=PINS))
+    prices = Prices(cluster, mesh)
+    return graph, lower_checked(graph, sharding, Resharder(prices)), prices
 
 
 def timed(name: str) -> tuple[Seconds, Prices]:

@@ -158,10 +158,10 @@ def _mesh(count: int) -> MeshShape:
     return MeshShape.of((count,)) if count > 1 else MeshShape((), ())
 
 
-def executor_of(made: StagePrograms) -> Executor:
+def executor_of(subject: Subject, layout: Layout, made: StagePrograms) -> Executor:
     """The programs on the devices of their submeshes."""
     meshes = [bind_mesh(s.mesh, s.devices) for s in made.program.submeshes]
-    return Executor(made.trace, made.program, meshes)
+    return Executor(subject.sliced(layout).trace, made.program, meshes)
 
 
 def in_plain_order(subject: Subject, layout: Layout) -> StagePrograms:

@@ -94,7 +94,7 @@ def test_three_steps_equal_plain_jit(combo: Combo) -> None:
             on_stages(subject, layout)
         return
     _needs_layers(subject.sliced(layout).layers.layers, layout)
-    got = subject.run(executor_of(on_stages(subject, layout)))
+    got = subject.run(executor_of(subject, layout, on_stages(subject, layout)))
     assert not differing(got, plain_zoo(combo.model, combo.optimizer))
 
 
@@ -124,8 +124,8 @@ def test_a_schedule_equals_the_plain_loop_bit_for_bit(name: str) -> None:
     made, loop = on_stages(subject, layout), in_plain_order(subject, layout)
     assert made.program.parts == loop.program.parts
     assert _runs(made.program.instructions) != _runs(loop.program.instructions)
-    got = subject.run(executor_of(made))
-    assert not differing_bits(got, subject.run(executor_of(loop)))
+    got = subject.run(executor_of(subject, layout, made))
+    assert not differing_bits(got, subject.run(executor_of(subject, layout, loop)))
 
 
 @pytest.mark.slow
@@ -134,8 +134,10 @@ def test_a_schedule_equals_the_plain_loop_bit_for_bit(name: str) -> None:
 def test_every_model_equals_its_plain_loop_bit_for_bit(model: str, name: str) -> None:
     subject, layout = zoo_subject(model, "adam"), Layout((2, 2), 4, name)
     _needs_layers(subject.sliced(layout).layers.layers, layout)
-    got = subject.run(executor_of(on_stages(subject, layout)))
-    assert not differing_bits(got, subject.run(executor_of(in_plain_order(subject, layout))))
+    got = subject.run(executor_of(subject, layout, on_stages(subject, layout)))
+    assert not differing_bits(
+        got, subject.run(executor_of(subject, layout, in_plain_order(subject, layout)))
+    )
 
 
 def _runs(instructions: tuple[object, ...]) -> list[Run]:
@@ -147,4 +149,6 @@ def test_stages_may_have_different_numbers_of_devices(sizes: tuple[int, ...]) ->
     subject, layout = zoo_subject("mlp_seven", "adam"), Layout(sizes, 4, "zb-h1")
     made = on_stages(subject, layout)
     assert [len(s.devices) for s in made.program.submeshes] == list(sizes)
-    assert not differing(subject.run(executor_of(made)), plain_zoo("mlp_seven", "adam"))
+    assert not differing(
+        subject.run(executor_of(subject, layout, made)), plain_zoo("mlp_seven", "adam")
+    )

@@ -59,7 +59,7 @@ def test_a_step_in_microbatches_alone_equals_plain_jit(name: str) -> None:
 
 
 def _check(subject: Subject, layout: Layout) -> None:
-    got = subject.run(executor_of(on_stages(subject, layout)))
+    got = subject.run(executor_of(subject, layout, on_stages(subject, layout)))
     assert not differing(got, subject.plain())
 
 
@@ -68,7 +68,7 @@ def _check(subject: Subject, layout: Layout) -> None:
 def test_gradients_of_half_precision_are_summed_in_single(name: str, layout: Layout) -> None:
     """Equal to a few of bfloat16's last bits: rows are summed in another order."""
     subject = HALF[name]()
-    got = subject.run(executor_of(on_stages(subject, layout)))
+    got = subject.run(executor_of(subject, layout, on_stages(subject, layout)))
     for (path, mine), (_, plain) in zip(got, subject.plain(), strict=True):
         assert mine.dtype == plain.dtype, path
         scale = np.abs(plain.astype(np.float32)).max()
@@ -189,7 +189,7 @@ def test_gradients_are_reduced_once_a_step(name: str, optimizer: str) -> None:
     """Data-parallel devices sum weight gradients in the update, and never in the loop."""
     subject = trained(mean_loss, OPTIMIZERS[optimizer])
     layout = Layout((4, 4), 4, name, method="dp")
-    programs = executor_of(on_stages(subject, layout)).compiled
+    programs = executor_of(subject, layout, on_stages(subject, layout)).compiled
     found = {part: read_collectives(c.as_text()) for part, c in programs.items()}
     assert {part[0] for part, listed in found.items() if listed} == {"u"}
     listed = [c for part in found.values() for c in part]
