@@ -12,17 +12,31 @@ from autopar.ir.sharding import Sharding, spec_text
 RENAMING = ("convert_element_type", "transpose", "reshape", "squeeze", "copy", "expand_dims")
 
 
-def spec(sharding: Sharding) -> str:
-    """A sharding as its user writes it, trailing Nones left out: P('data', None, 'model')."""
-    partial = f" to be summed over {over(sharding.partial)}" if sharding.partial else ""
-    return f"{spec_text(sharding)}{partial}"
+_REDUCED = {
+    "sum": "summed",
+    "max": "reduced to the maximum",
+    "min": "reduced to the minimum",
+    "and": "reduced by and",
+    "or": "reduced by or",
+}
+
+
+def spec(sharding: Sharding, combiner: str = "sum") -> str:
+    """A sharding as its user writes it, trailing Nones left out: P('data', None, 'model').
+
+    With the reduction that it waits for, if it does.
+    """
+    if not sharding.partial:
+        return spec_text(sharding)
+    return f"{spec_text(sharding)} to be {_REDUCED[combiner]} over {over(sharding.partial)}"
 
 
 def split(op: Op, choice: Assignment, mesh: MeshShape) -> str:
     """An op's cut in words: the shardings that it reads and what comes of them."""
     assert op.rule is not None
     read = [spec(choice.operand_sharding(op.rule, i, mesh)) for i in range(len(op.operands))]
-    made = spec(choice.result_sharding(op.rule, 0, mesh)) if op.results else ""
+    by = choice.combiner(op.rule)
+    made = spec(choice.result_sharding(op.rule, 0, mesh), by) if op.results else ""
     return f"{' x '.join(read)} -> {made}"
 
 
