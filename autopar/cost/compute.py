@@ -1,8 +1,33 @@
-"""Seconds of a local op on a chip: a roofline with a ramp for small work."""
+"""Seconds of a local op on a chip: a roofline with a ramp for small work.
+
+`kernel_seconds` is the one price of an op, for the solver's rows, recomputation, profiles and the
+listing. They differ in which ops they take to be no kernels of their own: the listing knows its
+kernels; the others price an op that is fused into its readers by `fused_seconds`.
+"""
 
 from __future__ import annotations
 
 from autopar.cluster import Chip
+from autopar.ir.graph import Op
+from autopar.rules import HEAVY
+
+# Work whose result is fused into what reads it costs next to nothing, but not nothing.
+_FUSED_SHARE = 0.05
+
+
+def kernel_seconds(chip: Chip, op: Op, nbytes: float, share: float = 1.0) -> float:
+    """Seconds of the kernel of an op that moves `nbytes` and does 1 / `share` of the op's work.
+
+    Products and convolutions are bound by arithmetic or by memory, all else by memory.
+    """
+    if op.kind not in HEAVY:
+        return elementwise_seconds(chip, nbytes)
+    return compute_seconds(chip, op.flops / share, nbytes, op.results[0].dtype)
+
+
+def fused_seconds(chip: Chip, nbytes: float) -> float:
+    """Seconds that an op which makes `nbytes` adds to the kernels that read it."""
+    return _FUSED_SHARE * elementwise_seconds(chip, nbytes)
 
 
 def compute_seconds(chip: Chip, flops: float, nbytes: float, dtype: str) -> float:

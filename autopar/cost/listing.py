@@ -83,18 +83,11 @@ class KernelTimes:
 
     def _run(self, run: LocalOp, nbytes: int) -> Seconds:
         op = self._sizes.op(run.equation)
-        if op.kind not in HEAVY:
+        if op.kind not in HEAVY:  # and so bound by memory
             return Seconds(self._prices.elementwise(nbytes))
-        flops, dtype = op.flops / self._share(run), op.results[0].dtype
-        taken = self._prices.compute(flops, nbytes, dtype)
-        is_bound = taken <= self._prices.compute(flops, 0, dtype)
-        return Seconds(taken, arithmetic=taken if is_bound else 0.0)
-
-    def _share(self, run: LocalOp) -> int:
-        """Over how many devices the op's work is divided: every axis that an operand lies over."""
-        laid = (*run.operand_shardings, *run.result_shardings)
-        axes = {a for s in laid for dim in s.dims for a in dim}
-        return self._prices.mesh.size(sorted(axes))
+        share = run.share(self._prices.mesh)
+        taken, fewest = (self._prices.kernel(op, n, share) for n in (nbytes, 0))
+        return Seconds(taken, arithmetic=taken if taken <= fewest else 0.0)
 
 
 def entering(flow: ControlFlow, loop: Loop, b: int, nbytes: Mapping[str, int]) -> dict[str, int]:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from autopar.cluster import Cluster, LinkLevel, axis_links
 from autopar.cost.collective import COLLECTIVE_KINDS, SCATTER_TIE, collective_seconds
-from autopar.cost.compute import compute_seconds, elementwise_seconds
+from autopar.cost.compute import elementwise_seconds, kernel_seconds
 from autopar.errors import MeshError
+from autopar.ir.graph import Op
 from autopar.ir.mesh import MeshShape
 
 # What each platform's compiler runs beside work: XLA makes every collective of a GPU asynchronous,
@@ -77,9 +78,9 @@ class Prices:
         """The share of a collective off the critical path that a step is expected to wait for."""
         return _EXPOSED_SHARE if kind in self.beside else 1.0
 
-    def compute(self, flops: float, nbytes: float, dtype: str = "bf16") -> float:
-        """Seconds of one op of `flops` in `dtype` that moves `nbytes`, both of one device."""
-        return compute_seconds(self.cluster.chip, flops, nbytes, dtype)
+    def kernel(self, op: Op, nbytes: float, share: float) -> float:
+        """Seconds of an op's kernel that moves `nbytes` and does 1 / `share` of its work."""
+        return kernel_seconds(self.cluster.chip, op, nbytes, share)
 
     def elementwise(self, nbytes: float) -> float:
         """Seconds of one fused element-wise pass over `nbytes` of one device's memory."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from autopar.cluster import Chip
-from autopar.cost.compute import compute_seconds, elementwise_seconds
+from autopar.cost.compute import fused_seconds, kernel_seconds
 from autopar.cost.fusion import is_fused_into_readers
 from autopar.errors import InputError
 from autopar.ir.control_flow import ControlFlow, PortKind
@@ -27,10 +27,6 @@ from autopar.ir.values import Role
 from autopar.rules import HEAVY
 
 # -- the forward pass in pieces --------------------------------------------------------------------
-
-
-# Element-wise work whose result is fused into what reads it costs next to nothing, but not nothing.
-_FUSED_SHARE = 0.05
 
 
 @dataclass(frozen=True)
@@ -56,19 +52,16 @@ class Piece:
     trip: int = -1
 
 
-def op_seconds(graph: Graph, op: Op, chip: Chip) -> float:
+def whole_seconds(graph: Graph, op: Op, chip: Chip) -> float:
     """Seconds of one op of a graph with rules on one device, loops times their trips."""
     if op.control_flow is not None:
-        bodies = [sum(op_seconds(g, inner, chip) for inner in g.ops) for g in op.graphs]
+        bodies = [sum(whole_seconds(g, inner, chip) for inner in g.ops) for g in op.graphs]
         once = max(bodies) if op.control_flow.chooses else sum(bodies)
         return op.control_flow.trips * once
     made = sum(v.nbytes for v in op.results)
     if is_fused_into_readers(op):
-        return _FUSED_SHARE * elementwise_seconds(chip, made)
-    moved = made + sum(graph.value(o).nbytes for o in op.operands)
-    if op.kind in HEAVY:
-        return compute_seconds(chip, op.flops, moved, op.results[0].dtype)
-    return elementwise_seconds(chip, moved)
+        return fused_seconds(chip, made)
+    return kernel_seconds(chip, op, made + sum(graph.value(o).nbytes for o in op.operands))
 
 
 def forward_pieces(graph: Graph, chip: Chip) -> tuple[Piece, ...]:
@@ -198,7 +191,7 @@ class _Reader:
         return tuple(sorted(found))
 
     def _seconds(self, *ops: int) -> float:
-        return sum(op_seconds(self._graph, self._graph.ops[i], self._chip) for i in ops)
+        return sum(whole_seconds(self._graph, self._graph.ops[i], self._chip) for i in ops)
 
 
 def _is_parameter(role: Role, dtype: str) -> bool:
@@ -316,7 +309,7 @@ def _backward_seconds(graph: Graph, pieces: Sequence[Piece], chip: Chip) -> list
     homes, found = _Homes(graph, pieces), [0.0] * len(pieces)
     for i, op in enumerate(graph.ops):
         if op.origin.region == "backward":
-            seconds = op_seconds(graph, op, chip)
+            seconds = whole_seconds(graph, op, chip)
             trips = homes.trips(homes.place(i))
             for at in trips:
                 found[at] += seconds / len(trips)

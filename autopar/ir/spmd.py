@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from autopar.ir.mesh import MeshShape
 from autopar.ir.sharding import Sharding
 from autopar.ir.values import Value
 
@@ -66,6 +67,12 @@ class LocalOp:
     results: tuple[str, ...]
     operand_shardings: tuple[Sharding, ...]
     result_shardings: tuple[Sharding, ...]
+
+    def share(self, mesh: MeshShape) -> int:
+        """Over how many devices the op's work is divided: every axis that an operand lies over."""
+        laid = (*self.operand_shardings, *self.result_shardings)
+        axes = {a for s in laid for dim in s.dims for a in dim}
+        return mesh.size(sorted(axes))
 
 
 @dataclass(frozen=True)

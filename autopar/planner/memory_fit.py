@@ -232,7 +232,7 @@ class MeshPlan:
     def residuals(self) -> Residuals:
         """The values that the step keeps from its forward to its backward pass, as sharded here."""
         graph, prices = self.form.graph, self.programs.placed.contexts[0].tables.prices
-        return Residuals(graph, local_costs(graph, self.sharding, self.listing, prices))
+        return Residuals(graph, local_costs(graph, self.listing, prices))
 
     def told(self, context: MeshContext, memory_bytes: int) -> MeshPlan:
         """The same with the recipes within a limit beside it."""

@@ -3,6 +3,7 @@
 import pytest
 
 from autopar.cluster import Cluster
+from autopar.cost.compute import compute_seconds
 from autopar.cost.listing import Seconds
 from autopar.cost.overlap import listing_seconds
 from autopar.cost.prices import Prices
@@ -40,7 +41,7 @@ def test_a_dot_and_a_fused_reduction() -> None:
     """On 8 devices the dot has an eighth of the work; tanh runs within the sum that reads it."""
     seconds, prices = priced(8)
     x, w, y = 64 * 512 * 4 / 8, 512 * 256 * 4, 64 * 256 * 4 / 8
-    dot = prices.compute(16777216 / 8, x + w + y, "f32")
+    dot = compute_seconds(prices.cluster.chip, 16777216 / 8, x + w + y, "f32")
     total = prices.elementwise(y + 4)
     assert seconds.compute == pytest.approx(dot + total)
     assert seconds.communication == prices.collective("all-reduce", 4, ("data",))

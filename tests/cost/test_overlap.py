@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.cluster import Cluster
+from autopar.cost.compute import compute_seconds
 from autopar.cost.kernels import Kernel
 from autopar.cost.listing import Seconds
 from autopar.cost.overlap import Streams, in_two_streams, listing_seconds, timed_listing
@@ -55,7 +56,9 @@ def timed(name: str) -> tuple[Seconds, Prices]:
 def test_a_gather_runs_beside_the_layer_before() -> None:
     seconds, prices = timed("8xh100")
     gather = prices.collective("all-gather", 4096 * 4096 * 4, ("data",))
-    work = prices.compute(2 * 4096**3 / 8, 4096 * 4096 * 4 * (1 + 2 / 8), "f32")
+    work = compute_seconds(
+        prices.cluster.chip, 2 * 4096**3 / 8, 4096 * 4096 * 4 * (1 + 2 / 8), "f32"
+    )
     assert seconds.communication == pytest.approx(2 * gather)
     # The first has nothing to run beside; of the second a layer hides most of its own length.
     assert seconds.exposed == pytest.approx(2 * gather - 0.8 * min(gather, work))
@@ -138,7 +141,9 @@ def test_what_kernels_wait_for_adds_up() -> None:
     timed = timed_listing(graph, program, prices)
     spent = [seconds for _, _, seconds in timed.spent()]
     gathers = [s for s in spent if s.communication]
-    work = prices.compute(2 * 4096**3 / 8, 4096 * 4096 * 4 * (1 + 2 / 8), "f32")
+    work = compute_seconds(
+        prices.cluster.chip, 2 * 4096**3 / 8, 4096 * 4096 * 4 * (1 + 2 / 8), "f32"
+    )
     first, second = gathers
     assert first.exposed == first.communication
     hidden = min(second.communication, work)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from autopar.cluster import Cluster
-from autopar.cost.profile import forward_pieces, op_seconds, profile_of
+from autopar.cost.profile import forward_pieces, profile_of, whole_seconds
 from autopar.errors import InputError
 from autopar.ir.graph import Graph
 from autopar.ir.profile import Profile, ProfileLayer
@@ -154,7 +154,7 @@ def test_nothing_of_a_model_is_lost(name: str) -> None:
     profile.verify()
     assert len(profile.chain().layers) == len(profile.layers) >= 5
     whole = 1e3 * sum(
-        op_seconds(graph, op, CHIP) for op in graph.ops if op.origin.region != "update"
+        whole_seconds(graph, op, CHIP) for op in graph.ops if op.origin.region != "update"
     )
     assert sum(x.compute_ms for x in profile.layers) == pytest.approx(whole, rel=1e-3)
     weights = sum(

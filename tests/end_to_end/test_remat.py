@@ -46,7 +46,7 @@ def fullest_plan(model: str, optimizer: Optimizer, method: str) -> autopar.Plan:
     step = autopar.parallelize(case.step, cluster=EAGER, mesh=(8,), method=method)
     found = step.planned(state, case.batch(0))
     prices = Prices(EAGER, found.plan.mesh)
-    costs = local_costs(found.graph, found.plan.sharding, found.program.parts[0].listing, prices)
+    costs = local_costs(found.graph, found.program.parts[0].listing, prices)
     residuals = Residuals(found.graph, costs)
     level = least_again(residuals.tradeoff, residuals.peak, 0.0)
     assert level is not None

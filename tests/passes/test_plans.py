@@ -16,6 +16,7 @@ import pytest
 from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder
 from autopar.errors import GraphError
+from autopar.ir.graph import Op
 from autopar.ir.mesh import MeshShape
 from autopar.ir.outcome import Status
 from autopar.ir.sharding import Sharding
@@ -100,8 +101,8 @@ class InARow:
         del kind
         return 1.0
 
-    def compute(self, flops: float, nbytes: float, dtype: str = "bf16") -> float:
-        return self.real.compute(flops, nbytes, dtype)
+    def kernel(self, op: Op, nbytes: float, share: float) -> float:
+        return self.real.kernel(op, nbytes, share)
 
     def elementwise(self, nbytes: float) -> float:
         return self.real.elementwise(nbytes)

@@ -22,7 +22,6 @@ from autopar.passes.shard.model.lifetimes import lifetimes, materialized, read_b
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.model.slack import Slack, find_slack
 from autopar.passes.shard.solver.problem import Edge, Floats, Problem, Usage
-from autopar.rules import HEAVY
 
 # Values smaller than this share of the limit are not asked whether they are copied.
 _SMALL_SHARE = 1 / 256
@@ -216,14 +215,7 @@ class Assembler:
                 else choice.result_sharding(op.rule, i - len(op.operands), self._mesh)
             )
             nbytes += sharding.local_bytes(value, self._mesh)
-        heavy = op.kind in HEAVY
-        dtype = op.results[0].dtype if op.results else "f32"
-        seconds = (
-            self._prices.compute(op.flops / share, nbytes, dtype)
-            if heavy
-            else self._prices.elementwise(nbytes)
-        )
-        return seconds * decision.runs * decision.count
+        return self._prices.kernel(op, nbytes, share) * decision.runs * decision.count
 
     def _op_values(self, decision: Decision) -> tuple[Value, ...]:
         op = decision.op

@@ -6,19 +6,14 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from autopar.cost.compute import fused_seconds, kernel_seconds
 from autopar.cost.prices import Prices
-from autopar.ir.assignment import Assignment
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.mesh import MeshShape
 from autopar.ir.rule import Kind
 from autopar.ir.sharding import Sharding
-from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.spmd import Block, LocalOp, Loop, Move, SpmdProgram
 from autopar.ir.values import Literal, Value
-from autopar.rules import HEAVY
-
-# Element-wise work whose result is fused into what reads it costs next to nothing, but not nothing.
-_FUSED_SHARE = 0.05
 
 
 @dataclass(frozen=True)
@@ -29,18 +24,21 @@ class LocalCosts:
     seconds: Mapping[str, float]
 
 
-def local_costs(
-    graph: Graph, plan: ShardingPlan, program: SpmdProgram, prices: Prices
-) -> LocalCosts:
+def local_costs(graph: Graph, program: SpmdProgram, prices: Prices) -> LocalCosts:
     """The costs of a step as it was lowered; what repeating an op repeats is its own reductions."""
-    reader = _Reader(graph, plan, prices)
+    reader = _Reader(graph, prices)
     reader.read_block(program.block)
     reader.read_aliases(graph)
     return LocalCosts(dict(reader.nbytes), dict(reader.seconds))
 
 
 def is_elementwise(op: Op) -> bool:
-    """True if each item of the only result comes from one item of each operand."""
+    """True if each item of the only result comes from one item of each operand.
+
+    Only such ops are taken to be fused into their readers here. Slices and pads are fused too, but
+    to repeat one in its readers, what it reads has to be held until then, and that has another
+    size: the residuals do not follow what a fused op reads.
+    """
     rule = op.rule
     if rule is None or not rule.known or len(op.results) != 1:
         return False
@@ -48,9 +46,9 @@ def is_elementwise(op: Op) -> bool:
 
 
 class _Reader:
-    def __init__(self, graph: Graph, plan: ShardingPlan, prices: Prices) -> None:
-        self._graph, self._plan, self._prices = graph, plan, prices
-        self._mesh: MeshShape = plan.mesh
+    def __init__(self, graph: Graph, prices: Prices) -> None:
+        self._graph, self._chip = graph, prices.cluster.chip
+        self._mesh: MeshShape = prices.mesh
         self.nbytes: defaultdict[str, float] = defaultdict(float)
         self.seconds: defaultdict[str, float] = defaultdict(float)
 
@@ -95,15 +93,10 @@ class _Reader:
 
     def _run_seconds(self, op: Op, run: LocalOp, made: float) -> float:
         if is_elementwise(op):
-            return _FUSED_SHARE * self._prices.elementwise(made)
-        values = map(self._operand, op.operands)
-        laid = zip(values, run.operand_shardings, strict=True)
+            return fused_seconds(self._chip, made)
+        laid = zip(map(self._operand, op.operands), run.operand_shardings, strict=True)
         read = sum(self._local(value, sharding) for value, sharding in laid)
-        if op.kind not in HEAVY:
-            return self._prices.elementwise(read + made)
-        given = self._plan.assignment_of.get(run.equation)
-        share = given.share(self._mesh) if isinstance(given, Assignment) else 1
-        return self._prices.compute(op.flops / share, read + made, op.results[0].dtype)
+        return kernel_seconds(self._chip, op, read + made, run.share(self._mesh))
 
     def _operand(self, operand: Operand) -> Value:
         if isinstance(operand, Literal):
