@@ -91,19 +91,17 @@ class ReshardableUnit:
     def weighed(self, sharding: ShardingPlan, solver_seconds: float) -> Weighed:
         """The price of a step with another sharding of this submesh; bytes are this submesh's."""
         placed, own = self.placed, self.placed.stages_on(self.submesh)
+        parts = [p for p in placed.parts if p.submesh == self.submesh]
+        made = [(part, placed.listing(part, sharding)) for part in parts]
         costs = list(self.loaded.costs)
         if sharding is not self.kept:
             for s in own:
-                costs[s] = cost_stage(placed, s, sharding)
+                costs[s] = cost_stage(placed, s, sharding, [m for p, m in made if p.stage == s])
         mine = [costs[s] for s in own]
         spent = sum((c.of_step(placed.stages.microbatches) for c in mine), Seconds())
         peak = peak_bytes(mine, placed.in_flight[self.submesh])
         price = price_of(spent, time_step(placed, costs).seconds, solver_seconds, peak)
-        listings = tuple(
-            Listing(part.graph, placed.listing(part, sharding), placed.runs(part))
-            for part in placed.parts
-            if part.submesh == self.submesh
-        )
+        listings = tuple(Listing(part.graph, m, placed.runs(part)) for part, m in made)
         return Weighed(sharding, listings, price)
 
     def setting(self, pins: Pins, partial_sums: bool | None = None) -> Setting:

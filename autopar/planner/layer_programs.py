@@ -76,7 +76,7 @@ class LayerPrograms:
                 batching.microbatches,
                 finest_schedule(batching.barrier).name,
             )
-            self._dataflow[remat] = PartDataflow.of(batching, stages, split(batching, stages))
+            self._dataflow[remat] = split(batching, stages)
         return self._dataflow[remat]
 
     def _sized(self, layer: int, rows: int, remat: Remat) -> LayerProgram:

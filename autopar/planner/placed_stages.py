@@ -72,7 +72,6 @@ class PlacedStages:
     cluster: Cluster
     batching: Batching
     stages: StagePlan
-    parts: tuple[Part, ...]
     contexts: tuple[SubmeshContext, ...]
 
     @classmethod
@@ -83,11 +82,20 @@ class PlacedStages:
         """The parts of the stages, on submeshes where nothing is priced yet, or on those given."""
         stages.verify()
         contexts = contexts or tuple(SubmeshContext.of(cluster, s) for s in stages.submeshes)
-        if stages.is_one_program:
-            graph = batching.graph
-            whole = Part(PartKind.WHOLE, 0, 0, graph, tuple(range(len(graph.ops))))
-            return cls(cluster, batching, stages, (whole,), contexts)
-        return cls(cluster, batching, stages, split(batching, stages), contexts)
+        return cls(cluster, batching, stages, contexts)
+
+    @cached_property
+    def dataflow(self) -> PartDataflow:
+        """The parts of a step that is several, and what passes between them."""
+        return split(self.batching, self.stages)
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """The programs of the step, in the order in which they first run."""
+        if not self.stages.is_one_program:
+            return self.dataflow.parts
+        graph = self.batching.graph
+        return (Part(PartKind.WHOLE, 0, 0, graph, tuple(range(len(graph.ops)))),)
 
     @cached_property
     def graphs(self) -> tuple[SubmeshGraph, ...]:
@@ -95,8 +103,7 @@ class PlacedStages:
         if self.stages.is_one_program:
             graph = self.batching.graph
             return (SubmeshGraph(0, graph, tuple(range(len(graph.ops))), (), frozenset()),)
-        dataflow = PartDataflow.of(self.batching, self.stages, self.parts)
-        return tuple(submesh_graph(dataflow, k) for k in range(len(self.contexts)))
+        return tuple(submesh_graph(self.dataflow, k) for k in range(len(self.contexts)))
 
     @property
     def in_flight(self) -> tuple[int, ...]:

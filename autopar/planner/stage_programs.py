@@ -89,9 +89,8 @@ def lower_stages(
 
 
 def _lower(placed: PlacedStages, shardings: Sequence[ShardingPlan]) -> Program:
-    stages = placed.stages
-    if stages.is_one_program:
-        (part,), (sharding,), (submesh,) = placed.parts, shardings, stages.submeshes
-        return Program.of_one_part(part.graph, placed.listing(part, sharding), submesh)
-    resharders = tuple(c.resharder for c in placed.contexts)
-    return lower_pipeline(placed.batching, stages, placed.parts, tuple(shardings), resharders)
+    listings = [placed.listing(part, shardings[part.submesh]) for part in placed.parts]
+    if placed.stages.is_one_program:
+        (submesh,), (listing,) = placed.stages.submeshes, listings
+        return Program.of_one_part(placed.batching.graph, listing, submesh)
+    return lower_pipeline(placed.dataflow, listings)

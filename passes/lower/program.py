@@ -13,11 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from autopar.cost.reshard import Resharder
-from autopar.ir.batching import Batching
 from autopar.ir.program import (
     ONCE,
-    Part,
     PartKind,
     PartProgram,
     Program,
@@ -26,9 +23,7 @@ from autopar.ir.program import (
     Start,
     Transfer,
 )
-from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.spmd import SpmdProgram
-from autopar.ir.stages import StagePlan
 from autopar.passes.lower.partition.part_assignment import PartKey
 from autopar.passes.lower.partition.part_dataflow import PartDataflow
 from autopar.passes.lower.partition.register_allocation import (
@@ -38,8 +33,6 @@ from autopar.passes.lower.partition.register_allocation import (
     insert_frees,
 )
 from autopar.passes.lower.partition.step_analysis import grid_of
-from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan, submesh_graph
-from autopar.passes.lower.spmd import lower_checked
 from autopar.passes.lower.verify import verify_program
 from autopar.schedule.grid import Grid, Kind, Task
 
@@ -51,31 +44,18 @@ _KINDS = {
 }
 
 
-def lower_pipeline(
-    batching: Batching,
-    stages: StagePlan,
-    parts: tuple[Part, ...],
-    plans: tuple[ShardingPlan, ...],
-    resharders: tuple[Resharder, ...],
-) -> Program:
-    """Lower a step that `split` has cut, given a sharding of each submesh's graph.
+def lower_pipeline(dataflow: PartDataflow, listings: Sequence[SpmdProgram]) -> Program:
+    """Lower a step that `split` has cut, given the listing of each part.
 
     Raises GraphError if the program could not run, or would compute something else.
     """
-    dataflow = PartDataflow.of(batching, stages, parts)
-    # 1. The listing of each part: what every device of its submesh runs.
-    joints = [submesh_graph(dataflow, submesh) for submesh in range(len(plans))]
-    listings: list[SpmdProgram] = []
-    for part in parts:
-        joint = joints[part.submesh]
-        plan, partial = part_plan(part, joint, plans[part.submesh]), left_partial(part, joint)
-        listings.append(lower_checked(part.graph, plan, resharders[part.submesh], partial))
-    # 2. Registers for all values; runs and sends in order; frees.
+    step, parts = dataflow.step, dataflow.parts
+    # 1. Registers for all values; runs and sends in order; frees.
     allocation = RegisterAllocation(dataflow, listings)
     groups = list(_Order(dataflow, allocation).groups())
     instructions, donated = insert_frees(groups, parts, allocation)
     program = Program(
-        stages.submeshes,
+        step.stages.submeshes,
         tuple(
             PartProgram(part, listing, positions)
             for part, listing, positions in zip(parts, listings, donated, strict=True)
@@ -84,9 +64,9 @@ def lower_pipeline(
         allocation.feeds,
         allocation.fetches,
         tuple(allocation.register_counts),
-        batching.microbatches,
+        step.batching.microbatches,
     )
-    # 3. The laws of a program.
+    # 2. The laws of a program.
     verify_program(program)
     return program
 

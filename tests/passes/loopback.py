@@ -18,10 +18,10 @@ from autopar.ir.sharding import replicated
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.stages import StagePlan
 from autopar.ir.values import Literal
-from autopar.passes.lower.partition.part_dataflow import PartDataflow
 from autopar.passes.lower.partition.split import split
-from autopar.passes.lower.partition.submesh_graph import submesh_graph
+from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan, submesh_graph
 from autopar.passes.lower.program import lower_pipeline
+from autopar.passes.lower.spmd import lower_checked
 from tests.passes.sketch import Array, arguments, compute, joined, plainly, rows_of
 
 
@@ -39,14 +39,20 @@ def lowered(
     batching: Batching, stages: StagePlan, plans: Sequence[ShardingPlan] = ()
 ) -> tuple[tuple[Part, ...], Program]:
     """The parts and the program of a step, checked."""
-    parts = split(batching, stages)
-    count = range(len(stages.submeshes))
-    links = PartDataflow.of(batching, stages, parts)
-    given = tuple(plans) or tuple(
-        whole_plan(submesh_graph(links, u).graph, stages, u) for u in count
-    )
-    resharders = tuple(Resharder(Prices(_cluster(s.mesh), s.mesh)) for s in stages.submeshes)
-    return parts, lower_pipeline(batching, stages, parts, given, resharders)
+    step = split(batching, stages)
+    graphs = [submesh_graph(step, u) for u in range(len(stages.submeshes))]
+    given = plans or [whole_plan(graph.graph, stages, u) for u, graph in enumerate(graphs)]
+    resharders = [Resharder(Prices(_cluster(s.mesh), s.mesh)) for s in stages.submeshes]
+    listings = [
+        lower_checked(
+            part.graph,
+            part_plan(part, graphs[part.submesh], given[part.submesh]),
+            resharders[part.submesh],
+            left_partial(part, graphs[part.submesh]),
+        )
+        for part in step.parts
+    ]
+    return step.parts, lower_pipeline(step, listings)
 
 
 def run(program: Program, given: Sequence[Array]) -> list[Array]:

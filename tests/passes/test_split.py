@@ -12,6 +12,7 @@ from autopar.ir.batching import FREE, Batching, Hoist, Moment, When
 from autopar.ir.program import Part, PartKind, Run, Send
 from autopar.ir.stages import Remat, StagePlan
 from autopar.ir.values import Role
+from autopar.passes.lower.partition.part_dataflow import PartDataflow
 from autopar.passes.lower.partition.split import split
 from autopar.schedule.grid import Kind
 from autopar.schedule.table import make_grid
@@ -20,8 +21,8 @@ from tests.passes.sketch import LOOP, ONCE, Sketch, number, with_stages
 from tests.passes.steps import Chain
 
 
-def _named(parts: tuple[Part, ...]) -> dict[str, Part]:
-    return {part.name: part for part in parts}
+def _named(step: PartDataflow) -> dict[str, Part]:
+    return {part.name: part for part in step.parts}
 
 
 def _kinds(part: Part) -> Counter[str]:
@@ -132,11 +133,11 @@ def test_scalars_cross_once_between_two_rounds() -> None:
 
 
 def test_without_a_join_there_is_one_round() -> None:
-    parts = split(*_staged(Chain(layers=4, momentum=True, decay=True), range(4), "1f1b", 4))
+    parts = split(*_staged(Chain(layers=4, momentum=True, decay=True), range(4), "1f1b", 4)).parts
     rounds = {p.round for p in parts if p.kind is PartKind.UPDATE}
     # The loss of all stages is a join.
     assert rounds == {0, 1}
-    parts = split(*_staged(Chain(layers=4, momentum=True), range(4), "1f1b", 4))
+    parts = split(*_staged(Chain(layers=4, momentum=True), range(4), "1f1b", 4)).parts
     assert {p.round for p in parts if p.kind is PartKind.UPDATE} == {0}
 
 

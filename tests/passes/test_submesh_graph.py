@@ -26,7 +26,6 @@ from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.stages import Remat, Stage, StagePlan, Submesh
 from autopar.passes.base import Setting
-from autopar.passes.lower.partition.part_dataflow import PartDataflow
 from autopar.passes.lower.partition.split import split
 from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan, submesh_graph
 from autopar.passes.shard.optimal import Optimal
@@ -47,9 +46,8 @@ def _on_pairs(stages: StagePlan) -> StagePlan:
 def _joints(
     batching: Batching, stages: StagePlan
 ) -> tuple[tuple[Part, ...], tuple[SubmeshGraph, ...]]:
-    parts = split(batching, stages)
-    links = PartDataflow.of(batching, stages, parts)
-    return parts, tuple(submesh_graph(links, u) for u in range(len(stages.submeshes)))
+    step = split(batching, stages)
+    return step.parts, tuple(submesh_graph(step, u) for u in range(len(stages.submeshes)))
 
 
 def _check_lies(program: Program) -> None:

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from autopar.errors import GraphError
-from autopar.ir.batching import Batching
 from autopar.ir.program import Part, PartKind
-from autopar.ir.stages import StagePlan
 from autopar.ir.values import Literal
 from autopar.passes.lower.partition.part_assignment import BACKWARD_KINDS, PartKey
 from autopar.passes.lower.partition.step_analysis import StepAnalysis
@@ -86,11 +84,6 @@ class PartDataflow:
 
     step: StepAnalysis
     parts: tuple[Part, ...]
-
-    @classmethod
-    def of(cls, batching: Batching, stages: StagePlan, parts: tuple[Part, ...]) -> PartDataflow:
-        """The dataflow between the parts of a step that `split` has cut."""
-        return cls(StepAnalysis.of(batching, stages), parts)
 
     @cached_property
     def number(self) -> Mapping[PartKey, int]:

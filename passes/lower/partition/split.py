@@ -12,12 +12,17 @@ from autopar.ir.program import Part, PartKind
 from autopar.ir.stages import StagePlan
 from autopar.ir.values import Input
 from autopar.passes.lower.partition.part_assignment import PartKey, assign_loop_ops, assign_once_ops
-from autopar.passes.lower.partition.part_dataflow import Makers, literal_keys, made_outputs
+from autopar.passes.lower.partition.part_dataflow import (
+    Makers,
+    PartDataflow,
+    literal_keys,
+    made_outputs,
+)
 from autopar.passes.lower.partition.step_analysis import StepAnalysis
 
 
-def split(batching: Batching, stages: StagePlan) -> tuple[Part, ...]:
-    """Split a step into its parts, in the order in which they first run.
+def split(batching: Batching, stages: StagePlan) -> PartDataflow:
+    """Split a step into its parts, in the order in which they first run, and what passes between.
 
     Raises GraphError if the stages do not suit the schedule, or the batching not the stages.
     """
@@ -40,7 +45,7 @@ def split(batching: Batching, stages: StagePlan) -> tuple[Part, ...]:
         for key in contents.hoist_keys
         if hoist is not None
     ]
-    return (*hoists, *parts)
+    return PartDataflow(step, (*hoists, *parts))
 
 
 @dataclass(frozen=True)
