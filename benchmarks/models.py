@@ -48,8 +48,9 @@ class LongOptions(Options, total=False):
 class Sizes:
     """Everything that shapes a decoder; `kv_heads` and `experts` say which family it is of.
 
-    `experts` of 0 means a dense MLP. `gated` means Llama: a gated MLP, no biases, RMS norms and
-    rotary positions, where GPT-2 has gelu, biases, layer norms and learned positions.
+    `experts` of 0 means a dense MLP; else one layer in `experts_every` has them. `gated` means
+    Llama: a gated MLP, no biases, RMS norms and rotary positions, where GPT-2 has gelu, biases,
+    layer norms and learned positions.
     """
 
     layers: int
@@ -63,6 +64,7 @@ class Sizes:
     experts: int = 0
     top: int = 2
     capacity_factor: float = 1.25
+    experts_every: int = 1
     dtype: str = "bfloat16"
 
     @property
@@ -201,8 +203,10 @@ class Decoder(nn.Module):
             )
             x, _ = layers(s, name="layers")(x, None)
         else:
+            plain = replace(s, experts=0)
             for i in range(s.layers):
-                x, _ = block(s, name=f"layer{i}")(x)
+                own = plain if (i + 1) % s.experts_every else s
+                x, _ = block(own, name=f"layer{i}")(x)
         norm = nn.RMSNorm if s.gated else nn.LayerNorm
         x = norm(dtype=s.dtype, name="norm")(x)
         logits = nn.Dense(s.vocabulary, use_bias=False, dtype=s.dtype, name="head")(x)
@@ -282,9 +286,12 @@ def moe(
     experts: int = 8,
     hidden: int = 3072,
     vocab: int = 32768,
+    every: int = 1,
     **options: Unpack[LongOptions],
 ) -> Model:
-    """GPT-2 with top-2 experts and a balance loss in place of each MLP."""
+    """GPT-2 with top-2 experts and a balance loss in place of one MLP in `every` few."""
     sequence, batch = options.get("sequence", 1024), options.get("batch", 64)
-    sizes = Sizes(layers, width, heads, heads, hidden, vocab, sequence, experts=experts)
+    sizes = Sizes(
+        layers, width, heads, heads, hidden, vocab, sequence, experts=experts, experts_every=every
+    )
     return _build(sizes, batch, options)

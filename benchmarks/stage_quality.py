@@ -1,4 +1,4 @@
-"""Stages that are searched against stages laid out by hand, for the clusters of Alpa's paper.
+"""Stages that are searched against stages laid out by hand, at the scale that they are for.
 
 `python -m benchmarks.stage_quality [--only 39b] [--compile]` prints a JSON line a model: what
 the search over stages finds, in how many seconds of this process's own work, and what plans by hand
@@ -29,6 +29,8 @@ from autopar.passes.pipeline import PassPipeline
 from autopar.planner.plan import plan_step
 from autopar.planner.planned import Planned
 from benchmarks import models
+from benchmarks.deepseek import deepseek
+from benchmarks.zoo.wide_resnet import wide_resnet
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,23 @@ def _gpt(layers: int, width: int, heads: int) -> Callable[[], models.Model]:
     return partial(models.gpt, layers, width, heads, 51200, 1024, 1024, dtype="float16")
 
 
+def _moe(layers: int, experts: int) -> Callable[[], models.Model]:
+    return partial(
+        models.moe, layers, 2048, 16, experts, 16384, 32000, 2,
+        sequence=1024, batch=1024, dtype="float16",
+    )  # fmt: skip
+
+
+def _wide_resnet(blocks: Sequence[int], batch: int) -> Callable[[], models.Model]:
+    return partial(wide_resnet, blocks, 320, 16, batch=batch, dtype="float16")
+
+
 def _llama_70b() -> models.Model:
     return models.llama(80, 8192, 64, 8, 28672, 128256, sequence=4096, batch=512)
+
+
+def _llama_405b() -> models.Model:
+    return models.llama(126, 16384, 128, 8, 53248, 128256, sequence=8192, batch=512, scan=True)
 
 
 CASES = (
@@ -84,8 +101,32 @@ CASES = (
         (ByHand(8, (8,), 1024), ByHand(8, (8,), 512), ByHand(16, (4,), 1024)),
     ),
     Case(
+        "moe-27b", _moe(16, 48), "4x8xv100",
+        (ByHand(8, (4,), 128, "expert"), ByHand(4, (8,), 128, "expert"), ByHand(8, (4,), 256)),
+    ),
+    Case(
+        "moe-70b", _moe(32, 64), "8x8xv100",
+        (ByHand(8, (8,), 64, "expert"), ByHand(16, (4,), 128, "expert"), ByHand(8, (8,), 256)),
+    ),
+    Case(
+        "wide-resnet-6.8b", _wide_resnet((3, 4, 6, 3), 1536), "4x8xv100",
+        (ByHand(4, (8,), 32, "fsdp"), ByHand(2, (16,), 32, "fsdp"), ByHand(1, (32,), 32, "fsdp")),
+    ),
+    Case(
+        "wide-resnet-13b", _wide_resnet((3, 4, 23, 3), 1520), "8x8xv100",
+        (ByHand(8, (8,), 38, "fsdp"), ByHand(4, (16,), 19, "fsdp")),
+    ),
+    Case(
         "llama-70b", _llama_70b, "8x8xh100",
         (ByHand(8, (8,), 512), ByHand(4, (2, 8), 256)),
+    ),
+    Case(
+        "llama-405b", _llama_405b, "64x8xh100",
+        (ByHand(16, (4, 8), 128), ByHand(8, (8, 8), 64), ByHand(32, (2, 8), 256)),
+    ),
+    Case(
+        "deepseek-671b", deepseek, "v5p:8x8x8",
+        (ByHand(8, (8, 8), 32, "expert"), ByHand(4, (16, 8), 16, "expert")),
     ),
 )  # fmt: skip
 

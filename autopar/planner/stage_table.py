@@ -46,11 +46,12 @@ def stage_table(
 ) -> StageTable:
     """Prices for some numbers of microbatches."""
     shapes = [s for s in submesh_shapes(request.cluster) if _meshes(s, request)]
-    bound = _WorkBound(request.cluster.device_count // request.cluster.hosts)
+    host = request.cluster.device_count // request.cluster.hosts
+    if request.stages == 1:  # it has all devices, whatever it takes
+        shapes, host = shapes[-1:], request.cluster.device_count
+    bound = _WorkBound(host)
     priced = [_options(programs, s, counts, request, setting, bound) for s in shapes]
-    # One stage has all devices.
-    wanted = priced[-1:] if request.stages == 1 else priced
-    able = [m for m in counts if any(found[m] for found in wanted)]
+    able = [m for m in counts if any(found[m] for found in priced)]
     if not able:
         raise InfeasibleError(_unsuited(programs, shapes, counts, request, setting))
     return StageTable(
@@ -114,6 +115,12 @@ def _near(meshes: Sequence[MeshShape], cluster: Cluster) -> tuple[MeshShape, ...
     return able or tuple(meshes)
 
 
+def _host_by_host(meshes: Sequence[MeshShape], cluster: Cluster) -> list[MeshShape]:
+    """The meshes, first the one whose last axis is a whole host: it sends least between hosts."""
+    host = cluster.device_count // cluster.hosts
+    return sorted(meshes, key=lambda m: len(m.sizes) != 2 or m.sizes[-1] != host)
+
+
 def _options(
     programs: LayerPrograms,
     shape: SubmeshShape,
@@ -124,14 +131,16 @@ def _options(
 ) -> Mapping[int, tuple[Option, ...]]:
     """The options of a submesh for each number of microbatches."""
     found: dict[int, list[Option]] = {m: [] for m in counts}
-    if not bound.admits(shape) and request.stages != 1:
+    if not bound.admits(shape):
         return {m: () for m in counts}
     batch, cluster = programs.batching.batch, cut_out(request.cluster, shape)
     share = shape.device_count / request.cluster.device_count
     budget = request.budget_bytes / max(1.0, len(programs.layers) * share)
     rows = [batch // m for m in counts]
     sizes = _sizes(rows, request)
-    for mesh in _meshes(shape, request):
+    for n, mesh in enumerate(_host_by_host(_meshes(shape, request), request.cluster)):
+        if n and not bound.goes_on(shape):
+            break
         profiler = LayerProfiler(programs, cluster, mesh, request, setting)
         few = _few(rows, mesh)
         for variant in _variants(profiler, shape, sizes, few, budget, bound):
@@ -158,24 +167,29 @@ def _variants(
     """
     units: set[int] = set()
     is_tight = is_slow = False
+
+    def promises(most: ShardingVariant) -> bool:
+        nonlocal is_tight, is_slow
+        is_tight = is_tight or most.most_bytes(Remat.NONE) > budget_bytes
+        is_slow = bound.is_slow(shape, most)
+        return not bound.is_slow(shape, most, budget_bytes)
+
     for rows in reversed(sizes):
-        variant = profiler.roomy(rows, sizes)
-        if variant is None:
-            continue
-        is_tight = is_tight or variant.most_bytes(Remat.NONE) > budget_bytes
-        is_slow = bound.is_slow(shape, variant)
-        if variant.unit not in units or rows == 1:
-            units.add(variant.unit)
-            yield variant
-            bound.note(shape, variant, budget_bytes)
+        variant = profiler.roomy(rows, sizes, promises)
+        if variant is not None:
+            is_tight = is_tight or variant.most_bytes(Remat.NONE) > budget_bytes
+            if variant.unit not in units or rows == 1:
+                units.add(variant.unit)
+                yield variant
+                bound.note(shape, variant, budget_bytes)
         if is_tight:
             break
     if not is_tight or is_slow:
         return
     for rows in few:
-        for variant in profiler.tight(rows, sizes, budget_bytes):
-            if bound.is_slow(shape, variant):
-                return
+        for variant in profiler.tight(
+            rows, sizes, budget_bytes, lambda most: not bound.is_slow(shape, most)
+        ):
             bound.note(shape, variant, budget_bytes)
             yield variant
 
@@ -189,8 +203,11 @@ class _WorkBound:
 
     So where the fastest way of a larger submesh, without a limit, takes more than twice the
     device-seconds of a way that fits in a host, none of its ways can win: what it lacks are not
-    bytes, but wires. Where all ways of some hosts that fit are so slow, those of more hosts, which
-    have no better wires, are not looked for.
+    bytes, but wires. A way that holds more than a share of the memory runs no more layers than
+    fit, which is as slow. Where the first mesh of a submesh, which sends least between hosts, has
+    only such ways no other is tried; and where all ways of some hosts that fit are so slow, those
+    of more hosts, which have no better wires, are not looked for. The layers of which there are
+    most stand for all: no others are sharded where these are slow.
     """
 
     def __init__(self, host_devices: int) -> None:
@@ -215,13 +232,21 @@ class _WorkBound:
         self._able[shape] = False
         return all(fewer) or self._least == math.inf
 
-    def is_slow(self, shape: SubmeshShape, variant: ShardingVariant) -> bool:
-        """True if a larger submesh takes more than twice the device-seconds."""
-        larger = shape.device_count > self._host
-        return larger and self._work(shape, variant) > 2 * self._least
+    def is_slow(
+        self, shape: SubmeshShape, variant: ShardingVariant, budget_bytes: float = math.inf
+    ) -> bool:
+        """True if a larger submesh takes more than twice the device-seconds, by what fits it."""
+        if shape.device_count <= self._host:
+            return False
+        over = max(1.0, variant.lasting_bytes / budget_bytes)
+        return self._work(shape, variant) * over > 2 * self._least
+
+    def goes_on(self, shape: SubmeshShape) -> bool:
+        """False if no mesh of a larger submesh so far has a way that fits and is not slow."""
+        return self._able.get(shape, True) or self._least == math.inf
 
     def _work(self, shape: SubmeshShape, variant: ShardingVariant) -> float:
-        return shape.device_count * variant.work_seconds(variant.rows[-1])
+        return shape.device_count * variant.work_seconds
 
 
 def _sizes(rows: Sequence[int], request: Request) -> list[int]:
@@ -259,24 +284,30 @@ def _cut_bytes(programs: LayerPrograms, microbatches: int) -> tuple[int, ...]:
 
 _SHARES = (1.0, 0.75)  # of an even share of the memory: the limits of the tight ways
 
-Costs = Mapping[int, tuple[StageCost, StageCost]]  # by class, at two sizes of microbatch
+# Of a class, at two sizes of microbatch.
+CostOf = Callable[[int, Remat], tuple[StageCost, StageCost]]
 
 
 @dataclass(frozen=True)
 class ShardingVariant:
     """A sharding of every layer class, with costs at two microbatch sizes to interpolate between.
 
-    `costs` are those of a remat, found when they are asked for. Microbatches must be a multiple of
-    `unit` rows. Ops on a single row have other factors than those on many, so what is sharded for
-    one row is for no other number.
+    `cost` is that of a class under a remat, found when it is asked for. Microbatches must be a
+    multiple of `unit` rows. Ops on a single row have other factors than those on many, so what is
+    sharded for one row is for no other number.
     """
 
     partial_sums: bool
     unit: int
     rows: tuple[int, int]
     remats: tuple[Remat, ...]
-    costs: Callable[[Remat], Costs]
+    cost: CostOf
     homes: tuple[int, ...]  # the class of each layer
+
+    @property
+    def common(self) -> int:
+        """The class of most layers, the first of several."""
+        return max(dict.fromkeys(self.homes), key=self.homes.count)
 
     def divides(self, rows: int) -> bool:
         """True if microbatches of so many rows may be sharded so."""
@@ -295,17 +326,27 @@ class ShardingVariant:
         """The cost of each layer at some number of rows, on the line through the two sizes."""
         low, high = self.rows
         share = (rows - low) / (high - low) if high > low else 0.0
-        costs = {c: pair[0].towards(pair[1], share) for c, pair in self.costs(remat).items()}
+        pairs = {c: self.cost(c, remat) for c in self.homes}
+        costs = {c: low.towards(high, share) for c, (low, high) in pairs.items()}
         return tuple(costs[c] for c in self.homes)
 
-    def work_seconds(self, rows: int) -> float:
-        """Seconds of all layers for one row of such microbatches, one after the other."""
-        return sum(layer.each.total for layer in self.layers(rows, Remat.NONE)) / rows
+    @property
+    def work_seconds(self) -> float:
+        """Seconds of a common layer for one row of a large microbatch."""
+        return self.cost(self.common, Remat.NONE)[1].each.total / self.rows[1]
+
+    @property
+    def lasting_bytes(self) -> int:
+        """Bytes that a common layer holds throughout."""
+        return self.cost(self.common, Remat.NONE)[0].fixed_bytes
 
     def most_bytes(self, remat: Remat, in_flight: int = 1) -> int:
         """Bytes that the largest class holds of so many small microbatches."""
-        costs = (low for low, _ in self.costs(remat).values())
+        costs = (self.cost(c, remat)[0] for c in dict.fromkeys(self.homes))
         return max(c.fixed_bytes + in_flight * c.activation_bytes for c in costs)
+
+
+Promises = Callable[[ShardingVariant], bool]  # if layers alike, sharded so, may win
 
 
 class LayerProfiler:
@@ -328,12 +369,13 @@ class LayerProfiler:
         self._setting = replace(setting, cluster=cluster, mesh=mesh, memory_bytes=NO_LIMIT_BYTES)
         layers = programs.layers
         self._homes = tuple(i if y.same_as < 0 else y.same_as for i, y in enumerate(layers))
-        self._classes = tuple(dict.fromkeys(self._homes))
+        # Those of most layers first, which stand for all until it is known that they promise much.
+        self._classes = sorted(dict.fromkeys(self._homes), key=lambda c: -self._homes.count(c))
 
-    def roomy(self, rows: int, sizes: Sequence[int]) -> ShardingVariant | None:
+    def roomy(self, rows: int, sizes: Sequence[int], promises: Promises) -> ShardingVariant | None:
         """The fastest way for microbatches of so many rows; None where there is none."""
         setting = replace(self._setting, partial_sums=True)
-        return next(self._found(rows, sizes, setting, (NO_LIMIT_BYTES,)), None)
+        return next(self._found(rows, sizes, setting, (NO_LIMIT_BYTES,), promises), None)
 
     def refusal(self, rows: int) -> str:
         """The reason why so many rows have no way even without a limit; empty where they have."""
@@ -345,35 +387,49 @@ class LayerProfiler:
         return ""
 
     def tight(
-        self, rows: int, sizes: Sequence[int], budget_bytes: float
+        self, rows: int, sizes: Sequence[int], budget_bytes: float, promises: Promises
     ) -> Iterator[ShardingVariant]:
         """The fastest ways within shares of a layer's budget, as far as there are any."""
         limits = [int(share * budget_bytes) for share in _SHARES]
         setting = replace(self._setting, partial_sums=False)
-        yield from self._found(rows, sizes, setting, limits)
+        yield from self._found(rows, sizes, setting, limits, promises)
 
     def _found(
-        self, rows: int, sizes: Sequence[int], setting: Setting, limits: Sequence[int]
+        self,
+        rows: int,
+        sizes: Sequence[int],
+        setting: Setting,
+        limits: Sequence[int],
+        promises: Promises,
     ) -> Iterator[ShardingVariant]:
-        """Shards each class within each limit, until one has no plan on this mesh or within it."""
+        """Shards each class within each limit, until one has no plan on this mesh or within it.
+
+        Or until that of most layers, which is the first, does not promise enough.
+        """
         runs = {
             c: self._shard.run_within(self._programs.at(c, rows).joint.graph, setting, limits)
             for c in self._classes
         }
         layers: dict[int, _PricedLayer] = {}
         for _ in limits:
-            try:
-                plans = {c: next(run) for c, run in runs.items()}
-            except InfeasibleError:
-                return
-            # A class whose sharding keeps the next limit too is not priced again.
-            again = {c: layer for c, layer in layers.items() if layer.is_sharded_as(plans[c])}
-            if len(again) < len(plans):
-                layers = {
-                    c: again.get(c) or _PricedLayer(self._programs, c, plan, self._tables)
-                    for c, plan in plans.items()
-                }
-                yield self._variant(rows, sizes, setting.partial_sums, layers)
+            now: dict[int, _PricedLayer] = {}
+            for c, run in runs.items():
+                try:
+                    plan = next(run)
+                except InfeasibleError:
+                    return
+                # A class whose sharding keeps the next limit too is not priced again.
+                known = layers.get(c)
+                kept = known is not None and known.is_sharded_as(plan)
+                layer = known if kept else None
+                now[c] = layer or _PricedLayer(self._programs, c, plan, self._tables)
+                if len(now) == 1 and not layer:
+                    homes = (c,)
+                    if not promises(self._variant(rows, sizes, setting.partial_sums, now, homes)):
+                        return
+            if any(layers.get(c) is not layer for c, layer in now.items()):
+                layers = now
+                yield self._variant(rows, sizes, setting.partial_sums, layers, self._homes)
 
     def _variant(
         self,
@@ -381,6 +437,7 @@ class LayerProfiler:
         sizes: Sequence[int],
         partial_sums: bool,
         layers: Mapping[int, _PricedLayer],
+        homes: tuple[int, ...],
     ) -> ShardingVariant:
         """The way that shards each class as it is priced."""
         batching = self._programs.batching
@@ -390,10 +447,10 @@ class LayerProfiler:
         priced = (fewest, most) if rows > 1 else (1, 1)
 
         @cache
-        def costs(remat: Remat) -> Costs:
-            return {c: layer.at_both(priced, remat) for c, layer in layers.items()}
+        def cost(layer: int, remat: Remat) -> tuple[StageCost, StageCost]:
+            return layers[layer].at_both(priced, remat)
 
-        return ShardingVariant(partial_sums, unit, priced, self._remats, costs, self._homes)
+        return ShardingVariant(partial_sums, unit, priced, self._remats, cost, homes)
 
 
 class _PricedLayer:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.cost.listing import Seconds
 from autopar.cost.stage import StageCost, peak_bytes
 from autopar.errors import InfeasibleError, MemoryLimitError
-from autopar.ir.graph import Graph, Operand
-from autopar.ir.program import SubmeshGraph
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.text import show_bytes
-from autopar.ir.values import Value
 from autopar.passes.base import NO_LIMIT_BYTES, Setting
 from autopar.passes.shard.base import AbstractSharding
 from autopar.passes.shard.optimal import MinMemory, Optimal
 from autopar.passes.shard.solver.effort import QUICK
 from autopar.planner.fit_within import fit_within, fits
+from autopar.planner.isomorphism import Form, Forms, match
 from autopar.planner.placed_stages import PlacedStages
 from autopar.planner.request import Request, pins_on
 from autopar.planner.stage_costs import cost_stage
@@ -74,7 +71,8 @@ class SubmeshSharder:
 
     def __init__(self, placed: PlacedStages, request: Request, setting: Setting) -> None:
         self._placed, self._request, self._setting = placed, request, setting
-        self._known: dict[object, tuple[SubmeshGraph, SubmeshPlan]] = {}
+        self._forms = Forms()
+        self._known: dict[object, list[tuple[Form, SubmeshPlan]]] = {}
 
     def shard(self, submesh: int, partial_sums: bool) -> SubmeshPlan:
         """The plan of a submesh; raises StageMemoryError where nothing fits its devices.
@@ -85,14 +83,16 @@ class SubmeshSharder:
         joint, context = self._placed.graphs[submesh], self._placed.contexts[submesh]
         limit, mesh = self._request.budget_bytes, context.tables.prices.mesh
         shard, setting = self._given(submesh)
-        graph, pins = structure_hash(joint.graph), setting.pins
-        key = graph, self._layout(submesh), mesh, str(context.cluster), pins, partial_sums
+        form = self._forms.of(joint, self._marks(submesh), self._standing(submesh))
+        parts = tuple(
+            (p.kind, p.loop, p.round, len(p.equations))
+            for p in self._placed.parts
+            if p.submesh == submesh
+        )
+        key = form.key, parts, mesh, str(context.cluster), setting.pins, partial_sums
 
         def roomy() -> Iterator[SubmeshPlan | None]:
-            if key in self._known:
-                graph, known = self._known[key]
-                renamed = rename_plan(known.sharding, graph.graph, joint.graph)
-                yield SubmeshPlan.of_costs(self._placed, submesh, renamed, known.costs)
+            yield self._known_plan(submesh, form, self._known.get(key, ()))
             if partial_sums:
                 within = replace(setting, memory_bytes=NO_LIMIT_BYTES, partial_sums=True)
                 yield self._tried(submesh, shard, within)
@@ -108,8 +108,21 @@ class SubmeshSharder:
         fit = fit_within(limit, solve, roomy(), lightest=lightest(), tries=_TRIES)
         if fit.best is None:
             raise self._refusal(submesh, fit.fewest_bytes)
-        self._known[key] = joint, fit.best
+        self._known.setdefault(key, []).append((form, fit.best))
         return fit.best
+
+    def _known_plan(
+        self, submesh: int, form: Form, known: Sequence[tuple[Form, SubmeshPlan]]
+    ) -> SubmeshPlan | None:
+        """What an isomorphic submesh was given; weighed anew where its ops have another order."""
+        found = [(m, plan) for other, plan in known if (m := match(other, form)) is not None]
+        for matched, plan in found:
+            if matched.in_order:
+                renamed = matched.plan(plan.sharding)
+                return SubmeshPlan.of_costs(self._placed, submesh, renamed, plan.costs)
+        for matched, plan in found[:1]:
+            return SubmeshPlan.of(self._placed, submesh, matched.plan(plan.sharding))
+        return None
 
     def quickened(self, submesh: int, plan: SubmeshPlan) -> SubmeshPlan:
         """The fastest of a submesh's plan and those within tighter limits than its devices'.
@@ -143,14 +156,27 @@ class SubmeshSharder:
             return None
         return SubmeshPlan.of(self._placed, submesh, plan)
 
-    def _layout(self, submesh: int) -> tuple[object, ...]:
-        """The parts of a submesh, by the places of their ops in its graph."""
-        place = {e: j for j, e in enumerate(self._placed.graphs[submesh].equations)}
-        return tuple(
-            (part.kind, part.loop, part.round, tuple(place.get(e) for e in part.equations))
-            for part in self._placed.parts
-            if part.submesh == submesh
-        )
+    def _marks(self, submesh: int) -> list[object]:
+        """The parts that run each op of a submesh, and the place in time of those of a loop."""
+        runs: dict[int, list[object]] = {}
+        looped: set[int] = set()
+        for n, part in enumerate(p for p in self._placed.parts if p.submesh == submesh):
+            for e in part.equations:
+                runs.setdefault(e, []).append(n)
+            looped.update(part.equations if part.is_looped else ())
+        place = {e: n for n, e in enumerate(sorted(looped))}
+        equations = self._placed.graphs[submesh].equations
+        return [(tuple(runs[e]), place.get(e, -1)) for e in equations]
+
+    def _standing(self, submesh: int) -> dict[str, object]:
+        """What is to be known of some values of a submesh beside the ops that touch them."""
+        joint, held = self._placed.graphs[submesh], self._placed.held_often(submesh)
+        stashed = frozenset(joint.stashed)
+        lasting = {name: holding for name, holding in held.items() if holding.throughout}
+        return {
+            name: (lasting.get(name), name in stashed, name in joint.final)
+            for name in {*lasting, *stashed, *joint.final}
+        }
 
     def _refusal(self, submesh: int, least: float) -> StageMemoryError:
         stages = self._placed.stages
@@ -168,44 +194,3 @@ class SubmeshSharder:
             submesh,
             needed,
         )
-
-
-def structure_hash(graph: Graph) -> str:
-    """A hash of what a graph computes, its values known by their order and not by name."""
-    return hashlib.sha256(repr(_skeleton(graph)).encode()).hexdigest()
-
-
-def rename_plan(plan: ShardingPlan, before: Graph, after: Graph) -> ShardingPlan:
-    """Renames a plan's values so that it applies to an isomorphic graph."""
-    names = dict(zip(before.nested_values, after.nested_values, strict=True))
-    return replace(
-        plan,
-        values=tuple((names[name], s) for name, s in plan.values),
-        uses=tuple((names[name], region, s) for name, region, s in plan.uses),
-    )
-
-
-def _skeleton(graph: Graph) -> tuple[object, ...]:
-    number = {name: i for i, name in enumerate(graph.values)}
-
-    def known(operand: Operand) -> object:
-        return number[operand] if isinstance(operand, str) else str(operand)
-
-    inputs = tuple((_type(i.value), i.role.value) for i in graph.inputs)
-    ops = tuple(
-        (
-            op.kind,
-            tuple(map(known, op.operands)),
-            tuple(_type(r) for r in op.results),
-            op.params,
-            op.origin.region,
-            op.runs,
-            tuple(map(_skeleton, op.graphs)),
-        )
-        for op in graph.ops
-    )
-    return inputs, ops, tuple(map(known, graph.outputs)), graph.donated
-
-
-def _type(value: Value) -> str:
-    return value.type_text

@@ -18,17 +18,19 @@ class Bottleneck(nn.Module):
     features: int
     widen: int
     stride: int
+    dtype: str
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Map [batch, side, side, channel] to side / stride and four times the features."""
         inside, outside = self.features * self.widen, self.features * 4
         around, strides = x, (self.stride, self.stride)
-        h = nn.relu(_norm(_conv(inside, 1)(x)))
-        h = nn.relu(_norm(_conv(inside, 3, strides)(h)))
-        h = _norm(_conv(outside, 1)(h))
+        kind = self.dtype
+        h = nn.relu(_norm(_conv(inside, 1, kind)(x), kind))
+        h = nn.relu(_norm(_conv(inside, 3, kind, strides)(h), kind))
+        h = _norm(_conv(outside, 1, kind)(h), kind)
         if around.shape != h.shape:
-            around = _norm(_conv(outside, 1, strides)(around))
+            around = _norm(_conv(outside, 1, kind, strides)(around), kind)
         return nn.relu(around + h)
 
 
@@ -40,20 +42,22 @@ class WideResNet(nn.Module):
     widen: int
     classes: int
     remat: bool
+    dtype: str
 
     @nn.compact
     def __call__(self, pixels: jax.Array) -> jax.Array:
         """Map [batch, side, side, 3] to float32 logits, [batch, classes]."""
-        x = nn.relu(_norm(_conv(self.features, 7, (2, 2))(pixels)))
+        x = nn.relu(_norm(_conv(self.features, 7, self.dtype, (2, 2))(pixels), self.dtype))
         x = nn.max_pool(x, (3, 3), (2, 2), "SAME")
         block = nn.remat(Bottleneck) if self.remat else Bottleneck
         for stage, count in enumerate(self.stages):
             for i in range(count):
                 stride = 2 if stage and not i else 1
                 name = f"stage{stage}_layer{i}"
-                x = block(self.features * 2**stage, self.widen, stride, name=name)(x)
+                features = self.features * 2**stage
+                x = block(features, self.widen, stride, self.dtype, name=name)(x)
         x = x.mean(axis=(1, 2))
-        return nn.Dense(self.classes, dtype="bfloat16", name="classes")(x).astype(jnp.float32)
+        return nn.Dense(self.classes, dtype=self.dtype, name="classes")(x).astype(jnp.float32)
 
 
 def wide_resnet(
@@ -64,17 +68,18 @@ def wide_resnet(
     classes: int = 1024,
     batch: int = 256,
     remat: bool = False,
+    dtype: str = "bfloat16",
 ) -> Model:
     """WideResNet-50; by default about a thousand million parameters."""
-    module = WideResNet(tuple(stages), features, widen, classes, remat)
+    module = WideResNet(tuple(stages), features, widen, classes, remat, dtype)
     return trained(module, images(batch, side), classified)
 
 
-def _conv(features: int, side: int, strides: tuple[int, int] = (1, 1)) -> nn.Conv:
-    return nn.Conv(features, (side, side), strides, use_bias=False, dtype="bfloat16")
+def _conv(features: int, side: int, dtype: str, strides: tuple[int, int] = (1, 1)) -> nn.Conv:
+    return nn.Conv(features, (side, side), strides, use_bias=False, dtype=dtype)
 
 
-def _norm(x: jax.Array) -> jax.Array:
+def _norm(x: jax.Array, dtype: str) -> jax.Array:
     """Group norm of 32 groups, in a module of its own."""
-    normed: jax.Array = nn.GroupNorm(32, dtype="bfloat16")(x)
+    normed: jax.Array = nn.GroupNorm(32, dtype=dtype)(x)
     return normed

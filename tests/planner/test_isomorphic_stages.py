@@ -1,25 +1,85 @@
-"""Submeshes that run the same thing share one answer."""
+"""Submeshes that run the same thing share one answer, whatever order and names it has."""
 
+from autopar.ir.assignment import Assignment
+from autopar.ir.mesh import MeshShape
+from autopar.ir.outcome import Outcome, Status
 from autopar.ir.parse import parse_graph
-from autopar.planner.submesh_sharding import structure_hash
+from autopar.ir.program import SubmeshGraph
+from autopar.ir.sharding import Sharding
+from autopar.ir.sharding_plan import ShardingPlan
+from autopar.planner.isomorphism import Form, Forms, Match, match
 
-LAYER = """
-graph {name}({x}: f32[8,4], {w}: f32[4,4] state "{path}") {{
-  {y}: f32[8,4] = dot_general({x}, {w}) {{dimension_numbers=(((1,), (0,)), ((), ()))}}
-  return {y}
-}}
+STAGE = """
+graph stage(%x: f32[8,4], %a: f32[4,4] state "{one}", %b: f32[4,4] state "{two}") {
+  %y: f32[8,4] = dot_general(%x, %a) {dimension_numbers=(((1,), (0,)), ((), ()))}
+  %z: f32[8,4] = dot_general(%y, %b) {dimension_numbers=(((1,), (0,)), ((), ()))}
+{updates}
+  return %z, %a2, %b2
+}
 """
+FIRST = "  %a2: f32[4,4] = {kind}(%a)"
+SECOND = "  %b2: f32[4,4] = {kind}(%b)"
 
 
-def layer(name: str, *values: str, path: str = "w", kind: str = "dot_general") -> str:
-    x, w, y = values
-    text = LAYER.format(name=name, x=x, w=w, y=y, path=path).replace("dot_general(", f"{kind}(")
-    return structure_hash(parse_graph(text))
+def form(forms: Forms, *updates: str, kind: str = "tanh", paths: str = "1/w 2/w") -> Form:
+    one, two = paths.split()
+    text = STAGE.replace("{one}", one).replace("{two}", two)
+    text = text.replace("{updates}", "\n".join(updates).replace("{kind}", kind))
+    graph = parse_graph(text)
+    joint = SubmeshGraph(0, graph, tuple(range(4)), (), frozenset())
+    # The first two ops are a loop's, in their order.
+    return forms.of(joint, [0, 1, -1, -1], {})
 
 
-def test_names_and_paths_do_not_matter() -> None:
-    assert layer("a", "%0", "%1", "%2") == layer("b", "%7", "%9", "%8", path="v")
+def plan_of(form: Form) -> ShardingPlan:
+    """Rows of what the first update makes, columns of what the second does."""
+    rows, columns = Sharding((("m",), ())), Sharding(((), ("m",)))
+    return ShardingPlan(
+        MeshShape(("m",), (2,)),
+        tuple((name, rows if "a" in name else columns) for name in form.joint.graph.values),
+        (((2,), Assignment((0,))), ((3,), Assignment((1,)))),
+        (("%x", "forward", rows),),
+        (),
+        Outcome(Status.OPTIMAL, 1.0, 1.0, ""),
+    )
 
 
-def test_ops_do() -> None:
-    assert layer("a", "%0", "%1", "%2") != layer("a", "%0", "%1", "%2", kind="dot")
+def found(before: Form, after: Form) -> Match:
+    assert before.key == after.key
+    matched = match(before, after)
+    assert matched is not None
+    return matched
+
+
+def test_names_of_parameters_do_not_matter() -> None:
+    forms = Forms()
+    before = form(forms, FIRST, SECOND)
+    assert found(before, form(forms, FIRST, SECOND, paths="9/w 10/w")).in_order
+
+
+def test_updates_in_another_order_are_matched_by_what_they_update() -> None:
+    forms = Forms()
+    before, after = form(forms, FIRST, SECOND), form(forms, SECOND, FIRST)
+    matched = found(before, after)
+    assert not matched.in_order
+    assert matched.names == {name: name for name in before.joint.graph.values}
+    plan = matched.plan(plan_of(before))
+    plan.verify_values(after.joint.graph)
+    assert plan.sharding_of == plan_of(before).sharding_of
+    # Op 2 of the other is the second update.
+    assert plan.assignments == (((2,), Assignment((1,))), ((3,), Assignment((0,))))
+
+
+def test_ops_matter() -> None:
+    forms = Forms()
+    before, after = form(forms, FIRST, SECOND), form(forms, FIRST, SECOND, kind="exp")
+    assert before.key != after.key
+    assert match(before, after) is None
+
+
+def test_what_an_update_reads_matters() -> None:
+    forms = Forms()
+    crossed = SECOND.replace("(%b)", "(%a)")
+    before, after = form(forms, FIRST, SECOND), form(forms, FIRST, crossed)
+    assert before.key != after.key
+    assert match(before, after) is None

@@ -396,10 +396,20 @@ class _OncePlacement:
         heaviest = min(here, key=lambda submesh: (-here[submesh], submesh), default=-1)
         self._heaviest[i] = step.submesh(home) if home != NOWHERE else heaviest
         made = sum(r.nbytes for r in step.ops[i].results)
-        few = nbytes <= max(_FEW_BYTES, made) and count <= _FEW_VALUES
+        few = nbytes <= max(_FEW_BYTES, made) and count <= _FEW_VALUES and not self._goes_on(i)
         is_free = step.when(i) is When.FREE and not nbytes
         if made and (is_free or (home == NOWHERE and few)):
             self._weight[i] = (nbytes, count)
+
+    def _goes_on(self, i: int) -> bool:
+        """True for the rest of a sum of too many scalars, which is added up in one place."""
+        step = self.step
+        makers = (step.maker.get(name, -1) for name in step.reads[i])
+        return any(
+            j in self._heaviest and j not in self._weight and step.home[j] == NOWHERE
+            and step.ops[j].kind == step.ops[i].kind
+            for j in makers
+        )  # fmt: skip
 
     def _submesh_of(self, name: str) -> int:
         """The submesh of a value; -1 for one that is anywhere."""
@@ -450,9 +460,10 @@ def _rounds(
     """(op, submesh) -> its round: as-late-as-possible scheduling over as few rounds as can be.
 
         soonest(i) = max over operands j of soonest(j) + (1 if j is on another submesh)
-        latest(j)  = min over readers i of latest(i) - (1 if i is on another submesh)
+        latest(j)  = min over readers i of latest(i), or soonest(j) if i is on another submesh
 
-    The latest round is taken, so that a value which is not sent is computed where it is used.
+    The latest round is taken, so that a value which is not sent is computed where it is used. What
+    is sent is computed as soon as it can be: so equal layers have equal rounds, whoever reads them.
     """
     soonest: dict[tuple[int, int], int] = {}
     reads: dict[tuple[int, int], list[tuple[int, int]]] = {}
@@ -471,7 +482,8 @@ def _rounds(
     for i in reversed(members):
         for submesh in placement.on[i]:
             for j, u in reads[i, submesh]:
-                latest[j, u] = min(latest[j, u], latest[i, submesh] - (u != submesh))
+                until = latest[i, submesh] if u == submesh else soonest[j, u]
+                latest[j, u] = min(latest[j, u], until)
     return latest
 
 
