@@ -32,7 +32,7 @@ class Form:
 
     @property
     def key(self) -> object:
-        """What forms of one isomorphism class have in common."""
+        """The colors in rising order, which isomorphic forms have in common."""
         return tuple(sorted(self.colors))
 
 
@@ -102,7 +102,7 @@ class Forms:
 
 
 def _alone(op: Op) -> object:
-    """What an op is by itself: all but the values that it reads."""
+    """An op by itself: all but the values that it reads."""
     literals = tuple(None if isinstance(o, str) else str(o) for o in op.operands)
     types = tuple(r.type_text for r in op.results)
     bodies = tuple(map(_body, op.graphs))

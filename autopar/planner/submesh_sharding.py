@@ -114,7 +114,7 @@ class SubmeshSharder:
     def _known_plan(
         self, submesh: int, form: Form, known: Sequence[tuple[Form, SubmeshPlan]]
     ) -> SubmeshPlan | None:
-        """What an isomorphic submesh was given; weighed anew where its ops have another order."""
+        """The plan of an isomorphic submesh; weighed anew where its ops have another order."""
         found = [(m, plan) for other, plan in known if (m := match(other, form)) is not None]
         for matched, plan in found:
             if matched.in_order:
@@ -169,7 +169,7 @@ class SubmeshSharder:
         return [(tuple(runs[e]), place.get(e, -1)) for e in equations]
 
     def _standing(self, submesh: int) -> dict[str, object]:
-        """What is to be known of some values of a submesh beside the ops that touch them."""
+        """The standing of some values of a submesh, which the ops that touch them do not tell."""
         joint, held = self._placed.graphs[submesh], self._placed.held_often(submesh)
         stashed = frozenset(joint.stashed)
         lasting = {name: holding for name, holding in held.items() if holding.throughout}
