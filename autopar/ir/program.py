@@ -240,6 +240,14 @@ class Program:
         return instruction.source if isinstance(instruction, Send) else instruction.submesh
 
     @cached_property
+    def ends(self) -> tuple[tuple[int, int], ...]:
+        """The submeshes that each instruction is on: those of a send are its source and target."""
+        return tuple(
+            (s.source, s.target) if isinstance(s, Send) else (self.submesh_of(s),) * 2
+            for s in self.instructions
+        )
+
+    @cached_property
     def producers(self) -> tuple[tuple[int, ...], ...]:
         """For each instruction those whose results it reads, in order; feeds are none."""
         writer: dict[tuple[int, int], int] = {}

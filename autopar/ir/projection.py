@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from autopar.ir.program import Instruction, Program, Send
+from autopar.ir.program import Instruction, Program
 
 _Device = TypeVar("_Device")
 
@@ -50,21 +50,19 @@ class Host:
         """True if what goes from one submesh to another may leave a process."""
         return len(self.submeshes[source] | self.submeshes[target]) > 1
 
-    def runs(self, program: Program, step: Instruction, asks_all: bool = False) -> bool:
-        """True if it takes part in an instruction.
+    def runs(self, source: int, target: int, asks_all: bool = False) -> bool:
+        """True if it takes part in what is on these submeshes, or goes from one to the other.
 
         Where the transport `asks_all`, every process takes part in the sends that leave one.
         """
-        if not isinstance(step, Send):
-            return self.owns(program.submesh_of(step))
-        if asks_all and self.is_crossing(step.source, step.target):
+        if self.owns(source) or self.owns(target):
             return True
-        return self.owns(step.source) or self.owns(step.target)
+        return asks_all and source != target and self.is_crossing(source, target)
 
     def numbers(self, program: Program, asks_all: bool = False) -> Sequence[int]:
         """The numbers of the instructions that it takes part in, in order."""
-        listed = program.instructions
-        return [n for n, step in enumerate(listed) if self.runs(program, step, asks_all)]
+        own = {ends for ends in set(program.ends) if self.runs(*ends, asks_all)}
+        return [n for n, ends in enumerate(program.ends) if ends in own]
 
     def walk(self, program: Program, asks_all: bool = False) -> Walk:
         """Its instructions with their numbers."""

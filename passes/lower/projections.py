@@ -70,7 +70,9 @@ def verify_projections(
     faults += [*_places(program, submeshes, len(walks)), *_numbers(program)]
     for group in groups:
         host = Host(group.first, len(walks), tuple(submeshes))
-        faults += _walk_faults(program, group, host.numbers(program, transports.asks_all))
+        wanted = host.walk(program, transports.asks_all)
+        if group.walk != wanted:
+            faults += _walk_faults(program, group, [number for number, _ in wanted])
     if faults:
         shown = faults[:_SHOWN]
         if len(faults) > len(shown):
@@ -188,7 +190,8 @@ class _Waiting:
     """The wait-for graph of some walks: nodes that wait for others before they come about.
 
     Node n below the number of instructions is "instruction n is done"; those from there on are
-    "the host of a group has come to its i-th", group after group.
+    "the host of a group has waited, and comes to an instruction". Between two waits a host comes
+    to all at once.
     """
 
     def __init__(self, program: Program, groups: Sequence[_Group], transports: Transports) -> None:
@@ -196,6 +199,7 @@ class _Waiting:
         self._count = len(program.instructions)
         self._waits: list[list[int]] = [list(p) for p in program.producers]
         self._places: list[tuple[int, int]] = []  # of the other nodes: group and instruction
+        self._queued: set[tuple[int, int]] = set()  # (instruction, the one before it in a queue)
         for index in range(len(groups)):
             self._add(index, transports)
 
@@ -232,37 +236,36 @@ class _Waiting:
         return f"{self._groups[group].name} at instruction {number}"
 
     def _add(self, index: int, transports: Transports) -> None:
-        """Add the nodes of a group's host, and what they make the instructions wait for."""
-        group, listed = self._groups[index], self._program.instructions
+        """Add what a group's host and queues make the instructions wait for."""
+        group, ends, limit = self._groups[index], self._program.ends, transports.limit
         queues: dict[int, list[int]] = {s: [] for s in group.owned}
         order: list[int] = []  # of sends, where all take part in each
-        blocked: list[int] = []  # what the host waits for before it goes on
+        host: list[int] = []  # the node of the host's last wait
+        blocked: list[int] = []  # what it waits for before it goes on
         for number, _ in group.walk:
             if not 0 <= number < self._count:
                 continue
-            step = listed[number]
-            # 1. The host comes to it after the one before, and when its window has room.
-            node = len(self._waits)
-            self._waits.append(blocked)
-            self._places.append((index, number))
-            self._waits[number].append(node)
-            blocked = [node]
-            if isinstance(step, Free):
+            # 1. The host comes to it, once its window has room.
+            if blocked:
+                self._waits.append([*host, *blocked])
+                self._places.append((index, number))
+                host, blocked = [len(self._waits) - 1], []
+            self._waits[number] += host
+            if isinstance(self._program.instructions[number], Free):
                 continue
             # 2. It is done after what is before it in the queues of its submeshes.
-            ends = {self._program.submesh_of(step)}
-            if isinstance(step, Send):
-                ends.add(step.target)
-            for submesh in ends & group.owned:
+            source, target = ends[number]
+            for submesh in {source, target} & queues.keys():
                 self._queue(queues[submesh], number)
                 # 3. With `limit` in flight the host waits for the oldest.
-                if 0 < transports.limit < len(queues[submesh]):
-                    blocked.append(queues[submesh][-1 - transports.limit])
-            if isinstance(step, Send) and transports.asks_all:
+                if 0 < limit < len(queues[submesh]):
+                    blocked.append(queues[submesh][-1 - limit])
+            if transports.asks_all and source != target:
                 self._queue(order, number)
 
     def _queue(self, queue: list[int], number: int) -> None:
         """Let an instruction wait for the last one of a queue, and come after it."""
-        if queue and queue[-1] != number:
+        if queue and queue[-1] != number and (number, queue[-1]) not in self._queued:
+            self._queued.add((number, queue[-1]))
             self._waits[number].append(queue[-1])
         queue.append(number)
