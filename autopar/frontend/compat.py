@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import clusters, compiler, core, distributed, source_info_util
+from jax._src import array, clusters, compiler, core, distributed, source_info_util
 from jax._src.interpreters import mlir
 from jax._src.lib import xla_client
 
@@ -136,6 +136,34 @@ def buffers_of(array: Any) -> frozenset[int]:
         return frozenset(piece.unsafe_buffer_pointer() for piece in whole._arrays)
     except jax.errors.JaxRuntimeError:
         return frozenset()
+
+
+def local_pieces(array: Any) -> Sequence[Any]:
+    """An array's piece on each of this process's devices, in the order of its mesh.
+
+    `addressable_data` gives the first one's, whatever it is asked for, where all are alike.
+    """
+    pieces: Sequence[Any] = array._arrays
+    return pieces
+
+
+def assembler(
+    shape: Sequence[int], dtype: Any, sharding: Any
+) -> Callable[[Sequence[Any]], jax.Array]:
+    """A function that makes one array of its pieces, in the order of its mesh.
+
+    That is `jax.make_array_from_single_device_arrays`, with all that is known before told once.
+    """
+    private: Any = core
+    kind = private.ShapedArray(tuple(shape), np.dtype(dtype))
+    aval = private.update_aval_with_sharding(kind, sharding)
+    make: Any = array.ArrayImpl
+
+    def assembled(pieces: Sequence[Any]) -> jax.Array:
+        made: jax.Array = make(aval, sharding, list(pieces), committed=True, _skip_checks=True)
+        return made
+
+    return assembled
 
 
 def key_impl(dtype: Any) -> str:

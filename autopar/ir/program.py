@@ -243,7 +243,7 @@ class Program:
     def ends(self) -> tuple[tuple[int, int], ...]:
         """The submeshes that each instruction is on: those of a send are its source and target."""
         return tuple(
-            (s.source, s.target) if isinstance(s, Send) else (self.submesh_of(s),) * 2
+            (self.submesh_of(s), s.target if isinstance(s, Send) else self.submesh_of(s))
             for s in self.instructions
         )
 

@@ -99,35 +99,38 @@ def _by_legs(
     carrier: Callable[[Leg], LegCarrier | None],
 ) -> Copier:
     """Each leg in turn, and what arrives here put together."""
-    own: list[tuple[list[tuple[int, int]], list[tuple[int, Any]], LegCarrier]] = []
+    own: list[tuple[list[tuple[int, int]], LegCarrier]] = []
+    lands: dict[tuple[int, Any], tuple[int, int]] = {}  # (leg, number in it) of what arrives
     for leg in _legs(bridges, routes):
         alone = leg.sender == leg.receiver
         carry = _within(leg, process) if alone else carrier(leg)
-        if carry is not None:
-            takes = [
-                (p.route, _position(bridges[p.route].leaving, p.source, process))
-                for p in leg.pieces
-                if leg.sender == process
-            ]
-            gives = [(p.route, p.target) for p in leg.pieces if leg.receiver == process]
-            own.append((takes, gives, carry))
-    arriving = [(r.before.shape, r.before.dtype, b) for r, b in zip(routes, bridges, strict=True)]
-    here = [_local(b.arriving, process) for b in bridges]
+        if carry is None:
+            continue
+        if leg.receiver == process:
+            lands.update(((p.route, p.target), (len(own), n)) for n, p in enumerate(leg.pieces))
+        takes = [
+            (p.route, _local(bridges[p.route].leaving, process).index(p.source))
+            for p in leg.pieces
+            if leg.sender == process
+        ]
+        own.append((takes, carry))
+    wholes = [
+        (
+            compat.assembler(r.before.shape, r.before.dtype, b.arriving),
+            [lands[i, device] for device in _local(b.arriving, process)],
+        )
+        for i, (r, b) in enumerate(zip(routes, bridges, strict=True))
+        if lands
+    ]
 
     def copy(arrays: Sequence[Any]) -> Sequence[Any]:
-        arrived: dict[tuple[int, Any], Any] = {}
-        for takes, gives, carry in own:
-            pieces = carry([arrays[route].addressable_data(at) for route, at in takes])
-            if gives:
-                arrived.update(zip(gives, pieces, strict=True))
-        if not arrived:
-            return [None] * len(routes)
-        return [
-            jax.make_array_from_single_device_arrays(
-                shape, bridge.arriving, [arrived[i, d] for d in here[i]], dtype=dtype
-            )
-            for i, (shape, dtype, bridge) in enumerate(arriving)
+        arrived = [
+            carry([compat.local_pieces(arrays[route])[at] for route, at in takes])
+            for takes, carry in own
         ]
+        if not wholes:
+            return [None] * len(routes)
+        return [make([arrived[leg][n] for leg, n in places]) for make, places in wholes]
 
     return copy
 
@@ -151,10 +154,6 @@ def _within(leg: Leg, process: int) -> LegCarrier | None:
     return lambda pieces: jax.device_put(list(pieces), targets)
 
 
-def _position(sharding: Any, device: Any, process: int) -> int:
-    """The number of a device among this process's own, as arrays count their pieces."""
-    return _local(sharding, process).index(device)
-
-
 def _local(sharding: Any, process: int) -> list[Any]:
+    """A process's own devices of a mesh, in the order in which arrays have their pieces."""
     return [d for d in sharding.mesh.devices.flat if d.process_index == process]

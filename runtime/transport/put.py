@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from autopar.frontend import compat
 from autopar.runtime.bind import without_pieces
 from autopar.runtime.transport.abstract import AbstractTransport, Copier, Endpoint, Route
 from autopar.runtime.transport.crossing import Leg, LegCarrier, Piece, crossed
@@ -50,7 +51,7 @@ class PutTransport(AbstractTransport):
                 return ()
             got: dict[int, Any] = {}
             for r, array in zip(rounds, arrived, strict=True):
-                got.update((n, array.addressable_data(i)) for i, n in enumerate(r.numbers))
+                got.update(zip(r.numbers, compat.local_pieces(array), strict=True))
             return [got[n] for n in range(len(leg.pieces))]
 
         return carry

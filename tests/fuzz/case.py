@@ -96,7 +96,7 @@ def run_case(text: str, config: Config, name: str = "<program>") -> Outcome:
             made = jax.make_jaxpr(loaded.step)(state, batches[0])
             primitives = tuple(sorted(_primitives(made.jaxpr)))
             plain_step = jax.jit(loaded.step)
-            plain = _stepped(plain_step, state, batches)
+            plain = stepped(plain_step, state, batches)
         except Exception as error:
             return told("void", type(error).__name__, _shown(error))
         try:
@@ -106,10 +106,10 @@ def run_case(text: str, config: Config, name: str = "<program>") -> Outcome:
         except Exception as error:
             return told("CRASH", type(error).__name__, _shown(error))
         narrow = "float16" in text  # bfloat16 too
-        noise = _noise(plain_step, plain, state, batches, [LAST_BITS] * 3)
+        noise = noise_of(plain_step, plain, state, batches, [LAST_BITS] * 3)
         faults = differing(found, plain, noise, narrow)
         if faults:
-            more = _noise(plain_step, plain, state, batches, MORE_BITS * 6)
+            more = noise_of(plain_step, plain, state, batches, MORE_BITS * 6)
             still = differing(found, plain, more, narrow)
             if still and _agrees_op_by_op(loaded, state, batches, found, more, narrow):
                 return told("equal", "unlike jit", "\n".join(still))
@@ -132,7 +132,7 @@ def _agrees_op_by_op(
     XLA may round a value otherwise in each fusion that computes it: `h == max(h)` holds nowhere.
     """
     with jax.disable_jit():
-        exact = _stepped(loaded.step, state, batches)
+        exact = stepped(loaded.step, state, batches)
     return not differing(found, exact, noise, narrow)
 
 
@@ -147,7 +147,7 @@ def _parallel(loaded: Loaded, config: Config, state: Any, batches: Sequence[Any]
         step = autopar.parallelize(
             loaded.step, **options, memory_gb=config.memory_share * peak / 2**30
         )
-    return _stepped(step, state, batches)
+    return stepped(step, state, batches)
 
 
 def _by_random_plan(loaded: Loaded, config: Config, state: Any, batch: Any) -> list[Leaves]:
@@ -160,7 +160,7 @@ def _by_random_plan(loaded: Loaded, config: Config, state: Any, batch: Any) -> l
     return [_leaves(run_listing(step, lowered(step.graph, plan, given), given))]
 
 
-def _stepped(step: Stepper, state: Any, batches: Sequence[Any]) -> list[Leaves]:
+def stepped(step: Stepper, state: Any, batches: Sequence[Any]) -> list[Leaves]:
     """State and results of every step, copied to the host before the next one consumes them."""
     found: list[Leaves] = []
     for batch in batches:
@@ -179,7 +179,7 @@ def _data(leaf: Any) -> Any:
     return jax.random.key_data(leaf) if is_key else leaf
 
 
-def _noise(
+def noise_of(
     step: Stepper,
     plain: Sequence[Leaves],
     state: Any,
@@ -192,7 +192,7 @@ def _noise(
         rng = np.random.default_rng(i)
         moved = [_moved(batch, size, rng) for batch in batches]
         for leaves, other, most in zip(
-            plain, _stepped(step, _moved(state, size, rng), moved), worst, strict=True
+            plain, stepped(step, _moved(state, size, rng), moved), worst, strict=True
         ):
             for path, value in leaves.items():
                 most[path] = max(most[path], _gap(other[path], value))

@@ -6,6 +6,8 @@ import itertools
 import json
 import sys
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,10 +17,14 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 import autopar
+from tests.fuzz.case import load
+from tests.fuzz.program import draw_program
+from tests.processes.parts import Parts, parts_of
 from tests.zoo import Case, Optimizer, cases
 from tests.zoo.staged import staged_cases
 
 WIDTH, LAYERS, ROWS = 16, 8, 16
+PROGRAM = "program "
 
 
 def create(key: jax.Array) -> dict[str, Any]:
@@ -87,44 +93,42 @@ def plans(texts: str) -> list[Any]:
     return found
 
 
-def zoo_case(model: str, optimizer: Optimizer) -> Case:
-    """A model of the zoo, or one of those that are hard to cut into stages."""
-    return (cases(optimizer) | staged_cases(optimizer))[model]
+def model(name: str, optimizer: Optimizer) -> Case:
+    """A model of the zoo, one of those that are hard to cut into stages, or "program SEED".
+
+    Those are the fuzzer's, with two blocks at most: a job runs what is around the blocks.
+    """
+    if not name.startswith(PROGRAM):
+        return (cases(optimizer) | staged_cases(optimizer))[name]
+    drawn = draw_program(int(name.removeprefix(PROGRAM)))
+    loaded = load(replace(drawn, blocks=drawn.blocks[:2]).text, f"<{name}>")
+    return Case(name, lambda key: loaded.create_state(), loaded.step, loaded.make_batch)
 
 
 def own_parts(
-    model: str, optimizer: Optimizer, path: str, transport: Literal["pull", "put"]
-) -> dict[str, tuple[str, str]]:
+    name: str, optimizer: Optimizer, path: str, transport: Literal["pull", "put"], start: str
+) -> Parts:
     """The type and the bytes of all that this process has after two steps of a plan.
 
-    They are the metrics of both steps and the parts of the state, by path and place.
+    They are the metrics of both steps and the parts of the state, by path and place. Where the
+    `start` is "host" every process passes the first state as it lies on its host.
     """
-    case = zoo_case(model, optimizer)
+    case = model(name, optimizer)
     step = autopar.parallelize(case.step, plan=Path(path), transport=transport)
-    state, found = step.init(case.create_state, jax.random.key(0)), dict[str, tuple[str, str]]()
+    made = partial(case.create_state, jax.random.key(0))
+    state = made() if start == "host" else step.init(made)
+    found: Parts = {}
     for number in range(2):
         state, metrics = step(state, case.batch(number))
-        for name, value in metrics.items():
-            found[f"{name} {number}"] = ("float32", np.float32(float(value)).tobytes().hex())
-    for key, leaf in jax.tree_util.tree_leaves_with_path(state):
-        first = 0
-        for piece in getattr(leaf, "pieces", (leaf,)):
-            for shard in piece.addressable_shards:
-                bounds = [i.indices(n)[:2] for i, n in zip(shard.index, piece.shape, strict=True)]
-                if bounds:
-                    bounds[0] = (first + bounds[0][0], first + bounds[0][1])
-                is_key = jax.dtypes.issubdtype(piece.dtype, jax.dtypes.prng_key)
-                data = np.asarray(jax.random.key_data(shard.data) if is_key else shard.data)
-                place = f"{jax.tree_util.keystr(key)} {bounds}"
-                found[place] = (data.dtype.name, data.tobytes().hex())
-            first += piece.shape[0] if piece.shape else 0
-    return found
+        found |= parts_of(metrics, f" {number}")
+    return found | parts_of(state)
 
 
-def zoo_parts(folder: str, texts: str) -> str:
-    """The file with what each of some plan files of the zoo's models leaves in this process."""
-    path = Path(folder) / f"process-{jax.process_index()}.json"  # too much for a pipe
-    path.write_text(json.dumps([own_parts(*case) for case in json.loads(texts)]))
+def parts(folder: str, case: str) -> str:
+    """The file with what a plan of a model leaves in this process: too much for a pipe."""
+    path = Path(folder) / f"process-{jax.process_index()}.json"
+    path.write_text(json.dumps(own_parts(*json.loads(case))))
+    jax.clear_caches()
     return str(path)
 
 

@@ -14,6 +14,7 @@ import pytest
 
 import autopar
 from tests.processes.jobs import results
+from tests.processes.parts import is_exact
 from tests.processes.scenarios import ROWS, WIDTH, create, own_rows, train, trained
 
 
@@ -35,7 +36,7 @@ class OneProcess(NamedTuple):
     """A saved plan, and what one process does under it."""
 
     path: str
-    submeshes: list[tuple[int, ...]]
+    plan: autopar.Plan
     told: list[str]
     rows: dict[str, str]
 
@@ -53,25 +54,19 @@ def one_process(folder: Path, cluster: str, case: Case) -> OneProcess:
     plan.save(path)
     step = autopar.parallelize(train, plan=plan)
     told, state = trained(step, step.init(create, jax.random.key(0)))
-    everywhere = tuple(range(plan.device_count))
-    devices = [s.devices or everywhere for s in plan.submeshes]
-    return OneProcess(str(path), devices, told, own_rows(state["w"]))
+    return OneProcess(str(path), plan, told, own_rows(state["w"]))
 
 
 def check_job(
     folder: Path, count: int, devices: int, cases: Sequence[Case], transport: str = "pull"
 ) -> None:
-    """All cases over so many processes, in one job.
-
-    Within a process sums are taken in the order in which one process takes them: then all bits are
-    equal. Between processes they are taken in another.
-    """
+    """All cases over so many processes, in one job."""
     cluster = f"{count}x{devices}xcpu"
     alone = [one_process(folder, cluster, case) for case in cases]
     texts = [(one.path, case.when, transport) for one, case in zip(alone, cases, strict=True)]
     found = results(count, devices, "plans", json.dumps(texts))
     for i, (one, case) in enumerate(zip(alone, cases, strict=True)):
-        exact = all(len({d // devices for d in s}) == 1 for s in one.submeshes)
+        exact = is_exact(one.plan, devices)
         seen: dict[str, str] = {}
         for process in found:
             check_equal(process[i][0], one.told, exact, case.name)

@@ -1,0 +1,65 @@
+"""Models of the zoo over two and four processes give what one process gives under the same plan."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+
+from autopar.schedule.table import SCHEDULES
+from tests.processes.random_cases import Case, outcomes, standing_jobs
+from tests.zoo import KINDS
+
+Transport = Literal["pull", "put"]
+
+
+def one_mesh(model: str, **options: Any) -> Case:
+    return Case(0, 4, model, "adam", options, "pull", "host")
+
+
+def staged(model: str, schedule: str, stages: int, transport: Transport) -> Case:
+    options = {"stages": stages, "microbatches": 4, "method": "dp", "schedule": schedule}
+    return Case(0, 4, model, "sgd", options, transport, "init")
+
+
+def check(cases: list[Case]) -> None:
+    """Every case in jobs of two and of four processes."""
+    with standing_jobs() as jobs:
+        rows = [row for case in cases for row in outcomes(case, jobs)]
+    faults = [r for r in rows if r["outcome"] not in ("equal", "equal in every bit")]
+    assert not faults, faults
+    assert len(rows) == 2 * len(cases)
+
+
+def test_a_sample() -> None:
+    """Stages are on two devices each, or one; the puts are of values that lie on both alike."""
+    check(
+        [
+            one_mesh("mlp_equinox", method="fsdp"),
+            one_mesh("mlp", method="megatron"),
+            one_mesh("mlp", microbatches=2),
+            staged("mlp_seven", "1f1b", 2, "put"),
+            staged("mlp_seven", "zb-v", 4, "pull"),
+        ]
+    )
+
+
+RECIPES = ("auto", "dp", "zero2", "fsdp", "hsdp", "megatron", "fsdp+tp")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["mlp_nnx", "gpt_scan", "tied", "moe_switch", "vit"])
+def test_every_recipe(model: str) -> None:
+    check([one_mesh(model, method=method) for method in RECIPES])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["gpt", "tied", "clip"])
+def test_every_schedule(model: str) -> None:
+    names = [s.name for s in SCHEDULES.values() if s.has_backward]
+    check([staged(model, name, 4, ("pull", "put")[n % 2]) for n, name in enumerate(names)])
+
+
+@pytest.mark.slow
+def test_every_kind_in_microbatches() -> None:
+    check([one_mesh(model, microbatches=2) for model in KINDS if model != "unet"])
