@@ -11,6 +11,7 @@ from autopar.cost.overlap import Timed, moved_seconds
 from autopar.ir.peak import Peak
 from autopar.ir.spmd import SpmdProgram
 from autopar.ir.traffic import Traffic, traffic_of
+from autopar.schedule.times import StageTimes
 
 _NONE = Seconds()
 
@@ -114,11 +115,27 @@ class StageCost:
         )
 
 
+def stage_times(costs: Sequence[StageCost], send_seconds: Sequence[float]) -> StageTimes:
+    """The stages as the simulation of a schedule has them, with the transfers between them."""
+    return StageTimes(
+        forward=tuple(c.forward.total for c in costs),
+        input_gradient=tuple(c.input_gradient.total for c in costs),
+        weight_gradient=tuple(c.weight_gradient.total for c in costs),
+        send_seconds=tuple(send_seconds),
+        activation_bytes=tuple(c.activation_bytes for c in costs),
+        kept_bytes=tuple(c.kept_bytes for c in costs),
+    )
+
+
 def peak_bytes(costs: Sequence[StageCost], in_flight: int) -> int:
     """The most that a device holds for its stages with so many microbatches in flight."""
+    return peak_with(costs, sum(in_flight * c.activation_bytes for c in costs))
+
+
+def peak_with(costs: Sequence[StageCost], flying_bytes: int) -> int:
+    """The most that a device holds for its stages with so many bytes of activations at most."""
     always, update = sum(c.fixed_bytes for c in costs), sum(c.once_bytes for c in costs)
-    flying = sum(in_flight * c.activation_bytes for c in costs)
-    return always + max(flying + max((c.working_bytes for c in costs), default=0), update)
+    return always + max(flying_bytes + max((c.working_bytes for c in costs), default=0), update)
 
 
 def _between(first: float, second: float, share: float) -> float:

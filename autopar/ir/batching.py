@@ -10,7 +10,7 @@ from functools import cached_property
 from autopar.errors import GraphError
 from autopar.ir.graph import Graph
 from autopar.ir.text import columns
-from autopar.ir.values import Value
+from autopar.ir.values import Role, Value
 
 COMBINERS = ("sum", "max", "min", "and", "or", "xor", "mul", "same")
 
@@ -220,3 +220,38 @@ class Batching:
         yield from columns(
             [[a.value, a.combiner, f"loop {a.loop}"] for a in self.accumulators], "  "
         )
+
+
+def moments_of_one(graph: Graph) -> tuple[Moment, ...]:
+    """The moments of a step in one microbatch, by region: ops that read the batch are in a loop.
+
+    But for updates, which run once. A forward op that reads a result of a backward op or of an
+    update begins another loop:
+
+        forward  backward  | update | forward  backward        (two gradient passes)
+        loop 0   loop 0      once     loop 1   loop 1
+    """
+    moments: list[Moment] = []
+    fresh = {i.value.name for i in graph.inputs if i.role is Role.BATCH}
+    made: dict[str, tuple[Moment, bool]] = {}  # and whether it is past its loop's forward pass
+    for op in graph.ops:
+        reads = op.value_operands()
+        read = [made[n] for n in reads if n in made]
+        if not read and fresh.isdisjoint(reads):
+            moments.append(FREE)
+            continue
+        # The latest loop that it reads of. A loop op that reads an update's result there, or as a
+        # forward op a backward one's, begins the next.
+        loop, region = max((m.loops[0] for m, _ in read), default=0), op.origin.region
+        if region == "update":
+            moment = Moment(When.ONCE, (loop,))
+        else:
+            begins = any(
+                m.when is When.ONCE or (late and region == "forward")
+                for m, late in read
+                if m.loops[0] == loop
+            )
+            moment = Moment(When.LOOP, (loop + begins,))
+        moments.append(moment)
+        made.update((r.name, (moment, region in ("backward", "update"))) for r in op.results)
+    return tuple(moments)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autopar.cluster.submesh import link_between
-from autopar.cost.stage import StageCost
+from autopar.cost.stage import StageCost, stage_times
 from autopar.planner.placed_stages import PlacedStages
-from autopar.schedule.simulate import Simulation, StageTimes, simulate
-from autopar.schedule.table import make_grid
+from autopar.schedule.planned import simulate_loop
+from autopar.schedule.simulate import Simulation
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,6 @@ def time_step(placed: PlacedStages, costs: Sequence[StageCost]) -> StepTiming:
         else 0.0
         for a, b in zip(stages.stages[:-1], stages.stages[1:], strict=True)
     )
-    times = StageTimes(
-        forward=tuple(c.forward.total + launch for c in costs),
-        input_gradient=tuple(c.input_gradient.total + launch for c in costs),
-        weight_gradient=tuple(c.weight_gradient.total for c in costs),
-        send_seconds=sends,
-        activation_bytes=tuple(c.activation_bytes for c in costs),
-        kept_bytes=tuple(c.kept_bytes for c in costs),
-    )
-    grid = make_grid(stages.schedule, count, stages.microbatches, stages.chunks)
-    return StepTiming(simulate(grid, times), tuple(once), launch)
+    times = stage_times(costs, sends)
+    loop = simulate_loop(stages.schedule, count, stages.microbatches, times, launch)
+    return StepTiming(loop, tuple(once), launch)

@@ -1,10 +1,31 @@
-"""The schedule of a plan in time, from what the plan says that its stages take."""
+"""The loop of a step in time: of one that is being planned, and of a plan by what it says."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from autopar.ir.plan import Plan
 from autopar.schedule.simulate import Simulation, StageTimes, simulate
-from autopar.schedule.table import make_grid
+from autopar.schedule.table import SCHEDULES, make_grid
+
+
+def simulate_loop(
+    schedule: str, devices: int, microbatches: int, times: StageTimes, launch_seconds: float
+) -> Simulation:
+    """The loop over microbatches of stages on so many of a schedule's devices.
+
+    To start a task takes `launch_seconds`: F, I and, where it is a task of its own, W. Raises
+    ScheduleError where the schedule cannot be made of the stages.
+    """
+    splits = SCHEDULES[schedule].needs_split
+    tasks = replace(
+        times,
+        forward=tuple(t + launch_seconds for t in times.forward),
+        input_gradient=tuple(t + launch_seconds for t in times.input_gradient),
+        weight_gradient=tuple(t + launch_seconds * splits for t in times.weight_gradient),
+    )
+    chunks = len(times.forward) // devices
+    return simulate(make_grid(schedule, devices, microbatches, chunks), tasks)
 
 
 def simulation_of(plan: Plan) -> Simulation:
@@ -12,18 +33,18 @@ def simulation_of(plan: Plan) -> Simulation:
 
     Raises ScheduleError where the plan's schedule cannot be made of its stages.
     """
-    stages, launch = plan.stages, plan.prediction.launch_seconds
+    stages, predicted = plan.stages, plan.prediction
     times = StageTimes(
-        forward=tuple(s.forward_seconds + launch for s in stages),
-        input_gradient=tuple(s.input_gradient_seconds + launch for s in stages),
+        forward=tuple(s.forward_seconds for s in stages),
+        input_gradient=tuple(s.input_gradient_seconds for s in stages),
         weight_gradient=tuple(s.weight_gradient_seconds for s in stages),
-        send_seconds=plan.prediction.send_seconds,
+        send_seconds=predicted.send_seconds,
         activation_bytes=tuple(s.activation_bytes for s in stages),
         kept_bytes=tuple(s.kept_bytes for s in stages),
     )
-    count = len(plan.submeshes)
-    grid = make_grid(plan.schedule, count, plan.microbatches, len(stages) // count)
-    return simulate(grid, times)
+    return simulate_loop(
+        plan.schedule, len(plan.submeshes), plan.microbatches, times, predicted.launch_seconds
+    )
 
 
 def once_seconds_of(plan: Plan) -> tuple[float, ...]:

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from autopar.ir.batching import FREE, Batching, Moment, When
+from autopar.ir.batching import Batching, Moment, When, moments_of_one
 from autopar.ir.graph import Graph, Op
 from autopar.ir.values import Role
 
 Ints = npt.NDArray[np.int64]
-
-_LOOP, _ONCE = Moment(When.LOOP, (0,)), Moment(When.ONCE, (0,))
 
 
 @dataclass(frozen=True)
@@ -44,17 +42,8 @@ def forward_of(batching: Batching) -> Forward:
     """The forward pass of a step."""
     graph = batching.graph
     rows = {i.value.name for i in graph.inputs if i.role is Role.BATCH}
-    # 1. The moment of each op. A step that is left whole has the moments it would have if it were
-    #    cut: ops that read the batch are in the loop, but for the update, which follows it.
-    moments = list(batching.moments)
-    if not moments:
-        fresh = set(rows)
-        for op in graph.ops:
-            if fresh.isdisjoint(op.value_operands()):
-                moments.append(FREE)
-            else:
-                fresh.update(r.name for r in op.results)
-                moments.append(_ONCE if op.origin.region == "update" else _LOOP)
+    # 1. The moment of each op. A step that is left whole has those of one microbatch.
+    moments = batching.moments or moments_of_one(graph)
     # 2. Sources: ops of the loops that read nothing which differs between microbatches.
     own, sources = set(rows), set[int]()
     for i, (op, moment) in enumerate(zip(graph.ops, moments, strict=True)):
@@ -84,7 +73,7 @@ def forward_of(batching: Batching) -> Forward:
         steps[made[name]] += nbytes
         steps[end] -= nbytes
     crossing = np.cumsum(steps)[: len(positions)].astype(np.int64)
-    return Forward(graph, tuple(moments), frozenset(sources), positions, flops, crossing)
+    return Forward(graph, moments, frozenset(sources), positions, flops, crossing)
 
 
 def _forward_positions(graph: Graph, moments: Sequence[Moment]) -> list[int]:

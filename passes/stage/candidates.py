@@ -7,14 +7,13 @@ from functools import cached_property
 
 from autopar.cluster.submesh import Block, Link, link_between, place
 from autopar.cost.listing import Seconds
-from autopar.cost.stage import StageCost
+from autopar.cost.stage import StageCost, peak_with, stage_times
 from autopar.passes.stage.dynamic import Interval
 from autopar.passes.stage.interval_costs import IntervalCosts
 from autopar.passes.stage.prices import Choice, ChosenStage, StageTable
 from autopar.schedule.grid import Grid
 from autopar.schedule.simulate import simulate
 from autopar.schedule.table import SCHEDULES, in_flight, stage_devices
-from autopar.schedule.times import StageTimes
 
 
 def chunks_of(schedule: str) -> int:
@@ -134,17 +133,8 @@ class Candidate:
         for the busiest wire, which the simulator does not see.
         """
         sums = self.sums
-        run = simulate(
-            grid,
-            StageTimes(
-                forward=tuple(s.forward.total for s in sums),
-                input_gradient=tuple(s.input_gradient.total for s in sums),
-                weight_gradient=tuple(s.weight_gradient.total for s in sums),
-                send_seconds=tuple(link.seconds(nbytes) for link, nbytes in self._wires),
-                activation_bytes=tuple(s.activation_bytes for s in sums),
-                kept_bytes=tuple(s.kept_bytes for s in sums),
-            ),
-        )
+        sends = [link.seconds(nbytes) for link, nbytes in self._wires]
+        run = simulate(grid, stage_times(sums, sends))
         # Once-a-step work follows a device's last task, so it hides behind later devices.
         ends = [float(run.ends[row[-1]]) for row in grid.wiring.rows]
         for stage, device in zip(sums, self.device_of, strict=True):
@@ -239,9 +229,7 @@ class Candidate:
 
     def _on_devices(self, held: tuple[int, ...]) -> tuple[int, ...]:
         """`held` by device, with what a device holds throughout and works in."""
-        fixed, once, working = ([0] * self.devices for _ in range(3))
+        own: list[list[StageCost]] = [[] for _ in range(self.devices)]
         for sums, device in zip(self.sums, self.device_of, strict=True):
-            fixed[device] += sums.fixed_bytes
-            once[device] += sums.once_bytes
-            working[device] = max(working[device], sums.working_bytes)
-        return tuple(fixed[d] + max(held[d] + working[d], once[d]) for d in range(self.devices))
+            own[device].append(sums)
+        return tuple(map(peak_with, own, held))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autopar.errors import GraphError
-from autopar.ir.batching import FREE, Batching, Moment, When
+from autopar.ir.batching import Batching, Moment, When, moments_of_one
 from autopar.ir.graph import Graph, Op
 from autopar.ir.stages import StagePlan
 from autopar.ir.values import Input, Role
@@ -271,18 +271,14 @@ def assign_loops(batching: Batching) -> Batching:
 
     With several microbatches the batch pass has found the loops. Two cases are left:
 
-    - One microbatch: nothing is accumulated. Ops that read the batch are in a loop, but for
-      updates. A forward op that reads a result of a backward op or of an update begins another:
-
-          forward  backward  | update | forward  backward        (two gradient passes)
-          loop 0   loop 0      once     loop 1   loop 1
+    - One microbatch: nothing is accumulated, and there are the loops of `moments_of_one`.
 
     - A barrier between all forwards and all backwards: all backward ops are in loop 1, also those
       that could run in loop 0.
     """
     if batching.microbatches == 1:
         batching = replace(batching, accumulators=(), barrier=False)
-        moments = _moments_of_whole(batching.graph)
+        moments = moments_of_one(batching.graph)
     elif batching.barrier:
         moments = _behind_barrier(batching)
     else:
@@ -301,33 +297,6 @@ def assign_loops(batching: Batching) -> Batching:
             for a in batching.accumulators
         ),
     )
-
-
-def _moments_of_whole(graph: Graph) -> tuple[Moment, ...]:
-    moments: list[Moment] = []
-    fresh = {i.value.name for i in graph.inputs if i.role is Role.BATCH}
-    made: dict[str, tuple[Moment, bool]] = {}  # and whether it is past its loop's forward pass
-    for op in graph.ops:
-        reads = op.value_operands()
-        read = [made[n] for n in reads if n in made]
-        if not read and fresh.isdisjoint(reads):
-            moments.append(FREE)
-            continue
-        # The latest loop that it reads of. A loop op that reads an update's result there, or as a
-        # forward op a backward one's, begins the next.
-        loop, region = max((m.loops[0] for m, _ in read), default=0), op.origin.region
-        if region == "update":
-            moment = Moment(When.ONCE, (loop,))
-        else:
-            begins = any(
-                m.when is When.ONCE or (late and region == "forward")
-                for m, late in read
-                if m.loops[0] == loop
-            )
-            moment = Moment(When.LOOP, (loop + begins,))
-        moments.append(moment)
-        made.update((r.name, (moment, region in ("backward", "update"))) for r in op.results)
-    return tuple(moments)
 
 
 def _behind_barrier(batching: Batching) -> tuple[Moment, ...]:
