@@ -26,7 +26,7 @@ from autopar.passes.shard.model.local_costs import local_costs
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.model.residuals import Residuals
 from autopar.passes.shard.optimal import EVERY_BYTE, MinMemory, Optimal, Priced
-from autopar.passes.shard.solver.problem import needed_bytes
+from autopar.passes.shard.solver.problem import Problem, needed_bytes
 from autopar.planner.fit_within import fit_within, fits
 from autopar.planner.placed_stages import PlacedStages, SubmeshContext, place_whole
 from autopar.planner.remat import Form, LeanerForms, form_of
@@ -39,6 +39,7 @@ _ROUGH = 0.95  # a recipe's margin is not exact
 _WAITED = 0.5  # of the seconds of collectives
 _CLOSE = 0.005  # of the seconds without a limit
 _NEAR = 1.25  # by how much more the pass may count than the listing really holds
+_HOPE = 2.0  # times the limit, what a plan may hold from which others are sought that keep it
 
 
 @dataclass(frozen=True)
@@ -156,8 +157,17 @@ class StepOnMesh:
 
     def may_fit(self) -> bool:
         """True if the choices that hold least come near the limit: the pass counts no worse."""
-        posed = self.priced.within(EVERY_BYTE)
-        return needed_bytes(posed.assembled.problem) <= _NEAR * self.context.request.budget_bytes
+        return needed_bytes(self._unlimited) <= _NEAR * self.context.request.budget_bytes
+
+    @property
+    def least_argument_bytes(self) -> float:
+        """The fewest bytes that a device holds as the step begins, in whatever form it runs."""
+        return sum(float(u.nbytes.min()) for u in self._unlimited.usages if u.first == 0)
+
+    @property
+    def _unlimited(self) -> Problem:
+        """The problem with all its memory rows, under a limit that nothing keeps."""
+        return self.priced.within(EVERY_BYTE).assembled.problem
 
     def keeping(self) -> MeshPlan:
         """The cheapest plan, whatever it holds, that gathers once for both passes."""
@@ -284,9 +294,51 @@ class TriedMesh:
         """The same with the plan whose counted bytes keep the limit, where there is one."""
         return replace(self, within=self.step.within(self.context.request.budget_bytes))
 
+    @cached_property
+    def lightest(self) -> MeshPlan:
+        """The plan that holds the least."""
+        return self.step.lightest()
+
+    @cached_property
+    def nearest_bytes(self) -> float:
+        """The fewest bytes that a known plan would hold, recomputing what it can.
+
+        Infinite where what the step begins with is already too much. The lightest plan is asked
+        for only where the plan without a limit is not near.
+        """
+        request = self.context.request
+        limit = request.budget_bytes
+        if self.step.least_argument_bytes > limit:
+            return math.inf
+        setting = self.context.setting(limit)
+
+        def leanest(plan: MeshPlan) -> float:
+            if not request.remat or plan.peak_bytes <= limit:
+                return plan.peak_bytes
+            leaner = LeanerForms.of(plan.decided, plan.held, setting).within(limit)
+            return plan.peak_bytes - (leaner.saved_bytes if leaner is not None else 0)
+
+        roomy = leanest(self.roomy)
+        return roomy if roomy <= _HOPE * limit else min(roomy, leanest(self.lightest))
+
+    @property
+    def is_near(self) -> bool:
+        """True if a plan is known from which one within the limit may be found."""
+        return self.nearest_bytes <= _HOPE * self.context.request.budget_bytes
+
     def put_by(self) -> TriedMesh:
         """The same to be gone into later: what is priced takes memory, and is made again then."""
         return replace(self, step=StepOnMesh(self.step.context, self.step.form))
+
+    @property
+    def least_seconds(self) -> float:
+        """Seconds that a plan within the limit is expected to take at least.
+
+        Overlap and recipes may make one faster than the plan without a limit.
+        """
+        if self.within is not None:
+            return self.within.seconds
+        return _ROUGH * self.roomy.seconds
 
     @property
     def promise(self) -> tuple[bool, float]:
@@ -312,6 +364,8 @@ def plan_on(tried: TriedMesh, fastest: float = math.inf) -> MeshPlan:
     # 1. The plan without a limit keeps it.
     if tried.fits:
         return _kept(step, roomy)
+    if not tried.is_near:
+        raise MemoryLimitError(f"nothing near the limit was found on ({step.context.mesh})")
     # 2. Values are made again for the backward pass. Where that costs nothing it is the answer: no
     #    plan within a limit that binds costs less than one without.
     may_fit = step.may_fit()
@@ -419,7 +473,7 @@ def _sharded_more(tried: TriedMesh) -> MeshPlan:
     step, limit = tried.step, tried.context.request.budget_bytes
 
     def lightest() -> Iterator[MeshPlan]:
-        yield step.lightest()
+        yield tried.lightest
 
     found = fit_within(
         limit, step.within, [tried.roomy], tried.within, lightest(),

@@ -67,7 +67,7 @@ _MICROBATCHES = (2, 4, 8, 16, 32, 64)  # tried for a step that does not fit
 _FEW = 200  # ops up to which all of them may be
 _MORE_DEVICES = (2, 4, 8, 16)  # times
 _MESHES = 8  # where memory binds, that are gone into
-_ROUGH = 0.95  # overlap and recipes may make a plan within a limit faster than one without
+_NEAREST = 2  # meshes that are gone into before it is said that none has a plan
 _SMALL = 1500  # ops up to which one program is planned beside stages
 
 
@@ -114,32 +114,47 @@ def _plan_on(contexts: Sequence[MeshContext], source: Source) -> Planned:
 
 
 def _best_of(contexts: Sequence[MeshContext], plain: Form) -> tuple[TriedMesh, MeshPlan] | None:
-    """The mesh of the fastest plan with it; None where no plan fits.
+    """The mesh of the fastest plan with it; None where no plan is found.
 
-    Every mesh is tried without a limit. Of those where that does not fit, which take long, only
-    the most promising are gone into, and none that promises less than a plan that fits.
+    Every mesh is tried without a limit. Those where that does not fit take long: they are gone into
+    where a plan is known that comes near, and where they promise more than a plan that fits.
     """
+    # 1. Every mesh without a limit; and those where that fits.
     tried: dict[int, TriedMesh] = {}
     for n, context in enumerate(contexts):
         start = time.perf_counter()
         with suppress(InfeasibleError):
             on_mesh = try_mesh(context, plain)
-            if len(contexts) > 1:
-                on_mesh = (on_mesh if on_mesh.fits else on_mesh.limited()).put_by()
-            tried[n] = on_mesh
+            few = plain.graph.op_count <= _FEW or len(contexts) == 1
+            tried[n] = on_mesh if few else on_mesh.put_by()
         for watcher in context.watchers:
             text = f"{n + 1} of {len(contexts)}"
             watcher.after("mesh", text, tried.get(n), time.perf_counter() - start)
     found = {n: plan_on(t) for n, t in tried.items() if t.fits}
-    tight = [n for n, t in tried.items() if not t.fits]
-    for n in sorted(tight, key=lambda n: tried[n].promise)[:_MESHES]:
-        fastest = min((f.seconds for f in found.values()), default=math.inf)
-        # A single one may yet be the fastest by recomputing.
-        within = tried[n].within if len(tight) > 1 else None
-        least = within.seconds if within is not None else _ROUGH * tried[n].roomy.seconds
-        if least < fastest:
+
+    def may_be_faster(seconds: float) -> bool:
+        return all(seconds < f.seconds for f in found.values())
+
+    # 2. Nothing comes within the limit: the meshes that come nearest have a plan, or none has.
+    tight = {n: t for n, t in tried.items() if not t.fits and may_be_faster(t.least_seconds)}
+    near = sorted((n for n, t in tight.items() if t.is_near), key=lambda n: tight[n].nearest_bytes)
+    gone: list[int] = []
+    if not found and near and tight[near[0]].nearest_bytes > contexts[0].request.budget_bytes:
+        for n in near[:_NEAREST]:
+            gone.append(n)
             with suppress(InfeasibleError):
-                found[n] = plan_on(tried[n], fastest)
+                found[n] = plan_on(tight[n])
+                break
+        else:
+            return None
+    # 3. The most promising of the others. A single one may yet be faster by recomputing.
+    others = [n for n in near if n not in gone]
+    limited = {n: tight[n].limited() if len(tight) > 1 else tight[n] for n in others}
+    for n in sorted(limited, key=lambda n: limited[n].promise)[:_MESHES]:
+        if may_be_faster(limited[n].least_seconds):
+            with suppress(InfeasibleError):
+                fastest = min((f.seconds for f in found.values()), default=math.inf)
+                found[n] = plan_on(limited[n], fastest)
     best: int | None = None
     for n in sorted(found):
         if best is None or found[n].seconds < found[best].seconds * (1 - _NO_GAIN):

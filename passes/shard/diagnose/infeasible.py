@@ -42,7 +42,8 @@ Weigh = Callable[[Posed, tuple[int, ...]], float]
 def lightest(posed: Posed, weigh: Weigh) -> tuple[tuple[int, ...], float]:
     """The assignment that is known to need the least, and how much: () and infinity for none."""
     problem = posed.assembled.problem
-    counted = sorted({(problem.peak_bytes(c), c) for c in light_answers(problem)})
+    answers = light_answers(problem, posed.assembled.copies)
+    counted = sorted({(problem.peak_bytes(c), c) for c in answers})
     nbytes, choice = float("inf"), tuple[int, ...]()
     for peak, light in counted:
         if peak >= nbytes:

@@ -10,6 +10,7 @@ import numpy as np
 
 from autopar.cost.memory import SPARE_SHARE
 from autopar.ir.assignment import Assignment
+from autopar.ir.graph import Op
 from autopar.ir.mesh import MeshShape
 from autopar.ir.rule import Rule
 from autopar.ir.sharding import Sharding, replicated
@@ -21,7 +22,7 @@ from autopar.passes.shard.model.decisions import Decision, Place, Read, Reading,
 from autopar.passes.shard.model.lifetimes import lifetimes, materialized, read_by_groups
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.model.slack import Slack, find_slack
-from autopar.passes.shard.solver.problem import Edge, Floats, Problem, Usage
+from autopar.passes.shard.solver.problem import Copy, Edge, Floats, Problem, Usage
 
 # Values smaller than this share of the limit are not asked whether they are copied.
 _SMALL_SHARE = 1 / 256
@@ -38,11 +39,15 @@ class UseKey:
 
 @dataclass(frozen=True)
 class Assembled:
-    """A problem with what its nodes mean: nodes are decisions, then shared uses."""
+    """A problem with what its nodes mean: nodes are decisions, then shared uses.
+
+    The copies are those that moves make for ops, of which no row is told.
+    """
 
     problem: Problem
     choices: tuple[tuple[Choice, ...], ...]
     uses: Mapping[UseKey, int]  # -> node
+    copies: tuple[Copy, ...] = ()
 
 
 def assemble(
@@ -68,6 +73,17 @@ class _Need:
     reader: int
     wanted: tuple[Sharding, ...]
     read: Read
+
+
+@dataclass(frozen=True)
+class _MovedFor:
+    """A move between two nodes for some ops, and the bytes of what it makes."""
+
+    left: int
+    right: int
+    seconds: Floats
+    nbytes: Floats
+    ops: tuple[Op | None, ...]
 
 
 # Look-alikes are given one and the same tuple of choices, so its id stands for it.
@@ -127,6 +143,7 @@ class Assembler:
         # copies: whether a move is made, which takes both its ends to know, is a choice of one.
         self._copied: dict[int, int] = {}
         self._usages: tuple[Usage, ...] | None = None
+        self._copies: tuple[Copy, ...] = ()
         self._price()
 
     def within(self, limit_bytes: float, all_exposed: bool = False) -> Assembled:
@@ -139,11 +156,12 @@ class Assembler:
             self._price()
         if binds and self._usages is None:
             self._usages = self._found_usages()
+            self._copies = self._found_copies()
         sums = self._exposed if all_exposed else self._overlapped
         edges = tuple(Edge(u, v, t) for (u, v), t in sums.tables.items())
         usages = self._usages if binds and self._usages else ()
         problem = Problem(tuple(sums.costs), edges, usages, limit_bytes)
-        return Assembled(problem, tuple(self._choices), self._uses)
+        return Assembled(problem, tuple(self._choices), self._uses, self._copies if binds else ())
 
     def _may_be_copies(self, limit_bytes: float) -> dict[int, int]:
         found: dict[int, int] = {}
@@ -165,6 +183,7 @@ class Assembler:
         self._found_moves: dict[_MoveKey, tuple[_Row, _Row, Floats]] = {}
         self._raw: dict[tuple[Rule, int, int], tuple[tuple[Sharding, ...], tuple[str, ...]]] = {}
         self._usages = None
+        self._moved_for: list[_MovedFor] = []
         kept = materialized(self._reading)
         self._price_ops()
         self._price_groups(kept)
@@ -264,11 +283,14 @@ class Assembler:
         spare = SPARE_SHARE * (self._mesh.device_count > 1)
         weighed: dict[tuple[str, Place, int, bool], Floats] = {}
         usages: list[Usage] = []
+        self._made: dict[str, list[int]] = defaultdict(list)
         platform, once = self._prices.cluster.chip.platform, Holding()
         for name, value, place, first, last, copies in lifetimes(
             self._reading, platform, self._held
         ):
             node = place.decision
+            if not copies:
+                self._made[value.name].append(first)
             if copies and node not in self._copied:
                 continue
             times = copies or self._held.get(name, once).times
@@ -281,6 +303,27 @@ class Assembler:
                 weighed[key] = nbytes + set_aside
             usages.append(Usage(node, first, last, weighed[key]))
         return tuple(usages)
+
+    def _found_copies(self) -> tuple[Copy, ...]:
+        """The bytes of the copies that ops read, and of their results before they are reduced."""
+        found: list[Copy] = []
+        for moved in self._moved_for:
+            if not moved.seconds.any():
+                continue
+            times = [
+                t
+                for op in moved.ops
+                if op is not None
+                for r in op.results
+                for t in self._made.get(r.name, ())[:1]
+            ]
+            if times:
+                found.append(
+                    Copy(
+                        moved.left, moved.right, min(times), max(times), moved.seconds, moved.nbytes
+                    )
+                )
+        return tuple(found)
 
     # -- edges -----------------------------------------------------------------------------
 
@@ -299,6 +342,8 @@ class Assembler:
         raw, combiners = self._raw[key]
         after = self._shardings(group, read.standing.dims)
         table = self._moves.matrix(read.value, raw, after, combiners)
+        local = np.array([float(s.local_bytes(read.value, self._mesh)) for s in raw])
+        self._moved_for.append(_MovedFor(read.reader, group, table, local[:, None], (op,)))
         exposed = table * (1.0 * read.runs * read.count)
         if self._slack.reduces(read):
             table = table * (self._reduced * read.runs * read.count)
@@ -322,11 +367,22 @@ class Assembler:
             else:
                 direct.extend(needs)
         for need in direct:
+            if need.read.kind is ReadKind.OP and need.reader != need.place.decision:
+                lying = self._shardings(need.place.decision, need.place.dims)
+                moved = self._moves_of(need.value, lying, need.wanted)
+                local = self._local(need.value, need.wanted)
+                self._moved_for.append(
+                    _MovedFor(need.place.decision, need.reader, moved, local, (need.read.op,))
+                )
             table, exposed = self._moved(need.value, need.place, need.wanted, self._times([need]))
             if need.read.enters and need.reader in self._copied:
                 exposed = self._entered(need, table if exposed is None else exposed)
                 table = self._entered(need, table)
             self._add(need.place.decision, need.reader, table, exposed)
+
+    def _local(self, value: Value, wanted: _Row) -> Floats:
+        """[1, wanted] bytes of a copy."""
+        return np.array([[float(s.local_bytes(value, self._mesh)) for s in wanted]])
 
     def _moves_of(self, value: Value, before: _Row, after: _Row) -> Floats:
         """[before, after] seconds; look-alikes ask with the very same tuples."""
@@ -407,8 +463,14 @@ class Assembler:
         self._uses[key] = node
         lying = self._shardings(node, tuple(range(len(value.shape))))
         self._add(place.decision, node, *self._moved(value, place, lying, self._times(needs)))
+        ops = tuple(need.read.op for need in needs)
+        moved = self._moves_of(value, self._shardings(place.decision, place.dims), lying)
+        local = self._local(value, lying)
+        self._moved_for.append(_MovedFor(place.decision, node, moved, local, ops))
         for need in needs:
             table = self._moves_of(value, lying, need.wanted)
+            local = self._local(value, need.wanted)
+            self._moved_for.append(_MovedFor(node, need.reader, table, local, (need.read.op,)))
             beside, whole = self._times([need])
             exposed = table * whole
             self._add(node, need.reader, exposed if beside == whole else table * beside, exposed)

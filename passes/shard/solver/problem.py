@@ -43,6 +43,27 @@ class Usage:
 
 
 @dataclass(frozen=True)
+class Copy:
+    """Bytes that a move between two nodes' choices holds from time `first` to `last`, included.
+
+    No memory row counts them, as it takes both nodes to know. What holds little is looked for with
+    them.
+    """
+
+    left: int
+    right: int
+    first: int
+    last: int
+    seconds: Floats  # [choices of left, choices of right] of the move: 0 where nothing moves
+    nbytes: Floats  # that a move holds, as `seconds` or of one choice at one of the ends
+
+    @property
+    def held(self) -> Floats:
+        """[choices of left, choices of right] bytes."""
+        return np.where(np.isfinite(self.seconds) & (self.seconds > 0), self.nbytes, 0.0)
+
+
+@dataclass(frozen=True)
 class Problem:
     """Nodes with choice costs in seconds, edges, memory use over time, and the limit in bytes."""
 

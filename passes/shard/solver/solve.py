@@ -147,6 +147,7 @@ class _Search:
         self._seconds = float("inf")
         self.bound = -float("inf")
         self.infeasible = False
+        self._good_gap = _GOOD_GAP
         self.price, self.times = 0.0, tuple[int, ...]()
         self.first_seconds = float("inf")
 
@@ -178,6 +179,7 @@ class _Search:
             self.infeasible = True
         elif len(self._problem.edges) <= _GUESSED_EDGES:  # else it is not narrow
             found = branch_and_bound(self._problem)
+            self._good_gap = _FAR if found.choice else _GOOD_GAP
             self.take(found.choice, found.bound_seconds)
             self.infeasible = found.proven and not found.choice
             self.price, self.times = found.seconds_per_byte, found.binding_times
@@ -253,7 +255,7 @@ class _Search:
         levels = _LEVELS_OF_MANY if self._entries > _MANY else _LEVELS
         for i, (rate, least) in enumerate(levels[:1] if self._effort.quick else levels):
             gap = (self._seconds - self.bound) / self._seconds if self.choice else 1.0
-            if i and gap <= (_GOOD_GAP if self.price > 0 or i > 1 else _PROVEN):
+            if i and gap <= (self._good_gap if self.price > 0 or i > 1 else _PROVEN):
                 return
             if i and gap > _FAR and i + 1 < len(levels):
                 continue
