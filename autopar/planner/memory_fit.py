@@ -239,10 +239,13 @@ class MeshPlan:
         """The solver's account of it."""
         return self.sharding.outcome
 
-    def residuals(self) -> Residuals:
-        """The values that the step keeps from its forward to its backward pass, as sharded here."""
-        graph, prices = self.form.graph, self.programs.placed.contexts[0].tables.prices
-        return Residuals(graph, local_costs(graph, self.listing, prices))
+    @cached_property
+    def leaner_forms(self) -> LeanerForms:
+        """Forms of the step that keep less of it from the forward to the backward pass."""
+        graph, programs = self.form.graph, self.programs
+        prices = programs.placed.contexts[0].tables.prices
+        residuals = Residuals(graph, local_costs(graph, self.listing, prices))
+        return LeanerForms(residuals, programs.argument_bytes[0], self.peak_bytes)
 
     def told(self, context: MeshContext, memory_bytes: int) -> MeshPlan:
         """The same with the recipes within a limit beside it."""
@@ -310,12 +313,11 @@ class TriedMesh:
         limit = request.budget_bytes
         if self.step.least_argument_bytes > limit:
             return math.inf
-        setting = self.context.setting(limit)
 
         def leanest(plan: MeshPlan) -> float:
             if not request.remat or plan.peak_bytes <= limit:
                 return plan.peak_bytes
-            leaner = LeanerForms.of(plan.decided, plan.held, setting).within(limit)
+            leaner = plan.leaner_forms.within(limit)
             return plan.peak_bytes - (leaner.saved_bytes if leaner is not None else 0)
 
         roomy = leanest(self.roomy)
@@ -408,9 +410,8 @@ def _recomputed(tried: TriedMesh) -> MeshPlan | None:
     A form's plan without a limit may do, and then no other of it is cheaper; else it may fit
     when it is sharded more, too.
     """
-    context, plain, roomy = tried.context, tried.step.form, tried.roomy
-    limit, programs = context.request.budget_bytes, roomy.programs
-    forms = LeanerForms(roomy.residuals(), programs.argument_bytes[0], roomy.peak_bytes)
+    context, plain = tried.context, tried.step.form
+    limit, forms = context.request.budget_bytes, tried.roomy.leaner_forms
     known: dict[tuple[str, ...], MeshPlan | None] = {}
 
     def planned(form: Form) -> MeshPlan | None:

@@ -17,6 +17,7 @@ from autopar.passes.shard.model import assemble
 from autopar.passes.shard.solver import solve as solving
 from autopar.passes.shard.solver.branch_and_bound import Bounded, branch_and_bound
 from autopar.passes.shard.solver.problem import Problem
+from autopar.planner import plan as planning
 from autopar.planner.memory_fit import MeshContext, StepOnMesh
 from autopar.planner.remat import Form
 from autopar.planner.request import Request
@@ -90,3 +91,25 @@ def test_a_step_on_a_mesh_is_priced_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(priced) == 1
     assert limited is not None
     assert lightest.peak_bytes < roomy.peak_bytes
+
+
+def test_the_lightest_plan_knows_of_copies() -> None:
+    """Rows alone lay state over every device and gather it whole: as held, more than no limit."""
+    step, args = CASES["mlp4-adam v5p:4x4x4/3 at 0.3"].build()
+    form = Form(None, traced(step, *args).graph)
+    mesh = MeshShape.of((4, 4, 4))
+    on_mesh = StepOnMesh(MeshContext.of(mesh, Request(Cluster.parse("v5p:4x4x4"))), form)
+    roomy, lightest = on_mesh.cheapest(NO_LIMIT_BYTES), on_mesh.lightest()
+    assert lightest.peak_bytes < 0.6 * roomy.peak_bytes
+
+
+def test_a_hopeless_refusal_goes_into_no_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a step begins with is too much, in whatever form it runs."""
+    case = CASES["mlp4-adam 8x8xh100/2 at 0.05"]
+    step, args = case.build()
+    begins_with = 3 * 4 * (1024 * 1024 * 4) // 64  # parameters and two moments on 64 devices
+    gone_into: list[object] = []
+    monkeypatch.setattr(planning, "plan_on", lambda tried, *_: gone_into.append(tried))
+    with pytest.raises(MemoryLimitError):
+        autopar.plan(step, *args, memory_gb=0.9 * begins_with / 2**30, **case.options)
+    assert not gone_into
