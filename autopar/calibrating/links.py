@@ -9,7 +9,7 @@ from typing import Any
 
 from autopar.calibrating.chip import chip_seconds
 from autopar.calibrating.least_squares import FIRM, fit
-from autopar.cluster import AbstractTopology, Chip, Cluster, Level, LinkLevel, axis_links
+from autopar.cluster import AbstractTopology, Chip, Cluster, LinkLevel, SwitchLevel, axis_links
 from autopar.cluster.calibration import Bar, Experiment, Sample
 from autopar.cost import collective_seconds
 from autopar.errors import ClusterError
@@ -85,7 +85,7 @@ def with_figures(topology: AbstractTopology, figures: Mapping[str, float]) -> Ab
     return topology.with_figures(own, [_level_with(v, figures) for v in topology.switch_levels])
 
 
-def _of_level(level: Level) -> dict[str, float]:
+def _of_level(level: SwitchLevel) -> dict[str, float]:
     if level.size < 2:
         return {}
     rate = level.bytes_per_second
@@ -103,7 +103,7 @@ def _of_level(level: Level) -> dict[str, float]:
     return {f"{level.name}.{name}": figure for name, figure in figures.items()}
 
 
-def _level_with(level: Level, figures: Mapping[str, float]) -> Level:
+def _level_with(level: SwitchLevel, figures: Mapping[str, float]) -> SwitchLevel:
     prefix = f"{level.name}."
     own: dict[str, Any] = {
         name.removeprefix(prefix): v for name, v in figures.items() if name.startswith(prefix)

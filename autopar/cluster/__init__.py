@@ -9,6 +9,6 @@ from autopar.cluster.placement import mesh_shapes as mesh_shapes
 from autopar.cluster.switch import Switch as Switch
 from autopar.cluster.topology import AbstractTopology as AbstractTopology
 from autopar.cluster.topology import Layout as Layout
-from autopar.cluster.topology import Level as Level
 from autopar.cluster.topology import LinkLevel as LinkLevel
+from autopar.cluster.topology import SwitchLevel as SwitchLevel
 from autopar.cluster.torus import Torus as Torus

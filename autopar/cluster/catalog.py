@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from autopar.cluster.chip import Chip, Confidence, GpuTarget, Source
 from autopar.cluster.switch import Switch, SwitchFabric
-from autopar.cluster.topology import AbstractFabric, AbstractTopology, Level
+from autopar.cluster.topology import AbstractFabric, AbstractTopology, SwitchLevel
 from autopar.cluster.torus import Torus, TorusFabric
 
 TOPOLOGIES: tuple[type[AbstractTopology], ...] = (Switch, Torus)
@@ -139,7 +139,7 @@ _CPU = Chip(
 # -- the figures of links -------------------------------------------------------------------------
 
 
-def _nvlink(gigabytes: float, pair: float, reduction: float = 0.0) -> Level:
+def _nvlink(gigabytes: float, pair: float, reduction: float = 0.0) -> SwitchLevel:
     """NVLink or NVSwitch inside a host, in GB/s per GPU, of a ring and of one pair.
 
     Fitted for H100 and B200 to XLA's tables of measured collectives over 2, 4 and 8 GPUs (probed
@@ -148,7 +148,7 @@ def _nvlink(gigabytes: float, pair: float, reduction: float = 0.0) -> Level:
     GB/s up to 64 MiB, and four times that above 128 MiB, which no formula here follows; two GPUs
     alone reach 116.
     """
-    return Level(
+    return SwitchLevel(
         "nvlink",
         8,
         gigabytes * _GIGA,
@@ -162,7 +162,7 @@ def _nvlink(gigabytes: float, pair: float, reduction: float = 0.0) -> Level:
     )
 
 
-def _network(gigabytes: float, start: float, step: float) -> Level:
+def _network(gigabytes: float, start: float, step: float) -> SwitchLevel:
     """InfiniBand or Ethernet between hosts: the one-way GB/s that a GPU reaches, microseconds.
 
     Of H100, H200 and B200 they are XLA's, which takes the first to have half the port of the
@@ -173,18 +173,18 @@ def _network(gigabytes: float, start: float, step: float) -> Level:
     two whole hosts of four are half as fast as two of two; and a group of every second host is 5 ms
     whatever its size.
     """
-    return Level("network", 1, gigabytes * _GIGA, step * _US, start_seconds=start * _US)
+    return SwitchLevel("network", 1, gigabytes * _GIGA, step * _US, start_seconds=start * _US)
 
 
-def _data_center(gigabits_per_chip: float, devices_per_chip: int = 1) -> Level:
+def _data_center(gigabits_per_chip: float, devices_per_chip: int = 1) -> SwitchLevel:
     """The data-center network between TPU slices; latencies are a guess (low confidence)."""
     rate = gigabits_per_chip / 8 / devices_per_chip * _GIGA
-    return Level("data-center network", 1, rate, 30 * _US, start_seconds=50 * _US)
+    return SwitchLevel("data-center network", 1, rate, 30 * _US, start_seconds=50 * _US)
 
 
 # Measured here on 8 virtual devices of 2 cores, busy: an all-reduce of 4 B 255 us, of 16 MiB 17 ms.
-_CPU_INSIDE = Level("host", 8, 2 * _GIGA, 2 * _US, start_seconds=100 * _US)
-_CPU_NETWORK = Level("network", 1, 1 * _GIGA, 50 * _US, start_seconds=100 * _US)
+_CPU_INSIDE = SwitchLevel("host", 8, 2 * _GIGA, 2 * _US, start_seconds=100 * _US)
+_CPU_NETWORK = SwitchLevel("network", 1, 1 * _GIGA, 50 * _US, start_seconds=100 * _US)
 
 # -- the catalog ----------------------------------------------------------------------------------
 

@@ -13,10 +13,10 @@ from autopar.cluster.topology import (
     AbstractTopology,
     CompilerTopology,
     Layout,
-    Level,
     Link,
     LinkLevel,
     Shares,
+    SwitchLevel,
     outermost,
 )
 from autopar.errors import ClusterError
@@ -28,7 +28,7 @@ class Switch(AbstractTopology):
 
     kind: ClassVar[str] = "switch"
 
-    levels: tuple[Level, ...]
+    levels: tuple[SwitchLevel, ...]
     devices_per_host: int
 
     def __post_init__(self) -> None:
@@ -51,11 +51,11 @@ class Switch(AbstractTopology):
         return tuple(level.name for level in self.levels)
 
     @property
-    def switch_levels(self) -> tuple[Level, ...]:
+    def switch_levels(self) -> tuple[SwitchLevel, ...]:
         """Its levels, all of them."""
         return self.levels
 
-    def with_figures(self, figures: Mapping[str, float], levels: Sequence[Level]) -> Switch:
+    def with_figures(self, figures: Mapping[str, float], levels: Sequence[SwitchLevel]) -> Switch:
         """It has no figures but those of its levels."""
         del figures
         return replace(self, levels=tuple(levels))
@@ -153,8 +153,8 @@ class SwitchFabric(AbstractFabric):
 
     domain: int
     devices_per_host: int
-    inside: Level
-    network: Level
+    inside: SwitchLevel
+    network: SwitchLevel
 
     def read(self, text: str, chip: str, match: re.Match[str]) -> tuple[str, Switch]:
         """A cluster from "8xh100" or "4x8xa100-40gb": devices, or hosts x devices of each."""
@@ -192,7 +192,7 @@ class SwitchFabric(AbstractFabric):
                 f"cluster {text!r}: {outer} x {inner} devices; expected at least one of each and "
                 f"at most {domain} on one host or rack"
             )
-        levels: tuple[Level, ...] = (replace(self.inside, size=inner),)
+        levels: tuple[SwitchLevel, ...] = (replace(self.inside, size=inner),)
         if outer > 1:
             levels = (*levels, replace(self.network, size=outer))
         return Switch(levels, min(self.devices_per_host, inner))

@@ -10,12 +10,12 @@ from typing import Any, cast
 from autopar.cluster.calibration import Bar, Calibration, Residual, Series
 from autopar.cluster.catalog import TOPOLOGIES
 from autopar.cluster.chip import Chip, Source
-from autopar.cluster.topology import AbstractTopology, Level
+from autopar.cluster.topology import AbstractTopology, SwitchLevel
 from autopar.errors import ClusterError
 
 Table = dict[str, object]
 # Fields of a topology that are levels of switching, by how a dataclass writes their type.
-_LEVELS, _NETWORK = "tuple[Level, ...]", "Level | None"
+_LEVELS, _NETWORK = "tuple[SwitchLevel, ...]", "SwitchLevel | None"
 _LARGEST, _LARGEST_WHOLE = 1e300, 2**63
 # Lists of plain items, by how a dataclass writes their type.
 _ITEMS: dict[str, type] = {
@@ -93,8 +93,8 @@ def read_calibration(table: Mapping[str, object], where: str) -> Calibration | N
     return Calibration(**fields)
 
 
-def _level(table: Mapping[str, object], where: str) -> Level:
-    return Level(**_checked(Level, table, where))
+def _level(table: Mapping[str, object], where: str) -> SwitchLevel:
+    return SwitchLevel(**_checked(SwitchLevel, table, where))
 
 
 def _table(table: Mapping[str, object], key: str, where: str) -> Table:
@@ -110,7 +110,7 @@ def _number(key: str, entry: object, where: str) -> float:
     return float(entry)
 
 
-_Kind = Chip | Source | Level | AbstractTopology | Calibration | Bar | Residual | Series
+_Kind = Chip | Source | SwitchLevel | AbstractTopology | Calibration | Bar | Residual | Series
 
 
 def _checked(kind: type[_Kind], table: object, where: str) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class LinkLevel:
     of one transfer to one neighbor. On a torus a level is one direction; `wraps` says it closes
     into a ring. `reduces_in_switch` is the share of the rate that the switch keeps while adding up,
     None where it cannot; `local_bytes_per_second` is None where a device's own share takes no time;
-    see Level for the other figures.
+    see SwitchLevel for the other figures.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Level:
+class SwitchLevel:
     """A level of switching: `size` members, each with `bytes_per_second` into the switch.
 
     Rates are one-way per *device* and are what collectives reach, not what a data sheet says.
@@ -203,7 +203,7 @@ class AbstractTopology(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def switch_levels(self) -> tuple[Level, ...]:
+    def switch_levels(self) -> tuple[SwitchLevel, ...]:
         """Its levels of switching, innermost first."""
 
     @property
@@ -218,7 +218,7 @@ class AbstractTopology(abc.ABC):
 
     @abc.abstractmethod
     def with_figures(
-        self, figures: Mapping[str, float], levels: Sequence[Level]
+        self, figures: Mapping[str, float], levels: Sequence[SwitchLevel]
     ) -> AbstractTopology:
         """The same wiring with other `own_figures` and `switch_levels`."""
 

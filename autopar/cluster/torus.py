@@ -15,10 +15,10 @@ from autopar.cluster.topology import (
     CompilerTopology,
     DirectLink,
     Layout,
-    Level,
     Link,
     LinkLevel,
     Shares,
+    SwitchLevel,
     outermost,
 )
 from autopar.errors import ClusterError
@@ -47,7 +47,7 @@ class Torus(AbstractTopology):
     host_bounds: tuple[int, ...]
     devices_per_chip: int = 1
     full_gather: bool = False
-    network: Level | None = None
+    network: SwitchLevel | None = None
 
     def __post_init__(self) -> None:
         if not self.shape or not len(self.shape) == len(self.wraps) == len(self.host_bounds):
@@ -85,7 +85,7 @@ class Torus(AbstractTopology):
         return ("chip", *grid, self.network.name if self.network else "slices")
 
     @property
-    def switch_levels(self) -> tuple[Level, ...]:
+    def switch_levels(self) -> tuple[SwitchLevel, ...]:
         """The network that joins slices, if there are several."""
         return (self.network,) if self.network else ()
 
@@ -102,7 +102,7 @@ class Torus(AbstractTopology):
             "hop_seconds": self.hop_seconds,
         }
 
-    def with_figures(self, figures: Mapping[str, float], levels: Sequence[Level]) -> Torus:
+    def with_figures(self, figures: Mapping[str, float], levels: Sequence[SwitchLevel]) -> Torus:
         """The same grid with other links and another network."""
         own: dict[str, Any] = dict(figures)
         return replace(self, **own, network=levels[0] if levels else None)
@@ -283,7 +283,7 @@ class TorusFabric(AbstractFabric):
     link_bytes_per_second: float
     devices_per_chip: int
     full_gather: bool
-    network: Level
+    network: SwitchLevel
 
     def read(self, text: str, chip: str, match: re.Match[str]) -> tuple[str, Torus]:
         """A cluster from "v5p:4x4x8" or "2xv5e:16x16": the shape of a slice, and their number."""

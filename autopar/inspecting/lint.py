@@ -13,13 +13,11 @@ from autopar.gc_pause import paused_collection
 from autopar.ir.batching import Batching
 from autopar.ir.findings import BatchReading, Coverage, Finding, Findings, Severity, Topic
 from autopar.ir.graph import Graph, Op
-from autopar.ir.mesh import MeshShape
 from autopar.ir.naming import and_more
 from autopar.ir.paths import counted_paths
 from autopar.ir.rule import Dim, Kind, Rule
 from autopar.ir.text import show_bytes, show_count
 from autopar.ir.values import Input, Role, Value
-from autopar.passes.base import Setting
 from autopar.planner.request import Request
 from autopar.planner.sliced_step import batched
 from autopar.planner.source import Source
@@ -171,8 +169,7 @@ def read_rows(source: Source, request: Request) -> tuple[BatchReading, tuple[Fin
         count = wanted or next((m for m in range(2, rows + 1) if rows % m == 0), 1)
         # The step as so many microbatches; it is rescaled for that if its trace is another.
         given = source.trace_at(count, cut=False)
-        setting = Setting(request.cluster, MeshShape((), ()), request.budget_bytes)
-        trace, batching = batched(given, request.rules, setting)
+        trace, batching = batched(given, request.rules, request.setting())
     except (BatchError, ArgumentError) as error:
         severity = Severity.ERROR if wanted else Severity.WARNING
         return BatchReading(rows, wanted or 0), (_refusal(error, severity),)

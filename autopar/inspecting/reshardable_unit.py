@@ -128,8 +128,9 @@ class ReshardableUnit:
         """The problem under some pins, with the plan's answer as far as these allow."""
         recipe = recipe_named(self.loaded.plan.origin.method)
         optimal = Optimal(recipe=recipe, reshard_costs=self.tables, reuse_gathered=reuse_gathered)
-        posed = optimal.pose(self.graph, self.setting(pins, partial_sums), pins, recipe)
-        return case_of(posed, self.kept, reuse_gathered)
+        setting = self.setting(pins, partial_sums)
+        priced = optimal.price(self.graph, setting, pins, recipe)
+        return case_of(priced.within(setting.memory_bytes), self.kept, reuse_gathered)
 
     def own_case(self) -> Case:
         """The problem that the plan answers, with its answer."""

@@ -11,7 +11,6 @@ companion's own values.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -47,10 +46,7 @@ def plan_companion(source: Source, request: Request, watchers: Sequence[Watcher]
     """
     beside = request.beside
     assert beside is not None
-    setting = Setting(
-        request.cluster, beside.mesh, request.budget_bytes, (), time.perf_counter,
-        watchers=tuple(watchers),
-    )  # fmt: skip
+    setting = request.setting(watchers, beside.mesh)
     # 1. Microbatches.
     trace, batching = _batched(source, request, setting, beside.microbatches)
     graph = batching.graph

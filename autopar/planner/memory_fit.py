@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -30,11 +29,10 @@ from autopar.passes.shard.solver.problem import Problem, needed_bytes
 from autopar.planner.fit_within import fit_within, fits
 from autopar.planner.placed_stages import PlacedStages, SubmeshContext, place_whole
 from autopar.planner.remat import Form, LeanerForms, form_of
-from autopar.planner.request import Request
+from autopar.planner.request import Request, is_small
 from autopar.planner.stage_programs import StagePrograms, lower_stages
 
 _NO_GAIN = 1e-9
-_SMALL = 1500  # ops up to which recipes are planned whole beside auto
 _ROUGH = 0.95  # a recipe's margin is not exact
 _WAITED = 0.5  # of the seconds of collectives
 _CLOSE = 0.005  # of the seconds without a limit
@@ -74,11 +72,10 @@ class MeshContext:
             return held_bytes(graph, listing, self.mesh, request.cluster.chip.platform).peak_bytes
 
         request = self.request
-        setting = Setting(
-            request.cluster, self.mesh, memory_bytes, request.pins, time.perf_counter, weigh,
-            self.watchers, self.tables.resharder,
+        return replace(
+            request.setting(self.watchers, self.mesh), memory_bytes=memory_bytes,
+            pins=request.pins, weigh=weigh, resharder=self.tables.resharder,
         )  # fmt: skip
-        return setting
 
     def optimal(self) -> Optimal:
         """The pass that looks for the cheapest plan by the request's method."""
@@ -115,7 +112,7 @@ class StepOnMesh:
     @property
     def is_small(self) -> bool:
         """True if the form has so few ops that it can be planned many times."""
-        return self.form.graph.op_count <= _SMALL
+        return is_small(self.form.graph)
 
     def cheapest(self, memory_bytes: int) -> MeshPlan:
         """The cheapest plan of which the pass counts no more than a limit.

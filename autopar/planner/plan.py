@@ -40,7 +40,7 @@ from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
 from autopar.ir.outcome import Outcome, Status
 from autopar.ir.text import show_bytes, show_seconds
-from autopar.passes.base import NO_LIMIT_BYTES, Pins, Setting, Watcher
+from autopar.passes.base import NO_LIMIT_BYTES, Pins, Watcher
 from autopar.planner.companion import plan_companion, request_on, shared_state
 from autopar.planner.family import plan_family
 from autopar.planner.fit_within import fits
@@ -56,7 +56,7 @@ from autopar.planner.memory_fit import (
 )
 from autopar.planner.planned import Planned, make_plan
 from autopar.planner.remat import Form
-from autopar.planner.request import Request
+from autopar.planner.request import Request, is_small
 from autopar.planner.source import Source
 from autopar.planner.stage_search import search_stages
 from autopar.progress import LOGGER
@@ -68,7 +68,6 @@ _FEW = 200  # ops up to which all of them may be
 _MORE_DEVICES = (2, 4, 8, 16)  # times
 _MESHES = 8  # where memory binds, that are gone into
 _NEAREST = 2  # meshes that are gone into before it is said that none has a plan
-_SMALL = 1500  # ops up to which one program is planned beside stages
 
 
 def warn_of_unknown(graph: Graph) -> None:
@@ -196,7 +195,7 @@ def plan_step(source: Source, request: Request, watchers: Sequence[Watcher] = ()
     if stages is None:
         return _plan_one_program(source, request, watchers)
     # 3. Both are allowed, and planning one program is quick: the faster of the two.
-    if not request.may_be_one_program or source.plain.graph.op_count > _SMALL:
+    if not request.may_be_one_program or not is_small(source.plain.graph):
         return stages
     try:
         whole = _plan_one_program(source, request, watchers)
@@ -210,7 +209,7 @@ def _plan_stages(
     source: Source, request: Request, watchers: Sequence[Watcher] = ()
 ) -> Planned | None:
     """The best stage programs; None where one program is better. Raises as `search_stages`."""
-    found = search_stages(source, request, _setting(request, watchers))
+    found = search_stages(source, request, request.setting(watchers))
     if found is None:
         return None
     timing = found.programs.timing
@@ -291,14 +290,6 @@ def _with_more_devices(plain: Form, request: Request) -> Iterator[str]:
                 if found is not None and fits(found, asked.budget_bytes):
                     yield f"{larger.name} ({show_bytes(found.peak_bytes)} a device)"
                     return
-
-
-def _setting(request: Request, watchers: Sequence[Watcher] = ()) -> Setting:
-    """The setting of passes before there is a mesh."""
-    return Setting(
-        request.cluster, MeshShape((), ()), request.budget_bytes, (), time.perf_counter,
-        watchers=tuple(watchers),
-    )  # fmt: skip
 
 
 def replan(before: Planned, pins: Pins, memory_bytes: int | None) -> Planned:

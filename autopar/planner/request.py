@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from autopar.cluster import Cluster
@@ -9,17 +11,24 @@ from autopar.ir.graph import Graph
 from autopar.ir.mesh import MeshShape
 from autopar.ir.paths import meant
 from autopar.ir.plan import Origin, Plan
-from autopar.passes.base import Pins
+from autopar.passes.base import Pins, Setting, Watcher
 from autopar.passes.pipeline import PassPipeline
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.recipes import recipe_named
 from autopar.rules import RuleBook
+
+_SMALL = 1500  # ops
 
 
 def pins_on(graph: Graph, pins: Pins) -> Pins:
     """The pins of what a graph is given."""
     paths = [i.path for i in graph.inputs]
     return tuple((pattern, dims) for pattern, dims in pins if meant(pattern, paths))
+
+
+def is_small(graph: Graph) -> bool:
+    """True if a graph has so few ops that it can be planned many times."""
+    return graph.op_count <= _SMALL
 
 
 @dataclass(frozen=True)
@@ -114,6 +123,14 @@ class Request:
     def may_be_one_program(self) -> bool:
         """True if one program on one mesh would do."""
         return self.stages in (None, 1) and self.microbatches in (None, 1)
+
+    def setting(
+        self, watchers: Sequence[Watcher] = (), mesh: MeshShape = MeshShape((), ())
+    ) -> Setting:
+        """The setting of passes within the limit, of which no mesh is known yet or this one."""
+        return Setting(
+            self.cluster, mesh, self.budget_bytes, clock=time.perf_counter, watchers=tuple(watchers)
+        )
 
     @property
     def budget_bytes(self) -> int:

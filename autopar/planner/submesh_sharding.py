@@ -18,10 +18,9 @@ from autopar.passes.shard.solver.effort import QUICK
 from autopar.planner.fit_within import fit_within, fits
 from autopar.planner.isomorphism import Form, Forms, match
 from autopar.planner.placed_stages import PlacedStages
-from autopar.planner.request import Request, pins_on
+from autopar.planner.request import Request, is_small, pins_on
 from autopar.planner.stage_costs import cost_stage
 
-_SMALL = 1500  # ops of a stage up to which the least that it can hold is looked for
 _TRIES = 4  # allowances: other stages are sooner found than another sharding
 _STEP = 16  # a part of the limit
 _TIGHTER = (0.94, 0.88)  # of the limit
@@ -101,7 +100,7 @@ class SubmeshSharder:
             return self._tried(submesh, shard, replace(setting, memory_bytes=allowed))
 
         def lightest() -> Iterator[SubmeshPlan | None]:
-            if joint.graph.op_count <= _SMALL:
+            if is_small(joint.graph):
                 leanest = MinMemory(recipe=shard.recipe, reshard_costs=context.tables)
                 yield self._tried(submesh, leanest, setting)
 

@@ -168,18 +168,6 @@ class Optimal(AbstractSharding):
             return ()
         return recipe_incumbent(posed.reading, posed.assembled, setting.mesh).margins
 
-    def pose(
-        self,
-        given: Graph,
-        setting: Setting,
-        pins: Pins,
-        recipe: AbstractRecipe,
-        loose: frozenset[str] = frozenset(),
-    ) -> Posed:
-        """The problem under pins and a recipe, the step's constraints at `loose` lines let go."""
-        priced = self.price(given, setting, pins, recipe, loose)
-        return priced.within(setting.memory_bytes, self.all_exposed)
-
     def price(
         self,
         given: Graph,
@@ -188,7 +176,10 @@ class Optimal(AbstractSharding):
         recipe: AbstractRecipe,
         loose: frozenset[str] = frozenset(),
     ) -> Priced:
-        """The step as `pose` poses it, for any limit."""
+        """The step under pins and a recipe, its constraints at `loose` lines let go.
+
+        `Priced.within` poses it as a problem for any limit.
+        """
         fixed = resolve_pins(given, pins, setting.mesh)
         deep = given.op_count > self.merge_above
         merged = merge_isomorphic(given, self.hops, fixed) if deep else unmerged(given)

@@ -10,7 +10,7 @@ import pytest
 
 from autopar.calibrating.ladder import measured_axes
 from autopar.calibrating.links import figures_of, with_figures
-from autopar.cluster import Cluster, Layout, Level, LinkLevel, axis_links, device_order
+from autopar.cluster import Cluster, Layout, LinkLevel, SwitchLevel, axis_links, device_order
 from autopar.cluster.submesh import Block, cut_out, link_between, submesh_shapes
 from autopar.cluster.target import Target
 from autopar.cluster.topology import AbstractTopology, CompilerTopology, DirectLink, Link, Shares
@@ -46,7 +46,7 @@ class Ring(AbstractTopology):
         return 1
 
     @property
-    def switch_levels(self) -> tuple[Level, ...]:
+    def switch_levels(self) -> tuple[SwitchLevel, ...]:
         return ()
 
     @property
@@ -57,7 +57,7 @@ class Ring(AbstractTopology):
     def own_figures(self) -> Mapping[str, float]:
         return {"link_bytes_per_second": self.link_bytes_per_second}
 
-    def with_figures(self, figures: Mapping[str, float], levels: Sequence[Level]) -> Ring:
+    def with_figures(self, figures: Mapping[str, float], levels: Sequence[SwitchLevel]) -> Ring:
         return replace(self, link_bytes_per_second=figures["link_bytes_per_second"])
 
     def shares(self, sizes: Sequence[int]) -> Shares:

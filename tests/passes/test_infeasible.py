@@ -189,7 +189,8 @@ def impossible(step: Traced, together: frozenset[str], pins: Pins) -> Refused:
     asked = replace(given(1e9), pins=tuple(pins))
 
     def pose(kept: Pins, recipe: AbstractRecipe, loose: frozenset[str]) -> Posed:
-        posed = Optimal().pose(step.graph, asked, kept, recipe, loose)
+        priced = Optimal().price(step.graph, asked, kept, recipe, loose)
+        posed = priced.within(asked.memory_bytes)
         if not together <= {pattern for pattern, _ in kept}:
             return posed
         problem = posed.assembled.problem

@@ -106,8 +106,8 @@ def test_the_case_of_a_plan_means_the_plan(name: str, folds: int) -> None:
     graph, given_ = traced(fun, *args).graph, setting("2,4", "8xh100")
     optimal = Optimal(merge_above=folds)
     plan = optimal.run(graph, given_)
-    posed = optimal.pose(graph, given_, (), optimal.recipe)
-    found = case_of(posed, plan, False)
+    priced = optimal.price(graph, given_, (), optimal.recipe)
+    found = case_of(priced.within(given_.memory_bytes), plan, False)
     again = found.plan(found.chosen)
     assert again.values == plan.values
     assert again.assignments == plan.assignments
@@ -122,7 +122,8 @@ def test_a_pinned_decision_may_be_asked_as_if_it_were_free() -> None:
     pinned = replace(free, pins=((path, ((), ())),))
     optimal = Optimal()
     plan = optimal.run(graph, pinned)
-    found = case_of(optimal.pose(graph, pinned, pinned.pins, optimal.recipe), plan, False)
+    priced = optimal.price(graph, pinned, pinned.pins, optimal.recipe)
+    found = case_of(priced.within(pinned.memory_bytes), plan, False)
     place = found.place_of(graph.inputs[0].value.name)
     assert place is not None
     node = place.decision

@@ -103,5 +103,6 @@ def test_memory_rows_of_stages_count_what_their_listings_hold() -> None:
     for k, peak in enumerate(planned.programs.peak_bytes):
         given = Setting(request.cluster, placed.contexts[k].tables.prices.mesh, 1)
         setting = replace(placed.setting(k, (), given), memory_bytes=1, partial_sums=False)
-        posed = request.shard.pose(placed.graphs[k].graph, setting, (), request.shard.recipe)
+        priced = request.shard.price(placed.graphs[k].graph, setting, (), request.shard.recipe)
+        posed = priced.within(setting.memory_bytes)
         assert min_memory(posed.assembled.problem).nbytes == pytest.approx(peak, rel=0.15)
