@@ -123,16 +123,19 @@ class StepOnMesh:
         return self._solved(replace(self.optimal(), tell_recipes=told), memory_bytes)
 
     def within(self, memory_bytes: int) -> MeshPlan | None:
-        """The faster of two plans within a limit, by what is counted; None where there is none.
+        """The faster of two plans within a limit, by what is counted; None where there is none."""
+        try:
+            return self.or_waiting(self.cheapest(memory_bytes), memory_bytes)
+        except MemoryLimitError:
+            return None
+
+    def or_waiting(self, found: MeshPlan, memory_bytes: int) -> MeshPlan:
+        """The cheapest plan within a limit, or a faster one that waits for every move.
 
         The pass takes moves off the critical path to run beside work for most of their time. Where
         the listing waits for most of them there is not so much work, and the cheapest plan that
         waits for every move may be the faster one.
         """
-        try:
-            found = self.cheapest(memory_bytes)
-        except MemoryLimitError:
-            return None
         spent = found.spent
         if spent.exposed <= _WAITED * spent.communication or not self.is_small:
             return found
@@ -330,6 +333,11 @@ class TriedMesh:
         return replace(self, step=StepOnMesh(self.step.context, self.step.form))
 
     @property
+    def is_close(self) -> bool:
+        """True if a plan within the limit is likely to be found."""
+        return self.nearest_bytes <= _NEAR * self.context.request.budget_bytes
+
+    @property
     def least_seconds(self) -> float:
         """Seconds that a plan within the limit is expected to take at least.
 
@@ -383,17 +391,19 @@ def plan_on(tried: TriedMesh, fastest: float = math.inf) -> MeshPlan:
 
 
 def _kept(step: StepOnMesh, roomy: MeshPlan) -> MeshPlan:
-    """The plan that holds what it gathers until both passes have read it, where that is better.
+    """The plan without a limit, or a faster one: it waits for moves, or gathers once for both
+    passes.
 
     A recipe gathers as its textbook has it.
     """
-    twice = any(m.repeat for m, _ in roomy.listing.moves())
-    context = step.context
-    if context.request.method != "auto" or not twice:
+    if step.context.request.method != "auto":
         return roomy
-    kept = step.keeping()
-    faster = kept.seconds < roomy.seconds * (1 - _NO_GAIN)
-    return kept if faster and fits(kept, context.request.budget_bytes) else roomy
+    best = step.or_waiting(roomy, NO_LIMIT_BYTES)
+    if any(m.repeat for m, _ in roomy.listing.moves()):
+        kept = step.keeping()
+        faster = kept.seconds < best.seconds * (1 - _NO_GAIN)
+        return kept if faster and fits(kept, step.context.request.budget_bytes) else best
+    return best
 
 
 def refusal(context: MeshContext, plain: Form) -> AutoparError:

@@ -134,11 +134,11 @@ def _best_of(contexts: Sequence[MeshContext], plain: Form) -> tuple[TriedMesh, M
     def may_be_faster(seconds: float) -> bool:
         return all(seconds < f.seconds for f in found.values())
 
-    # 2. Nothing comes within the limit: the meshes that come nearest have a plan, or none has.
+    # 2. Nothing comes close to the limit: the meshes that come nearest have a plan, or none has.
     tight = {n: t for n, t in tried.items() if not t.fits and may_be_faster(t.least_seconds)}
     near = sorted((n for n, t in tight.items() if t.is_near), key=lambda n: tight[n].nearest_bytes)
     gone: list[int] = []
-    if not found and near and tight[near[0]].nearest_bytes > contexts[0].request.budget_bytes:
+    if not found and near and not tight[near[0]].is_close:
         for n in near[:_NEAREST]:
             gone.append(n)
             with suppress(InfeasibleError):

@@ -113,3 +113,13 @@ def test_a_hopeless_refusal_goes_into_no_mesh(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(MemoryLimitError):
         autopar.plan(step, *args, memory_gb=0.9 * begins_with / 2**30, **case.options)
     assert not gone_into
+
+
+def test_a_limit_makes_no_step_faster() -> None:
+    """Where there is too little work to run beside moves, plans without a limit wait for them."""
+    case = CASES["pair 2x8xh100/2"]
+    step, args = case.build()
+    roomy = autopar.plan(step, *args, **case.options).prediction
+    limit = 0.9 * roomy.peak_bytes / 2**30
+    limited = autopar.plan(step, *args, memory_gb=limit, **case.options).prediction
+    assert roomy.seconds <= limited.seconds
