@@ -2,9 +2,10 @@
 
 Every job has the same devices in total and runs the same plans, in turn with the others; prints
 JSON. The host's time is what a process's own thread works for each of its instructions, whoever
-waits for whom. On one machine all processes share the cores, and the transport's threads take
-theirs too: `bare_ms` is what the bare transfers of a step take there one after the other, with no
-step around them.
+waits for whom; `walk_us_an_instruction` is the part of it that is ours, with programs and a
+transport that do nothing. On one machine all processes share the cores, and the transport's threads
+take theirs too: `bare_transfer_ms` is what an activation takes from one process to another when
+nothing else goes on.
 """
 
 from __future__ import annotations
@@ -17,17 +18,24 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from types import SimpleNamespace
+from typing import Any, final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, PartitionSpec
 
 import autopar
-from autopar.ir.program import Program
-from autopar.runtime.bind import host_of
+from autopar.ir.program import Program, Run, Send, Start
+from autopar.ir.projection import Host
+from autopar.runtime.actions import Binding
+from autopar.runtime.bind import ArrayType, host_of
+from autopar.runtime.job import this_job
 from autopar.runtime.shardings import bind_plan
+from autopar.runtime.transport.abstract import AbstractTransport, Copier, Endpoint, Route
+from autopar.runtime.transport.pull import PullTransport
 from tests.processes.jobs import StandingJob, standing_job
 
 DEVICES, LAYERS, MICROBATCHES, ROWS = 4, 8, 6, 32  # rows of a microbatch
@@ -105,6 +113,77 @@ def steps(path: str, width: str, count: str) -> dict[str, float]:
     return {**found.run(int(count)), "instructions": len(host.numbers(found.program))}
 
 
+def walk(path: str, width: str) -> float:
+    """Seconds that the walk itself takes an instruction: programs and transport do nothing."""
+    found = running(path, width)
+    program = found.program
+    runs = [s for s in program.instructions if isinstance(s, Run)]
+    compiled = {
+        run.part: partial(_give, [None] * (len(run.outputs) + len(run.accumulators) + 1))
+        for run in runs
+    }
+    sources: Any = [SimpleNamespace(has_token=True)] * len(program.parts)
+    types: Any = SimpleNamespace(
+        routes={n: s.transfers for n, s in enumerate(program.instructions) if isinstance(s, Send)}
+    )
+    alone = Host(0, 1, (frozenset({0}),) * len(found.meshes))
+    binding = Binding(program, alone, compiled, sources, found.meshes, Idle(), 0)
+    # Starts would compute something.
+    numbers = [n for n, s in enumerate(program.instructions) if not isinstance(s, Start)]
+    actions, taken = binding.actions(numbers, types), list[float]()
+    for _ in range(100):
+        registers: list[list[Any]] = [[None] * count for count in program.register_counts]
+        began = time.thread_time()
+        for act in actions:
+            act(registers)
+        taken.append((time.thread_time() - began) / len(actions))
+    return statistics.median(taken)
+
+
+def _give(results: Sequence[Any], *given: Any) -> Sequence[Any]:
+    return results
+
+
+@final
+class Idle(AbstractTransport):
+    """Transport that carries nothing."""
+
+    name = "idle"
+
+    def copier(
+        self, routes: Sequence[Route], source: Endpoint, target: Endpoint, edge: int
+    ) -> Copier:
+        """A function that gives as many results."""
+        return partial(_give, [None] * len(routes))
+
+
+@lru_cache
+def transport() -> PullTransport:
+    """A transport that stays until the process ends: what is offered must find its taker."""
+    return PullTransport(this_job())
+
+
+def transfers(width: str, count: str) -> float:
+    """Seconds that an activation takes from the first process to the second, on the second."""
+    meshes = [Mesh(np.array([_first_of(p)], dtype=object), ("one",)) for p in range(2)]
+    kind = ArrayType((ROWS, int(width)), np.dtype(np.float32), PartitionSpec())
+    ends = Endpoint(meshes[0]), Endpoint(meshes[1])
+    copy = transport().copier([Route(kind, kind)], *ends, int(width))
+    is_first = jax.process_index() == 0
+    ones = np.ones(kind.shape, np.float32)
+    array = jax.device_put(ones, kind.sharding(meshes[0])) if is_first else None
+    taken: list[float] = []
+    for _ in range(int(count)):
+        began = time.perf_counter()
+        jax.block_until_ready(copy([array]))
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken)
+
+
+def _first_of(process: int) -> Any:
+    return next(d for d in jax.devices() if d.process_index == process)
+
+
 # -- beside the jobs ---------------------------------------------------------------------------
 
 
@@ -134,17 +213,22 @@ def compared(jobs: dict[tuple[int, int], StandingJob], width: int, options: Any)
                 told = job.results(*words)
                 if number:  # the first compiles
                     timings[shape].add(told)
-    alone, *others = timings.values()
+        alone, *others = jobs
+        own = jobs[alone].results("benchmarks.bench_processes:walk", file.name, str(width))
     return {
         "width": width,
         "plan": " ".join(map(str, options.values())),
         "step_ms": {_name(s): _rounded(t.steps, 1e3) for s, t in timings.items()},
         "host_us_an_instruction": {_name(s): _rounded(t.hosts, 1e6) for s, t in timings.items()},
+        "walk_us_an_instruction": _rounded(own, 1e6),
         "over_one_process": {
-            _name(s): _rounded([a / b for a, b in zip(t.steps, alone.steps, strict=True)], 1)
-            for s, t in zip(list(timings)[1:], others, strict=True)
+            _name(s): _rounded(_ratios(timings[s].steps, timings[alone].steps), 1) for s in others
         },
     }
+
+
+def _ratios(some: Sequence[float], others: Sequence[float]) -> list[float]:
+    return [a / b for a, b in zip(some, others, strict=True)]
 
 
 def _rounded(numbers: Sequence[float], scale: float) -> float:
@@ -163,6 +247,9 @@ def main() -> None:
     with ExitStack() as stack:
         jobs = {shape: stack.enter_context(standing_job(*shape)) for shape in SHAPES}
         for width in (16, 256, 1024):
+            words = ("benchmarks.bench_processes:transfers", str(width), "100")
+            bare = jobs[SHAPES[1]].results(*words)[1]
+            print(json.dumps({"width": width, "bare_transfer_ms": _rounded([bare], 1e3)}))
             for options in PLANS:
                 print(json.dumps(compared(jobs, width, options)), flush=True)
 

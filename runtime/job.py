@@ -30,6 +30,7 @@ LIMIT_SECONDS = 300.0  # as long as JAX waits for the processes of a job at its 
 ARGUMENTS = "the list of arguments"  # among the facts
 _CHUNK_BYTES = 1 << 20  # the service refuses values of more than four times that
 _POLL_SECONDS = 1.0
+_ANSWER_SECONDS = 5.0  # for a host to take a connection
 _SLACK_SECONDS = 10.0  # that the verdict on who has not come takes to arrive
 
 
@@ -240,6 +241,16 @@ def own_address(coordinator: str) -> str:
         others = (str(entry[4][0]) for entry in known)
         found = next((a for a in others if not _is_loopback(a)), found)
     return f"[{found}]" if ":" in found else found
+
+
+def unreachable(address: str) -> str:
+    """Why nothing can be reached at a "host:port"; "" where something answers."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS).close()
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 def _is_loopback(host: str) -> bool:

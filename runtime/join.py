@@ -9,15 +9,18 @@ process 1 on host b   ------ tells --->     connects to a:port, and so on
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Sequence
 
 import jax
 
 from autopar.errors import ArgumentError, JobError
 from autopar.frontend import compat
-from autopar.runtime.job import own_address, this_job
+from autopar.runtime.job import own_address, this_job, unreachable
+from autopar.runtime.watch import end_process
 
 _LEAVING_SECONDS = 60  # for all to come to their end
+_SLACK_SECONDS = 30  # after which a process that waits in vain is ended without a word
 
 
 def distributed(
@@ -43,7 +46,7 @@ def distributed(
         local_devices: numbers of the host's devices that are this process's; none given are all of
             them. None is JAX's own choice: under Slurm and MPI one device for each process.
         heartbeat_seconds: how long a process may say nothing before it is taken for lost.
-        wait_seconds: how long to wait for the others.
+        wait_seconds: how long to wait for the others; then this process says so, and ends.
 
     Returns True if there are other processes. Raises JobError where they cannot be joined, and
     ArgumentError where only some of the first three are given.
@@ -60,6 +63,9 @@ def distributed(
     address, count, number = given if told else compat.launched_job(wait_seconds)
     if address is None or count is None or number is None or count == 1:
         return False
+    late = threading.Timer(wait_seconds, lambda: end_process(_late(address, count, number)))
+    late.daemon = True
+    late.start()
     try:
         jax.distributed.initialize(
             address,
@@ -67,7 +73,7 @@ def distributed(
             number,
             local_device_ids=None if local_devices is None else list(local_devices),
             coordinator_bind_address=_free_address(address) if number == 0 else None,
-            initialization_timeout=wait_seconds,
+            initialization_timeout=wait_seconds + _SLACK_SECONDS,  # then JAX aborts, and names none
             heartbeat_timeout_seconds=heartbeat_seconds,
             shutdown_timeout_seconds=_LEAVING_SECONDS,
         )
@@ -77,7 +83,23 @@ def distributed(
             "must be started, the port of process 0 must be free there and reachable from the "
             "others, and autopar.distributed() must come before anything that asks for a device"
         ) from error
+    finally:
+        late.cancel()
     return not this_job().is_alone
+
+
+def _late(coordinator: str, count: int, number: int) -> str:
+    """Why a process could not join in time."""
+    who = f"process {number} of {count} has waited for its job at {coordinator} for too long: "
+    if why := unreachable(coordinator):
+        return (
+            f"{who}process 0 does not answer there ({why}). It must be started, and the port "
+            "reachable from here; its own output says more."
+        )
+    return (
+        f"{who}process 0 answers there, and not all of the {count} have come. All must be started, "
+        "with the same address and number of processes; their own output says more."
+    )
 
 
 def _free_address(coordinator: str) -> str:

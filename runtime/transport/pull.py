@@ -14,8 +14,9 @@ from typing import Any, final
 import jax
 from jax.sharding import SingleDeviceSharding
 
+from autopar.errors import JobError
 from autopar.ir.projection import transfer_id
-from autopar.runtime.job import Job
+from autopar.runtime.job import Job, unreachable
 from autopar.runtime.transport.abstract import AbstractTransport, Copier, Endpoint, Route
 from autopar.runtime.transport.crossing import Leg, LegCarrier, crossed
 
@@ -71,5 +72,11 @@ class PullTransport(AbstractTransport):
     def _connection(self, process: int) -> Any:
         if process not in self._connections:
             address = self._job.heard(self._topic, process, "the first step")
+            if why := unreachable(address):  # a pull from there would wait for ever
+                raise JobError(
+                    f"process {self._job.index} of {self._job.count} cannot reach process "
+                    f"{process} at {address}: {why}. Arrays travel between all processes, by ports "
+                    "that the system picks: open them between the hosts"
+                )
             self._connections[process] = self._server.connect(address)
         return self._connections[process]

@@ -173,6 +173,17 @@ def endless(stages: str, who_raises: str, who_waits: str = "nobody") -> None:
             time.sleep(1000)
 
 
+def unlike(what: str, first: str, second: str) -> None:
+    """A step for which the last process has another JAX, plan, or batch than the others."""
+    is_other = jax.process_index() == jax.process_count() - 1
+    if what == "JAX" and is_other:
+        jax.__version__ = "0.0.1"
+    path = second if what == "plan" and is_other else first
+    step = autopar.parallelize(train, plan=Path(path))
+    batch = batches()[0]
+    step(create(jax.random.key(0)), batch[: ROWS // 2] if what == "batch" and is_other else batch)
+
+
 def checkpoints(folder: str, first: str, second: str) -> dict[str, Any]:
     """Saves after three steps of a plan, and restores under it and under another plan."""
     step, other = (autopar.parallelize(train, plan=Path(path)) for path in (first, second))

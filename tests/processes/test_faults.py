@@ -1,4 +1,4 @@
-"""A process that is killed, or raises, in mid-step is named by the others, which end with it."""
+"""A process that is killed, raises, or is unlike the others is named by them, and all end."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
+import jax
 import pytest
 
+import autopar
 from autopar.runtime.job import Job
 from autopar.runtime.watch import Watch
 from tests.processes.jobs import ends, start
+from tests.processes.scenarios import batches, create, train
 from tests.processes.test_job import Shared
 
 WITHIN_SECONDS = 15.0
@@ -142,3 +146,24 @@ def test_without_the_first_nobody_goes_on() -> None:
     _, survivor = ends(processes)
     assert survivor.code != 0
     assert survivor.seconds < WITHIN_SECONDS
+
+
+UNLIKE = {
+    "plan": "the hash of the plan given is",
+    "JAX": "JAX is 0.0.1 in process 1 and",
+    "batch": "the list of arguments is",
+}
+
+
+@pytest.mark.parametrize(
+    "what", ["plan", *(pytest.param(w, marks=pytest.mark.slow) for w in ("JAX", "batch"))]
+)
+def test_what_is_not_alike_in_all_is_told_by_each(what: str, tmp_path: Path) -> None:
+    files = [tmp_path / "dp.json", tmp_path / "fsdp.json"]
+    state = jax.eval_shape(create, jax.random.key(0))
+    for path in files:
+        autopar.plan(train, state, batches()[0], cluster="2xcpu", method=path.stem).save(path)
+    for process in ends(start(2, 1, "unlike", what, *map(str, files))):
+        assert process.code != 0
+        assert "JobError: the processes of this job do not agree on" in process.said
+        assert UNLIKE[what] in process.said
