@@ -78,7 +78,7 @@ class Watch:
         self._job, self._end = job, end
         self._lines: dict[int, socket.socket] = {}
         self._lock = threading.Lock()
-        self._last_word = ""
+        self._last_word, self._last_asked = "", b""  # which who connects later is told
         self._asked = self._called = 0
         self._asking: dict[int, tuple[int, int, str]] = {}
         topic = job.topic("watch")
@@ -108,9 +108,10 @@ class Watch:
         self._asked += 1
         word = f"{_ASKS}{self._asked} {self._called} {' '.join(subject.split())[:_TOLD]}\n"
         with self._lock:
+            self._last_asked = word.encode()
             for line in self._lines.values():
                 with contextlib.suppress(OSError):  # it is gone: who listens to it tells
-                    line.sendall(word.encode())
+                    line.sendall(self._last_asked)
 
     def call(self) -> None:
         """Note that a step runs now, and end where another process asks for its plan instead."""
@@ -170,6 +171,8 @@ class Watch:
                 is_late = bool(self._last_word)  # it is told now what it has missed
                 if not is_late:
                     self._lines[int(number)] = line
+                    with contextlib.suppress(OSError):
+                        line.sendall(self._last_asked)
             if is_late:
                 self._leave(line)
             self._start(self._listen, int(number), line, words)

@@ -78,6 +78,20 @@ def test_who_plans_while_the_others_go_on_is_told_so(three: Watching, index: int
     assert all("with batch f32[12,8] there" in told[0] for told in three.ended)
 
 
+def test_who_comes_late_hears_what_was_asked() -> None:
+    """Process 0 asks before the other has connected."""
+    store, ended = Shared(), list[str]()
+    first = Watch(Job(0, 2, store), ended.append)
+    first.ask("the plan of train, with batch f32[12,8]")
+    second = Watch(Job(1, 2, store), ended.append)
+    end = time.monotonic() + 10
+    while time.monotonic() < end and not ended:
+        second.call()
+        time.sleep(0.01)
+    second.close()
+    assert any("with batch f32[12,8] there" in told for told in ended)
+
+
 def test_who_asks_later_is_waited_for(three: Watching) -> None:
     for watch in three.watches:
         watch.ask("a plan")
