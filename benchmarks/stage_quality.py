@@ -4,7 +4,9 @@
 the search over stages finds, in how many seconds of this process's own work, and what plans by hand
 come to by the same costs: equal stages, all sharded alike, as Megatron and Alpa have them. The
 `margin` is the best by hand over what was found. With `--compile` the parts of the found plan are
-compiled for the cluster's chip, which takes the packages of `autopar[aot-gpu]`.
+compiled for the cluster's chip, which takes the packages of `autopar[aot-gpu]`: the row then has
+what each submesh holds, and the seconds of the schedule simulated, by the compiler's figures of
+the parts in place of the planned ones.
 
 Alpa's shapes are those of its OSDI 2022 paper and its benchmark suites; its search took 2,393 s for
 GPT-39B.
@@ -15,7 +17,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -23,11 +26,16 @@ from typing import Any
 import jax
 
 import autopar
+from autopar.cost.listing import Seconds
+from autopar.cost.stage import StageCost, peak_bytes
 from autopar.errors import AutoparError
 from autopar.ir.mesh import MeshShape
+from autopar.ir.program import PartKind
+from autopar.ir.verification import CompiledPart
 from autopar.passes.pipeline import PassPipeline
 from autopar.planner.plan import plan_step
 from autopar.planner.planned import Planned
+from autopar.planner.step_timing import time_step
 from benchmarks import models
 from benchmarks.deepseek import deepseek
 from benchmarks.zoo.wide_resnet import wide_resnet
@@ -160,10 +168,59 @@ def measured(case: Case, compiles: bool) -> dict[str, Any]:
         "margin": best / plan.prediction.seconds if best else None,
     }
     if compiles:
-        told = parallel.verify(state, batch)
-        row["compiled_gib"] = _gib(max(p.compiled.peak_bytes for p in told.parts))
-        row["compiled_fits"] = all(p.fits for p in told.parts)
+        told = {n: p for p in parallel.verify(state, batch).parts for n in (p.name, *p.alike)}
+        row |= _as_compiled(found, told)
     return row
+
+
+def _as_compiled(found: Planned, told: Mapping[str, CompiledPart]) -> dict[str, Any]:
+    """Seconds and bytes of a plan of stages by the compiler's figures of its parts."""
+    placed = found.programs.placed
+    if placed.stages.is_one_program:
+        (only,) = told.values()
+        return {"compiled_gib": _gib(only.compiled.peak_bytes), "compiled_fits": only.fits}
+    costs = [
+        _compiled_cost(cost, [(p.kind, told[p.name]) for p in placed.parts_of(s) if p.name in told])
+        for s, cost in enumerate(found.programs.costs)
+    ]
+    held = [
+        peak_bytes([costs[s] for s in placed.stages_on(k)], flight)
+        for k, flight in enumerate(placed.in_flight)
+    ]
+    timed = all(p.compiled.seconds is not None for p in told.values())
+    return {
+        "planned_gib_by_submesh": [_gib(n) for n in found.programs.peak_bytes],
+        "compiled_gib_by_submesh": [_gib(n) for n in held],
+        "compiled_seconds": time_step(placed, costs).seconds if timed else None,
+        "compiled_fits": max(held) <= found.plan.origin.memory_bytes,
+    }
+
+
+def _compiled_cost(cost: StageCost, parts: Sequence[tuple[PartKind, CompiledPart]]) -> StageCost:
+    """The cost of a stage with what its parts take and work in as they were compiled."""
+    seconds, working = dict.fromkeys(PartKind, 0.0), Counter[bool]()
+    for kind, part in parts:
+        made, kind = part.compiled, _TASKS.get(kind, PartKind.UPDATE)
+        seconds[kind] += made.seconds or 0.0
+        is_once = kind is PartKind.UPDATE
+        working[is_once] = max(working[is_once], made.peak_bytes - made.argument_bytes)
+    return replace(
+        cost,
+        forward=Seconds(seconds[PartKind.FORWARD]),
+        input_gradient=Seconds(seconds[PartKind.BACKWARD]),
+        weight_gradient=Seconds(seconds[PartKind.WEIGHT_GRADIENT]),
+        once=Seconds(seconds[PartKind.UPDATE]),
+        working_bytes=working[False],
+        once_bytes=working[True],
+    )
+
+
+_TASKS = {
+    PartKind.FORWARD: PartKind.FORWARD,
+    PartKind.BACKWARD: PartKind.BACKWARD,
+    PartKind.INPUT_GRADIENT: PartKind.BACKWARD,
+    PartKind.WEIGHT_GRADIENT: PartKind.WEIGHT_GRADIENT,
+}
 
 
 def _by_hand(layouts: Sequence[ByHand], found: Planned) -> Iterator[tuple[str, float | str]]:
