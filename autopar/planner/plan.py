@@ -185,15 +185,19 @@ def plan_step(source: Source, request: Request, watchers: Sequence[Watcher] = ()
             return _plan_one_program(source, request, watchers)
         except MemoryLimitError as error:
             raise MemoryLimitError(f"{error}\n{_remedies(source, request)}") from None
-    # 2. Stages or microbatches, asked for or allowed.
+    # 2. Stages or microbatches, asked for or allowed. A refusal of both says why there are none.
+    why = ""
     try:
         stages = _plan_stages(source, request, watchers)
-    except (BatchError, InfeasibleError):
+    except (BatchError, InfeasibleError) as error:
         if not request.may_be_one_program:
             raise
-        stages = None
+        stages, why = None, str(error)
     if stages is None:
-        return _plan_one_program(source, request, watchers)
+        try:
+            return _plan_one_program(source, request, watchers)
+        except MemoryLimitError as error:
+            raise MemoryLimitError(f"{error}\nIn stages: {why}" if why else str(error)) from None
     # 3. Both are allowed, and planning one program is quick: the faster of the two.
     if not request.may_be_one_program or not is_small(source.plain.graph):
         return stages

@@ -13,7 +13,7 @@ from benchmarks.zoo.training import classified, images, trained
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions, and a way round them."""
+    """1x1, 3x3 and 1x1 convolutions, the second `widen` times as wide, and a way round them."""
 
     features: int
     widen: int
@@ -26,7 +26,7 @@ class Bottleneck(nn.Module):
         inside, outside = self.features * self.widen, self.features * 4
         around, strides = x, (self.stride, self.stride)
         kind = self.dtype
-        h = nn.relu(_norm(_conv(inside, 1, kind)(x), kind))
+        h = nn.relu(_norm(_conv(self.features, 1, kind)(x), kind))
         h = nn.relu(_norm(_conv(inside, 3, kind, strides)(h), kind))
         h = _norm(_conv(outside, 1, kind)(h), kind)
         if around.shape != h.shape:
