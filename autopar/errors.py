@@ -93,6 +93,10 @@ class PlanMismatchError(PlanError):
     """A plan that was made for another model, cluster or JAX."""
 
 
+class LoweringError(PlanError):
+    """The stages of a plan cannot be lowered to one program, as was asked for."""
+
+
 class VerifyError(PlanError):
     """The compiler to ask about a plan's program is not installed, or it gave no answer."""
 

@@ -758,7 +758,7 @@ class ParallelStep(Generic[P, R]):
             transport=transport,
             compiled=lambda done, parts: told.count(done, parts, "compiling"),
         )
-        return Executor(planned.trace, planned.program, meshes, options)
+        return Executor(planned.trace, planned.programs.lowered, meshes, options)
 
     def _patience_for(self, program: Program) -> float | None:
         """Seconds that a step may make no progress; None for any number."""

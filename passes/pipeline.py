@@ -22,6 +22,7 @@ from autopar.passes.layer.base import AbstractLayering
 from autopar.passes.layer.fixed import Fixed
 from autopar.passes.layer.min_cut import MinCut
 from autopar.passes.layer.single import Single
+from autopar.passes.lower.lowering import AbstractLowering, Faster, Mpmd, Spmd
 from autopar.passes.shard.base import AbstractSharding
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.recipes import AbstractRecipe, recipe_named
@@ -44,12 +45,15 @@ class PassPipeline:
     at their defaults, with the options that are not; `read_passes` reads it back:
 
         batch=exact,layer=min-cut{layers=8},stage=search{stages=2},shard{recipe=fsdp},lower
+
+    Of stages `lower` makes programs of their own (mpmd), one program (spmd), or the faster (auto).
     """
 
     batch: AbstractBatching = field(default_factory=Whole)
     layer: AbstractLayering = field(default_factory=Single)
     stage: One | Search = field(default_factory=One)
     shard: AbstractSharding = field(default_factory=Optimal)
+    lower: AbstractLowering = field(default_factory=Faster)
 
     @classmethod
     def of_options(
@@ -113,9 +117,9 @@ class PassPipeline:
             chosen: object = getattr(self, slot)
             name = slot if type(chosen) is kinds[0] else f"{slot}={_name(type(chosen))}"
             text = name + _options_text(chosen)
-            if text != slot or slot == "shard":
+            if text != slot or slot in ("shard", "lower"):
                 texts.append(text)
-        return ",".join([*texts, _LOWER])
+        return ",".join(texts)
 
 
 # -- the text form -------------------------------------------------------------------------------
@@ -126,8 +130,8 @@ PASSES: Mapping[str, tuple[type, ...]] = {
     "layer": (Single, MinCut, Fixed),
     "stage": (One, Search),
     "shard": (Optimal,),
+    "lower": (Faster, Mpmd, Spmd),
 }
-_LOWER = "lower"  # has no variant and no option
 _STEP = re.compile(r"(?P<slot>[\w-]+)(=(?P<name>[\w-]+))?(\{(?P<options>[^{}]*)\})?")
 
 
@@ -144,14 +148,8 @@ def read_passes(text: str) -> PassPipeline:
         slot = match["slot"]
         if slot in found:
             raise InputError(f"passes: slot {slot!r} is there twice")
-        if slot == _LOWER:
-            if step != _LOWER:
-                raise InputError(f"passes: slot {_LOWER} has no variants and no options")
-            found[slot] = None
-            continue
         if slot not in PASSES:
-            slots = ", ".join([*PASSES, _LOWER])
-            raise InputError(f"passes: there is no slot {slot!r}; there are: {slots}")
+            raise InputError(f"passes: there is no slot {slot!r}; there are: {', '.join(PASSES)}")
         kinds = {_name(kind): kind for kind in PASSES[slot]}
         name = match["name"] or next(iter(kinds))
         if name not in kinds:
@@ -159,7 +157,6 @@ def read_passes(text: str) -> PassPipeline:
                 f"passes: slot {slot} has no pass {name!r}; there are: {', '.join(kinds)}"
             )
         found[slot] = kinds[name](**_read_options(kinds[name], match["options"] or ""))
-    found.pop(_LOWER, None)
     return PassPipeline(**found)
 
 

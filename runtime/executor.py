@@ -27,6 +27,7 @@ from jax.sharding import Mesh
 from autopar.errors import JobError
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.frontend.traced import TracedStep
+from autopar.ir.folded import FoldedProgram
 from autopar.ir.program import Program
 from autopar.ir.projection import Host
 from autopar.runtime.actions import Action, Binding
@@ -35,6 +36,7 @@ from autopar.runtime.callbacks import HostCalls, LaterCaller
 from autopar.runtime.compile import Count, compile_parts, tell_nobody
 from autopar.runtime.deleted import check_closed_over
 from autopar.runtime.feeds import Feeder, Fetcher, Registers
+from autopar.runtime.folded import FoldedSource, FoldedStep, walked
 from autopar.runtime.interface import Interface, register_types
 from autopar.runtime.job import end_job
 from autopar.runtime.pieces import join_outputs
@@ -103,7 +105,7 @@ class Executor:
     def __init__(
         self,
         trace: MicrobatchTrace,
-        program: Program,
+        program: Program | FoldedProgram,
         meshes: Sequence[Mesh],
         options: Options = Options(),
     ) -> None:
@@ -113,10 +115,12 @@ class Executor:
     def _build(
         self,
         trace: MicrobatchTrace,
-        program: Program,
+        lowered: Program | FoldedProgram,
         meshes: Sequence[Mesh],
         options: Options,
     ) -> None:
+        folded = lowered if isinstance(lowered, FoldedProgram) else None
+        program = lowered.program if isinstance(lowered, FoldedProgram) else lowered
         self._traced = trace.whole
         check_closed_over(trace.whole.closed_over, trace.whole)
         if not program.is_one_part:
@@ -128,17 +132,27 @@ class Executor:
         self._calls = HostCalls.of(trace.part.program)
         self._later = _later(trace, devices, host)
 
-        # 1. Compile the parts, once each register is known to hold what its readers are for.
+        # 1. Compile the parts, or the program that they are together, once each register is known to hold what its readers are for.
         sources = self._interface.sources(
             platform, options.donate, self._calls, options.patience is not None, host
         )
         feeds = self._interface.feeds
         types = register_types(program, sources, feeds, self._interface.meshes)
+        limit = in_flight_limit(platform)
         own = [n for n, s in enumerate(sources) if host.owns(s.program.part.submesh)]
-        programs, self.compile_report = compile_parts(
-            [sources[n] for n in own], meshes, options.compiled
-        )
-        self.compiled = {sources[n].name: p for n, p in zip(own, programs, strict=True)}
+        together: FoldedStep | None = None
+        programs: Sequence[Any] = ()
+        if folded is not None:
+            lasting = self._interface.lasting(options.donate)
+            together = FoldedStep(FoldedSource(folded, sources), meshes, lasting, limit)
+            options.compiled(1, 1)
+            self.compile_report = together.report
+            self.compiled = {trace.whole.name: together.compiled}
+        else:
+            programs, self.compile_report = compile_parts(
+                [sources[n] for n in own], meshes, options.compiled
+            )
+            self.compiled = {sources[n].name: p for n, p in zip(own, programs, strict=True)}
 
         # 2. Bind what fills the registers, what runs on them, and what empties them.
         state = trace.part.state_inputs
@@ -146,14 +160,20 @@ class Executor:
         constants = self._interface.constants
         numbers = host.numbers(program, transport.asks_all)
         edges = itertools.count(len(program.instructions))
-        limit, compiled = in_flight_limit(platform), dict(zip(own, programs, strict=True))
-        binding = Binding(program, host, compiled, sources, meshes, transport, limit)
-        self._feeder = Feeder(feeds, meshes, state, constants, transport, host, edges, consumed)
-        self._actions = binding.actions(numbers, types)
-        fetches = self._interface.fetches(types)
-        self._fetcher = Fetcher(fetches, meshes, transport, host, edges)
+        split, fetches = together is None, self._interface.fetches(types)
+        self._feeder = Feeder(
+            feeds, meshes, state, constants, transport, host, edges, consumed, split
+        )
+        if together is not None:
+            self._actions = (together.bind(fetches),)
+            self.program = walked(program)
+        else:
+            compiled = dict(zip(own, programs, strict=True))
+            binding = Binding(program, host, compiled, sources, meshes, transport, limit)
+            self._actions = binding.actions(numbers, types)
+            self.program = program if host.is_alone else program.only(numbers)
+        self._fetcher = Fetcher(fetches, meshes, transport, host, edges, split)
         self._gather = Gatherer(self._interface.places(meshes)) if not host.is_alone else None
-        self.program = program if host.is_alone else program.only(numbers)
 
         paths = trace.part.input_paths
         self.closed_over = [(paths[i], array) for i, array in self._feeder.constants]

@@ -60,6 +60,7 @@ class Feeder:
     they and the microbatches' numbers are placed once. Of the `state` a step consumes the inputs
     that are `consumed`. The attribute `constants` has (input, array) as they were placed. Of
     several processes each fills the registers of its own submeshes; `edges` number what crosses.
+    Unless it `is_split`, all rows stay one array, in the register of the first microbatch.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Feeder:
         host: Host,
         edges: Iterator[int],
         consumed: Collection[int] = (),
+        is_split: bool = True,
     ) -> None:
         given = [f for f in feeds if f.feed.input not in constants and not f.feed.is_index]
         self._bridges = [
@@ -85,7 +87,7 @@ class Feeder:
         placed = list(_placed(closed, meshes, constants))
         self._held = [*_numbers(feeds, meshes), *placed]
         self._consumed = frozenset(consumed)
-        self._groups = _by_submesh(given, meshes, state, consumed, placed)
+        self._groups = _by_submesh(given, meshes, state, consumed, placed, is_split)
         writers = {(f.feed.submesh, r): f.feed.input for f in closed for r in f.feed.registers}
         self.constants = [(writers[s, r], array) for s, r, array in placed]
 
@@ -116,13 +118,14 @@ def _by_submesh(
     state: Collection[int] = (),
     consumed: Collection[int] = (),
     held: Sequence[Held] = (),
+    is_split: bool = True,
 ) -> list[tuple[int, _SubmeshFeeds]]:
     found: list[tuple[int, _SubmeshFeeds]] = []
     for submesh, mesh in enumerate(meshes):
         own = [f for f in feeds if f.feed.submesh == submesh]
         there = [array for s, _, array in held if s == submesh]
         if own:
-            found.append((submesh, _SubmeshFeeds(own, mesh, state, consumed, there)))
+            found.append((submesh, _SubmeshFeeds(own, mesh, state, consumed, there, is_split)))
     return found
 
 
@@ -205,6 +208,7 @@ class _SubmeshFeeds:
         state: Collection[int],
         consumed: Collection[int],
         held: Sequence[Any],
+        is_split: bool,
     ) -> None:
         self._whole = [f for f in feeds if f.feed.rows is None]
         self._cut = [f for f in feeds if f.feed.rows is not None]
@@ -217,7 +221,9 @@ class _SubmeshFeeds:
             [i for i, f in enumerate(self._whole) if f.feed.input in state],
             self.aliases,
         )
-        self._split = _splitter([_stack_of(f) for f in self._cut], mesh)
+        self._split = (
+            _splitter([_stack_of(f) for f in self._cut], mesh) if is_split else _unsplit
+        )
         self._inputs = [f.feed.input for f in self._whole]
         self._registers = [(i, r) for i, f in enumerate(self._whole) for r in f.feed.registers]
 
@@ -235,7 +241,7 @@ class _SubmeshFeeds:
             registers[register] = placed[i]
         slices = self._split(*placed[len(self._whole) :])
         for feed, parts in zip(self._cut, slices, strict=True):
-            for register, part in zip(feed.feed.registers, parts, strict=True):
+            for register, part in zip(feed.feed.registers, parts, strict=False):
                 registers[register] = part
 
     def _stacked(self, leaf: Any, feed: FeedType) -> Any:
@@ -319,6 +325,11 @@ def _stacker(rows: Rows, count: int, sharding: NamedSharding) -> Callable[[Any],
     return jax.jit(stack, out_shardings=sharding)
 
 
+def _unsplit(*given: Any) -> Sequence[Sequence[Any]]:
+    """Leaves each stack whole, in the register of the first microbatch."""
+    return [[stack] for stack in given]
+
+
 def _splitter(stacks: Sequence[ArrayType], mesh: Mesh) -> Callable[..., Sequence[Sequence[Any]]]:
     """A program that takes stacks apart: a list of microbatches for each."""
     if not stacks:
@@ -358,13 +369,14 @@ class Fetcher:
         transport: AbstractTransport,
         host: Host,
         edges: Iterator[int],
+        is_split: bool = True,
     ) -> None:
         self._meshes = meshes
         own = [f for f in fetches if host.owns(f.fetch.submesh)]
         once = (f.fetch for f in own if f.fetch.rows is None)
         self._once = [(f.output, f.submesh, f.registers[0]) for f in once]
         self._joins = [
-            (s, joined, _joiner(joined, mesh))
+            (s, joined, _joiner(joined, mesh, is_split))
             for s, mesh in enumerate(meshes)
             if (joined := [f for f in own if f.fetch.submesh == s and f.fetch.rows is not None])
         ]
@@ -437,14 +449,24 @@ class _Share:
         return [(n, a) for n, a in zip(self._outputs, arrays, strict=True) if a is not None]
 
 
-def _joiner(fetches: Sequence[FetchType], mesh: Mesh) -> Callable[[Any], Sequence[Any]]:
-    """A program of microbatches' outputs that gives the whole batch's."""
+def _joiner(
+    fetches: Sequence[FetchType], mesh: Mesh, is_split: bool
+) -> Callable[[Any], Sequence[Any]]:
+    """A program of microbatches' outputs, or of stacks of them, that gives the whole batch's."""
     rows = [f.fetch.rows for f in fetches]
+    out = [f.whole.sharding(mesh) for f in fetches]
 
     def join(given: Sequence[Sequence[Any]]) -> list[Any]:
-        pairs = zip(given, rows, strict=True)
-        return [unstack_rows(jnp.stack(parts), r) for parts, r in pairs if r is not None]
+        stacks = [jnp.stack(parts) if is_split else parts[0] for parts in given]
+        return [unstack_rows(s, r) for s, r in zip(stacks, rows, strict=True) if r is not None]
 
-    types = [[f.kind.on(mesh)] * len(f.fetch.registers) for f in fetches]
-    out = [f.whole.sharding(mesh) for f in fetches]
-    return jax.jit(join, out_shardings=out).lower(types).compile()
+    types = [
+        [f.kind.on(mesh)] * len(f.fetch.registers)
+        if is_split
+        else [f.kind.stacked(len(f.fetch.registers)).on(mesh)]
+        for f in fetches
+    ]
+    joined = jax.jit(join, out_shardings=out).lower(types).compile()
+    if is_split:
+        return joined
+    return lambda given: joined([parts[:1] for parts in given])

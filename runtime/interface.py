@@ -113,13 +113,7 @@ class Interface:
 
     def _kept(self, donate_state: bool, host: Host | None) -> dict[int, set[int]]:
         """Of each part the inputs that the user, the next step or a process still has a use for."""
-        state = self.trace.part.consumed_inputs if donate_state else ()
-        held = {
-            (f.submesh, r)
-            for f in self.program.feeds
-            if f.input in self.constants or (f.rows is None and f.input not in state)
-            for r in f.registers
-        }
+        held = self.lasting(donate_state)
         if host is not None:
             sends = (s for s in self.program.instructions if isinstance(s, Send))
             crossing = (s for s in sends if host.is_crossing(s.source, s.target))
@@ -130,6 +124,16 @@ class Interface:
                 submesh = self.program.submesh_of(step)
                 kept[step.part] |= {i for i, r in enumerate(step.inputs) if (submesh, r) in held}
         return kept
+
+    def lasting(self, donate_state: bool) -> set[Place]:
+        """The registers with what outlives a step: arguments that it may not consume."""
+        state = self.trace.part.consumed_inputs if donate_state else ()
+        return {
+            (f.submesh, r)
+            for f in self.program.feeds
+            if f.input in self.constants or (f.rows is None and f.input not in state)
+            for r in f.registers
+        }
 
     @cached_property
     def _sums(self) -> dict[int, dict[int, str]]:

@@ -139,7 +139,7 @@ class PartSource:
         given = self.given
         made = (*self.outputs, *self.accumulators, *(_TOKEN,) * self.has_token)
         mapped = jax.shard_map(
-            self._local(),
+            self.local(),
             mesh=mesh,
             in_specs=tuple(t.spec for t in given),
             out_specs=tuple(t.spec for t in made),
@@ -153,7 +153,8 @@ class PartSource:
             donate_argnums=self.donated,
         )
 
-    def _local(self) -> Callable[..., tuple[Any, ...]]:
+    def local(self) -> Callable[..., tuple[Any, ...]]:
+        """The part on one device's pieces, to run under shard_map over the mesh."""
         listing, accumulators = self.program.listing, self.program.part.accumulators
         step = local_function(self.flat, listing, self.mesh, self.platform, self.calls)
 

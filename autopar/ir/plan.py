@@ -24,6 +24,7 @@ from autopar.ir.text import columns, show_bytes, show_seconds
 from autopar.ir.traffic import Traffic
 from autopar.ir.values import Role, Value
 
+MPMD, SPMD = LOWERINGS = "mpmd", "spmd"  # many programs, or one for all devices
 RESULT = "result"  # the role of an output that does not come back as state
 
 # Bounds on what a file may ask for: the shardings of a mesh grow with the power of its axes.
@@ -263,6 +264,7 @@ class Plan:
     prediction: Prediction
     outcome: Outcome
     schedule: str = ONE_PROGRAM
+    lowering: str = SPMD
     microbatches: int = 1
     batch: int = 0
     recomputation: Recomputation = field(default_factory=Recomputation)
@@ -369,6 +371,8 @@ class Plan:
                 f"{stages} stages and {self.microbatches} microbatches cannot run under schedule "
                 f"{self.schedule!r}"
             )
+        if self.lowering not in (LOWERINGS if not self.is_one_program else (SPMD,)):
+            raise GraphError(f"nothing of the kind is lowered by {self.lowering!r}")
         start = 0
         for number, stage in enumerate(self.stages):
             stage.verify(number, start)
@@ -459,4 +463,6 @@ class Plan:
             for i, s in enumerate(self.stages)
         ]  # fmt: skip
         yield from columns(rows, "  ")
+        if self.lowering == SPMD:
+            yield "  all stages are one program: a step is one call of the host"
         yield from (f"  {note}" for note in self.notes)

@@ -84,6 +84,7 @@ def make_plan(
         prediction=_prediction(programs, source.plain.graph),
         outcome=outcome,
         schedule=stages.schedule,
+        lowering=programs.lowering,
         microbatches=stages.microbatches,
         batch=batching.batch,
         recomputation=recomputation,

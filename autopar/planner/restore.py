@@ -6,6 +6,7 @@ from autopar.cluster.planned import planned_cluster
 from autopar.ir.plan import Plan, leaf_arguments
 from autopar.ir.plan_file import contents_of
 from autopar.passes.base import Setting
+from autopar.passes.lower.lowering import lowering_named
 from autopar.planner.compatibility import check_ends
 from autopar.planner.memory_fit import MeshContext
 from autopar.planner.placed_stages import place_plan
@@ -34,6 +35,7 @@ def restore(plan: Plan, source: Source, request: Request | None = None) -> Plann
     with contents_of(plan):
         placed = place_plan(plan, sliced.batching, sliced.layers, cluster)
         programs = lower_stages(placed, [s.sharding for s in plan.submeshes], setting)
+        programs = programs.lowered_by(lowering_named(plan.lowering), setting)
         trace = sliced.trace
         arguments = tuple(list_arguments(trace, programs))
         check_ends(plan, arguments, tuple(list_outputs(trace, programs)))

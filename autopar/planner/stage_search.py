@@ -206,7 +206,8 @@ def build_stages(
         plans[slowest] = sharder.quickened(slowest, plans[slowest])
     programs = lower_stages(placed, [plans[k].sharding for k in range(len(peaks))], setting)
     costs = {s: c for k in plans for s, c in zip(placed.stages_on(k), plans[k].costs, strict=True)}
-    return replace(programs, priced=tuple(costs[s] for s in range(len(costs))))
+    priced = replace(programs, priced=tuple(costs[s] for s in range(len(costs))))
+    return priced.lowered_by(request.passes.lower, setting)
 
 
 def _stage_plan(

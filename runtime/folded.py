@@ -1,0 +1,609 @@
+"""Runs a folded program: all submeshes run one jitted function, which takes its ticks by itself.
+
+    registers of mesh0, mesh1 --gather--> cells, sharded over "stage" --one jit--> cells
+    registers of mesh0, mesh1 <--spread-- cells
+
+A cell is one array over the devices of all submeshes; on each of them it is the very piece that
+the submesh's own array has there, so that nothing is copied on the way in or out. In the function
+each device asks which submesh it is of, and runs that one's parts; devices of a submesh take the
+same branch, so that collectives between them meet.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from autopar.frontend.compat import array_of_pieces, key_impl, pieces_of
+from autopar.ir.folded import NONE, FoldedProgram, Held, Lane, Loop, Source, Turn, Wave
+from autopar.ir.program import ONCE, PartKind, Program, Run
+from autopar.ir.spmd import Move
+from autopar.runtime.actions import Action
+from autopar.runtime.bind import ArrayType, is_key, words_of
+from autopar.runtime.compile import CompileReport, program_cache_key
+from autopar.runtime.feeds import FetchType, Registers
+from autopar.runtime.moves import run_move
+from autopar.runtime.parts import PartSource, neutral
+from autopar.runtime.transport.in_flight import limit_in_flight
+
+Env = dict[int, Any]  # cell -> a device's piece; a ring has its microbatches along a first dim
+
+
+# -- the function of one device --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FoldedSource:
+    """The source of a folded program: its parts' equations, and the dtypes that JAX knows."""
+
+    folded: FoldedProgram
+    sources: tuple[PartSource, ...]
+
+    @property
+    def axis(self) -> str:
+        """The name of the axis along which submeshes lie: one that their mesh has not."""
+        names = self.sources[0].mesh.names
+        return next(n for n in ("stage", "stages", "stage_") if n not in names)
+
+    @cached_property
+    def types(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """The shape of each cell on a device, and its dtype; of a ring that of one microbatch."""
+        found: dict[int, Any] = {}
+        for part, source in zip(self.folded.parts, self.sources, strict=True):
+            typed = zip(
+                (*(s.cell for s in part.inputs), *part.sums, *part.outputs),
+                (*source.inputs, *source.accumulators, *source.outputs),
+                strict=True,
+            )
+            found.update({c: kind.dtype for c, kind in typed if c != NONE})
+        for segment in self.folded.segments:
+            for shift in segment.shifts if isinstance(segment, Wave) else ():
+                # What is sent home, or read by nobody where it is sent from.
+                known = found.get(shift.source, found.get(shift.target))
+                found.setdefault(shift.source, known)
+                found.setdefault(shift.target, known)
+        return tuple(
+            jax.ShapeDtypeStruct(cell.shape, found[n]) for n, cell in enumerate(self.folded.cells)
+        )
+
+    @cached_property
+    def _locals(self) -> tuple[Callable[..., tuple[Any, ...]], ...]:
+        return tuple(replace(s, has_token=False).local() for s in self.sources)
+
+    def local(self, *given: Any) -> tuple[Any, ...]:
+        """The whole step on a device's pieces: of the feeds' cells, to those of the fetches."""
+        env: Env = {
+            h.cell: _with_words(piece, self.types[h.cell])
+            for h, piece in zip(self.folded.feeds, given, strict=True)
+        }
+        for segment in self.folded.segments:
+            if isinstance(segment, Wave):
+                self._run_wave(segment, env)
+            else:
+                self._run_loop(segment, env)
+        made = [
+            self._ring(env, h.cell)[: self.folded.program.microbatches]
+            if self.folded.cells[h.cell].depth
+            else self._read(env, h.cell)
+            for h in self.folded.fetches
+        ]
+        return (*(_raw(piece)[0] for piece in made), jnp.zeros((), bool))
+
+    # -- cells -------------------------------------------------------------------------------
+
+    def _read(self, env: Env, cell: int) -> Any:
+        """What a cell holds for the step; nothing but zeros before it is written."""
+        if cell not in env:
+            env[cell] = _zeros(self.types[cell])
+        return env[cell]
+
+    def _ring(self, env: Env, cell: int) -> Any:
+        """A ring with one more place at its end, for what is of no microbatch."""
+        if cell not in env:
+            env[cell] = _zeros(self.types[cell], self.folded.cells[cell].depth + 1)
+        return env[cell]
+
+    def _is_ring(self, cell: int) -> bool:
+        return self.folded.cells[cell].depth > 0
+
+    def _input(self, source: Source, env: Mapping[int, Any], fresh: Any, i: Any, dtype: Any) -> Any:
+        if source.part != NONE:
+            return fresh[source.part][source.output]
+        if source.cell == NONE:
+            return jnp.asarray(i, dtype)
+        held = env[source.cell]
+        if not self._is_ring(source.cell):
+            return held
+        return _row(held, i % self.folded.cells[source.cell].depth)
+
+    def _parts(
+        self, parts: Sequence[int], env: Mapping[int, Any], i: Any
+    ) -> tuple[dict[int, Any], dict[int, Sequence[Any]]]:
+        """Run parts in a row: their sums by cell, and of each all that it makes."""
+        sums: dict[int, Any] = {}
+        fresh: dict[int, Sequence[Any]] = {}
+        for k in parts:
+            part, source = self.folded.parts[k], self.sources[k]
+            given = [
+                self._input(s, env, fresh, i, kind.dtype)
+                for s, kind in zip(part.inputs, source.inputs, strict=True)
+            ]
+            held = [sums.get(c, env[c]) for c in part.sums]
+            made = self._locals[k](*given, *held)
+            fresh[k] = made[: len(part.outputs)]
+            sums.update(zip(part.sums, made[len(part.outputs) :], strict=True))
+        return sums, fresh
+
+    def _cells_read(self, parts: Sequence[int]) -> set[int]:
+        own = [self.folded.parts[k] for k in parts]
+        read = {s.cell for p in own for s in p.inputs} | {c for p in own for c in p.sums}
+        return read - {NONE}
+
+    def _branch(
+        self, rows: Sequence[tuple[int, ...]]
+    ) -> tuple[list[int], list[tuple[int, ...]], list[tuple[int, ...]]]:
+        """Submesh -> branch, and of each branch the parts of the first submesh that takes it."""
+        known: dict[Hashable, int] = {}
+        branches: list[tuple[int, ...]] = []
+        members: list[tuple[int, ...]] = []
+        of: list[int] = []
+        for parts in rows:
+            key = tuple(self._part_key(k, parts) for k in parts)
+            if key not in known:
+                known[key] = len(branches)
+                branches.append(parts)
+            of.append(known[key])
+        members = [tuple(s for s, b in enumerate(of) if b == n) for n in range(len(branches))]
+        return of, branches, members
+
+    def _part_key(self, k: int, parts: Sequence[int]) -> Hashable:
+        """What tells a part's program and its cells: equal parts are one branch."""
+        part = self.folded.parts[k]
+        inputs = tuple(
+            (s.cell, parts.index(s.part) if s.part != NONE else NONE, s.output)
+            for s in part.inputs
+        )
+        return self._keys[k], inputs, part.sums, part.outputs
+
+    @cached_property
+    def _keys(self) -> tuple[Hashable, ...]:
+        return tuple(map(program_cache_key, self.sources))
+
+    def _sent(self, value: Any, move: Move | None, pairs: Sequence[tuple[int, int]]) -> Any:
+        """What arrives of a value that some submeshes send; all of them move it first."""
+        if move is not None:
+            value = run_move(value, move, self.sources[0].mesh)
+        return _permuted(value, self.axis, pairs)
+
+    # -- waves -------------------------------------------------------------------------------
+
+    def _run_wave(self, wave: Wave, env: Env) -> None:
+        for shift in wave.shifts:
+            there = self._sent(self._read(env, shift.source), shift.move, shift.pairs)
+            # Other submeshes may have something in the cell already.
+            receives = np.isin(np.arange(len(self.folded.program.submeshes)), _seconds(shift.pairs))
+            mine = jnp.asarray(receives)[lax.axis_index(self.axis)]
+            env[shift.target] = _select(mine, there, self._read(env, shift.target))
+        rows = [() if k == NONE else (k,) for k in wave.parts]
+        of, branches, _ = self._branch(rows)
+        written = sorted({c for p in branches for k in p for c in self.folded.parts[k].outputs})
+        if not written:
+            return
+        read = sorted({c for p in branches for c in self._cells_read(p)})
+        operands = [self._read(env, c) for c in read]
+
+        def branch(parts: tuple[int, ...]) -> Callable[..., list[Any]]:
+            def run(*given: Any) -> list[Any]:
+                _, fresh = self._parts(parts, dict(zip(read, given, strict=True)), 0)
+                made = {
+                    c: value
+                    for k in parts
+                    for c, value in zip(self.folded.parts[k].outputs, fresh[k], strict=True)
+                }
+                return [made[c] if c in made else _zeros(self.types[c]) for c in written]
+
+            return run
+
+        which = jnp.asarray(of, jnp.int32)[lax.axis_index(self.axis)]
+        results = _switch(which, [branch(p) for p in branches], operands)
+        # A cell may hold something of submeshes that do not write it now.
+        for n, cell in enumerate(written):
+            if cell in env:
+                writes = [any(cell in self.folded.parts[k].outputs for k in row) for row in rows]
+                mine = jnp.asarray(writes)[lax.axis_index(self.axis)]
+                env[cell] = _select(mine, results[n], env[cell])
+            else:
+                env[cell] = results[n]
+
+    # -- loops -------------------------------------------------------------------------------
+
+    def _run_loop(self, loop: Loop, env: Env) -> None:
+        for cell in loop.sums:
+            kind = ArrayType(self.types[cell].shape, self.types[cell].dtype, PartitionSpec())
+            env[cell] = neutral(self.folded.cells[cell].combiner, kind)
+        carried = set(loop.sums)
+        for turn in loop.turns:
+            running = {k for parts in turn.parts for k in parts}
+            for c in self._cells_read(sorted(running)):
+                self._ring(env, c) if self._is_ring(c) else self._read(env, c)
+            written = {c for k in running for c in self.folded.parts[k].outputs if c != NONE}
+            carried |= written | {lane.target for lane in turn.lanes}
+        for c in carried:
+            self._ring(env, c) if self._is_ring(c) else self._read(env, c)
+        order = sorted(carried)
+        lasting = {c: v for c, v in env.items() if c not in carried}
+        tables = [jnp.asarray(turn.ticks, jnp.int32) for turn in loop.turns]
+
+        def tick(carry: Sequence[Any], rows: Sequence[Any]) -> tuple[list[Any], None]:
+            held = {**lasting, **dict(zip(order, carry, strict=True))}
+            arrived = [
+                self._run_turn(turn, row, held, loop.sums)
+                for turn, row in zip(loop.turns, rows, strict=True)
+            ]
+            for turn, row, fresh in zip(loop.turns, rows, arrived, strict=True):
+                self._pass_on(turn, row, held, fresh)
+            return [held[c] for c in order], None
+
+        final, _ = lax.scan(tick, [env[c] for c in order], tables)
+        env.update(zip(order, final, strict=True))
+
+    def _run_turn(self, turn: Turn, row: Any, held: Env, every_sum: Collection[int]) -> list[Any]:
+        """Run a turn's parts: sums and rings are updated, and what lanes send is given back."""
+        microbatch = row[lax.axis_index(self.axis)]
+        of, branches, members = self._branch(turn.parts)
+        running = sorted({k for parts in turn.parts for k in parts})
+        if not running:
+            return []
+        sums = sorted({c for k in running for c in self.folded.parts[k].sums} & set(every_sum))
+        rings = sorted({c for k in running for c in self.folded.parts[k].outputs} - {NONE})
+        read = sorted({c for p in branches for c in self._cells_read(p)} - set(sums))
+        operands = [microbatch, [held[c] for c in sums], [held[c] for c in read]]
+
+        def branch(parts: tuple[int, ...], own: tuple[int, ...]) -> Callable[..., Any]:
+            def run(i: Any, summed: Sequence[Any], given: Sequence[Any]) -> Any:
+                env = dict(zip((*sums, *read), (*summed, *given), strict=True))
+                added, fresh = self._parts(parts, env, i)
+                made = {
+                    c: value
+                    for k in parts
+                    for c, value in zip(self.folded.parts[k].outputs, fresh[k], strict=True)
+                }
+                sent = [
+                    next(
+                        (
+                            fresh[parts[turn.parts[a].index(k)]][o]
+                            for a, _, k, o in lane.senders
+                            if a in own
+                        ),
+                        None,
+                    )
+                    for lane in turn.lanes
+                ]
+                return (
+                    [added.get(c, env[c]) for c in sums],
+                    [made[c] if c in made else _zeros(self.types[c]) for c in rings],
+                    [
+                        _zeros(self._sent_type(lane)) if value is None else value
+                        for lane, value in zip(turn.lanes, sent, strict=True)
+                    ],
+                )
+
+            return run
+
+        idle = branch((), ())
+        runs = [idle, *(branch(p, m) for p, m in zip(branches, members, strict=True))]
+        which = jnp.asarray([n + 1 for n in of], jnp.int32)[lax.axis_index(self.axis)]
+        active = jnp.where(microbatch >= 0, which, 0)
+        added, made, sent = lax.switch(active, runs, *operands)
+        held.update(zip(sums, added, strict=True))
+        for cell, value in zip(rings, made, strict=True):
+            writes = [any(cell in self.folded.parts[k].outputs for k in own) for own in turn.parts]
+            mine = jnp.asarray(writes)[lax.axis_index(self.axis)]
+            self._put(held, cell, value, jnp.where(mine, microbatch, NONE))
+        return sent
+
+    def _sent_type(self, lane: Lane) -> jax.ShapeDtypeStruct:
+        """The type of what a lane's senders make, before it is moved."""
+        kind = self.types[lane.target]
+        if lane.move is None:
+            return kind
+        mesh = self.sources[0].mesh
+        shape = lane.move.before.shard_shape(lane.move.value.shape, mesh)
+        return jax.ShapeDtypeStruct(shape, kind.dtype)
+
+    def _put(self, held: Env, cell: int, value: Any, microbatch: Any) -> None:
+        """Put a value into its place in a ring; what is of no microbatch goes to the last place."""
+        depth = self.folded.cells[cell].depth
+        place = jnp.where(microbatch >= 0, microbatch % depth, depth)
+        held[cell] = _with_row(held[cell], value, place)
+
+    def _pass_on(self, turn: Turn, row: Any, held: Env, sent: Sequence[Any]) -> None:
+        count = len(self.folded.program.submeshes)
+        for lane, value in zip(turn.lanes, sent, strict=True):
+            pairs = [(a, b) for a, b, _, _ in lane.senders]
+            from_ = [NONE] * count
+            for a, b in pairs:
+                from_[b] = a
+            sender = jnp.asarray(from_, jnp.int32)[lax.axis_index(self.axis)]
+            microbatch = jnp.where(sender >= 0, row[sender], NONE)
+            self._put(held, lane.target, self._sent(value, lane.move, pairs), microbatch)
+
+
+def _seconds(pairs: Sequence[tuple[int, int]]) -> list[int]:
+    return [b for _, b in pairs]
+
+
+def _switch(which: Any, branches: Sequence[Callable[..., Any]], operands: Sequence[Any]) -> Any:
+    return branches[0](*operands) if len(branches) == 1 else lax.switch(which, branches, *operands)
+
+
+def _raw(value: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """A value as an array of numbers, and how to make such a value of one."""
+    if not is_key(value.dtype):
+        return value, lambda raw: raw
+    impl = jax.random.key_impl(value)
+    return jax.random.key_data(value), lambda raw: jax.random.wrap_key_data(raw, impl=impl)
+
+
+def _with_words(raw: Any, kind: Any) -> Any:
+    """A piece as the step knows it: typed random keys come and go as words."""
+    if not is_key(kind.dtype):
+        return raw
+    return jax.random.wrap_key_data(raw, impl=key_impl(kind.dtype))
+
+
+def _zeros(kind: jax.ShapeDtypeStruct, rows: int = 0) -> Any:
+    shape = (rows, *kind.shape) if rows else tuple(kind.shape)
+    if not is_key(kind.dtype):
+        return jnp.zeros(shape, kind.dtype)
+    words = words_of(jax.ShapeDtypeStruct(shape, kind.dtype))
+    return jax.random.wrap_key_data(
+        jnp.zeros(words.shape, words.dtype), impl=key_impl(kind.dtype)
+    )
+
+
+def _row(ring: Any, place: Any) -> Any:
+    raw, back = _raw(ring)
+    return back(lax.dynamic_index_in_dim(raw, place, 0, keepdims=False))
+
+
+def _with_row(ring: Any, value: Any, place: Any) -> Any:
+    raw, back = _raw(ring)
+    return back(lax.dynamic_update_index_in_dim(raw, _raw(value)[0], place, 0))
+
+
+def _select(mine: Any, value: Any, other: Any) -> Any:
+    raw, back = _raw(value)
+    return back(jnp.where(mine, raw, _raw(other)[0]))
+
+
+def _permuted(value: Any, axis: str, pairs: Sequence[tuple[int, int]]) -> Any:
+    raw, back = _raw(value)
+    return back(lax.ppermute(raw, axis, list(pairs)))
+
+
+# -- the program on its devices --------------------------------------------------------------------
+
+
+class FoldedStep:
+    """A folded program, compiled for the devices of its submeshes, as one action of a step."""
+
+    def __init__(
+        self,
+        source: FoldedSource,
+        meshes: Sequence[Mesh],
+        kept: Collection[tuple[int, int]],
+        limit: int,
+    ) -> None:
+        self._source, self._meshes = source, meshes
+        self._admit = limit_in_flight(limit)
+        folded = source.folded
+        self._mesh = _joint(meshes, source.axis)
+        given = [self._layout(h) for h in folded.feeds]
+        made = [self._layout(h) for h in folded.fetches]
+        donated = [
+            n
+            for n, h in enumerate(folded.feeds)
+            if h.is_consumed and not any((s, r) in kept for s, r in enumerate(h.registers))
+        ]
+        start = time.perf_counter()
+        self.compiled = self._compiled(given, made, donated)
+        distinct = len({source._keys[k] for k in range(len(folded.parts))})  # pyright: ignore[reportPrivateUsage]
+        self.report = CompileReport(len(folded.parts), distinct, 1, 0, time.perf_counter() - start)
+        self._gathers = [
+            _Gather(held, layout, meshes, n in donated)
+            for n, (held, layout) in enumerate(zip(folded.feeds, given, strict=True))
+        ]
+        self._spare: dict[Hashable, list[list[Any]]] = {}
+
+    def bind(self, fetches: Sequence[FetchType]) -> Action:
+        """The step as an action on registers, which leaves in them what is fetched."""
+        folded = self._source.folded
+        pieces = {
+            (f.fetch.submesh, f.fetch.registers[0]): f.kind
+            if f.fetch.rows is None
+            else f.kind.stacked(len(f.fetch.registers))
+            for f in fetches
+        }
+        made = [self._layout(h) for h in folded.fetches]
+        spreads = [
+            _Spread(held, layout, self._meshes, pieces)
+            for held, layout in zip(folded.fetches, made, strict=True)
+        ]
+
+        def act(registers: Registers) -> Any:
+            given = [gather(registers, self._spare) for gather in self._gathers]
+            *results, token = self.compiled(*given)
+            self._spare = {}
+            for spread, result in zip(spreads, results, strict=True):
+                spread(result, registers, self._spare)
+            self._admit(token)
+            return token
+
+        return act
+
+    def _layout(self, held: Held) -> jax.ShapeDtypeStruct:
+        """A cell as one array: on each device its piece of its submesh's array."""
+        source = self._source
+        kind, cell = _words(source.types[held.cell]), source.folded.cells[held.cell]
+        shape = (source.folded.program.microbatches, *kind.shape) if cell.depth else kind.shape
+        if not shape:  # each device has its own, whatever others have
+            return jax.ShapeDtypeStruct((), kind.dtype, sharding=self._sharding(PartitionSpec()))
+        axes = tuple(map(str, self._mesh.axis_names))
+        whole = (shape[0] * self._mesh.size, *shape[1:])
+        return jax.ShapeDtypeStruct(whole, kind.dtype, sharding=self._sharding(PartitionSpec(axes)))
+
+    def _sharding(self, spec: PartitionSpec) -> NamedSharding:
+        return NamedSharding(self._mesh, spec)
+
+    def _compiled(self, given: Sequence[Any], made: Sequence[Any], donated: Sequence[int]) -> Any:
+        token = self._sharding(PartitionSpec())
+        mapped = jax.shard_map(
+            self._source.local,
+            mesh=self._mesh,
+            in_specs=tuple(t.sharding.spec for t in given),
+            out_specs=(*(t.sharding.spec for t in made), PartitionSpec()),
+            check_vma=False,
+        )
+        mapped.__name__ = "folded_step"
+        jitted = jax.jit(
+            mapped,
+            in_shardings=tuple(t.sharding for t in given),
+            out_shardings=(*(t.sharding for t in made), token),
+            donate_argnums=tuple(donated),
+        )
+        return jitted.lower(*given).compile()
+
+
+def _words(kind: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """The type of what lies in memory: keys are words there."""
+    return words_of(kind) if is_key(kind.dtype) else kind
+
+
+def _joint(meshes: Sequence[Mesh], axis: str) -> Mesh:
+    """All submeshes as one mesh, along an axis of their own in front."""
+    devices = np.stack([m.devices for m in meshes])
+    names = (axis, *map(str, meshes[0].axis_names))
+    return Mesh(devices, names, axis_types=(AxisType.Auto,) * len(names))
+
+
+def walked(program: Program) -> Program:
+    """The program as it is walked: one run of everything, for whoever looks at it in time."""
+    first = program.parts[0]
+    whole = replace(first.part, kind=PartKind.WHOLE, stage=0, submesh=0)
+    parts = (replace(first, part=whole),)
+    return replace(program, parts=parts, instructions=(Run(0, ONCE, (), (), ()),))
+
+
+def _kind_key(submesh: int, piece: Any) -> Hashable:
+    return submesh, tuple(piece.shape), str(piece.dtype)
+
+
+class _Gather:
+    """Makes one array of what the submeshes have in a register; where one has none, of anything."""
+
+    def __init__(
+        self, held: Held, layout: jax.ShapeDtypeStruct, meshes: Sequence[Mesh], is_donated: bool
+    ) -> None:
+        self._held, self._layout, self._meshes, self._is_donated = held, layout, meshes, is_donated
+        self._make = array_of_pieces(layout.shape, layout.dtype, layout.sharding)
+        self._places = [(s, r) for s, r in enumerate(held.registers) if r != NONE]
+        count = meshes[0].size * len(meshes)
+        whole = tuple(layout.shape)
+        self._piece = jax.ShapeDtypeStruct((whole[0] // count, *whole[1:]) if whole else (), layout.dtype)
+        self._empty: dict[int, list[Any]] = {}
+
+    def __call__(self, registers: Registers, spare: dict[Hashable, list[list[Any]]]) -> Any:
+        pieces: list[Any] = []
+        for s, r in enumerate(self._held.registers):
+            if r != NONE:
+                array = registers[s][r]
+                pieces += self._pieces(array, s) if array is not None else []
+            else:
+                pieces += self._anything(s, spare)
+        return self._make(pieces)
+
+    def _pieces(self, array: Any, submesh: int) -> Sequence[Any]:
+        """An array's pieces in the order of the submesh's devices."""
+        mesh = getattr(array.sharding, "mesh", None)
+        if mesh is self._meshes[submesh] or mesh == self._meshes[submesh]:
+            return pieces_of(array)
+        own = {piece.device: piece for piece in pieces_of(array)}
+        return [own[d] for d in self._meshes[submesh].devices.flat if d in own]
+
+    def _anything(self, submesh: int, spare: dict[Hashable, list[list[Any]]]) -> list[Any]:
+        """Pieces for a submesh that has no use for the cell; of those that are consumed new ones."""
+        if not self._is_donated:
+            if submesh not in self._empty:
+                self._empty[submesh] = self._zeros(submesh)
+            return self._empty[submesh]
+        free = spare.get(_kind_key(submesh, self._piece))
+        return free.pop() if free else self._zeros(submesh)
+
+    def _zeros(self, submesh: int) -> list[Any]:
+        mesh = self._meshes[submesh]
+        spec = PartitionSpec(tuple(map(str, mesh.axis_names))) if self._piece.shape else PartitionSpec()
+        shape = self._piece.shape
+        whole = (shape[0] * mesh.size, *shape[1:]) if shape else ()
+        kind = jax.ShapeDtypeStruct(whole, self._piece.dtype)
+        made = jax.jit(lambda: _zeros(kind), out_shardings=NamedSharding(mesh, spec))()
+        return list(pieces_of(made))
+
+
+class _Spread:
+    """Gives each submesh its pieces of an array as an array of its own."""
+
+    def __init__(
+        self,
+        held: Held,
+        layout: jax.ShapeDtypeStruct,
+        meshes: Sequence[Mesh],
+        kinds: Mapping[tuple[int, int], ArrayType],
+    ) -> None:
+        self._held, self._size = held, meshes[0].size
+        self._makes: list[Callable[[Sequence[Any]], Any] | None] = []
+        self._keys: list[Hashable] = []
+        count = meshes[0].size * len(meshes)
+        whole = tuple(layout.shape)
+        piece = jax.ShapeDtypeStruct((whole[0] // count, *whole[1:]) if whole else (), layout.dtype)
+        index = jax.process_index()
+        self._counts = [sum(d.process_index == index for d in m.devices.flat) for m in meshes]
+        for s, r in enumerate(held.registers):
+            self._keys.append(_kind_key(s, piece))
+            if r == NONE:
+                self._makes.append(None)
+                continue
+            self._makes.append(_maker(kinds[s, r], meshes[s]))
+
+    def __call__(
+        self, whole: Any, registers: Registers, spare: dict[Hashable, list[list[Any]]]
+    ) -> None:
+        pieces, start = pieces_of(whole), 0
+        for s, make in enumerate(self._makes):
+            own = pieces[start : start + self._counts[s]]
+            start += self._counts[s]
+            if not own:
+                continue
+            if make is None:
+                spare.setdefault(self._keys[s], []).append(list(own))
+            else:
+                registers[s][self._held.registers[s]] = make(own)
+
+
+def _maker(kind: ArrayType, mesh: Mesh) -> Callable[[Sequence[Any]], Any]:
+    """A function that makes an array of a submesh of its pieces."""
+    if not kind.is_key:
+        return array_of_pieces(kind.shape, kind.dtype, kind.sharding(mesh))
+    words = words_of(kind)
+    make = array_of_pieces(words.shape, words.dtype, kind.sharding(mesh))
+    impl = key_impl(kind.dtype)
+    return lambda pieces: jax.random.wrap_key_data(make(pieces), impl=impl)
