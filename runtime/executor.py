@@ -132,7 +132,8 @@ class Executor:
         self._calls = HostCalls.of(trace.part.program)
         self._later = _later(trace, devices, host)
 
-        # 1. Compile the parts, or the program that they are together, once each register is known to hold what its readers are for.
+        # 1. Compile the parts, or the one program that they are together, once each register is
+        #    known to hold what its readers are for.
         sources = self._interface.sources(
             platform, options.donate, self._calls, options.patience is not None, host
         )

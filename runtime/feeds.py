@@ -221,9 +221,7 @@ class _SubmeshFeeds:
             [i for i, f in enumerate(self._whole) if f.feed.input in state],
             self.aliases,
         )
-        self._split = (
-            _splitter([_stack_of(f) for f in self._cut], mesh) if is_split else _unsplit
-        )
+        self._split = _splitter([_stack_of(f) for f in self._cut], mesh) if is_split else _unsplit
         self._inputs = [f.feed.input for f in self._whole]
         self._registers = [(i, r) for i, f in enumerate(self._whole) for r in f.feed.registers]
 

@@ -169,8 +169,7 @@ class FoldedSource:
         """What tells a part's program and its cells: equal parts are one branch."""
         part = self.folded.parts[k]
         inputs = tuple(
-            (s.cell, parts.index(s.part) if s.part != NONE else NONE, s.output)
-            for s in part.inputs
+            (s.cell, parts.index(s.part) if s.part != NONE else NONE, s.output) for s in part.inputs
         )
         return self._keys[k], inputs, part.sums, part.outputs
 
@@ -366,9 +365,7 @@ def _zeros(kind: jax.ShapeDtypeStruct, rows: int = 0) -> Any:
     if not is_key(kind.dtype):
         return jnp.zeros(shape, kind.dtype)
     words = words_of(jax.ShapeDtypeStruct(shape, kind.dtype))
-    return jax.random.wrap_key_data(
-        jnp.zeros(words.shape, words.dtype), impl=key_impl(kind.dtype)
-    )
+    return jax.random.wrap_key_data(jnp.zeros(words.shape, words.dtype), impl=key_impl(kind.dtype))
 
 
 def _row(ring: Any, place: Any) -> Any:
@@ -504,6 +501,14 @@ def walked(program: Program) -> Program:
     return replace(program, parts=parts, instructions=(Run(0, ONCE, (), (), ()),))
 
 
+def _piece(layout: jax.ShapeDtypeStruct, meshes: Sequence[Mesh]) -> jax.ShapeDtypeStruct:
+    """What a device has of a cell."""
+    shape = tuple(layout.shape)
+    if shape:
+        shape = (shape[0] // sum(m.size for m in meshes), *shape[1:])
+    return jax.ShapeDtypeStruct(shape, layout.dtype)
+
+
 def _kind_key(submesh: int, piece: Any) -> Hashable:
     return submesh, tuple(piece.shape), str(piece.dtype)
 
@@ -517,9 +522,7 @@ class _Gather:
         self._held, self._layout, self._meshes, self._is_donated = held, layout, meshes, is_donated
         self._make = array_of_pieces(layout.shape, layout.dtype, layout.sharding)
         self._places = [(s, r) for s, r in enumerate(held.registers) if r != NONE]
-        count = meshes[0].size * len(meshes)
-        whole = tuple(layout.shape)
-        self._piece = jax.ShapeDtypeStruct((whole[0] // count, *whole[1:]) if whole else (), layout.dtype)
+        self._piece = _piece(layout, meshes)
         self._empty: dict[int, list[Any]] = {}
 
     def __call__(self, registers: Registers, spare: dict[Hashable, list[list[Any]]]) -> Any:
@@ -541,7 +544,7 @@ class _Gather:
         return [own[d] for d in self._meshes[submesh].devices.flat if d in own]
 
     def _anything(self, submesh: int, spare: dict[Hashable, list[list[Any]]]) -> list[Any]:
-        """Pieces for a submesh that has no use for the cell; of those that are consumed new ones."""
+        """Pieces for a submesh that has no use for the cell: new ones if they are consumed."""
         if not self._is_donated:
             if submesh not in self._empty:
                 self._empty[submesh] = self._zeros(submesh)
@@ -550,11 +553,12 @@ class _Gather:
         return free.pop() if free else self._zeros(submesh)
 
     def _zeros(self, submesh: int) -> list[Any]:
-        mesh = self._meshes[submesh]
-        spec = PartitionSpec(tuple(map(str, mesh.axis_names))) if self._piece.shape else PartitionSpec()
-        shape = self._piece.shape
-        whole = (shape[0] * mesh.size, *shape[1:]) if shape else ()
-        kind = jax.ShapeDtypeStruct(whole, self._piece.dtype)
+        mesh, piece = self._meshes[submesh], self._piece
+        kind, spec = jax.ShapeDtypeStruct((), piece.dtype), PartitionSpec()
+        if piece.shape:
+            shape = (piece.shape[0] * mesh.size, *piece.shape[1:])
+            kind = jax.ShapeDtypeStruct(shape, piece.dtype)
+            spec = PartitionSpec(tuple(map(str, mesh.axis_names)))
         made = jax.jit(lambda: _zeros(kind), out_shardings=NamedSharding(mesh, spec))()
         return list(pieces_of(made))
 
@@ -572,10 +576,7 @@ class _Spread:
         self._held, self._size = held, meshes[0].size
         self._makes: list[Callable[[Sequence[Any]], Any] | None] = []
         self._keys: list[Hashable] = []
-        count = meshes[0].size * len(meshes)
-        whole = tuple(layout.shape)
-        piece = jax.ShapeDtypeStruct((whole[0] // count, *whole[1:]) if whole else (), layout.dtype)
-        index = jax.process_index()
+        piece, index = _piece(layout, meshes), jax.process_index()
         self._counts = [sum(d.process_index == index for d in m.devices.flat) for m in meshes]
         for s, r in enumerate(held.registers):
             self._keys.append(_kind_key(s, piece))

@@ -14,9 +14,11 @@ from autopar.ir.outcome import Margin
 from autopar.ir.stages import Remat, Stage, StagePlan, Submesh
 from autopar.passes.base import Setting
 from autopar.passes.layer.fixed import Fixed
+from autopar.passes.lower.lowering import Spmd
 from autopar.passes.pipeline import PassPipeline
 from autopar.passes.stage.prices import Choice, ChosenStage, Option, StageTable
 from autopar.passes.stage.search import Ranked
+from autopar.planner.equal_stages import equal_stages_table
 from autopar.planner.layer_programs import LayerPrograms
 from autopar.planner.placed_stages import PlacedStages
 from autopar.planner.request import Request
@@ -76,6 +78,8 @@ def search_stages(source: Source, request: Request, setting: Setting) -> FoundSt
     # 2. The cost of every layer on every submesh, mesh and number of rows.
     programs = LayerPrograms(sliced(max(counts)), request.rules)
     table = stage_table(programs, counts, request, setting)
+    if isinstance(request.passes.lower, Spmd):
+        table = equal_stages_table(table, request.passes, setting)
 
     # 3. The best stages by these costs, sharded and lowered.
     def build(choice: Choice) -> StagePrograms:

@@ -35,6 +35,7 @@ from autopar.ir.folded import (
     Turn,
     Wave,
 )
+from autopar.ir.host_calls import HOST_CALLS
 from autopar.ir.mesh import MeshShape
 from autopar.ir.program import ONCE, Instruction, PartKind, Program, Run, Send, Start, Transfer
 from autopar.ir.sharding import Sharding
@@ -73,11 +74,19 @@ def _check_shape(program: Program) -> None:
                 f"{part.name} is a backward pass in two halves, as zero-bubble schedules have "
                 "them: a tick has one forward and one backward"
             )
+        calls = [op for op in part.graph.walk() if op.kind in HOST_CALLS]
+        if calls:
+            raise LoweringError(
+                f"{part.name} calls Python at {calls[0].origin.line or calls[0].origin.module}: "
+                "in one program of all stages a call has no place of its own"
+            )
         if part.is_looped:
             seen[part.loop, part.kind, part.submesh] += 1
     for (_, _, submesh), count in seen.items():
         if count > 1:
-            raise LoweringError(f"submesh {submesh} has {count} stages: one program has one on each")
+            raise LoweringError(
+                f"submesh {submesh} has {count} stages: one program has one on each"
+            )
 
 
 @dataclass
@@ -151,7 +160,9 @@ class _Fold:
                     slot = _Slot(step.submesh, r, False, "sum", None, None, None, dtype, a.combiner)
                     self._add(slot, (r,))
         for fetch in program.fetches:
-            self._slot(fetch.submesh, fetch.registers[0], 0 if fetch.rows else ONCE).is_fetched = True
+            self._slot(
+                fetch.submesh, fetch.registers[0], 0 if fetch.rows else ONCE
+            ).is_fetched = True
         for k, given in enumerate(program.parts):
             for position in given.donated:
                 slot = self.reads[k][position]

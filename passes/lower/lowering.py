@@ -1,8 +1,8 @@
 """The lower slot for stages: programs of their own, one program of all, or the faster of the two.
 
-    lower=mpmd   each part of each stage is a program; a host walks the list of runs and sends
-    lower=spmd   one program holds them all, and its devices take their turns by themselves
-    lower=auto   that of the two which takes less by the simulator, where both can be had
+lower=mpmd   each part of each stage is a program; a host walks the list of runs and sends
+lower=spmd   one program holds them all, and its devices take their turns by themselves
+lower=auto   that of the two which takes less by the simulator, where both can be had
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from tests.schedule.laws import plain_loop
 from tests.zoo import Case, Optimizer, cases
 from tests.zoo.staged import staged_cases
 
-_SETTING = Setting(EAGER, MeshShape((), ()), EAGER.memory_bytes)
+SETTING = Setting(EAGER, MeshShape((), ()), EAGER.memory_bytes)
 _SHAPES = {shape.device_count: shape for shape in submesh_shapes(EAGER)}
 
 
@@ -97,7 +97,7 @@ class Subject:
             args = (self.state, self.batch(0))
             source = Source.of(self.spec, args, {}, trace(self.spec, args, {}), request)
             cut = source.trace_at(layout.microbatches, cut=request.stages != 1)
-            self._sliced[key] = slice_step(cut, request.rules, _SETTING, request.stages or 1)
+            self._sliced[key] = slice_step(cut, request.rules, SETTING, request.stages or 1)
         return self._sliced[key]
 
     def plain(self) -> tuple[Leaf, ...]:
@@ -137,7 +137,7 @@ def on_stages(subject: Subject, layout: Layout) -> StagePrograms:
     """The programs of a step's stages; raises GraphError where the schedule would not be exact."""
     sliced = subject.sliced(layout)
     choice = _choice(len(sliced.layers.layers), layout)
-    return build_stages(sliced, choice, subject.request(layout), _SETTING)
+    return build_stages(sliced, choice, subject.request(layout), SETTING)
 
 
 def _choice(layers: int, layout: Layout) -> Choice:
