@@ -131,7 +131,7 @@ class _Fold:
         self._find_slots()
         loops = {number: self._loop(number) for number in self._loop_numbers}
         self._assign_cells(loops)
-        parts = tuple(self._part(k) for k in range(len(self.program.parts)))
+        parts = tuple(self._part(k, loops) for k in range(len(self.program.parts)))
         return FoldedProgram(
             self.program,
             tuple(self._cells),
@@ -335,9 +335,12 @@ class _Fold:
         loop = loops[self.program.parts[slot.writer[0]].part.loop]
         return any(not loop.is_chained(slot.writer[0], k) for k in slot.readers)
 
-    def _part(self, k: int) -> FoldedPart:
+    def _part(self, k: int, loops: dict[int, _Ticks]) -> FoldedPart:
+        loop = loops.get(self.program.parts[k].part.loop)
+
         def source(slot: _Slot) -> Source:
-            if slot.cell == NONE and slot.writer is not None:
+            # What is made in the same turn is in no cell yet.
+            if slot.writer is not None and loop and loop.is_chained(slot.writer[0], k):
                 return Source(part=slot.writer[0], output=slot.writer[1])
             return Source(slot.cell)
 
@@ -484,9 +487,9 @@ class _Ticks:
 
     def is_chained(self, writer: int, reader: int) -> bool:
         """True if a part runs right after another, in the same turn of the same tick."""
-        parts = self._fold.program.parts
-        submesh = parts[writer].part.submesh
-        return submesh in self._chained and reader == self._own[_BACKWARD].get(submesh)
+        submesh = self._fold.program.parts[writer].part.submesh
+        pair = self._own[_FORWARD].get(submesh), self._own[_BACKWARD].get(submesh)
+        return submesh in self._chained and (writer, reader) == pair
 
     def turn_of(self, k: int) -> int:
         """The turn in which a part runs."""

@@ -183,6 +183,16 @@ def test_what_a_later_loop_reads_is_held_for_every_microbatch() -> None:
     assert_equals_plain(batching, sketch.staged(batching, range(4), "gpipe", 4))
 
 
+@pytest.mark.parametrize("p", [1, 2, 4])
+def test_what_is_told_of_every_microbatch_is_read_in_its_own_tick_too(p: int) -> None:
+    """The last stage's results are given back, and its backward reads them as they are made."""
+    chain = Chain(layers=4)
+    sketch = chain.sketch()
+    sketch.returns(next(op.results[0].name for op in reversed(sketch.ops) if op.kind == "tanh"))
+    batching = sketch.batching(chain.m, chain.rows)
+    assert_equals_plain(batching, sketch.staged(batching, range(0, 4, 4 // p), "1f1b", p))
+
+
 def _ticks(p: int, m: int, schedule: str) -> list[str]:
     chain = Chain(layers=4, m=m)
     sketch, batching = chain.sketch(), chain.batching()
