@@ -166,7 +166,7 @@ class Executor:
             feeds, meshes, state, constants, transport, host, edges, consumed, split
         )
         if together is not None:
-            self._actions = (together.bind(fetches),)
+            self._actions: tuple[Action, ...] = (together.bind(fetches),)
             self.program = walked(program)
         else:
             compiled = dict(zip(own, programs, strict=True))

@@ -154,7 +154,6 @@ class FoldedSource:
         """Submesh -> branch, and of each branch the parts of the first submesh that takes it."""
         known: dict[Hashable, int] = {}
         branches: list[tuple[int, ...]] = []
-        members: list[tuple[int, ...]] = []
         of: list[int] = []
         for parts in rows:
             key = tuple(self._part_key(k, parts) for k in parts)
@@ -171,10 +170,11 @@ class FoldedSource:
         inputs = tuple(
             (s.cell, parts.index(s.part) if s.part != NONE else NONE, s.output) for s in part.inputs
         )
-        return self._keys[k], inputs, part.sums, part.outputs
+        return self.keys[k], inputs, part.sums, part.outputs
 
     @cached_property
-    def _keys(self) -> tuple[Hashable, ...]:
+    def keys(self) -> tuple[Hashable, ...]:
+        """What tells each part's program: equal parts have equal keys."""
         return tuple(map(program_cache_key, self.sources))
 
     def _sent(self, value: Any, move: Move | None, pairs: Sequence[tuple[int, int]]) -> Any:
@@ -414,7 +414,7 @@ class FoldedStep:
         ]
         start = time.perf_counter()
         self.compiled = self._compiled(given, made, donated)
-        distinct = len({source._keys[k] for k in range(len(folded.parts))})  # pyright: ignore[reportPrivateUsage]
+        distinct = len(set(source.keys))
         self.report = CompileReport(len(folded.parts), distinct, 1, 0, time.perf_counter() - start)
         self._gathers = [
             _Gather(held, layout, meshes, n in donated)
@@ -464,7 +464,7 @@ class FoldedStep:
 
     def _compiled(self, given: Sequence[Any], made: Sequence[Any], donated: Sequence[int]) -> Any:
         token = self._sharding(PartitionSpec())
-        mapped = jax.shard_map(
+        mapped: Any = jax.shard_map(
             self._source.local,
             mesh=self._mesh,
             in_specs=tuple(t.sharding.spec for t in given),

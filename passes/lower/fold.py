@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -45,6 +45,7 @@ from autopar.ir.values import Value
 _FORWARD, _BACKWARD = 0, 1  # the turns of a tick
 _ARRIVAL = 2  # when what was sent in a tick is there: after both
 _STEPS = 3  # of a tick
+_GIVEN = ("given", "state", "rows")  # arguments of the step
 _TURN = {PartKind.FORWARD: _FORWARD, PartKind.BACKWARD: _BACKWARD}
 
 
@@ -137,8 +138,8 @@ class _Fold:
             tuple(self._cells),
             parts,
             tuple(self._segments(loops)),
-            tuple(self._held(lambda s: s.kind in ("given", "state", "rows"))),
-            tuple(self._held(lambda s: s.is_fetched and s.kind not in ("given", "state", "rows"))),
+            tuple(self._held(lambda s: s.kind in _GIVEN)),
+            tuple(self._held(lambda s: s.is_fetched and s.kind not in _GIVEN)),
         )
 
     # -- 1. slots --------------------------------------------------------------------------
@@ -350,10 +351,9 @@ class _Fold:
             tuple(s.cell for s in self.writes[k]),
         )
 
-    def _held(self, wanted: object) -> Iterator[Held]:
+    def _held(self, wanted: Callable[[_Slot], bool]) -> Iterator[Held]:
         registers: dict[int, list[int]] = {}
         consumed: set[int] = set()
-        assert callable(wanted)
         for slot in self.slots.values():
             if slot.cell != NONE and wanted(slot):
                 row = registers.setdefault(slot.cell, [NONE] * self.submeshes)

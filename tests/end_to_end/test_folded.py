@@ -14,7 +14,7 @@ import pytest
 
 import autopar
 from autopar.errors import LoweringError, PlanFileError
-from autopar.ir.plan import MPMD, SPMD
+from autopar.ir.plan import SPMD
 from autopar.ir.stages import Remat
 from autopar.passes.lower.lowering import Spmd
 from autopar.runtime.bind import bind_mesh
@@ -182,7 +182,7 @@ def test_what_cannot_be_one_program_is_refused_with_the_reason() -> None:
     subject = stacked()
     passes = PASSES.replace("microbatches=4", "microbatches=4,schedule=zb-h1") + "=spmd"
     step = autopar.parallelize(subject.step, cluster="4xcpu", passes=passes)
-    with pytest.raises(LoweringError, match="'zb-h1'.*there are gpipe"):
+    with pytest.raises(LoweringError, match=r"'zb-h1'.*there are gpipe"):
         step.plan_for(subject.state, subject.batch(0))
     uneven = Layout((2, 2, 4), 4, "1f1b")
     with pytest.raises(LoweringError, match=r"submesh 0 is \(data=2\) and submesh 2 is \(data=4\)"):
