@@ -23,7 +23,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from autopar.frontend.compat import array_of_pieces, key_impl, pieces_of
+from autopar.frontend.compat import assembler, key_impl, local_pieces
 from autopar.ir.folded import NONE, FoldedProgram, Held, Lane, Loop, Source, Turn, Wave
 from autopar.ir.program import ONCE, PartKind, Program, Run
 from autopar.ir.spmd import Move
@@ -509,6 +509,11 @@ def _piece(layout: jax.ShapeDtypeStruct, meshes: Sequence[Mesh]) -> jax.ShapeDty
     return jax.ShapeDtypeStruct(shape, layout.dtype)
 
 
+def _pieces_of(array: Any) -> Sequence[Any]:
+    """An array's pieces on this process's devices; typed random keys as words."""
+    return local_pieces(jax.random.key_data(array) if is_key(array.dtype) else array)
+
+
 def _kind_key(submesh: int, piece: Any) -> Hashable:
     return submesh, tuple(piece.shape), str(piece.dtype)
 
@@ -520,7 +525,7 @@ class _Gather:
         self, held: Held, layout: jax.ShapeDtypeStruct, meshes: Sequence[Mesh], is_donated: bool
     ) -> None:
         self._held, self._layout, self._meshes, self._is_donated = held, layout, meshes, is_donated
-        self._make = array_of_pieces(layout.shape, layout.dtype, layout.sharding)
+        self._make = assembler(layout.shape, layout.dtype, layout.sharding)
         self._places = [(s, r) for s, r in enumerate(held.registers) if r != NONE]
         self._piece = _piece(layout, meshes)
         self._empty: dict[int, list[Any]] = {}
@@ -539,8 +544,8 @@ class _Gather:
         """An array's pieces in the order of the submesh's devices."""
         mesh = getattr(array.sharding, "mesh", None)
         if mesh is self._meshes[submesh] or mesh == self._meshes[submesh]:
-            return pieces_of(array)
-        own = {piece.device: piece for piece in pieces_of(array)}
+            return _pieces_of(array)
+        own = {piece.device: piece for piece in _pieces_of(array)}
         return [own[d] for d in self._meshes[submesh].devices.flat if d in own]
 
     def _anything(self, submesh: int, spare: dict[Hashable, list[list[Any]]]) -> list[Any]:
@@ -560,7 +565,7 @@ class _Gather:
             kind = jax.ShapeDtypeStruct(shape, piece.dtype)
             spec = PartitionSpec(tuple(map(str, mesh.axis_names)))
         made = jax.jit(lambda: _zeros(kind), out_shardings=NamedSharding(mesh, spec))()
-        return list(pieces_of(made))
+        return list(_pieces_of(made))
 
 
 class _Spread:
@@ -588,7 +593,7 @@ class _Spread:
     def __call__(
         self, whole: Any, registers: Registers, spare: dict[Hashable, list[list[Any]]]
     ) -> None:
-        pieces, start = pieces_of(whole), 0
+        pieces, start = _pieces_of(whole), 0
         for s, make in enumerate(self._makes):
             own = pieces[start : start + self._counts[s]]
             start += self._counts[s]
@@ -603,8 +608,8 @@ class _Spread:
 def _maker(kind: ArrayType, mesh: Mesh) -> Callable[[Sequence[Any]], Any]:
     """A function that makes an array of a submesh of its pieces."""
     if not kind.is_key:
-        return array_of_pieces(kind.shape, kind.dtype, kind.sharding(mesh))
+        return assembler(kind.shape, kind.dtype, kind.sharding(mesh))
     words = words_of(kind)
-    make = array_of_pieces(words.shape, words.dtype, kind.sharding(mesh))
+    make = assembler(words.shape, words.dtype, kind.sharding(mesh))
     impl = key_impl(kind.dtype)
     return lambda pieces: jax.random.wrap_key_data(make(pieces), impl=impl)
