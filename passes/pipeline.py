@@ -53,7 +53,7 @@ class PassPipeline:
     layer: AbstractLayering = field(default_factory=Single)
     stage: One | Search = field(default_factory=One)
     shard: AbstractSharding = field(default_factory=Optimal)
-    lower: AbstractLowering = field(default_factory=Faster)
+    lower: AbstractLowering = field(default_factory=Mpmd)
 
     @classmethod
     def of_options(
@@ -130,7 +130,7 @@ PASSES: Mapping[str, tuple[type, ...]] = {
     "layer": (Single, MinCut, Fixed),
     "stage": (One, Search),
     "shard": (Optimal,),
-    "lower": (Faster, Mpmd, Spmd),
+    "lower": (Mpmd, Spmd, Faster),
 }
 _STEP = re.compile(r"(?P<slot>[\w-]+)(=(?P<name>[\w-]+))?(\{(?P<options>[^{}]*)\})?")
 

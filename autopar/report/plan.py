@@ -11,7 +11,7 @@ from autopar.cluster.planned import planned_cluster
 from autopar.ir.inspection import AxisUse, MemoryCurve
 from autopar.ir.outcome import Status
 from autopar.ir.peak import Peak
-from autopar.ir.plan import Plan
+from autopar.ir.plan import SPMD, Plan
 from autopar.ir.sharding import spec_text
 from autopar.ir.stages import Remat
 from autopar.ir.text import show_bytes, show_seconds, show_type
@@ -141,10 +141,11 @@ def _is_whole(plan: Plan) -> bool:
 def _stages_text(plan: Plan) -> str:
     """Into how many stages and microbatches the step is cut, and what runs them."""
     submeshes, microbatches = len(plan.submeshes), f"{plan.microbatches} microbatches"
+    joined = ", as one program" if plan.lowering == SPMD else ""
     if submeshes == 1:
-        return f"one, {microbatches} with gradient accumulation"
+        return f"one, {microbatches} with gradient accumulation{joined}"
     chunks = "" if len(plan.stages) == submeshes else f" on {submeshes} submeshes"
-    return f"{len(plan.stages)}{chunks}, {microbatches}, {plan.schedule}"
+    return f"{len(plan.stages)}{chunks}, {microbatches}, {plan.schedule}{joined}"
 
 
 def _compared_by(plan: Plan) -> tuple[str, str]:

@@ -273,6 +273,7 @@ def pipeline_data(plan: Plan) -> Json:
     """The same as JSON; seconds and bytes."""
     return {
         "schedule": plan.schedule,
+        "lowering": plan.lowering,
         "microbatches": plan.microbatches,
         "batch": plan.batch,
         "bubble_seconds": plan.prediction.bubble_seconds,

@@ -82,7 +82,8 @@ _PLAN: dict[str, Form] = {
         "price_seconds_per_gib": float,
     },
     "pipeline": Maybe({
-        "schedule": str, "microbatches": int, "batch": int, "bubble_seconds": float,
+        "schedule": str, "lowering": str, "microbatches": int, "batch": int,
+        "bubble_seconds": float,
         "peak_in_flight": [int], "submeshes": [{"mesh": Named(int), "devices": [int]}],
         "stages": [_STAGE], "notes": [str],
     }),

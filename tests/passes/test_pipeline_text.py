@@ -38,7 +38,8 @@ def test_every_pass_comes_back_from_its_text(slot: str, kind: Any) -> None:
     [
         ("lower", "shard,lower"),
         ("shard", "shard,lower"),
-        ("shard,lower=auto", "shard,lower"),
+        ("shard,lower=mpmd", "shard,lower"),
+        ("lower=auto", "shard,lower=auto"),
         ("lower=spmd", "shard,lower=spmd"),
         ("batch=whole, shard=optimal{ recipe=fsdp }, lower", "shard{recipe=fsdp},lower"),
         (
@@ -59,7 +60,7 @@ def test_defaults_are_left_out(text: str, printed: str) -> None:
         ("solve", "passes: there is no slot 'solve'; there are: batch, layer, stage, shard, lower"),
         ("shard,shard", "passes: slot 'shard' is there twice"),
         ("layer=even", "passes: slot layer has no pass 'even'; there are: single, min-cut, fixed"),
-        ("lower=fast", "passes: slot lower has no pass 'fast'; there are: auto, mpmd, spmd"),
+        ("lower=fast", "passes: slot lower has no pass 'fast'; there are: mpmd, spmd, auto"),
         (
             "shard{effort=1}",
             "passes: pass optimal has no option 'effort'; it has recipe, merge_above",

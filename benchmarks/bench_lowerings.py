@@ -1,0 +1,62 @@
+"""The host's time of a step in stages, as many programs and as one.
+
+    python -m benchmarks.bench_lowerings [stages] [microbatches]
+
+Prints JSON. Both run in one process, in turn; each figure is the least of several steps, each waited
+for. `calling` is the CPU time of the thread that calls the step, `step` the time until it is done.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+import autopar
+from examples import gpt
+
+ROUNDS, STEPS = 5, 5
+
+
+def main(stages: int = 4, microbatches: int = 16) -> None:
+    """Measures both, and prints what they take and how they compare."""
+    batch = gpt.make_batch(np.random.default_rng(0))
+    steps = {how: _step(stages, microbatches, how) for how in ("mpmd", "spmd")}
+    states = {how: step.init(gpt.create_state, jax.random.key(0)) for how, step in steps.items()}
+    told: dict[str, dict[str, list[float]]] = {h: {"calling": [], "step": []} for h in steps}
+    losses: dict[str, list[float]] = {how: [] for how in steps}
+    for _ in range(ROUNDS):
+        for how, step in steps.items():
+            for _ in range(STEPS):
+                begun, own = time.perf_counter(), time.thread_time()
+                states[how], metrics = step(states[how], batch)
+                told[how]["calling"].append(time.thread_time() - own)
+                jax.block_until_ready(metrics)
+                told[how]["step"].append(time.perf_counter() - begun)
+                losses[how].append(float(jax.tree.leaves(metrics)[0]))
+    least = {how: {k: min(v[1:]) * 1e3 for k, v in kinds.items()} for how, kinds in told.items()}
+    gap = np.abs(np.subtract(losses["mpmd"], losses["spmd"])).max()
+    result: dict[str, Any] = {
+        "stages": stages,
+        "microbatches": microbatches,
+        "milliseconds": least,
+        "times less": {k: least["mpmd"][k] / least["spmd"][k] for k in ("calling", "step")},
+        "largest difference of a loss": float(gap),
+    }
+    print(json.dumps(result, indent=1))
+
+
+def _step(stages: int, microbatches: int, how: str) -> autopar.ParallelStep[..., Any]:
+    search = f"stages={stages},microbatches={microbatches},schedule=1f1b"
+    passes = f"batch=exact,layer=min-cut,stage=search{{{search}}},shard,lower={how}"
+    step = autopar.parallelize(gpt.train_step, cluster="8xcpu", passes=passes)
+    return step
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_num_cpu_devices", 8)
+    main(*map(int, sys.argv[1:3]))
