@@ -2,8 +2,9 @@
 
     python -m benchmarks.bench_lowerings [stages] [microbatches]
 
-Prints JSON. Both run in one process, in turn; each figure is the least of several steps, each waited
-for. `calling` is the CPU time of the thread that calls the step, `step` the time until it is done.
+Prints JSON. Both run in one process, in turn; each figure is the least of several steps, each
+waited for. `calling` is the CPU time of the thread that calls the step, `step` the time until it is
+done.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 import autopar
 from examples import gpt
 
-ROUNDS, STEPS = 5, 5
+ROUNDS, STEPS = 3, 3
 
 
 def main(stages: int = 4, microbatches: int = 16) -> None:
