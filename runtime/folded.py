@@ -101,7 +101,7 @@ class FoldedSource:
     # -- cells -------------------------------------------------------------------------------
 
     def _read(self, env: Env, cell: int) -> Any:
-        """What a cell holds for the step; nothing but zeros before it is written."""
+        """The value of a cell; nothing but zeros before it is written."""
         if cell not in env:
             env[cell] = _zeros(self.types[cell])
         return env[cell]
@@ -165,7 +165,7 @@ class FoldedSource:
         return of, branches, members
 
     def _part_key(self, k: int, parts: Sequence[int]) -> Hashable:
-        """What tells a part's program and its cells: equal parts are one branch."""
+        """The key of a part's program and its cells: equal parts are one branch."""
         part = self.folded.parts[k]
         inputs = tuple(
             (s.cell, parts.index(s.part) if s.part != NONE else NONE, s.output) for s in part.inputs
@@ -174,11 +174,11 @@ class FoldedSource:
 
     @cached_property
     def keys(self) -> tuple[Hashable, ...]:
-        """What tells each part's program: equal parts have equal keys."""
+        """The key of each part's program: equal parts have equal keys."""
         return tuple(map(program_cache_key, self.sources))
 
     def _sent(self, value: Any, move: Move | None, pairs: Sequence[tuple[int, int]]) -> Any:
-        """What arrives of a value that some submeshes send; all of them move it first."""
+        """The value that arrives where some submeshes send one; all of them move it first."""
         if move is not None:
             value = run_move(value, move, self.sources[0].mesh)
         return _permuted(value, self.axis, pairs)
@@ -487,7 +487,7 @@ def _words(kind: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
 
 
 def _joint(meshes: Sequence[Mesh], axis: str) -> Mesh:
-    """All submeshes as one mesh, along an axis of their own in front."""
+    """The mesh of all submeshes, along an axis of their own in front."""
     devices = np.stack([m.devices for m in meshes])
     names = (axis, *map(str, meshes[0].axis_names))
     return Mesh(devices, names, axis_types=(AxisType.Auto,) * len(names))
@@ -502,7 +502,7 @@ def walked(program: Program) -> Program:
 
 
 def _piece(layout: jax.ShapeDtypeStruct, meshes: Sequence[Mesh]) -> jax.ShapeDtypeStruct:
-    """What a device has of a cell."""
+    """The type of a device's piece of a cell."""
     shape = tuple(layout.shape)
     if shape:
         shape = (shape[0] // sum(m.size for m in meshes), *shape[1:])

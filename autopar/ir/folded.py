@@ -115,7 +115,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Loop:
-    """One loop over all microbatches: sums start at their neutral value, then tick follows tick."""
+    """A loop over all microbatches: sums start at their neutral value, then tick follows tick."""
 
     sums: tuple[int, ...]
     turns: tuple[Turn, ...]

@@ -56,7 +56,7 @@ class StagePrograms:
 
     @property
     def lowered(self) -> Program | FoldedProgram:
-        """What the devices run."""
+        """The list of instructions, or the one program, that the devices run."""
         return self.folded or self.program
 
     @property

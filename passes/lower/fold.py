@@ -110,7 +110,7 @@ class _Slot:
 
     @property
     def key(self) -> tuple[int, int]:
-        """What it is known by."""
+        """Its submesh and first register."""
         return self.submesh, self.first
 
 
@@ -128,7 +128,7 @@ class _Fold:
         self._of_microbatch: dict[tuple[int, int], _Slot] = {}
 
     def folded(self) -> FoldedProgram:
-        """All five steps."""
+        """The result of all five steps."""
         self._find_slots()
         loops = {number: self._loop(number) for number in self._loop_numbers}
         self._assign_cells(loops)
@@ -497,7 +497,7 @@ class _Ticks:
         return _BACKWARD if part.submesh in self._chained else _TURN[part.kind]
 
     def ran_at(self, k: int, microbatch: int) -> int:
-        """When a part runs, in steps of ticks."""
+        """The time at which a part runs, in steps of ticks."""
         turn, submesh = self.turn_of(k), self._fold.program.parts[k].part.submesh
         tick = next(t for t, row in enumerate(self.tables[turn]) if row[submesh] == microbatch)
         return _STEPS * tick + turn
@@ -521,7 +521,7 @@ class _Ticks:
         return Loop(tuple(sorted(sums)), tuple(turns))
 
     def _lanes(self, parts: Sequence[int]) -> Iterator[Lane]:
-        """What parts send, by the cell that it becomes: of each no submesh sends twice."""
+        """The lanes of what parts send, by the cell that it becomes: in each no submesh sends twice."""
         fold = self._fold
         found: dict[tuple[int, Move | None], list[list[tuple[int, int, int, int]]]] = {}
         for k in parts:
@@ -541,7 +541,7 @@ class _Ticks:
 
 @dataclass(frozen=True)
 class _Times:
-    """When values of microbatches come and go."""
+    """The times at which values of microbatches come and go."""
 
     fold: _Fold
     loops: dict[int, _Ticks]
@@ -561,7 +561,7 @@ class _Times:
         return most
 
     def _span(self, slot: _Slot, microbatch: int) -> tuple[int, int]:
-        """When a microbatch's value is written, and when it is read last."""
+        """The times at which a microbatch's value is written, and is read last."""
         writer = self._writer(slot)
         start = self.loops[self._loop_of(writer)].ran_at(writer, microbatch)
         if slot.source is not None:

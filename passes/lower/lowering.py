@@ -86,7 +86,7 @@ class Faster(AbstractLowering):
     name: ClassVar[str] = "auto"
 
     def run(self, given: LoweredStages, setting: Setting) -> Program | FoldedProgram:
-        """One program where it can be had, is known to run, fits, and is clearly faster."""
+        """The one program where it can be had, is known to run, fits, and is clearly faster."""
         if given.platform not in _PROVEN:
             return given.program
         try:
