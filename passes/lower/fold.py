@@ -521,7 +521,7 @@ class _Ticks:
         return Loop(tuple(sorted(sums)), tuple(turns))
 
     def _lanes(self, parts: Sequence[int]) -> Iterator[Lane]:
-        """The lanes of what parts send, by the cell that it becomes: in each no submesh sends twice."""
+        """The lanes of what parts send, by the cell that it becomes: in none anyone sends twice."""
         fold = self._fold
         found: dict[tuple[int, Move | None], list[list[tuple[int, int, int, int]]]] = {}
         for k in parts:
