@@ -12,21 +12,29 @@ import json
 import math
 import resource
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
 
 from autopar.errors import InputError
-from autopar.passes.shard.solver.effort import Effort
+from autopar.passes.shard.solver.effort import (
+    AbstractDeadline,
+    AbstractMeter,
+    Effort,
+    WorkMeter,
+    bounded,
+)
 from autopar.passes.shard.solver.iopddl import read_iopddl
 from autopar.passes.shard.solver.problem import Problem
 from autopar.passes.shard.solver.solve import solve
 
 _RESERVE = 0.02  # of the limit, to bring the answer home
 _RESERVE_SECONDS = 0.7
+_SECONDS_A_CHUNK, _FIRST_ENTRIES = 0.15, 1_000_000  # of a chunk of the search
 
 
 @dataclass(frozen=True)
@@ -44,11 +52,78 @@ class Line:
     note: str
 
 
-def solve_file(path: Path, effort: Effort, seed: int = 0) -> tuple[Line, tuple[int, ...]]:
-    """Read a problem and search it within the effort; the line, and the choices or ()."""
+class Clock(AbstractDeadline):
+    """The contest's deadline: so many seconds from when it began, and so much work if it is told.
+
+    The machine code of the search is compiled beside it: a busy machine may take minutes.
+    """
+
+    def __init__(self, seconds: float, began: float, work: float = math.inf) -> None:
+        self.seconds, self.work, self._began = seconds, work, began
+        self.first_seconds = math.inf
+
+    @property
+    def spent_seconds(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self._began
+
+    @property
+    def is_over(self) -> bool:
+        """True if no second is left."""
+        return self.spent_seconds >= self.seconds
+
+    def answered(self) -> None:
+        """Note when the first answer was there."""
+        self.first_seconds = min(self.first_seconds, self.spent_seconds)
+
+    def builds(self, build: Callable[[], None]) -> bool:
+        """True if that is done within the seconds."""
+        thread = threading.Thread(target=build, name="compile", daemon=True)
+        thread.start()
+        thread.join(max(self.seconds - self.spent_seconds, 0.0))
+        return not thread.is_alive()
+
+    def meter(self) -> AbstractMeter:
+        """The greater of the shares of the seconds and of the work."""
+        return _ClockMeter(self)
+
+
+class _ClockMeter(AbstractMeter):
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._counted = WorkMeter(clock.work)
+        self.work, self.quick = clock.work if math.isfinite(clock.work) else 0.0, False
+
+    def spend(self, entries: float) -> None:
+        self._counted.spend(entries)
+
+    @property
+    def share(self) -> float:
+        return max(self._clock.spent_seconds / max(self._clock.seconds, 1e-9), self._counted.share)
+
+    def chunks(self, share: float, parts: int) -> Iterator[int]:
+        """Equal chunks of the work; without a limit on that, what takes some tenths of a second."""
+        if self.work:
+            yield from self._counted.chunks(share, parts)
+        entries = _FIRST_ENTRIES
+        while True:
+            began = time.monotonic()
+            yield entries
+            scale = _SECONDS_A_CHUNK / max(time.monotonic() - began, 1e-3)
+            entries = bounded(entries * min(max(scale, 0.3), 3.0))
+
+    def answered(self) -> None:
+        self._clock.answered()
+
+
+def solve_file(
+    path: Path, seconds: float | None, work: int | None = None, seed: int = 0
+) -> tuple[Line, tuple[int, ...]]:
+    """Read a problem and search it within the limits; the line, and the choices or ()."""
     began = time.monotonic()
     problem = read_iopddl(path)
-    found = solve(problem, None, effort, time.monotonic, seed, began)
+    clock = Clock(seconds, began, work or math.inf) if seconds is not None else None
+    found = solve(problem, effort=Effort(work), seed=seed, deadline=clock)
     fits = bool(found.choice) and exact_fits(problem, found.choice)
     cost = exact_cost(problem, found.choice) if fits else None
     bound = int(found.bound_seconds) if math.isfinite(found.bound_seconds) else 0
@@ -58,7 +133,7 @@ def solve_file(path: Path, effort: Effort, seed: int = 0) -> tuple[Line, tuple[i
         cost=cost,
         bound=bound,
         gap=max(0.0, (cost - bound) / cost) if cost else 0.0 if fits else None,
-        first_feasible_seconds=round(found.first_seconds, 2) if fits else None,
+        first_feasible_seconds=round(clock.first_seconds, 2) if fits and clock else None,
         seconds=round(time.monotonic() - began, 2),
         peak_memory_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         note="" if fits else "proven infeasible" if found.proven_infeasible else "none found",
@@ -86,11 +161,11 @@ def exact_fits(problem: Problem, choice: Sequence[int]) -> bool:
     return most <= problem.limit_bytes and problem.seconds(choice) < float("inf")
 
 
-def _effort(time_limit: float | None, work: int | None) -> Effort:
+def _seconds(time_limit: float | None) -> float | None:
+    """The seconds of a search within a limit, which keeps some to bring the answer home."""
     if time_limit is None:
-        return Effort(None, work)
-    reserve = min(max(_RESERVE * time_limit, _RESERVE_SECONDS), 0.3 * time_limit)
-    return Effort(time_limit - reserve, work)
+        return None
+    return time_limit - min(max(_RESERVE * time_limit, _RESERVE_SECONDS), 0.3 * time_limit)
 
 
 def _table_row(line: Line) -> str:
@@ -130,7 +205,7 @@ def main(
         )
     for path in files:
         try:
-            line, choice = solve_file(path, _effort(time_limit, work), seed)
+            line, choice = solve_file(path, _seconds(time_limit), work, seed)
         except InputError as error:
             click.echo(f"error: {error}", err=True)
             sys.exit(2)

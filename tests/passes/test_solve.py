@@ -17,7 +17,7 @@ from autopar.passes.shard.solver.anytime import Anytime
 from autopar.passes.shard.solver.branch_and_bound import branch_and_bound
 from autopar.passes.shard.solver.csr_problem import to_csr
 from autopar.passes.shard.solver.dual_ascent import DualAscent
-from autopar.passes.shard.solver.effort import QUICK, Effort, Meter, no_clock
+from autopar.passes.shard.solver.effort import QUICK, Effort, WorkMeter
 from autopar.passes.shard.solver.elimination import eliminate
 from autopar.passes.shard.solver.heuristic import first_answer
 from autopar.passes.shard.solver.integer_program import solve_integer_program
@@ -25,6 +25,7 @@ from autopar.passes.shard.solver.min_memory import min_memory
 from autopar.passes.shard.solver.problem import Edge, Problem, Usage, narrow
 from autopar.passes.shard.solver.shrink import shrink
 from autopar.passes.shard.solver.solve import Solution, solve
+from benchmarks.iopddl import Clock
 from tests.passes.problems import KNOWN, brute_force, joint_seconds, problems
 
 thoroughly = settings(
@@ -170,7 +171,7 @@ def by_turns(problem: Problem) -> Found:
     if form.fits_nowhere:
         return Found((), np.inf, True)
     search = Anytime(problem, form, 0)
-    search.run(Meter(Effort(work=100), no_clock))
+    search.run(WorkMeter(100))
     choice = () if search.best is None else tuple(int(c) for c in search.best)
     return Found(choice, np.inf if search.fits_nowhere else search.bound)
 
@@ -348,7 +349,7 @@ def test_without_time_to_compile_there_is_a_good_answer(seed: int) -> None:
     """A machine so busy that no machine code is ever there still answers, and within the limit."""
     problem = wide(40, 8, seed)
     whole = solve(problem, effort=Effort(work=1000))
-    none = solve(problem, effort=Effort(seconds=0.0), clock=time.monotonic)
+    none = solve(problem, deadline=Clock(0.0, time.monotonic()))
     assert problem.fits(none.choice)
     assert none.seconds <= 1.5 * whole.seconds
     assert none.bound_seconds <= whole.seconds

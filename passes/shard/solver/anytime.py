@@ -22,7 +22,7 @@ import numpy as np
 
 from autopar.passes.shard.solver.csr_problem import Csr, CsrForm, to_csr
 from autopar.passes.shard.solver.dual_ascent import DualAscent
-from autopar.passes.shard.solver.effort import Meter
+from autopar.passes.shard.solver.effort import AbstractMeter
 from autopar.passes.shard.solver.integer_program import solve_integer_program
 from autopar.passes.shard.solver.local_search import Worker, annealed
 from autopar.passes.shard.solver.problem import Ints, Problem, narrow
@@ -62,7 +62,6 @@ class Anytime:
         self._bound = -float("inf")
         self._ascent: DualAscent | None = None
         self._fixed_at = float("inf")  # the gap at which choices were last fixed out
-        self.first_seconds = float("inf")
 
     @property
     def best(self) -> Ints | None:
@@ -98,10 +97,10 @@ class Anytime:
         price = float(prices[dear].sum()) / self._form.bytes_per_unit
         return price, tuple(int(t) for t in self._form.times[dear])
 
-    def offer(self, choice: Ints, meter: Meter) -> None:
+    def offer(self, choice: Ints, meter: AbstractMeter) -> None:
         """Keep an assignment that fits, if it is among the cheapest."""
         if not self._starts:
-            self.first_seconds = meter.seconds
+            meter.answered()
         cost = total_cost(self._csr, choice)
         if all(cost != other for other, _ in self._starts):
             self._starts.append((cost, choice.copy()))
@@ -116,7 +115,7 @@ class Anytime:
         self._worker.run(0, np.zeros(len(self._csr.slack)), 0.0)
         self._dual()
 
-    def run(self, meter: Meter) -> None:
+    def run(self, meter: AbstractMeter) -> None:
         """Spend the meter's effort on all steps in turn, or what of it is needed."""
         lightest = _lightest(self._csr)
         self._take(lightest, meter)
@@ -125,13 +124,13 @@ class Anytime:
             return
         if not self._starts:
             self._mend(lightest, meter, 0.5)
-        small = len(self._csr.entries) <= _FIXED_ENTRIES and not meter.effort.quick
+        small = len(self._csr.entries) <= _FIXED_ENTRIES and not meter.quick
         if small:
             self._anneal(meter, meter.until(_ANNEAL_SHARE))
             self._fix_out(meter)
         self._anneal(meter, 1.0)
 
-    def _anneal(self, meter: Meter, until: float) -> None:
+    def _anneal(self, meter: AbstractMeter, until: float) -> None:
         if self._starts and not self.closed:
             starts = [choice for _, choice in self._starts]
             prices = self._dual().prices
@@ -143,12 +142,12 @@ class Anytime:
             self._ascent = DualAscent(self._form)
         return self._ascent
 
-    def _take(self, choice: Ints, meter: Meter) -> None:
+    def _take(self, choice: Ints, meter: AbstractMeter) -> None:
         self._worker.take(choice)
         if self._worker.fits:
             self.offer(self._worker.choice, meter)
 
-    def _rise(self, meter: Meter) -> None:
+    def _rise(self, meter: AbstractMeter) -> None:
         """Raise the dual for its share of the effort; now and then make an assignment of it."""
         ascent = self._dual()
         begin, until = meter.share, meter.until(_DUAL_SHARE)
@@ -170,7 +169,7 @@ class Anytime:
         if not self.closed:
             self._mend(ascent.nearest, meter, _MEND_SHARE)
 
-    def _mend(self, choice: Ints, meter: Meter, share: float) -> None:
+    def _mend(self, choice: Ints, meter: AbstractMeter, share: float) -> None:
         """Make an assignment fit and improve it, for no more than a share of what is left."""
         until, prices = meter.until(share), self._dual().prices
         scale = abs(self.bound) / len(self._csr.choices)
@@ -180,7 +179,7 @@ class Anytime:
             self._worker.descend(prices, meter, until)
             self.offer(self._worker.choice, meter)
 
-    def _fix_out(self, meter: Meter) -> None:
+    def _fix_out(self, meter: AbstractMeter) -> None:
         """Drop what the bound rules out, and solve the rest: by raising it again, or exactly."""
         if not self._starts:
             return
@@ -218,12 +217,11 @@ class Anytime:
             restored = narrowed.restore(small.restore([int(c) for c in rest.best]))
             self.offer(np.array(restored, dtype=np.int64), meter)
 
-    def _integer_program(self, meter: Meter) -> None:
+    def _integer_program(self, meter: AbstractMeter) -> None:
         """Solve all that there is, or stop after a count of questions with what bound there is."""
         if len(self._csr.entries) // 2 > _INTEGER_ENTRIES or self.best is None:
             return
-        units = meter.effort.work or 0
-        left = _INTEGER_SHARE * (1 - meter.share) * units
+        left = _INTEGER_SHARE * (1 - meter.share) * meter.work
         columns = len(self._csr.entries) // 2 + len(self._csr.costs)
         questions = int(max(left * _QUESTIONS_A_UNIT, _FEWEST_QUESTIONS / columns))
         _, times = self.binding()

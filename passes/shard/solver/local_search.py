@@ -30,7 +30,7 @@ import numpy.typing as npt
 from autopar.passes.compiled import compiled, internal
 from autopar.passes.shard.solver.csr_problem import Csr
 from autopar.passes.shard.solver.dual_ascent import sums_before
-from autopar.passes.shard.solver.effort import Meter
+from autopar.passes.shard.solver.effort import MOST_ENTRIES, AbstractMeter
 from autopar.passes.shard.solver.problem import Floats, Ints
 from autopar.passes.shard.solver.segment_tree import add, grown, worst_row
 from autopar.passes.shard.solver.trws import held_rows, total_cost, widest
@@ -42,9 +42,7 @@ _SMALL_HEAT = 5.0  # times the heat of a small problem, whose answers lie far ap
 _COLDEST = 0.002  # share of a cycle's heat that is left at its end
 _MEND_ROUNDS = 200
 _MEND_DEARER = 1.15  # times a row's price while it is over its limit
-_SECONDS_A_CHUNK = 0.15
 _CHUNKS = 12  # of a cycle that is limited by work
-_FIRST_ENTRIES, _FEWEST, _MOST = 1_000_000, 20_000, 100_000_000
 _OVERHEAD = 5_000  # of a round of mending in Python, in table entries
 _GREEDY = 3  # entries of a descent, as a multiple of all entries
 _MIX = 0x9E3779B97F4A7C15
@@ -106,7 +104,7 @@ class Worker:
         )
         return search(self._csr, state, self._block, roots, entries, heat, mending is None)
 
-    def mend(self, prices: Floats, scale: float, meter: Meter, until: float) -> bool:
+    def mend(self, prices: Floats, scale: float, meter: AbstractMeter, until: float) -> bool:
         """Make the rows over their limit dearer until none is; True if that worked."""
         csr, prices = self._csr, prices.copy()
         least = 1e-2 * scale / max(float(csr.slack.max(initial=1)), 1.0)
@@ -121,12 +119,12 @@ class Worker:
             roots = roots[np.isin(roots, self._open)]
             widths = np.diff(csr.choices)[roots]
             entries = int(4 * (widths * widths + 10).sum())
-            meter.spend(self.run(min(entries, _MOST), prices, 0.0, roots) + _OVERHEAD)
+            meter.spend(self.run(min(entries, MOST_ENTRIES), prices, 0.0, roots) + _OVERHEAD)
         return self.fits
 
-    def descend(self, prices: Floats, meter: Meter, until: float) -> None:
+    def descend(self, prices: Floats, meter: AbstractMeter, until: float) -> None:
         """Cheaper while it is easy: under the prices, under half of them, under none."""
-        entries = min(_GREEDY * len(self._csr.entries) + 1000, _MOST)
+        entries = min(_GREEDY * len(self._csr.entries) + 1000, MOST_ENTRIES)
         while meter.share < until:
             before = self.cost
             for fading in (1.0, 0.5, 0.0):
@@ -161,7 +159,7 @@ def annealed(
     prices: Floats,
     starts: Sequence[Ints],
     bound: float,
-    meter: Meter,
+    meter: AbstractMeter,
     until: float,
     seed: int,
 ) -> Ints:
@@ -193,27 +191,22 @@ def _cool(
     workers: Sequence[Worker],
     prices: Floats,
     heats: Sequence[float],
-    meter: Meter,
+    meter: AbstractMeter,
     span: tuple[float, float],
 ) -> None:
     """A cycle: all workers side by side, in chunks, from their heat down to next to nothing."""
-    entries = _FIRST_ENTRIES
-    if meter.effort.work is not None:
-        cycle = (span[1] - span[0]) * meter.effort.work * 1e5
-        entries = int(min(max(cycle / (len(workers) * _CHUNKS), _FEWEST), _MOST))
     with ThreadPoolExecutor(len(workers)) as pool:
-        while (share := meter.share) < span[1]:
+        for entries in meter.chunks(span[1] - span[0], len(workers) * _CHUNKS):
+            share = meter.share
+            if share >= span[1]:
+                break
             done = min(max((share - span[0]) / (span[1] - span[0]), 0.0), 1.0)
-            began = meter.seconds
             faded = max(0.0, 1 - 1.25 * done) * prices
             runs = [
                 pool.submit(worker.run, entries, faded, heat * _COLDEST**done)
                 for worker, heat in zip(workers, heats, strict=True)
             ]
             meter.spend(sum(run.result() for run in runs))
-            if meter.effort.work is None:
-                scale = _SECONDS_A_CHUNK / max(meter.seconds - began, 1e-3)
-                entries = int(min(max(entries * min(max(scale, 0.3), 3.0), _FEWEST), _MOST))
 
 
 class Block(NamedTuple):

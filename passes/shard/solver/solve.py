@@ -12,7 +12,6 @@ Steps 1 to 3 are numpy alone: small problems do not wait for numba.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -20,8 +19,14 @@ import numpy as np
 
 from autopar.ir.outcome import Status
 from autopar.passes.shard.solver.branch_and_bound import branch_and_bound
-from autopar.passes.shard.solver.csr_problem import CsrForm, to_csr
-from autopar.passes.shard.solver.effort import FULL, Clock, Effort, Meter, no_clock
+from autopar.passes.shard.solver.csr_problem import to_csr
+from autopar.passes.shard.solver.effort import (
+    FULL,
+    AbstractDeadline,
+    AbstractMeter,
+    Effort,
+    WorkMeter,
+)
 from autopar.passes.shard.solver.heuristic import first_answer, mended_answer
 from autopar.passes.shard.solver.problem import Problem, needed_bytes
 from autopar.passes.shard.solver.shrink import shrink
@@ -46,8 +51,7 @@ class Solution:
     """A full assignment with its seconds, a lower bound and how it was found; () if none was.
 
     `proven_infeasible` says that nothing can fit. The price is what a byte more would save, at the
-    binding times together: 0 where memory does not bind. `first_seconds` are those by the clock
-    when the first answer was there.
+    binding times together: 0 where memory does not bind.
     """
 
     choice: tuple[int, ...]
@@ -58,7 +62,6 @@ class Solution:
     proven_infeasible: bool = False
     memory_price_seconds_per_byte: float = 0.0
     binding_times: tuple[int, ...] = ()
-    first_seconds: float = float("inf")
 
     @property
     def feasible(self) -> bool:
@@ -77,20 +80,19 @@ def solve(
     problem: Problem,
     start: Start | None = None,
     effort: Effort = FULL,
-    clock: Clock = no_clock,
     seed: int = 0,
-    began: float | None = None,
+    deadline: AbstractDeadline | None = None,
 ) -> Solution:
     """The cheapest assignment that fits, and never a dearer one than a `start` that fits.
 
-    The start is asked for where the best is not soon found. Without seconds in the effort the same
-    problem and seed give the same answer on every machine. A quick effort takes the first good
-    answer. The clock's seconds count from `began`.
+    The start is asked for where the best is not soon found. Without a deadline the same problem and
+    seed give the same answer on every machine; with one the effort is what there is time for. A
+    quick effort takes the first good answer.
     """
     if not problem.costs:
         return Solution((), 0.0, 0.0, Status.FIXED, "Nothing to decide.")
     small = shrink(problem)
-    search = _Search(small.problem, effort, clock, seed, began)
+    search = _Search(small.problem, effort, seed, deadline)
     if small.possible:
         search.branch()
     else:
@@ -130,7 +132,6 @@ def _solution(problem: Problem, choice: tuple[int, ...], search: _Search) -> Sol
         f"{'Solved exactly' if proven else 'The best found'}{held}.",
         memory_price_seconds_per_byte=search.price,
         binding_times=search.times,
-        first_seconds=search.first_seconds,
     )
 
 
@@ -138,10 +139,9 @@ class _Search:
     """The steps on the shrunk problem: the best answer, the bound and the price so far."""
 
     def __init__(
-        self, problem: Problem, effort: Effort, clock: Clock, seed: int, began: float | None
+        self, problem: Problem, effort: Effort, seed: int, deadline: AbstractDeadline | None
     ) -> None:
-        self._problem, self._effort, self._clock, self._seed = problem, effort, clock, seed
-        self._began = clock() if began is None else began
+        self._problem, self._effort, self._seed, self._deadline = problem, effort, seed, deadline
         self._entries = sum(e.table.size for e in problem.edges)
         self.choice: tuple[int, ...] = ()
         self._seconds = float("inf")
@@ -149,7 +149,6 @@ class _Search:
         self.infeasible = False
         self._good_gap = _GOOD_GAP
         self.price, self.times = 0.0, tuple[int, ...]()
-        self.first_seconds = float("inf")
 
     @property
     def closed(self) -> bool:
@@ -158,10 +157,8 @@ class _Search:
         return self.infeasible or (bool(self.choice) and gap <= _CLOSE * abs(self._seconds))
 
     @property
-    def _seconds_left(self) -> float:
-        if self._effort.seconds is None:
-            return float("inf")
-        return self._effort.seconds - (self._clock() - self._began)
+    def _is_over(self) -> bool:
+        return self._deadline is not None and self._deadline.is_over
 
     def take(self, choice: tuple[int, ...], bound: float) -> None:
         """Keep an answer, () for none, if it fits and is better; and a bound."""
@@ -170,8 +167,9 @@ class _Search:
             return
         seconds = self._problem.seconds(choice)
         if seconds < self._seconds:
+            if not self.choice and self._deadline is not None:
+                self._deadline.answered()
             self.choice, self._seconds = choice, seconds
-            self.first_seconds = min(self.first_seconds, self._clock() - self._began)
 
     def branch(self) -> None:
         """Step 2: the best of a narrow graph."""
@@ -189,14 +187,14 @@ class _Search:
         # Beside an unproven answer of branch and bound too: the search goes on from the better one.
         if len(self._problem.edges) <= _GUESSED_EDGES:
             self._guess()
-        if not self.closed and self._seconds_left > 0:
+        if not self.closed and not self._is_over:
             self._take_turns()
 
     def _guess(self) -> None:
         """Step 3: a first answer, which is the best one where memory does not bind."""
-        if self._effort.seconds is not None:
+        if self._deadline is not None:
             self.take(mended_answer(self._problem), -float("inf"))
-            if self._seconds_left <= 0:
+            if self._is_over:
                 return
         first = first_answer(self._problem)
         self.take(first.choice, first.bound_seconds)
@@ -210,18 +208,23 @@ class _Search:
         if form.fits_nowhere:
             self.infeasible = True
             return
-        if not self._built(form):
+
+        def build() -> None:
+            from autopar.passes.shard.solver.anytime import Anytime
+
+            Anytime(self._problem, form, self._seed).build()
+
+        # A busy machine may take minutes to compile what follows: then the first answer has to do.
+        if self._deadline is not None and not self._deadline.builds(build):
             return
         from autopar.passes.shard.solver.anytime import Anytime  # it brings numba along
 
         anytime = Anytime(self._problem, form, self._seed)
-        for effort in self._efforts():
-            meter = Meter(effort, self._clock, self._began)
+        for meter in self._meters():
             if self.choice:
                 anytime.offer(np.array(self.choice, dtype=np.int64), meter)
             anytime.know(self.bound)
             anytime.run(meter)
-            self.first_seconds = min(self.first_seconds, anytime.first_seconds)
             best = anytime.best
             self.take(tuple(int(c) for c in best) if best is not None else (), anytime.bound)
             self.infeasible = anytime.fits_nowhere
@@ -229,28 +232,16 @@ class _Search:
             if self.closed:
                 break
 
-    def _built(self, form: CsrForm) -> bool:
-        """True if the search's machine code is there within the seconds of the effort.
+    def _meters(self) -> Iterator[AbstractMeter]:
+        """The meter of the deadline, or of the work asked for; else one for each level of work.
 
-        A busy machine may take minutes to compile it: then the first answer has to do.
+        There is a next level as long as the gap of the last is wide.
         """
-        if self._effort.seconds is None:
-            return True
-
-        def build() -> None:
-            from autopar.passes.shard.solver.anytime import Anytime
-
-            Anytime(self._problem, form, self._seed).build()
-
-        thread = threading.Thread(target=build, name="compile", daemon=True)
-        thread.start()
-        thread.join(max(self._seconds_left, 0.0))
-        return not thread.is_alive()
-
-    def _efforts(self) -> Iterator[Effort]:
-        """The effort asked for; else levels of work, as long as the gap of the last is wide."""
-        if self._effort.work is not None or self._effort.seconds is not None:
-            yield self._effort
+        if self._deadline is not None:
+            yield self._deadline.meter()
+            return
+        if self._effort.work is not None:
+            yield WorkMeter(self._effort.work, self._effort.quick)
             return
         levels = _LEVELS_OF_MANY if self._entries > _MANY else _LEVELS
         for i, (rate, least) in enumerate(levels[:1] if self._effort.quick else levels):
@@ -260,4 +251,4 @@ class _Search:
             if i and gap > _FAR and i + 1 < len(levels):
                 continue
             work = max(int(rate * min(self._entries, _MOST) / 1e3), least)
-            yield Effort(work=work, quick=self._effort.quick)
+            yield WorkMeter(work, self._effort.quick)
