@@ -134,7 +134,7 @@ CASES = (
     ),
     Case(
         "deepseek-671b", deepseek, "v5p:8x8x8",
-        (ByHand(8, (8, 8), 32, "expert"), ByHand(4, (16, 8), 16, "expert")),
+        (ByHand(8, (64,), 4, "expert"), ByHand(16, (32,), 8, "expert")),
     ),
 )  # fmt: skip
 

@@ -40,16 +40,22 @@ class Held:
 
 
 def held_bytes(
-    graph: Graph, program: SpmdProgram, mesh: MeshShape, platform: Platform = "gpu"
+    graph: Graph,
+    program: SpmdProgram,
+    mesh: MeshShape,
+    platform: Platform = "gpu",
+    sizes: Sizes | None = None,
 ) -> Held:
     """Bytes that one device of a platform holds over a step.
+
+    `sizes` are those of the graph on the mesh, where another reads the listing too.
 
     The listing becomes kernels, as compilers fuse it; collectives are combined and kernels
     ordered as XLA does. A stored piece lives from the kernel that makes it to the last that
     reads it. Arguments are held throughout, and state that comes back takes their buffers. A
     loop holds what its body holds at most, beside what is held around it.
     """
-    walk = _Walk(Sizes(graph, mesh, platform))
+    walk = _Walk(sizes or Sizes(graph, mesh, platform))
     given, moment = walk.step(graph, program)
     argument_bytes = sum(given.values())
     peak_bytes = argument_bytes + moment.nbytes + _spare(moment, mesh)

@@ -36,9 +36,14 @@ def listing_seconds(graph: Graph, program: SpmdProgram, prices: Prices) -> Secon
     return timed_listing(graph, program, prices).seconds
 
 
-def timed_listing(graph: Graph, program: SpmdProgram, prices: Prices) -> Timed:
-    """Times one run of a listing as `listing_seconds` does, kernel by kernel."""
-    sizes = Sizes(graph, prices.mesh, prices.cluster.chip.platform)
+def timed_listing(
+    graph: Graph, program: SpmdProgram, prices: Prices, sizes: Sizes | None = None
+) -> Timed:
+    """Times one run of a listing as `listing_seconds` does, kernel by kernel.
+
+    `sizes` are those of the graph on the mesh, where another reads the listing too.
+    """
+    sizes = sizes or Sizes(graph, prices.mesh, prices.cluster.chip.platform)
     return _Timer(sizes, prices).block(program.block, sizes.inputs(program))
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from autopar.cost.kernels import Sizes
 from autopar.cost.listing import Seconds
 from autopar.cost.memory import held_bytes
 from autopar.cost.overlap import moved_seconds, timed_listing
@@ -76,8 +77,10 @@ def cost_part(
     if listing is None:
         own, loose = part_plan(part, joint, plan), left_partial(part, joint)
         listing = lower_spmd(part.graph, own, tables.resharder, loose)
-    run = timed_listing(part.graph, listing, tables.prices)
-    held = held_bytes(part.graph, listing, plan.mesh, tables.prices.cluster.chip.platform)
+    platform = tables.prices.cluster.chip.platform
+    sizes = Sizes(part.graph, plan.mesh, platform)
+    run = timed_listing(part.graph, listing, tables.prices, sizes)
+    held = held_bytes(part.graph, listing, plan.mesh, platform, sizes)
     working = held.peak_bytes - held.argument_bytes
     return PartCost(run.seconds, working, tuple(traffic_of(listing, moved_seconds(run))))
 
