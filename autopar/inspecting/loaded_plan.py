@@ -59,16 +59,9 @@ class LoadedPlan:
     def costs(self) -> tuple[StageCost, ...]:
         """Seconds and bytes of each stage as the plan has it."""
         return tuple(
-            cost_stage(
-                self.placed, number, self.plan.submeshes[stage.submesh].sharding,
-                [
-                    listed.program
-                    for part, listed in zip(self.placed.parts, self.listings, strict=True)
-                    if part.stage == number
-                ],
-            )
+            cost_stage(self.placed, number, self.plan.submeshes[stage.submesh].sharding)
             for number, stage in enumerate(self.plan.stages)
-        )  # fmt: skip
+        )
 
 
 def reopen(plan: Plan) -> LoadedPlan:
