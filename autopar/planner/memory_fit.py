@@ -161,8 +161,10 @@ class StepOnMesh:
 
     @property
     def least_argument_bytes(self) -> float:
-        """The fewest bytes that a device holds as the step begins, in whatever form it runs."""
-        return sum(float(u.nbytes.min()) for u in self._unlimited.usages if u.first == 0)
+        """The fewest bytes that a device holds all the while, in whatever form the step runs."""
+        problem = self._unlimited
+        held = (u for u in problem.usages if u.first == 0 and u.last == problem.horizon - 1)
+        return sum(float(u.nbytes.min()) for u in held)
 
     @property
     def _unlimited(self) -> Problem:
