@@ -35,6 +35,7 @@ from autopar.planner.stage_programs import StagePrograms, lower_stages
 _NO_GAIN = 1e-9
 _ROUGH = 0.95  # a recipe's margin is not exact
 _WAITED = 0.5  # of the seconds of collectives
+_CLEARLY = 0.1  # faster, to give up the proof of the cheapest plan for one that waits for moves
 _CLOSE = 0.005  # of the seconds without a limit
 _NEAR = 1.25  # by how much more the pass may count than the listing really holds
 _HOPE = 2.0  # times the limit, what a plan may hold from which others are sought that keep it
@@ -148,8 +149,12 @@ class StepOnMesh:
         faster = waits.seconds < found.seconds * (1 - _NO_GAIN)
         limit = self.context.request.budget_bytes  # and not what is allowed to be counted
         holds = waits.peak_bytes <= max(limit, found.peak_bytes)
+        if not (faster and holds):
+            return found
+        setting = self.context.setting(memory_bytes)
+        recipes = replace(self.optimal(), all_exposed=True).recipes(self.form.graph, setting)
         sentence = "Solved with no overlap: there is little compute to overlap with."
-        return waits.told_as(found, sentence) if faster and holds else found
+        return waits.told_with(replace(waits.outcome, sentence=sentence, recipes=recipes))
 
     def recipes(self, memory_bytes: int) -> tuple[Margin, ...]:
         """The costs of the recipes within a limit on what the pass counts."""
@@ -254,7 +259,7 @@ class MeshPlan:
         if self.outcome.recipes or context.request.method != "auto":
             return self
         recipes = StepOnMesh(context, self.form).recipes(memory_bytes)
-        return self._with(replace(self.outcome, recipes=recipes))
+        return self.told_with(replace(self.outcome, recipes=recipes))
 
     def told_as(self, auto: MeshPlan, sentence: str) -> MeshPlan:
         """The same as an answer to `auto`, whose bound and whose recipes are those of its plan."""
@@ -266,9 +271,10 @@ class MeshPlan:
             sentence=sentence,
             recipes=told.recipes,
         )
-        return self._with(outcome)
+        return self.told_with(outcome)
 
-    def _with(self, outcome: Outcome) -> MeshPlan:
+    def told_with(self, outcome: Outcome) -> MeshPlan:
+        """The same with another account of how it was found."""
         shardings = (replace(self.sharding, outcome=outcome),)
         programs = replace(self.programs, shardings=shardings, priced=self.programs.costs)
         return replace(self, programs=programs)
@@ -400,7 +406,8 @@ def _kept(step: StepOnMesh, roomy: MeshPlan) -> MeshPlan:
     """
     if step.context.request.method != "auto":
         return roomy
-    best = step.or_waiting(roomy, NO_LIMIT_BYTES)
+    waits = step.or_waiting(roomy, NO_LIMIT_BYTES)
+    best = waits if waits.seconds < roomy.seconds * (1 - _CLEARLY) else roomy
     if any(m.repeat for m, _ in roomy.listing.moves()):
         kept = step.keeping()
         faster = kept.seconds < best.seconds * (1 - _NO_GAIN)

@@ -120,16 +120,18 @@ def _best_of(contexts: Sequence[MeshContext], plain: Form) -> tuple[TriedMesh, M
     """
     # 1. Every mesh without a limit; and those where that fits.
     tried: dict[int, TriedMesh] = {}
+    found: dict[int, MeshPlan] = {}
     for n, context in enumerate(contexts):
         start = time.perf_counter()
         with suppress(InfeasibleError):
             on_mesh = try_mesh(context, plain)
+            if on_mesh.fits:
+                found[n] = plan_on(on_mesh)
             few = plain.graph.op_count <= _FEW or len(contexts) == 1
             tried[n] = on_mesh if few else on_mesh.put_by()
         for watcher in context.watchers:
             text = f"{n + 1} of {len(contexts)}"
             watcher.after("mesh", text, tried.get(n), time.perf_counter() - start)
-    found = {n: plan_on(t) for n, t in tried.items() if t.fits}
 
     def may_be_faster(seconds: float) -> bool:
         return all(seconds < f.seconds for f in found.values())

@@ -163,7 +163,7 @@ class Optimal(AbstractSharding):
         if not isinstance(self.recipe, Free):
             return ()
         priced = self.priced_step(given, setting)
-        posed = priced.within(setting.memory_bytes)
+        posed = priced.within(setting.memory_bytes, self.all_exposed)
         if fits_nowhere(posed.assembled.problem):
             return ()
         return recipe_incumbent(posed.reading, posed.assembled, setting.mesh).margins
