@@ -151,7 +151,7 @@ def _best_of(contexts: Sequence[MeshContext], plain: Form) -> tuple[TriedMesh, M
     # 3. The most promising of the others. A single one may yet be faster by recomputing.
     others = [n for n in near if n not in gone]
     limited = {n: tight[n].limited() if len(tight) > 1 else tight[n] for n in others}
-    for n in sorted(limited, key=lambda n: limited[n].promise)[:_MESHES]:
+    for n in sorted(limited, key=lambda n: (limited[n].promise, n))[:_MESHES]:
         if may_be_faster(limited[n].least_seconds):
             with suppress(InfeasibleError):
                 fastest = min((f.seconds for f in found.values()), default=math.inf)
