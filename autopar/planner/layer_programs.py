@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 
 from autopar.errors import GraphError
 from autopar.ir.graph import Graph, Op
@@ -13,7 +14,7 @@ from autopar.ir.program import Part, PartKind, SubmeshGraph
 from autopar.ir.resize import Between
 from autopar.ir.stages import Remat, Stage, StagePlan, Submesh
 from autopar.passes.lower.partition.part_dataflow import PartDataflow
-from autopar.passes.lower.partition.split import split
+from autopar.passes.lower.partition.split import Assigned
 from autopar.passes.lower.partition.submesh_graph import submesh_graph
 from autopar.planner.sliced_step import SlicedStep
 from autopar.rules import RuleBook, attach_rules
@@ -68,16 +69,21 @@ class LayerPrograms:
     def _split(self, remat: Remat) -> PartDataflow:
         """The parts of all layers, each on a submesh of its own."""
         if remat not in self._dataflow:
-            batching, count = self.batching, len(self.layers)
-            stages = StagePlan(
-                self._sliced.layers,
-                tuple(Stage(i, i, i, remat) for i in range(count)),
-                (Submesh(_NO_MESH),) * count,
-                batching.microbatches,
-                finest_schedule(batching.barrier).name,
-            )
-            self._dataflow[remat] = split(batching, stages)
+            self._dataflow[remat] = self._assigned.recomputing(remat).split()
         return self._dataflow[remat]
+
+    @cached_property
+    def _assigned(self) -> Assigned:
+        """The part of every op, whatever the remat."""
+        batching, count = self.batching, len(self.layers)
+        stages = StagePlan(
+            self._sliced.layers,
+            tuple(Stage(i, i, i) for i in range(count)),
+            (Submesh(_NO_MESH),) * count,
+            batching.microbatches,
+            finest_schedule(batching.barrier).name,
+        )
+        return Assigned.of(batching, stages)
 
     def _sized(self, layer: int, rows: int, remat: Remat) -> LayerProgram:
         traced = self.at(layer, self.rows, remat)

@@ -39,6 +39,22 @@ class SlicedStep:
         """The number of microbatches of a step."""
         return self.batching.microbatches
 
+    def resized(self, microbatches: int, rules: RuleBook) -> SlicedStep | None:
+        """The step in other microbatches, between the same layers; None where it must be traced.
+
+        What was found of the rows holds for any number of them. The layers' figures stay those of
+        the microbatch that they were cut by.
+        """
+        trace = self.trace.resized(microbatches, self.batching.batch)
+        if trace is None:
+            return None
+        graph = attach_rules(trace.part.graph, rules)
+        return replace(
+            self,
+            trace=trace,
+            batching=replace(self.batching, graph=graph, microbatches=microbatches),
+        )
+
 
 def slice_step(
     trace: MicrobatchTrace,

@@ -70,10 +70,14 @@ def search_stages(source: Source, request: Request, setting: Setting) -> FoundSt
     known: dict[int, SlicedStep] = {}
 
     def sliced(microbatches: int) -> SlicedStep:
-        if microbatches not in known:
+        if microbatches in known:
+            return known[microbatches]
+        first = next(iter(known.values()), None)
+        found = first.resized(microbatches, request.rules) if first is not None else None
+        if found is None:
             trace = source.trace_at(microbatches, cut=request.stages != 1)
-            known[microbatches] = slice_step(trace, request.rules, setting, fewest, request.passes)
-        return known[microbatches]
+            found = slice_step(trace, request.rules, setting, fewest, request.passes)
+        return known.setdefault(microbatches, found)
 
     # 2. The cost of every layer on every submesh, mesh and number of rows.
     programs = LayerPrograms(sliced(max(counts)), request.rules)

@@ -61,6 +61,23 @@ class MicrobatchTrace:
         """A step that is run whole: its one microbatch is the batch."""
         return cls(traced, traced, 1)
 
+    def resized(self, microbatches: int, batch: int) -> MicrobatchTrace | None:
+        """The step of so many rows in other microbatches, with no trace of its own.
+
+        None where a microbatch makes or takes rows by its number, or its sizes do not grow as
+        the rows do.
+        """
+        counts = self.microbatches, microbatches
+        if 1 in counts or self.index or self.sources or self.calls is not None:
+            return None
+        trial = Trial(batch, batch // self.microbatches, batch // microbatches)
+        try:
+            program = resize(self.whole.program, self.part.program, trial)
+        except BatchError:
+            return None
+        part = replace(self.part, program=program)
+        return replace(self, part=replace(part, graph=build(part)), microbatches=microbatches)
+
 
 def trace_microbatch(
     spec: StepSpec,

@@ -82,19 +82,19 @@ class PartKey:
 
 
 @dataclass(frozen=True)
-class LoopParts:
-    """The ops of every part that runs in a loop, and those that it recomputes, both in order."""
-
-    own: Mapping[PartKey, Sequence[int]]
-    again: Mapping[PartKey, Sequence[int]]
-
-
-@dataclass(frozen=True)
-class _LoopPlace:
+class LoopPlace:
     """The stage of a loop op, and whether it is of the backward pass."""
 
     stage: int
     is_backward: bool
+
+
+@dataclass(frozen=True)
+class LoopParts:
+    """The ops of every part that runs in a loop, in order, and the place of each op by loop."""
+
+    own: Mapping[PartKey, Sequence[int]]
+    places: tuple[Mapping[int, LoopPlace], ...]
 
 
 def assign_loop_ops(step: StepAnalysis) -> LoopParts:
@@ -114,11 +114,10 @@ def assign_loop_ops(step: StepAnalysis) -> LoopParts:
                 kind = PartKind.WEIGHT_GRADIENT if i in weights else PartKind.INPUT_GRADIENT
             key = PartKey(kind, place.stage, step.submesh(place.stage), loop)
             own.setdefault(key, []).append(i)
-    # 3. The forward ops that a recomputing stage runs again.
-    return LoopParts(own, dict(_recompute(step, places, own)))
+    return LoopParts(own, places)
 
 
-def _loop_places(step: StepAnalysis, loop: int) -> dict[int, _LoopPlace]:
+def _loop_places(step: StepAnalysis, loop: int) -> dict[int, LoopPlace]:
     """Step 1: the stages of the ops of one loop, in the order of the ops.
 
     A forward op runs no earlier in the pipeline than its operands, a backward op no later:
@@ -136,7 +135,7 @@ def _loop_places(step: StepAnalysis, loop: int) -> dict[int, _LoopPlace]:
         home = step.home[i]
         readers = (wished[j] for j in step.readers[i] if j in wished)
         wished[i] = home if home != NOWHERE else max(readers, default=NOWHERE)
-    places: dict[int, _LoopPlace] = {}
+    places: dict[int, LoopPlace] = {}
     for i in members:
         makers = (step.maker[n] for n in step.reads[i] if n in step.maker)
         read = [places[j] for j in makers if j in places]
@@ -147,16 +146,16 @@ def _loop_places(step: StepAnalysis, loop: int) -> dict[int, _LoopPlace]:
         begins = loop > 0 if step.batching.barrier else step.ops[i].origin.region == "backward"
         if backward or begins:
             stage = home if home != NOWHERE or backward else wished[i]
-            places[i] = _LoopPlace(min([stage if stage != NOWHERE else last, *backward]), True)
+            places[i] = LoopPlace(min([stage if stage != NOWHERE else last, *backward]), True)
             continue
         if home == NOWHERE and not forward:
             names = (n for n in step.reads[i] if n in step.given)
             home = max(map(step.input_stage, names), default=0)
-        places[i] = _LoopPlace(max([home, *forward]), False)
+        places[i] = LoopPlace(max([home, *forward]), False)
     return places
 
 
-def _weight_gradients(step: StepAnalysis, places: Mapping[int, _LoopPlace]) -> frozenset[int]:
+def _weight_gradients(step: StepAnalysis, places: Mapping[int, LoopPlace]) -> frozenset[int]:
     """Step 2: the backward ops of one loop that no other stage waits for.
 
     One walk from the end marks I, every op that a cotangent for another stage is reached from:
@@ -211,12 +210,8 @@ def _dropped_bytes(step: StepAnalysis, i: int, weights: set[int]) -> int:
     return dropped
 
 
-def _recompute(
-    step: StepAnalysis,
-    places: tuple[dict[int, _LoopPlace], ...],
-    parts: Mapping[PartKey, Sequence[int]],
-) -> Iterator[tuple[PartKey, Sequence[int]]]:
-    """Step 3: the forward ops that the first backward part of a stage runs again.
+def recomputed_ops(step: StepAnalysis, loops: LoopParts) -> Iterator[tuple[PartKey, Sequence[int]]]:
+    """The forward ops that the first backward part of a stage runs again.
 
     They are all that its backward parts read of its forward part, down to values that are kept:
     that enter the stage, cross one of its cuts or, where the remat is selective, are products with
@@ -226,17 +221,17 @@ def _recompute(
                                                         selective:  x, x @ w and y
     """
     readers: dict[tuple[int, int], list[PartKey]] = {}
-    for key in parts:
+    for key in loops.own:
         remat = step.stages.stages[key.stage].remat
         if key.kind is not PartKind.FORWARD and remat is not Remat.NONE:
             readers.setdefault((key.loop, key.stage), []).append(key)
     for (loop, stage), found in readers.items():
         first = min(found, key=lambda key: key.order)
-        wanted = [i for key in found for i in parts[key]]
+        wanted = [i for key in found for i in loops.own[key]]
         earliest = 0 if step.batching.barrier else loop
         forward = {
             i
-            for here in places[earliest : loop + 1]
+            for here in loops.places[earliest : loop + 1]
             for i, place in here.items()
             if place.stage == stage and not place.is_backward
         }

@@ -9,9 +9,16 @@ from autopar.errors import GraphError
 from autopar.ir.batching import Accumulator, Batching
 from autopar.ir.graph import Graph, Operand
 from autopar.ir.program import Part, PartKind
-from autopar.ir.stages import StagePlan
+from autopar.ir.stages import Remat, StagePlan
 from autopar.ir.values import Input
-from autopar.passes.lower.partition.part_assignment import PartKey, assign_loop_ops, assign_once_ops
+from autopar.passes.lower.partition.part_assignment import (
+    LoopParts,
+    OnceParts,
+    PartKey,
+    assign_loop_ops,
+    assign_once_ops,
+    recomputed_ops,
+)
 from autopar.passes.lower.partition.part_dataflow import (
     Makers,
     PartDataflow,
@@ -26,26 +33,50 @@ def split(batching: Batching, stages: StagePlan) -> PartDataflow:
 
     Raises GraphError if the stages do not suit the schedule, or the batching not the stages.
     """
-    # 1. The loop, stage and readers of every op.
-    step = StepAnalysis.of(batching, stages)
-    # 2. The ops of every part.
-    contents = _contents(step)
-    # 3. The values that leave every part: other parts or the end of the step read them.
-    leaving = _leaving(step, contents)
-    # 4. A graph for every part.
-    parts = [
-        _build(step, contents, key, leaving[key])
-        for key in sorted(contents.ops, key=lambda key: key.row)
-    ]
-    for part in parts:
-        part.graph.verify()
-    hoist = batching.hoist
-    hoists = [
-        Part(key.kind, key.stage, key.submesh, hoist.graph, hoist.equations)
-        for key in contents.hoist_keys
-        if hoist is not None
-    ]
-    return PartDataflow(step, (*hoists, *parts))
+    return Assigned.of(batching, stages).split()
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """A step whose ops have their parts, but for those that stages compute again."""
+
+    step: StepAnalysis
+    loops: LoopParts
+    once: OnceParts
+
+    @classmethod
+    def of(cls, batching: Batching, stages: StagePlan) -> Assigned:
+        """The ops of every part; raises GraphError if the stages do not suit the schedule."""
+        # 1. The loop, stage and readers of every op.
+        step = StepAnalysis.of(batching, stages)
+        # 2. The part of every op.
+        loops = assign_loop_ops(step)
+        return cls(step, loops, assign_once_ops(step, loops.own))
+
+    def recomputing(self, remat: Remat) -> Assigned:
+        """The same where every stage recomputes so."""
+        return replace(self, step=self.step.recomputing(remat))
+
+    def split(self) -> PartDataflow:
+        """The parts; raises GraphError if the batching does not suit the stages."""
+        step, hoist = self.step, self.step.batching.hoist
+        # 3. All ops of every part, what it computes again among them.
+        contents = _contents(self)
+        # 4. The values that leave every part: other parts or the end of the step read them.
+        leaving = _leaving(step, contents)
+        # 5. A graph for every part.
+        parts = [
+            _build(step, contents, key, leaving[key])
+            for key in sorted(contents.ops, key=lambda key: key.row)
+        ]
+        for part in parts:
+            part.graph.verify()
+        hoists = [
+            Part(key.kind, key.stage, key.submesh, hoist.graph, hoist.equations)
+            for key in contents.hoist_keys
+            if hoist is not None
+        ]
+        return PartDataflow(step, (*hoists, *parts))
 
 
 @dataclass(frozen=True)
@@ -59,14 +90,14 @@ class _Contents:
     hoist_keys: tuple[PartKey, ...]
 
 
-def _contents(step: StepAnalysis) -> _Contents:
+def _contents(assigned: Assigned) -> _Contents:
     # A part is its own ops, those it recomputes, and values that it only passes on; the outputs
     # that are literals need a part too.
-    loops = assign_loop_ops(step)
-    once = assign_once_ops(step, loops.own)
+    step, loops, once = assigned.step, assigned.loops, assigned.once
+    again = dict(recomputed_ops(step, loops))
     own = {**loops.own, **once.ops, **{s: once.ops.get(s, []) for s in once.passed}}
     own.update((s, own.get(s, [])) for s in literal_keys(step).values())
-    ops = {key: sorted({*mine, *loops.again.get(key, ())}) for key, mine in own.items()}
+    ops = {key: sorted({*mine, *again.get(key, ())}) for key, mine in own.items()}
     # An accumulator is made by the part that adds to it, and by no other: readers take the sum.
     accumulator_of = step.batching.accumulator_of
     summed: dict[PartKey, tuple[Accumulator, ...]] = {}

@@ -13,7 +13,7 @@ from functools import cached_property
 from autopar.errors import GraphError
 from autopar.ir.batching import Batching, Moment, When, moments_of_one
 from autopar.ir.graph import Graph, Op
-from autopar.ir.stages import StagePlan
+from autopar.ir.stages import Remat, StagePlan
 from autopar.ir.values import Input, Role
 from autopar.schedule.grid import Grid
 from autopar.schedule.table import make_grid, schedule_named
@@ -48,6 +48,13 @@ class StepAnalysis:
                 f"the step needs all forwards before all backwards, and {grid.name} mixes them; "
                 "take gpipe, or looped-bfs with several stages a submesh"
             )
+        return step
+
+    def recomputing(self, remat: Remat) -> StepAnalysis:
+        """The same step where every stage recomputes so: no table depends on that."""
+        stages = tuple(replace(s, remat=remat) for s in self.stages.stages)
+        step = replace(self, stages=replace(self.stages, stages=stages))
+        vars(step).update({k: v for k, v in vars(self).items() if k not in vars(step)})
         return step
 
     # -- the graph -------------------------------------------------------------------------

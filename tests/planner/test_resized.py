@@ -1,0 +1,60 @@
+"""A step in other microbatches, from those that it was traced in."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import pytest
+
+import autopar
+from autopar.frontend.microbatch.part_trace import MicrobatchTrace, trace_microbatch
+from autopar.frontend.plain_data import plain_params
+from autopar.frontend.traced import FlatProgram
+from autopar.planner import source as source_module
+from autopar.rules import RuleBook
+from tests.planner.slicing import sliced, source
+from tests.zoo.registry import cases
+
+_MODELS = ("masked", "gpt_scan", "tied", "moe", "wide_resnet_gn", "unet", "lstm", "vit")
+
+
+@pytest.mark.parametrize("model", _MODELS)
+def test_it_is_the_step_that_was_traced_so(model: str) -> None:
+    first = sliced(model, source(model).rows)
+    for microbatches in (2, 4):
+        resized, traced = first.resized(microbatches, RuleBook()), sliced(model, microbatches)
+        assert resized is not None
+        assert str(resized.batching.graph) == str(traced.batching.graph)
+        assert replace(resized.batching, graph=traced.batching.graph) == traced.batching
+        part, other = resized.trace.part, traced.trace.part
+        assert str(part.graph) == str(other.graph)
+        assert _sizes(part.program) == _sizes(other.program)
+        bounds = [(y.first, y.last) for y in resized.layers.layers]
+        assert bounds == [(y.first, y.last) for y in traced.layers.layers]
+
+
+def _sizes(program: FlatProgram) -> object:
+    return program.input_avals, [
+        (e.primitive, plain_params(e.params), e.operand_shapes, e.result_avals)
+        for e in program.walk()
+    ]
+
+
+def test_random_numbers_of_rows_are_traced() -> None:
+    assert sliced("dropout", 16).resized(4, RuleBook()) is None
+
+
+def test_a_search_traces_one_microbatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, traced_at = cases("adam")["mlp"], list[int]()
+
+    def noted(*given: Any, **named: Any) -> MicrobatchTrace:
+        traced_at.append(given[3])
+        return trace_microbatch(*given, **named)
+
+    monkeypatch.setattr(source_module, "trace_microbatch", noted)
+    step = autopar.parallelize(
+        case.step, cluster="2xh100", stages=2, microbatches="auto", cache=False
+    )
+    plan = step.planned(jax.eval_shape(case.create_state, jax.random.key(0)), case.batch(0)).plan
+    assert 1 < plan.microbatches < 16
+    assert traced_at == [16]
