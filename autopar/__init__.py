@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from autopar.api import verify as verify
     from autopar.api import why_not as why_not
     from autopar.cluster import Cluster as Cluster
-    from autopar.ir.mesh import MeshShape as MeshShape
     from autopar.ir.plan import Plan as Plan
+    from autopar.ir.sharding import MeshShape as MeshShape
     from autopar.pages import write_report as write_report
     from autopar.plans import compare as compare
     from autopar.plans import inspect as inspect

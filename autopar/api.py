@@ -17,10 +17,10 @@ from autopar.inspecting.loaded_plan import reopen
 from autopar.inspecting.why_not import why_not as why_not_opened
 from autopar.ir.explanation import Counterfactual
 from autopar.ir.findings import Findings
-from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan
 from autopar.ir.plan_file import a_plan
 from autopar.ir.profile import Profile
+from autopar.ir.sharding import MeshShape
 from autopar.ir.verification import Verification as Verification
 from autopar.options import (
     argnames_of,

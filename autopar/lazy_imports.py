@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 _HOMES = {
     "Cluster": "autopar.cluster",
-    "MeshShape": "autopar.ir.mesh",
+    "MeshShape": "autopar.ir.sharding",
     "Plan": "autopar.ir.plan",
     "RuleBook": "autopar.rules",
     "errors": "autopar.errors",

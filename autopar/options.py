@@ -31,9 +31,9 @@ from autopar.errors import (
     shown,
 )
 from autopar.frontend.compat import compilation_cache_folder
-from autopar.ir.mesh import DEFAULT_NAMES, MeshShape
 from autopar.ir.plan import Plan
 from autopar.ir.plan_file import load_plan
+from autopar.ir.sharding import DEFAULT_NAMES, MeshShape
 from autopar.passes.base import Pins
 from autopar.passes.pipeline import PassPipeline, read_passes
 from autopar.passes.shard.recipes import RECIPES

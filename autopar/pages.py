@@ -11,8 +11,7 @@ from autopar.ir.codec import Json
 from autopar.ir.plan import Plan
 from autopar.ir.plan_file import a_plan
 from autopar.ir.text_file import write_text
-from autopar.ir.verification import Verification
-from autopar.ir.verification_json import verification_data
+from autopar.ir.verification import Verification, verification_data
 from autopar.plans import inspect
 from autopar.report.html.data import OtherPlan, ReportView
 from autopar.report.html.page import page

@@ -32,12 +32,12 @@ from autopar.frontend.trace.arguments import dynamic_arguments
 from autopar.frontend.trace.objects import opened_state
 from autopar.frontend.trace.step import unplaced, wants_plain_steps
 from autopar.gc_pause import paused_collection
-from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Argument, Plan, Prediction, leaf_arguments
 from autopar.ir.plan_file import a_plan, plan_from_json, plan_to_json
 from autopar.ir.program import Program
 from autopar.ir.projection import walks
 from autopar.ir.rate import Rate
+from autopar.ir.sharding import MeshShape
 from autopar.ir.text import show_bytes, show_seconds
 from autopar.ir.text_file import TRACE, check_output, write_text
 from autopar.ir.verification import Verification

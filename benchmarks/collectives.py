@@ -26,7 +26,7 @@ from autopar.cluster import Cluster, device_order
 from autopar.cluster.target import Target
 from autopar.cost import COLLECTIVE_KINDS, Prices
 from autopar.hlo.clock import read_timeline
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 from autopar.runtime.aot import child
 from autopar.runtime.aot.devices import devices_of
 

@@ -28,8 +28,8 @@ from autopar.cluster.target import Target
 from autopar.cost.prices import Prices
 from autopar.errors import AutoparError, InfeasibleError
 from autopar.ir.compiled import Compiled
-from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Prediction
+from autopar.ir.sharding import MeshShape
 from autopar.runtime.aot.program import AotProgram, abstract_mesh, export_jitted
 from autopar.verifying.programs import export_whole
 from benchmarks.ahead import compiled_once, program_key

@@ -29,8 +29,8 @@ import autopar
 from autopar.cost.listing import Seconds
 from autopar.cost.stage import StageCost, peak_bytes
 from autopar.errors import AutoparError
-from autopar.ir.mesh import MeshShape
 from autopar.ir.program import PartKind
+from autopar.ir.sharding import MeshShape
 from autopar.ir.verification import CompiledPart
 from autopar.passes.pipeline import PassPipeline
 from autopar.planner.plan import plan_step

@@ -10,7 +10,7 @@ from typing import ClassVar, Generic, TypeVar
 from autopar.cluster import Cluster
 from autopar.cost.reshard import Resharder
 from autopar.ir.graph import Graph
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 from autopar.ir.sharding_plan import ShardingPlan
 
 In = TypeVar("In")

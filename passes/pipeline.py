@@ -11,9 +11,8 @@ from typing import Any, cast, get_args, get_origin, get_type_hints
 from autopar.errors import InputError
 from autopar.ir.batching import BatchGraphs, Batching
 from autopar.ir.graph import Graph
-from autopar.ir.layers import LayerSequence
 from autopar.ir.sharding_plan import ShardingPlan
-from autopar.ir.stages import StagePlan
+from autopar.ir.stages import LayerSequence, StagePlan
 from autopar.passes.base import Setting
 from autopar.passes.batch.base import AbstractBatching
 from autopar.passes.batch.exact import Exact

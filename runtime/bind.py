@@ -13,9 +13,8 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from autopar.errors import MeshError
 from autopar.frontend.plain_data import dtype_name
-from autopar.ir.mesh import MeshShape
 from autopar.ir.projection import Host
-from autopar.ir.sharding import Sharding
+from autopar.ir.sharding import MeshShape, Sharding
 from autopar.ir.values import item_bytes
 
 BoundMesh = Mesh  # a logical mesh with its devices

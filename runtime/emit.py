@@ -11,7 +11,7 @@ from jax import lax
 
 from autopar.frontend.traced import Const, Equation, FlatProgram
 from autopar.ir.host_calls import HOST_CALLS
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 from autopar.ir.spmd import Block, Fence, LocalOp, Loop, Move, SpmdProgram
 from autopar.runtime.callbacks import HostCalls, run_host_call
 from autopar.runtime.local import Local, local_run

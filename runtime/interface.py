@@ -19,9 +19,9 @@ from autopar.errors import GraphError
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.frontend.rewrite.subprogram import part_program
 from autopar.frontend.traced import FlatProgram
-from autopar.ir.mesh import MeshShape
 from autopar.ir.program import Feed, Fetch, PartKind, PartProgram, Program, Run, Send, Start
 from autopar.ir.projection import Host
+from autopar.ir.sharding import MeshShape
 from autopar.runtime.bind import ArrayType
 from autopar.runtime.callbacks import HostCalls
 from autopar.runtime.feeds import FeedType, FetchType, Home, rows_read

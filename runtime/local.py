@@ -18,8 +18,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from autopar.frontend.trace.kernels import dims_apart, on_pieces
 from autopar.frontend.traced import Equation
-from autopar.ir.mesh import MeshShape
-from autopar.ir.sharding import Sharding
+from autopar.ir.sharding import MeshShape, Sharding
 
 
 @dataclass(frozen=True)

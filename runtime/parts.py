@@ -17,9 +17,8 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 from autopar.errors import GraphError
 from autopar.frontend.plain_data import dtype_name
 from autopar.frontend.traced import Const, FlatProgram
-from autopar.ir.mesh import MeshShape
 from autopar.ir.program import PartProgram
-from autopar.ir.sharding import Sharding
+from autopar.ir.sharding import MeshShape, Sharding
 from autopar.runtime.bind import ArrayType
 from autopar.runtime.callbacks import HostCalls
 from autopar.runtime.emit import local_function

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 
 Toy = tuple[Callable[..., Any], tuple[Any, ...]]
 

@@ -17,7 +17,7 @@ from autopar.calibrating.least_squares import significant
 from autopar.cluster import Cluster
 from autopar.cluster.calibration import Experiment, Sample
 from autopar.cluster.catalog import chip_of_kind
-from autopar.cluster.local import local_name
+from autopar.cluster.names import local_name
 from autopar.errors import ClusterError
 from autopar.frontend.devices import local_devices
 from autopar.ir.devices import DeviceFacts

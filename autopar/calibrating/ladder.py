@@ -12,7 +12,7 @@ from autopar.cluster import AbstractTopology, Cluster, LinkLevel, axis_links, me
 from autopar.cluster.calibration import Experiment
 from autopar.cluster.chip import Platform
 from autopar.cost.collective import COLLECTIVE_KINDS
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 from autopar.ir.values import item_bytes
 from autopar.runtime.measure.timing import Repeats
 

@@ -33,10 +33,9 @@ from autopar.exporting.specs import spec_data, specs_text
 from autopar.frontend import trace
 from autopar.frontend.trace.logical import logical_names
 from autopar.ir.codec import ByName, Codec, Item, JsonError, parse_json
-from autopar.ir.mesh import MeshShape
 from autopar.ir.paths import matches
 from autopar.ir.plan import Argument, Plan
-from autopar.ir.sharding import Sharding, spec_text
+from autopar.ir.sharding import MeshShape, Sharding, spec_text
 from autopar.ir.text_file import read_text, write_text
 from autopar.ir.values import Role
 

@@ -23,8 +23,8 @@ from autopar.cli.console import err, gather_warnings, out, print_json, print_war
 from autopar.cli.loading import Target, load_target, tracing
 from autopar.cli.pins import load_pins, read_pins
 from autopar.cluster import Cluster
+from autopar.cluster.placement import with_fewer_hosts
 from autopar.cluster.planned import planned_cluster
-from autopar.cluster.submesh import with_fewer_hosts
 from autopar.errors import (
     BatchError,
     InfeasibleError,
@@ -33,8 +33,8 @@ from autopar.errors import (
     MeshError,
 )
 from autopar.ir.codec import Json
-from autopar.ir.layers import LayerSequence
 from autopar.ir.plan import Plan
+from autopar.ir.stages import LayerSequence
 from autopar.ir.text_file import PLAN, check_output
 from autopar.report.plan import collectives, headline, margins, parameters, pipeline
 from autopar.report.rows import plan_data

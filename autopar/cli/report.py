@@ -10,7 +10,7 @@ from autopar.cli.console import err, out
 from autopar.errors import InputError
 from autopar.ir.codec import Item, Json, JsonError, parse_json
 from autopar.ir.text_file import PAGE, check_output, read_text
-from autopar.ir.verification_json import check_verification
+from autopar.ir.verification import check_verification
 
 
 def write_report(

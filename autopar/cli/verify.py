@@ -20,8 +20,7 @@ from autopar.cli.group import IMPOSSIBLE
 from autopar.cli.loading import load_target
 from autopar.errors import AutoparError, InputError
 from autopar.ir.plan import Plan
-from autopar.ir.verification import Verification
-from autopar.ir.verification_json import verification_data
+from autopar.ir.verification import Verification, verification_data
 from autopar.report.verification import verification
 from autopar.verifying.shrink import Called
 from autopar.verifying.verify import Inquiry, level_named, verify_planned

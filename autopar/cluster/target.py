@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from autopar.cluster.chip import Platform
 from autopar.cluster.cluster import Cluster
-from autopar.cluster.submesh import cut_out, submesh_shapes
+from autopar.cluster.placement import cut_out, submesh_shapes
 from autopar.errors import MeshError
 
 

@@ -14,8 +14,7 @@ from autopar.cluster.chip import Platform
 from autopar.cost import fusion
 from autopar.cost.reads import Line, read_line
 from autopar.ir.graph import Graph, Op
-from autopar.ir.mesh import MeshShape
-from autopar.ir.sharding import Sharding
+from autopar.ir.sharding import MeshShape, Sharding
 from autopar.ir.spmd import Block, Fence, Instruction, LocalOp, Loop, Move, SpmdProgram
 from autopar.ir.values import Value, item_bytes
 

@@ -21,8 +21,8 @@ from autopar.cost.liveness import (
 from autopar.cost.order import ahead, combined, depth_first, least_first
 from autopar.ir.control_flow import PortKind
 from autopar.ir.graph import Graph, Op
-from autopar.ir.mesh import MeshShape
 from autopar.ir.peak import HeldKind, Peak
+from autopar.ir.sharding import MeshShape
 from autopar.ir.spmd import Block, Loop, Move, SpmdProgram
 
 # Of what a step for several devices holds beside its arguments: for what its compiler's scheduler

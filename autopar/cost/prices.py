@@ -10,7 +10,7 @@ from autopar.cost.collective import COLLECTIVE_KINDS, SCATTER_TIE, collective_se
 from autopar.cost.compute import elementwise_seconds, kernel_seconds
 from autopar.errors import MeshError
 from autopar.ir.graph import Op
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 
 # What each platform's compiler runs beside work: XLA makes every collective of a GPU asynchronous,
 # on TPUs only these, and none on CPUs.

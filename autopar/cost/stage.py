@@ -9,8 +9,7 @@ from autopar.cost.listing import Seconds
 from autopar.cost.memory import Held
 from autopar.cost.overlap import Timed, moved_seconds
 from autopar.ir.peak import Peak
-from autopar.ir.spmd import SpmdProgram
-from autopar.ir.traffic import Traffic, traffic_of
+from autopar.ir.spmd import SpmdProgram, Traffic, traffic_of
 from autopar.schedule.times import StageTimes
 
 _NONE = Seconds()

@@ -14,9 +14,8 @@ from typing import cast
 from autopar.errors import InputError
 from autopar.exporting.python import escaped, quoted
 from autopar.ir.codec import Item, parse_json, shown
-from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Argument, Plan
-from autopar.ir.sharding import Sharding, spec_text
+from autopar.ir.sharding import MeshShape, Sharding, spec_text
 from autopar.ir.text_file import read_text
 from autopar.ir.values import Input, Role
 

@@ -1,30 +1,352 @@
-"""Explains one decision of a plan: its choice, the next best with their prices, and what binds."""
+"""Explains one decision of a plan: its choice, the next best with their prices, and what binds.
+
+1. The subject is found: an argument by path or pattern, an op by kind, line or module.
+2. Those that read it are followed, past casts and moves, and told in sentences.
+3. The other choices of its decision are priced, with everything else chosen anew.
+"""
 
 from __future__ import annotations
 
+import difflib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from autopar.inspecting.changes import sentences
+from autopar.errors import ArgumentError, listing
+from autopar.inspecting.compare import sentences
 from autopar.inspecting.loaded_plan import LoadedPlan
-from autopar.inspecting.query import Subject, find_subject
-from autopar.inspecting.reads import arrival, reads
-from autopar.inspecting.reshardable_unit import ReshardableUnit, Weighed, too_large
-from autopar.ir.assignment import Assignment
+from autopar.inspecting.reshardable_unit import (
+    Listing,
+    ReshardableUnit,
+    Weighed,
+    too_large,
+    units_of,
+)
 from autopar.ir.explanation import Alternative, Explanation, Price
-from autopar.ir.mesh import MeshShape
-from autopar.ir.naming import Names, spec, split
-from autopar.ir.paths import meant
+from autopar.ir.graph import Graph, Op, Operand
+from autopar.ir.naming import RENAMING, Names, and_more, full_name, over, place_of, spec, split
+from autopar.ir.paths import common_path, counted_paths, matches, meant, unnumbered
+from autopar.ir.plan import Argument
 from autopar.ir.rule import Kind
-from autopar.ir.sharding import Sharding, replicated
+from autopar.ir.sharding import Assignment, MeshShape, Sharding, replicated
+from autopar.ir.sharding_plan import OpPath
+from autopar.ir.spmd import Block, Collective, Fence, LocalOp, Loop, Move
 from autopar.ir.text import show_bytes, show_seconds
+from autopar.ir.values import Value
 from autopar.passes.shard.diagnose.why import Case, others, unbound
 from autopar.passes.shard.model.choices import Choice
 from autopar.passes.shard.model.decisions import Decision
 from autopar.passes.shard.model.pins import CONSTRAINT, show_spec
+from autopar.rules import HEAVY
 
-_SHOWN = 3
+_SHOWN_SUBJECTS = 8
+
+Meant = tuple[ReshardableUnit, OpPath, Op]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A value of a unit and the decision that it lies by, or that its op is split by.
+
+    `path` is an argument's, `at` is where an op stands in the unit's graph. `alike` share the
+    decision, by path; `others` were meant as well and do not.
+    """
+
+    name: str
+    value: Value
+    node: int | None
+    at: OpPath | None = None
+    path: str = ""
+    alike: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+
+
+def find_subject(loaded: LoadedPlan, asked: str) -> tuple[ReshardableUnit, Case, Subject]:
+    """The subject with its unit and case; raises ArgumentError where none, or any, is meant."""
+    given = _arguments(loaded, asked)
+    if given:
+        return _argument(loaded, given)
+    # Ops of which every word is the kind, region, result, line, or a part of the module path.
+    words = asked.split()
+    ops = [
+        (unit, at, op)
+        for unit in units_of(loaded)
+        for at, op in _walk(unit.graph, ())
+        if op.results and all(_names(op, word) for word in words)
+    ]
+    if not ops:
+        raise ArgumentError(_unknown(loaded, asked))
+    return _op(asked, ops)
+
+
+# -- arguments ---------------------------------------------------------------------------------
+
+
+def _arguments(loaded: LoadedPlan, asked: str) -> list[Argument]:
+    """Arguments whose path, or the end of whose path, is meant; the largest first."""
+    arguments = loaded.plan.arguments
+    for pattern in (asked, f"**/{asked}"):
+        chosen = meant(pattern, [a.path for a in arguments])
+        if given := [a for a in arguments if a.path in chosen]:
+            return sorted(given, key=lambda a: -Value("", a.shape, a.dtype).nbytes)
+    return []
+
+
+def _argument(
+    loaded: LoadedPlan, given: Sequence[Argument]
+) -> tuple[ReshardableUnit, Case, Subject]:
+    first = given[0]
+    unit = units_of(loaded)[first.submesh]
+    case = unit.own_case()
+    homes = case.posed.reading.merged.homes
+    values = {i.path: i.value for i in unit.graph.inputs}
+    if first.path not in values:
+        raise ArgumentError(f"no op of the step reads {first.path}: it is replicated, at no cost")
+    home = homes[values[first.path].name]
+    alike = [p for p, v in values.items() if p and p != first.path and homes[v.name] == home]
+    others = [a.path for a in given[1:] if a.path not in alike]
+    place = case.place_of(home)
+    subject = Subject(
+        first.path, values[first.path], place.decision if place else None, None, first.path,
+        tuple(alike), tuple(others),
+    )  # fmt: skip
+    return unit, case, subject
+
+
+# -- ops ---------------------------------------------------------------------------------------
+
+
+def _walk(graph: Graph, before: OpPath) -> Iterator[tuple[OpPath, Op]]:
+    for i, op in enumerate(graph.ops):
+        yield (*before, i), op
+        for k, body in enumerate(op.graphs):
+            yield from _walk(body, (*before, i, k))
+
+
+def _names(op: Op, word: str) -> bool:
+    origin = op.origin
+    if word in (op.kind, origin.region, origin.line) or word == op.results[0].name:
+        return True
+    if origin.line.endswith(f"/{word}"):
+        return True
+    return bool(origin.module) and matches(f"**/{word.strip('/')}/**", origin.module)
+
+
+def _op(asked: str, ops: Sequence[Meant]) -> tuple[ReshardableUnit, Case, Subject]:
+    """The one op that is meant: those of one decision are one, and forward comes first."""
+    cases = {k: unit.own_case() for k, unit in {s.submesh: s for s, _, _ in ops}.items()}
+    groups: dict[tuple[int, int | None, str], list[Meant]] = {}
+    for unit, at, op in ops:
+        node = cases[unit.submesh].node_of(at)
+        if node is not None:
+            groups.setdefault((unit.submesh, node, op.kind), []).append((unit, at, op))
+    if not groups:
+        op = ops[0][2]
+        raise ArgumentError(
+            f"{op.kind} ({place_of(op)}) has no decision of its own: it is computed where it is "
+            "read, or it is a loop whose body's ops have theirs"
+        )
+    # Of several decisions the one of an op with FLOPs is meant, and of these the forward one.
+    heavy = {k: g for k, g in groups.items() if g[0][2].flops} or groups
+    forward = {k: g for k, g in heavy.items() if g[0][2].origin.region == "forward"}
+    chosen = heavy if len(heavy) == 1 else forward
+    if len(chosen) != 1:
+        raise ArgumentError(_ambiguous(asked, list(groups.values())))
+    (((_, node, _), members),) = chosen.items()
+    unit, at, op = members[0]
+    others = [full_name(g[0][2]) for g in groups.values() if g is not members]
+    alike = tuple(full_name(o) for _, _, o in members[1:])
+    return (
+        unit,
+        cases[unit.submesh],
+        Subject(full_name(op), op.results[0], node, at, "", alike, tuple(others)),
+    )
+
+
+def _ambiguous(asked: str, groups: list[list[Meant]]) -> str:
+    order = sorted(groups, key=lambda g: -sum(op.flops for _, _, op in g))
+    rows = [
+        f"{full_name(op)} {op.results[0].name}" + (f" and {len(g) - 1} alike" if len(g) > 1 else "")
+        for g in order[:_SHOWN_SUBJECTS]
+        for _, _, op in g[:1]
+    ]
+    if len(order) > _SHOWN_SUBJECTS:
+        rows.append(f"and {len(order) - _SHOWN_SUBJECTS} more")
+    headline = f"{asked!r} may be any of {len(order)} decisions:"
+    return listing(
+        headline, rows, "Add words until one is left, or write a value's name, such as %7."
+    )
+
+
+def _unknown(loaded: LoadedPlan, asked: str) -> str:
+    paths = [a.path for a in loaded.plan.arguments]
+    near = difflib.get_close_matches(asked, paths, n=3, cutoff=0.3)
+    known = (
+        f"the nearest paths are {', '.join(near)}" if near else and_more(counted_paths(paths), 5)
+    )
+    return (
+        f"{asked!r} is no argument and no op of {loaded.plan.origin.step}: {known}. Write a path, "
+        "a pattern such as '**/kernel', or an op by kind, module or line: 'dot_general model.py:12'"
+    )
+
+
+_SHOWN_READERS = 5
+_FAR = 200  # values looked at from an argument's new value back to its gradient
+_REGIONS = ("forward", "backward", "update")
+
+
+@dataclass(frozen=True)
+class Reader:
+    """An op that reads a value in some sharding, after the collectives that brought it there."""
+
+    op: Op
+    sharding: Sharding
+    via: tuple[Collective, ...]
+    runs: int
+
+
+def reads(listings: Sequence[Listing], name: str) -> tuple[str, ...]:
+    """A sentence for each way in which a value is read, forward first, heavy ops first."""
+    groups: dict[tuple[object, ...], list[Reader]] = {}
+    waiting = [name]
+    for form in waiting:  # what one part makes of it, another may read
+        for part in listings:
+            graph, block = part.graph, part.program.block
+            for reader in _readers(graph, block, form, (), part.runs):
+                groups.setdefault(_alike(reader), []).append(reader)
+            # Casts and the like of it that leave the graph.
+            renamed = (op for op in graph.ops if op.kind in RENAMING and form in op.operands)
+            names = (op.results[0].name for op in renamed)
+            waiting += [n for n in names if n in graph.outputs and n not in waiting]
+    order = sorted(groups.values(), key=_weight)
+    sentences = [_sentence(group) for group in order[:_SHOWN_READERS]]
+    rest = sum(len(g) for g in order[_SHOWN_READERS:])
+    return (*sentences, *([f"{rest} more ops read it"] if rest else ()))
+
+
+def _alike(reader: Reader) -> tuple[object, ...]:
+    """The key that readers of one sentence share; of the update only how it is read."""
+    op, via = reader.op, tuple((c.kind, c.axes, c.nbytes) for c in reader.via)
+    if op.origin.region == "update" and op.kind not in HEAVY:
+        return "update", reader.sharding, via
+    return op.kind, op.origin.region, unnumbered(op.origin.module), reader.sharding, via
+
+
+def _weight(group: Sequence[Reader]) -> tuple[int, int]:
+    op = group[0].op
+    region = op.origin.region
+    return _REGIONS.index(region) if region in _REGIONS else len(_REGIONS), -op.flops
+
+
+def _readers(
+    graph: Graph, block: Block, name: str, via: tuple[Collective, ...], runs: int
+) -> Iterator[Reader]:
+    """Readers of a value in a block and in the loops of it; casts and the like are gone through."""
+    for step in block.instructions:
+        if isinstance(step, Move) and step.source == name:
+            yield from _readers(graph, block, step.result, (*via, *step.collectives), runs)
+        elif isinstance(step, Fence) and name in step.sources:
+            result = step.results[step.sources.index(name)]
+            yield from _readers(graph, block, result, via, runs)
+        elif isinstance(step, LocalOp) and name in step.operands:
+            op = graph.op_at(step.equation)
+            if op.kind in RENAMING and op.origin.region != "update":
+                yield from _readers(graph, block, step.results[0], via, runs)
+            else:
+                sharding = step.operand_shardings[step.operands.index(name)]
+                yield Reader(op, sharding, via, runs)
+        elif isinstance(step, Loop) and name in step.operands:
+            yield from _looped(graph, step, name, via, runs)
+
+
+def _looped(
+    graph: Graph, loop: Loop, name: str, via: tuple[Collective, ...], runs: int
+) -> Iterator[Reader]:
+    """Readers in the bodies of a loop; what chooses a branch is read by the loop itself."""
+    op = graph.op_at(loop.equation)
+    assert op.control_flow is not None
+    places = op.control_flow.operands[loop.operands.index(name)].inputs
+    if not places:
+        yield Reader(op, Sharding(()), via, runs)
+    for b, i in places:
+        body = loop.bodies[b]
+        yield from _readers(graph, body, body.inputs[i], via, runs * loop.runs)
+
+
+def _sentence(group: Sequence[Reader]) -> str:
+    first, count = group[0], len(group)
+    op = first.op
+    if op.origin.region == "update" and op.kind not in HEAVY:
+        who = "the update reads"
+    else:
+        alike = unnumbered(place_of(op))
+        places = {place_of(r.op) for r in group}
+        at = common_path(sorted(p for p in places if unnumbered(p) == alike))
+        times = f"{count} " if count > 1 else ""
+        who = f"{times}{op.origin.region} {op.kind} ({at}) read{'s' if count == 1 else ''}"
+    how = "it replicated" if first.sharding.is_replicated else f"it as {spec(first.sharding)}"
+    return f"{who} {how} {_after(first.via)}"
+
+
+def _after(via: Sequence[Collective]) -> str:
+    if not via:
+        return "without communication"
+    steps = (
+        f"{c.kind} over {over(c.axes)} ({show_bytes(c.nbytes)}, {show_seconds(c.seconds)})"
+        for c in via
+    )
+    return f"after {', then '.join(steps)}"
+
+
+# -- gradients ---------------------------------------------------------------------------------
+
+
+def arrival(listings: Sequence[Listing], name: str, names: Names) -> Iterator[str]:
+    """Sentences on how a value comes to be: by sums, or as an argument's gradient."""
+    for part in listings:
+        graph, block = part.graph, part.program.block
+        for step in block.instructions:
+            if isinstance(step, Move) and step.result == name and step.collectives:
+                yield f"it is made {_after(step.collectives)}"
+        index = next((k for k, i in enumerate(graph.inputs) if i.value.name == name), -1)
+        output = next((o for o, i in graph.donated if i == index), None)
+        made = block.outputs[output] if output is not None else None
+        sent = _sent(graph, block, made) if made is not None and made != name else None
+        if sent is not None:
+            made = names.of(sent.value.name)
+            yield f"its new value is made {_after(sent.collectives)} of {made}"
+
+
+def _sent(graph: Graph, block: Block, name: str) -> Move | None:
+    """The first move with collectives on the way back through element-wise work."""
+    makers = {r: s for s in block.instructions if isinstance(s, LocalOp) for r in s.results}
+    moves = {s.result: s for s in block.instructions if isinstance(s, Move)}
+    waiting = [name]
+    for value in waiting:
+        move, run = moves.get(value), makers.get(value)
+        if len(waiting) > _FAR:
+            return None
+        before: tuple[str | None, ...] = ()
+        if move is not None:
+            if move.collectives:
+                return move
+            before = (move.source,)
+        elif run is not None and graph.op_at(run.equation).kind not in HEAVY:
+            op = graph.op_at(run.equation)
+            pairs = zip(run.operands, op.operands, strict=True)
+            before = tuple(n for n, o in pairs if _count(graph, o) == op.results[0].item_count)
+        waiting += [n for n in before if n is not None and n not in waiting]
+    return None
+
+
+def _count(graph: Graph, operand: Operand) -> int:
+    if isinstance(operand, str):
+        return graph.nested_values[operand].item_count
+    return math.prod(operand.shape)
+
+
+_SHOWN_CHOICES = 3
 _MOST = 6  # alternatives told of, with those that do not fit
 _NEGLIGIBLE = 1e-6  # of a step
 
@@ -100,7 +422,7 @@ class _Explainer:
             text = self._text(case, choice)
             if text in shown:
                 continue
-            if fitting == _SHOWN or len(shown) > _MOST:
+            if fitting == _SHOWN_CHOICES or len(shown) > _MOST:
                 return
             shown.add(text)
             weighed, least = unit.fitting(case, {node: pick}, answer)

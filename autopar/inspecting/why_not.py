@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autopar.errors import ArgumentError, InfeasibleError
-from autopar.inspecting.changes import moved, traffic_changes
+from autopar.inspecting.compare import moved, traffic_changes
 from autopar.inspecting.loaded_plan import LoadedPlan
 from autopar.inspecting.reshardable_unit import (
     Listing,

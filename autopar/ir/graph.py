@@ -1,6 +1,6 @@
 """The graph of a step as plain data: inputs, ops in order, outputs; loops hold graphs.
 
-Text form, which `autopar.ir.parse` reads back (`<-` names the input whose buffer an output takes):
+Text form, which `autopar.ir.record` reads back (`<-` names the input whose buffer an output takes):
 
     graph mlp(
       %x: f32[64,512]  batch "x",

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from autopar.ir.mesh import MeshShape
 from autopar.ir.peak import HeldKind
-from autopar.ir.sharding import Sharding
+from autopar.ir.sharding import MeshShape, Sharding
 from autopar.ir.sharding_plan import OpPath
 
 WHOLE_STEP = -1  # the stage of what belongs to none

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from autopar.ir.assignment import Assignment
 from autopar.ir.graph import Graph, Op
-from autopar.ir.mesh import MeshShape
-from autopar.ir.sharding import Sharding, spec_text
+from autopar.ir.sharding import Assignment, MeshShape, Sharding, spec_text
 
 RENAMING = ("convert_element_type", "transpose", "reshape", "squeeze", "copy", "expand_dims")
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from autopar.errors import GraphError
-from autopar.ir.mesh import MeshShape
-from autopar.ir.sharding import Sharding
+from autopar.ir.sharding import MeshShape, Sharding
 
 SHOWN_ITEMS = 10
 

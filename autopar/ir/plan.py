@@ -11,17 +11,14 @@ from pathlib import Path
 
 from autopar.errors import GraphError
 from autopar.ir.codec import ByName, Text
-from autopar.ir.mesh import MeshShape
-from autopar.ir.outcome import Outcome
 from autopar.ir.peak import Peak
 from autopar.ir.rate import Rate, items_of_batch
-from autopar.ir.recomputation import Recomputation
 from autopar.ir.record import Record
-from autopar.ir.sharding import Sharding
-from autopar.ir.sharding_plan import ShardingPlan
+from autopar.ir.sharding import MeshShape, Sharding
+from autopar.ir.sharding_plan import Outcome, Recomputation, ShardingPlan
+from autopar.ir.spmd import Traffic
 from autopar.ir.stages import ONE_PROGRAM, Remat, Submesh
 from autopar.ir.text import columns, show_bytes, show_seconds
-from autopar.ir.traffic import Traffic
 from autopar.ir.values import Role, Value
 
 MPMD, SPMD = LOWERINGS = "mpmd", "spmd"  # many programs, or one for all devices

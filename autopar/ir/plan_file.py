@@ -19,13 +19,12 @@ from autopar.errors import (
     PlanFileError,
     refused,
 )
-from autopar.ir.assignment import Assignment
 from autopar.ir.batching import Accumulator, Moment, Rows
 from autopar.ir.codec import Codec, Item, Json, JsonError, format_json, parse_json, shown
-from autopar.ir.outcome import Margin
 from autopar.ir.peak import HeldItem
 from autopar.ir.plan import Argument, Plan
-from autopar.ir.sharding import Sharding
+from autopar.ir.sharding import Assignment, Sharding
+from autopar.ir.sharding_plan import Margin
 from autopar.ir.text import brief
 from autopar.ir.text_file import write_text
 

@@ -1,12 +1,101 @@
-"""The sharding of a value on a mesh: axes of each dim, and axes of partial sums."""
+"""Shardings: a logical mesh, how a value lies on it, and mesh axes given to the factors of an op.
+
+A mesh is named axes with sizes, and knows nothing about devices. The sharding of a value has mesh
+axes for each dim, and axes over which it is a partial sum. An assignment gives axes to the factors
+of an op's rule, and that is a sharding of each operand and result.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import SupportsIndex
 
-from autopar.ir.mesh import MeshShape
+from autopar.errors import GraphError, MeshError
+from autopar.ir.rule import Kind, Rule
 from autopar.ir.values import Value
+
+# Slowest axis first: the last axis joins the devices that are closest to each other.
+DEFAULT_NAMES: tuple[tuple[str, ...], ...] = (
+    (),
+    ("data",),
+    ("data", "model"),
+    ("replica", "data", "model"),
+)
+
+
+@dataclass(frozen=True)
+class MeshShape:
+    """Axis names and sizes, slowest axis first."""
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.names) != len(self.sizes):
+            raise MeshError(f"mesh has {len(self.names)} names but {len(self.sizes)} sizes")
+        if len(set(self.names)) != len(self.names):
+            raise MeshError(f"mesh axis names {list(self.names)} are not distinct")
+        for name, size in zip(self.names, self.sizes, strict=True):
+            if not _is_size(size) or not name.isidentifier():
+                raise MeshError(f"mesh axis {name!r}={size} needs an identifier and a size >= 1")
+
+    @property
+    def device_count(self) -> int:
+        """The number of devices that the mesh spans."""
+        return math.prod(self.sizes)
+
+    def size(self, axes: Sequence[str]) -> int:
+        """The product of the sizes of some axes."""
+        return math.prod(self.sizes[self.names.index(a)] for a in axes)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{n}={s}" for n, s in zip(self.names, self.sizes, strict=True)) or "1"
+
+    @classmethod
+    def of(cls, given: MeshShape | str | int | Sequence[int] | Mapping[str, int]) -> MeshShape:
+        """A mesh from "2,4", "data=2,model=4", 8, (2, 4), {"data": 2, "model": 4} or itself.
+
+        Raises MeshError where the text or the sizes make no mesh.
+        """
+        if isinstance(given, MeshShape):
+            return given
+        if isinstance(given, str):
+            return _from_text(given)
+        if isinstance(given, Mapping):
+            return cls(tuple(map(str, given)), tuple(map(_size, given.values())))
+        sizes = (given,) if isinstance(given, int) else tuple(map(_size, given))
+        if len(sizes) >= len(DEFAULT_NAMES):
+            raise MeshError(
+                f"mesh {sizes} has {len(sizes)} axes; unnamed meshes have at most "
+                f"{len(DEFAULT_NAMES) - 1}. Name the axes: 'a=2,b=2,c=2,d=2'."
+            )
+        return cls(DEFAULT_NAMES[len(sizes)], sizes)
+
+
+def _size(given: object) -> int:
+    """A whole number of any type; what is none is left for the mesh to refuse."""
+    is_bool = isinstance(given, bool)
+    return operator.index(given) if isinstance(given, SupportsIndex) and not is_bool else given  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
+
+
+def _is_size(size: object) -> bool:
+    return isinstance(size, int) and not isinstance(size, bool) and size >= 1
+
+
+def _from_text(text: str) -> MeshShape:
+    parts = [p.strip() for p in text.replace("x", ",").split(",")] if "=" not in text else None
+    try:
+        if parts is not None:
+            return MeshShape.of([int(p) for p in parts])
+        pairs = [p.split("=") for p in text.split(",")]
+        return MeshShape(tuple(k.strip() for k, _ in pairs), tuple(int(v) for _, v in pairs))
+    except ValueError:
+        raise MeshError(
+            f"mesh {text!r} is not understood; write sizes '2,4' or names 'data=2,model=4'"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -69,3 +158,74 @@ def spec_text(sharding: Sharding) -> str:
     while entries and entries[-1] == "None":
         entries.pop()
     return f"P({', '.join(entries)})"
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """For each mesh axis the factor that it shards, or -1: the op repeats its work there."""
+
+    factors: tuple[int, ...]
+
+    def operand_sharding(self, rule: Rule, index: int, mesh: MeshShape) -> Sharding:
+        """The sharding in which an operand is read."""
+        return Sharding(self._dims(rule, rule.operands[index], mesh))
+
+    def result_sharding(self, rule: Rule, index: int, mesh: MeshShape) -> Sharding:
+        """The sharding of a result: partial over the axes of REDUCE factors."""
+        partial = tuple(
+            a
+            for a, f in zip(mesh.names, self.factors, strict=True)
+            if f >= 0 and rule.factors[f].kind is Kind.REDUCE
+        )
+        return Sharding(self._dims(rule, rule.results[index], mesh), partial)
+
+    def combiner(self, rule: Rule) -> str:
+        """The combiner of partial results; choices never mix combiners."""
+        kinds = {
+            rule.factors[f].combiner
+            for f in self.factors
+            if f >= 0 and rule.factors[f].kind is Kind.REDUCE
+        }
+        return min(kinds, default="sum")
+
+    def _dims(
+        self, rule: Rule, dims: Sequence[tuple[int, ...]], mesh: MeshShape
+    ) -> tuple[tuple[str, ...], ...]:
+        del rule
+        return tuple(
+            tuple(a for a, f in zip(mesh.names, self.factors, strict=True) if f in dim)
+            for dim in dims
+        )
+
+    def share(self, mesh: MeshShape) -> int:
+        """Over how many devices the op's work is divided."""
+        return mesh.size([a for a, f in zip(mesh.names, self.factors, strict=True) if f >= 0])
+
+    def text(self, mesh: MeshShape, rule: Rule) -> str:
+        """The assignment in words: data->b, model->k(reduce)."""
+        names = "abcdefghijklmnopqrstuvwxyz"
+        parts = [
+            f"{a}->{names[f % 26]}" + ("" if rule.factors[f].kind is Kind.PASS else "(reduce)")
+            for a, f in zip(mesh.names, self.factors, strict=True)
+            if f >= 0
+        ]
+        return ", ".join(parts) or "replicated"
+
+
+def operand_of_result(
+    rule: Rule, operand: int, result: Sharding, partial: bool, position: int = 0
+) -> Sharding:
+    """The sharding of an operand with which an op needs no communication for a result's.
+
+    Follows the factors: axes on a result dim shard its major factor, and with it the operand's
+    dim of which that factor is the major one.
+    """
+    held: dict[int, tuple[str, ...]] = {}
+    for axes, dim in zip(result.dims, rule.results[position], strict=True):
+        major = next((f for f in dim if rule.factors[f].size > 1), None)
+        if axes and major is None:
+            raise GraphError(f"a dim that nothing can shard is given axes {'+'.join(axes)}")
+        if major is not None and axes:
+            held[major] = axes
+    dims = tuple(next((held[f] for f in dim if f in held), ()) for dim in rule.operands[operand])
+    return Sharding(dims, result.partial if partial else ())

@@ -1,19 +1,86 @@
-"""The sharding of every value and op of a step on one mesh."""
+"""The sharding of every value and op of a step on one mesh, and what the solver said of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
 
 from autopar.errors import GraphError
-from autopar.ir.assignment import Assignment
 from autopar.ir.codec import ByName
 from autopar.ir.control_flow import LOOPS, REMAT
 from autopar.ir.graph import REGIONS, Graph, Op
-from autopar.ir.mesh import MeshShape
-from autopar.ir.outcome import Outcome
-from autopar.ir.sharding import Sharding
+from autopar.ir.sharding import Assignment, MeshShape, Sharding
+from autopar.ir.text import show_bytes, show_seconds
+
+
+class Status(Enum):
+    """The way in which a search ended."""
+
+    OPTIMAL = "optimal"
+    FEASIBLE = "feasible"  # an answer with a proven gap
+    FIXED = "fixed"  # nothing was left to decide
+
+
+@dataclass(frozen=True)
+class Margin:
+    """The cost of a recipe beside the answer: its seconds, or None and why there are none."""
+
+    name: str
+    seconds: float | None
+    note: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Seconds of the answer, a proven lower bound on any answer, and a sentence.
+
+    `recipes` are the textbook strategies that the answer was measured against. The memory price
+    is what one more byte a device would save in each step; 0 where memory does not bind.
+    """
+
+    status: Status
+    seconds: float
+    bound_seconds: float
+    sentence: str
+    recipes: tuple[Margin, ...] = ()
+    memory_price_seconds_per_byte: float = 0.0
+
+    @property
+    def gap(self) -> float:
+        """The distance of the answer from the best, at most, as a share of the answer."""
+        if self.seconds <= 0:
+            return 0.0
+        return max(0.0, (self.seconds - self.bound_seconds) / self.seconds)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.status.value}: {show_seconds(self.seconds)}, "
+            f"bound {show_seconds(self.bound_seconds)}, gap {self.gap:.2%}. {self.sentence}"
+        )
+
+
+@dataclass(frozen=True)
+class Recomputation:
+    """Names of forward values of the step as it was traced; what that takes and saves a device.
+
+    Values of a scan's body are made again in the body of the backward scan.
+    """
+
+    values: tuple[str, ...] = ()
+    seconds: float = 0.0
+    saved_bytes: int = 0
+
+    def __str__(self) -> str:
+        if not self.values:
+            return "recomputes nothing"
+        count = f"{len(self.values)} values" if len(self.values) > 1 else "1 value"
+        return (
+            f"recomputes {count}: +{show_seconds(self.seconds)} a step, saves "
+            f"{show_bytes(self.saved_bytes)} a device"
+        )
+
 
 OpPath = tuple[int, ...]  # (op index) or, inside bodies, (op, body, op, ...)
 

@@ -17,9 +17,8 @@ from autopar.errors import GraphError
 from autopar.ir.control_flow import Port, PortKind
 from autopar.ir.graph import Graph, Op
 from autopar.ir.host_calls import HOST_CALLS, handed_on_by
-from autopar.ir.mesh import MeshShape
 from autopar.ir.rule import Dims, Kind, Rule
-from autopar.ir.sharding import Sharding, replicated
+from autopar.ir.sharding import MeshShape, Sharding, replicated
 from autopar.ir.spmd import Block, Fence, LocalOp, Loop, Move, SpmdProgram
 from autopar.ir.values import Literal, Value
 

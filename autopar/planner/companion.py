@@ -18,9 +18,8 @@ from autopar.errors import ArgumentError, BatchError, listing
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.batching import Batching
 from autopar.ir.graph import Graph
-from autopar.ir.outcome import Outcome, Status
 from autopar.ir.plan import Argument, Plan, leaf_arguments
-from autopar.ir.sharding_plan import ShardingPlan
+from autopar.ir.sharding_plan import Outcome, ShardingPlan, Status
 from autopar.ir.stages import Stage, StagePlan
 from autopar.passes.base import Setting, Watcher
 from autopar.passes.layer.follow_state import FollowState

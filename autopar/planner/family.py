@@ -18,7 +18,7 @@ from fractions import Fraction
 
 from autopar.errors import InfeasibleError
 from autopar.ir.graph import Graph, Op, Operand
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 from autopar.ir.values import Input, Value
 from autopar.passes.base import Pins
 from autopar.planner.companion import shared_state, with_shared_state

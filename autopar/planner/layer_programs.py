@@ -9,9 +9,9 @@ from functools import cached_property
 
 from autopar.errors import GraphError
 from autopar.ir.graph import Graph, Op
-from autopar.ir.mesh import MeshShape
 from autopar.ir.program import Part, PartKind, SubmeshGraph
 from autopar.ir.resize import Between
+from autopar.ir.sharding import MeshShape
 from autopar.ir.stages import Remat, Stage, StagePlan, Submesh
 from autopar.passes.lower.partition.part_dataflow import PartDataflow
 from autopar.passes.lower.partition.split import Assigned

@@ -12,9 +12,8 @@ from autopar.cost.listing import Seconds
 from autopar.cost.memory import held_bytes
 from autopar.errors import AutoparError, InfeasibleError, MemoryLimitError
 from autopar.ir.graph import Graph
-from autopar.ir.mesh import MeshShape
-from autopar.ir.outcome import Margin, Outcome, Status
-from autopar.ir.sharding_plan import ShardingPlan
+from autopar.ir.sharding import MeshShape
+from autopar.ir.sharding_plan import Margin, Outcome, ShardingPlan, Status
 from autopar.ir.spmd import SpmdProgram
 from autopar.ir.stages import Submesh
 from autopar.passes.base import NO_LIMIT_BYTES, Setting, Watcher

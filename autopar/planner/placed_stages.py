@@ -14,18 +14,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autopar.cluster import Cluster
-from autopar.cluster.submesh import Block, cut_out, submesh_shapes
+from autopar.cluster.placement import Block, cut_out, submesh_shapes
 from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder
 from autopar.ir.batching import BatchGraphs, Batching
 from autopar.ir.graph import Graph
-from autopar.ir.layers import LayerSequence
-from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan
 from autopar.ir.program import Part, PartKind, SubmeshGraph
+from autopar.ir.sharding import MeshShape
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.spmd import SpmdProgram
-from autopar.ir.stages import Stage, StagePlan, Submesh
+from autopar.ir.stages import LayerSequence, Stage, StagePlan, Submesh
 from autopar.ir.values import item_bytes
 from autopar.passes.base import Holding, Pins, Setting
 from autopar.passes.lower.partition.part_dataflow import PartDataflow

@@ -37,8 +37,8 @@ from autopar.errors import (
 )
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.graph import Graph
-from autopar.ir.mesh import MeshShape
-from autopar.ir.outcome import Outcome, Status
+from autopar.ir.sharding import MeshShape
+from autopar.ir.sharding_plan import Outcome, Status
 from autopar.ir.text import show_bytes, show_seconds
 from autopar.passes.base import NO_LIMIT_BYTES, Pins, Watcher
 from autopar.planner.companion import plan_companion, request_on, shared_state

@@ -9,7 +9,6 @@ from autopar.cost.model_flops import model_flops
 from autopar.frontend.compat import jax_minor
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.graph import Graph
-from autopar.ir.outcome import Outcome
 from autopar.ir.plan import (
     RESULT,
     Argument,
@@ -19,11 +18,10 @@ from autopar.ir.plan import (
     Prediction,
 )
 from autopar.ir.program import Feed, Fetch, Program
-from autopar.ir.recomputation import Recomputation
 from autopar.ir.record import Record
 from autopar.ir.sharding import replicated
-from autopar.ir.spmd import COLLECTIVES
-from autopar.ir.traffic import Traffic
+from autopar.ir.sharding_plan import Outcome, Recomputation
+from autopar.ir.spmd import COLLECTIVES, Traffic
 from autopar.ir.values import Role
 from autopar.planner.memory_fit import MeshContext
 from autopar.planner.request import Request

@@ -10,7 +10,7 @@ from autopar.errors import PlanError, PlanMismatchError
 from autopar.frontend import TracedStep
 from autopar.frontend.rewrite.remat import rematerialize, value_names
 from autopar.ir.graph import Graph
-from autopar.ir.recomputation import Recomputation
+from autopar.ir.sharding_plan import Recomputation
 from autopar.passes.shard.model.recompute import least_again
 from autopar.passes.shard.model.residuals import Residuals
 from autopar.rules import RuleBook, attach_rules

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from autopar.cluster import Cluster
 from autopar.ir.graph import Graph
-from autopar.ir.mesh import MeshShape
 from autopar.ir.paths import meant
 from autopar.ir.plan import Origin, Plan
+from autopar.ir.sharding import MeshShape
 from autopar.passes.base import Pins, Setting, Watcher
 from autopar.passes.pipeline import PassPipeline
 from autopar.passes.shard.optimal import Optimal

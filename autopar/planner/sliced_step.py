@@ -8,9 +8,9 @@ from autopar.errors import BatchError, PlanMismatchError
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.frontend.rewrite.rescale import rescale
 from autopar.ir.batching import BatchGraphs, Batching
-from autopar.ir.layers import LayerSequence
 from autopar.ir.plan import Plan
 from autopar.ir.plan_file import contents_of
+from autopar.ir.stages import LayerSequence
 from autopar.passes.base import Setting
 from autopar.passes.batch.identity import OneMicrobatch
 from autopar.passes.layer.fixed import Fixed

@@ -15,8 +15,7 @@ from autopar.ir.batching import Accumulator
 from autopar.ir.program import Part, PartKind, SubmeshGraph
 from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_plan import ShardingPlan
-from autopar.ir.spmd import SpmdProgram
-from autopar.ir.traffic import Traffic, traffic_of
+from autopar.ir.spmd import SpmdProgram, Traffic, traffic_of
 from autopar.ir.values import Role, Value, item_bytes
 from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan
 from autopar.passes.lower.spmd import lower_spmd

@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.cluster import Cluster, device_order
-from autopar.cluster.submesh import Block, cut_out
+from autopar.cluster.placement import Block, cut_out
 from autopar.errors import InfeasibleError, MemoryLimitError
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
-from autopar.ir.layers import Layer, LayerSequence
-from autopar.ir.outcome import Margin
-from autopar.ir.stages import Remat, Stage, StagePlan, Submesh
+from autopar.ir.sharding_plan import Margin
+from autopar.ir.stages import Layer, LayerSequence, Remat, Stage, StagePlan, Submesh
 from autopar.passes.base import Setting
 from autopar.passes.layer.fixed import Fixed
 from autopar.passes.lower.lowering import Spmd

@@ -22,13 +22,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from autopar.cluster import Cluster, mesh_shapes
-from autopar.cluster.submesh import SubmeshShape, cut_out, submesh_shapes
+from autopar.cluster.placement import SubmeshShape, cut_out, submesh_shapes
 from autopar.cost.prices import Prices
 from autopar.cost.stage import StageCost
 from autopar.errors import InfeasibleError
 from autopar.ir.batching import Batching
-from autopar.ir.mesh import MeshShape
 from autopar.ir.program import Part, SubmeshGraph
+from autopar.ir.sharding import MeshShape
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.stages import Remat
 from autopar.passes.base import NO_LIMIT_BYTES, Setting

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from autopar.cluster.submesh import link_between
+from autopar.cluster.placement import link_between
 from autopar.cost.stage import StageCost, stage_times
 from autopar.ir.folded import NONE, FoldedProgram
 from autopar.planner.placed_stages import PlacedStages

@@ -12,7 +12,7 @@ from rich.text import Text
 from autopar.cluster import Cluster, axis_links, mesh_shapes
 from autopar.cluster.calibration import Calibration
 from autopar.ir.codec import Json
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 from autopar.ir.text import show_bytes, show_count, show_seconds
 from autopar.report.style import ACCENT, BAD, GOOD, QUIET, facts
 from autopar.report.table import Cell, Table, percent

@@ -9,10 +9,10 @@ from rich.text import Text
 
 from autopar.cluster.planned import planned_cluster
 from autopar.ir.inspection import AxisUse, MemoryCurve
-from autopar.ir.outcome import Status
 from autopar.ir.peak import Peak
 from autopar.ir.plan import SPMD, Plan
 from autopar.ir.sharding import spec_text
+from autopar.ir.sharding_plan import Status
 from autopar.ir.stages import Remat
 from autopar.ir.text import show_bytes, show_seconds, show_type
 from autopar.ir.values import Role

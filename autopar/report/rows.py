@@ -26,7 +26,7 @@ from autopar.ir.paths import common_path, unnumbered
 from autopar.ir.peak import Peak
 from autopar.ir.plan import Argument, Plan, PlannedStage
 from autopar.ir.sharding import Sharding, spec_text
-from autopar.ir.traffic import Traffic
+from autopar.ir.spmd import Traffic
 from autopar.ir.values import Role, item_bytes
 from autopar.schedule.simulate import Simulation
 

@@ -9,8 +9,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from autopar.report.style import QUIET
+from autopar.schedule.grid import Kind
 from autopar.schedule.picture import IDLE, Picture
-from autopar.schedule.task import Kind
 
 _COLORS = {"F": "cyan", "B": "green", "I": "green", "W": "yellow"}
 _KINDS = {

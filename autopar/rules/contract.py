@@ -13,9 +13,7 @@ from collections.abc import Mapping, Sequence
 from autopar.ir.graph import Op, Plain
 from autopar.ir.rule import Dim, Kind, Rule
 from autopar.ir.values import Value
-from autopar.rules.factors import Factors
-from autopar.rules.params import fields, ints, items, pairs
-from autopar.rules.primitive import Fusion, Primitive, Work
+from autopar.rules.primitive import Factors, Fusion, Primitive, Work, fields, ints, items, pairs
 
 
 def _numbers(value: Plain) -> tuple[tuple[int, ...], ...]:

@@ -11,7 +11,7 @@ from autopar.errors import InputError
 from autopar.ir.graph import Op
 from autopar.ir.rule import COMBINERS, Dim, Factor, Kind, Rule
 from autopar.ir.values import Value
-from autopar.rules.params import optional
+from autopar.rules.primitive import optional
 
 _NAMING_PARAMS = ("target_name", "name")  # what tells one foreign call from another
 _EXAMPLE = '"b k, k n -> b n; k:reduce"'

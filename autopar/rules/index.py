@@ -16,9 +16,7 @@ from functools import partial
 from autopar.ir.graph import Op, Plain
 from autopar.ir.rule import Dim, Kind, Rule
 from autopar.ir.values import Value
-from autopar.rules.factors import WHOLE, Factors
-from autopar.rules.params import fields, ints, optional
-from autopar.rules.primitive import Fusion, Primitive, Work
+from autopar.rules.primitive import WHOLE, Factors, Fusion, Primitive, Work, fields, ints, optional
 from autopar.rules.reduce import combiner_factor
 
 

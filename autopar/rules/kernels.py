@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from autopar.ir.graph import Op
 from autopar.ir.rule import Dim, Kind, Rule
 from autopar.ir.values import Value
-from autopar.rules.factors import WHOLE, Factors, unknown_rule
-from autopar.rules.params import items, optional, pairs
-from autopar.rules.primitive import Primitive
+from autopar.rules.primitive import WHOLE, Factors, Primitive, items, optional, pairs, unknown_rule
 
 
 def _pallas_call(op: Op, operands: Sequence[Value]) -> Rule:

@@ -8,8 +8,7 @@ from functools import partial
 from autopar.ir.graph import Op
 from autopar.ir.rule import Rule
 from autopar.ir.values import Value
-from autopar.rules.factors import Factors
-from autopar.rules.primitive import Fusion, Primitive, alike
+from autopar.rules.primitive import Factors, Fusion, Primitive, alike
 
 
 def batched(

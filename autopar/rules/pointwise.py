@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from autopar.ir.graph import Op
 from autopar.ir.rule import Dim, Rule
 from autopar.ir.values import Value, item_bytes
-from autopar.rules.factors import WHOLE, Factors
-from autopar.rules.primitive import Fusion, Primitive, Work, alike
+from autopar.rules.primitive import WHOLE, Factors, Fusion, Primitive, Work, alike
 
 _UNARY = """
     abs acos acosh asin asinh atan atanh bessel_i0e bessel_i1e cbrt ceil clz cos cosh digamma erf

@@ -1,4 +1,4 @@
-"""The record of a primitive: all that planning has to be told of it, in one row.
+"""The record of a primitive: all that planning has to be told of it, and what rows are made with.
 
 Rows stand in the file of their family (`pointwise.py`, `shape.py`, ...); `table.py` has them by
 name. What needs JAX stays in `autopar.runtime.local`, and a row says if something must be there.
@@ -10,9 +10,106 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from autopar.ir.graph import Op
+from autopar.errors import GraphError
+from autopar.ir.graph import Op, Plain
+from autopar.ir.rule import Dim, Factor, Kind, Rule
 from autopar.ir.values import Value
-from autopar.rules.factors import RuleMaker
+
+
+def optional(op: Op, name: str) -> Plain:
+    """A parameter, or None where the op has none of that name."""
+    return next((value for key, value in op.params if key == name), None)
+
+
+def items(value: Plain) -> tuple[Plain, ...]:
+    """A parameter that is a tuple."""
+    if not isinstance(value, tuple):
+        raise GraphError(f"parameter {value!r} is not a tuple")
+    return value
+
+
+def ints(value: Plain) -> tuple[int, ...]:
+    """A parameter that is a tuple of whole numbers."""
+    return tuple(v for v in items(value) if isinstance(v, int))
+
+
+def pairs(value: Plain) -> tuple[tuple[int, ...], ...]:
+    """A parameter that is a tuple of tuples of whole numbers."""
+    return tuple(ints(v) for v in items(value))
+
+
+def fields(value: Plain) -> dict[str, Plain]:
+    """A named tuple, such as dimension numbers, by field."""
+    found: dict[str, Plain] = {}
+    for item in items(value):
+        match item:
+            case (str() as name, content):
+                found[name] = content
+            case _:
+                raise GraphError(f"parameter {value!r} does not name its fields")
+    return found
+
+
+RuleMaker = Callable[[Op, Sequence[Value]], Rule]
+
+WHOLE: Dim = ()  # a dim that nothing can shard
+
+
+class Factors:
+    """Collects the factors of one op; a maker asks for them dim by dim, then for the rule."""
+
+    def __init__(self) -> None:
+        self._found: list[Factor] = []
+
+    def new(self, size: int, kind: Kind = Kind.PASS, combiner: str = "sum") -> Dim:
+        """A dim of one new factor."""
+        self._found.append(Factor(size, kind, combiner))
+        return (len(self._found) - 1,)
+
+    def each(self, shape: Sequence[int], kind: Kind = Kind.PASS) -> list[Dim]:
+        """A new factor for each dim of a shape."""
+        return [self.new(n, kind) for n in shape]
+
+    def whole(self, size: int) -> Dim:
+        """A dim of one new factor that must be whole before the op."""
+        return self.new(size, Kind.REPLICATE)
+
+    def rule(
+        self,
+        operands: Sequence[Sequence[Dim]],
+        results: Sequence[Sequence[Dim]],
+        linear: Sequence[Sequence[int]] = (),
+        *,
+        on_demand: bool = False,
+    ) -> Rule:
+        """The rule over all factors found so far."""
+        return Rule(
+            tuple(self._found),
+            tuple(tuple(dims) for dims in operands),
+            tuple(tuple(dims) for dims in results),
+            tuple(tuple(group) for group in linear),
+            on_demand,
+        )
+
+
+def replicated_rule(op: Op, operands: Sequence[Value]) -> Rule:
+    """The rule that keeps every dim of every operand and result whole."""
+    found = Factors()
+    return found.rule(
+        [found.each(v.shape, Kind.REPLICATE) for v in operands],
+        [found.each(v.shape, Kind.REPLICATE) for v in op.results],
+    )
+
+
+def unknown_rule(op: Op, operands: Sequence[Value]) -> Rule:
+    """The rule of a primitive that we know nothing about: nothing can be sharded."""
+    return Rule(
+        (),
+        tuple((WHOLE,) * len(v.shape) for v in operands),
+        tuple((WHOLE,) * len(v.shape) for v in op.results),
+        known=False,
+    )
+
 
 TermCount = Callable[[Op, Sequence[Value]], int]
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from autopar.ir.graph import Op
 from autopar.ir.rule import Dim, Kind, Rule
 from autopar.ir.values import Value
-from autopar.rules.factors import Factors, replicated_rule
-from autopar.rules.primitive import Fusion, Primitive, Work, alike
+from autopar.rules.primitive import Factors, Fusion, Primitive, Work, alike, replicated_rule
 
 
 def _random_bits(op: Op, operands: Sequence[Value]) -> Rule:

@@ -13,8 +13,7 @@ from functools import partial
 from autopar.ir.graph import Op
 from autopar.ir.rule import Dim, Factor, Kind, Rule
 from autopar.ir.values import Value
-from autopar.rules.factors import Factors
-from autopar.rules.primitive import Fusion, Primitive, Work, alike
+from autopar.rules.primitive import Factors, Fusion, Primitive, Work, alike
 
 _WHOLE = Factor(1, Kind.REPLICATE)
 

@@ -20,13 +20,11 @@ from autopar.rules import (
     pointwise,
     random,
     reduce,
-    reshape,
     shape,
     window,
 )
 from autopar.rules.custom import RuleBook
-from autopar.rules.factors import replicated_rule, unknown_rule
-from autopar.rules.primitive import Primitive
+from autopar.rules.primitive import Primitive, replicated_rule, unknown_rule
 
 # No rule is asked for these: what becomes of them, then the names.
 _HANDLED: Mapping[str, str] = {
@@ -94,7 +92,7 @@ REPLICATED: Mapping[str, str] = {
 }
 
 FAMILIES = (
-    pointwise, shape, reshape, contract, window, index, reduce, linalg, kernels, random,
+    pointwise, shape, contract, window, index, reduce, linalg, kernels, random,
 )  # fmt: skip
 PRIMITIVES: Mapping[str, Primitive] = {
     **{name: row for family in FAMILIES for name, row in family.PRIMITIVES.items()},

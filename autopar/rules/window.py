@@ -12,9 +12,17 @@ from collections.abc import Mapping, Sequence
 from autopar.ir.graph import Op
 from autopar.ir.rule import Dim, Kind, Rule
 from autopar.ir.values import Value
-from autopar.rules.factors import Factors
-from autopar.rules.params import fields, ints, optional, pairs
-from autopar.rules.primitive import Fusion, Primitive, Work, alike
+from autopar.rules.primitive import (
+    Factors,
+    Fusion,
+    Primitive,
+    Work,
+    alike,
+    fields,
+    ints,
+    optional,
+    pairs,
+)
 
 
 def _conv_general_dilated(op: Op, operands: Sequence[Value]) -> Rule:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from autopar.schedule.task import Kind, Task
+from autopar.schedule.grid import Kind, Task
 
 
 def group_size(p: int, m: int) -> int:

@@ -20,11 +20,9 @@ from numpy.typing import NDArray
 
 from autopar.errors import ScheduleError
 from autopar.ir.text import show_bytes
-from autopar.schedule.grid import Grid
+from autopar.schedule.grid import KINDS, Grid, Kind, Task, Wiring
 from autopar.schedule.picture import Box, Picture
-from autopar.schedule.task import Kind, Task
 from autopar.schedule.times import StageTimes as StageTimes
-from autopar.schedule.wiring import KINDS, Wiring
 
 Numbers = NDArray[np.float64]
 

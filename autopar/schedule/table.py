@@ -16,11 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.errors import ScheduleError
-from autopar.schedule.flush import breadth_first, interleaved, one_forward_one_backward
-from autopar.schedule.grid import Grid
+from autopar.schedule.flush import (
+    breadth_first,
+    forward_only,
+    interleaved,
+    one_forward_one_backward,
+    serial,
+    serial_split,
+)
+from autopar.schedule.grid import Grid, Task
 from autopar.schedule.order import group_size, groups_evenly
-from autopar.schedule.plain import forward_only, serial, serial_split
-from autopar.schedule.task import Task
 from autopar.schedule.zero_bubble import handcrafted_1, handcrafted_2, vee
 
 Floats = NDArray[np.float64]

@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import count
 
+from autopar.schedule.grid import Kind, Task
 from autopar.schedule.order import group_size, in_groups, in_turn
-from autopar.schedule.task import Kind, Task
 
 
 def handcrafted_1(p: int, m: int, v: int, d: int) -> Iterator[Task]:

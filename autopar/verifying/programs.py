@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from autopar.cluster import Cluster
-from autopar.cluster.submesh import cut_out, submesh_shapes
+from autopar.cluster.placement import cut_out, submesh_shapes
 from autopar.cluster.target import Target
 from autopar.cost.memory import held_bytes
 from autopar.cost.overlap import listing_seconds

@@ -12,9 +12,9 @@ from autopar.cluster import Cluster
 from autopar.errors import AutoparError, VerifyError
 from autopar.frontend import StepSpec, TracedStep, trace
 from autopar.frontend.microbatch.batch_inputs import batch_inputs, with_rows
-from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan
 from autopar.ir.program import Program
+from autopar.ir.sharding import MeshShape
 from autopar.passes.base import Setting
 from autopar.planner.placed_stages import place_whole
 from autopar.planner.planned import Planned

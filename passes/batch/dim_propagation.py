@@ -21,9 +21,9 @@ from autopar.ir.graph import Op
 from autopar.ir.rule import Dims, Kind, Rule
 from autopar.ir.values import Value
 from autopar.rules import REPLICATED
-from autopar.rules.params import fields, ints, pairs
+from autopar.rules.primitive import fields, ints, pairs
 from autopar.rules.propagation import item_rule
-from autopar.rules.reshape import reading_order
+from autopar.rules.shape import reading_order
 
 COUPLES = "mixes rows of the batch"
 UNEVEN = "is given rows that lie in different orders"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autopar.ir.batching import Batching
-from autopar.ir.layers import LayerSequence
+from autopar.ir.stages import LayerSequence
 from autopar.passes.base import AbstractPass
 
 

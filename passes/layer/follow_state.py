@@ -15,7 +15,7 @@ import numpy as np
 
 from autopar.errors import GraphError
 from autopar.ir.batching import Batching
-from autopar.ir.layers import LayerSequence
+from autopar.ir.stages import LayerSequence
 from autopar.passes.base import Setting
 from autopar.passes.layer.base import AbstractLayering
 from autopar.passes.layer.forward_pass import Forward, Ints, forward_of

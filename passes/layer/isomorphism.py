@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from autopar.ir.graph import Graph, Op, Operand
-from autopar.ir.layers import LayerSequence
+from autopar.ir.stages import LayerSequence
 
 # A loop that repeats the first one leaves out few ops in a row: what only the first one returns.
 _LONGEST_SKIP = 64

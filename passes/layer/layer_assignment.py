@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from autopar.ir.batching import Batching, Moment, When
 from autopar.ir.graph import Op
-from autopar.ir.layers import Layer
+from autopar.ir.stages import Layer
 from autopar.passes.layer.forward_pass import forward_of
 from autopar.passes.layer.isomorphism import match_ops
 

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autopar.ir.batching import Batching
-from autopar.ir.layers import LayerSequence
+from autopar.ir.stages import LayerSequence
 from autopar.ir.values import Role
 from autopar.passes.base import Setting
 from autopar.passes.layer.base import AbstractLayering

@@ -7,7 +7,7 @@ from itertools import pairwise, takewhile
 
 from autopar.ir.batching import Batching
 from autopar.ir.graph import Op
-from autopar.ir.layers import Layer, LayerSequence
+from autopar.ir.stages import Layer, LayerSequence
 from autopar.passes.layer.forward_pass import Forward
 from autopar.passes.layer.isomorphism import find_classes
 from autopar.passes.layer.layer_assignment import assign_inputs, assign_layers

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autopar.ir.batching import Batching
-from autopar.ir.layers import Layer, LayerSequence
+from autopar.ir.stages import Layer, LayerSequence
 from autopar.passes.base import Setting
 from autopar.passes.layer.base import AbstractLayering
 

@@ -36,9 +36,8 @@ from autopar.ir.folded import (
     Wave,
 )
 from autopar.ir.host_calls import HOST_CALLS
-from autopar.ir.mesh import MeshShape
 from autopar.ir.program import ONCE, Instruction, PartKind, Program, Run, Send, Start, Transfer
-from autopar.ir.sharding import Sharding
+from autopar.ir.sharding import MeshShape, Sharding
 from autopar.ir.spmd import Move
 from autopar.ir.values import Value
 

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from autopar.cost.reshard import Resharder, Route
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 from autopar.ir.sharding_plan import OpPath
 from autopar.ir.spmd import (
     COLLECTIVES,

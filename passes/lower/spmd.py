@@ -19,11 +19,10 @@ from dataclasses import dataclass
 
 from autopar.cost.reshard import Resharder, Route
 from autopar.errors import GraphError
-from autopar.ir.assignment import operand_of_result
 from autopar.ir.control_flow import ControlFlow, Port
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.host_calls import HOST_CALLS, handed_on_by
-from autopar.ir.sharding import Sharding, replicated
+from autopar.ir.sharding import Sharding, operand_of_result, replicated
 from autopar.ir.sharding_plan import OpPath, ShardingPlan
 from autopar.ir.soundness import check_listing
 from autopar.ir.spmd import (

@@ -9,13 +9,10 @@ from typing import ClassVar, TypeVar
 
 from autopar.cost.prices import Prices
 from autopar.errors import AutoparError, MemoryLimitError
-from autopar.ir.assignment import Assignment
 from autopar.ir.graph import Graph
-from autopar.ir.mesh import MeshShape
-from autopar.ir.outcome import Margin, Outcome, Status
 from autopar.ir.rule import Rule
-from autopar.ir.sharding import Sharding
-from autopar.ir.sharding_plan import OpPath, ShardingPlan
+from autopar.ir.sharding import Assignment, MeshShape, Sharding
+from autopar.ir.sharding_plan import Margin, OpPath, Outcome, ShardingPlan, Status
 from autopar.passes.base import NO_OPTION, Setting
 from autopar.passes.shard.base import AbstractSharding
 from autopar.passes.shard.diagnose.infeasible import Posed, Refused, Weigh, lightest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from autopar.cluster.submesh import Block, Link, link_between, place
+from autopar.cluster.placement import Block, Link, link_between, place
 from autopar.cost.listing import Seconds
 from autopar.cost.stage import StageCost, peak_with, stage_times
 from autopar.passes.stage.dynamic import Interval

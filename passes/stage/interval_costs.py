@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from autopar.cluster.submesh import links_in_a_row
+from autopar.cluster.placement import links_in_a_row
 from autopar.cost.stage import StageCost
 from autopar.passes.stage.prices import BatchPrices, Option, StageTable
 from autopar.schedule.table import SCHEDULES

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from autopar.ir.layers import LayerSequence
-from autopar.ir.stages import Stage, StagePlan, Submesh
+from autopar.ir.stages import LayerSequence, Stage, StagePlan, Submesh
 from autopar.passes.base import AbstractPass, Setting
 
 

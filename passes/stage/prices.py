@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from autopar.cluster import Cluster
-from autopar.cluster.submesh import Block, SubmeshShape
+from autopar.cluster.placement import Block, SubmeshShape
 from autopar.cost.stage import StageCost
 from autopar.errors import GraphError
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 from autopar.ir.stages import Remat
 
 

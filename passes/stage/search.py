@@ -25,7 +25,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from autopar.cluster.submesh import submesh_families
+from autopar.cluster.placement import submesh_families
 from autopar.errors import InfeasibleError, MemoryLimitError, ScheduleError
 from autopar.ir.stages import Remat
 from autopar.ir.text import show_bytes, show_seconds

@@ -13,7 +13,7 @@ from autopar.cluster import Cluster, device_order
 from autopar.cluster.target import Target, target_within
 from autopar.errors import VerifyError
 from autopar.ir.codec import Codec, Item, format_json, parse_json
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 from autopar.ir.stages import Submesh
 from autopar.runtime.aot.extras import check_extras
 from autopar.runtime.aot.gpu_specs import gpu_spec

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from autopar.cluster import Cluster, device_order
 from autopar.cluster.calibration import Experiment
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 from autopar.runtime.bind import bind_mesh
 from autopar.runtime.measure.timing import Repeats, Timing
 

@@ -19,8 +19,8 @@ from autopar.frontend.trace.step import plain_steps
 from autopar.frontend.traced import FlatProgram
 from autopar.hlo.collectives import compiled_collectives
 from autopar.ir.compiled import Compiled
-from autopar.ir.mesh import MeshShape
 from autopar.ir.program import Program
+from autopar.ir.sharding import MeshShape
 from autopar.ir.text import show_bytes
 from autopar.runtime.bind import bind_mesh, is_key
 from autopar.runtime.executor import Executor

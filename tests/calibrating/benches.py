@@ -6,9 +6,14 @@ import random
 from dataclasses import dataclass, field, replace
 
 from autopar.calibrating.calibrate import Findings, run_ladder
-from autopar.calibrating.fitted import Measured, calibrated, predicted_seconds
+from autopar.calibrating.fitted import (
+    Measured,
+    calibrated,
+    figures_of,
+    predicted_seconds,
+    with_figures,
+)
 from autopar.calibrating.ladder import FULL, LadderEffort
-from autopar.calibrating.links import figures_of, with_figures
 from autopar.cluster import Cluster
 from autopar.cluster.calibration import Experiment
 from autopar.runtime.measure.timing import Repeats, Timing

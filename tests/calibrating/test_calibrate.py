@@ -7,7 +7,7 @@ import pytest
 from autopar.calibrating.calibrate import starting_cluster
 from autopar.calibrating.fitted import Measured, calibrated, refit
 from autopar.cluster import Cluster
-from autopar.cluster.local import local_name
+from autopar.cluster.names import local_name
 from autopar.errors import ClusterError
 from autopar.ir.devices import DeviceFacts
 from tests.calibrating.benches import ModelBench, found_on

@@ -8,7 +8,7 @@ from autopar.calibrating.fitted import predicted_seconds
 from autopar.calibrating.ladder import FULL, QUICK, LadderEffort, ladder, measured_axes
 from autopar.cluster import Cluster
 from autopar.cost.collective import COLLECTIVE_KINDS
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 
 NAMES = (
     "8xcpu",

@@ -12,7 +12,7 @@ from autopar.cluster import catalog
 from autopar.cluster.catalog import ENTRIES, Entry, chip_of_kind, usual_clusters
 from autopar.cluster.chip import GpuTarget
 from autopar.cluster.cluster import Cluster
-from autopar.cluster.local import local_name
+from autopar.cluster.names import local_name
 from autopar.hlo.clock import clock_of
 from autopar.ir.devices import DeviceFacts
 from autopar.runtime.aot.gpu_specs import gpu_spec

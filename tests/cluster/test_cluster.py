@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autopar.cluster import Cluster
-from autopar.cluster.local import local_name
+from autopar.cluster.names import local_name
 from autopar.errors import ClusterError
 from autopar.ir.devices import DeviceFacts
 

@@ -8,15 +8,15 @@ from typing import ClassVar
 
 import pytest
 
+from autopar.calibrating.fitted import figures_of, with_figures
 from autopar.calibrating.ladder import measured_axes
-from autopar.calibrating.links import figures_of, with_figures
 from autopar.cluster import Cluster, Layout, LinkLevel, SwitchLevel, axis_links, device_order
-from autopar.cluster.submesh import Block, cut_out, link_between, submesh_shapes
+from autopar.cluster.placement import Block, cut_out, link_between, submesh_shapes
 from autopar.cluster.target import Target
 from autopar.cluster.topology import AbstractTopology, CompilerTopology, DirectLink, Link, Shares
 from autopar.cost import collective, collective_seconds
 from autopar.errors import ClusterError
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 from autopar.ir.stages import Submesh
 from autopar.report.clusters import cluster_data
 from autopar.report.svg.mesh import mesh_svg

@@ -10,7 +10,7 @@ from autopar.cluster import Cluster, axis_links, device_order, mesh_shapes
 from autopar.cluster.switch import greedy_shares
 from autopar.cluster.torus import torus_shares
 from autopar.errors import MeshError
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 
 
 def spans(cluster: str, mesh: str, *axes: str) -> list[tuple[str, int]]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.cluster import Cluster, Torus, axis_links
-from autopar.cluster.submesh import (
+from autopar.cluster.placement import (
     Block,
     SubmeshShape,
     cut_out,
@@ -21,7 +21,7 @@ from autopar.cluster.submesh import (
     with_fewer_hosts,
 )
 from autopar.errors import MeshError
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 
 CLUSTERS = ("8xcpu", "6xcpu", "3x6xcpu", "2x12xcpu", "8x8xv100", "v5p:2x2x4", "v5e:4x4")
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from autopar.cluster import Cluster, Switch, device_order
-from autopar.cluster.submesh import cut_out, submesh_shapes
+from autopar.cluster.placement import cut_out, submesh_shapes
 from autopar.cluster.target import Target, target_within
 from autopar.errors import ClusterError, MeshError
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from autopar.cluster import Cluster
 from autopar.cost import COLLECTIVE_KINDS, CollectiveKind, Prices, collective_seconds
 from autopar.errors import ClusterError
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 
 MIB = 2**20
 # Microseconds for 32 MiB in the order of KINDS, over the last axis; None where not probed.

@@ -8,8 +8,8 @@ from autopar.cost.listing import Seconds
 from autopar.cost.overlap import listing_seconds
 from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder
-from autopar.ir.mesh import MeshShape
-from autopar.ir.parse import parse_graph
+from autopar.ir.record import parse_graph
+from autopar.ir.sharding import MeshShape
 from autopar.passes.base import Setting
 from autopar.passes.lower.spmd import lower_checked
 from autopar.passes.shard.optimal import Optimal

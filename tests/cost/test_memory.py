@@ -9,10 +9,9 @@ import pytest
 from autopar.cost.kernels import Sizes, stored_kernels
 from autopar.cost.memory import SPARE_SHARE, Held, held_bytes
 from autopar.ir.graph import Graph
-from autopar.ir.mesh import MeshShape
-from autopar.ir.parse import parse_graph
 from autopar.ir.peak import HeldKind
-from autopar.ir.sharding import Sharding, replicated
+from autopar.ir.record import parse_graph
+from autopar.ir.sharding import MeshShape, Sharding, replicated
 from autopar.ir.spmd import (
     Block,
     Collective,

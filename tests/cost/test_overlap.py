@@ -15,8 +15,8 @@ from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder
 from autopar.errors import GraphError
 from autopar.ir.graph import Graph
-from autopar.ir.mesh import MeshShape
-from autopar.ir.parse import parse_graph
+from autopar.ir.record import parse_graph
+from autopar.ir.sharding import MeshShape
 from autopar.ir.spmd import SpmdProgram
 from autopar.passes.base import Setting
 from autopar.passes.lower.spmd import lower_checked

@@ -7,8 +7,8 @@ import pytest
 from autopar.cluster import Cluster
 from autopar.cost import Prices, compute_seconds
 from autopar.errors import MeshError
-from autopar.ir.mesh import MeshShape
-from autopar.ir.parse import parse_graph
+from autopar.ir.record import parse_graph
+from autopar.ir.sharding import MeshShape
 from autopar.rules import attach_rules
 
 OPS = """

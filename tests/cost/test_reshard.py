@@ -12,8 +12,7 @@ import pytest
 from autopar.cluster import Cluster
 from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder
-from autopar.ir.mesh import MeshShape
-from autopar.ir.sharding import Sharding, replicated
+from autopar.ir.sharding import MeshShape, Sharding, replicated
 from autopar.ir.values import Value
 from tests.toys import Tolls
 

@@ -7,7 +7,7 @@ from autopar.cost.memory import held_bytes, held_spans
 from autopar.cost.spans import whole_listing
 from autopar.frontend import StepSpec, trace
 from autopar.ir.graph import Graph
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 from autopar.rules import RuleBook, attach_rules
 from tests.cost.test_memory import dot, element
 from tests.cost.test_memory import graph_of as graph_text

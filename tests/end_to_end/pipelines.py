@@ -12,9 +12,9 @@ import jax
 import numpy as np
 import pytest
 
-from autopar.cluster.submesh import Block, submesh_shapes
+from autopar.cluster.placement import Block, submesh_shapes
 from autopar.frontend import StepSpec, read_call, trace
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 from autopar.ir.stages import Remat
 from autopar.passes.base import Setting
 from autopar.passes.lower import program as lowering

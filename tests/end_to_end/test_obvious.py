@@ -15,7 +15,8 @@ import optax
 import pytest
 
 import autopar
-from autopar.hlo.collectives import HloCollective, read_collectives
+from autopar.hlo.collectives import read_collectives
+from autopar.hlo.tensors import HloCollective
 from benchmarks import models
 
 Tree = Any

@@ -12,7 +12,8 @@ import jax
 import pytest
 
 import autopar
-from autopar.hlo.collectives import HloCollective, read_collectives
+from autopar.hlo.collectives import read_collectives
+from autopar.hlo.tensors import HloCollective
 from benchmarks import models
 
 LAYERS, WIDTH, HEADS, VOCABULARY, LENGTH, BATCH = 2, 1024, 16, 4096, 512, 16

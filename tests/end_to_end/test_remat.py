@@ -15,7 +15,7 @@ import autopar
 from autopar.cost.prices import Prices
 from autopar.errors import MemoryLimitError, PlanMismatchError
 from autopar.ir.plan_file import plan_from_json, plan_to_json
-from autopar.ir.recomputation import Recomputation
+from autopar.ir.sharding_plan import Recomputation
 from autopar.passes.pipeline import PassPipeline
 from autopar.passes.shard.model.local_costs import local_costs
 from autopar.passes.shard.model.recompute import least_again

@@ -25,9 +25,8 @@ from autopar.exporting.rules import (
 )
 from autopar.frontend import StepSpec
 from autopar.frontend.trace.logical import logical_names
-from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Argument
-from autopar.ir.sharding import Sharding
+from autopar.ir.sharding import MeshShape, Sharding
 from autopar.ir.values import Input, Role, Value
 
 AXES = ("x", "y", "z")

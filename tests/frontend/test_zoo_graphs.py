@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from autopar.frontend import build
-from autopar.ir.parse import parse_graph
+from autopar.ir.record import parse_graph
 from autopar.ir.values import Role
 from autopar.rules import attach_rules
 from tests.frontend.tracing import checked, paths, traced

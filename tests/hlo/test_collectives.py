@@ -12,8 +12,9 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from autopar.hlo.collectives import HloCollective, compiled_collectives, read_collectives
-from autopar.ir.mesh import MeshShape
+from autopar.hlo.collectives import compiled_collectives, read_collectives
+from autopar.hlo.tensors import HloCollective
+from autopar.ir.sharding import MeshShape
 
 ROWS = ((0, 1, 2, 3), (4, 5, 6, 7))
 COLUMNS = ((0, 4), (1, 5), (2, 6), (3, 7))

@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from autopar.hlo.groups import axes_crossed, axes_of, read_groups
 from autopar.hlo.module import Leaf, read_module, split_top
-from autopar.ir.mesh import MeshShape
+from autopar.hlo.tensors import axes_crossed, axes_of, read_groups
+from autopar.ir.sharding import MeshShape
 
 # A TPU layout with brackets, a comment in a tuple, a quoted brace and an old-style typed operand.
 TEXT = """HloModule jit_f, is_scheduled=true, num_partitions=4

@@ -12,7 +12,7 @@ import pytest
 
 from autopar.errors import MeshError
 from autopar.hlo.collectives import compiled_collectives, read_collectives
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 
 MIB = 2**20
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import autopar
-from autopar.ir.verification_json import verification_data
+from autopar.ir.verification import verification_data
 from tests.cli.running import run, written
 from tests.hostile.mutating import changed, changed_text
 from tests.hostile.steps import mlp, shapes_of

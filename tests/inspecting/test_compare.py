@@ -10,10 +10,9 @@ import pytest
 
 import autopar
 from autopar.inspecting.compare import compare
-from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Plan
-from autopar.ir.recomputation import Recomputation
-from autopar.ir.sharding import Sharding
+from autopar.ir.sharding import MeshShape, Sharding
+from autopar.ir.sharding_plan import Recomputation
 
 State = dict[str, Any]
 

@@ -12,7 +12,7 @@ from autopar.cluster import Cluster
 from autopar.frontend import StepSpec
 from autopar.inspecting.lint import coverage_of, leaves_of, lint, rule_findings
 from autopar.ir.findings import Finding, Findings, Severity, Topic
-from autopar.ir.parse import parse_graph
+from autopar.ir.record import parse_graph
 from autopar.passes.pipeline import PassPipeline
 from autopar.planner.request import Request
 from autopar.rules import RuleBook, attach_rules

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from autopar.errors import GraphError
 from autopar.ir.control_flow import PortKind
 from autopar.ir.graph import Graph, Op
-from autopar.ir.parse import parse_graph
+from autopar.ir.record import parse_graph
 from autopar.ir.values import Input, Role, Value
 
 TRIPS = 2

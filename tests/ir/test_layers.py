@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from autopar.errors import GraphError
-from autopar.ir.layers import Layer, LayerSequence
-from autopar.ir.parse import parse_graph
+from autopar.ir.record import parse_graph
+from autopar.ir.stages import Layer, LayerSequence
 
 GRAPH = parse_graph("""
 graph f(%x: f32[4]) {

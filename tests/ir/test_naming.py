@@ -2,10 +2,9 @@
 
 import pytest
 
-from autopar.ir.assignment import Assignment
-from autopar.ir.mesh import MeshShape
 from autopar.ir.naming import split
-from autopar.ir.parse import parse_graph
+from autopar.ir.record import parse_graph
+from autopar.ir.sharding import Assignment, MeshShape
 from autopar.rules import attach_rules
 
 REDUCTION = """

@@ -7,7 +7,7 @@ import pytest
 import autopar.ir.graph
 from autopar.errors import GraphError, GraphSyntaxError
 from autopar.ir.graph import Graph, Op, Origin
-from autopar.ir.parse import parse_graph
+from autopar.ir.record import parse_graph
 from autopar.ir.values import Input, Literal, Role, Value
 
 LOOP = """

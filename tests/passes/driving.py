@@ -15,7 +15,7 @@ from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder
 from autopar.frontend import StepSpec, TracedStep, build, trace
 from autopar.ir.graph import Graph
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.spmd import SpmdProgram
 from autopar.passes.base import Setting

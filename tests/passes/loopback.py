@@ -11,11 +11,9 @@ from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder
 from autopar.ir.batching import Batching
 from autopar.ir.graph import Graph
-from autopar.ir.mesh import MeshShape
-from autopar.ir.outcome import Outcome, Status
 from autopar.ir.program import Feed, Part, Program, Run, Send, Start
-from autopar.ir.sharding import replicated
-from autopar.ir.sharding_plan import ShardingPlan
+from autopar.ir.sharding import MeshShape, replicated
+from autopar.ir.sharding_plan import Outcome, ShardingPlan, Status
 from autopar.ir.stages import StagePlan
 from autopar.ir.values import Literal
 from autopar.passes.lower.partition.split import split

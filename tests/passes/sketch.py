@@ -10,9 +10,8 @@ import numpy.typing as npt
 
 from autopar.ir.batching import FREE, Accumulator, Batching, Hoist, Moment, Rows, When
 from autopar.ir.graph import Graph, Op, Operand, Origin, Plain
-from autopar.ir.layers import Layer, LayerSequence
-from autopar.ir.mesh import MeshShape
-from autopar.ir.stages import Remat, Stage, StagePlan, Submesh
+from autopar.ir.sharding import MeshShape
+from autopar.ir.stages import Layer, LayerSequence, Remat, Stage, StagePlan, Submesh
 from autopar.ir.values import Input, Literal, Role, Value
 from autopar.rules import attach_rules
 from autopar.schedule.table import stage_devices

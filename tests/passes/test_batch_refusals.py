@@ -15,7 +15,7 @@ from jax import lax
 
 from autopar.errors import BatchError, BatchStatisticError, RowsError
 from autopar.ir.batching import BatchGraphs
-from autopar.ir.parse import parse_graph
+from autopar.ir.record import parse_graph
 from autopar.passes.batch.exact import Exact
 from autopar.rules import attach_rules
 from tests.passes.driving import setting

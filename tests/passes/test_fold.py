@@ -13,7 +13,7 @@ from autopar.cost.reshard import Resharder
 from autopar.errors import LoweringError
 from autopar.ir.batching import Batching
 from autopar.ir.folded import NONE, FoldedProgram, Loop, Source, Wave
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 from autopar.ir.stages import StagePlan
 from autopar.ir.values import Literal
 from autopar.passes.lower.fold import fold

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autopar.errors import InfeasibleError, MemoryLimitError
-from autopar.ir.outcome import Status
 from autopar.ir.sharding import Sharding
+from autopar.ir.sharding_plan import Status
 from autopar.passes.base import Setting
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.recipes import RECIPES, recipe_named

@@ -7,12 +7,12 @@ import sys
 import highspy
 import pytest
 
-from autopar.passes.shard.solver.highs import run_highs
+from autopar.passes.shard.solver.integer_program import run_highs
 
 # Market splitting (Cornuejols and Dawande, 1998): hopeless for branch and bound at this size.
 HARD = """
 import highspy, random, signal
-from autopar.passes.shard.solver.highs import run_highs
+from autopar.passes.shard.solver.integer_program import run_highs
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the parent does with it
 chance = random.Random(0)

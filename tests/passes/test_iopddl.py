@@ -18,8 +18,8 @@ from autopar.errors import InputError
 from autopar.passes.shard.solver.csr_problem import to_csr
 from autopar.passes.shard.solver.effort import Effort
 from autopar.passes.shard.solver.iopddl import read_iopddl, write_iopddl
+from autopar.passes.shard.solver.local_search import add, grown, worst_row
 from autopar.passes.shard.solver.problem import Edge, Problem, Usage
-from autopar.passes.shard.solver.segment_tree import add, grown, worst_row
 from autopar.passes.shard.solver.shrink import shrink
 from autopar.passes.shard.solver.solve import solve
 from benchmarks.iopddl import exact_cost, exact_fits, main

@@ -14,7 +14,7 @@ import pytest
 
 from autopar.ir.batching import Batching
 from autopar.ir.graph import Graph, Op
-from autopar.ir.layers import LayerSequence
+from autopar.ir.stages import LayerSequence
 from autopar.passes.layer.fixed import Fixed
 from autopar.passes.layer.min_cut import MinCut
 from tests.frontend.tracing import traced, zoo_step

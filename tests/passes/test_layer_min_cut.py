@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from autopar.errors import GraphError
 from autopar.ir.batching import Batching
 from autopar.ir.graph import Graph
-from autopar.ir.layers import LayerSequence
-from autopar.ir.parse import parse_graph
+from autopar.ir.record import parse_graph
+from autopar.ir.stages import LayerSequence
 from autopar.passes.layer.fixed import Fixed
 from autopar.passes.layer.forward_pass import forward_of
 from autopar.passes.layer.min_cut import MinCut, cheapest_cuts

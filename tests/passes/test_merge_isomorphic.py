@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from autopar.ir.graph import Graph
-from autopar.ir.parse import parse_graph
+from autopar.ir.record import parse_graph
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.passes.shard.model.assemble import Assembled
 from autopar.passes.shard.model.decisions import Reading

@@ -5,8 +5,7 @@ from __future__ import annotations
 from autopar.cluster import Cluster
 from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder, Route
-from autopar.ir.mesh import MeshShape
-from autopar.ir.sharding import Sharding
+from autopar.ir.sharding import MeshShape, Sharding
 from autopar.ir.spmd import Collective, Instruction, LocalOp, Move, MoveStep
 from autopar.ir.values import Value
 from autopar.passes.lower.peephole import combine_once, merge_scatters, move_once

@@ -17,9 +17,8 @@ from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder
 from autopar.errors import GraphError
 from autopar.ir.graph import Op
-from autopar.ir.mesh import MeshShape
-from autopar.ir.outcome import Status
-from autopar.ir.sharding import Sharding
+from autopar.ir.sharding import MeshShape, Sharding
+from autopar.ir.sharding_plan import Status
 from autopar.passes.base import Setting
 from autopar.passes.shard.model.assemble import assemble
 from autopar.passes.shard.model.reshard_costs import ReshardCosts

@@ -6,7 +6,7 @@ import pytest
 
 from autopar.errors import GraphError
 from autopar.ir.graph import Graph
-from autopar.ir.parse import parse_graph
+from autopar.ir.record import parse_graph
 from autopar.ir.resize import Between
 
 

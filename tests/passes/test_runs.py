@@ -7,8 +7,8 @@ import pytest
 from autopar.cluster import Cluster
 from autopar.errors import MemoryLimitError
 from autopar.ir.graph import Graph
-from autopar.ir.mesh import MeshShape
-from autopar.ir.parse import parse_graph
+from autopar.ir.record import parse_graph
+from autopar.ir.sharding import MeshShape
 from autopar.passes.base import Holding, Setting
 from autopar.passes.shard.optimal import Optimal
 from autopar.rules import attach_rules

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autopar.errors import SolverError
-from autopar.ir.outcome import Status
+from autopar.ir.sharding_plan import Status
 from autopar.passes.shard.solver.anytime import Anytime
 from autopar.passes.shard.solver.branch_and_bound import branch_and_bound
 from autopar.passes.shard.solver.csr_problem import to_csr

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from autopar.cluster.submesh import submesh_families
+from autopar.cluster.placement import submesh_families
 from autopar.passes.stage.dynamic import (
     Interval,
     Pace,

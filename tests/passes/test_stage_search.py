@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 
 from autopar.cluster import Cluster
-from autopar.cluster.submesh import submesh_shapes
+from autopar.cluster.placement import submesh_shapes
 from autopar.errors import InfeasibleError, MemoryLimitError
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 from autopar.ir.stages import Remat
 from autopar.passes.stage.candidates import Candidate
 from autopar.passes.stage.interval_costs import interval_costs

@@ -7,11 +7,7 @@ from dataclasses import replace
 import pytest
 
 from autopar.cluster import Cluster
-from autopar.ir.assignment import Assignment
 from autopar.ir.batching import Accumulator, Batching, Rows
-from autopar.ir.layers import Layer, LayerSequence
-from autopar.ir.mesh import MeshShape
-from autopar.ir.parse import parse_graph
 from autopar.ir.program import (
     Part,
     PartKind,
@@ -22,9 +18,10 @@ from autopar.ir.program import (
     Start,
     SubmeshGraph,
 )
-from autopar.ir.sharding import Sharding
+from autopar.ir.record import parse_graph
+from autopar.ir.sharding import Assignment, MeshShape, Sharding
 from autopar.ir.sharding_plan import ShardingPlan
-from autopar.ir.stages import Remat, Stage, StagePlan, Submesh
+from autopar.ir.stages import Layer, LayerSequence, Remat, Stage, StagePlan, Submesh
 from autopar.passes.base import Setting
 from autopar.passes.lower.partition.split import split
 from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan, submesh_graph

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.cost.prices import Prices
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 from autopar.passes.shard.diagnose.infeasible import Posed
 from autopar.passes.shard.diagnose.why import Case, anew, case_of, homed, others, unbound
 from autopar.passes.shard.model.assemble import Assembled

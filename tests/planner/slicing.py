@@ -6,7 +6,7 @@ import jax
 
 from autopar.cluster import Cluster
 from autopar.frontend import StepSpec, trace
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 from autopar.passes.base import Setting
 from autopar.planner.request import Request
 from autopar.planner.sliced_step import SlicedStep, slice_step

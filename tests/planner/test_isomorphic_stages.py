@@ -1,12 +1,9 @@
 """Submeshes that run the same thing share one answer, whatever order and names it has."""
 
-from autopar.ir.assignment import Assignment
-from autopar.ir.mesh import MeshShape
-from autopar.ir.outcome import Outcome, Status
-from autopar.ir.parse import parse_graph
 from autopar.ir.program import SubmeshGraph
-from autopar.ir.sharding import Sharding
-from autopar.ir.sharding_plan import ShardingPlan
+from autopar.ir.record import parse_graph
+from autopar.ir.sharding import Assignment, MeshShape, Sharding
+from autopar.ir.sharding_plan import Outcome, ShardingPlan, Status
 from autopar.planner.isomorphism import Form, Forms, Match, match
 
 STAGE = """

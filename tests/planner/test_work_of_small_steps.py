@@ -11,7 +11,7 @@ import pytest
 import autopar
 from autopar.cluster import Cluster
 from autopar.errors import MemoryLimitError
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 from autopar.passes.base import NO_LIMIT_BYTES
 from autopar.passes.shard.model import assemble
 from autopar.passes.shard.solver import solve as solving

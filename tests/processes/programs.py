@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from autopar.ir.batching import Accumulator
 from autopar.ir.graph import Graph
-from autopar.ir.mesh import MeshShape
 from autopar.ir.program import (
     ONCE,
     Feed,
@@ -23,7 +22,7 @@ from autopar.ir.program import (
     Start,
     Transfer,
 )
-from autopar.ir.sharding import Sharding
+from autopar.ir.sharding import MeshShape, Sharding
 from autopar.ir.spmd import Block, SpmdProgram
 from autopar.ir.stages import Submesh
 from autopar.ir.values import Value

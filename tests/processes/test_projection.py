@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-from autopar.ir.mesh import MeshShape
 from autopar.ir.program import Program, Run, Send
 from autopar.ir.projection import Host
+from autopar.ir.sharding import MeshShape
 from tests.runtime.stages import Builder, Model, one_forward_one_backward
 
 STAGES = 4

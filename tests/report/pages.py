@@ -16,8 +16,6 @@ from autopar.ir.inspection import (
     OpRow,
     Spot,
 )
-from autopar.ir.mesh import MeshShape
-from autopar.ir.outcome import Margin, Outcome, Status
 from autopar.ir.peak import HeldItem, HeldKind, Peak
 from autopar.ir.plan import (
     Argument,
@@ -27,10 +25,10 @@ from autopar.ir.plan import (
     PlannedSubmesh,
     Prediction,
 )
-from autopar.ir.sharding import Sharding
-from autopar.ir.sharding_plan import ShardingPlan
+from autopar.ir.sharding import MeshShape, Sharding
+from autopar.ir.sharding_plan import Margin, Outcome, ShardingPlan, Status
+from autopar.ir.spmd import Traffic
 from autopar.ir.stages import Remat
-from autopar.ir.traffic import Traffic
 from autopar.report.html.data import OtherPlan, ReportView
 from autopar.report.trace import TracedSpan
 

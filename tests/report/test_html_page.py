@@ -14,8 +14,7 @@ import pytest
 from autopar.errors import InputError
 from autopar.ir.peak import HeldKind
 from autopar.report.html.data import ReportView
-from autopar.report.html.drawings import icicle
-from autopar.report.html.page import html_summary, page
+from autopar.report.html.page import html_summary, icicle, page
 from autopar.report.trace import read_trace
 from autopar.runtime.timeline import MeasuredSpan, Timeline, chrome_trace
 from tests.report.pages import inspection_of, one_program, staged

@@ -15,9 +15,8 @@ from autopar.ir.inspection import (
     OpRow,
     Spot,
 )
-from autopar.ir.mesh import MeshShape
 from autopar.ir.peak import HeldKind
-from autopar.ir.sharding import Sharding
+from autopar.ir.sharding import MeshShape, Sharding
 from autopar.report.inspection import (
     axes,
     axis_roles,

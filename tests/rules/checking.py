@@ -22,9 +22,8 @@ from autopar.frontend.plain_data import dtype_name, plain_params
 from autopar.frontend.trace.kernels import dims_apart
 from autopar.frontend.traced import Const, Equation
 from autopar.ir.graph import Op
-from autopar.ir.mesh import MeshShape
 from autopar.ir.rule import Dims, Kind, Rule
-from autopar.ir.sharding import Sharding
+from autopar.ir.sharding import MeshShape, Sharding
 from autopar.ir.values import Literal, Value
 from autopar.rules.custom import RuleBook
 from autopar.rules.table import rule_for

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autopar.ir.parse import parse_graph
+from autopar.ir.record import parse_graph
 from autopar.rules import attach_rules
 from autopar.rules.propagation import Part, Parts, propagate
 

@@ -7,8 +7,8 @@ import pytest
 from autopar.ir.graph import Op, Plain
 from autopar.ir.rule import Factor, Kind
 from autopar.ir.values import Literal, Value
-from autopar.rules.factors import Factors
-from autopar.rules.reshape import gcd_chain
+from autopar.rules.primitive import Factors
+from autopar.rules.shape import gcd_chain
 from autopar.rules.table import rule_for
 
 

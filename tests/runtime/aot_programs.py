@@ -12,7 +12,7 @@ from autopar.cluster import Cluster, device_order
 from autopar.cluster.chip import Platform
 from autopar.cluster.target import Target
 from autopar.errors import VerifyError
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 from autopar.runtime.aot.extras import check_extras
 from autopar.runtime.aot.program import AotProgram, abstract_mesh, export_jitted
 

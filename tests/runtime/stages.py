@@ -19,7 +19,6 @@ from autopar.frontend import StepSpec, trace
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.batching import Accumulator, Rows
 from autopar.ir.graph import Graph, Op
-from autopar.ir.mesh import MeshShape
 from autopar.ir.program import (
     ONCE,
     Feed,
@@ -35,7 +34,7 @@ from autopar.ir.program import (
     Start,
     Transfer,
 )
-from autopar.ir.sharding import Sharding
+from autopar.ir.sharding import MeshShape, Sharding
 from autopar.ir.spmd import Block, LocalOp, Move, MoveStep, SpmdProgram
 from autopar.ir.stages import Submesh
 from autopar.ir.values import Input, Literal, Role, Value

@@ -17,7 +17,7 @@ from autopar.cluster import Cluster
 from autopar.cluster.target import Target
 from autopar.errors import VerifyError
 from autopar.ir.compiled import CheckLevel, Compiled
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 from autopar.runtime.aot.launch import compile_ahead
 from autopar.runtime.aot.program import AotProgram, abstract_mesh, export_jitted, export_part
 from autopar.runtime.compile import group_equal_parts

@@ -18,7 +18,7 @@ import pytest
 from autopar.cluster import Cluster, Torus, device_order
 from autopar.cluster.target import Target
 from autopar.errors import ClusterError
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 from autopar.runtime.aot.devices import in_our_order, tpu_options
 from autopar.runtime.aot.gpu_specs import gpu_spec
 from tests.runtime.aot_programs import needs_tpu_compiler

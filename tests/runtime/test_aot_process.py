@@ -16,7 +16,7 @@ import pytest
 from autopar.cluster import Cluster
 from autopar.cluster.target import Target
 from autopar.errors import VerifyError
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 from autopar.runtime.aot import extras, launch
 from autopar.runtime.aot.launch import compile_ahead, run_child
 from autopar.runtime.aot.program import AotProgram

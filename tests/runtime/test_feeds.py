@@ -16,9 +16,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from autopar.ir.batching import Rows
-from autopar.ir.mesh import MeshShape
 from autopar.ir.program import Feed, Fetch
-from autopar.ir.sharding import Sharding
+from autopar.ir.sharding import MeshShape, Sharding
 from autopar.runtime.bind import ArrayType, bind_mesh, host_of
 from autopar.runtime.feeds import (
     Feeder,

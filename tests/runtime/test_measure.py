@@ -11,7 +11,7 @@ from autopar.cluster.calibration import Experiment
 from autopar.cost import COLLECTIVE_KINDS
 from autopar.errors import ClusterError
 from autopar.hlo.collectives import read_collectives
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 from autopar.runtime.bind import bind_mesh
 from autopar.runtime.measure.bench import DeviceBench, program
 from autopar.runtime.measure.devices import choose_devices, devices_at

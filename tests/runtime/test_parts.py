@@ -15,9 +15,8 @@ from autopar.errors import GraphError
 from autopar.frontend import StepSpec, trace
 from autopar.ir.batching import Accumulator
 from autopar.ir.graph import Graph
-from autopar.ir.mesh import MeshShape
 from autopar.ir.program import Part, PartKind, PartProgram
-from autopar.ir.sharding import Sharding
+from autopar.ir.sharding import MeshShape, Sharding
 from autopar.ir.spmd import Block, LocalOp, SpmdProgram
 from autopar.runtime.bind import ArrayType, bind_mesh
 from autopar.runtime.compile import Portable, compile_parts, program_cache_key

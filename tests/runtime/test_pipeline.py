@@ -14,9 +14,9 @@ from jax.sharding import PartitionSpec as P
 
 from autopar.errors import GraphError, PlanMismatchError
 from autopar.frontend.traced import Piece
-from autopar.ir.mesh import MeshShape
 from autopar.ir.plan import Argument
 from autopar.ir.program import Program, Send
+from autopar.ir.sharding import MeshShape
 from autopar.runtime.bind import bind_mesh
 from autopar.runtime.executor import Executor, Options
 from autopar.runtime.pieces import StackedPieces

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 from autopar.runtime.bind import ArrayType, bind_mesh
 from autopar.runtime.transport.abstract import Endpoint, Route
 from autopar.runtime.transport.in_flight import limit_in_flight

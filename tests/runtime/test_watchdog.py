@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import autopar
-from autopar.ir.mesh import MeshShape
 from autopar.ir.program import Program, Run, Send
+from autopar.ir.sharding import MeshShape
 from autopar.runtime.executor import Executor, Options
 from autopar.runtime.watchdog import standstill
 from tests.runtime.stages import Builder, Model

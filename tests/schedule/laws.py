@@ -15,10 +15,8 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
-from autopar.schedule.grid import Grid
-from autopar.schedule.plain import one_by_one
-from autopar.schedule.task import Kind, Task
-from autopar.schedule.wiring import awaited_stage
+from autopar.schedule.flush import one_by_one
+from autopar.schedule.grid import Grid, Kind, Task, awaited_stage
 
 F, B, I, W = Kind  # noqa: E741
 _SHAPES = ((F,), (F, B), (F, I, W))

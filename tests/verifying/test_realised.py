@@ -13,7 +13,7 @@ from autopar.ir.compiled import CompiledCollective
 from autopar.ir.sharding import replicated
 from autopar.ir.spmd import Collective, Move
 from autopar.ir.values import Value
-from autopar.verifying.realised import Change, Realised, compare_collectives
+from autopar.verifying.figures import Change, Realised, compare_collectives
 
 Planned = tuple[Move, Collective]
 WHOLE = replicated(2)

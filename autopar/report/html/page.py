@@ -1,20 +1,183 @@
-"""A self-contained HTML page of a plan: no network, no fonts, the same bytes every time."""
+"""A self-contained HTML page of a plan: no network, no fonts, the same bytes every time.
+
+Its drawings are made once each: cluster, schedule, communication, memory, tiles, modules.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
+from autopar.cluster.planned import planned_cluster
+from autopar.ir.inspection import CommRow, MemoryCurve, ModuleRow
 from autopar.ir.plan import Plan
-from autopar.report.html.data import Data, ReportView, plan_summary, report_data
-from autopar.report.html.drawings import drawings
-from autopar.report.html.figures import FILTERS, Figures
+from autopar.ir.sharding import MeshShape, Sharding
+from autopar.ir.text import show_bytes, show_count
+from autopar.report.html.data import Data, ReportView, mirrored, plan_summary, report_data
+from autopar.report.html.figures import FILTERS, Figures, percent, seconds
+from autopar.report.rows import by_kind
+from autopar.report.svg import bars
 from autopar.report.svg.draw import STYLE
+from autopar.report.svg.gantt import gantt_svg
+from autopar.report.svg.memory import memory_svg
+from autopar.report.svg.mesh import mesh_svg
+from autopar.report.svg.streams import streams_svg
+from autopar.report.svg.tiles import tiles_svg
+from autopar.schedule.planned import once_seconds_of, simulation_of
+
+MOST_CURVES = 8  # submeshes beyond them are told in the table of stages
+
+
+@dataclass(frozen=True)
+class Drawings:
+    """SVG texts; `schedule` is "" where nothing is known of time, `tiles` are by parameter row.
+
+    `memory` has the number of a submesh with each curve, the fullest first.
+    """
+
+    mesh: Markup
+    schedule: Markup
+    communication: Markup
+    memory: tuple[tuple[int, Markup], ...]
+    tiles: tuple[Markup, ...]
+    modules: tuple[Bar, ...]
+
+
+def drawings(view: ReportView) -> Drawings:
+    """The drawings of a view."""
+    plan, found = view.plan, view.inspection
+    cluster = planned_cluster(plan)
+    return Drawings(
+        mesh=_inline(mesh_svg(cluster, [s.submesh for s in plan.submeshes])),
+        schedule=_inline(_schedule(view)),
+        communication=_inline(
+            bars.bars_svg(_bars(found.collectives), "collectives by axes and kind")
+        ),
+        memory=tuple(_memory(found.memory)),
+        tiles=tuple(_tiles(plan)),
+        modules=icicle(found.modules),
+    )
+
+
+def _inline(svg: str) -> Markup:
+    """A drawing as it stands in a page, whose text says µs."""
+    return Markup(re.sub(r"(?<=\d) us\b", " &#181;s", svg))
+
+
+def _schedule(view: ReportView) -> str:
+    plan = view.plan
+    if plan.is_one_program:
+        spans = view.inspection.spans
+        return streams_svg(spans, plan.prediction.seconds) if spans else ""
+    names = [f"mesh{k}" for k in range(len(plan.submeshes))]
+    return gantt_svg(
+        simulation_of(plan),
+        once_seconds=once_seconds_of(plan),
+        measured=view.measured,
+        names=names,
+    )
+
+
+def _memory(curves: tuple[MemoryCurve, ...]) -> Iterator[tuple[int, Markup]]:
+    drawn = [c for c in curves if c.levels]  # a step that does nothing has none
+    fullest = sorted(drawn, key=lambda c: (-max(x.nbytes for x in c.levels), c.submesh))
+    for curve in fullest[:MOST_CURVES]:
+        yield curve.submesh, _inline(memory_svg(curve))
+
+
+def _bars(rows: Sequence[CommRow]) -> Iterator[bars.Bar]:
+    """A bar for each kind of collective over the same axes of a submesh."""
+    submeshes = sorted({row.submesh for row in rows})
+    for submesh in submeshes:
+        where = f"mesh{submesh} " if len(submeshes) > 1 else ""
+        for (kind, axes), group in by_kind([r for r in rows if r.submesh == submesh]).items():
+            exposed, hidden = (c.exposed_seconds for c in group), (c.hidden_seconds for c in group)
+            yield bars.Bar(f"{where}{kind} over {'+'.join(axes)}", sum(exposed), sum(hidden))
+
+
+def _tiles(plan: Plan) -> Iterator[Markup]:
+    @cache
+    def tile(shape: tuple[int, ...], sharding: Sharding, mesh: MeshShape) -> Markup:
+        return _inline(tiles_svg(shape, sharding, mesh, worded=False))
+
+    meshes = [s.mesh for s in plan.submeshes]
+    for row, *_ in mirrored(plan):
+        yield tile(row.shape, row.sharding, meshes[row.submeshes[0]])
+
+
+# -- modules as bars within bars -------------------------------------------------------------------
+
+_LEAST = 0.2  # per cent of the width; less cannot be seen
+_DEEPEST = 5
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A module: its place in per cent of the width, its row from the top, and what to say."""
+
+    left: float
+    width: float
+    depth: int
+    label: str
+    title: str
+
+
+def icicle(modules: Sequence[ModuleRow]) -> tuple[Bar, ...]:
+    """A bar for each module that can be seen, inside that of the module around it.
+
+    As wide as all is the whole step, whose path is ""; what is in no module is left blank.
+    """
+    step = next((m for m in modules if not m.path), None)
+    if step is None or step.seconds <= 0:
+        return ()
+    return tuple(_nested_bars(_inside(modules), step, step.seconds, 0.0, 0))
+
+
+def _inside(modules: Sequence[ModuleRow]) -> Mapping[str, Sequence[ModuleRow]]:
+    """The modules right inside each, those that take longest first."""
+    found: dict[str, list[ModuleRow]] = {}
+    for module in sorted(modules, key=lambda m: (-m.seconds, m.path)):
+        if module.path:
+            found.setdefault(module.path.rpartition("/")[0], []).append(module)
+    return found
+
+
+def _nested_bars(
+    inside: Mapping[str, Sequence[ModuleRow]],
+    around: ModuleRow,
+    whole: float,
+    left: float,
+    depth: int,
+) -> Iterator[Bar]:
+    for module in inside.get(around.path, ()):
+        if not set(module.stages) <= set(around.stages):
+            continue  # that of other stages, which has the same name
+        width = 100 * module.seconds / whole
+        if width < _LEAST:
+            return
+        name = module.path.rpartition("/")[2]
+        times = f" \N{MULTIPLICATION SIGN} {module.count}" if module.count > 1 else ""
+        yield Bar(left, width, depth, f"{name}{times}", _title(module, width / 100))
+        if depth < _DEEPEST:
+            yield from _nested_bars(inside, module, whole, left, depth + 1)
+        left += width
+
+
+def _title(module: ModuleRow, share: float) -> str:
+    times = f"{module.count} times, " if module.count > 1 else ""
+    return (
+        f"{module.path}: {times}{seconds(module.seconds)} of a step ({percent(share)}), "
+        f"{show_count(module.flops, 'FLOP')}, parameters {show_bytes(module.parameter_bytes)}"
+    )
 
 
 def page(view: ReportView) -> str:

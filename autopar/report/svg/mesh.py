@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from autopar.cluster import Cluster, axis_links, device_order
-from autopar.cluster.submesh import cut_out, submesh_shapes
-from autopar.ir.mesh import MeshShape
+from autopar.cluster.placement import cut_out, submesh_shapes
+from autopar.ir.sharding import MeshShape
 from autopar.ir.stages import Submesh
 from autopar.ir.text import show_count
 from autopar.report.svg import draw

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from autopar.ir.mesh import MeshShape
-from autopar.ir.sharding import Sharding
+from autopar.ir.sharding import MeshShape, Sharding
 from autopar.report.svg import draw
 
 _LONG, _SHORT = 92.0, 30.0  # sides of the face, in pixels

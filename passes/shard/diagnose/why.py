@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 from autopar.ir.sharding_plan import OpPath, ShardingPlan
 from autopar.passes.base import Setting
 from autopar.passes.shard.diagnose.infeasible import Posed

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.cost.memory import SPARE_SHARE
-from autopar.ir.assignment import Assignment
 from autopar.ir.graph import Op
-from autopar.ir.mesh import MeshShape
 from autopar.ir.rule import Rule
-from autopar.ir.sharding import Sharding, replicated
+from autopar.ir.sharding import Assignment, MeshShape, Sharding, replicated
 from autopar.ir.sharding_plan import phase_of
 from autopar.ir.values import Value
 from autopar.passes.base import Holding

@@ -9,10 +9,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from autopar.ir.assignment import Assignment, operand_of_result
-from autopar.ir.mesh import MeshShape
 from autopar.ir.rule import Kind, Rule
-from autopar.ir.sharding import Sharding
+from autopar.ir.sharding import Assignment, MeshShape, Sharding, operand_of_result
 from autopar.ir.values import Value
 from autopar.passes.shard.model.decisions import (
     Decision,

@@ -12,7 +12,7 @@ from autopar.cost.liveness import BlockSpans, Span
 from autopar.cost.memory import held_spans
 from autopar.cost.spans import whole_listing
 from autopar.ir.graph import Graph
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 from autopar.ir.values import Value
 from autopar.passes.base import Holding
 from autopar.passes.shard.model.decisions import (

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from autopar.cost.compute import fused_seconds, kernel_seconds
 from autopar.cost.prices import Prices
 from autopar.ir.graph import Graph, Op, Operand
-from autopar.ir.mesh import MeshShape
 from autopar.ir.rule import Kind
-from autopar.ir.sharding import Sharding
+from autopar.ir.sharding import MeshShape, Sharding
 from autopar.ir.spmd import Block, LocalOp, Loop, Move, SpmdProgram
 from autopar.ir.values import Literal, Value
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from autopar.errors import PinError, listing
 from autopar.ir.graph import Graph
-from autopar.ir.mesh import MeshShape
 from autopar.ir.paths import meant
+from autopar.ir.sharding import MeshShape
 from autopar.ir.values import Input
 from autopar.passes.shard.model.decisions import Decision, Place, Reading
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 from autopar.passes.shard.model.choices import Choice
 from autopar.passes.shard.model.decisions import Reading
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 from autopar.passes.shard.model.choices import Choice
 from autopar.passes.shard.model.decisions import Reading
 from autopar.passes.shard.recipes.base import AbstractRecipe, Choices

@@ -7,12 +7,19 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autopar.errors import InfeasibleError
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 from autopar.passes.shard.model.choices import Choice
 from autopar.passes.shard.model.decisions import Place, Reading, ReadKind
 from autopar.passes.shard.recipes.base import AbstractRecipe, Choices
-from autopar.passes.shard.recipes.spread import Slot, Slots, shared_factors, spread
-from autopar.passes.shard.recipes.view import REPLICATED, Test, View
+from autopar.passes.shard.recipes.view import (
+    REPLICATED,
+    Slot,
+    Slots,
+    Test,
+    View,
+    shared_factors,
+    spread,
+)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from autopar.errors import InfeasibleError
-from autopar.ir.mesh import MeshShape
-from autopar.ir.outcome import Margin, Status
+from autopar.ir.sharding import MeshShape
+from autopar.ir.sharding_plan import Margin, Status
 from autopar.ir.text import show_bytes
 from autopar.passes.shard.model.assemble import Assembled
 from autopar.passes.shard.model.choices import Choice

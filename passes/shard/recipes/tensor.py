@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autopar.errors import InfeasibleError
-from autopar.ir.assignment import Assignment
 from autopar.ir.graph import Op
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import Assignment, MeshShape
 from autopar.passes.shard.model.choices import Choice
 from autopar.passes.shard.model.decisions import (
     Decision,
@@ -26,8 +25,15 @@ from autopar.passes.shard.model.decisions import (
     Standing,
 )
 from autopar.passes.shard.recipes.base import AbstractRecipe, Choices
-from autopar.passes.shard.recipes.spread import Slot, shared_factors, spread
-from autopar.passes.shard.recipes.view import PARTIAL, Test, View, need_axes
+from autopar.passes.shard.recipes.view import (
+    PARTIAL,
+    Slot,
+    Test,
+    View,
+    need_axes,
+    shared_factors,
+    spread,
+)
 
 _ATTENTION_RANK = 4  # batch, heads, positions, features
 

@@ -1,17 +1,24 @@
-"""A reading as recipes see it: which axes carry the batch, where it is, what is state."""
+"""A reading as recipes see it: the batch and its axes, the state, and what is split together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.errors import InfeasibleError
-from autopar.ir.assignment import Assignment
-from autopar.ir.mesh import MeshShape
+from autopar.ir.graph import Op
+from autopar.ir.sharding import Assignment, MeshShape
 from autopar.ir.values import Role
 from autopar.passes.shard.model.batches import BatchTags, tag_batch
 from autopar.passes.shard.model.choices import Choice
-from autopar.passes.shard.model.decisions import Decision, DecisionKind, Place, Reading, ReadKind
+from autopar.passes.shard.model.decisions import (
+    Decision,
+    DecisionKind,
+    Place,
+    Read,
+    Reading,
+    ReadKind,
+)
 from autopar.passes.shard.recipes.base import Choices
 from autopar.rules.propagation import Part
 
@@ -227,3 +234,63 @@ def _through_ports(reading: Reading, state: set[int]) -> dict[int, int]:
             if source is not None and read.reader not in origin and read.region != "update":
                 origin[read.reader] = source
     return origin
+
+
+Slot = tuple[int, int]  # a decision, and a dim of it, or a factor if it is an op's
+Slots = Mapping[int, frozenset[int]]
+
+
+def spread(
+    reading: Reading, seeds: Iterable[Slot], through: Callable[[Read], bool] = lambda r: True
+) -> Slots:
+    """The slots that are reached from the seeds by reads that `through` lets pass."""
+    near: dict[Slot, list[Slot]] = {}
+    for read in reading.reads:
+        if through(read):
+            for left, right in _links(read):
+                near.setdefault(left, []).append(right)
+                near.setdefault(right, []).append(left)
+    found = dict.fromkeys(seeds)
+    queue = list(found)
+    for slot in queue:
+        fresh = [n for n in near.get(slot, ()) if n not in found]
+        found.update(dict.fromkeys(fresh))
+        queue.extend(dict.fromkeys(fresh))
+    slots: dict[int, frozenset[int]] = {}
+    for decision, at in found:
+        slots[decision] = slots.get(decision, frozenset()) | {at}
+    return slots
+
+
+def _links(read: Read) -> Iterator[tuple[Slot, Slot]]:
+    if isinstance(read.standing, Place):
+        for d, home in enumerate(read.standing.dims):
+            other = _in_reader(read, d)
+            if home >= 0 and other is not None:
+                yield (read.standing.decision, home), (read.reader, other)
+
+
+def _in_reader(read: Read, dim: int) -> int | None:
+    """The reader's dim or factor that goes with a dim of the value."""
+    if read.kind is ReadKind.EXACT:
+        return read.dims[dim] if read.dims[dim] >= 0 else None
+    assert read.op is not None
+    assert read.op.rule is not None
+    rule = read.op.rule
+    dims = rule.results[-1 - read.operand] if read.operand < 0 else rule.operands[read.operand]
+    factor = rule.major(dims[dim])
+    if read.kind is ReadKind.OP or factor is None:
+        return factor
+    result = next((r for r, there in enumerate(rule.results[0]) if factor in there), None)
+    if result is None or rule.major(rule.results[0][result]) != factor:
+        return None
+    return read.dims[result] if read.dims[result] >= 0 else None
+
+
+def shared_factors(op: Op) -> frozenset[int]:
+    """The factors of a product that stand in both operands and in the result: batch dims."""
+    if op.kind != "dot_general" or op.rule is None:
+        return frozenset()
+    dims = (*op.rule.operands, op.rule.results[0])
+    left, right, out = ({f for dim in tensor for f in dim} for tensor in dims)
+    return frozenset(f for f in left & right & out if op.rule.factors[f].size > 1)

@@ -21,13 +21,12 @@ from __future__ import annotations
 import numpy as np
 
 from autopar.passes.shard.solver.csr_problem import Csr, CsrForm, to_csr
-from autopar.passes.shard.solver.dual_ascent import DualAscent
+from autopar.passes.shard.solver.dual_ascent import DualAscent, total_cost
 from autopar.passes.shard.solver.effort import AbstractMeter
 from autopar.passes.shard.solver.integer_program import solve_integer_program
 from autopar.passes.shard.solver.local_search import Worker, annealed
 from autopar.passes.shard.solver.problem import Ints, Problem, narrow
 from autopar.passes.shard.solver.shrink import shrink
-from autopar.passes.shard.solver.trws import total_cost
 
 _DUAL_SHARE = 0.4  # of the effort, at most, for the dual
 _MEND_SHARE = 0.08  # of what is left, for making one start fit

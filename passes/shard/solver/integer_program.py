@@ -1,4 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 """The sharding problem as an integer program, in PuLP over HiGHS (CBC where that is absent).
 
 x[v,c] is 1 where node v takes choice c; e[u,v,r,s] is 1 where u takes a choice of the group r and v
@@ -11,23 +12,73 @@ one of the group s, a group being the choices whose rows of the table are alike:
 
 Rows (3) are added where an answer breaks them, so that few of a step's many times are ever in the
 model; the last answer is then the best of the whole problem.
+
+HiGHS runs in a thread of its own, so that Ctrl-C gets through, and is stopped by a count: it asks
+whether to go on at places of its search that do not depend on the time, so that so many questions
+are the same work on every machine; its own limits leave out what it does at the root.
 """
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+import highspy
 import numpy as np
 import pulp
 
 from autopar.errors import SolverError
 from autopar.passes.shard.solver.problem import Edge, Floats, Ints, Problem
 
-if TYPE_CHECKING:
-    import highspy
+_TICK_SECONDS = 0.1  # between looks whether it is done
+_PATIENCE_SECONDS = 0.5  # for HiGHS to stop; it does not ask within a large linear program
+
+
+def run_highs(solver: highspy.Highs, questions: int | None = None) -> int:
+    """Solve what the solver holds, until it has asked so often whether to go on.
+
+    Returns how often it asked. Raises what interrupts the caller; HiGHS then stops.
+    """
+    stop, done = threading.Event(), threading.Event()
+    failed: list[BaseException] = []
+    asked = 0
+
+    def ask(event: highspy.HighsCallbackEvent) -> None:
+        nonlocal asked
+        asked += 1
+        enough = questions is not None and asked > questions
+        if (stop.is_set() or enough) and event.data_in is not None:
+            event.data_in.user_interrupt = True
+
+    def run() -> None:
+        try:
+            solver.run()
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            done.set()
+
+    callbacks = solver.cbMipInterrupt, solver.cbSimplexInterrupt
+    for callback in callbacks:
+        callback.subscribe(ask)
+    thread = threading.Thread(target=run, name="HiGHS")
+    try:
+        thread.start()
+        while not done.wait(_TICK_SECONDS):
+            pass
+    except BaseException:
+        stop.set()
+        done.wait(_PATIENCE_SECONDS)
+        raise
+    for callback in callbacks:
+        callback.unsubscribe(ask)
+    if failed:
+        raise failed[0]
+    return asked
+
 
 _UNIT = 1e6  # what the known answer's seconds become: HiGHS works to a fixed number of digits
 _CUT = 1.25  # dearer costs are cut to so many times the known answer's: no better one can pay them
@@ -205,7 +256,9 @@ class _Highs(pulp.HiGHS):  # type: ignore[misc]
     asked: int = 0
 
     def callSolver(self, lp: pulp.LpProblem) -> None:  # PuLP's name for it
-        from autopar.passes.shard.solver.highs import run_highs  # only where it is installed
+        from autopar.passes.shard.solver.integer_program import (
+            run_highs,  # only where it is installed
+        )
 
         self.asked = run_highs(cast("highspy.Highs", lp.solverModel), self.questions)
 

@@ -1,4 +1,4 @@
-"""Local search: assignments that fit made cheaper, block by block, under noise that fades.
+r"""Local search: assignments that fit made cheaper, block by block, under noise that fades.
 
 1. **Mend**: where rows are over their limit their bytes get dearer, and the nodes that hold there
    are set anew, until all rows are kept.
@@ -6,7 +6,7 @@
    else stays. The best assignment of the tree follows exactly from its leaves up:
 
         r          total[v,c] = own[v,c] + sum over children w of
-       / \\             min_d (total[w,d] + table[v,w,c,d])
+       / \             min_d (total[w,d] + table[v,w,c,d])
       v   w
       |            own[v] are the costs against all nodes that stay
       u
@@ -16,6 +16,9 @@
 3. **Anneal**: costs are shaken by Gumbel noise (perturb and take the best; Papandreou and Yuille,
    2011), which fades over a cycle, and with it the dual's prices: first room is left where the
    dual says that it is dear, in the end only what fits counts.
+
+The worst row is known at once from a tree over the rows (a segment tree): a node holds the greatest
+of its two children plus what was added to its whole range (`pending`); `heap[1]` is the greatest.
 """
 
 from __future__ import annotations
@@ -29,11 +32,58 @@ import numpy.typing as npt
 
 from autopar.passes.compiled import compiled, internal
 from autopar.passes.shard.solver.csr_problem import Csr
-from autopar.passes.shard.solver.dual_ascent import sums_before
+from autopar.passes.shard.solver.dual_ascent import held_rows, sums_before, total_cost, widest
 from autopar.passes.shard.solver.effort import MOST_ENTRIES, AbstractMeter
 from autopar.passes.shard.solver.problem import Floats, Ints
-from autopar.passes.shard.solver.segment_tree import add, grown, worst_row
-from autopar.passes.shard.solver.trws import held_rows, total_cost, widest
+
+_NOTHING = -(2**60)
+
+
+def grown(values: Ints) -> tuple[Ints, Ints]:
+    """The heap over some rows and its pending additions."""
+    size = 1 << max(len(values) - 1, 0).bit_length()
+    heap = np.full(2 * size, _NOTHING, dtype=np.int64)
+    heap[size : size + len(values)] = values
+    level = size
+    while level > 1:
+        heap[level // 2 : level] = heap[level : 2 * level].reshape(-1, 2).max(axis=1)
+        level //= 2
+    return heap, np.zeros(size, dtype=np.int64)
+
+
+@internal
+def add(heap: Ints, pending: Ints, first: int, last: int, amount: int) -> None:
+    """Add to the rows from `first` up to, but without, `last`."""
+    size = len(pending)
+    left, right = first + size, last + size
+    while left < right:
+        if left & 1:
+            heap[left] += amount
+            if left < size:
+                pending[left] += amount
+            left += 1
+        if right & 1:
+            right -= 1
+            heap[right] += amount
+            if right < size:
+                pending[right] += amount
+        left >>= 1
+        right >>= 1
+    for leaf in (first + size, last - 1 + size):
+        p = leaf >> 1
+        while p:
+            heap[p] = max(heap[2 * p], heap[2 * p + 1]) + pending[p]
+            p >>= 1
+
+
+@internal
+def worst_row(heap: Ints, pending: Ints) -> int:
+    """A row where the value is greatest."""
+    p = 1
+    while p < len(pending):
+        p = 2 * p if heap[2 * p] >= heap[2 * p + 1] else 2 * p + 1
+    return p - len(pending)
+
 
 _BLOCKS = (60, 200)  # the most nodes of a block, by worker
 _HEATS = ((0.2, 0.02), (0.05, 0.5), (0.2, 0.005), (0.002, 0.1))  # by cycle and worker

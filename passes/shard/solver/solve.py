@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.ir.outcome import Status
+from autopar.ir.sharding_plan import Status
 from autopar.passes.shard.solver.branch_and_bound import branch_and_bound
 from autopar.passes.shard.solver.csr_problem import to_csr
 from autopar.passes.shard.solver.effort import (

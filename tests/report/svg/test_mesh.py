@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from autopar.cluster import Cluster
-from autopar.ir.mesh import MeshShape
+from autopar.ir.sharding import MeshShape
 from autopar.ir.stages import Submesh
 from autopar.report.svg.mesh import mesh_svg
 from tests.report.svg.reading import boxes, element_count, read, said, titled

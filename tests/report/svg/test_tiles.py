@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from autopar.ir.mesh import MeshShape
-from autopar.ir.sharding import Sharding
+from autopar.ir.sharding import MeshShape, Sharding
 from autopar.report.svg.tiles import tiles_svg
 from tests.report.svg.reading import read, said, titled
 
