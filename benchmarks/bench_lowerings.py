@@ -1,8 +1,9 @@
-"""The host's time of a step in stages, as many programs and as one.
+"""The host's time of a step in stages, as many programs and as one, beside plain jit's.
 
     python -m benchmarks.bench_lowerings [stages] [microbatches]
 
-Prints JSON. Both run in one process, in turn; each figure is the least of several steps, each
+Prints JSON. Both run in one process, in turn, and so does plain `jax.jit` of the step, its rows
+over all devices: less than that no call takes. Each figure is the least of several steps, each
 waited for. `calling` is the CPU time of the thread that calls the step, `step` the time until it is
 done.
 """
@@ -16,18 +17,20 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import autopar
 from examples import gpt
 
-ROUNDS, STEPS = 3, 3
+ROUNDS, STEPS = 4, 5
 
 
 def main(stages: int = 4, microbatches: int = 16) -> None:
     """Measures both, and prints what they take and how they compare."""
     batch = gpt.make_batch(np.random.default_rng(0))
-    steps = {how: _step(stages, microbatches, how) for how in ("mpmd", "spmd")}
+    steps: dict[str, Any] = {h: _step(stages, microbatches, h) for h in ("mpmd", "spmd")}
     states = {how: step.init(gpt.create_state, jax.random.key(0)) for how, step in steps.items()}
+    steps["jit"], states["jit"] = _plain(batch)
     told: dict[str, dict[str, list[float]]] = {h: {"calling": [], "step": []} for h in steps}
     losses: dict[str, list[float]] = {how: [] for how in steps}
     for _ in range(ROUNDS):
@@ -46,6 +49,7 @@ def main(stages: int = 4, microbatches: int = 16) -> None:
         "microbatches": microbatches,
         "milliseconds": least,
         "times less": {k: least["mpmd"][k] / least["spmd"][k] for k in ("calling", "step")},
+        "over plain jit": least["spmd"]["calling"] / least["jit"]["calling"],
         "largest difference of a loss": float(gap),
     }
     print(json.dumps(result, indent=1))
@@ -56,6 +60,18 @@ def _step(stages: int, microbatches: int, how: str) -> autopar.ParallelStep[...,
     passes = f"batch=exact,layer=min-cut,stage=search{{{search}}},shard,lower={how}"
     step = autopar.parallelize(gpt.train_step, cluster="8xcpu", passes=passes)
     return step
+
+
+def _plain(batch: Any) -> tuple[Any, Any]:
+    """The step under plain jit, and its state, whole on every device."""
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    whole = NamedSharding(mesh, PartitionSpec())
+    state = jax.device_put(gpt.create_state(jax.random.key(0)), whole)
+    rows = jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec("data")), batch)
+    step = jax.jit(
+        gpt.train_step, donate_argnums=0, in_shardings=(whole, rows), out_shardings=whole
+    )
+    return step, state
 
 
 if __name__ == "__main__":

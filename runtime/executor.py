@@ -33,6 +33,7 @@ from autopar.ir.projection import Host
 from autopar.runtime.actions import Action, Binding
 from autopar.runtime.bind import host_of, mesh_shape, with_axis
 from autopar.runtime.callbacks import HostCalls, LaterCaller
+from autopar.runtime.cells import as_array
 from autopar.runtime.compile import Count, compile_parts, tell_nobody
 from autopar.runtime.deleted import check_closed_over
 from autopar.runtime.feeds import Feeder, Fetcher, Registers
@@ -78,6 +79,11 @@ def _later(trace: MicrobatchTrace, devices: Sequence[Any], host: Host) -> LaterC
             "(jax.debug.print and the like) out, or plan one program without microbatches."
         )
     return LaterCaller(trace.calls, devices[0])
+
+
+def _arrays(inputs: Sequence[Any]) -> Sequence[Any]:
+    """Inputs as arrays of their own: some are in cells where another step has left them."""
+    return list(map(as_array, inputs))
 
 
 def lowered_parts(
@@ -165,8 +171,11 @@ class Executor:
         self._feeder = Feeder(
             feeds, meshes, state, constants, transport, host, edges, consumed, split
         )
+        self._seen: Callable[[Sequence[Any]], Sequence[Any]] = _arrays
         if together is not None:
-            self._actions: tuple[Action, ...] = (together.bind(fetches),)
+            cells = together.bind(feeds, fetches, self._interface.stacked_outputs)
+            self._seen = cells.seen
+            self._actions: tuple[Action, ...] = (together.action(cells),)
             self.program = walked(program)
         else:
             compiled = dict(zip(own, programs, strict=True))
@@ -221,7 +230,7 @@ class Executor:
         registers: Registers = [[None] * count for count in self.program.register_counts]
         try:
             # 1. Feeds: every argument into the registers of the submeshes that read it.
-            self._feeder.fill(self._interface.inputs(leaves), registers)
+            self._feeder.fill(self._seen(self._interface.inputs(leaves)), registers)
             # 2. Actions: one for each instruction, in the order of the program.
             walked = walk(self._actions, registers)
             # 3. Fetches: every result out of the register in which it ends.

@@ -26,6 +26,7 @@ from autopar.ir.batching import Rows
 from autopar.ir.program import Feed, Fetch
 from autopar.ir.projection import Host
 from autopar.runtime.bind import ArrayType, is_key, without_pieces
+from autopar.runtime.cells import InCell
 from autopar.runtime.own_rows import OwnRows, Ranges, ranges_of
 from autopar.runtime.place import Aliases, Placer, repeats
 from autopar.runtime.spanning import elsewhere, of_copies, spread
@@ -94,7 +95,7 @@ class Feeder:
     def trust(self, results: Sequence[Any]) -> None:
         """Take arrays that lie as these results of the step do for such, too."""
         for _, group in self._groups:
-            group.aliases.trust(r.sharding for r in results if isinstance(r, jax.Array))
+            group.aliases.trust(r.sharding for r in results if isinstance(r, jax.Array | InCell))
 
     def fill(self, inputs: Sequence[Any], registers: Registers) -> None:
         """Write every register that a feed has."""

@@ -1,18 +1,17 @@
 """Runs a folded program: all submeshes run one jitted function, which takes its ticks by itself.
 
-    registers of mesh0, mesh1 --gather--> cells, sharded over "stage" --one jit--> cells
-    registers of mesh0, mesh1 <--spread-- cells
+    cells, sharded over "stage" --one jit--> cells
 
-A cell is one array over the devices of all submeshes; on each of them it is the very piece that
-the submesh's own array has there, so that nothing is copied on the way in or out. In the function
-each device asks which submesh it is of, and runs that one's parts; devices of a submesh take the
-same branch, so that collectives between them meet.
+A cell is one array over the devices of all submeshes (`Cells`). In the function each device asks
+which submesh it is of, and runs that one's parts; devices of a submesh take the same branch, so
+that collectives between them meet.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -23,14 +22,15 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from autopar.frontend.compat import assembler, key_impl, local_pieces
+from autopar.frontend.compat import key_impl
 from autopar.ir.folded import NONE, FoldedProgram, Held, Lane, Loop, Source, Turn, Wave
-from autopar.ir.program import ONCE, PartKind, Program, Run
+from autopar.ir.program import ONCE, Feed, Fetch, PartKind, Program, Run
 from autopar.ir.spmd import Move
 from autopar.runtime.actions import Action
-from autopar.runtime.bind import ArrayType, is_key, words_of
+from autopar.runtime.bind import ArrayType, is_key, processes_of, words_of
+from autopar.runtime.cells import Cells, CellType, Place
 from autopar.runtime.compile import CompileReport, program_cache_key
-from autopar.runtime.feeds import FetchType, Registers
+from autopar.runtime.feeds import FeedType, FetchType, Registers
 from autopar.runtime.moves import run_move
 from autopar.runtime.parts import PartSource, neutral
 from autopar.runtime.transport.in_flight import limit_in_flight
@@ -416,33 +416,52 @@ class FoldedStep:
         self.compiled = self._compiled(given, made, donated)
         distinct = len(set(source.keys))
         self.report = CompileReport(len(folded.parts), distinct, 1, 0, time.perf_counter() - start)
-        self._gathers = [
-            _Gather(held, layout, meshes, n in donated)
-            for n, (held, layout) in enumerate(zip(folded.feeds, given, strict=True))
-        ]
-        self._spare: dict[Hashable, list[list[Any]]] = {}
+        self._donated, self._lying = frozenset(donated), (given, made)
+        self._types: dict[CellType, CellType] = {}
 
-    def bind(self, fetches: Sequence[FetchType]) -> Action:
-        """The step as an action on registers, which leaves in them what is fetched."""
-        folded = self._source.folded
-        pieces = {
-            (f.fetch.submesh, f.fetch.registers[0]): f.kind
-            if f.fetch.rows is None
-            else f.kind.stacked(len(f.fetch.registers))
-            for f in fetches
+    def bind(
+        self, feeds: Sequence[FeedType], fetches: Sequence[FetchType], stacked: Collection[int]
+    ) -> Cells:
+        """The cells of arguments and results; the `stacked` outputs are pieces of leaves."""
+        (given, made), folded = self._lying, self._source.folded
+        fed = {(f.feed.submesh, f.feed.registers[0]): _stacked(f.feed, f.kind) for f in feeds}
+        left = {(f.fetch.submesh, f.fetch.registers[0]): _stacked(f.fetch, f.kind) for f in fetches}
+        lazy = {
+            (f.fetch.submesh, f.fetch.registers[0]) for f in fetches if f.fetch.output in stacked
         }
-        made = [self._layout(h) for h in folded.fetches]
-        spreads = [
-            _Spread(held, layout, self._meshes, pieces)
-            for held, layout in zip(folded.fetches, made, strict=True)
-        ]
+        return Cells(
+            [self._cell(h, k, fed) for h, k in zip(folded.feeds, given, strict=True)],
+            [self._cell(h, k, left) for h, k in zip(folded.fetches, made, strict=True)],
+            self._donated,
+            list(self._places(feeds)),
+            lazy,
+        )
+
+    def _cell(
+        self, held: Held, whole: jax.ShapeDtypeStruct, kinds: Mapping[tuple[int, int], ArrayType]
+    ) -> tuple[CellType, Sequence[int]]:
+        """The type of a cell, the same object for equal ones, and its registers."""
+        own = tuple(kinds[s, r] if r != NONE else None for s, r in enumerate(held.registers))
+        kind = CellType(whole, tuple(self._meshes), own)
+        return self._types.setdefault(kind, kind), held.registers
+
+    def _places(self, feeds: Sequence[FeedType]) -> Iterator[Place]:
+        """The places of inputs that one submesh reads, and has."""
+        counts = Counter(f.feed.input for f in feeds)
+        for f in feeds:
+            alone = counts[f.feed.input] == 1 and f.feed.rows is None and not f.feed.is_index
+            mesh = self._meshes[f.feed.submesh]
+            if alone and f.home is None and jax.process_index() in processes_of(mesh):
+                yield Place(f.feed.input, f.feed.submesh, f.kind.sharding(mesh))
+
+    def action(self, cells: Cells) -> Action:
+        """The step as an action on registers, which leaves in them what is fetched."""
+        gathers, spreads = cells.gathers, cells.spreads
 
         def act(registers: Registers) -> Any:
-            given = [gather(registers, self._spare) for gather in self._gathers]
-            *results, token = self.compiled(*given)
-            self._spare = {}
+            *results, token = self.compiled(*[gather(registers) for gather in gathers])
             for spread, result in zip(spreads, results, strict=True):
-                spread(result, registers, self._spare)
+                spread(result, registers)
             self._admit(token)
             return token
 
@@ -481,6 +500,11 @@ class FoldedStep:
         return jitted.lower(*given).compile()
 
 
+def _stacked(place: Feed | Fetch, kind: ArrayType) -> ArrayType:
+    """The type of a register: rows are not cut into microbatches here."""
+    return kind if place.rows is None else kind.stacked(len(place.registers))
+
+
 def _words(kind: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     """The type of what lies in memory: keys are words there."""
     return words_of(kind) if is_key(kind.dtype) else kind
@@ -499,117 +523,3 @@ def walked(program: Program) -> Program:
     whole = replace(first.part, kind=PartKind.WHOLE, stage=0, submesh=0)
     parts = (replace(first, part=whole),)
     return replace(program, parts=parts, instructions=(Run(0, ONCE, (), (), ()),))
-
-
-def _piece(layout: jax.ShapeDtypeStruct, meshes: Sequence[Mesh]) -> jax.ShapeDtypeStruct:
-    """The type of a device's piece of a cell."""
-    shape = tuple(layout.shape)
-    if shape:
-        shape = (shape[0] // sum(m.size for m in meshes), *shape[1:])
-    return jax.ShapeDtypeStruct(shape, layout.dtype)
-
-
-def _pieces_of(array: Any) -> Sequence[Any]:
-    """An array's pieces on this process's devices; typed random keys as words."""
-    return local_pieces(jax.random.key_data(array) if is_key(array.dtype) else array)
-
-
-def _kind_key(submesh: int, piece: Any) -> Hashable:
-    return submesh, tuple(piece.shape), str(piece.dtype)
-
-
-class _Gather:
-    """Makes one array of what the submeshes have in a register; where one has none, of anything."""
-
-    def __init__(
-        self, held: Held, layout: jax.ShapeDtypeStruct, meshes: Sequence[Mesh], is_donated: bool
-    ) -> None:
-        self._held, self._layout, self._meshes, self._is_donated = held, layout, meshes, is_donated
-        self._make = assembler(layout.shape, layout.dtype, layout.sharding)
-        self._places = [(s, r) for s, r in enumerate(held.registers) if r != NONE]
-        self._piece = _piece(layout, meshes)
-        self._empty: dict[int, list[Any]] = {}
-
-    def __call__(self, registers: Registers, spare: dict[Hashable, list[list[Any]]]) -> Any:
-        pieces: list[Any] = []
-        for s, r in enumerate(self._held.registers):
-            if r != NONE:
-                array = registers[s][r]
-                pieces += self._pieces(array, s) if array is not None else []
-            else:
-                pieces += self._anything(s, spare)
-        return self._make(pieces)
-
-    def _pieces(self, array: Any, submesh: int) -> Sequence[Any]:
-        """An array's pieces in the order of the submesh's devices."""
-        mesh = getattr(array.sharding, "mesh", None)
-        if mesh is self._meshes[submesh] or mesh == self._meshes[submesh]:
-            return _pieces_of(array)
-        own = {piece.device: piece for piece in _pieces_of(array)}
-        return [own[d] for d in self._meshes[submesh].devices.flat if d in own]
-
-    def _anything(self, submesh: int, spare: dict[Hashable, list[list[Any]]]) -> list[Any]:
-        """Pieces for a submesh that has no use for the cell: new ones if they are consumed."""
-        if not self._is_donated:
-            if submesh not in self._empty:
-                self._empty[submesh] = self._zeros(submesh)
-            return self._empty[submesh]
-        free = spare.get(_kind_key(submesh, self._piece))
-        return free.pop() if free else self._zeros(submesh)
-
-    def _zeros(self, submesh: int) -> list[Any]:
-        mesh, piece = self._meshes[submesh], self._piece
-        kind, spec = jax.ShapeDtypeStruct((), piece.dtype), PartitionSpec()
-        if piece.shape:
-            shape = (piece.shape[0] * mesh.size, *piece.shape[1:])
-            kind = jax.ShapeDtypeStruct(shape, piece.dtype)
-            spec = PartitionSpec(tuple(map(str, mesh.axis_names)))
-        made = jax.jit(lambda: _zeros(kind), out_shardings=NamedSharding(mesh, spec))()
-        return list(_pieces_of(made))
-
-
-class _Spread:
-    """Gives each submesh its pieces of an array as an array of its own."""
-
-    def __init__(
-        self,
-        held: Held,
-        layout: jax.ShapeDtypeStruct,
-        meshes: Sequence[Mesh],
-        kinds: Mapping[tuple[int, int], ArrayType],
-    ) -> None:
-        self._held, self._size = held, meshes[0].size
-        self._makes: list[Callable[[Sequence[Any]], Any] | None] = []
-        self._keys: list[Hashable] = []
-        piece, index = _piece(layout, meshes), jax.process_index()
-        self._counts = [sum(d.process_index == index for d in m.devices.flat) for m in meshes]
-        for s, r in enumerate(held.registers):
-            self._keys.append(_kind_key(s, piece))
-            if r == NONE:
-                self._makes.append(None)
-                continue
-            self._makes.append(_maker(kinds[s, r], meshes[s]))
-
-    def __call__(
-        self, whole: Any, registers: Registers, spare: dict[Hashable, list[list[Any]]]
-    ) -> None:
-        pieces, start = _pieces_of(whole), 0
-        for s, make in enumerate(self._makes):
-            own = pieces[start : start + self._counts[s]]
-            start += self._counts[s]
-            if not own:
-                continue
-            if make is None:
-                spare.setdefault(self._keys[s], []).append(list(own))
-            else:
-                registers[s][self._held.registers[s]] = make(own)
-
-
-def _maker(kind: ArrayType, mesh: Mesh) -> Callable[[Sequence[Any]], Any]:
-    """A function that makes an array of a submesh of its pieces."""
-    if not kind.is_key:
-        return assembler(kind.shape, kind.dtype, kind.sharding(mesh))
-    words = words_of(kind)
-    make = assembler(words.shape, words.dtype, kind.sharding(mesh))
-    impl = key_impl(kind.dtype)
-    return lambda pieces: jax.random.wrap_key_data(make(pieces), impl=impl)

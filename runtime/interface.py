@@ -7,6 +7,7 @@ arrays, so that no register is read that holds nothing, or not what its reader i
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -59,6 +60,13 @@ class Interface:
     def output_sizes(self) -> tuple[Sizes, ...]:
         """The rows of the pieces of each of the user's results."""
         return piece_sizes(self.trace.whole.output_pieces)
+
+    @cached_property
+    def stacked_outputs(self) -> frozenset[int]:
+        """The outputs that are pieces of a result."""
+        numbers = itertools.count()
+        of_leaves = [(own, [next(numbers) for _ in own or (0,)]) for own in self.output_sizes]
+        return frozenset(n for own, outputs in of_leaves if own for n in outputs)
 
     def inputs(self, leaves: Sequence[Any]) -> list[Any]:
         """The step's inputs from its flat arguments; the closed-over arrays, the last, left out."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby, islice
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from autopar.errors import ArgumentError
 from autopar.frontend.traced import Piece
 from autopar.runtime.bind import is_key
+from autopar.runtime.cells import InCell, as_array
 from autopar.runtime.spanning import spread
 
 
@@ -24,21 +26,26 @@ class StackedPieces:
     A stack of layers that stages share comes back from a step so, and the next step takes it so.
     To trees it is a leaf with a shape and a dtype; `np.asarray` makes it whole on the host, and so
     does whatever saves or compares host arrays. Other functions of JAX than
-    `jnp.asarray` want what `gather` gives.
+    `jnp.asarray` want what `gather` gives. The `parts` are the pieces, some of them in cells.
     """
 
-    pieces: tuple[jax.Array, ...]
+    parts: tuple[jax.Array | InCell, ...]
 
-    @property
+    @cached_property
+    def pieces(self) -> tuple[jax.Array, ...]:
+        """The pieces, each an array of its own."""
+        return tuple(map(as_array, self.parts))
+
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """The shape of the whole array."""
-        first = self.pieces[0].shape
-        return (sum(p.shape[0] for p in self.pieces), *first[1:])
+        first = self.parts[0].shape
+        return (sum(p.shape[0] for p in self.parts), *first[1:])
 
     @property
     def dtype(self) -> Any:
         """The dtype of every piece."""
-        return self.pieces[0].dtype
+        return self.parts[0].dtype
 
     @property
     def ndim(self) -> int:
@@ -52,7 +59,7 @@ class StackedPieces:
 
     def is_deleted(self) -> bool:
         """True if a step, or anything else, has consumed a piece."""
-        return any(piece.is_deleted() for piece in self.pieces)
+        return any(part.is_deleted() for part in self.parts)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -79,7 +86,8 @@ class StackedPieces:
 
     def block_until_ready(self) -> StackedPieces:
         """Itself, once every piece has been computed."""
-        jax.block_until_ready(self.pieces)
+        for part in self.parts:
+            part.block_until_ready()
         return self
 
     def __repr__(self) -> str:
@@ -111,13 +119,13 @@ def box_in_whole(box: Any, shape: Sequence[int], first: int) -> tuple[slice, ...
 
 
 def cut(leaf: Any, sizes: Sequence[int]) -> Sequence[Any]:
-    """A leaf as pieces of so many rows: one that is in such pieces already gives them back.
+    """A leaf as pieces of so many rows: one that is in such parts already gives them back.
 
     Raises ArgumentError where its rows are not that many.
     """
     if isinstance(leaf, StackedPieces):
-        if tuple(p.shape[0] for p in leaf.pieces) == tuple(sizes):
-            return leaf.pieces
+        if tuple(p.shape[0] for p in leaf.parts) == tuple(sizes):
+            return leaf.parts
         leaf = leaf.gather()
     if leaf.shape[0] != sum(sizes):
         raise ArgumentError(f"a leaf of {leaf.shape[0]} rows is to be cut into {list(sizes)}")

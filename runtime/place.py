@@ -18,6 +18,7 @@ import numpy as np
 
 from autopar.frontend.compat import buffers_of
 from autopar.runtime.bind import is_key, words_of
+from autopar.runtime.cells import InCell, as_array
 from autopar.runtime.own_rows import OwnRows
 from autopar.runtime.pieces import StackedPieces
 from autopar.runtime.spanning import spread
@@ -26,7 +27,7 @@ Shardings = Sequence[jax.sharding.NamedSharding]
 
 
 class Placer:
-    """Puts leaves as shardings want them; those that are so already are handed on.
+    """Puts leaves as shardings want them; those that are so already, or in a cell, are handed on.
 
     Host arrays are cut up. Arrays on the mesh change their sharding in one program. `state` is
     copied from elsewhere. State on one device goes by way of the host: cutting it up there would
@@ -49,7 +50,7 @@ class Placer:
         placed, foreign, off = list(leaves), list[int](), list[int]()
         for i, (leaf, wanted) in enumerate(zip(leaves, self._shardings, strict=True)):
             sharding = getattr(leaf, "sharding", None)
-            if sharding is wanted:
+            if sharding is wanted or type(leaf) is InCell:
                 continue
             is_own = isinstance(leaf, jax.Array) and self._aliases.trusts(sharding)
             if not _lies(leaf, wanted):
@@ -61,7 +62,7 @@ class Placer:
         if off:
             self._move(placed, off)
         for i in self._aliases.shared(placed, foreign, repeats):
-            placed[i] = copied(placed[i])
+            placed[i] = copied(as_array(placed[i]))
         return placed
 
     def _move(self, leaves: list[Any], off: Sequence[int]) -> None:
@@ -180,7 +181,7 @@ class Aliases:
         again = [n for n in sorted(self._consumed) if id(arrays[n]) in repeats] if repeats else []
         outlive = {n for n in again if repeats[id(arrays[n])]}
         suspects = {self._group_of[n] for n in (*foreign, *again) if n in self._group_of}
-        every = (*arrays, *self._held) if suspects else ()
+        every = (*map(as_array, arrays), *self._held) if suspects else ()
         late = {n for i in suspects for n in self._claims(every, self._groups[i])}
         return sorted(outlive | late)
 

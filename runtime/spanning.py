@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from autopar.errors import ArgumentError
+from autopar.frontend.compat import host_putter
 from autopar.runtime.bind import is_key
 from autopar.runtime.transport.abstract import Copier
 
@@ -26,6 +27,8 @@ def spread(leaf: Any, sharding: NamedSharding, *, is_copy: bool = False) -> Any:
     Where all devices are this process's own that is `jax.device_put`.
     """
     if sharding.is_fully_addressable:
+        if type(leaf) is np.ndarray and not is_copy and _is_as_jax_has_it(leaf.dtype):
+            return host_putter(leaf.shape, leaf.dtype, sharding)(leaf)
         return jax.device_put(leaf, sharding, may_alias=False if is_copy else None)
     if _is_key(leaf):
         words = spread(jax.random.key_data(leaf), sharding)
@@ -40,6 +43,11 @@ def spread(leaf: Any, sharding: NamedSharding, *, is_copy: bool = False) -> Any:
     host = np.asarray(leaf)
     host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
     return jax.make_array_from_callback(host.shape, sharding, lambda box: host[box])
+
+
+def _is_as_jax_has_it(dtype: Any) -> bool:
+    """True of numbers that JAX would not make narrower ones of."""
+    return dtype.kind in "biufc" and jax.dtypes.canonicalize_dtype(dtype) == dtype
 
 
 def _is_spanning(leaf: Any) -> bool:

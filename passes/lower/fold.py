@@ -8,8 +8,9 @@
 3. Turns. A last stage runs its backward part right after its forward part, so what lies between
    them needs no cell.
 4. Cells. Slots of one local shape and dtype that are used alike share cells, in the order in which
-   parts read and write them: of equal stages equal values meet in one cell. A ring is as deep as
-   the number of microbatches between the oldest and the newest that some submesh still needs.
+   parts read and write them: of equal stages equal values meet in one cell. New state is put
+   together as the old was. A ring is as deep as the number of microbatches between the oldest and
+   the newest that some submesh still needs.
 5. Waves. What runs once, before and after a loop, runs in as few rounds as its inputs allow.
 """
 
@@ -105,6 +106,8 @@ class _Slot:
     move: Move | None = None  # on the way from its source
     readers: list[int] = field(default_factory=list[int])
     is_fetched: bool = False
+    returns: _Slot | None = None  # the state that an output becomes at the next step
+    is_returned: bool = False  # state that an output becomes
     cell: int = NONE
 
     @property
@@ -168,6 +171,7 @@ class _Fold:
                 slot = self.reads[k][position]
                 slot.kind = "state" if slot.kind == "given" else slot.kind
             self._set_types(k)
+            self._pair_state(k)
 
     def _add(self, slot: _Slot, registers: Sequence[int]) -> _Slot:
         if slot.key not in self.slots:
@@ -245,6 +249,16 @@ class _Fold:
             slot.shape = self._local(graph.value(operand), sharding)
             slot.dtype = slot.dtype or graph.value(operand).dtype
 
+    def _pair_state(self, k: int) -> None:
+        """Pair what a part makes of its submesh's state with that state."""
+        part = self.program.parts[k].part
+        summed, returns = {a.value for a in part.accumulators}, dict(part.graph.donated)
+        plain = [o for o, operand in enumerate(part.graph.outputs) if operand not in summed]
+        for o, slot in zip(plain, self.writes[k], strict=True):
+            before = self.reads[k][returns[o]] if o in returns else None
+            if before is not None and before.kind == "state":
+                slot.returns, before.is_returned = before, True
+
     def _local(self, value: Value, sharding: Sharding) -> tuple[int, ...]:
         """The shape of one device's piece; a partial sum lies as a stack of one."""
         mesh: MeshShape = self.program.submeshes[0].mesh
@@ -294,9 +308,8 @@ class _Fold:
             for slot in self._in_order(submesh):
                 if not self._needs_cell(slot, loops):
                     continue
-                kind = f"{slot.kind} fetched" if slot.is_fetched else slot.kind
                 looped = slot.is_looped
-                key = kind, looped, slot.combiner, slot.shape, slot.dtype
+                key = self._use(slot), looped, slot.combiner, slot.shape, slot.dtype
                 place = (key, met[key])
                 met[key] += 1
                 if place not in known:
@@ -311,6 +324,15 @@ class _Fold:
         for number, depth in depths.items():
             cell = self._cells[number]
             self._cells[number] = Cell(cell.shape, cell.dtype, depth, cell.combiner)
+
+    def _use(self, slot: _Slot) -> tuple[object, ...]:
+        """The use of a slot's cell: new state shares one with what the old shares its own with.
+
+        So what a step gives back is a cell of the next step as it is.
+        """
+        if slot.returns is not None and slot.is_fetched:
+            return "returned", slot.returns.cell
+        return slot.kind, slot.is_fetched, slot.is_returned
 
     def _in_order(self, submesh: int) -> Iterator[_Slot]:
         """The slots of a submesh as its parts read and write them, then what is left."""

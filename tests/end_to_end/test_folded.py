@@ -14,10 +14,12 @@ import pytest
 
 import autopar
 from autopar.errors import LoweringError, PlanFileError
+from autopar.frontend.compat import assembler
 from autopar.ir.plan import SPMD
 from autopar.ir.stages import Remat
 from autopar.passes.lower.lowering import Spmd
 from autopar.runtime.bind import bind_mesh
+from autopar.runtime.cells import CellType
 from autopar.runtime.executor import Executor, Options
 from autopar.runtime.pieces import StackedPieces
 from tests.end_to_end.objectives import stacked, subjects
@@ -146,6 +148,32 @@ def test_state_is_handed_on_as_it_lies_and_consumed() -> None:
     assert [p.sharding for p in stack.pieces] == [
         p.sharding for p in born["params"]["stack"].pieces
     ]
+
+
+def test_state_goes_on_in_the_cells_that_it_was_left_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but the batch is made an array over all submeshes, unless the user changes a leaf."""
+    subject = stacked()
+    step, plain = _step(subject, "spmd"), jax.jit(subject.step)
+    made: list[tuple[int, ...]] = []
+
+    def make(self: CellType) -> Any:
+        made.append(self.whole.shape)
+        return assembler(self.whole.shape, self.whole.dtype, self.whole.sharding)
+
+    state, _ = step(subject.state, subject.batch(0))
+    wanted, _ = plain(subject.state, subject.batch(0))
+    state, _ = step(state, subject.batch(1))
+    wanted, _ = plain(wanted, subject.batch(1))
+    monkeypatch.setattr(CellType, "make", property(make))
+    state, _ = step(state, subject.batch(2))
+    wanted, _ = plain(wanted, subject.batch(2))
+    batch_only = len(made)
+    assert batch_only <= len(jax.tree.leaves(subject.batch(0)))
+    state["params"]["stack"] = jnp.asarray(state["params"]["stack"]) * 2
+    wanted["params"]["stack"] *= 2
+    got = step(state, subject.batch(3))
+    assert len(made) > 2 * batch_only
+    assert not differing(numbers(got), numbers(plain(wanted, subject.batch(3))))
 
 
 def test_either_lowering_goes_on_where_the_other_stopped(tmp_path: Path) -> None:

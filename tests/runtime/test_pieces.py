@@ -61,7 +61,7 @@ def test_any_leaf_can_be_cut(kind: str, stack: StackedPieces, devices: list[jax.
     pieces = cut(leaf, sizes)
     np.testing.assert_array_equal(pieces[0], WHOLE[: sizes[0]])
     np.testing.assert_array_equal(pieces[1], WHOLE[sizes[0] :])
-    assert (pieces is stack.pieces) == (kind == "pieces")
+    assert (pieces is stack.parts) == (kind == "pieces")
 
 
 def test_a_leaf_of_other_rows_is_refused() -> None:
