@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, given, settings
 
 from autopar.errors import InputError
 from autopar.passes.shard.solver.csr_problem import to_csr
-from autopar.passes.shard.solver.effort import Effort
+from autopar.passes.shard.solver.effort import AbstractDeadline, AbstractMeter, Effort, WorkMeter
+from autopar.passes.shard.solver.heuristic import mended_answers
 from autopar.passes.shard.solver.iopddl import read_iopddl, write_iopddl
 from autopar.passes.shard.solver.local_search import add, grown, worst_row
 from autopar.passes.shard.solver.problem import Edge, Problem, Usage
@@ -275,6 +276,52 @@ def test_what_is_forbidden_everywhere_is_infeasible() -> None:
     found = solve(problem, effort=WORK)
     assert found.proven_infeasible
     assert found.choice == ()
+
+
+class Over(AbstractDeadline):
+    """A deadline that has passed when the search begins, as on a starved machine."""
+
+    @property
+    def is_over(self) -> bool:
+        return True
+
+    def answered(self) -> None:
+        """Nothing: what counts is that there is an answer."""
+
+    def builds(self, build: Callable[[], None]) -> bool:
+        return False
+
+    def meter(self) -> AbstractMeter:
+        return WorkMeter(0)
+
+
+def test_a_machine_without_time_answers() -> None:
+    problem = busy()
+    found = solve(problem, deadline=Over())
+    assert found.choice
+    assert problem.fits(found.choice)
+    assert found.seconds <= 1.5 * solve(problem).seconds
+
+
+@pytest.mark.parametrize(
+    ("name", "best", "times"),
+    [
+        ("B", 532_843, 1.4),
+        ("V", 1_617_084, 3.0),
+        pytest.param("L", 1_946_000_000, 1.1, marks=pytest.mark.slow),
+        pytest.param("C", 113_636_130_248, 1.05, marks=pytest.mark.slow),
+    ],
+)
+def test_first_answers_of_contest_problems_are_sane(name: str, best: int, times: float) -> None:
+    path = DATA / f"asplos-2025-iopddl-{name}.json.gz"
+    if not path.exists():
+        pytest.skip("the contest's problems are not here")
+    problem = read_iopddl(path)
+    small = shrink(problem)
+    answers = [small.restore(choice) for choice in mended_answers(small.problem)]
+    assert answers
+    assert all(exact_fits(problem, choice) for choice in answers)
+    assert min(exact_cost(problem, choice) for choice in answers) <= times * best
 
 
 # -- the benchmark ---------------------------------------------------------------------------------

@@ -14,18 +14,18 @@ limit: between the two, the price is halved.
        |___________|_______ p      the price looked for is where they meet
 
 Where no price does, the cheapest of all is mended: nodes give way where rows are over the limit,
-one by one, and then take back what is cheaper and still fits.
+and then take back what is cheaper and still fits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from autopar.passes.shard.solver.elimination import eliminate
-from autopar.passes.shard.solver.problem import Floats, Problem, Usage
+from autopar.passes.shard.solver.problem import Floats, Ints, Problem
 from autopar.passes.shard.solver.shrink import shrink
 
 _FIRST_SHARE = 0.25  # of the seconds, what the peak's bytes are worth at the first price
@@ -33,8 +33,10 @@ _DEARER = 4.0  # times the price while nothing fits
 _ENTRIES = 20_000_000  # of all joint tables of an elimination: some 50 ms
 _WIDEST = 1_000_000  # and of one
 _MENDED_ENTRIES = (30_000, 300_000)  # of one table; which of the answers mends better varies
-_MENDS, _DESCENTS = 60, 8  # rounds over all nodes
-_GROWTH = 0.5
+_GROWTHS = (0.5, 0.1)  # of a price where a row is still over the limit
+_FIRST_PRICE = 1e-3  # of all seconds, what holding the limit at all times costs at first
+_MENDS, _SWEEPS, _DESCENTS = 200, 2, 100  # rounds; sweeps over all nodes in a round of mending
+_FORBIDDEN = 1e6  # times the dearest entry
 _LEAST_GAIN = 1e-9
 
 
@@ -108,96 +110,149 @@ def _bytes_at(problem: Problem, times: Sequence[int]) -> list[Floats]:
     return weights
 
 
-def mended_answer(problem: Problem) -> tuple[int, ...]:
-    """The cheapest assignment without memory, made to fit and cheaper again node by node, or ().
+def mended_answers(problem: Problem) -> Iterator[tuple[int, ...]]:
+    """Assignments that fit: the cheapest without memory, made to fit and then cheaper again.
 
-    Without machine code, and soon done: what a busy machine answers before anything is compiled.
+    Without machine code, and soon there: what a busy machine answers before anything is compiled.
     """
-    found: list[tuple[int, ...]] = []
+    sweeps = _Sweeps(problem)
     for most in _MENDED_ENTRIES:
-        cheapest = eliminate(replace(problem, usages=()), most).choice
-        if np.isfinite(problem.seconds(cheapest)):
-            search = _Descent(problem, cheapest)
-            if search.mend():
-                search.descend()
-                found.append(tuple(search.choice))
-    return min(found, key=problem.seconds, default=())
+        cheapest = np.array(eliminate(replace(problem, usages=()), most).choice, dtype=np.int64)
+        for growth in _GROWTHS:
+            mended = sweeps.mend(cheapest, growth)
+            if mended is not None:
+                choice = tuple(int(c) for c in sweeps.descend(mended))
+                if np.isfinite(problem.seconds(choice)):
+                    yield choice
 
 
-class _Descent:
-    """Coordinate descent: one node is set anew while all others stay."""
+class _Sweeps:
+    """Coordinate descent over all nodes at once, on flat arrays.
 
-    def __init__(self, problem: Problem, choice: Sequence[int]) -> None:
-        self.choice = list(choice)
-        self._problem = problem
-        self._open = [v for v, c in enumerate(problem.costs) if len(c) > 1]
-        self._near: list[list[tuple[int, Floats]]] = [[] for _ in problem.costs]
-        for e in problem.edges:
-            self._near[e.left].append((e.right, e.table))
-            self._near[e.right].append((e.left, e.table.T))
-        self._usages: list[list[Usage]] = [[] for _ in problem.costs]
-        for usage in problem.usages:
-            self._usages[usage.node].append(usage)
-        self._held = problem.held_bytes(choice)
+    In a sweep every node asks what it would gain by its best choice while all others stay, and
+    those move that would gain more than any neighbor. No two of them share an edge, so each gains
+    what it asked for:
+
+        gain    3 --- 5 --- 2 --- 4        5 and 4 move; 3 and 2 ask again in the next sweep
+
+    Letters: n entries of `costs`, one for each node and choice; a arcs, edges seen from one end.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self._sizes = np.array([len(c) for c in problem.costs], dtype=np.int64)
+        self._first = _starts(self._sizes)  # [node] where its choices start among n
+        self._node_of = np.repeat(np.arange(len(self._sizes)), self._sizes)  # [n]
+        self._costs = np.concatenate(problem.costs)
+        self._read_edges(problem)
+        self._read_usages(problem)
+        # What is forbidden is dearer than all else together, but can be compared and left.
+        known = [np.abs(a[np.isfinite(a)]).max(initial=0.0) for a in (self._costs, self._entries)]
+        dearest = _FORBIDDEN * max(sum(known), 1e-30)
+        self._costs[~np.isfinite(self._costs)] = dearest
+        self._entries[~np.isfinite(self._entries)] = dearest
+
+    def _read_edges(self, problem: Problem) -> None:
+        left = np.array([e.left for e in problem.edges], dtype=np.int64)
+        right = np.array([e.right for e in problem.edges], dtype=np.int64)
+        rows, columns = self._sizes[left], self._sizes[right]
+        table = np.tile(_starts(rows * columns), 2)
+        own, other = np.concatenate([left, right]), np.concatenate([right, left])
+        step = np.concatenate([columns, np.ones_like(right)])  # between entries of own choices
+        skip = np.concatenate([np.ones_like(left), columns])  # and of the other's
+        order = np.argsort(own, kind="stable")
+        own, self._other, self._skip = own[order], other[order], skip[order]
+        self._entries = np.concatenate([np.zeros(0), *(e.table.ravel() for e in problem.edges)])
+        sizes = self._sizes[own]
+        self._arc = np.repeat(np.arange(len(own)), sizes)
+        choice = np.arange(len(self._arc)) - _starts(sizes)[self._arc]
+        self._entry = table[order][self._arc] + step[order][self._arc] * choice
+        self._arc_to = self._first[own][self._arc] + choice  # among n
+        self._joined, self._joined_from = np.unique(own, return_index=True)  # nodes with arcs
+
+    def _read_usages(self, problem: Problem) -> None:
+        self._user = np.array([u.node for u in problem.usages], dtype=np.int64)
+        self._from = np.array([u.first for u in problem.usages], dtype=np.int64)
+        self._until = np.array([u.last + 1 for u in problem.usages], dtype=np.int64)
+        self._nbytes = np.concatenate([np.zeros(0), *(u.nbytes for u in problem.usages)])
+        sizes = self._sizes[self._user]
+        self._bytes_at = _starts(sizes)
+        self._usage = np.repeat(np.arange(len(sizes)), sizes)
+        choice = np.arange(len(self._usage)) - self._bytes_at[self._usage]
+        self._usage_to = self._first[self._user][self._usage] + choice  # among n
+        self._horizon = problem.horizon
         self._most = problem.limit_bytes * (1 + 1e-9)
 
-    def mend(self) -> bool:
-        """Make the bytes of rows over the limit dearer, round by round, until none is.
-
-        Each round, the nodes that hold bytes there take the choice that is cheapest at the prices.
-        """
-        unit = abs(self._problem.seconds(self.choice)) / max(len(self._held), 1)
-        unit /= max(self._problem.limit_bytes, 1.0)
-        price = np.zeros(len(self._held))
+    def mend(self, choice: Ints, growth: float) -> Ints | None:
+        """Make the bytes of rows over the limit dearer, round by round, until none is."""
+        held = self._held(choice)
+        seconds = abs(float(self._costs[self._first + choice].sum()))
+        unit = _FIRST_PRICE * seconds / (max(len(held), 1) * max(self._most, 1.0))
+        price = np.zeros(len(held))
         for _ in range(_MENDS):
-            over = self._held > self._most
+            over = held > self._most
             if not over.any():
-                return True
-            price[over] += np.maximum(
-                _GROWTH * price[over], unit / max(self._problem.limit_bytes, 1.0)
-            )
+                return choice
+            price[over] += np.maximum(growth * price[over], unit)
             before = np.concatenate([[0.0], np.cumsum(price)])
-            heavy = np.concatenate([[0], np.cumsum(over)])
-            for v in self._open:
-                if not any(heavy[u.last + 1] > heavy[u.first] for u in self._usages[v]):
-                    continue
-                total = self._seconds(v)
-                for u in self._usages[v]:
-                    total = total + (before[u.last + 1] - before[u.first]) * u.nbytes
-                self._set(v, int(total.argmin()))
-        return False
+            worth = before[self._until] - before[self._from]
+            paid = _summed(self._usage_to, worth[self._usage] * self._nbytes, len(self._costs))
+            for _ in range(_SWEEPS):
+                movers, best = self._sweep(choice, paid)
+                if not len(movers):
+                    break
+                choice = choice.copy()
+                choice[movers] = best[movers]
+            held = self._held(choice)
+        return None
 
-    def descend(self) -> None:
-        """Take the cheapest choice with which all rows keep the limit, while any node gains."""
-        waiting = set(self._open)
+    def descend(self, choice: Ints) -> Ints:
+        """Move what gains most, as much of it at once as keeps all rows, while anything does."""
         for _ in range(_DESCENTS):
-            changed: set[int] = set()
-            for v in sorted(waiting):
-                total, old = self._seconds(v), self.choice[v]
-                for c in np.argsort(total, kind="stable"):
-                    if not total[c] < total[old] - _LEAST_GAIN * abs(total[old]):
-                        break
-                    self._set(v, int(c))
-                    if self._fits_around(v):
-                        changed.update(w for w, _ in self._near[v])
-                        break
-                    self._set(v, old)
-            waiting = changed.intersection(self._open)
+            movers, best = self._sweep(choice, 0.0)
+            moved = choice
+            while len(movers):
+                moved = choice.copy()
+                moved[movers] = best[movers]
+                if (self._held(moved) <= self._most).all():
+                    break
+                movers = movers[: len(movers) // 2]
+            if not len(movers):
+                break
+            choice = moved
+        return choice
 
-    def _seconds(self, v: int) -> Floats:
-        """The seconds of each choice of a node against its neighbors' choices."""
-        total = self._problem.costs[v]
-        for w, table in self._near[v]:
-            total = total + table[:, self.choice[w]]
-        return total
+    def _sweep(self, choice: Ints, paid: Floats | float) -> tuple[Ints, Ints]:
+        """The nodes that move, those that gain most first, and the best choice of every node."""
+        entries = self._entry + (choice[self._other] * self._skip)[self._arc]
+        total = self._costs + paid
+        total = total + _summed(self._arc_to, self._entries[entries], len(total))
+        least = np.minimum.reduceat(total, self._first)
+        hits = np.flatnonzero(total == least[self._node_of])
+        nodes, where = np.unique(self._node_of[hits], return_index=True)
+        best = hits[where] - self._first[nodes]
+        now = total[self._first + choice]
+        gain = np.where(now - least > _LEAST_GAIN * np.abs(now), now - least, 0.0)
+        order = np.lexsort((-np.arange(len(gain)), gain))
+        rank = np.empty(len(gain), dtype=np.int64)
+        rank[order] = np.arange(len(gain))
+        rank[gain == 0] = -1
+        rival = np.full(len(gain), -1)
+        if len(self._joined):
+            rival[self._joined] = np.maximum.reduceat(rank[self._other], self._joined_from)
+        movers = np.flatnonzero(rank > rival)
+        return movers[np.argsort(-rank[movers])], best
 
-    def _set(self, v: int, c: int) -> None:
-        old, self.choice[v] = self.choice[v], c
-        if c != old:
-            for u in self._usages[v]:
-                self._held[u.first : u.last + 1] += u.nbytes[c] - u.nbytes[old]
+    def _held(self, choice: Ints) -> Floats:
+        """The bytes held at each time."""
+        held = self._nbytes[self._bytes_at + choice[self._user]]
+        size = self._horizon + 1
+        return np.cumsum(_summed(self._from, held, size) - _summed(self._until, held, size))[:-1]
 
-    def _fits_around(self, v: int) -> bool:
-        return all(
-            float(self._held[u.first : u.last + 1].max()) <= self._most for u in self._usages[v]
-        )
+
+def _starts(sizes: Ints) -> Ints:
+    return np.cumsum(sizes) - sizes
+
+
+def _summed(to: Ints, values: Floats, size: int) -> Floats:
+    """The values added up at their places."""
+    return np.bincount(to, values, minlength=size).astype(np.float64, copy=False)

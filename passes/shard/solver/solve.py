@@ -27,7 +27,7 @@ from autopar.passes.shard.solver.effort import (
     Effort,
     WorkMeter,
 )
-from autopar.passes.shard.solver.heuristic import first_answer, mended_answer
+from autopar.passes.shard.solver.heuristic import first_answer, mended_answers
 from autopar.passes.shard.solver.problem import Problem, needed_bytes
 from autopar.passes.shard.solver.shrink import shrink
 
@@ -193,14 +193,16 @@ class _Search:
     def _guess(self) -> None:
         """Step 3: a first answer, which is the best one where memory does not bind."""
         if self._deadline is not None:
-            self.take(mended_answer(self._problem), -float("inf"))
-            if self._is_over:
-                return
+            for choice in mended_answers(self._problem):
+                self.take(choice, -float("inf"))
+                if self._is_over:
+                    return
         first = first_answer(self._problem)
         self.take(first.choice, first.bound_seconds)
         self.price, self.times = first.seconds_per_byte, first.binding_times
         if not self.choice:
-            self.take(mended_answer(self._problem), -float("inf"))
+            for choice in mended_answers(self._problem):
+                self.take(choice, -float("inf"))
 
     def _take_turns(self) -> None:
         """Step 4, with the work that is asked for or in levels while the gap is wide."""
