@@ -23,6 +23,7 @@ from autopar.ir.plan import Plan
 from autopar.ir.program import Part, PartKind, SubmeshGraph
 from autopar.ir.sharding import MeshShape
 from autopar.ir.sharding_plan import ShardingPlan
+from autopar.ir.soundness import check_listing
 from autopar.ir.spmd import SpmdProgram
 from autopar.ir.stages import LayerSequence, Stage, StagePlan, Submesh
 from autopar.ir.values import item_bytes
@@ -30,7 +31,7 @@ from autopar.passes.base import Holding, Pins, Setting
 from autopar.passes.lower.partition.part_dataflow import PartDataflow
 from autopar.passes.lower.partition.split import split
 from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan, submesh_graph
-from autopar.passes.lower.spmd import lower_checked
+from autopar.passes.lower.spmd import lower_spmd
 from autopar.passes.pipeline import PassPipeline
 from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.schedule.table import in_flight
@@ -158,14 +159,20 @@ class PlacedStages:
         """The parts of a stage."""
         return tuple(p for p in self.parts if p.stage == stage)
 
+    def lowered(self, part: Part, sharding: ShardingPlan) -> SpmdProgram:
+        """The listing of a part where its submesh is sharded so, not checked yet."""
+        graph, resharder = self.graphs[part.submesh], self.contexts[part.submesh].resharder
+        loose = frozenset[str]() if part.kind is PartKind.WHOLE else left_partial(part, graph)
+        return lower_spmd(part.graph, self.part_sharding(part, sharding), resharder, loose)
+
     def listing(self, part: Part, sharding: ShardingPlan) -> SpmdProgram:
         """The listing of a part where its submesh is sharded so.
 
         Raises GraphError where that would compute something else than the part.
         """
-        graph, resharder = self.graphs[part.submesh], self.contexts[part.submesh].resharder
-        loose = frozenset[str]() if part.kind is PartKind.WHOLE else left_partial(part, graph)
-        return lower_checked(part.graph, self.part_sharding(part, sharding), resharder, loose)
+        listing = self.lowered(part, sharding)
+        check_listing(part.graph, listing, sharding.mesh)
+        return listing
 
 
 def slice_whole(graph: Graph, setting: Setting) -> tuple[Batching, LayerSequence]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -13,6 +13,8 @@ from autopar.ir.folded import FoldedProgram
 from autopar.ir.graph import Graph
 from autopar.ir.program import Program
 from autopar.ir.sharding_plan import ShardingPlan
+from autopar.ir.soundness import check_listing
+from autopar.ir.spmd import SpmdProgram
 from autopar.passes.base import Setting
 from autopar.passes.lower.lowering import AbstractLowering, LoweredStages, Mpmd, Spmd
 from autopar.passes.lower.program import lower_pipeline
@@ -122,18 +124,28 @@ class StagePrograms:
 
 
 def lower_stages(
-    placed: PlacedStages, shardings: Sequence[ShardingPlan], setting: Setting
+    placed: PlacedStages,
+    shardings: Sequence[ShardingPlan],
+    setting: Setting,
+    known: Mapping[int, SpmdProgram] | None = None,
 ) -> StagePrograms:
     """The lower slot: lowers every part of stages that were sharded, now or before.
 
-    Raises GraphError where the program would compute something else than the step.
+    Parts whose listing is `known`, by number, are only checked. Raises GraphError where the
+    program would compute something else than the step.
     """
-    program = setting.watched("lower", shardings, lambda: _lower(placed, shardings))
+    program = setting.watched("lower", shardings, lambda: _lower(placed, shardings, known or {}))
     return StagePrograms(placed, tuple(shardings), program)
 
 
-def _lower(placed: PlacedStages, shardings: Sequence[ShardingPlan]) -> Program:
-    listings = [placed.listing(part, shardings[part.submesh]) for part in placed.parts]
+def _lower(
+    placed: PlacedStages, shardings: Sequence[ShardingPlan], known: Mapping[int, SpmdProgram]
+) -> Program:
+    listings: list[SpmdProgram] = []
+    for n, part in enumerate(placed.parts):
+        sharding = shardings[part.submesh]
+        listings.append(known[n] if n in known else placed.lowered(part, sharding))
+        check_listing(part.graph, listings[n], sharding.mesh)
     if placed.stages.is_one_program:
         (submesh,), (listing,) = placed.stages.submeshes, listings
         return Program.of_one_part(placed.batching.graph, listing, submesh)

@@ -211,7 +211,9 @@ def build_stages(
     slowest = max(order, key=lambda k: plans[k].seconds)
     if not partial_sums[slowest]:
         plans[slowest] = sharder.quickened(slowest, plans[slowest])
-    programs = lower_stages(placed, [plans[k].sharding for k in range(len(peaks))], setting)
+    listings = {n: y for plan in plans.values() for n, y in plan.listings.items()}
+    shardings = [plans[k].sharding for k in range(len(peaks))]
+    programs = lower_stages(placed, shardings, setting, listings)
     costs = {s: c for k in plans for s, c in zip(placed.stages_on(k), plans[k].costs, strict=True)}
     priced = replace(programs, priced=tuple(costs[s] for s in range(len(costs))))
     return priced.lowered_by(request.passes.lower, setting)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.cost.listing import Seconds
 from autopar.cost.stage import StageCost, peak_bytes
 from autopar.errors import InfeasibleError, MemoryLimitError
 from autopar.ir.sharding_plan import ShardingPlan
+from autopar.ir.spmd import SpmdProgram
 from autopar.ir.text import show_bytes
 from autopar.passes.base import NO_LIMIT_BYTES, Setting
 from autopar.passes.shard.base import AbstractSharding
-from autopar.passes.shard.optimal import MinMemory, Optimal
+from autopar.passes.shard.optimal import MinMemory, Optimal, Priced
 from autopar.passes.shard.solver.effort import QUICK
 from autopar.planner.fit_within import fit_within, fits
 from autopar.planner.isomorphism import Form, Forms, match
@@ -28,28 +29,44 @@ _TIGHTER = (0.94, 0.88)  # of the limit
 
 @dataclass(frozen=True)
 class SubmeshPlan:
-    """A sharding of a submesh, what a device holds of its stages, and what they take."""
+    """A sharding of a submesh, what a device holds of its stages, and what they take.
+
+    `listings` are those by which its parts were weighed, by the part's number; a plan that was
+    taken over from an isomorphic submesh has none.
+    """
 
     sharding: ShardingPlan
     costs: tuple[StageCost, ...]
     peak_bytes: int
     seconds: float
+    listings: Mapping[int, SpmdProgram]
 
     @classmethod
     def of(cls, placed: PlacedStages, submesh: int, sharding: ShardingPlan) -> SubmeshPlan:
         """The sharding, weighed by the listings of its parts."""
-        costs = tuple(cost_stage(placed, s, sharding) for s in placed.stages_on(submesh))
-        return cls.of_costs(placed, submesh, sharding, costs)
+        listings = {
+            n: placed.lowered(part, sharding)
+            for n, part in enumerate(placed.parts)
+            if part.submesh == submesh
+        }
+        costs = tuple(
+            cost_stage(
+                placed, s, sharding, [y for n, y in listings.items() if placed.parts[n].stage == s]
+            )
+            for s in placed.stages_on(submesh)
+        )
+        return cls.of_costs(placed, submesh, sharding, costs, listings)
 
     @classmethod
     def of_costs(
         cls, placed: PlacedStages, submesh: int, sharding: ShardingPlan,
-        costs: tuple[StageCost, ...],
+        costs: tuple[StageCost, ...], listings: Mapping[int, SpmdProgram],
     ) -> SubmeshPlan:  # fmt: skip
         """The sharding where it is known what the stages cost."""
         runs = placed.stages.microbatches
         seconds = sum((c.of_step(runs) for c in costs), Seconds()).total
-        return cls(sharding, costs, peak_bytes(costs, placed.in_flight[submesh]), seconds)
+        peak = peak_bytes(costs, placed.in_flight[submesh])
+        return cls(sharding, costs, peak, seconds, listings)
 
     @property
     def cost(self) -> float:
@@ -72,6 +89,7 @@ class SubmeshSharder:
         self._placed, self._request, self._setting = placed, request, setting
         self._forms = Forms()
         self._known: dict[object, list[tuple[Form, SubmeshPlan]]] = {}
+        self._priced: dict[tuple[int, bool], Priced] = {}
 
     def shard(self, submesh: int, partial_sums: bool) -> SubmeshPlan:
         """The plan of a submesh; raises StageMemoryError where nothing fits its devices.
@@ -99,9 +117,12 @@ class SubmeshSharder:
         def solve(allowed: int) -> SubmeshPlan | None:
             return self._tried(submesh, shard, replace(setting, memory_bytes=allowed))
 
+        def priced() -> Priced:
+            return self._priced_step(submesh, shard, setting)
+
         def lightest() -> Iterator[SubmeshPlan | None]:
             if is_small(joint.graph):
-                leanest = MinMemory(recipe=shard.recipe, reshard_costs=context.tables)
+                leanest = MinMemory(shard.recipe, context.tables, priced)
                 yield self._tried(submesh, leanest, setting)
 
         fit = fit_within(limit, solve, roomy(), lightest=lightest(), tries=_TRIES)
@@ -118,7 +139,7 @@ class SubmeshSharder:
         for matched, plan in found:
             if matched.in_order:
                 renamed = matched.plan(plan.sharding)
-                return SubmeshPlan.of_costs(self._placed, submesh, renamed, plan.costs)
+                return SubmeshPlan.of_costs(self._placed, submesh, renamed, plan.costs, {})
         for matched, plan in found[:1]:
             return SubmeshPlan.of(self._placed, submesh, matched.plan(plan.sharding))
         return None
@@ -148,12 +169,23 @@ class SubmeshSharder:
 
     def _tried(self, submesh: int, shard: AbstractSharding, setting: Setting) -> SubmeshPlan | None:
         """The plan that a pass finds for a submesh; None where it finds none."""
+        if isinstance(shard, Optimal):
+            optimal = shard
+            shard = replace(shard, priced=lambda: self._priced_step(submesh, optimal, setting))
         passes = replace(self._request.passes, shard=shard)
         try:
             plan = passes.shard_graph(self._placed.graphs[submesh].graph, setting)
         except InfeasibleError:
             return None
         return SubmeshPlan.of(self._placed, submesh, plan)
+
+    def _priced_step(self, submesh: int, shard: Optimal, setting: Setting) -> Priced:
+        """What a submesh runs with its prices, which no limit changes."""
+        key = submesh, setting.partial_sums
+        if key not in self._priced:
+            graph = self._placed.graphs[submesh].graph
+            self._priced[key] = shard.price(graph, setting, setting.pins, shard.recipe)
+        return self._priced[key]
 
     def _marks(self, submesh: int) -> list[object]:
         """The parts that run each op of a submesh, and the place in time of those of a loop."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 
 from autopar.ir.program import (
@@ -28,6 +29,7 @@ from autopar.passes.lower.partition.part_assignment import PartKey
 from autopar.passes.lower.partition.part_dataflow import PartDataflow
 from autopar.passes.lower.partition.register_allocation import (
     Group,
+    Passage,
     RegisterAllocation,
     Slot,
     insert_frees,
@@ -42,6 +44,8 @@ _KINDS = {
     Kind.INPUT_GRADIENT: PartKind.INPUT_GRADIENT,
     Kind.WEIGHT_GRADIENT: PartKind.WEIGHT_GRADIENT,
 }
+
+Route = tuple[int, int, Sequence[Passage]]  # from one submesh to another, and what is sent
 
 
 def lower_pipeline(dataflow: PartDataflow, listings: Sequence[SpmdProgram]) -> Program:
@@ -82,7 +86,7 @@ class _Order:
         """Runs, each with the sends after it, in the order of the whole step."""
         batching = self.dataflow.step.batching
         # State that other submeshes read is sent first; then the hoist and setup run.
-        yield from self._sends(self.allocation.fed, ONCE)
+        yield from ([_send(route, ONCE)] for route in self._routes_of(self.allocation.fed))
         yield from self._once(range(-2, 0))
         for loop in range(batching.loops):
             # Each loop: accumulators start at their neutral value, the grid's tasks run, then the
@@ -125,22 +129,21 @@ class _Order:
         run = Run(
             k,
             microbatch,
-            tuple(slot.register(i) for slot in allocation.inputs),
-            tuple(slot.register(i) for slot in allocation.accumulators),
-            tuple(slot.register(i) for slot in allocation.outputs),
+            allocation.rows.inputs.at(i),
+            allocation.rows.accumulators.at(i),
+            allocation.rows.outputs.at(i),
         )
-        sends = [send for group in self._sends(allocation.outputs, microbatch) for send in group]
-        yield [run, *sends]
+        yield [run, *(_send(route, microbatch) for route in self._routes[k])]
 
-    def _sends(self, slots: Sequence[Slot], microbatch: int) -> Iterator[Group]:
+    @cached_property
+    def _routes(self) -> Sequence[Sequence[Route]]:
+        """What is sent after each part has run."""
+        return [list(self._routes_of(slots.outputs)) for slots in self.allocation.parts]
+
+    def _routes_of(self, slots: Sequence[Slot]) -> Iterator[Route]:
         for submesh, mine in groupby(slots, key=lambda slot: slot.submesh):
             for target, passages in self.allocation.sends(list(mine)).items():
-                i = max(microbatch, 0)
-                transfers = tuple(
-                    Transfer(a.value, a.register(i), b.register(i), a.sharding, b.sharding)
-                    for a, b in passages
-                )
-                yield [Send(submesh, target, transfers, microbatch)]
+                yield submesh, target, passages
 
     def _starts(self, loop: int) -> Iterator[Start]:
         found: dict[int, list[tuple[int, int]]] = {}
@@ -158,6 +161,15 @@ class _Order:
                 tuple(slot.sharding for slot in slots),
                 tuple(slot.first for slot in slots),
             )
+
+
+def _send(route: Route, microbatch: int) -> Send:
+    source, target, passages = route
+    i = max(microbatch, 0)
+    transfers = tuple(
+        Transfer(a.value, a.register(i), b.register(i), a.sharding, b.sharding) for a, b in passages
+    )
+    return Send(source, target, transfers, microbatch)
 
 
 def _in_time(grid: Grid) -> list[Task]:

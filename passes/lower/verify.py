@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 
 from autopar.errors import GraphError, listing
@@ -95,7 +95,7 @@ class _Walk:
         # Outputs must be there at the end, and nothing else may be.
         self._where = "the end"
         for fetch in self._program.fetches:  # several outputs may be one value
-            self._read(fetch.submesh, fetch.registers, repeat(fetch.sharding))
+            self._read(fetch.submesh, fetch.registers, [fetch.sharding] * len(fetch.registers))
         for fetch in self._program.fetches:
             self._live[fetch.submesh].difference_update(fetch.registers)
         for submesh, live in enumerate(self._live):
@@ -119,16 +119,15 @@ class _Walk:
             return
         made = given.listing.output_shardings
         sums = len(made) - summed
-        self._read(part.submesh, step.inputs, given.listing.input_shardings)
-        self._read(part.submesh, step.accumulators, made[sums:])
+        self._read(part.submesh, step.inputs, list(given.listing.input_shardings))
+        self._read(part.submesh, step.accumulators, list(made[sums:]))
         for accumulator, sharding in zip(part.accumulators, made[sums:], strict=True):
             # A maximum of partial sums is not the maximum of the sums.
             if sharding.partial and accumulator.combiner not in _LINEAR:
                 self._fault(f"{accumulator.value} is combined by {accumulator.combiner} as a sum")
         # An accumulator must have been started.
-        for register in step.accumulators:
-            if register not in self._started[part.submesh]:
-                self._fault(f"r{register} is no accumulator")
+        for register in sorted({*step.accumulators} - self._started[part.submesh]):
+            self._fault(f"r{register} is no accumulator")
         # Donated state is overwritten by the outputs.
         for position in given.donated:
             register = step.inputs[position]
@@ -150,13 +149,16 @@ class _Walk:
                 if sharding.partial or not sharding.fits(transfer.value.shape, mesh):
                     self._fault(f"{transfer.value} cannot cross as {sharding} on ({mesh})")
         transfers = step.transfers
-        self._read(step.source, (p.source for p in transfers), (p.before for p in transfers))
+        self._read(step.source, [p.source for p in transfers], [p.before for p in transfers])
         self._write(step.target, (p.target for p in transfers), (p.after for p in transfers))
 
     # -- registers -------------------------------------------------------------------------
 
-    def _read(self, submesh: int, registers: Iterable[int], shardings: Iterable[Sharding]) -> None:
+    def _read(self, submesh: int, registers: Sequence[int], shardings: Sequence[Sharding]) -> None:
         live, lying = self._live[submesh], self._shardings[submesh]
+        # Nearly always nothing is wrong, and a part has many registers.
+        if live.issuperset(registers) and [lying[r] for r in registers] == shardings:
+            return
         for register, sharding in zip(registers, shardings, strict=False):
             if register not in live:
                 how = self._freed[submesh].get(register, "not there yet")

@@ -46,12 +46,47 @@ Passage = tuple[Slot, Slot]  # from one submesh to another
 
 
 @dataclass(frozen=True)
+class SlotRow:
+    """The registers of some slots, of which those at places `many` have one a microbatch."""
+
+    first: tuple[int, ...]
+    many: tuple[int, ...]
+
+    @classmethod
+    def of(cls, slots: Sequence[Slot]) -> SlotRow:
+        """The row of some slots."""
+        many = tuple(p for p, slot in enumerate(slots) if slot.count > 1)
+        return cls(tuple(slot.first for slot in slots), many)
+
+    def at(self, microbatch: int) -> tuple[int, ...]:
+        """The register of each slot for a microbatch."""
+        row = list(self.first)
+        for p in self.many:
+            row[p] += microbatch
+        return tuple(row)
+
+
+@dataclass(frozen=True)
+class PartRows:
+    """The registers that a part reads and writes."""
+
+    inputs: SlotRow
+    accumulators: SlotRow
+    outputs: SlotRow
+
+
+@dataclass(frozen=True)
 class PartSlots:
     """The slots that a part reads and writes."""
 
     inputs: tuple[Slot, ...]
     accumulators: tuple[Slot, ...]
     outputs: tuple[Slot, ...]
+
+    @cached_property
+    def rows(self) -> PartRows:
+        """The same as registers."""
+        return PartRows(*map(SlotRow.of, (self.inputs, self.accumulators, self.outputs)))
 
 
 class RegisterAllocation:
@@ -269,11 +304,13 @@ def insert_frees(
     seen: list[set[int]] = [set() for _ in allocation.register_counts]
     for fetch in allocation.fetches:
         seen[fetch.submesh].update(fetch.registers)
+    met: set[int] = set()  # the parts that a run was met of
     for group in reversed(groups):
         last = {
             submesh: [r for r in dict.fromkeys(touched) if r not in seen[submesh]]
-            for submesh, touched in _registers_of(group, parts).items()
+            for submesh, touched in _registers_of(group, parts, allocation, met).items()
         }
+        met.update(step.part for step in group if isinstance(step, Run))
         for step in group:
             if isinstance(step, Run):
                 part, slots = parts[step.part], allocation.parts[step.part]
@@ -291,13 +328,23 @@ def insert_frees(
     return tuple(reversed(backward)), tuple(donated)
 
 
-def _registers_of(group: Group, parts: Sequence[Part]) -> dict[int, list[int]]:
-    """Submesh -> the registers that a group reads or writes there."""
+def _registers_of(
+    group: Group, parts: Sequence[Part], allocation: RegisterAllocation, met: Collection[int]
+) -> dict[int, list[int]]:
+    """Submesh -> the registers that a group reads or writes there.
+
+    Of a part that has been met, only those of the microbatch: it touches the others in every run.
+    """
     found: dict[int, list[int]] = {}
     for step in group:
         if isinstance(step, Run):
             here = found.setdefault(parts[step.part].submesh, [])
-            here += (*step.inputs, *step.accumulators, *step.outputs)
+            if step.part in met:
+                rows = allocation.parts[step.part].rows
+                here += (step.inputs[p] for p in rows.inputs.many)
+                here += (step.outputs[p] for p in rows.outputs.many)
+            else:
+                here += (*step.inputs, *step.accumulators, *step.outputs)
         elif isinstance(step, Send):
             found.setdefault(step.source, []).extend(p.source for p in step.transfers)
             found.setdefault(step.target, []).extend(p.target for p in step.transfers)
