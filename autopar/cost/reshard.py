@@ -28,6 +28,7 @@ Floats = npt.NDArray[np.float64]
 _LOCAL_SECONDS = 1e-8
 
 _TableKey = tuple[tuple[int, ...], int, bool]  # shape, bytes an item, with partial sums
+_RouteKey = tuple[tuple[int, ...], int, Sharding, Sharding]  # shape, bytes an item, from, to
 
 
 class CollectivePrices(Protocol):
@@ -73,8 +74,9 @@ class Resharder:
     _tables: dict[_TableKey, PriceTable] = field(
         default_factory=lambda: dict[_TableKey, PriceTable]()
     )
-    _spaces: dict[tuple[int, bool], tuple[Sharding, ...]] = field(
-        default_factory=lambda: dict[tuple[int, bool], tuple[Sharding, ...]]()
+    _routes: dict[_RouteKey, Route] = field(default_factory=lambda: dict[_RouteKey, Route]())
+    _spaces: dict[tuple[int, bool], _Space] = field(
+        default_factory=lambda: dict[tuple[int, bool], _Space]()
     )
 
     def table(self, value: Value, partial: bool) -> PriceTable:
@@ -82,10 +84,8 @@ class Resharder:
         size = item_bytes(value.dtype)
         key = (value.shape, size, partial)
         if key not in self._tables:
-            mesh = self.prices.mesh
             space = self._space(len(value.shape), partial)
-            states = tuple(s for s in space if s.fits(value.shape, mesh))
-            self._tables[key] = _all_pairs(states, value.shape, size, self.prices)
+            self._tables[key] = _all_pairs(space, value.shape, size, self.prices)
         return self._tables[key]
 
     def seconds(self, value: Value, before: Sharding, after: Sharding) -> float:
@@ -95,6 +95,12 @@ class Resharder:
 
     def route(self, value: Value, before: Sharding, after: Sharding) -> Route:
         """The cheapest steps of one move; raises GraphError where the value cannot lie so."""
+        key = value.shape, item_bytes(value.dtype), before, after
+        if key not in self._routes:
+            self._routes[key] = self._read_back(value, before, after)
+        return self._routes[key]
+
+    def _read_back(self, value: Value, before: Sharding, after: Sharding) -> Route:
         table = self.table(value, bool(before.partial or after.partial))
         if before not in table.index or after not in table.index:
             raise GraphError(f"{value} cannot go from {before} to {after} on ({self.prices.mesh})")
@@ -103,21 +109,44 @@ class Resharder:
         steps: list[MoveStep] = []
         moved: list[Collective] = []
         while here != goal:
-            there = int(table.following[here, goal])
-            found = _priced_steps(states[here], value.shape, size, self.prices)
-            step, _, seconds = min((f for f in found if f[1] == states[there]), key=_seconds_of)
+            there, mesh = int(table.following[here, goal]), self.prices.mesh
+            local = states[here].shard_shape(value.shape, mesh)
+            found = [s for s, after in _steps_from(states[here], mesh) if after == states[there]]
+            priced = ((s, _step_seconds(s, local, size, self.prices)) for s in found)
+            step, seconds = min(priced, key=_seconds_of)
             steps.append(step)
             if step.kind in COLLECTIVES:
-                nbytes = _full_bytes(step, value.shape, size, states[here], self.prices.mesh)
+                nbytes = _full_bytes(step, local, size, mesh)
                 moved.append(Collective(step.kind, _axes_of(step), nbytes, seconds))
             here = there
         return Route(tuple(steps), tuple(moved), float(table.seconds[table.index[before], goal]))
 
-    def _space(self, rank: int, partial: bool) -> tuple[Sharding, ...]:
+    def _space(self, rank: int, partial: bool) -> _Space:
         key = (rank, partial)
         if key not in self._spaces:
-            self._spaces[key] = tuple(_shardings(self.prices.mesh.names, rank, partial))
+            self._spaces[key] = _Space.of(self.prices.mesh, rank, partial)
         return self._spaces[key]
+
+
+@dataclass(frozen=True)
+class _Space:
+    """The shardings of values of one rank, and the single steps from each that stay among them."""
+
+    states: tuple[Sharding, ...]
+    steps: tuple[tuple[tuple[MoveStep, int], ...], ...]
+
+    @classmethod
+    def of(cls, mesh: MeshShape, rank: int, partial: bool) -> _Space:
+        """The shardings over a mesh, with partial sums if asked."""
+        states = tuple(_shardings(mesh.names, rank, partial))
+        number = {s: i for i, s in enumerate(states)}
+        return cls(
+            states,
+            tuple(
+                tuple((step, number[s]) for step, s in _steps_from(state, mesh) if s in number)
+                for state in states
+            ),
+        )
 
 
 def _shardings(axes: Sequence[str], rank: int, partial: bool) -> Iterator[Sharding]:
@@ -131,18 +160,21 @@ def _shardings(axes: Sequence[str], rank: int, partial: bool) -> Iterator[Shardi
 
 
 def _all_pairs(
-    states: Sequence[Sharding], shape: Sequence[int], size: int, prices: CollectivePrices
+    space: _Space, shape: Sequence[int], size: int, prices: CollectivePrices
 ) -> PriceTable:
-    index = {s: i for i, s in enumerate(states)}
-    count = len(states)
+    fitting = [i for i, s in enumerate(space.states) if s.fits(shape, prices.mesh)]
+    place = {i: n for n, i in enumerate(fitting)}
+    index = {space.states[i]: n for n, i in enumerate(fitting)}
+    count = len(fitting)
     best = np.full((count, count), np.inf)
     following = np.tile(np.arange(count), (count, 1))
     np.fill_diagonal(best, 0.0)
-    for i, state in enumerate(states):
-        for _, after, seconds in _priced_steps(state, shape, size, prices):
-            j = index.get(after)
-            if j is not None:
-                best[i, j] = min(best[i, j], seconds)
+    for i, n in place.items():
+        local = space.states[i].shard_shape(shape, prices.mesh)
+        for step, after in space.steps[i]:
+            if after in place:
+                j = place[after]
+                best[n, j] = min(best[n, j], _step_seconds(step, local, size, prices))
     for k in range(count):
         through = best[:, k, None] + best[None, k, :]
         shorter = through < best
@@ -152,25 +184,24 @@ def _all_pairs(
     return PriceTable(index, best, following)
 
 
-def _priced_steps(
-    state: Sharding, shape: Sequence[int], size: int, prices: CollectivePrices
-) -> Iterator[tuple[MoveStep, Sharding, float]]:
-    """The single steps from a sharding, with the sharding that each leads to and its seconds."""
-    for step, after in _steps_from(state, prices.mesh):
-        seconds = _LOCAL_SECONDS
-        if step.kind in COLLECTIVES:
-            nbytes = _full_bytes(step, shape, size, state, prices.mesh)
-            seconds = prices.collective(step.kind, nbytes, _axes_of(step))
-            if _is_rearranged(step, shape, state, prices.mesh):
-                seconds += prices.elementwise(2 * nbytes)
-                if step.kind == "reduce-scatter":
-                    # It is also what compilers make of an all-reduce that is sliced at once.
-                    reduced = prices.collective("all-reduce", nbytes, step.axes)
-                    seconds = min(seconds, SCATTER_TIE * reduced)
-        yield step, after, seconds
+def _step_seconds(
+    step: MoveStep, local: Sequence[int], size: int, prices: CollectivePrices
+) -> float:
+    """The seconds of a single step from a device's piece of the shape `local`."""
+    if step.kind not in COLLECTIVES:
+        return _LOCAL_SECONDS
+    nbytes = _full_bytes(step, local, size, prices.mesh)
+    seconds = prices.collective(step.kind, nbytes, _axes_of(step))
+    if _is_rearranged(step, local):
+        seconds += prices.elementwise(2 * nbytes)
+        if step.kind == "reduce-scatter":
+            # It is also what compilers make of an all-reduce that is sliced at once.
+            reduced = prices.collective("all-reduce", nbytes, step.axes)
+            seconds = min(seconds, SCATTER_TIE * reduced)
+    return seconds
 
 
-def _is_rearranged(step: MoveStep, shape: Sequence[int], before: Sharding, mesh: MeshShape) -> bool:
+def _is_rearranged(step: MoveStep, local: Sequence[int]) -> bool:
     """True if the buffer is copied so that the devices' parts lie one after the other.
 
     Compilers choose layouts in which the first or the last dim is outermost for nothing, as matrix
@@ -178,13 +209,12 @@ def _is_rearranged(step: MoveStep, shape: Sequence[int], before: Sharding, mesh:
     """
     if step.kind in ("all-reduce", "collective-permute"):
         return False
-    dims = [d for d in (step.dim, step.to_dim) if 0 < d < len(shape) - 1]
-    local = before.shard_shape(shape, mesh)
+    dims = (d for d in (step.dim, step.to_dim) if 0 < d < len(local) - 1)
     return any(math.prod(local[:d]) > 1 for d in dims)
 
 
-def _seconds_of(priced: tuple[MoveStep, Sharding, float]) -> float:
-    return priced[2]
+def _seconds_of(priced: tuple[MoveStep, float]) -> float:
+    return priced[1]
 
 
 def _axes_of(step: MoveStep) -> tuple[str, ...]:
@@ -192,14 +222,10 @@ def _axes_of(step: MoveStep) -> tuple[str, ...]:
     return tuple(sorted({*step.axes, *step.to_axes})) if step.to_axes else step.axes
 
 
-def _full_bytes(
-    step: MoveStep, shape: Sequence[int], size: int, before: Sharding, mesh: MeshShape
-) -> int:
+def _full_bytes(step: MoveStep, local: Sequence[int], size: int, mesh: MeshShape) -> int:
     """Bytes of the local buffer, whole over the step's axes: gathered, or not yet scattered."""
-    count = size
-    for n, axes in zip(shape, before.dims, strict=True):
-        count *= n // mesh.size(axes)
-    return count * mesh.size(step.axes) if step.kind == "all-gather" else count
+    nbytes = size * math.prod(local)
+    return nbytes * mesh.size(step.axes) if step.kind == "all-gather" else nbytes
 
 
 def _steps_from(state: Sharding, mesh: MeshShape) -> Iterator[tuple[MoveStep, Sharding]]:

@@ -233,7 +233,7 @@ def make_grid(name: str, devices: int, microbatches: int, chunks: int = 1) -> Gr
     Raises ScheduleError where the name is unknown or the schedule does not allow these numbers.
     """
     schedule = schedule_named(name)
-    _check_numbers(schedule, devices, microbatches, chunks)
+    check_numbers(schedule, devices, microbatches, chunks)
     rows = (schedule.row(devices, microbatches, chunks, d) for d in range(devices))
     return Grid(
         name=name,
@@ -259,7 +259,8 @@ def in_flight(name: str, devices: int, microbatches: int, chunks: int) -> tuple[
     return tuple(peak(devices, microbatches, chunks, d) for d in range(devices))
 
 
-def _check_numbers(schedule: Schedule, p: int, m: int, v: int) -> None:
+def check_numbers(schedule: Schedule, p: int, m: int, v: int) -> None:
+    """Raise ScheduleError unless a schedule allows p devices, m microbatches and v chunks."""
     if p < 1 or m < 1:
         raise ScheduleError(
             f"{schedule.name} on {p} devices with {m} microbatches: take at least one of each"

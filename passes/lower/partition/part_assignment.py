@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from autopar.ir.batching import When
 from autopar.ir.program import Part, PartKind
 from autopar.ir.stages import Remat
-from autopar.passes.lower.partition.step_analysis import NOWHERE, StepAnalysis, grid_of
+from autopar.passes.lower.partition.step_analysis import NOWHERE, StepAnalysis
 
 BACKWARD_KINDS = (PartKind.BACKWARD, PartKind.INPUT_GRADIENT, PartKind.WEIGHT_GRADIENT)
 _RANK = {
@@ -99,7 +99,7 @@ class LoopParts:
 
 def assign_loop_ops(step: StepAnalysis) -> LoopParts:
     """Assign each op of each loop to its part."""
-    splits_backward = grid_of(step.stages, step.batching.microbatches).splits_backward
+    splits_backward = step.schedule.needs_split
     own: dict[PartKey, list[int]] = {}
     # 1. The stage of each op, and its pass.
     places = tuple(_loop_places(step, loop) for loop in range(step.batching.loops))

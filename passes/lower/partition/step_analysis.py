@@ -16,7 +16,13 @@ from autopar.ir.graph import Graph, Op
 from autopar.ir.stages import Remat, StagePlan
 from autopar.ir.values import Input, Role
 from autopar.schedule.grid import Grid
-from autopar.schedule.table import make_grid, schedule_named
+from autopar.schedule.table import (
+    Schedule,
+    check_numbers,
+    make_grid,
+    schedule_named,
+    stage_devices,
+)
 
 NOWHERE = -1  # the stage of an op that runs wherever it is read
 # An op is repeated in every part that reads it, instead of keeping its result, if the result has
@@ -37,16 +43,19 @@ class StepAnalysis:
         step = cls(assign_loops(batching), stages)
         stages.verify()
         # The schedule must put the stages where they are, and be exact.
-        grid, submeshes = grid_of(stages, batching.microbatches), [s.submesh for s in stages.stages]
-        if tuple(submeshes) != grid.device_of:
+        schedule, chunks = step.schedule, stages.chunks
+        check_numbers(schedule, len(stages.submeshes), batching.microbatches, chunks)
+        submeshes = tuple(s.submesh for s in stages.stages)
+        wanted = stage_devices(schedule.name, len(stages.submeshes), chunks)
+        if submeshes != wanted:
             raise GraphError(
-                f"stages on submeshes {tuple(submeshes)} do not suit {grid.name}, which puts them "
-                f"on {grid.device_of}"
+                f"stages on submeshes {submeshes} do not suit {schedule.name}, which puts them "
+                f"on {wanted}"
             )
-        if step.batching.barrier and not schedule_named(grid.name).allows_barrier:
+        if step.batching.barrier and not schedule.allows_barrier:
             raise GraphError(
-                f"the step needs all forwards before all backwards, and {grid.name} mixes them; "
-                "take gpipe, or looped-bfs with several stages a submesh"
+                f"the step needs all forwards before all backwards, and {schedule.name} mixes "
+                "them; take gpipe, or looped-bfs with several stages a submesh"
             )
         return step
 
@@ -56,6 +65,11 @@ class StepAnalysis:
         step = replace(self, stages=replace(self.stages, stages=stages))
         vars(step).update({k: v for k, v in vars(self).items() if k not in vars(step)})
         return step
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule of the stages; without one each microbatch runs to its end."""
+        return _schedule_of(self.stages)
 
     # -- the graph -------------------------------------------------------------------------
 
@@ -265,9 +279,13 @@ class StepAnalysis:
 
 
 def grid_of(stages: StagePlan, microbatches: int) -> Grid:
-    """The grid of a stage plan; without a schedule each microbatch runs to its end."""
-    name = "serial" if stages.schedule == "none" else stages.schedule
+    """The grid of a stage plan."""
+    name = _schedule_of(stages).name
     return make_grid(name, len(stages.submeshes), microbatches, stages.chunks)
+
+
+def _schedule_of(stages: StagePlan) -> Schedule:
+    return schedule_named("serial" if stages.schedule == "none" else stages.schedule)
 
 
 # -- loops -----------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ _DEARER = 4.0  # times the price while rows are broken
 _HALVINGS, _MOVES = 5, 4
 _POWER, _SLOWER, _PATIENCE = 0.5, 0.7, 3
 _FAINT = 1e-3  # of the highest price, what every row's is at least before it moves
-_LABELS = (300, 1_000, 3_000, 10_000, 30_000)  # at once
+LABELS = (300, 1_000, 3_000, 10_000, 30_000)  # at once
 _NEIGHBORS = 40  # cheaper labels that each is compared with
 _CLOSE = 1e-9  # of the cost, what does not make an answer better
 _BINDS = 1e-6  # share of the bound that a row's price must be worth to count
@@ -73,7 +73,7 @@ class Bounded:
 
 
 def branch_and_bound(
-    problem: Problem, widest: tuple[int, int] = _WIDEST, labels: Sequence[int] = _LABELS
+    problem: Problem, widest: tuple[int, int] = _WIDEST, labels: Sequence[int] = LABELS
 ) -> Bounded:
     """The best assignment of a graph that is not too wide, else nothing; exact with few labels."""
     buckets = _buckets(problem, widest[0])

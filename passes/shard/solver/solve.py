@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.ir.sharding_plan import Status
-from autopar.passes.shard.solver.branch_and_bound import branch_and_bound
+from autopar.passes.shard.solver.branch_and_bound import LABELS, branch_and_bound
 from autopar.passes.shard.solver.csr_problem import to_csr
 from autopar.passes.shard.solver.effort import (
     FULL,
@@ -40,6 +40,7 @@ _MANY = 80_000  # edge entries past which a level is long, so that there are mor
 _LEVELS_OF_MANY = ((1, 60), (8, 200), (24, 200), (80, 200))
 _GOOD_GAP = 0.01  # at which no more work is spent where memory binds: the bound is seldom tight
 _MOST = 1_000_000  # entries for which work is given
+_QUICK_LABELS = LABELS[:2]  # with more, a quick effort would take seconds over a few problems
 _FAR = 0.04  # of a gap that wide only the most work helps
 
 
@@ -176,7 +177,8 @@ class _Search:
         if needed_bytes(self._problem) > self._problem.limit_bytes * (1 + 1e-9):
             self.infeasible = True
         elif len(self._problem.edges) <= _GUESSED_EDGES:  # else it is not narrow
-            found = branch_and_bound(self._problem)
+            labels = _QUICK_LABELS if self._effort.quick else LABELS
+            found = branch_and_bound(self._problem, labels=labels)
             self._good_gap = _FAR if found.choice else _GOOD_GAP
             self.take(found.choice, found.bound_seconds)
             self.infeasible = found.proven and not found.choice
