@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -169,15 +170,15 @@ def _with_constants(name: str, whole: FlatProgram, part: FlatProgram) -> FlatPro
                 if ref in sized:
                     raise BatchError(_describe_index(name, one, sized[ref]))
         operands = _whole_operands(one.operands, own.operands)
-        replaced = any(
-            isinstance(a, Const) and isinstance(b, Const) and operand is a
-            for a, b, operand in zip(one.operands, own.operands, operands, strict=True)
-        )
+        replaced = any(map(_is_replaced, operands, own.operands))
         if replaced or not sized.keys().isdisjoint(refs(one.operands)):
             for result, aval in zip(one.results, own.result_avals, strict=True):
                 dtype = getattr(aval, "dtype", None)
                 if dtype is not None and jax.dtypes.issubdtype(dtype, np.integer):
                     sized[result] = own.line
+        if _is_same(one, own, operands):
+            equations.append(one)
+            continue
         bodies = zip(one.bodies, own.bodies, strict=True)
         equations.append(
             replace(
@@ -189,6 +190,28 @@ def _with_constants(name: str, whole: FlatProgram, part: FlatProgram) -> FlatPro
         )
     outputs = _whole_operands(whole.outputs, part.outputs)
     return FlatProgram(whole.inputs, part.input_avals, tuple(equations), outputs)
+
+
+def _is_same(whole: Equation, part: Equation, operands: tuple[Ref | Const, ...]) -> bool:
+    """True if nothing of an equation, which reads these operands, depends on the number of rows.
+
+    An equation that holds more than plain data is not looked into.
+    """
+    return (
+        whole.operand_shapes == part.operand_shapes
+        and not whole.bodies
+        and not whole.has_effects
+        and all(map(operator.is_, whole.operands, operands))
+        and all(map(_is_plain, whole.params.values()))
+        and whole.params == part.params
+        and whole.result_avals == part.result_avals
+    )
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str | np.dtype)
 
 
 def _describe_index(name: str, equation: Equation, line: str) -> str:
@@ -215,11 +238,17 @@ def _whole_operand(whole: Ref | Const, part: Ref | Const) -> Ref | Const:
     # Values are named as in the whole trace; constants are its own, so that a mean divides by B.
     if not isinstance(whole, Const) or not isinstance(part, Const):
         return whole
-    if whole.value is part.value or has_rows(whole.aval.shape, part.aval.shape):
-        return part
-    is_key = jax.dtypes.issubdtype(whole.aval.dtype, jax.dtypes.extended)
-    equal = not is_key and np.array_equal(np.asarray(whole.value), np.asarray(part.value))
-    return part if equal else whole
+    return part if has_rows(whole.aval.shape, part.aval.shape) else whole
+
+
+def _is_replaced(operand: Ref | Const, part: Ref | Const) -> bool:
+    """True if an operand is a constant that the part has another value for."""
+    if not isinstance(operand, Const) or not isinstance(part, Const):
+        return False
+    if operand.value is part.value:
+        return False
+    is_key = jax.dtypes.issubdtype(operand.aval.dtype, jax.dtypes.extended)
+    return is_key or not np.array_equal(np.asarray(operand.value), np.asarray(part.value))
 
 
 # -- sizes of a trace brought down to a number of rows that it was not traced on ------------------
@@ -254,6 +283,9 @@ def resize(whole: FlatProgram, tried: FlatProgram, trial: Trial) -> FlatProgram:
     """
     equations: list[Equation] = []
     for one, own in zip(whole.equations, tried.equations, strict=True):
+        if one is own:
+            equations.append(own)
+            continue
         # A kernel holds sizes in its jaxpr; a scatter's jaxpr combines two numbers and holds none.
         inner = () if own.bodies else jex.jaxprs_in_params(one.params)
         holds_sizes = any(getattr(v.aval, "shape", ()) for jaxpr in inner for v in jaxpr.invars)
@@ -334,7 +366,7 @@ def rows_behind_barriers(whole: FlatProgram, part: FlatProgram) -> tuple[FlatPro
             rows = tuple(i for i, (a, b) in enumerate(pairs) if has_rows(a.shape, b.shape))
             if 0 < len(rows) < len(one.results):
                 places[one.results[0]] = rows
-    return _loosen(whole, places), _loosen(part, places)
+    return (_loosen(whole, places), _loosen(part, places)) if places else (whole, part)
 
 
 def _loosen(program: FlatProgram, places: Mapping[Ref, tuple[int, ...]]) -> FlatProgram:

@@ -60,9 +60,9 @@ class _Scope:
 
     def paired(self, equation: Equation) -> Iterator[Equation]:
         """The equation, columns of its indices that count rows made batching dims."""
-        equation = replace(
-            equation, bodies=tuple(_rewrite(b, self._fresh) for b in equation.bodies)
-        )
+        if equation.bodies:
+            bodies = tuple(_rewrite(b, self._fresh) for b in equation.bodies)
+            equation = replace(equation, bodies=bodies)
         self._makers.update((r, equation) for r in equation.results)
         # 1. The columns of the indices, as JAX concatenates them.
         columns = self._columns(equation)

@@ -76,7 +76,8 @@ class MicrobatchTrace:
         except BatchError:
             return None
         part = replace(self.part, program=program)
-        return replace(self, part=replace(part, graph=build(part)), microbatches=microbatches)
+        part = replace(part, graph=build(part, self.part))
+        return replace(self, part=part, microbatches=microbatches)
 
 
 def trace_microbatch(
@@ -99,7 +100,7 @@ def trace_microbatch(
     traced = trace(spec, args, kwargs) if traced is None else traced
     if microbatches == 1:
         later = split_later_calls(_prepare(traced))
-        whole = replace(later.step, graph=build(later.step))
+        whole = replace(later.step, graph=build(later.step, traced))
         return MicrobatchTrace(whole, whole, 1, calls=later.calls)
     # 1. Which inputs hold rows.
     batch = batch_inputs(traced, batch_axes)
@@ -116,7 +117,8 @@ def trace_microbatch(
         whole = whole_from_sources(whole, found)
         numbered = part_from_sources(part, found, rows)
         part, index, sources = numbered.step, numbered.index, numbered.rows
-    whole, part = (replace(t, graph=build(t)) for t in (whole, part))
+    whole = replace(whole, graph=build(whole, traced))
+    part = replace(part, graph=build(part, whole))
     return MicrobatchTrace(whole, part, microbatches, index, sources, later.calls)
 
 

@@ -22,9 +22,14 @@ from autopar.rules import primitive
 _WRAPPERS = re.compile(r"\b(?:jvp|transpose|vmap|checkpoint|remat|rematted_computation|jit)\(|\)")
 
 
-def build(traced: TracedStep) -> Graph:
-    """The graph of a step: op i of the graph is equation i of the sealed program."""
+def build(traced: TracedStep, like: TracedStep | None = None) -> Graph:
+    """The graph of a step: op i of the graph is equation i of the sealed program.
+
+    Equations that are those of another step, which it is `like`, have that one's ops.
+    """
     program = traced.program
+    given = zip(like.program.equations, like.graph.ops, strict=True) if like is not None else ()
+    known = {id(e): op for e, op in given}
     inputs = tuple(
         Input(_value(ref, aval), role, path)
         for ref, aval, role, path in zip(
@@ -35,7 +40,10 @@ def build(traced: TracedStep) -> Graph:
     return Graph(
         name=traced.name,
         inputs=inputs,
-        ops=tuple(_op(e, r) for e, r in zip(program.equations, regions, strict=True)),
+        ops=tuple(
+            op if (op := known.get(id(e))) is not None and op.origin.region == r else _op(e, r)
+            for e, r in zip(program.equations, regions, strict=True)
+        ),
         outputs=tuple(_operand(o) for o in program.outputs),
         output_paths=traced.output_paths,
         donated=traced.donated,
