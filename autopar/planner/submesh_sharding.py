@@ -180,7 +180,7 @@ class SubmeshSharder:
         return SubmeshPlan.of(self._placed, submesh, plan)
 
     def _priced_step(self, submesh: int, shard: Optimal, setting: Setting) -> Priced:
-        """What a submesh runs with its prices, which no limit changes."""
+        """The work of a submesh with its prices, which no limit changes."""
         key = submesh, setting.partial_sums
         if key not in self._priced:
             graph = self._placed.graphs[submesh].graph

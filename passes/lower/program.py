@@ -137,7 +137,7 @@ class _Order:
 
     @cached_property
     def _routes(self) -> Sequence[Sequence[Route]]:
-        """What is sent after each part has run."""
+        """The values that are sent after each part has run."""
         return [list(self._routes_of(slots.outputs)) for slots in self.allocation.parts]
 
     def _routes_of(self, slots: Sequence[Slot]) -> Iterator[Route]:

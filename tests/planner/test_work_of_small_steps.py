@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -45,8 +45,8 @@ class Counted:
 def counted(monkeypatch: pytest.MonkeyPatch) -> Generator[Counted]:
     found = Counted()
 
-    def search(problem: Problem) -> Bounded:
-        found.answers.append(branch_and_bound(problem))
+    def search(problem: Problem, labels: Sequence[int]) -> Bounded:
+        found.answers.append(branch_and_bound(problem, labels=labels))
         return found.answers[-1]
 
     with monkeypatch.context() as patched:
