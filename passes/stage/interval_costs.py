@@ -28,17 +28,18 @@ _ANY_NUMBER = np.int64(1 << 40)
 class IntervalCosts:
     """Seconds and bytes of layers i..j under option o; `device_count` is the cluster's.
 
-    `whole` are F, I and W of one microbatch and their dispatch. `seconds` are these and an
-    (m-1)-th of what is done once a step, so that m - 1 of them hold it all (with one microbatch,
-    `whole` holds it too); infinite for no stage. `forward` and `weight` are F and W alone. `fixed`,
-    `activation`, of which `late`, `working` and `once` are bytes on one device, as in `StageCost`.
-    `submesh[o]` numbers the option's submesh.
+    `whole` are F, I and W of one microbatch and the dispatch of two tasks, F and a backward.
+    `seconds` are these and an (m-1)-th of what is done once a step, so that m - 1 of them hold it
+    all (with one microbatch, `whole` holds it too); infinite for no stage. `forward` and `weight`
+    are F and W alone. `fixed`, `activation`, of which `late`, `working` and `once` are bytes on one
+    device, as in `StageCost`. `submesh[o]` numbers the option's submesh.
     Across the cut before layer i a stage on submesh u moves a microbatch in `cut[0, u, i]` seconds
     one way, and keeps wires busy for `cut[1, u, i]`.
     """
 
     batch: BatchPrices
     device_count: int
+    task_seconds: float  # of the dispatch of one task
     options: tuple[Option, ...]
     submesh: Ints
     seconds: Floats
@@ -63,8 +64,13 @@ class IntervalCosts:
         return len(self.seconds[0])
 
     def under(self, schedule: str) -> IntervalCosts:
-        """The costs under a schedule: where I and W are one task nothing waits for W."""
-        return self if SCHEDULES[schedule].needs_split else self._unsplit
+        """The costs under a schedule: W is dispatched by itself, or nothing waits for it."""
+        return self._split if SCHEDULES[schedule].needs_split else self._unsplit
+
+    @cached_property
+    def _split(self) -> IntervalCosts:
+        task = self.task_seconds
+        return replace(self, seconds=self.seconds + task, whole=self.whole + task)
 
     @cached_property
     def _unsplit(self) -> IntervalCosts:
@@ -99,6 +105,7 @@ def interval_costs(table: StageTable, batch: BatchPrices) -> IntervalCosts:
     return IntervalCosts(
         batch=batch,
         device_count=table.cluster.device_count,
+        task_seconds=table.task_seconds,
         options=options,
         submesh=np.array(owners, dtype=np.int64),
         seconds=np.where(_stages(table), seconds, np.inf),

@@ -211,6 +211,21 @@ def test_what_waits_for_weight_gradients_is_held_where_they_are_tasks_of_their_o
     assert search(replace(table, memory_bytes=20), Wanted(stages=2)).best.schedule == "1f1b"
 
 
+def test_weight_gradients_are_dispatched_where_they_are_tasks_of_their_own() -> None:
+    cluster = Cluster.parse("2xcpu")
+    shapes = submesh_shapes(cluster)
+    options = tuple((Option(mesh_of(s), Remat.NONE, (even_price(3.0),) * 4),) for s in shapes)
+    batch = BatchPrices(4, (0,) * 3, options)
+    table = StageTable(cluster, 64, shapes, (batch,), ("1f1b", "zb-h1"), task_seconds=0.5)
+    costs = interval_costs(table, batch)
+    for name, tasks in (("1f1b", 2), ("zb-h1", 3)):
+        whole = costs.under(name).whole[0, 1, 2]
+        assert whole == pytest.approx(2 * even_price(3.0).each.total + tasks * 0.5)
+        best = search(replace(table, schedules=(name,)), Wanted(stages=2)).best
+        # F and B, or F, I and W, of each of 4 microbatches keep a device busy.
+        assert best.seconds >= 4 * (2 * even_price(3.0).each.total + tasks * 0.5)
+
+
 def test_the_update_holds_its_own_when_nothing_is_in_flight() -> None:
     cluster = Cluster.parse("2xcpu")
     shapes = submesh_shapes(cluster)
