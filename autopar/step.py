@@ -80,7 +80,7 @@ from autopar.runtime.state import abstract_state, init
 from autopar.runtime.timeline import Timeline, chrome_trace
 from autopar.runtime.transport.abstract import AbstractTransport
 from autopar.runtime.transport.choice import transport_for
-from autopar.runtime.transport.in_flight import in_flight_limit
+from autopar.runtime.transport.in_flight import in_flight_limit, nearest_awaited
 from autopar.runtime.transport.local import LocalTransport
 from autopar.runtime.watchdog import PATIENCE_SECONDS
 from autopar.schedule.simulate import Simulation
@@ -782,7 +782,7 @@ def _check_waiting(
     """Raise JobError unless no process of this job ever waits for one that waits for it."""
     host = host_of(meshes)
     own = walks(program, host.count, host.submeshes, transport.asks_all)
-    limit = in_flight_limit(str(meshes[0].devices.flat[0].platform))
+    limit = nearest_awaited(in_flight_limit(str(meshes[0].devices.flat[0].platform)))
     verify_projections(program, host.submeshes, own, Transports(transport.asks_all, limit))
 
 

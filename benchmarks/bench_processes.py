@@ -2,10 +2,12 @@
 
 Every job has the same devices in total and runs the same plans, in turn with the others; prints
 JSON. The host's time is what a process's own thread works for each of its instructions, whoever
-waits for whom; `walk_us_an_instruction` is the part of it that is ours, with programs and a
-transport that do nothing. On one machine all processes share the cores, and the transport's threads
-take theirs too: `bare_transfer_ms` is what an activation takes from one process to another when
-nothing else goes on.
+waits for whom; `jax_us_an_instruction` is what of it passes within JAX's calls of compiled programs
+and within transports, and `over_jax` the ratio of the two. `walk_us_an_instruction` is the walk
+alone, with programs and a transport that do nothing. `jit_over_one_process` is the ratio of plain
+`jax.jit` with the same rows on the same devices: what JAX itself pays for processes. On one machine
+all processes share the cores, and the transport's threads take theirs too: `bare_transfer_ms` is
+what an activation takes from one process to another when nothing else goes on.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ from __future__ import annotations
 import json
 import math
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -25,7 +28,7 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import autopar
 from autopar.ir.program import Program, Run, Send, Start
@@ -35,11 +38,13 @@ from autopar.runtime.bind import ArrayType, host_of
 from autopar.runtime.job import this_job
 from autopar.runtime.shardings import bind_plan
 from autopar.runtime.transport.abstract import AbstractTransport, Copier, Endpoint, Route
+from autopar.runtime.transport.local import LocalTransport
 from autopar.runtime.transport.pull import PullTransport
 from tests.processes.jobs import StandingJob, standing_job
 
 DEVICES, LAYERS, MICROBATCHES, ROWS = 4, 8, 6, 32  # rows of a microbatch
 ROUNDS, STEPS = 7, 10  # in turn, and of each round
+MESHES = (4, 2)  # devices of plain jit's meshes
 SHAPES = ((1, 4), (2, 2), (4, 1))  # processes, and the devices of each
 PLANS: tuple[dict[str, Any], ...] = (
     {"method": "fsdp"},
@@ -76,10 +81,50 @@ def batch_of(width: int) -> dict[str, Any]:
 # -- in a process of a job ---------------------------------------------------------------------
 
 
+class Stopwatch:
+    """CPU seconds that this process's calling thread spends in some functions."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._is_within = False
+
+    def timed(self, fun: Callable[..., Any]) -> Callable[..., Any]:
+        """The function under this watch; of one in another only the outer is measured."""
+
+        def run(*args: Any) -> Any:
+            if self._is_within:
+                return fun(*args)
+            self._is_within, began = True, time.thread_time()
+            try:
+                return fun(*args)
+            finally:
+                self.seconds += time.thread_time() - began
+                self._is_within = False
+
+        return run
+
+
+@lru_cache
+def in_jax() -> Stopwatch:
+    """The watch over all compiled programs and transports of this process."""
+    watch = Stopwatch()
+    compiled: Any = jax.stages.Compiled
+    compiled.__call__ = watch.timed(compiled.__call__)
+    for kind in (LocalTransport, PullTransport):
+        _watch_copies(kind, watch)
+    return watch
+
+
+def _watch_copies(kind: Any, watch: Stopwatch) -> None:
+    make = kind.copier
+    kind.copier = lambda *given: watch.timed(make(*given))
+
+
 class Running:
     """A step that has been compiled, and its state as it goes on."""
 
     def __init__(self, path: str, width: int) -> None:
+        self._in_jax = in_jax()
         self._step = autopar.parallelize(train, plan=path)
         self._batch = batch_of(width)
         self._state = self._step.init(lambda: create(width))
@@ -91,13 +136,18 @@ class Running:
     def run(self, count: int) -> dict[str, float]:
         """Seconds of a step, its loss read as users read it, and of the host's own work in it."""
         start, own = time.perf_counter(), 0.0
+        self._in_jax.seconds = 0.0
         for _ in range(count):
             began = time.thread_time()
             self._state, loss = self._step(self._state, self._batch)
             own += time.thread_time() - began
             float(loss)
         jax.block_until_ready(self._state)
-        return {"step": (time.perf_counter() - start) / count, "host": own / count}
+        return {
+            "step": (time.perf_counter() - start) / count,
+            "host": own / count,
+            "jax": self._in_jax.seconds / count,
+        }
 
 
 @lru_cache
@@ -111,6 +161,46 @@ def steps(path: str, width: str, count: str) -> dict[str, float]:
     found = running(path, width)
     host = host_of(found.meshes)
     return {**found.run(int(count)), "instructions": len(host.numbers(found.program))}
+
+
+@lru_cache
+def plain(width: str, size: str) -> list[list[Any]]:
+    """A step under plain jit on each mesh of so many devices: its weights, whole, and its rows.
+
+    Of a mesh without devices of this process there is none.
+    """
+    found: list[list[Any]] = []
+    weights, batch = create(int(width)), batch_of(int(width))
+    for devices in np.array(jax.devices(), dtype=object).reshape(-1, int(size)):
+        if all(d.process_index != jax.process_index() for d in devices):
+            continue
+        mesh = Mesh(devices, ("data",))
+        whole, rows = (NamedSharding(mesh, PartitionSpec(*s)) for s in ((), ("data",)))
+        step = jax.jit(train, donate_argnums=0, out_shardings=(whole, whole))
+        found.append([step, _laid(weights, whole), _laid(batch, rows)])
+    return found
+
+
+def _laid(tree: Any, sharding: NamedSharding) -> Any:
+    def laid(leaf: Any) -> Any:
+        host = np.array(leaf)
+        return jax.make_array_from_callback(host.shape, sharding, lambda box: host[box])
+
+    return jax.tree.map(laid, tree)
+
+
+def plain_steps(width: str, size: str, count: str) -> float:
+    """Seconds of a step under plain jit, on all meshes side by side."""
+    own = plain(width, size)
+    start = time.perf_counter()
+    for _ in range(int(count)):
+        losses: list[Any] = []
+        for running in own:
+            step, weights, batch = running
+            running[1], loss = step(weights, batch)
+            losses.append(loss)
+        jax.block_until_ready(losses)
+    return (time.perf_counter() - start) / int(count)
 
 
 def walk(path: str, width: str) -> float:
@@ -189,20 +279,26 @@ def _first_of(process: int) -> Any:
 
 @dataclass
 class Timings:
-    """Of each round of a job: seconds of a step, and of the host an instruction, of the slowest."""
+    """Of each round of a job: seconds of a step, and of the slowest host an instruction.
+
+    `jax` are those of the same host within JAX.
+    """
 
     steps: list[float]
     hosts: list[float]
+    jax: list[float]
 
     def add(self, told: Sequence[dict[str, float]]) -> None:
         """Add what the processes of a job tell of a round."""
         self.steps.append(max(t["step"] for t in told))
-        self.hosts.append(max(t["host"] / t["instructions"] for t in told))
+        slowest = max(told, key=lambda t: t["host"] / t["instructions"])
+        self.hosts.append(slowest["host"] / slowest["instructions"])
+        self.jax.append(slowest["jax"] / slowest["instructions"])
 
 
 def compared(jobs: dict[tuple[int, int], StandingJob], width: int, options: Any) -> dict[str, Any]:
     """A plan in all jobs, in turn."""
-    timings = {shape: Timings([], []) for shape in jobs}
+    timings = {shape: Timings([], [], []) for shape in jobs}
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         state = jax.eval_shape(lambda: create(width))
         plan = autopar.plan(train, state, batch_of(width), cluster=f"{DEVICES}xcpu", **options)
@@ -220,9 +316,31 @@ def compared(jobs: dict[tuple[int, int], StandingJob], width: int, options: Any)
         "plan": " ".join(map(str, options.values())),
         "step_ms": {_name(s): _rounded(t.steps, 1e3) for s, t in timings.items()},
         "host_us_an_instruction": {_name(s): _rounded(t.hosts, 1e6) for s, t in timings.items()},
+        "jax_us_an_instruction": {_name(s): _rounded(t.jax, 1e6) for s, t in timings.items()},
+        "over_jax": {_name(s): _rounded(_ratios(t.hosts, t.jax), 1) for s, t in timings.items()},
         "walk_us_an_instruction": _rounded(own, 1e6),
         "over_one_process": {
             _name(s): _rounded(_ratios(timings[s].steps, timings[alone].steps), 1) for s in others
+        },
+    }
+
+
+def plainly(jobs: dict[tuple[int, int], StandingJob], width: int, size: int) -> dict[str, Any]:
+    """Plain jit on meshes of so many devices in all jobs, in turn."""
+    taken: dict[tuple[int, int], list[float]] = {shape: [] for shape in jobs}
+    for number in range(ROUNDS):
+        for shape, job in jobs.items():
+            words = ("benchmarks.bench_processes:plain_steps", str(width), str(size), str(STEPS))
+            told = job.results(*words)
+            if number:  # the first compiles
+                taken[shape].append(max(told))
+    alone, *others = jobs
+    return {
+        "width": width,
+        "plain jit on meshes of": size,
+        "step_ms": {_name(s): _rounded(t, 1e3) for s, t in taken.items()},
+        "jit_over_one_process": {
+            _name(s): _rounded(_ratios(taken[s], taken[alone]), 1) for s in others
         },
     }
 
@@ -246,10 +364,12 @@ def main() -> None:
     jax.config.update("jax_num_cpu_devices", DEVICES)
     with ExitStack() as stack:
         jobs = {shape: stack.enter_context(standing_job(*shape)) for shape in SHAPES}
-        for width in (16, 256, 1024):
+        for width in map(int, sys.argv[1:] or ("16", "256", "1024")):
             words = ("benchmarks.bench_processes:transfers", str(width), "100")
             bare = jobs[SHAPES[1]].results(*words)[1]
             print(json.dumps({"width": width, "bare_transfer_ms": _rounded([bare], 1e3)}))
+            for size in MESHES:
+                print(json.dumps(plainly(jobs, width, size)), flush=True)
             for options in PLANS:
                 print(json.dumps(compared(jobs, width, options)), flush=True)
 

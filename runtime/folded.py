@@ -25,6 +25,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from autopar.frontend.compat import key_impl
 from autopar.ir.folded import NONE, FoldedProgram, Held, Lane, Loop, Source, Turn, Wave
 from autopar.ir.program import ONCE, Feed, Fetch, PartKind, Program, Run
+from autopar.ir.sharding import MeshShape
 from autopar.ir.spmd import Move
 from autopar.runtime.actions import Action
 from autopar.runtime.bind import ArrayType, is_key, processes_of, words_of
@@ -97,6 +98,61 @@ class FoldedSource:
             for h in self.folded.fetches
         ]
         return (*(_raw(piece)[0] for piece in made), jnp.zeros((), bool))
+
+    # -- the program of all devices ----------------------------------------------------------
+
+    @property
+    def mesh(self) -> MeshShape:
+        """The mesh of all submeshes, along an axis of their own in front."""
+        own = self.sources[0].mesh
+        count = len(self.folded.program.submeshes)
+        return MeshShape((self.axis, *own.names), (count, *own.sizes))
+
+    def given(self, mesh: Any) -> list[jax.ShapeDtypeStruct]:
+        """The arguments on a mesh of all submeshes, which may be an abstract one."""
+        return [self._layout(held, mesh) for held in self.folded.feeds]
+
+    def made(self, mesh: Any) -> list[jax.ShapeDtypeStruct]:
+        """The results on such a mesh."""
+        return [self._layout(held, mesh) for held in self.folded.fetches]
+
+    def _layout(self, held: Held, mesh: Any) -> jax.ShapeDtypeStruct:
+        """A cell as one array: on each device its piece of its submesh's array."""
+        kind, cell = _words(self.types[held.cell]), self.folded.cells[held.cell]
+        shape = (self.folded.program.microbatches, *kind.shape) if cell.depth else kind.shape
+        spec = PartitionSpec(self.mesh.names)
+        if not shape:  # each device has its own, whatever others have
+            spec = PartitionSpec()
+        else:
+            shape = (shape[0] * self.mesh.device_count, *shape[1:])
+        return jax.ShapeDtypeStruct(shape, kind.dtype, sharding=NamedSharding(mesh, spec))
+
+    def donated(self, kept: Collection[tuple[int, int]]) -> tuple[int, ...]:
+        """The arguments that the step consumes; `kept` are registers that outlive it."""
+        return tuple(
+            n
+            for n, held in enumerate(self.folded.feeds)
+            if held.is_consumed and not any((s, r) in kept for s, r in enumerate(held.registers))
+        )
+
+    def jitted(self, mesh: Any, donated: Sequence[int]) -> Any:
+        """A jitted function of cells on a mesh, which may be an abstract one."""
+        given, made = self.given(mesh), self.made(mesh)
+        token = NamedSharding(mesh, PartitionSpec())
+        mapped: Any = jax.shard_map(
+            self.local,
+            mesh=mesh,
+            in_specs=tuple(t.sharding.spec for t in given),
+            out_specs=(*(t.sharding.spec for t in made), PartitionSpec()),
+            check_vma=False,
+        )
+        mapped.__name__ = "folded_step"
+        return jax.jit(
+            mapped,
+            in_shardings=tuple(t.sharding for t in given),
+            out_shardings=(*(t.sharding for t in made), token),
+            donate_argnums=tuple(donated),
+        )
 
     # -- cells -------------------------------------------------------------------------------
 
@@ -403,20 +459,13 @@ class FoldedStep:
     ) -> None:
         self._source, self._meshes = source, meshes
         self._admit = limit_in_flight(limit)
-        folded = source.folded
-        self._mesh = _joint(meshes, source.axis)
-        given = [self._layout(h) for h in folded.feeds]
-        made = [self._layout(h) for h in folded.fetches]
-        donated = [
-            n
-            for n, h in enumerate(folded.feeds)
-            if h.is_consumed and not any((s, r) in kept for s, r in enumerate(h.registers))
-        ]
+        folded, mesh = source.folded, joint_mesh(meshes, source.axis)
+        given, donated = source.given(mesh), source.donated(kept)
         start = time.perf_counter()
-        self.compiled = self._compiled(given, made, donated)
+        self.compiled = source.jitted(mesh, donated).lower(*given).compile()
         distinct = len(set(source.keys))
         self.report = CompileReport(len(folded.parts), distinct, 1, 0, time.perf_counter() - start)
-        self._donated, self._lying = frozenset(donated), (given, made)
+        self._donated, self._lying = frozenset(donated), (given, source.made(mesh))
         self._types: dict[CellType, CellType] = {}
 
     def bind(
@@ -467,38 +516,6 @@ class FoldedStep:
 
         return act
 
-    def _layout(self, held: Held) -> jax.ShapeDtypeStruct:
-        """A cell as one array: on each device its piece of its submesh's array."""
-        source = self._source
-        kind, cell = _words(source.types[held.cell]), source.folded.cells[held.cell]
-        shape = (source.folded.program.microbatches, *kind.shape) if cell.depth else kind.shape
-        if not shape:  # each device has its own, whatever others have
-            return jax.ShapeDtypeStruct((), kind.dtype, sharding=self._sharding(PartitionSpec()))
-        axes = tuple(map(str, self._mesh.axis_names))
-        whole = (shape[0] * self._mesh.size, *shape[1:])
-        return jax.ShapeDtypeStruct(whole, kind.dtype, sharding=self._sharding(PartitionSpec(axes)))
-
-    def _sharding(self, spec: PartitionSpec) -> NamedSharding:
-        return NamedSharding(self._mesh, spec)
-
-    def _compiled(self, given: Sequence[Any], made: Sequence[Any], donated: Sequence[int]) -> Any:
-        token = self._sharding(PartitionSpec())
-        mapped: Any = jax.shard_map(
-            self._source.local,
-            mesh=self._mesh,
-            in_specs=tuple(t.sharding.spec for t in given),
-            out_specs=(*(t.sharding.spec for t in made), PartitionSpec()),
-            check_vma=False,
-        )
-        mapped.__name__ = "folded_step"
-        jitted = jax.jit(
-            mapped,
-            in_shardings=tuple(t.sharding for t in given),
-            out_shardings=(*(t.sharding for t in made), token),
-            donate_argnums=tuple(donated),
-        )
-        return jitted.lower(*given).compile()
-
 
 def _stacked(place: Feed | Fetch, kind: ArrayType) -> ArrayType:
     """The type of a register: rows are not cut into microbatches here."""
@@ -510,7 +527,7 @@ def _words(kind: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     return words_of(kind) if is_key(kind.dtype) else kind
 
 
-def _joint(meshes: Sequence[Mesh], axis: str) -> Mesh:
+def joint_mesh(meshes: Sequence[Mesh], axis: str) -> Mesh:
     """The mesh of all submeshes, along an axis of their own in front."""
     devices = np.stack([m.devices for m in meshes])
     names = (axis, *map(str, meshes[0].axis_names))

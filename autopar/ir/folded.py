@@ -183,6 +183,19 @@ class FoldedProgram:
         rings = (c for n, c in enumerate(self.cells) if c.depth and n not in fed)
         return sum(cell.nbytes * (cell.depth + 1) // cell.depth for cell in rings)
 
+    @property
+    def lane_bytes(self) -> int:
+        """Bytes on each device of what lanes send in a tick, and of the one that is arriving."""
+        most = 0
+        for loop in self.loops:
+            sent = [
+                cell.nbytes // max(1, cell.depth)
+                for turn in loop.turns
+                for cell in (self.cells[lane.target] for lane in turn.lanes)
+            ]
+            most = max(most, sum(sent) + max(sent, default=0))
+        return most
+
     @cached_property
     def peak_in_flight(self) -> tuple[int, ...]:
         """The largest number of microbatches between their forward and backward, by submesh."""

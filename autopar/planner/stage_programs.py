@@ -101,7 +101,8 @@ class StagePrograms:
             held = self.folded.state_bytes + self.folded.sum_bytes
             working = max(c.working_bytes for c in self.costs)
             update = max(c.once_bytes for c in self.costs)
-            peak = held + max(self.folded.ring_bytes + working, update)
+            flying = self.folded.ring_bytes + self.folded.lane_bytes
+            peak = held + max(flying + working, update)
             return (peak,) * len(self.shardings)
         return tuple(
             peak_bytes([self.costs[s] for s in self.placed.stages_on(k)], flight)

@@ -346,8 +346,9 @@ class Judge:
 
         Of a program that does not fit a TPU its compiler tells no more than that.
         """
-        found = compare_collectives(program.collectives, compiled.collectives)
-        is_whole = not compiled.out_of_memory or bool(compiled.hlo)
+        planned = program.collectives
+        found = compare_collectives(planned or (), compiled.collectives)
+        is_whole = planned is not None and (not compiled.out_of_memory or bool(compiled.hlo))
         figures = list(_traffic(found)) if is_whole else []
         if self.level is not CheckLevel.COLLECTIVES:
             figures += [*self._memory(program, compiled), *self._seconds(program, compiled)]

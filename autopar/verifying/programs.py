@@ -13,31 +13,33 @@ from autopar.cost.memory import held_bytes
 from autopar.cost.overlap import listing_seconds
 from autopar.cost.prices import Prices
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
+from autopar.ir.folded import FoldedProgram
 from autopar.ir.plan import Prediction
 from autopar.ir.program import PartKind, Program
 from autopar.ir.spmd import Collective, Move
 from autopar.ir.values import Role, item_bytes
 from autopar.planner.planned import Planned
-from autopar.runtime.aot.program import AotProgram, export_part
+from autopar.runtime.aot.program import AotProgram, export_folded, export_part
 from autopar.runtime.bind import shape_with_axis
 from autopar.runtime.compile import group_equal_parts
+from autopar.runtime.folded import FoldedSource
 from autopar.runtime.interface import Interface
 from autopar.runtime.parts import PartSource
-from autopar.runtime.validation.steps import CpuProgram, cpu_program_of_part
+from autopar.runtime.validation.steps import CpuProgram, cpu_program_of_part, cpu_program_of_stages
 
 
 @dataclass(frozen=True)
 class PlannedProgram:
     """A program and its predictions, of one device and one run.
 
-    `export` makes the program for a compiler: it raises VerifyError where that is not installed,
-    and ClusterError where it knows no such chip. `alike` are further parts of a plan of stages that
-    are the same program.
+    Where `collectives` are None they are not compared. `export` makes the program for a compiler:
+    it raises VerifyError where that is not installed, and ClusterError where it knows no such chip.
+    `alike` are further parts of a plan of stages that are the same program.
     """
 
     name: str
     export: Callable[[], AotProgram] | CpuProgram
-    collectives: tuple[tuple[Move, Collective], ...]
+    collectives: tuple[tuple[Move, Collective], ...] | None
     argument_bytes: int
     peak_bytes: int
     seconds: float
@@ -66,6 +68,9 @@ def programs_of(planned: Planned, cluster: Cluster, target: Target) -> Iterator[
     meshes = tuple(shape_with_axis(s.mesh) for s in program.submeshes)
     interface = Interface(trace, program, meshes)
     is_cpu = target.platform == "cpu"
+    if (folded := planned.programs.folded) is not None:
+        yield _folded(interface, folded, planned.plan.prediction, cluster, target)
+        return
     for sources in group_equal_parts(interface.sources(target.platform, donate_state=True)):
         part = sources[0].program.part
         ahead = partial(export_part, sources[0], program.submeshes, cluster)
@@ -87,6 +92,31 @@ def _whole(
         export=export,
         collectives=source.program.listing.collectives(),
         argument_bytes=predicted.argument_bytes,
+        peak_bytes=predicted.peak_bytes,
+        seconds=predicted.seconds,
+        exposed_seconds=predicted.exposed_seconds,
+    )
+
+
+def _folded(
+    interface: Interface,
+    folded: FoldedProgram,
+    predicted: Prediction,
+    cluster: Cluster,
+    target: Target,
+) -> PlannedProgram:
+    """The one program of all stages."""
+    sources = interface.sources(target.platform, donate_state=True)
+    source, kept = FoldedSource(folded, sources), interface.lasting(donate_state=True)
+    if target.platform == "cpu":
+        export: Callable[[], AotProgram] | CpuProgram = cpu_program_of_stages(source, kept)
+    else:
+        export = partial(export_folded, source, kept, folded.program.submeshes, cluster)
+    return PlannedProgram(
+        name="",
+        export=export,
+        collectives=None,
+        argument_bytes=folded.state_bytes,
         peak_bytes=predicted.peak_bytes,
         seconds=predicted.seconds,
         exposed_seconds=predicted.exposed_seconds,

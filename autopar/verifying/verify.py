@@ -13,6 +13,7 @@ from autopar.errors import ArgumentError, VerifyError
 from autopar.frontend import read_call
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.compiled import CheckLevel, Compiled
+from autopar.ir.folded import FoldedProgram
 from autopar.ir.plan import Plan
 from autopar.ir.program import Program
 from autopar.ir.projection import walks
@@ -44,6 +45,12 @@ Elsewhere = tuple[AbstractContextManager[FlatStep], str]
 _CPU_NOTE = (
     "XLA on CPU fuses less, widens narrow floats and has no timeline: its peak decides nothing, "
     "and bytes of narrow floats may differ. A target such as {count}xh100 asks a GPU's compiler"
+)
+
+
+_NOT_COMPARED = (
+    "the collectives of one program of all stages are not compared: each is in the branch of its "
+    "own stage. With lower=mpmd the same stages are, part by part; level memory compares the peak"
 )
 
 
@@ -95,6 +102,10 @@ def verify_planned(planned: Planned, called: Called, inquiry: Inquiry) -> Verifi
         return Verification(origin.step, origin.cluster_name, level, numerics=found, notes=notes)
     cluster = _target_cluster(planned, inquiry)
     target = Target.of(cluster)
+    if planned.programs.folded is not None:
+        if level is CheckLevel.COLLECTIVES:
+            raise VerifyError(_NOT_COMPARED)
+        notes += (_NOT_COMPARED,)
     parts = tuple(_parts(planned, cluster, target, inquiry))
     is_cpu = target.platform == "cpu"
     if is_cpu:
@@ -163,7 +174,8 @@ def _validation(
         called, plain, notes = small.called, small.plain, (small.note,)
         trace, program = MicrobatchTrace.of_whole(small.traced), small.program
     meshes = [s.mesh for s in program.submeshes]
-    running: AbstractContextManager[FlatStep] = _on_cpu(trace, program)
+    folded = planned.programs.folded
+    running: AbstractContextManager[FlatStep] = _on_cpu(trace, folded or program)
     if elsewhere is not None:
         running, note = elsewhere
         notes = (*notes, note)
@@ -182,11 +194,12 @@ def _validation(
 
 
 @contextmanager
-def _on_cpu(trace: MicrobatchTrace, program: Program) -> Generator[FlatStep]:
+def _on_cpu(trace: MicrobatchTrace, lowered: Program | FoldedProgram) -> Generator[FlatStep]:
     """The planned step on this process's CPU devices, or one program on those of another one."""
+    program = lowered.program if isinstance(lowered, FoldedProgram) else lowered
     count = sum(s.mesh.device_count for s in program.submeshes)
     if not program.is_one_part or runs_here(count):
-        yield planned_step(trace, program)
+        yield planned_step(trace, lowered)
         return
     exported = export_whole(trace, program, Cluster.parse(f"{count}xcpu"), donate=False)
     with remote_step(exported, trace.whole.constants) as step:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from autopar.ir.sharding import MeshShape
 from autopar.ir.stages import Submesh
 from autopar.runtime.aot.extras import check_extras
 from autopar.runtime.aot.gpu_specs import gpu_spec
+from autopar.runtime.folded import FoldedSource
 from autopar.runtime.parts import PartSource
 from autopar.runtime.parts import abstract_mesh as abstract_mesh
 
@@ -96,3 +97,19 @@ def export_part(source: PartSource, submeshes: Sequence[Submesh], cluster: Clust
     mesh = abstract_mesh(source.mesh)
     given = tuple(t.on(mesh) for t in source.given)
     return export_jitted(source.jitted(mesh), given, source.mesh, order, source.donated, target)
+
+
+def export_folded(
+    source: FoldedSource,
+    kept: Collection[tuple[int, int]],
+    submeshes: Sequence[Submesh],
+    cluster: Cluster,
+) -> AotProgram:
+    """The export of all stages as one program, for their blocks of the cluster.
+
+    Raises what `export_jitted` raises.
+    """
+    target, order = target_within(cluster, [d for s in submeshes for d in s.devices])
+    mesh, donated = abstract_mesh(source.mesh), source.donated(kept)
+    given = tuple(source.given(mesh))
+    return export_jitted(source.jitted(mesh, donated), given, source.mesh, order, donated, target)

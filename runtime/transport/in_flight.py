@@ -32,15 +32,26 @@ def admit_any(token: Any) -> None:
     """Lets any number of programs be under way."""
 
 
+def nearest_awaited(limit: int) -> int:
+    """The smallest number of programs between one that is issued and one that is waited for."""
+    return limit // 2 + 1 if limit else 0
+
+
 def limit_in_flight(limit: int) -> Admit:
-    """A function that takes the token of each program, and waits for the `limit`-th before it."""
+    """A function that takes the token of each program, and waits where `limit` are under way.
+
+    It waits for the older half of them at once, as to fall asleep and wake up takes the host as
+    long as to start a program. Of these the newest comes first: the others are done by then.
+    """
     if not limit:
         return admit_any
     pending: deque[Any] = deque()
+    half = (limit + 1) // 2
 
     def admit(token: Any) -> None:
         if len(pending) >= limit:
-            wait(pending.popleft())
+            for older in reversed([pending.popleft() for _ in range(half)]):
+                wait(older)
         pending.append(token)
 
     return admit

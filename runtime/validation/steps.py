@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -19,11 +19,13 @@ from autopar.frontend.trace.step import plain_steps
 from autopar.frontend.traced import FlatProgram
 from autopar.hlo.collectives import compiled_collectives
 from autopar.ir.compiled import Compiled
+from autopar.ir.folded import FoldedProgram
 from autopar.ir.program import Program
 from autopar.ir.sharding import MeshShape
 from autopar.ir.text import show_bytes
 from autopar.runtime.bind import bind_mesh, is_key
 from autopar.runtime.executor import Executor
+from autopar.runtime.folded import FoldedSource
 from autopar.runtime.parts import PartSource
 
 # Flat arguments of the step, on the host, to its flat results there.
@@ -92,12 +94,13 @@ def plain_step(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> F
     return run
 
 
-def planned_step(trace: MicrobatchTrace, program: Program) -> FlatStep:
+def planned_step(trace: MicrobatchTrace, lowered: Program | FoldedProgram) -> FlatStep:
     """A planned step on CPU devices; raises VerifyError where this process has too few."""
+    program = lowered.program if isinstance(lowered, FoldedProgram) else lowered
     places = [s.devices or tuple(range(s.mesh.device_count)) for s in program.submeshes]
     devices = cpu_devices(1 + max(max(own) for own in places))
     pairs = zip(program.submeshes, places, strict=True)
-    executor = Executor(trace, program, [bind_mesh(s.mesh, own, devices) for s, own in pairs])
+    executor = Executor(trace, lowered, [bind_mesh(s.mesh, own, devices) for s, own in pairs])
     return lambda leaves: on_host(jax.tree_util.tree_leaves(executor(leaves)))
 
 
@@ -203,6 +206,14 @@ class CpuProgram:
             - memory.alias_size_in_bytes,
             collectives=compiled_collectives(made.as_text(), self.mesh, order),
         )
+
+
+def cpu_program_of_stages(source: FoldedSource, kept: Collection[tuple[int, int]]) -> CpuProgram:
+    """The one program of all stages; raises VerifyError where there are too few CPU devices."""
+    mesh = source.mesh
+    bound = bind_mesh(mesh, range(mesh.device_count), cpu_devices(mesh.device_count))
+    jitted = source.jitted(bound, source.donated(kept))
+    return CpuProgram(mesh, lambda: jitted.lower(*source.given(bound)).compile())
 
 
 def cpu_program_of_part(source: PartSource) -> CpuProgram:

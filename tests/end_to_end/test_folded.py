@@ -13,13 +13,13 @@ import orbax.checkpoint as ocp
 import pytest
 
 import autopar
-from autopar.errors import LoweringError, PlanFileError
+from autopar.errors import LoweringError, PlanFileError, VerifyError
 from autopar.frontend.compat import assembler
 from autopar.ir.plan import SPMD
 from autopar.ir.stages import Remat
 from autopar.passes.lower.lowering import Spmd
 from autopar.runtime.bind import bind_mesh
-from autopar.runtime.cells import CellType
+from autopar.runtime.cells import Cells, CellType
 from autopar.runtime.executor import Executor, Options
 from autopar.runtime.pieces import StackedPieces
 from tests.end_to_end.objectives import stacked, subjects
@@ -174,6 +174,30 @@ def test_state_goes_on_in_the_cells_that_it_was_left_in(monkeypatch: pytest.Monk
     got = step(state, subject.batch(3))
     assert len(made) > 2 * batch_only
     assert not differing(numbers(got), numbers(plain(wanted, subject.batch(3))))
+
+
+def test_what_is_verified_is_the_one_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = stacked()
+    step = _step(subject, "spmd")
+    ran: list[object] = []
+    seen = Cells.seen
+
+    def watched(own: Cells, inputs: Any) -> list[Any]:
+        ran.append(own)
+        return seen(own, inputs)
+
+    monkeypatch.setattr(Cells, "seen", watched)
+    found = step.verify(subject.state, subject.batch(0), level="numerics")
+    assert found.agrees
+    assert ran
+    found = step.verify(subject.state, subject.batch(0), level="memory")
+    (part,) = found.parts
+    figures = {figure.name: figure for figure in part.figures}
+    assert figures["arguments"].predicted == figures["arguments"].compiled
+    assert figures.keys() == {"arguments", "peak"}
+    assert any("collectives of one program of all stages" in note for note in found.notes)
+    with pytest.raises(VerifyError, match="lower=mpmd"):
+        step.verify(subject.state, subject.batch(0), level="collectives")
 
 
 def test_either_lowering_goes_on_where_the_other_stopped(tmp_path: Path) -> None:

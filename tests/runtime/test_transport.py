@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from autopar.ir.sharding import MeshShape
 from autopar.runtime.bind import ArrayType, bind_mesh
 from autopar.runtime.transport.abstract import Endpoint, Route
-from autopar.runtime.transport.in_flight import limit_in_flight
+from autopar.runtime.transport.in_flight import limit_in_flight, nearest_awaited
 from autopar.runtime.transport.local import LocalTransport
 
 WHOLE = np.arange(64.0, dtype=np.float32).reshape(8, 8)
@@ -98,18 +98,24 @@ def test_nothing_is_waited_for(devices: list[jax.Device]) -> None:
     np.testing.assert_array_equal(sent, made)
 
 
-def test_a_window_waits_for_the_one_that_falls_out() -> None:
+def test_a_full_window_waits_for_its_older_half() -> None:
+    waits: list[tuple[int, int]] = []  # of which, before which was issued
+    issued: list[int] = []
+
     class Token:
-        waited = 0
+        def __init__(self, number: int) -> None:
+            self.number = number
 
         def block_until_ready(self) -> None:
-            self.waited += 1
+            waits.append((self.number, len(issued)))
 
-    tokens = [Token() for _ in range(20)]
     admit = limit_in_flight(16)
-    for token in tokens:
-        admit(token)
-    assert [t.waited for t in tokens] == [1] * 4 + [0] * 16
+    for number in range(25):
+        admit(Token(number))
+        issued.append(number)
+    assert waits == [(n, 16) for n in range(7, -1, -1)] + [(n, 24) for n in range(15, 7, -1)]
+    assert min(at - n for n, at in waits) == nearest_awaited(16)
+    assert (nearest_awaited(1), nearest_awaited(0)) == (1, 0)
 
 
 def test_a_program_that_failed_is_not_held_against_the_next() -> None:
