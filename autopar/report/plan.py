@@ -231,6 +231,10 @@ _COLUMNS = (
     "forward, backward: one microbatch · once: gradient reductions and update, at the end of a "
     "step · memory: the peak of one device"
 )
+_TICKS = (
+    "one program: all submeshes take a forward and a backward at most in each tick, which lasts as "
+    "long as its slowest; the picture is of the same stages as programs of their own"
+)
 _REMATS = {
     Remat.SELECTIVE: "all of the forward but products with parameters is",
     Remat.FULL: "the forward is",
@@ -287,6 +291,8 @@ def _notes(plan: Plan) -> Iterator[Text]:
             yield Text(f"{', '.join(stages)}: {what} recomputed in the backward pass")
     for note in plan.notes:
         yield Text(f"microbatches: {note}", style=QUIET)
+    if plan.lowering == SPMD and len(plan.submeshes) > 1:
+        yield Text(_TICKS, style=QUIET)
 
 
 # -- memory ----------------------------------------------------------------------------------------

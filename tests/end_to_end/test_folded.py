@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from rich.console import Console
 
 import autopar
 from autopar.errors import LoweringError, PlanFileError, VerifyError
@@ -18,6 +20,7 @@ from autopar.frontend.compat import assembler
 from autopar.ir.plan import SPMD
 from autopar.ir.stages import Remat
 from autopar.passes.lower.lowering import Spmd
+from autopar.report.plan import pipeline
 from autopar.runtime.bind import bind_mesh
 from autopar.runtime.cells import Cells, CellType
 from autopar.runtime.executor import Executor, Options
@@ -129,6 +132,9 @@ def test_a_plan_says_how_its_stages_are_lowered_and_gives_the_same_bits(tmp_path
     assert not differing(got, subject.plain())
     assert step.plan.lowering == SPMD
     assert "all stages are one program" in str(step.plan)
+    told = io.StringIO()
+    Console(file=told, width=200).print(pipeline(step.plan))
+    assert "the picture is of the same stages as programs of their own" in told.getvalue()
     assert isinstance(state["params"]["stack"], StackedPieces)
     autopar.save(step.plan, path)
     again = autopar.parallelize(subject.step, plan=autopar.load(path))
