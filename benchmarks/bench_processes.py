@@ -2,8 +2,8 @@
 
 Every job has the same devices in total and runs the same plans, in turn with the others; prints
 JSON. The host's time is what a process's own thread works for each of its instructions, whoever
-waits for whom; `jax_us_an_instruction` is what of it passes within JAX's calls of compiled programs
-and within transports, and `over_jax` the ratio of the two. `walk_us_an_instruction` is the walk
+waits for whom; `jax_us_an_instruction` is what of it passes in JAX: in calls of compiled programs,
+in transports, and to lay out the batch; `over_jax` is the ratio of the two. `walk_us_an_instruction` is the walk
 alone, with programs and a transport that do nothing. `jit_over_one_process` is the ratio of plain
 `jax.jit` with the same rows on the same devices: what JAX itself pays for processes. On one machine
 all processes share the cores, and the transport's threads take theirs too: `bare_transfer_ms` is
@@ -33,10 +33,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import autopar
 from autopar.ir.program import Program, Run, Send, Start
 from autopar.ir.projection import Host
+from autopar.runtime import place
 from autopar.runtime.actions import Binding
 from autopar.runtime.bind import ArrayType, host_of
 from autopar.runtime.job import this_job
 from autopar.runtime.shardings import bind_plan
+from autopar.runtime.spanning import spread
 from autopar.runtime.transport.abstract import AbstractTransport, Copier, Endpoint, Route
 from autopar.runtime.transport.local import LocalTransport
 from autopar.runtime.transport.pull import PullTransport
@@ -91,12 +93,12 @@ class Stopwatch:
     def timed(self, fun: Callable[..., Any]) -> Callable[..., Any]:
         """The function under this watch; of one in another only the outer is measured."""
 
-        def run(*args: Any) -> Any:
+        def run(*args: Any, **options: Any) -> Any:
             if self._is_within:
-                return fun(*args)
+                return fun(*args, **options)
             self._is_within, began = True, time.thread_time()
             try:
-                return fun(*args)
+                return fun(*args, **options)
             finally:
                 self.seconds += time.thread_time() - began
                 self._is_within = False
@@ -106,12 +108,14 @@ class Stopwatch:
 
 @lru_cache
 def in_jax() -> Stopwatch:
-    """The watch over all compiled programs and transports of this process."""
+    """The watch over compiled programs, transports and what lays out a batch, in this process."""
     watch = Stopwatch()
     compiled: Any = jax.stages.Compiled
     compiled.__call__ = watch.timed(compiled.__call__)
     for kind in (LocalTransport, PullTransport):
         _watch_copies(kind, watch)
+    placing: Any = place
+    placing.spread = watch.timed(spread)
     return watch
 
 
