@@ -54,6 +54,7 @@ class Watchdog:
 
     def __init__(self, program: Program, patience: float, report: Callable[[str], Any]) -> None:
         self._program, self._report = program, report
+        self._runs = [isinstance(step, Run) for step in program.instructions]
         self._steps: deque[_Step] = deque()
         self._count = 0
         self._patience, closed = patience, threading.Event()
@@ -69,9 +70,9 @@ class Watchdog:
         self._count += 1
         self._steps.append(step)
         try:
-            for number, act in enumerate(actions):
+            for number, (act, is_run) in enumerate(zip(actions, self._runs, strict=True)):
                 evidence = act(registers)
-                if isinstance(self._program.instructions[number], Run):
+                if is_run:
                     step.tokens[number] = evidence
         finally:
             step.is_issued = True  # of one that is broken off no more will come
