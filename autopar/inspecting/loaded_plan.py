@@ -23,8 +23,10 @@ from autopar.ir.spmd import SpmdProgram
 from autopar.passes.base import Setting
 from autopar.passes.layer.fixed import Fixed
 from autopar.passes.layer.single import Single
+from autopar.passes.lower.lowering import lowering_named
 from autopar.planner.placed_stages import PlacedStages, place_plan
 from autopar.planner.stage_costs import cost_stage
+from autopar.planner.stage_programs import StagePrograms, lower_stages
 from autopar.rules import RuleBook, attach_rules
 
 
@@ -62,6 +64,14 @@ class LoadedPlan:
             cost_stage(self.placed, number, self.plan.submeshes[stage.submesh].sharding)
             for number, stage in enumerate(self.plan.stages)
         )
+
+    @cached_property
+    def programs(self) -> StagePrograms:
+        """The programs of the stages, one of all where the plan has them so."""
+        plan = self.plan
+        setting = Setting(self.cluster, plan.mesh, plan.origin.memory_bytes)
+        found = lower_stages(self.placed, [s.sharding for s in plan.submeshes], setting)
+        return found.lowered_by(lowering_named(plan.lowering), setting)
 
 
 def reopen(plan: Plan) -> LoadedPlan:

@@ -10,6 +10,7 @@ from autopar.cost.stage import peak_bytes
 from autopar.inspecting.loaded_plan import LoadedPlan
 from autopar.ir.explanation import Price
 from autopar.ir.graph import Graph
+from autopar.ir.plan import SPMD
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.spmd import SpmdProgram
 from autopar.ir.text import show_bytes
@@ -22,7 +23,7 @@ from autopar.planner.fit_within import fit_within
 from autopar.planner.placed_stages import PlacedStages
 from autopar.planner.request import pins_on
 from autopar.planner.stage_costs import cost_stage
-from autopar.planner.step_timing import time_step
+from autopar.planner.step_timing import time_folded, time_step
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,11 @@ class ReshardableUnit:
         return self.placed.contexts[self.submesh].tables
 
     def weighed(self, sharding: ShardingPlan, solver_seconds: float) -> Weighed:
-        """The price of a step with another sharding of this submesh; bytes are this submesh's."""
+        """The price of a step with another sharding of this submesh; bytes are this submesh's.
+
+        Where stages are one program its ticks are kept, and its peak moves by what this submesh's
+        own does.
+        """
         placed, own = self.placed, self.placed.stages_on(self.submesh)
         parts = [p for p in placed.parts if p.submesh == self.submesh]
         made = [(part, placed.listing(part, sharding)) for part in parts]
@@ -100,7 +105,15 @@ class ReshardableUnit:
         mine = [costs[s] for s in own]
         spent = sum((c.of_step(placed.stages.microbatches) for c in mine), Seconds())
         peak = peak_bytes(mine, placed.in_flight[self.submesh])
-        price = price_of(spent, time_step(placed, costs).seconds, solver_seconds, peak)
+        timing = time_step(placed, costs)
+        if self.loaded.plan.lowering == SPMD and not placed.stages.is_one_program:
+            programs = self.loaded.programs
+            assert programs.folded is not None
+            timing = time_folded(timing, programs.folded)
+            own_costs = [self.loaded.costs[s] for s in own]
+            apart = peak_bytes(own_costs, placed.in_flight[self.submesh])
+            peak += programs.peak_bytes[self.submesh] - apart
+        price = price_of(spent, timing.seconds, solver_seconds, peak)
         listings = tuple(Listing(part.graph, m, placed.runs(part)) for part, m in made)
         return Weighed(sharding, listings, price)
 

@@ -182,6 +182,16 @@ def test_state_goes_on_in_the_cells_that_it_was_left_in(monkeypatch: pytest.Monk
     assert not differing(numbers(got), numbers(plain(wanted, subject.batch(3))))
 
 
+def test_an_explanation_prices_the_one_program() -> None:
+    subject = stacked()
+    plan = _step(subject, "spmd").plan_for(subject.state, subject.batch(0))
+    prediction = plan.prediction
+    for argument in plan.arguments[:2]:
+        price = autopar.explain(plan, argument.path).price
+        assert price.seconds == pytest.approx(prediction.seconds)
+        assert price.peak_bytes == prediction.peak_bytes
+
+
 def test_what_is_verified_is_the_one_program(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = stacked()
     step = _step(subject, "spmd")
