@@ -3,12 +3,12 @@
 Every job has the same devices in total and runs the same plans, in turn with the others; prints
 JSON. The host's time is what a process's own thread works for each of its instructions, whoever
 waits for whom; `jax_us_an_instruction` is what of it passes in JAX: in calls of compiled programs,
-in transports, and to lay out the batch; `over_jax` is the ratio of the two. What is left is mostly
-arrays that are freed. `walk_us_an_instruction` is the walk alone, with programs and a transport
-that do nothing. `jit_over_one_process` is the ratio of plain `jax.jit` with the same rows on the
-same devices: what JAX itself pays for processes. On one machine all processes share the cores, and
-the transport's threads take theirs too: `bare_transfer_ms` is what an activation takes from one
-process to another when nothing else goes on.
+in transports, and to lay out the batch; `over_jax` is the ratio of the two.
+`walk_us_an_instruction` is the walk alone, with programs and a transport that do nothing.
+`jit_over_one_process` is the ratio of plain `jax.jit` with the same rows on the same devices: what
+JAX itself pays for processes. On one machine all processes share the cores, and the transport's
+threads take theirs too: `bare_transfer_ms` is what an activation takes from one process to another
+when nothing else goes on.
 """
 
 from __future__ import annotations
