@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend import core as jex
 
 from autopar.ir.control_flow import ControlFlow, control_flow
@@ -45,12 +46,37 @@ class Equation:
     line: str
     has_effects: bool = False  # kept though nothing may read its results: prints, callbacks, writes
 
+    def is_same(self, other: Equation, operands: Sequence[Ref | Const]) -> bool:
+        """True if it does what another does, were it to read these operands.
+
+        One that holds more than plain data is not looked into.
+        """
+        return (
+            self.primitive is other.primitive
+            and self.operand_shapes == other.operand_shapes
+            and not (self.bodies or self.has_effects)
+            and len(operands) == len(other.operands)
+            and all(
+                a is b or (a == b and isinstance(a, int))
+                for a, b in zip(operands, other.operands, strict=True)
+            )
+            and all(map(_is_plain, self.params.values()))
+            and self.params == other.params
+            and self.result_avals == other.result_avals
+        )
+
     @cached_property
     def control_flow(self) -> ControlFlow | None:
         """The ports through which values enter and leave its bodies; None without bodies."""
         outside = len(self.operands), len(self.results)
         kind = self.primitive.name
         return control_flow(kind, self.params, *outside, len(self.bodies)) if self.bodies else None
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str | np.dtype)
 
 
 @dataclass(frozen=True)
@@ -68,6 +94,15 @@ class FlatProgram:
             yield equation
             for body in equation.bodies:
                 yield from body.walk()
+
+    def sharing(self, other: FlatProgram) -> FlatProgram:
+        """The program with the equations of another one where they are the same."""
+        pairs = zip(other.equations, self.equations, strict=False)
+        shared = tuple(
+            one if one.results == own.results and own.is_same(one, own.operands) else own
+            for one, own in pairs
+        )
+        return replace(self, equations=(*shared, *self.equations[len(shared) :]))
 
     def avals(self) -> Iterator[tuple[Ref, Any]]:
         """The values with their types, those of bodies left out."""

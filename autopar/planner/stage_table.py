@@ -49,7 +49,8 @@ def stage_table(
     host = request.cluster.device_count // request.cluster.hosts
     if request.stages == 1:  # it has all devices, whatever it takes
         shapes, host = shapes[-1:], request.cluster.device_count
-    bound = _WorkBound(host)
+    rows = {m: programs.batching.batch // m for m in counts}
+    bound = _WorkBound(host, request.cluster.device_count, len(programs.layers), rows)
     priced = [_options(programs, s, counts, request, setting, bound) for s in shapes]
     able = [m for m in counts if any(found[m] for found in priced)]
     if not able:
@@ -195,23 +196,28 @@ def _variants(
 
 
 class _WorkBound:
-    """Least device-seconds of a row's work in one host, by which larger submeshes are judged.
+    """Least device-seconds of a row in one host, by which larger submeshes are judged.
 
-    With m >= p microbatches the bubble of p equal stages is less than their work:
+    What p equal stages take beside their work is their bubble, less than that work where there are
+    m >= p microbatches:
 
         (m + p - 1) / m < 2
 
-    So where the fastest way of a larger submesh, without a limit, takes more than twice the
-    device-seconds of a way that fits in a host, none of its ways can win: what it lacks are not
-    bytes, but wires. A way that holds more than a share of the memory runs no more layers than
-    fit, which is as slow. Where the first mesh of a submesh, which sends least between hosts, has
-    only such ways no other is tried; and where all ways of some hosts that fit are so slow, those
-    of more hosts, which have no better wires, are not looked for. The layers of which there are
-    most stand for all: no others are sharded where these are slow.
+    So where the fastest way of a larger submesh, without a limit, takes more device-seconds than a
+    way that fits in a host takes with its bubble, none of its ways can win: what it lacks are not
+    bytes, but wires. The bubble is that of the m for which so many microbatches in flight fit;
+    where none is known, as much again as the work. A way that holds more than a share of the
+    memory runs no more layers than fit, which is as slow. Where the first mesh of a submesh, which
+    sends least between hosts, has only such ways no other is tried; and where all ways of some
+    hosts that fit are so slow, those of more hosts, which have no better wires, are not looked for.
+    The layers of which there are most stand for all: no others are sharded where these are slow.
     """
 
-    def __init__(self, host_devices: int) -> None:
-        self._host, self._least = host_devices, math.inf
+    def __init__(
+        self, host_devices: int, devices: int, layers: int, rows: Mapping[int, int]
+    ) -> None:
+        self._host, self._devices, self._layers = host_devices, devices, layers
+        self._rows, self._least = rows, math.inf
         # True for a submesh over hosts with a way that fits and is not slow.
         self._able: dict[SubmeshShape, bool] = {}
 
@@ -222,7 +228,26 @@ class _WorkBound:
         if shape.device_count > self._host:
             self._able[shape] |= not self.is_slow(shape, variant)
         else:
-            self._least = min(self._least, self._work(shape, variant))
+            self._least = min(self._least, *self._reached(shape, variant, budget_bytes))
+
+    def _reached(
+        self, shape: SubmeshShape, variant: ShardingVariant, budget_bytes: float
+    ) -> Iterator[float]:
+        """Device-seconds of a row with the bubble of equal stages on submeshes of one host."""
+        yield 2 * self._work(shape, variant)
+        stages, rest = divmod(self._devices, shape.device_count)
+        if rest or stages > self._layers:
+            return
+        uneven = -(-self._layers // stages) * stages / self._layers
+        for m, rows in self._rows.items():
+            if not variant.divides(rows):
+                continue
+            flights = min(stages, m) * -(-rows // variant.rows[0])
+            fitting = (r for r in variant.remats if variant.most_bytes(r, flights) <= budget_bytes)
+            remat = next(fitting, None)
+            if remat is not None:
+                work = shape.device_count * variant.row_seconds(rows, remat)
+                yield (m + stages - 1) / m * uneven * work
 
     def admits(self, shape: SubmeshShape) -> bool:
         """Take up a submesh; False if one of fewer hosts has no way that fits and is not slow."""
@@ -235,11 +260,11 @@ class _WorkBound:
     def is_slow(
         self, shape: SubmeshShape, variant: ShardingVariant, budget_bytes: float = math.inf
     ) -> bool:
-        """True if a larger submesh takes more than twice the device-seconds, by what fits it."""
+        """True if a larger submesh takes more device-seconds than a host, by what fits it."""
         if shape.device_count <= self._host:
             return False
         over = max(1.0, variant.lasting_bytes / budget_bytes)
-        return self._work(shape, variant) * over > 2 * self._least
+        return self._work(shape, variant) * over > self._least
 
     def goes_on(self, shape: SubmeshShape) -> bool:
         """False if no mesh of a larger submesh so far has a way that fits and is not slow."""
@@ -324,11 +349,18 @@ class ShardingVariant:
 
     def layers(self, rows: int, remat: Remat) -> tuple[StageCost, ...]:
         """The cost of each layer at some number of rows, on the line through the two sizes."""
+        costs = {c: self._cost_at(c, rows, remat) for c in dict.fromkeys(self.homes)}
+        return tuple(costs[c] for c in self.homes)
+
+    def row_seconds(self, rows: int, remat: Remat) -> float:
+        """Seconds of a common layer for one row of a microbatch of so many."""
+        return self._cost_at(self.common, rows, remat).each.total / rows
+
+    def _cost_at(self, layer: int, rows: int, remat: Remat) -> StageCost:
         low, high = self.rows
         share = (rows - low) / (high - low) if high > low else 0.0
-        pairs = {c: self.cost(c, remat) for c in self.homes}
-        costs = {c: low.towards(high, share) for c, (low, high) in pairs.items()}
-        return tuple(costs[c] for c in self.homes)
+        one, other = self.cost(layer, remat)
+        return one.towards(other, share)
 
     @property
     def work_seconds(self) -> float:

@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -176,7 +175,7 @@ def _with_constants(name: str, whole: FlatProgram, part: FlatProgram) -> FlatPro
                 dtype = getattr(aval, "dtype", None)
                 if dtype is not None and jax.dtypes.issubdtype(dtype, np.integer):
                     sized[result] = own.line
-        if _is_same(one, own, operands):
+        if own.is_same(one, operands):
             equations.append(one)
             continue
         bodies = zip(one.bodies, own.bodies, strict=True)
@@ -190,28 +189,6 @@ def _with_constants(name: str, whole: FlatProgram, part: FlatProgram) -> FlatPro
         )
     outputs = _whole_operands(whole.outputs, part.outputs)
     return FlatProgram(whole.inputs, part.input_avals, tuple(equations), outputs)
-
-
-def _is_same(whole: Equation, part: Equation, operands: tuple[Ref | Const, ...]) -> bool:
-    """True if nothing of an equation, which reads these operands, depends on the number of rows.
-
-    An equation that holds more than plain data is not looked into.
-    """
-    return (
-        whole.operand_shapes == part.operand_shapes
-        and not whole.bodies
-        and not whole.has_effects
-        and all(map(operator.is_, whole.operands, operands))
-        and all(map(_is_plain, whole.params.values()))
-        and whole.params == part.params
-        and whole.result_avals == part.result_avals
-    )
-
-
-def _is_plain(value: object) -> bool:
-    if isinstance(value, tuple):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str | np.dtype)
 
 
 def _describe_index(name: str, equation: Equation, line: str) -> str:

@@ -232,6 +232,6 @@ def split_microbatch(trace: MicrobatchTrace, cuts: Cuts) -> MicrobatchTrace:
     kept = frozenset(ref for ref, own in rows.items() if own.dim == 0)
     first = max(next(t.program.fresh()) for t in (trace.whole, trace.part))
     whole, _ = split_at(trace.whole, scans, cuts, first, kept)
-    part, now = split_at(trace.part, scans, cuts, first, kept)
+    part, now = split_at(trace.part, scans, cuts, first, kept, whole)
     sources = tuple((f"%{r}", own) for ref, own in rows.items() for r in now(ref))
     return replace(trace, whole=whole, part=part, sources=sources)

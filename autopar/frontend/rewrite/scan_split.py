@@ -65,10 +65,12 @@ def split_at(
     cuts: Cuts,
     first: Ref,
     kept: frozenset[Ref] = frozenset(),
+    like: TracedStep | None = None,
 ) -> tuple[TracedStep, Callable[[Ref], list[Ref]]]:
     """The step cut but for the values `kept`, and what stands for a value of the old one.
 
-    New values are numbered from `first` on.
+    New values are numbered from `first` on. A step that is `like` it, on other rows, was cut
+    before: what has no rows is that one's.
     """
     program, lengths = traced.program, [s.length for s in scans]
     if len(cuts.layers) != len(scans):
@@ -100,7 +102,9 @@ def split_at(
     cut = replace(cut, equations=live(cut.equations, cut.outputs))
     # 3. Paths, state and donated pairs of the pieces.
     inputs = [bounds[r] if g else None for r, g in zip(program.inputs, given, strict=True)]
-    return _reseal(traced, cut, inputs, returned, cutter.notes), cutter.now
+    if like is not None:
+        cut = cut.sharing(like.program)
+    return _reseal(traced, cut, inputs, returned, cutter.notes, like), cutter.now
 
 
 def _reseal(
@@ -109,6 +113,7 @@ def _reseal(
     given: Sequence[Bounds | None],
     returned: Sequence[Bounds | None],
     notes: tuple[str, ...],
+    like: TracedStep | None,
 ) -> TracedStep:
     """The step of a cut program: paths, state and pairs for every piece."""
     inputs, outputs = list(_pieces(given)), list(_pieces(returned))
@@ -129,7 +134,7 @@ def _reseal(
         output_pieces=tuple(outputs),
         notes=(*traced.notes, *notes),
     )
-    return replace(again, graph=build(again))
+    return replace(again, graph=build(again, like))
 
 
 def _pieces(leaves: Sequence[Bounds | None]) -> Iterator[Piece]:
@@ -269,9 +274,10 @@ class _Cutter:
     def _piece_of(self, equation: Equation, rows: Rows, k: int) -> Equation:
         """The equation on piece k, still with its old operands."""
 
+        unit = self._unit(equation, rows)
+
         def share(size: int) -> int:
-            bounds = self._scale(equation, rows, size)
-            return bounds[k + 1] - bounds[k]
+            return unit[k + 1] * size // unit[-1] - unit[k] * size // unit[-1]
 
         shapes = tuple(
             (share(shape[0]), *shape[1:]) if i in rows.operands else shape
