@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from autopar.runtime.pieces import StackedPieces
 from autopar.runtime.place import Placer
+from autopar.runtime.spanning import spread
 
 WHOLE = np.arange(64.0, dtype=np.float32).reshape(8, 8)
 
@@ -69,3 +70,28 @@ def test_state_from_elsewhere_is_copied(mesh: Mesh, name: str) -> None:
     placed.delete()
     data = jax.random.key_data(given) if name == "a key" else given
     np.testing.assert_array_equal(data, [0, 1] if name == "a key" else WHOLE)
+
+
+@pytest.mark.parametrize(
+    ("host", "spec"),
+    [
+        (np.array(3.0, np.float32), P()),
+        (np.arange(24, dtype=np.int32).reshape(4, 6)[:, ::2], P("a")),
+        (np.arange(24, dtype=np.float32).reshape(4, 6).T, P(None, "b")),
+        (np.zeros((0, 4), np.float32), P(None, "a")),
+        (np.ones(4, bool), P(("a", "b"))),
+        (np.ones(4, np.int64), P("a")),
+    ],
+    ids=["scalar", "strided", "transposed", "empty", "bool", "wide"],
+)
+def test_host_arrays_are_laid_out_as_device_put_does(
+    host: Any, spec: P, devices: list[jax.Device]
+) -> None:
+    mesh = Mesh(np.array(devices[:4]).reshape(2, 2), ("a", "b"))
+    sharding = NamedSharding(mesh, spec)
+    got, wanted = spread(host, sharding), jax.device_put(host, sharding)
+    np.testing.assert_array_equal(got, wanted)
+    assert (got.sharding, got.dtype, got.committed) == (
+        wanted.sharding, wanted.dtype, wanted.committed
+    )  # fmt: skip
+    assert got.aval.weak_type == wanted.aval.weak_type
