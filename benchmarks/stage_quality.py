@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,12 +28,12 @@ import autopar
 from autopar.cost.listing import Seconds
 from autopar.cost.stage import StageCost, peak_bytes
 from autopar.errors import AutoparError
-from autopar.ir.program import PartKind
 from autopar.ir.sharding import MeshShape
 from autopar.ir.verification import CompiledPart
 from autopar.passes.pipeline import PassPipeline
 from autopar.planner.plan import plan_step
 from autopar.planner.planned import Planned
+from autopar.planner.stage_costs import PartCost, add_parts
 from autopar.planner.step_timing import time_step
 from benchmarks import models
 from benchmarks.deepseek import deepseek
@@ -179,10 +178,7 @@ def _as_compiled(found: Planned, told: Mapping[str, CompiledPart]) -> dict[str, 
     if placed.stages.is_one_program:
         (only,) = told.values()
         return {"compiled_gib": _gib(only.compiled.peak_bytes), "compiled_fits": only.fits}
-    costs = [
-        _compiled_cost(cost, [(p.kind, told[p.name]) for p in placed.parts_of(s) if p.name in told])
-        for s, cost in enumerate(found.programs.costs)
-    ]
+    costs = [_compiled_cost(found, s, told) for s in range(len(placed.stages.stages))]
     held = [
         peak_bytes([costs[s] for s in placed.stages_on(k)], flight)
         for k, flight in enumerate(placed.in_flight)
@@ -196,31 +192,29 @@ def _as_compiled(found: Planned, told: Mapping[str, CompiledPart]) -> dict[str, 
     }
 
 
-def _compiled_cost(cost: StageCost, parts: Sequence[tuple[PartKind, CompiledPart]]) -> StageCost:
-    """The cost of a stage with what its parts take and work in as they were compiled."""
-    seconds, working = dict.fromkeys(PartKind, 0.0), Counter[bool]()
-    for kind, part in parts:
-        made, kind = part.compiled, _TASKS.get(kind, PartKind.UPDATE)
-        seconds[kind] += made.seconds or 0.0
-        is_once = kind is PartKind.UPDATE
-        working[is_once] = max(working[is_once], made.peak_bytes - made.argument_bytes)
-    return replace(
-        cost,
-        forward=Seconds(seconds[PartKind.FORWARD]),
-        input_gradient=Seconds(seconds[PartKind.BACKWARD]),
-        weight_gradient=Seconds(seconds[PartKind.WEIGHT_GRADIENT]),
-        once=Seconds(seconds[PartKind.UPDATE]),
-        working_bytes=working[False],
-        once_bytes=working[True],
-    )
-
-
-_TASKS = {
-    PartKind.FORWARD: PartKind.FORWARD,
-    PartKind.BACKWARD: PartKind.BACKWARD,
-    PartKind.INPUT_GRADIENT: PartKind.BACKWARD,
-    PartKind.WEIGHT_GRADIENT: PartKind.WEIGHT_GRADIENT,
-}
+def _compiled_cost(found: Planned, stage: int, told: Mapping[str, CompiledPart]) -> StageCost:
+    """The cost of a stage by what its parts take, and hold beside their arguments, as compiled."""
+    programs = found.programs
+    placed, submesh = programs.placed, programs.placed.stages.stages[stage].submesh
+    made = {name: part.compiled for name, part in told.items()}
+    costs = [
+        (
+            part,
+            PartCost(
+                Seconds(made[part.name].seconds or 0.0),
+                made[part.name].peak_bytes - made[part.name].argument_bytes,
+            )
+            if part.name in made
+            else PartCost(),
+        )
+        for part in placed.parts_of(stage)
+    ]
+    others = [p for p in placed.parts if p.submesh == submesh and p.stage != stage]
+    plan, runs = programs.shardings[submesh], placed.stages.microbatches
+    cost = add_parts(costs, placed.graphs[submesh], plan, runs, others)
+    # What is written over sums is not counted by the compiler.
+    once = max((c.working_bytes for p, c in costs if not p.is_looped), default=0)
+    return replace(cost, once_bytes=once)
 
 
 def _by_hand(layouts: Sequence[ByHand], found: Planned) -> Iterator[tuple[str, float | str]]:

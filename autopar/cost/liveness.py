@@ -22,7 +22,8 @@ class Moment:
     at: int
     nbytes: int  # scratch included
     held: tuple[tuple[str, int], ...]
-    outside: Collection[str] = ()  # pieces that are held all along
+    outside: Collection[str] = ()  # pieces that are held all along, and counted elsewhere
+    apart: tuple[tuple[str, int], ...] = ()  # those that are held all along, and counted here
 
     @property
     def kernel(self) -> Kernel | None:
@@ -31,11 +32,18 @@ class Moment:
         return kernels[self.at] if kernels else None
 
 
-def busiest(block: Block, stored: Stored, outside: Collection[str]) -> Moment:
-    """The moment at which a block holds most; buffers of pieces `outside` are held all along."""
-    lives = _Lives.of(stored, outside)
+def busiest(
+    block: Block, stored: Stored, outside: Collection[str], apart: Collection[str] = ()
+) -> Moment:
+    """The moment at which a block holds most; buffers of pieces `outside` are held all along.
+
+    So are those `apart`, which nothing else may use, and which count: what a program gives back.
+    """
+    lives = _Lives.of(stored, {*outside, *apart})
     at, most = _peak(stored, lives, in_place=True)
-    return Moment(block, stored, at, most, _held_at(stored, at, lives), outside)
+    lasting = tuple((name, _rounded(stored.nbytes[name])) for name in sorted(set(apart)))
+    held = (*lasting, *_held_at(stored, at, lives))
+    return Moment(block, stored, at, most + sum(n for _, n in lasting), held, outside, lasting)
 
 
 def most_bytes(stored: Stored, outside: Collection[str]) -> int:
@@ -46,11 +54,15 @@ def most_bytes(stored: Stored, outside: Collection[str]) -> int:
     return _peak(stored, _Lives.of(stored, outside), in_place=False)[1]
 
 
-def held_kinds(
-    stored: Stored, outside: Collection[str], kinds: Mapping[str, HeldKind]
-) -> Iterator[Counter[HeldKind]]:
-    """Bytes held while each kernel runs, by kind; scratch, and pieces of no kind, are temporary."""
-    lives, now = _Lives.of(stored, outside), Counter[HeldKind]()
+def held_kinds(moment: Moment, kinds: Mapping[str, HeldKind]) -> Iterator[Counter[HeldKind]]:
+    """Bytes held while each kernel of a moment's block runs, by kind.
+
+    Scratch, and pieces of no kind, are temporary.
+    """
+    stored, now = moment.stored, Counter[HeldKind]()
+    for name, nbytes in moment.apart:
+        now[kinds.get(name, HeldKind.TEMPORARY)] += nbytes
+    lives = _Lives.of(stored, {*moment.outside, *(name for name, _ in moment.apart)})
     kind_of = {name: kinds.get(name, HeldKind.TEMPORARY) for name in lives.sizes}
     dying = lives.dying()
     for k, kernel in enumerate(stored.kernels):
@@ -108,6 +120,10 @@ def piece_spans(stored: Stored) -> Mapping[str, Span]:
     return spans
 
 
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
 @dataclass(frozen=True)
 class _Lives:
     """Rounded bytes of pieces, their last readers, and which pieces have several readers."""
@@ -129,7 +145,7 @@ class _Lives:
             for name in kernel.makes:
                 made[name] = k
                 if name not in outside:
-                    sizes[name] = -(-nbytes[name] // _ALIGNMENT) * _ALIGNMENT
+                    sizes[name] = _rounded(nbytes[name])
         last = {**made, **last}
         last.update(dict.fromkeys(stored.kept, len(stored.kernels)))
         return cls(sizes, last, shared)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.cluster.chip import Platform
+from autopar.cost.fusion import is_product
 from autopar.cost.held import argument_kinds, peak_of, piece_kinds
 from autopar.cost.kernels import Kernel, Pieces, Sizes, Stored, stored_kernels
 from autopar.cost.listing import entering
@@ -19,12 +20,15 @@ from autopar.cost.liveness import (
     piece_spans,
 )
 from autopar.cost.order import ahead, combined, depth_first, least_first
+from autopar.cost.overlap import Timed, beside_moves
+from autopar.ir.batching import Accumulator
 from autopar.ir.control_flow import PortKind
 from autopar.ir.graph import Graph, Op
 from autopar.ir.peak import HeldKind, Peak
 from autopar.ir.sharding import MeshShape
-from autopar.ir.spmd import Block, Loop, Move, SpmdProgram
+from autopar.ir.spmd import Block, LocalOp, Loop, Move, SpmdProgram
 
+_NONE: Pieces = frozenset()
 # Of what a step for several devices holds beside its arguments: for what its compiler's scheduler
 # does that is not followed here, and for the holes that its allocator leaves.
 SPARE_SHARE = 0.05
@@ -39,14 +43,23 @@ class Held:
     peak: Peak
 
 
+@dataclass(frozen=True)
+class AsPart:
+    """How a listing runs as a part of a step: it adds to sums in place, and it was timed."""
+
+    accumulators: tuple[Accumulator, ...]
+    timed: Timed
+
+
 def held_bytes(
     graph: Graph,
     program: SpmdProgram,
     mesh: MeshShape,
     platform: Platform = "gpu",
     sizes: Sizes | None = None,
+    part: AsPart | None = None,
 ) -> Held:
-    """Bytes that one device of a platform holds over a step.
+    """Bytes that one device of a platform holds over a step, or over a part of one.
 
     `sizes` are those of the graph on the mesh, where another reads the listing too.
 
@@ -56,7 +69,7 @@ def held_bytes(
     loop holds what its body holds at most, beside what is held around it.
     """
     walk = _Walk(sizes or Sizes(graph, mesh, platform))
-    given, moment = walk.step(graph, program)
+    given, moment = walk.step(graph, program, part)
     argument_bytes = sum(given.values())
     peak_bytes = argument_bytes + moment.nbytes + _spare(moment, mesh)
     peak = peak_of(graph, program, given, walk.inward(moment), peak_bytes)
@@ -89,7 +102,9 @@ def held_while(
 
 
 def _spare(moment: Moment, mesh: MeshShape) -> int:
-    return int(moment.nbytes * SPARE_SHARE) if mesh.device_count > 1 else 0
+    if mesh.device_count == 1:
+        return 0
+    return int((moment.nbytes - sum(n for _, n in moment.apart)) * SPARE_SHARE)
 
 
 def held_spans(
@@ -120,16 +135,40 @@ class _Walk:
         spans, length = piece_spans(moment.stored), len(moment.stored.kernels)
         return BlockSpans(moment.block.inputs, spans, length, tuple(inner))
 
-    def step(self, graph: Graph, program: SpmdProgram) -> tuple[dict[str, int], Moment]:
+    def step(
+        self, graph: Graph, program: SpmdProgram, part: AsPart | None = None
+    ) -> tuple[dict[str, int], Moment]:
         """The bytes of a step's arguments, and its moment."""
         given, block = self._sizes.inputs(program), program.block
         returned = {block.outputs[o] for o, _ in graph.donated}
         outside = {*given, *(o for o in returned if o is not None)}
-        return given, self.busiest(block, given, outside)
+        if part is None:
+            return given, self.busiest(block, given, outside)
+        stored = stored_kernels(block, self._sizes, given, self._inner)
+        stored = combined(self._with_first_trips(block, stored))
+        stored = self._with_sums(block, stored, _summed(graph, block, part.accumulators))
+        return given, _in_part(block, stored, outside, part.timed, self._sizes.platform)
+
+    def _with_sums(self, block: Block, stored: Stored, summed: Pieces) -> Stored:
+        """The kernels where some results are added to sums that were given, in place.
+
+        A product, or element-wise work, adds its result itself; CPUs add up products apart. What
+        else is summed is gone once it is added.
+        """
+        read = _NONE.union(*(kernel.reads for kernel in stored.kernels))
+        nbytes = dict(stored.nbytes)
+        for kernel in stored.kernels:
+            step = block.instructions[kernel.at] if kernel.at >= 0 else None
+            if isinstance(step, LocalOp) and (kernel.is_light or self._adds(step)):
+                nbytes.update(dict.fromkeys(summed.intersection(kernel.makes) - read, 0))
+        return replace(stored, nbytes=nbytes, kept=stored.kept - summed)
+
+    def _adds(self, run: LocalOp) -> bool:
+        return self._sizes.platform != "cpu" and is_product(self._sizes.op(run.equation))
 
     def levels(self, graph: Graph, moment: Moment, at_top: bool) -> Iterator[HeldWhile]:
         """Bytes held over a block beside those held around it; the most are those of its moment."""
-        held = list(held_kinds(moment.stored, moment.outside, piece_kinds(graph, moment, at_top)))
+        held = list(held_kinds(moment, piece_kinds(graph, moment, at_top)))
         most = max((level.total() for level in held), default=0)
         for kernel, level in zip(moment.stored.kernels, held, strict=True):
             unknown = (moment.nbytes - most) * level.total() // max(1, most)
@@ -228,6 +267,29 @@ class _FirstTrip:
 
     nbytes: int
     waits: Pieces
+
+
+def _summed(graph: Graph, block: Block, accumulators: Sequence[Accumulator]) -> Pieces:
+    """The pieces behind the outputs that are accumulated."""
+    values = {a.value for a in accumulators}
+    pairs = zip(map(str, graph.outputs), block.outputs, strict=True)
+    return frozenset(piece for name, piece in pairs if name in values and piece is not None)
+
+
+def _in_part(
+    block: Block, stored: Stored, outside: Collection[str], timed: Timed, platform: Platform
+) -> Moment:
+    """The busiest moment of a part, of whose results each has a buffer of its own.
+
+    XLA orders kernels so that they hold little, and on GPUs then lets work run beside collectives;
+    that may hold more.
+    """
+    deep, light = depth_first(stored, block.outputs), least_first(stored)
+    is_deep = most_bytes(deep, outside) <= most_bytes(light, outside)
+    order = deep if is_deep else light
+    orders = (order, beside_moves(order, timed)) if platform == "gpu" else (order,)
+    apart = stored.kept.difference(outside)
+    return max((busiest(block, o, outside, apart) for o in orders), key=lambda m: m.nbytes)
 
 
 def _scheduled(

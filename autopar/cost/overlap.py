@@ -12,19 +12,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from autopar.cost.kernels import Kernel, Sizes, stored_kernels
+from autopar.cluster.catalog import entry_named
+from autopar.cost import fusion
+from autopar.cost.kernels import Kernel, Sizes, Stored, stored_kernels
 from autopar.cost.listing import KernelTimes, Seconds, entering
 from autopar.cost.order import combined, depth_first
 from autopar.cost.prices import Prices
 from autopar.errors import GraphError
 from autopar.ir.graph import Graph, Op
-from autopar.ir.spmd import Block, Loop, Move, SpmdProgram
+from autopar.ir.spmd import Block, LocalOp, Loop, Move, SpmdProgram
 
 # Of what could be hidden this stays exposed: XLA combines collectives into few that start late and
 # hold up much, and does not look far ahead. From its H100 timelines of GPT-1.3B: with dp, fsdp,
 # megatron and auto 0.16 to 0.32 of it.
 _UNHIDDEN_SHARE = 0.2
 _ROUNDING = 1e-9  # of the seconds, by which sums in another order may differ
+# XLA knows what kernels take on GPUs from Hopper on. Of others its scheduler guesses: so much for a
+# collective, a product and any other kernel.
+_TIMED_FROM, _GUESSES = 9, (5000.0, 1000.0, 1.0)
 
 
 def listing_seconds(graph: Graph, program: SpmdProgram, prices: Prices) -> Seconds:
@@ -55,6 +60,7 @@ class Timed:
     kernels: tuple[Kernel, ...]
     streams: Streams
     bodies: Mapping[int, tuple[Timed, ...]]
+    assumed: Sequence[float]  # what XLA's scheduler takes each kernel for, in a unit of its own
 
     @property
     def seconds(self) -> Seconds:
@@ -125,6 +131,9 @@ class _Timer:
 
     def __init__(self, sizes: Sizes, prices: Prices) -> None:
         self._sizes, self._prices = sizes, prices
+        entry = entry_named(prices.cluster.chip.name)
+        gpu = entry.target if entry is not None else None
+        self._guesses = gpu is not None and gpu.major < _TIMED_FROM
 
     def block(self, block: Block, given: Mapping[str, int]) -> Timed:
         """The whole of a block on two streams."""
@@ -143,7 +152,20 @@ class _Timer:
                 spent.append(times.seconds(kernel))
         kernels, kinds = stored.kernels, self._prices.beside
         beside = [_kind(block, k) in kinds for k in kernels]
-        return Timed(block, kernels, in_two_streams(kernels, spent, beside), bodies)
+        streams = in_two_streams(kernels, spent, beside)
+        assumed = [
+            _GUESSES[0 if on_wires else self._is_product(block, kernel)]
+            if self._guesses
+            else (s.communication if on_wires else s.total)
+            for kernel, s, on_wires in zip(kernels, spent, beside, strict=True)
+        ]
+        return Timed(block, kernels, streams, bodies, assumed)
+
+    def _is_product(self, block: Block, kernel: Kernel) -> int:
+        """The place of a kernel of work among the guesses: products before all others."""
+        step = block.instructions[kernel.at] if kernel.at >= 0 else None
+        is_product = isinstance(step, LocalOp) and fusion.is_product(self._sizes.op(step.equation))
+        return 1 if is_product else 2
 
     def _bodies(self, loop: Loop, nbytes: Mapping[str, int]) -> Iterator[Timed]:
         flow = self._sizes.op(loop.equation).control_flow
@@ -236,30 +258,56 @@ class _Task:
     on_wires: bool
 
 
+def beside_moves(stored: Stored, timed: Timed) -> Stored:
+    """Kernels in the order in which XLA's latency-hiding scheduler leaves them.
+
+        as given    gather a | da | dw1 | gather b | db | dw2
+        as left     gather a | da | gather b | dw1 | db | dw2        dw1 runs while b is gathered
+
+    It goes from the last kernel to the first and keeps their order, but for what it puts between
+    the start and the end of a collective: the latest of what nobody after that waits for.
+    """
+    kernels = stored.kernels
+    known = {k.makes: n for n, k in enumerate(timed.kernels)}
+    places = [known.get(kernel.makes) for kernel in kernels]
+    beside, assumed = timed.streams.beside, timed.assumed
+    tasks = [_Task(0.0, False) if n is None else _Task(assumed[n], beside[n]) for n in places]
+    left = _run(tasks, _needs(kernels), range(len(kernels)))
+    order = sorted(range(len(kernels)), key=lambda k: (-left[k], k))
+    return replace(stored, kernels=tuple(kernels[k] for k in order))
+
+
 def _placed(kernels: Sequence[Kernel], tasks: Sequence[_Task]) -> list[float]:
-    """The start of each kernel, in seconds before the end."""
-    made = {name: k for k, kernel in enumerate(kernels) for name in kernel.makes}
-    needs = [{made[r] for r in kernel.reads if r in made} - {k} for k, kernel in enumerate(kernels)]
-    users: list[list[int]] = [[] for _ in kernels]
-    for k, need in enumerate(needs):
-        for n in need:
-            users[n].append(k)
+    """The start of each kernel, in seconds before the end; the longest way ahead goes first."""
+    needs = _needs(kernels)
     ahead = [0.0] * len(kernels)
     for k, need in enumerate(needs):
         ahead[k] = tasks[k].seconds + max((ahead[n] for n in need), default=0.0)
-    return _run(tasks, [len(u) for u in users], [sorted(n) for n in needs], ahead)
+    return _run(tasks, needs, ahead)
+
+
+def _needs(kernels: Sequence[Kernel]) -> list[list[int]]:
+    """The kernels whose results each kernel reads."""
+    made = {name: k for k, kernel in enumerate(kernels) for name in kernel.makes}
+    return [
+        sorted({made[r] for r in kernel.reads if r in made} - {k})
+        for k, kernel in enumerate(kernels)
+    ]
 
 
 def _run(
-    tasks: Sequence[_Task], waiting: list[int], needs: Sequence[Sequence[int]],
-    ahead: Sequence[float],
-) -> list[float]:  # fmt: skip
+    tasks: Sequence[_Task], needs: Sequence[Sequence[int]], ahead: Sequence[float]
+) -> list[float]:
     """Two streams from the last kernel to the first, as XLA's scheduler goes.
 
     Of what is ready, because all that reads it is placed, the one with most ahead of it goes first.
     Raises GraphError where kernels wait for each other.
     """
     left = [0.0] * len(tasks)
+    waiting = [0] * len(tasks)
+    for need in needs:
+        for n in need:
+            waiting[n] += 1
     ready: tuple[list[tuple[float, int]], ...] = ([], [])  # by stream: (-seconds ahead, kernel)
     running: list[tuple[float, int]] = []  # (end, kernel)
     busy, now = [False, False], 0.0

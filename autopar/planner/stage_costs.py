@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from autopar.cost.kernels import Sizes
 from autopar.cost.listing import Seconds
-from autopar.cost.memory import held_bytes
+from autopar.cost.memory import AsPart, held_bytes
 from autopar.cost.overlap import moved_seconds, timed_listing
 from autopar.cost.stage import StageCost
 from autopar.ir.batching import Accumulator
@@ -79,7 +79,8 @@ def cost_part(
     platform = tables.prices.cluster.chip.platform
     sizes = Sizes(part.graph, plan.mesh, platform)
     run = timed_listing(part.graph, listing, tables.prices, sizes)
-    held = held_bytes(part.graph, listing, plan.mesh, platform, sizes)
+    as_part = AsPart(part.accumulators, run)
+    held = held_bytes(part.graph, listing, plan.mesh, platform, sizes, as_part)
     working = held.peak_bytes - held.argument_bytes
     return PartCost(run.seconds, working, tuple(traffic_of(listing, moved_seconds(run))))
 
@@ -99,20 +100,26 @@ def add_parts(
     parts, spent = [part for part, _ in costs], {kind: Seconds() for kind in PartKind}
     working, once, traffic = 0, 0, list[tuple[Traffic, int]]()
     weigh = _Scale(joint, plan)
+    stage = parts[0].stage if parts else 0
+    own = _touched(parts) - _touched(p for p in others if p.stage < stage)
+    stashed = set(joint.stashed) & own
     for part, cost in costs:
         spent[part.kind] += cost.seconds
         traffic += [(t, 1 if part.kind in _ONCE else runs) for t in cost.traffic]
         if part.kind not in _ONCE:
-            working = max(working, cost.working_bytes)
+            # What F keeps is counted with the microbatches in flight, of which its own is one.
+            # What a part is given and nobody counts, such as a gradient that was sent, is there.
+            given = {i.value.name for i in part.graph.inputs}
+            passing = given - weigh.lasting((*parts, *others)) - set(joint.stashed)
+            keeps = set(map(str, part.graph.outputs)) & stashed - given
+            flying = weigh.of(keeps) if part.kind is PartKind.FORWARD else 0
+            working = max(working, cost.working_bytes + weigh.of(passing) - flying)
         else:
             # What is set up lasts: it is among what is held throughout.
             results = set(map(str, part.graph.outputs)) & set(joint.graph.nested_values)
             lasting = weigh.of(results) if part.kind is PartKind.SETUP else 0
             taken = weigh.taken(part, (*parts, *others))
             once = max(once, cost.working_bytes - lasting - taken)
-    stage = parts[0].stage if parts else 0
-    own = _touched(parts) - _touched(p for p in others if p.stage < stage)
-    stashed = set(joint.stashed) & own
     late = [p for p in parts if p.kind is PartKind.WEIGHT_GRADIENT]
     kept = {given.value.name for p in late for given in p.graph.inputs}
     made = {str(o) for p in parts if p.kind is PartKind.INPUT_GRADIENT for o in p.graph.outputs}
@@ -149,15 +156,21 @@ class _Scale:
         """Bytes of some values' pieces."""
         return sum(self._piece(self._values[n], self._values[n].dtype) for n in sorted(names))
 
-    def fixed(self, parts: Sequence[Part], own: frozenset[str]) -> int:
-        """Bytes that are there throughout a step: state, constants, set-up values, accumulators."""
-        lasting = {
+    def lasting(self, parts: Sequence[Part]) -> set[str]:
+        """The values that are there throughout a step: state, constants, what is set up."""
+        found = {
             i.value.name for i in self._joint.graph.inputs if i.role is not Role.BATCH and i.path
         }
         made = (p for p in parts if p.kind is PartKind.SETUP)
-        lasting.update(o for p in made for o in p.graph.outputs if isinstance(o, str))
+        found.update(o for p in made for o in p.graph.outputs if isinstance(o, str))
+        return found
+
+    def fixed(self, parts: Sequence[Part], own: frozenset[str]) -> int:
+        """Bytes that are there throughout a step: lasting values, accumulators."""
         sums = {a.value: a for p in parts for a in p.accumulators}
-        return self.of(lasting & own) + sum(self._sum(a) for _, a in sorted(sums.items()))
+        return self.of(self.lasting(parts) & own) + sum(
+            self._sum(a) for _, a in sorted(sums.items())
+        )
 
     def taken(self, part: Part, parts: Sequence[Part]) -> int:
         """Bytes of a part's outputs that are written over sums which no later part reads."""

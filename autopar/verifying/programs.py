@@ -9,8 +9,9 @@ from functools import partial
 from autopar.cluster import Cluster
 from autopar.cluster.placement import cut_out, submesh_shapes
 from autopar.cluster.target import Target
-from autopar.cost.memory import held_bytes
-from autopar.cost.overlap import listing_seconds
+from autopar.cost.kernels import Sizes
+from autopar.cost.memory import AsPart, held_bytes
+from autopar.cost.overlap import timed_listing
 from autopar.cost.prices import Prices
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.folded import FoldedProgram
@@ -129,8 +130,11 @@ def _part(
     """Equal parts on a block of the cluster, as one program."""
     source, *others = sources
     graph, listing, mesh = source.program.part.graph, source.program.listing, source.mesh
-    seconds = listing_seconds(graph, listing, Prices(block, mesh))
-    held = held_bytes(graph, listing, mesh, block.chip.platform)
+    platform = block.chip.platform
+    sizes = Sizes(graph, mesh, platform)
+    timed = timed_listing(graph, listing, Prices(block, mesh), sizes)
+    as_part = AsPart(source.program.part.accumulators, timed)
+    held = held_bytes(graph, listing, mesh, platform, sizes, as_part)
     # Sums come in dtypes of their own; those that it reads last give their buffers to outputs.
     given, sums = source.inputs, sum(t.local_bytes(mesh) for t in source.accumulators)
     for i, dtype in source.sums.items():
@@ -144,7 +148,7 @@ def _part(
         collectives=listing.collectives(),
         argument_bytes=held.argument_bytes + sums,
         peak_bytes=held.peak_bytes + sums - taken,
-        seconds=seconds.total,
-        exposed_seconds=seconds.exposed,
+        seconds=timed.seconds.total,
+        exposed_seconds=timed.seconds.exposed,
         alike=tuple(s.name for s in others),
     )
