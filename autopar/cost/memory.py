@@ -146,21 +146,33 @@ class _Walk:
             return given, self.busiest(block, given, outside)
         stored = stored_kernels(block, self._sizes, given, self._inner)
         stored = combined(self._with_first_trips(block, stored))
-        stored = self._with_sums(block, stored, _summed(graph, block, part.accumulators))
+        stored = self._with_sums(graph, program, stored, part.accumulators)
         return given, _in_part(block, stored, outside, part.timed, self._sizes.platform)
 
-    def _with_sums(self, block: Block, stored: Stored, summed: Pieces) -> Stored:
+    def _with_sums(
+        self,
+        graph: Graph,
+        program: SpmdProgram,
+        stored: Stored,
+        accumulators: Sequence[Accumulator],
+    ) -> Stored:
         """The kernels where some results are added to sums that were given, in place.
 
-        A product, or element-wise work, adds its result itself; CPUs add up products apart. What
-        else is summed is gone once it is added.
+        A product, or element-wise work, adds its result itself; CPUs add up products apart, and so
+        does XLA where sums are partial and lie as a stack. What else is summed is gone once it is
+        added.
         """
+        block, values = program.block, {a.value for a in accumulators}
+        rows = zip(map(str, graph.outputs), block.outputs, program.output_shardings, strict=True)
+        lies = {piece: s for name, piece, s in rows if name in values and piece is not None}
+        summed = frozenset(lies)
         read = _NONE.union(*(kernel.reads for kernel in stored.kernels))
+        apart = read.union(piece for piece, sharding in lies.items() if sharding.partial)
         nbytes = dict(stored.nbytes)
         for kernel in stored.kernels:
             step = block.instructions[kernel.at] if kernel.at >= 0 else None
             if isinstance(step, LocalOp) and (kernel.is_light or self._adds(step)):
-                nbytes.update(dict.fromkeys(summed.intersection(kernel.makes) - read, 0))
+                nbytes.update(dict.fromkeys(summed.intersection(kernel.makes) - apart, 0))
         return replace(stored, nbytes=nbytes, kept=stored.kept - summed)
 
     def _adds(self, run: LocalOp) -> bool:
@@ -267,13 +279,6 @@ class _FirstTrip:
 
     nbytes: int
     waits: Pieces
-
-
-def _summed(graph: Graph, block: Block, accumulators: Sequence[Accumulator]) -> Pieces:
-    """The pieces behind the outputs that are accumulated."""
-    values = {a.value for a in accumulators}
-    pairs = zip(map(str, graph.outputs), block.outputs, strict=True)
-    return frozenset(piece for name, piece in pairs if name in values and piece is not None)
 
 
 def _in_part(

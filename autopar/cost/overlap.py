@@ -264,16 +264,20 @@ def beside_moves(stored: Stored, timed: Timed) -> Stored:
         as given    gather a | da | dw1 | gather b | db | dw2
         as left     gather a | da | gather b | dw1 | db | dw2        dw1 runs while b is gathered
 
-    It goes from the last kernel to the first and keeps their order, but for what it puts between
-    the start and the end of a collective: the latest of what nobody after that waits for.
+    It goes from the last kernel to the first. Of those that nobody before them waits for, it takes
+    the one with the most collectives in a row ahead of it, and of several the latest.
     """
-    kernels = stored.kernels
+    kernels, needs = stored.kernels, _needs(stored.kernels)
     known = {k.makes: n for n, k in enumerate(timed.kernels)}
     places = [known.get(kernel.makes) for kernel in kernels]
     beside, assumed = timed.streams.beside, timed.assumed
     tasks = [_Task(0.0, False) if n is None else _Task(assumed[n], beside[n]) for n in places]
-    left = _run(tasks, _needs(kernels), range(len(kernels)))
-    order = sorted(range(len(kernels)), key=lambda k: (-left[k], k))
+    count = len(kernels)
+    depth = [0] * count
+    for k in range(count):
+        depth[k] = tasks[k].on_wires + max((depth[n] for n in needs[k]), default=0)
+    left = _run(tasks, needs, [d * count + k for k, d in enumerate(depth)])
+    order = sorted(range(count), key=lambda k: (-left[k], k))
     return replace(stored, kernels=tuple(kernels[k] for k in order))
 
 

@@ -8,16 +8,23 @@ from hypothesis import strategies as st
 
 from autopar.cluster import Cluster
 from autopar.cost.compute import compute_seconds
-from autopar.cost.kernels import Kernel
+from autopar.cost.kernels import Kernel, Stored
 from autopar.cost.listing import Seconds
-from autopar.cost.overlap import Streams, in_two_streams, listing_seconds, timed_listing
+from autopar.cost.overlap import (
+    Streams,
+    Timed,
+    beside_moves,
+    in_two_streams,
+    listing_seconds,
+    timed_listing,
+)
 from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder
 from autopar.errors import GraphError
 from autopar.ir.graph import Graph
 from autopar.ir.record import parse_graph
 from autopar.ir.sharding import MeshShape
-from autopar.ir.spmd import SpmdProgram
+from autopar.ir.spmd import Block, SpmdProgram
 from autopar.passes.base import Setting
 from autopar.passes.lower.spmd import lower_checked
 from autopar.passes.shard.optimal import Optimal
@@ -170,3 +177,22 @@ def test_without_collectives_beside_all_is_in_a_row() -> None:
     assert in_two_streams(kernels, spent, [False, False]).seconds.total == 5.0
     found = in_two_streams(kernels, spent, [False, True]).seconds
     assert found == Seconds(2.0, 3.0, 1.0 + 0.2 * 2.0)
+
+
+def test_weight_gradients_run_while_what_comes_next_is_gathered() -> None:
+    """The latest that nobody waits for stands between the start and the end of a collective."""
+
+    def kernel(name: str, *reads: str) -> Kernel:
+        return Kernel(-1, (name,), frozenset(reads))
+
+    chain = (
+        kernel("a"), kernel("da", "a"), kernel("dw1", "da"), kernel("b", "da"), kernel("db", "b"),
+        kernel("dw2", "db"),
+    )  # fmt: skip
+    beside = [k.makes[0] in ("a", "b") for k in chain]
+    assumed = [5.0 if on_wires else 1.0 for on_wires in beside]
+    streams = Streams([Seconds()] * len(chain), beside, [0.0] * len(chain))
+    timed = Timed(Block((), (), ()), chain, streams, {}, assumed)
+    stored = Stored(chain, dict.fromkeys(("a", "da", "dw1", "b", "db", "dw2"), 1), frozenset())
+    found = [k.makes[0] for k in beside_moves(stored, timed).kernels]
+    assert found == ["a", "da", "b", "dw1", "db", "dw2"]
