@@ -45,7 +45,7 @@ class Held:
 
 @dataclass(frozen=True)
 class AsPart:
-    """How a listing runs as a part of a step: it adds to sums in place, and it was timed."""
+    """A listing's run as a part of a step: the sums that it adds to in place, and its time."""
 
     accumulators: tuple[Accumulator, ...]
     timed: Timed

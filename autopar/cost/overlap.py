@@ -61,6 +61,7 @@ class Timed:
     streams: Streams
     bodies: Mapping[int, tuple[Timed, ...]]
     assumed: Sequence[float]  # what XLA's scheduler takes each kernel for, in a unit of its own
+    guessed: bool = False  # it knows no times of the chip's kernels
 
     @property
     def seconds(self) -> Seconds:
@@ -159,7 +160,7 @@ class _Timer:
             else (s.communication if on_wires else s.total)
             for kernel, s, on_wires in zip(kernels, spent, beside, strict=True)
         ]
-        return Timed(block, kernels, streams, bodies, assumed)
+        return Timed(block, kernels, streams, bodies, assumed, self._guesses)
 
     def _is_product(self, block: Block, kernel: Kernel) -> int:
         """The place of a kernel of work among the guesses: products before all others."""
@@ -265,7 +266,7 @@ def beside_moves(stored: Stored, timed: Timed) -> Stored:
         as left     gather a | da | gather b | dw1 | db | dw2        dw1 runs while b is gathered
 
     It goes from the last kernel to the first. Of those that nobody before them waits for, it takes
-    the one with the most collectives in a row ahead of it, and of several the latest.
+    the latest; where it knows what kernels take, that with the most collectives in a row ahead.
     """
     kernels, needs = stored.kernels, _needs(stored.kernels)
     known = {k.makes: n for n, k in enumerate(timed.kernels)}
@@ -274,7 +275,7 @@ def beside_moves(stored: Stored, timed: Timed) -> Stored:
     tasks = [_Task(0.0, False) if n is None else _Task(assumed[n], beside[n]) for n in places]
     count = len(kernels)
     depth = [0] * count
-    for k in range(count):
+    for k in () if timed.guessed else range(count):
         depth[k] = tasks[k].on_wires + max((depth[n] for n in needs[k]), default=0)
     left = _run(tasks, needs, [d * count + k for k, d in enumerate(depth)])
     order = sorted(range(count), key=lambda k: (-left[k], k))
