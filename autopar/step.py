@@ -60,7 +60,7 @@ from autopar.planner.plan_cache import PlanCache
 from autopar.planner.planned import Planned
 from autopar.planner.request import Request
 from autopar.planner.restore import restore
-from autopar.planner.source import Member, Source
+from autopar.planner.sliced_step import Member, Source
 from autopar.progress import LOGGER, Progress, progress
 from autopar.report.html.page import html_summary
 from autopar.runtime.bind import BoundMesh, bind_mesh, host_of, mesh_shape
@@ -70,17 +70,16 @@ from autopar.runtime.constrained import (
     layout_of,
     spread_layout,
 )
-from autopar.runtime.deleted import deleted, deleted_arguments
 from autopar.runtime.executor import Executor, Options, lowered_parts
 from autopar.runtime.interface import Interface
 from autopar.runtime.job import ARGUMENTS, device_facts, this_job
 from autopar.runtime.own_rows import Ranges
+from autopar.runtime.place import deleted, deleted_arguments
 from autopar.runtime.shardings import Shardings, bind_plan, step_shardings
 from autopar.runtime.state import abstract_state, init
 from autopar.runtime.timeline import Timeline, chrome_trace
-from autopar.runtime.transport.abstract import AbstractTransport
+from autopar.runtime.transport.abstract import AbstractTransport, in_flight_limit, nearest_awaited
 from autopar.runtime.transport.choice import transport_for
-from autopar.runtime.transport.in_flight import in_flight_limit, nearest_awaited
 from autopar.runtime.transport.local import LocalTransport
 from autopar.runtime.watchdog import PATIENCE_SECONDS
 from autopar.schedule.simulate import Simulation

@@ -33,8 +33,7 @@ from autopar.ir.verification import CompiledPart
 from autopar.passes.pipeline import PassPipeline
 from autopar.planner.plan import plan_step
 from autopar.planner.planned import Planned
-from autopar.planner.stage_costs import PartCost, add_parts
-from autopar.planner.step_timing import time_step
+from autopar.planner.stage_programs import PartCost, add_parts, time_step
 from benchmarks import models
 from benchmarks.deepseek import deepseek
 from benchmarks.zoo.wide_resnet import wide_resnet

@@ -1,4 +1,4 @@
-"""The contract of a pass: what it is, what it is given, and how it is watched."""
+"""The contract of a pass: what it is, what it is given, how it is watched; and of each slot."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import ClassVar, Generic, TypeVar
 
 from autopar.cluster import Cluster
 from autopar.cost.reshard import Resharder
+from autopar.ir.batching import BatchGraphs, Batching
 from autopar.ir.graph import Graph
 from autopar.ir.sharding import MeshShape
 from autopar.ir.sharding_plan import ShardingPlan
+from autopar.ir.stages import LayerSequence
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -95,3 +97,18 @@ class AbstractPass(abc.ABC, Generic[In, Out]):
     @abc.abstractmethod
     def run(self, given: In, setting: Setting) -> Out:
         """The output for one input."""
+
+
+@dataclass(frozen=True)
+class AbstractBatching(AbstractPass[BatchGraphs, Batching]):
+    """Decides how the step is cut into microbatches."""
+
+
+@dataclass(frozen=True)
+class AbstractLayering(AbstractPass[Batching, LayerSequence]):
+    """Groups ops into layers, the smallest pieces that stages are made of."""
+
+
+@dataclass(frozen=True)
+class AbstractSharding(AbstractPass[Graph, ShardingPlan]):
+    """Chooses a sharding for every value and op of a graph on one mesh."""

@@ -17,8 +17,13 @@ from autopar.runtime.feeds import Registers
 from autopar.runtime.interface import RegisterTypes
 from autopar.runtime.parts import PartSource, neutral
 from autopar.runtime.spanning import of_copies
-from autopar.runtime.transport.abstract import AbstractTransport, Copier, Endpoint
-from autopar.runtime.transport.in_flight import Admit, limit_in_flight
+from autopar.runtime.transport.abstract import (
+    AbstractTransport,
+    Admit,
+    Copier,
+    Endpoint,
+    limit_in_flight,
+)
 
 # What it gives is ready when the instruction is done; None where that is at once.
 Action = Callable[[Registers], Any]

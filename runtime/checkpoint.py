@@ -33,8 +33,8 @@ from orbax.checkpoint import future, type_handlers
 from autopar.errors import ArgumentError, CheckpointError, listing
 from autopar.ir.text import show_bytes
 from autopar.runtime.bind import is_key, without_pieces, words_of
-from autopar.runtime.deleted import deleted
 from autopar.runtime.pieces import StackedPieces, box_in_whole, pieces_of, with_first_rows
+from autopar.runtime.place import deleted
 
 STATE, RECORD = "state", "autopar"  # the items of a checkpoint
 _SHOWN = 6  # differences that a message names

@@ -35,16 +35,15 @@ from autopar.runtime.bind import host_of, mesh_shape, with_axis
 from autopar.runtime.callbacks import HostCalls, LaterCaller
 from autopar.runtime.cells import as_array
 from autopar.runtime.compile import Count, compile_parts, tell_nobody
-from autopar.runtime.deleted import check_closed_over
 from autopar.runtime.feeds import Feeder, Fetcher, Registers
 from autopar.runtime.folded import FoldedSource, FoldedStep, walked
 from autopar.runtime.interface import Interface, register_types
 from autopar.runtime.job import end_job
 from autopar.runtime.pieces import join_outputs
+from autopar.runtime.place import check_closed_over
 from autopar.runtime.spanning import Gatherer
 from autopar.runtime.timeline import Observer, Timeline
-from autopar.runtime.transport.abstract import AbstractTransport
-from autopar.runtime.transport.in_flight import in_flight_limit
+from autopar.runtime.transport.abstract import AbstractTransport, in_flight_limit
 from autopar.runtime.transport.local import LocalTransport
 from autopar.runtime.watchdog import Watchdog
 

@@ -34,7 +34,7 @@ from autopar.runtime.compile import CompileReport, program_cache_key
 from autopar.runtime.feeds import FeedType, FetchType, Registers
 from autopar.runtime.moves import run_move
 from autopar.runtime.parts import PartSource, neutral
-from autopar.runtime.transport.in_flight import limit_in_flight
+from autopar.runtime.transport.abstract import limit_in_flight
 
 Env = dict[int, Any]  # cell -> a device's piece; a ring has its microbatches along a first dim
 

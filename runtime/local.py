@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from autopar.frontend.trace.kernels import dims_apart, on_pieces
+from autopar.frontend.trace.graph import dims_apart, on_pieces
 from autopar.frontend.traced import Equation
 from autopar.ir.sharding import MeshShape, Sharding
 

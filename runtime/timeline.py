@@ -13,7 +13,7 @@ from typing import Any
 from autopar.ir.program import ONCE, PartKind, Program, Run, Send
 from autopar.runtime.actions import Action
 from autopar.runtime.feeds import Registers
-from autopar.runtime.transport.in_flight import wait
+from autopar.runtime.transport.abstract import wait
 from autopar.schedule.picture import Box, Picture
 
 SEND = "send"

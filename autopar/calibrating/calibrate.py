@@ -22,7 +22,7 @@ from autopar.errors import ClusterError
 from autopar.frontend.devices import local_devices
 from autopar.ir.devices import DeviceFacts
 from autopar.progress import Progress, progress
-from autopar.runtime.measure.bench import DeviceBench
+from autopar.runtime.measure.bench import DeviceBench, Repeats, Timing
 from autopar.runtime.measure.devices import (
     choose_devices,
     devices_at,
@@ -30,7 +30,6 @@ from autopar.runtime.measure.devices import (
     jax_version,
     join_job,
 )
-from autopar.runtime.measure.timing import Repeats, Timing
 
 _STAND_IN = "a100"  # whose figures a GPU that is not in the catalog starts from
 

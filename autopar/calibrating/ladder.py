@@ -14,7 +14,7 @@ from autopar.cluster.chip import Platform
 from autopar.cost.collective import COLLECTIVE_KINDS
 from autopar.ir.sharding import MeshShape
 from autopar.ir.values import item_bytes
-from autopar.runtime.measure.timing import Repeats
+from autopar.runtime.measure.bench import Repeats
 
 Axis = tuple[MeshShape, str]
 

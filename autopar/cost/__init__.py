@@ -3,6 +3,6 @@
 from autopar.cost.collective import COLLECTIVE_KINDS as COLLECTIVE_KINDS
 from autopar.cost.collective import CollectiveKind as CollectiveKind
 from autopar.cost.collective import collective_seconds as collective_seconds
-from autopar.cost.compute import compute_seconds as compute_seconds
-from autopar.cost.compute import elementwise_seconds as elementwise_seconds
 from autopar.cost.prices import Prices as Prices
+from autopar.cost.prices import compute_seconds as compute_seconds
+from autopar.cost.prices import elementwise_seconds as elementwise_seconds

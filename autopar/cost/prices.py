@@ -1,16 +1,94 @@
-"""The price list of one mesh on one cluster, in seconds."""
+"""The price list of one mesh on one cluster, in seconds: local ops, dispatch, collectives.
+
+A local op is a roofline with a ramp for small work. `kernel_seconds` is the one price of an op, for
+the solver's rows, recomputation, profiles and the listing. They differ in which ops they take to be
+no kernels of their own: the listing knows its kernels; the others price an op that is fused into
+its readers by `fused_seconds`. A host takes time to issue a step, too: it has to stay ahead of its
+devices.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autopar.cluster import Cluster, LinkLevel, axis_links
+from autopar.cluster import Chip, Cluster, LinkLevel, axis_links
 from autopar.cost.collective import COLLECTIVE_KINDS, SCATTER_TIE, collective_seconds
-from autopar.cost.compute import elementwise_seconds, kernel_seconds
 from autopar.errors import MeshError
+from autopar.ir.folded import FoldedProgram
 from autopar.ir.graph import Op
+from autopar.ir.program import Program, Run, Send
 from autopar.ir.sharding import MeshShape
+from autopar.rules import HEAVY
+
+# Work whose result is fused into what reads it costs next to nothing, but not nothing.
+_FUSED_SHARE = 0.05
+
+
+def kernel_seconds(chip: Chip, op: Op, nbytes: float, share: float = 1.0) -> float:
+    """Seconds of the kernel of an op that moves `nbytes` and does 1 / `share` of the op's work.
+
+    Products and convolutions are bound by arithmetic or by memory, all else by memory.
+    """
+    if op.kind not in HEAVY:
+        return elementwise_seconds(chip, nbytes)
+    return compute_seconds(chip, op.flops / share, nbytes, op.results[0].dtype)
+
+
+def fused_seconds(chip: Chip, nbytes: float) -> float:
+    """Seconds that an op which makes `nbytes` adds to the kernels that read it."""
+    return _FUSED_SHARE * elementwise_seconds(chip, nbytes)
+
+
+def compute_seconds(chip: Chip, flops: float, nbytes: float, dtype: str) -> float:
+    """Seconds of one op that does `flops` in `dtype` and moves `nbytes` to and from memory.
+
+    max(flops / (peak * eff(flops)), nbytes / bandwidth) + launch, with
+    eff(f) = emax * f / (f + half), so that the ramp costs half / (emax * peak) at any size.
+    Never falls when flops or bytes grow. 0 for no work at all.
+    """
+    if flops <= 0 and nbytes <= 0:
+        return 0.0
+    busy = 0.0
+    if flops > 0:
+        busy = (flops + chip.half_flops) / (chip.compute_efficiency * chip.flops_for(dtype))
+    return max(busy, _streaming(chip, nbytes)) + chip.launch_seconds
+
+
+def elementwise_seconds(chip: Chip, nbytes: float) -> float:
+    """Seconds of one fused element-wise pass that moves `nbytes` to and from memory."""
+    return _streaming(chip, nbytes) + chip.launch_seconds if nbytes > 0 else 0.0
+
+
+def _streaming(chip: Chip, nbytes: float) -> float:
+    return max(nbytes, 0.0) / (chip.memory_efficiency * chip.memory_bytes_per_second)
+
+
+# Measured with benchmarks/bench_lowerings.py; what arrays cost is the same on every backend.
+INSTRUCTION_SECONDS = 50e-6
+_PROGRAM_SECONDS = 300e-6
+_PIECE_SECONDS = 8e-6  # an array of a submesh that goes into one program, or comes out of it
+
+
+def issue_seconds(
+    lowered: Program | FoldedProgram, blocks: Sequence[int], cluster: Cluster
+) -> float:
+    """Seconds that the busiest host takes; `blocks` are the first devices of the submeshes."""
+    of_host = max(1, cluster.device_count // cluster.hosts)
+    hosts = [first // of_host for first in blocks]
+    issued: Counter[int] = Counter()
+    if isinstance(lowered, FoldedProgram):
+        for held in (*lowered.feeds, *lowered.fetches):
+            issued.update(h for h, r in zip(hosts, held.registers, strict=True) if r >= 0)
+        return _PROGRAM_SECONDS + _PIECE_SECONDS * max(issued.values(), default=0)
+    for step in lowered.instructions:
+        if isinstance(step, Run):
+            issued[hosts[lowered.submesh_of(step)]] += 1
+        elif isinstance(step, Send):
+            issued.update({hosts[step.source], hosts[step.target]})
+    return INSTRUCTION_SECONDS * max(issued.values(), default=0)
+
 
 # What each platform's compiler runs beside work: XLA makes every collective of a GPU asynchronous,
 # on TPUs only these, and none on CPUs.

@@ -35,8 +35,7 @@ from autopar.ir.spmd import Block, Collective, Fence, LocalOp, Loop, Move
 from autopar.ir.text import show_bytes, show_seconds
 from autopar.ir.values import Value
 from autopar.passes.shard.diagnose.why import Case, others, unbound
-from autopar.passes.shard.model.choices import Choice
-from autopar.passes.shard.model.decisions import Decision
+from autopar.passes.shard.model.decisions import Choice, Decision
 from autopar.passes.shard.model.pins import CONSTRAINT, show_spec
 from autopar.rules import HEAVY
 

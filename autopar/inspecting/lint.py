@@ -19,8 +19,7 @@ from autopar.ir.rule import Dim, Kind, Rule
 from autopar.ir.text import show_bytes, show_count
 from autopar.ir.values import Input, Role, Value
 from autopar.planner.request import Request
-from autopar.planner.sliced_step import batched
-from autopar.planner.source import Source
+from autopar.planner.sliced_step import Source, batched
 from autopar.rules import REPLICATED, attach_rules
 
 _SHOWN = 3  # of each list in a finding

@@ -21,12 +21,10 @@ from autopar.ir.record import Record
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.spmd import SpmdProgram
 from autopar.passes.base import Setting
-from autopar.passes.layer.fixed import Fixed
-from autopar.passes.layer.single import Single
+from autopar.passes.layer.fixed import Fixed, Single
 from autopar.passes.lower.lowering import lowering_named
 from autopar.planner.placed_stages import PlacedStages, place_plan
-from autopar.planner.stage_costs import cost_stage
-from autopar.planner.stage_programs import StagePrograms, lower_stages
+from autopar.planner.stage_programs import StagePrograms, cost_stage, lower_stages
 from autopar.rules import RuleBook, attach_rules
 
 

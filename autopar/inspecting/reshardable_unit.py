@@ -16,14 +16,13 @@ from autopar.ir.spmd import SpmdProgram
 from autopar.ir.text import show_bytes
 from autopar.passes.base import NO_LIMIT_BYTES, Pins, Setting
 from autopar.passes.shard.diagnose.why import Answer, Case, anew, case_of
-from autopar.passes.shard.model.reshard_costs import ReshardCosts
+from autopar.passes.shard.model.costs import ReshardCosts
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.recipes import recipe_named
 from autopar.planner.fit_within import fit_within
 from autopar.planner.placed_stages import PlacedStages
 from autopar.planner.request import pins_on
-from autopar.planner.stage_costs import cost_stage
-from autopar.planner.step_timing import time_folded, time_step
+from autopar.planner.stage_programs import cost_stage, time_folded, time_step
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,7 @@ from autopar.passes.layer.forward_pass import forward_of
 from autopar.planner.placed_stages import PlacedStages
 from autopar.planner.planned import Planned, make_plan
 from autopar.planner.request import Request
-from autopar.planner.sliced_step import batched
-from autopar.planner.source import Source
+from autopar.planner.sliced_step import Source, batched
 from autopar.planner.stage_programs import lower_stages
 from autopar.planner.submesh_sharding import SubmeshSharder
 from autopar.schedule.table import stage_devices

@@ -26,7 +26,7 @@ from autopar.planner.memory_fit import MeshContext, StepOnMesh
 from autopar.planner.planned import Planned
 from autopar.planner.remat import Form
 from autopar.planner.request import Request
-from autopar.planner.source import Member, Source
+from autopar.planner.sliced_step import Member, Source
 
 _FINEST = 100  # the largest denominator of a weight
 _NO_GAIN = 1e-9

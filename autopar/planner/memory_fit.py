@@ -16,12 +16,10 @@ from autopar.ir.sharding import MeshShape
 from autopar.ir.sharding_plan import Margin, Outcome, ShardingPlan, Status
 from autopar.ir.spmd import SpmdProgram
 from autopar.ir.stages import Submesh
-from autopar.passes.base import NO_LIMIT_BYTES, Setting, Watcher
+from autopar.passes.base import NO_LIMIT_BYTES, AbstractSharding, Setting, Watcher
 from autopar.passes.lower.spmd import lower_checked
 from autopar.passes.pipeline import PassPipeline
-from autopar.passes.shard.base import AbstractSharding
-from autopar.passes.shard.model.local_costs import local_costs
-from autopar.passes.shard.model.reshard_costs import ReshardCosts
+from autopar.passes.shard.model.costs import ReshardCosts, local_costs
 from autopar.passes.shard.model.residuals import Residuals
 from autopar.passes.shard.optimal import EVERY_BYTE, MinMemory, Optimal, Priced
 from autopar.passes.shard.solver.problem import Problem, needed_bytes

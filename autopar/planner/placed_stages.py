@@ -33,7 +33,7 @@ from autopar.passes.lower.partition.split import split
 from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan, submesh_graph
 from autopar.passes.lower.spmd import lower_spmd
 from autopar.passes.pipeline import PassPipeline
-from autopar.passes.shard.model.reshard_costs import ReshardCosts
+from autopar.passes.shard.model.costs import ReshardCosts
 from autopar.schedule.table import in_flight
 
 

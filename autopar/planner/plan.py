@@ -57,7 +57,7 @@ from autopar.planner.memory_fit import (
 from autopar.planner.planned import Planned, make_plan
 from autopar.planner.remat import Form
 from autopar.planner.request import Request, is_small
-from autopar.planner.source import Source
+from autopar.planner.sliced_step import Source
 from autopar.planner.stage_search import search_stages
 from autopar.progress import LOGGER
 from autopar.rules import unknown_ops

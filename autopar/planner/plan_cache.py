@@ -25,7 +25,7 @@ from autopar.ir.plan_file import FORMAT, load_plan, plan_to_json, save_plan
 from autopar.planner.planned import Planned
 from autopar.planner.request import Request
 from autopar.planner.restore import restore
-from autopar.planner.source import Source
+from autopar.planner.sliced_step import Source
 from autopar.progress import LOGGER
 
 _RELEASES = ("autopar", "jax", "jaxlib", "numpy", "numba", "highspy", "PuLP")

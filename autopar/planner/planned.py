@@ -25,7 +25,7 @@ from autopar.ir.spmd import COLLECTIVES, Traffic
 from autopar.ir.values import Role
 from autopar.planner.memory_fit import MeshContext
 from autopar.planner.request import Request
-from autopar.planner.source import Source
+from autopar.planner.sliced_step import Source
 from autopar.planner.stage_programs import StagePrograms
 
 

@@ -12,8 +12,7 @@ from autopar.planner.memory_fit import MeshContext
 from autopar.planner.placed_stages import place_plan
 from autopar.planner.planned import Planned, list_arguments, list_outputs
 from autopar.planner.request import Request
-from autopar.planner.sliced_step import slice_as_planned
-from autopar.planner.source import Source
+from autopar.planner.sliced_step import Source, slice_as_planned
 from autopar.planner.stage_programs import lower_stages
 
 

@@ -1,26 +1,120 @@
-"""A step cut into microbatches and layers: what stages are priced by and made of."""
+"""A step cut into microbatches and layers: what stages are priced by and made of.
+
+It is traced on the rows of any number of microbatches. To be priced, each layer is a stage of its
+own, at any size of microbatch.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
 
-from autopar.errors import BatchError, PlanMismatchError
-from autopar.frontend.microbatch.part_trace import MicrobatchTrace
+from autopar.errors import BatchError, GraphError, PlanMismatchError
+from autopar.frontend import StepSpec, TracedStep
+from autopar.frontend.microbatch.batch_inputs import batch_inputs
+from autopar.frontend.microbatch.part_trace import (
+    MicrobatchTrace,
+    split_microbatch,
+    trace_microbatch,
+)
+from autopar.frontend.rewrite.layer_scans import layer_scans
 from autopar.frontend.rewrite.rescale import rescale
+from autopar.frontend.rewrite.scan_split import Cuts
+from autopar.frontend.trace.step import with_state
 from autopar.ir.batching import BatchGraphs, Batching
+from autopar.ir.graph import Graph, Op
 from autopar.ir.plan import Plan
 from autopar.ir.plan_file import contents_of
-from autopar.ir.stages import LayerSequence
+from autopar.ir.program import Part, PartKind, SubmeshGraph
+from autopar.ir.resize import Between
+from autopar.ir.sharding import MeshShape
+from autopar.ir.stages import LayerSequence, Remat, Stage, StagePlan, Submesh
 from autopar.passes.base import Setting
 from autopar.passes.batch.identity import OneMicrobatch
 from autopar.passes.layer.fixed import Fixed
 from autopar.passes.layer.min_cut import MinCut
+from autopar.passes.lower.partition.part_dataflow import PartDataflow
+from autopar.passes.lower.partition.split import Assigned
+from autopar.passes.lower.partition.submesh_graph import submesh_graph
 from autopar.passes.pipeline import PassPipeline
 from autopar.planner.compatibility import check_plan
 from autopar.planner.placed_stages import slice_whole
-from autopar.planner.remat import form_of
-from autopar.planner.source import Source
+from autopar.planner.remat import Form, form_of
+from autopar.planner.request import Request
 from autopar.rules import RuleBook, attach_rules
+from autopar.schedule.table import finest_schedule
+
+
+@dataclass(frozen=True)
+class Member:
+    """A function that is planned together with a step; it runs `weight` times for each step."""
+
+    source: Source
+    weight: float
+
+
+@dataclass(frozen=True)
+class Source:
+    """A step with the arguments that it is traced on; traces are kept by number of microbatches.
+
+    With stages, scans over layers are cut into single layers. The `family` are functions of the
+    step's state that are planned together with it.
+    """
+
+    spec: StepSpec
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    traced: TracedStep
+    rules: RuleBook
+    batch_axes: tuple[tuple[str, int | None], ...] = ()
+    family: tuple[Member, ...] = ()
+    _known: dict[tuple[int, bool], MicrobatchTrace] = field(
+        default_factory=dict[tuple[int, bool], MicrobatchTrace], compare=False, repr=False
+    )
+
+    @classmethod
+    def of(
+        cls, spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any], traced: TracedStep,
+        request: Request,
+    ) -> Source:  # fmt: skip
+        """The source for a request."""
+        return cls(spec, args, kwargs, traced, request.rules, request.batch_axes)
+
+    def with_state(self, paths: Collection[str]) -> Source:
+        """The source with the inputs of these paths marked as state, which need not come back."""
+        traced = with_state(self.traced, paths)
+        return self if traced is self.traced else replace(self, traced=traced, _known={})
+
+    @cached_property
+    def plain(self) -> Form:
+        """The step as it was traced, nothing recomputed."""
+        return Form(self.traced, attach_rules(self.traced.graph, self.rules))
+
+    @property
+    def rows(self) -> int:
+        """Rows of the whole batch; raises BatchError where they cannot be told."""
+        return batch_inputs(self.traced, dict(self.batch_axes)).extent
+
+    def trace_at(self, microbatches: int, cut: bool) -> MicrobatchTrace:
+        """The step on one of so many microbatches; raises BatchError where there are no such."""
+        key = (microbatches, cut)
+        if key not in self._known:
+            axes = dict(self.batch_axes)
+            trace = trace_microbatch(
+                self.spec, self.args, self.kwargs, microbatches, axes, self.traced
+            )
+            self._known[key] = _cut(trace) if cut else trace
+        return self._known[key]
+
+
+def _cut(trace: MicrobatchTrace) -> MicrobatchTrace:
+    """Both traces with every scan over layers cut into single layers, in line."""
+    scans = layer_scans(trace.whole)
+    return split_microbatch(trace, Cuts.everywhere(scans)) if scans else trace
+
 
 _UNEVEN = 1.5  # of a stage's share of the work, what a layer may have
 _IN_STAGES = PassPipeline.of_options(stages=None, microbatches=None)
@@ -137,3 +231,101 @@ def _graphs(trace: MicrobatchTrace, rules: RuleBook) -> BatchGraphs:
     whole = attach_rules(trace.whole.graph, rules)
     part = attach_rules(trace.part.graph, rules)
     return BatchGraphs(whole, part, trace.microbatches, trace.index, trace.sources)
+
+
+_NO_MESH = MeshShape((), ())
+
+
+@dataclass(frozen=True)
+class LayerProgram:
+    """A layer as a stage of its own: its parts, and all that it does in a step as one graph."""
+
+    parts: tuple[Part, ...]
+    joint: SubmeshGraph
+
+
+class LayerPrograms:
+    """A step whose layers are stages of their own, at any size of microbatch and any remat.
+
+    It is traced on the rows of one microbatch and of the whole batch; what lies between them, and
+    anything else that lies on that line, has sizes in proportion.
+    """
+
+    def __init__(self, sliced: SlicedStep, rules: RuleBook) -> None:
+        self._sliced, self._rules = sliced, rules
+        self._whole = sliced.trace.whole.graph
+        self._dataflow: dict[Remat, PartDataflow] = {}
+        self._known: dict[tuple[int, int, Remat], LayerProgram] = {}
+        # By rows and equation: an op has the same sizes in all graphs that it is in.
+        self._ops: dict[tuple[int, int], Op] = {}
+        self.layers = sliced.layers.layers
+        self.batching = sliced.batching
+
+    @property
+    def rows(self) -> int:
+        """Rows of the microbatch that it was traced on."""
+        return self.batching.batch // self.batching.microbatches
+
+    def at(self, layer: int, rows: int, remat: Remat = Remat.NONE) -> LayerProgram:
+        """A layer with so many rows a microbatch."""
+        key = layer, rows, remat
+        if key not in self._known:
+            traced = rows == self.rows
+            self._known[key] = self._traced(layer, remat) if traced else self._sized(*key)
+        return self._known[key]
+
+    def _traced(self, layer: int, remat: Remat) -> LayerProgram:
+        dataflow = self._split(remat)
+        parts = tuple(p for p in dataflow.parts if p.stage == layer)
+        return LayerProgram(parts, submesh_graph(dataflow, layer))
+
+    def _split(self, remat: Remat) -> PartDataflow:
+        """The parts of all layers, each on a submesh of its own."""
+        if remat not in self._dataflow:
+            self._dataflow[remat] = self._assigned.recomputing(remat).split()
+        return self._dataflow[remat]
+
+    @cached_property
+    def _assigned(self) -> Assigned:
+        """The part of every op, whatever the remat."""
+        batching, count = self.batching, len(self.layers)
+        stages = StagePlan(
+            self._sliced.layers,
+            tuple(Stage(i, i, i) for i in range(count)),
+            (Submesh(_NO_MESH),) * count,
+            batching.microbatches,
+            finest_schedule(batching.barrier).name,
+        )
+        return Assigned.of(batching, stages)
+
+    def _sized(self, layer: int, rows: int, remat: Remat) -> LayerProgram:
+        traced = self.at(layer, self.rows, remat)
+        if self.batching.batch == self.rows:
+            raise GraphError(f"{self._whole.name} was traced on {self.rows} rows alone")
+        joint = traced.joint
+        # The joint graph has the ops of all parts.
+        sized = replace(joint, graph=self._graph(joint.graph, joint.equations, rows))
+        parts = (
+            # A hoist is of the whole batch, whatever its microbatches.
+            p
+            if p.kind is PartKind.HOIST
+            else replace(p, graph=self._graph(p.graph, p.equations, rows))
+            for p in traced.parts
+        )
+        return LayerProgram(tuple(parts), sized)
+
+    def _graph(self, graph: Graph, equations: Sequence[int], rows: int) -> Graph:
+        whole = self._whole
+        sizes = Between(Fraction(rows - self.rows, self.batching.batch - self.rows))
+        inputs = tuple(
+            replace(i, value=sizes.value(i.value, whole.values.get(i.value.name, i.value)))
+            for i in graph.inputs
+        )
+        pairs = list(zip(graph.ops, equations, strict=True))
+        if any((rows, e) not in self._ops for e in equations):
+            ops = tuple(sizes.op(o, whole.ops[e]) for o, e in pairs)
+            ruled = attach_rules(replace(graph, inputs=inputs, ops=ops), self._rules)
+            self._ops.update({(rows, e): o for e, o in zip(equations, ruled.ops, strict=True)})
+            return ruled
+        known = (replace(self._ops[rows, e], runs=o.runs) for o, e in pairs)
+        return replace(graph, inputs=inputs, ops=tuple(known))

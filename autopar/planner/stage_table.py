@@ -32,12 +32,12 @@ from autopar.ir.sharding import MeshShape
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.stages import Remat
 from autopar.passes.base import NO_LIMIT_BYTES, Setting
-from autopar.passes.shard.model.reshard_costs import ReshardCosts
+from autopar.passes.shard.model.costs import ReshardCosts
 from autopar.passes.shard.solver.effort import QUICK
 from autopar.passes.stage.prices import BatchPrices, Option, StageTable
-from autopar.planner.layer_programs import LayerPrograms
 from autopar.planner.request import Request
-from autopar.planner.stage_costs import PartCost, add_parts, cost_part
+from autopar.planner.sliced_step import LayerPrograms
+from autopar.planner.stage_programs import PartCost, add_parts, cost_part
 from autopar.schedule.table import SCHEDULES
 
 

@@ -25,8 +25,7 @@ from typing import ClassVar
 
 from autopar.ir.batching import BatchGraphs, Batching, Rescale
 from autopar.ir.graph import Graph, Op
-from autopar.passes.base import Setting
-from autopar.passes.batch.base import AbstractBatching
+from autopar.passes.base import AbstractBatching, Setting
 from autopar.passes.batch.lattice import Share
 from autopar.passes.batch.phases import (
     Phases,

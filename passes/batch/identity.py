@@ -7,8 +7,7 @@ from typing import ClassVar
 
 from autopar.ir.batching import BatchGraphs, Batching, moments_of_one
 from autopar.ir.values import Role
-from autopar.passes.base import Setting
-from autopar.passes.batch.base import AbstractBatching
+from autopar.passes.base import AbstractBatching, Setting
 
 
 @dataclass(frozen=True)

@@ -1,29 +1,23 @@
-"""Lower the parts of a step to one list of instructions for all submeshes.
+"""Lower the parts of a step to one list of instructions for all submeshes, and verify it.
 
 0 run  F0.0                      Tasks are in the order in which they would start if each took
 1 send a.0 mesh0 -> mesh1        one slot; a value is sent right after the run that makes it,
 2 run  F0.1                      and freed after its last use. As one list orders both ends of
 3 send a.1 mesh0 -> mesh1        every send, whoever walks it in order cannot wait in a circle.
-4 run  F1.0 ...
+4 run  F1.0 ...                  Every register is written once, before it is read, and freed once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, repeat
 
-from autopar.ir.program import (
-    ONCE,
-    PartKind,
-    PartProgram,
-    Program,
-    Run,
-    Send,
-    Start,
-    Transfer,
-)
+from autopar.errors import GraphError, listing
+from autopar.ir.program import ONCE, PartKind, PartProgram, Program, Run, Send, Start, Transfer
+from autopar.ir.sharding import Sharding
 from autopar.ir.spmd import SpmdProgram
 from autopar.passes.lower.partition.part_assignment import PartKey
 from autopar.passes.lower.partition.part_dataflow import PartDataflow
@@ -35,8 +29,186 @@ from autopar.passes.lower.partition.register_allocation import (
     insert_frees,
 )
 from autopar.passes.lower.partition.step_analysis import grid_of
-from autopar.passes.lower.verify import verify_program
 from autopar.schedule.grid import Grid, Kind, Task
+
+_SHOWN = 20
+_LINEAR = ("sum", "same")  # what may combine partial sums before they are added up
+
+
+def verify_program(program: Program) -> None:
+    """Raise GraphError with a list of all faults, unless the program can run.
+
+    Laws: each register is written once, read only between its write and its drop, and dropped once
+    or returned; each part runs as often as it should; each send fits on both sides. As one list
+    orders both ends of all sends, whoever walks it in that order cannot wait in a circle.
+    """
+    # All faults are gathered before anything is raised.
+    faults = [*_part_faults(program), *_Walk(program).faults(), *_run_faults(program)]
+    if faults:
+        shown = faults[:_SHOWN]
+        if len(faults) > len(shown):
+            shown.append(f"... and {len(faults) - len(shown)} more")
+        raise GraphError(
+            listing(
+                f"a program of {len(program.instructions)} instructions cannot run:",
+                shown,
+                "This is a fault of autopar's lowering: please report it.",
+            )
+        )
+
+
+def _part_faults(program: Program) -> Iterator[str]:
+    for number, program_of in enumerate(program.parts):
+        part, given = program_of.part, program_of.listing
+        if not 0 <= part.submesh < len(program.submeshes):
+            yield f"part {number} ({part.name}) is on submesh {part.submesh}, which there is not"
+        sizes = (len(given.input_shardings), len(given.output_shardings))
+        if sizes != (len(part.graph.inputs), len(part.graph.outputs)):
+            yield f"part {number} ({part.name}) lists {sizes[0]} inputs and {sizes[1]} outputs"
+
+
+def _run_faults(program: Program) -> Iterator[str]:
+    """Parts that run too often or too seldom."""
+    found = Counter(
+        (step.part, step.microbatch) for step in program.instructions if isinstance(step, Run)
+    )
+    for number, given in enumerate(program.parts):
+        looped = PartKey.of(given.part).is_looped
+        for i in range(program.microbatches) if looped else (ONCE,):
+            count = found.pop((number, i), 0)
+            if count != 1:
+                which = "" if i == ONCE else f" of microbatch {i}"
+                yield f"{given.part.name}{which} runs {count} times"
+    for number, i in found:
+        yield f"part {number} runs for microbatch {i}, which there is not"
+
+
+class _Walk:
+    """Interprets the instructions in order, and keeps track of every register."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._live: list[set[int]] = [set() for _ in program.register_counts]
+        self._freed: list[dict[int, str]] = [{} for _ in program.register_counts]
+        self._started: list[set[int]] = [set() for _ in program.register_counts]
+        self._shardings: list[dict[int, Sharding]] = [{} for _ in program.register_counts]
+        self._found: list[str] = []
+        self._where = "the arguments"
+
+    def faults(self) -> list[str]:
+        """Walk to the end; gives back all faults, in order."""
+        # Arguments are there from the start.
+        for feed in self._program.feeds:
+            self._write(feed.submesh, feed.registers, repeat(feed.sharding))
+        for number, step in enumerate(self._program.instructions):
+            self._where = f"instruction {number}"
+            if isinstance(step, Run):
+                self._run(step)
+            elif isinstance(step, Send):
+                self._send(step)
+            elif isinstance(step, Start):
+                self._write(step.submesh, step.registers, step.shardings)
+                self._started[step.submesh].update(step.registers)
+            else:
+                for register in step.registers:
+                    self._drop(step.submesh, register, "freed")
+        # Outputs must be there at the end, and nothing else may be.
+        self._where = "the end"
+        for fetch in self._program.fetches:  # several outputs may be one value
+            self._read(fetch.submesh, fetch.registers, [fetch.sharding] * len(fetch.registers))
+        for fetch in self._program.fetches:
+            self._live[fetch.submesh].difference_update(fetch.registers)
+        for submesh, live in enumerate(self._live):
+            if live:
+                names = ", ".join(f"r{r}" for r in sorted(live)[:5])
+                self._fault(f"submesh {submesh} never frees {len(live)} registers: {names}")
+        return self._found
+
+    def _fault(self, text: str) -> None:
+        self._found.append(f"{self._where}: {text}")
+
+    def _run(self, step: Run) -> None:
+        given = self._program.parts[step.part]
+        part = given.part
+        self._where += f" ({part.name})"
+        counts = (len(step.inputs), len(step.accumulators), len(step.outputs))
+        summed = len(part.accumulators)
+        wanted = (len(part.graph.inputs), summed, len(part.graph.outputs) - summed)
+        if counts != wanted:
+            self._fault(f"{counts} inputs, accumulators and outputs instead of {wanted}")
+            return
+        made = given.listing.output_shardings
+        sums = len(made) - summed
+        self._read(part.submesh, step.inputs, list(given.listing.input_shardings))
+        self._read(part.submesh, step.accumulators, list(made[sums:]))
+        for accumulator, sharding in zip(part.accumulators, made[sums:], strict=True):
+            # A maximum of partial sums is not the maximum of the sums.
+            if sharding.partial and accumulator.combiner not in _LINEAR:
+                self._fault(f"{accumulator.value} is combined by {accumulator.combiner} as a sum")
+        # An accumulator must have been started.
+        for register in sorted({*step.accumulators} - self._started[part.submesh]):
+            self._fault(f"r{register} is no accumulator")
+        # Donated state is overwritten by the outputs.
+        for position in given.donated:
+            register = step.inputs[position]
+            if step.inputs.count(register) > 1:
+                self._fault(f"r{register} is taken over, but read twice")
+            self._drop(part.submesh, register, "taken over")
+        self._write(part.submesh, step.outputs, made[:sums])
+
+    def _send(self, step: Send) -> None:
+        if step.source == step.target or not step.transfers:
+            self._fault(f"sends {len(step.transfers)} values from submesh {step.source} to itself")
+        # A partial sum has no meaning on other devices.
+        for transfer in step.transfers:
+            for submesh, sharding in (
+                (step.source, transfer.before),
+                (step.target, transfer.after),
+            ):
+                mesh = self._program.submeshes[submesh].mesh
+                if sharding.partial or not sharding.fits(transfer.value.shape, mesh):
+                    self._fault(f"{transfer.value} cannot cross as {sharding} on ({mesh})")
+        transfers = step.transfers
+        self._read(step.source, [p.source for p in transfers], [p.before for p in transfers])
+        self._write(step.target, (p.target for p in transfers), (p.after for p in transfers))
+
+    # -- registers -------------------------------------------------------------------------
+
+    def _read(self, submesh: int, registers: Sequence[int], shardings: Sequence[Sharding]) -> None:
+        live, lying = self._live[submesh], self._shardings[submesh]
+        # Nearly always nothing is wrong, and a part has many registers.
+        if live.issuperset(registers) and [lying[r] for r in registers] == shardings:
+            return
+        for register, sharding in zip(registers, shardings, strict=False):
+            if register not in live:
+                how = self._freed[submesh].get(register, "not there yet")
+                self._fault(f"reads r{register} of submesh {submesh}, which is {how}")
+                continue
+            written = lying.get(register, sharding)
+            if written is not sharding and written != sharding:
+                self._fault(
+                    f"reads r{register} of submesh {submesh} as {sharding}, not as {written}"
+                )
+
+    def _write(self, submesh: int, registers: Iterable[int], shardings: Iterable[Sharding]) -> None:
+        live, freed = self._live[submesh], self._freed[submesh]
+        lying, count = self._shardings[submesh], self._program.register_counts[submesh]
+        for register, sharding in zip(registers, shardings, strict=False):
+            lying[register] = sharding
+            if register in live or register in freed:
+                self._fault(f"writes r{register} of submesh {submesh} a second time")
+            if not 0 <= register < count:
+                self._fault(f"writes r{register} of submesh {submesh}, which has no such register")
+            # Written once: neither there nor gone before.
+            live.add(register)
+
+    def _drop(self, submesh: int, register: int, how: str) -> None:
+        if register not in self._live[submesh]:
+            was = self._freed[submesh].get(register, "not there yet")
+            self._fault(f"r{register} of submesh {submesh} is {how}, but is {was}")
+        self._live[submesh].discard(register)
+        self._freed[submesh][register] = f"{how} at {self._where}"
+
 
 _KINDS = {
     Kind.FORWARD: PartKind.FORWARD,

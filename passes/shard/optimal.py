@@ -13,16 +13,14 @@ from autopar.ir.graph import Graph
 from autopar.ir.rule import Rule
 from autopar.ir.sharding import Assignment, MeshShape, Sharding
 from autopar.ir.sharding_plan import Margin, OpPath, Outcome, ShardingPlan, Status
-from autopar.passes.base import NO_OPTION, Setting
-from autopar.passes.shard.base import AbstractSharding
+from autopar.passes.base import NO_OPTION, AbstractSharding, Setting
 from autopar.passes.shard.diagnose.infeasible import Posed, Refused, Weigh, lightest
 from autopar.passes.shard.model.assemble import Assembled, Assembler
-from autopar.passes.shard.model.choices import Choice, group_choices, op_choices
-from autopar.passes.shard.model.decisions import Place, Reading
+from autopar.passes.shard.model.costs import ReshardCosts
+from autopar.passes.shard.model.decisions import Choice, Place, Reading, group_choices, op_choices
 from autopar.passes.shard.model.merge_isomorphic import Merged, merge_isomorphic, unmerged
 from autopar.passes.shard.model.pins import Pins, apply_pins, loosened, resolve_pins
 from autopar.passes.shard.model.read import read_graph
-from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.recipes import AbstractRecipe, Free
 from autopar.passes.shard.recipes.incumbent import (
     Incumbent,

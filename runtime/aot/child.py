@@ -17,9 +17,8 @@ from jax import export
 from jax.sharding import AxisType, Mesh
 
 from autopar.cluster.target import Target
-from autopar.runtime.aot.answer import write_answer, write_overflow
 from autopar.runtime.aot.devices import devices_of as devices_of
-from autopar.runtime.aot.program import AotProgram
+from autopar.runtime.aot.program import AotProgram, write_answer, write_overflow
 
 
 def main(folder: Path) -> None:

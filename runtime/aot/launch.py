@@ -13,9 +13,8 @@ from pathlib import Path
 
 from autopar.errors import VerifyError
 from autopar.ir.compiled import CheckLevel, Compiled
-from autopar.runtime.aot.answer import is_scheduled, take_schedule
-from autopar.runtime.aot.answer import read_answer as read_answer
-from autopar.runtime.aot.program import AotProgram
+from autopar.runtime.aot.program import AotProgram, is_scheduled, take_schedule
+from autopar.runtime.aot.program import read_answer as read_answer
 
 
 def compile_ahead(

@@ -1,4 +1,7 @@
-"""The devices as a bench: runs an experiment's program and takes the time."""
+"""The devices as a bench: runs an experiment's program and takes the time.
+
+How often a program is run, and the seconds that the runs give, is settled first.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -19,7 +23,28 @@ from autopar.cluster import Cluster, device_order
 from autopar.cluster.calibration import Experiment
 from autopar.ir.sharding import MeshShape
 from autopar.runtime.bind import bind_mesh
-from autopar.runtime.measure.timing import Repeats, Timing
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """A program runs `least` times, and up to `most` until `seconds` are over."""
+
+    least: int
+    most: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The median seconds of an op in a program that repeats it, over `count` runs of the program.
+
+    `spread` is relative: a robust standard deviation of a run over its median.
+    """
+
+    seconds: float
+    spread: float
+    count: int
+
 
 # -- programs that repeat one op, each repetition waiting for the one before -----------------------
 

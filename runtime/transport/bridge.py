@@ -22,8 +22,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from autopar.ir.projection import paired
-from autopar.runtime.transport.abstract import Copier, Endpoint, Route
-from autopar.runtime.transport.in_flight import Admit
+from autopar.runtime.transport.abstract import Admit, Copier, Endpoint, Route
 
 _COPY = "copy"
 

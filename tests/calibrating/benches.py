@@ -16,7 +16,7 @@ from autopar.calibrating.fitted import (
 from autopar.calibrating.ladder import FULL, LadderEffort
 from autopar.cluster import Cluster
 from autopar.cluster.calibration import Experiment
-from autopar.runtime.measure.timing import Repeats, Timing
+from autopar.runtime.measure.bench import Repeats, Timing
 
 
 @dataclass

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.cluster import Cluster
-from autopar.cost.compute import compute_seconds
 from autopar.cost.kernels import Kernel, Stored
 from autopar.cost.listing import Seconds
 from autopar.cost.overlap import (
@@ -18,7 +17,7 @@ from autopar.cost.overlap import (
     listing_seconds,
     timed_listing,
 )
-from autopar.cost.prices import Prices
+from autopar.cost.prices import Prices, compute_seconds
 from autopar.cost.reshard import Resharder
 from autopar.errors import GraphError
 from autopar.ir.graph import Graph

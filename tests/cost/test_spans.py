@@ -4,10 +4,10 @@ import pytest
 
 from autopar.cost.liveness import BlockSpans
 from autopar.cost.memory import held_bytes, held_spans
-from autopar.cost.spans import whole_listing
 from autopar.frontend import StepSpec, trace
 from autopar.ir.graph import Graph
 from autopar.ir.sharding import MeshShape
+from autopar.passes.shard.model.lifetimes import whole_listing
 from autopar.rules import RuleBook, attach_rules
 from tests.cost.test_memory import dot, element
 from tests.cost.test_memory import graph_of as graph_text

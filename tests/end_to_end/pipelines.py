@@ -22,8 +22,7 @@ from autopar.passes.lower.partition.step_analysis import grid_of
 from autopar.passes.pipeline import PassPipeline
 from autopar.passes.stage.prices import Choice, ChosenStage
 from autopar.planner.request import Request
-from autopar.planner.sliced_step import SlicedStep, slice_step
-from autopar.planner.source import Source
+from autopar.planner.sliced_step import SlicedStep, Source, slice_step
 from autopar.planner.stage_programs import StagePrograms
 from autopar.planner.stage_search import build_stages
 from autopar.runtime.bind import bind_mesh

@@ -17,7 +17,7 @@ from autopar.errors import MemoryLimitError, PlanMismatchError
 from autopar.ir.plan_file import plan_from_json, plan_to_json
 from autopar.ir.sharding_plan import Recomputation
 from autopar.passes.pipeline import PassPipeline
-from autopar.passes.shard.model.local_costs import local_costs
+from autopar.passes.shard.model.costs import local_costs
 from autopar.passes.shard.model.recompute import least_again
 from autopar.passes.shard.model.residuals import Residuals
 from autopar.planner.plan import plan_step

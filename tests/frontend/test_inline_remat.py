@@ -18,7 +18,7 @@ from autopar.frontend.rewrite.remat import rematerialize, value_names
 from autopar.passes.pipeline import PassPipeline
 from autopar.planner.plan import plan_step
 from autopar.planner.request import Request
-from autopar.planner.source import Source
+from autopar.planner.sliced_step import Source
 from autopar.rules import RuleBook
 from autopar.runtime.bind import bind_mesh
 from autopar.runtime.executor import Executor, Options

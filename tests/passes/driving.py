@@ -21,16 +21,16 @@ from autopar.ir.spmd import SpmdProgram
 from autopar.passes.base import Setting
 from autopar.passes.lower.spmd import lower_spmd
 from autopar.passes.shard.model.assemble import Assembled, assemble
+from autopar.passes.shard.model.costs import ReshardCosts
 from autopar.passes.shard.model.decisions import Reading
 from autopar.passes.shard.model.merge_isomorphic import merge_isomorphic, unmerged
 from autopar.passes.shard.model.pins import Pins, apply_pins, resolve_pins
 from autopar.passes.shard.model.read import read_graph
-from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import all_choices, plan_of
 from autopar.passes.shard.solver.solve import Solution, solve
 from autopar.rules import attach_rules
 from autopar.runtime.bind import bind_mesh, partition_spec
-from autopar.runtime.emit import local_function
+from autopar.runtime.parts import local_function
 
 ROOMY = int(1e12)
 

@@ -7,9 +7,9 @@ import pytest
 
 from autopar.cost.prices import Prices
 from autopar.passes.shard.model.assemble import Assembled, Assembler, assemble
+from autopar.passes.shard.model.costs import ReshardCosts
 from autopar.passes.shard.model.merge_isomorphic import unmerged
 from autopar.passes.shard.model.read import read_graph
-from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import all_choices
 from tests.passes.driving import ROOMY, setting, traced
 from tests.toys import TOYS

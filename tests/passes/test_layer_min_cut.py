@@ -17,11 +17,9 @@ from autopar.ir.batching import Batching
 from autopar.ir.graph import Graph
 from autopar.ir.record import parse_graph
 from autopar.ir.stages import LayerSequence
-from autopar.passes.layer.fixed import Fixed
+from autopar.passes.layer.fixed import Fixed, Single
 from autopar.passes.layer.forward_pass import forward_of
-from autopar.passes.layer.min_cut import MinCut, cheapest_cuts
-from autopar.passes.layer.repeated_blocks import Repeat, find_repeats
-from autopar.passes.layer.single import Single
+from autopar.passes.layer.min_cut import MinCut, Repeat, cheapest_cuts, find_repeats
 from tests.frontend.tracing import graph_of, shape, zoo_step
 from tests.passes.driving import setting
 

@@ -21,7 +21,7 @@ from autopar.ir.sharding import MeshShape, Sharding
 from autopar.ir.sharding_plan import Status
 from autopar.passes.base import Setting
 from autopar.passes.shard.model.assemble import assemble
-from autopar.passes.shard.model.reshard_costs import ReshardCosts
+from autopar.passes.shard.model.costs import ReshardCosts
 from autopar.passes.shard.optimal import Optimal, all_choices, plan_of
 from autopar.passes.shard.solver.solve import solve
 from tests.passes.corners import CORNERS

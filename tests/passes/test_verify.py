@@ -10,7 +10,7 @@ import pytest
 from autopar.errors import GraphError
 from autopar.ir.program import Free, Instruction, PartProgram, Program, Run, Send, Start
 from autopar.ir.sharding import Sharding
-from autopar.passes.lower.verify import verify_program
+from autopar.passes.lower.program import verify_program
 from tests.passes.loopback import lowered
 from tests.passes.steps import Chain
 

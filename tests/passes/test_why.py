@@ -15,8 +15,8 @@ from autopar.ir.sharding import MeshShape
 from autopar.passes.shard.diagnose.infeasible import Posed
 from autopar.passes.shard.diagnose.why import Case, anew, case_of, homed, others, unbound
 from autopar.passes.shard.model.assemble import Assembled
+from autopar.passes.shard.model.costs import ReshardCosts
 from autopar.passes.shard.model.decisions import Reading
-from autopar.passes.shard.model.reshard_costs import ReshardCosts
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.solver.effort import FULL, QUICK
 from autopar.passes.shard.solver.problem import Edge, Problem, Usage

@@ -9,8 +9,7 @@ from autopar.frontend import StepSpec, trace
 from autopar.ir.sharding import MeshShape
 from autopar.passes.base import Setting
 from autopar.planner.request import Request
-from autopar.planner.sliced_step import SlicedStep, slice_step
-from autopar.planner.source import Source
+from autopar.planner.sliced_step import SlicedStep, Source, slice_step
 from autopar.rules import RuleBook
 from tests.zoo.registry import cases
 

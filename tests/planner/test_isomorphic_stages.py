@@ -4,7 +4,7 @@ from autopar.ir.program import SubmeshGraph
 from autopar.ir.record import parse_graph
 from autopar.ir.sharding import Assignment, MeshShape, Sharding
 from autopar.ir.sharding_plan import Outcome, ShardingPlan, Status
-from autopar.planner.isomorphism import Form, Forms, Match, match
+from autopar.planner.submesh_sharding import Form, Forms, Match, match
 
 STAGE = """
 graph stage(%x: f32[8,4], %a: f32[4,4] state "{one}", %b: f32[4,4] state "{two}") {

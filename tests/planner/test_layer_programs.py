@@ -8,7 +8,7 @@ from autopar.cost.listing import Seconds
 from autopar.cost.stage import StageCost
 from autopar.ir.graph import Graph
 from autopar.ir.stages import Remat
-from autopar.planner.layer_programs import LayerPrograms
+from autopar.planner.sliced_step import LayerPrograms
 from autopar.rules import RuleBook
 from tests.planner.slicing import sliced
 

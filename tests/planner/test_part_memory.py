@@ -13,7 +13,7 @@ import autopar
 from autopar.cluster.target import Target
 from autopar.ir.program import Part, PartKind
 from autopar.planner.planned import Planned
-from autopar.planner.stage_costs import PartCost, cost_part
+from autopar.planner.stage_programs import PartCost, cost_part
 from autopar.runtime.aot.launch import compile_ahead
 from autopar.runtime.validation.steps import CpuProgram
 from autopar.verifying.programs import programs_of

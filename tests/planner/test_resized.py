@@ -10,7 +10,7 @@ import autopar
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace, trace_microbatch
 from autopar.frontend.plain_data import plain_params
 from autopar.frontend.traced import FlatProgram
-from autopar.planner import source as source_module
+from autopar.planner import sliced_step as source_module
 from autopar.rules import RuleBook
 from tests.planner.slicing import sliced, source
 from tests.zoo.registry import cases

@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from autopar.frontend.plain_data import dtype_name, plain_params
-from autopar.frontend.trace.kernels import dims_apart
+from autopar.frontend.trace.graph import dims_apart
 from autopar.frontend.traced import Const, Equation
 from autopar.ir.graph import Op
 from autopar.ir.rule import Dims, Kind, Rule

@@ -13,9 +13,8 @@ from autopar.errors import ClusterError
 from autopar.hlo.collectives import read_collectives
 from autopar.ir.sharding import MeshShape
 from autopar.runtime.bind import bind_mesh
-from autopar.runtime.measure.bench import DeviceBench, program
+from autopar.runtime.measure.bench import DeviceBench, Repeats, Timing, program
 from autopar.runtime.measure.devices import choose_devices, devices_at
-from autopar.runtime.measure.timing import Repeats, Timing
 
 ONCE = Repeats(1, 1, 0.0)
 

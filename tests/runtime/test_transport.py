@@ -14,8 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from autopar.ir.sharding import MeshShape
 from autopar.runtime.bind import ArrayType, bind_mesh
-from autopar.runtime.transport.abstract import Endpoint, Route
-from autopar.runtime.transport.in_flight import limit_in_flight, nearest_awaited
+from autopar.runtime.transport.abstract import Endpoint, Route, limit_in_flight, nearest_awaited
 from autopar.runtime.transport.local import LocalTransport
 
 WHOLE = np.arange(64.0, dtype=np.float32).reshape(8, 8)

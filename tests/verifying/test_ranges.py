@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from autopar.frontend import StepSpec, trace
-from autopar.runtime.validation.arguments import index_bounds
+from autopar.runtime.validation.numerics import index_bounds
 
 INDEX = jax.ShapeDtypeStruct((6,), jnp.int32)
 

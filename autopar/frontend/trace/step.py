@@ -1,11 +1,19 @@
-"""Trace of the user's step, once, on shapes, sealed."""
+"""Trace of the user's step, once, on shapes, sealed; and its state, found among the arguments.
+
+step(params, moments, batch) -> (params', (moments', loss))
+     0       1        2          0         1         2
+
+params' has params' tree and types, and comes from it through values of its shape: the pair
+(output 0, input 0). loss has the type of no argument that is more than a number.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Sequence
+import math
+from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -13,6 +21,7 @@ import jax
 from autopar.errors import ArgumentError, AutoparError, TraceError, listing
 from autopar.frontend.compat import raised_at
 from autopar.frontend.trace.arguments import (
+    Argument,
     StepSpec,
     check_arrays,
     dynamic_arguments,
@@ -20,12 +29,179 @@ from autopar.frontend.trace.arguments import (
     key_text,
     leaf_paths,
     split_static,
+    type_of_leaf,
 )
 from autopar.frontend.trace.graph import build, structural_key
 from autopar.frontend.trace.inline import flatten
-from autopar.frontend.trace.state import donated_pairs, state_pairs
-from autopar.frontend.traced import FlatProgram, TracedStep
+from autopar.frontend.traced import FlatProgram, Ref, TracedStep, refs
 from autopar.ir.graph import Graph
+from autopar.rules import HEAVY
+
+_RAW_KEY = ((2,), "uint32")
+
+Pairs = tuple[tuple[int, int], ...]  # (flat output, flat input)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A tree within the arguments or outputs, and the flat index of its first leaf."""
+
+    tree: Any
+    start: int
+
+    @property
+    def structure(self) -> Any:
+        return jax.tree_util.tree_structure(self.tree)
+
+    @property
+    def leaves(self) -> list[Any]:
+        return jax.tree_util.tree_leaves(self.tree)
+
+    @property
+    def range(self) -> range:
+        return range(self.start, self.start + len(self.leaves))
+
+    def children(self) -> Iterator[_Piece]:
+        """The trees one level down."""
+        start = self.start
+        for child in jax.tree_util.tree_leaves(self.tree, is_leaf=lambda x: x is not self.tree):
+            yield _Piece(child, start)
+            start += len(jax.tree_util.tree_leaves(child))
+
+
+def state_pairs(
+    spec: StepSpec,
+    args: Sequence[Any],
+    arguments: Sequence[Argument],
+    outputs: Any,
+    program: FlatProgram,
+) -> Pairs:
+    """The pairs of the declared state, or of what looks like state where none is declared.
+
+    An argument looks like state where an output has its tree, shapes and dtypes and some leaf of
+    it is made from the old one item by item: a prediction may have the batch's shape, but comes
+    from it through products. Keys need only depend on the old ones; a number that stands alone
+    is no state, as any loss looks like it. Raises ArgumentError where declared state does not
+    come back.
+    """
+    search = _Search(program, _pieces(outputs))
+    pieces = list(_Piece([a.tree for a in arguments], 0).children())
+    # Declared state must come back.
+    if spec.state_argnums is not None:
+        for argument, piece in zip(arguments, pieces, strict=True):
+            if spec.declares_state(argument, args) and not search.claims(piece, declared=True):
+                raise ArgumentError(_lost_state(spec, argument, piece, search.outputs))
+    else:
+        # Else the largest trees choose first, as parameters and moments have leaves of the same
+        # types; and whole arguments before parts of one, as targets may look like a weight.
+        largest = sorted(pieces, key=lambda p: -len(p.leaves))
+        left = [piece for piece in largest if not search.claims(piece) and len(piece.leaves) > 1]
+        for child in (child for piece in left for child in piece.children()):
+            search.claims(child)
+    return tuple(sorted(search.pairs))
+
+
+def donated_pairs(traced: Any) -> Pairs:
+    """Pairs for a function that its user jitted with donation: same type, in order."""
+    free = dict(enumerate(map(type_of_leaf, jax.tree_util.tree_leaves(traced.out_info))))
+    pairs: list[tuple[int, int]] = []
+    for i, info in enumerate(jax.tree_util.tree_leaves(traced.args_info)):
+        match = next((o for o, t in free.items() if info.donated and t == type_of_leaf(info)), None)
+        if match is not None:
+            del free[match]
+            pairs.append((match, i))
+    return tuple(sorted(pairs))
+
+
+def _pieces(outputs: Any) -> list[_Piece]:
+    """The whole output, then its parts, the outer ones first."""
+    found = [_Piece(outputs, 0)]
+    for piece in found:  # grows as it goes
+        if not jax.tree_util.all_leaves([piece.tree]):
+            found.extend(piece.children())
+    return found
+
+
+class _Search:
+    """Claims outputs for arguments, each output once."""
+
+    def __init__(self, program: FlatProgram, outputs: Sequence[_Piece]) -> None:
+        self._program = program
+        self._taken: set[int] = set()
+        self.outputs = outputs
+        self.pairs: list[tuple[int, int]] = []
+
+    def claims(self, piece: _Piece, *, declared: bool = False) -> bool:
+        """True if the argument comes back; its pairs are noted where it does."""
+        leaves = piece.leaves
+        if not leaves:
+            return True
+        for output in self.outputs:
+            # An output replaces one argument only; of several the outermost, then the first.
+            free = self._taken.isdisjoint(output.range)
+            if free and _alike(output, piece) and (declared or self._carries(piece, output)):
+                self._taken.update(output.range)
+                self.pairs.extend(zip(output.range, piece.range, strict=True))
+                return True
+        return False
+
+    def _carries(self, piece: _Piece, output: _Piece) -> bool:
+        kinds = list(map(type_of_leaf, piece.leaves))
+        pairs = zip(piece.range, output.range, kinds, strict=True)
+        # A number that stands alone looks like any loss.
+        if len(kinds) == 1 and not _is_key(kinds[0]) and math.prod(kinds[0][0]) == 1:
+            return False
+        return any(self._comes_from(i, o, _is_key(kind)) for i, o, kind in pairs)
+
+    def _comes_from(self, given: int, made: int, anyhow: bool) -> bool:
+        """True if the output is made from the input through values of its own shape alone."""
+        goal = self._program.outputs[made]
+        shape = self._program.input_avals[given].shape
+        # w' = w - lr * g comes from w through values of its shape; a prediction comes through
+        # products or look-ups, which mix the items of what they read.
+        reached: set[Ref] = {self._program.inputs[given]}
+        for equation in self._program.equations:
+            if reached.isdisjoint(refs(equation.operands)):
+                continue
+            if anyhow:
+                reached.update(equation.results)
+            elif equation.primitive.name != "gather" and equation.primitive.name not in HEAVY:
+                results = zip(equation.results, equation.result_avals, strict=True)
+                reached.update(r for r, aval in results if getattr(aval, "shape", ()) == shape)
+        return goal in reached if isinstance(goal, int) else False
+
+
+def _is_key(kind: tuple[tuple[int, ...], str]) -> bool:
+    return kind[1].startswith("key<") or kind == _RAW_KEY
+
+
+def _alike(left: _Piece, right: _Piece) -> bool:
+    return left.structure == right.structure and all(
+        type_of_leaf(a) == type_of_leaf(b) for a, b in zip(left.leaves, right.leaves, strict=True)
+    )
+
+
+def _lost_state(
+    spec: StepSpec, argument: Argument, piece: _Piece, outputs: Sequence[_Piece]
+) -> str:
+    """Describe declared state that does not come back, and how the nearest output differs."""
+    message = f"argument {argument.name} of {spec.name} was declared state, but no output has its "
+    near = next((o for o in outputs if o.structure == piece.structure), None)
+    if near is None:
+        message += "tree.\n"
+    else:
+        message += "shapes and dtypes.\n"
+        paths = leaf_paths([argument])
+        for path, old, new in zip(paths, piece.leaves, near.leaves, strict=True):
+            if type_of_leaf(old) != type_of_leaf(new):
+                message += f"* {path} went in as {_show(old)} and came back as {_show(new)}\n"
+    return message + "Return the new state, or leave the argument out of state_argnums."
+
+
+def _show(leaf: Any) -> str:
+    shape, dtype = type_of_leaf(leaf)
+    return f"{dtype}{list(shape)}"
+
 
 _SHOWN_SHAPES = 6
 # Set while a step is traced, for the code that is called in it; never for longer.

@@ -12,9 +12,8 @@ from autopar.ir.sharding_plan import OpPath, ShardingPlan
 from autopar.passes.base import Setting
 from autopar.passes.shard.diagnose.infeasible import Posed
 from autopar.passes.shard.model.assemble import assemble
-from autopar.passes.shard.model.choices import Choice
-from autopar.passes.shard.model.decisions import Decision, Place, Reading
-from autopar.passes.shard.model.reshard_costs import ReshardCosts
+from autopar.passes.shard.model.costs import ReshardCosts
+from autopar.passes.shard.model.decisions import Choice, Decision, Place, Reading
 from autopar.passes.shard.optimal import all_choices, plan_of
 from autopar.passes.shard.recipes.incumbent import known_solution
 from autopar.passes.shard.solver.effort import QUICK, Effort

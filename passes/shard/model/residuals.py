@@ -14,7 +14,7 @@ from functools import cached_property
 
 from autopar.ir.control_flow import PortKind
 from autopar.ir.graph import Graph, Op, Operand
-from autopar.passes.shard.model.local_costs import LocalCosts, is_elementwise
+from autopar.passes.shard.model.costs import LocalCosts, is_elementwise
 from autopar.passes.shard.model.recompute import Kept, Repeat, Tradeoff
 
 # Ops that are not repeated: they act on the world, or their own bodies are remat already.

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autopar.ir.sharding import MeshShape
-from autopar.passes.shard.model.choices import Choice
-from autopar.passes.shard.model.decisions import Reading
+from autopar.passes.shard.model.decisions import Choice, Reading
 
 Choices = Sequence[tuple[Choice, ...]]  # of each decision
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autopar.ir.sharding import MeshShape
-from autopar.passes.shard.model.choices import Choice
-from autopar.passes.shard.model.decisions import Reading
+from autopar.passes.shard.model.decisions import Choice, Reading
 from autopar.passes.shard.recipes.base import AbstractRecipe, Choices
 from autopar.passes.shard.recipes.view import REPLICATED, Test, View, need_axes
 

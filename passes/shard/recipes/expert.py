@@ -8,8 +8,7 @@ from typing import ClassVar
 
 from autopar.errors import InfeasibleError
 from autopar.ir.sharding import MeshShape
-from autopar.passes.shard.model.choices import Choice
-from autopar.passes.shard.model.decisions import Place, Reading, ReadKind
+from autopar.passes.shard.model.decisions import Choice, Place, Reading, ReadKind
 from autopar.passes.shard.recipes.base import AbstractRecipe, Choices
 from autopar.passes.shard.recipes.view import (
     REPLICATED,

@@ -16,8 +16,7 @@ from autopar.ir.sharding import MeshShape
 from autopar.ir.sharding_plan import Margin, Status
 from autopar.ir.text import show_bytes
 from autopar.passes.shard.model.assemble import Assembled
-from autopar.passes.shard.model.choices import Choice
-from autopar.passes.shard.model.decisions import Reading
+from autopar.passes.shard.model.decisions import Choice, Reading
 from autopar.passes.shard.recipes import RECIPES, AbstractRecipe
 from autopar.passes.shard.solver.heuristic import first_choice
 from autopar.passes.shard.solver.min_memory import min_memory

@@ -14,8 +14,8 @@ from typing import ClassVar
 from autopar.errors import InfeasibleError
 from autopar.ir.graph import Op
 from autopar.ir.sharding import Assignment, MeshShape
-from autopar.passes.shard.model.choices import Choice
 from autopar.passes.shard.model.decisions import (
+    Choice,
     Decision,
     DecisionKind,
     Place,

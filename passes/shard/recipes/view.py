@@ -10,8 +10,8 @@ from autopar.ir.graph import Op
 from autopar.ir.sharding import Assignment, MeshShape
 from autopar.ir.values import Role
 from autopar.passes.shard.model.batches import BatchTags, tag_batch
-from autopar.passes.shard.model.choices import Choice
 from autopar.passes.shard.model.decisions import (
+    Choice,
     Decision,
     DecisionKind,
     Place,
