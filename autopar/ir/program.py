@@ -35,6 +35,11 @@ class PartKind(Enum):
     WEIGHT_GRADIENT = "W"  # wgrad
     UPDATE = "update"  # what needs the sums: between loops, and after the last
 
+    @property
+    def runs_once(self) -> bool:
+        """True if it runs once a step, and not for each microbatch."""
+        return self in (PartKind.WHOLE, PartKind.HOIST, PartKind.SETUP, PartKind.UPDATE)
+
 
 @dataclass(frozen=True)
 class Part:
@@ -58,8 +63,7 @@ class Part:
     @property
     def is_looped(self) -> bool:
         """True if it runs once for each microbatch."""
-        once = (PartKind.WHOLE, PartKind.HOIST, PartKind.SETUP, PartKind.UPDATE)
-        return self.kind not in once
+        return not self.kind.runs_once
 
     @property
     def name(self) -> str:

@@ -37,7 +37,6 @@ from autopar.planner.placed_stages import PlacedStages
 from autopar.schedule.planned import simulate_loop
 from autopar.schedule.simulate import Simulation
 
-_ONCE = (PartKind.WHOLE, PartKind.HOIST, PartKind.SETUP, PartKind.UPDATE)
 _NONE = Seconds()
 _INWARD = (PartKind.BACKWARD, PartKind.INPUT_GRADIENT)
 
@@ -120,8 +119,8 @@ def add_parts(
     stashed = set(joint.stashed) & own
     for part, cost in costs:
         spent[part.kind] += cost.seconds
-        traffic += [(t, 1 if part.kind in _ONCE else runs) for t in cost.traffic]
-        if part.kind not in _ONCE:
+        traffic += [(t, runs if part.is_looped else 1) for t in cost.traffic]
+        if part.is_looped:
             # What F keeps is counted with the microbatches in flight, of which its own is one.
             # What a part is given and nobody counts, such as a gradient that was sent, is there.
             given = {i.value.name for i in part.graph.inputs}
@@ -142,7 +141,7 @@ def add_parts(
         forward=spent[PartKind.FORWARD],
         input_gradient=sum((spent[k] for k in _INWARD), Seconds()),
         weight_gradient=spent[PartKind.WEIGHT_GRADIENT],
-        once=sum((spent[k] for k in _ONCE), Seconds()),
+        once=sum((spent[k] for k in PartKind if k.runs_once), Seconds()),
         fixed_bytes=weigh.fixed(parts, own),
         activation_bytes=weigh.of(stashed),
         kept_bytes=weigh.of(stashed & kept),
@@ -190,7 +189,7 @@ class _Scale:
     def taken(self, part: Part, parts: Sequence[Part]) -> int:
         """Bytes of a part's outputs that are written over sums which no later part reads."""
         when = part.loop, part.round
-        later = (p for p in parts if p.kind in _ONCE and (p.loop, p.round) > when)
+        later = (p for p in parts if not p.is_looped and (p.loop, p.round) > when)
         read = {i.value.name for p in later for i in p.graph.inputs} | self._joint.final
         given = {i.value.name for i in part.graph.inputs} - read
         sums = {a.value: a for p in parts for a in p.accumulators if a.value in given}
@@ -428,7 +427,9 @@ def lower_stages(
     setting: Setting,
     known: Mapping[int, SpmdProgram] | None = None,
 ) -> StagePrograms:
-    """The lower slot: lowers every part of stages that were sharded, now or before.
+    """Lowers every part of stages that were sharded, now or before, to a list of instructions.
+
+    With that the lower slot begins; `StagePrograms.lowered_by` may make one program of the list.
 
     Parts whose listing is `known`, by number, are only checked. Raises GraphError where the
     program would compute something else than the step.

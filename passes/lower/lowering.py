@@ -1,4 +1,4 @@
-"""The lower slot for stages: programs of their own, one program of all, or the faster of the two.
+"""Variants of the lower slot: stages as programs of their own, as one, or the faster of the two.
 
 lower=mpmd   each part of each stage is a program; a host walks the list of runs and sends
 lower=spmd   one program holds them all, and its devices take their turns by themselves
