@@ -245,7 +245,7 @@ def lint(target: str, cluster: str, microbatches: int, as_json: bool) -> None:
 
     Exit codes: 0 the step can be planned, 1 there is an error, 2 it cannot be read.
     """
-    from autopar.cli.questions import lint_step
+    from autopar.cli.lint import lint_step
 
     lint_step(target, cluster, microbatches, as_json)
 
@@ -303,7 +303,7 @@ def why_not(path: Path, pins: tuple[str, ...], as_json: bool) -> None:
 
     A pin is 'params/**/kernel=P(None,"model")'. Mesh, stages and recomputation are kept.
     """
-    from autopar.cli.questions import try_pins
+    from autopar.cli.lint import try_pins
 
     try_pins(path, pins, as_json)
 
