@@ -139,6 +139,7 @@ class Line:
     A `fused` one may be computed in its readers. `loaded` are pieces that something reads from
     memory, or that the block returns. `copied` are those that an instruction reads in another
     order than they lie in, with names for the copies. Work is fused `into_products` on a TPU.
+    `turned` are gathers whose results the block gives back in another order than they arrive in.
     """
 
     into_products: bool = False
@@ -150,6 +151,7 @@ class Line:
     maker: dict[str, int] = field(default_factory=dict[str, int])
     loaded: set[str] = field(default_factory=set[str])
     copied: dict[int, Mapping[str, str]] = field(default_factory=dict[int, Mapping[str, str]])
+    turned: set[int] = field(default_factory=set[int])
 
 
 def read_line(block: Block, op_of: OpOf, platform: Platform) -> Line:
@@ -172,9 +174,26 @@ def read_line(block: Block, op_of: OpOf, platform: Platform) -> Line:
             line.readers[name].append(i)
         for name in makes:
             line.maker[name] = i
-    line.loaded.update(o for o in block.outputs if o is not None)
+    returned = [o for o in block.outputs if o is not None]
+    line.loaded.update(returned)
+    if platform == "gpu":
+        makers = (line.maker.get(o) for o in returned)
+        line.turned = {i for i in makers if i is not None and _is_turned(block.instructions[i])}
     _scatter_into_sums(line)
     return line
+
+
+def _is_turned(step: Instruction) -> bool:
+    """True for a gather along a dim that is not the first.
+
+    XLA for GPUs gathers along the dim that lies outermost. A product reads that as it lies, but
+    what a program gives back lies in the order of its dims, and is written once more:
+
+        [a, b/2] [a, b/2]  --all-gather-->  [b, a]  --copy-->  [a, b]
+    """
+    if not isinstance(step, Move) or not step.steps or step.steps[-1].kind != "all-gather":
+        return False
+    return any(n > 1 for n in step.value.shape[: step.steps[-1].dim])
 
 
 def _read_and_made(step: Instruction) -> tuple[Sequence[str], Sequence[str]]:
@@ -464,6 +483,10 @@ class _Writer:
             self._nbytes[name] = 0 if in_stack and not self._line.readers.get(name) else size
             self._behind[name] = frozenset((name,))
         self._kernels.append(self._kernel(i, step, makes, sources))
+        if i in self._line.turned:
+            turned = f"{makes[0]} in order"
+            self._nbytes[turned], self._behind[makes[0]] = nbytes[0], frozenset((turned,))
+            self._kernels.append(Kernel(-1, (turned,), frozenset(makes), is_light=True))
 
     def _copied(self, i: int) -> Pieces:
         """The pieces that a kernel reads, of which some are written out in another order before."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from autopar.cluster.chip import Platform
 from autopar.cost.kernels import Sizes, stored_kernels
 from autopar.cost.memory import SPARE_SHARE, Held, held_bytes
 from autopar.ir.graph import Graph
@@ -245,6 +246,31 @@ def test_collectives_that_do_not_wait_for_each_other_run_as_one() -> None:
     # Combined, both are copied into one buffer; apart, each is reduced in place.
     assert reduced_pair(apart=True).peak_bytes == PIECE + spared((2 + 2) * PIECE)
     assert reduced_pair(apart=False).peak_bytes == PIECE + spared(2 * PIECE)
+
+
+@pytest.mark.parametrize(
+    ("platform", "dim", "written"), [("gpu", 0, 1), ("gpu", 1, 2), ("tpu", 1, 1)]
+)
+def test_what_is_gathered_along_a_later_dim_is_written_once_more(
+    platform: Platform, dim: int, written: int
+) -> None:
+    """XLA for GPUs gathers along the outermost dim, and results lie in the order of their dims."""
+    mesh = MeshShape(("data",), (8,))
+    graph = graph_of(element("%a", "tanh", "%x"), returns='%a "a"')
+    cut = Sharding((("data",), ()) if dim == 0 else ((), ("data",)))
+    collective = Collective("all-gather", ("data",), PIECE, 0.0)
+    steps = (
+        LocalOp((0,), ("%x",), ("%a.raw",), (cut,), (cut,)),
+        Move(
+            Value("%a.raw", (64, 64), "f32"), "%a.raw", "%a", cut, replicated(2),
+            (MoveStep("all-gather", ("data",), dim),), collectives=(collective,),
+        ),
+    )  # fmt: skip
+    block = Block(("%x",), steps, ("%a",))
+    answer = held_bytes(graph, SpmdProgram(block, (cut,), (replicated(2),)), mesh, platform)
+    # The argument's piece is an eighth, and so is the result's before it is gathered.
+    later = max(PIECE // 8 + PIECE, written * PIECE)
+    assert answer.peak_bytes == PIECE // 8 + spared(later)
 
 
 def test_a_fence_keeps_recomputation_until_all_of_it_is_there() -> None:
