@@ -247,12 +247,7 @@ class _Gather:
         is_donated: bool,
         idle: list[Cell],
     ) -> None:
-        self._kind, self._registers, self._is_donated, self._idle = (
-            kind,
-            registers,
-            is_donated,
-            idle,
-        )
+        self._kind, self._is_donated, self._idle = kind, is_donated, idle
         self._places = [(s, registers[s]) for s in kind.own]
         self._empty: dict[int, list[Any]] = {}
 

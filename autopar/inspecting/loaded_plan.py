@@ -58,18 +58,28 @@ class LoadedPlan:
     @cached_property
     def costs(self) -> tuple[StageCost, ...]:
         """Seconds and bytes of each stage as the plan has it."""
+        made = list(zip(self.placed.parts, self.listings, strict=True))
         return tuple(
-            cost_stage(self.placed, number, self.plan.submeshes[stage.submesh].sharding)
+            cost_stage(
+                self.placed, number, self.plan.submeshes[stage.submesh].sharding,
+                [listed.program for part, listed in made if part.stage == number],
+            )
             for number, stage in enumerate(self.plan.stages)
-        )
+        )  # fmt: skip
 
     @cached_property
     def programs(self) -> StagePrograms:
         """The programs of the stages, one of all where the plan has them so."""
         plan = self.plan
         setting = Setting(self.cluster, plan.mesh, plan.origin.memory_bytes)
-        found = lower_stages(self.placed, [s.sharding for s in plan.submeshes], setting)
+        known = {n: listed.program for n, listed in enumerate(self.listings)}
+        found = lower_stages(self.placed, [s.sharding for s in plan.submeshes], setting, known)
         return found.lowered_by(lowering_named(plan.lowering), setting)
+
+    def with_sharding(self, submesh: int, sharding: ShardingPlan) -> LoadedPlan:
+        """The same stages with another sharding of a submesh; what else a step takes is kept."""
+        plan = self.plan.with_sharding(submesh, sharding)
+        return replace(self, plan=plan, listings=tuple(_list_parts(self.placed, plan)))
 
 
 def reopen(plan: Plan) -> LoadedPlan:

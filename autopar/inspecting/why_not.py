@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from autopar.errors import ArgumentError, InfeasibleError
@@ -164,8 +164,7 @@ class _Asking:
             if weighed is None:
                 limit = loaded.plan.origin.memory_bytes
                 return f"mesh{unit.submesh}: {too_large(least, limit)}"
-            plan = loaded.plan.with_sharding(unit.submesh, weighed.sharding)
-            loaded = replace(loaded, plan=plan)
+            loaded = loaded.with_sharding(unit.submesh, weighed.sharding)
         others = units_of(loaded)
         for unit in self._units:
             before = unit.weighed(unit.kept, unit.kept.outcome.seconds)

@@ -45,23 +45,23 @@ def cost_stage(
     placed: PlacedStages,
     stage: int,
     sharding: ShardingPlan,
-    listings: Sequence[SpmdProgram] | None = None,
+    listings: Sequence[SpmdProgram],
 ) -> StageCost:
     """Seconds and bytes of a stage where its submesh is sharded so.
 
-    `listings` are those of its parts, in order, where they were lowered already.
+    `listings` are those of its parts under that sharding, in order.
     """
     submesh = placed.stages.stages[stage].submesh
     own = placed.parts_of(stage)
     joint, tables = placed.graphs[submesh], placed.contexts[submesh].tables
     if own[0].kind is PartKind.WHOLE:
         (graph,), prices = (part.graph for part in own), tables.prices
-        (listing,) = listings or (lower_spmd(graph, sharding, tables.resharder),)
+        (listing,) = listings
         held = held_bytes(graph, listing, sharding.mesh, prices.cluster.chip.platform)
         return StageCost.of_whole_step(listing, held, timed_listing(graph, listing, prices))
     costs = [
-        (part, cost_part(part, joint, sharding, tables, listings[i] if listings else None))
-        for i, part in enumerate(own)
+        (part, cost_part(part, joint, sharding, tables, listing))
+        for part, listing in zip(own, listings, strict=True)
     ]
     others = [p for p in placed.parts if p.submesh == submesh and p.stage != stage]
     return add_parts(costs, joint, sharding, placed.stages.microbatches, others)

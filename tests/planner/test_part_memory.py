@@ -18,6 +18,7 @@ from autopar.runtime.aot.launch import compile_ahead
 from autopar.runtime.validation.steps import CpuProgram
 from autopar.verifying.programs import programs_of
 from benchmarks import models
+from tests.planner.test_stage_memory import train_step
 from tests.runtime.aot_programs import needs_gpu_compiler
 
 # A GPT whose layers are wide enough that alignment does not count.
@@ -64,21 +65,10 @@ def test_what_a_forward_part_keeps_is_counted_once() -> None:
         assert stage.working_bytes < stage.activation_bytes, part.name
 
 
-def tanh_step(weights: list[jax.Array], batch: jax.Array) -> Any:
-    def loss(weights: list[jax.Array]) -> jax.Array:
-        x = batch
-        for i, weight in enumerate(weights):
-            with jax.named_scope(f"layer{i}"):
-                x = jnp.tanh(x @ weight)
-        return jnp.mean(x**2)
-
-    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights)), ()
-
-
 @pytest.mark.parametrize(("cluster", "beside"), [("2xh100", 0), ("2xcpu", 1)])
 def test_gradients_are_added_to_their_sums_in_place(cluster: str, beside: int) -> None:
     """Beside the sums lies no gradient, but on a CPU one at a time: its products add nothing."""
-    step = autopar.parallelize(tanh_step, cluster=cluster, stages=2, microbatches=4, cache=False)
+    step = autopar.parallelize(train_step, cluster=cluster, stages=2, microbatches=4, cache=False)
     weight = jax.ShapeDtypeStruct((512, 512), jnp.float32)
     planned = step.planned([weight] * 4, jax.ShapeDtypeStruct((16, 512), jnp.float32))
     for part, cost in costs_of(planned, PartKind.BACKWARD):

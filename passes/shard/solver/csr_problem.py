@@ -66,20 +66,21 @@ def to_csr(problem: Problem) -> CsrForm:
     unit = _unit(problem)
     rows = _Rows(problem, unit)
     arrays = Csr(
-        choices=_starts(sizes),
+        choices=starts(sizes),
         costs=_joined(problem.costs),
-        arcs=_starts([len(links) for links in near]),
+        arcs=starts([len(links) for links in near]),
         ends=np.array(ends, dtype=np.int64),
         back=np.array(back, dtype=np.int64),
-        tables=_starts([t.size for t in tables])[:-1],
+        tables=starts([t.size for t in tables])[:-1],
         entries=_joined(tables),
-        inbox=_starts(sizes[owners])[:-1],
+        inbox=starts(sizes[owners])[:-1],
         **rows.arrays(len(sizes)),
     )
     return CsrForm(arrays, int(sizes[owners].sum()), rows.times, unit)
 
 
-def _starts(sizes: Sequence[int] | Ints) -> Ints:
+def starts(sizes: Sequence[int] | Ints) -> Ints:
+    """The places where pieces of such sizes start in a row, and where the last one ends."""
     return np.concatenate([[0], np.cumsum(np.asarray(sizes, dtype=np.int64))]).astype(np.int64)
 
 
@@ -136,10 +137,10 @@ class _Rows:
         spans = [span for links in of for span in links]
         weights = [extra for links in of for extra in links.values()]
         return {
-            "holdings": _starts([len(links) for links in of]),
+            "holdings": starts([len(links) for links in of]),
             "firsts": np.array([s[0] for s in spans], dtype=np.int64),
             "lasts": np.array([s[1] for s in spans], dtype=np.int64),
-            "nbytes_at": _starts([w.size for w in weights])[:-1],
+            "nbytes_at": starts([w.size for w in weights])[:-1],
             "nbytes": np.concatenate([np.zeros(0, dtype=np.int64), *weights]),
             "slack": self._slack,
         }

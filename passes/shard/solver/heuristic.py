@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from autopar.passes.shard.solver.csr_problem import starts
 from autopar.passes.shard.solver.elimination import eliminate
 from autopar.passes.shard.solver.problem import Floats, Ints, Problem
 from autopar.passes.shard.solver.shrink import shrink
@@ -140,7 +141,7 @@ class _Sweeps:
 
     def __init__(self, problem: Problem) -> None:
         self._sizes = np.array([len(c) for c in problem.costs], dtype=np.int64)
-        self._first = _starts(self._sizes)  # [node] where its choices start among n
+        self._first = starts(self._sizes)[:-1]  # [node] where its choices start among n
         self._node_of = np.repeat(np.arange(len(self._sizes)), self._sizes)  # [n]
         self._costs = np.concatenate(problem.costs)
         self._read_edges(problem)
@@ -155,7 +156,7 @@ class _Sweeps:
         left = np.array([e.left for e in problem.edges], dtype=np.int64)
         right = np.array([e.right for e in problem.edges], dtype=np.int64)
         rows, columns = self._sizes[left], self._sizes[right]
-        table = np.tile(_starts(rows * columns), 2)
+        table = np.tile(starts(rows * columns)[:-1], 2)
         own, other = np.concatenate([left, right]), np.concatenate([right, left])
         step = np.concatenate([columns, np.ones_like(right)])  # between entries of own choices
         skip = np.concatenate([np.ones_like(left), columns])  # and of the other's
@@ -164,7 +165,7 @@ class _Sweeps:
         self._entries = np.concatenate([np.zeros(0), *(e.table.ravel() for e in problem.edges)])
         sizes = self._sizes[own]
         self._arc = np.repeat(np.arange(len(own)), sizes)
-        choice = np.arange(len(self._arc)) - _starts(sizes)[self._arc]
+        choice = np.arange(len(self._arc)) - starts(sizes)[self._arc]
         self._entry = table[order][self._arc] + step[order][self._arc] * choice
         self._arc_to = self._first[own][self._arc] + choice  # among n
         self._joined, self._joined_from = np.unique(own, return_index=True)  # nodes with arcs
@@ -175,7 +176,7 @@ class _Sweeps:
         self._until = np.array([u.last + 1 for u in problem.usages], dtype=np.int64)
         self._nbytes = np.concatenate([np.zeros(0), *(u.nbytes for u in problem.usages)])
         sizes = self._sizes[self._user]
-        self._bytes_at = _starts(sizes)
+        self._bytes_at = starts(sizes)[:-1]
         self._usage = np.repeat(np.arange(len(sizes)), sizes)
         choice = np.arange(len(self._usage)) - self._bytes_at[self._usage]
         self._usage_to = self._first[self._user][self._usage] + choice  # among n
@@ -247,10 +248,6 @@ class _Sweeps:
         held = self._nbytes[self._bytes_at + choice[self._user]]
         size = self._horizon + 1
         return np.cumsum(_summed(self._from, held, size) - _summed(self._until, held, size))[:-1]
-
-
-def _starts(sizes: Ints) -> Ints:
-    return np.cumsum(sizes) - sizes
 
 
 def _summed(to: Ints, values: Floats, size: int) -> Floats:
