@@ -6,8 +6,9 @@ What is held is told in the user's terms: paths, modules, lines and kinds.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from autopar.cluster.chip import Platform
 from autopar.cost.fusion import is_product
@@ -202,11 +203,19 @@ SPARE_SHARE = 0.05
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes of the arguments, the most that is held at once, arguments included, and when."""
+    """Bytes of the arguments, the most that is held at once, arguments included, and when.
+
+    What is held then is told on demand: few plans that are weighed are shown.
+    """
 
     argument_bytes: int
     peak_bytes: int
-    peak: Peak
+    _told: Callable[[], Peak]
+
+    @cached_property
+    def peak(self) -> Peak:
+        """The moment of the most, and what is held then."""
+        return self._told()
 
 
 @dataclass(frozen=True)
@@ -238,8 +247,10 @@ def held_bytes(
     given, moment = walk.step(graph, program, part)
     argument_bytes = sum(given.values())
     peak_bytes = argument_bytes + moment.nbytes + _spare(moment, mesh)
-    peak = peak_of(graph, program, given, walk.inward(moment), peak_bytes)
-    return Held(argument_bytes, peak_bytes, peak)
+    moments = walk.inward(moment)
+    return Held(
+        argument_bytes, peak_bytes, lambda: peak_of(graph, program, given, moments, peak_bytes)
+    )
 
 
 @dataclass(frozen=True)

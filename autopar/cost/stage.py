@@ -25,7 +25,7 @@ class StageCost:
     do only where W is a task of its own. `working_bytes` are the most that a part of the loop holds
     beside all that; `once_bytes` are the most that the update does, when nothing is in flight.
     `traffic` says how often a step runs the part that it is of. A step that is one program runs
-    once, and has a `peak` that tells what is held then.
+    once, and what is `held` at most tells when and what that is.
     """
 
     forward: Seconds = _NONE
@@ -39,7 +39,7 @@ class StageCost:
     late_bytes: int = 0
     once_bytes: int = 0
     traffic: tuple[tuple[Traffic, int], ...] = ()
-    peak: Peak | None = None
+    held: Held | None = None
 
     @classmethod
     def of_whole_step(cls, listing: SpmdProgram, held: Held, timed: Timed) -> StageCost:
@@ -49,7 +49,7 @@ class StageCost:
             fixed_bytes=held.argument_bytes,
             working_bytes=held.peak_bytes - held.argument_bytes,
             traffic=tuple((t, 1) for t in traffic_of(listing, moved_seconds(timed))),
-            peak=held.peak,
+            held=held,
         )
 
     @classmethod
@@ -70,6 +70,11 @@ class StageCost:
             sum(layer.late_bytes for layer in layers),
             sum(layer.once_bytes for layer in layers),
         )
+
+    @property
+    def peak(self) -> Peak | None:
+        """The moment at which a step that is one program holds the most."""
+        return self.held.peak if self.held is not None else None
 
     @property
     def each(self) -> Seconds:

@@ -175,7 +175,10 @@ class StepOnMesh:
 
     def keeping(self) -> MeshPlan:
         """The cheapest plan, whatever it holds, that gathers once for both passes."""
-        shard = replace(self.context.optimal(), reuse_gathered=True, tell_recipes=not self.is_small)
+        shard = replace(
+            self.context.optimal(), reuse_gathered=True, tell_recipes=not self.is_small,
+            priced=lambda: self.priced.reusing_gathered(),
+        )  # fmt: skip
         return self._planned(shard, NO_LIMIT_BYTES)
 
     def lightest(self) -> MeshPlan:
@@ -251,11 +254,12 @@ class MeshPlan:
         residuals = Residuals(graph, local_costs(graph, self.listing, prices))
         return LeanerForms(residuals, programs.argument_bytes[0], self.peak_bytes)
 
-    def told(self, context: MeshContext, memory_bytes: int) -> MeshPlan:
-        """The same with the recipes within a limit beside it."""
-        if self.outcome.recipes or context.request.method != "auto":
+    def told(self, step: StepOnMesh, memory_bytes: int) -> MeshPlan:
+        """The same with the recipes within a limit beside it; the step may be in another form."""
+        if self.outcome.recipes or step.context.request.method != "auto":
             return self
-        recipes = StepOnMesh(context, self.form).recipes(memory_bytes)
+        own = step if step.form is self.form else StepOnMesh(step.context, self.form)
+        recipes = own.recipes(memory_bytes)
         return self.told_with(replace(self.outcome, recipes=recipes))
 
     def told_as(self, auto: MeshPlan, sentence: str) -> MeshPlan:

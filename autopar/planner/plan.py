@@ -103,7 +103,7 @@ def _plan_on(contexts: Sequence[MeshContext], source: Source) -> Planned:
     if tried.fits:  # where memory binds, the recipes were looked at with all else
         found = best_recipe(tried.step, found, found) or found
     limited = context.request.budget_bytes
-    found = found.told(context, NO_LIMIT_BYTES if tried.fits else limited)
+    found = found.told(tried.step, NO_LIMIT_BYTES if tried.fits else limited)
     request, programs = context.request, found.programs
     trace = MicrobatchTrace.of_whole(found.form.traced)
     layers_of = (len(programs.placed.stages.layers.layers),)

@@ -57,8 +57,10 @@ def cost_stage(
     if own[0].kind is PartKind.WHOLE:
         (graph,), prices = (part.graph for part in own), tables.prices
         (listing,) = listings
-        held = held_bytes(graph, listing, sharding.mesh, prices.cluster.chip.platform)
-        return StageCost.of_whole_step(listing, held, timed_listing(graph, listing, prices))
+        sizes = Sizes(graph, sharding.mesh, prices.cluster.chip.platform)
+        held = held_bytes(graph, listing, sharding.mesh, sizes.platform, sizes)
+        run = timed_listing(graph, listing, prices, sizes)
+        return StageCost.of_whole_step(listing, held, run)
     costs = [
         (part, cost_part(part, joint, sharding, tables, listing))
         for part, listing in zip(own, listings, strict=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import ClassVar, TypeVar
 
 from autopar.cost.prices import Prices
@@ -43,7 +42,8 @@ _ALIKE = 1 + 1e-9  # times the seconds, what is no other answer
 class Priced:
     """A step read and priced on a mesh, to be posed under any limit, and the answers found so far.
 
-    An answer is kept by its limit in bytes and whether all moves were exposed, with the problem.
+    An answer is kept by its limit in bytes and whether all moves were exposed, with the problem;
+    and so are the recipes beside it.
     """
 
     reading: Reading
@@ -51,10 +51,24 @@ class Priced:
     answers: dict[tuple[float, bool], tuple[Problem, Solution]] = field(
         default_factory=lambda: dict[tuple[float, bool], tuple[Problem, Solution]]()
     )
+    incumbents: dict[tuple[float, bool], Incumbent] = field(
+        default_factory=lambda: dict[tuple[float, bool], Incumbent]()
+    )
+
+    def reusing_gathered(self) -> Priced:
+        """The same step where what the forward pass gathered is kept for the backward pass."""
+        return Priced(self.reading, self.assembler.reusing_gathered())
 
     def within(self, limit_bytes: float, all_exposed: bool = False) -> Posed:
         """The problem under a limit; with `all_exposed` no move is taken to run beside work."""
         return Posed(self.reading, self.assembler.within(limit_bytes, all_exposed))
+
+    def incumbent(self, posed: Posed, all_exposed: bool, mesh: MeshShape) -> Incumbent:
+        """The recipes within the limit of a problem that was posed."""
+        key = posed.assembled.problem.limit_bytes, all_exposed
+        if key not in self.incumbents:
+            self.incumbents[key] = recipe_incumbent(posed.reading, posed.assembled, mesh)
+        return self.incumbents[key]
 
     def counted_bytes(self, limit_bytes: float, all_exposed: bool) -> float:
         """The bytes that the rows count of an answer: no limit down to them has another."""
@@ -117,7 +131,7 @@ class Optimal(AbstractSharding):
         for limit in limits:
             problem = replace(posed.assembled.problem, limit_bytes=limit)
             within = replace(posed, assembled=replace(posed.assembled, problem=problem))
-            recipes, solution = self._solution(given, setting, within)
+            recipes, solution = self._solution(given, setting, priced, within)
             priced.answers[limit, self.all_exposed] = problem, solution
             yield plan_of(
                 within.reading, within.assembled, solution, setting.mesh, recipes,
@@ -125,11 +139,11 @@ class Optimal(AbstractSharding):
             )  # fmt: skip
 
     def _solution(
-        self, given: Graph, setting: Setting, posed: Posed
+        self, given: Graph, setting: Setting, priced: Priced, posed: Posed
     ) -> tuple[tuple[Margin, ...], Solution]:
         """The recipes and the answer of a problem that is posed; raises where there is none."""
         recipes, solution = setting.watched(
-            "solve", posed, lambda: self._answer(posed, setting.mesh)
+            "solve", posed, lambda: self._answer(priced, posed, setting.mesh)
         )
         if not (solution.feasible or self.explain):
             raise MemoryLimitError(f"{self.recipe.name} found no plan on ({setting.mesh})")
@@ -137,16 +151,15 @@ class Optimal(AbstractSharding):
             raise self._refused(given, setting, posed).error()
         return recipes, solution
 
-    def _answer(self, posed: Posed, mesh: MeshShape) -> tuple[tuple[Margin, ...], Solution]:
+    def _answer(
+        self, priced: Priced, posed: Posed, mesh: MeshShape
+    ) -> tuple[tuple[Margin, ...], Solution]:
         """The recipes, where they are not what is asked for, and an answer no dearer than they."""
         problem = posed.assembled.problem
         free = not self.effort.quick and isinstance(self.recipe, Free) and not fits_nowhere(problem)
 
-        @cache
         def incumbent() -> Incumbent:
-            if not free:
-                return Incumbent()
-            return recipe_incumbent(posed.reading, posed.assembled, mesh)
+            return priced.incumbent(posed, self.all_exposed, mesh) if free else Incumbent()
 
         solution = _solved(problem, lambda: incumbent().choice, self.effort)
         if solution.status is not Status.OPTIMAL:
@@ -161,7 +174,7 @@ class Optimal(AbstractSharding):
         posed = priced.within(setting.memory_bytes, self.all_exposed)
         if fits_nowhere(posed.assembled.problem):
             return ()
-        return recipe_incumbent(posed.reading, posed.assembled, setting.mesh).margins
+        return priced.incumbent(posed, self.all_exposed, setting.mesh).margins
 
     def price(
         self,

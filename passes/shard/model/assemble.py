@@ -238,6 +238,10 @@ class Assembler:
         self._copies: tuple[Copy, ...] = ()
         self._price()
 
+    def reusing_gathered(self) -> Assembler:
+        """The assembler of the same reading where values are moved once for both passes."""
+        return Assembler(self._reading, self._given, self._moves, self._held, True)
+
     def within(self, limit_bytes: float, all_exposed: bool = False) -> Assembled:
         """The problem under a limit; with `all_exposed` no move is taken to run beside work."""
         # All values together, as they are unsharded, may be within the limit.
