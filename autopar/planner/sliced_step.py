@@ -6,7 +6,7 @@ own, at any size of microbatch.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -32,6 +32,7 @@ from autopar.ir.program import Part, PartKind, SubmeshGraph
 from autopar.ir.resize import Between
 from autopar.ir.sharding import MeshShape
 from autopar.ir.stages import LayerSequence, Remat, Stage, StagePlan, Submesh
+from autopar.ir.values import Input, Value
 from autopar.passes.base import Setting
 from autopar.passes.batch.identity import OneMicrobatch
 from autopar.passes.layer.fixed import Fixed
@@ -243,6 +244,72 @@ class LayerProgram:
     parts: tuple[Part, ...]
     joint: SubmeshGraph
 
+    def without_shared_sums(self) -> LayerProgram:
+        """The layer without the additions of scalars that other layers give once a step.
+
+        One layer adds up what all give, as for a global norm. That takes no time and no memory,
+        but has two values for each parameter of the step: the layer would be priced for them alone.
+        """
+        graph, equations = self.joint.graph, self.joint.equations
+        once = {e for p in self.parts if not p.is_looped for e in p.equations}
+        once -= {e for p in self.parts if p.is_looped for e in p.equations}
+        kept = {str(graph.outputs[o]) for o, _ in graph.donated}
+        given = {i.value.name for i in graph.inputs if not i.path and i.value.item_count == 1}
+        shared: dict[str, int] = {}  # sum -> its equation
+        for op, e in zip(graph.ops, equations, strict=True):
+            read = op.value_operands()
+            if op.kind != "add" or e not in once or given.isdisjoint(read):
+                continue
+            (result,) = op.results
+            if result.item_count == 1 and result.name not in kept:
+                given.add(result.name)
+                shared[result.name] = e
+        if not shared:
+            return self
+        left_out, values = frozenset(shared.values()), graph.values
+        return LayerProgram(
+            tuple(
+                replace(
+                    part,
+                    graph=_without(part.graph, part.equations, left_out, values),
+                    equations=tuple(e for e in part.equations if e not in left_out),
+                )
+                for part in self.parts
+            ),
+            replace(
+                self.joint,
+                graph=_without(graph, equations, left_out, values),
+                equations=tuple(e for e in equations if e not in left_out),
+            ),
+        )
+
+
+def _without(
+    graph: Graph, equations: Sequence[int], left_out: Set[int], values: Mapping[str, Value]
+) -> Graph:
+    """A graph without some of its ops: what others read of them is given."""
+    pairs = list(zip(graph.ops, equations, strict=True))
+    gone = {r.name for op, e in pairs if e in left_out for r in op.results}
+    ops = tuple(op for op, e in pairs if e not in left_out)
+    read = dict.fromkeys(name for op in ops for name in op.value_operands())
+    unread = {n for op, e in pairs if e in left_out for n in op.value_operands()} - read.keys()
+    stays = {graph.inputs[i].value.name for _, i in graph.donated} | set(map(str, graph.outputs))
+    inputs = [i for i in graph.inputs if i.value.name not in unread - stays]
+    inputs += [Input(values[name]) for name in read if name in gone]
+    place = {given.value.name: i for i, given in enumerate(inputs)}
+    outputs = [o for o, name in enumerate(graph.outputs) if name not in gone]
+    number = {o: n for n, o in enumerate(outputs)}
+    return replace(
+        graph,
+        inputs=tuple(inputs),
+        ops=ops,
+        outputs=tuple(graph.outputs[o] for o in outputs),
+        output_paths=tuple(graph.output_paths[o] for o in outputs) if graph.output_paths else (),
+        donated=tuple(
+            (number[o], place[graph.inputs[i].value.name]) for o, i in graph.donated if o in number
+        ),
+    )
+
 
 class LayerPrograms:
     """A step whose layers are stages of their own, at any size of microbatch and any remat.
@@ -277,7 +344,7 @@ class LayerPrograms:
     def _traced(self, layer: int, remat: Remat) -> LayerProgram:
         dataflow = self._split(remat)
         parts = tuple(p for p in dataflow.parts if p.stage == layer)
-        return LayerProgram(parts, submesh_graph(dataflow, layer))
+        return LayerProgram(parts, submesh_graph(dataflow, layer)).without_shared_sums()
 
     def _split(self, remat: Remat) -> PartDataflow:
         """The parts of all layers, each on a submesh of its own."""

@@ -121,22 +121,30 @@ class Optimal(AbstractSharding):
     def run_within(
         self, given: Graph, setting: Setting, limits: Sequence[int]
     ) -> Iterator[ShardingPlan]:
-        """The plan within each of some limits, of a problem posed once; raises as `run`."""
+        """The plan within each of some limits, of a problem posed once; raises as `run`.
+
+        What is proven the cheapest within a limit, and keeps a tighter one, is its plan too.
+        """
 
         def build() -> tuple[Priced, Posed]:
             priced = self.priced_step(given, setting)
             return priced, priced.within(min(limits), self.all_exposed)
 
         priced, posed = setting.watched("build", given, build)
+        known: tuple[float, Solution, ShardingPlan] | None = None  # the first is the limit
         for limit in limits:
             problem = replace(posed.assembled.problem, limit_bytes=limit)
-            within = replace(posed, assembled=replace(posed.assembled, problem=problem))
-            recipes, solution = self._solution(given, setting, priced, within)
+            if known is None or not _answers(known[0], known[1], problem):
+                within = replace(posed, assembled=replace(posed.assembled, problem=problem))
+                recipes, solution = self._solution(given, setting, priced, within)
+                plan = plan_of(
+                    within.reading, within.assembled, solution, setting.mesh, recipes,
+                    self.reuse_gathered,
+                )  # fmt: skip
+                known = limit, solution, plan
+            _, solution, plan = known
             priced.answers[limit, self.all_exposed] = problem, solution
-            yield plan_of(
-                within.reading, within.assembled, solution, setting.mesh, recipes,
-                self.reuse_gathered,
-            )  # fmt: skip
+            yield plan
 
     def _solution(
         self, given: Graph, setting: Setting, priced: Priced, posed: Posed
@@ -253,6 +261,13 @@ def weigher(given: Graph, setting: Setting) -> Weigh:
         return setting.weigh(given, plan)
 
     return weigh
+
+
+def _answers(limit_bytes: float, solution: Solution, problem: Problem) -> bool:
+    """True if what was found within a limit is the answer within a problem's own, tighter one."""
+    is_tighter = problem.limit_bytes <= limit_bytes
+    is_proven = solution.status is Status.OPTIMAL
+    return is_tighter and is_proven and problem.fits(solution.choice)
 
 
 def _solved(problem: Problem, start: Start, effort: Effort) -> Solution:

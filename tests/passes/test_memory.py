@@ -97,6 +97,19 @@ def test_less_memory_never_takes_less_time(step: Traced) -> None:
     assert seconds[-1] > seconds[1]
 
 
+def test_a_plan_that_keeps_a_tighter_limit_is_its_plan_too(step: Traced) -> None:
+    roomy = setting("8", "8xh100")
+    most = peak(step, roomy)
+    limits = [2 * int(most), int(most) + 1, int(most / 4)]
+    wide, same, tight = Optimal().run_within(step.graph, roomy, limits)
+    assert same is wide
+    alone = Optimal().run(step.graph, replace(roomy, memory_bytes=limits[1]))
+    assert alone.sharding_of == same.sharding_of
+    assert tight == Optimal().run(step.graph, replace(roomy, memory_bytes=limits[2]))
+    # From tight to wide nothing is known of the wider limit.
+    assert list(Optimal().run_within(step.graph, roomy, limits[::-1]))[2] == wide
+
+
 # -- what cannot be kept ---------------------------------------------------------------------------
 
 

@@ -2,15 +2,20 @@
 
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+from autopar.cluster import Cluster
 from autopar.cost.listing import Seconds
 from autopar.cost.stage import StageCost
+from autopar.frontend import StepSpec, trace
 from autopar.ir.graph import Graph
 from autopar.ir.stages import Remat
-from autopar.planner.sliced_step import LayerPrograms
+from autopar.planner.request import Request
+from autopar.planner.sliced_step import LayerPrograms, Source, slice_step
 from autopar.rules import RuleBook
-from tests.planner.slicing import sliced
+from tests.planner.slicing import SETTING, sliced
 
 
 def shown(graph: Graph) -> str:
@@ -39,3 +44,44 @@ def test_lines_end_at_zero() -> None:
     assert (half.forward, half.working_bytes) == (Seconds(20.0, 20.0, 20.0), 20)
     assert few.towards(many, -1.0) == StageCost()
     assert few.towards(few, 0.7) == few
+
+
+def clipped(depth: int) -> LayerPrograms:
+    """A step of so many equal layers whose update is scaled by the norm of all gradients."""
+
+    def step(w: dict[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
+        def loss(w: dict[str, jax.Array]) -> jax.Array:
+            y = x
+            for name in sorted(w):
+                y = jnp.tanh(y @ w[name])
+            return jnp.mean(y**2)
+
+        grads = jax.grad(loss)(w)
+        norm = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(grads)))
+        return jax.tree.map(lambda p, g: p - g / norm, w, grads)
+
+    shapes = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    args = ({f"w{i:02}": shapes for i in range(depth)}, jax.ShapeDtypeStruct((32, 64), jnp.float32))
+    spec = StepSpec(step)
+    source = Source.of(spec, args, {}, trace(spec, args, {}), Request(Cluster.parse("8xh100")))
+    rules = RuleBook()
+    return LayerPrograms(slice_step(source.trace_at(4, cut=True), rules, SETTING, depth), rules)
+
+
+def test_a_sum_over_all_layers_is_priced_with_none() -> None:
+    """What a norm adds up grows with the number of layers; what a layer is priced by does not."""
+    few, many = clipped(8), clipped(24)
+    assert len(many.layers) > len(few.layers)
+
+    def sizes(programs: LayerPrograms) -> set[tuple[int, int]]:
+        graphs = [programs.at(n, 8).joint.graph for n in range(len(programs.layers))]
+        return {(len(graph.inputs), graph.op_count) for graph in graphs}
+
+    assert sizes(few) == sizes(many)
+    for n in range(len(many.layers)):
+        program = many.at(n, 8)
+        program.joint.graph.verify()
+        for part in program.parts:
+            part.graph.verify()
+            assert len(part.equations) == len(part.graph.ops)
+            assert set(part.equations) <= set(program.joint.equations)
