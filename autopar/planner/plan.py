@@ -81,21 +81,26 @@ def warn_of_unknown(graph: Graph) -> None:
         )
 
 
-def _plan_one_program(source: Source, request: Request, watchers: Sequence[Watcher]) -> Planned:
+def _plan_one_program(
+    source: Source, request: Request, watchers: Sequence[Watcher], fastest: float = math.inf
+) -> Planned:
     """The best plan of one program over the meshes that the request allows.
 
-    Raises MeshError, PinError, MemoryLimitError or InfeasibleError where there is none.
+    What promises to take longer than the `fastest` that is known is not gone into. Raises
+    MeshError, PinError, MemoryLimitError or InfeasibleError where there is none.
     """
     contexts = [MeshContext.of(mesh, request, watchers) for mesh in _meshes(request)]
     if not contexts:
         raise InfeasibleError("no mesh fits the cluster")
-    return _plan_on(contexts, source)
+    return _plan_on(contexts, source, fastest)
 
 
-def _plan_on(contexts: Sequence[MeshContext], source: Source) -> Planned:
+def _plan_on(contexts: Sequence[MeshContext], source: Source, fastest: float = math.inf) -> Planned:
     """The best plan of one program on some meshes."""
     plain = source.plain
-    best = _best_of(contexts, plain)
+    best = _best_of(contexts, plain, fastest)
+    if best is None and fastest < math.inf:
+        raise InfeasibleError("no plan of one program was found that may be as fast")
     if best is None:
         raise refusal(contexts[0], plain)
     tried, found = best
@@ -112,8 +117,10 @@ def _plan_on(contexts: Sequence[MeshContext], source: Source) -> Planned:
     return Planned(source, request, trace, plan, programs, context)
 
 
-def _best_of(contexts: Sequence[MeshContext], plain: Form) -> tuple[TriedMesh, MeshPlan] | None:
-    """The mesh of the fastest plan with it; None where no plan is found.
+def _best_of(
+    contexts: Sequence[MeshContext], plain: Form, fastest: float
+) -> tuple[TriedMesh, MeshPlan] | None:
+    """The mesh of the fastest plan with it; None where no plan is found, or none as fast.
 
     Every mesh is tried without a limit. Those where that does not fit take long: they are gone into
     where a plan is known that comes near, and where they promise more than a plan that fits.
@@ -134,7 +141,7 @@ def _best_of(contexts: Sequence[MeshContext], plain: Form) -> tuple[TriedMesh, M
             watcher.after("mesh", text, tried.get(n), time.perf_counter() - start)
 
     def may_be_faster(seconds: float) -> bool:
-        return all(seconds < f.seconds for f in found.values())
+        return seconds <= fastest and all(seconds < f.seconds for f in found.values())
 
     # 2. Nothing comes close to the limit: the meshes that come nearest have a plan, or none has.
     tight = {n: t for n, t in tried.items() if not t.fits and may_be_faster(t.least_seconds)}
@@ -154,8 +161,8 @@ def _best_of(contexts: Sequence[MeshContext], plain: Form) -> tuple[TriedMesh, M
     for n in sorted(limited, key=lambda n: (limited[n].promise, n))[:_MESHES]:
         if may_be_faster(limited[n].least_seconds):
             with suppress(InfeasibleError):
-                fastest = min((f.seconds for f in found.values()), default=math.inf)
-                found[n] = plan_on(limited[n], fastest)
+                most = min([fastest, *(f.seconds for f in found.values())])
+                found[n] = plan_on(limited[n], most)
     best: int | None = None
     for n in sorted(found):
         if best is None or found[n].seconds < found[best].seconds * (1 - _NO_GAIN):
@@ -204,7 +211,8 @@ def plan_step(source: Source, request: Request, watchers: Sequence[Watcher] = ()
     if not request.may_be_one_program or not is_small(source.plain.graph):
         return stages
     try:
-        whole = _plan_one_program(source, request, watchers)
+        known = stages.plan.prediction.seconds
+        whole = _plan_one_program(source, request, watchers, known)
     except InfeasibleError:
         return stages
     faster = whole.plan.prediction.seconds <= stages.plan.prediction.seconds

@@ -86,8 +86,8 @@ _APART = 1.3
 _MANY = 12
 # Choices that are built before the search gives up, each after what the one before has taught.
 _BUILDS = 8
-# The price of a choice is a few per cent off what it takes when it is built.
-_FAR = 1.15
+# The prices of two choices are a few per cent off what they take when built, and both alike.
+_FAR = 1.05
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def _no_worse_than_simple(
 ) -> tuple[StagePrograms, Choice, tuple[Margin, ...]]:
     """The faster of what was built and the simple plan, with what the simple one takes.
 
-    One that by its price is far behind is not built.
+    One that by its price is far behind, both the other's price and what that takes, is not built.
     """
     best, simple = ranked.best, ranked.simple
     if simple is None:
@@ -221,7 +221,7 @@ def _no_worse_than_simple(
     name = _name_simple(simple)
     if simple.stages == best.stages and simple.microbatches == best.microbatches:
         return built, best, (Margin(name, built.timing.seconds, "the plan itself"),)
-    if simple.seconds > _FAR * built.timing.seconds:
+    if simple.seconds > _FAR * max(best.seconds, built.timing.seconds):
         return built, best, (Margin(name, simple.seconds, "by its price"),)
     try:
         other = build(simple)

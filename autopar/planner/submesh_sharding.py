@@ -333,21 +333,26 @@ class SubmeshSharder:
         fit = fit_within(limit, solve, roomy(), lightest=lightest(), tries=_TRIES)
         if fit.best is None:
             raise self._refusal(submesh, fit.fewest_bytes)
-        self._known.setdefault(key, []).append((form, fit.best))
+        # One that has no listings was taken over in order: what is like it is like the other too.
+        if fit.best.listings:
+            self._known.setdefault(key, []).append((form, fit.best))
         return fit.best
 
     def _known_plan(
         self, submesh: int, form: Form, known: Sequence[tuple[Form, SubmeshPlan]]
     ) -> SubmeshPlan | None:
         """The plan of an isomorphic submesh; weighed anew where its ops have another order."""
-        found = [(m, plan) for other, plan in known if (m := match(other, form)) is not None]
-        for matched, plan in found:
+        matches = ((m, plan) for other, plan in known if (m := match(other, form)) is not None)
+        first: tuple[Match, SubmeshPlan] | None = None
+        for matched, plan in matches:
             if matched.in_order:
                 renamed = matched.plan(plan.sharding)
                 return SubmeshPlan.of_costs(self._placed, submesh, renamed, plan.costs, {})
-        for matched, plan in found[:1]:
-            return SubmeshPlan.of(self._placed, submesh, matched.plan(plan.sharding))
-        return None
+            first = first or (matched, plan)
+        if first is None:
+            return None
+        matched, plan = first
+        return SubmeshPlan.of(self._placed, submesh, matched.plan(plan.sharding))
 
     def quickened(self, submesh: int, plan: SubmeshPlan) -> SubmeshPlan:
         """The fastest of a submesh's plan and those within tighter limits than its devices'.

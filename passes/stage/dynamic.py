@@ -158,6 +158,35 @@ def _fill(
                         sums[s, i, d] = min(sums[s, i, d], total)
 
 
+@compiled
+def _is_cut(slowest: Floats, bears: Ints, flights: Ints, threshold: float) -> bool:
+    """True if F is finite for as many stages as there are `flights`, no devices counted.
+
+    ends[i] says if layers i.. can be cut into the stages so far.
+    """
+    most, layers = len(flights) - 1, slowest.shape[1]
+    legal = np.zeros((layers, layers), dtype=np.bool_)
+    ends = np.zeros(layers + 1, dtype=np.bool_)
+    ends[layers] = True
+    for s in range(1, most + 1):
+        # Stages with as many in flight may be the same.
+        if s == 1 or flights[s] != flights[s - 1]:
+            legal[:] = False
+            for o in range(slowest.shape[0]):
+                for i in range(layers):
+                    for j in range(i, layers):
+                        if slowest[o, i, j] <= threshold and bears[o, i, j] >= flights[s]:
+                            legal[i, j] = True
+        now = np.zeros(layers + 1, dtype=np.bool_)
+        for i in range(layers):
+            for j in range(i, layers):
+                if legal[i, j] and ends[j + 1]:
+                    now[i] = True
+                    break
+        ends = now
+    return bool(ends[0])
+
+
 def _thresholds(*seconds: Floats) -> Floats:
     """The finite seconds, rising; near-equal ones by their largest."""
     values = np.unique(np.concatenate([array[np.isfinite(array)] for array in seconds]))
@@ -360,22 +389,21 @@ def even_chunks(
     such cuts one with the least sum of squares is taken. A device's memory is shared by its
     `chunks` in equal parts; chunk c has `flights[c]` microbatches in flight.
     """
-    mine = list(options)
-    seconds = costs.seconds[mine]
+    own = costs.only(options)
     recurrence = Recurrence(
-        options=np.array(mine, dtype=np.int64),
-        added=seconds**2,
-        slowest=seconds,
-        bears=costs.most_in_flight(memory_bytes, chunks)[mine],
+        options=np.array(options, dtype=np.int64),
+        added=own.seconds**2,
+        slowest=own.seconds,
+        bears=own.most_in_flight(memory_bytes, chunks),
         flights=np.array([0, *reversed(flights)], dtype=np.int64),
-        devices=np.zeros(len(mine), dtype=np.int64),
+        devices=np.zeros(len(options), dtype=np.int64),
         device_count=0,
-        thresholds=_thresholds(seconds),
+        thresholds=_thresholds(own.seconds),
     )
     count, thresholds = len(flights), recurrence.thresholds
 
     def is_finite(threshold: float) -> bool:
-        return math.isfinite(recurrence.of_all(threshold, count)[count])
+        return _is_cut(recurrence.slowest, recurrence.bears, recurrence.flights, threshold)
 
     k = bisect_left(thresholds, True, key=is_finite)
     if k == len(thresholds):

@@ -6,6 +6,7 @@ makes the others wait once a step, for its bubble term: see `autopar.schedule.ta
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -90,6 +91,24 @@ class IntervalCosts:
         most = spare // np.maximum(self.activation, 1)
         most = np.where((self.activation == 0) & (spare >= 0), _ANY_NUMBER, most)
         return np.where(memory_bytes // chunks - self.fixed < self.once, -1, most)
+
+    def only(self, options: Sequence[int]) -> IntervalCosts:
+        """The costs of some of the options alone, by their numbers."""
+        mine = list(options)
+        return replace(
+            self,
+            options=tuple(self.options[o] for o in mine),
+            submesh=self.submesh[mine],
+            seconds=self.seconds[mine],
+            whole=self.whole[mine],
+            forward=self.forward[mine],
+            weight=self.weight[mine],
+            fixed=self.fixed[mine],
+            activation=self.activation[mine],
+            late=self.late[mine],
+            working=self.working[mine],
+            once=self.once[mine],
+        )
 
 
 def interval_costs(table: StageTable, batch: BatchPrices) -> IntervalCosts:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from autopar.passes.stage.dynamic import (
     Interval,
     Pace,
     Recurrence,
+    even_chunks,
     find_frontier,
     min_memory,
     stages_that_fit,
@@ -209,3 +210,37 @@ def test_more_memory_is_never_slower(table: StageTable) -> None:
     limits = (80, 120, 200, 400, 1000)
     found = [best_of(replace(table, memory_bytes=limit), batch)[0] for limit in limits]
     assert all(more <= less * (1 + 1e-9) for less, more in pairwise(found))
+
+
+@settings(max_examples=60, deadline=None)
+@given(stage_tables())
+def test_even_chunks_have_the_least_slowest_chunk_that_fits(table: StageTable) -> None:
+    batch = table.batches[0]
+    costs = interval_costs(table, batch)
+    options = np.flatnonzero(costs.submesh == costs.submesh[0]).tolist()
+    bears = costs.most_in_flight(table.memory_bytes)
+
+    def slowest(cuts: Sequence[int], counts: Sequence[int]) -> float:
+        parts = zip((0, *cuts), (*cuts, table.layer_count), counts, strict=True)
+        return max(
+            min(
+                (
+                    float(costs.seconds[o, first, after - 1])
+                    for o in options
+                    if bears[o, first, after - 1] >= flight
+                ),
+                default=math.inf,
+            )
+            for first, after, flight in parts
+        )
+
+    for count in range(1, table.layer_count + 1):
+        counts = flights(batch.microbatches, count)
+        every = combinations(range(1, table.layer_count), count - 1)
+        least = min(slowest(cuts, counts) for cuts in every)
+        found = even_chunks(costs, options, counts, table.memory_bytes)
+        if found is None:
+            assert math.isinf(least)
+            continue
+        assert [p.first for p in found[1:]] == [p.last + 1 for p in found[:-1]]
+        assert slowest([p.first for p in found[1:]], counts) == pytest.approx(least)
