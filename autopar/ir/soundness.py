@@ -65,7 +65,11 @@ class _Checker:
     _lying: dict[tuple[tuple[int, ...], Sharding, str], _Piece] = field(
         default_factory=dict[tuple[tuple[int, ...], Sharding, str], "_Piece"]
     )
-    _local: dict[tuple[object, ...], str] = field(default_factory=dict[tuple[object, ...], str])
+    _local: dict[tuple[int, int, int], tuple[Sequence[_Piece], Sequence[_Piece]]] = field(
+        default_factory=lambda: dict[
+            tuple[int, int, int], tuple[Sequence[_Piece], Sequence[_Piece]]
+        ]()
+    )
 
     def piece(self, sharding: Sharding, combiner: str = "sum") -> _Piece:
         """A sharding without the axes that cut nothing."""
@@ -126,28 +130,20 @@ class _Checker:
 
     def _run(self, run: LocalOp, held: dict[str, _Piece]) -> None:
         op = self.graph.op_at(run.equation)
-        given: list[_Piece] = []
-        for operand, name, sharding in zip(
-            op.operands, run.operands, run.operand_shardings, strict=True
-        ):
-            value = self._value(operand)
-            piece = self.lying(value, sharding)
-            if name is None and piece.sharding.partial:
-                _fail(op, f"reads a literal as a partial sum over {'+'.join(sharding.partial)}")
-            if name is not None and not held[name].serves_as(piece):
-                _fail(op, f"reads {operand} as {sharding}, and it lies as {held[name].sharding}")
-            given.append(piece)
-        made = [self.lying(v, s) for v, s in zip(op.results, run.result_shardings, strict=True)]
-        floats = all(r.is_floating for r in op.results)
-        key = (id(op.rule), floats, *given, *made)
+        # The graph and the listing outlive the check, so ids stand for what is in them; a rule
+        # stands for the kind and the types of its op.
+        key = (id(op.rule), id(run.operand_shardings), id(run.result_shardings))
         if key not in self._local:
-            self._local[key] = self._check_local(op, given, made)
-        combiner = self._local[key]
-        for name, value, sharding in zip(
-            run.results, op.results, run.result_shardings, strict=True
-        ):
-            by = handed_on_by(value) if op.kind in HOST_CALLS else combiner
-            held[name] = self.lying(value, sharding, by)
+            self._local[key] = self._check_local(op, run)
+        given, made = self._local[key]
+        for operand, name, piece in zip(op.operands, run.operands, given, strict=True):
+            if name is None:
+                if piece.sharding.partial:
+                    over = "+".join(piece.sharding.partial)
+                    _fail(op, f"reads a literal as a partial sum over {over}")
+            elif (lies := held[name]) is not piece and not lies.serves_as(piece):
+                _fail(op, f"reads {operand} as {piece.sharding}, and it lies as {lies.sharding}")
+        held.update(zip(run.results, made, strict=True))
 
     def _literal(self, operand: str | Literal) -> _Piece:
         """A literal, which every device has whole; also a name that stands for one."""
@@ -159,8 +155,18 @@ class _Checker:
             return Value("", operand.shape, operand.dtype)
         return self.values[operand]
 
-    def _check_local(self, op: Op, given: Sequence[_Piece], made: Sequence[_Piece]) -> str:
-        """Raise GraphError unless the op may run on the pieces; how its results combine."""
+    def _check_local(self, op: Op, run: LocalOp) -> tuple[Sequence[_Piece], Sequence[_Piece]]:
+        """The pieces that an op reads and makes; raises GraphError unless it may run on them."""
+        values = map(self._value, op.operands)
+        given = [self.lying(v, s) for v, s in zip(values, run.operand_shardings, strict=True)]
+        made = [self.lying(v, s) for v, s in zip(op.results, run.result_shardings, strict=True)]
+        combiner = self._combiner(op, given, made)
+        handed = [handed_on_by(v) if op.kind in HOST_CALLS else combiner for v in op.results]
+        rows = zip(op.results, run.result_shardings, handed, strict=True)
+        return given, [self.lying(value, sharding, by) for value, sharding, by in rows]
+
+    def _combiner(self, op: Op, given: Sequence[_Piece], made: Sequence[_Piece]) -> str:
+        """How partial results combine; raises GraphError unless the op may run on the pieces."""
         rule = op.rule
         if rule is None:
             _fail(op, "has no rule")

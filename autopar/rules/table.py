@@ -199,7 +199,8 @@ def _with_rule(graph: Graph, op: Op, book: RuleBook, seen: dict[object, Rule]) -
     key = (op.kind, tuple((v.shape, v.dtype) for v in operands), literals, results, op.params)
     if key not in seen:
         try:
-            seen[key] = rule_for(op, operands, book)
+            # A copy, as a rule that two kinds of ops share must not make them one.
+            seen[key] = replace(rule_for(op, operands, book))
         except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
             # Rules trust that an op's parameters and shapes are those of its primitive.
             where = op.origin.line or op.origin.module or graph.name

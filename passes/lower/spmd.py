@@ -23,13 +23,21 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from autopar.cost.reshard import Resharder, Route
 from autopar.errors import GraphError
 from autopar.ir.control_flow import ControlFlow, Port
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.host_calls import HOST_CALLS, handed_on_by
-from autopar.ir.sharding import MeshShape, Sharding, operand_of_result, replicated
+from autopar.ir.rule import Rule
+from autopar.ir.sharding import (
+    Assignment,
+    MeshShape,
+    Sharding,
+    operand_of_result,
+    replicated,
+)
 from autopar.ir.sharding_plan import OpPath, ShardingPlan
 from autopar.ir.soundness import check_listing
 from autopar.ir.spmd import (
@@ -135,20 +143,15 @@ def merge_scatters(route: Route) -> Route:
 
 
 def _uses(steps: Sequence[Instruction], outputs: Sequence[str | None]) -> Counter[str | None]:
-    uses = Counter(outputs)
-    uses.update(name for step in steps for name in _read(step))
-    return uses
+    """How often each name is read."""
+    return Counter(chain(outputs, chain.from_iterable(map(_read, steps))))
 
 
-def _read(step: Instruction) -> Iterator[str]:
+def _read(step: Instruction) -> Sequence[str | None]:
     """The names that an instruction reads; a loop's bodies have names of their own."""
-    if isinstance(step, Move):
-        yield step.source
-    elif isinstance(step, Fence):
-        yield from step.sources
-    else:
-        assert isinstance(step, LocalOp | Loop)
-        yield from (name for name in step.operands if name is not None)
+    if isinstance(step, LocalOp | Loop):
+        return step.operands
+    return (step.source,) if isinstance(step, Move) else step.sources
 
 
 def _alike(run: LocalOp, moves: dict[str, Move], uses: Counter[str | None]) -> bool:
@@ -185,7 +188,7 @@ def lower_spmd(
     graph: Graph, plan: ShardingPlan, resharder: Resharder, left_partial: Collection[str] = ()
 ) -> SpmdProgram:
     """Lower a step. Outputs that are partial sums are combined, but for those `left_partial`."""
-    scope = _Scope(graph, plan, resharder)
+    scope = _Scope(graph, plan, resharder, {})
     names = tuple(i.value.name for i in graph.inputs)
     scope.lower_ops(graph, ())
     returns = dict(graph.donated)
@@ -210,11 +213,55 @@ class _Made:
     path: OpPath
 
 
-class _Scope:
-    """A straight line of instructions: the step, or the body of a loop."""
+@dataclass(frozen=True)
+class _Laid:
+    """The shardings wanted of an op's operands, those in which it makes its results (`raw`), and
+    those in which it leaves them (`homes`); `moved` tells which results are not made there.
 
-    def __init__(self, graph: Graph, plan: ShardingPlan, resharder: Resharder) -> None:
-        self._plan, self._resharder = plan, resharder
+    An op that is `through_use` reads through the sharding of all uses of the phase.
+    """
+
+    wanted: tuple[Sharding, ...]
+    raw: tuple[Sharding, ...]
+    homes: tuple[Sharding, ...]
+    moved: tuple[bool, ...]
+    combiner: str
+    through_use: bool
+
+    @classmethod
+    def of(
+        cls, op: Op, rule: Rule, given: Assignment | None, homes: tuple[Sharding, ...],
+        shared: tuple[int, ...], mesh: MeshShape,
+    ) -> _Laid:  # fmt: skip
+        """As an assignment has it, or without one as the result lies."""
+        count = range(len(op.operands))
+        if given is None:
+            wanted = tuple(operand_of_result(rule, i, homes[0], i in shared) for i in count)
+            raw, combiner = homes, "sum"
+        else:
+            wanted = tuple(given.operand_sharding(rule, i, mesh) for i in count)
+            raw = tuple(given.result_sharding(rule, i, mesh) for i in range(len(op.results)))
+            combiner = given.combiner(rule)
+        # Only the first device along the idle axes calls Python: its results are partial there.
+        if op.kind in HOST_CALLS and op.results:
+            used = {a for s in (*wanted, *raw) for dim in s.dims for a in dim}
+            idle = tuple(a for a in mesh.names if a not in used)
+            raw = tuple(Sharding(s.dims, idle) for s in raw)
+        moved = tuple(a != b for a, b in zip(raw, homes, strict=True))
+        return cls(wanted, raw, homes, moved, combiner, given is not None)
+
+
+class _Scope:
+    """A straight line of instructions: the step, or the body of a loop.
+
+    What is `known` of ops that look alike holds in all scopes of a plan.
+    """
+
+    def __init__(
+        self, graph: Graph, plan: ShardingPlan, resharder: Resharder,
+        known: dict[tuple[object, ...], _Laid],
+    ) -> None:  # fmt: skip
+        self._plan, self._resharder, self._known = plan, resharder, known
         self.instructions: list[Instruction] = []
         self._values: dict[str, Value] = dict(graph.values)
         self._aliases: dict[str, Operand] = {}
@@ -254,47 +301,49 @@ class _Scope:
                 self._lower_op(op, here)
 
     def _lower_op(self, op: Op, path: OpPath) -> None:
-        rule, mesh = op.rule, self._plan.mesh
-        assert rule is not None
-        # 1. The shardings wanted of operands, those in which the op makes its results (`raw`), and
-        #    those in which it leaves them. An op without an assignment of its own follows its
-        #    result.
-        given = self._plan.assignment_of.get(path)
-        homes = tuple(self._plan.sharding_of[r.name] for r in op.results)
-        if given is None:
-            shared = self._plan.partials_of.get(path, ())
-            wanted = tuple(
-                operand_of_result(rule, i, homes[0], i in shared) for i in range(len(op.operands))
-            )
-            raw, combiner = homes, "sum"
-        else:
-            wanted = tuple(given.operand_sharding(rule, i, mesh) for i in range(len(op.operands)))
-            raw = tuple(given.result_sharding(rule, i, mesh) for i in range(len(op.results)))
-            combiner = given.combiner(rule)
-        # Only the first device along the idle axes calls Python: its results are partial there.
-        if op.kind in HOST_CALLS and op.results:
-            used = {a for s in (*wanted, *raw) for dim in s.dims for a in dim}
-            idle = tuple(a for a in mesh.names if a not in used)
-            raw = tuple(Sharding(s.dims, idle) for s in raw)
+        # 1. How the op's operands and results lie.
+        laid = self._laid(op, path)
         # 2. Operands are moved there. Ops with an assignment of their own read through the sharding
         #    of all uses of the phase.
         region, line = op.origin.region, op.origin.line
         if op.kind in _SUMS:
             self._sums.add(path)
         operands = tuple(
-            self.fetch(o, w, region, line, through_use=given is not None)
-            for o, w in zip(op.operands, wanted, strict=True)
+            [
+                self.fetch(o, w, region, line, laid.through_use)
+                for o, w in zip(op.operands, laid.wanted, strict=True)
+            ]
         )
         # 3. The op runs, and results are moved to where they are left.
         names = tuple(
-            r.name if a == b else f"{r.name}.raw"
-            for r, a, b in zip(op.results, raw, homes, strict=True)
+            [
+                f"{r.name}.raw" if moved else r.name
+                for r, moved in zip(op.results, laid.moved, strict=True)
+            ]
         )
-        self.instructions.append(LocalOp(path, operands, names, wanted, raw))
-        for value, name, before, after in zip(op.results, names, raw, homes, strict=True):
-            if before != after:
-                by = handed_on_by(value) if op.kind in HOST_CALLS else combiner
-                self._move(value, name, value.name, before, after, region, line, by)
+        self.instructions.append(LocalOp(path, operands, names, laid.wanted, laid.raw))
+        if any(laid.moved):
+            rows = zip(op.results, names, laid.raw, laid.homes, laid.moved, strict=True)
+            for value, name, before, after, moved in rows:
+                if moved:
+                    by = handed_on_by(value) if op.kind in HOST_CALLS else laid.combiner
+                    self._move(value, name, value.name, before, after, region, line, by)
+
+    def _laid(self, op: Op, path: OpPath) -> _Laid:
+        """How an op's operands and results lie; ops that look alike are asked about once.
+
+        An op without an assignment of its own follows its result.
+        """
+        plan, rule = self._plan, op.rule
+        assert rule is not None
+        given = plan.assignment_of.get(path)
+        homes = tuple([plan.sharding_of[r.name] for r in op.results])
+        shared = plan.partials_of.get(path, ()) if given is None else ()
+        # The plan and the graph outlive the scope, so ids stand for what is in them.
+        key = (op.kind, id(rule), id(given), shared, *map(id, homes))
+        if key not in self._known:
+            self._known[key] = _Laid.of(op, rule, given, homes, shared, plan.mesh)
+        return self._known[key]
 
     # -- reading ---------------------------------------------------------------------------
 
@@ -490,7 +539,7 @@ class _Scope:
         self.instructions.append(Loop(path, operands, names, shardings, bodies, flow.trips))
 
     def _block(self, body: Graph, wanted: Sequence[Sharding], path: OpPath, op: Op) -> Block:
-        scope = _Scope(body, self._plan, self._resharder)
+        scope = _Scope(body, self._plan, self._resharder, self._known)
         scope.lower_ops(body, path)
         outputs = tuple(
             scope.fetch(o, w, op.origin.region, op.origin.line)
