@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -350,14 +350,16 @@ def _hints(kind: object) -> dict[str, object]:
 
 def format_json(value: Json, depth: int = 0) -> str:
     """JSON on as few lines of at most a hundred characters as its structure allows."""
-    text = json.dumps(value, ensure_ascii=True)
-    if len(text) + depth < _WIDTH or not isinstance(value, dict | list) or not value:
-        return text
-    inner: Iterable[str] = (
-        (f"{json.dumps(key)}: {format_json(entry, depth + 1)}" for key, entry in value.items())
-        if isinstance(value, dict)
-        else (format_json(entry, depth + 1) for entry in value)
-    )
+    if not isinstance(value, dict | list) or not value:
+        return json.dumps(value, ensure_ascii=True)
+    # From the inside out: what has an entry of several lines does not stand on one either.
+    if isinstance(value, dict):
+        inner = [f"{json.dumps(k)}: {format_json(v, depth + 1)}" for k, v in value.items()]
+    else:
+        inner = [format_json(entry, depth + 1) for entry in value]
     begin, end = ("{", "}") if isinstance(value, dict) else ("[", "]")
+    line = f"{begin}{', '.join(inner)}{end}"
+    if len(line) + depth < _WIDTH and "\n" not in line:
+        return line
     margin = "\n" + " " * (depth + 1)
     return f"{begin}{margin}{f',{margin}'.join(inner)}{margin[:-1]}{end}"

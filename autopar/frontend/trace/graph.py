@@ -9,6 +9,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -190,18 +191,18 @@ def _op(equation: Equation, region: str) -> Op:
     )
     params = [*plain_params(equation.params), *_constraint(equation)]
     # Along what a kernel's blocks are computed apart: (tensor, dim, block size) for each.
-    apart = tuple(dims_apart(equation).values())
-    if apart:
+    if apart := tuple(dims_apart(equation).values()):
         params.append(("grid_apart", apart))
     op = Op(
         kind=kind,
-        operands=tuple(_operand(o) for o in equation.operands),
+        operands=tuple([_operand(o) for o in equation.operands]),
         results=results,
         params=tuple(params),
         origin=Origin(region, module_path(equation.name_stack), equation.line),
         graphs=graphs,
     )
-    return replace(op, flops=_flops(op, equation))
+    flops = _flops(op, equation)
+    return replace(op, flops=flops) if flops else op
 
 
 def _constraint(equation: Equation) -> tuple[tuple[str, Plain], ...]:
@@ -233,6 +234,7 @@ def _operand(operand: int | Const) -> Operand:
     return Literal(repr(np.asarray(operand.value).item()), dtype)
 
 
+@lru_cache(maxsize=65536)
 def module_path(name_stack: str) -> str:
     """The user's module path of a name stack: "transpose(jvp(GPT))/Block_0" -> "GPT/Block_0".
 
@@ -251,7 +253,7 @@ def _flops(op: Op, equation: Equation) -> int:
         runs = equation.params["length"] if op.kind == "scan" else 1
         inner = max if op.kind == "cond" else sum
         return int(runs) * inner(g.flops for g in op.graphs)
-    operands = [Value("", tuple(shape), "") for shape in equation.operand_shapes]
+    operands = [Value("", shape, "") for shape in equation.operand_shapes]
     return primitive(op.kind).flops(op, operands)
 
 
