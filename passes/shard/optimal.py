@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import ClassVar, TypeVar
 
 from autopar.cost.prices import Prices
@@ -23,9 +24,11 @@ from autopar.passes.shard.model.read import read_graph
 from autopar.passes.shard.recipes import AbstractRecipe, Free
 from autopar.passes.shard.recipes.incumbent import (
     Incumbent,
+    Restriction,
     better_of,
     known_solution,
     recipe_incumbent,
+    restrictions,
 )
 from autopar.passes.shard.solver.effort import FULL, Effort
 from autopar.passes.shard.solver.min_memory import fits_nowhere, min_memory
@@ -54,20 +57,28 @@ class Priced:
     incumbents: dict[tuple[float, bool], Incumbent] = field(
         default_factory=lambda: dict[tuple[float, bool], Incumbent]()
     )
+    like: Priced | None = None  # another one of the same reading and choices
 
     def reusing_gathered(self) -> Priced:
         """The same step where what the forward pass gathered is kept for the backward pass."""
-        return Priced(self.reading, self.assembler.reusing_gathered())
+        return Priced(self.reading, self.assembler.reusing_gathered(), like=self)
+
+    @cached_property
+    def restricted(self) -> Mapping[str, Restriction]:
+        """The choices that each recipe leaves."""
+        if self.like is not None:
+            return self.like.restricted
+        return restrictions(self.reading, self.assembler.given, self.assembler.mesh)
 
     def within(self, limit_bytes: float, all_exposed: bool = False) -> Posed:
         """The problem under a limit; with `all_exposed` no move is taken to run beside work."""
         return Posed(self.reading, self.assembler.within(limit_bytes, all_exposed))
 
-    def incumbent(self, posed: Posed, all_exposed: bool, mesh: MeshShape) -> Incumbent:
+    def incumbent(self, posed: Posed, all_exposed: bool) -> Incumbent:
         """The recipes within the limit of a problem that was posed."""
         key = posed.assembled.problem.limit_bytes, all_exposed
         if key not in self.incumbents:
-            self.incumbents[key] = recipe_incumbent(posed.reading, posed.assembled, mesh)
+            self.incumbents[key] = recipe_incumbent(posed.assembled, self.restricted)
         return self.incumbents[key]
 
     def counted_bytes(self, limit_bytes: float, all_exposed: bool) -> float:
@@ -150,24 +161,20 @@ class Optimal(AbstractSharding):
         self, given: Graph, setting: Setting, priced: Priced, posed: Posed
     ) -> tuple[tuple[Margin, ...], Solution]:
         """The recipes and the answer of a problem that is posed; raises where there is none."""
-        recipes, solution = setting.watched(
-            "solve", posed, lambda: self._answer(priced, posed, setting.mesh)
-        )
+        recipes, solution = setting.watched("solve", posed, lambda: self._answer(priced, posed))
         if not (solution.feasible or self.explain):
             raise MemoryLimitError(f"{self.recipe.name} found no plan on ({setting.mesh})")
         if not solution.feasible:
             raise self._refused(given, setting, posed).error()
         return recipes, solution
 
-    def _answer(
-        self, priced: Priced, posed: Posed, mesh: MeshShape
-    ) -> tuple[tuple[Margin, ...], Solution]:
+    def _answer(self, priced: Priced, posed: Posed) -> tuple[tuple[Margin, ...], Solution]:
         """The recipes, where they are not what is asked for, and an answer no dearer than they."""
         problem = posed.assembled.problem
         free = not self.effort.quick and isinstance(self.recipe, Free) and not fits_nowhere(problem)
 
         def incumbent() -> Incumbent:
-            return priced.incumbent(posed, self.all_exposed, mesh) if free else Incumbent()
+            return priced.incumbent(posed, self.all_exposed) if free else Incumbent()
 
         solution = _solved(problem, lambda: incumbent().choice, self.effort)
         if solution.status is not Status.OPTIMAL:
@@ -182,7 +189,7 @@ class Optimal(AbstractSharding):
         posed = priced.within(setting.memory_bytes, self.all_exposed)
         if fits_nowhere(posed.assembled.problem):
             return ()
-        return priced.incumbent(posed, self.all_exposed, setting.mesh).margins
+        return priced.incumbent(posed, self.all_exposed).margins
 
     def price(
         self,

@@ -21,6 +21,7 @@ from autopar.passes.shard.recipes.incumbent import (
     better_of,
     known_solution,
     recipe_incumbent,
+    restrictions,
 )
 from autopar.passes.shard.solver.heuristic import first_choice
 from autopar.passes.shard.solver.min_memory import min_memory
@@ -136,7 +137,8 @@ def test_recipes_keep_the_pins() -> None:
     step, pin = zoo("mlp"), ("params/layer[01]/w", ((), ("data",)))
     asked = replace(setting("8", "8xh100"), pins=(pin,))
     reading, whole = assembled(step.graph, asked, asked.pins)
-    floor = recipe_incumbent(reading, whole, asked.mesh)
+    choices = whole.choices[: len(reading.decisions)]
+    floor = recipe_incumbent(whole, restrictions(reading, choices, asked.mesh))
     assert floor.choice
     for d, at in enumerate(floor.choice[: len(reading.decisions)]):
         if reading.decisions[d].fixed is not None:
@@ -153,7 +155,8 @@ def test_recipes_keep_the_pins() -> None:
 def test_a_search_that_does_worse_is_given_the_best_recipe() -> None:
     asked = setting("2,4", "8xh100")
     reading, whole = assembled(zoo("mlp").graph, asked)
-    floor = recipe_incumbent(reading, whole, asked.mesh)
+    choices = whole.choices[: len(reading.decisions)]
+    floor = recipe_incumbent(whole, restrictions(reading, choices, asked.mesh))
     poor = known_solution(whole.problem, tuple(len(c) - 1 for c in whole.choices), "Poor.")
     for found in (poor, known_solution(whole.problem, (), "None.")):
         answer = better_of(found, floor)
@@ -168,7 +171,8 @@ def test_a_search_that_does_worse_is_given_the_best_recipe() -> None:
 def test_the_best_recipe_is_the_floor() -> None:
     asked = setting("2,4", "v5e:2x4")
     reading, whole = assembled(zoo("lstm_raw").graph, asked)
-    floor = recipe_incumbent(reading, whole, asked.mesh)
+    choices = whole.choices[: len(reading.decisions)]
+    floor = recipe_incumbent(whole, restrictions(reading, choices, asked.mesh))
     costs = [m.seconds for m in floor.margins if m.seconds is not None]
     assert floor.seconds == min(costs)
     assert all(m.note for m in floor.margins)

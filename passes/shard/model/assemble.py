@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
 
 from autopar.cost.memory import SPARE_SHARE
 from autopar.ir.graph import Op
-from autopar.ir.rule import Rule
 from autopar.ir.sharding import Assignment, MeshShape, Sharding, replicated
 from autopar.ir.sharding_plan import phase_of
 from autopar.ir.values import Role, Value
@@ -180,7 +180,7 @@ class _MovedFor:
 
 # Look-alikes are given one and the same tuple of choices, so its id stands for it.
 _Row = tuple[Sharding, ...]
-_WantedKey = tuple[ReadKind, Rule | None, int, tuple[int, ...], bool, int]
+_WantedKey = tuple[ReadKind, int, int, tuple[int, ...], bool, int]
 _MoveKey = tuple[tuple[int, ...], str, int, int]
 
 
@@ -221,9 +221,9 @@ class Assembler:
     ) -> None:
         self._held, self._reuse_gathered = held or {}, reuse_gathered
         self._reading, self._moves, self._prices = reading, moves, moves.prices
-        self._mesh: MeshShape = moves.prices.mesh
+        self.mesh: MeshShape = moves.prices.mesh
         self._counts = reading.merged.counts
-        self._given = tuple(choices)
+        self.given = tuple(choices)
         most = max((h.times for h in self._held.values()), default=1)
         once = sum(v.nbytes * self._counts[name] for name, v in self._values.items())
         self._unsharded_bytes = most * once
@@ -236,11 +236,21 @@ class Assembler:
         self._copied: dict[int, int] = {}
         self._usages: tuple[Usage, ...] | None = None
         self._copies: tuple[Copy, ...] = ()
+        # What was found of choices, by the ids of their tuples and of rules, holds for every limit.
+        self._twice: dict[int, tuple[Choice, ...]] = {}
+        self._op_costs: dict[tuple[object, ...], Floats] = {}
+        self._laid: dict[tuple[int, tuple[int, ...]], tuple[Sharding, ...]] = {}
+        self._wanted: dict[_WantedKey, tuple[Sharding, ...]] = {}
+        self._found_moves: dict[_MoveKey, tuple[_Row, _Row, Floats]] = {}
+        self._raw: dict[tuple[int, int, int], tuple[_Row, tuple[str, ...]]] = {}
         self._price()
 
     def reusing_gathered(self) -> Assembler:
-        """The assembler of the same reading where values are moved once for both passes."""
-        return Assembler(self._reading, self._given, self._moves, self._held, True)
+        """The same reading, priced where values are moved once for both passes."""
+        other = copy(self)
+        other._reuse_gathered = True
+        other._price()
+        return other
 
     def within(self, limit_bytes: float, all_exposed: bool = False) -> Assembled:
         """The problem under a limit; with `all_exposed` no move is taken to run beside work."""
@@ -264,20 +274,17 @@ class Assembler:
         for read in self._reading.reads:
             if read.enters and isinstance(read.standing, Place):
                 if read.value.nbytes > _SMALL_SHARE * limit_bytes:
-                    found[read.reader] = len(self._given[read.reader])
+                    found[read.reader] = len(self.given[read.reader])
         return found
 
     def _price(self) -> None:
         """Price every choice of every node, and every move between them."""
         self._choices: list[tuple[Choice, ...]] = [
-            c * 2 if i in self._copied else c for i, c in enumerate(self._given)
+            self._twice.setdefault(id(c), c * 2) if i in self._copied else c
+            for i, c in enumerate(self.given)
         ]
         self._overlapped, self._exposed = _Sums(self._choices), _Sums(self._choices)
         self._uses: dict[UseKey, int] = {}
-        self._laid: dict[tuple[int, tuple[int, ...]], tuple[Sharding, ...]] = {}
-        self._wanted: dict[_WantedKey, tuple[Sharding, ...]] = {}
-        self._found_moves: dict[_MoveKey, tuple[_Row, _Row, Floats]] = {}
-        self._raw: dict[tuple[Rule, int, int], tuple[tuple[Sharding, ...], tuple[str, ...]]] = {}
         self._usages = None
         self._moved_for: list[_MovedFor] = []
         kept = materialized(self._reading)
@@ -304,14 +311,14 @@ class Assembler:
     # -- nodes -----------------------------------------------------------------------------
 
     def _price_ops(self) -> None:
-        seen: dict[tuple[object, ...], Floats] = {}
+        seen = self._op_costs
         for index, decision in enumerate(self._reading.decisions):
             if decision.op is None:
                 continue
             op = decision.op
             types = tuple(v.type_text for v in self._op_values(decision))
-            key = (op.kind, op.rule, types, op.flops, decision.runs, decision.count,
-                   self._choices[index])  # fmt: skip
+            key = (op.kind, id(op.rule), types, op.flops, decision.runs, decision.count,
+                   id(self._choices[index]))  # fmt: skip
             if key not in seen:
                 seen[key] = np.array([self._op_seconds(decision, c) for c in self._choices[index]])
             self._pay(index, seen[key])
@@ -321,15 +328,15 @@ class Assembler:
         assert op is not None
         assert op.rule is not None
         assert isinstance(choice, Assignment)
-        share = choice.share(self._mesh)
+        share = choice.share(self.mesh)
         nbytes = 0.0
         for i, value in enumerate(self._op_values(decision)):
             sharding = (
-                choice.operand_sharding(op.rule, i, self._mesh)
+                choice.operand_sharding(op.rule, i, self.mesh)
                 if i < len(op.operands)
-                else choice.result_sharding(op.rule, i - len(op.operands), self._mesh)
+                else choice.result_sharding(op.rule, i - len(op.operands), self.mesh)
             )
-            nbytes += sharding.local_bytes(value, self._mesh)
+            nbytes += sharding.local_bytes(value, self.mesh)
         return self._prices.kernel(op, nbytes, share) * decision.runs * decision.count
 
     def _op_values(self, decision: Decision) -> tuple[Value, ...]:
@@ -360,7 +367,7 @@ class Assembler:
     def _shares(self, node: int, dims: tuple[int, ...]) -> Floats:
         """Over how many devices a member of a group is divided, for each choice."""
         laid = self._shardings(node, dims)
-        return np.array([float(s.pieces(self._mesh)) for s in laid])
+        return np.array([float(s.pieces(self.mesh)) for s in laid])
 
     def _shardings(self, node: int, dims: tuple[int, ...]) -> tuple[Sharding, ...]:
         """The sharding of a value with these dims for each choice of its group."""
@@ -376,7 +383,7 @@ class Assembler:
         """The bytes that are held and when."""
         # What waits from part to part is among the arguments of each.
         arguments = {*(i.value.name for i in self._reading.merged.whole.inputs), *self._held}
-        spare = SPARE_SHARE * (self._mesh.device_count > 1)
+        spare = SPARE_SHARE * (self.mesh.device_count > 1)
         weighed: dict[tuple[str, Place, int, bool], Floats] = {}
         usages: list[Usage] = []
         self._made: dict[str, list[int]] = defaultdict(list)
@@ -430,15 +437,15 @@ class Assembler:
         op, position, group = read.op, -1 - read.operand, read.standing.decision
         assert op.rule is not None
         rule, choices = op.rule, self._choices[read.reader]
-        key = (rule, position, id(choices))
+        key = (id(rule), position, id(choices))
         if key not in self._raw:
             given = [c for c in choices if isinstance(c, Assignment)]
-            raw = tuple(c.result_sharding(rule, position, self._mesh) for c in given)
+            raw = tuple(c.result_sharding(rule, position, self.mesh) for c in given)
             self._raw[key] = raw, tuple(c.combiner(rule) for c in given)
         raw, combiners = self._raw[key]
         after = self._shardings(group, read.standing.dims)
         table = self._moves.matrix(read.value, raw, after, combiners)
-        local = np.array([float(s.local_bytes(read.value, self._mesh)) for s in raw])
+        local = np.array([float(s.local_bytes(read.value, self.mesh)) for s in raw])
         self._moved_for.append(_MovedFor(read.reader, group, table, local[:, None], (op,)))
         exposed = table * (1.0 * read.runs * read.count)
         if self._slack.reduces(read):
@@ -478,7 +485,7 @@ class Assembler:
 
     def _local(self, value: Value, wanted: _Row) -> Floats:
         """[1, wanted] bytes of a copy."""
-        return np.array([[float(s.local_bytes(value, self._mesh)) for s in wanted]])
+        return np.array([[float(s.local_bytes(value, self.mesh)) for s in wanted]])
 
     def _moves_of(self, value: Value, before: _Row, after: _Row) -> Floats:
         """[before, after] seconds; look-alikes ask with the very same tuples."""
@@ -517,7 +524,7 @@ class Assembler:
                 if lies != wanted:
                     table[i, j] = np.inf
                 else:
-                    local = lies.local_bytes(need.value, self._mesh)
+                    local = lies.local_bytes(need.value, self.mesh)
                     table[i, j + count] = self._prices.elementwise(2 * local) * need.read.runs
         return table
 
@@ -539,10 +546,10 @@ class Assembler:
             if read.kind is ReadKind.OP and read.operand < 0:
                 continue
             choices = self._choices[read.reader]
-            rule = read.op.rule if read.op is not None else None
+            rule = id(read.op.rule) if read.op is not None else 0
             key = (read.kind, rule, read.operand, read.dims, read.partial_ok, id(choices))
             if key not in self._wanted:
-                self._wanted[key] = required(read, choices, self._mesh)
+                self._wanted[key] = required(read, choices, self.mesh)
             wanted = self._wanted[key]
             for value, place, asked in sources(read.standing, read.value, wanted):
                 yield _Need(value, place, read.reader, asked, read)
@@ -552,7 +559,7 @@ class Assembler:
         value, place = needs[0].value, needs[0].place
         node = len(self._choices)
         sizes = [1 if value.dtype.startswith("key") else n for n in value.shape]
-        states: tuple[Choice, ...] = tuple(canonical_shardings(sizes, self._mesh, False))
+        states: tuple[Choice, ...] = tuple(canonical_shardings(sizes, self.mesh, False))
         self._choices.append(states)
         for sums in (self._overlapped, self._exposed):
             sums.costs.append(np.zeros(len(states)))

@@ -16,12 +16,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import NamedTuple
 
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.rule import Kind, Rule
 from autopar.ir.sharding import Assignment, MeshShape, Sharding, operand_of_result
 from autopar.ir.values import Value
+from autopar.passes.shard.model.batches import BatchTags, tag_batch
 from autopar.passes.shard.model.merge_isomorphic import Merged
 
 
@@ -256,6 +258,11 @@ class Reading:
     def graph(self) -> Graph:
         """The merged graph."""
         return self.merged.graph
+
+    @cached_property
+    def batch(self) -> BatchTags:
+        """Where values carry the batch."""
+        return tag_batch(self.graph)
 
     @property
     def values(self) -> Mapping[str, Value]:

@@ -18,6 +18,7 @@ from autopar.ir.text import show_bytes
 from autopar.passes.shard.model.assemble import Assembled
 from autopar.passes.shard.model.decisions import Choice, Reading
 from autopar.passes.shard.recipes import RECIPES, AbstractRecipe
+from autopar.passes.shard.recipes.base import Choices
 from autopar.passes.shard.solver.heuristic import first_choice
 from autopar.passes.shard.solver.min_memory import min_memory
 from autopar.passes.shard.solver.problem import Problem, narrow, needed_bytes
@@ -25,6 +26,7 @@ from autopar.passes.shard.solver.solve import Solution
 
 Solve = Callable[[Problem], tuple[int, ...]]  # an assignment that fits, or ()
 Indices = npt.NDArray[np.int64]
+Restriction = Choices | InfeasibleError
 
 
 @dataclass(frozen=True)
@@ -36,31 +38,37 @@ class Incumbent:
     seconds: float = float("inf")
 
 
-def recipe_incumbent(
-    reading: Reading,
-    assembled: Assembled,
-    mesh: MeshShape,
-    solve: Solve = first_choice,
+def restrictions(
+    reading: Reading, choices: Choices, mesh: MeshShape,
     recipes: Mapping[str, AbstractRecipe] = RECIPES,
+) -> Mapping[str, Restriction]:  # fmt: skip
+    """The choices that each recipe leaves of a reading's, or why it makes no sense on the mesh."""
+    found: dict[str, Restriction] = {}
+    for name, recipe in recipes.items():
+        if name == "auto" or not choices or not mesh.names:
+            continue
+        try:
+            found[name] = recipe.restrict(reading, choices, mesh)
+        except InfeasibleError as error:
+            found[name] = error
+    return found
+
+
+def recipe_incumbent(
+    assembled: Assembled, restricted: Mapping[str, Restriction], solve: Solve = first_choice
 ) -> Incumbent:
     """Solves the recipes that make sense for the step on the mesh, on the whole space's problem.
 
     `assembled` holds every choice that the pins leave; `solve` need not be exact.
     """
-    if not assembled.problem.costs or not mesh.names:
-        return Incumbent()
     margins: list[Margin] = []
     best: tuple[int, ...] = ()
     least = float("inf")
-    for name, recipe in recipes.items():
-        if name == "auto":
+    for name, kept in restricted.items():
+        if isinstance(kept, InfeasibleError):
+            margins.append(Margin(name, None, _reason(kept)))
             continue
-        try:
-            left = recipe_choices(reading, assembled, mesh, recipe)
-        except InfeasibleError as error:
-            margins.append(Margin(name, None, _reason(error)))
-            continue
-        choice, note = _solved(assembled.problem, left, solve)
+        choice, note = _solved(assembled.problem, _left(assembled, kept), solve)
         if not choice:
             margins.append(Margin(name, None, note))
             continue
@@ -91,19 +99,18 @@ def known_solution(problem: Problem, choice: tuple[int, ...], sentence: str) -> 
     return Solution(choice, seconds, 0.0, Status.FEASIBLE, sentence)
 
 
-def recipe_choices(
-    reading: Reading, assembled: Assembled, mesh: MeshShape, recipe: AbstractRecipe
-) -> tuple[Indices, ...]:
-    """The choices of each node that a recipe leaves. Raises InfeasibleError as the recipe does."""
-    count = len(reading.decisions)
-    own, shared = assembled.choices[:count], assembled.choices[count:]
-    kept = recipe.restrict(reading, own, mesh)
+def _left(assembled: Assembled, kept: Choices) -> tuple[Indices, ...]:
+    """The positions of the choices that are left of each node's; shared uses keep all."""
+    own, shared = assembled.choices[: len(kept)], assembled.choices[len(kept) :]
     left = [_positions(options, few) for options, few in zip(own, kept, strict=True)]
     return (*left, *(np.arange(len(options)) for options in shared))
 
 
 def _positions(options: Sequence[Choice], kept: Sequence[Choice]) -> Indices:
-    """The positions of the kept choices among the options; both are in one order."""
+    """The positions of the kept choices among the options; both are in one order.
+
+    A port that may be a copy has each of its choices twice.
+    """
     if len(kept) == len(options):
         return np.arange(len(options))
     wanted = {id(c) for c in kept}

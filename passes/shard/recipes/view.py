@@ -9,7 +9,7 @@ from autopar.errors import InfeasibleError
 from autopar.ir.graph import Op
 from autopar.ir.sharding import Assignment, MeshShape
 from autopar.ir.values import Role
-from autopar.passes.shard.model.batches import BatchTags, tag_batch
+from autopar.passes.shard.model.batches import BatchTags
 from autopar.passes.shard.model.decisions import (
     Choice,
     Decision,
@@ -39,7 +39,7 @@ class View:
 
     @classmethod
     def of(cls, name: str, reading: Reading, mesh: MeshShape, axes: tuple[str, ...]) -> View:
-        tags = tag_batch(reading.graph)
+        tags = reading.batch
         count = mesh.size(axes)
         if tags.size is not None and tags.size % count:
             fewer = [str(n) for n in range(count - 1, 1, -1) if tags.size % n == 0][:_SHOWN]

@@ -25,7 +25,8 @@ import numpy.typing as npt
 from autopar.passes.shard.solver.problem import Edge, Floats, Ints, Problem, Usage
 
 _MOST_GROWTH = 4.0  # a table may grow so much when its node joins one with more choices
-_AT_ONCE = 1_000_000  # comparisons that are made in one go
+_AT_ONCE = 1_000_000  # comparisons up to which ties go to the first choice, not the cheapest
+_FIRST_TRAITS, _TRAITS_AT_ONCE = 8, 16  # that are compared of all pairs, and then of those left
 _ROUNDING = 1 + 2e-9  # of the limit, a little more than what still counts as within it
 _WIDEST = 2_000  # nodes of more choices are not searched for dominated ones
 
@@ -215,8 +216,8 @@ class _Work:
             return np.arange(count), np.arange(count)
         held = [h.nbytes[:, None] for h in self._held[v]]
         traits = np.hstack([self._costs[v][:, None], *held, *self._near[v].values()])
+        beats = _beats(traits)
         if count * traits.size <= _AT_ONCE:
-            beats = np.all(traits[:, None, :] <= traits[None, :, :], axis=2)
             earlier = np.tri(count, k=-1, dtype=np.bool_).T
             keep = np.flatnonzero(~(beats & (~beats.T | earlier)).any(axis=0))
             place = beats[keep].argmax(axis=0)
@@ -226,7 +227,7 @@ class _Work:
         kept: list[int] = []
         best = np.zeros(count, dtype=np.int64)
         for c in order:
-            beaten = (traits[kept] <= traits[c]).all(axis=1)
+            beaten = beats[kept, c]
             if not beaten.any():
                 best[c] = c
                 kept.append(int(c))
@@ -273,6 +274,24 @@ class _Held:
     def entry(self) -> tuple[int, int, Floats]:
         """The fields of a `Usage` but for its node."""
         return self.first, self.last, self.nbytes
+
+
+def _beats(traits: Floats) -> npt.NDArray[np.bool_]:
+    """[choice, other] whether a choice matches or beats the other in every trait.
+
+    Most pairs part at one of the first traits: the others are looked at for what is left of them.
+    """
+    beats = np.ones((len(traits), len(traits)), dtype=np.bool_)
+    for column in traits[:, :_FIRST_TRAITS].T:
+        beats &= column[:, None] <= column
+    ones, others = np.nonzero(beats)
+    for start in range(_FIRST_TRAITS, traits.shape[1], _TRAITS_AT_ONCE):
+        some = traits[:, start : start + _TRAITS_AT_ONCE]
+        left = (some[ones] <= some[others]).all(axis=1)
+        ones, others = ones[left], others[left]
+    found = np.zeros_like(beats)
+    found[ones, others] = True
+    return found
 
 
 def _profile(held: Sequence[_Held]) -> tuple[Ints, Floats]:
