@@ -166,7 +166,7 @@ class _Checker:
         return given, [self.lying(value, sharding, by) for value, sharding, by in rows]
 
     def _combiner(self, op: Op, given: Sequence[_Piece], made: Sequence[_Piece]) -> str:
-        """How partial results combine; raises GraphError unless the op may run on the pieces."""
+        """The combiner of partial results; raises GraphError unless the op may run so."""
         rule = op.rule
         if rule is None:
             _fail(op, "has no rule")

@@ -143,7 +143,7 @@ def merge_scatters(route: Route) -> Route:
 
 
 def _uses(steps: Sequence[Instruction], outputs: Sequence[str | None]) -> Counter[str | None]:
-    """How often each name is read."""
+    """The number of times that each name is read."""
     return Counter(chain(outputs, chain.from_iterable(map(_read, steps))))
 
 
@@ -330,7 +330,7 @@ class _Scope:
                     self._move(value, name, value.name, before, after, region, line, by)
 
     def _laid(self, op: Op, path: OpPath) -> _Laid:
-        """How an op's operands and results lie; ops that look alike are asked about once.
+        """The layout of an op's operands and results; ops that look alike are asked about once.
 
         An op without an assignment of its own follows its result.
         """

@@ -261,7 +261,7 @@ class Reading:
 
     @cached_property
     def batch(self) -> BatchTags:
-        """Where values carry the batch."""
+        """The dims of values that carry the batch."""
         return tag_batch(self.graph)
 
     @property
