@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
@@ -134,6 +134,10 @@ class ShardingPlan:
     def partials_of(self) -> Mapping[OpPath, tuple[int, ...]]:
         """Op path -> operands that are partial sums together."""
         return dict(self.shared_partials)
+
+    def shards_as(self, other: ShardingPlan) -> bool:
+        """True if another plan shards everything alike, however it was found."""
+        return replace(other, outcome=self.outcome) == self
 
     def verify(self, graph: Graph) -> None:
         """Raise GraphError unless it is a sharding of this graph, from which it can be lowered.

@@ -41,6 +41,7 @@ from autopar.passes.lower.partition.part_dataflow import PartDataflow
 from autopar.passes.lower.partition.split import Assigned
 from autopar.passes.lower.partition.submesh_graph import submesh_graph
 from autopar.passes.pipeline import PassPipeline
+from autopar.passes.shard.model.read import Readings
 from autopar.planner.compatibility import check_plan
 from autopar.planner.placed_stages import slice_whole
 from autopar.planner.remat import Form, form_of
@@ -327,6 +328,7 @@ class LayerPrograms:
         self._ops: dict[tuple[int, int], Op] = {}
         self.layers = sliced.layers.layers
         self.batching = sliced.batching
+        self.readings = Readings()
 
     @property
     def rows(self) -> int:

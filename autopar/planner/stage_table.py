@@ -395,8 +395,9 @@ class LayerProfiler:
         self._programs = programs
         self._tables = ReshardCosts(Prices(cluster, mesh))
         self._shard = replace(
-            request.shard, effort=QUICK, explain=False, reshard_costs=self._tables
-        )
+            request.shard, effort=QUICK, explain=False, reshard_costs=self._tables,
+            readings=programs.readings,
+        )  # fmt: skip
         self._remats = tuple(Remat) if request.remat else (Remat.NONE,)
         self._setting = replace(setting, cluster=cluster, mesh=mesh, memory_bytes=NO_LIMIT_BYTES)
         layers = programs.layers
@@ -452,7 +453,7 @@ class LayerProfiler:
                     return
                 # A class whose sharding keeps the next limit too is not priced again.
                 known = layers.get(c)
-                kept = known is not None and known.is_sharded_as(plan)
+                kept = known is not None and known.plan.shards_as(plan)
                 layer = known if kept else None
                 now[c] = layer or _PricedLayer(self._programs, c, plan, self._tables)
                 if len(now) == 1 and not layer:
@@ -493,10 +494,6 @@ class _PricedLayer:
     ) -> None:
         self._programs, self._layer, self.plan, self._tables = programs, layer, plan, tables
         self._known: dict[object, PartCost] = {}
-
-    def is_sharded_as(self, plan: ShardingPlan) -> bool:
-        """True if a plan shards the layer so too, however it was found."""
-        return replace(plan, outcome=self.plan.outcome) == self.plan
 
     def at_both(self, rows: tuple[int, int], remat: Remat) -> tuple[StageCost, StageCost]:
         """The costs at two sizes of microbatch."""

@@ -294,6 +294,7 @@ class SubmeshSharder:
         self._placed, self._request, self._setting = placed, request, setting
         self._forms = Forms()
         self._known: dict[object, list[tuple[Form, SubmeshPlan]]] = {}
+        self._weighed: dict[int, list[SubmeshPlan]] = {}
         self._priced: dict[tuple[int, bool], Priced] = {}
 
     def shard(self, submesh: int, partial_sums: bool) -> SubmeshPlan:
@@ -387,7 +388,13 @@ class SubmeshSharder:
             plan = passes.shard_graph(self._placed.graphs[submesh].graph, setting)
         except InfeasibleError:
             return None
-        return SubmeshPlan.of(self._placed, submesh, plan)
+        # The same sharding under another limit is weighed already.
+        weighed = self._weighed.setdefault(submesh, [])
+        for known in weighed:
+            if known.sharding.shards_as(plan):
+                return replace(known, sharding=plan)
+        weighed.append(SubmeshPlan.of(self._placed, submesh, plan))
+        return weighed[-1]
 
     def _priced_step(self, submesh: int, shard: Optimal, setting: Setting) -> Priced:
         """The work of a submesh with its prices, which no limit changes."""

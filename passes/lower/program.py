@@ -92,6 +92,7 @@ class _Walk:
         self._freed: list[dict[int, str]] = [{} for _ in program.register_counts]
         self._started: list[set[int]] = [set() for _ in program.register_counts]
         self._shardings: list[dict[int, Sharding]] = [{} for _ in program.register_counts]
+        self._crossing: dict[tuple[tuple[int, ...], int, Sharding], bool] = {}
         self._found: list[str] = []
         self._where = "the arguments"
 
@@ -165,12 +166,20 @@ class _Walk:
                 (step.source, transfer.before),
                 (step.target, transfer.after),
             ):
-                mesh = self._program.submeshes[submesh].mesh
-                if sharding.partial or not sharding.fits(transfer.value.shape, mesh):
+                if not self._may_cross(transfer.value.shape, submesh, sharding):
+                    mesh = self._program.submeshes[submesh].mesh
                     self._fault(f"{transfer.value} cannot cross as {sharding} on ({mesh})")
         transfers = step.transfers
         self._read(step.source, [p.source for p in transfers], [p.before for p in transfers])
         self._write(step.target, (p.target for p in transfers), (p.after for p in transfers))
+
+    def _may_cross(self, shape: tuple[int, ...], submesh: int, sharding: Sharding) -> bool:
+        """True if a value may leave or enter a submesh so; every microbatch asks the same."""
+        key = shape, submesh, sharding
+        if key not in self._crossing:
+            mesh = self._program.submeshes[submesh].mesh
+            self._crossing[key] = not sharding.partial and sharding.fits(shape, mesh)
+        return self._crossing[key]
 
     # -- registers -------------------------------------------------------------------------
 
@@ -265,8 +274,12 @@ class _Order:
             # update.
             yield from ([start] for start in self._starts(loop))
             grid = grid_of(self.dataflow.step.stages, batching.microbatches)
+            part_of: dict[tuple[Kind, int], int | None] = {}
             for task in _in_time(grid):
-                k = self._part_of(loop, task)
+                of = task.kind, task.stage
+                if of not in part_of:
+                    part_of[of] = self._part_of(loop, task)
+                k = part_of[of]
                 if k is not None:
                     yield from self._run(k, task.microbatch)
             yield from self._once([2 * loop + 1])

@@ -20,7 +20,7 @@ from autopar.passes.shard.model.costs import ReshardCosts
 from autopar.passes.shard.model.decisions import Choice, Place, Reading, group_choices, op_choices
 from autopar.passes.shard.model.merge_isomorphic import Merged, merge_isomorphic, unmerged
 from autopar.passes.shard.model.pins import Pins, apply_pins, loosened, resolve_pins
-from autopar.passes.shard.model.read import read_graph
+from autopar.passes.shard.model.read import Readings, read_graph
 from autopar.passes.shard.recipes import AbstractRecipe, Free
 from autopar.passes.shard.recipes.incumbent import (
     Incumbent,
@@ -110,7 +110,7 @@ class Optimal(AbstractSharding):
     the backward pass; `all_exposed` waits for every move, as a step with little work does. In
     graphs of more than `merge_above` ops those that look alike within `hops` share a decision. Runs
     on one cluster and mesh may be given the same `reshard_costs`, and those of one graph there,
-    recipe and `reuse_gathered` the same `priced` step.
+    recipe and `reuse_gathered` the same `priced` step; `readings` are for any cluster and mesh.
     """
 
     name: ClassVar[str] = "optimal"
@@ -124,6 +124,7 @@ class Optimal(AbstractSharding):
     hops: int = 4
     reshard_costs: ReshardCosts | None = field(default=None, compare=False, metadata=NO_OPTION)
     priced: Callable[[], Priced] | None = field(default=None, compare=False, metadata=NO_OPTION)
+    readings: Readings | None = field(default=None, compare=False, metadata=NO_OPTION)
 
     def run(self, given: Graph, setting: Setting) -> ShardingPlan:
         """The plan; raises PinError, MemoryLimitError or InfeasibleError where there is none."""
@@ -204,11 +205,16 @@ class Optimal(AbstractSharding):
         `Priced.within` poses it as a problem for any limit.
         """
         fixed = resolve_pins(given, pins, setting.mesh)
-        deep = given.op_count > self.merge_above
-        merged = merge_isomorphic(given, self.hops, fixed) if deep else unmerged(given)
-        reading = loosened(
-            apply_pins(read_graph(merged, setting.partial_sums), fixed, setting.mesh), loose
-        )
+
+        def merged() -> Merged:
+            deep = given.op_count > self.merge_above
+            return merge_isomorphic(given, self.hops, fixed) if deep else unmerged(given)
+
+        if self.readings is not None and not fixed:
+            read = self.readings.of(given, setting.partial_sums, merged)
+        else:
+            read = read_graph(merged(), setting.partial_sums)
+        reading = loosened(apply_pins(read, fixed, setting.mesh), loose)
         choices = all_choices(reading, setting.mesh)
         if setting.mesh.names:  # on one device all recipes are alike
             choices = recipe.restrict(reading, choices, setting.mesh)

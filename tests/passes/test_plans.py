@@ -22,6 +22,7 @@ from autopar.ir.sharding_plan import Status
 from autopar.passes.base import Setting
 from autopar.passes.shard.model.assemble import assemble
 from autopar.passes.shard.model.costs import ReshardCosts
+from autopar.passes.shard.model.read import Readings
 from autopar.passes.shard.optimal import Optimal, all_choices, plan_of
 from autopar.passes.shard.solver.solve import solve
 from tests.passes.corners import CORNERS
@@ -53,6 +54,15 @@ ENOUGH = (
     ("2,2", "2x2xh100", {"product", "update", "layer", "looked_up", "turned", "extremes"}),
     ("2,2,2", "v5e:2x4", {"product", "looked_up", "normalized"}),
 )
+
+
+def test_what_was_read_for_a_mesh_serves_another() -> None:
+    graph, readings = toy("layer").graph, Readings()
+    for partial_sums in (False, True):
+        for mesh, cluster in (("2", "2xh100"), ("4", "4xh100"), ("2,2", "2x2xh100")):
+            given = replace(setting(mesh, cluster), partial_sums=partial_sums)
+            anew = Optimal().run(graph, given)
+            assert Optimal(readings=readings).run(graph, given) == anew
 
 
 @pytest.mark.parametrize(("mesh", "cluster", "names"), ENOUGH)

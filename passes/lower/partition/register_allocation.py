@@ -367,8 +367,10 @@ def _sums(
 
     So gradients that wait for a norm over all stages stand where they were summed.
     """
-    room = Counter((slot.value.type_text, slot.sharding) for slot in slots.outputs)
-    for p, register in _dying(run, part, last):
+    dying = list(_dying(run, part, last))
+    outputs = slots.outputs if dying else ()
+    room = Counter((slot.value.type_text, slot.sharding) for slot in outputs)
+    for p, register in dying:
         summed = slots.inputs[p].value.type_text, slots.inputs[p].sharding
         if register in sums and room[summed] > 0:
             room[summed] -= 1

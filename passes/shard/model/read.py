@@ -20,7 +20,7 @@ The user's own with_sharding_constraint is a group whose sharding is fixed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from autopar.ir.control_flow import ControlFlow, Port, PortKind
@@ -110,6 +110,20 @@ def renaming_of(rule: Rule, operand: int) -> tuple[int, ...] | None:
 
 
 _BARRIER = "optimization_barrier"
+
+
+class Readings:
+    """Readings of graphs of which nothing is pinned: no mesh changes them."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, bool], tuple[Graph, Reading]] = {}
+
+    def of(self, given: Graph, partial_sums: bool, merged: Callable[[], Merged]) -> Reading:
+        """The reading of a graph, whose merged form is asked for the first time."""
+        key = id(given), partial_sums
+        if key not in self._known:
+            self._known[key] = given, read_graph(merged(), partial_sums)  # its id stays its own
+        return self._known[key][1]
 
 
 def read_graph(merged: Merged, partial_sums: bool = True) -> Reading:
