@@ -165,14 +165,15 @@ def _reader_regions(graph: Graph, moment: Moment, wanted: Collection[str]) -> di
     """In which regions each piece is read, by kernels that fuse others too."""
     found: dict[str, set[str]] = {name: set() for name in wanted}
     for kernel in moment.stored.kernels:
-        region = _region(graph, moment.block.instructions[kernel.at]) if kernel.at >= 0 else ""
+        region = region_of(graph, moment.block.instructions[kernel.at]) if kernel.at >= 0 else ""
         for name in kernel.reads:
             if name in found:
                 found[name].add(region)
     return found
 
 
-def _region(graph: Graph, step: Instruction) -> str:
+def region_of(graph: Graph, step: Instruction) -> str:
+    """The region of an instruction: forward, backward or update; "" for a fence."""
     if isinstance(step, LocalOp | Loop):
         return graph.op_at(step.equation).origin.region
     return step.region if isinstance(step, Move) else ""
@@ -246,7 +247,7 @@ def held_bytes(
     walk = _Walk(sizes or Sizes(graph, mesh, platform))
     given, moment = walk.step(graph, program, part)
     argument_bytes = sum(given.values())
-    peak_bytes = argument_bytes + moment.nbytes + _spare(moment, mesh)
+    peak_bytes = argument_bytes + beside_arguments(moment, mesh)
     moments = walk.inward(moment)
     return Held(
         argument_bytes, peak_bytes, lambda: peak_of(graph, program, given, moments, peak_bytes)
@@ -272,16 +273,52 @@ def held_while(
     """
     walk = _Walk(Sizes(graph, mesh, platform))
     given, moment = walk.step(graph, program)
-    whole = replace(moment, nbytes=moment.nbytes + _spare(moment, mesh))
+    whole = replace(moment, nbytes=beside_arguments(moment, mesh))
     arguments = argument_kinds(graph, program, given)
     for level in walk.levels(graph, whole, at_top=True):
         yield replace(level, by_kind=level.by_kind + arguments)
 
 
-def _spare(moment: Moment, mesh: MeshShape) -> int:
+@dataclass(frozen=True)
+class StepKernels:
+    """The kernels of a step before they are ordered, to weigh it with others in their place.
+
+    `written` are all pieces that the step or a body of its loops stores.
+    """
+
+    block: Block
+    stored: Stored
+    written: Pieces
+    outside: Collection[str]
+    mesh: MeshShape
+    platform: Platform
+
+    def moment(self, stored: Stored) -> Moment:
+        """The moment at which the step holds the most, were these its kernels."""
+        return _scheduled(self.block, stored, self.outside, self.platform)
+
+    def held_bytes(self, stored: Stored) -> int:
+        """The most bytes that the step would hold beside its arguments."""
+        return beside_arguments(self.moment(stored), self.mesh)
+
+
+def step_kernels(
+    graph: Graph, program: SpmdProgram, mesh: MeshShape, platform: Platform = "gpu"
+) -> StepKernels:
+    """Reads the kernels of a step, its loops being as they are."""
+    walk = _Walk(Sizes(graph, mesh, platform))
+    given, outside = walk.around(graph, program)
+    stored = walk.kernels(program.block, given)
+    written = frozenset(walk.written(program.block, stored))
+    return StepKernels(program.block, stored, written, outside, mesh, platform)
+
+
+def beside_arguments(moment: Moment, mesh: MeshShape) -> int:
+    """Bytes of a step's moment, and what is held then for no piece that is known."""
     if mesh.device_count == 1:
-        return 0
-    return int((moment.nbytes - sum(n for _, n in moment.apart)) * SPARE_SHARE)
+        return moment.nbytes
+    spare = (moment.nbytes - sum(n for _, n in moment.apart)) * SPARE_SHARE
+    return moment.nbytes + int(spare)
 
 
 def held_spans(
@@ -312,17 +349,28 @@ class _Walk:
         spans, length = piece_spans(moment.stored), len(moment.stored.kernels)
         return BlockSpans(moment.block.inputs, spans, length, tuple(inner))
 
+    def written(self, block: Block, stored: Stored) -> Iterator[str]:
+        """The pieces that a block and the bodies of its loops store."""
+        for kernel in stored.kernels:
+            yield from kernel.makes
+            step = block.instructions[kernel.at] if kernel.at >= 0 else None
+            for body in self._bodies[step.results] if isinstance(step, Loop) else ():
+                yield from self.written(body.block, body.stored)
+
+    def around(self, graph: Graph, program: SpmdProgram) -> tuple[dict[str, int], set[str]]:
+        """The bytes of a step's arguments; the pieces that are in the arguments' buffers."""
+        given, block = self._sizes.inputs(program), program.block
+        returned = {block.outputs[o] for o, _ in graph.donated}
+        return given, {*given, *(o for o in returned if o is not None)}
+
     def step(
         self, graph: Graph, program: SpmdProgram, part: AsPart | None = None
     ) -> tuple[dict[str, int], Moment]:
         """The bytes of a step's arguments, and its moment."""
-        given, block = self._sizes.inputs(program), program.block
-        returned = {block.outputs[o] for o, _ in graph.donated}
-        outside = {*given, *(o for o in returned if o is not None)}
+        given, outside = self.around(graph, program)
+        block, stored = program.block, self.kernels(program.block, given)
         if part is None:
-            return given, self.busiest(block, given, outside)
-        stored = stored_kernels(block, self._sizes, given, self._inner)
-        stored = combined(self._with_first_trips(block, stored))
+            return given, _scheduled(block, stored, outside, self._sizes.platform)
         stored = self._with_sums(graph, program, stored, part.accumulators)
         return given, _in_part(block, stored, outside, part.timed, self._sizes.platform)
 
@@ -384,9 +432,19 @@ class _Walk:
         stacked: Pieces = frozenset(),
     ) -> Moment:
         """The moment of a block, its loops at their own moments."""
-        stored = stored_kernels(block, self._sizes, given, self._inner, slices, stacked)
-        stored = combined(self._with_first_trips(block, stored))
+        stored = self.kernels(block, given, slices, stacked)
         return _scheduled(block, stored, outside, self._sizes.platform)
+
+    def kernels(
+        self,
+        block: Block,
+        given: Mapping[str, int],
+        slices: Mapping[str, int] | None = None,
+        stacked: Pieces = _NONE,
+    ) -> Stored:
+        """The kernels of a block, collectives combined, in no order yet."""
+        stored = stored_kernels(block, self._sizes, given, self._inner, slices, stacked)
+        return combined(self._with_first_trips(block, stored))
 
     def _with_first_trips(self, block: Block, stored: Stored) -> Stored:
         """The kernels, and what loops' first trips make before they need what the loops carry.

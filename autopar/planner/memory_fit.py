@@ -19,7 +19,7 @@ from autopar.ir.stages import Submesh
 from autopar.passes.base import NO_LIMIT_BYTES, AbstractSharding, Setting, Watcher
 from autopar.passes.lower.spmd import lower_checked
 from autopar.passes.pipeline import PassPipeline
-from autopar.passes.shard.model.costs import ReshardCosts, local_costs
+from autopar.passes.shard.model.costs import ReshardCosts
 from autopar.passes.shard.model.residuals import Residuals
 from autopar.passes.shard.optimal import EVERY_BYTE, MinMemory, Optimal, Priced
 from autopar.passes.shard.solver.problem import Problem, needed_bytes
@@ -251,8 +251,8 @@ class MeshPlan:
         """Forms of the step that keep less of it from the forward to the backward pass."""
         graph, programs = self.form.graph, self.programs
         prices = programs.placed.contexts[0].tables.prices
-        residuals = Residuals(graph, local_costs(graph, self.listing, prices))
-        return LeanerForms(residuals, programs.argument_bytes[0], self.peak_bytes)
+        residuals = Residuals(graph, self.listing, prices)
+        return LeanerForms(residuals, self.peak_bytes)
 
     def told(self, step: StepOnMesh, memory_bytes: int) -> MeshPlan:
         """The same with the recipes within a limit beside it; the step may be in another form."""

@@ -16,7 +16,7 @@ from autopar.passes.shard.model.residuals import Residuals
 from autopar.rules import RuleBook, attach_rules
 
 _WORTH = 0.1  # of what is over the limit, that recomputing must save to be tried
-_MARGIN = 0.98  # of the bytes that the limit leaves, as the cut sees no copies
+_MARGIN = 0.98  # of the bytes that the limit leaves, as the other form may be sharded otherwise
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,10 @@ class Form:
 class LeanerForms:
     """Forms of a step that recompute, so that its plan without a limit would hold less.
 
-    The bytes are those that this plan holds.
+    `peak_bytes` are those that this plan holds.
     """
 
     residuals: Residuals
-    argument_bytes: int
     peak_bytes: int
 
     @cached_property
@@ -59,9 +58,7 @@ class LeanerForms:
 
         Where nothing is enough it goes as far as it can; None where that is not worth a plan.
         """
-        # Both the pass's memory rows, which see what the cut sees, and the listing must fit.
-        left = allowed_bytes - self.argument_bytes
-        limit = min(left, self.whole_bytes - (self.peak_bytes - allowed_bytes))
+        limit = self.whole_bytes - (self.peak_bytes - allowed_bytes)
         cuts, peak = self.residuals.tradeoff, self.residuals.peak
         found = least_again(cuts, peak, _MARGIN * limit)
         if found is None:
@@ -69,7 +66,7 @@ class LeanerForms:
         saved = int(self.whole_bytes - found.peak_bytes)
         if saved <= _WORTH * (self.whole_bytes - limit):
             return None
-        return Recomputation(cuts.names(found.again), found.seconds, saved)
+        return Recomputation(self.residuals.values(found.again), found.seconds, saved)
 
 
 def form_of(plain: Form, recomputed: Recomputation, rules: RuleBook) -> Form:

@@ -17,8 +17,6 @@ from autopar.errors import MemoryLimitError, PlanMismatchError
 from autopar.ir.plan_file import plan_from_json, plan_to_json
 from autopar.ir.sharding_plan import Recomputation
 from autopar.passes.pipeline import PassPipeline
-from autopar.passes.shard.model.costs import local_costs
-from autopar.passes.shard.model.recompute import least_again
 from autopar.passes.shard.model.residuals import Residuals
 from autopar.planner.plan import plan_step
 from autopar.planner.remat import Form, form_of
@@ -40,17 +38,14 @@ State = dict[str, jax.Array]
 
 
 def fullest_plan(model: str, optimizer: Optimizer, method: str) -> autopar.Plan:
-    """A plan of a zoo case that recomputes all that ever pays."""
+    """A plan of a zoo case that recomputes all that it can."""
     case = zoo_case(model, optimizer)
     state = initial_state(model, optimizer)
     step = autopar.parallelize(case.step, cluster=EAGER, mesh=(8,), method=method)
     found = step.planned(state, case.batch(0))
     prices = Prices(EAGER, found.plan.mesh)
-    costs = local_costs(found.graph, found.program.parts[0].listing, prices)
-    residuals = Residuals(found.graph, costs)
-    level = least_again(residuals.tradeoff, residuals.peak, 0.0)
-    assert level is not None
-    names = residuals.tradeoff.names(level.again)
+    residuals = Residuals(found.graph, found.program.parts[0].listing, prices)
+    names = residuals.values(frozenset(range(len(residuals.tradeoff.repeats))))
     form = form_of(Form(found.trace.whole, found.graph), Recomputation(names), RuleBook())
     request = Request(EAGER, found.plan.mesh, PassPipeline.of_options(method), remat=False)
     again = plan_step(replace(found.source, traced=form.traced), request)
@@ -67,7 +62,7 @@ def fullest_plan(model: str, optimizer: Optimizer, method: str) -> autopar.Plan:
         ("lstm", "fsdp", "adam"),
     ],
 )
-def test_recomputing_all_that_pays_equals_plain_jit(
+def test_recomputing_all_that_can_be_equals_plain_jit(
     model: str, method: str, optimizer: Optimizer
 ) -> None:
     case = zoo_case(model, optimizer)
@@ -134,7 +129,7 @@ def _plans(
     return free, tight
 
 
-@pytest.mark.parametrize(("fun", "share"), [(unrolled, 0.9), (scanned, 0.4)])
+@pytest.mark.parametrize(("fun", "share"), [(unrolled, 0.7), (unrolled, 0.5), (scanned, 0.4)])
 def test_where_memory_binds_the_compiled_step_holds_less(fun: Any, share: float) -> None:
     free, tight = _plans(fun, share)
     plan = tight.plan_for(*_given())
@@ -143,7 +138,7 @@ def test_where_memory_binds_the_compiled_step_holds_less(fun: Any, share: float)
     assert "recomputes" in str(plan)
     assert plan.prediction.peak_bytes <= plan.origin.memory_bytes
     held = [s.compile(*_given()).memory_analysis().temp_size_in_bytes for s in (free, tight)]
-    assert held[1] < 0.6 * held[0]
+    assert held[1] < 1.1 * share * held[0]
     state, value = jax.jit(fun)(*_given())
     again, same = tight(*_given())
     np.testing.assert_allclose(same, value, rtol=1e-5)

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.passes.shard.model.recompute import Kept, Repeat, Tradeoff, cheapest, least_again
-from autopar.passes.shard.model.residuals import OpMemory, most_held
 
 NBYTES = st.integers(0, 20)
 SECONDS = st.integers(0, 30)
@@ -82,13 +81,3 @@ def test_a_limit_out_of_reach_gives_all_of_the_way() -> None:
 def test_nothing_is_answered_where_nothing_helps() -> None:
     assert least_again(row(3), lambda again: 50.0 + len(again), 10.0) is None
     assert least_again(Tradeoff((), ()), lambda again: 50.0, 10.0) is None
-
-
-def test_what_is_fused_is_not_held() -> None:
-    made = [
-        OpMemory((), (("a", 8.0),), "forward", 0.0),
-        OpMemory(("a",), (("b", 8.0),), "forward", 0.0),
-        OpMemory(("b",), (("c", 2.0),), "", 0.0),
-        OpMemory(("c",), (("d", 1.0),), "", 5.0),
-    ]
-    assert most_held(made, {"d"}) == (10.0, 2)  # b and c: a is fused into b

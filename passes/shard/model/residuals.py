@@ -1,8 +1,9 @@
 """Reads a sharded step for recomputation: what waits for the backward pass, and what that holds.
 
-Positions are those of the step's ops. A value in the body of a forward scan that one backward
-scan takes slices of weighs its bytes times the trips while it waits, and once where it is made
-again.
+What may be kept is what lies in memory, by the kernels of the listing: work that is fused into its
+readers is repeated with them. Positions are those of the step's ops. A value in the body of a
+forward scan that one backward scan takes slices of weighs its bytes times the trips while it waits,
+and once where it is made again.
 """
 
 from __future__ import annotations
@@ -12,10 +13,17 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from autopar.cost.kernels import Pieces
+from autopar.cost.memory import step_kernels
+from autopar.cost.prices import Prices
 from autopar.ir.control_flow import PortKind
 from autopar.ir.graph import Graph, Op, Operand
-from autopar.passes.shard.model.costs import LocalCosts, is_elementwise
+from autopar.ir.spmd import LocalOp, Loop, SpmdProgram
+from autopar.passes.shard.model.costs import is_elementwise, local_costs
 from autopar.passes.shard.model.recompute import Kept, Repeat, Tradeoff
+from autopar.passes.shard.model.rerun import Brought, Rerun, values_of
+
+_NONE: Pieces = frozenset()
 
 # Ops that are not repeated: they act on the world, or their own bodies are remat already.
 _ONCE = ("callback", "infeed", "outfeed", "rng_uniform", "remat2", "checkpoint", "while")
@@ -31,37 +39,23 @@ class _Pair:
     stacked: Mapping[str, str]  # result of the forward scan -> the value of its body
 
 
-@dataclass(frozen=True)
-class _Brought:
-    """Bytes that a backward scan no longer reads, and those that it holds instead."""
-
-    dropped: frozenset[str]
-    stacks: Mapping[str, float]
-    reads: tuple[str, ...]
-    inside: float
-
-
-@dataclass(frozen=True)
-class OpMemory:
-    """An op as memory sees it: its results, its region if it is fused, its bodies' bytes."""
-
-    reads: tuple[str, ...]
-    makes: tuple[tuple[str, float], ...]
-    fuses: str
-    inside: float
-
-
 class Residuals:
     """A step with what could be kept or made again in it."""
 
-    def __init__(self, graph: Graph, costs: LocalCosts) -> None:
-        self.graph, self._costs = graph, costs
+    def __init__(self, graph: Graph, listing: SpmdProgram, prices: Prices) -> None:
+        self.graph = graph
+        self._costs = local_costs(graph, listing, prices)
+        platform = prices.cluster.chip.platform
+        self._step = step_kernels(graph, listing, prices.mesh, platform)
+        pieces = values_of(graph, listing.block)
+        self._stored = {value for piece, value in pieces if piece in self._step.written}
         self._pairs = {p.forward: p for p in _pairs(graph)}
         self._readers = _readers(graph)
         self._outer: dict[str, Operand] = {}  # constants and slices of paired bodies
         self._position: dict[str, int] = {}
         self._trips: dict[str, int] = {}
         self._repeatable: dict[str, Op] = {}
+        self._rootless: set[str] = set()  # made of literals: to make one again is to keep it
         for at, op in enumerate(graph.ops):
             if op.origin.region == "forward":
                 self._meet(at, op, 1)
@@ -70,6 +64,8 @@ class Residuals:
         """Note an op of the forward pass, or of a paired scan's body."""
         self._position.update((r.name, at) for r in op.results)
         self._trips.update((r.name, trips) for r in op.results)
+        if self._rootless.issuperset(op.value_operands()):
+            self._rootless.update(r.name for r in op.results)
         pair = self._pairs.get(at) if trips == 1 else None
         if pair is None:
             kinds = {op.kind, *(inner.kind for g in op.graphs for inner in g.walk())}
@@ -90,31 +86,101 @@ class Residuals:
 
     @cached_property
     def tradeoff(self) -> Tradeoff:
-        """Values that may be kept, ops that may be repeated."""
-        needed, free = self._needed, self._free
-        names = [n for n in self._position if n not in free and n not in self._outer]
+        """Values that may be kept, ops that may be repeated.
+
+        Only what lies in memory may be kept. Work that is fused into its readers is repeated with
+        them, from what lies in memory behind it.
+        """
+        needed = {n for name in self._needed for n in self._held_for(name)}
+        names = [n for n in self._position if self._is_held(n)]
         numbers = {n: i for i, n in enumerate(names)}
         ops: dict[str, int] = {}
         repeats: list[Repeat] = []
+        repeatable = {n: op for n, op in self._repeatable.items() if n not in self._rootless}
         for name in names:
-            op = self._repeatable.get(name)
+            op = repeatable.get(name)
             if op is not None and op.results[0].name not in ops:
                 ops[op.results[0].name] = len(repeats)
-                reads = {self._source(o) for o in op.value_operands()}
-                held = tuple(sorted(numbers[r] for r in reads if r in numbers))
+                fused = self._fused_into(op)
+                seconds = self._seconds(op) + sum(map(self._seconds, fused.values()))
+                reads = {numbers[n] for n in self._reads(op) if n in numbers}
                 made = tuple(r.name for r in op.results)
-                repeats.append(Repeat(made, self._seconds(op), held))
+                repeats.append(Repeat(made, seconds, tuple(sorted(reads))))
         kept = tuple(
             Kept(
                 n,
                 self._waiting_bytes(n),
                 n in needed,
-                ops[self._repeatable[n].results[0].name] if n in self._repeatable else -1,
+                ops[repeatable[n].results[0].name] if n in repeatable else -1,
                 self._position[n],
             )
             for n in names
         )
         return Tradeoff(kept, tuple(repeats))
+
+    def values(self, again: frozenset[int]) -> tuple[str, ...]:
+        """The values that are made again where these ops are repeated, in the order of the step.
+
+        Those are their results, what is fused into them, and what the backward pass has fused
+        into its own work and would compute from them.
+        """
+        chosen = {n for o in again for n in self.tradeoff.repeats[o].names}
+        front = [
+            n
+            for n in self._needed
+            if not self._is_held(n) and not chosen.isdisjoint(self._behind.get(n, ()))
+        ]
+        front += chosen
+        found: set[str] = set()
+        while front:
+            name = front.pop()
+            if name not in found:
+                op = self._repeatable[name]
+                found.update(r.name for r in op.results)
+                front += self._fused_into(op)
+        return tuple(n for n in self._position if n in found)
+
+    def _is_held(self, name: str) -> bool:
+        """True if a value lies in memory of its own, from the forward pass on."""
+        if name in self._free or name in self._outer:
+            return False
+        stacked = name in self._stacked
+        return stacked or name in self._stored or name not in self._repeatable
+
+    def _held_for(self, name: str) -> Collection[str]:
+        """The values that lie in memory behind one: itself, or those that it is computed from."""
+        return (name,) if self._is_held(name) else self._behind.get(name, ())
+
+    @cached_property
+    def _behind(self) -> Mapping[str, frozenset[str]]:
+        """The values in memory behind each value that does not lie there itself."""
+        found: dict[str, frozenset[str]] = {}
+        for name in self._position:
+            if name in self._repeatable and name not in self._free:
+                held = (
+                    {read} if self._is_held(read) else found.get(read, _NONE)
+                    for read in map(self._source, self._repeatable[name].value_operands())
+                    if read in self._position
+                )
+                found[name] = _NONE.union(*held)
+        return found
+
+    def _reads(self, op: Op) -> frozenset[str]:
+        """The values in memory behind an op."""
+        return self._behind[op.results[0].name]
+
+    def _fused_into(self, op: Op) -> Mapping[str, Op]:
+        """The ops that are repeated inside another, by their results."""
+        found: dict[str, Op] = {}
+        front = [op]
+        while front:
+            for read in map(self._source, front.pop().value_operands()):
+                inner = self._repeatable.get(read)
+                known = read in found or read in self._free or self._is_held(read)
+                if inner is not None and not known:
+                    found[read] = inner
+                    front.append(inner)
+        return found
 
     def _seconds(self, op: Op) -> float:
         """Seconds of a second run; a value that only the backward pass reads is merely moved."""
@@ -139,9 +205,12 @@ class Residuals:
     @cached_property
     def _peak_position(self) -> int:
         """The op at which most is held while nothing is repeated."""
-        outputs = {o for o in self.graph.outputs if isinstance(o, str)}
-        _, when = most_held(list(self._schedule(set())), outputs - self._in_place)
-        return when
+        moment = self._step.moment(self._step.stored)
+        for kernel in reversed(moment.stored.kernels[: moment.at + 1]):
+            step = moment.block.instructions[kernel.at] if kernel.at >= 0 else None
+            if isinstance(step, LocalOp | Loop):
+                return step.equation[0]
+        return 0
 
     @cached_property
     def _stacked(self) -> Mapping[str, float]:
@@ -191,62 +260,25 @@ class Residuals:
 
     def peak(self, again: frozenset[int]) -> float:
         """The most bytes held at once beside the arguments, if these ops are repeated."""
-        chosen = {n for o in again for n in self.tradeoff.repeats[o].names}
-        outputs = {o for o in self.graph.outputs if isinstance(o, str)}
-        return most_held(list(self._schedule(chosen)), outputs - self._in_place)[0]
-
-    def _schedule(self, chosen: set[str]) -> Iterator[OpMemory]:
-        """The step as it runs with these values made again where backward ops first read them."""
-        brought = {at: self._brought(pair, chosen) for at, pair in self._pairs.items()}
-        entries = {self._pairs[at].backward: b for at, b in brought.items()}
-        made: set[str] = set()
-        for at, op in enumerate(self.graph.ops):
-            reads = list(op.value_operands())
-            inside = self._inside[at]
-            if at in entries:
-                reads = [r for r in reads if r not in entries[at].dropped]
-                reads += entries[at].reads
-                inside += entries[at].inside
-            if op.origin.region == "backward":
-                for step in self._steps_to(reads, chosen, made):
-                    made.update(r.name for r in step.results)
-                    yield self._held(step, step.value_operands(), made, "backward", 0.0)
-                yield self._held(op, reads, made, "backward", inside)
-            else:
-                yield self._held(op, reads, set(), op.origin.region, inside)
-            if at in brought and brought[at].stacks:
-                yield OpMemory((), tuple(brought[at].stacks.items()), "", 0.0)
-
-    def _held(
-        self, op: Op, reads: Sequence[str], made: set[str], region: str, inside: float
-    ) -> OpMemory:
-        again = region == "backward"
-        results = [r.name for r in op.results]
-        nbytes = [0.0 if n in self._in_place else self._nbytes(n) for n in results]
-        names = [f"{n}'" if n in made and again else n for n in results]
-        return OpMemory(
-            tuple(f"{r}'" if r in made and again else r for r in reads),
-            tuple(zip(names, nbytes, strict=True)),
-            region if is_elementwise(op) else "",
-            inside,
+        chosen = frozenset(self.values(again))
+        stored = (
+            Rerun(self.graph, self._step, chosen, self._brought(chosen)).stored()
+            if chosen
+            else self._step.stored
         )
+        return self._step.held_bytes(stored)
 
-    def _steps_to(self, reads: Sequence[str], chosen: set[str], made: set[str]) -> list[Op]:
-        found: dict[str, Op] = {}
-        front = [r for r in reads if r in chosen and r not in made]
-        while front:
-            op = self._repeatable[front.pop()]
-            if op.results[0].name not in found:
-                found[op.results[0].name] = op
-                front += [r for r in op.value_operands() if r in chosen and r not in made]
-        return sorted(found.values(), key=lambda op: self._position[op.results[0].name])
+    def _brought(self, chosen: Collection[str]) -> Mapping[int, Brought]:
+        """By the position of each paired forward scan, what its partner then reads."""
+        return {at: self._brought_by(pair, chosen) for at, pair in self._pairs.items()}
 
-    def _brought(self, pair: _Pair, chosen: set[str]) -> _Brought:
+    def _brought_by(self, pair: _Pair, chosen: Collection[str]) -> Brought:
         """The inputs of a backward scan that makes chosen values of its partner's body."""
         body = self.graph.ops[pair.forward].graphs[0]
         stacked = set(pair.stacked.values())
-        dropped = {r for r, v in pair.stacked.items() if self._source(v) in chosen - self._free}
-        stacks: dict[str, float] = {}
+        again = set(chosen) - self._free
+        dropped = {r for r, v in pair.stacked.items() if self._source(v) in again}
+        stacks: dict[str, int] = {}
         reads: list[str] = []
         inside = 0.0
         for op in body.ops:
@@ -257,55 +289,8 @@ class Residuals:
                     if name in self.graph.values:
                         reads.append(name)
                     elif name and name not in chosen and name not in stacked:
-                        stacks[f"{name}*"] = self._nbytes(name) * pair.length
-        return _Brought(frozenset(dropped), stacks, (*reads, *stacks), inside)
-
-    @cached_property
-    def _in_place(self) -> frozenset[str]:
-        """State that comes back takes the place of the state that went in."""
-        returned = (self.graph.outputs[o] for o, _ in self.graph.donated)
-        return frozenset(o for o in returned if isinstance(o, str))
-
-    @cached_property
-    def _inside(self) -> list[float]:
-        """The most bytes that each op's bodies hold."""
-        return [max((self._body_peak(g) for g in op.graphs), default=0.0) for op in self.graph.ops]
-
-    def _body_peak(self, body: Graph) -> float:
-        steps = [
-            OpMemory(
-                op.value_operands(),
-                tuple((r.name, self._nbytes(r.name)) for r in op.results),
-                op.origin.region if is_elementwise(op) else "",
-                max((self._body_peak(g) for g in op.graphs), default=0.0),
-            )
-            for op in body.ops
-        ]
-        return most_held(steps, {o for o in body.outputs if isinstance(o, str)})[0]
-
-
-def most_held(steps: Sequence[OpMemory], outputs: Collection[str]) -> tuple[float, int]:
-    """The most bytes held at once, and at which step.
-
-    What only element-wise work of its own region reads is fused and never held.
-    """
-    fuses: dict[str, str] = {n: s.fuses for s in steps for n, _ in s.makes}
-    last = {r: at for at, s in enumerate(steps) for r in s.reads}
-    last.update(dict.fromkeys(outputs, len(steps)))
-    stored = {r for s in steps for r in s.reads if not s.fuses or fuses.get(r) != s.fuses}
-    stored.update(outputs)
-    dying: dict[int, float] = defaultdict(float)
-    now = most = 0.0
-    when = 0
-    for at, step in enumerate(steps):
-        for name, nbytes in step.makes:
-            if name in stored and name in last:
-                now += nbytes
-                dying[last[name]] += nbytes
-        if now + step.inside > most:
-            most, when = now + step.inside, at
-        now -= dying[at]
-    return most, when
+                        stacks[f"{name}*"] = int(self._nbytes(name) * pair.length)
+        return Brought(pair.backward, frozenset(dropped), stacks, tuple(reads), int(inside))
 
 
 def _pairs(graph: Graph) -> Iterator[_Pair]:
