@@ -10,7 +10,6 @@ import math
 from functools import lru_cache
 
 from autopar.ir.graph import Op
-from autopar.ir.rule import Kind
 from autopar.ir.sharding import Sharding
 from autopar.rules import Fusion, primitive
 
@@ -29,7 +28,7 @@ def is_fused_into_readers(op: Op) -> bool:
         return True
     if fusion is not Fusion.BY_RULE or op.graphs or rule is None:
         return False
-    return rule.known and len(op.results) == 1 and all(f.kind is Kind.PASS for f in rule.factors)
+    return rule.is_elementwise
 
 
 def is_reduction(op: Op) -> bool:

@@ -198,7 +198,7 @@ def _is_turned(step: Instruction) -> bool:
 
 def _read_and_made(step: Instruction) -> tuple[Sequence[str], Sequence[str]]:
     if isinstance(step, LocalOp | Loop):
-        return tuple(o for o in step.operands if o is not None), step.results
+        return tuple([o for o in step.operands if o is not None]), step.results
     if isinstance(step, Move):
         return (step.source,), (step.result,)
     return step.sources, step.results

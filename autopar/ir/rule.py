@@ -11,6 +11,7 @@ import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 Dim = tuple[int, ...]  # factor indices, major to minor; () is a dim nothing can shard
 Dims = tuple[Dim, ...]
@@ -53,6 +54,12 @@ class Rule:
     linear: tuple[tuple[int, ...], ...] = ()
     on_demand: bool = False
     known: bool = True
+
+    @cached_property
+    def is_elementwise(self) -> bool:
+        """True if each item of the only result comes from one item of each operand."""
+        alone = self.known and len(self.results) == 1
+        return alone and all(f.kind is Kind.PASS for f in self.factors)
 
     def major(self, dim: Dim) -> int | None:
         """The first factor of a dim that is larger than 1: the one that shards of it cut."""

@@ -14,7 +14,6 @@ import numpy as np
 from autopar.cost.prices import Prices, fused_seconds, kernel_seconds
 from autopar.cost.reshard import Resharder
 from autopar.ir.graph import Graph, Op, Operand
-from autopar.ir.rule import Kind
 from autopar.ir.sharding import MeshShape, Sharding
 from autopar.ir.spmd import Block, LocalOp, Loop, Move, SpmdProgram
 from autopar.ir.values import Literal, Value
@@ -44,10 +43,7 @@ def is_elementwise(op: Op) -> bool:
     to repeat one in its readers, what it reads has to be held until then, and that has another
     size: the residuals do not follow what a fused op reads.
     """
-    rule = op.rule
-    if rule is None or not rule.known or len(op.results) != 1:
-        return False
-    return all(f.kind is Kind.PASS for f in rule.factors)
+    return op.rule is not None and op.rule.is_elementwise
 
 
 class _Reader:

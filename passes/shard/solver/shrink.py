@@ -26,7 +26,7 @@ from autopar.passes.shard.solver.problem import Edge, Floats, Ints, Problem, Usa
 
 _MOST_GROWTH = 4.0  # a table may grow so much when its node joins one with more choices
 _AT_ONCE = 1_000_000  # comparisons up to which ties go to the first choice, not the cheapest
-_FIRST_TRAITS, _TRAITS_AT_ONCE = 8, 16  # that are compared of all pairs, and then of those left
+_TRAITS_AT_ONCE = 16  # about so many are compared of all pairs, then of those that are left
 _ROUNDING = 1 + 2e-9  # of the limit, a little more than what still counts as within it
 _WIDEST = 2_000  # nodes of more choices are not searched for dominated ones
 
@@ -279,14 +279,16 @@ class _Held:
 def _beats(traits: Floats) -> npt.NDArray[np.bool_]:
     """[choice, other] whether a choice matches or beats the other in every trait.
 
-    Most pairs part at one of the first traits: the others are looked at for what is left of them.
+    Most pairs part at some of the traits, taken from all over: the others are looked at for those
+    that are left.
     """
+    apart = max(1, traits.shape[1] // _TRAITS_AT_ONCE)
     beats = np.ones((len(traits), len(traits)), dtype=np.bool_)
-    for column in traits[:, :_FIRST_TRAITS].T:
+    for column in traits[:, ::apart].T:
         beats &= column[:, None] <= column
     ones, others = np.nonzero(beats)
-    for start in range(_FIRST_TRAITS, traits.shape[1], _TRAITS_AT_ONCE):
-        some = traits[:, start : start + _TRAITS_AT_ONCE]
+    for start in range(1, apart):
+        some = traits[:, start::apart]
         left = (some[ones] <= some[others]).all(axis=1)
         ones, others = ones[left], others[left]
     found = np.zeros_like(beats)
