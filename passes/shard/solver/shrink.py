@@ -25,7 +25,7 @@ import numpy.typing as npt
 from autopar.passes.shard.solver.problem import Edge, Floats, Ints, Problem, Usage
 
 _MOST_GROWTH = 4.0  # a table may grow so much when its node joins one with more choices
-_AT_ONCE = 1_000_000  # comparisons up to which ties go to the first choice, not the cheapest
+_AT_ONCE = 1_000_000  # comparisons of all choices by all traits that are made in one go
 _TRAITS_AT_ONCE = 16  # about so many are compared of all pairs, then of those that are left
 _ROUNDING = 1 + 2e-9  # of the limit, a little more than what still counts as within it
 _WIDEST = 2_000  # nodes of more choices are not searched for dominated ones
@@ -123,30 +123,36 @@ class _Work:
     def _tidied(self, v: int) -> set[int]:
         """Drop what is forbidden, then look at each edge once; returns the nodes that changed."""
         allowed = np.isfinite(self._costs[v])
-        for table in self._near[v].values():
-            allowed &= np.isfinite(table).any(axis=1)
+        finite = {w: np.isfinite(table) for w, table in self._near[v].items()}
+        whole = {w for w, entries in finite.items() if entries.all()}
+        for w in finite.keys() - whole:
+            allowed &= finite[w].any(axis=1)
         if not allowed.any():
             self._possible = False
             return set()
         if not allowed.all():
             self._narrow(v, np.flatnonzero(allowed), np.where(allowed, allowed.cumsum() - 1, -1))
             return {v, *self._near[v]}
-        for w, table in list(self._near[v].items()):
-            if self._folded(v, w, table):
-                continue
-            finite = np.isfinite(table)
-            ties = (bool((finite.sum(axis=0) <= 1).all()), bool((finite.sum(axis=1) <= 1).all()))
+        for w, entries in finite.items():
+            if w in whole:
+                if self._folded(v, w):
+                    continue
+                ties = entries.shape[0] == 1, entries.shape[1] == 1
+            else:
+                ties = (
+                    bool((entries.sum(axis=0) <= 1).all()),
+                    bool((entries.sum(axis=1) <= 1).all()),
+                )
             follows = ties[0] and (not ties[1] or len(self._near[v]) <= len(self._near[w]))
             if follows and self._may_join(v, w):
-                return self._join(v, w, finite)
+                return self._join(v, w, entries)
             if ties[1] and self._may_join(w, v):
-                return self._join(w, v, finite.T)
+                return self._join(w, v, entries.T)
         return set()
 
-    def _folded(self, v: int, w: int, table: Floats) -> bool:
+    def _folded(self, v: int, w: int) -> bool:
         """Move a table that is a sum of its two ends' costs into them."""
-        if not np.isfinite(table).all():
-            return False
+        table = self._near[v][w]
         rest = table - table[:, :1] - (table[:1, :] - table[0, 0])
         if rest.any():
             return False
@@ -279,19 +285,22 @@ class _Held:
 def _beats(traits: Floats) -> npt.NDArray[np.bool_]:
     """[choice, other] whether a choice matches or beats the other in every trait.
 
-    Most pairs part at some of the traits, taken from all over: the others are looked at for those
-    that are left.
+    Of many, most pairs part at some traits, taken from all over: only the others are looked at for
+    those that are left.
     """
+    if len(traits) * traits.size <= _AT_ONCE:
+        found: npt.NDArray[np.bool_] = np.all(traits[:, None, :] <= traits[None, :, :], axis=2)
+        return found
     apart = max(1, traits.shape[1] // _TRAITS_AT_ONCE)
-    beats = np.ones((len(traits), len(traits)), dtype=np.bool_)
+    found = np.ones((len(traits), len(traits)), dtype=np.bool_)
     for column in traits[:, ::apart].T:
-        beats &= column[:, None] <= column
-    ones, others = np.nonzero(beats)
+        found &= column[:, None] <= column
+    ones, others = np.nonzero(found)
     for start in range(1, apart):
         some = traits[:, start::apart]
         left = (some[ones] <= some[others]).all(axis=1)
         ones, others = ones[left], others[left]
-    found = np.zeros_like(beats)
+    found = np.zeros_like(found)
     found[ones, others] = True
     return found
 
