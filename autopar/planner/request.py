@@ -14,7 +14,7 @@ from autopar.ir.sharding import MeshShape
 from autopar.passes.base import Pins, Setting, Watcher
 from autopar.passes.pipeline import PassPipeline
 from autopar.passes.shard.optimal import Optimal
-from autopar.passes.shard.recipes import recipe_named
+from autopar.passes.shard.recipes import AbstractRecipe, recipe_named
 from autopar.rules import RuleBook
 
 _SMALL = 1500  # ops
@@ -106,7 +106,11 @@ class Request:
 
     def with_method(self, method: str) -> Request:
         """The same by another method."""
-        shard = replace(self.shard, recipe=recipe_named(method))
+        return self.with_recipe(recipe_named(method))
+
+    def with_recipe(self, recipe: AbstractRecipe) -> Request:
+        """The same restricted by another recipe."""
+        shard = replace(self.shard, recipe=recipe)
         return replace(self, passes=replace(self.passes, shard=shard))
 
     def with_microbatches(self, microbatches: int) -> Request:

@@ -6,10 +6,10 @@ own, at any size of microbatch.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from autopar.errors import BatchError, GraphError, PlanMismatchError
@@ -41,6 +41,8 @@ from autopar.passes.lower.partition.part_dataflow import PartDataflow
 from autopar.passes.lower.partition.split import Assigned
 from autopar.passes.lower.partition.submesh_graph import submesh_graph
 from autopar.passes.pipeline import PassPipeline
+from autopar.passes.shard.model.decisions import Reading
+from autopar.passes.shard.model.merge_isomorphic import unmerged
 from autopar.passes.shard.model.read import Readings
 from autopar.planner.compatibility import check_plan
 from autopar.planner.placed_stages import slice_whole
@@ -342,6 +344,13 @@ class LayerPrograms:
             traced = rows == self.rows
             self._known[key] = self._traced(layer, remat) if traced else self._sized(*key)
         return self._known[key]
+
+    def every_reading(self) -> Iterator[Reading]:
+        """The readings of all classes of layers."""
+        for i, layer in enumerate(self.layers):
+            if layer.same_as < 0:
+                graph = self.at(i, self.rows).joint.graph
+                yield self.readings.of(graph, False, partial(unmerged, graph))
 
     def _traced(self, layer: int, remat: Remat) -> LayerProgram:
         dataflow = self._split(remat)

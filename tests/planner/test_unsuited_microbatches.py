@@ -10,6 +10,7 @@ import pytest
 
 import autopar
 from autopar.errors import InfeasibleError
+from benchmarks import models
 
 
 def _step(w: Any, x: Any) -> Any:
@@ -30,3 +31,17 @@ def test_rows_that_do_not_divide_are_told(method: str, mesh: Any, told: str) -> 
     head = f"no stage of 8xcpu can be sharded by '{method}' with 2 microbatches of 12 rows: "
     with pytest.raises(InfeasibleError, match=head + ".*" + told):
         autopar.plan(_step, w, x, cluster="8xcpu", microbatches=2, method=method, mesh=mesh)
+
+
+def test_stages_without_experts_are_data_parallel_beside_those_with_some() -> None:
+    sizes = (4, 64, 4, 4, 128, 256, 2)
+    create, step, batch = models.moe(*sizes, sequence=16, batch=32, dtype="float32")
+    state = jax.eval_shape(create, jax.random.key(0))
+    asked: Any = {"cluster": "8xh100", "microbatches": 4, "method": "expert"}
+    plan = autopar.plan(step, state, batch, stages=4, **asked)
+    assert len(plan.stages) == 4
+    # Nothing of a step without any is for this recipe.
+    create, step, batch = models.gpt(4, 64, 4, 256, 16, 32, dtype="float32")
+    state = jax.eval_shape(create, jax.random.key(0))
+    with pytest.raises(InfeasibleError, match="suits submeshes of 1, but not of 2, 4, 8"):
+        autopar.plan(step, state, batch, stages=4, **asked)

@@ -28,6 +28,16 @@ class AbstractRecipe(abc.ABC):
         Raises InfeasibleError where the recipe makes no sense for this step on this mesh.
         """
 
+    def suits(self, reading: Reading) -> bool:
+        """True if there is something in a step, or a part of one, that the recipe is for."""
+        del reading
+        return True
+
+    @property
+    def of_parts(self) -> AbstractRecipe:
+        """The recipe for the parts of a step that it suits, though it may not suit each of them."""
+        return self
+
 
 @dataclass(frozen=True)
 class Free(AbstractRecipe):

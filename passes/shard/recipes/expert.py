@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from autopar.errors import InfeasibleError
 from autopar.ir.sharding import MeshShape
+from autopar.passes.shard.model.batches import tag_batch
 from autopar.passes.shard.model.decisions import Choice, Place, Reading, ReadKind
 from autopar.passes.shard.recipes.base import AbstractRecipe, Choices
+from autopar.passes.shard.recipes.data import DataParallel
 from autopar.passes.shard.recipes.view import (
     REPLICATED,
     Slot,
     Slots,
     Test,
     View,
+    find_weights,
     shared_factors,
     spread,
 )
@@ -26,10 +29,22 @@ class ExpertParallel(AbstractRecipe):
     """Data parallel, but each device holds and computes only some of the experts.
 
     Their inputs and outputs travel by all-to-alls between the devices of one axis: the last that
-    divides the experts.
+    divides the experts. Of a step that `is_part` of one with experts the rest is data parallel.
     """
 
     name: ClassVar[str] = "expert"
+    is_part: bool = False
+
+    def suits(self, reading: Reading) -> bool:
+        """True if there is a product with the weights of experts."""
+        tags, weights = tag_batch(reading.graph), find_weights(reading)
+        view = View(reading, MeshShape((), ()), (), tags, weights)
+        return any(_expert_slots(view, index) for index in sorted(weights.readers))
+
+    @property
+    def of_parts(self) -> ExpertParallel:
+        """The recipe that leaves parts without experts data parallel."""
+        return replace(self, is_part=True)
 
     def restrict(
         self, reading: Reading, choices: Choices, mesh: MeshShape
@@ -38,6 +53,8 @@ class ExpertParallel(AbstractRecipe):
 
         Raises InfeasibleError where the step has no experts, or no axis divides them.
         """
+        if self.is_part and not self.suits(reading):
+            return DataParallel().restrict(reading, choices, mesh)
         view = View.of(self.name, reading, mesh, mesh.names)
         experts = _Experts.of(view)
 
