@@ -113,7 +113,7 @@ class Op:
         return tuple(o for o in self.operands if isinstance(o, str))
 
     def __str__(self) -> str:
-        return "\n".join(_op_lines(self, ""))
+        return "\n".join(_op_lines(self, "", rules=True))
 
 
 @dataclass(frozen=True)
@@ -178,8 +178,13 @@ class Graph:
         """Raise GraphError unless every operand is defined before use and names are unique."""
         _verify(self, set())
 
+    @property
+    def text(self) -> str:
+        """The text form without rules, as it is read back."""
+        return "\n".join(_lines(self, "", rules=False))
+
     def __str__(self) -> str:
-        return "\n".join(_lines(self, ""))
+        return "\n".join(_lines(self, "", rules=True))
 
 
 def _verify(graph: Graph, taken: set[str]) -> None:
@@ -206,10 +211,10 @@ def _define(value: Value, defined: set[str], taken: set[str], graph: Graph) -> N
     taken.add(value.name)
 
 
-def _lines(graph: Graph, indent: str) -> Iterator[str]:
+def _lines(graph: Graph, indent: str, rules: bool) -> Iterator[str]:
     yield from _head_lines(graph, indent)
     for op in graph.ops:
-        yield from _op_lines(op, indent + "  ")
+        yield from _op_lines(op, indent + "  ", rules)
     yield from _return_lines(graph, indent + "  ")
     yield f"{indent}}}"
 
@@ -250,7 +255,7 @@ def _listed(rows: Sequence[str]) -> Iterator[str]:
     yield from rows[-1:]
 
 
-def _op_lines(op: Op, indent: str) -> Iterator[str]:
+def _op_lines(op: Op, indent: str, rules: bool) -> Iterator[str]:
     results = ", ".join(map(str, op.results))
     call = f"{op.kind}({', '.join(map(str, op.operands))})"
     code = f"{results:<{_CALL_COLUMN - 3}} {'=' if results else ' '} {call}"
@@ -258,11 +263,11 @@ def _op_lines(op: Op, indent: str) -> Iterator[str]:
     line += " [" if op.graphs else ""
     line = line.rstrip()
     line += f"  # {op.origin.line}" if op.origin.line else ""
-    line += f"  ## {op.rule}" if op.rule is not None else ""
+    line += f"  ## {op.rule}" if rules and op.rule is not None else ""
     yield line
     if op.graphs:
         for body in op.graphs:
-            yield from _lines(body, indent + "  ")
+            yield from _lines(body, indent + "  ", rules)
         yield f"{indent}]"
 
 

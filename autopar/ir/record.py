@@ -6,8 +6,8 @@ import ast
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import NoReturn, TypeVar, cast
 
 from autopar.errors import GraphSyntaxError
@@ -234,29 +234,30 @@ def _op(reader: _Reader) -> Op:
 class _Notes:
     """The notes behind an op's operands."""
 
-    flops: int = 0
-    runs: int = 1
-    region: str = REGIONS[0]
-    module: str = ""
-    params: tuple[tuple[str, Plain], ...] = ()
+    flops: int
+    runs: int
+    region: str
+    module: str
+    params: tuple[tuple[str, Plain], ...]
 
 
 def _notes(reader: _Reader) -> _Notes:
     """FLOPs, runs, region, module and parameters of an op, which stand in any order."""
-    notes = _Notes()
+    flops, runs, region, module = 0, 1, REGIONS[0], ""
+    params: tuple[tuple[str, Plain], ...] = ()
     while True:
         if found := reader.maybe(_FLOPS):
-            notes = replace(notes, flops=_whole(reader, found[1]))
+            flops = _whole(reader, found[1])
         elif found := reader.maybe(_RUNS):
-            notes = replace(notes, runs=_whole(reader, found[1]))
+            runs = _whole(reader, found[1])
         elif found := reader.maybe(_REGION):
-            notes = replace(notes, region=found[0])
+            region = found[0]
         elif text := _string(reader):
-            notes = replace(notes, module=text)
+            module = text
         elif reader.sees("{"):
-            notes = replace(notes, params=_params(reader))
+            params = _params(reader)
         else:
-            return notes
+            return _Notes(flops, runs, region, module, params)
 
 
 def _params(reader: _Reader) -> tuple[tuple[str, Plain], ...]:
@@ -268,6 +269,7 @@ def _params(reader: _Reader) -> tuple[tuple[str, Plain], ...]:
     return pairs
 
 
+@lru_cache(maxsize=4096)
 def _pairs(text: str) -> tuple[tuple[str, Plain], ...] | None:
     """Parameters by name, or None where the text is not that of plain ones."""
     try:
@@ -328,9 +330,8 @@ class Record:
     @classmethod
     def of(cls, batching: Batching, rules: Mapping[str, str]) -> Record:
         """The record of a step; a step that is left whole is its graph."""
-        text = str(_bare(batching.graph))
         pairs = tuple(sorted(rules.items()))
-        return cls(text, pairs, None if batching.is_whole else _cutting(batching))
+        return cls(batching.graph.text, pairs, None if batching.is_whole else _cutting(batching))
 
     @cached_property
     def batching(self) -> Batching:
@@ -363,13 +364,7 @@ def _cutting(batching: Batching) -> Cutting:
         loops=batching.loops,
         barrier=batching.barrier,
         index=batching.index,
-        hoist=str(_bare(hoist.graph)) if hoist is not None else "",
+        hoist=hoist.graph.text if hoist is not None else "",
         hoisted=hoist.values if hoist is not None else (),
         hoist_equations=hoist.equations if hoist is not None else (),
     )
-
-
-def _bare(graph: Graph) -> Graph:
-    """The graph without its rules, which do not print in a form that is read back."""
-    ops = (replace(op, rule=None, graphs=tuple(map(_bare, op.graphs))) for op in graph.ops)
-    return replace(graph, ops=tuple(ops))

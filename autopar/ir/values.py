@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 _ITEM_BYTES = {
     "bool": 1, "i4": 1, "u4": 1, "i8": 1, "u8": 1, "i16": 2, "u16": 2, "i32": 4, "u32": 4,
@@ -61,7 +62,12 @@ class Value:
     @property
     def type_text(self) -> str:
         """The type as it prints: f32[64,512]."""
-        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+        return _type_text(self.dtype, self.shape)
+
+
+@lru_cache(maxsize=4096)
+def _type_text(dtype: str, shape: tuple[int, ...]) -> str:
+    return f"{dtype}[{','.join(map(str, shape))}]"
 
 
 @dataclass(frozen=True)
