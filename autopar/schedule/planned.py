@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from autopar.ir.plan import Plan
 from autopar.schedule.simulate import Simulation, StageTimes, simulate
-from autopar.schedule.table import SCHEDULES, make_grid
+from autopar.schedule.table import make_grid, schedule_named
 
 
 def simulate_loop(
@@ -17,7 +17,7 @@ def simulate_loop(
     To start a task takes `launch_seconds`: F, I and, where it is a task of its own, W. Raises
     ScheduleError where the schedule cannot be made of the stages.
     """
-    splits = SCHEDULES[schedule].needs_split
+    splits = schedule_named(schedule).needs_split
     tasks = replace(
         times,
         forward=tuple(t + launch_seconds for t in times.forward),

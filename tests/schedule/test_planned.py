@@ -2,6 +2,7 @@
 
 import pytest
 
+from autopar.errors import ScheduleError
 from autopar.schedule.planned import simulate_loop
 from autopar.schedule.times import StageTimes
 
@@ -24,3 +25,8 @@ def test_every_task_takes_its_launch(schedule: str, tasks: dict[str, float]) -> 
         assert took == pytest.approx(tasks[span.task.kind.value])
     each = 4 * sum(tasks.values())
     assert loop.busy_seconds == pytest.approx((each, each))
+
+
+def test_a_schedule_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ScheduleError, match="no schedule is called '%0'"):
+        simulate_loop("%0", 2, 4, TIMES, 0.5)
