@@ -162,7 +162,7 @@ def parallelize(
         mesh_axes: the most axes that a searched mesh may have.
         rules: sharding rules for primitives that autopar does not know.
         remat: "auto" computes forward values again for the backward pass where memory binds and
-            that is cheaper than sharding more; False never does.
+            that is cheaper than sharding more, or where it is faster; False never does.
         stages: pipeline stages, each on a submesh of its own; "auto" searches them, and may find
             that one program is best.
         microbatches: into how many the batch is cut, exactly, or "auto"; None is 1 for one stage

@@ -331,7 +331,7 @@ class Plan:
         checked there.
         """
         again = self.recomputation
-        if self.origin.memory_bytes < 1 or min(again.seconds, again.saved_bytes) < 0:
+        if self.origin.memory_bytes < 1 or again.saved_bytes < 0:
             raise GraphError("the limit, or what is computed again, has figures below 0")
         self._check_submeshes()
         self._check_stages()

@@ -65,6 +65,7 @@ class Outcome:
 class Recomputation:
     """Names of forward values of the step as it was traced; what that takes and saves a device.
 
+    It may save time, too: then the seconds are less than 0.
     Values of a scan's body are made again in the body of the backward scan.
     """
 
@@ -76,8 +77,9 @@ class Recomputation:
         if not self.values:
             return "recomputes nothing"
         count = f"{len(self.values)} values" if len(self.values) > 1 else "1 value"
+        sign = "-" if self.seconds < 0 else "+"
         return (
-            f"recomputes {count}: +{show_seconds(self.seconds)} a step, saves "
+            f"recomputes {count}: {sign}{show_seconds(abs(self.seconds))} a step, saves "
             f"{show_bytes(self.saved_bytes)} a device"
         )
 

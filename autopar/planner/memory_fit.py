@@ -33,6 +33,7 @@ _NO_GAIN = 1e-9
 _ROUGH = 0.95  # a recipe's margin is not exact
 _WAITED = 0.5  # of the seconds of collectives
 _CLEARLY = 0.1  # faster, to give up the proof of the cheapest plan for one that waits for moves
+_WORTH_AGAIN = 0.01  # of the seconds, that recomputing where nothing binds must save
 _CLOSE = 0.005  # of the seconds without a limit
 _NEAR = 1.25  # by how much more the pass may count than the listing really holds
 _HOPE = 2.0  # times the limit, what a plan may hold from which others are sought that keep it
@@ -379,7 +380,7 @@ def plan_on(tried: TriedMesh, fastest: float = math.inf) -> MeshPlan:
     step, roomy = tried.step, tried.roomy
     # 1. The plan without a limit keeps it.
     if tried.fits:
-        return _kept(step, roomy)
+        return _faster_again(tried, _kept(step, roomy))
     if not tried.is_near:
         raise MemoryLimitError(f"nothing near the limit was found on ({step.context.mesh})")
     # 2. Values are made again for the backward pass. Where that costs nothing it is the answer: no
@@ -413,6 +414,23 @@ def _kept(step: StepOnMesh, roomy: MeshPlan) -> MeshPlan:
         kept = step.keeping()
         faster = kept.seconds < best.seconds * (1 - _NO_GAIN)
         return kept if faster and fits(kept, step.context.request.budget_bytes) else best
+    return best
+
+
+def _faster_again(tried: TriedMesh, best: MeshPlan) -> MeshPlan:
+    """The best plan, or a faster one of a form that makes again what takes longer to keep."""
+    context, plain = tried.context, tried.step.form
+    request = context.request
+    if request.method != "auto" or not request.remat or plain.trace is None:
+        return best
+    recomputed = tried.roomy.leaner_forms.faster(_WORTH_AGAIN * best.seconds)
+    if recomputed is None:
+        return best
+    step = StepOnMesh(context, form_of(plain, recomputed, request.rules))
+    with suppress(InfeasibleError):
+        again = step.cheapest(NO_LIMIT_BYTES)
+        if fits(again, request.budget_bytes) and again.seconds < best.seconds * (1 - _WORTH_AGAIN):
+            return again
     return best
 
 

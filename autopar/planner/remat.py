@@ -11,7 +11,7 @@ from autopar.frontend import TracedStep
 from autopar.frontend.rewrite.remat import rematerialize, value_names
 from autopar.ir.graph import Graph
 from autopar.ir.sharding_plan import Recomputation
-from autopar.passes.shard.model.recompute import least_again
+from autopar.passes.shard.model.recompute import cheapest, least_again
 from autopar.passes.shard.model.residuals import Residuals
 from autopar.rules import RuleBook, attach_rules
 
@@ -67,6 +67,19 @@ class LeanerForms:
         if saved <= _WORTH * (self.whole_bytes - limit):
             return None
         return Recomputation(self.residuals.values(found.again), found.seconds, saved)
+
+    def faster(self, worth_seconds: float) -> Recomputation | None:
+        """The recomputation that saves most time, where that is more than so much.
+
+        What a scan does not stack for the backward pass is neither written nor read.
+        """
+        cuts = self.residuals.tradeoff
+        again = cheapest(cuts, [0.0] * len(cuts.kept))
+        seconds = cuts.seconds(again)
+        if -seconds <= worth_seconds:
+            return None
+        saved = max(0, int(self.whole_bytes - self.residuals.peak(again)))
+        return Recomputation(self.residuals.values(again), seconds, saved)
 
 
 def form_of(plain: Form, recomputed: Recomputation, rules: RuleBook) -> Form:

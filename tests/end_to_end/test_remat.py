@@ -161,3 +161,16 @@ def test_a_plan_that_recomputes_what_the_step_has_not_is_refused() -> None:
     odd = replace(plan, recomputation=Recomputation(("%99999",)))
     with pytest.raises(PlanMismatchError, match="%99999"):
         autopar.parallelize(unrolled, plan=odd).planned(*_given())
+
+
+def test_a_scan_makes_again_what_takes_longer_to_stack() -> None:
+    """Where nothing binds: what is not stacked is neither written nor read."""
+    step = autopar.parallelize(scanned, cluster="8xh100", cache=False)
+    plan = step.plan_for(*_given())
+    kept = autopar.parallelize(scanned, cluster="8xh100", remat=False, cache=False)
+    slower = kept.plan_for(*_given()).prediction
+    assert plan.recomputed
+    assert plan.recomputation.seconds < 0
+    assert "-" in str(plan.recomputation)
+    assert plan.prediction.seconds < slower.seconds
+    assert plan.prediction.peak_bytes < slower.peak_bytes

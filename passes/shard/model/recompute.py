@@ -1,9 +1,10 @@
 """Chooses what to compute again for the backward pass instead of keeping it.
 
 A forward value v that the backward pass needs is kept (its bytes, at a price) or made again by
-repeating its op o (seconds), and then all that o reads must be there, kept or made again:
+repeating its op o (seconds), and then all that o reads must be there, kept or made again. To keep
+a value takes seconds, too, where it is written and read for the backward pass alone:
 
-    minimize   sum_v price_v * bytes_v * kept_v + sum_o seconds_o * again_o
+    minimize   sum_v (price_v * bytes_v + seconds_v) * kept_v + sum_o seconds_o * again_o
     such that  kept_v + again_o(v) >= there_v,   there_v = 1 where v is needed,
                there_u >= again_o                for every u that o reads.
 
@@ -34,7 +35,7 @@ _SCALE = 1e4  # of the largest cost, so that the solver's tolerances mean little
 class Kept:
     """A forward value that may wait for the backward pass; with `maker` -1 it must.
 
-    `position` is that of the op that makes it.
+    `position` is that of the op that makes it; `seconds` are those that keeping it takes.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Kept:
     needed: bool
     maker: int
     position: int
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -65,11 +67,15 @@ class Tradeoff:
         there = {i for i, v in enumerate(self.kept) if v.needed}
         there.update(u for o in again for u in self.repeats[o].reads)
         kept = (i for i in there if self.kept[i].maker not in again)
-        return sum(prices[i] * self.kept[i].nbytes for i in kept) + self.seconds(again)
+        kept_cost = sum(
+            prices[i] * self.kept[i].nbytes + self.kept[i].seconds for i in sorted(kept)
+        )
+        return kept_cost + sum(self.repeats[o].seconds for o in sorted(again))
 
     def seconds(self, again: frozenset[int]) -> float:
-        """Seconds of repeating these ops."""
-        return sum(self.repeats[o].seconds for o in sorted(again))
+        """Seconds that repeating these ops adds to a step; it may save some."""
+        free = [0.0] * len(self.kept)
+        return self.cost(again, free) - self.cost(frozenset(), free)
 
     def names(self, again: frozenset[int]) -> tuple[str, ...]:
         """The values that these ops make again."""
@@ -193,7 +199,9 @@ class _Relaxation:
         kept = self._given.kept
         costs = np.zeros(self._count)
         count = len(self._given.reached)
-        costs[count : 2 * count] = [prices[i] * kept[i].nbytes for i in self._given.reached]
+        costs[count : 2 * count] = [
+            prices[i] * kept[i].nbytes + kept[i].seconds for i in self._given.reached
+        ]
         costs[2 * count :] = [self._given.repeats[o].seconds for o in self._ops]
         costs *= _SCALE / max(float(costs.max(initial=0.0)), 1e-30)
         self._model.changeColsCost(self._count, np.arange(self._count, dtype=np.int32), costs)

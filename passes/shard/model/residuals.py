@@ -8,14 +8,14 @@ and once where it is made again.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from autopar.cost.kernels import Pieces
 from autopar.cost.memory import step_kernels
-from autopar.cost.prices import Prices
+from autopar.cost.prices import Prices, elementwise_seconds
 from autopar.ir.control_flow import PortKind
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.spmd import LocalOp, Loop, SpmdProgram
@@ -45,8 +45,8 @@ class Residuals:
     def __init__(self, graph: Graph, listing: SpmdProgram, prices: Prices) -> None:
         self.graph = graph
         self._costs = local_costs(graph, listing, prices)
-        platform = prices.cluster.chip.platform
-        self._step = step_kernels(graph, listing, prices.mesh, platform)
+        self._chip = prices.cluster.chip
+        self._step = step_kernels(graph, listing, prices.mesh, self._chip.platform)
         pieces = values_of(graph, listing.block)
         self._stored = {value for piece, value in pieces if piece in self._step.written}
         self._pairs = {p.forward: p for p in _pairs(graph)}
@@ -102,7 +102,7 @@ class Residuals:
             if op is not None and op.results[0].name not in ops:
                 ops[op.results[0].name] = len(repeats)
                 fused = self._fused_into(op)
-                seconds = self._seconds(op) + sum(map(self._seconds, fused.values()))
+                seconds = self._stored_seconds(op) + sum(map(self._seconds, fused.values()))
                 reads = {numbers[n] for n in self._reads(op) if n in numbers}
                 made = tuple(r.name for r in op.results)
                 repeats.append(Repeat(made, seconds, tuple(sorted(reads))))
@@ -113,6 +113,7 @@ class Residuals:
                 n in needed,
                 ops[repeatable[n].results[0].name] if n in repeatable else -1,
                 self._position[n],
+                self._keeping_seconds(n),
             )
             for n in names
         )
@@ -188,11 +189,41 @@ class Residuals:
         once = self._costs.seconds.get(name, 0.0)
         return once * self._trips[name]
 
+    def _stored_seconds(self, op: Op) -> float:
+        """Seconds of a second run; what several ops then read lies in memory again."""
+        moved = 2 * sum(self._nbytes(r.name) for r in op.results)
+        once = elementwise_seconds(self._chip, moved) * self._trips[op.results[0].name]
+        several = is_elementwise(op) and self._read_back[op.results[0].name] > 1
+        return max(self._seconds(op), once if several else 0.0)
+
+    @cached_property
+    def _read_back(self) -> Counter[str]:
+        """The number of ops of backward scans' bodies that read each value stacked for them."""
+        found = Counter[str]()
+        for pair in self._pairs.values():
+            op = self.graph.ops[pair.backward]
+            body, flow = op.graphs[0], op.control_flow
+            assert flow is not None
+            slices = {
+                given.value.name: pair.stacked[outer]
+                for given, port in zip(body.inputs, flow.inputs[0], strict=True)
+                if port.operand is not None
+                and isinstance(outer := op.operands[port.operand], str)
+                and outer in pair.stacked
+            }
+            for inner in body.ops:
+                found.update(slices[r] for r in {*inner.value_operands()} if r in slices)
+        return found
+
     def _waiting_bytes(self, name: str) -> float:
         """Bytes of keeping a value: none if the peak has passed when it is first read."""
         if name in self._needed and self._last_chance(name) <= self._peak_position:
             return 0.0
         return self._stacked.get(name, self._nbytes(name) * self._trips[name])
+
+    def _keeping_seconds(self, name: str) -> float:
+        """Seconds of keeping a value: a scan writes its stack for the backward one to read."""
+        return elementwise_seconds(self._chip, 2 * self._stacked.get(name, 0.0))
 
     def _last_chance(self, name: str) -> int:
         """The last op during which a value that is needed only waits, if it is made again."""
