@@ -70,6 +70,55 @@ _MESHES = 8  # where memory binds, that are gone into
 _NEAREST = 2  # meshes that are gone into before it is said that none has a plan
 
 
+def plan_step(source: Source, request: Request, watchers: Sequence[Watcher] = ()) -> Planned:
+    """Plans one program or stage programs, whichever is asked for; the faster where that is open.
+
+    Where stages or microbatches are not asked for by number, a step that cannot be cut into them
+    is one program. Small steps are planned both ways and compared; of large ones the search over
+    stages says which is faster, as its prices are closer and planning takes longer. The error of a
+    step for which memory is too small says what was planned and found to do.
+    """
+    # 0. A companion has its mesh, or its stages, from the plan that it runs beside.
+    if request.beside is not None:
+        if len(request.beside.submeshes) > 1:
+            return plan_companion(source, request, watchers)
+        graph = source.plain.graph
+        own = request_on(request, graph, shared_state(graph, request.beside))
+        return replace(_plan_one_program(source, own, watchers), request=request)
+    # A family counts where it is one program; stages are chosen for the step alone.
+    if source.family and request.is_one_program:
+        return plan_family(source, request, _meshes(request), plan_step)
+    # 1. One program is all that is asked for. A refusal says what else would fit.
+    if request.is_one_program:
+        try:
+            return _plan_one_program(source, request, watchers)
+        except MemoryLimitError as error:
+            raise MemoryLimitError(f"{error}\n{_remedies(source, request)}") from None
+    # 2. Stages or microbatches, asked for or allowed. A refusal of both says why there are none.
+    why = ""
+    try:
+        stages = _plan_stages(source, request, watchers)
+    except (BatchError, InfeasibleError) as error:
+        if not request.may_be_one_program:
+            raise
+        stages, why = None, str(error)
+    if stages is None:
+        try:
+            return _plan_one_program(source, request, watchers)
+        except MemoryLimitError as error:
+            raise MemoryLimitError(f"{error}\nIn stages: {why}" if why else str(error)) from None
+    # 3. Both are allowed, and planning one program is quick: the faster of the two.
+    if not request.may_be_one_program or not is_small(source.plain.graph):
+        return stages
+    try:
+        known = stages.plan.prediction.seconds
+        whole = _plan_one_program(source, request, watchers, known)
+    except InfeasibleError:
+        return stages
+    faster = whole.plan.prediction.seconds <= stages.plan.prediction.seconds
+    return whole if faster else stages
+
+
 def warn_of_unknown(graph: Graph) -> None:
     """Warn once of each primitive that has no rule."""
     for op in unknown_ops(graph):
@@ -168,55 +217,6 @@ def _best_of(
         if best is None or found[n].seconds < found[best].seconds * (1 - _NO_GAIN):
             best = n
     return (tried[best], found[best]) if best is not None else None
-
-
-def plan_step(source: Source, request: Request, watchers: Sequence[Watcher] = ()) -> Planned:
-    """Plans one program or stage programs, whichever is asked for; the faster where that is open.
-
-    Where stages or microbatches are not asked for by number, a step that cannot be cut into them
-    is one program. Small steps are planned both ways and compared; of large ones the search over
-    stages says which is faster, as its prices are closer and planning takes longer. The error of a
-    step for which memory is too small says what was planned and found to do.
-    """
-    # 0. A companion has its mesh, or its stages, from the plan that it runs beside.
-    if request.beside is not None:
-        if len(request.beside.submeshes) > 1:
-            return plan_companion(source, request, watchers)
-        graph = source.plain.graph
-        own = request_on(request, graph, shared_state(graph, request.beside))
-        return replace(_plan_one_program(source, own, watchers), request=request)
-    # A family counts where it is one program; stages are chosen for the step alone.
-    if source.family and request.is_one_program:
-        return plan_family(source, request, _meshes(request), plan_step)
-    # 1. One program is all that is asked for. A refusal says what else would fit.
-    if request.is_one_program:
-        try:
-            return _plan_one_program(source, request, watchers)
-        except MemoryLimitError as error:
-            raise MemoryLimitError(f"{error}\n{_remedies(source, request)}") from None
-    # 2. Stages or microbatches, asked for or allowed. A refusal of both says why there are none.
-    why = ""
-    try:
-        stages = _plan_stages(source, request, watchers)
-    except (BatchError, InfeasibleError) as error:
-        if not request.may_be_one_program:
-            raise
-        stages, why = None, str(error)
-    if stages is None:
-        try:
-            return _plan_one_program(source, request, watchers)
-        except MemoryLimitError as error:
-            raise MemoryLimitError(f"{error}\nIn stages: {why}" if why else str(error)) from None
-    # 3. Both are allowed, and planning one program is quick: the faster of the two.
-    if not request.may_be_one_program or not is_small(source.plain.graph):
-        return stages
-    try:
-        known = stages.plan.prediction.seconds
-        whole = _plan_one_program(source, request, watchers, known)
-    except InfeasibleError:
-        return stages
-    faster = whole.plan.prediction.seconds <= stages.plan.prediction.seconds
-    return whole if faster else stages
 
 
 def _plan_stages(
