@@ -141,6 +141,15 @@ def test_the_headline_says_time_waiting_memory_and_proof() -> None:
     assert "fsdp," in words
 
 
+def test_stages_that_run_as_one_program_are_told() -> None:
+    view = staged()
+    for lowering in ("mpmd", "spmd"):
+        text = page(replace(view, plan=replace(view.plan, lowering=lowering)))
+        chips = Reader(text).texts["span"]
+        assert ("one program" in chips) == (lowering == "spmd")
+        assert ("in each tick every submesh" in text) == (lowering == "spmd")
+
+
 def test_compiled_figures_stand_beside_predicted_ones() -> None:
     text = page(one_program())
     assert text.count('class="bad">differs') == 2  # the plan, and its peak
