@@ -306,6 +306,10 @@ class Kernel:
     is_light: bool = False
     is_early: bool = False
 
+    def instruction(self, block: Block) -> Instruction | None:
+        """The instruction of its block that it runs; None where it is none."""
+        return block.instructions[self.at] if self.at >= 0 else None
+
 
 @dataclass(frozen=True)
 class Stored:

@@ -297,10 +297,6 @@ class StepKernels:
         """The moment at which the step holds the most, were these its kernels."""
         return _scheduled(self.block, stored, self.outside, self.platform)
 
-    def held_bytes(self, stored: Stored) -> int:
-        """The most bytes that the step would hold beside its arguments."""
-        return beside_arguments(self.moment(stored), self.mesh)
-
 
 def step_kernels(
     graph: Graph, program: SpmdProgram, mesh: MeshShape, platform: Platform = "gpu"
@@ -343,7 +339,7 @@ class _Walk:
         """The spans of a moment's block, and of the bodies of its loops."""
         inner: list[tuple[int, BlockSpans]] = []
         for k, kernel in enumerate(moment.stored.kernels):
-            step = moment.block.instructions[kernel.at] if kernel.at >= 0 else None
+            step = kernel.instruction(moment.block)
             if isinstance(step, Loop):
                 inner += [(k, self.spans(body)) for body in self._bodies[step.results]]
         spans, length = piece_spans(moment.stored), len(moment.stored.kernels)
@@ -353,7 +349,7 @@ class _Walk:
         """The pieces that a block and the bodies of its loops store."""
         for kernel in stored.kernels:
             yield from kernel.makes
-            step = block.instructions[kernel.at] if kernel.at >= 0 else None
+            step = kernel.instruction(block)
             for body in self._bodies[step.results] if isinstance(step, Loop) else ():
                 yield from self.written(body.block, body.stored)
 
@@ -395,7 +391,7 @@ class _Walk:
         apart = read.union(piece for piece, sharding in lies.items() if sharding.partial)
         nbytes = dict(stored.nbytes)
         for kernel in stored.kernels:
-            step = block.instructions[kernel.at] if kernel.at >= 0 else None
+            step = kernel.instruction(block)
             if isinstance(step, LocalOp) and (kernel.is_light or self._adds(step)):
                 nbytes.update(dict.fromkeys(summed.intersection(kernel.makes) - apart, 0))
         return replace(stored, nbytes=nbytes, kept=stored.kept - summed)
@@ -420,7 +416,7 @@ class _Walk:
 
     def _within(self, block: Block, kernel: Kernel | None) -> Moment | None:
         """The moment of the loop that a kernel is."""
-        step = block.instructions[kernel.at] if kernel is not None and kernel.at >= 0 else None
+        step = kernel.instruction(block) if kernel is not None else None
         return self._inside.get(step.results) if isinstance(step, Loop) else None
 
     def busiest(
@@ -456,7 +452,7 @@ class _Walk:
             return stored
         kernels, nbytes = list[Kernel](), dict(stored.nbytes)
         for kernel in stored.kernels:
-            step = block.instructions[kernel.at] if kernel.at >= 0 else None
+            step = kernel.instruction(block)
             trip = self._trips.get(step.results) if isinstance(step, Loop) else None
             if trip is not None:
                 name = f"first trip {kernel.at}"

@@ -144,7 +144,7 @@ class _Timer:
         spent: list[Seconds] = []
         bodies: dict[int, tuple[Timed, ...]] = {}
         for k, kernel in enumerate(stored.kernels):
-            step = block.instructions[kernel.at] if kernel.at >= 0 else None
+            step = kernel.instruction(block)
             if isinstance(step, Loop):
                 bodies[k] = tuple(self._bodies(step, stored.nbytes))
                 once = sum((body.seconds for body in bodies[k]), Seconds())
@@ -164,7 +164,7 @@ class _Timer:
 
     def _is_product(self, block: Block, kernel: Kernel) -> int:
         """The place of a kernel of work among the guesses: products before all others."""
-        step = block.instructions[kernel.at] if kernel.at >= 0 else None
+        step = kernel.instruction(block)
         is_product = isinstance(step, LocalOp) and fusion.is_product(self._sizes.op(step.equation))
         return 1 if is_product else 2
 
@@ -177,7 +177,7 @@ class _Timer:
 
 def _kind(block: Block, kernel: Kernel) -> str:
     """The kind of a kernel's first collective, "" of work."""
-    step = block.instructions[kernel.at] if kernel.at >= 0 else None
+    step = kernel.instruction(block)
     return step.collectives[0].kind if isinstance(step, Move) and step.collectives else ""
 
 

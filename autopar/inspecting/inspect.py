@@ -349,7 +349,7 @@ def _spent(flow: Flow) -> dict[tuple[str, ...], float]:
     waiting: dict[str, float] = {}  # by piece, what it took to copy it
     for block, kernel, seconds in flow.timed.spent():
         # A kernel also pays for the copies that it reads; if it is a copy itself, it waits.
-        step = block.instructions[kernel.at] if kernel.at >= 0 else None
+        step = kernel.instruction(block)
         reads = sorted(kernel.reads)
         taken = seconds.compute + sum(waiting.pop(r) for r in reads if r in waiting)
         home = next((behind[r] for r in reads if r in behind), ())
@@ -459,7 +459,7 @@ def _spans(flow: Flow, timed: Timed, begin: float) -> Iterator[KernelSpan]:
     for k, (kernel, (start, end)) in enumerate(zip(timed.kernels, streams.spans, strict=True)):
         if start == end:
             continue
-        step = timed.block.instructions[kernel.at] if kernel.at >= 0 else None
+        step = kernel.instruction(timed.block)
         bodies = timed.bodies.get(k, ())
         if isinstance(step, Loop) and step.runs * sum(map(_count, bodies)) <= _MOST_OF_A_LOOP:
             now = begin + start

@@ -274,6 +274,11 @@ class Plan:
         return self.schedule == ONE_PROGRAM
 
     @property
+    def is_folded(self) -> bool:
+        """True if the stages of several submeshes run as one program."""
+        return self.lowering == SPMD and len(self.submeshes) > 1
+
+    @property
     def recomputed(self) -> tuple[str, ...]:
         """The forward values that are computed again for the backward pass."""
         return self.recomputation.values

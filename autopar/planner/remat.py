@@ -73,6 +73,8 @@ class LeanerForms:
 
         What a scan does not stack for the backward pass is neither written nor read.
         """
+        if not self.residuals.stacks:
+            return None
         cuts = self.residuals.tradeoff
         again = cheapest(cuts, [0.0] * len(cuts.kept))
         seconds = cuts.seconds(again)

@@ -291,7 +291,7 @@ def _notes(plan: Plan) -> Iterator[Text]:
             yield Text(f"{', '.join(stages)}: {what} recomputed in the backward pass")
     for note in plan.notes:
         yield Text(f"microbatches: {note}", style=QUIET)
-    if plan.lowering == SPMD and len(plan.submeshes) > 1:
+    if plan.is_folded:
         yield Text(_TICKS, style=QUIET)
 
 

@@ -9,7 +9,7 @@ from autopar.cluster import Cluster, axis_links
 from autopar.cluster.planned import planned_cluster
 from autopar.ir.codec import Json
 from autopar.ir.inspection import AxisUse, CommRow, Inspection
-from autopar.ir.plan import SPMD, Plan
+from autopar.ir.plan import Plan
 from autopar.report.clusters import cluster_data
 from autopar.report.inspection import as_tree
 from autopar.report.rows import (
@@ -110,7 +110,7 @@ def plan_summary(plan: Plan) -> Data:
     data["recomputed"] = {
         "value_count": len(again.values), "seconds": again.seconds, "saved_bytes": again.saved_bytes
     }  # fmt: skip
-    data["as_one_program"] = plan.lowering == SPMD and len(plan.submeshes) > 1
+    data["as_one_program"] = plan.is_folded
     data["hidden_seconds"] = max(0.0, p.communication_seconds - p.exposed_seconds)
     data["exposed_share"] = p.exposed_seconds / p.seconds if p.seconds > 0 else 0.0
     data["memory_share"] = p.peak_bytes / plan.origin.memory_bytes

@@ -74,8 +74,16 @@ class Tradeoff:
 
     def seconds(self, again: frozenset[int]) -> float:
         """Seconds that repeating these ops adds to a step; it may save some."""
-        free = [0.0] * len(self.kept)
-        return self.cost(again, free) - self.cost(frozenset(), free)
+        return self.cost(again, self._free) - self._resting_seconds
+
+    @cached_property
+    def _free(self) -> Sequence[float]:
+        return [0.0] * len(self.kept)
+
+    @cached_property
+    def _resting_seconds(self) -> float:
+        """Seconds of keeping all that is needed."""
+        return self.cost(frozenset(), self._free)
 
     def names(self, again: frozenset[int]) -> tuple[str, ...]:
         """The values that these ops make again."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from autopar.cost.kernels import Kernel, Pieces, Stored
 from autopar.cost.memory import StepKernels, region_of
 from autopar.ir.graph import Graph
-from autopar.ir.spmd import Block, Instruction, LocalOp, Loop, Move
+from autopar.ir.spmd import Block, LocalOp, Loop, Move
 from autopar.passes.shard.model.costs import is_elementwise
 
 _NONE: Pieces = frozenset()
@@ -30,6 +30,51 @@ class Brought:
     stacks: Mapping[str, int]
     reads: tuple[str, ...]
     inside: int
+
+
+class Passes:
+    """The kernels of a step by pass: what each piece is of, who makes it and who reads it.
+
+    That is the same whatever is made again.
+    """
+
+    def __init__(self, graph: Graph, step: StepKernels) -> None:
+        self.graph, self.block, self.stored = graph, step.block, step.stored
+        self.value_of = dict(values_of(graph, step.block))
+        self.makers = {name: k for k in step.stored.kernels for name in k.makes}
+        self._regions = dict(_regions_of(graph, step.block))
+        self._are_backward = list(self._backward_kernels())
+        self.last: dict[str, int] = {}  # the last kernel that reads each piece
+        self.readers = Counter[str]()  # the kernels of the backward pass that do
+        for at, kernel, is_backward in self.walked():
+            self.last.update(dict.fromkeys(kernel.reads, at))
+            self.readers.update(kernel.reads if is_backward else ())
+
+    def walked(self) -> Iterator[tuple[int, Kernel, bool]]:
+        """The kernels in order, each with its number, and if it is of the backward pass."""
+        return zip(itertools.count(), self.stored.kernels, self._are_backward, strict=False)
+
+    def pieces_of(self, values: Collection[str]) -> set[str]:
+        """The pieces of some values that the forward pass makes; a copy is of what it copies."""
+        found = set[str]()
+        for _, kernel, is_backward in self.walked():
+            copied = kernel.at < 0 and any(self.value_of.get(r) in values for r in kernel.reads)
+            for name in () if is_backward else kernel.makes:
+                if self.value_of[name] in values if name in self.value_of else copied:
+                    found.add(name)
+        return found
+
+    def _backward_kernels(self) -> Iterator[bool]:
+        """For each kernel, True if it is of the backward pass; a copy is of its reader's."""
+        regions = [""]
+        for kernel in reversed(self.stored.kernels):
+            regions.append(self._region(kernel) if kernel.at >= 0 else regions[-1])
+        return (region == "backward" for region in reversed(regions[1:]))
+
+    def _region(self, kernel: Kernel) -> str:
+        """The region of a kernel; of collectives that run as one, the latest of theirs."""
+        regions = {self._regions[n] for n in kernel.makes if n in self._regions}
+        return next((r for r in ("update", "backward", "forward") if r in regions), "")
 
 
 class Rerun:
@@ -49,35 +94,28 @@ class Rerun:
     """
 
     def __init__(
-        self,
-        graph: Graph,
-        base: StepKernels,
-        chosen: Collection[str],
-        scans: Mapping[int, Brought],
+        self, passes: Passes, chosen: Collection[str], scans: Mapping[int, Brought]
     ) -> None:
-        self._graph, self._block, self._base, self._scans = graph, base.block, base.stored, scans
-        self._nbytes: dict[str, int] = dict(base.stored.nbytes)
-        self._value_of = dict(values_of(self._graph, base.block))
-        self._makers = {name: k for k in base.stored.kernels for name in k.makes}
-        self._regions = dict(_regions_of(self._graph, base.block))
-        self._are_backward = list(self._backward_kernels())
-        early = (k for _, k, is_backward in self._walked() if not is_backward)
-        self._chosen = {n for k in early for n in k.makes if self._is_chosen(n, chosen)}
-        self._last, self._readers = self._read_backward()
+        self._passes, self._scans = passes, scans
+        self._nbytes: dict[str, int] = dict(passes.stored.nbytes)
+        self._chosen = passes.pieces_of(chosen)
+        again = (passes.makers[name].reads for name in self._chosen)
+        self._readers = passes.readers + Counter(itertools.chain.from_iterable(again))
         self._instead: dict[str, Pieces] = {}  # what is read where a piece was
         self._kernels: list[Kernel] = []
         self._of_backward: set[str] = set()  # pieces of the backward pass so far
         # Pieces that wait for a kernel further down, as for others of a combined collective.
-        self._unmade, self._waiting = set(self._makers), set[str]()
+        self._unmade, self._waiting = set(passes.makers), set[str]()
         self._latest: Pieces = _NONE  # the latest of the backward pass that waits for none
 
     def stored(self) -> Stored:
         """The kernels in order, and their pieces."""
         entries = {b.backward: b for b in self._scans.values()}
-        for name, value in self._value_of.items():
-            if name in self._nbytes and any(value in b.dropped for b in self._scans.values()):
+        dropped = _NONE.union(*(b.dropped for b in self._scans.values()))
+        for name, value in self._passes.value_of.items():
+            if name in self._nbytes and value in dropped:
                 self._nbytes[name] = 0
-        for at, kernel, is_backward in self._walked():
+        for at, kernel, is_backward in self._passes.walked():
             scan = self._scan(kernel)
             if scan in self._scans:
                 stacks = self._scans[scan].stacks
@@ -92,7 +130,7 @@ class Rerun:
                 kernel = replace(kernel, reads=self._reads(kernel, at))
             self._note(kernel, is_backward)
             self._kernels.append(kernel)
-        return replace(self._base, kernels=tuple(self._kernels), nbytes=self._nbytes)
+        return replace(self._passes.stored, kernels=tuple(self._kernels), nbytes=self._nbytes)
 
     def _note(self, kernel: Kernel, is_backward: bool) -> None:
         """Mark what a kernel makes, and if it is there with all that it was made from."""
@@ -123,8 +161,8 @@ class Rerun:
         """The pieces that are read at a kernel in place of one."""
         if name in self._instead:
             return self._instead[name]
-        maker = self._makers.get(name)
-        is_gone = maker is not None and self._last.get(name, -1) < at and self._moves(maker)
+        maker = self._passes.makers.get(name)
+        is_gone = maker is not None and self._passes.last.get(name, -1) < at and self._moves(maker)
         if maker is None or not (name in self._chosen or is_gone):
             return frozenset((name,))
         reads = _NONE.union(*(self._again(n, at, fence) for n in sorted(maker.reads)), {fence})
@@ -137,53 +175,18 @@ class Rerun:
         self._kernels.append(replace(maker, makes=tuple(f"{m}'" for m in maker.makes), reads=reads))
         return self._instead[name]
 
-    def _walked(self) -> Iterator[tuple[int, Kernel, bool]]:
-        return zip(itertools.count(), self._base.kernels, self._are_backward, strict=False)
-
-    def _backward_kernels(self) -> Iterator[bool]:
-        """For each kernel, True if it is of the backward pass; a copy is of its reader's."""
-        regions = [""]
-        for kernel in reversed(self._base.kernels):
-            regions.append(self._region(kernel) if kernel.at >= 0 else regions[-1])
-        return (region == "backward" for region in reversed(regions[1:]))
-
-    def _region(self, kernel: Kernel) -> str:
-        """The region of a kernel; of collectives that run as one, the latest of theirs."""
-        regions = {self._regions[n] for n in kernel.makes if n in self._regions}
-        return next((r for r in ("update", "backward", "forward") if r in regions), "")
-
-    def _is_chosen(self, name: str, chosen: Collection[str]) -> bool:
-        if name in self._value_of:
-            return self._value_of[name] in chosen
-        maker = self._makers[name]  # a copy in another order
-        return maker.at < 0 and any(self._value_of.get(r) in chosen for r in maker.reads)
-
-    def _read_backward(self) -> tuple[Mapping[str, int], Counter[str]]:
-        """The last kernel that reads each piece, and how many read it in the backward pass."""
-        last, readers = dict[str, int](), Counter[str]()
-        for at, kernel, is_backward in self._walked():
-            last.update(dict.fromkeys(kernel.reads, at))
-            if is_backward:
-                readers.update(kernel.reads)
-        for name in sorted(self._chosen):
-            readers.update(self._makers[name].reads)
-        return last, readers
-
-    def _instruction(self, kernel: Kernel) -> Instruction | None:
-        return self._block.instructions[kernel.at] if kernel.at >= 0 else None
-
     def _moves(self, kernel: Kernel) -> bool:
         """True if it moves what a value is kept as, which need not be kept as well."""
-        step = self._instruction(kernel)
+        step = kernel.instruction(self._passes.block)
         return isinstance(step, Move) and step.source == step.value.name
 
     def _is_elementwise(self, kernel: Kernel) -> bool:
-        step = self._instruction(kernel)
-        return isinstance(step, LocalOp) and is_elementwise(self._graph.op_at(step.equation))
+        step = kernel.instruction(self._passes.block)
+        return isinstance(step, LocalOp) and is_elementwise(self._passes.graph.op_at(step.equation))
 
     def _scan(self, kernel: Kernel) -> int:
         """The position of the op that is a loop; -1 for others."""
-        step = self._instruction(kernel)
+        step = kernel.instruction(self._passes.block)
         return step.equation[0] if isinstance(step, Loop) else -1
 
 

@@ -9,19 +9,20 @@ and once where it is made again.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
 from autopar.cost.kernels import Pieces
-from autopar.cost.memory import step_kernels
+from autopar.cost.liveness import Moment
+from autopar.cost.memory import StepKernels, beside_arguments, step_kernels
 from autopar.cost.prices import Prices, elementwise_seconds
 from autopar.ir.control_flow import PortKind
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.spmd import LocalOp, Loop, SpmdProgram
-from autopar.passes.shard.model.costs import is_elementwise, local_costs
+from autopar.passes.shard.model.costs import LocalCosts, is_elementwise, local_costs
 from autopar.passes.shard.model.recompute import Kept, Repeat, Tradeoff
-from autopar.passes.shard.model.rerun import Brought, Rerun, values_of
+from autopar.passes.shard.model.rerun import Brought, Passes, Rerun
 
 _NONE: Pieces = frozenset()
 
@@ -43,12 +44,7 @@ class Residuals:
     """A step with what could be kept or made again in it."""
 
     def __init__(self, graph: Graph, listing: SpmdProgram, prices: Prices) -> None:
-        self.graph = graph
-        self._costs = local_costs(graph, listing, prices)
-        self._chip = prices.cluster.chip
-        self._step = step_kernels(graph, listing, prices.mesh, self._chip.platform)
-        pieces = values_of(graph, listing.block)
-        self._stored = {value for piece, value in pieces if piece in self._step.written}
+        self.graph, self._listing, self._prices = graph, listing, prices
         self._pairs = {p.forward: p for p in _pairs(graph)}
         self._readers = _readers(graph)
         self._outer: dict[str, Operand] = {}  # constants and slices of paired bodies
@@ -82,6 +78,37 @@ class Residuals:
         for inner in body.ops:
             self._meet(at, inner, pair.length)
 
+    # What lies where is read when it is asked for: where no scan stacks, nothing may be faster.
+
+    @cached_property
+    def _costs(self) -> LocalCosts:
+        return local_costs(self.graph, self._listing, self._prices)
+
+    @cached_property
+    def _step(self) -> StepKernels:
+        prices = self._prices
+        return step_kernels(self.graph, self._listing, prices.mesh, prices.cluster.chip.platform)
+
+    @cached_property
+    def _passes(self) -> Passes:
+        return Passes(self.graph, self._step)
+
+    @cached_property
+    def _moment(self) -> Moment:
+        """The moment at which most is held while nothing is repeated."""
+        return self._step.moment(self._step.stored)
+
+    @cached_property
+    def _stored(self) -> Set[str]:
+        """The values that lie in memory."""
+        pieces = self._passes.value_of.items()
+        return {value for piece, value in pieces if piece in self._step.written}
+
+    @property
+    def stacks(self) -> bool:
+        """True if a scan stacks values for a backward one."""
+        return bool(self._stacked)
+
     # -- the choice ------------------------------------------------------------------------
 
     @cached_property
@@ -103,7 +130,7 @@ class Residuals:
                 ops[op.results[0].name] = len(repeats)
                 fused = self._fused_into(op)
                 seconds = self._stored_seconds(op) + sum(map(self._seconds, fused.values()))
-                reads = {numbers[n] for n in self._reads(op) if n in numbers}
+                reads = {numbers[n] for n in self._behind[op.results[0].name] if n in numbers}
                 made = tuple(r.name for r in op.results)
                 repeats.append(Repeat(made, seconds, tuple(sorted(reads))))
         kept = tuple(
@@ -166,10 +193,6 @@ class Residuals:
                 found[name] = _NONE.union(*held)
         return found
 
-    def _reads(self, op: Op) -> frozenset[str]:
-        """The values in memory behind an op."""
-        return self._behind[op.results[0].name]
-
     def _fused_into(self, op: Op) -> Mapping[str, Op]:
         """The ops that are repeated inside another, by their results."""
         found: dict[str, Op] = {}
@@ -192,7 +215,9 @@ class Residuals:
     def _stored_seconds(self, op: Op) -> float:
         """Seconds of a second run; what several ops then read lies in memory again."""
         moved = 2 * sum(self._nbytes(r.name) for r in op.results)
-        once = elementwise_seconds(self._chip, moved) * self._trips[op.results[0].name]
+        once = (
+            elementwise_seconds(self._prices.cluster.chip, moved) * self._trips[op.results[0].name]
+        )
         several = is_elementwise(op) and self._read_back[op.results[0].name] > 1
         return max(self._seconds(op), once if several else 0.0)
 
@@ -223,7 +248,7 @@ class Residuals:
 
     def _keeping_seconds(self, name: str) -> float:
         """Seconds of keeping a value: a scan writes its stack for the backward one to read."""
-        return elementwise_seconds(self._chip, 2 * self._stacked.get(name, 0.0))
+        return elementwise_seconds(self._prices.cluster.chip, 2 * self._stacked.get(name, 0.0))
 
     def _last_chance(self, name: str) -> int:
         """The last op during which a value that is needed only waits, if it is made again."""
@@ -236,9 +261,9 @@ class Residuals:
     @cached_property
     def _peak_position(self) -> int:
         """The op at which most is held while nothing is repeated."""
-        moment = self._step.moment(self._step.stored)
+        moment = self._moment
         for kernel in reversed(moment.stored.kernels[: moment.at + 1]):
-            step = moment.block.instructions[kernel.at] if kernel.at >= 0 else None
+            step = kernel.instruction(moment.block)
             if isinstance(step, LocalOp | Loop):
                 return step.equation[0]
         return 0
@@ -291,19 +316,14 @@ class Residuals:
 
     def peak(self, again: frozenset[int]) -> float:
         """The most bytes held at once beside the arguments, if these ops are repeated."""
-        chosen = frozenset(self.values(again))
-        stored = (
-            Rerun(self.graph, self._step, chosen, self._brought(chosen)).stored()
-            if chosen
-            else self._step.stored
-        )
-        return self._step.held_bytes(stored)
+        moment = self._moment
+        if again:
+            chosen = frozenset(self.values(again))
+            scans = {at: self._brought(pair, chosen) for at, pair in self._pairs.items()}
+            moment = self._step.moment(Rerun(self._passes, chosen, scans).stored())
+        return beside_arguments(moment, self._step.mesh)
 
-    def _brought(self, chosen: Collection[str]) -> Mapping[int, Brought]:
-        """By the position of each paired forward scan, what its partner then reads."""
-        return {at: self._brought_by(pair, chosen) for at, pair in self._pairs.items()}
-
-    def _brought_by(self, pair: _Pair, chosen: Collection[str]) -> Brought:
+    def _brought(self, pair: _Pair, chosen: Collection[str]) -> Brought:
         """The inputs of a backward scan that makes chosen values of its partner's body."""
         body = self.graph.ops[pair.forward].graphs[0]
         stacked = set(pair.stacked.values())
