@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from autopar.errors import InfeasibleError
 from autopar.ir.sharding import MeshShape
-from autopar.passes.shard.model.batches import tag_batch
 from autopar.passes.shard.model.decisions import Choice, Place, Reading, ReadKind
 from autopar.passes.shard.recipes.base import AbstractRecipe, Choices
 from autopar.passes.shard.recipes.data import DataParallel
@@ -37,8 +36,8 @@ class ExpertParallel(AbstractRecipe):
 
     def suits(self, reading: Reading) -> bool:
         """True if there is a product with the weights of experts."""
-        tags, weights = tag_batch(reading.graph), find_weights(reading)
-        view = View(reading, MeshShape((), ()), (), tags, weights)
+        weights = find_weights(reading)
+        view = View(reading, MeshShape((), ()), (), reading.batch, weights)
         return any(_expert_slots(view, index) for index in sorted(weights.readers))
 
     @property
