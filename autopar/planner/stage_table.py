@@ -49,11 +49,14 @@ def stage_table(
     if any(recipe.suits(reading) for reading in programs.every_reading()):
         request = request.with_recipe(recipe.of_parts)
     shapes = [s for s in submesh_shapes(request.cluster) if _meshes(s, request)]
-    host = request.cluster.device_count // request.cluster.hosts
+    devices = request.cluster.device_count
     if request.stages == 1:  # it has all devices, whatever it takes
-        shapes, host = shapes[-1:], request.cluster.device_count
+        shapes = shapes[-1:]
+    host = devices // request.cluster.hosts
+    if (request.stages or len(programs.layers)) * host < devices:
+        host = devices  # too few stages to have one host each: those of several are needed
     rows = {m: programs.batching.batch // m for m in counts}
-    bound = _WorkBound(host, request.cluster.device_count, len(programs.layers), rows)
+    bound = _WorkBound(host, devices, len(programs.layers), rows)
     priced = [_options(programs, s, counts, request, setting, bound) for s in shapes]
     able = [m for m in counts if any(found[m] for found in priced)]
     if not able:
