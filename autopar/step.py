@@ -750,7 +750,7 @@ class ParallelStep(Generic[P, R]):
         transport = transport_for(self._transport, meshes, this_job())
         if not isinstance(transport, LocalTransport):
             told.say(f"compiling; arrays travel between processes by {transport.name}")
-            if planned.programs.folded is None:  # one program waits for nobody's list
+            if planned.programs.spmd is None:  # one program waits for nobody's list
                 _check_waiting(planned.program, meshes, transport)
         options = Options(
             donate=self._donate,

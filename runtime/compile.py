@@ -26,7 +26,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from autopar.frontend.compat import options_for_devices
 from autopar.frontend.plain_data import type_of
 from autopar.frontend.traced import Const, Equation, FlatProgram
-from autopar.ir.spmd import Block, Fence, Instruction, LocalOp, Loop, Move
+from autopar.ir.listing import Block, Fence, Instruction, LocalOp, Loop, Move
 from autopar.runtime.bind import is_key
 from autopar.runtime.parts import PartSource
 

@@ -27,21 +27,21 @@ from jax.sharding import Mesh
 from autopar.errors import JobError
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.frontend.traced import TracedStep
-from autopar.ir.folded import FoldedProgram
 from autopar.ir.program import Program
 from autopar.ir.projection import Host
+from autopar.ir.spmd_program import SpmdProgram
 from autopar.runtime.actions import Action, Binding
 from autopar.runtime.bind import host_of, mesh_shape, with_axis
 from autopar.runtime.callbacks import HostCalls, LaterCaller
 from autopar.runtime.cells import as_array
 from autopar.runtime.compile import Count, compile_parts, tell_nobody
 from autopar.runtime.feeds import Feeder, Fetcher, Registers
-from autopar.runtime.folded import FoldedSource, FoldedStep, walked
 from autopar.runtime.interface import Interface, register_types
 from autopar.runtime.job import end_job
 from autopar.runtime.pieces import join_outputs
 from autopar.runtime.place import check_closed_over
 from autopar.runtime.spanning import Gatherer
+from autopar.runtime.spmd_program import SpmdSource, SpmdStep, walked
 from autopar.runtime.timeline import Observer, Timeline
 from autopar.runtime.transport.abstract import AbstractTransport, in_flight_limit
 from autopar.runtime.transport.local import LocalTransport
@@ -110,7 +110,7 @@ class Executor:
     def __init__(
         self,
         trace: MicrobatchTrace,
-        program: Program | FoldedProgram,
+        program: Program | SpmdProgram,
         meshes: Sequence[Mesh],
         options: Options = Options(),
     ) -> None:
@@ -120,12 +120,12 @@ class Executor:
     def _build(
         self,
         trace: MicrobatchTrace,
-        lowered: Program | FoldedProgram,
+        lowered: Program | SpmdProgram,
         meshes: Sequence[Mesh],
         options: Options,
     ) -> None:
-        folded = lowered if isinstance(lowered, FoldedProgram) else None
-        program = lowered.program if isinstance(lowered, FoldedProgram) else lowered
+        spmd = lowered if isinstance(lowered, SpmdProgram) else None
+        program = lowered.program if isinstance(lowered, SpmdProgram) else lowered
         self._traced = trace.whole
         check_closed_over(trace.whole.closed_over, trace.whole)
         if not program.is_one_part:
@@ -146,11 +146,11 @@ class Executor:
         types = register_types(program, sources, feeds, self._interface.meshes)
         limit = in_flight_limit(platform)
         own = [n for n, s in enumerate(sources) if host.owns(s.program.part.submesh)]
-        together: FoldedStep | None = None
+        together: SpmdStep | None = None
         programs: Sequence[Any] = ()
-        if folded is not None:
+        if spmd is not None:
             lasting = self._interface.lasting(options.donate)
-            together = FoldedStep(FoldedSource(folded, sources), meshes, lasting, limit)
+            together = SpmdStep(SpmdSource(spmd, sources), meshes, lasting, limit)
             options.compiled(1, 1)
             self.compile_report = together.report
             self.compiled = {trace.whole.name: together.compiled}

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from autopar.ir.listing import Move, MoveStep
 from autopar.ir.sharding import MeshShape
-from autopar.ir.spmd import Move, MoveStep
 
 
 def run_move(piece: Any, move: Move, mesh: MeshShape) -> Any:

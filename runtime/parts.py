@@ -22,9 +22,9 @@ from autopar.errors import GraphError
 from autopar.frontend.plain_data import dtype_name
 from autopar.frontend.traced import Const, Equation, FlatProgram
 from autopar.ir.host_calls import HOST_CALLS
+from autopar.ir.listing import Block, Fence, Listing, LocalOp, Loop, Move
 from autopar.ir.program import PartProgram
 from autopar.ir.sharding import MeshShape, Sharding
-from autopar.ir.spmd import Block, Fence, LocalOp, Loop, Move, SpmdProgram
 from autopar.runtime.bind import ArrayType
 from autopar.runtime.callbacks import HostCalls, run_host_call
 from autopar.runtime.local import Local, local_run
@@ -35,7 +35,7 @@ Env = dict[str, Any]
 
 def local_function(
     program: FlatProgram,
-    listing: SpmdProgram,
+    listing: Listing,
     mesh: MeshShape,
     platform: str = "cpu",
     calls: HostCalls | None = None,

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from autopar.cluster.chip import Platform
 from autopar.cost import fusion
 from autopar.ir.graph import Graph, Op
+from autopar.ir.listing import Block, Fence, Instruction, Listing, LocalOp, Loop, Move
 from autopar.ir.rule import Rule
 from autopar.ir.sharding import MeshShape, Sharding
-from autopar.ir.spmd import Block, Fence, Instruction, LocalOp, Loop, Move, SpmdProgram
 from autopar.ir.values import Literal, Value, item_bytes
 
 # -- in which order dims lie -----------------------------------------------------------------------
@@ -350,7 +350,7 @@ class Sizes:
             self._known[key] = found
         return found
 
-    def inputs(self, program: SpmdProgram) -> dict[str, int]:
+    def inputs(self, program: Listing) -> dict[str, int]:
         """Bytes of one device's pieces of the step's arguments."""
         lying = zip(self._graph.inputs, program.input_shardings, strict=True)
         return {i.value.name: self.of(i.value, s) for i, s in lying}

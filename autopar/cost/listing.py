@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from autopar.cost.kernels import Kernel, Sizes, Stored
 from autopar.cost.prices import Prices
 from autopar.ir.control_flow import ControlFlow
-from autopar.ir.spmd import Block, LocalOp, Loop, Move
+from autopar.ir.listing import Block, LocalOp, Loop, Move
 from autopar.rules import HEAVY
 
 

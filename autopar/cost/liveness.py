@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from autopar.cost.kernels import Kernel, Stored
+from autopar.ir.listing import Block
 from autopar.ir.peak import HeldKind
-from autopar.ir.spmd import Block
 
 _ALIGNMENT = 256  # every buffer's size is rounded up to it
 

@@ -21,9 +21,9 @@ from autopar.ir.batching import Accumulator
 from autopar.ir.control_flow import PortKind
 from autopar.ir.graph import Graph, Op
 from autopar.ir.graph import Origin as OpOrigin
+from autopar.ir.listing import Block, Fence, Instruction, Listing, LocalOp, Loop, Move
 from autopar.ir.peak import SHOWN_ITEMS, HeldItem, HeldKind, Peak
 from autopar.ir.sharding import MeshShape, Sharding
-from autopar.ir.spmd import Block, Fence, Instruction, LocalOp, Loop, Move, SpmdProgram
 from autopar.ir.values import Role, Value
 
 
@@ -40,7 +40,7 @@ class _Made:
 
 def peak_of(
     graph: Graph,
-    program: SpmdProgram,
+    program: Listing,
     given: Mapping[str, int],
     moments: Sequence[Moment],
     peak_bytes: int,
@@ -70,9 +70,7 @@ def peak_of(
     )
 
 
-def argument_kinds(
-    graph: Graph, program: SpmdProgram, given: Mapping[str, int]
-) -> Counter[HeldKind]:
+def argument_kinds(graph: Graph, program: Listing, given: Mapping[str, int]) -> Counter[HeldKind]:
     """Bytes of the step's arguments, by kind."""
     totals = Counter[HeldKind]()
     for item in _arguments(graph, program, given):
@@ -87,7 +85,7 @@ def piece_kinds(graph: Graph, moment: Moment, at_top: bool) -> dict[str, HeldKin
     return {name: _kind(piece, readers.get(name, ()), at_top) for name, piece in made.items()}
 
 
-def _arguments(graph: Graph, program: SpmdProgram, given: Mapping[str, int]) -> Iterator[HeldItem]:
+def _arguments(graph: Graph, program: Listing, given: Mapping[str, int]) -> Iterator[HeldItem]:
     trained = _read_before_update(graph)
     for i, sharding in zip(graph.inputs, program.input_shardings, strict=True):
         value = i.value
@@ -229,7 +227,7 @@ class AsPart:
 
 def held_bytes(
     graph: Graph,
-    program: SpmdProgram,
+    program: Listing,
     mesh: MeshShape,
     platform: Platform = "gpu",
     sizes: Sizes | None = None,
@@ -264,7 +262,7 @@ class HeldWhile:
 
 
 def held_while(
-    graph: Graph, program: SpmdProgram, mesh: MeshShape, platform: Platform = "gpu"
+    graph: Graph, program: Listing, mesh: MeshShape, platform: Platform = "gpu"
 ) -> Iterator[HeldWhile]:
     """Bytes held over a step, kernel by kernel; the most is the peak of `held_bytes`.
 
@@ -299,7 +297,7 @@ class StepKernels:
 
 
 def step_kernels(
-    graph: Graph, program: SpmdProgram, mesh: MeshShape, platform: Platform = "gpu"
+    graph: Graph, program: Listing, mesh: MeshShape, platform: Platform = "gpu"
 ) -> StepKernels:
     """Reads the kernels of a step, its loops being as they are."""
     walk = _Walk(Sizes(graph, mesh, platform))
@@ -318,7 +316,7 @@ def beside_arguments(moment: Moment, mesh: MeshShape) -> int:
 
 
 def held_spans(
-    graph: Graph, program: SpmdProgram, mesh: MeshShape, platform: Platform = "gpu"
+    graph: Graph, program: Listing, mesh: MeshShape, platform: Platform = "gpu"
 ) -> BlockSpans:
     """From which kernel to which each stored piece of a listing is held, by the rules above."""
     walk = _Walk(Sizes(graph, mesh, platform))
@@ -353,14 +351,14 @@ class _Walk:
             for body in self._bodies[step.results] if isinstance(step, Loop) else ():
                 yield from self.written(body.block, body.stored)
 
-    def around(self, graph: Graph, program: SpmdProgram) -> tuple[dict[str, int], set[str]]:
+    def around(self, graph: Graph, program: Listing) -> tuple[dict[str, int], set[str]]:
         """The bytes of a step's arguments; the pieces that are in the arguments' buffers."""
         given, block = self._sizes.inputs(program), program.block
         returned = {block.outputs[o] for o, _ in graph.donated}
         return given, {*given, *(o for o in returned if o is not None)}
 
     def step(
-        self, graph: Graph, program: SpmdProgram, part: AsPart | None = None
+        self, graph: Graph, program: Listing, part: AsPart | None = None
     ) -> tuple[dict[str, int], Moment]:
         """The bytes of a step's arguments, and its moment."""
         given, outside = self.around(graph, program)
@@ -373,7 +371,7 @@ class _Walk:
     def _with_sums(
         self,
         graph: Graph,
-        program: SpmdProgram,
+        program: Listing,
         stored: Stored,
         accumulators: Sequence[Accumulator],
     ) -> Stored:

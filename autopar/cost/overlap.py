@@ -20,7 +20,7 @@ from autopar.cost.order import combined, depth_first
 from autopar.cost.prices import Prices
 from autopar.errors import GraphError
 from autopar.ir.graph import Graph, Op
-from autopar.ir.spmd import Block, LocalOp, Loop, Move, SpmdProgram
+from autopar.ir.listing import Block, Listing, LocalOp, Loop, Move
 
 # Of what could be hidden this stays exposed: XLA combines collectives into few that start late and
 # hold up much, and does not look far ahead. From its H100 timelines of GPT-1.3B: with dp, fsdp,
@@ -32,7 +32,7 @@ _ROUNDING = 1e-9  # of the seconds, by which sums in another order may differ
 _TIMED_FROM, _GUESSES = 9, (5000.0, 1000.0, 1.0)
 
 
-def listing_seconds(graph: Graph, program: SpmdProgram, prices: Prices) -> Seconds:
+def listing_seconds(graph: Graph, program: Listing, prices: Prices) -> Seconds:
     """Seconds of one run of a listing of `graph`.
 
     Element-wise work is fused as `stored_kernels` has it, and pays for what it loads and stores;
@@ -42,7 +42,7 @@ def listing_seconds(graph: Graph, program: SpmdProgram, prices: Prices) -> Secon
 
 
 def timed_listing(
-    graph: Graph, program: SpmdProgram, prices: Prices, sizes: Sizes | None = None
+    graph: Graph, program: Listing, prices: Prices, sizes: Sizes | None = None
 ) -> Timed:
     """Times one run of a listing as `listing_seconds` does, kernel by kernel.
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from autopar.cluster import Chip, Cluster, LinkLevel, axis_links
 from autopar.cost.collective import COLLECTIVE_KINDS, SCATTER_TIE, collective_seconds
 from autopar.errors import MeshError
-from autopar.ir.folded import FoldedProgram
 from autopar.ir.graph import Op
 from autopar.ir.program import Program, Run, Send
 from autopar.ir.sharding import MeshShape
+from autopar.ir.spmd_program import SpmdProgram
 from autopar.rules import HEAVY
 
 # Work whose result is fused into what reads it costs next to nothing, but not nothing.
@@ -71,14 +71,12 @@ _PROGRAM_SECONDS = 300e-6
 _PIECE_SECONDS = 8e-6  # an array of a submesh that goes into one program, or comes out of it
 
 
-def issue_seconds(
-    lowered: Program | FoldedProgram, blocks: Sequence[int], cluster: Cluster
-) -> float:
+def issue_seconds(lowered: Program | SpmdProgram, blocks: Sequence[int], cluster: Cluster) -> float:
     """Seconds that the busiest host takes; `blocks` are the first devices of the submeshes."""
     of_host = max(1, cluster.device_count // cluster.hosts)
     hosts = [first // of_host for first in blocks]
     issued: Counter[int] = Counter()
-    if isinstance(lowered, FoldedProgram):
+    if isinstance(lowered, SpmdProgram):
         for held in (*lowered.feeds, *lowered.fetches):
             issued.update(h for h, r in zip(hosts, held.registers, strict=True) if r >= 0)
         return _PROGRAM_SECONDS + _PIECE_SECONDS * max(issued.values(), default=0)

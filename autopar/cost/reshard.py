@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from autopar.cost.collective import SCATTER_TIE
 from autopar.errors import GraphError
+from autopar.ir.listing import COLLECTIVES, Collective, MoveStep
 from autopar.ir.sharding import MeshShape, Sharding
-from autopar.ir.spmd import COLLECTIVES, Collective, MoveStep
 from autopar.ir.values import Value, item_bytes
 
 Floats = npt.NDArray[np.float64]

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from autopar.cost.listing import Seconds
 from autopar.cost.memory import Held
 from autopar.cost.overlap import Timed, moved_seconds
+from autopar.ir.listing import Listing, Traffic, traffic_of
 from autopar.ir.peak import Peak
-from autopar.ir.spmd import SpmdProgram, Traffic, traffic_of
 from autopar.schedule.times import StageTimes
 
 _NONE = Seconds()
@@ -42,7 +42,7 @@ class StageCost:
     held: Held | None = None
 
     @classmethod
-    def of_whole_step(cls, listing: SpmdProgram, held: Held, timed: Timed) -> StageCost:
+    def of_whole_step(cls, listing: Listing, held: Held, timed: Timed) -> StageCost:
         """The cost of a step that is one program."""
         return cls(
             once=timed.seconds,

@@ -19,10 +19,10 @@ from autopar.errors import PlanError
 from autopar.inspecting.loaded_plan import Listed, reopen
 from autopar.ir.control_flow import Port
 from autopar.ir.graph import Graph, Op
+from autopar.ir.listing import Block, Listing, LocalOp, Loop, Move, MoveStep
 from autopar.ir.plan import Argument, Plan
 from autopar.ir.rule import Kind
 from autopar.ir.sharding import Sharding
-from autopar.ir.spmd import Block, LocalOp, Loop, Move, MoveStep, SpmdProgram
 from autopar.ir.values import Role
 from autopar.rules import has_rule
 
@@ -52,7 +52,7 @@ class Tables:
     operands: Mapping[str, Route]
 
 
-def tables_of(graph: Graph, program: SpmdProgram, shardings: Mapping[str, Sharding]) -> Tables:
+def tables_of(graph: Graph, program: Listing, shardings: Mapping[str, Sharding]) -> Tables:
     """The layouts and moves of a step's values; `shardings` has inputs of bodies.
 
     Results that cannot but lie as they should are left out.
@@ -382,7 +382,7 @@ def _plan_lines(plan: Plan, listed: Listed) -> Iterator[str]:
     # The comment on the two tables, from where they are empty.
     tables_source = _source("running.py").split(_PLAN)[1].split(_PROGRAM)[0]
     yield from (line for line in tables_source.splitlines() if line.startswith("# "))
-    tables = tables_of(listed.graph, listed.program, listed.sharding.sharding_of)
+    tables = tables_of(listed.graph, listed.listing, listed.sharding.sharding_of)
     yield from _route_lines("RESULTS", tables.results, names)
     yield from _route_lines("OPERANDS", tables.operands, names)
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from autopar.inspecting.flow import Flow
 from autopar.ir.graph import Graph, Op
 from autopar.ir.inspection import AxisRole, AxisUse
+from autopar.ir.listing import LocalOp, Move
 from autopar.ir.rule import Rule
 from autopar.ir.sharding import Sharding
-from autopar.ir.spmd import LocalOp, Move
 from autopar.ir.values import Role
 from autopar.passes.shard.model.batches import tag_batch
 from autopar.rules import HEAVY
@@ -211,7 +211,7 @@ class Facts:
         return facts
 
     def _note_arguments(self, flow: Flow, trained: set[str]) -> None:
-        graph, shardings = flow.listed.graph, flow.listed.program.input_shardings
+        graph, shardings = flow.listed.graph, flow.listed.listing.input_shardings
         for given, sharding in zip(graph.inputs, shardings, strict=True):
             value, path = given.value, given.path
             if not path or not value.shape:

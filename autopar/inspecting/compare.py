@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from autopar.inspecting.reshardable_unit import ReshardableUnit, Weighed
 from autopar.ir.comparison import Change, Comparison, FigureChange, Move, Place
 from autopar.ir.explanation import Price, TrafficChange
+from autopar.ir.listing import Traffic, kind_order
 from autopar.ir.naming import Names, and_more, over, spec
 from autopar.ir.paths import common_path, counted_paths, unnumbered
 from autopar.ir.plan import Argument, Origin, Plan
 from autopar.ir.sharding import MeshShape, Sharding
 from autopar.ir.sharding_plan import ShardingPlan
-from autopar.ir.spmd import COLLECTIVES, Traffic
 from autopar.ir.stages import Remat
 from autopar.ir.text import show_bytes, show_seconds
 
@@ -49,7 +49,7 @@ def sent_by(weighed: Weighed, names: Names) -> dict[Key, Sent]:
     """The collectives of a step on one device by kind, axes and what they move."""
     found: dict[Key, Sent] = {}
     for listing in weighed.listings:
-        for move, c in listing.program.collectives():
+        for move, c in listing.listing.collectives():
             name = names.of(move.value.name)
             key, runs = (c.kind, c.axes, unnumbered(name)), c.runs * listing.runs
             flow = Sent(runs, c.nbytes * runs, c.seconds * runs, frozenset([name]))
@@ -62,7 +62,7 @@ def traffic_changes(
 ) -> tuple[TrafficChange, ...]:
     """Collectives by kind and axes that differ, before and after, in a fixed order."""
     old, new = _by_axes(before), _by_axes(after)
-    keys = sorted({*old, *new}, key=lambda k: (COLLECTIVES.index(k[0]), k[1]))
+    keys = sorted({*old, *new}, key=kind_order)
     pairs = ((key, old.get(key, Sent()), new.get(key, Sent())) for key in keys)
     return tuple(
         TrafficChange(*key, (a.count, b.count), (a.nbytes, b.nbytes), (a.seconds, b.seconds))
@@ -75,7 +75,7 @@ def _by_axes(weighed: Sequence[Weighed]) -> dict[tuple[str, tuple[str, ...]], Se
     found: dict[tuple[str, tuple[str, ...]], Sent] = {}
     for one in weighed:
         for listing in one.listings:
-            for _, c in listing.program.collectives():
+            for _, c in listing.listing.collectives():
                 runs = c.runs * listing.runs
                 flow = Sent(runs, c.nbytes * runs, c.seconds * runs)
                 found[c.kind, c.axes] = found.get((c.kind, c.axes), Sent()).plus(flow)
@@ -392,8 +392,7 @@ def _describe_changes(graph: str, changes: Sequence[Change]) -> Iterator[Change]
 def _traffic(a: Plan, b: Plan, names: AxisNames) -> Iterator[TrafficChange]:
     before = {(t.kind, t.axes): t for t in a.prediction.traffic}
     after = {(t.kind, tuple(names.get(x, x) for x in t.axes)): t for t in b.prediction.traffic}
-    order = {kind: i for i, kind in enumerate(COLLECTIVES)}
-    for kind, axes in sorted({*before, *after}, key=lambda k: (order.get(k[0], len(order)), k)):
+    for kind, axes in sorted({*before, *after}, key=kind_order):
         none = Traffic(kind, axes, 0, 0, 0.0)
         old, new = before.get((kind, axes), none), after.get((kind, axes), none)
         change = TrafficChange(

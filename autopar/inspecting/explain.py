@@ -17,7 +17,7 @@ from autopar.errors import ArgumentError, listing
 from autopar.inspecting.compare import sentences
 from autopar.inspecting.loaded_plan import LoadedPlan
 from autopar.inspecting.reshardable_unit import (
-    Listing,
+    PartListing,
     ReshardableUnit,
     Weighed,
     too_large,
@@ -25,13 +25,13 @@ from autopar.inspecting.reshardable_unit import (
 )
 from autopar.ir.explanation import Alternative, Explanation, Price
 from autopar.ir.graph import Graph, Op, Operand
+from autopar.ir.listing import Block, Collective, Fence, LocalOp, Loop, Move
 from autopar.ir.naming import RENAMING, Names, and_more, full_name, over, place_of, spec, split
 from autopar.ir.paths import common_path, counted_paths, matches, meant, unnumbered
 from autopar.ir.plan import Argument
 from autopar.ir.rule import Kind
 from autopar.ir.sharding import Assignment, MeshShape, Sharding, replicated
 from autopar.ir.sharding_plan import OpPath
-from autopar.ir.spmd import Block, Collective, Fence, LocalOp, Loop, Move
 from autopar.ir.text import show_bytes, show_seconds
 from autopar.ir.values import Value
 from autopar.passes.shard.diagnose.why import Case, others, unbound
@@ -205,13 +205,13 @@ class Reader:
     runs: int
 
 
-def reads(listings: Sequence[Listing], name: str) -> tuple[str, ...]:
+def reads(listings: Sequence[PartListing], name: str) -> tuple[str, ...]:
     """A sentence for each way in which a value is read, forward first, heavy ops first."""
     groups: dict[tuple[object, ...], list[Reader]] = {}
     waiting = [name]
     for form in waiting:  # what one part makes of it, another may read
         for part in listings:
-            graph, block = part.graph, part.program.block
+            graph, block = part.graph, part.listing.block
             for reader in _readers(graph, block, form, (), part.runs):
                 groups.setdefault(_alike(reader), []).append(reader)
             # Casts and the like of it that leave the graph.
@@ -301,10 +301,10 @@ def _after(via: Sequence[Collective]) -> str:
 # -- gradients ---------------------------------------------------------------------------------
 
 
-def arrival(listings: Sequence[Listing], name: str, names: Names) -> Iterator[str]:
+def arrival(listings: Sequence[PartListing], name: str, names: Names) -> Iterator[str]:
     """Sentences on how a value comes to be: by sums, or as an argument's gradient."""
     for part in listings:
-        graph, block = part.graph, part.program.block
+        graph, block = part.graph, part.listing.block
         for step in block.instructions:
             if isinstance(step, Move) and step.result == name and step.collectives:
                 yield f"it is made {_after(step.collectives)}"

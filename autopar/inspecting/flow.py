@@ -18,8 +18,8 @@ from autopar.cost.overlap import Timed, timed_listing
 from autopar.inspecting.loaded_plan import Listed
 from autopar.ir.graph import Op, Operand
 from autopar.ir.inspection import Spot
+from autopar.ir.listing import Block, Fence, Instruction, LocalOp, Loop, Move
 from autopar.ir.naming import join_words
-from autopar.ir.spmd import Block, Fence, Instruction, LocalOp, Loop, Move
 from autopar.ir.values import Role
 
 # What leaves a value the same but for its type, its order or its scale: a piece of an argument
@@ -52,21 +52,21 @@ class Flow:
 
         `paths` and `makers` are of what other listings make: its inputs that are no arguments.
         """
-        flow = cls(listed, tuple(_steps(listed.program.block, listed.runs)), {}, {}, {})
+        flow = cls(listed, tuple(_steps(listed.listing.block, listed.runs)), {}, {}, {})
         for given in listed.graph.inputs:
             name = given.value.name
             if given.path or name in paths:
                 flow.paths[name] = given.path or paths[name]
             elif name in makers:
                 flow.makers[name] = makers[name]
-        flow._forward(listed.program.block)
-        flow._back(listed.program.block)
+        flow._forward(listed.listing.block)
+        flow._back(listed.listing.block)
         return flow
 
     @cached_property
     def timed(self) -> Timed:
         """A single run of the listing, kernel by kernel."""
-        return timed_listing(self.listed.graph, self.listed.program, self.listed.prices)
+        return timed_listing(self.listed.graph, self.listed.listing, self.listed.prices)
 
     @cached_property
     def read_before_update(self) -> frozenset[str]:

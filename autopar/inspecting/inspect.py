@@ -26,12 +26,12 @@ from autopar.ir.inspection import (
     ModuleRow,
     OpRow,
 )
+from autopar.ir.listing import LocalOp, Loop, Move
 from autopar.ir.paths import common_path, unnumbered
 from autopar.ir.peak import HeldKind
 from autopar.ir.plan import Plan, PlannedStage
 from autopar.ir.program import Part
 from autopar.ir.sharding import replicated
-from autopar.ir.spmd import LocalOp, Loop, Move
 from autopar.ir.values import Input, Role
 from autopar.planner.placed_stages import PlacedStages
 from autopar.schedule.grid import Kind
@@ -58,7 +58,7 @@ def _levels(flow: Flow) -> Iterator[MemoryLevel]:
     listed, timed = flow.listed, flow.timed
     spent = {kernel.makes[0]: s.total for _, kernel, s in timed.spent() if kernel.makes}
     mesh, platform = listed.prices.mesh, listed.prices.cluster.chip.platform
-    held = list(held_while(listed.graph, listed.program, mesh, platform))
+    held = list(held_while(listed.graph, listed.listing, mesh, platform))
     taken = [spent.get(h.kernel.makes[0], 0.0) if h.kernel.makes else 0.0 for h in held]
     scale, now = timed.seconds.total / (sum(taken) or 1.0), 0.0
     for h, seconds in zip(held, taken, strict=True):
@@ -138,7 +138,7 @@ def _always(parts: Sequence[tuple[Part, Flow]]) -> Counter[HeldKind]:
     for part, flow in parts:
         listed = flow.listed
         sizes, sharding_of = Sizes(listed.graph, listed.sharding.mesh), listed.sharding.sharding_of
-        given = sizes.inputs(listed.program)
+        given = sizes.inputs(listed.listing)
         for i in listed.graph.inputs:
             if i.path and i.role is not Role.BATCH:
                 kind = HeldKind.PARAMETER if i.path in trained else HeldKind.OPTIMIZER
@@ -372,9 +372,10 @@ Roles = Mapping[tuple[int, str], tuple[AxisRole, ...]]  # of an axis of a submes
 
 
 def comm_rows(flows: Sequence[Flow], roles: Roles) -> tuple[CommRow, ...]:
-    """The collectives, those that are alike in one row, in the order in which they first run.
+    """The collectives, those that are alike in one row, the costliest first.
 
-    Seconds are as they are timed: neighbors that run as one share what that takes by their bytes.
+    That is the order in which the terminal, the page and JSON list them. Seconds are as they are
+    timed: neighbors that run as one share what that takes by their bytes.
     """
     groups: dict[tuple[object, ...], list[CommRow]] = {}
     for flow in flows:
@@ -397,7 +398,7 @@ def comm_rows(flows: Sequence[Flow], roles: Roles) -> tuple[CommRow, ...]:
                 members=members,
             )
         )
-    return tuple(found)
+    return tuple(sorted(found, key=lambda row: (-row.seconds, -row.total_bytes)))
 
 
 def comms_of(flow: Flow, roles: Roles) -> Iterator[CommRow]:

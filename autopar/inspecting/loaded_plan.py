@@ -14,12 +14,12 @@ from autopar.errors import PlanError
 from autopar.ir.batching import Batching
 from autopar.ir.graph import Graph
 from autopar.ir.inspection import WHOLE_STEP
+from autopar.ir.listing import Listing
 from autopar.ir.plan import Plan
 from autopar.ir.plan_file import contents_of
 from autopar.ir.program import PartKind
 from autopar.ir.record import Record
 from autopar.ir.sharding_plan import ShardingPlan
-from autopar.ir.spmd import SpmdProgram
 from autopar.passes.base import Setting
 from autopar.passes.layer.fixed import Fixed, Single
 from autopar.passes.lower.lowering import lowering_named
@@ -37,7 +37,7 @@ class Listed:
 
     graph: Graph
     sharding: ShardingPlan
-    program: SpmdProgram
+    listing: Listing
     prices: Prices
     submesh: int = 0
     stage: int = WHOLE_STEP
@@ -62,7 +62,7 @@ class LoadedPlan:
         return tuple(
             cost_stage(
                 self.placed, number, self.plan.submeshes[stage.submesh].sharding,
-                [listed.program for part, listed in made if part.stage == number],
+                [listed.listing for part, listed in made if part.stage == number],
             )
             for number, stage in enumerate(self.plan.stages)
         )  # fmt: skip
@@ -72,7 +72,7 @@ class LoadedPlan:
         """The programs of the stages, one of all where the plan has them so."""
         plan = self.plan
         setting = Setting(self.cluster, plan.mesh, plan.origin.memory_bytes)
-        known = {n: listed.program for n, listed in enumerate(self.listings)}
+        known = {n: listed.listing for n, listed in enumerate(self.listings)}
         found = lower_stages(self.placed, [s.sharding for s in plan.submeshes], setting, known)
         return found.lowered_by(lowering_named(plan.lowering), setting)
 

@@ -10,9 +10,8 @@ from autopar.cost.stage import peak_bytes
 from autopar.inspecting.loaded_plan import LoadedPlan
 from autopar.ir.explanation import Price
 from autopar.ir.graph import Graph
-from autopar.ir.plan import SPMD
+from autopar.ir.listing import Listing
 from autopar.ir.sharding_plan import ShardingPlan
-from autopar.ir.spmd import SpmdProgram
 from autopar.ir.text import show_bytes
 from autopar.passes.base import NO_LIMIT_BYTES, Pins, Setting
 from autopar.passes.shard.diagnose.why import Answer, Case, anew, case_of
@@ -22,15 +21,15 @@ from autopar.passes.shard.recipes import recipe_named
 from autopar.planner.fit_within import fit_within
 from autopar.planner.placed_stages import PlacedStages
 from autopar.planner.request import pins_on
-from autopar.planner.stage_programs import cost_stage, time_folded, time_step
+from autopar.planner.stage_programs import cost_stage, time_spmd, time_step
 
 
 @dataclass(frozen=True)
-class Listing:
+class PartListing:
     """A listing of a graph that a device runs `runs` times a step."""
 
     graph: Graph
-    program: SpmdProgram
+    listing: Listing
     runs: int
 
 
@@ -39,7 +38,7 @@ class Weighed:
     """A sharding of a unit, the listings that it means, and what a step takes with it."""
 
     sharding: ShardingPlan
-    listings: tuple[Listing, ...]
+    listings: tuple[PartListing, ...]
     price: Price
 
     @property
@@ -105,15 +104,15 @@ class ReshardableUnit:
         spent = sum((c.of_step(placed.stages.microbatches) for c in mine), Seconds())
         peak = peak_bytes(mine, placed.in_flight[self.submesh])
         timing = time_step(placed, costs)
-        if self.loaded.plan.lowering == SPMD and not placed.stages.is_one_program:
+        if self.loaded.plan.is_spmd_pipeline:
             programs = self.loaded.programs
-            assert programs.folded is not None
-            timing = time_folded(timing, programs.folded)
+            assert programs.spmd is not None
+            timing = time_spmd(timing, programs.spmd)
             own_costs = [self.loaded.costs[s] for s in own]
             apart = peak_bytes(own_costs, placed.in_flight[self.submesh])
             peak += programs.peak_bytes[self.submesh] - apart
         price = price_of(spent, timing.seconds, solver_seconds, peak)
-        listings = tuple(Listing(part.graph, m, placed.runs(part)) for part, m in made)
+        listings = tuple(PartListing(part.graph, m, placed.runs(part)) for part, m in made)
         return Weighed(sharding, listings, price)
 
     def setting(self, pins: Pins, partial_sums: bool | None = None) -> Setting:

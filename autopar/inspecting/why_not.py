@@ -10,7 +10,7 @@ from autopar.errors import ArgumentError, InfeasibleError
 from autopar.inspecting.compare import moved, traffic_changes
 from autopar.inspecting.loaded_plan import LoadedPlan
 from autopar.inspecting.reshardable_unit import (
-    Listing,
+    PartListing,
     ReshardableUnit,
     Weighed,
     price_of,
@@ -145,7 +145,7 @@ class _Asking:
         """The plan that was found, without what it moves for nothing."""
         sharding, limit = found.sharding, self.loaded.plan.origin.memory_bytes
         price = price_of(found.spent, found.seconds, found.cost, found.peak_bytes)
-        listing = Listing(unit.graph, found.listing, 1)
+        listing = PartListing(unit.graph, found.listing, 1)
         case = unit.case(self.every, sharding.reuse_gathered)
         chosen = case_of(case.posed, sharding, sharding.reuse_gathered).chosen
         near = homed(case, chosen, (), limit)

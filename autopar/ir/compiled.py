@@ -20,7 +20,7 @@ class CheckLevel(Enum):
 class CompiledCollective:
     """A collective of a compiled program, `runs` times a step.
 
-    `nbytes` is the whole local buffer of one device and one run, as `ir.spmd.Collective` has it.
+    `nbytes` is the whole local buffer of one device and one run, as `ir.listing.Collective` has it.
     `axes` are mesh axes, () where its groups are those of no axes. `op` and `line` are the user's
     module path and file:line as the compiler kept them, "" where it did not.
     """

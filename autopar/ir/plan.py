@@ -11,12 +11,12 @@ from pathlib import Path
 
 from autopar.errors import GraphError
 from autopar.ir.codec import ByName, Text
+from autopar.ir.listing import Traffic
 from autopar.ir.peak import Peak
 from autopar.ir.rate import Rate, items_of_batch
 from autopar.ir.record import Record
 from autopar.ir.sharding import MeshShape, Sharding
 from autopar.ir.sharding_plan import Outcome, Recomputation, ShardingPlan
-from autopar.ir.spmd import Traffic
 from autopar.ir.stages import ONE_PROGRAM, Remat, Submesh
 from autopar.ir.text import columns, show_bytes, show_seconds
 from autopar.ir.values import Role, Value
@@ -274,9 +274,9 @@ class Plan:
         return self.schedule == ONE_PROGRAM
 
     @property
-    def is_folded(self) -> bool:
-        """True if the stages of several submeshes run as one program."""
-        return self.lowering == SPMD and len(self.submeshes) > 1
+    def is_spmd_pipeline(self) -> bool:
+        """True if all stages and microbatches run as one SPMD program, which takes its turns."""
+        return self.lowering == SPMD and not self.is_one_program
 
     @property
     def recomputed(self) -> tuple[str, ...]:
@@ -465,6 +465,6 @@ class Plan:
             for i, s in enumerate(self.stages)
         ]  # fmt: skip
         yield from columns(rows, "  ")
-        if self.lowering == SPMD:
+        if self.is_spmd_pipeline:
             yield "  all stages are one program: a step is one call of the host"
         yield from (f"  {note}" for note in self.notes)

@@ -15,8 +15,8 @@ from functools import cached_property
 
 from autopar.ir.batching import Accumulator, Rows
 from autopar.ir.graph import Graph
+from autopar.ir.listing import Listing
 from autopar.ir.sharding import Sharding
-from autopar.ir.spmd import SpmdProgram
 from autopar.ir.stages import Submesh
 from autopar.ir.values import Value
 
@@ -103,7 +103,7 @@ class PartProgram:
     """
 
     part: Part
-    listing: SpmdProgram
+    listing: Listing
     donated: tuple[int, ...] = ()
 
 
@@ -207,7 +207,7 @@ class Program:
     microbatches: int
 
     @classmethod
-    def of_one_part(cls, graph: Graph, listing: SpmdProgram, submesh: Submesh) -> Program:
+    def of_one_part(cls, graph: Graph, listing: Listing, submesh: Submesh) -> Program:
         """The program of a step that is one part on one submesh: read, run, give back.
 
         Inputs lie in the first registers, in order, and outputs in those that follow.

@@ -17,15 +17,15 @@ from autopar.errors import GraphError
 from autopar.ir.control_flow import Port, PortKind
 from autopar.ir.graph import Graph, Op
 from autopar.ir.host_calls import HOST_CALLS, handed_on_by
+from autopar.ir.listing import Block, Fence, Listing, LocalOp, Loop, Move
 from autopar.ir.rule import Dims, Kind, Rule
 from autopar.ir.sharding import MeshShape, Sharding, replicated
-from autopar.ir.spmd import Block, Fence, LocalOp, Loop, Move, SpmdProgram
 from autopar.ir.values import Literal, Value
 
 _REDUCING = ("all-reduce", "reduce-scatter")
 
 
-def check_listing(graph: Graph, program: SpmdProgram, mesh: MeshShape) -> None:
+def check_listing(graph: Graph, program: Listing, mesh: MeshShape) -> None:
     """Raise GraphError, which names the op and its line, unless the listing is sound.
 
     The graph's ops must carry their rules.

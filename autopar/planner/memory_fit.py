@@ -12,12 +12,12 @@ from autopar.cost.listing import Seconds
 from autopar.cost.memory import held_bytes
 from autopar.errors import AutoparError, InfeasibleError, MemoryLimitError
 from autopar.ir.graph import Graph
+from autopar.ir.listing import Listing
 from autopar.ir.sharding import MeshShape
 from autopar.ir.sharding_plan import Margin, Outcome, ShardingPlan, Status
-from autopar.ir.spmd import SpmdProgram
 from autopar.ir.stages import Submesh
 from autopar.passes.base import NO_LIMIT_BYTES, AbstractSharding, Setting, Watcher
-from autopar.passes.lower.spmd import lower_checked
+from autopar.passes.lower.listing import lower_checked
 from autopar.passes.pipeline import PassPipeline
 from autopar.passes.shard.model.costs import ReshardCosts
 from autopar.passes.shard.model.residuals import Residuals
@@ -218,7 +218,7 @@ class MeshPlan:
         return self.programs.shardings[0]
 
     @property
-    def listing(self) -> SpmdProgram:
+    def listing(self) -> Listing:
         """The listing that every device runs."""
         return self.programs.program.parts[0].listing
 

@@ -19,19 +19,19 @@ from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder
 from autopar.ir.batching import BatchGraphs, Batching
 from autopar.ir.graph import Graph
+from autopar.ir.listing import Listing
 from autopar.ir.plan import Plan
 from autopar.ir.program import Part, PartKind, SubmeshGraph
 from autopar.ir.sharding import MeshShape
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.soundness import check_listing
-from autopar.ir.spmd import SpmdProgram
 from autopar.ir.stages import LayerSequence, Stage, StagePlan, Submesh
 from autopar.ir.values import item_bytes
 from autopar.passes.base import Holding, Pins, Setting
+from autopar.passes.lower.listing import lower_graph
 from autopar.passes.lower.partition.part_dataflow import PartDataflow
 from autopar.passes.lower.partition.split import split
 from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan, submesh_graph
-from autopar.passes.lower.spmd import lower_spmd
 from autopar.passes.pipeline import PassPipeline
 from autopar.passes.shard.model.costs import ReshardCosts
 from autopar.schedule.table import in_flight
@@ -159,13 +159,13 @@ class PlacedStages:
         """The parts of a stage."""
         return tuple(p for p in self.parts if p.stage == stage)
 
-    def lowered(self, part: Part, sharding: ShardingPlan) -> SpmdProgram:
+    def lowered(self, part: Part, sharding: ShardingPlan) -> Listing:
         """The listing of a part where its submesh is sharded so, not checked yet."""
         graph, resharder = self.graphs[part.submesh], self.contexts[part.submesh].resharder
         loose = frozenset[str]() if part.kind is PartKind.WHOLE else left_partial(part, graph)
-        return lower_spmd(part.graph, self.part_sharding(part, sharding), resharder, loose)
+        return lower_graph(part.graph, self.part_sharding(part, sharding), resharder, loose)
 
-    def listing(self, part: Part, sharding: ShardingPlan) -> SpmdProgram:
+    def listing(self, part: Part, sharding: ShardingPlan) -> Listing:
         """The listing of a part where its submesh is sharded so.
 
         Raises GraphError where that would compute something else than the part.

@@ -9,6 +9,7 @@ from autopar.cost.model_flops import model_flops
 from autopar.frontend.compat import jax_minor
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.graph import Graph
+from autopar.ir.listing import Traffic, kind_order
 from autopar.ir.plan import (
     RESULT,
     Argument,
@@ -21,7 +22,6 @@ from autopar.ir.program import Feed, Fetch, Program
 from autopar.ir.record import Record
 from autopar.ir.sharding import replicated
 from autopar.ir.sharding_plan import Outcome, Recomputation
-from autopar.ir.spmd import COLLECTIVES, Traffic
 from autopar.ir.values import Role
 from autopar.planner.memory_fit import MeshContext
 from autopar.planner.request import Request
@@ -183,5 +183,4 @@ def _traffic(programs: StagePrograms, submesh: int) -> Iterator[Traffic]:
                 nbytes=known.nbytes + found.nbytes * runs,
                 seconds=known.seconds + found.seconds * runs,
             )
-    order = {kind: i for i, kind in enumerate(COLLECTIVES)}
-    yield from (table[key] for key in sorted(table, key=lambda k: (order[k[0]], k[1])))
+    yield from (table[key] for key in sorted(table, key=kind_order))

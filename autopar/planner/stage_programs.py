@@ -19,19 +19,19 @@ from autopar.cost.overlap import moved_seconds, timed_listing
 from autopar.cost.prices import issue_seconds
 from autopar.cost.stage import StageCost, peak_bytes, stage_times
 from autopar.ir.batching import Accumulator
-from autopar.ir.folded import NONE, FoldedProgram
 from autopar.ir.graph import Graph
+from autopar.ir.listing import Listing, Traffic, traffic_of
 from autopar.ir.program import Part, PartKind, Program, SubmeshGraph
 from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.soundness import check_listing
-from autopar.ir.spmd import SpmdProgram, Traffic, traffic_of
+from autopar.ir.spmd_program import NONE, SpmdProgram
 from autopar.ir.values import Role, Value, item_bytes
 from autopar.passes.base import Setting
+from autopar.passes.lower.listing import lower_graph
 from autopar.passes.lower.lowering import AbstractLowering, LoweredStages, Mpmd, Spmd
 from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan
 from autopar.passes.lower.program import lower_pipeline
-from autopar.passes.lower.spmd import lower_spmd
 from autopar.passes.shard.model.costs import ReshardCosts
 from autopar.planner.placed_stages import PlacedStages
 from autopar.schedule.planned import simulate_loop
@@ -45,7 +45,7 @@ def cost_stage(
     placed: PlacedStages,
     stage: int,
     sharding: ShardingPlan,
-    listings: Sequence[SpmdProgram],
+    listings: Sequence[Listing],
 ) -> StageCost:
     """Seconds and bytes of a stage where its submesh is sharded so.
 
@@ -86,12 +86,12 @@ def cost_part(
     joint: SubmeshGraph,
     plan: ShardingPlan,
     tables: ReshardCosts,
-    listing: SpmdProgram | None = None,
+    listing: Listing | None = None,
 ) -> PartCost:
     """The cost of a part where its submesh is sharded by `plan`."""
     if listing is None:
         own, loose = part_plan(part, joint, plan), left_partial(part, joint)
-        listing = lower_spmd(part.graph, own, tables.resharder, loose)
+        listing = lower_graph(part.graph, own, tables.resharder, loose)
     platform = tables.prices.cluster.chip.platform
     sizes = Sizes(part.graph, plan.mesh, platform)
     run = timed_listing(part.graph, listing, tables.prices, sizes)
@@ -271,7 +271,7 @@ class StepTiming:
         return self.simulation.peak_in_flight if self.simulation is not None else (1,)
 
 
-def time_folded(timing: StepTiming, folded: FoldedProgram) -> StepTiming:
+def time_spmd(timing: StepTiming, spmd: SpmdProgram) -> StepTiming:
     """The time of the same stages as one program: a tick takes as long as its slowest submesh.
 
     What is passed on at the end of a tick is waited for.
@@ -283,7 +283,7 @@ def time_folded(timing: StepTiming, folded: FoldedProgram) -> StepTiming:
     backward = [a + b for a, b in zip(inward, times.weight_gradient, strict=True)]
     send = max(times.send_seconds, default=0.0)
     total = 0.0
-    for loop in folded.loops:
+    for loop in spmd.loops:
         first, second = loop.turns
         for a, b in zip(first.ticks, second.ticks, strict=True):
             busy = 0.0
@@ -295,7 +295,7 @@ def time_folded(timing: StepTiming, folded: FoldedProgram) -> StepTiming:
                 busy = max(busy, seconds)
             total += busy + send * (any(lane for lane in first.lanes) and max(a) != NONE)
             total += send * (any(lane for lane in second.lanes) and max(b) != NONE)
-    return replace(timing, tick_seconds=total, flying=folded.peak_in_flight)
+    return replace(timing, tick_seconds=total, flying=spmd.peak_in_flight)
 
 
 def time_step(placed: PlacedStages, costs: Sequence[StageCost]) -> StepTiming:
@@ -327,14 +327,14 @@ class StagePrograms:
     """A step as the programs of its stages.
 
     `priced` are the costs of the stages where they are known already. Where stages are one
-    program, `folded` is that, and the devices run it in place of the instructions of `program`.
+    program, `spmd` is that, and the devices run it in place of the instructions of `program`.
     """
 
     placed: PlacedStages
     shardings: tuple[ShardingPlan, ...]  # by submesh
     program: Program
     priced: tuple[StageCost, ...] = ()
-    folded: FoldedProgram | None = None
+    spmd: SpmdProgram | None = None
 
     @property
     def graph(self) -> Graph:
@@ -356,20 +356,20 @@ class StagePrograms:
         )  # fmt: skip
 
     @property
-    def lowered(self) -> Program | FoldedProgram:
+    def lowered(self) -> Program | SpmdProgram:
         """The list of instructions, or the one program, that the devices run."""
-        return self.folded or self.program
+        return self.spmd or self.program
 
     @property
     def lowering(self) -> str:
         """The name of how the stages are lowered; one stage is one program anyway."""
-        return Spmd.name if self.folded or self.program.is_one_part else Mpmd.name
+        return Spmd.name if self.spmd or self.program.is_one_part else Mpmd.name
 
     @cached_property
     def timing(self) -> StepTiming:
         """The stages in time."""
         timing = time_step(self.placed, self.costs)
-        return time_folded(timing, self.folded) if self.folded is not None else timing
+        return time_spmd(timing, self.spmd) if self.spmd is not None else timing
 
     def lowered_by(self, lowering: AbstractLowering, setting: Setting) -> StagePrograms:
         """The same stages as a pass lowers them. Raises LoweringError where it cannot."""
@@ -377,10 +377,10 @@ class StagePrograms:
             return self
         cluster = self.placed.cluster
         blocks = [c.block.start for c in self.placed.contexts]
-        timing = replace(self, folded=None).timing
+        timing = replace(self, spmd=None).timing
 
-        def seconds(lowered: Program | FoldedProgram) -> float:
-            of = time_folded(timing, lowered) if isinstance(lowered, FoldedProgram) else timing
+        def seconds(lowered: Program | SpmdProgram) -> float:
+            of = time_spmd(timing, lowered) if isinstance(lowered, SpmdProgram) else timing
             return max(of.seconds, issue_seconds(lowered, blocks, cluster))
 
         given = LoweredStages(
@@ -388,19 +388,19 @@ class StagePrograms:
             self.placed.contexts[0].resharder,
             cluster.chip.platform,
             seconds,
-            lambda folded: max(replace(self, folded=folded).peak_bytes),
+            lambda spmd: max(replace(self, spmd=spmd).peak_bytes),
         )
         found = lowering.run(given, setting)
-        return replace(self, folded=found if isinstance(found, FoldedProgram) else None)
+        return replace(self, spmd=found if isinstance(found, SpmdProgram) else None)
 
     @property
     def peak_bytes(self) -> tuple[int, ...]:
         """The most bytes that one device of each submesh holds."""
-        if self.folded is not None:  # all devices have room for the same
-            held = self.folded.state_bytes + self.folded.sum_bytes
+        if self.spmd is not None:  # all devices have room for the same
+            held = self.spmd.state_bytes + self.spmd.sum_bytes
             working = max(c.working_bytes for c in self.costs)
             update = max(c.once_bytes for c in self.costs)
-            flying = self.folded.ring_bytes + self.folded.lane_bytes
+            flying = self.spmd.ring_bytes + self.spmd.lane_bytes
             peak = held + max(flying + working, update)
             return (peak,) * len(self.shardings)
         return tuple(
@@ -427,7 +427,7 @@ def lower_stages(
     placed: PlacedStages,
     shardings: Sequence[ShardingPlan],
     setting: Setting,
-    known: Mapping[int, SpmdProgram] | None = None,
+    known: Mapping[int, Listing] | None = None,
 ) -> StagePrograms:
     """Lowers every part of stages that were sharded, now or before, to a list of instructions.
 
@@ -441,9 +441,9 @@ def lower_stages(
 
 
 def _lower(
-    placed: PlacedStages, shardings: Sequence[ShardingPlan], known: Mapping[int, SpmdProgram]
+    placed: PlacedStages, shardings: Sequence[ShardingPlan], known: Mapping[int, Listing]
 ) -> Program:
-    listings: list[SpmdProgram] = []
+    listings: list[Listing] = []
     for n, part in enumerate(placed.parts):
         sharding = shardings[part.submesh]
         listings.append(known[n] if n in known else placed.lowered(part, sharding))

@@ -23,9 +23,9 @@ from autopar.cost.listing import Seconds
 from autopar.cost.stage import StageCost, peak_bytes
 from autopar.errors import InfeasibleError, MemoryLimitError
 from autopar.ir.graph import Graph, Op, Operand
+from autopar.ir.listing import Listing
 from autopar.ir.program import SubmeshGraph
 from autopar.ir.sharding_plan import OpPath, ShardingPlan
-from autopar.ir.spmd import SpmdProgram
 from autopar.ir.text import show_bytes
 from autopar.ir.values import Value
 from autopar.passes.base import NO_LIMIT_BYTES, AbstractSharding, Setting
@@ -244,7 +244,7 @@ class SubmeshPlan:
     costs: tuple[StageCost, ...]
     peak_bytes: int
     seconds: float
-    listings: Mapping[int, SpmdProgram]
+    listings: Mapping[int, Listing]
 
     @classmethod
     def of(cls, placed: PlacedStages, submesh: int, sharding: ShardingPlan) -> SubmeshPlan:
@@ -265,7 +265,7 @@ class SubmeshPlan:
     @classmethod
     def of_costs(
         cls, placed: PlacedStages, submesh: int, sharding: ShardingPlan,
-        costs: tuple[StageCost, ...], listings: Mapping[int, SpmdProgram],
+        costs: tuple[StageCost, ...], listings: Mapping[int, Listing],
     ) -> SubmeshPlan:  # fmt: skip
         """The sharding where it is known what the stages cost."""
         runs = placed.stages.microbatches

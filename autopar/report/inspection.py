@@ -194,16 +194,15 @@ def communication(rows: Sequence[CommRow], shown: int | None) -> RenderableType:
         "bytes: one device's buffer in one run · time: of all runs in a step · hidden: the "
         "share of it that overlaps with compute"
     )
-    ordered = sorted(rows, key=lambda r: (-r.seconds, -r.total_bytes))
-    kept = ordered[:shown]
+    kept = rows[:shown]
     table = Table(
         "Each collective, the costliest first",
         ("/moves", "line", "part", "kind", "axes", ">runs x bytes", ">time", ">hidden"),
         [_collective(row) for row in kept],
         lead=2,
     )
-    left_out = rest(len(ordered) - len(kept))
-    return Group(collectives_by_kind(ordered), "", table, *left_out, Text(note, style=QUIET))
+    left_out = rest(len(rows) - len(kept))
+    return Group(collectives_by_kind(rows), "", table, *left_out, Text(note, style=QUIET))
 
 
 def collectives_by_kind(rows: Sequence[CommRow]) -> Table:

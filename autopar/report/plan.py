@@ -10,7 +10,7 @@ from rich.text import Text
 from autopar.cluster.planned import planned_cluster
 from autopar.ir.inspection import AxisUse, MemoryCurve
 from autopar.ir.peak import Peak
-from autopar.ir.plan import SPMD, Plan
+from autopar.ir.plan import Plan
 from autopar.ir.sharding import spec_text
 from autopar.ir.sharding_plan import Status
 from autopar.ir.stages import Remat
@@ -18,7 +18,9 @@ from autopar.ir.text import show_bytes, show_seconds, show_type
 from autopar.ir.values import Role
 from autopar.report.inspection import axis_roles, memory_over_time, roles_of, roles_text
 from autopar.report.rows import (
+    SPMD_TICKS,
     Row,
+    costliest,
     exposed_share,
     holdings_of,
     meshes_of,
@@ -141,7 +143,7 @@ def _is_whole(plan: Plan) -> bool:
 def _stages_text(plan: Plan) -> str:
     """Into how many stages and microbatches the step is cut, and what runs them."""
     submeshes, microbatches = len(plan.submeshes), f"{plan.microbatches} microbatches"
-    joined = ", as one program" if plan.lowering == SPMD else ""
+    joined = ", as one program" if plan.is_spmd_pipeline else ""
     if submeshes == 1:
         return f"one, {microbatches} with gradient accumulation{joined}"
     chunks = "" if len(plan.stages) == submeshes else f" on {submeshes} submeshes"
@@ -183,7 +185,7 @@ def margins_line(plan: Plan) -> Text:
 
 def collectives(plan: Plan) -> RenderableType:
     """The collectives of a step by kind and axes, the costliest first."""
-    found = sorted(plan.prediction.traffic, key=lambda t: -t.seconds)
+    found = costliest(plan)
     if not found:
         where = "" if plan.is_one_program else " within a stage"
         return Text(f"No collectives{where}: devices do not communicate.", style=QUIET)
@@ -230,10 +232,6 @@ _MOST_LINES = 24
 _COLUMNS = (
     "forward, backward: one microbatch · once: gradient reductions and update, at the end of a "
     "step · memory: the peak of one device"
-)
-_TICKS = (
-    "one program: all submeshes take a forward and a backward at most in each tick, which lasts as "
-    "long as its slowest; the picture is of the same stages as programs of their own"
 )
 _REMATS = {
     Remat.SELECTIVE: "all of the forward but products with parameters is",
@@ -291,8 +289,8 @@ def _notes(plan: Plan) -> Iterator[Text]:
             yield Text(f"{', '.join(stages)}: {what} recomputed in the backward pass")
     for note in plan.notes:
         yield Text(f"microbatches: {note}", style=QUIET)
-    if plan.is_folded:
-        yield Text(_TICKS, style=QUIET)
+    if plan.is_spmd_pipeline:
+        yield Text(SPMD_TICKS, style=QUIET)
 
 
 # -- memory ----------------------------------------------------------------------------------------

@@ -22,11 +22,11 @@ from autopar.ir.inspection import (
     OpRow,
     Spot,
 )
+from autopar.ir.listing import Traffic, kind_order
 from autopar.ir.paths import common_path, unnumbered
 from autopar.ir.peak import Peak
 from autopar.ir.plan import Argument, Plan, PlannedStage
 from autopar.ir.sharding import Sharding, spec_text
-from autopar.ir.spmd import Traffic
 from autopar.ir.values import Role, item_bytes
 from autopar.schedule.simulate import Simulation
 
@@ -145,7 +145,7 @@ def plan_data(plan: Plan) -> dict[str, Json]:
             "price_seconds_per_gib": price_per_gib(plan),
         },
         "pipeline": pipeline_data(plan) if not plan.is_one_program else None,
-        "collectives": [traffic_row(t) for t in p.traffic],
+        "collectives": [traffic_row(t) for t in costliest(plan)],
         "parameters": _argument_data(plan, plan.arguments),
     }  # fmt: skip
 
@@ -160,6 +160,11 @@ def rate_data(plan: Plan) -> dict[str, Json]:
         "items_per_second": rate.items_per_second,
         "roofline_seconds": dict(p.roofline),
     }
+
+
+def costliest(plan: Plan) -> list[Traffic]:
+    """The collectives of a step by kind and axes, in the order in which all drawings list them."""
+    return sorted(plan.prediction.traffic, key=lambda t: -t.seconds)
 
 
 def traffic_row(t: Traffic) -> Row:
@@ -269,6 +274,13 @@ def _whole_bytes(a: Argument) -> int:
 # -- stages and their schedule ---------------------------------------------------------------------
 
 
+SPMD_TICKS = (
+    "The devices run all stages as one program: in each tick every submesh takes a forward and a "
+    "backward at most, and a tick lasts as long as its slowest. The picture is of the same stages "
+    "as programs of their own, so it ends before the predicted step does."
+)
+
+
 def pipeline_data(plan: Plan) -> Json:
     """The same as JSON; seconds and bytes."""
     return {
@@ -356,7 +368,9 @@ def by_kind(rows: Sequence[CommRow]) -> dict[tuple[str, tuple[str, ...]], list[C
     groups: dict[tuple[str, tuple[str, ...]], list[CommRow]] = {}
     for row in rows:
         groups.setdefault((row.kind, row.axes), []).append(row)
-    return dict(sorted(groups.items(), key=lambda g: (-sum(r.seconds for r in g[1]), g[0])))
+    return dict(
+        sorted(groups.items(), key=lambda g: (-sum(r.seconds for r in g[1]), kind_order(g[0])))
+    )
 
 
 def kind_rows(rows: Sequence[CommRow]) -> list[Row]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from autopar.ir.compiled import CheckLevel, Compiled, CompiledCollective
-from autopar.ir.spmd import COLLECTIVES, Collective, Move
+from autopar.ir.listing import Collective, Move, kind_order
 from autopar.ir.text import columns, show_bytes
 from autopar.ir.values import Value, item_bytes
 from autopar.ir.verification import CompiledPart, Figure, Unit
@@ -60,7 +60,7 @@ class PlannedCollective:
 
     @classmethod
     def of(cls, move: Move, collective: Collective) -> PlannedCollective:
-        """The collective of a move, as `SpmdProgram.collectives` lists them."""
+        """The collective of a move, as `Listing.collectives` lists them."""
         return cls(
             collective.kind, collective.axes, move.value.dtype, collective.nbytes,
             collective.runs, move.value, move.region, move.line,
@@ -138,7 +138,7 @@ class Realised:
 def compare_collectives(
     planned: Iterable[tuple[Move, Collective]], compiled: Iterable[CompiledCollective]
 ) -> Realised:
-    """The comparison of `SpmdProgram.collectives()` with what `compiled_collectives` read."""
+    """The comparison of `Listing.collectives()` with what `compiled_collectives` read."""
     plans = [PlannedCollective.of(move, collective) for move, collective in planned]
     found = list(compiled)
     differences = sorted(_Matching(plans, found).differences(), key=lambda d: -d.nbytes)
@@ -153,8 +153,7 @@ def _rows(
         mine[p.kind, _sorted(p.axes)] += p.nbytes * p.runs
     for c in compiled:
         theirs[c.kind, _sorted(c.axes)] += c.nbytes * c.runs
-    order = {kind: at for at, kind in enumerate(COLLECTIVES)}
-    for kind, axes in sorted({*mine, *theirs}, key=lambda k: (order[k[0]], k[1])):
+    for kind, axes in sorted({*mine, *theirs}, key=kind_order):
         yield Row(kind, axes, mine[kind, axes], theirs[kind, axes])
 
 
@@ -404,9 +403,8 @@ def _traffic(found: Realised) -> Iterator[Figure]:
         key = row.kind, () if row.kind in unplaced else row.axes
         planned[key] += row.planned_bytes
         real[key] += row.compiled_bytes
-    order = {kind: i for i, kind in enumerate(COLLECTIVES)}
     all_bytes = max(planned.total(), real.total())
-    for kind, axes in sorted({*planned, *real}, key=lambda k: (order[k[0]], k[1])):
+    for kind, axes in sorted({*planned, *real}, key=kind_order):
         mine, theirs = planned[kind, axes], real[kind, axes]
         where = f" over {' + '.join(axes)}" if axes else ""
         near = abs(mine - theirs) <= BYTES_SHARE * theirs

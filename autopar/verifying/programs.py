@@ -14,18 +14,18 @@ from autopar.cost.memory import AsPart, held_bytes
 from autopar.cost.overlap import timed_listing
 from autopar.cost.prices import Prices
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
-from autopar.ir.folded import FoldedProgram
+from autopar.ir.listing import Collective, Move
 from autopar.ir.plan import Prediction
 from autopar.ir.program import PartKind, Program
-from autopar.ir.spmd import Collective, Move
+from autopar.ir.spmd_program import SpmdProgram
 from autopar.ir.values import Role, item_bytes
 from autopar.planner.planned import Planned
-from autopar.runtime.aot.program import AotProgram, export_folded, export_part
+from autopar.runtime.aot.program import AotProgram, export_part, export_spmd
 from autopar.runtime.bind import shape_with_axis
 from autopar.runtime.compile import group_equal_parts
-from autopar.runtime.folded import FoldedSource
 from autopar.runtime.interface import Interface
 from autopar.runtime.parts import PartSource
+from autopar.runtime.spmd_program import SpmdSource
 from autopar.runtime.validation.steps import CpuProgram, cpu_program_of_part, cpu_program_of_stages
 
 
@@ -69,8 +69,8 @@ def programs_of(planned: Planned, cluster: Cluster, target: Target) -> Iterator[
     meshes = tuple(shape_with_axis(s.mesh) for s in program.submeshes)
     interface = Interface(trace, program, meshes)
     is_cpu = target.platform == "cpu"
-    if (folded := planned.programs.folded) is not None:
-        yield _folded(interface, folded, planned.plan.prediction, cluster, target)
+    if (spmd := planned.programs.spmd) is not None:
+        yield _spmd(interface, spmd, planned.plan.prediction, cluster, target)
         return
     for sources in group_equal_parts(interface.sources(target.platform, donate_state=True)):
         part = sources[0].program.part
@@ -99,25 +99,25 @@ def _whole(
     )
 
 
-def _folded(
+def _spmd(
     interface: Interface,
-    folded: FoldedProgram,
+    spmd: SpmdProgram,
     predicted: Prediction,
     cluster: Cluster,
     target: Target,
 ) -> PlannedProgram:
     """The one program of all stages."""
     sources = interface.sources(target.platform, donate_state=True)
-    source, kept = FoldedSource(folded, sources), interface.lasting(donate_state=True)
+    source, kept = SpmdSource(spmd, sources), interface.lasting(donate_state=True)
     if target.platform == "cpu":
         export: Callable[[], AotProgram] | CpuProgram = cpu_program_of_stages(source, kept)
     else:
-        export = partial(export_folded, source, kept, folded.program.submeshes, cluster)
+        export = partial(export_spmd, source, kept, spmd.program.submeshes, cluster)
     return PlannedProgram(
         name="",
         export=export,
         collectives=None,
-        argument_bytes=folded.state_bytes,
+        argument_bytes=spmd.state_bytes,
         peak_bytes=predicted.peak_bytes,
         seconds=predicted.seconds,
         exposed_seconds=predicted.exposed_seconds,

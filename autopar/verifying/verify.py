@@ -13,10 +13,10 @@ from autopar.errors import ArgumentError, VerifyError
 from autopar.frontend import read_call
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.compiled import CheckLevel, Compiled
-from autopar.ir.folded import FoldedProgram
 from autopar.ir.plan import Plan
 from autopar.ir.program import Program
 from autopar.ir.projection import walks
+from autopar.ir.spmd_program import SpmdProgram
 from autopar.ir.verification import CompiledPart, Numerics, Verification
 from autopar.passes.lower.projections import Transports, verify_projections
 from autopar.planner.planned import Planned
@@ -102,7 +102,7 @@ def verify_planned(planned: Planned, called: Called, inquiry: Inquiry) -> Verifi
         return Verification(origin.step, origin.cluster_name, level, numerics=found, notes=notes)
     cluster = _target_cluster(planned, inquiry)
     target = Target.of(cluster)
-    if planned.programs.folded is not None:
+    if planned.programs.spmd is not None:
         if level is CheckLevel.COLLECTIVES:
             raise VerifyError(_NOT_COMPARED)
         notes += (_NOT_COMPARED,)
@@ -174,8 +174,8 @@ def _validation(
         called, plain, notes = small.called, small.plain, (small.note,)
         trace, program = MicrobatchTrace.of_whole(small.traced), small.program
     meshes = [s.mesh for s in program.submeshes]
-    folded = planned.programs.folded
-    running: AbstractContextManager[FlatStep] = _on_cpu(trace, folded or program)
+    spmd = planned.programs.spmd
+    running: AbstractContextManager[FlatStep] = _on_cpu(trace, spmd or program)
     if elsewhere is not None:
         running, note = elsewhere
         notes = (*notes, note)
@@ -194,9 +194,9 @@ def _validation(
 
 
 @contextmanager
-def _on_cpu(trace: MicrobatchTrace, lowered: Program | FoldedProgram) -> Generator[FlatStep]:
+def _on_cpu(trace: MicrobatchTrace, lowered: Program | SpmdProgram) -> Generator[FlatStep]:
     """The planned step on this process's CPU devices, or one program on those of another one."""
-    program = lowered.program if isinstance(lowered, FoldedProgram) else lowered
+    program = lowered.program if isinstance(lowered, SpmdProgram) else lowered
     count = sum(s.mesh.device_count for s in program.submeshes)
     if not program.is_one_part or runs_here(count):
         yield planned_step(trace, lowered)

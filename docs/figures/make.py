@@ -42,7 +42,7 @@ _BOXES = (
     ("layer", "LayerSequence", "equal blocks, and", "where ops belong"),
     ("stage", "StagePlan", "layers, devices,", "schedule"),
     ("shard", "ShardingPlan", "mesh axes of", "each tensor"),
-    ("lower", "SpmdProgram", "the listing of ops", "and collectives"),
+    ("lower", "Listing", "ops and collectives", "of each device"),
     ("plan", "plan.json", "runs with no", "solving"),
 )
 _WIDE, _TALL, _GAP, _TOP = 98.0, 46.0, 17.0, 34.0

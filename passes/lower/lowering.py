@@ -14,11 +14,11 @@ from typing import ClassVar
 
 from autopar.cost.reshard import Resharder
 from autopar.errors import LoweringError
-from autopar.ir.folded import FoldedProgram
 from autopar.ir.program import Program
+from autopar.ir.spmd_program import SpmdProgram
 from autopar.ir.text import show_bytes
 from autopar.passes.base import AbstractPass, Setting
-from autopar.passes.lower.fold import fold
+from autopar.passes.lower.spmd_program import lower_spmd
 
 # One program gives up the timeline of its parts and their bits: it has to be clearly faster.
 _CLEARLY = 0.8
@@ -36,16 +36,16 @@ class LoweredStages:
     program: Program
     resharder: Resharder
     platform: str
-    seconds: Callable[[Program | FoldedProgram], float]
-    peak_bytes: Callable[[FoldedProgram], int]
+    seconds: Callable[[Program | SpmdProgram], float]
+    peak_bytes: Callable[[SpmdProgram], int]
 
 
 @dataclass(frozen=True)
-class AbstractLowering(AbstractPass[LoweredStages, Program | FoldedProgram]):
+class AbstractLowering(AbstractPass[LoweredStages, Program | SpmdProgram]):
     """Lowers stages to what the devices run."""
 
     @abc.abstractmethod
-    def run(self, given: LoweredStages, setting: Setting) -> Program | FoldedProgram:
+    def run(self, given: LoweredStages, setting: Setting) -> Program | SpmdProgram:
         """The list of instructions, or one program; raises LoweringError where there is none."""
 
 
@@ -66,17 +66,17 @@ class Spmd(AbstractLowering):
 
     name: ClassVar[str] = "spmd"
 
-    def run(self, given: LoweredStages, setting: Setting) -> FoldedProgram:
-        """The list folded. Raises LoweringError where it cannot be, or does not fit."""
-        folded = fold(given.program, given.resharder)
-        peak = given.peak_bytes(folded)
+    def run(self, given: LoweredStages, setting: Setting) -> SpmdProgram:
+        """The list spmd. Raises LoweringError where it cannot be, or does not fit."""
+        spmd = lower_spmd(given.program, given.resharder)
+        peak = given.peak_bytes(spmd)
         if peak > setting.memory_bytes:
             raise LoweringError(
                 f"one program of all stages holds {show_bytes(peak)} on a device, of "
-                f"{show_bytes(setting.memory_bytes)}: {show_bytes(folded.unused_bytes)} of it are "
+                f"{show_bytes(setting.memory_bytes)}: {show_bytes(spmd.unused_bytes)} of it are "
                 "room for state of other stages. Leave lower=spmd out, or use more stages."
             )
-        return folded
+        return spmd
 
 
 @dataclass(frozen=True)
@@ -85,16 +85,16 @@ class Faster(AbstractLowering):
 
     name: ClassVar[str] = "auto"
 
-    def run(self, given: LoweredStages, setting: Setting) -> Program | FoldedProgram:
+    def run(self, given: LoweredStages, setting: Setting) -> Program | SpmdProgram:
         """The one program where it can be had, is known to run, fits, and is clearly faster."""
         if given.platform not in _PROVEN:
             return given.program
         try:
-            folded = Spmd().run(given, setting)
+            spmd = Spmd().run(given, setting)
         except LoweringError:
             return given.program
         limit = _CLEARLY * given.seconds(given.program)
-        return folded if given.seconds(folded) < limit else given.program
+        return spmd if given.seconds(spmd) < limit else given.program
 
 
 def lowering_named(name: str) -> AbstractLowering:

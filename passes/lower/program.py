@@ -16,9 +16,9 @@ from functools import cached_property
 from itertools import groupby, repeat
 
 from autopar.errors import GraphError, listing
+from autopar.ir.listing import Listing
 from autopar.ir.program import ONCE, PartKind, PartProgram, Program, Run, Send, Start, Transfer
 from autopar.ir.sharding import Sharding
-from autopar.ir.spmd import SpmdProgram
 from autopar.passes.lower.partition.part_assignment import PartKey
 from autopar.passes.lower.partition.part_dataflow import PartDataflow
 from autopar.passes.lower.partition.register_allocation import (
@@ -229,7 +229,7 @@ _KINDS = {
 Route = tuple[int, int, Sequence[Passage]]  # from one submesh to another, and what is sent
 
 
-def lower_pipeline(dataflow: PartDataflow, listings: Sequence[SpmdProgram]) -> Program:
+def lower_pipeline(dataflow: PartDataflow, listings: Sequence[Listing]) -> Program:
     """Lower a step that `split` has cut, given the listing of each part.
 
     Raises GraphError if the program could not run, or would compute something else.

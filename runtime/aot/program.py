@@ -23,9 +23,9 @@ from autopar.ir.stages import Submesh
 from autopar.ir.text import show_bytes
 from autopar.runtime.aot.extras import check_extras, compiler_of
 from autopar.runtime.aot.gpu_specs import gpu_spec
-from autopar.runtime.folded import FoldedSource
 from autopar.runtime.parts import PartSource
 from autopar.runtime.parts import abstract_mesh as abstract_mesh
+from autopar.runtime.spmd_program import SpmdSource
 
 _DUMPED_HLO = ("*after_optimizations_after_buffer_assignment.txt", "*gpu_after_optimizations.txt")
 _REPORT = "*memory-usage-report.txt"
@@ -232,8 +232,8 @@ def export_part(source: PartSource, submeshes: Sequence[Submesh], cluster: Clust
     return export_jitted(source.jitted(mesh), given, source.mesh, order, source.donated, target)
 
 
-def export_folded(
-    source: FoldedSource,
+def export_spmd(
+    source: SpmdSource,
     kept: Collection[tuple[int, int]],
     submeshes: Sequence[Submesh],
     cluster: Cluster,

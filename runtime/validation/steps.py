@@ -19,14 +19,14 @@ from autopar.frontend.trace.step import plain_steps
 from autopar.frontend.traced import FlatProgram
 from autopar.hlo.collectives import compiled_collectives
 from autopar.ir.compiled import Compiled
-from autopar.ir.folded import FoldedProgram
 from autopar.ir.program import Program
 from autopar.ir.sharding import MeshShape
+from autopar.ir.spmd_program import SpmdProgram
 from autopar.ir.text import show_bytes
 from autopar.runtime.bind import bind_mesh, is_key
 from autopar.runtime.executor import Executor
-from autopar.runtime.folded import FoldedSource
 from autopar.runtime.parts import PartSource
+from autopar.runtime.spmd_program import SpmdSource
 
 # Flat arguments of the step, on the host, to its flat results there.
 FlatStep = Callable[[Sequence[Any]], list[Any]]
@@ -94,9 +94,9 @@ def plain_step(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> F
     return run
 
 
-def planned_step(trace: MicrobatchTrace, lowered: Program | FoldedProgram) -> FlatStep:
+def planned_step(trace: MicrobatchTrace, lowered: Program | SpmdProgram) -> FlatStep:
     """A planned step on CPU devices; raises VerifyError where this process has too few."""
-    program = lowered.program if isinstance(lowered, FoldedProgram) else lowered
+    program = lowered.program if isinstance(lowered, SpmdProgram) else lowered
     places = [s.devices or tuple(range(s.mesh.device_count)) for s in program.submeshes]
     devices = cpu_devices(1 + max(max(own) for own in places))
     pairs = zip(program.submeshes, places, strict=True)
@@ -208,7 +208,7 @@ class CpuProgram:
         )
 
 
-def cpu_program_of_stages(source: FoldedSource, kept: Collection[tuple[int, int]]) -> CpuProgram:
+def cpu_program_of_stages(source: SpmdSource, kept: Collection[tuple[int, int]]) -> CpuProgram:
     """The one program of all stages; raises VerifyError where there are too few CPU devices."""
     mesh = source.mesh
     bound = bind_mesh(mesh, range(mesh.device_count), cpu_devices(mesh.device_count))

@@ -10,7 +10,7 @@ from autopar.cost.reshard import Resharder
 from autopar.ir.record import parse_graph
 from autopar.ir.sharding import MeshShape
 from autopar.passes.base import Setting
-from autopar.passes.lower.spmd import lower_checked
+from autopar.passes.lower.listing import lower_checked
 from autopar.passes.shard.optimal import Optimal
 from autopar.rules import attach_rules
 

@@ -10,19 +10,19 @@ from autopar.cluster.chip import Platform
 from autopar.cost.kernels import Sizes, stored_kernels
 from autopar.cost.memory import SPARE_SHARE, Held, held_bytes
 from autopar.ir.graph import Graph
-from autopar.ir.peak import HeldKind
-from autopar.ir.record import parse_graph
-from autopar.ir.sharding import MeshShape, Sharding, replicated
-from autopar.ir.spmd import (
+from autopar.ir.listing import (
     Block,
     Collective,
     Fence,
     Instruction,
+    Listing,
     LocalOp,
     Move,
     MoveStep,
-    SpmdProgram,
 )
+from autopar.ir.peak import HeldKind
+from autopar.ir.record import parse_graph
+from autopar.ir.sharding import MeshShape, Sharding, replicated
 from autopar.ir.values import Value
 from autopar.rules import RuleBook, attach_rules
 
@@ -45,7 +45,7 @@ def element(name: str, kind: str, operands: str, notes: str = "forward") -> str:
     return f"{name}: f32[64,64] = {kind}({operands}) {notes}"
 
 
-def listing(graph: Graph) -> SpmdProgram:
+def listing(graph: Graph) -> Listing:
     """The graph on one device, op by op."""
     steps = tuple(
         LocalOp(
@@ -60,11 +60,11 @@ def listing(graph: Graph) -> SpmdProgram:
     return program_of(graph, steps)
 
 
-def program_of(graph: Graph, steps: tuple[Instruction, ...]) -> SpmdProgram:
+def program_of(graph: Graph, steps: tuple[Instruction, ...]) -> Listing:
     outputs = tuple(o if isinstance(o, str) else None for o in graph.outputs)
     block = Block(tuple(i.value.name for i in graph.inputs), steps, outputs)
     lies = tuple(replicated(len(i.value.shape)) for i in graph.inputs)
-    return SpmdProgram(block, lies, tuple(replicated(2) for _ in outputs))
+    return Listing(block, lies, tuple(replicated(2) for _ in outputs))
 
 
 def held(graph: Graph) -> Held:
@@ -179,7 +179,7 @@ def test_a_loop_holds_its_stacks_and_its_body() -> None:
       return %r, %ys
     }"""  # noqa: E501
     graph = attach_rules(parse_graph(text), RuleBook())
-    from autopar.ir.spmd import Loop
+    from autopar.ir.listing import Loop
 
     whole, stack = replicated(2), replicated(3)
     body = Block(
@@ -192,7 +192,7 @@ def test_a_loop_holds_its_stacks_and_its_body() -> None:
     )
     loop = Loop((0,), ("%c", "%xs"), ("%r", "%ys"), (whole, stack), (body,), 8)
     block = Block(("%c", "%xs"), (loop,), ("%r", "%ys"))
-    answer = held_bytes(graph, SpmdProgram(block, (whole, stack), (whole, stack)), ONE)
+    answer = held_bytes(graph, Listing(block, (whole, stack), (whole, stack)), ONE)
     # Arguments and results are a piece and a stack each; in the body the slice that the product
     # reads and the product are held, and the tanh goes straight into its stack.
     assert answer.argument_bytes == 9 * PIECE
@@ -267,7 +267,7 @@ def test_what_is_gathered_along_a_later_dim_is_written_once_more(
         ),
     )  # fmt: skip
     block = Block(("%x",), steps, ("%a",))
-    answer = held_bytes(graph, SpmdProgram(block, (cut,), (replicated(2),)), mesh, platform)
+    answer = held_bytes(graph, Listing(block, (cut,), (replicated(2),)), mesh, platform)
     # The argument's piece is an eighth, and so is the result's before it is gathered.
     later = max(PIECE // 8 + PIECE, written * PIECE)
     assert answer.peak_bytes == PIECE // 8 + spared(later)

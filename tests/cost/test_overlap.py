@@ -21,11 +21,11 @@ from autopar.cost.prices import Prices, compute_seconds
 from autopar.cost.reshard import Resharder
 from autopar.errors import GraphError
 from autopar.ir.graph import Graph
+from autopar.ir.listing import Block, Listing
 from autopar.ir.record import parse_graph
 from autopar.ir.sharding import MeshShape
-from autopar.ir.spmd import Block, SpmdProgram
 from autopar.passes.base import Setting
-from autopar.passes.lower.spmd import lower_checked
+from autopar.passes.lower.listing import lower_checked
 from autopar.passes.shard.optimal import Optimal
 from autopar.rules import attach_rules
 
@@ -44,7 +44,7 @@ ROWS = ("data",), ()
 PINS = (("x", ROWS), ("v", ROWS), ("w", ROWS))
 
 
-def lowered(name: str) -> tuple[Graph, SpmdProgram, Prices]:
+def lowered(name: str) -> tuple[Graph, Listing, Prices]:
     """The layers with rows and weights cut up over eight devices of a kind."""
     graph = attach_rules(parse_graph(LAYERS))
     cluster, mesh = Cluster.parse(name), MeshShape.of((8,))

@@ -15,11 +15,11 @@ from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder
 from autopar.frontend import StepSpec, TracedStep, build, trace
 from autopar.ir.graph import Graph
+from autopar.ir.listing import Listing
 from autopar.ir.sharding import MeshShape
 from autopar.ir.sharding_plan import ShardingPlan
-from autopar.ir.spmd import SpmdProgram
 from autopar.passes.base import Setting
-from autopar.passes.lower.spmd import lower_spmd
+from autopar.passes.lower.listing import lower_graph
 from autopar.passes.shard.model.assemble import Assembled, assemble
 from autopar.passes.shard.model.costs import ReshardCosts
 from autopar.passes.shard.model.decisions import Reading
@@ -87,13 +87,13 @@ def random_plan(graph: Graph, given: Setting, seed: int, scale: float = 1.0) -> 
     return plan_of(reading, whole, solution, given.mesh)
 
 
-def lowered(graph: Graph, plan: ShardingPlan, given: Setting) -> SpmdProgram:
+def lowered(graph: Graph, plan: ShardingPlan, given: Setting) -> Listing:
     """The listing of a plan."""
     plan.verify(graph)
-    return lower_spmd(graph, plan, Resharder(Prices(given.cluster, given.mesh)))
+    return lower_graph(graph, plan, Resharder(Prices(given.cluster, given.mesh)))
 
 
-def run_listing(step: Traced, listing: SpmdProgram, given: Setting) -> Any:
+def run_listing(step: Traced, listing: Listing, given: Setting) -> Any:
     """What the listing gives on the step's arguments, as the step's own tree."""
     mesh = given.mesh
     bound = bind_mesh(mesh, device_order(given.cluster, mesh))

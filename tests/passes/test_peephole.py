@@ -5,10 +5,10 @@ from __future__ import annotations
 from autopar.cluster import Cluster
 from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder, Route
+from autopar.ir.listing import Collective, Instruction, LocalOp, Move, MoveStep
 from autopar.ir.sharding import MeshShape, Sharding
-from autopar.ir.spmd import Collective, Instruction, LocalOp, Move, MoveStep
 from autopar.ir.values import Value
-from autopar.passes.lower.spmd import combine_once, merge_scatters, move_once
+from autopar.passes.lower.listing import combine_once, merge_scatters, move_once
 
 MESH = MeshShape.of("data=2,model=4")
 RESHARDER = Resharder(Prices(Cluster.parse("8xh100"), MESH))

@@ -11,9 +11,9 @@ import pytest
 
 from autopar.errors import InfeasibleError, InputError
 from autopar.ir.graph import Op
+from autopar.ir.listing import Listing
 from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_plan import ShardingPlan
-from autopar.ir.spmd import SpmdProgram
 from autopar.ir.values import Role
 from autopar.passes.base import Setting
 from autopar.passes.shard.optimal import Optimal
@@ -39,7 +39,7 @@ def planned(name: str, method: str, mesh: str, cluster: str = "8xh100") -> Shard
     return Optimal(recipe=recipe_named(method)).run(zoo(name).graph, given)
 
 
-def listing(name: str, method: str, mesh: str) -> SpmdProgram:
+def listing(name: str, method: str, mesh: str) -> Listing:
     given: Setting = setting(mesh, "8xh100")
     return lowered(zoo(name).graph, planned(name, method, mesh), given)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from autopar.ir.batching import Accumulator
 from autopar.ir.graph import Graph
+from autopar.ir.listing import Block, Listing
 from autopar.ir.program import (
     ONCE,
     Feed,
@@ -23,7 +24,6 @@ from autopar.ir.program import (
     Transfer,
 )
 from autopar.ir.sharding import MeshShape, Sharding
-from autopar.ir.spmd import Block, SpmdProgram
 from autopar.ir.stages import Submesh
 from autopar.ir.values import Value
 from tests.runtime.stages import freed
@@ -158,7 +158,7 @@ def _part(kind: PartKind, stage: int, submesh: int) -> PartProgram:
     part = Part(
         kind, stage, submesh, Graph(f"{kind.value}{stage}", (), (), ()), (), accumulators=sums
     )
-    return PartProgram(part, SpmdProgram(Block((), (), ()), (), ()), (0,) if kind is _U else ())
+    return PartProgram(part, Listing(Block((), (), ()), (), ()), (0,) if kind is _U else ())
 
 
 def any_submeshes(seed: int, count: int) -> tuple[int, list[tuple[int, ...]]]:

@@ -16,6 +16,7 @@ from autopar.ir.inspection import (
     OpRow,
     Spot,
 )
+from autopar.ir.listing import Traffic
 from autopar.ir.peak import HeldItem, HeldKind, Peak
 from autopar.ir.plan import (
     Argument,
@@ -27,7 +28,6 @@ from autopar.ir.plan import (
 )
 from autopar.ir.sharding import MeshShape, Sharding
 from autopar.ir.sharding_plan import Margin, Outcome, ShardingPlan, Status
-from autopar.ir.spmd import Traffic
 from autopar.ir.stages import Remat
 from autopar.report.html.data import OtherPlan, ReportView
 from autopar.report.trace import TracedSpan

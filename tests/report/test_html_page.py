@@ -10,11 +10,13 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from autopar.errors import InputError
 from autopar.ir.peak import HeldKind
-from autopar.report.html.data import ReportView
+from autopar.report.html.data import ReportView, plan_summary
 from autopar.report.html.page import html_summary, icicle, page
+from autopar.report.plan import pipeline
 from autopar.report.trace import read_trace
 from autopar.runtime.timeline import MeasuredSpan, Timeline, chrome_trace
 from tests.report.pages import inspection_of, one_program, staged
@@ -148,6 +150,22 @@ def test_stages_that_run_as_one_program_are_told() -> None:
         chips = Reader(text).texts["span"]
         assert ("one program" in chips) == (lowering == "spmd")
         assert ("in each tick every submesh" in text) == (lowering == "spmd")
+
+
+def test_the_terminal_and_the_page_tell_of_ticks_in_the_same_words() -> None:
+    """Accumulation on one submesh is a pipeline of one stage, and may run as one program, too."""
+    plan = replace(staged().plan, lowering="spmd")
+    here = tuple(a for a in plan.arguments if a.submesh == 0)
+    accumulated = replace(
+        plan, submeshes=plan.submeshes[:1], stages=plan.stages[:1], arguments=here
+    )
+    for each in (plan, accumulated, one_program().plan):
+        console = Console(width=400, color_system=None)
+        with console.capture() as drawn:
+            console.print(pipeline(each))
+        told = str(plan_summary(each)["spmd_ticks"])
+        assert bool(told) == each.is_spmd_pipeline == (each.schedule == "1f1b")
+        assert not told or told in drawn.get()
 
 
 def test_compiled_figures_stand_beside_predicted_ones() -> None:

@@ -7,11 +7,11 @@ from rich.console import Console
 
 from autopar.cluster import Cluster
 from autopar.ir.inspection import AxisRole, AxisUse
+from autopar.ir.listing import Traffic
 from autopar.ir.peak import HeldItem, HeldKind, Peak
 from autopar.ir.plan import Argument, Origin, Plan, Prediction
 from autopar.ir.sharding import MeshShape, Sharding, spec_text
 from autopar.ir.sharding_plan import Margin, Outcome, ShardingPlan, Status
-from autopar.ir.spmd import Traffic
 from autopar.report.clusters import usual_meshes
 from autopar.report.plan import collectives, headline, margins, memory, memory_in_full, parameters
 from autopar.report.rows import holdings_of, plan_data, rows_of

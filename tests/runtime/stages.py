@@ -19,6 +19,7 @@ from autopar.frontend import StepSpec, trace
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.batching import Accumulator, Rows
 from autopar.ir.graph import Graph, Op
+from autopar.ir.listing import Block, Listing, LocalOp, Move, MoveStep
 from autopar.ir.program import (
     ONCE,
     Feed,
@@ -35,7 +36,6 @@ from autopar.ir.program import (
     Transfer,
 )
 from autopar.ir.sharding import MeshShape, Sharding
-from autopar.ir.spmd import Block, LocalOp, Move, MoveStep, SpmdProgram
 from autopar.ir.stages import Submesh
 from autopar.ir.values import Input, Literal, Role, Value
 
@@ -248,7 +248,7 @@ class Builder:
                         steps.append(self.reduce(n, names[n]))
             steps.append(self.run_op(i, op, names))
         block = Block(tuple(inputs), tuple(steps), tuple(outputs))
-        listing = SpmdProgram(block, tuple(map(self.lies, inputs)), tuple(map(self.lies, outputs)))
+        listing = Listing(block, tuple(map(self.lies, inputs)), tuple(map(self.lies, outputs)))
         sums = tuple(
             Accumulator(n, 0, "sum", self.dtype if n in self.partial else "")
             for n in outputs

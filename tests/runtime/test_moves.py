@@ -15,8 +15,8 @@ from jax.sharding import PartitionSpec
 from autopar.cluster import Cluster
 from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder, Route
+from autopar.ir.listing import COLLECTIVES, Move, MoveStep
 from autopar.ir.sharding import MeshShape, Sharding
-from autopar.ir.spmd import COLLECTIVES, Move, MoveStep
 from autopar.ir.values import Value
 from autopar.runtime.bind import bind_mesh
 from autopar.runtime.moves import run_move

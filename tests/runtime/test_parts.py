@@ -15,9 +15,9 @@ from autopar.errors import GraphError
 from autopar.frontend import StepSpec, trace
 from autopar.ir.batching import Accumulator
 from autopar.ir.graph import Graph
+from autopar.ir.listing import Block, Listing, LocalOp
 from autopar.ir.program import Part, PartKind, PartProgram
 from autopar.ir.sharding import MeshShape, Sharding
-from autopar.ir.spmd import Block, LocalOp, SpmdProgram
 from autopar.runtime.bind import ArrayType, bind_mesh
 from autopar.runtime.compile import Portable, compile_parts, program_cache_key
 from autopar.runtime.parts import PartSource, dtype_of, neutral
@@ -44,7 +44,7 @@ def source(
         for i, op in enumerate(graph.ops)
     )
     names = tuple(i.value.name for i in graph.inputs)
-    listing = SpmdProgram(
+    listing = Listing(
         Block(names, steps, (str(output),)),
         tuple(shardings[n] for n in names),
         (shardings[str(output)],),

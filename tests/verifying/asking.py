@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import autopar
 from autopar.api import Planned
 from autopar.ir.compiled import CheckLevel, Compiled, CompiledCollective
-from autopar.ir.spmd import Block, Loop, Move, SpmdProgram
+from autopar.ir.listing import Block, Listing, Loop, Move
 from autopar.ir.verification import Verification
 from autopar.runtime.aot.program import AotProgram
 from autopar.verifying.shrink import Called
@@ -77,7 +77,7 @@ def answering(compiled: Compiled, level: CheckLevel = CheckLevel.MEMORY) -> Inqu
     return Inquiry(level, limit_seconds=7.0, compile=compile)
 
 
-def without_reduction(program: SpmdProgram) -> SpmdProgram:
+def without_reduction(program: Listing) -> Listing:
     """The program with its first sum over devices left out."""
     found = False
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.ir.compiled import CompiledCollective
+from autopar.ir.listing import Collective, Move
 from autopar.ir.sharding import replicated
-from autopar.ir.spmd import Collective, Move
 from autopar.ir.values import Value
 from autopar.verifying.figures import Change, Realised, compare_collectives
 

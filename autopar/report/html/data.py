@@ -13,6 +13,7 @@ from autopar.ir.plan import Plan
 from autopar.report.clusters import cluster_data
 from autopar.report.inspection import as_tree
 from autopar.report.rows import (
+    SPMD_TICKS,
     ArgumentRow,
     alike_axes,
     by_kind,
@@ -66,7 +67,7 @@ def report_data(view: ReportView) -> Data:
         "plan": plan_summary(plan),
         "cluster": cluster_data(cluster),
         **inspection_data(_few(found)),
-        "alike": [len(c.members) for c in _costliest(found.collectives)],
+        "alike": [len(c.members) for c in found.collectives[:MOST_COLLECTIVES]],
         "axes": list(_axes(found.axes, plan, cluster)),
         "found": {
             "modules": len(found.modules),
@@ -91,14 +92,11 @@ def _few(found: Inspection) -> Inspection:
         modules=tuple(as_tree(found.modules[:MOST_MODULES])),
         ops=tuple(sorted(found.ops, key=lambda o: -o.seconds)[:MOST_OPS]),
         collectives=tuple(
-            replace(c, members=c.members[:MOST_MEMBERS]) for c in _costliest(found.collectives)
+            replace(c, members=c.members[:MOST_MEMBERS])
+            for c in found.collectives[:MOST_COLLECTIVES]
         ),
         spans=tuple(sorted(longest, key=lambda s: (s.start_seconds, s.stream))),
     )
-
-
-def _costliest(rows: Iterable[CommRow]) -> list[CommRow]:
-    return sorted(rows, key=lambda c: (-c.exposed_seconds, -c.seconds))[:MOST_COLLECTIVES]
 
 
 def plan_summary(plan: Plan) -> Data:
@@ -110,7 +108,7 @@ def plan_summary(plan: Plan) -> Data:
     data["recomputed"] = {
         "value_count": len(again.values), "seconds": again.seconds, "saved_bytes": again.saved_bytes
     }  # fmt: skip
-    data["as_one_program"] = plan.is_folded
+    data["spmd_ticks"] = SPMD_TICKS if plan.is_spmd_pipeline else ""
     data["hidden_seconds"] = max(0.0, p.communication_seconds - p.exposed_seconds)
     data["exposed_share"] = p.exposed_seconds / p.seconds if p.seconds > 0 else 0.0
     data["memory_share"] = p.peak_bytes / plan.origin.memory_bytes

@@ -14,9 +14,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from autopar.ir.listing import Listing
 from autopar.ir.program import Feed, Fetch, Free, Instruction, Part, PartKind, Run, Send, Start
 from autopar.ir.sharding import Sharding, replicated
-from autopar.ir.spmd import SpmdProgram
 from autopar.ir.values import Role, Value
 from autopar.passes.lower.partition.part_assignment import PartKey
 from autopar.passes.lower.partition.part_dataflow import PartDataflow
@@ -92,7 +92,7 @@ class PartSlots:
 class RegisterAllocation:
     """The slots of a step: of results and accumulators first, then of all that is read."""
 
-    def __init__(self, dataflow: PartDataflow, listings: Sequence[SpmdProgram]) -> None:
+    def __init__(self, dataflow: PartDataflow, listings: Sequence[Listing]) -> None:
         self._dataflow, self._listings = dataflow, listings
         self._step = dataflow.step
         self._microbatches = dataflow.step.batching.microbatches

@@ -14,8 +14,8 @@ import numpy as np
 from autopar.cost.prices import Prices, fused_seconds, kernel_seconds
 from autopar.cost.reshard import Resharder
 from autopar.ir.graph import Graph, Op, Operand
+from autopar.ir.listing import Block, Listing, LocalOp, Loop, Move
 from autopar.ir.sharding import MeshShape, Sharding
-from autopar.ir.spmd import Block, LocalOp, Loop, Move, SpmdProgram
 from autopar.ir.values import Literal, Value
 from autopar.passes.shard.solver.problem import Floats
 
@@ -28,7 +28,7 @@ class LocalCosts:
     seconds: Mapping[str, float]
 
 
-def local_costs(graph: Graph, program: SpmdProgram, prices: Prices) -> LocalCosts:
+def local_costs(graph: Graph, program: Listing, prices: Prices) -> LocalCosts:
     """The costs of a step as it was lowered; what repeating an op repeats is its own reductions."""
     reader = _Reader(graph, prices)
     reader.read_block(program.block)

@@ -17,8 +17,8 @@ from autopar.cost.liveness import BlockSpans, Span
 from autopar.cost.memory import held_spans
 from autopar.ir.control_flow import ControlFlow
 from autopar.ir.graph import Graph, Op, Operand
+from autopar.ir.listing import Block, Fence, Instruction, Listing, LocalOp, Loop
 from autopar.ir.sharding import MeshShape, replicated
-from autopar.ir.spmd import Block, Fence, Instruction, LocalOp, Loop, SpmdProgram
 from autopar.ir.values import Literal, Value
 from autopar.passes.base import Holding
 from autopar.passes.shard.model.decisions import (
@@ -30,12 +30,12 @@ from autopar.passes.shard.model.decisions import (
 )
 
 
-def whole_listing(graph: Graph) -> SpmdProgram:
+def whole_listing(graph: Graph) -> Listing:
     """The listing of one device that holds everything."""
     block = _Lister(graph, ()).block()
     laid = tuple(replicated(len(i.value.shape)) for i in graph.inputs)
     outputs = tuple(replicated(len(graph.value(o).shape)) for o in graph.outputs)
-    return SpmdProgram(block, laid, outputs)
+    return Listing(block, laid, outputs)
 
 
 class _Lister:

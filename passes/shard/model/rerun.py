@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from autopar.cost.kernels import Kernel, Pieces, Stored
 from autopar.cost.memory import StepKernels, region_of
 from autopar.ir.graph import Graph
-from autopar.ir.spmd import Block, LocalOp, Loop, Move
+from autopar.ir.listing import Block, LocalOp, Loop, Move
 from autopar.passes.shard.model.costs import is_elementwise
 
 _NONE: Pieces = frozenset()

@@ -19,7 +19,7 @@ from autopar.cost.memory import StepKernels, beside_arguments, step_kernels
 from autopar.cost.prices import Prices, elementwise_seconds
 from autopar.ir.control_flow import PortKind
 from autopar.ir.graph import Graph, Op, Operand
-from autopar.ir.spmd import LocalOp, Loop, SpmdProgram
+from autopar.ir.listing import Listing, LocalOp, Loop
 from autopar.passes.shard.model.costs import LocalCosts, is_elementwise, local_costs
 from autopar.passes.shard.model.recompute import Kept, Repeat, Tradeoff
 from autopar.passes.shard.model.rerun import Brought, Passes, Rerun
@@ -43,7 +43,7 @@ class _Pair:
 class Residuals:
     """A step with what could be kept or made again in it."""
 
-    def __init__(self, graph: Graph, listing: SpmdProgram, prices: Prices) -> None:
+    def __init__(self, graph: Graph, listing: Listing, prices: Prices) -> None:
         self.graph, self._listing, self._prices = graph, listing, prices
         self._pairs = {p.forward: p for p in _pairs(graph)}
         self._readers = _readers(graph)

@@ -41,7 +41,7 @@ from tests.end_to_end.running import Leaf, differing, numbers
 MAKERS = dict(subjects())
 
 
-def folded_executor(subject: Subject, layout: Layout, patience: float | None = None) -> Executor:
+def spmd_executor(subject: Subject, layout: Layout, patience: float | None = None) -> Executor:
     made = on_stages(subject, layout).lowered_by(Spmd(), SETTING)
     assert made.lowering == SPMD
     meshes = [bind_mesh(s.mesh, s.devices) for s in made.program.submeshes]
@@ -72,7 +72,7 @@ LONG = [
 )
 def test_models_equal_plain_jit(model: str, optimizer: Any, layout: Layout) -> None:
     subject = zoo_subject(model, optimizer)
-    got = subject.run(folded_executor(subject, layout))
+    got = subject.run(spmd_executor(subject, layout))
     assert not differing(got, plain_zoo(model, optimizer))
 
 
@@ -84,7 +84,7 @@ HARD = ("clip", "dropout", "counters", "metrics")
 )
 def test_objectives_equal_plain_jit(name: str) -> None:
     subject = MAKERS[name]()
-    got = subject.run(folded_executor(subject, Layout((2, 2), 4, "1f1b")))
+    got = subject.run(spmd_executor(subject, Layout((2, 2), 4, "1f1b")))
     assert not differing(got, subject.plain())
 
 
@@ -92,12 +92,12 @@ def test_a_chain_of_products_keeps_every_bit_of_the_other_lowering() -> None:
     """Sums over microbatches are taken in the same order; only fusions may round otherwise."""
     subject, layout = zoo_subject("mlp_seven", "adam"), Layout((2, 2, 2, 2), 8, "1f1b")
     other = subject.run(executor_of(subject, layout, on_stages(subject, layout)))
-    assert not differing_bits(subject.run(folded_executor(subject, layout)), other)
+    assert not differing_bits(subject.run(spmd_executor(subject, layout)), other)
 
 
 def test_it_is_one_program_under_watch() -> None:
     subject, layout = zoo_subject("mlp_seven", "sgd"), Layout((2, 2), 4, "1f1b")
-    executor = folded_executor(subject, layout, patience=60.0)
+    executor = spmd_executor(subject, layout, patience=60.0)
     assert len(executor.compiled) == 1
     assert executor.compile_report.compiled == 1
     assert not differing(subject.run(executor), plain_zoo("mlp_seven", "sgd"))
@@ -254,7 +254,7 @@ def test_what_cannot_be_one_program_is_refused_with_the_reason() -> None:
         step.plan_for(subject.state, subject.batch(0))
     uneven = Layout((2, 2, 4), 4, "1f1b")
     with pytest.raises(LoweringError, match=r"submesh 0 is \(data=2\) and submesh 2 is \(data=4\)"):
-        folded_executor(zoo_subject("mlp_seven", "sgd"), uneven)
+        spmd_executor(zoo_subject("mlp_seven", "sgd"), uneven)
 
 
 def test_a_step_that_calls_python_is_refused() -> None:
@@ -269,5 +269,5 @@ def test_a_step_that_calls_python_is_refused() -> None:
 
     w = [np.ones((8, 8), np.float32)] * 2
     parallel = autopar.parallelize(step, cluster="4xcpu", passes=f"{PASSES}=spmd")
-    with pytest.raises(LoweringError, match=r"calls Python at test_folded\.py:\d+"):
+    with pytest.raises(LoweringError, match=r"calls Python at test_spmd_program\.py:\d+"):
         parallel.plan_for(w, np.ones((16, 8), np.float32))

@@ -1,4 +1,4 @@
-"""A folded program gives the numbers of the plain loop, bit for bit, where every device has all."""
+"""An SPMD program gives the numbers of the plain loop, bit for bit, where every device has all."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder
 from autopar.errors import LoweringError
 from autopar.ir.batching import Batching
-from autopar.ir.folded import NONE, FoldedProgram, Loop, Source, Wave
 from autopar.ir.sharding import MeshShape
+from autopar.ir.spmd_program import NONE, Loop, Source, SpmdProgram, Wave
 from autopar.ir.stages import StagePlan
 from autopar.ir.values import Literal
-from autopar.passes.lower.fold import fold
+from autopar.passes.lower.spmd_program import lower_spmd
 from tests.passes.loopback import lowered
 from tests.passes.sketch import Array, arguments, compute, joined, plainly, rows_of
 from tests.passes.steps import Chain, balanced, two_passes
@@ -25,19 +25,19 @@ LONE = MeshShape((), ())
 RESHARDER = Resharder(Prices(Cluster.parse("1xcpu"), LONE))
 
 
-def folded(batching: Batching, stages: StagePlan) -> FoldedProgram:
-    return fold(lowered(batching, stages)[1], RESHARDER)
+def spmd(batching: Batching, stages: StagePlan) -> SpmdProgram:
+    return lower_spmd(lowered(batching, stages)[1], RESHARDER)
 
 
 class Machine:
-    """Runs a folded program in numpy: on each submesh a cell for every cell, full of NaN at first.
+    """Runs an SPMD program in numpy: on each submesh a cell for every cell, full of NaN at first.
 
     A ring that is read where nothing was put, or that was written over too soon, shows as another
     number at the end.
     """
 
-    def __init__(self, given: FoldedProgram, arrays: Sequence[Array]) -> None:
-        self.folded, self.count = given, len(given.program.submeshes)
+    def __init__(self, given: SpmdProgram, arrays: Sequence[Array]) -> None:
+        self.spmd, self.count = given, len(given.program.submeshes)
         m = given.program.microbatches
         self.cells: list[list[Array]] = [
             [
@@ -56,18 +56,18 @@ class Machine:
                 self.cells[held.cell][s] = np.stack(rows) if feed.rows else rows[0]
 
     def outputs(self) -> dict[int, Array]:
-        for segment in self.folded.segments:
+        for segment in self.spmd.segments:
             if isinstance(segment, Wave):
                 self._wave(segment)
             else:
                 self._loop(segment)
         places = {
             (s, r): (held.cell, s)
-            for held in self.folded.fetches
+            for held in self.spmd.fetches
             for s, r in enumerate(held.registers)
         }
         found: dict[int, Array] = {}
-        for fetch in self.folded.program.fetches:
+        for fetch in self.spmd.program.fetches:
             cell, s = places[fetch.submesh, fetch.registers[0]]
             held = self.cells[cell][s]
             found[fetch.output] = joined(list(held) if fetch.rows else [held], fetch.rows)
@@ -87,7 +87,7 @@ class Machine:
     def _loop(self, loop: Loop) -> None:
         for cell in loop.sums:
             for s in range(self.count):
-                self.cells[cell][s] = np.zeros(self.folded.cells[cell].shape)
+                self.cells[cell][s] = np.zeros(self.spmd.cells[cell].shape)
         for tick in range(loop.tick_count):
             arriving = []
             for turn in loop.turns:
@@ -108,7 +108,7 @@ class Machine:
     def _run(self, parts: Sequence[int], s: int, i: int) -> dict[int, list[Array]]:
         made: dict[int, list[Array]] = {}
         for k in parts:
-            part, own = self.folded.parts[k], self.folded.program.parts[k].part
+            part, own = self.spmd.parts[k], self.spmd.program.parts[k].part
             names = [g.value.name for g in own.graph.inputs]
             env = {n: self._read(x, s, i, made) for n, x in zip(names, part.inputs, strict=True)}
             compute(own.graph.ops, env)
@@ -126,25 +126,25 @@ class Machine:
             return made[x.part][x.output]
         if x.cell == NONE:
             return np.array(float(i))
-        held, depth = self.cells[x.cell][s], self.folded.cells[x.cell].depth
+        held, depth = self.cells[x.cell][s], self.spmd.cells[x.cell].depth
         return held[i % depth] if depth else held
 
     def _keep(self, k: int, s: int, i: int, values: Sequence[Array]) -> None:
-        for cell, value in zip(self.folded.parts[k].outputs, values, strict=True):
+        for cell, value in zip(self.spmd.parts[k].outputs, values, strict=True):
             if cell != NONE:
                 self._put(cell, s, i, value)
 
     def _put(self, cell: int, s: int, i: int, value: Array) -> None:
-        depth = self.folded.cells[cell].depth
+        depth = self.spmd.cells[cell].depth
         if depth:
             self.cells[cell][s][i % depth] = value
         else:
             self.cells[cell][s] = value
 
 
-def assert_equals_plain(batching: Batching, stages: StagePlan) -> FoldedProgram:
+def assert_equals_plain(batching: Batching, stages: StagePlan) -> SpmdProgram:
     given = arguments(batching)
-    made = folded(batching, stages)
+    made = spmd(batching, stages)
     found, wanted = Machine(made, given).outputs(), plainly(batching, given)
     for output, value in found.items():
         assert np.array_equal(value, wanted[output]), f"output {output} differs"
@@ -196,7 +196,7 @@ def test_what_is_told_of_every_microbatch_is_read_in_its_own_tick_too(p: int) ->
 def _ticks(p: int, m: int, schedule: str) -> list[str]:
     chain = Chain(layers=4, m=m)
     sketch, batching = chain.sketch(), chain.batching()
-    made = folded(batching, sketch.staged(batching, range(0, 4, 4 // p), schedule, p))
+    made = spmd(batching, sketch.staged(batching, range(0, 4, 4 // p), schedule, p))
     return [line for line in str(made).splitlines() if line.startswith("tick")]
 
 
@@ -226,7 +226,7 @@ def test_equal_stages_share_every_cell() -> None:
     """In the middle; the first and the last stage have an end of their own."""
     chain = Chain(layers=4, momentum=True)
     sketch, batching = chain.sketch(), chain.batching()
-    made = folded(batching, sketch.staged(batching, range(4), "1f1b", 4))
+    made = spmd(batching, sketch.staged(batching, range(4), "1f1b", 4))
     state = [h for h in made.feeds if h.is_consumed]
     everywhere = [h for h in state if NONE not in h.registers]
     assert len(everywhere) == 2  # a weight and its velocity
@@ -236,7 +236,7 @@ def test_equal_stages_share_every_cell() -> None:
 def test_a_stage_holds_two_more_microbatches_than_the_next() -> None:
     chain = Chain(layers=4, m=8)
     sketch, batching = chain.sketch(), chain.batching()
-    made = folded(batching, sketch.staged(batching, range(4), "1f1b", 4))
+    made = spmd(batching, sketch.staged(batching, range(4), "1f1b", 4))
     assert made.peak_in_flight == (7, 5, 3, 1)
     assert max(cell.depth for cell in made.cells) == 8  # of the batch, all rows
     fed = {h.cell for h in made.feeds}
@@ -247,6 +247,6 @@ def test_other_meshes_and_split_backwards_are_refused() -> None:
     chain = Chain(layers=4)
     sketch, batching = chain.sketch(), chain.batching()
     with pytest.raises(LoweringError, match="a backward pass in two halves"):
-        folded(batching, sketch.staged(batching, range(4), "zb-h1", 4))
+        spmd(batching, sketch.staged(batching, range(4), "zb-h1", 4))
     with pytest.raises(LoweringError, match="submesh 0 has 2 stages"):
-        folded(batching, sketch.staged(batching, range(4), "interleaved", 2))
+        spmd(batching, sketch.staged(batching, range(4), "interleaved", 2))

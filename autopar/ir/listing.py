@@ -35,15 +35,14 @@ class Traffic:
 
 
 def traffic_of(
-    program: SpmdProgram, seconds: Mapping[tuple[str, tuple[str, ...]], float]
+    program: Listing, seconds: Mapping[tuple[str, tuple[str, ...]], float]
 ) -> tuple[Traffic, ...]:
     """Collectives by kind and axes, in a fixed order; `seconds` are of all runs of each."""
     table: dict[tuple[str, tuple[str, ...]], tuple[int, int]] = {}
     for _, c in program.collectives():
         count, nbytes = table.get((c.kind, c.axes), (0, 0))
         table[c.kind, c.axes] = (count + c.runs, nbytes + c.nbytes * c.runs)
-    order = {kind: i for i, kind in enumerate(COLLECTIVES)}
-    keys = sorted(table, key=lambda k: (order[k[0]], k[1]))
+    keys = sorted(table, key=kind_order)
     return tuple(Traffic(*key, *table[key], seconds.get(key, 0.0)) for key in keys)
 
 
@@ -54,6 +53,11 @@ COLLECTIVES = (
     "all-to-all",
     "collective-permute",
 )
+
+
+def kind_order(key: tuple[str, tuple[str, ...]]) -> tuple[int, tuple[str, ...]]:
+    """The order of collectives by kind, then by axes, wherever their seconds do not order them."""
+    return COLLECTIVES.index(key[0]), key[1]
 
 
 @dataclass(frozen=True)
@@ -166,7 +170,7 @@ Instruction = LocalOp | Move | Fence | Loop
 
 
 @dataclass(frozen=True)
-class SpmdProgram:
+class Listing:
     """The whole step on one mesh: a block, and how its inputs and outputs lie."""
 
     block: Block

@@ -30,6 +30,18 @@ from autopar.errors import GraphError
 from autopar.ir.control_flow import ControlFlow, Port
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.host_calls import HOST_CALLS, handed_on_by
+from autopar.ir.listing import (
+    COLLECTIVES,
+    Block,
+    Collective,
+    Fence,
+    Instruction,
+    Listing,
+    LocalOp,
+    Loop,
+    Move,
+    MoveStep,
+)
 from autopar.ir.rule import Rule
 from autopar.ir.sharding import (
     Assignment,
@@ -40,18 +52,6 @@ from autopar.ir.sharding import (
 )
 from autopar.ir.sharding_plan import OpPath, ShardingPlan
 from autopar.ir.soundness import check_listing
-from autopar.ir.spmd import (
-    COLLECTIVES,
-    Block,
-    Collective,
-    Fence,
-    Instruction,
-    LocalOp,
-    Loop,
-    Move,
-    MoveStep,
-    SpmdProgram,
-)
 from autopar.ir.values import Literal, Value
 
 _BARRIER = "optimization_barrier"
@@ -62,16 +62,16 @@ _SHOWING = ("reshape", "broadcast_in_dim", "squeeze", "transpose", "stop_gradien
 
 def lower_checked(
     graph: Graph, plan: ShardingPlan, resharder: Resharder, left_partial: Collection[str] = ()
-) -> SpmdProgram:
-    """Lowers as `lower_spmd`; raises GraphError where that would compute something else."""
-    program = lower_spmd(graph, plan, resharder, left_partial)
+) -> Listing:
+    """Lowers as `lower_graph`; raises GraphError where that would compute something else."""
+    program = lower_graph(graph, plan, resharder, left_partial)
     check_listing(graph, program, plan.mesh)
     return program
 
 
-def lower_spmd(
+def lower_graph(
     graph: Graph, plan: ShardingPlan, resharder: Resharder, left_partial: Collection[str] = ()
-) -> SpmdProgram:
+) -> Listing:
     """Lower a step. Outputs that are partial sums are combined, but for those `left_partial`."""
     scope = _Scope(graph, plan, resharder, {})
     names = tuple(i.value.name for i in graph.inputs)
@@ -87,7 +87,7 @@ def lower_spmd(
         scope.fetch(o, w, "update", "") for o, w in zip(graph.outputs, wanted, strict=True)
     )
     block = scope.block(names, outputs)
-    return SpmdProgram(block, tuple(plan.sharding_of[n] for n in names), tuple(wanted))
+    return Listing(block, tuple(plan.sharding_of[n] for n in names), tuple(wanted))
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from autopar.ir.listing import Move
 from autopar.ir.program import Program
-from autopar.ir.spmd import Move
 from autopar.ir.values import item_bytes
 
 NONE = -1  # no part, no microbatch, no cell, no register
@@ -59,7 +59,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class FoldedPart:
+class SpmdPart:
     """A part of the program: the sources of its inputs, the cells of its sums and outputs."""
 
     inputs: tuple[Source, ...]
@@ -139,12 +139,12 @@ class Held:
 
 
 @dataclass(frozen=True)
-class FoldedProgram:
+class SpmdProgram:
     """A whole step in one program: waves and loops in order, over the parts of `program`."""
 
     program: Program
     cells: tuple[Cell, ...]
-    parts: tuple[FoldedPart, ...]
+    parts: tuple[SpmdPart, ...]
     segments: tuple[Wave | Loop, ...]
     feeds: tuple[Held, ...]
     fetches: tuple[Held, ...]

@@ -1,4 +1,4 @@
-"""Runs a folded program: all submeshes run one jitted function, which takes its ticks by itself.
+"""Runs an SPMD program: all submeshes run one jitted function, which takes its ticks by itself.
 
     cells, sharded over "stage" --one jit--> cells
 
@@ -23,10 +23,10 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from autopar.frontend.compat import key_impl
-from autopar.ir.folded import NONE, FoldedProgram, Held, Lane, Loop, Source, Turn, Wave
+from autopar.ir.listing import Move
 from autopar.ir.program import ONCE, Feed, Fetch, PartKind, Program, Run
 from autopar.ir.sharding import MeshShape
-from autopar.ir.spmd import Move
+from autopar.ir.spmd_program import NONE, Held, Lane, Loop, Source, SpmdProgram, Turn, Wave
 from autopar.runtime.actions import Action
 from autopar.runtime.bind import ArrayType, is_key, processes_of, words_of
 from autopar.runtime.cells import Cells, CellType, Place
@@ -43,10 +43,10 @@ Env = dict[int, Any]  # cell -> a device's piece; a ring has its microbatches al
 
 
 @dataclass(frozen=True)
-class FoldedSource:
-    """The source of a folded program: its parts' equations, and the dtypes that JAX knows."""
+class SpmdSource:
+    """The source of an SPMD program: its parts' equations, and the dtypes that JAX knows."""
 
-    folded: FoldedProgram
+    spmd: SpmdProgram
     sources: tuple[PartSource, ...]
 
     @property
@@ -59,21 +59,21 @@ class FoldedSource:
     def types(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """The shape of each cell on a device, and its dtype; of a ring that of one microbatch."""
         found: dict[int, Any] = {}
-        for part, source in zip(self.folded.parts, self.sources, strict=True):
+        for part, source in zip(self.spmd.parts, self.sources, strict=True):
             typed = zip(
                 (*(s.cell for s in part.inputs), *part.sums, *part.outputs),
                 (*source.inputs, *source.accumulators, *source.outputs),
                 strict=True,
             )
             found.update({c: kind.dtype for c, kind in typed if c != NONE})
-        for segment in self.folded.segments:
+        for segment in self.spmd.segments:
             for shift in segment.shifts if isinstance(segment, Wave) else ():
                 # What is sent home, or read by nobody where it is sent from.
                 known = found.get(shift.source, found.get(shift.target))
                 found.setdefault(shift.source, known)
                 found.setdefault(shift.target, known)
         return tuple(
-            jax.ShapeDtypeStruct(cell.shape, found[n]) for n, cell in enumerate(self.folded.cells)
+            jax.ShapeDtypeStruct(cell.shape, found[n]) for n, cell in enumerate(self.spmd.cells)
         )
 
     @cached_property
@@ -84,18 +84,18 @@ class FoldedSource:
         """The whole step on a device's pieces: of the feeds' cells, to those of the fetches."""
         env: Env = {
             h.cell: _with_words(piece, self.types[h.cell])
-            for h, piece in zip(self.folded.feeds, given, strict=True)
+            for h, piece in zip(self.spmd.feeds, given, strict=True)
         }
-        for segment in self.folded.segments:
+        for segment in self.spmd.segments:
             if isinstance(segment, Wave):
                 self._run_wave(segment, env)
             else:
                 self._run_loop(segment, env)
         made = [
-            self._ring(env, h.cell)[: self.folded.program.microbatches]
-            if self.folded.cells[h.cell].depth
+            self._ring(env, h.cell)[: self.spmd.program.microbatches]
+            if self.spmd.cells[h.cell].depth
             else self._read(env, h.cell)
-            for h in self.folded.fetches
+            for h in self.spmd.fetches
         ]
         return (*(_raw(piece)[0] for piece in made), jnp.zeros((), bool))
 
@@ -105,21 +105,21 @@ class FoldedSource:
     def mesh(self) -> MeshShape:
         """The mesh of all submeshes, along an axis of their own in front."""
         own = self.sources[0].mesh
-        count = len(self.folded.program.submeshes)
+        count = len(self.spmd.program.submeshes)
         return MeshShape((self.axis, *own.names), (count, *own.sizes))
 
     def given(self, mesh: Any) -> list[jax.ShapeDtypeStruct]:
         """The arguments on a mesh of all submeshes, which may be an abstract one."""
-        return [self._layout(held, mesh) for held in self.folded.feeds]
+        return [self._layout(held, mesh) for held in self.spmd.feeds]
 
     def made(self, mesh: Any) -> list[jax.ShapeDtypeStruct]:
         """The results on such a mesh."""
-        return [self._layout(held, mesh) for held in self.folded.fetches]
+        return [self._layout(held, mesh) for held in self.spmd.fetches]
 
     def _layout(self, held: Held, mesh: Any) -> jax.ShapeDtypeStruct:
         """A cell as one array: on each device its piece of its submesh's array."""
-        kind, cell = _words(self.types[held.cell]), self.folded.cells[held.cell]
-        shape = (self.folded.program.microbatches, *kind.shape) if cell.depth else kind.shape
+        kind, cell = _words(self.types[held.cell]), self.spmd.cells[held.cell]
+        shape = (self.spmd.program.microbatches, *kind.shape) if cell.depth else kind.shape
         spec = PartitionSpec(self.mesh.names)
         if not shape:  # each device has its own, whatever others have
             spec = PartitionSpec()
@@ -131,7 +131,7 @@ class FoldedSource:
         """The arguments that the step consumes; `kept` are registers that outlive it."""
         return tuple(
             n
-            for n, held in enumerate(self.folded.feeds)
+            for n, held in enumerate(self.spmd.feeds)
             if held.is_consumed and not any((s, r) in kept for s, r in enumerate(held.registers))
         )
 
@@ -165,11 +165,11 @@ class FoldedSource:
     def _ring(self, env: Env, cell: int) -> Any:
         """A ring with one more place at its end, for what is of no microbatch."""
         if cell not in env:
-            env[cell] = _zeros(self.types[cell], self.folded.cells[cell].depth + 1)
+            env[cell] = _zeros(self.types[cell], self.spmd.cells[cell].depth + 1)
         return env[cell]
 
     def _is_ring(self, cell: int) -> bool:
-        return self.folded.cells[cell].depth > 0
+        return self.spmd.cells[cell].depth > 0
 
     def _input(self, source: Source, env: Mapping[int, Any], fresh: Any, i: Any, dtype: Any) -> Any:
         if source.part != NONE:
@@ -179,7 +179,7 @@ class FoldedSource:
         held = env[source.cell]
         if not self._is_ring(source.cell):
             return held
-        return _row(held, i % self.folded.cells[source.cell].depth)
+        return _row(held, i % self.spmd.cells[source.cell].depth)
 
     def _parts(
         self, parts: Sequence[int], env: Mapping[int, Any], i: Any
@@ -188,7 +188,7 @@ class FoldedSource:
         sums: dict[int, Any] = {}
         fresh: dict[int, Sequence[Any]] = {}
         for k in parts:
-            part, source = self.folded.parts[k], self.sources[k]
+            part, source = self.spmd.parts[k], self.sources[k]
             given = [
                 self._input(s, env, fresh, i, kind.dtype)
                 for s, kind in zip(part.inputs, source.inputs, strict=True)
@@ -200,7 +200,7 @@ class FoldedSource:
         return sums, fresh
 
     def _cells_read(self, parts: Sequence[int]) -> set[int]:
-        own = [self.folded.parts[k] for k in parts]
+        own = [self.spmd.parts[k] for k in parts]
         read = {s.cell for p in own for s in p.inputs} | {c for p in own for c in p.sums}
         return read - {NONE}
 
@@ -222,7 +222,7 @@ class FoldedSource:
 
     def _part_key(self, k: int, parts: Sequence[int]) -> Hashable:
         """The key of a part's program and its cells: equal parts are one branch."""
-        part = self.folded.parts[k]
+        part = self.spmd.parts[k]
         inputs = tuple(
             (s.cell, parts.index(s.part) if s.part != NONE else NONE, s.output) for s in part.inputs
         )
@@ -245,12 +245,12 @@ class FoldedSource:
         for shift in wave.shifts:
             there = self._sent(self._read(env, shift.source), shift.move, shift.pairs)
             # Other submeshes may have something in the cell already.
-            receives = np.isin(np.arange(len(self.folded.program.submeshes)), _seconds(shift.pairs))
+            receives = np.isin(np.arange(len(self.spmd.program.submeshes)), _seconds(shift.pairs))
             mine = jnp.asarray(receives)[lax.axis_index(self.axis)]
             env[shift.target] = _select(mine, there, self._read(env, shift.target))
         rows = [() if k == NONE else (k,) for k in wave.parts]
         of, branches, _ = self._branch(rows)
-        written = sorted({c for p in branches for k in p for c in self.folded.parts[k].outputs})
+        written = sorted({c for p in branches for k in p for c in self.spmd.parts[k].outputs})
         if not written:
             return
         read = sorted({c for p in branches for c in self._cells_read(p)})
@@ -262,7 +262,7 @@ class FoldedSource:
                 made = {
                     c: value
                     for k in parts
-                    for c, value in zip(self.folded.parts[k].outputs, fresh[k], strict=True)
+                    for c, value in zip(self.spmd.parts[k].outputs, fresh[k], strict=True)
                 }
                 return [made[c] if c in made else _zeros(self.types[c]) for c in written]
 
@@ -273,7 +273,7 @@ class FoldedSource:
         # A cell may hold something of submeshes that do not write it now.
         for n, cell in enumerate(written):
             if cell in env:
-                writes = [any(cell in self.folded.parts[k].outputs for k in row) for row in rows]
+                writes = [any(cell in self.spmd.parts[k].outputs for k in row) for row in rows]
                 mine = jnp.asarray(writes)[lax.axis_index(self.axis)]
                 env[cell] = _select(mine, results[n], env[cell])
             else:
@@ -284,13 +284,13 @@ class FoldedSource:
     def _run_loop(self, loop: Loop, env: Env) -> None:
         for cell in loop.sums:
             kind = ArrayType(self.types[cell].shape, self.types[cell].dtype, PartitionSpec())
-            env[cell] = neutral(self.folded.cells[cell].combiner, kind)
+            env[cell] = neutral(self.spmd.cells[cell].combiner, kind)
         carried = set(loop.sums)
         for turn in loop.turns:
             running = {k for parts in turn.parts for k in parts}
             for c in self._cells_read(sorted(running)):
                 self._ring(env, c) if self._is_ring(c) else self._read(env, c)
-            written = {c for k in running for c in self.folded.parts[k].outputs if c != NONE}
+            written = {c for k in running for c in self.spmd.parts[k].outputs if c != NONE}
             carried |= written | {lane.target for lane in turn.lanes}
         for c in carried:
             self._ring(env, c) if self._is_ring(c) else self._read(env, c)
@@ -318,8 +318,8 @@ class FoldedSource:
         running = sorted({k for parts in turn.parts for k in parts})
         if not running:
             return []
-        sums = sorted({c for k in running for c in self.folded.parts[k].sums} & set(every_sum))
-        rings = sorted({c for k in running for c in self.folded.parts[k].outputs} - {NONE})
+        sums = sorted({c for k in running for c in self.spmd.parts[k].sums} & set(every_sum))
+        rings = sorted({c for k in running for c in self.spmd.parts[k].outputs} - {NONE})
         read = sorted({c for p in branches for c in self._cells_read(p)} - set(sums))
         operands = [microbatch, [held[c] for c in sums], [held[c] for c in read]]
 
@@ -330,7 +330,7 @@ class FoldedSource:
                 made = {
                     c: value
                     for k in parts
-                    for c, value in zip(self.folded.parts[k].outputs, fresh[k], strict=True)
+                    for c, value in zip(self.spmd.parts[k].outputs, fresh[k], strict=True)
                 }
                 sent = [
                     next(
@@ -361,7 +361,7 @@ class FoldedSource:
         added, made, sent = lax.switch(active, runs, *operands)
         held.update(zip(sums, added, strict=True))
         for cell, value in zip(rings, made, strict=True):
-            writes = [any(cell in self.folded.parts[k].outputs for k in own) for own in turn.parts]
+            writes = [any(cell in self.spmd.parts[k].outputs for k in own) for own in turn.parts]
             mine = jnp.asarray(writes)[lax.axis_index(self.axis)]
             self._put(held, cell, value, jnp.where(mine, microbatch, NONE))
         return sent
@@ -377,12 +377,12 @@ class FoldedSource:
 
     def _put(self, held: Env, cell: int, value: Any, microbatch: Any) -> None:
         """Put a value into its place in a ring; what is of no microbatch goes to the last place."""
-        depth = self.folded.cells[cell].depth
+        depth = self.spmd.cells[cell].depth
         place = jnp.where(microbatch >= 0, microbatch % depth, depth)
         held[cell] = _with_row(held[cell], value, place)
 
     def _pass_on(self, turn: Turn, row: Any, held: Env, sent: Sequence[Any]) -> None:
-        count = len(self.folded.program.submeshes)
+        count = len(self.spmd.program.submeshes)
         for lane, value in zip(turn.lanes, sent, strict=True):
             pairs = [(a, b) for a, b, _, _ in lane.senders]
             from_ = [NONE] * count
@@ -447,24 +447,24 @@ def _permuted(value: Any, axis: str, pairs: Sequence[tuple[int, int]]) -> Any:
 # -- the program on its devices --------------------------------------------------------------------
 
 
-class FoldedStep:
-    """A folded program, compiled for the devices of its submeshes, as one action of a step."""
+class SpmdStep:
+    """An SPMD program, compiled for the devices of its submeshes, as one action of a step."""
 
     def __init__(
         self,
-        source: FoldedSource,
+        source: SpmdSource,
         meshes: Sequence[Mesh],
         kept: Collection[tuple[int, int]],
         limit: int,
     ) -> None:
         self._source, self._meshes = source, meshes
         self._admit = limit_in_flight(limit)
-        folded, mesh = source.folded, joint_mesh(meshes, source.axis)
+        spmd, mesh = source.spmd, joint_mesh(meshes, source.axis)
         given, donated = source.given(mesh), source.donated(kept)
         start = time.perf_counter()
         self.compiled = source.jitted(mesh, donated).lower(*given).compile()
         distinct = len(set(source.keys))
-        self.report = CompileReport(len(folded.parts), distinct, 1, 0, time.perf_counter() - start)
+        self.report = CompileReport(len(spmd.parts), distinct, 1, 0, time.perf_counter() - start)
         self._donated, self._lying = frozenset(donated), (given, source.made(mesh))
         self._types: dict[CellType, CellType] = {}
 
@@ -472,15 +472,15 @@ class FoldedStep:
         self, feeds: Sequence[FeedType], fetches: Sequence[FetchType], stacked: Collection[int]
     ) -> Cells:
         """The cells of arguments and results; the `stacked` outputs are pieces of leaves."""
-        (given, made), folded = self._lying, self._source.folded
+        (given, made), spmd = self._lying, self._source.spmd
         fed = {(f.feed.submesh, f.feed.registers[0]): _stacked(f.feed, f.kind) for f in feeds}
         left = {(f.fetch.submesh, f.fetch.registers[0]): _stacked(f.fetch, f.kind) for f in fetches}
         lazy = {
             (f.fetch.submesh, f.fetch.registers[0]) for f in fetches if f.fetch.output in stacked
         }
         return Cells(
-            [self._cell(h, k, fed) for h, k in zip(folded.feeds, given, strict=True)],
-            [self._cell(h, k, left) for h, k in zip(folded.fetches, made, strict=True)],
+            [self._cell(h, k, fed) for h, k in zip(spmd.feeds, given, strict=True)],
+            [self._cell(h, k, left) for h, k in zip(spmd.fetches, made, strict=True)],
             self._donated,
             list(self._places(feeds)),
             lazy,

@@ -1,4 +1,4 @@
-"""Fold a program of submeshes into one program: a single jit in which stages take turns by ticks.
+"""Makes one SPMD program of all submeshes: a single jit in which stages take turns by ticks.
 
 1. Slots. Registers of a submesh are grouped: one for each microbatch, or one for the step.
 2. Ticks. In every tick each submesh runs the next forward part whose inputs have arrived, then the
@@ -23,23 +23,23 @@ from functools import cached_property
 
 from autopar.cost.reshard import Resharder
 from autopar.errors import LoweringError
-from autopar.ir.folded import (
+from autopar.ir.host_calls import HOST_CALLS
+from autopar.ir.listing import Move
+from autopar.ir.program import ONCE, Instruction, PartKind, Program, Run, Send, Start, Transfer
+from autopar.ir.sharding import MeshShape, Sharding
+from autopar.ir.spmd_program import (
     NONE,
     Cell,
-    FoldedPart,
-    FoldedProgram,
     Held,
     Lane,
     Loop,
     Shift,
     Source,
+    SpmdPart,
+    SpmdProgram,
     Turn,
     Wave,
 )
-from autopar.ir.host_calls import HOST_CALLS
-from autopar.ir.program import ONCE, Instruction, PartKind, Program, Run, Send, Start, Transfer
-from autopar.ir.sharding import MeshShape, Sharding
-from autopar.ir.spmd import Move
 from autopar.ir.values import Value
 
 _FORWARD, _BACKWARD = 0, 1  # the turns of a tick
@@ -49,13 +49,13 @@ _GIVEN = ("given", "state", "rows")  # arguments of the step
 _TURN = {PartKind.FORWARD: _FORWARD, PartKind.BACKWARD: _BACKWARD}
 
 
-def fold(program: Program, resharder: Resharder) -> FoldedProgram:
+def lower_spmd(program: Program, resharder: Resharder) -> SpmdProgram:
     """The program as one that all submeshes run together; `resharder` is of any of them.
 
     Raises LoweringError, with the reason, where its stages are not of one shape.
     """
     _check_shape(program)
-    return _Fold(program, resharder).folded()
+    return _Lowering(program, resharder).lower()
 
 
 def _check_shape(program: Program) -> None:
@@ -116,8 +116,8 @@ class _Slot:
         return self.submesh, self.first
 
 
-class _Fold:
-    """The steps of `fold`, over one program."""
+class _Lowering:
+    """The steps of `lower_spmd`, over one program."""
 
     def __init__(self, program: Program, resharder: Resharder) -> None:
         self.program, self.resharder = program, resharder
@@ -129,13 +129,13 @@ class _Fold:
         self.copies: dict[tuple[int, int], list[_Slot]] = defaultdict(list)
         self._of_microbatch: dict[tuple[int, int], _Slot] = {}
 
-    def folded(self) -> FoldedProgram:
+    def lower(self) -> SpmdProgram:
         """The result of all five steps."""
         self._find_slots()
         loops = {number: self._loop(number) for number in self._loop_numbers}
         self._assign_cells(loops)
         parts = tuple(self._part(k, loops) for k in range(len(self.program.parts)))
-        return FoldedProgram(
+        return SpmdProgram(
             self.program,
             tuple(self._cells),
             parts,
@@ -357,7 +357,7 @@ class _Fold:
         loop = loops[self.program.parts[slot.writer[0]].part.loop]
         return any(not loop.is_chained(slot.writer[0], k) for k in slot.readers)
 
-    def _part(self, k: int, loops: dict[int, _Ticks]) -> FoldedPart:
+    def _part(self, k: int, loops: dict[int, _Ticks]) -> SpmdPart:
         loop = loops.get(self.program.parts[k].part.loop)
 
         def source(slot: _Slot) -> Source:
@@ -366,7 +366,7 @@ class _Fold:
                 return Source(part=slot.writer[0], output=slot.writer[1])
             return Source(slot.cell)
 
-        return FoldedPart(
+        return SpmdPart(
             tuple(map(source, self.reads[k])),
             tuple(s.cell for s in self.sums[k]),
             tuple(s.cell for s in self.writes[k]),
@@ -453,12 +453,12 @@ class _Ticks:
 
     def __init__(
         self,
-        fold: _Fold,
+        lowering: _Lowering,
         own: list[dict[int, int]],
         order: list[dict[int, list[int]]],
         flushed: bool,
     ) -> None:
-        self._fold = fold
+        self._lowering = lowering
         self._own = own
         self.tables = self._placed(order, flushed)
         # A part that sends nothing runs right before the backward that reads what it leaves.
@@ -466,7 +466,7 @@ class _Ticks:
             submesh
             for submesh, k in own[_FORWARD].items()
             if submesh in own[_BACKWARD]
-            and not any(fold.copies[s.key] for s in fold.writes[k] if s.is_looped)
+            and not any(lowering.copies[s.key] for s in lowering.writes[k] if s.is_looped)
             and all(f[submesh] == b[submesh] for f, b in zip(*self.tables, strict=True))
         }
 
@@ -474,7 +474,7 @@ class _Ticks:
         self, order: list[dict[int, list[int]]], flushed: bool
     ) -> tuple[list[list[int]], list[list[int]]]:
         """The tables of both turns: every part as soon as all that it reads is there."""
-        fold, count = self._fold, self._fold.submeshes
+        lowering, count = self._lowering, self._lowering.submeshes
         total = sum(len(row) for turn in order for row in turn.values())
         ran: dict[tuple[int, int], int] = {}  # part and microbatch -> tick
         tables: tuple[list[list[int]], list[list[int]]] = ([], [])
@@ -491,7 +491,7 @@ class _Ticks:
                         continue
                     i = listed[at]
                     forward = self._own[_FORWARD].get(submesh)
-                    ready = all(ran.get((j, i), tick) < tick for j in fold.senders(k))
+                    ready = all(ran.get((j, i), tick) < tick for j in lowering.senders(k))
                     if turn == _BACKWARD and forward is not None:
                         ready &= (forward, i) in ran
                         whole = done[_FORWARD][submesh] == len(order[_FORWARD][submesh])
@@ -508,29 +508,29 @@ class _Ticks:
 
     def is_chained(self, writer: int, reader: int) -> bool:
         """True if a part runs right after another, in the same turn of the same tick."""
-        submesh = self._fold.program.parts[writer].part.submesh
+        submesh = self._lowering.program.parts[writer].part.submesh
         pair = self._own[_FORWARD].get(submesh), self._own[_BACKWARD].get(submesh)
         return submesh in self._chained and (writer, reader) == pair
 
     def turn_of(self, k: int) -> int:
         """The turn in which a part runs."""
-        part = self._fold.program.parts[k].part
+        part = self._lowering.program.parts[k].part
         return _BACKWARD if part.submesh in self._chained else _TURN[part.kind]
 
     def ran_at(self, k: int, microbatch: int) -> int:
         """The time at which a part runs, in steps of ticks."""
-        turn, submesh = self.turn_of(k), self._fold.program.parts[k].part.submesh
+        turn, submesh = self.turn_of(k), self._lowering.program.parts[k].part.submesh
         tick = next(t for t, row in enumerate(self.tables[turn]) if row[submesh] == microbatch)
         return _STEPS * tick + turn
 
     def loop(self) -> Loop:
         """The loop, once all slots have cells."""
-        fold = self._fold
-        sums = {s.cell for turn in self._own for k in turn.values() for s in fold.sums[k]}
+        lowering = self._lowering
+        sums = {s.cell for turn in self._own for k in turn.values() for s in lowering.sums[k]}
         turns: list[Turn] = []
         for turn in (_FORWARD, _BACKWARD):
             parts: list[tuple[int, ...]] = []
-            for submesh in range(fold.submeshes):
+            for submesh in range(lowering.submeshes):
                 listed = [self._own[t][submesh] for t in (0, 1) if submesh in self._own[t]]
                 parts.append(tuple(k for k in listed if self.turn_of(k) == turn))
             ticks = tuple(
@@ -543,11 +543,11 @@ class _Ticks:
 
     def _lanes(self, parts: Sequence[int]) -> Iterator[Lane]:
         """The lanes of what parts send, by the cell that it becomes: in none anyone sends twice."""
-        fold = self._fold
+        lowering = self._lowering
         found: dict[tuple[int, Move | None], list[list[tuple[int, int, int, int]]]] = {}
         for k in parts:
-            for o, slot in enumerate(fold.writes[k]):
-                for copy in fold.copies[slot.key] if slot.is_looped else ():
+            for o, slot in enumerate(lowering.writes[k]):
+                for copy in lowering.copies[slot.key] if slot.is_looped else ():
                     sender = slot.submesh, copy.submesh, k, o
                     groups = found.setdefault((copy.cell, copy.move), [])
                     for group in groups:
@@ -564,7 +564,7 @@ class _Ticks:
 class _Times:
     """The times at which values of microbatches come and go."""
 
-    fold: _Fold
+    lowering: _Lowering
     loops: dict[int, _Ticks]
 
     def window(self, slot: _Slot) -> int:
@@ -573,8 +573,8 @@ class _Times:
         What a later loop reads is held for all of them.
         """
         if len({self._loop_of(k) for k in (self._writer(slot), *slot.readers)}) > 1:
-            return self.fold.program.microbatches
-        spans = [self._span(slot, i) for i in range(self.fold.program.microbatches)]
+            return self.lowering.program.microbatches
+        spans = [self._span(slot, i) for i in range(self.lowering.program.microbatches)]
         most = 1
         for start, _ in spans:
             held = [i for i, (a, b) in enumerate(spans) if a <= start <= b]
@@ -596,4 +596,4 @@ class _Times:
         return writer[0]
 
     def _loop_of(self, k: int) -> int:
-        return self.fold.program.parts[k].part.loop
+        return self.lowering.program.parts[k].part.loop
