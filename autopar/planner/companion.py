@@ -71,9 +71,10 @@ def plan_companion(source: Source, request: Request, watchers: Sequence[Watcher]
     )
     # 3. The sharding of each submesh, with the state as it lies there.
     placed = PlacedStages.of(batching, stages, request.cluster)
+    asked = request.of_parts() if len(on) > 1 else request
     shardings: list[ShardingPlan] = []
     for k, joint in enumerate(placed.graphs):
-        own = request_on(request, joint.graph, shared, k)
+        own = request_on(asked, joint.graph, shared, k)
         found = SubmeshSharder(placed, own, setting).shard(k, partial_sums=False)
         shardings.append(found.sharding)
     # 4. The programs, and what they take.

@@ -113,6 +113,10 @@ class Request:
         shard = replace(self.shard, recipe=recipe)
         return replace(self, passes=replace(self.passes, shard=shard))
 
+    def of_parts(self) -> Request:
+        """The same for parts of the step, of which the recipe may suit only some."""
+        return self.with_recipe(self.shard.recipe.of_parts)
+
     def with_microbatches(self, microbatches: int) -> Request:
         """The same with a single stage in so many microbatches."""
         passes = PassPipeline.of_options(microbatches=microbatches)

@@ -133,6 +133,8 @@ def search_stages(source: Source, request: Request, setting: Setting) -> FoundSt
 
     # 2. The cost of every layer on every submesh, mesh and number of rows.
     programs = LayerPrograms(sliced(max(counts)), request.rules)
+    if any(request.shard.recipe.suits(reading) for reading in programs.every_reading()):
+        request = request.of_parts()
     table = stage_table(programs, counts, request, setting)
     if isinstance(request.passes.lower, Spmd):
         table = equal_stages_table(table, request.passes, setting)

@@ -45,9 +45,6 @@ def stage_table(
     programs: LayerPrograms, counts: Sequence[int], request: Request, setting: Setting
 ) -> StageTable:
     """Prices for some numbers of microbatches."""
-    recipe = request.shard.recipe
-    if any(recipe.suits(reading) for reading in programs.every_reading()):
-        request = request.with_recipe(recipe.of_parts)
     shapes = [s for s in submesh_shapes(request.cluster) if _meshes(s, request)]
     devices = request.cluster.device_count
     if request.stages == 1:  # it has all devices, whatever it takes

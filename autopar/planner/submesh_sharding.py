@@ -373,11 +373,7 @@ class SubmeshSharder:
     def _given(self, submesh: int) -> tuple[Optimal, Setting]:
         """The pass for a submesh, and its setting within the limit."""
         request, context = self._request, self._placed.contexts[submesh]
-        recipe = request.shard.recipe
-        shard = replace(
-            request.shard, effort=QUICK, explain=False, reshard_costs=context.tables,
-            recipe=recipe.of_parts if len(self._placed.stages.stages) > 1 else recipe,
-        )  # fmt: skip
+        shard = replace(request.shard, effort=QUICK, explain=False, reshard_costs=context.tables)
         pins = pins_on(self._placed.graphs[submesh].graph, request.pins)
         given = replace(self._setting, partial_sums=False, memory_bytes=request.budget_bytes)
         return shard, self._placed.setting(submesh, pins, given)
