@@ -3,6 +3,8 @@
 
 SHELL := /bin/bash
 BIN := .venv/bin
+# Tests start Python again and again: what it compiles is kept, whatever the shell asks for.
+export PYTHONDONTWRITEBYTECODE :=
 
 # A name on PATH may be a shim with nothing behind it, so each candidate has to run.
 first_python = for p in $(1); do \
