@@ -1,5 +1,6 @@
 """Eight virtual CPU devices for every test, before anything asks JAX for a device."""
 
+import gc
 import os
 
 from tests.compiling import XLA_FLAGS
@@ -10,6 +11,9 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {XLA_FLAGS}".strip
 import jax
 
 jax.config.update("jax_num_cpu_devices", 8)
+
+# Traces and plans live long: by its usual thresholds the collector walks them again and again.
+gc.set_threshold(100_000, 20, 20)
 
 import pytest  # noqa: E402
 

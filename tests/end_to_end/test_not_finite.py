@@ -24,6 +24,7 @@ SHARDED: dict[str, dict[str, Any]] = {m: {"mesh": (2, 4), "method": m} for m in 
 STAGED: dict[str, dict[str, Any]] = {
     "microbatches": {"mesh": (8,), "microbatches": 4},
     "stages": {"stages": 2, "microbatches": 4},
+    "sharded stages": {"stages": 2, "microbatches": 4, "method": "fsdp"},
     "interleaved": {"stages": 2, "microbatches": 4, "schedule": "interleaved"},
     "zero-bubble": {"stages": 2, "microbatches": 4, "schedule": "zb-h1"},
 }
@@ -93,7 +94,8 @@ def run(step: Any, state: Any) -> list[Any]:
     return after
 
 
-BY_DEFAULT = (("fsdp", "adam"), ("stages", "sgd"))
+# A recipe's stages are found without a search.
+BY_DEFAULT = (("fsdp", "adam"), ("sharded stages", "sgd"))
 CASES = [
     pytest.param(*case, marks=[] if case in BY_DEFAULT else [pytest.mark.slow])
     for case in itertools.product(LAYOUTS, OPTIMIZERS)

@@ -22,7 +22,7 @@ from tests.planner.test_stage_memory import train_step
 from tests.runtime.aot_programs import needs_gpu_compiler
 
 # A GPT whose layers are wide enough that alignment does not count.
-LAYERS, WIDTH, HEADS, WORDS, TIME = 4, 256, 4, 2048, 256
+LAYERS, WIDTH, HEADS, WORDS, TIME = 2, 256, 4, 2048, 256
 
 
 @cache

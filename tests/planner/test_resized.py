@@ -18,19 +18,25 @@ from tests.zoo.registry import cases
 _MODELS = ("masked", "gpt_scan", "tied", "moe", "wide_resnet_gn", "unet", "lstm", "vit")
 
 
-@pytest.mark.parametrize("model", _MODELS)
-def test_it_is_the_step_that_was_traced_so(model: str) -> None:
-    first = sliced(model, source(model).rows)
-    for microbatches in (2, 4):
-        resized, traced = first.resized(microbatches, RuleBook()), sliced(model, microbatches)
-        assert resized is not None
-        assert str(resized.batching.graph) == str(traced.batching.graph)
-        assert replace(resized.batching, graph=traced.batching.graph) == traced.batching
-        part, other = resized.trace.part, traced.trace.part
-        assert str(part.graph) == str(other.graph)
-        assert _sizes(part.program) == _sizes(other.program)
-        bounds = [(y.first, y.last) for y in resized.layers.layers]
-        assert bounds == [(y.first, y.last) for y in traced.layers.layers]
+@pytest.mark.parametrize(
+    ("model", "microbatches"),
+    [
+        pytest.param(model, count, marks=[] if (i + j) % 2 else [pytest.mark.slow])
+        for i, model in enumerate(_MODELS)
+        for j, count in enumerate((2, 4))
+    ],
+)
+def test_it_is_the_step_that_was_traced_so(model: str, microbatches: int) -> None:
+    first, traced = sliced(model, source(model).rows), sliced(model, microbatches)
+    resized = first.resized(microbatches, RuleBook())
+    assert resized is not None
+    assert str(resized.batching.graph) == str(traced.batching.graph)
+    assert replace(resized.batching, graph=traced.batching.graph) == traced.batching
+    part, other = resized.trace.part, traced.trace.part
+    assert str(part.graph) == str(other.graph)
+    assert _sizes(part.program) == _sizes(other.program)
+    bounds = [(y.first, y.last) for y in resized.layers.layers]
+    assert bounds == [(y.first, y.last) for y in traced.layers.layers]
 
 
 def _sizes(program: FlatProgram) -> object:
