@@ -3,12 +3,12 @@
 The form in JSON follows from the hint:
 
     str, int, float, bool     as in JSON; numbers are finite and of 64 bits, texts can be printed
-    Text                      a text of many lines: the list of its lines
+    Text                      a text of many lines: the list of its lines, repetitions folded
     an Enum, Literal[...]     the value of the member, one of the words
     X | None                  X, or null
-    tuple[X, ...]             a list
+    tuple[X, ...]             a list, repetitions folded (`autopar.ir.repeats`)
     tuple[X, Y]               a list of two
-    ByName[X], dict[str, X]   an object of X by name
+    ByName[X], dict[str, X]   an object of X by name; where these repeat, a folded list of pairs
     a dataclass               an object of its fields; one of `rows` a list of them, without names,
                               and where it has one field only, that field alone
     the class `shared`        a number: each distinct one stands once in a table of the document
@@ -29,6 +29,7 @@ from types import NoneType
 from typing import Annotated, Literal, NoReturn, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from autopar.errors import AutoparError
+from autopar.ir.repeats import fold, fold_lines, unfold, unfold_lines
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Choice = TypeVar("Choice", bound=Enum)
@@ -145,6 +146,32 @@ class Item:
             self.fail("a list")
         return [Item(entry, f"{self.place}[{i}]") for i, entry in enumerate(value)]
 
+    def unfolded(self) -> list[Item]:
+        """The entries of a list in which those that repeat are written once."""
+        return self._unfolded(unfold).items()
+
+    def lines(self) -> list[Item]:
+        """The lines of a text that is written so."""
+        return self._unfolded(unfold_lines).items()
+
+    def named(self) -> list[tuple[str, Item]]:
+        """The fields of an object, or of a list of pairs that is written so; no name twice."""
+        if not isinstance(self.value, list):
+            return self.pairs()
+        pairs = [entry.row(2) for entry in self.unfolded()]
+        if len({name.text() for name, _ in pairs}) < len(pairs):
+            self.fail("entries whose names differ")
+        return [(name.text(), entry) for name, entry in pairs]
+
+    def _unfolded(self, unfolding: Callable[[list[Json]], list[Json]]) -> Item:
+        value = self.value
+        if not isinstance(value, list):
+            self.fail("a list")
+        try:
+            return Item(unfolding(value), self.place)
+        except ValueError as error:
+            raise JsonError(f"{self.place}: {error}") from None
+
     def row(self, length: int) -> list[Item]:
         """The entries of a list that has so many."""
         entries = self.items()
@@ -235,13 +262,13 @@ class Codec:
         if form in (_Form.PLAIN, _Form.WORD):
             return cast("Json", value)
         if form is _Form.LINES:
-            return [*cast("str", value).split("\n")] if value else []
+            return fold_lines(cast("str", value).split("\n")) if value else []
         if form is _Form.CHOICE:
             return cast("Json", cast("Enum", value).value)
         if form is _Form.MAYBE:
             return self.write(inside[0], value) if value is not None else None
         if form is _Form.LIST:
-            return [self.write(inside[0], entry) for entry in cast("Sequence[object]", value)]
+            return fold([self.write(inside[0], entry) for entry in cast("Sequence[object]", value)])
         if form is _Form.PAIR:
             entries = cast("Sequence[object]", value)
             return [self.write(h, entry) for h, entry in zip(inside, entries, strict=True)]
@@ -250,7 +277,8 @@ class Codec:
             named = {name: self.write(inside[0], entry) for name, entry in pairs}
             if len(named) != len(pairs):
                 raise TypeError(f"two of {len(pairs)} entries have the same name")
-            return named
+            folded = fold([[name, entry] for name, entry in named.items()])
+            return folded if len(folded) < len(named) else named
         written = {name: self.write(h, getattr(value, name)) for name, h in _hints(hint).items()}
         if hint not in self._rows:
             return written
@@ -269,7 +297,7 @@ class Codec:
         if form is _Form.PLAIN:
             return _PLAIN[hint](item)
         if form is _Form.LINES:
-            return "\n".join(entry.text() for entry in item.items())
+            return "\n".join(entry.text() for entry in item.lines())
         if form is _Form.CHOICE:
             return item.one_of(cast("type[Enum]", hint))
         if form is _Form.WORD:
@@ -277,12 +305,12 @@ class Codec:
         if form is _Form.MAYBE:
             return self._read_any(inside[0], item) if item.value is not None else None
         if form is _Form.LIST:
-            return tuple(self._read_any(inside[0], entry) for entry in item.items())
+            return tuple(self._read_any(inside[0], entry) for entry in item.unfolded())
         if form is _Form.PAIR:
             entries = item.row(len(inside))
             return tuple(self._read_any(h, e) for h, e in zip(inside, entries, strict=True))
         if form is _Form.NAMED:
-            return tuple((name, self._read_any(inside[0], entry)) for name, entry in item.pairs())
+            return tuple((name, self._read_any(inside[0], entry)) for name, entry in item.named())
         hints = _hints(hint)
         if hint not in self._rows:
             data = item.fields()

@@ -112,7 +112,7 @@ class Prediction:
     launch_seconds: float = 0.0
     bubble_seconds: float = 0.0
     peak_in_flight: tuple[int, ...] = (1,)
-    model_flops: int = 0
+    model_flops: float = 0.0  # more than 64 bits can count
     peak_flops: float = 0.0
     arithmetic_seconds: float = 0.0
     memory_seconds: float = 0.0

@@ -31,7 +31,8 @@ _PARAMS = re.compile(r"""(?:[^'"{}]|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")*""")
 _FLOPS = re.compile(r"flops=(\d+)")
 _RUNS = re.compile(r"runs=(\d+)")
 _ROLE = re.compile(r"(?:state|batch|constant)\b")
-_DIGITS = 18
+_DIGITS = 18  # of a number; FLOPs may have more
+_FLOP_DIGITS = 30
 _REGION = re.compile(rf"(?:{'|'.join(REGIONS)})\b")
 
 
@@ -168,10 +169,10 @@ def _sizes(reader: _Reader, text: str) -> tuple[int, ...]:
     return tuple(_whole(reader, n) for n in text.split(",") if n)
 
 
-def _whole(reader: _Reader, text: str) -> int:
-    """A number that was read; it must fit 64 bits."""
-    if len(text) > _DIGITS:
-        reader.fail(f"a number of up to {_DIGITS} digits before here, not one of {len(text)}")
+def _whole(reader: _Reader, text: str, digits: int = _DIGITS) -> int:
+    """A number that was read; it may have so many digits."""
+    if len(text) > digits:
+        reader.fail(f"a number of up to {digits} digits before here, not one of {len(text)}")
     return int(text)
 
 
@@ -247,7 +248,7 @@ def _notes(reader: _Reader) -> _Notes:
     params: tuple[tuple[str, Plain], ...] = ()
     while True:
         if found := reader.maybe(_FLOPS):
-            flops = _whole(reader, found[1])
+            flops = _whole(reader, found[1], _FLOP_DIGITS)
         elif found := reader.maybe(_RUNS):
             runs = _whole(reader, found[1])
         elif found := reader.maybe(_REGION):

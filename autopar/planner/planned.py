@@ -111,7 +111,7 @@ def _prediction(programs: StagePrograms, whole: Graph) -> Prediction:
         launch_seconds=timing.launch_seconds,
         bubble_seconds=timing.bubble_seconds,
         peak_in_flight=timing.peak_in_flight,
-        model_flops=flops,
+        model_flops=float(flops),
         peak_flops=cluster.device_count * cluster.chip.flops_for(dtype),
         arithmetic_seconds=seconds.arithmetic,
         memory_seconds=max(0.0, seconds.compute - seconds.arithmetic),

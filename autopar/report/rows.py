@@ -154,7 +154,7 @@ def rate_data(plan: Plan) -> dict[str, Json]:
     """The MFU and the items a second of a plan, and its seconds by what binds them."""
     rate, p = plan.rate(), plan.prediction
     return {
-        "model_flops": p.model_flops,
+        "model_flops": int(p.model_flops),
         "mfu_share": rate.mfu,
         "item": rate.items,
         "items_per_second": rate.items_per_second,

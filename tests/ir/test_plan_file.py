@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -63,6 +64,16 @@ def test_the_recipes_come_back_too(plan: autopar.Plan) -> None:
     assert any(m.seconds is None and m.note for m in recipes)
 
 
+def test_flops_of_large_models_come_back(plan: autopar.Plan) -> None:
+    """A step of LLaMA-405B has more than 64 bits count."""
+    assert plan.record is not None
+    graph, count = re.subn(r"flops=\d+", "flops=11011828854502195200", plan.record.graph)
+    prediction = replace(plan.prediction, model_flops=1.1e19)
+    large = replace(plan, prediction=prediction, record=replace(plan.record, graph=graph))
+    assert count
+    assert plan_from_json(plan_to_json(large)) == large
+
+
 def test_a_field_that_is_missing_is_named(plan: autopar.Plan) -> None:
     def forget(body: dict[str, Any]) -> None:
         del body["prediction"]["peak"]
@@ -83,7 +94,7 @@ def test_a_flipped_byte_breaks_the_checksum(plan: autopar.Plan) -> None:
 
 def test_another_format_is_named(plan: autopar.Plan) -> None:
     text = rewritten(plan_to_json(plan), lambda body: body.update(format=99))
-    with pytest.raises(PlanFileError, match="plan format 99, but this autopar reads 6"):
+    with pytest.raises(PlanFileError, match="plan format 99, but this autopar reads 7"):
         plan_from_json(text)
 
 
