@@ -30,14 +30,7 @@ def check_listing(graph: Graph, program: Listing, mesh: MeshShape) -> None:
 
     The graph's ops must carry their rules.
     """
-    checker = _Checker(graph, mesh, graph.nested_values)
-    inputs = [checker.lying(i.value, s) for i, s in zip(
-        graph.inputs, program.input_shardings, strict=True
-    )]  # fmt: skip
-    outputs = checker.block(graph, program.block, inputs)
-    for found, wanted in zip(outputs, program.output_shardings, strict=True):
-        if not found.serves_as(checker.piece(wanted)):
-            raise GraphError(f"an output of {graph.name} lies as {found.sharding}, not as {wanted}")
+    ListingChecker(mesh).check(graph, program)
 
 
 @dataclass(frozen=True)
@@ -54,6 +47,37 @@ class _Piece:
         return self == wanted or (as_sum and wanted.combiner == "sum")
 
 
+_Pieces = tuple[Sequence[_Piece], Sequence[_Piece]]  # that an op reads and makes
+
+
+@dataclass(frozen=True)
+class ListingChecker:
+    """Checks listings of one mesh: ops that look alike, in whichever of them, are asked once."""
+
+    mesh: MeshShape
+    # What was found before: steps have few shapes and layers that are alike. The ids of an op's
+    # key stand for what is kept with the answer.
+    _lying: dict[tuple[tuple[int, ...], Sharding, str], _Piece] = field(
+        default_factory=dict[tuple[tuple[int, ...], Sharding, str], "_Piece"]
+    )
+    _local: dict[tuple[int, int, int], tuple[_Pieces, object]] = field(
+        default_factory=lambda: dict[tuple[int, int, int], tuple[_Pieces, object]]()
+    )
+
+    def check(self, graph: Graph, program: Listing) -> None:
+        """Raise GraphError, which names the op and its line, unless a listing is sound."""
+        checker = _Checker(graph, self.mesh, graph.nested_values, self._lying, self._local)
+        inputs = [checker.lying(i.value, s) for i, s in zip(
+            graph.inputs, program.input_shardings, strict=True
+        )]  # fmt: skip
+        outputs = checker.block(graph, program.block, inputs)
+        for found, wanted in zip(outputs, program.output_shardings, strict=True):
+            if not found.serves_as(checker.piece(wanted)):
+                raise GraphError(
+                    f"an output of {graph.name} lies as {found.sharding}, not as {wanted}"
+                )
+
+
 @dataclass(frozen=True)
 class _Checker:
     """Goes through a listing with the pieces that there are."""
@@ -61,15 +85,8 @@ class _Checker:
     graph: Graph
     mesh: MeshShape
     values: Mapping[str, Value]
-    # What was found before: steps have few shapes and layers that are alike.
-    _lying: dict[tuple[tuple[int, ...], Sharding, str], _Piece] = field(
-        default_factory=dict[tuple[tuple[int, ...], Sharding, str], "_Piece"]
-    )
-    _local: dict[tuple[int, int, int], tuple[Sequence[_Piece], Sequence[_Piece]]] = field(
-        default_factory=lambda: dict[
-            tuple[int, int, int], tuple[Sequence[_Piece], Sequence[_Piece]]
-        ]()
-    )
+    _lying: dict[tuple[tuple[int, ...], Sharding, str], _Piece]
+    _local: dict[tuple[int, int, int], tuple[_Pieces, object]]
 
     def piece(self, sharding: Sharding, combiner: str = "sum") -> _Piece:
         """A sharding without the axes that cut nothing."""
@@ -130,12 +147,12 @@ class _Checker:
 
     def _run(self, run: LocalOp, held: dict[str, _Piece]) -> None:
         op = self.graph.op_at(run.equation)
-        # The graph and the listing outlive the check, so ids stand for what is in them; a rule
-        # stands for the kind and the types of its op.
-        key = (id(op.rule), id(run.operand_shardings), id(run.result_shardings))
+        # A rule stands for the kind and the types of its op.
+        of = op.rule, run.operand_shardings, run.result_shardings
+        key = id(of[0]), id(of[1]), id(of[2])
         if key not in self._local:
-            self._local[key] = self._check_local(op, run)
-        given, made = self._local[key]
+            self._local[key] = self._check_local(op, run), of
+        (given, made), _ = self._local[key]
         for operand, name, piece in zip(op.operands, run.operands, given, strict=True):
             if name is None:
                 if piece.sharding.partial:
@@ -155,7 +172,7 @@ class _Checker:
             return Value("", operand.shape, operand.dtype)
         return self.values[operand]
 
-    def _check_local(self, op: Op, run: LocalOp) -> tuple[Sequence[_Piece], Sequence[_Piece]]:
+    def _check_local(self, op: Op, run: LocalOp) -> _Pieces:
         """The pieces that an op reads and makes; raises GraphError unless it may run on them."""
         values = map(self._value, op.operands)
         given = [self.lying(v, s) for v, s in zip(values, run.operand_shardings, strict=True)]

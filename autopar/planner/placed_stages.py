@@ -28,7 +28,7 @@ from autopar.ir.soundness import check_listing
 from autopar.ir.stages import LayerSequence, Stage, StagePlan, Submesh
 from autopar.ir.values import item_bytes
 from autopar.passes.base import Holding, Pins, Setting
-from autopar.passes.lower.listing import lower_graph
+from autopar.passes.lower.listing import Layouts, lower_graph
 from autopar.passes.lower.partition.part_dataflow import PartDataflow
 from autopar.passes.lower.partition.split import split
 from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan, submesh_graph
@@ -159,11 +159,17 @@ class PlacedStages:
         """The parts of a stage."""
         return tuple(p for p in self.parts if p.stage == stage)
 
-    def lowered(self, part: Part, sharding: ShardingPlan) -> Listing:
-        """The listing of a part where its submesh is sharded so, not checked yet."""
+    def lowered(
+        self, part: Part, sharding: ShardingPlan, layouts: Layouts | None = None
+    ) -> Listing:
+        """The listing of a part where its submesh is sharded so, not checked yet.
+
+        Parts on equal meshes may be given the same `layouts`.
+        """
         graph, resharder = self.graphs[part.submesh], self.contexts[part.submesh].resharder
         loose = frozenset[str]() if part.kind is PartKind.WHOLE else left_partial(part, graph)
-        return lower_graph(part.graph, self.part_sharding(part, sharding), resharder, loose)
+        own = self.part_sharding(part, sharding)
+        return lower_graph(part.graph, own, resharder, loose, layouts)
 
     def listing(self, part: Part, sharding: ShardingPlan) -> Listing:
         """The listing of a part where its submesh is sharded so.

@@ -24,13 +24,12 @@ from autopar.ir.listing import Listing, Traffic, traffic_of
 from autopar.ir.program import Part, PartKind, Program, SubmeshGraph
 from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_plan import ShardingPlan
-from autopar.ir.soundness import check_listing
+from autopar.ir.soundness import ListingChecker
 from autopar.ir.spmd_program import NONE, SpmdProgram
 from autopar.ir.values import Role, Value, item_bytes
 from autopar.passes.base import Setting
-from autopar.passes.lower.listing import lower_graph
+from autopar.passes.lower.listing import Layouts
 from autopar.passes.lower.lowering import AbstractLowering, LoweredStages, Mpmd, Spmd
-from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan
 from autopar.passes.lower.program import lower_pipeline
 from autopar.passes.shard.model.costs import ReshardCosts
 from autopar.planner.placed_stages import PlacedStages
@@ -86,12 +85,9 @@ def cost_part(
     joint: SubmeshGraph,
     plan: ShardingPlan,
     tables: ReshardCosts,
-    listing: Listing | None = None,
+    listing: Listing,
 ) -> PartCost:
     """The cost of a part where its submesh is sharded by `plan`."""
-    if listing is None:
-        own, loose = part_plan(part, joint, plan), left_partial(part, joint)
-        listing = lower_graph(part.graph, own, tables.resharder, loose)
     platform = tables.prices.cluster.chip.platform
     sizes = Sizes(part.graph, plan.mesh, platform)
     run = timed_listing(part.graph, listing, tables.prices, sizes)
@@ -444,10 +440,14 @@ def _lower(
     placed: PlacedStages, shardings: Sequence[ShardingPlan], known: Mapping[int, Listing]
 ) -> Program:
     listings: list[Listing] = []
+    # On equal meshes ops that look alike are laid out and checked once.
+    layouts = {sharding.mesh: Layouts() for sharding in shardings}
+    checkers = {mesh: ListingChecker(mesh) for mesh in layouts}
     for n, part in enumerate(placed.parts):
         sharding = shardings[part.submesh]
-        listings.append(known[n] if n in known else placed.lowered(part, sharding))
-        check_listing(part.graph, listings[n], sharding.mesh)
+        own = layouts[sharding.mesh]
+        listings.append(known[n] if n in known else placed.lowered(part, sharding, own))
+        checkers[sharding.mesh].check(part.graph, listings[n])
     if placed.stages.is_one_program:
         (submesh,), (listing,) = placed.stages.submeshes, listings
         return Program.of_one_part(placed.batching.graph, listing, submesh)

@@ -32,6 +32,8 @@ from autopar.ir.sharding import MeshShape
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.stages import Remat
 from autopar.passes.base import NO_LIMIT_BYTES, Setting
+from autopar.passes.lower.listing import Layouts, lower_graph
+from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan
 from autopar.passes.shard.model.costs import ReshardCosts
 from autopar.passes.shard.solver.effort import QUICK
 from autopar.passes.stage.prices import BatchPrices, Option, StageTable
@@ -497,6 +499,7 @@ class _PricedLayer:
     ) -> None:
         self._programs, self._layer, self.plan, self._tables = programs, layer, plan, tables
         self._known: dict[object, PartCost] = {}
+        self._layouts = Layouts()
 
     def at_both(self, rows: tuple[int, int], remat: Remat) -> tuple[StageCost, StageCost]:
         """The costs at two sizes of microbatch."""
@@ -520,7 +523,10 @@ class _PricedLayer:
         place = part.kind, part.loop, part.round
         key = rows, place, part.equations, given, part.graph.outputs
         if key not in self._known:
-            self._known[key] = cost_part(part, joint, self.plan, self._tables)
+            own, loose = part_plan(part, joint, self.plan), left_partial(part, joint)
+            resharder, layouts = self._tables.resharder, self._layouts
+            listing = lower_graph(part.graph, own, resharder, loose, layouts)
+            self._known[key] = cost_part(part, joint, self.plan, self._tables, listing)
         return self._known[key]
 
 

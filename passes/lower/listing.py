@@ -70,10 +70,17 @@ def lower_checked(
 
 
 def lower_graph(
-    graph: Graph, plan: ShardingPlan, resharder: Resharder, left_partial: Collection[str] = ()
+    graph: Graph,
+    plan: ShardingPlan,
+    resharder: Resharder,
+    left_partial: Collection[str] = (),
+    layouts: Layouts | None = None,
 ) -> Listing:
-    """Lower a step. Outputs that are partial sums are combined, but for those `left_partial`."""
-    scope = _Scope(graph, plan, resharder, {})
+    """Lower a step. Outputs that are partial sums are combined, but for those `left_partial`.
+
+    Graphs on one mesh may be given the same `layouts`.
+    """
+    scope = _Scope(graph, plan, resharder, layouts or Layouts())
     names = tuple(i.value.name for i in graph.inputs)
     scope.lower_ops(graph, ())
     returns = dict(graph.donated)
@@ -136,17 +143,32 @@ class _Laid:
         return cls(wanted, raw, homes, moved, combiner, given is not None)
 
 
-class _Scope:
-    """A straight line of instructions: the step, or the body of a loop.
+class Layouts:
+    """The layouts of ops on one mesh: ops that look alike, in whichever graph, are asked about once."""
 
-    What is `known` of ops that look alike holds in all scopes of a plan.
-    """
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], tuple[_Laid, object]] = {}
+
+    def of(
+        self, op: Op, rule: Rule, given: Assignment | None, homes: tuple[Sharding, ...],
+        shared: tuple[int, ...], mesh: MeshShape,
+    ) -> _Laid:  # fmt: skip
+        """The layout of an op."""
+        # Ids stand for what is kept with the answer.
+        key = (op.kind, id(rule), id(given), shared, *map(id, homes))
+        if key not in self._known:
+            laid = _Laid.of(op, rule, given, homes, shared, mesh)
+            self._known[key] = laid, (rule, given, homes)
+        return self._known[key][0]
+
+
+class _Scope:
+    """A straight line of instructions: the step, or the body of a loop."""
 
     def __init__(
-        self, graph: Graph, plan: ShardingPlan, resharder: Resharder,
-        known: dict[tuple[object, ...], _Laid],
-    ) -> None:  # fmt: skip
-        self._plan, self._resharder, self._known = plan, resharder, known
+        self, graph: Graph, plan: ShardingPlan, resharder: Resharder, layouts: Layouts
+    ) -> None:
+        self._plan, self._resharder, self._layouts = plan, resharder, layouts
         self.instructions: list[Instruction] = []
         self._values: dict[str, Value] = dict(graph.values)
         self._aliases: dict[str, Operand] = {}
@@ -224,11 +246,7 @@ class _Scope:
         given = plan.assignment_of.get(path)
         homes = tuple([plan.sharding_of[r.name] for r in op.results])
         shared = plan.partials_of.get(path, ()) if given is None else ()
-        # The plan and the graph outlive the scope, so ids stand for what is in them.
-        key = (op.kind, id(rule), id(given), shared, *map(id, homes))
-        if key not in self._known:
-            self._known[key] = _Laid.of(op, rule, given, homes, shared, plan.mesh)
-        return self._known[key]
+        return self._layouts.of(op, rule, given, homes, shared, plan.mesh)
 
     # -- reading ---------------------------------------------------------------------------
 
@@ -424,7 +442,7 @@ class _Scope:
         self.instructions.append(Loop(path, operands, names, shardings, bodies, flow.trips))
 
     def _block(self, body: Graph, wanted: Sequence[Sharding], path: OpPath, op: Op) -> Block:
-        scope = _Scope(body, self._plan, self._resharder, self._known)
+        scope = _Scope(body, self._plan, self._resharder, self._layouts)
         scope.lower_ops(body, path)
         outputs = tuple(
             scope.fetch(o, w, op.origin.region, op.origin.line)
