@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NoReturn, TypeVar, cast
@@ -30,6 +30,7 @@ _STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 _PARAMS = re.compile(r"""(?:[^'"{}]|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")*""")
 _FLOPS = re.compile(r"flops=(\d+)")
 _RUNS = re.compile(r"runs=(\d+)")
+_VARYING = re.compile(rf"({_NAME.pattern}|{_STRING.pattern})")  # in ops that are alike
 _ROLE = re.compile(r"(?:state|batch|constant)\b")
 _DIGITS = 18  # of a number; FLOPs may have more
 _FLOP_DIGITS = 30
@@ -58,6 +59,7 @@ class _Reader:
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
+        self.known: dict[tuple[str, ...], Op] = {}  # ops by their lines, but for what varies
 
     def maybe(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
         """The next token if it has this form, blanks before it left out."""
@@ -107,6 +109,16 @@ class _Reader:
             return ""
         self._at = found.end()
         return found[1] or ""
+
+    def line(self) -> str:
+        """The rest of the line that comes next, which is left there."""
+        self._skip()
+        end = self._text.find("\n", self._at)
+        return self._text[self._at : end if end >= 0 else len(self._text)]
+
+    def has_read(self, line: str) -> bool:
+        """True if this is what was taken last."""
+        return self._text.startswith(line, self._at - len(line))
 
     def end(self) -> None:
         """Nothing may come next."""
@@ -216,6 +228,46 @@ def _output(reader: _Reader, inputs: Mapping[str, int]) -> _Output:
 
 
 def _op(reader: _Reader) -> Op:
+    """The next op; on a line that is one before it but for names, that one with these names."""
+    line = reader.line()
+    head, brace, rest = line.partition("{")
+    texts = _VARYING.split(head)
+    alike, varying = (*texts[::2], brace, rest), texts[1::2]
+    known = reader.known.get(alike)
+    op = _renamed(known, varying) if known is not None else None
+    if op is not None:
+        reader.mark(line)
+        return op
+    op = _read_op(reader)
+    names = [*(r.name for r in op.results), *op.value_operands()]
+    if op.origin.module:
+        names.append(json.dumps(op.origin.module, ensure_ascii=False))
+    if not op.graphs and names == varying and reader.has_read(line):
+        reader.known[alike] = op
+    return op
+
+
+def _renamed(op: Op, varying: Sequence[str]) -> Op | None:
+    """An op with other names of results and operands, and of its module where it has one.
+
+    None where the module's is no text.
+    """
+    count, origin = len(op.results), op.origin
+    results = zip(varying, op.results, strict=False)
+    names = iter(varying[count:])
+    operands = tuple([next(names) if isinstance(o, str) else o for o in op.operands])
+    if origin.module:
+        try:
+            origin = Origin(origin.region, str(json.loads(next(names))), origin.line)
+        except ValueError:
+            return None
+    return Op(
+        op.kind, operands, tuple([Value(n, v.shape, v.dtype) for n, v in results]),
+        op.params, op.flops, origin, runs=op.runs,
+    )  # fmt: skip
+
+
+def _read_op(reader: _Reader) -> Op:
     results = reader.list_of(_value, "=") if reader.is_at("%") else ()
     kind = reader.take(_KIND, "an op or return")[0]
     reader.mark("(")

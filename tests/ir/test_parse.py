@@ -143,3 +143,22 @@ def test_values_are_defined_before_use_and_once() -> None:
         parse_graph("graph f(%0: f32[4]) {\n  %0: f32[4] = sin(%0)\n  return %0\n}")
     with pytest.raises(GraphError, match=r"returns %3, which nothing makes"):
         parse_graph("graph f(%0: f32[4]) { return %3 }")
+
+
+def test_ops_that_are_alike_but_for_names_are_read_by_the_first() -> None:
+    text = """graph step(%0: f32[8], %1: f32[8]) {
+  %2: f32[8]          = mul(%0, 0.5:f32)                        forward  "a/layer0" {k='"{'}  # m:7
+  %3: f32[8]          = mul(%1, 0.5:f32)                        forward  "a/layer1" {k='"{'}  # m:7
+  %4: f32[8]          = mul(%2, 0.5:f32)                        forward  "a/\\"2{" {k='"{'}  # m:7
+  %5: f32[8], %6: f32[8] = pair(%3, %4)                         update
+  %7: f32[8], %8: f32[8] = pair(%5, %5)                         update
+  return %6, %8
+}"""
+    graph = parse_graph(text)
+    assert graph.text == text
+    assert [op.origin.module for op in graph.ops] == ["a/layer0", "a/layer1", 'a/"2{', "", ""]
+    assert [op.operands[0] for op in graph.ops] == ["%0", "%1", "%2", "%3", "%5"]
+    with pytest.raises(GraphSyntaxError, match=r"line 3, column .*escaped as in JSON"):
+        parse_graph(text.replace("layer1", "\\x"))
+    with pytest.raises(GraphError, match="reads %99 before it is made"):
+        parse_graph(text.replace("mul(%1,", "mul(%99,"))
