@@ -262,14 +262,18 @@ class HeldWhile:
 
 
 def held_while(
-    graph: Graph, program: Listing, mesh: MeshShape, platform: Platform = "gpu"
+    graph: Graph,
+    program: Listing,
+    mesh: MeshShape,
+    platform: Platform = "gpu",
+    sizes: Sizes | None = None,
 ) -> Iterator[HeldWhile]:
     """Bytes held over a step, kernel by kernel; the most is the peak of `held_bytes`.
 
     A loop is one of its trips. What is held for no piece that is known (see `SPARE_SHARE`) is held
-    in proportion to the rest.
+    in proportion to the rest. `sizes` are those of the graph on the mesh, where they are known.
     """
-    walk = _Walk(Sizes(graph, mesh, platform))
+    walk = _Walk(sizes or Sizes(graph, mesh, platform))
     given, moment = walk.step(graph, program)
     whole = replace(moment, nbytes=beside_arguments(moment, mesh))
     arguments = argument_kinds(graph, program, given)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from autopar.cost.kernels import Sizes
 from autopar.cost.overlap import Timed, timed_listing
 from autopar.inspecting.loaded_plan import Listed
 from autopar.ir.graph import Op, Operand
@@ -66,7 +67,14 @@ class Flow:
     @cached_property
     def timed(self) -> Timed:
         """A single run of the listing, kernel by kernel."""
-        return timed_listing(self.listed.graph, self.listed.listing, self.listed.prices)
+        listed = self.listed
+        return timed_listing(listed.graph, listed.listing, listed.prices, self.sizes)
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """The sizes of pieces, and what is stored of them."""
+        prices = self.listed.prices
+        return Sizes(self.listed.graph, prices.mesh, prices.cluster.chip.platform)
 
     @cached_property
     def read_before_update(self) -> frozenset[str]:
