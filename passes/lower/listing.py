@@ -144,7 +144,7 @@ class _Laid:
 
 
 class Layouts:
-    """The layouts of ops on one mesh: ops that look alike, in whichever graph, are asked about once."""
+    """The layouts of ops on one mesh; those that look alike, in whichever graph, are asked once."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[object, ...], tuple[_Laid, object]] = {}
