@@ -25,8 +25,8 @@ from typing import Any
 import jax
 
 import autopar
-from autopar.cost.listing import Seconds
 from autopar.cost.stage import StageCost, peak_bytes
+from autopar.cost.timeline import Seconds
 from autopar.errors import AutoparError
 from autopar.ir.sharding import MeshShape
 from autopar.ir.verification import CompiledPart

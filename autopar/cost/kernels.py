@@ -7,7 +7,8 @@
    another order.
 2. Kernels. Element-wise work is left out of memory where computing it again in its readers moves
    fewer bytes than storing it, so a kernel reads the stored pieces behind everything that is fused
-   into it (`fusion.py`).
+   into it. Which ops those are, and which compute what they read, is as XLA's compilers for GPUs
+   and TPUs have it.
 """
 
 from __future__ import annotations
@@ -17,14 +18,108 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from autopar.cluster.chip import Platform
-from autopar.cost import fusion
 from autopar.ir.graph import Graph, Op
 from autopar.ir.listing import Block, Fence, Instruction, Listing, LocalOp, Loop, Move
 from autopar.ir.rule import Rule
 from autopar.ir.sharding import MeshShape, Sharding
 from autopar.ir.values import Literal, Value, item_bytes
+from autopar.rules import Fusion, primitive
+
+# -- fusion ----------------------------------------------------------------------------------------
+
+# A scatter into zeros that is added to something may put its items there instead.
+ADDITIONS = frozenset({"add", "add_any"})
+
+# A matrix product with fewer tiles than the chip has cores is cut along its sum into parts, whose
+# results, in f32, are added up afterwards.
+_TILE_ITEMS, _TILES_WANTED, _LEAST_SUM, _PART_BYTES = 128 * 128, 128, 128, 4
+
+
+def is_fused_into_readers(op: Op) -> bool:
+    """True if readers may compute the op's results anew instead of loading them."""
+    fusion, rule = primitive(op.kind).fusion, op.rule
+    if fusion is Fusion.INDEXING:
+        return True
+    if fusion is not Fusion.BY_RULE or op.graphs or rule is None:
+        return False
+    return rule.is_elementwise
+
+
+def is_reduction(op: Op) -> bool:
+    """True if the op computes what it reads instead of loading it, and stores its own results."""
+    return primitive(op.kind).fusion is Fusion.REDUCTION
+
+
+def is_product(op: Op) -> bool:
+    """True if the op is a matrix product or convolution."""
+    return primitive(op.kind).fusion is Fusion.PRODUCT
+
+
+def is_scatter(op: Op) -> bool:
+    """True if the op puts items into what is there."""
+    return primitive(op.kind).fusion is Fusion.SCATTER
+
+
+def has_filter(op: Op) -> bool:
+    """True if a convolution's second operand is a filter: small beside the first."""
+    if op.rule is None:
+        return False
+    factors = op.rule.factors
+    image, second = (
+        math.prod(factors[f].size for dim in dims for f in dim) for dims in op.rule.operands[:2]
+    )
+    return second < image
+
+
+def works_in_place(op: Op) -> bool:
+    """True if a result may take the buffer of an operand that nobody reads later."""
+    if is_scatter(op) or op.kind == "dynamic_update_slice":
+        return True
+    return primitive(op.kind).fusion is Fusion.BY_RULE and is_fused_into_readers(op)
+
+
+def work_bytes(op: Op) -> float:
+    """The cost of computing an item of the op again, as bytes that could be loaded instead."""
+    return primitive(op.kind).redo_bytes
+
+
+def split_bytes(op: Op, item_count: int, operand: Sharding, sizes: tuple[int, ...]) -> int:
+    """Scratch of a matrix product that is cut along its sum; `sizes` are the operand's shard's."""
+    tiles = math.ceil(item_count / _TILE_ITEMS)
+    if op.kind != "dot_general" or tiles >= _TILES_WANTED or len(operand.dims) != len(sizes):
+        return 0
+    summed = _summed_dims(op)
+    if summed is None:
+        return 0
+    length = math.prod(sizes[d] for d in summed)
+    parts = 1
+    while parts * tiles < _TILES_WANTED and length // (2 * parts) >= _LEAST_SUM:
+        parts *= 2
+    return parts * item_count * _PART_BYTES if parts > 1 else 0
+
+
+def _summed_dims(op: Op) -> tuple[int, ...] | None:
+    """The first operand's summed dims; None for batched products, which have tiles enough."""
+    rule = op.rule
+    if rule is None:
+        return None
+    return _dims_of_sum(rule.operands[0], rule.operands[1], rule.results[0])
+
+
+@lru_cache(maxsize=4096)
+def _dims_of_sum(
+    left: tuple[tuple[int, ...], ...],
+    right: tuple[tuple[int, ...], ...],
+    result: tuple[tuple[int, ...], ...],
+) -> tuple[int, ...] | None:
+    kept = set(result)
+    if any(dim and dim in kept and dim in right for dim in left):
+        return None
+    return tuple(d for d, dim in enumerate(left) if dim and dim not in kept)
+
 
 # -- in which order dims lie -----------------------------------------------------------------------
 
@@ -164,7 +259,7 @@ def read_line(block: Block, op_of: OpOf, platform: Platform) -> Line:
         line.reads.append(reads)
         line.makes.append(makes)
         if isinstance(step, LocalOp) and op is not None:
-            line.fused.append(fusion.is_fused_into_readers(op))
+            line.fused.append(is_fused_into_readers(op))
             line.loaded.update(_read_from_memory(line, layouts, i, step, op))
         else:
             line.fused.append(isinstance(step, Move) and _is_local(step))
@@ -215,9 +310,9 @@ def _read_from_memory(
     if line.fused[i]:
         stored = layouts.element_wise(op, run.operands, run.results[0]) if layouts.any else None
         return () if stored is None else (stored,)
-    if fusion.is_reduction(op) or (line.into_products and fusion.is_product(op)):
+    if is_reduction(op) or (line.into_products and is_product(op)):
         return ()
-    if fusion.is_scatter(op):  # it computes what it puts, and puts it into what is there
+    if is_scatter(op):  # it computes what it puts, and puts it into what is there
         return line.reads[i][:1] if run.operands[0] is not None else ()
     if op.kind == "conv_general_dilated":
         return set(line.reads[i]) - _laid_out_filter(line, i, op, run)
@@ -235,7 +330,7 @@ def _laid_out_filter(line: Line, i: int, op: Op, run: LocalOp) -> set[str]:
     That one reads them turned round, which the kernel does itself.
     """
     filters = run.operands[1]
-    if filters is None or not fusion.has_filter(op):
+    if filters is None or not has_filter(op):
         return set()
     at = line.maker.get(filters)
     turns = line.ops[at] if at is not None else None
@@ -250,7 +345,7 @@ def _laid_out_filter(line: Line, i: int, op: Op, run: LocalOp) -> set[str]:
 def _scatter_into_sums(line: Line) -> None:
     """A scatter into zeros that is only added to something scatters into that instead."""
     for i, op in enumerate(line.ops):
-        if op is None or not fusion.is_scatter(op):
+        if op is None or not is_scatter(op):
             continue
         sums = _only_reader(line, line.makes[i][0])
         zeros = line.maker.get(line.reads[i][0], -1)
@@ -258,7 +353,7 @@ def _scatter_into_sums(line: Line) -> None:
             continue
         adds = line.ops[sums]
         lonely = _only_reader(line, line.reads[i][0], but_loaded=True) is not None
-        if lonely and adds is not None and adds.kind in fusion.ADDITIONS:
+        if lonely and adds is not None and adds.kind in ADDITIONS:
             line.fused[i], line.fused[sums] = True, False
             line.loaded.difference_update(line.makes[zeros])
             line.loaded.update(r for r in line.reads[sums] if r not in line.makes[i])
@@ -535,7 +630,7 @@ class _Writer:
         op, reads = self._line.ops[i], self._line.reads[i]
         work = sum(self._work.get(r, 0.0) for r in reads)
         if op is not None:
-            work += nbytes / max(1, item_bytes(op.results[0].dtype)) * fusion.work_bytes(op)
+            work += nbytes / max(1, item_bytes(op.results[0].dtype)) * work_bytes(op)
         if readers > 1:
             again = sum(self._nbytes.get(s, 0) for s in sources) + work
             if readers * again > again + nbytes * (1 + readers):
@@ -559,9 +654,9 @@ class _Writer:
         if op.kind == "dot_general":
             items = self._nbytes[makes[0]] // item_bytes(op.results[0].dtype)
             shard = self._sizes.shard(step, op)
-            scratch = fusion.split_bytes(op, items, step.operand_shardings[0], shard)
-        light = self._line.fused[i] or fusion.is_reduction(op)
-        in_place = fusion.works_in_place(op)
+            scratch = split_bytes(op, items, step.operand_shardings[0], shard)
+        light = self._line.fused[i] or is_reduction(op)
+        in_place = works_in_place(op)
         return Kernel(i, makes, sources, scratch, in_place, is_light=light)
 
 

@@ -11,12 +11,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autopar.cluster.chip import Platform
-from autopar.cost.fusion import is_product
-from autopar.cost.kernels import Kernel, Pieces, Sizes, Stored, stored_kernels
-from autopar.cost.listing import entering
+from autopar.cost.kernels import Kernel, Pieces, Sizes, Stored, is_product, stored_kernels
 from autopar.cost.liveness import BlockSpans, Moment, busiest, held_kinds, most_bytes, piece_spans
 from autopar.cost.order import ahead, combined, depth_first, least_first
-from autopar.cost.overlap import Timed, beside_moves
+from autopar.cost.timeline import Timed, beside_moves, entering
 from autopar.ir.batching import Accumulator
 from autopar.ir.control_flow import PortKind
 from autopar.ir.graph import Graph, Op

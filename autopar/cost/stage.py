@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from autopar.cost.listing import Seconds
 from autopar.cost.memory import Held
-from autopar.cost.overlap import Timed, moved_seconds
+from autopar.cost.timeline import Seconds, Timed, moved_seconds
 from autopar.ir.listing import Listing, Traffic, traffic_of
 from autopar.ir.peak import Peak
 from autopar.schedule.times import StageTimes

@@ -12,9 +12,8 @@ from autopar.ir.listing import LocalOp, Move
 from autopar.ir.rule import Rule
 from autopar.ir.sharding import Sharding
 from autopar.ir.values import Role
-from autopar.passes.shard.model.batches import tag_batch
 from autopar.rules import HEAVY
-from autopar.rules.propagation import Part, Parts, factors_of, propagate
+from autopar.rules.propagation import Part, Parts, factors_of, propagate, tag_batch
 
 # Of the bytes that could show a role: what shows it here and there only is told of no axis that has
 # another.

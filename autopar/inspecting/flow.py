@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from autopar.cost.kernels import Sizes
-from autopar.cost.overlap import Timed, timed_listing
+from autopar.cost.timeline import Timed, timed_listing
 from autopar.inspecting.loaded_plan import Listed
 from autopar.ir.graph import Op, Operand
 from autopar.ir.inspection import Spot

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from autopar.cost.kernels import Sizes
-from autopar.cost.listing import Seconds
 from autopar.cost.memory import held_while
-from autopar.cost.overlap import Timed, sent
+from autopar.cost.timeline import Seconds, Timed, sent
 from autopar.inspecting.axes import axis_uses
 from autopar.inspecting.flow import Flow, flows_of
 from autopar.inspecting.loaded_plan import LoadedPlan
@@ -444,7 +443,7 @@ def kernel_spans(flow: Flow, most: int = _MOST_SPANS) -> tuple[KernelSpan, ...]:
     """The kernels of a listing by their start, short neighbors merged until there are few.
 
     They end where the last kernel does: that what is hidden is partly waited for after all (see
-    `autopar.cost.overlap`) is in the step's seconds and not in theirs.
+    `autopar.cost.timeline`) is in the step's seconds and not in theirs.
     """
     spans = sorted(_spans(flow, flow.timed, 0.0), key=lambda s: (s.start_seconds, s.stream))
     short = max((s.end_seconds for s in spans), default=0.0) / most

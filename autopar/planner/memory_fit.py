@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from autopar.cost.listing import Seconds
 from autopar.cost.memory import held_bytes
+from autopar.cost.timeline import Seconds
 from autopar.errors import AutoparError, InfeasibleError, MemoryLimitError
 from autopar.ir.graph import Graph
 from autopar.ir.listing import Listing

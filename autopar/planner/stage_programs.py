@@ -13,11 +13,10 @@ from functools import cached_property
 
 from autopar.cluster.placement import link_between
 from autopar.cost.kernels import Sizes
-from autopar.cost.listing import Seconds
 from autopar.cost.memory import AsPart, held_bytes
-from autopar.cost.overlap import moved_seconds, timed_listing
 from autopar.cost.prices import issue_seconds
 from autopar.cost.stage import StageCost, peak_bytes, stage_times
+from autopar.cost.timeline import Seconds, moved_seconds, timed_listing
 from autopar.ir.batching import Accumulator
 from autopar.ir.graph import Graph
 from autopar.ir.listing import Listing, Traffic, traffic_of

@@ -19,8 +19,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autopar.cost.listing import Seconds
 from autopar.cost.stage import StageCost, peak_bytes
+from autopar.cost.timeline import Seconds
 from autopar.errors import InfeasibleError, MemoryLimitError
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.listing import Listing

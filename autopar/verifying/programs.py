@@ -11,8 +11,8 @@ from autopar.cluster.placement import cut_out, submesh_shapes
 from autopar.cluster.target import Target
 from autopar.cost.kernels import Sizes
 from autopar.cost.memory import AsPart, held_bytes
-from autopar.cost.overlap import timed_listing
 from autopar.cost.prices import Prices
+from autopar.cost.timeline import timed_listing
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.listing import Collective, Move
 from autopar.ir.plan import Prediction

@@ -31,7 +31,7 @@ from autopar.passes.shard.recipes.incumbent import (
     restrictions,
 )
 from autopar.passes.shard.solver.effort import FULL, Effort
-from autopar.passes.shard.solver.min_memory import fits_nowhere, min_memory
+from autopar.passes.shard.solver.heuristic import fits_nowhere, min_memory
 from autopar.passes.shard.solver.problem import Problem
 from autopar.passes.shard.solver.solve import Solution, Start, solve
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from autopar.cluster.placement import Block, Link, link_between, place
-from autopar.cost.listing import Seconds
 from autopar.cost.stage import StageCost, peak_with, stage_times
+from autopar.cost.timeline import Seconds
 from autopar.passes.stage.dynamic import Interval
 from autopar.passes.stage.interval_costs import IntervalCosts
 from autopar.passes.stage.prices import Choice, ChosenStage, StageTable

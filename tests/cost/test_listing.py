@@ -3,10 +3,9 @@
 import pytest
 
 from autopar.cluster import Cluster
-from autopar.cost.listing import Seconds
-from autopar.cost.overlap import listing_seconds
 from autopar.cost.prices import Prices, compute_seconds
 from autopar.cost.reshard import Resharder
+from autopar.cost.timeline import Seconds, listing_seconds
 from autopar.ir.record import parse_graph
 from autopar.ir.sharding import MeshShape
 from autopar.passes.base import Setting

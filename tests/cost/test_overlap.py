@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from autopar.cluster import Cluster
 from autopar.cost.kernels import Kernel, Stored
-from autopar.cost.listing import Seconds
-from autopar.cost.overlap import (
+from autopar.cost.prices import Prices, compute_seconds
+from autopar.cost.reshard import Resharder
+from autopar.cost.timeline import (
+    Seconds,
     Streams,
     Timed,
     beside_moves,
@@ -17,8 +19,6 @@ from autopar.cost.overlap import (
     listing_seconds,
     timed_listing,
 )
-from autopar.cost.prices import Prices, compute_seconds
-from autopar.cost.reshard import Resharder
 from autopar.errors import GraphError
 from autopar.ir.graph import Graph
 from autopar.ir.listing import Block, Listing

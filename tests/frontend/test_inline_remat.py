@@ -13,8 +13,7 @@ from jax import lax
 
 import autopar
 from autopar.frontend import StepSpec, TracedStep
-from autopar.frontend.rewrite.inline_remat import inline_remat
-from autopar.frontend.rewrite.remat import rematerialize, value_names
+from autopar.frontend.rewrite.remat import inline_remat, rematerialize, value_names
 from autopar.passes.pipeline import PassPipeline
 from autopar.planner.plan import plan_step
 from autopar.planner.request import Request

@@ -16,8 +16,8 @@ from jax import lax
 from autopar.errors import ArgumentError
 from autopar.frontend import StepSpec, TracedStep, trace
 from autopar.frontend.microbatch.part_trace import split_microbatch, trace_microbatch
-from autopar.frontend.rewrite.inline_remat import inline_remat
 from autopar.frontend.rewrite.layer_scans import layer_scans
+from autopar.frontend.rewrite.remat import inline_remat
 from autopar.frontend.rewrite.scan_split import Cuts, split_scans
 from autopar.frontend.traced import Piece
 from autopar.ir.batching import Batching

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from autopar.cluster import Cluster
 from autopar.cluster.placement import SubmeshShape, links_in_a_row, submesh_shapes
-from autopar.cost.listing import Seconds
 from autopar.cost.stage import StageCost
+from autopar.cost.timeline import Seconds
 from autopar.ir.sharding import MeshShape
 from autopar.ir.stages import Remat
 from autopar.passes.stage.dynamic import Interval

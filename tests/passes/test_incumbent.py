@@ -23,8 +23,7 @@ from autopar.passes.shard.recipes.incumbent import (
     recipe_incumbent,
     restrictions,
 )
-from autopar.passes.shard.solver.heuristic import first_choice
-from autopar.passes.shard.solver.min_memory import min_memory
+from autopar.passes.shard.solver.heuristic import first_choice, min_memory
 from autopar.passes.shard.solver.solve import solve
 from tests.passes.driving import Traced, assembled, setting, traced
 from tests.zoo import cases

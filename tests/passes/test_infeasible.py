@@ -18,7 +18,7 @@ from autopar.passes.shard.diagnose.infeasible import Posed, Refused
 from autopar.passes.shard.model.pins import Pins
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.recipes import AbstractRecipe, Free, recipe_named
-from autopar.passes.shard.solver.min_memory import min_memory
+from autopar.passes.shard.solver.heuristic import min_memory
 from autopar.passes.shard.solver.problem import Edge, Problem, Usage
 from tests.passes.corners import floats
 from tests.passes.driving import Traced, assembled, setting, traced

@@ -15,12 +15,11 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 
 from autopar.errors import InputError
-from autopar.passes.shard.solver.csr_problem import to_csr
 from autopar.passes.shard.solver.effort import AbstractDeadline, AbstractMeter, Effort, WorkMeter
 from autopar.passes.shard.solver.heuristic import mended_answers
 from autopar.passes.shard.solver.iopddl import read_iopddl, write_iopddl
 from autopar.passes.shard.solver.local_search import add, grown, worst_row
-from autopar.passes.shard.solver.problem import Edge, Problem, Usage
+from autopar.passes.shard.solver.problem import Edge, Problem, Usage, to_csr
 from autopar.passes.shard.solver.shrink import shrink
 from autopar.passes.shard.solver.solve import solve
 from benchmarks.iopddl import exact_cost, exact_fits, main

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.passes.shard.solver.min_memory import min_memory
+from autopar.passes.shard.solver.heuristic import min_memory
 from autopar.passes.shard.solver.problem import Copy, Edge, Problem, Usage
 from tests.passes.problems import problems
 

@@ -15,14 +15,12 @@ from autopar.errors import SolverError
 from autopar.ir.sharding_plan import Status
 from autopar.passes.shard.solver.anytime import Anytime
 from autopar.passes.shard.solver.branch_and_bound import branch_and_bound
-from autopar.passes.shard.solver.csr_problem import to_csr
 from autopar.passes.shard.solver.dual_ascent import DualAscent
 from autopar.passes.shard.solver.effort import QUICK, Effort, WorkMeter
 from autopar.passes.shard.solver.elimination import eliminate
-from autopar.passes.shard.solver.heuristic import first_answer
+from autopar.passes.shard.solver.heuristic import first_answer, min_memory
 from autopar.passes.shard.solver.integer_program import solve_integer_program
-from autopar.passes.shard.solver.min_memory import min_memory
-from autopar.passes.shard.solver.problem import Edge, Problem, Usage, narrow
+from autopar.passes.shard.solver.problem import Edge, Problem, Usage, narrow, to_csr
 from autopar.passes.shard.solver.shrink import shrink
 from autopar.passes.shard.solver.solve import Solution, solve
 from benchmarks.iopddl import Clock

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from autopar.cluster import Cluster
-from autopar.cost.listing import Seconds
 from autopar.cost.stage import StageCost
+from autopar.cost.timeline import Seconds
 from autopar.frontend import StepSpec, trace
 from autopar.ir.graph import Graph
 from autopar.ir.stages import Remat

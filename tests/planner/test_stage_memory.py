@@ -14,7 +14,7 @@ import autopar
 from autopar.ir.program import PartKind
 from autopar.ir.values import Role
 from autopar.passes.base import Setting
-from autopar.passes.shard.solver.min_memory import min_memory
+from autopar.passes.shard.solver.heuristic import min_memory
 
 WIDTH, LAYERS = 64, 4
 

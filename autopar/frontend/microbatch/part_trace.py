@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
 from typing import Any
 
+from jax import lax
+
 from autopar.errors import BatchError, RowsError, TraceError, listing
-from autopar.frontend.microbatch.alignment import Trial, align, resize, rows_behind_barriers
+from autopar.frontend.microbatch.alignment import (
+    Trial,
+    align,
+    has_rows,
+    resize,
+    rows_behind_barriers,
+)
 from autopar.frontend.microbatch.batch_inputs import (
     BatchAxes,
     BatchInputs,
@@ -22,18 +32,19 @@ from autopar.frontend.microbatch.batch_sources import (
     whole_from_sources,
 )
 from autopar.frontend.microbatch.batched_gather import find_batched_gathers
-from autopar.frontend.microbatch.state_sums import split_state_sums
 from autopar.frontend.plain_data import type_of
-from autopar.frontend.rewrite.inline_remat import inline_remats
 from autopar.frontend.rewrite.later_calls import LaterCalls, split_later_calls
 from autopar.frontend.rewrite.layer_scans import layer_scans
+from autopar.frontend.rewrite.remat import inline_remats
 from autopar.frontend.rewrite.scan_split import Cuts, split_at
+from autopar.frontend.rewrite.splice import Place, splice
 from autopar.frontend.trace.arguments import StepSpec
 from autopar.frontend.trace.graph import build
 from autopar.frontend.trace.step import seal, trace
-from autopar.frontend.traced import Equation, FlatProgram, TracedStep
+from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, TracedStep
 from autopar.ir.batching import Rows
 from autopar.ir.values import Value
+from autopar.rules import primitive
 
 _OTHER_ROWS = (2, 3)
 
@@ -235,3 +246,59 @@ def split_microbatch(trace: MicrobatchTrace, cuts: Cuts) -> MicrobatchTrace:
     part, now = split_at(trace.part, scans, cuts, first, kept, whole)
     sources = tuple((f"%{r}", own) for ref, own in rows.items() for r in now(ref))
     return replace(trace, whole=whole, part=part, sources=sources)
+
+
+# -- state that counts its batch -------------------------------------------------------------------
+#
+#     new = state.at[labels].add(1)          every microbatch would add the state itself once
+#     sum = zeros.at[labels].add(1)          a sum over rows, as any other
+#     new = state + sum                      once, when all rows are in it
+#
+# Whole numbers are the same; floating-point ones are added in another order.
+
+
+def split_state_sums(whole: FlatProgram, part: FlatProgram) -> tuple[FlatProgram, FlatProgram]:
+    """Take sums over rows apart from the values that they are added to, in both traces alike."""
+    chosen = frozenset(_state_sums(whole, part))
+    if not chosen:
+        return whole, part
+    first = max(next(program.fresh()) for program in (whole, part))
+    return _rewrite(whole, chosen, count(first)), _rewrite(part, chosen, count(first))
+
+
+def _state_sums(whole: FlatProgram, part: FlatProgram) -> Iterator[Ref]:
+    """The results of equations that add rows to a value without rows that is not zero."""
+    zeros: set[Ref] = set()
+    for one, own in zip(whole.equations, part.equations, strict=True):
+        row = primitive(one.primitive.name)
+        if row.keeps_zero and all(_is_zero(o, zeros) for o in one.operands):
+            zeros.update(one.results)
+        if not row.adds or _is_zero(one.operands[0], zeros):
+            continue
+        shapes = list(zip(one.operand_shapes, own.operand_shapes, strict=True))
+        if not has_rows(*shapes[0]) and any(has_rows(*pair) for pair in shapes[1:]):
+            yield one.results[0]
+
+
+def _is_zero(operand: Ref | Const, zeros: set[Ref]) -> bool:
+    if isinstance(operand, Const):
+        return not operand.aval.shape and not operand.value
+    return operand in zeros
+
+
+def _rewrite(program: FlatProgram, chosen: frozenset[Ref], fresh: Iterator[Ref]) -> FlatProgram:
+    equations: list[Equation] = []
+    for adding in program.equations:
+        if not adding.results or adding.results[0] not in chosen:
+            equations.append(adding)
+            continue
+        # zeros; the sum over rows alone; its addition to the value
+        aval, place = adding.result_avals[0], Place.beside(adding, fresh)
+        zeros, total = next(fresh), next(fresh)
+        full = partial(lax.full, aval.shape, 0, aval.dtype)
+        equations += splice(full, (), (), (zeros,), place)
+        operands = (zeros, *adding.operands[1:])
+        equations.append(replace(adding, operands=operands, results=(total,)))
+        summed = (adding.operands[0], total)
+        equations += splice(lax.add, summed, (aval, aval), adding.results, place)
+    return replace(program, equations=tuple(equations))

@@ -19,7 +19,7 @@ from autopar.passes.shard.model.assemble import Assembled
 from autopar.passes.shard.model.decisions import Decision, Reading
 from autopar.passes.shard.model.pins import CONSTRAINT, Pins, show_spec
 from autopar.passes.shard.recipes import AbstractRecipe, Free
-from autopar.passes.shard.solver.min_memory import Least, light_answers, min_memory
+from autopar.passes.shard.solver.heuristic import Least, light_answers, min_memory
 
 _SHOWN = 5
 _DIGITS = 4  # of a limit, rounded up so that it is enough as it stands

@@ -17,7 +17,7 @@ from autopar.passes.shard.model.decisions import Choice, Decision, Place, Readin
 from autopar.passes.shard.optimal import all_choices, plan_of
 from autopar.passes.shard.recipes.incumbent import known_solution
 from autopar.passes.shard.solver.effort import QUICK, Effort
-from autopar.passes.shard.solver.min_memory import min_memory
+from autopar.passes.shard.solver.heuristic import min_memory
 from autopar.passes.shard.solver.problem import Floats, Narrowed, Problem, narrow, needed_bytes
 from autopar.passes.shard.solver.solve import solve
 

@@ -23,8 +23,8 @@ from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.rule import Kind, Rule
 from autopar.ir.sharding import Assignment, MeshShape, Sharding, operand_of_result
 from autopar.ir.values import Value
-from autopar.passes.shard.model.batches import BatchTags, tag_batch
 from autopar.passes.shard.model.merge_isomorphic import Merged
+from autopar.rules.propagation import BatchTags, tag_batch
 
 
 def op_choices(rule: Rule, mesh: MeshShape) -> tuple[Assignment, ...]:

@@ -7,8 +7,14 @@ from typing import ClassVar
 
 from autopar.ir.sharding import MeshShape
 from autopar.passes.shard.model.decisions import Choice, Reading
-from autopar.passes.shard.recipes.base import AbstractRecipe, Choices
-from autopar.passes.shard.recipes.view import REPLICATED, Test, View, need_axes
+from autopar.passes.shard.recipes.recipe import (
+    REPLICATED,
+    AbstractRecipe,
+    Choices,
+    Test,
+    View,
+    need_axes,
+)
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,11 @@ from typing import ClassVar
 from autopar.errors import InfeasibleError
 from autopar.ir.sharding import MeshShape
 from autopar.passes.shard.model.decisions import Choice, Place, Reading, ReadKind
-from autopar.passes.shard.recipes.base import AbstractRecipe, Choices
 from autopar.passes.shard.recipes.data import DataParallel
-from autopar.passes.shard.recipes.view import (
+from autopar.passes.shard.recipes.recipe import (
     REPLICATED,
+    AbstractRecipe,
+    Choices,
     Slot,
     Slots,
     Test,

@@ -18,9 +18,8 @@ from autopar.ir.text import show_bytes
 from autopar.passes.shard.model.assemble import Assembled
 from autopar.passes.shard.model.decisions import Choice, Reading
 from autopar.passes.shard.recipes import RECIPES, AbstractRecipe
-from autopar.passes.shard.recipes.base import Choices
-from autopar.passes.shard.solver.heuristic import first_choice
-from autopar.passes.shard.solver.min_memory import min_memory
+from autopar.passes.shard.recipes.recipe import Choices
+from autopar.passes.shard.solver.heuristic import first_choice, min_memory
 from autopar.passes.shard.solver.problem import Problem, narrow, needed_bytes
 from autopar.passes.shard.solver.solve import Solution
 

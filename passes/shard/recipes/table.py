@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autopar.errors import InputError
-from autopar.passes.shard.recipes.base import AbstractRecipe, Free
 from autopar.passes.shard.recipes.data import (
     DataParallel,
     FullySharded,
@@ -14,6 +13,7 @@ from autopar.passes.shard.recipes.data import (
     Zero2,
 )
 from autopar.passes.shard.recipes.expert import ExpertParallel
+from autopar.passes.shard.recipes.recipe import AbstractRecipe, Free
 from autopar.passes.shard.recipes.tensor import Megatron, SequenceParallel, ShardedTensors
 
 RECIPES: Mapping[str, AbstractRecipe] = {

@@ -24,9 +24,10 @@ from autopar.passes.shard.model.decisions import (
     Rematerializable,
     Standing,
 )
-from autopar.passes.shard.recipes.base import AbstractRecipe, Choices
-from autopar.passes.shard.recipes.view import (
+from autopar.passes.shard.recipes.recipe import (
     PARTIAL,
+    AbstractRecipe,
+    Choices,
     Slot,
     Test,
     View,

@@ -20,12 +20,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from autopar.passes.shard.solver.csr_problem import Csr, CsrForm, to_csr
 from autopar.passes.shard.solver.dual_ascent import DualAscent, total_cost
 from autopar.passes.shard.solver.effort import AbstractMeter
 from autopar.passes.shard.solver.integer_program import solve_integer_program
 from autopar.passes.shard.solver.local_search import Worker, annealed
-from autopar.passes.shard.solver.problem import Ints, Problem, narrow
+from autopar.passes.shard.solver.problem import Csr, CsrForm, Ints, Problem, narrow, to_csr
 from autopar.passes.shard.solver.shrink import shrink
 
 _DUAL_SHARE = 0.4  # of the effort, at most, for the dual

@@ -35,8 +35,7 @@ from functools import reduce
 
 import numpy as np
 
-from autopar.passes.shard.solver.csr_problem import CsrForm, to_csr
-from autopar.passes.shard.solver.problem import Floats, Ints, Problem
+from autopar.passes.shard.solver.problem import CsrForm, Floats, Ints, Problem, to_csr
 
 Scope = tuple[int, ...]
 

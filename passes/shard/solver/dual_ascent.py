@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.passes.compiled import compiled, internal
-from autopar.passes.shard.solver.csr_problem import Csr, CsrForm
-from autopar.passes.shard.solver.problem import Floats, Ints
+from autopar.passes.shard.solver.problem import Csr, CsrForm, Floats, Ints
 
 
 def held_rows(csr: Csr, choice: Ints) -> Ints:

@@ -31,10 +31,9 @@ import numpy as np
 import numpy.typing as npt
 
 from autopar.passes.compiled import compiled, internal
-from autopar.passes.shard.solver.csr_problem import Csr
 from autopar.passes.shard.solver.dual_ascent import held_rows, sums_before, total_cost, widest
 from autopar.passes.shard.solver.effort import MOST_ENTRIES, AbstractMeter
-from autopar.passes.shard.solver.problem import Floats, Ints
+from autopar.passes.shard.solver.problem import Csr, Floats, Ints
 
 _NOTHING = -(2**60)
 

@@ -19,7 +19,6 @@ import numpy as np
 
 from autopar.ir.sharding_plan import Status
 from autopar.passes.shard.solver.branch_and_bound import LABELS, branch_and_bound
-from autopar.passes.shard.solver.csr_problem import to_csr
 from autopar.passes.shard.solver.effort import (
     FULL,
     AbstractDeadline,
@@ -28,7 +27,7 @@ from autopar.passes.shard.solver.effort import (
     WorkMeter,
 )
 from autopar.passes.shard.solver.heuristic import first_answer, mended_answers
-from autopar.passes.shard.solver.problem import Problem, needed_bytes
+from autopar.passes.shard.solver.problem import Problem, needed_bytes, to_csr
 from autopar.passes.shard.solver.shrink import shrink
 
 _PROVEN = 1e-5  # of the seconds, the gap at which an answer counts as the best

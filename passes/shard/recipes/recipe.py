@@ -1,15 +1,20 @@
-"""A reading as recipes see it: the batch and its axes, the state, and what is split together."""
+"""The contract of a recipe, and a reading as recipes see it.
+
+A recipe narrows each decision's choices, and the solver takes what is left. It asks a `View` of the
+reading for the batch and its axes, the state, and what is split together.
+"""
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from autopar.errors import InfeasibleError
 from autopar.ir.graph import Op
 from autopar.ir.sharding import Assignment, MeshShape
 from autopar.ir.values import Role
-from autopar.passes.shard.model.batches import BatchTags
 from autopar.passes.shard.model.decisions import (
     Choice,
     Decision,
@@ -19,8 +24,52 @@ from autopar.passes.shard.model.decisions import (
     Reading,
     ReadKind,
 )
-from autopar.passes.shard.recipes.base import Choices
-from autopar.rules.propagation import Part
+from autopar.rules.propagation import BatchTags, Part
+
+Choices = Sequence[tuple[Choice, ...]]  # of each decision
+
+
+@dataclass(frozen=True)
+class AbstractRecipe(abc.ABC):
+    """Narrows the choices of a reading's decisions."""
+
+    name: ClassVar[str]
+
+    @abc.abstractmethod
+    def restrict(
+        self, reading: Reading, choices: Choices, mesh: MeshShape
+    ) -> list[tuple[Choice, ...]]:
+        """Choices that agree with the recipe; a decision that none would be left to keeps all.
+
+        Raises InfeasibleError where the recipe makes no sense for this step on this mesh.
+        """
+
+    def suits(self, reading: Reading) -> bool:
+        """True if there is something in a step, or a part of one, that the recipe is for."""
+        del reading
+        return True
+
+    @property
+    def of_parts(self) -> AbstractRecipe:
+        """The recipe for the parts of a step that it suits, though it may not suit each of them."""
+        return self
+
+
+@dataclass(frozen=True)
+class Free(AbstractRecipe):
+    """No restriction: the whole space."""
+
+    name: ClassVar[str] = "auto"
+
+    def restrict(
+        self, reading: Reading, choices: Choices, mesh: MeshShape
+    ) -> list[tuple[Choice, ...]]:
+        """The choices as they are."""
+        del reading, mesh
+        return list(choices)
+
+
+# -- a reading as recipes see it -------------------------------------------------------------------
 
 Test = Callable[[Choice], bool]
 REPLICATED, PARTIAL = -1, -2
