@@ -1,4 +1,4 @@
-"""The contract of a pass: what it is, what it is given, how it is watched; and of each slot."""
+"""The contract of a pass and of each slot, and the passes that leave the step whole."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autopar.ir.batching import BatchGraphs, Batching
 from autopar.ir.graph import Graph
 from autopar.ir.sharding import MeshShape
 from autopar.ir.sharding_plan import ShardingPlan
-from autopar.ir.stages import LayerSequence
+from autopar.ir.stages import Layer, LayerSequence, Stage, StagePlan, Submesh
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -112,3 +112,48 @@ class AbstractLayering(AbstractPass[Batching, LayerSequence]):
 @dataclass(frozen=True)
 class AbstractSharding(AbstractPass[Graph, ShardingPlan]):
     """Chooses a sharding for every value and op of a graph on one mesh."""
+
+
+# -- a step that is not cut: one batch, one layer, one stage ---------------------------------------
+
+
+@dataclass(frozen=True)
+class Whole(AbstractBatching):
+    """Leaves the step as the user wrote it: the whole batch as the only microbatch."""
+
+    name: ClassVar[str] = "whole"
+
+    def run(self, given: BatchGraphs, setting: Setting) -> Batching:
+        """The whole step, run once."""
+        del setting
+        return Batching.whole(given.whole)
+
+
+@dataclass(frozen=True)
+class Single(AbstractLayering):
+    """Puts all ops in one layer."""
+
+    name: ClassVar[str] = "single"
+
+    def run(self, given: Batching, setting: Setting) -> LayerSequence:
+        """A sequence of one layer; of none for a step without ops."""
+        del setting
+        graph = given.graph
+        count = len(graph.ops)
+        layers = (Layer(0, count - 1, graph.flops, 0),) if count else ()
+        return LayerSequence(graph, layers)
+
+
+@dataclass(frozen=True)
+class One(AbstractPass[LayerSequence, StagePlan]):
+    """Puts all layers in one stage on the whole mesh: the answer "do not pipeline"."""
+
+    name: ClassVar[str] = "one"
+    stages: ClassVar[int] = 1
+    microbatches: ClassVar[int] = 1
+    schedule: ClassVar[None] = None
+
+    def run(self, given: LayerSequence, setting: Setting) -> StagePlan:
+        """A plan of one stage."""
+        whole = Stage(0, len(given.layers) - 1)
+        return StagePlan(given, (whole,), (Submesh(setting.mesh),))

@@ -13,15 +13,21 @@ from autopar.ir.batching import BatchGraphs, Batching
 from autopar.ir.graph import Graph
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.stages import LayerSequence, StagePlan
-from autopar.passes.base import AbstractBatching, AbstractLayering, AbstractSharding, Setting
+from autopar.passes.base import (
+    AbstractBatching,
+    AbstractLayering,
+    AbstractSharding,
+    One,
+    Setting,
+    Single,
+    Whole,
+)
 from autopar.passes.batch.exact import Exact
-from autopar.passes.batch.identity import Whole
-from autopar.passes.layer.fixed import Fixed, Single
+from autopar.passes.layer.fixed import Fixed
 from autopar.passes.layer.min_cut import MinCut
 from autopar.passes.lower.lowering import AbstractLowering, Faster, Mpmd, Spmd
 from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.recipes import AbstractRecipe, recipe_named
-from autopar.passes.stage.one_stage import One
 from autopar.passes.stage.prices import StageTable
 from autopar.passes.stage.search import Ranked, Search
 

@@ -20,8 +20,8 @@ from autopar.ir.plan_file import contents_of
 from autopar.ir.program import PartKind
 from autopar.ir.record import Record
 from autopar.ir.sharding_plan import ShardingPlan
-from autopar.passes.base import Setting
-from autopar.passes.layer.fixed import Fixed, Single
+from autopar.passes.base import Setting, Single
+from autopar.passes.layer.fixed import Fixed
 from autopar.passes.lower.lowering import lowering_named
 from autopar.planner.placed_stages import PlacedStages, place_plan
 from autopar.planner.stage_programs import StagePrograms, cost_stage, lower_stages

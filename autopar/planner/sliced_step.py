@@ -34,7 +34,7 @@ from autopar.ir.sharding import MeshShape
 from autopar.ir.stages import LayerSequence, Remat, Stage, StagePlan, Submesh
 from autopar.ir.values import Input, Value
 from autopar.passes.base import Setting
-from autopar.passes.batch.identity import OneMicrobatch
+from autopar.passes.batch.exact import OneMicrobatch
 from autopar.passes.layer.fixed import Fixed
 from autopar.passes.layer.min_cut import MinCut
 from autopar.passes.lower.partition.part_dataflow import PartDataflow

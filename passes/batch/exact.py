@@ -23,8 +23,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from autopar.ir.batching import BatchGraphs, Batching, Rescale
+from autopar.ir.batching import BatchGraphs, Batching, Rescale, moments_of_one
 from autopar.ir.graph import Graph, Op
+from autopar.ir.values import Role
 from autopar.passes.base import AbstractBatching, Setting
 from autopar.passes.batch.lattice import Share
 from autopar.passes.batch.phases import (
@@ -213,3 +214,29 @@ def _reentry_faults(phases: Phases) -> Iterator[Fault]:
         yield Fault(why, _reentry_text(phases, reentry))
     for text in dict.fromkeys(_reentry_text(phases, r) for r in phases.reentries if not forward):
         yield Fault(Why.DEEP, f"{text}; {phases.loops} passes over the microbatches in all")
+
+
+# -- one microbatch, for stage programs ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OneMicrobatch(AbstractBatching):
+    """Runs each loop once, then its update; nothing is combined with anything."""
+
+    name: ClassVar[str] = "one"
+
+    def run(self, given: BatchGraphs, setting: Setting) -> Batching:
+        """The step in loops of one microbatch."""
+        del setting
+        graph = given.whole
+        moments = moments_of_one(graph)
+        # The batch has the size that most of its arrays begin with.
+        rows = [i.value for i in graph.inputs if i.role is Role.BATCH]
+        sizes = [value.shape[0] for value in rows if value.shape]
+        return Batching(
+            graph,
+            batch=max(set(sizes), key=lambda n: (sizes.count(n), n), default=1),
+            moments=moments,
+            loops=1 + max((m.loops[0] for m in moments if m.loops), default=0),
+            notes=("one microbatch: the whole batch, exact for every step",),
+        )

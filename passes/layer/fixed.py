@@ -1,4 +1,4 @@
-"""Layers that nobody searches: a single one of all ops, or those that the user cut by hand."""
+"""Layers that the user cut by hand."""
 
 from __future__ import annotations
 
@@ -7,25 +7,10 @@ from typing import ClassVar
 
 from autopar.errors import GraphError
 from autopar.ir.batching import Batching
-from autopar.ir.stages import Layer, LayerSequence
-from autopar.passes.base import AbstractLayering, Setting
+from autopar.ir.stages import LayerSequence
+from autopar.passes.base import AbstractLayering, Setting, Single
 from autopar.passes.layer.forward_pass import forward_of
 from autopar.passes.layer.sequence import layers_from
-
-
-@dataclass(frozen=True)
-class Single(AbstractLayering):
-    """Puts all ops in one layer."""
-
-    name: ClassVar[str] = "single"
-
-    def run(self, given: Batching, setting: Setting) -> LayerSequence:
-        """A sequence of one layer; of none for a step without ops."""
-        del setting
-        graph = given.graph
-        count = len(graph.ops)
-        layers = (Layer(0, count - 1, graph.flops, 0),) if count else ()
-        return LayerSequence(graph, layers)
 
 
 @dataclass(frozen=True)

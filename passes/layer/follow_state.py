@@ -16,8 +16,7 @@ import numpy as np
 from autopar.errors import GraphError
 from autopar.ir.batching import Batching
 from autopar.ir.stages import LayerSequence
-from autopar.passes.base import AbstractLayering, Setting
-from autopar.passes.layer.fixed import Single
+from autopar.passes.base import AbstractLayering, Setting, Single
 from autopar.passes.layer.forward_pass import Forward, Ints, forward_of
 from autopar.passes.layer.sequence import layers_from
 

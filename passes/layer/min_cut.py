@@ -32,8 +32,7 @@ import numpy.typing as npt
 from autopar.ir.batching import Batching
 from autopar.ir.stages import LayerSequence
 from autopar.ir.values import Role
-from autopar.passes.base import AbstractLayering, Setting
-from autopar.passes.layer.fixed import Single
+from autopar.passes.base import AbstractLayering, Setting, Single
 from autopar.passes.layer.forward_pass import Forward, Ints, forward_of
 from autopar.passes.layer.isomorphism import signature
 from autopar.passes.layer.sequence import layers_from

@@ -17,7 +17,8 @@ from autopar.ir.batching import Batching
 from autopar.ir.graph import Graph
 from autopar.ir.record import parse_graph
 from autopar.ir.stages import LayerSequence
-from autopar.passes.layer.fixed import Fixed, Single
+from autopar.passes.base import Single
+from autopar.passes.layer.fixed import Fixed
 from autopar.passes.layer.forward_pass import forward_of
 from autopar.passes.layer.min_cut import MinCut, Repeat, cheapest_cuts, find_repeats
 from tests.frontend.tracing import graph_of, shape, zoo_step
