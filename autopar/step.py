@@ -767,12 +767,8 @@ class ParallelStep(Generic[P, R]):
         return self._patience
 
     def _meshes(self, plan: Plan) -> tuple[BoundMesh, ...]:
-        """The meshes of a plan's submeshes on their devices."""
-        return bind_plan(plan, self._own_order(plan))
-
-    def _own_order(self, plan: Plan) -> tuple[int, ...] | None:
-        """The order of the devices of the user's own mesh, where the plan is on that."""
-        return self._request.order if plan.mesh == self._request.mesh else None
+        """The meshes of a plan's submeshes on their devices, in the user's order if it has one."""
+        return bind_plan(plan, self._request.order if plan.mesh == self._request.mesh else None)
 
 
 def _check_waiting(

@@ -70,7 +70,7 @@ class _Emitter:
             if isinstance(step, LocalOp):
                 self._run(step, env)
             elif isinstance(step, Move):
-                env[step.result] = self._move(step, env)
+                env[step.result] = run_move(env[step.source], step, self._mesh)
             elif isinstance(step, Fence):
                 fenced = fence([env[s] for s in step.sources], step.tied, self._platform)
                 if step.stored:
@@ -94,9 +94,6 @@ class _Emitter:
         for op, body in zip(path[:-1:2], path[1::2], strict=True):
             program = program.equations[op].bodies[body]
         return program.equations[path[-1]]
-
-    def _move(self, move: Move, env: Env) -> Any:
-        return run_move(env[move.source], move, self._mesh)
 
     def _run(self, run: LocalOp, env: Env) -> None:
         equation = self._equation(run.equation)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 
 from autopar.calibrating.fitted import predicted_seconds
-from autopar.cluster import AbstractTopology, Cluster, LinkLevel, axis_links, mesh_shapes
+from autopar.cluster import Cluster, LinkLevel, axis_links, mesh_shapes
 from autopar.cluster.calibration import Experiment
 from autopar.cluster.chip import Platform
 from autopar.cost.collective import COLLECTIVE_KINDS
@@ -168,13 +168,9 @@ def measured_axes(cluster: Cluster, most: int) -> tuple[Axis, ...]:
 
 def _rank(cluster: Cluster, links: tuple[LinkLevel, ...]) -> int:
     topology = cluster.topology
-    if len(links) == 1 and links[0].size == _full_sizes(topology).get(links[0].name):
+    members = dict(zip(topology.axis_names, topology.lengths, strict=True))  # of a physical level
+    if len(links) == 1 and links[0].size == members.get(links[0].name):
         return 0
     if math.prod(link.size for link in links) == cluster.device_count:
         return 1
     return 2 if len(links) == 1 else 3
-
-
-def _full_sizes(topology: AbstractTopology) -> dict[str, int]:
-    """The members of each physical level, by the name that its links have."""
-    return dict(zip(topology.axis_names, topology.lengths, strict=True))

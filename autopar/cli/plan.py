@@ -151,7 +151,8 @@ def _step(
         microbatches=wanted.microbatches,
         schedule=wanted.schedule,
         passes=wanted.passes,
-        cache=_cache(wanted, after),
+        # The way to a plan is only in a plan that is made now.
+        cache=False if wanted.no_cache or after is not None else wanted.cache,
     )
 
 
@@ -282,11 +283,6 @@ def _compared(made: Made) -> Table:
         ">memory": "peak_bytes", ">MFU": "mfu_share", "~note": "note",
     }  # fmt: skip
     return Table.of("Methods by predicted seconds and memory", columns, _compared_rows(made))
-
-
-def _cache(wanted: Wanted, after: str | None) -> Path | Literal[False] | None:
-    """The plan cache to look in: none where the way to the plan is asked for."""
-    return False if wanted.no_cache or after is not None else wanted.cache
 
 
 def _print(made: Made, output: Path | None) -> None:

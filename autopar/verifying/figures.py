@@ -172,7 +172,7 @@ def _of_value(key: _Key) -> _Key:
 
 
 def _of_line(key: _Key) -> _Key:
-    return lambda c: (key(c), _file_line(c.line))
+    return lambda c: (key(c), c.line.rsplit("/", 1)[-1])  # without folders
 
 
 def _anywhere(key: _Key) -> _Key:
@@ -279,10 +279,6 @@ def _items(c: _Either) -> int:
 def _name(c: _Either) -> str:
     """The value's name; of a compiled one it is the outermost scope, where that was kept."""
     return c.value.name if isinstance(c, PlannedCollective) else c.op.split("/", 1)[0]
-
-
-def _file_line(line: str) -> str:
-    return line.rsplit("/", 1)[-1]
 
 
 # -- sentences -----------------------------------------------------------------------------------

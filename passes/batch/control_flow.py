@@ -128,7 +128,8 @@ class RowLoop:
             elif self._is_read(other):
                 return False
         # 3. The mask itself, or what it was made of.
-        if self._test.shown(asked) == self._asked(carry):
+        mask_name = next(n for n, port in self._given.items() if port is carry)
+        if self._test.shown(asked) == mask_name:
             return True
         rest = [term for term in terms if term != mask]
         start = _Scope(self.around)
@@ -199,9 +200,6 @@ class RowLoop:
         assert flow is not None
         ports = (p for p in flow.inputs[0] if p.kind is not PortKind.TEST)
         return {i.value.name: p for i, p in zip(self._test.graph.inputs, ports, strict=True)}
-
-    def _asked(self, carry: Port) -> str:
-        return next(n for n, port in self._given.items() if port is carry)
 
     def _held(self, carry: Port) -> str:
         at = next(at for body, at in carry.inputs if body == 1)

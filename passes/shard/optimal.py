@@ -218,7 +218,7 @@ class Optimal(AbstractSharding):
         choices = all_choices(reading, setting.mesh)
         if setting.mesh.names:  # on one device all recipes are alike
             choices = recipe.restrict(reading, choices, setting.mesh)
-        tables = self._tables(setting)
+        tables = self.reshard_costs or ReshardCosts(Prices(setting.cluster, setting.mesh))
         assembler = Assembler(reading, choices, tables, setting.held, self.reuse_gathered)
         return Priced(reading, assembler)
 
@@ -227,9 +227,6 @@ class Optimal(AbstractSharding):
         if self.priced is not None:
             return self.priced()
         return self.price(given, setting, setting.pins, self.recipe)
-
-    def _tables(self, setting: Setting) -> ReshardCosts:
-        return self.reshard_costs or ReshardCosts(Prices(setting.cluster, setting.mesh))
 
     def refusal(self, given: Graph, setting: Setting) -> AutoparError:
         """Why there is no plan: what cannot be kept together, and which limit would do."""

@@ -232,7 +232,10 @@ class _Chart:
             for lane in lanes:
                 yield from self._waiting(lane, y, row % named == 0)
                 yield from paint(lane, y, self.tall)
-                figures = [_bubble(lane), *(() if lane.measured else self._kept(row))]
+                figures = [
+                    (percent(lane.bubble), lane.bubble, "c8"),
+                    *(() if lane.measured else self._kept(row)),
+                ]
                 yield from self._beside(figures, y, row % named == 0)
                 y += self.tall + 1
             if self.strip:
@@ -294,10 +297,6 @@ class _Chart:
 
 def _count(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun[-1] == 'h' else 's'}"
-
-
-def _bubble(lane: Lane) -> tuple[str, float, str]:
-    return percent(lane.bubble), lane.bubble, "c8"
 
 
 def _predicted(simulation: Simulation, once: Sequence[float], names: Sequence[str]) -> list[Lane]:
