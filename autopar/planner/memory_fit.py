@@ -423,6 +423,8 @@ def _faster_again(tried: TriedMesh, best: MeshPlan) -> MeshPlan:
     request = context.request
     if request.method != "auto" or not request.remat or plain.trace is None:
         return best
+    if all(op.kind != "scan" for op in plain.graph.ops):  # only what a scan stacks can take longer
+        return best
     recomputed = tried.roomy.leaner_forms.faster(_WORTH_AGAIN * best.seconds)
     if recomputed is None:
         return best

@@ -1,4 +1,4 @@
-"""The recipes as a floor: each is a restriction of the problem at hand, so `auto` beats them all.
+"""The recipes as incumbents: each restricts the problem at hand, so `auto` beats them all.
 
 Their answers are found on the assembled problem, with nothing priced again; pins stay kept.
 """
