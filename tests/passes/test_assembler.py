@@ -62,3 +62,17 @@ def test_nothing_costs_less_where_every_move_is_waited_for(name: str) -> None:
         assert (few <= most).all()
     for edge, waiting in zip(beside.edges, waits.edges, strict=True):
         assert (edge.table <= waiting.table).all()
+
+
+def test_choices_live_as_long_as_what_is_kept_by_their_ids() -> None:
+    """Of a step that is priced again: the next tuple would get the id of one that is gone."""
+    fun, args = TOYS["joined"]
+    given = setting((2, 2), "v5p:2x2x1")
+    reading = read_graph(unmerged(traced(fun, *args).graph))
+    moves = ReshardCosts(Prices(given.cluster, given.mesh))
+    assembler = Assembler(reading, all_choices(reading, given.mesh), moves)
+    first = assembler.within(ROOMY)
+    again = assembler.reusing_gathered().within(ROOMY)
+    shared = first.uses.keys() & again.uses.keys()
+    assert shared
+    assert all(first.choices[first.uses[k]] is again.choices[again.uses[k]] for k in shared)

@@ -237,7 +237,9 @@ class Assembler:
         self._usages: tuple[Usage, ...] | None = None
         self._copies: tuple[Copy, ...] = ()
         # What was found of choices, by the ids of their tuples and of rules, holds for every limit.
+        # So every tuple is kept here, too: the id of one that was gone would be another's.
         self._twice: dict[int, tuple[Choice, ...]] = {}
+        self._states: dict[tuple[int, ...], tuple[Choice, ...]] = {}  # by the sizes of dims
         self._op_costs: dict[tuple[object, ...], Floats] = {}
         self._laid: dict[tuple[int, tuple[int, ...]], tuple[Sharding, ...]] = {}
         self._wanted: dict[_WantedKey, tuple[Sharding, ...]] = {}
@@ -558,8 +560,10 @@ class Assembler:
         """A node between a value and several ops of a region: moved once, read by all."""
         value, place = needs[0].value, needs[0].place
         node = len(self._choices)
-        sizes = [1 if value.dtype.startswith("key") else n for n in value.shape]
-        states: tuple[Choice, ...] = tuple(canonical_shardings(sizes, self.mesh, False))
+        sizes = tuple(1 if value.dtype.startswith("key") else n for n in value.shape)
+        if sizes not in self._states:
+            self._states[sizes] = tuple(canonical_shardings(sizes, self.mesh, False))
+        states = self._states[sizes]
         self._choices.append(states)
         for sums in (self._overlapped, self._exposed):
             sums.costs.append(np.zeros(len(states)))
