@@ -153,8 +153,10 @@ def standing_jobs() -> Generator[Jobs]:
         yield Jobs(stack)
 
 
-def outcomes(case: Case, jobs: Jobs) -> Iterator[dict[str, Any]]:
-    """What became of a case in each shape of a job."""
+def outcomes(
+    case: Case, jobs: Jobs, shapes: Sequence[tuple[int, int]] | None = None
+) -> Iterator[dict[str, Any]]:
+    """What became of a case in each shape of a job, or in some shapes."""
     row: dict[str, Any] = asdict(case)
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/plan.json"
@@ -166,7 +168,7 @@ def outcomes(case: Case, jobs: Jobs) -> Iterator[dict[str, Any]]:
         except AutoparError as error:
             yield {**row, "outcome": "refused", "why": str(error)[:200]}
             return
-        for count, devices in SHAPES[case.devices]:
+        for count, devices in shapes or SHAPES[case.devices]:
             row |= {"processes": count, "of devices": devices}
             exact = is_exact(plan, devices)
             try:

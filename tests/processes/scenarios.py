@@ -9,20 +9,20 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 
 import autopar
-from tests.fuzz.case import load
-from tests.fuzz.program import draw_program
 from tests.processes.parts import Parts, parts_of
-from tests.zoo import Case, Optimizer, cases
-from tests.zoo.staged import staged_cases
 
+if TYPE_CHECKING:
+    from tests.zoo import Case, Optimizer
+
+# Models and checkpoints are imported where they are used: most processes need neither, and start
+# in two thirds of the time.
 WIDTH, LAYERS, ROWS = 16, 8, 16
 PROGRAM = "program "
 
@@ -98,6 +98,11 @@ def model(name: str, optimizer: Optimizer) -> Case:
 
     Those are the fuzzer's, with two blocks at most: a job runs what is around the blocks.
     """
+    from tests.fuzz.case import load
+    from tests.fuzz.program import draw_program
+    from tests.zoo import Case, cases
+    from tests.zoo.staged import staged_cases
+
     if not name.startswith(PROGRAM):
         return (cases(optimizer) | staged_cases(optimizer))[name]
     drawn = draw_program(int(name.removeprefix(PROGRAM)))
@@ -186,6 +191,8 @@ def unlike(what: str, first: str, second: str) -> None:
 
 def checkpoints(folder: str, first: str, second: str) -> dict[str, Any]:
     """Saves after three steps of a plan, and restores under it and under another plan."""
+    import orbax.checkpoint as ocp
+
     step, other = (autopar.parallelize(train, plan=Path(path)) for path in (first, second))
     told, state = trained(step, step.init(create, jax.random.key(0)))
     with ocp.CheckpointManager(folder) as manager:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 
 from autopar.schedule.table import SCHEDULES
-from tests.processes.random_cases import Case, outcomes, standing_jobs
+from tests.processes.random_cases import SHAPES, Case, outcomes, standing_jobs
 from tests.zoo import KINDS
 
 Transport = Literal["pull", "put"]
@@ -22,26 +22,38 @@ def staged(model: str, schedule: str, stages: int, transport: Transport) -> Case
     return Case(0, 4, model, "sgd", options, transport, "init")
 
 
-def check(cases: list[Case]) -> None:
-    """Every case in jobs of two and of four processes."""
+def check(cases: list[Case], in_turn: bool = False) -> None:
+    """Every case in jobs of two and of four processes, or in one of them."""
+    shapes = [SHAPES[4][n % 2 : n % 2 + 1] if in_turn else SHAPES[4] for n in range(len(cases))]
     with standing_jobs() as jobs:
-        rows = [row for case in cases for row in outcomes(case, jobs)]
+        rows = [
+            row
+            for case, chosen in zip(cases, shapes, strict=True)
+            for row in outcomes(case, jobs, chosen)
+        ]
     faults = [r for r in rows if r["outcome"] not in ("equal", "equal in every bit")]
     assert not faults, faults
-    assert len(rows) == 2 * len(cases)
+    assert len(rows) == sum(map(len, shapes))
+
+
+# Stages are on two devices each, or one; the puts are of values that lie on both alike.
+SAMPLE = [
+    one_mesh("mlp_equinox", method="fsdp"),
+    one_mesh("mlp", method="megatron"),
+    one_mesh("mlp", microbatches=2),
+    staged("mlp_seven", "1f1b", 2, "put"),
+    staged("mlp_seven", "zb-v", 4, "pull"),
+]
 
 
 def test_a_sample() -> None:
-    """Stages are on two devices each, or one; the puts are of values that lie on both alike."""
-    check(
-        [
-            one_mesh("mlp_equinox", method="fsdp"),
-            one_mesh("mlp", method="megatron"),
-            one_mesh("mlp", microbatches=2),
-            staged("mlp_seven", "1f1b", 2, "put"),
-            staged("mlp_seven", "zb-v", 4, "pull"),
-        ]
-    )
+    """Over two processes and over four in turn: each process compiles all that a case runs."""
+    check(SAMPLE, in_turn=True)
+
+
+@pytest.mark.slow
+def test_the_sample_over_two_and_over_four() -> None:
+    check(SAMPLE)
 
 
 RECIPES = ("auto", "dp", "zero2", "fsdp", "hsdp", "megatron", "fsdp+tp")
