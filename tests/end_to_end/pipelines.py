@@ -112,7 +112,8 @@ class Subject:
         )
 
     def _stepped(self, step: Callable[[Any, Any], Any]) -> tuple[Leaf, ...]:
-        state, told = self.state, []
+        # Where it lies as the first stage wants it, the first step consumes it.
+        state, told = jax.tree.map(lambda leaf: leaf.copy(), self.state), []
         for seed in range(STEPS):
             state, result = step(state, self.batch(seed))
             told.append(result)
