@@ -138,7 +138,7 @@ def _three(
 def test_a_saved_plan_gives_the_same_bits(tmp_path: Path) -> None:
     """State that stages share comes back in pieces, which host arrays are made of."""
     subject, path = stacked(), tmp_path / "plan.json"
-    step = _parallel(subject, stages=2, microbatches=4, schedule="1f1b")
+    step = _parallel(subject, stages=2, microbatches=4, schedule="1f1b", method="fsdp")
     state, got = _three(step, subject, subject.state)
     assert not differing(got, subject.plain())
     assert isinstance(state["params"]["stack"], StackedPieces)
@@ -153,7 +153,7 @@ def test_a_saved_plan_gives_the_same_bits(tmp_path: Path) -> None:
 
 def test_state_is_born_in_place_and_consumed() -> None:
     subject = stacked()
-    step = _parallel(subject, stages=2, microbatches=4, schedule="1f1b")
+    step = _parallel(subject, stages=2, microbatches=4, schedule="1f1b", method="fsdp")
     step.plan_for(subject.state, subject.batch(0))
     born = step.init(lambda: subject.state)
     assert not differing_bits(numbers(born), numbers(subject.state))

@@ -19,7 +19,7 @@ from tests.zoo import cases
 
 CASES = cases("adam")
 OPTIONS: dict[str, dict[str, Any]] = {
-    "gpt": {"stages": 2, "microbatches": 4, "schedule": "1f1b"},
+    "gpt": {"stages": 2, "microbatches": 4, "schedule": "1f1b", "method": "megatron"},
     "mlp": {"stages": 2, "microbatches": 4, "schedule": "zb-h1"},
     "masked": {"microbatches": 4},  # a count is hoisted
 }
