@@ -2,19 +2,22 @@
 
 Every job has the same devices in total and runs the same plans, in turn with the others; prints
 JSON. The host's time is what a process's own thread works for each of its instructions, whoever
-waits for whom; `jax_us_an_instruction` is what of it passes in JAX: in calls of compiled programs,
-in transports, and to lay out the batch; `over_jax` is the ratio of the two.
-`walk_us_an_instruction` is the walk alone, with programs and a transport that do nothing.
-`jit_over_one_process` is the ratio of plain `jax.jit` with the same rows on the same devices: what
-JAX itself pays for processes. On one machine all processes share the cores, and the transport's
-threads take theirs too: `bare_transfer_ms` is what an activation takes from one process to another
-when nothing else goes on.
+waits for whom: the least of a round's steps. `jax_us_an_instruction` is what of it passes in JAX,
+in steps of their own, in turn: in the calls of compiled programs with the arguments that they have
+in the step, in transports, to lay out the batch, to wait for a program, and to give arrays' memory
+back. `own_us_an_instruction` is the rest, and `walk_us_an_instruction` the walk alone, with
+programs and a transport that do nothing.
+
+On one machine all processes share the cores. `still_over_one_process` is the floor there: the same
+programs over the same processes where nothing travels, as every transport gives arrays that were
+there before the step. What `over_one_process` is more than that is what is sent, and waited for;
+`bare_transfer_ms` is what one activation takes when nothing else goes on. `jit_over_one_process` is
+the ratio of plain `jax.jit` with the same rows on the same devices.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import statistics
 import sys
 import tempfile
@@ -32,17 +35,20 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import autopar
+from autopar.frontend import compat
 from autopar.ir.program import Program, Run, Send, Start
 from autopar.ir.projection import Host
-from autopar.runtime import place
+from autopar.runtime import actions, place
 from autopar.runtime.actions import Binding
 from autopar.runtime.bind import ArrayType, host_of
+from autopar.runtime.executor import Executor, Options
 from autopar.runtime.job import this_job
 from autopar.runtime.shardings import bind_plan
-from autopar.runtime.spanning import spread
+from autopar.runtime.transport import abstract
 from autopar.runtime.transport.abstract import AbstractTransport, Copier, Endpoint, Route
 from autopar.runtime.transport.local import LocalTransport
 from autopar.runtime.transport.pull import PullTransport
+from autopar.runtime.watchdog import PATIENCE_SECONDS
 from tests.processes.jobs import StandingJob, standing_job
 
 DEVICES, LAYERS, MICROBATCHES, ROWS = 4, 8, 6, 32  # rows of a microbatch
@@ -85,74 +91,104 @@ def batch_of(width: int) -> dict[str, Any]:
 
 
 class Stopwatch:
-    """CPU seconds that this process's calling thread spends in some functions."""
+    """CPU seconds that this process's calling thread spends in some functions, while it `is_on`.
+
+    What it takes to look at the clock is not among them.
+    """
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.is_on, self.seconds = False, 0.0
         self._is_within = False
+        self._look = statistics.median(_look() for _ in range(1000))
 
     def timed(self, fun: Callable[..., Any]) -> Callable[..., Any]:
         """The function under this watch; of one in another only the outer is measured."""
 
         def run(*args: Any, **options: Any) -> Any:
-            if self._is_within:
+            if self._is_within or not self.is_on:
                 return fun(*args, **options)
             self._is_within, began = True, time.thread_time()
             try:
                 return fun(*args, **options)
             finally:
-                self.seconds += time.thread_time() - began
+                self.seconds += time.thread_time() - began - self._look
                 self._is_within = False
 
         return run
 
+    def giving(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        """A maker of functions that are under this watch."""
+        return lambda *given: self.timed(make(*given))
+
+
+def _look() -> float:
+    began = time.thread_time()
+    return time.thread_time() - began
+
 
 @lru_cache
 def in_jax() -> Stopwatch:
-    """The watch over compiled programs, transports and what lays out a batch, in this process."""
+    """The watch over what a step calls of JAX in this process."""
     watch = Stopwatch()
-    compiled: Any = jax.stages.Compiled
-    compiled.__call__ = watch.timed(compiled.__call__)
-    for kind in (LocalTransport, PullTransport):
-        _watch_copies(kind, watch)
-    placing: Any = place
-    placing.spread = watch.timed(spread)
+    makers: list[tuple[Any, str]] = [(compat, "direct"), (actions, "_free")]
+    makers += [(kind, "copier") for kind in (LocalTransport, PullTransport)]
+    for owner, name in makers:
+        setattr(owner, name, watch.giving(getattr(owner, name)))
+    calls: list[tuple[Any, str]] = [(place, "spread"), (abstract, "wait")]
+    for owner, name in calls:
+        setattr(owner, name, watch.timed(getattr(owner, name)))
     return watch
 
 
-def _watch_copies(kind: Any, watch: Stopwatch) -> None:
-    make = kind.copier
-    kind.copier = lambda *given: watch.timed(make(*given))
-
-
 class Running:
-    """A step that has been compiled, and its state as it goes on."""
+    """A compiled step, its state as it goes on, and the same step where nothing travels."""
 
     def __init__(self, path: str, width: int) -> None:
         self._in_jax = in_jax()
         self._step = autopar.parallelize(train, plan=path)
         self._batch = batch_of(width)
-        self._state = self._step.init(lambda: create(width))
+        self._state, still = (self._step.init(lambda: create(width)) for _ in range(2))
         planned = self._step.planned(self._state, self._batch)
         self.program: Program = planned.program
         self.meshes = bind_plan(planned.plan)
+        self._transport, self._still_state = Still(), still
+        options = Options(patience=PATIENCE_SECONDS, transport=self._transport)
+        self._still = Executor(planned.trace, planned.program, self.meshes, options)
         self.run(3)
+        self.run_still(3)
 
-    def run(self, count: int) -> dict[str, float]:
-        """Seconds of a step, its loss read as users read it, and of the host's own work in it."""
-        start, own = time.perf_counter(), 0.0
-        self._in_jax.seconds = 0.0
+    def run(self, count: int, is_watched: bool = False) -> dict[str, float]:
+        """Seconds of a step, its loss read as users read it, and the least that the host works.
+
+        Of steps that are watched the least that passes in JAX instead.
+        """
+        start = time.perf_counter()
+        worked, within = list[float](), list[float]()
+        self._in_jax.is_on = is_watched
         for _ in range(count):
-            began = time.thread_time()
+            self._in_jax.seconds, began = 0.0, time.thread_time()
             self._state, loss = self._step(self._state, self._batch)
-            own += time.thread_time() - began
+            worked.append(time.thread_time() - began)
+            within.append(self._in_jax.seconds)
             float(loss)
         jax.block_until_ready(self._state)
-        return {
-            "step": (time.perf_counter() - start) / count,
-            "host": own / count,
-            "jax": self._in_jax.seconds / count,
-        }
+        self._in_jax.is_on = False
+        if is_watched:
+            return {"jax": min(within)}
+        return {"step": (time.perf_counter() - start) / count, "host": min(worked)}
+
+    def run_still(self, count: int) -> dict[str, float]:
+        """Seconds of a step in which all that would be sent is there before."""
+        taken = 0.0
+        for _ in range(count):
+            self._transport.lay()
+            began = time.perf_counter()
+            leaves = jax.tree.leaves((self._still_state, self._batch))
+            self._still_state, loss = self._still(leaves)
+            float(loss)
+            jax.block_until_ready(self._still_state)
+            taken += time.perf_counter() - began
+        return {"still": taken / count}
 
 
 @lru_cache
@@ -162,10 +198,15 @@ def running(path: str, width: str) -> Running:
 
 
 def steps(path: str, width: str, count: str) -> dict[str, float]:
-    """Some steps of a plan."""
-    found = running(path, width)
+    """Some steps of a plan, as many under the watch, and as many in which nothing travels."""
+    found, number = running(path, width), int(count)
     host = host_of(found.meshes)
-    return {**found.run(int(count)), "instructions": len(host.numbers(found.program))}
+    return {
+        **found.run(number),
+        **found.run(number, is_watched=True),
+        **found.run_still(number),
+        "instructions": len(host.numbers(found.program)),
+    }
 
 
 @lru_cache
@@ -213,7 +254,7 @@ def walk(path: str, width: str) -> float:
     found = running(path, width)
     program = found.program
     runs = [s for s in program.instructions if isinstance(s, Run)]
-    compiled = {
+    calls = {
         run.part: partial(_give, [None] * (len(run.outputs) + len(run.accumulators) + 1))
         for run in runs
     }
@@ -222,7 +263,7 @@ def walk(path: str, width: str) -> float:
         routes={n: s.transfers for n, s in enumerate(program.instructions) if isinstance(s, Send)}
     )
     alone = Host(0, 1, (frozenset({0}),) * len(found.meshes))
-    binding = Binding(program, alone, compiled, sources, found.meshes, Idle(), 0)
+    binding = Binding(program, alone, calls, sources, found.meshes, Idle(), 0)
     # Starts would compute something.
     numbers = [n for n, s in enumerate(program.instructions) if not isinstance(s, Start)]
     actions, taken = binding.actions(numbers, types), list[float]()
@@ -250,6 +291,38 @@ class Idle(AbstractTransport):
     ) -> Copier:
         """A function that gives as many results."""
         return partial(_give, [None] * len(routes))
+
+
+@final
+class Still(AbstractTransport):
+    """Transport that gives arrays which have been laid before the step."""
+
+    name = "still"
+
+    def __init__(self) -> None:
+        self._laid: list[tuple[list[Any], Callable[[], Sequence[Any]]]] = []
+
+    def copier(
+        self, routes: Sequence[Route], source: Endpoint, target: Endpoint, edge: int
+    ) -> Copier:
+        """A function that gives what was laid; nothing where the target is another process's."""
+        if not target.is_on(jax.process_index()):
+            return partial(_give, [None] * len(routes))
+        held: list[Any] = []
+        kinds = [route.after for route in routes]
+        self._laid.append((held, lambda: [_zeros(kind, target.mesh) for kind in kinds]))
+        return lambda arrays: held.pop()
+
+    def lay(self) -> None:
+        """Lay what is not there: a step may consume what it is given."""
+        for held, make in self._laid:
+            if not held:
+                held.append(jax.block_until_ready(make()))
+
+
+def _zeros(kind: ArrayType, mesh: Mesh) -> jax.Array:
+    host = np.zeros(kind.shape, kind.dtype)
+    return jax.make_array_from_callback(kind.shape, kind.sharding(mesh), lambda box: host[box])
 
 
 @lru_cache
@@ -286,24 +359,31 @@ def _first_of(process: int) -> Any:
 class Timings:
     """Of each round of a job: seconds of a step, and of the slowest host an instruction.
 
-    `jax` are those of the same host within JAX.
+    `jax` are those of the same host within JAX, `still` those of a step in which nothing travels.
     """
 
     steps: list[float]
     hosts: list[float]
     jax: list[float]
+    still: list[float]
 
     def add(self, told: Sequence[dict[str, float]]) -> None:
         """Add what the processes of a job tell of a round."""
         self.steps.append(max(t["step"] for t in told))
+        self.still.append(max(t["still"] for t in told))
         slowest = max(told, key=lambda t: t["host"] / t["instructions"])
         self.hosts.append(slowest["host"] / slowest["instructions"])
         self.jax.append(slowest["jax"] / slowest["instructions"])
 
+    @property
+    def own(self) -> list[float]:
+        """Seconds of the host an instruction beyond those in JAX."""
+        return [host - jax for host, jax in zip(self.hosts, self.jax, strict=True)]
+
 
 def compared(jobs: dict[tuple[int, int], StandingJob], width: int, options: Any) -> dict[str, Any]:
     """A plan in all jobs, in turn."""
-    timings = {shape: Timings([], [], []) for shape in jobs}
+    timings = {shape: Timings([], [], [], []) for shape in jobs}
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         state = jax.eval_shape(lambda: create(width))
         plan = autopar.plan(train, state, batch_of(width), cluster=f"{DEVICES}xcpu", **options)
@@ -315,18 +395,26 @@ def compared(jobs: dict[tuple[int, int], StandingJob], width: int, options: Any)
                 if number:  # the first compiles
                     timings[shape].add(told)
         alone, *others = jobs
-        own = jobs[alone].results("benchmarks.bench_processes:walk", file.name, str(width))
+        walked = jobs[alone].results("benchmarks.bench_processes:walk", file.name, str(width))
+
+    def each(of: Callable[[Timings], Sequence[float]], scale: float) -> dict[str, float]:
+        return {_name(shape): _rounded(of(timing), scale) for shape, timing in timings.items()}
+
+    def over_one(of: Callable[[Timings], Sequence[float]]) -> dict[str, float]:
+        one = of(timings[alone])
+        return {_name(shape): _rounded(_ratios(of(timings[shape]), one), 1) for shape in others}
+
     return {
         "width": width,
         "plan": " ".join(map(str, options.values())),
-        "step_ms": {_name(s): _rounded(t.steps, 1e3) for s, t in timings.items()},
-        "host_us_an_instruction": {_name(s): _rounded(t.hosts, 1e6) for s, t in timings.items()},
-        "jax_us_an_instruction": {_name(s): _rounded(t.jax, 1e6) for s, t in timings.items()},
-        "over_jax": {_name(s): _rounded(_ratios(t.hosts, t.jax), 1) for s, t in timings.items()},
-        "walk_us_an_instruction": _rounded(own, 1e6),
-        "over_one_process": {
-            _name(s): _rounded(_ratios(timings[s].steps, timings[alone].steps), 1) for s in others
-        },
+        "step_ms": each(lambda t: t.steps, 1e3),
+        "still_ms": each(lambda t: t.still, 1e3),
+        "host_us_an_instruction": each(lambda t: t.hosts, 1e6),
+        "jax_us_an_instruction": each(lambda t: t.jax, 1e6),
+        "own_us_an_instruction": each(lambda t: t.own, 1e6),
+        "walk_us_an_instruction": _rounded(walked, 1e6),
+        "over_one_process": over_one(lambda t: t.steps),
+        "still_over_one_process": over_one(lambda t: t.still),
     }
 
 
@@ -356,8 +444,7 @@ def _ratios(some: Sequence[float], others: Sequence[float]) -> list[float]:
 
 def _rounded(numbers: Sequence[float], scale: float) -> float:
     """The median to three digits."""
-    middle = statistics.median(numbers) * scale
-    return round(middle, 2 - math.floor(math.log10(middle)))
+    return float(f"{statistics.median(numbers) * scale:.3g}")
 
 
 def _name(shape: tuple[int, int]) -> str:

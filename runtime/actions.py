@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from autopar.frontend import compat
 from autopar.ir.program import Free, Instruction, Program, Run, Send, Start
 from autopar.ir.projection import Host
 from autopar.runtime.bind import ArrayType
@@ -31,11 +32,11 @@ Action = Callable[[Registers], Any]
 
 @dataclass(frozen=True)
 class Binding:
-    """The compiled parts, by number, meshes and transport that instructions are bound to."""
+    """The meshes and the transport of instructions, and what calls each compiled part."""
 
     program: Program
     host: Host
-    compiled: Mapping[int, Any]
+    calls: Mapping[int, Callable[..., Any]]
     sources: Sequence[PartSource]
     meshes: Sequence[Mesh]
     transport: AbstractTransport
@@ -52,10 +53,10 @@ class Binding:
     ) -> Action:
         if isinstance(step, Run):
             submesh = self.program.submesh_of(step)
-            compiled, admit = self.compiled[step.part], ends[submesh].admit
+            call, admit = self.calls[step.part], ends[submesh].admit
             if self.sources[step.part].has_token:
-                return _run(step, compiled, submesh, admit)
-            return _run_alone(step, compiled, submesh)
+                return _run(step, call, submesh, admit)
+            return _run_alone(step, call, submesh)
         if isinstance(step, Send):
             carry = self.transport.copier(
                 types.routes[number], ends[step.source], ends[step.target], number
@@ -76,13 +77,13 @@ class Binding:
         return [i for i, t in enumerate(send.transfers) if (send.source, t.source) in fetched]
 
 
-def _run(run: Run, compiled: Any, submesh: int, admit: Admit) -> Action:
+def _run(run: Run, call: Callable[..., Any], submesh: int, admit: Admit) -> Action:
     read = _reader((*run.inputs, *run.accumulators))
     writes = (*run.outputs, *run.accumulators)
 
     def act(registers: Registers) -> Any:
         held = registers[submesh]
-        *made, token = compiled(*read(held))
+        *made, token = call(*read(held))
         for register, array in zip(writes, made, strict=True):
             held[register] = array
         admit(token)
@@ -91,13 +92,13 @@ def _run(run: Run, compiled: Any, submesh: int, admit: Admit) -> Action:
     return act
 
 
-def _run_alone(run: Run, compiled: Any, submesh: int) -> Action:
+def _run_alone(run: Run, call: Callable[..., Any], submesh: int) -> Action:
     """The run of a step's only program, which gives no token."""
     read, write = _reader(run.inputs), _writer(run.outputs)
 
     def act(registers: Registers) -> Any:
         held = registers[submesh]
-        made = compiled(*read(held))
+        made = call(*read(held))
         write(held, made)
         return made[0] if made else None
 
@@ -124,7 +125,8 @@ def _starter(start: Start, kinds: Sequence[ArrayType], mesh: Mesh) -> Callable[[
         pairs = zip(start.accumulators, kinds, strict=True)
         return [neutral(a.combiner, kind) for a, kind in pairs]
 
-    return jax.jit(begin, out_shardings=[k.sharding(mesh) for k in kinds]).lower().compile()
+    out = [k.sharding(mesh) for k in kinds]
+    return compat.direct(jax.jit(begin, out_shardings=out).lower().compile())
 
 
 def _start(start: Start, make: Callable[[], Sequence[Any]]) -> Action:

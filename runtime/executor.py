@@ -25,6 +25,7 @@ import jax
 from jax.sharding import Mesh
 
 from autopar.errors import JobError
+from autopar.frontend import compat
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.frontend.traced import TracedStep
 from autopar.ir.program import Program
@@ -177,8 +178,8 @@ class Executor:
             self._actions: tuple[Action, ...] = (together.action(cells),)
             self.program = walked(program)
         else:
-            compiled = dict(zip(own, programs, strict=True))
-            binding = Binding(program, host, compiled, sources, meshes, transport, limit)
+            calls = dict(zip(own, map(compat.direct, programs), strict=True))
+            binding = Binding(program, host, calls, sources, meshes, transport, limit)
             self._actions = binding.actions(numbers, types)
             self.program = program if host.is_alone else program.only(numbers)
         self._fetcher = Fetcher(fetches, meshes, transport, host, edges, split)

@@ -22,6 +22,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from autopar.errors import ArgumentError
+from autopar.frontend import compat
 from autopar.ir.batching import Rows
 from autopar.ir.program import Feed, Fetch
 from autopar.ir.projection import Host
@@ -339,7 +340,7 @@ def _splitter(stacks: Sequence[ArrayType], mesh: Mesh) -> Callable[..., Sequence
 
     out = [[NamedSharding(mesh, type(t.spec)(*t.spec[1:]))] * t.shape[0] for t in stacks]
     types = [t.on(mesh) for t in stacks]
-    return jax.jit(split, out_shardings=out).lower(*types).compile()
+    return compat.direct(jax.jit(split, out_shardings=out).lower(*types).compile())
 
 
 # -- results -----------------------------------------------------------------------------------
@@ -465,7 +466,7 @@ def _joiner(
         else [f.kind.stacked(len(f.fetch.registers)).on(mesh)]
         for f in fetches
     ]
-    joined = jax.jit(join, out_shardings=out).lower(types).compile()
+    joined = compat.direct(jax.jit(join, out_shardings=out).lower(types).compile())
     if is_split:
         return joined
     return lambda given: joined([parts[:1] for parts in given])

@@ -22,7 +22,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from autopar.frontend.compat import key_impl
+from autopar.frontend import compat
 from autopar.ir.listing import Move
 from autopar.ir.program import ONCE, Feed, Fetch, PartKind, Program, Run
 from autopar.ir.sharding import MeshShape
@@ -413,7 +413,7 @@ def _with_words(raw: Any, kind: Any) -> Any:
     """A piece as the step knows it: typed random keys come and go as words."""
     if not is_key(kind.dtype):
         return raw
-    return jax.random.wrap_key_data(raw, impl=key_impl(kind.dtype))
+    return jax.random.wrap_key_data(raw, impl=compat.key_impl(kind.dtype))
 
 
 def _zeros(kind: jax.ShapeDtypeStruct, rows: int = 0) -> Any:
@@ -421,7 +421,8 @@ def _zeros(kind: jax.ShapeDtypeStruct, rows: int = 0) -> Any:
     if not is_key(kind.dtype):
         return jnp.zeros(shape, kind.dtype)
     words = words_of(jax.ShapeDtypeStruct(shape, kind.dtype))
-    return jax.random.wrap_key_data(jnp.zeros(words.shape, words.dtype), impl=key_impl(kind.dtype))
+    zeros = jnp.zeros(words.shape, words.dtype)
+    return jax.random.wrap_key_data(zeros, impl=compat.key_impl(kind.dtype))
 
 
 def _row(ring: Any, place: Any) -> Any:
@@ -505,10 +506,10 @@ class SpmdStep:
 
     def action(self, cells: Cells) -> Action:
         """The step as an action on registers, which leaves in them what is fetched."""
-        gathers, spreads = cells.gathers, cells.spreads
+        gathers, spreads, call = cells.gathers, cells.spreads, compat.direct(self.compiled)
 
         def act(registers: Registers) -> Any:
-            *results, token = self.compiled(*[gather(registers) for gather in gathers])
+            *results, token = call(*[gather(registers) for gather in gathers])
             for spread, result in zip(spreads, results, strict=True):
                 spread(result, registers)
             self._admit(token)

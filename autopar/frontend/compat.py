@@ -166,6 +166,15 @@ def assembler(
     return assembled
 
 
+def direct(compiled: Any) -> Callable[..., Any]:
+    """A compiled program as JAX calls it in the end, without the Python that stands before that.
+
+    A program that calls Python has nothing of the kind, and stays as it is.
+    """
+    call: Callable[..., Any] | None = compiled._executable.create_cpp_call(compiled._params)
+    return compiled if call is None else call
+
+
 @lru_cache(maxsize=4096)
 def host_putter(shape: Sequence[int], dtype: Any, sharding: Any) -> Callable[[Any], jax.Array]:
     """A function that lays out host arrays of one type on devices of this process.

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from autopar.frontend import compat
 from autopar.ir.projection import paired
 from autopar.runtime.transport.abstract import Admit, Copier, Endpoint, Route
 
@@ -160,7 +161,7 @@ def _layout_program(types: tuple[Any, ...], after: tuple[NamedSharding, ...]) ->
         return *given, jnp.zeros((), bool)
 
     token = NamedSharding(after[0].mesh, PartitionSpec())
-    return jax.jit(relaid, out_shardings=(*after, token)).lower(*types).compile()
+    return compat.direct(jax.jit(relaid, out_shardings=(*after, token)).lower(*types).compile())
 
 
 def _chain(steps: Sequence[Copier]) -> Copier:
