@@ -33,7 +33,7 @@ from autopar.ir.verification import CompiledPart
 from autopar.passes.pipeline import PassPipeline
 from autopar.planner.plan import plan_step
 from autopar.planner.planned import Planned
-from autopar.planner.stage_programs import PartCost, add_parts, time_step
+from autopar.planner.stage_programs import PartCost, add_parts
 from benchmarks import models
 from benchmarks.deepseek import deepseek
 from benchmarks.zoo.wide_resnet import wide_resnet
@@ -186,7 +186,7 @@ def _as_compiled(found: Planned, told: Mapping[str, CompiledPart]) -> dict[str, 
     return {
         "planned_gib_by_submesh": [_gib(n) for n in found.programs.peak_bytes],
         "compiled_gib_by_submesh": [_gib(n) for n in held],
-        "compiled_seconds": time_step(placed, costs).seconds if timed else None,
+        "compiled_seconds": found.programs.timed(costs).seconds if timed else None,
         "compiled_fits": max(held) <= found.plan.origin.memory_bytes,
     }
 

@@ -94,6 +94,7 @@ def _picture(plan: Plan, measured: tuple[TracedSpan, ...]) -> str:
     return gantt_svg(
         simulation_of(plan),
         once_seconds=once_seconds_of(plan),
+        step_seconds=plan.prediction.seconds,
         measured=measured,
         names=[f"mesh{number}" for number in range(len(plan.submeshes))],
         standalone=True,

@@ -21,7 +21,7 @@ from autopar.passes.shard.recipes import recipe_named
 from autopar.planner.fit_within import fit_within
 from autopar.planner.placed_stages import PlacedStages
 from autopar.planner.request import pins_on
-from autopar.planner.stage_programs import cost_stage, time_spmd, time_step
+from autopar.planner.stage_programs import cost_stage
 
 
 @dataclass(frozen=True)
@@ -103,15 +103,12 @@ class ReshardableUnit:
         mine = [costs[s] for s in own]
         spent = sum((c.of_step(placed.stages.microbatches) for c in mine), Seconds())
         peak = peak_bytes(mine, placed.in_flight[self.submesh])
-        timing = time_step(placed, costs)
-        if self.loaded.plan.is_spmd_pipeline:
-            programs = self.loaded.programs
-            assert programs.spmd is not None
-            timing = time_spmd(timing, programs.spmd)
+        programs = self.loaded.programs
+        if programs.spmd is not None:
             own_costs = [self.loaded.costs[s] for s in own]
             apart = peak_bytes(own_costs, placed.in_flight[self.submesh])
             peak += programs.peak_bytes[self.submesh] - apart
-        price = price_of(spent, timing.seconds, solver_seconds, peak)
+        price = price_of(spent, programs.timed(costs).seconds, solver_seconds, peak)
         listings = tuple(PartListing(part.graph, m, placed.runs(part)) for part, m in made)
         return Weighed(sharding, listings, price)
 

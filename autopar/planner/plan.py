@@ -232,6 +232,12 @@ def _plan_stages(
         f"The best of {examined} simulated candidates; the search, layer by layer, had priced it "
         f"at {show_seconds(priced)}."
     )
+    if timing.issue_seconds > timing.device_seconds:
+        sentence += (
+            f" Its devices take {show_seconds(timing.device_seconds)}, but a host "
+            f"{show_seconds(timing.issue_seconds)} to issue all programs and transfers of a step: "
+            "larger microbatches, or fewer stages, give it less to do."
+        )
     bound = min(timing.seconds, timing.work_seconds)
     outcome = Outcome(Status.FEASIBLE, timing.seconds, bound, sentence, found.margins)
     trace, programs = found.trace, found.programs

@@ -220,16 +220,26 @@ class _Scale:
 
 @dataclass(frozen=True)
 class StepTiming:
-    """A step in time. One that is one program has no schedule to simulate: it runs once."""
+    """A step in time. One that is one program has no schedule to simulate: it runs once.
+
+    A host runs ahead of its devices, from one step into the next. So a step takes as long as the
+    devices work, or as the busiest host takes to issue all that it has to, if that is more.
+    """
 
     simulation: Simulation | None
     once_seconds: tuple[float, ...]  # by submesh
     launch_seconds: float  # what starting a part takes
     tick_seconds: float | None = None  # of all ticks, where stages are one program
     flying: tuple[int, ...] = ()  # microbatches in flight, where stages are one program
+    issue_seconds: float = 0.0  # of the busiest host
 
     @property
     def seconds(self) -> float:
+        """From one step to the next."""
+        return max(self.device_seconds, self.issue_seconds)
+
+    @property
+    def device_seconds(self) -> float:
         """Until the last submesh has updated its state."""
         if self.tick_seconds is not None:  # nobody goes on before all are done
             return self.tick_seconds + max(self.once_seconds)
@@ -245,8 +255,8 @@ class StepTiming:
 
     @property
     def work_seconds(self) -> float:
-        """Seconds that the busiest submesh works: these stages take no less."""
-        return max(self.busy_seconds)
+        """Seconds that the busiest submesh, or host, works: these stages take no less."""
+        return max(*self.busy_seconds, self.issue_seconds)
 
     @property
     def bubble_seconds(self) -> float:
@@ -363,30 +373,34 @@ class StagePrograms:
     @cached_property
     def timing(self) -> StepTiming:
         """The stages in time."""
-        timing = time_step(self.placed, self.costs)
+        return self.timed(self.costs)
+
+    def timed(self, costs: Sequence[StageCost]) -> StepTiming:
+        """The stages in time if they cost this."""
+        timing = time_step(self.placed, costs)
+        if self.placed.stages.is_one_program:
+            return timing
+        blocks = [c.block.start for c in self.placed.contexts]
+        issued = issue_seconds(self.lowered, blocks, self.placed.cluster)
+        timing = replace(timing, issue_seconds=issued)
         return time_spmd(timing, self.spmd) if self.spmd is not None else timing
 
     def lowered_by(self, lowering: AbstractLowering, setting: Setting) -> StagePrograms:
         """The same stages as a pass lowers them. Raises LoweringError where it cannot."""
         if self.program.is_one_part:
             return self
-        cluster = self.placed.cluster
-        blocks = [c.block.start for c in self.placed.contexts]
-        timing = replace(self, spmd=None).timing
 
-        def seconds(lowered: Program | SpmdProgram) -> float:
-            of = time_spmd(timing, lowered) if isinstance(lowered, SpmdProgram) else timing
-            return max(of.seconds, issue_seconds(lowered, blocks, cluster))
+        def lowered_to(lowered: Program | SpmdProgram) -> StagePrograms:
+            return replace(self, spmd=lowered if isinstance(lowered, SpmdProgram) else None)
 
         given = LoweredStages(
             self.program,
             self.placed.contexts[0].resharder,
-            cluster.chip.platform,
-            seconds,
-            lambda spmd: max(replace(self, spmd=spmd).peak_bytes),
+            self.placed.cluster.chip.platform,
+            lambda lowered: lowered_to(lowered).timing.seconds,
+            lambda spmd: max(lowered_to(spmd).peak_bytes),
         )
-        found = lowering.run(given, setting)
-        return replace(self, spmd=found if isinstance(found, SpmdProgram) else None)
+        return lowered_to(lowering.run(given, setting))
 
     @property
     def peak_bytes(self) -> tuple[int, ...]:

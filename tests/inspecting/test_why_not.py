@@ -116,7 +116,9 @@ def test_of_stages_only_the_submesh_that_holds_it_is_sharded_anew() -> None:
     found = ask(staged, **{"params/up": ()})
     assert found.pinned is not None
     assert found.price.seconds == pytest.approx(staged.plan.prediction.seconds)
-    assert found.pinned.seconds > found.price.seconds
+    # So small a step waits for the host: its devices do more, but it takes no longer.
+    assert found.pinned.seconds == found.price.seconds
+    assert found.pinned.exposed_seconds > found.price.exposed_seconds
     assert ("state/params/up", "P(None, 'data')", "P()") in found.moved
     assert any("solved again: mesh0, whose" in note for note in found.notes)
     with pytest.raises(PinError, match="matches none"):

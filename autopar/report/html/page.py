@@ -82,6 +82,7 @@ def _schedule(view: ReportView) -> str:
     return gantt_svg(
         simulation_of(plan),
         once_seconds=once_seconds_of(plan),
+        step_seconds=plan.prediction.seconds,
         measured=view.measured,
         names=names,
     )

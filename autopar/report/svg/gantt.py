@@ -167,6 +167,7 @@ def gantt_svg(
     simulation: Simulation,
     *,
     once_seconds: Sequence[float] = (),
+    step_seconds: float = 0.0,
     measured: Sequence[TracedSpan] = (),
     names: Sequence[str] = (),
     show: Show = show_seconds,
@@ -174,11 +175,12 @@ def gantt_svg(
 ) -> str:
     """A lane a submesh, time to the right, beside it the share of the step that it waits.
 
-    `once_seconds` follow each submesh's last task. `measured` are spans of a step that ran, drawn
+    `once_seconds` follow each submesh's last task. A step takes `step_seconds` at least: a host may
+    be slower than the submeshes. `measured` are spans of a step that ran, drawn
     under the predicted ones, their first forward under the predicted first. `names` are those of
     the submeshes, and `show` writes a time.
     """
-    predicted = _predicted(simulation, once_seconds, names)
+    predicted = _predicted(simulation, once_seconds, step_seconds, names)
     lanes = [predicted, *([_measured(measured, len(predicted))] if measured else [])]
     chart = _Chart(simulation, lanes, "submesh" if names else "device", show)
     return draw.svg(_WIDTH, chart.bottom + _FOOT, chart.label, chart.parts(), standalone)
@@ -299,8 +301,10 @@ def _count(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun[-1] == 'h' else 's'}"
 
 
-def _predicted(simulation: Simulation, once: Sequence[float], names: Sequence[str]) -> list[Lane]:
-    """The tasks of each submesh, until the last of them is done."""
+def _predicted(
+    simulation: Simulation, once: Sequence[float], least: float, names: Sequence[str]
+) -> list[Lane]:
+    """The tasks of each submesh, until the last of them is done, or for the `least` time."""
     rows: list[list[Mark]] = []
     for row, spans in enumerate(simulation.spans):
         held = sorted({span.task.stage for span in spans})
@@ -314,7 +318,7 @@ def _predicted(simulation: Simulation, once: Sequence[float], names: Sequence[st
             words = "gradient reduction and update, once a step"
             rows[row].append(Mark("once", 0, ONCE, end, end + once[row], name=words))
     names = names or [f"device {d}" for d in range(len(rows))]
-    end = max(row[-1].end for row in rows)
+    end = max(least, *(row[-1].end for row in rows))
     return [Lane(name, tuple(row), 0.0, end) for name, row in zip(names, rows, strict=True)]
 
 
