@@ -19,6 +19,7 @@ from autopar.ir.stages import Submesh
 from autopar.passes.base import NO_LIMIT_BYTES, AbstractSharding, Setting, Watcher
 from autopar.passes.lower.listing import lower_checked
 from autopar.passes.pipeline import PassPipeline
+from autopar.passes.shard.diagnose.why import Case, case_of
 from autopar.passes.shard.model.costs import ReshardCosts
 from autopar.passes.shard.model.residuals import Residuals
 from autopar.passes.shard.optimal import EVERY_BYTE, MinMemory, Optimal, Priced
@@ -36,6 +37,10 @@ _CLEARLY = 0.1  # faster, to give up the proof of the cheapest plan for one that
 _WORTH_AGAIN = 0.01  # of the seconds, that recomputing where nothing binds must save
 _CLOSE = 0.005  # of the seconds without a limit
 _NEAR = 1.25  # by how much more the pass may count than the listing really holds
+_ARGUMENTS = 4  # that are laid otherwise one by one
+_FEW = 300  # ops of a step that is listed so often
+_AROUND = 0.25  # of the sum, by how much such a plan may look worse and yet be listed
+_LISTED = 64  # of them at most
 _HOPE = 2.0  # times the limit, what a plan may hold from which others are sought that keep it
 
 
@@ -135,8 +140,9 @@ class StepOnMesh:
         the listing waits for most of them there is not so much work, and the cheapest plan that
         waits for every move may be the faster one.
         """
-        spent = found.spent
-        if spent.exposed <= _WAITED * spent.communication or not self.is_small:
+        spent, binds = found.spent, memory_bytes < NO_LIMIT_BYTES
+        waits_little = spent.exposed <= _WAITED * spent.communication
+        if not self.is_small or (waits_little and not binds):
             return found
         if self.priced.waits_for_all(memory_bytes):
             return found
@@ -144,11 +150,11 @@ class StepOnMesh:
             waits = self._solved(replace(self.optimal(), all_exposed=True), memory_bytes)
         except MemoryLimitError:
             return found
-        faster = waits.seconds < found.seconds * (1 - _NO_GAIN)
         limit = self.context.request.budget_bytes  # and not what is allowed to be counted
-        holds = waits.peak_bytes <= max(limit, found.peak_bytes)
-        if not (faster and holds):
-            return found
+        if fits(found, limit) or not fits(waits, limit):
+            faster = waits.seconds < found.seconds * (1 - _NO_GAIN)
+            if not faster or waits.peak_bytes > max(limit, found.peak_bytes):
+                return found
         setting = self.context.setting(memory_bytes)
         recipes = replace(self.optimal(), all_exposed=True).recipes(self.form.graph, setting)
         sentence = "Solved with no overlap: there is little compute to overlap with."
@@ -504,6 +510,55 @@ def best_recipe(
         if faster and fits(found, request.budget_bytes):
             best = found.told_as(roomy, f"The plan of the recipe {margin.name}.")
     return best
+
+
+def around_arguments(step: StepOnMesh, best: MeshPlan) -> MeshPlan:
+    """The best plan within a limit, or a faster one around another layout of an argument.
+
+    The solver's sum prices each op for itself, where a kernel runs several: of small kernels, whose
+    launch is most of their time, it may rank two plans otherwise than their listings do. So for
+    each other layout of the arguments that take most room on a device, all else is chosen anew,
+    and the plans that the sum puts near the best are listed. Only of steps of a few ops, by `auto`.
+
+        sum       best  x  x        x  x   |  not listed
+        listing    o    o  o        *  o   |                  * is the answer
+    """
+    context, limit = step.context, step.context.request.budget_bytes
+    few = step.form.graph.op_count <= _FEW
+    if not few or context.request.method != "auto" or best.sharding.reuse_gathered:
+        return best
+    own = step if best.form is step.form else StepOnMesh(context, best.form)
+    found: dict[tuple[int, ...], tuple[float, ShardingPlan]] = {}
+    # 1. One argument is laid otherwise: the rest, with moves beside work, and with all waited for.
+    for all_exposed in (False, True):
+        posed = own.priced.within(limit, all_exposed)
+        case = case_of(posed, best.sharding, reuse_gathered=False)
+        found.setdefault(case.chosen, (math.inf, best.sharding))
+        for node in _largest_arguments(case, best):
+            for choice in range(len(case.choices(node))):
+                near = case.around({node: choice})
+                if near and near not in found:
+                    seconds = case.posed.assembled.problem.seconds(near)
+                    found[near] = seconds / case.seconds, case.plan(near)
+    # 2. Those whose sums are near are listed, and the fastest that fits is taken.
+    near_best = sorted(k for k in found if found[k][0] <= 1 + _AROUND)
+    setting, fastest = context.setting(limit), best
+    for key in sorted(near_best, key=lambda k: found[k][0])[:_LISTED]:
+        plan = MeshPlan(own.form, lower_stages(own.placed, (found[key][1],), setting))
+        if fits(plan, limit) and plan.seconds < fastest.seconds * (1 - _NO_GAIN):
+            fastest = plan
+    if fastest is best:
+        return best
+    return fastest.told_as(best, "Solved around other layouts of the largest arguments.")
+
+
+def _largest_arguments(case: Case, plan: MeshPlan) -> list[int]:
+    """The decisions of the arguments that take most room on a device, the largest first."""
+    lies, mesh = plan.sharding.sharding_of, plan.sharding.mesh
+    inputs = [i for i in plan.form.graph.inputs if i.value.name in lies]
+    largest = sorted(inputs, key=lambda i: (-lies[i.value.name].local_bytes(i.value, mesh), i.path))
+    places = (case.place_of(i.value.name) for i in largest[:_ARGUMENTS])
+    return list(dict.fromkeys(place.decision for place in places if place is not None))
 
 
 def _sharded_more(tried: TriedMesh) -> MeshPlan:

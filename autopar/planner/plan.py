@@ -49,6 +49,7 @@ from autopar.planner.memory_fit import (
     MeshPlan,
     StepOnMesh,
     TriedMesh,
+    around_arguments,
     best_recipe,
     plan_on,
     refusal,
@@ -156,6 +157,8 @@ def _plan_on(contexts: Sequence[MeshContext], source: Source, fastest: float = m
     context = tried.context
     if tried.fits:  # where memory binds, the recipes were looked at with all else
         found = best_recipe(tried.step, found, found) or found
+    else:
+        found = around_arguments(tried.step, found)
     limited = context.request.budget_bytes
     found = found.told(tried.step, NO_LIMIT_BYTES if tried.fits else limited)
     request, programs = context.request, found.programs

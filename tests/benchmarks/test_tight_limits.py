@@ -7,14 +7,15 @@ import pytest
 from benchmarks.tight_limits import CLOSE, PLANS, row
 from tests.zoo.registry import cases
 
-# A plan for 8xh100 at 0.8 of its bytes, where a pin once took 6.8 % less than the plan.
+# A plan for 8xh100 at 0.8 of its bytes, where a pin of the largest argument once took 6.8 % less
+# than the plan, and one of the third 1.4 %: the solver's sum was the same, the kernels were not.
 _SAMPLE = ("mlp", "8xh100", 0.8)
 
 
 @pytest.mark.parametrize(
     ("model", "cluster", "share", "pins"),
     [
-        pytest.param(*_SAMPLE, 1),
+        pytest.param(*_SAMPLE, 3),
         *(pytest.param(*plan, 3, marks=pytest.mark.slow) for plan in PLANS),
     ],
 )
