@@ -15,7 +15,14 @@ jax.config.update("jax_num_cpu_devices", 8)
 # Traces and plans live long: by its usual thresholds the collector walks them again and again.
 gc.set_threshold(100_000, 20, 20)
 
+import hypothesis  # noqa: E402
 import pytest  # noqa: E402
+
+# No test says how fast a machine is: a busy one draws and runs examples slowly.
+hypothesis.settings.register_profile(
+    "any-machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any-machine")
 
 
 @pytest.fixture(scope="session")

@@ -249,7 +249,7 @@ def _name(number: int) -> str:
 
 
 def _step(steps: Sequence[int]) -> Json:
-    """What is added each time; where that differs, to the first, for each other time."""
+    """A step as it is written: added each time, or a list for each time but the first."""
     even = all(n == k * steps[1] for k, n in enumerate(steps))
     return steps[1] if even else [*steps[1:]]
 
@@ -295,7 +295,7 @@ def _expanded(block: Mapping[str, Json], form: _Form) -> list[Json]:
 
 
 def _steps(by: Json, times: int) -> dict[str, Sequence[int]]:
-    """How much is added each time, by name."""
+    """The steps by name, a number for each time."""
     if not isinstance(by, dict):
         raise ValueError("a repetition without steps")
     found: dict[str, Sequence[int]] = {}
