@@ -8,11 +8,12 @@ import importlib.util
 import re
 import sys
 import traceback
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
-from typing import cast
+from typing import Any, cast
 
 from autopar.api import with_created
 from autopar.errors import InputError, TraceError
@@ -98,6 +99,18 @@ def _last_line_in(error: BaseException, path: Path) -> str:
     return f"line {frames[-1].lineno}: {frames[-1].line}" if frames else ""
 
 
+class _AsWritten(SourceFileLoader):
+    """The user's file as it is now, with no bytecode beside it.
+
+    Python takes bytecode for a file's own by size and second: a file that was changed at once, as
+    by a script, could run as it was.
+    """
+
+    def path_stats(self, path: str) -> Mapping[str, Any]:
+        """No stats, by which bytecode would be known."""
+        raise OSError(path)
+
+
 def _module(path: Path) -> ModuleType:
     try:
         is_folder = path.is_dir()
@@ -112,16 +125,18 @@ def _module(path: Path) -> ModuleType:
         raise InputError(f"there is no file {str(path)!r}; write FILE.py:FUNCTION.{there}")
     resolved = path.resolve()
     name = resolved.stem if resolved.stem not in sys.modules else f"_autopar_{resolved.stem}"
-    spec = importlib.util.spec_from_file_location(name, resolved)
-    if spec is None or spec.loader is None:
+    if resolved.suffix != ".py":
         raise InputError(f"{str(path)!r} is not a Python file; write FILE.py:FUNCTION")
+    loader = _AsWritten(name, str(resolved))
+    spec = importlib.util.spec_from_file_location(name, resolved, loader=loader)
+    assert spec is not None  # there is a loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look a module up by its name
     folder = str(resolved.parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
     with _user_code(path, "runs when it is imported; put it under `if __name__ == '__main__':`"):
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     return module
 
 

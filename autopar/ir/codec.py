@@ -156,7 +156,7 @@ class Item:
 
     def named(self) -> list[tuple[str, Item]]:
         """The fields of an object, or of a list of pairs that is written so; no name twice."""
-        if not isinstance(self.value, list):
+        if not isinstance(self.value, list) or not any(isinstance(e, dict) for e in self.value):
             return self.pairs()
         pairs = [entry.row(2) for entry in self.unfolded()]
         if len({name.text() for name, _ in pairs}) < len(pairs):

@@ -239,6 +239,11 @@ class StepTiming:
         return max(self.device_seconds, self.issue_seconds)
 
     @property
+    def order(self) -> tuple[float, float]:
+        """The key that sorts plans, the fastest first: where hosts set the pace, devices too."""
+        return self.seconds, self.device_seconds
+
+    @property
     def device_seconds(self) -> float:
         """Until the last submesh has updated its state."""
         if self.tick_seconds is not None:  # nobody goes on before all are done

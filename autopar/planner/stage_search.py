@@ -223,14 +223,14 @@ def _no_worse_than_simple(
     name = _name_simple(simple)
     if simple.stages == best.stages and simple.microbatches == best.microbatches:
         return built, best, (Margin(name, built.timing.seconds, "the plan itself"),)
-    if simple.seconds > _FAR * max(best.seconds, built.timing.seconds):
+    if simple.seconds > _FAR * max(best.seconds, built.timing.device_seconds):
         return built, best, (Margin(name, simple.seconds, "by its price"),)
     try:
         other = build(simple)
     except MemoryLimitError:
         return built, best, (Margin(name, None, "does not fit"),)
     margins = (Margin(name, other.timing.seconds, ""),)
-    if other.timing.seconds < built.timing.seconds:
+    if other.timing.order < built.timing.order:
         return other, simple, margins
     return built, best, margins
 

@@ -1,5 +1,7 @@
 """The user's file: what is wrong with it is told in their terms."""
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,21 @@ def test_other_arguments_are_named_after_the_step(tmp_path: Path) -> None:
     assert load_target(f"{written(tmp_path, STEP + more)}:train_step:long_args").args == (3,)
     with pytest.raises(InputError, match=r"has no longer_args\(\).*\ndef longer_args\(\):"):
         load_target(f"{written(tmp_path, STEP + more)}:train_step:longer_args")
+
+
+def test_a_file_changed_within_a_second_is_read_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    more = "def long_args():\n    return (3,)\n"
+    file = written(tmp_path, STEP + more)
+    found = [load_target(f"{file}:train_step:long_args").args]
+    second = file.stat().st_mtime
+    written(tmp_path, STEP + more.replace("3", "4"))
+    os.utime(file, (second, second))
+    found.append(load_target(f"{file}:train_step:long_args").args)
+    assert found == [(3,), (4,)]
+    assert not list(tmp_path.glob("__pycache__"))
 
 
 def test_a_name_that_is_no_function(tmp_path: Path) -> None:

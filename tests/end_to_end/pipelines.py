@@ -64,6 +64,10 @@ class Layout:
         return f"{self.schedule}-{sizes}-m{self.microbatches}{again}"
 
 
+def _own(leaf: Any) -> Any:
+    return leaf.copy() if isinstance(leaf, jax.Array) else leaf
+
+
 @dataclass(frozen=True)
 class Subject:
     """A step with the state that it starts from and its batches."""
@@ -113,7 +117,7 @@ class Subject:
 
     def _stepped(self, step: Callable[[Any, Any], Any]) -> tuple[Leaf, ...]:
         # Where it lies as the first stage wants it, the first step consumes it.
-        state, told = jax.tree.map(lambda leaf: leaf.copy(), self.state), []
+        state, told = jax.tree.map(_own, self.state), []
         for seed in range(STEPS):
             state, result = step(state, self.batch(seed))
             told.append(result)

@@ -169,4 +169,6 @@ def test_a_stage_is_asked_on_its_submesh_and_priced_in_the_whole_schedule() -> N
     assert found.alternatives
     whole = next(a for a in found.alternatives if a.choice == "P()")
     assert whole.price is not None
-    assert whole.price.seconds > found.price.seconds
+    # The host sets the pace of so small a step; the devices wait longer all the same.
+    assert whole.price.seconds >= found.price.seconds
+    assert whole.price.exposed_seconds > found.price.exposed_seconds
