@@ -255,15 +255,27 @@ def _step(steps: Sequence[int]) -> Json:
 
 
 def _unfold(folded: Sequence[Json], form: _Form) -> list[Json]:
+    if sum(map(_length, folded)) > _MOST:
+        raise ValueError(f"repetitions that make more than {_MOST} entries")
     entries: list[Json] = []
     for entry in folded:
-        if not isinstance(entry, dict) or entry.keys() != _KEYS:
+        if _is_block(entry):
+            entries += _expanded(entry, form)
+        else:
             entries.append(entry)
-            continue
-        entries += _expanded(entry, form)
-        if len(entries) > _MOST:
-            raise ValueError(f"a list of more than {_MOST} entries")
     return entries
+
+
+def _is_block(entry: Json) -> TypeGuard[dict[str, Json]]:
+    return isinstance(entry, dict) and entry.keys() == _KEYS
+
+
+def _length(entry: Json) -> int:
+    """The entries that one of a folded list stands for, before any is made."""
+    if not _is_block(entry):
+        return 1
+    times, texts = entry["times"], entry["of"]
+    return times * len(texts) if _is_whole(times) and isinstance(texts, list) else 1
 
 
 def _expanded(block: Mapping[str, Json], form: _Form) -> list[Json]:
