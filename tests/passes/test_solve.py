@@ -301,6 +301,20 @@ def wide(nodes: int, choices: int, seed: int) -> Problem:
     return Problem(costs, edges, usages, 30.0)
 
 
+def test_nothing_is_begun_when_all_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choices are fixed out, and integer programs solved, with no eye on the clock."""
+
+    def begun(*_: object) -> None:
+        pytest.fail("it began with nothing left")
+
+    problem = wide(40, 6, 0)
+    search = Anytime(problem, to_csr(problem), 0)
+    spent = WorkMeter(1)
+    spent.spend(1e9)
+    monkeypatch.setattr("autopar.passes.shard.solver.anytime.narrow", begun)
+    search.run(spent)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_tenth_of_the_work_gives_a_good_answer(seed: int) -> None:
     """The first answers come early: a busy machine that has little time is not far off."""

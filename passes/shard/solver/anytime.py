@@ -179,10 +179,10 @@ class Anytime:
 
     def _fix_out(self, meter: AbstractMeter) -> None:
         """Drop what the bound rules out, and solve the rest: by raising it again, or exactly."""
-        if not self._starts:
+        if not self._starts or meter.share >= 1:
             return
         cost, best = self._starts[0]
-        entries = len(self._csr.entries)
+        begun, entries = meter.share, len(self._csr.entries)
         if (
             self.closed
             or entries > _FIXED_ENTRIES
@@ -204,8 +204,10 @@ class Anytime:
         rest_best = small.shrink(inside)
         if rest_best is not None:
             rest._take(rest_best, meter)
+        built = meter.share
         rest._rise(meter)
-        if not rest.closed and rest._starts:
+        # What follows takes some such time once more, and looks at no clock.
+        if not rest.closed and rest._starts and meter.share + (built - begun) < 1:
             if len(form.arrays.entries) < _WORTH_MORE * entries:
                 rest._fix_out(meter)
             else:
@@ -217,7 +219,7 @@ class Anytime:
 
     def _integer_program(self, meter: AbstractMeter) -> None:
         """Solve all that there is, or stop after a count of questions with what bound there is."""
-        if len(self._csr.entries) // 2 > _INTEGER_ENTRIES or self.best is None:
+        if len(self._csr.entries) // 2 > _INTEGER_ENTRIES or self.best is None or meter.share >= 1:
             return
         left = _INTEGER_SHARE * (1 - meter.share) * meter.work
         columns = len(self._csr.entries) // 2 + len(self._csr.costs)
