@@ -271,20 +271,29 @@ def _is_block(entry: Json) -> TypeGuard[dict[str, Json]]:
 
 
 def _length(entry: Json) -> int:
-    """The entries that one of a folded list stands for, before any is made."""
+    """The entries that one of a folded list stands for, before any is made.
+
+    Raises ValueError where a repetition is none.
+    """
     if not _is_block(entry):
         return 1
-    times, texts = entry["times"], entry["of"]
-    return times * len(texts) if _is_whole(times) and isinstance(texts, list) else 1
+    times, texts = _parsed(entry)
+    return times * len(texts)
 
 
-def _expanded(block: Mapping[str, Json], form: _Form) -> list[Json]:
-    """The entries that a block stands for; raises ValueError where it is none."""
+def _parsed(block: Mapping[str, Json]) -> tuple[int, list[Json]]:
+    """The times that a block stands there, and its entries; raises ValueError where it is none."""
     times, texts = block["times"], block["of"]
     if not _is_whole(times) or not isinstance(texts, list) or not texts:
         raise ValueError("a repetition without times or entries")
     if not 2 <= times * len(texts) <= _MOST:
         raise ValueError(f"a repetition of {len(texts)} entries {times} times")
+    return times, texts
+
+
+def _expanded(block: Mapping[str, Json], form: _Form) -> list[Json]:
+    """The entries that a block stands for; raises ValueError where it is none."""
+    times, texts = _parsed(block)
     steps = _steps(block["by"], times)
     if form is _LINES and not all(isinstance(text, str) for text in texts):
         raise ValueError("a repetition of lines that are none")

@@ -114,3 +114,10 @@ def test_a_small_file_asks_for_no_more_than_there_may_be() -> None:
     many = {**GOOD, "times": 2**23}
     with pytest.raises(ValueError, match="more than"):
         unfold_lines([many, many, many])
+
+
+def test_no_entry_is_made_where_another_repetition_is_none() -> None:
+    """Negative times make no room for what others ask for."""
+    comes_first = {**GOOD, "by": {}}  # refused by another sentence, once its entries are made
+    with pytest.raises(ValueError, match="1 entries -8 times"):
+        unfold_lines([comes_first, {**GOOD, "times": -8}])
