@@ -232,7 +232,9 @@ def _op(reader: _Reader) -> Op:
     line = reader.line()
     head, brace, rest = line.partition("{")
     texts = _VARYING.split(head)
-    alike, varying = (*texts[::2], brace, rest), texts[1::2]
+    varying = texts[1::2]
+    kinds = "".join([token[0] for token in varying])  # names and texts in quotes, as they stand
+    alike = *texts[::2], kinds, brace, rest
     known = reader.known.get(alike)
     op = _renamed(known, varying) if known is not None else None
     if op is not None:

@@ -162,3 +162,21 @@ def test_ops_that_are_alike_but_for_names_are_read_by_the_first() -> None:
         parse_graph(text.replace("layer1", "\\x"))
     with pytest.raises(GraphError, match="reads %99 before it is made"):
         parse_graph(text.replace("mul(%1,", "mul(%99,"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("%2: f32[8] = mul(%1,", '"a b)": f32[8] = mul(%1,', "an op or return"),
+        ("%2: f32[8] = mul(%1,", '%2: f32[8] = mul("a",', "a value such as %0"),
+    ],
+)
+def test_a_text_is_no_name_on_a_line_like_one_before_it(old: str, new: str, expected: str) -> None:
+    text = """graph step(%0: f32[8]) {
+  %1: f32[8] = mul(%0, 0.5:f32) "m/a"  # m:7
+  %2: f32[8] = mul(%1, 0.5:f32) "m/b"  # m:7
+  return %2
+}"""
+    assert [op.origin.module for op in parse_graph(text).ops] == ["m/a", "m/b"]
+    with pytest.raises(GraphSyntaxError, match=f"(?s)line 3, .*expected {expected}"):
+        parse_graph(text.replace(old, new))
