@@ -9,7 +9,6 @@ from functools import cached_property
 from autopar.cluster import Cluster
 from autopar.cluster.planned import planned_cluster
 from autopar.cost.prices import Prices
-from autopar.cost.stage import StageCost
 from autopar.errors import PlanError
 from autopar.ir.batching import Batching
 from autopar.ir.graph import Graph
@@ -24,7 +23,7 @@ from autopar.passes.base import Setting, Single
 from autopar.passes.layer.fixed import Fixed
 from autopar.passes.lower.lowering import lowering_named
 from autopar.planner.placed_stages import PlacedStages, place_plan
-from autopar.planner.stage_programs import StagePrograms, cost_stage, lower_stages
+from autopar.planner.stage_programs import StagePrograms, lower_stages
 from autopar.rules import RuleBook, attach_rules
 
 
@@ -54,18 +53,6 @@ class LoadedPlan:
     batching: Batching
     listings: tuple[Listed, ...]
     placed: PlacedStages
-
-    @cached_property
-    def costs(self) -> tuple[StageCost, ...]:
-        """Seconds and bytes of each stage as the plan has it."""
-        made = list(zip(self.placed.parts, self.listings, strict=True))
-        return tuple(
-            cost_stage(
-                self.placed, number, self.plan.submeshes[stage.submesh].sharding,
-                [listed.listing for part, listed in made if part.stage == number],
-            )
-            for number, stage in enumerate(self.plan.stages)
-        )  # fmt: skip
 
     @cached_property
     def programs(self) -> StagePrograms:

@@ -96,16 +96,16 @@ class ReshardableUnit:
         placed, own = self.placed, self.placed.stages_on(self.submesh)
         parts = [p for p in placed.parts if p.submesh == self.submesh]
         made = [(part, placed.listing(part, sharding)) for part in parts]
-        costs = list(self.loaded.costs)
+        programs = self.loaded.programs
+        costs = list(programs.costs)
         if sharding is not self.kept:
             for s in own:
                 costs[s] = cost_stage(placed, s, sharding, [m for p, m in made if p.stage == s])
         mine = [costs[s] for s in own]
         spent = sum((c.of_step(placed.stages.microbatches) for c in mine), Seconds())
         peak = peak_bytes(mine, placed.in_flight[self.submesh])
-        programs = self.loaded.programs
         if programs.spmd is not None:
-            own_costs = [self.loaded.costs[s] for s in own]
+            own_costs = [programs.costs[s] for s in own]
             apart = peak_bytes(own_costs, placed.in_flight[self.submesh])
             peak += programs.peak_bytes[self.submesh] - apart
         price = price_of(spent, programs.timed(costs).seconds, solver_seconds, peak)
