@@ -260,18 +260,14 @@ class HeldWhile:
 
 
 def held_while(
-    graph: Graph,
-    program: Listing,
-    mesh: MeshShape,
-    platform: Platform = "gpu",
-    sizes: Sizes | None = None,
+    graph: Graph, program: Listing, mesh: MeshShape, sizes: Sizes
 ) -> Iterator[HeldWhile]:
     """Bytes held over a step, kernel by kernel; the most is the peak of `held_bytes`.
 
     A loop is one of its trips. What is held for no piece that is known (see `SPARE_SHARE`) is held
-    in proportion to the rest. `sizes` are those of the graph on the mesh, where they are known.
+    in proportion to the rest. `sizes` are those of the graph on the mesh.
     """
-    walk = _Walk(sizes or Sizes(graph, mesh, platform))
+    walk = _Walk(sizes)
     given, moment = walk.step(graph, program)
     whole = replace(moment, nbytes=beside_arguments(moment, mesh))
     arguments = argument_kinds(graph, program, given)

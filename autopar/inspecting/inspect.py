@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
-from autopar.cost.kernels import Sizes
 from autopar.cost.memory import held_while
 from autopar.cost.timeline import Seconds, Timed, sent
 from autopar.inspecting.axes import axis_uses
@@ -56,13 +55,11 @@ def _levels(flow: Flow) -> Iterator[MemoryLevel]:
     """
     listed, timed = flow.listed, flow.timed
     spent = {kernel.makes[0]: s.total for _, kernel, s in timed.spent() if kernel.makes}
-    mesh, platform = listed.prices.mesh, listed.prices.cluster.chip.platform
-    held = list(held_while(listed.graph, listed.listing, mesh, platform, flow.sizes))
+    held = list(held_while(listed.graph, listed.listing, listed.prices.mesh, flow.sizes))
     taken = [spent.get(h.kernel.makes[0], 0.0) if h.kernel.makes else 0.0 for h in held]
     scale, now = timed.seconds.total / (sum(taken) or 1.0), 0.0
     for h, seconds in zip(held, taken, strict=True):
-        step = h.block.instructions[h.kernel.at] if h.kernel.at >= 0 else None
-        yield level_of(now * scale, flow.label(step), h.by_kind)
+        yield level_of(now * scale, flow.label(h.kernel.instruction(h.block)), h.by_kind)
         now += seconds
 
 
@@ -135,8 +132,8 @@ def _always(parts: Sequence[tuple[Part, Flow]]) -> Counter[HeldKind]:
     trained = {path for _, flow in parts for path in flow.read_before_update}
     found: dict[str, tuple[HeldKind, int]] = {}
     for part, flow in parts:
-        listed = flow.listed
-        sizes, sharding_of = Sizes(listed.graph, listed.sharding.mesh), listed.sharding.sharding_of
+        listed, sizes = flow.listed, flow.sizes
+        sharding_of = listed.sharding.sharding_of
         given = sizes.inputs(listed.listing)
         for i in listed.graph.inputs:
             if i.path and i.role is not Role.BATCH:
