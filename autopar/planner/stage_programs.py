@@ -60,7 +60,7 @@ def cost_stage(
         run = timed_listing(graph, listing, prices, sizes)
         return StageCost.of_whole_step(listing, held, run)
     costs = [
-        (part, cost_part(part, joint, sharding, tables, listing))
+        (part, cost_part(part, sharding, tables, listing))
         for part, listing in zip(own, listings, strict=True)
     ]
     others = [p for p in placed.parts if p.submesh == submesh and p.stage != stage]
@@ -79,13 +79,7 @@ class PartCost:
     traffic: tuple[Traffic, ...] = ()
 
 
-def cost_part(
-    part: Part,
-    joint: SubmeshGraph,
-    plan: ShardingPlan,
-    tables: ReshardCosts,
-    listing: Listing,
-) -> PartCost:
+def cost_part(part: Part, plan: ShardingPlan, tables: ReshardCosts, listing: Listing) -> PartCost:
     """The cost of a part where its submesh is sharded by `plan`."""
     platform = tables.prices.cluster.chip.platform
     sizes = Sizes(part.graph, plan.mesh, platform)

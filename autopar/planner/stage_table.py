@@ -526,7 +526,7 @@ class _PricedLayer:
             own, loose = part_plan(part, joint, self.plan), left_partial(part, joint)
             resharder, layouts = self._tables.resharder, self._layouts
             listing = lower_graph(part.graph, own, resharder, loose, layouts)
-            self._known[key] = cost_part(part, joint, self.plan, self._tables, listing)
+            self._known[key] = cost_part(part, self.plan, self._tables, listing)
         return self._known[key]
 
 

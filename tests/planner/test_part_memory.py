@@ -45,7 +45,7 @@ def costs_of(planned: Planned, kind: PartKind) -> list[tuple[Part, PartCost]]:
         (
             made.part,
             cost_part(
-                made.part, placed.graphs[made.part.submesh], shardings[made.part.submesh],
+                made.part, shardings[made.part.submesh],
                 placed.contexts[made.part.submesh].tables, made.listing,
             ),
         )
