@@ -79,11 +79,11 @@ def plan_companion(source: Source, request: Request, watchers: Sequence[Watcher]
         shardings.append(found.sharding)
     # 4. The programs, and what they take.
     programs = lower_stages(placed, shardings, setting)
-    seconds, bound = programs.timing.seconds, programs.timing.work_seconds
+    timing = programs.timing
     outcome = Outcome(
         Status.FEASIBLE,
-        seconds,
-        min(seconds, bound),
+        timing.seconds,
+        timing.work_seconds,
         f"The stages of {beside.origin.step}, with its state as it lies.",
     )
     alone = replace(request, beside=None)

@@ -241,8 +241,9 @@ def _plan_stages(
             f"{show_seconds(timing.issue_seconds)} to issue all programs and transfers of a step: "
             "larger microbatches, or fewer stages, give it less to do."
         )
-    bound = min(timing.seconds, timing.work_seconds)
-    outcome = Outcome(Status.FEASIBLE, timing.seconds, bound, sentence, found.margins)
+    outcome = Outcome(
+        Status.FEASIBLE, timing.seconds, timing.work_seconds, sentence, found.margins
+    )
     trace, programs = found.trace, found.programs
     plan = make_plan(source, request, trace, programs, outcome, found.layers_of)
     return Planned(source, request, trace, plan, programs)

@@ -254,8 +254,11 @@ class StepTiming:
 
     @property
     def work_seconds(self) -> float:
-        """Seconds that the busiest submesh, or host, works: these stages take no less."""
-        return max(*self.busy_seconds, self.issue_seconds)
+        """Seconds that the busiest submesh, or host, works: these stages take no less.
+
+        One program launches less than its parts would, which is counted with their work.
+        """
+        return min(self.seconds, max(*self.busy_seconds, self.issue_seconds))
 
     @property
     def bubble_seconds(self) -> float:
