@@ -393,6 +393,8 @@ class StagePrograms:
             return self
 
         def lowered_to(lowered: Program | SpmdProgram) -> StagePrograms:
+            if lowered is self.lowered:  # whose time may be known
+                return self
             return replace(self, spmd=lowered if isinstance(lowered, SpmdProgram) else None)
 
         given = LoweredStages(
