@@ -146,7 +146,7 @@ class SpmdSource:
             out_specs=(*(t.sharding.spec for t in made), PartitionSpec()),
             check_vma=False,
         )
-        mapped.__name__ = "folded_step"
+        mapped.__name__ = "spmd_step"
         return jax.jit(
             mapped,
             in_shardings=tuple(t.sharding for t in given),

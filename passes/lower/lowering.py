@@ -67,7 +67,7 @@ class Spmd(AbstractLowering):
     name: ClassVar[str] = "spmd"
 
     def run(self, given: LoweredStages, setting: Setting) -> SpmdProgram:
-        """The list spmd. Raises LoweringError where it cannot be, or does not fit."""
+        """The list as one SPMD program. Raises LoweringError where it cannot be or does not fit."""
         spmd = lower_spmd(given.program, given.resharder)
         peak = given.peak_bytes(spmd)
         if peak > setting.memory_bytes:

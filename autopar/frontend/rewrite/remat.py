@@ -349,7 +349,6 @@ class _Pair:
 
 
 _REMAT = ("remat2", "checkpoint")
-_BARRIER = "optimization_barrier"
 
 
 def inline_remat(traced: TracedStep) -> TracedStep:

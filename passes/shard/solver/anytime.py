@@ -219,7 +219,7 @@ class Anytime:
 
     def _integer_program(self, meter: AbstractMeter) -> None:
         """Solve all that there is, or stop after a count of questions with what bound there is."""
-        if len(self._csr.entries) // 2 > _INTEGER_ENTRIES or self.best is None or meter.share >= 1:
+        if len(self._csr.entries) // 2 > _INTEGER_ENTRIES or self.best is None:
             return
         left = _INTEGER_SHARE * (1 - meter.share) * meter.work
         columns = len(self._csr.entries) // 2 + len(self._csr.costs)
