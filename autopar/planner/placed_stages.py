@@ -164,7 +164,7 @@ class PlacedStages:
     ) -> Listing:
         """The listing of a part where its submesh is sharded so, not checked yet.
 
-        Parts on equal meshes may be given the same `layouts`.
+        Several parts may be given the same `layouts`.
         """
         graph, resharder = self.graphs[part.submesh], self.contexts[part.submesh].resharder
         loose = frozenset[str]() if part.kind is PartKind.WHOLE else left_partial(part, graph)

@@ -458,12 +458,11 @@ def _lower(
 ) -> Program:
     listings: list[Listing] = []
     # On equal meshes ops that look alike are laid out and checked once.
-    layouts = {sharding.mesh: Layouts() for sharding in shardings}
-    checkers = {mesh: ListingChecker(mesh) for mesh in layouts}
+    layouts = Layouts()
+    checkers = {sharding.mesh: ListingChecker(sharding.mesh) for sharding in shardings}
     for n, part in enumerate(placed.parts):
         sharding = shardings[part.submesh]
-        own = layouts[sharding.mesh]
-        listings.append(known[n] if n in known else placed.lowered(part, sharding, own))
+        listings.append(known[n] if n in known else placed.lowered(part, sharding, layouts))
         checkers[sharding.mesh].check(part.graph, listings[n])
     if placed.stages.is_one_program:
         (submesh,), (listing,) = placed.stages.submeshes, listings

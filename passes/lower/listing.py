@@ -78,7 +78,7 @@ def lower_graph(
 ) -> Listing:
     """Lower a step. Outputs that are partial sums are combined, but for those `left_partial`.
 
-    Graphs on one mesh may be given the same `layouts`.
+    Several graphs may be given the same `layouts`.
     """
     scope = _Scope(graph, plan, resharder, layouts or Layouts())
     names = tuple(i.value.name for i in graph.inputs)
@@ -144,7 +144,7 @@ class _Laid:
 
 
 class Layouts:
-    """The layouts of ops on one mesh; those that look alike, in whichever graph, are asked once."""
+    """The layouts of ops; those that look alike on a mesh, in whichever graph, are asked once."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[object, ...], tuple[_Laid, object]] = {}
@@ -155,7 +155,7 @@ class Layouts:
     ) -> _Laid:  # fmt: skip
         """The layout of an op."""
         # Ids stand for what is kept with the answer.
-        key = (op.kind, id(rule), id(given), shared, *map(id, homes))
+        key = (op.kind, mesh, id(rule), id(given), shared, *map(id, homes))
         if key not in self._known:
             laid = _Laid.of(op, rule, given, homes, shared, mesh)
             self._known[key] = laid, (rule, given, homes)

@@ -17,9 +17,10 @@ from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder
 from autopar.errors import GraphError
 from autopar.ir.graph import Op
-from autopar.ir.sharding import MeshShape, Sharding
+from autopar.ir.sharding import Assignment, MeshShape, Sharding, replicated
 from autopar.ir.sharding_plan import Status
 from autopar.passes.base import Setting
+from autopar.passes.lower.listing import Layouts
 from autopar.passes.shard.model.assemble import assemble
 from autopar.passes.shard.model.costs import ReshardCosts
 from autopar.passes.shard.model.read import Readings
@@ -54,6 +55,17 @@ ENOUGH = (
     ("2,2", "2x2xh100", {"product", "update", "layer", "looked_up", "turned", "extremes"}),
     ("2,2,2", "v5e:2x4", {"product", "looked_up", "normalized"}),
 )
+
+
+def test_ops_are_laid_out_on_the_mesh_that_is_asked_for() -> None:
+    """The same op under the same assignment lies by other axes there."""
+    (op,) = (op for op in toy("product").graph.ops if op.kind == "dot_general")
+    assert op.rule is not None
+    homes = (replicated(len(op.results[0].shape)),)
+    layouts, given = Layouts(), Assignment((0,))
+    for mesh in (MeshShape(("data",), (2,)), MeshShape(("model",), (2,))):
+        wanted = layouts.of(op, op.rule, given, homes, (), mesh).wanted
+        assert {a for sharding in wanted for a in sharding.axes()} == set(mesh.names)
 
 
 def test_what_was_read_for_a_mesh_serves_another() -> None:
