@@ -113,6 +113,10 @@ class StepOnMesh:
         """The pass that looks for the cheapest plan by the request's method."""
         return replace(self.context.optimal(), priced=lambda: self.priced)
 
+    def in_form(self, form: Form) -> StepOnMesh:
+        """The step in this form, or in another that is not priced yet."""
+        return self if form is self.form else StepOnMesh(self.context, form)
+
     @property
     def is_small(self) -> bool:
         """True if the form has so few ops that it can be planned many times."""
@@ -138,7 +142,8 @@ class StepOnMesh:
 
         The pass takes moves off the critical path to run beside work for most of their time. Where
         the listing waits for most of them there is not so much work, and the cheapest plan that
-        waits for every move may be the faster one.
+        waits for every move may be the faster one. Under a limit this is looked at for every small
+        step, however little its listing waits.
         """
         spent, binds = found.spent, memory_bytes < NO_LIMIT_BYTES
         waits_little = spent.exposed <= _WAITED * spent.communication
@@ -202,6 +207,10 @@ class StepOnMesh:
     def _planned(self, shard: AbstractSharding, memory_bytes: int) -> MeshPlan:
         setting = self.context.setting(memory_bytes)
         sharding = PassPipeline(shard=shard).shard_graph(self.form.graph, setting)
+        return self.lowered(sharding, setting)
+
+    def lowered(self, sharding: ShardingPlan, setting: Setting) -> MeshPlan:
+        """The program of the form under a sharding."""
         return MeshPlan(self.form, lower_stages(self.placed, (sharding,), setting))
 
 
@@ -262,12 +271,10 @@ class MeshPlan:
         return LeanerForms(residuals, self.peak_bytes)
 
     def told(self, step: StepOnMesh, memory_bytes: int) -> MeshPlan:
-        """The same with the recipes within a limit beside it; the step may be in another form."""
+        """The same with the recipes within a limit beside it, of the step in its form."""
         if self.outcome.recipes or step.context.request.method != "auto":
             return self
-        own = step if step.form is self.form else StepOnMesh(step.context, self.form)
-        recipes = own.recipes(memory_bytes)
-        return self.told_with(replace(self.outcome, recipes=recipes))
+        return self.told_with(replace(self.outcome, recipes=step.recipes(memory_bytes)))
 
     def told_as(self, auto: MeshPlan, sentence: str) -> MeshPlan:
         """The same as an answer to `auto`, whose bound and whose recipes are those of its plan."""
@@ -512,39 +519,39 @@ def best_recipe(
     return best
 
 
-def around_arguments(step: StepOnMesh, best: MeshPlan) -> MeshPlan:
+def around_arguments(tried: TriedMesh, step: StepOnMesh, best: MeshPlan) -> MeshPlan:
     """The best plan within a limit, or a faster one around another layout of an argument.
 
     The solver's sum prices each op for itself, where a kernel runs several: of small kernels, whose
     launch is most of their time, it may rank two plans otherwise than their listings do. So for
     each other layout of the arguments that take most room on a device, all else is chosen anew,
-    and the plans that the sum puts near the best are listed. Only of steps of a few ops, by `auto`.
+    and the plans that the sum puts near the best are listed. Only of steps of a few ops, by `auto`;
+    `step` is the one that was tried in the form of the best plan.
 
         sum       best  x  x        x  x   |  not listed
         listing    o    o  o        *  o   |                  * is the answer
     """
     context, limit = step.context, step.context.request.budget_bytes
-    few = step.form.graph.op_count <= _FEW
-    if not few or context.request.method != "auto" or best.sharding.reuse_gathered:
+    few = tried.step.form.graph.op_count <= _FEW
+    if not few or context.request.method != "auto":
         return best
-    own = step if best.form is step.form else StepOnMesh(context, best.form)
-    found: dict[tuple[int, ...], tuple[float, ShardingPlan]] = {}
+    found: dict[tuple[int, ...], tuple[float, Case]] = {}
     # 1. One argument is laid otherwise: the rest, with moves beside work, and with all waited for.
     for all_exposed in (False, True):
-        posed = own.priced.within(limit, all_exposed)
-        case = case_of(posed, best.sharding, reuse_gathered=False)
-        found.setdefault(case.chosen, (math.inf, best.sharding))
+        posed = step.priced.within(limit, all_exposed)
+        case = case_of(posed, best.sharding, best.sharding.reuse_gathered)
+        problem, best_sum = posed.assembled.problem, case.seconds
+        found.setdefault(case.chosen, (math.inf, case))  # the best is listed already
         for node in _largest_arguments(case, best):
             for choice in range(len(case.choices(node))):
-                near = case.around({node: choice})
-                if near and near not in found:
-                    seconds = case.posed.assembled.problem.seconds(near)
-                    found[near] = seconds / case.seconds, case.plan(near)
+                key = case.around({node: choice})
+                if key and key not in found:
+                    found[key] = problem.seconds(key) / best_sum, case
     # 2. Those whose sums are near are listed, and the fastest that fits is taken.
-    near_best = sorted(k for k in found if found[k][0] <= 1 + _AROUND)
+    near = sorted((share, key) for key, (share, _) in found.items() if share <= 1 + _AROUND)
     setting, fastest = context.setting(limit), best
-    for key in sorted(near_best, key=lambda k: found[k][0])[:_LISTED]:
-        plan = MeshPlan(own.form, lower_stages(own.placed, (found[key][1],), setting))
+    for _, key in near[:_LISTED]:
+        plan = step.lowered(found[key][1].plan(key), setting)
         if fits(plan, limit) and plan.seconds < fastest.seconds * (1 - _NO_GAIN):
             fastest = plan
     if fastest is best:

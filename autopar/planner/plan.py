@@ -157,10 +157,11 @@ def _plan_on(contexts: Sequence[MeshContext], source: Source, fastest: float = m
     context = tried.context
     if tried.fits:  # where memory binds, the recipes were looked at with all else
         found = best_recipe(tried.step, found, found) or found
-    else:
-        found = around_arguments(tried.step, found)
+    own = tried.step.in_form(found.form)
+    if not tried.fits:
+        found = around_arguments(tried, own, found)
     limited = context.request.budget_bytes
-    found = found.told(tried.step, NO_LIMIT_BYTES if tried.fits else limited)
+    found = found.told(own, NO_LIMIT_BYTES if tried.fits else limited)
     request, programs = context.request, found.programs
     trace = MicrobatchTrace.of_whole(found.form.traced)
     layers_of = (len(programs.placed.stages.layers.layers),)
@@ -241,9 +242,7 @@ def _plan_stages(
             f"{show_seconds(timing.issue_seconds)} to issue all programs and transfers of a step: "
             "larger microbatches, or fewer stages, give it less to do."
         )
-    outcome = Outcome(
-        Status.FEASIBLE, timing.seconds, timing.work_seconds, sentence, found.margins
-    )
+    outcome = Outcome(Status.FEASIBLE, timing.seconds, timing.work_seconds, sentence, found.margins)
     trace, programs = found.trace, found.programs
     plan = make_plan(source, request, trace, programs, outcome, found.layers_of)
     return Planned(source, request, trace, plan, programs)
