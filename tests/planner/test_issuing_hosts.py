@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import jax
-import jax.numpy as jnp
 import pytest
 
 import autopar
 from autopar.cost.prices import INSTRUCTION_SECONDS
 from autopar.ir.program import Run, Send
 from autopar.planner.planned import Planned
+from tests.planner.layers import arguments, train_step
 
 LAYERS, STAGES, MICROBATCHES = 8, 4, 8
 
 
-def _step(weights: list[Any], rows: Any) -> Any:
-    def loss(weights: list[Any]) -> Any:
-        h = rows
-        for w in weights:
-            h = jnp.tanh(h @ w)
-        return jnp.mean(h**2)
-
-    value, slopes = jax.value_and_grad(loss)(weights)
-    return [w - 0.1 * g for w, g in zip(weights, slopes, strict=True)], value
-
-
 def _planned(width: int, cluster: str) -> Planned:
-    weights = [jax.ShapeDtypeStruct((width, width), jnp.float32)] * LAYERS
-    rows = jax.ShapeDtypeStruct((8 * width, width), jnp.float32)
     step = autopar.parallelize(
-        _step, cluster=cluster, stages=STAGES, microbatches=MICROBATCHES, schedule="1f1b"
+        train_step, cluster=cluster, stages=STAGES, microbatches=MICROBATCHES, schedule="1f1b"
     )
-    return step.planned(weights, rows)
+    return step.planned(*arguments(LAYERS, width, 8 * width))
 
 
 def test_many_small_programs_wait_for_their_host() -> None:

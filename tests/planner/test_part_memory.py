@@ -6,7 +6,6 @@ from functools import cache
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 import autopar
@@ -18,7 +17,7 @@ from autopar.runtime.aot.launch import compile_ahead
 from autopar.runtime.validation.steps import CpuProgram
 from autopar.verifying.programs import programs_of
 from benchmarks import models
-from tests.planner.test_stage_memory import train_step
+from tests.planner.layers import arguments, train_step
 from tests.runtime.aot_programs import needs_gpu_compiler
 
 # A GPT whose layers are wide enough that alignment does not count.
@@ -69,8 +68,7 @@ def test_what_a_forward_part_keeps_is_counted_once() -> None:
 def test_gradients_are_added_to_their_sums_in_place(cluster: str, beside: int) -> None:
     """Beside the sums lies no gradient, but on a CPU one at a time: its products add nothing."""
     step = autopar.parallelize(train_step, cluster=cluster, stages=2, microbatches=4, cache=False)
-    weight = jax.ShapeDtypeStruct((512, 512), jnp.float32)
-    planned = step.planned([weight] * 4, jax.ShapeDtypeStruct((16, 512), jnp.float32))
+    planned = step.planned(*arguments(layers=4, width=512, rows=16))
     for part, cost in costs_of(planned, PartKind.BACKWARD):
         sums = [part.graph.nested_values[a.value].nbytes for a in part.accumulators]
         assert sums == [2**20, 2**20]

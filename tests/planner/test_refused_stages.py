@@ -1,20 +1,16 @@
 """A step that fits neither in one program nor in stages is refused with both reasons."""
 
-import jax
-import jax.numpy as jnp
 import pytest
 
 import autopar
 from autopar.errors import MemoryLimitError
-from tests.planner.test_stage_memory import train_step
+from tests.planner.layers import arguments, train_step
 
 
 def test_a_refusal_of_one_program_says_why_there_are_no_stages_either() -> None:
-    weights = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 4
-    batch = jax.ShapeDtypeStruct((16, 64), jnp.float32)
     with pytest.raises(MemoryLimitError) as caught:
         autopar.plan(
-            train_step, weights, batch,
+            train_step, *arguments(layers=4, width=64, rows=16),
             cluster="4xh100", stages="auto", microbatches="auto", memory_gb=1e-5,
         )  # fmt: skip
     message = str(caught.value)

@@ -15,19 +15,9 @@ from autopar.ir.program import PartKind
 from autopar.ir.values import Role
 from autopar.passes.base import Setting
 from autopar.passes.shard.solver.heuristic import min_memory
+from tests.planner.layers import arguments, train_step
 
 WIDTH, LAYERS = 64, 4
-
-
-def train_step(weights: list[jax.Array], batch: jax.Array) -> Any:
-    def loss(weights: list[jax.Array]) -> jax.Array:
-        x = batch
-        for i, weight in enumerate(weights):
-            with jax.named_scope(f"layer{i}"):
-                x = jnp.tanh(x @ weight)
-        return jnp.mean(x**2)
-
-    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights)), ()
 
 
 @pytest.mark.parametrize("schedule", ["interleaved", "zb-v"])
@@ -36,8 +26,7 @@ def test_state_of_stages_that_share_devices_is_held_once(schedule: str) -> None:
         step = autopar.parallelize(
             train_step, cluster="2xcpu", stages=2, microbatches=4, schedule=schedule
         )
-        weights = [jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * LAYERS
-        return step.plan_for(weights, jax.ShapeDtypeStruct((16, WIDTH), jnp.float32))
+        return step.plan_for(*arguments(LAYERS, WIDTH, rows=16))
 
     apart, sharing = planned("1f1b"), planned(schedule)
     assert len(sharing.stages) == 2 * len(apart.stages)
@@ -58,7 +47,7 @@ def clipped_step(weights: list[jax.Array], batch: jax.Array) -> Any:
     return jax.tree.map(lambda w, g: w - 0.1 * scale * g, weights, grads), ()
 
 
-WEIGHTS = [jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * LAYERS
+WEIGHTS, _ = arguments(LAYERS, WIDTH, rows=16)
 ROWS = jax.ShapeDtypeStruct((16, WIDTH), jnp.bfloat16)
 
 
