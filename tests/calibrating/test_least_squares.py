@@ -28,7 +28,7 @@ def samples(seconds: list[float], spread: float = 0.0) -> list[Sample]:
 factors = st.floats(math.log(1 / 20), math.log(20)).map(math.exp)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(factors, factors)
 def test_exact_measurements_give_the_figures_back(start: float, rate: float) -> None:
     at = {"start": 1e-5, "rate": 1e9}

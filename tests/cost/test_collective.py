@@ -174,7 +174,7 @@ def test_an_unknown_kind_lists_the_known() -> None:
         collective_seconds("broadcast", 1.0, ())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     kind=st.sampled_from(COLLECTIVE_KINDS),
     place=st.sampled_from(

@@ -45,7 +45,7 @@ def test_a_memory_bound_op_in_figures() -> None:
 amounts = st.floats(0, 1e18)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(amounts, amounts, amounts, amounts, st.sampled_from(["8xcpu", "8xh100", "v5e:4x4"]))
 def test_more_work_never_takes_less(
     flops: float, nbytes: float, more_flops: float, more_bytes: float, cluster: str

@@ -81,7 +81,7 @@ def test_collectives_that_wait_for_each_other_in_turn_stay_apart() -> None:
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_combined_collectives_can_be_put_in_an_order_that_runs(data: st.DataObject) -> None:
     kinds = [None, None, *(("all-gather", (axis,), "f32") for axis in "xyz")]
     kernels = [

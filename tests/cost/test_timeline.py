@@ -107,7 +107,7 @@ def longest(kernels: list[Kernel], spent: list[Seconds]) -> float:
 
 
 @given(graphs())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_two_streams_lie_between_the_bounds(
     made: tuple[list[Kernel], list[Seconds], list[bool]],
 ) -> None:
@@ -120,7 +120,7 @@ def test_two_streams_lie_between_the_bounds(
 
 
 @given(graphs())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_kernels_run_after_what_they_read_one_a_stream(
     made: tuple[list[Kernel], list[Seconds], list[bool]],
 ) -> None:

@@ -159,7 +159,7 @@ def by_ports(op: Op, given: Sequence[Term]) -> Sequence[Term]:
     ]  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_values_flow_through_random_nested_bodies_as_jax_has_it(data: st.DataObject) -> None:
     graph = Steps(data).graph(inputs=3, outputs=3, depth=2)

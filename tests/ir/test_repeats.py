@@ -77,7 +77,7 @@ ENTRY = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.lists(ENTRY, min_size=1, max_size=5), st.integers(30, 110), st.integers(0, 3))
 def test_whatever_repeats_comes_back(block: list[Any], times: int, step: int) -> None:
     def later(entry: Any, n: int) -> Any:

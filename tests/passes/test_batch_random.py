@@ -58,7 +58,7 @@ def loss_of(
     return loss
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25, derandomize=True)
 @given(STEPS)
 def test_exact_or_refused(program: list[tuple[str, int, int]]) -> None:
     step = descent(loss_of(program), has_aux=True)
@@ -70,7 +70,7 @@ def test_exact_or_refused(program: list[tuple[str, int, int]]) -> None:
     assert largest_error(got, expected) < TOLERANCE, str(made.batching)
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=15, derandomize=True)
 @given(STEPS.filter(lambda program: all(name != "mix" for name, _, _ in program)))
 def test_nothing_but_a_mix_of_rows_is_out_of_reach(program: list[tuple[str, int, int]]) -> None:
     step = descent(loss_of(program), has_aux=True)
@@ -81,7 +81,7 @@ def test_nothing_but_a_mix_of_rows_is_out_of_reach(program: list[tuple[str, int,
     assert largest_error(got, expected) < TOLERANCE, str(made.batching)
 
 
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=10, derandomize=True)
 @given(STEPS.filter(lambda program: all(name != "mix" for name, _, _ in program)))
 def test_recomputing_takes_no_loop_more(program: list[tuple[str, int, int]]) -> None:
     step = descent(loss_of(program, jax.checkpoint), has_aux=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import jax
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.errors import InfeasibleError, MemoryLimitError
@@ -73,9 +73,7 @@ def never_dearer(name: str, mesh: str, cluster: str, share: float) -> None:
         assert free <= seconds(name, asked, method) * ROUNDING, method
 
 
-QUIETLY = settings(
-    deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
-)
+QUIETLY = settings(derandomize=True, database=None)
 
 
 @settings(QUIETLY, max_examples=2)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from autopar.errors import InputError
 from autopar.passes.shard.solver.effort import AbstractDeadline, AbstractMeter, Effort, WorkMeter
@@ -39,9 +39,10 @@ SMALL = {
 }
 
 thoroughly = settings(
-    max_examples=30, deadline=None, derandomize=True, database=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)  # fmt: skip
+    max_examples=30,
+    derandomize=True,
+    database=None,
+)
 
 
 def written(folder: Path, problem: object, name: str = "small.json") -> Path:

@@ -131,7 +131,7 @@ def _chains(draw: st.DrawFn) -> tuple[list[int], list[int], list[int], int, floa
 
 
 @given(_chains())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_the_cuts_equal_brute_force(
     chain: tuple[list[int], list[int], list[int], int, float],
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.passes.shard.solver.heuristic import min_memory
@@ -32,7 +32,6 @@ def test_a_copy_decides_where_the_rows_would_have_it_otherwise() -> None:
     assert (found.choice, found.nbytes) == ((1, 0), 6.0)
 
 
-@settings(deadline=None)
 @given(problems(memory=True, nodes=4, choices=3), st.integers(0, 2**32 - 1))
 def test_what_is_told_is_held(problem: Problem, seed: int) -> None:
     """The bytes are those of the assignment, and none holds less than the bound."""

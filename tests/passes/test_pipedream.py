@@ -142,7 +142,7 @@ def chains(draw: st.DrawFn, most: int) -> Chain:
     return chain_of(lists[0], lists[1], lists[2])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(chains(5), st.integers(1, 5), st.sampled_from(SYNCS), st.sampled_from([0.5, 1.0, 4.0, 64.0]))
 def test_nothing_is_better(chain: Chain, workers: int, sync: Sync, bandwidth: float) -> None:
     levels = [Level(workers, bandwidth)]
@@ -151,7 +151,7 @@ def test_nothing_is_better(chain: Chain, workers: int, sync: Sync, bandwidth: fl
     assert rescored(chain, found.stages, levels, sync) == pytest.approx(found.bottleneck_ms)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     chains(4),
     st.lists(
@@ -177,7 +177,7 @@ def test_fewer_layers_may_take_a_server_longer() -> None:
     assert found.bottleneck_ms == pytest.approx(80 / 9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(chains(5), st.integers(1, 4), st.sampled_from(SYNCS))
 def test_of_equals_the_fewest_stages(chain: Chain, workers: int, sync: Sync) -> None:
     level = Level(workers, 1.0)

@@ -19,7 +19,7 @@ SHAPE = (2, 3)
 NAMES = tuple(s.name for s in SCHEDULES.values() if s.has_backward)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_chains(data: st.DataObject) -> None:
     layers, m = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 5))
@@ -35,7 +35,7 @@ def test_chains(data: st.DataObject) -> None:
     _check(data, chain.sketch(), m, 1)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_steps_of_any_form(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -49,7 +49,7 @@ def row(count: int, seconds: float = 1.0) -> Tradeoff:
     return Tradeoff(tuple(kept), tuple(repeats))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(tradeoffs(), st.sampled_from([0.0, 0.1, 1.0, 5.0]))
 def test_the_cut_is_the_cheapest_of_all_choices(given: Tradeoff, price: float) -> None:
     prices = [price] * len(given.kept)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.errors import SolverError
@@ -27,9 +27,10 @@ from benchmarks.iopddl import Clock
 from tests.passes.problems import KNOWN, brute_force, joint_seconds, problems
 
 thoroughly = settings(
-    max_examples=80, deadline=None, derandomize=True, database=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)  # fmt: skip
+    max_examples=80,
+    derandomize=True,
+    database=None,
+)
 PRECISION = 2e-6  # the solver stops at a gap of 1e-6
 
 

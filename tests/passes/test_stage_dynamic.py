@@ -147,7 +147,7 @@ def test_known_values_of_a_random_table(
         assert parts == (Interval(0, 3, 2 * 5 + 2), Interval(4, 7, 2 * 5 + 4))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(stage_tables())
 def test_the_best_of_all_partitions_is_found(table: StageTable) -> None:
     for batch in table.batches:
@@ -163,7 +163,7 @@ def test_the_best_of_all_partitions_is_found(table: StageTable) -> None:
         assert partition_bytes(batch, parts, counts) <= table.memory_bytes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(stage_tables())
 def test_every_number_of_stages_is_found_when_it_is_asked_for(table: StageTable) -> None:
     batch = table.batches[0]
@@ -179,7 +179,7 @@ def test_every_number_of_stages_is_found_when_it_is_asked_for(table: StageTable)
         assert found == pytest.approx(least.get(stages, math.inf), rel=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(stage_tables())
 def test_the_least_memory_is_that_of_the_leanest_partition(table: StageTable) -> None:
     batch = table.batches[0]
@@ -203,7 +203,7 @@ def test_the_least_memory_is_that_of_the_leanest_partition(table: StageTable) ->
     assert math.isinf(best_of(replace(table, memory_bytes=least - 1), batch)[0])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(stage_tables())
 def test_more_memory_is_never_slower(table: StageTable) -> None:
     batch = table.batches[0]
@@ -212,7 +212,7 @@ def test_more_memory_is_never_slower(table: StageTable) -> None:
     assert all(more <= less * (1 + 1e-9) for less, more in pairwise(found))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(stage_tables())
 def test_even_chunks_have_the_least_slowest_chunk_that_fits(table: StageTable) -> None:
     batch = table.batches[0]

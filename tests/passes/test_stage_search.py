@@ -70,7 +70,7 @@ def test_alpas_known_values_are_what_the_simulator_gives(
     assert [stage.block.shape.device_count for stage in found.best.stages] == sizes
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(stage_tables(FLAT))
 def test_something_is_found_where_anything_fits(table: StageTable) -> None:
     best = simulated_best(table)
@@ -87,7 +87,7 @@ def test_something_is_found_where_anything_fits(table: StageTable) -> None:
     assert (found, found.simple) == (again, again.simple)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(stage_tables(EVERY))
 def test_a_choice_is_whole(table: StageTable) -> None:
     try:

@@ -34,7 +34,7 @@ def case(problem: Problem, chosen: tuple[int, ...]) -> Case:
     return Case(Posed(cast(Reading, None), assembled), chosen, MeshShape((), ()), False)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(problems(), st.data())
 def test_every_other_choice_costs_what_trying_all_assignments_says(
     problem: Problem, data: st.DataObject
@@ -54,7 +54,7 @@ def test_every_other_choice_costs_what_trying_all_assignments_says(
     assert seconds == sorted(seconds)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(problems(memory=True), st.data())
 def test_memory_is_kept_and_what_cannot_keep_it_has_no_answer(
     problem: Problem, data: st.DataObject

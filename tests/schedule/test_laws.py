@@ -22,7 +22,7 @@ def grid_of(device_of: tuple[int, ...], *rows: str) -> Grid:
     return Grid("mine", 2, device_of, tuple(tuple(map(task, row.split())) for row in rows))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(grids(devices=8, microbatches=20))
 def test_every_grid_obeys_the_laws_and_the_formula_of_its_peaks(grid: Grid) -> None:
     assert not faults(grid)
@@ -30,7 +30,7 @@ def test_every_grid_obeys_the_laws_and_the_formula_of_its_peaks(grid: Grid) -> N
     assert grid.peak_in_flight == in_flight(grid.name, *numbers)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(grids())
 def test_every_grid_does_what_its_plain_loop_does(grid: Grid) -> None:
     loop = plain_loop(grid)
@@ -40,7 +40,7 @@ def test_every_grid_does_what_its_plain_loop_does(grid: Grid) -> None:
     assert loop.peak_in_flight == (held,) * grid.device_count
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_two_tasks_that_change_places_are_noticed_if_they_must_not(data: st.DataObject) -> None:
     grid = data.draw(grids(devices=4, microbatches=8))

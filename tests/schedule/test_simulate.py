@@ -16,7 +16,7 @@ from tests.schedule import brute_force
 from tests.schedule.drawing import grids, stage_times
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_it_agrees_with_the_slow_one(data: st.DataObject) -> None:
     grid = data.draw(grids(devices=5, microbatches=9))
@@ -34,7 +34,7 @@ def test_it_agrees_with_the_slow_one(data: st.DataObject) -> None:
         assert done.peak_bytes == brute_force.peak_bytes(grid, times, slow)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_no_schedule_beats_its_work_or_its_longest_path(data: st.DataObject) -> None:
     grid = data.draw(grids())
@@ -66,7 +66,7 @@ def _round_trip(grid: Grid, times: StageTimes) -> float:
     return there + home + times.weight_gradient[0]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.data())
 def test_slower_parts_never_end_a_step_sooner(data: st.DataObject) -> None:
     grid = data.draw(grids())
