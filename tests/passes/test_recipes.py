@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 import jax
+import optax
 import pytest
 
 from autopar.errors import InfeasibleError, InputError
@@ -247,6 +248,32 @@ def test_experts_are_split_and_nothing_else(name: str, mesh: str, axis: str) -> 
         ]
         assert len(crossing) == 4
         assert all(c.axes == (axis,) for c in crossing)
+
+
+OPTIMIZERS = {
+    "clipped": optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3)),
+    "adafactor": optax.adafactor(1e-3, min_dim_size_to_factor=16),
+    "lamb": optax.lamb(1e-3),
+}
+
+
+@pytest.mark.parametrize(("mesh", "axis"), [("8", "data"), ("2,4", "model")])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_experts_are_updated_where_they_are(optimizer: str, mesh: str, axis: str) -> None:
+    """An update's norms, and the rows and columns of factored moments, are summed there."""
+    case, given = cases("adam")["moe"], setting(mesh, "8xh100")
+    state, tx = case.create_state(jax.random.key(0)), OPTIMIZERS[optimizer]
+    step = traced(case.step, state.replace(tx=tx, opt_state=tx.init(state.params)), case.batch(0))
+    plan = Optimal(recipe=recipe_named("expert")).run(step.graph, given)
+    sizes = [(i.path, i.value) for i in step.graph.inputs if "/experts" in i.path]
+    experts = [(path, value) for path, value in sizes if value.shape[:1] == (8,)]
+    assert len(experts) == 12  # two weights of two layers, and two moments of each
+    for path, value in experts:
+        assert plan.sharding_of[value.name].dims[0] == (axis,), path
+    moves = lowered(step.graph, plan, given).collectives()
+    sums = [c for move, c in moves if move.region == "update"]
+    assert {c.kind for c in sums} == {"all-reduce"}
+    assert all(c.nbytes == 4 for c in sums), "a number for each weight"
 
 
 def test_experts_that_divide_by_no_axis_say_so() -> None:

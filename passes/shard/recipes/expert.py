@@ -94,8 +94,15 @@ class _Experts:
             if decision.op is not None
             and (shared := shared_factors(decision.op) & everywhere.get(index, frozenset()))
         }
-        alone = spread(reading, _weights(reading, dict(seeds)), lambda r: r.kind is not ReadKind.OP)
-        return cls(view, _axis(view, seeds), products, alone, everywhere)
+        # An update computes with each weight for itself: what it sums of one, such as a norm or the
+        # rows of a factored moment, is summed where the experts are. Elsewhere ops mix them with
+        # tokens.
+        state = spread(
+            reading,
+            _weights(reading, dict(seeds)),
+            lambda r: r.kind is not ReadKind.OP or r.region == "update",
+        )
+        return cls(view, _axis(view, seeds), products, state, everywhere)
 
     def held(self, index: int, elsewhere: int) -> Test:
         """Experts on their axis, and exactly this on every other."""
