@@ -37,6 +37,7 @@ _CLEARLY = 0.1  # faster, to give up the proof of the cheapest plan for one that
 _WORTH_AGAIN = 0.01  # of the seconds, that recomputing where nothing binds must save
 _CLOSE = 0.005  # of the seconds without a limit
 _NEAR = 1.25  # by how much more the pass may count than the listing really holds
+_ROUNDS = 3  # of looking around arguments, each within less
 _ARGUMENTS = 4  # that are laid otherwise one by one
 _FEW = 300  # ops of a step that is listed so often
 _AROUND = 0.25  # of the sum, by how much such a plan may look worse and yet be listed
@@ -519,44 +520,61 @@ def best_recipe(
     return best
 
 
-def around_arguments(tried: TriedMesh, step: StepOnMesh, best: MeshPlan) -> MeshPlan:
+def around_arguments(step: StepOnMesh, best: MeshPlan) -> MeshPlan:
     """The best plan within a limit, or a faster one around another layout of an argument.
 
     The solver's sum prices each op for itself, where a kernel runs several: of small kernels, whose
     launch is most of their time, it may rank two plans otherwise than their listings do. So for
     each other layout of the arguments that take most room on a device, all else is chosen anew,
     and the plans that the sum puts near the best are listed. Only of steps of a few ops, by `auto`;
-    `step` is the one that was tried in the form of the best plan.
+    `step` is in the form of the best plan.
 
         sum       best  x  x        x  x   |  not listed
         listing    o    o  o        *  o   |                  * is the answer
+
+    A listing may hold more than the rows of the sum count. Where one that is faster holds too much,
+    all is looked for once more within so much less.
     """
     context, limit = step.context, step.context.request.budget_bytes
-    few = tried.step.form.graph.op_count <= _FEW
-    if not few or context.request.method != "auto":
+    if step.form.graph.op_count > _FEW or context.request.method != "auto":
         return best
+    setting, fastest, allowed = context.setting(limit), best, limit
+    for _ in range(_ROUNDS):
+        over = 0
+        for sharding in _other_layouts(step, best, allowed):
+            plan = step.lowered(sharding, setting)
+            if plan.seconds >= fastest.seconds * (1 - _NO_GAIN):
+                continue
+            if fits(plan, limit):
+                fastest = plan
+            else:
+                over = max(over, plan.peak_bytes - limit)
+        if not over:
+            break
+        allowed -= over
+    if fastest is best:
+        return best
+    return fastest.told_as(best, "Solved around other layouts of the largest arguments.")
+
+
+def _other_layouts(step: StepOnMesh, best: MeshPlan, memory_bytes: int) -> Iterator[ShardingPlan]:
+    """Shardings around another layout of a large argument, by their sums; the best is left out."""
     found: dict[tuple[int, ...], tuple[float, Case]] = {}
     # 1. One argument is laid otherwise: the rest, with moves beside work, and with all waited for.
     for all_exposed in (False, True):
-        posed = step.priced.within(limit, all_exposed)
+        posed = step.priced.within(memory_bytes, all_exposed)
         case = case_of(posed, best.sharding, best.sharding.reuse_gathered)
         problem, best_sum = posed.assembled.problem, case.seconds
-        found.setdefault(case.chosen, (math.inf, case))  # the best is listed already
+        found.setdefault(case.chosen, (math.inf, case))
         for node in _largest_arguments(case, best):
             for choice in range(len(case.choices(node))):
                 key = case.around({node: choice})
                 if key and key not in found:
                     found[key] = problem.seconds(key) / best_sum, case
-    # 2. Those whose sums are near are listed, and the fastest that fits is taken.
+    # 2. Those whose sums are near.
     near = sorted((share, key) for key, (share, _) in found.items() if share <= 1 + _AROUND)
-    setting, fastest = context.setting(limit), best
     for _, key in near[:_LISTED]:
-        plan = step.lowered(found[key][1].plan(key), setting)
-        if fits(plan, limit) and plan.seconds < fastest.seconds * (1 - _NO_GAIN):
-            fastest = plan
-    if fastest is best:
-        return best
-    return fastest.told_as(best, "Solved around other layouts of the largest arguments.")
+        yield found[key][1].plan(key)
 
 
 def _largest_arguments(case: Case, plan: MeshPlan) -> list[int]:

@@ -159,7 +159,7 @@ def _plan_on(contexts: Sequence[MeshContext], source: Source, fastest: float = m
         found = best_recipe(tried.step, found, found) or found
     own = tried.step.in_form(found.form)
     if not tried.fits:
-        found = around_arguments(tried, own, found)
+        found = around_arguments(own, found)
     limited = context.request.budget_bytes
     found = found.told(own, NO_LIMIT_BYTES if tried.fits else limited)
     request, programs = context.request, found.programs
