@@ -137,7 +137,7 @@ def _part(
     graph, listing, mesh = source.program.part.graph, source.program.listing, source.mesh
     platform = block.chip.platform
     sizes = Sizes(graph, mesh, platform)
-    timed = timed_listing(graph, listing, Prices(block, mesh), sizes)
+    timed = timed_listing(graph, listing, Prices(block, mesh, source.options), sizes)
     as_part = AsPart(source.program.part.accumulators, timed)
     held = held_bytes(graph, listing, mesh, platform, sizes, as_part)
     # Sums come in dtypes of their own; those that it reads last give their buffers to outputs.
