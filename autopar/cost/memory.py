@@ -507,11 +507,7 @@ class _Walk:
         return moment
 
     def _with_next_trip(self, moment: Moment, carries: Collection[str]) -> Moment:
-        """A body's moment with what XLA has gathered by then for the next trip.
-
-        These gathers are spread over the trip, so that the share of them that is there is that of
-        the kernels that have run.
-        """
+        """A body's moment with what XLA gathers meanwhile for the next trip."""
         block, kernels = moment.block, moment.stored.kernels
         is_light = [self._is_light(kernel.instruction(block)) for kernel in kernels]
         gathered = sum(
@@ -520,8 +516,7 @@ class _Walk:
             if kernels[k].is_early and isinstance(kernels[k].instruction(block), Move)
             for name in kernels[k].makes
         )
-        share = (moment.at + 1) / max(1, len(kernels))
-        return replace(moment, nbytes=moment.nbytes + int(share * gathered))
+        return replace(moment, nbytes=moment.nbytes + gathered)
 
     def _is_light(self, step: Instruction | None) -> bool:
         if isinstance(step, LocalOp):
