@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, groupby
 
 from autopar.cluster.catalog import entry_named
 from autopar.cost.kernels import Kernel, Sizes, Stored, is_product, stored_kernels
@@ -190,9 +190,12 @@ class Timed:
                     waiting, own = own.communication - across, replace(own, across=across)
                 yield self.block, kernel, _exposed(own, waiting, share)
                 continue
-            for trips in self.bodies[k]:
-                for block, inner, once in trips.timed.spent():
-                    taken = once.times(trips.runs)
+            for _, same in groupby(self.bodies[k], lambda trips: id(trips.timed.block)):
+                trips = list(same)
+                for rows in zip(*(t.timed.spent() for t in trips), strict=True):
+                    block, inner, _ = rows[0]
+                    pairs = zip(rows, trips, strict=True)
+                    taken = sum((once.times(t.runs) for (_, _, once), t in pairs), Seconds())
                     yield block, inner, _exposed(taken, taken.exposed, share)
 
 
