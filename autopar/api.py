@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypedDict, Unpack, cast, overload
 
@@ -15,6 +16,7 @@ from autopar.gc_pause import paused_collection
 from autopar.inspecting.lint import lint as lint_step
 from autopar.inspecting.loaded_plan import reopen
 from autopar.inspecting.why_not import why_not as why_not_opened
+from autopar.ir.compiler_options import merged_options
 from autopar.ir.explanation import Counterfactual
 from autopar.ir.findings import Findings
 from autopar.ir.plan import Plan
@@ -32,6 +34,7 @@ from autopar.options import (
     check_state_is_not_static,
     checked_options,
     cluster_of,
+    compiler_options_of,
     count_of,
     flag_of,
     memory_bytes_of,
@@ -95,6 +98,7 @@ class PlanOptions(TypedDict, total=False):
     transport: Literal["auto", "pull", "put"]
     patience: float | Literal["auto"] | None
     cache: str | Path | Literal[False] | None
+    compiler_options: Mapping[str, bool | int | str] | None
 
 
 class Parallelizer(Protocol):
@@ -138,6 +142,7 @@ def parallelize(
     transport: Literal["auto", "pull", "put"] = "auto",
     patience: float | Literal["auto"] | None = "auto",
     cache: str | Path | Literal[False] | None = None,
+    compiler_options: Mapping[str, bool | int | str] | None = None,
 ) -> Any:
     """Make a train step run on a whole cluster.
 
@@ -180,6 +185,8 @@ def parallelize(
         cache: a folder of plans, in which one is looked for before it is made, and kept; None is
             the folder `autopar-plans` in JAX's `jax_compilation_cache_dir` where that is set, False
             none.
+        compiler_options: options of XLA, {"xla_...": value}, put over those that the planner
+            chooses or a given plan has; `plan.compiler_options` are all.
 
     Returns a ParallelStep. Raises an InputError that names the option for one that cannot be used;
     planning errors come at the first call.
@@ -192,13 +199,15 @@ def parallelize(
             rules=rules, remat=remat, stages=stages, microbatches=microbatches,
             schedule=schedule, batch_axes=batch_axes, passes=passes, transport=transport,
             patience=patience,
-            cache=cache,
+            cache=cache, compiler_options=compiler_options,
         )  # fmt: skip
-    given = plan_of(plan, cluster)
+    given, asked = plan_of(plan, cluster), compiler_options_of(compiler_options)
     shape, order = mesh_of(mesh)
     chosen = cluster_of(cluster, given)
     if given is not None:
         check_cluster(given, chosen)
+    if given is not None and asked:
+        given = replace(given, compiler_options=merged_options(given.compiler_options, asked))
     wanted = count_of(stages, "stages")
     request = Request(
         cluster=chosen,
@@ -217,6 +226,7 @@ def parallelize(
         remat=remat_of(remat),
         batch_axes=batch_axes_of(batch_axes),
         order=order,
+        compiler_options=asked,
     )
     check_order(request)
     parallel = _parallel(fun)

@@ -31,6 +31,7 @@ from autopar.errors import (
     shown,
 )
 from autopar.frontend.compat import compilation_cache_folder
+from autopar.ir.compiler_options import CompilerOptions, OptionValue, merged_options, wrong_option
 from autopar.ir.plan import Plan
 from autopar.ir.plan_file import load_plan
 from autopar.ir.sharding import DEFAULT_NAMES, MeshShape
@@ -462,6 +463,20 @@ def batch_axes_of(given: object) -> tuple[tuple[str, int | None], ...]:
             raise ArgumentError(refused("batch_axes", named, accepted))
         found.append((pattern, number))
     return tuple(sorted(found))
+
+
+def compiler_options_of(given: object) -> CompilerOptions:
+    """Options of XLA by name; raises ArgumentError that names one that a plan cannot have."""
+    if given is None:
+        return ()
+    accepted = "{name: bool, int or text}, as in {'xla_gpu_enable_pipelined_all_gather': False}"
+    named = _entries(given)
+    if named is None:
+        raise ArgumentError(refused("compiler_options", given, accepted))
+    for name, value in named.items():
+        if why := wrong_option(name, value):
+            raise ArgumentError(f"compiler_options: {why}. It takes {accepted}")
+    return merged_options((), tuple(cast("Mapping[str, OptionValue]", named).items()))
 
 
 def pins_of(given: object) -> Pins:

@@ -32,6 +32,7 @@ from autopar.frontend.trace.arguments import dynamic_arguments
 from autopar.frontend.trace.objects import opened_state
 from autopar.frontend.trace.step import unplaced, wants_plain_steps
 from autopar.gc_pause import paused_collection
+from autopar.ir.compiler_options import options_on, options_text
 from autopar.ir.plan import Argument, Plan, Prediction, leaf_arguments
 from autopar.ir.plan_file import a_plan, plan_from_json, plan_to_json
 from autopar.ir.program import Program
@@ -423,8 +424,9 @@ class ParallelStep(Generic[P, R]):
         with self._turn:
             planned = self._planned_for(read_call(self._spec, args, kwargs))
             return lowered_parts(
-                planned.trace, planned.program, self._meshes(planned.plan), self._donate
-            )
+                planned.trace, planned.program, self._meshes(planned.plan), self._donate,
+                planned.plan.compiler_options,
+            )  # fmt: skip
 
     def rows_of(self, process: int) -> dict[str, Ranges]:
         """The rows (from, to) that a process must have of each batch argument, by its path.
@@ -677,6 +679,7 @@ class ParallelStep(Generic[P, R]):
             "the hash of the plan given": _hash_of(given) if given else "none",
             "the cluster": self._request.cluster.name,
             "the list of passes": str(self._request.passes),
+            "the compiler options": options_text(self._request.compiler_options),
             "the transport": self._transport,
         }
 
@@ -752,11 +755,15 @@ class ParallelStep(Generic[P, R]):
             told.say(f"compiling; arrays travel between processes by {transport.name}")
             if planned.programs.spmd is None:  # one program waits for nobody's list
                 _check_waiting(planned.program, meshes, transport)
+        platform = str(meshes[0].devices.flat[0].platform)
+        if left_out := options_on(platform, planned.plan.compiler_options).left_out:
+            told.say(f"the compiler for {platform.upper()} is not given {options_text(left_out)}")
         options = Options(
             donate=self._donate,
             patience=self._patience_for(planned.program),
             transport=transport,
             compiled=lambda done, parts: told.count(done, parts, "compiling"),
+            compiler_options=planned.plan.compiler_options,
         )
         return Executor(planned.trace, planned.programs.lowered, meshes, options)
 

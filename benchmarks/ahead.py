@@ -39,7 +39,7 @@ def program_key(program: AotProgram) -> str:
     """A name for a program without its source lines, its devices and the compiler's options."""
     text = export.deserialize(bytearray(program.exported)).mlir_module()
     digest = hashlib.sha256(_LINES.sub("", text).encode())
-    options = options_of(program.target, Path("/"))
+    options = options_of(program.target, program.options, Path("/"))
     digest.update(
         repr((program.mesh, program.order, program.donated, program.target, options)).encode()
     )

@@ -85,7 +85,7 @@ def compiled_seconds(probe: Probe, devices: Sequence[Any]) -> float:
         (local // 2 * mesh.size,), jnp.bfloat16, sharding=NamedSharding(mesh, spec)
     )
     with tempfile.TemporaryDirectory(prefix="autopar-probe-") as name:
-        options = child.options_of(Target.of(cluster), Path(name))
+        options = child.options_of(Target.of(cluster), (), Path(name))
         jax.jit(run).lower(given).compile(compiler_options=options)
         (dump,) = Path(name).glob("dump/*.schedule.txt")
         timeline = read_timeline(dump.read_text())

@@ -114,8 +114,12 @@ class Bench:
     def compiled(self, planned: Planned) -> tuple[str, Compiled]:
         """The compiler's figures, from the cache where the very program was compiled before."""
         return compiled_once(
-            export_whole(planned.trace, planned.program, self._cluster), self._cache
-        )
+            export_whole(
+                planned.trace, planned.program, self._cluster,
+                options=planned.plan.compiler_options,
+            ),
+            self._cache,
+        )  # fmt: skip
 
 
 def compared(planned: Planned, compiled: Compiled) -> dict[str, Any]:

@@ -132,7 +132,7 @@ def measured(case: Case, devices: Sequence[Any]) -> dict[str, Any]:
     mesh = bind_mesh(planned.plan.mesh, range(DEVICES), devices)
     platform = str(mesh.devices.flat[0].platform)
     (source,) = Interface(planned.trace, planned.program, (planned.plan.mesh,)).sources(
-        platform, True
+        platform, True, options=planned.plan.compiler_options
     )
     lowered = source.jitted(mesh).lower(*(kind.on(mesh) for kind in source.given))
     memory = lowered.compile().memory_analysis()

@@ -28,6 +28,7 @@ from autopar.cluster.target import Target
 from autopar.cost.prices import Prices
 from autopar.errors import AutoparError, InfeasibleError
 from autopar.ir.compiled import Compiled
+from autopar.ir.compiler_options import LATENCY_HIDING, PIPELINED, CompilerOptions
 from autopar.ir.plan import Prediction
 from autopar.ir.sharding import MeshShape
 from autopar.runtime.aot.program import AotProgram, abstract_mesh, export_jitted
@@ -165,7 +166,8 @@ def _planned(
     except AutoparError as error:
         return Trial(name, _sizes(mesh), None, limit, failed=str(error).splitlines()[0])
     shape = planned.plan.mesh
-    program = export_whole(planned.trace, planned.program, site.cluster)
+    options = planned.plan.compiler_options
+    program = export_whole(planned.trace, planned.program, site.cluster, options=options)
     return _tried(
         Trial(name, _sizes(shape.sizes), None, limit, planned.plan.prediction), site, program
     )
@@ -184,12 +186,21 @@ def _by_hand(case: Case, site: Site, limit: int, name: str, layout: Layout) -> T
         if step.argument_bytes > limit:
             break
         donated = tuple(range(step.state_count))
-        program = export_jitted(step.jitted, step.arguments, shape, order, donated, target)
+        program = export_jitted(
+            step.jitted, step.arguments, shape, order, donated, target,
+            by_hand_options(target.platform),
+        )  # fmt: skip
         plan = f"hand {name}{' remat' if remat else ''}"
         trial = _tried(Trial(plan, sizes, None, limit), site, program)
         if trial.failed or not trial.is_too_large:
             break
     return trial
+
+
+def by_hand_options(platform: str) -> CompilerOptions:
+    """The options that an expert sets on GPUs: all that autopar chooses from."""
+    names = sorted((LATENCY_HIDING, *PIPELINED.values())) if platform == "gpu" else ()
+    return tuple((name, True) for name in names)
 
 
 def _tried(trial: Trial, site: Site, program: AotProgram) -> Trial:

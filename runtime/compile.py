@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -23,15 +25,18 @@ from jax.experimental import serialize_executable
 from jax.extend import core as jex
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from autopar.errors import ArgumentError
 from autopar.frontend.compat import options_for_devices
 from autopar.frontend.plain_data import type_of
 from autopar.frontend.traced import Const, Equation, FlatProgram
+from autopar.ir.compiler_options import CompilerOptions
 from autopar.ir.listing import Block, Fence, Instruction, LocalOp, Loop, Move
 from autopar.runtime.bind import is_key
 from autopar.runtime.parts import PartSource
 
 Count = Callable[[int, int], None]  # how many are done, of how many
 _THREADS = 4  # XLA compiles without the interpreter's lock
+_REFUSED = re.compile("No such compile option|While setting option")
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,20 @@ def compile_parts(
     return tuple(programs[i] for i in range(len(sources))), report
 
 
+@contextmanager
+def telling_options(options: CompilerOptions) -> Generator[None]:
+    """Raises ArgumentError where XLA knows no such option, or not that value of it."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if not options or _REFUSED.search(str(error)) is None:
+            raise
+        raise ArgumentError(
+            f"the compiler cannot be given the options that the plan has: {error}. "
+            "compiler_options={name: value} takes those of this jaxlib's XLA"
+        ) from error
+
+
 def _copies(
     sources: Sequence[PartSource], meshes: Sequence[Mesh], uses: dict[int, list[int]]
 ) -> _Copies:
@@ -119,7 +138,8 @@ def _copies(
         if program is None:
             if shared is None or source.needs_devices:
                 shared = source.lower(meshes[submesh])
-            program = shared.compile(device_assignment=devices)
+            with telling_options(source.options):
+                program = shared.compile(device_assignment=devices)
             compiled += 1
         portable = portable or Portable(program)
         programs.append(program)
@@ -155,6 +175,7 @@ def program_cache_key(source: PartSource) -> _Key:
         source.outputs,
         source.donated,
         source.has_token,
+        source.options,
         tuple(
             (a.combiner, a.dtype, i) for a, i in zip(part.accumulators, source.places, strict=True)
         ),

@@ -28,6 +28,7 @@ from autopar.errors import JobError
 from autopar.frontend import compat
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.frontend.traced import TracedStep
+from autopar.ir.compiler_options import CompilerOptions
 from autopar.ir.program import Program
 from autopar.ir.projection import Host
 from autopar.ir.spmd_program import SpmdProgram
@@ -58,7 +59,8 @@ class Options:
 
     `donate` lets a step consume its state. A step that makes no progress for `patience` seconds
     ends the job, with a `report` of what each submesh did last and waits for. None never looks.
-    `compiled` is told how many different parts are compiled, of how many.
+    `compiled` is told how many different parts are compiled, of how many. Of the
+    `compiler_options` the devices' compiler gets those for its platform.
     """
 
     donate: bool = True
@@ -66,6 +68,7 @@ class Options:
     report: Callable[[str], Any] = end_job
     compiled: Count = tell_nobody
     transport: AbstractTransport = _LOCAL
+    compiler_options: CompilerOptions = ()
 
 
 def _later(trace: MicrobatchTrace, devices: Sequence[Any], host: Host) -> LaterCaller | None:
@@ -87,7 +90,11 @@ def _arrays(inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def lowered_parts(
-    trace: MicrobatchTrace, program: Program, meshes: Sequence[Mesh], donate: bool
+    trace: MicrobatchTrace,
+    program: Program,
+    meshes: Sequence[Mesh],
+    donate: bool,
+    compiler_options: CompilerOptions = (),
 ) -> Any:
     """The only part of a step, lowered for its mesh; of several a mapping from their names."""
     if not program.is_one_part:
@@ -95,7 +102,8 @@ def lowered_parts(
     platform = str(meshes[0].devices.flat[0].platform)
     calls = HostCalls.of(trace.part.program)
     shapes = tuple(map(mesh_shape, meshes))
-    sources = Interface(trace, program, shapes).sources(platform, donate, calls)
+    interface = Interface(trace, program, shapes)
+    sources = interface.sources(platform, donate, calls, options=compiler_options)
     with jax.set_mesh(None):
         found = {s.name: s.lower_on(meshes[s.program.part.submesh]) for s in sources}
     return next(iter(found.values())) if program.is_one_part else found
@@ -141,8 +149,9 @@ class Executor:
         # 1. Compile the parts, or the one program that they are together, once each register is
         #    known to hold what its readers are for.
         sources = self._interface.sources(
-            platform, options.donate, self._calls, options.patience is not None, host
-        )
+            platform, options.donate, self._calls, options.patience is not None, host,
+            options.compiler_options,
+        )  # fmt: skip
         feeds = self._interface.feeds
         types = register_types(program, sources, feeds, self._interface.meshes)
         limit = in_flight_limit(platform)

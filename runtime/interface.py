@@ -20,6 +20,7 @@ from autopar.errors import GraphError
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.frontend.rewrite.subprogram import part_program
 from autopar.frontend.traced import FlatProgram
+from autopar.ir.compiler_options import CompilerOptions, options_on
 from autopar.ir.program import Feed, Fetch, PartKind, PartProgram, Program, Run, Send, Start
 from autopar.ir.projection import Host
 from autopar.ir.sharding import MeshShape
@@ -97,14 +98,16 @@ class Interface:
         calls: HostCalls | None = None,
         is_watched: bool = False,
         host: Host | None = None,
+        options: CompilerOptions = (),
     ) -> tuple[PartSource, ...]:
         """Each part with the equations that it runs; a hoist's are of the whole batch.
 
         `calls` hear what the Python that parts call raises. Where a step `is_watched` its only
         program gives a token, too. What leaves a process of the `host`'s job is not donated: it
-        may not have been fetched yet.
+        may not have been fetched yet. Of the plan's `options` each part has the platform's.
         """
         kept, sums, calls = self._kept(donate_state, host), self._sums, calls or HostCalls()
+        used = options_on(platform, options).used
         return tuple(
             PartSource(
                 self._flat(number, part),
@@ -115,6 +118,7 @@ class Interface:
                 sums[number],
                 calls,
                 is_watched or part.part.kind is not PartKind.WHOLE,
+                used,
             )
             for number, part in enumerate(self.program.parts)
         )

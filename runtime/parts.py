@@ -21,6 +21,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 from autopar.errors import GraphError
 from autopar.frontend.plain_data import dtype_name
 from autopar.frontend.traced import Const, Equation, FlatProgram
+from autopar.ir.compiler_options import CompilerOptions
 from autopar.ir.host_calls import HOST_CALLS
 from autopar.ir.listing import Block, Fence, Listing, LocalOp, Loop, Move
 from autopar.ir.program import PartProgram
@@ -278,6 +279,7 @@ class PartSource:
     that come as they were summed over microbatches, each with the dtype that it was summed in: the
     program rounds them first. `calls` hear what the Python that it calls raises. One that
     `has_token` gives back a last scalar that is ready when it has run, and that nobody donates.
+    `options` are XLA's, for the platform alone.
     """
 
     flat: FlatProgram
@@ -288,6 +290,7 @@ class PartSource:
     sums: Mapping[int, str] = field(default_factory=dict[int, str])
     calls: HostCalls = field(default_factory=HostCalls, compare=False)
     has_token: bool = True
+    options: CompilerOptions = ()
 
     @property
     def name(self) -> str:
@@ -383,6 +386,7 @@ class PartSource:
             in_shardings=tuple(t.on(mesh).sharding for t in given),
             out_shardings=tuple(t.on(mesh).sharding for t in made),
             donate_argnums=self.donated,
+            compiler_options=dict(self.options),
         )
 
     def local(self) -> Callable[..., tuple[Any, ...]]:

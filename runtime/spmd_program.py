@@ -30,7 +30,7 @@ from autopar.ir.spmd_program import NONE, Held, Lane, Loop, Source, SpmdProgram,
 from autopar.runtime.actions import Action
 from autopar.runtime.bind import ArrayType, is_key, processes_of, words_of
 from autopar.runtime.cells import Cells, CellType, Place
-from autopar.runtime.compile import CompileReport, program_cache_key
+from autopar.runtime.compile import CompileReport, program_cache_key, telling_options
 from autopar.runtime.feeds import FeedType, FetchType, Registers
 from autopar.runtime.moves import run_move
 from autopar.runtime.parts import PartSource, neutral
@@ -152,6 +152,7 @@ class SpmdSource:
             in_shardings=tuple(t.sharding for t in given),
             out_shardings=(*(t.sharding for t in made), token),
             donate_argnums=tuple(donated),
+            compiler_options=dict(self.sources[0].options),
         )
 
     # -- cells -------------------------------------------------------------------------------
@@ -463,7 +464,8 @@ class SpmdStep:
         spmd, mesh = source.spmd, joint_mesh(meshes, source.axis)
         given, donated = source.given(mesh), source.donated(kept)
         start = time.perf_counter()
-        self.compiled = source.jitted(mesh, donated).lower(*given).compile()
+        with telling_options(source.sources[0].options):
+            self.compiled = source.jitted(mesh, donated).lower(*given).compile()
         distinct = len(set(source.keys))
         self.report = CompileReport(len(spmd.parts), distinct, 1, 0, time.perf_counter() - start)
         self._donated, self._lying = frozenset(donated), (given, source.made(mesh))

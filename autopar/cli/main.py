@@ -186,6 +186,14 @@ def main() -> None:
     help="A file of pins, as `autopar import` writes them; --pin counts before it.",
 )
 @click.option(
+    "--compiler-option",
+    "compiler_options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="An option of XLA, as in xla_gpu_enable_pipelined_all_gather=false, put over those that "
+    "are chosen; may be repeated.",
+)
+@click.option(
     "-o",
     "--output",
     type=_PATH,

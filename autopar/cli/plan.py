@@ -10,6 +10,7 @@ With `--fallbacks 1 -o plans` for a host fewer as well, before one is lost:
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ from autopar.errors import (
     MeshError,
 )
 from autopar.ir.codec import Json
+from autopar.ir.compiler_options import OptionValue
 from autopar.ir.plan import Plan
 from autopar.ir.stages import LayerSequence
 from autopar.ir.text_file import PLAN, check_output
@@ -55,6 +57,7 @@ class Wanted:
     no_remat: bool
     pins: tuple[str, ...]
     pins_file: Path | None
+    compiler_options: tuple[str, ...]
     stages: Count
     microbatches: Count | None
     schedule: str
@@ -145,6 +148,7 @@ def _step(
         method=method or wanted.method,
         memory_gb=wanted.memory_gb,
         pins={**of_file, **read_pins(wanted.pins)},
+        compiler_options=dict(map(_read_option, wanted.compiler_options)),
         mesh_axes=wanted.mesh_axes,
         remat=False if wanted.no_remat else "auto",
         stages=wanted.stages,
@@ -154,6 +158,18 @@ def _step(
         # The way to a plan is only in a plan that is made now.
         cache=False if wanted.no_cache or after is not None else wanted.cache,
     )
+
+
+def _read_option(text: str) -> tuple[str, OptionValue]:
+    """An option of XLA as its flags are written: true and false, whole numbers, else texts."""
+    name, is_one, value = text.partition("=")
+    if not is_one:
+        raise InputError(
+            f"--compiler-option {text!a} is no NAME=VALUE; write xla_gpu_autotune_level=0"
+        )
+    if value in ("true", "false"):
+        return name, value == "true"
+    return name, int(value) if re.fullmatch(r"-?[0-9]{1,19}", value) else value
 
 
 def _way(method: str, step: api.ParallelStep[..., Any], loaded: Target) -> Way:

@@ -13,7 +13,7 @@ from functools import cached_property
 from autopar.cluster.chip import Platform
 from autopar.cost.kernels import Kernel, Pieces, Sizes, Stored, is_product, stored_kernels
 from autopar.cost.liveness import BlockSpans, Moment, busiest, held_kinds, most_bytes, piece_spans
-from autopar.cost.order import ahead, combined, depth_first, least_first
+from autopar.cost.order import ahead, combined, depth_first, known_before, least_first
 from autopar.cost.timeline import Timed, beside_moves, entering
 from autopar.ir.batching import Accumulator
 from autopar.ir.control_flow import PortKind
@@ -490,6 +490,9 @@ class _Walk:
         carried = {o for o, port in left if port.is_carry}
         stacked = frozenset(o for o, port in left if not port.is_carry) - carried
         moment = self.busiest(body, given, given, slices, stacked)
+        if self._sizes.platform == "gpu" and loop.runs > 1:
+            carries = [n for n, p in zip(body.inputs, ports, strict=True) if p.is_carry]
+            moment = self._with_next_trip(moment, carries)
         if self._sizes.platform == "gpu" and _stacks_sums(moment, stacked):
             early = _free_of(
                 moment.stored, [n for n, p in zip(body.inputs, ports, strict=True) if p.is_carry]
@@ -498,6 +501,23 @@ class _Walk:
             waits = frozenset(o for o in starts if o is not None)
             self._trips[loop.results] = _FirstTrip(early, waits)
         return moment
+
+    def _with_next_trip(self, moment: Moment, carries: Collection[str]) -> Moment:
+        """A body's moment with what XLA gathers meanwhile for the next trip."""
+        block, kernels = moment.block, moment.stored.kernels
+        is_light = [self._is_light(kernel.instruction(block)) for kernel in kernels]
+        gathered = sum(
+            moment.stored.nbytes[name]
+            for k in known_before(kernels, carries, is_light)
+            if kernels[k].is_early and isinstance(kernels[k].instruction(block), Move)
+            for name in kernels[k].makes
+        )
+        return replace(moment, nbytes=moment.nbytes + gathered)
+
+    def _is_light(self, step: Instruction | None) -> bool:
+        if isinstance(step, LocalOp):
+            return not is_product(self._sizes.op(step.equation))
+        return not isinstance(step, Loop) and not (isinstance(step, Move) and step.collectives)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autopar.cost.kernels import Kernel, Stored
@@ -93,6 +93,19 @@ def _behind(waits: int, groups: Sequence[_Group]) -> int:
         found |= groups[bit.bit_length() - 1].after
         left ^= bit
     return found
+
+
+def known_before(
+    kernels: Sequence[Kernel], carries: Collection[str], is_light: Sequence[bool]
+) -> Iterator[int]:
+    """The kernels that can run before a trip begins: no carry leads to them, nor heavy work."""
+    late = set(carries)
+    for k, kernel in enumerate(kernels):
+        is_late = not late.isdisjoint(kernel.reads)
+        if not is_late:
+            yield k
+        if is_late or not is_light[k]:
+            late.update(kernel.makes)
 
 
 def depth_first(stored: Stored, outputs: Sequence[str | None]) -> Stored:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from autopar.cluster import Chip, Cluster, LinkLevel, axis_links
 from autopar.cost.collective import COLLECTIVE_KINDS, SCATTER_TIE, collective_seconds
 from autopar.errors import MeshError
+from autopar.ir.compiler_options import PIPELINED, CompilerOptions
 from autopar.ir.graph import Op
 from autopar.ir.program import Program, Run, Send
 from autopar.ir.sharding import MeshShape
@@ -106,6 +107,8 @@ class Prices:
 
     cluster: Cluster
     mesh: MeshShape
+    # Options of the compiler that are asked for, put over those that are chosen.
+    options: CompilerOptions = ()
     # Every subset of the axes is laid out once: planners ask for millions of prices.
     _links: dict[frozenset[str], tuple[LinkLevel, ...]] = field(
         init=False, repr=False, compare=False
@@ -149,6 +152,14 @@ class Prices:
     def beside(self) -> frozenset[str]:
         """The kinds of collectives that run beside work which does not wait for them."""
         return _BESIDE[self.cluster.chip.platform]
+
+    @property
+    def pipelined(self) -> frozenset[str]:
+        """The kinds of collectives that the compiler runs beside another trip of their loop."""
+        if self.cluster.chip.platform != "gpu":
+            return frozenset()
+        asked = dict(self.options)
+        return frozenset(kind for kind, name in PIPELINED.items() if asked.get(name, True))
 
     def exposed_share(self, kind: str) -> float:
         """The share of a collective off the critical path that a step is expected to wait for."""

@@ -17,6 +17,7 @@ from autopar.cluster import device_order
 from autopar.cluster.planned import planned_cluster
 from autopar.errors import PlanError
 from autopar.inspecting.loaded_plan import Listed, reopen
+from autopar.ir.compiler_options import CompilerOptions
 from autopar.ir.control_flow import Port
 from autopar.ir.graph import Graph, Op
 from autopar.ir.listing import Block, Listing, LocalOp, Loop, Move, MoveStep
@@ -368,6 +369,8 @@ def _plan_lines(plan: Plan, listed: Listed) -> Iterator[str]:
     yield "# Arguments whose buffers the outputs take over."
     comes_back = any(o.role == Role.STATE.value for o in plan.outputs)
     yield f"DONATED: tuple[int, ...] = {_donated(given) if comes_back else ()}"
+    yield "# Options of XLA; those for another platform than that of the devices are left out."
+    yield from _option_lines(plan.compiler_options)
     yield from _spec_lines("INPUTS", given)
     yield from _spec_lines("OUTPUTS", plan.outputs)
     yield "# Arrays that the step closes over."
@@ -393,6 +396,18 @@ def _numbers(numbers: Sequence[int]) -> str:
         return f"list(range({len(numbers)}))"
     one = f"[{', '.join(map(str, numbers))}]"
     return one if len(one) <= 70 else "[\n" + "".join(f"    {n},\n" for n in numbers) + "]"
+
+
+def _option_lines(options: CompilerOptions) -> Iterator[str]:
+    head = "COMPILER_OPTIONS: dict[str, bool | int | str] = {"
+    if not options:
+        yield f"{head}}}"
+        return
+    yield head
+    for name, value in options:
+        written = quoted(value) if isinstance(value, str) else value
+        yield f"    {quoted(name)}: {written},"
+    yield "}"
 
 
 def _donated(given: Sequence[Argument]) -> tuple[int, ...]:

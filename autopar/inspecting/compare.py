@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from autopar.inspecting.reshardable_unit import ReshardableUnit, Weighed
 from autopar.ir.comparison import Change, Comparison, FigureChange, Move, Place
+from autopar.ir.compiler_options import options_text
 from autopar.ir.explanation import Price, TrafficChange
 from autopar.ir.listing import Traffic, kind_order
 from autopar.ir.naming import Names, and_more, over, spec
@@ -264,13 +265,14 @@ def _made_with(plan: Plan) -> dict[str, str]:
 
 
 def _decisions(plan: Plan) -> dict[str, str]:
-    """The changes of stages, microbatches and of what is recomputed."""
+    """The decisions on stages, microbatches, recomputation and the compiler."""
     submeshes = " + ".join(f"({s.mesh})" for s in plan.submeshes)
     found = {
         "mesh": str(plan.mesh) if plan.is_one_program else submeshes,
         "stages": str(len(plan.stages)),
         "microbatches": str(plan.microbatches),
         "recomputed": f"{len(plan.recomputed)} values",
+        "compiler options": options_text(plan.compiler_options) or "none",
     }
     if plan.is_one_program:
         return found

@@ -457,12 +457,12 @@ def _spans(flow: Flow, timed: Timed, begin: float) -> Iterator[KernelSpan]:
         if start == end:
             continue
         step = kernel.instruction(timed.block)
-        bodies = timed.bodies.get(k, ())
-        if isinstance(step, Loop) and step.runs * sum(map(_count, bodies)) <= _MOST_OF_A_LOOP:
+        if isinstance(step, Loop) and _count_trips(timed, k) <= _MOST_OF_A_LOOP:
             now = begin + start
-            for body in bodies * step.runs:
-                yield from _spans(flow, body, now)
-                now += body.seconds.total
+            for trips in timed.bodies[k]:
+                for _ in range(trips.runs):
+                    yield from _spans(flow, trips.timed, now)
+                    now += trips.timed.seconds.total
             continue
         label = flow.label(step)
         if isinstance(step, Move) and len(kernel.makes) > 1:
@@ -475,13 +475,12 @@ def _spans(flow: Flow, timed: Timed, begin: float) -> Iterator[KernelSpan]:
 
 def _count(timed: Timed) -> int:
     """The number of spans of a block, loops trip by trip."""
-    loops = {k: timed.block.instructions[timed.kernels[k].at] for k in timed.bodies}
-    inside = sum(
-        loop.runs * sum(map(_count, timed.bodies[k]))
-        for k, loop in loops.items()
-        if isinstance(loop, Loop)
-    )
-    return len(timed.kernels) + inside
+    return len(timed.kernels) + sum(_count_trips(timed, k) for k in timed.bodies)
+
+
+def _count_trips(timed: Timed, k: int) -> int:
+    """The number of spans of all trips of the loop that a kernel is."""
+    return sum(trips.runs * _count(trips.timed) for trips in timed.bodies[k])
 
 
 def _merged(spans: Sequence[KernelSpan], short: float) -> list[KernelSpan]:

@@ -6,6 +6,7 @@ The form in JSON follows from the hint:
     Text                      a text of many lines: the list of its lines, repetitions folded
     an Enum, Literal[...]     the value of the member, one of the words
     X | None                  X, or null
+    bool | int | str          the one of them that the value is
     tuple[X, ...]             a list, repetitions folded (`autopar.ir.repeats`)
     tuple[X, Y]               a list of two
     ByName[X], dict[str, X]   an object of X by name; where these repeat, a folded list of pairs
@@ -25,7 +26,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from functools import cache
-from types import NoneType
+from types import NoneType, UnionType
 from typing import Annotated, Literal, NoReturn, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from autopar.errors import AutoparError
@@ -259,7 +260,7 @@ class Codec:
 
     def _write(self, hint: object, value: object) -> Json:
         form, inside = _form(hint)
-        if form in (_Form.PLAIN, _Form.WORD):
+        if form in (_Form.PLAIN, _Form.EITHER, _Form.WORD):
             return cast("Json", value)
         if form is _Form.LINES:
             return fold_lines(cast("str", value).split("\n")) if value else []
@@ -296,6 +297,9 @@ class Codec:
         form, inside = _form(hint)
         if form is _Form.PLAIN:
             return _PLAIN[hint](item)
+        if form is _Form.EITHER:
+            kind = type(item.value)
+            return _PLAIN[kind](item) if kind in inside else item.fail(_either(inside))
         if form is _Form.LINES:
             return "\n".join(entry.text() for entry in item.lines())
         if form is _Form.CHOICE:
@@ -329,6 +333,7 @@ class _Form(Enum):
     """The cases of a hint."""
 
     PLAIN = "plain"
+    EITHER = "either"
     LINES = "lines"
     CHOICE = "choice"
     WORD = "word"
@@ -341,6 +346,10 @@ class _Form(Enum):
 
 _PLAIN: Mapping[object, Callable[[Item], object]] = {
     str: Item.text, int: Item.whole, float: Item.number, bool: Item.flag,
+}  # fmt: skip
+
+_WORDS: Mapping[object, str] = {
+    str: "a text", int: "a whole number", float: "a number", bool: "true, false",
 }  # fmt: skip
 
 
@@ -356,6 +365,8 @@ def _form(hint: object) -> tuple[_Form, tuple[object, ...]]:
         return _Form.NAMED, (get_args(get_args(inside[0])[0])[1],)
     if get_origin(hint) is Literal:
         return _Form.WORD, inside
+    if get_origin(hint) is UnionType and set(inside) <= set(_PLAIN):
+        return _Form.EITHER, inside
     if NoneType in inside:
         return _Form.MAYBE, tuple(h for h in inside if h is not NoneType)
     if get_origin(hint) is tuple:
@@ -367,6 +378,12 @@ def _form(hint: object) -> tuple[_Form, tuple[object, ...]]:
     if is_dataclass(kind):
         return _Form.RECORD, ()
     raise TypeError(f"{hint} has no form in JSON")
+
+
+def _either(kinds: Collection[object]) -> str:
+    """The words for a value of one of several plain types."""
+    *most, last = (_WORDS[kind] for kind in kinds)
+    return f"{', '.join(most)} or {last}"
 
 
 @cache

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from autopar.errors import GraphError
 from autopar.ir.codec import ByName, Text
+from autopar.ir.compiler_options import CompilerOptions, check_options, options_text
 from autopar.ir.listing import Traffic
 from autopar.ir.peak import Peak
 from autopar.ir.rate import Rate, items_of_batch
@@ -249,8 +250,9 @@ class Plan:
     The stages follow one another on the submeshes, and `schedule` takes the microbatches through
     them; `batch` is the rows of all microbatches. A step that is one program is one stage on one
     submesh with one microbatch, under the schedule ONE_PROGRAM. `notes` say what makes the
-    microbatches exact. The `record` is the step itself as text: what a plan means is told from it,
-    and running does not need it.
+    microbatches exact. The programs are compiled with the `compiler_options` but for those of
+    another platform than the devices'. The `record` is the step itself as text: what a plan means
+    is told from it, and running does not need it.
     """
 
     origin: Origin
@@ -266,6 +268,7 @@ class Plan:
     batch: int = 0
     recomputation: Recomputation = field(default_factory=Recomputation)
     notes: tuple[str, ...] = ()
+    compiler_options: CompilerOptions = ()
     record: Record | None = field(default=None, repr=False)
 
     @property
@@ -338,6 +341,7 @@ class Plan:
         again = self.recomputation
         if self.origin.memory_bytes < 1 or again.saved_bytes < 0:
             raise GraphError("the limit, or what is computed again, has figures below 0")
+        check_options(self.compiler_options)
         self._check_submeshes()
         self._check_stages()
         meshes = tuple(s.mesh for s in self.submeshes)
@@ -447,6 +451,8 @@ class Plan:
         )
         if self.recomputed:
             yield f"  {self.recomputation}"
+        if self.compiler_options:
+            yield f"  compiled with {options_text(self.compiler_options)}"
         rows = [
             [t.kind, "+".join(t.axes), f"x{t.count}", show_bytes(t.nbytes), show_seconds(t.seconds)]
             for t in p.traffic

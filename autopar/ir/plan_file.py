@@ -28,7 +28,7 @@ from autopar.ir.sharding_plan import Margin
 from autopar.ir.text import brief
 from autopar.ir.text_file import write_text
 
-FORMAT = 7
+FORMAT = 8
 _ROWS = (Argument, HeldItem, Margin, Moment, Rows, Accumulator, Assignment)
 
 

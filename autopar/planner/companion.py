@@ -70,7 +70,7 @@ def plan_companion(source: Source, request: Request, watchers: Sequence[Watcher]
         _FORWARD_ONLY if is_forward and in_order else beside.schedule,
     )
     # 3. The sharding of each submesh, with the state as it lies there.
-    placed = PlacedStages.of(batching, stages, request.cluster)
+    placed = PlacedStages.of(batching, stages, request.cluster, options=request.compiler_options)
     asked = request.of_parts() if len(on) > 1 else request
     shardings: list[ShardingPlan] = []
     for k, joint in enumerate(placed.graphs):

@@ -56,7 +56,7 @@ class MeshContext:
     @classmethod
     def of(cls, mesh: MeshShape, request: Request, watchers: Sequence[Watcher] = ()) -> MeshContext:
         """A context where nothing is priced yet."""
-        submesh = SubmeshContext.of(request.cluster, Submesh(mesh))
+        submesh = SubmeshContext.of(request.cluster, Submesh(mesh), request.compiler_options)
         return cls(request, submesh, tuple(watchers))
 
     @property

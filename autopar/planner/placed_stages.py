@@ -18,6 +18,7 @@ from autopar.cluster.placement import Block, cut_out, submesh_shapes
 from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder
 from autopar.ir.batching import BatchGraphs, Batching
+from autopar.ir.compiler_options import CompilerOptions
 from autopar.ir.graph import Graph
 from autopar.ir.listing import Listing
 from autopar.ir.plan import Plan
@@ -46,13 +47,18 @@ class SubmeshContext:
     tables: ReshardCosts
 
     @classmethod
-    def of(cls, cluster: Cluster, submesh: Submesh) -> SubmeshContext:
-        """A submesh's part of the cluster, where nothing is priced yet."""
+    def of(
+        cls, cluster: Cluster, submesh: Submesh, options: CompilerOptions = ()
+    ) -> SubmeshContext:
+        """A submesh's part of the cluster, where nothing is priced yet.
+
+        Prices are those under compiler options that are put over the chosen ones.
+        """
         count = len(submesh.devices) or cluster.device_count
         shape = next(s for s in submesh_shapes(cluster) if s.device_count == count)
         own = cut_out(cluster, shape) if submesh.devices else cluster
         block = Block(min(submesh.devices, default=0), shape)
-        return cls(own, block, ReshardCosts(Prices(own, submesh.mesh)))
+        return cls(own, block, ReshardCosts(Prices(own, submesh.mesh, options)))
 
     @property
     def mesh(self) -> MeshShape:
@@ -77,11 +83,12 @@ class PlacedStages:
     @classmethod
     def of(
         cls, batching: Batching, stages: StagePlan, cluster: Cluster,
-        contexts: tuple[SubmeshContext, ...] = (),
+        contexts: tuple[SubmeshContext, ...] = (), options: CompilerOptions = (),
     ) -> PlacedStages:  # fmt: skip
         """The parts of the stages, on submeshes where nothing is priced yet, or on those given."""
         stages.verify()
-        contexts = contexts or tuple(SubmeshContext.of(cluster, s) for s in stages.submeshes)
+        fresh = (SubmeshContext.of(cluster, s, options) for s in stages.submeshes)
+        contexts = contexts or tuple(fresh)
         return cls(cluster, batching, stages, contexts)
 
     @cached_property
@@ -217,7 +224,7 @@ def place_plan(
         plan.microbatches,
         plan.schedule,
     )
-    placed = PlacedStages.of(batching, stages, cluster)
+    placed = PlacedStages.of(batching, stages, cluster, options=plan.compiler_options)
     for graph, submesh in zip(placed.graphs, plan.submeshes, strict=True):
         submesh.sharding.verify(graph.graph)
     return placed

@@ -29,7 +29,10 @@ from autopar.planner.sliced_step import Source
 from autopar.progress import LOGGER
 
 _RELEASES = ("autopar", "jax", "jaxlib", "numpy", "numba", "highspy", "PuLP")
-_PLAIN = ("mesh", "memory_bytes", "pins", "mesh_axes", "remat", "batch_axes", "order")
+_PLAIN = (
+    "mesh", "memory_bytes", "pins", "mesh_axes", "remat", "batch_axes", "order",
+    "compiler_options",
+)  # fmt: skip
 
 
 def plan_key(source: Source, request: Request) -> str:

@@ -23,6 +23,7 @@ from autopar.ir.record import Record
 from autopar.ir.sharding import replicated
 from autopar.ir.sharding_plan import Outcome, Recomputation
 from autopar.ir.values import Role
+from autopar.passes.lower.compiler_options import choose_options
 from autopar.planner.memory_fit import MeshContext
 from autopar.planner.request import Request
 from autopar.planner.sliced_step import Source
@@ -88,6 +89,11 @@ def make_plan(
         batch=batching.batch,
         recomputation=recomputation,
         notes=batching.notes,
+        compiler_options=choose_options(
+            programs.placed.cluster.chip.platform,
+            (part.listing for part in programs.program.parts),
+            request.compiler_options,
+        ),
         record=Record.of(batching, request.rules.extra),
     )
 

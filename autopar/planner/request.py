@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from autopar.cluster import Cluster
+from autopar.ir.compiler_options import CompilerOptions
 from autopar.ir.graph import Graph
 from autopar.ir.paths import meant
 from autopar.ir.plan import Origin, Plan
@@ -37,7 +38,7 @@ class Request:
 
     `batch_axes` name arguments whose rows are not on axis 0. `order` has the numbers of the devices
     in the order of a mesh that came with devices of its own. `beside` is the plan of another
-    step, whose state is taken as it lies.
+    step, whose state is taken as it lies. `compiler_options` are put over those that are chosen.
     """
 
     cluster: Cluster
@@ -51,6 +52,7 @@ class Request:
     batch_axes: tuple[tuple[str, int | None], ...] = ()
     order: tuple[int, ...] | None = None
     beside: Plan | None = None
+    compiler_options: CompilerOptions = ()
 
     def origin(self, step: str, graph_key: str, jax: str) -> Origin:
         """The origin of a plan for this request."""
@@ -75,7 +77,10 @@ class Request:
             origin.method, len(plan.stages), plan.microbatches, schedule
         )
         mesh = plan.mesh if one else None
-        return cls(cluster, mesh, passes, origin.memory_bytes, origin.pins, rules=rules)
+        return cls(
+            cluster, mesh, passes, origin.memory_bytes, origin.pins, rules=rules,
+            compiler_options=plan.compiler_options,
+        )  # fmt: skip
 
     @property
     def shard(self) -> Optimal:

@@ -256,7 +256,9 @@ def build_stages(
     cuts = Fixed(tuple(layers[s.last].last + 1 for s in choice.stages[:-1]))
     merged = cuts.run(sliced.batching, setting)
     stages = _stage_plan(merged, layers, choice, request.cluster)
-    placed = PlacedStages.of(sliced.batching, stages, request.cluster)
+    placed = PlacedStages.of(
+        sliced.batching, stages, request.cluster, options=request.compiler_options
+    )
     sharder = SubmeshSharder(placed, request, setting)
     partial_sums = list({s.block: s.partial_sums for s in choice.stages}.values())
     # The fullest first: what does not fit is found out soonest, and what fits there fits elsewhere.

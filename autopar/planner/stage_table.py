@@ -398,7 +398,7 @@ class LayerProfiler:
         setting: Setting,
     ) -> None:
         self._programs = programs
-        self._tables = ReshardCosts(Prices(cluster, mesh))
+        self._tables = ReshardCosts(Prices(cluster, mesh, request.compiler_options))
         self._shard = replace(
             request.shard, effort=QUICK, explain=False, reshard_costs=self._tables,
             readings=programs.readings,

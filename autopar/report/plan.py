@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from autopar.cluster.planned import planned_cluster
+from autopar.ir.compiler_options import options_text
 from autopar.ir.inspection import AxisUse, MemoryCurve
 from autopar.ir.peak import Peak
 from autopar.ir.plan import Plan
@@ -90,6 +91,8 @@ def headline(plan: Plan, uses: Sequence[AxisUse] = ()) -> RenderableType:
         pairs.insert(1, ("axes", roles))
     if p.peak is not None:
         pairs.append(("peak", Text(str(p.peak))))
+    if plan.compiler_options:
+        pairs.append(("compiler", options_text(plan.compiler_options)))
     if (uneven := _uneven_rows(plan)) is not None:
         pairs.append(("note", Text(uneven, style="yellow")))
     if _is_whole(plan):

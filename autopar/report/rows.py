@@ -114,6 +114,7 @@ def plan_data(plan: Plan) -> dict[str, Json]:
             pattern: spec_text(Sharding(tuple(tuple(axes) for axes in dims)))
             for pattern, dims in o.pins
         },
+        "compiler_options": dict(plan.compiler_options),
         "outcome": {
             "status": outcome.status.value,
             "seconds": outcome.seconds,

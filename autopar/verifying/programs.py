@@ -14,10 +14,10 @@ from autopar.cost.memory import AsPart, held_bytes
 from autopar.cost.prices import Prices
 from autopar.cost.timeline import timed_listing
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
+from autopar.ir.compiler_options import CompilerOptions
 from autopar.ir.listing import Collective, Move
 from autopar.ir.plan import Prediction
 from autopar.ir.program import PartKind, Program
-from autopar.ir.spmd_program import SpmdProgram
 from autopar.ir.values import Role, item_bytes
 from autopar.planner.planned import Planned
 from autopar.runtime.aot.program import AotProgram, export_part, export_spmd
@@ -54,12 +54,16 @@ class PlannedProgram:
 
 
 def export_whole(
-    trace: MicrobatchTrace, program: Program, cluster: Cluster, donate: bool = True
+    trace: MicrobatchTrace,
+    program: Program,
+    cluster: Cluster,
+    donate: bool = True,
+    options: CompilerOptions = (),
 ) -> AotProgram:
-    """The export of a step of one program; raises what `export_part` raises."""
+    """The export of a step of one program with a plan's options; raises what `export_part` does."""
     meshes = tuple(shape_with_axis(s.mesh) for s in program.submeshes)
     interface = Interface(trace, program, meshes)
-    (source,) = interface.sources(cluster.chip.platform, donate)
+    (source,) = interface.sources(cluster.chip.platform, donate, options=options)
     return export_part(source, program.submeshes, cluster)
 
 
@@ -69,10 +73,12 @@ def programs_of(planned: Planned, cluster: Cluster, target: Target) -> Iterator[
     meshes = tuple(shape_with_axis(s.mesh) for s in program.submeshes)
     interface = Interface(trace, program, meshes)
     is_cpu = target.platform == "cpu"
+    options = planned.plan.compiler_options
+    made = interface.sources(target.platform, donate_state=True, options=options)
     if (spmd := planned.programs.spmd) is not None:
-        yield _spmd(interface, spmd, planned.plan.prediction, cluster, target)
+        yield _spmd(interface, SpmdSource(spmd, made), planned.plan.prediction, cluster, target)
         return
-    for sources in group_equal_parts(interface.sources(target.platform, donate_state=True)):
+    for sources in group_equal_parts(made):
         part = sources[0].program.part
         ahead = partial(export_part, sources[0], program.submeshes, cluster)
         export = cpu_program_of_part(sources[0]) if is_cpu else ahead
@@ -101,14 +107,13 @@ def _whole(
 
 def _spmd(
     interface: Interface,
-    spmd: SpmdProgram,
+    source: SpmdSource,
     predicted: Prediction,
     cluster: Cluster,
     target: Target,
 ) -> PlannedProgram:
     """The one program of all stages."""
-    sources = interface.sources(target.platform, donate_state=True)
-    source, kept = SpmdSource(spmd, sources), interface.lasting(donate_state=True)
+    spmd, kept = source.spmd, interface.lasting(donate_state=True)
     if target.platform == "cpu":
         export: Callable[[], AotProgram] | CpuProgram = cpu_program_of_stages(source, kept)
     else:
@@ -132,7 +137,7 @@ def _part(
     graph, listing, mesh = source.program.part.graph, source.program.listing, source.mesh
     platform = block.chip.platform
     sizes = Sizes(graph, mesh, platform)
-    timed = timed_listing(graph, listing, Prices(block, mesh), sizes)
+    timed = timed_listing(graph, listing, Prices(block, mesh, source.options), sizes)
     as_part = AsPart(source.program.part.accumulators, timed)
     held = held_bytes(graph, listing, mesh, platform, sizes, as_part)
     # Sums come in dtypes of their own; those that it reads last give their buffers to outputs.

@@ -13,6 +13,7 @@ from autopar.errors import ArgumentError, VerifyError
 from autopar.frontend import read_call
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.compiled import CheckLevel, Compiled
+from autopar.ir.compiler_options import CompilerOptions, options_on, options_text
 from autopar.ir.plan import Plan
 from autopar.ir.program import Program
 from autopar.ir.projection import walks
@@ -98,6 +99,7 @@ def verify_planned(planned: Planned, called: Called, inquiry: Inquiry) -> Verifi
     origin = planned.plan.origin
     level, notes = inquiry.level, _waiting(planned)
     if level is CheckLevel.NUMERICS:
+        notes += _left_out(planned.plan, "cpu")
         found = _numerics(planned, called, inquiry)
         return Verification(origin.step, origin.cluster_name, level, numerics=found, notes=notes)
     cluster = _target_cluster(planned, inquiry)
@@ -107,10 +109,19 @@ def verify_planned(planned: Planned, called: Called, inquiry: Inquiry) -> Verifi
             raise VerifyError(_NOT_COMPARED)
         notes += (_NOT_COMPARED,)
     parts = tuple(_parts(planned, cluster, target, inquiry))
+    notes += _left_out(planned.plan, target.platform)
     is_cpu = target.platform == "cpu"
     if is_cpu:
         notes += (_CPU_NOTE.format(count=planned.plan.device_count),)
     return Verification(origin.step, origin.cluster_name, level, str(target), None, parts, notes)
+
+
+def _left_out(plan: Plan, platform: str) -> tuple[str, ...]:
+    """A note on the plan's compiler options that another platform's compiler does not get."""
+    left_out = options_on(platform, plan.compiler_options).left_out
+    if not left_out:
+        return ()
+    return (f"the compiler for {platform.upper()} is not given {options_text(left_out)}",)
 
 
 def _waiting(planned: Planned) -> tuple[str, ...]:
@@ -175,7 +186,8 @@ def _validation(
         trace, program = MicrobatchTrace.of_whole(small.traced), small.program
     meshes = [s.mesh for s in program.submeshes]
     spmd = planned.programs.spmd
-    running: AbstractContextManager[FlatStep] = _on_cpu(trace, spmd or program)
+    options = planned.plan.compiler_options
+    running: AbstractContextManager[FlatStep] = _on_cpu(trace, spmd or program, options)
     if elsewhere is not None:
         running, note = elsewhere
         notes = (*notes, note)
@@ -194,14 +206,17 @@ def _validation(
 
 
 @contextmanager
-def _on_cpu(trace: MicrobatchTrace, lowered: Program | SpmdProgram) -> Generator[FlatStep]:
+def _on_cpu(
+    trace: MicrobatchTrace, lowered: Program | SpmdProgram, options: CompilerOptions
+) -> Generator[FlatStep]:
     """The planned step on this process's CPU devices, or one program on those of another one."""
     program = lowered.program if isinstance(lowered, SpmdProgram) else lowered
     count = sum(s.mesh.device_count for s in program.submeshes)
     if not program.is_one_part or runs_here(count):
-        yield planned_step(trace, lowered)
+        yield planned_step(trace, lowered, options)
         return
-    exported = export_whole(trace, program, Cluster.parse(f"{count}xcpu"), donate=False)
+    cpus = Cluster.parse(f"{count}xcpu")
+    exported = export_whole(trace, program, cpus, donate=False, options=options)
     with remote_step(exported, trace.whole.constants) as step:
         yield step
 

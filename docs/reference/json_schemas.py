@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Union
 
 SCHEMAS = Path(__file__).parent / "schemas"
-Form = Union[type, "Maybe", "Named", list["Form"], dict[str, "Form"]]
+Form = Union[type, "Maybe", "Named", "Either", list["Form"], dict[str, "Form"]]
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,13 @@ class Named:
     """An object of one form by names that are the user's, such as mesh axes."""
 
     form: Form
+
+
+@dataclass(frozen=True)
+class Either:
+    """A value of one of several types."""
+
+    types: tuple[type, ...]
 
 
 # -- parts of several ----------------------------------------------------------------------------
@@ -58,6 +65,7 @@ _STAGE: Form = {
 _PLAN: dict[str, Form] = {
     "step": str, "cluster": str, "devices": int, "mesh": Named(int), "method": str, "jax": str,
     "layers": int, "stages": int, "microbatches": int, "pins": Named(str),
+    "compiler_options": Named(Either((bool, int, str))),
     "outcome": {
         "status": str, "seconds": float, "bound_seconds": float, "gap": float, "sentence": str,
         "recipes": [{"name": str, "seconds": Maybe(float), "note": str}],
@@ -289,6 +297,8 @@ def _schema(form: Form) -> Schema:
     if isinstance(form, Maybe):
         inner = _schema(form.form)
         return {**inner, "type": [inner["type"], "null"]}
+    if isinstance(form, Either):
+        return {"type": [_TYPES[kind] for kind in form.types]}
     if isinstance(form, Named):
         return {"type": "object", "additionalProperties": _schema(form.form)}
     if isinstance(form, list):

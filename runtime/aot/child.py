@@ -17,6 +17,7 @@ from jax import export
 from jax.sharding import AxisType, Mesh
 
 from autopar.cluster.target import Target
+from autopar.ir.compiler_options import CompilerOptions
 from autopar.runtime.aot.devices import devices_of as devices_of
 from autopar.runtime.aot.program import AotProgram, write_answer, write_overflow
 
@@ -27,8 +28,9 @@ def main(folder: Path) -> None:
     exported = export.deserialize(bytearray(program.exported))
     given = _arguments(exported, program)
     lowered = jax.jit(_named(exported), donate_argnums=program.donated).lower(*given)
+    options = options_of(program.target, program.options, folder)
     try:
-        compiled = lowered.compile(compiler_options=options_of(program.target, folder))
+        compiled = lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as error:
         pieces = (math.prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize for a in given)
         write_overflow(folder, str(error), sum(pieces))
@@ -56,14 +58,17 @@ def _named(exported: export.Exported) -> Callable[..., Any]:
     return run
 
 
-def options_of(target: Target, folder: Path) -> dict[str, Any]:
-    """Compiler options: dump the schedule, which holds the compiler's own timeline."""
+def options_of(target: Target, own: CompilerOptions, folder: Path) -> dict[str, Any]:
+    """A program's own options, and what compiling it without a device takes.
+
+    That is a dump of the schedule, which holds the compiler's own timeline.
+    """
     options: dict[str, Any] = {
+        **dict(own),
         "xla_dump_to": str(folder / "dump"),
         "xla_dump_latency_hiding_schedule": True,
     }
     if target.platform == "gpu":
-        options["xla_gpu_enable_latency_hiding_scheduler"] = True
         # Without a device nothing is tuned: Triton would get tiles that its times are wrong for.
         options["xla_gpu_enable_triton_gemm"] = False
     return options

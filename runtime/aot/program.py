@@ -18,6 +18,7 @@ from autopar.hlo.clock import CompilerTimeline, clock_of, read_cycles, read_time
 from autopar.hlo.collectives import compiled_collectives
 from autopar.ir.codec import Codec, Item, format_json, parse_json
 from autopar.ir.compiled import Compiled
+from autopar.ir.compiler_options import CompilerOptions
 from autopar.ir.sharding import MeshShape
 from autopar.ir.stages import Submesh
 from autopar.ir.text import show_bytes
@@ -156,7 +157,8 @@ def _timed_tpu(compiled: Compiled, name: str) -> Compiled:
 
 # What of a program is written beside it.
 _KNOWN: dict[str, Any] = {
-    "mesh": MeshShape, "order": tuple[int, ...], "donated": tuple[int, ...], "target": Target
+    "mesh": MeshShape, "order": tuple[int, ...], "donated": tuple[int, ...], "target": Target,
+    "options": CompilerOptions,
 }  # fmt: skip
 _EXPORTED = {"gpu": "cuda", "tpu": "tpu", "cpu": "cpu"}
 
@@ -166,7 +168,7 @@ class AotProgram:
     """A program, as JAX exports it, with the mesh it is for and what it is compiled to.
 
     Position i of the mesh (row-major) is device `order[i]` of the target, by our numbers;
-    `donated` are flat arguments whose buffers the outputs may take.
+    `donated` are flat arguments whose buffers the outputs may take. The compiler gets `options`.
     """
 
     exported: bytes
@@ -174,6 +176,7 @@ class AotProgram:
     order: tuple[int, ...]
     donated: tuple[int, ...]
     target: Target
+    options: CompilerOptions = ()
 
     def write(self, folder: Path) -> None:
         """The program and all that is known of it."""
@@ -196,6 +199,7 @@ def export_jitted(
     order: tuple[int, ...],
     donated: tuple[int, ...],
     target: Target,
+    options: CompilerOptions = (),
 ) -> AotProgram:
     """The export of any jitted function whose shardings are over `abstract_mesh(mesh)`.
 
@@ -215,7 +219,7 @@ def export_jitted(
             "this host (jax.debug.print, callbacks) or asks its libraries (cuDNN attention) must "
             "be left out to compile for hardware that is not here."
         ) from error
-    return AotProgram(bytes(exported.serialize()), mesh, order, donated, target)
+    return AotProgram(bytes(exported.serialize()), mesh, order, donated, target, options)
 
 
 def export_part(source: PartSource, submeshes: Sequence[Submesh], cluster: Cluster) -> AotProgram:
@@ -229,7 +233,9 @@ def export_part(source: PartSource, submeshes: Sequence[Submesh], cluster: Clust
     target, order = target_within(cluster, devices)
     mesh = abstract_mesh(source.mesh)
     given = tuple(t.on(mesh) for t in source.given)
-    return export_jitted(source.jitted(mesh), given, source.mesh, order, source.donated, target)
+    return export_jitted(
+        source.jitted(mesh), given, source.mesh, order, source.donated, target, source.options
+    )
 
 
 def export_spmd(
@@ -245,4 +251,7 @@ def export_spmd(
     target, order = target_within(cluster, [d for s in submeshes for d in s.devices])
     mesh, donated = abstract_mesh(source.mesh), source.donated(kept)
     given = tuple(source.given(mesh))
-    return export_jitted(source.jitted(mesh, donated), given, source.mesh, order, donated, target)
+    options = source.sources[0].options
+    return export_jitted(
+        source.jitted(mesh, donated), given, source.mesh, order, donated, target, options
+    )

@@ -48,6 +48,7 @@ EQUATIONS = 0, 0  # how many, and a checksum of what they are
 MESH: dict[str, int] = {}  # axes and their sizes, the slowest first
 DEVICES: list[int] = []  # which of jax.devices() is at each position of the mesh, row by row
 DONATED: tuple[int, ...] = ()  # arguments whose buffers the outputs take over
+COMPILER_OPTIONS: dict[str, bool | int | str] = {}  # of XLA
 INPUTS: dict[str, P] = {}
 OUTPUTS: dict[str, P] = {}
 CONSTANTS: list[P] = []  # arrays that the step closes over
@@ -109,7 +110,15 @@ def parallelize(step: Callable[..., Any], *args: Any) -> Any:
         in_shardings=tuple(shardings_for(arg, name) for name, arg in named),
         out_shardings=shardings_for(shapes, specs=OUTPUTS),
         donate_argnums=DONATED,
+        compiler_options=compiler_options(),
     )
+
+
+def compiler_options() -> dict[str, bool | int | str]:
+    """The plan's options for the compiler of the devices that are there."""
+    here = jax.devices()[DEVICES[0]].platform
+    others = tuple(f"xla_{p}_" for p in ("cpu", "gpu", "tpu") if p != here)
+    return {n: v for n, v in COMPILER_OPTIONS.items() if not n.startswith(others)}
 
 
 def check(program: Program) -> None:

@@ -23,7 +23,7 @@ def main() -> None:
     mesh = bind_mesh(program.mesh, program.order, jax.devices("cpu"))
     exported = export.deserialize(bytearray(program.exported))
     shardings = exported.in_shardings_jax(mesh)
-    step = jax.jit(exported.call)
+    step = jax.jit(exported.call, compiler_options=dict(program.options))
 
     def run(leaves: list[Any]) -> list[Any]:
         placed = [jax.device_put(leaf, s) for leaf, s in zip(leaves, shardings, strict=True)]

@@ -19,12 +19,13 @@ from autopar.frontend.trace.step import plain_steps
 from autopar.frontend.traced import FlatProgram
 from autopar.hlo.collectives import compiled_collectives
 from autopar.ir.compiled import Compiled
+from autopar.ir.compiler_options import CompilerOptions
 from autopar.ir.program import Program
 from autopar.ir.sharding import MeshShape
 from autopar.ir.spmd_program import SpmdProgram
 from autopar.ir.text import show_bytes
 from autopar.runtime.bind import bind_mesh, is_key
-from autopar.runtime.executor import Executor
+from autopar.runtime.executor import Executor, Options
 from autopar.runtime.parts import PartSource
 from autopar.runtime.spmd_program import SpmdSource
 
@@ -94,13 +95,16 @@ def plain_step(spec: StepSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> F
     return run
 
 
-def planned_step(trace: MicrobatchTrace, lowered: Program | SpmdProgram) -> FlatStep:
+def planned_step(
+    trace: MicrobatchTrace, lowered: Program | SpmdProgram, options: CompilerOptions = ()
+) -> FlatStep:
     """A planned step on CPU devices; raises VerifyError where this process has too few."""
     program = lowered.program if isinstance(lowered, SpmdProgram) else lowered
     places = [s.devices or tuple(range(s.mesh.device_count)) for s in program.submeshes]
     devices = cpu_devices(1 + max(max(own) for own in places))
     pairs = zip(program.submeshes, places, strict=True)
-    executor = Executor(trace, lowered, [bind_mesh(s.mesh, own, devices) for s, own in pairs])
+    meshes = [bind_mesh(s.mesh, own, devices) for s, own in pairs]
+    executor = Executor(trace, lowered, meshes, Options(compiler_options=options))
     return lambda leaves: on_host(jax.tree_util.tree_leaves(executor(leaves)))
 
 

@@ -139,6 +139,11 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
     ("batch_axes", {"x": 1.5}, ArgumentError, "batch_axes is {'x': 1.5}"),
     ("batch_axes", {0: 0}, ArgumentError, "batch_axes is {0: 0}"),
     ("batch_axes", {"x": True}, ArgumentError, "it takes"),
+    ("compiler_options", "fast", ArgumentError, "compiler_options is 'fast'; it takes {name"),
+    ("compiler_options", {"fast": True}, ArgumentError, "'fast' is no option of XLA"),
+    ("compiler_options", {1: True}, ArgumentError, "1 is no option of XLA"),
+    ("compiler_options", {"xla_a": 0.5}, ArgumentError, "xla_a is 0.5, and an option is a bool"),
+    ("compiler_options", {"xla_dump_to": "a"}, ArgumentError, "xla_dump_to names a file"),
 ]  # fmt: skip
 
 

@@ -8,8 +8,8 @@ from tests.cli.running import STEP, run, written
 
 SECTIONS = {
     "json_version", "step", "cluster", "devices", "mesh", "method", "jax", "layers", "stages",
-    "microbatches", "pins", "outcome", "predicted", "memory", "collectives", "parameters",
-    "planning_seconds", "output", "warnings", "pipeline", "passes",
+    "microbatches", "pins", "compiler_options", "outcome", "predicted", "memory", "collectives",
+    "parameters", "planning_seconds", "output", "warnings", "pipeline", "passes",
 }  # fmt: skip
 
 
@@ -77,6 +77,16 @@ def test_a_pin_is_kept(tmp_path: Path) -> None:
     assert lies["state/down"] == "P('model')"
 
 
+def test_options_of_the_compiler_are_read_as_flags_are(tmp_path: Path) -> None:
+    words = ("xla_gpu_enable_latency_hiding_scheduler=false", "xla_a=3", "xla_b=dce,fusion")
+    given = (word for text in words for word in ("--compiler-option", text))
+    done = run("plan", written(tmp_path), "--cluster", "8xh100", "--json", *given)
+    assert done.code == 0, done.err
+    assert done.data["compiler_options"] == {
+        "xla_a": 3, "xla_b": "dce,fusion", "xla_gpu_enable_latency_hiding_scheduler": False,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("slot", "opening"),
     [
@@ -136,6 +146,8 @@ def test_a_memory_limit_that_nothing_fits_ends_with_1(tmp_path: Path) -> None:
         (("--cluster", "8xcpu", "--memory-gb", "-1"), "memory_gb is -1"),
         (("--cluster", "8xcpu", "--method", "zero9"), "'zero9' is not one of"),
         (("--cluster", "8xcpu", "--mesh", "8", "-o", "/no/such/plan.json"), "there is no folder"),
+        (("--cluster", "8xcpu", "--compiler-option", "xla_a"), "'xla_a' is no NAME=VALUE"),
+        (("--cluster", "8xcpu", "--compiler-option", "a=1"), "'a' is no option of XLA"),
         ((), "Missing option '--cluster'"),
     ],
 )

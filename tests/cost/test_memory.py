@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
+from autopar.cluster import Cluster
 from autopar.cluster.chip import Platform
 from autopar.cost.kernels import Sizes, stored_kernels
 from autopar.cost.memory import SPARE_SHARE, Held, held_bytes
+from autopar.cost.prices import Prices
+from autopar.cost.reshard import Resharder
 from autopar.ir.graph import Graph
 from autopar.ir.listing import (
     Block,
@@ -17,6 +21,7 @@ from autopar.ir.listing import (
     Instruction,
     Listing,
     LocalOp,
+    Loop,
     Move,
     MoveStep,
 )
@@ -24,9 +29,13 @@ from autopar.ir.peak import HeldKind
 from autopar.ir.record import parse_graph
 from autopar.ir.sharding import MeshShape, Sharding, replicated
 from autopar.ir.values import Value
+from autopar.passes.base import Setting
+from autopar.passes.lower.listing import lower_checked
+from autopar.passes.shard.optimal import Optimal
 from autopar.rules import RuleBook, attach_rules
 
 ONE = MeshShape((), ())
+PLATFORMS: tuple[Platform, ...] = ("gpu", "tpu")
 PIECE = 64 * 64 * 4  # bytes of f32[64,64]
 DOT = "{dimension_numbers=(((1,), (0,)), ((), ()))}"
 
@@ -162,6 +171,35 @@ def test_state_is_updated_in_place() -> None:
     }
 
 
+def test_a_loop_on_gpus_holds_what_it_gathers_for_the_next_trip() -> None:
+    text = """graph g(%c: f32[4096,4096] batch "c", %ws: f32[8,4096,4096] state "ws") {
+      %r: f32[4096,4096] = scan(%c, %ws) {length=8, num_consts=0, num_carry=1, reverse=False, unroll=1} [
+        graph body(%h: f32[4096,4096], %w: f32[4096,4096]) {
+          %p: f32[4096,4096] = dot_general(%h, %w) flops=137438953472 {dimension_numbers=(((1,), (0,)), ((), ()))}
+          return %p
+        }
+      ]
+      return %r
+    }"""  # noqa: E501
+    graph, cluster = attach_rules(parse_graph(text), RuleBook()), Cluster.parse("8xh100")
+    mesh, rows = MeshShape.of((8,)), ("data",)
+    pins = (("c", (rows, ())), ("ws", ((), rows, ())))
+    plan = Optimal().run(graph, Setting(cluster, mesh, 2**60, pins=pins))
+    many = lower_checked(graph, plan, Resharder(Prices(cluster, mesh)))
+    (loop,) = many.block.instructions
+    assert isinstance(loop, Loop)
+    assert isinstance(loop.bodies[0].instructions[0], Move)  # the weights are gathered in the loop
+    once = replace(many, block=replace(many.block, instructions=(replace(loop, runs=1),)))
+    peaks = {
+        (platform, listing is many): held_bytes(graph, listing, mesh, platform).peak_bytes
+        for platform in PLATFORMS
+        for listing in (many, once)
+    }
+    gathered = 4096 * 4096 * 4
+    assert peaks["gpu", True] - peaks["gpu", False] == pytest.approx(gathered * (1 + SPARE_SHARE))
+    assert peaks["tpu", True] == peaks["tpu", False]
+
+
 def test_what_nobody_wants_is_not_held() -> None:
     graph = graph_of(dot("%a", "%x", "%x"), dot("%b", "%x", "%x"), returns='%b "y"')
     assert held(graph).peak_bytes == 2 * PIECE
@@ -179,8 +217,6 @@ def test_a_loop_holds_its_stacks_and_its_body() -> None:
       return %r, %ys
     }"""  # noqa: E501
     graph = attach_rules(parse_graph(text), RuleBook())
-    from autopar.ir.listing import Loop
-
     whole, stack = replicated(2), replicated(3)
     body = Block(
         ("%h", "%v"),

@@ -1,5 +1,6 @@
 """Collectives beside work: two streams, checked by hand, by bounds and on a real compiler's law."""
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -20,8 +21,9 @@ from autopar.cost.timeline import (
     timed_listing,
 )
 from autopar.errors import GraphError
+from autopar.ir.compiler_options import PIPELINED
 from autopar.ir.graph import Graph
-from autopar.ir.listing import Block, Listing
+from autopar.ir.listing import Block, Listing, Move
 from autopar.ir.record import parse_graph
 from autopar.ir.sharding import MeshShape
 from autopar.passes.base import Setting
@@ -195,3 +197,134 @@ def test_weight_gradients_run_while_what_comes_next_is_gathered() -> None:
     stored = Stored(chain, dict.fromkeys(("a", "da", "dw1", "b", "db", "dw2"), 1), frozenset())
     found = [k.makes[0] for k in beside_moves(stored, timed).kernels]
     assert found == ["a", "da", "b", "dw1", "db", "dw2"]
+
+
+# -- loops: what XLA takes across trips ------------------------------------------------------------
+
+
+def scanned(text: str, *options: str, cluster: str = "8xh100") -> tuple[Timed, Prices]:
+    """A step with a scan, and its prices without some options; rows and weights are cut up."""
+    graph = attach_rules(parse_graph(text))
+    machine, mesh = Cluster.parse(cluster), MeshShape.of((8,))
+    paths = [i.path for i in graph.inputs]
+    pins = tuple(p for p in (("x", ROWS), ("ws", ((), ("data",), ()))) if p[0] in paths)
+    sharding = Optimal().run(graph, Setting(machine, mesh, 2**60, pins=pins))
+    prices = Prices(machine, mesh, tuple((name, False) for name in sorted(options)))
+    listing = lower_checked(graph, sharding, Resharder(prices))
+    return timed_listing(graph, listing, prices), prices
+
+
+GATHERED = """
+graph step(%x: f32[4096,4096] batch "x", %ws: f32[8,4096,4096] state "ws") {
+  %y: f32[4096,4096] = scan(%x, %ws)
+    {length=8, num_consts=0, num_carry=1, reverse=False, unroll=1} [
+    graph body(%h: f32[4096,4096], %w: f32[4096,4096]) {
+      %g: f32[4096,4096] = dot_general(%h, %w)
+        flops=137438953472 {dimension_numbers=(((1,), (0,)), ((), ()))}
+      return %g
+    }
+  ]
+  return %y
+}
+"""
+# Sums over the devices' rows that are only stacked; and such that the next trip reads.
+STACKED = """
+graph step(%x: f32[65536,1024] batch "x") {
+  %y: f32[65536,1024], %z: f32[8,1024,1024] = scan(%x)
+    {length=8, num_consts=0, num_carry=1, reverse=False, unroll=1} [
+    graph body(%h: f32[65536,1024]) {
+      %i: f32[65536,1024] = tanh(%h)
+      %g: f32[1024,1024] = dot_general(%h, %i)
+        flops=137438953472 {dimension_numbers=(((0,), (0,)), ((), ()))}
+      %t: f32[1024,1024] = tanh(%g)
+      return %i, %t
+    }
+  ]
+  return %y, %z
+}
+"""
+CARRIED = """
+graph step(%x: f32[65536,1024] batch "x", %a: f32[1024,1024] state "a") {
+  %y: f32[65536,1024], %z: f32[1024,1024] = scan(%x, %a)
+    {length=8, num_consts=0, num_carry=2, reverse=False, unroll=1} [
+    graph body(%h: f32[65536,1024], %b: f32[1024,1024]) {
+      %i: f32[65536,1024] = tanh(%h)
+      %g: f32[1024,1024] = dot_general(%h, %i)
+        flops=137438953472 {dimension_numbers=(((0,), (0,)), ((), ()))}
+      %t: f32[1024,1024] = tanh(%g)
+      %c: f32[1024,1024] = add(%b, %t)
+      return %i, %c
+    }
+  ]
+  return %y, %z
+}
+"""
+
+
+def bodies(timed: Timed) -> list[tuple[int, list[str]]]:
+    """The trips of the loop that go alike, and the kinds of what crosses them."""
+    (trips,) = timed.bodies.values()
+    return [(t.runs, list(crossing_kinds(t.timed))) for t in trips]
+
+
+def crossing_kinds(timed: Timed) -> Iterator[str]:
+    for k in sorted(timed.streams.crossing):
+        step = timed.kernels[k].instruction(timed.block)
+        assert isinstance(step, Move)
+        yield from (c.kind for c in step.collectives)
+
+
+def test_weights_of_the_next_trip_are_gathered_beside_this_one() -> None:
+    timed, prices = scanned(GATHERED)
+    assert bodies(timed) == [(1, []), (7, ["all-gather"])]
+    gather = prices.collective("all-gather", 4096 * 4096 * 4, ("data",))
+    work = timed.seconds.compute / 8
+    assert gather > work
+    # The first is waited for; of the others what exceeds a trip's work, and a tenth of the rest.
+    assert timed.seconds.exposed == pytest.approx(gather + 7 * (gather - 0.9 * work))
+    assert timed.seconds.across == pytest.approx(7 * 0.9 * work)
+    spent = {kernel.makes: seconds for _, kernel, seconds in timed.spent()}  # each once
+    assert sum(spent.values(), Seconds()).exposed == pytest.approx(timed.seconds.exposed)
+    assert sum(s.communication for s in spent.values()) == pytest.approx(8 * gather)
+
+
+def test_sums_that_are_only_stacked_are_finished_in_the_next_trip() -> None:
+    assert bodies(scanned(STACKED)[0]) == [(1, []), (7, ["reduce-scatter"])]
+
+
+def test_what_the_next_trip_reads_is_waited_for() -> None:
+    timed, _ = scanned(CARRIED)
+    assert timed.seconds.communication > 0
+    assert bodies(timed) == [(8, [])]
+
+
+@pytest.mark.parametrize("kind", ["all-gather", "reduce-scatter"])
+def test_only_what_the_compiler_is_told_to_pipeline_crosses_trips(kind: str) -> None:
+    body = GATHERED if kind == "all-gather" else STACKED
+    on, _ = scanned(body)
+    off, _ = scanned(body, *PIPELINED.values())
+    assert bodies(off) == [(8, [])]
+    assert off.seconds.exposed > on.seconds.exposed
+    assert off.seconds.communication == pytest.approx(on.seconds.communication)
+    other = PIPELINED["all-reduce"] if kind == "all-gather" else PIPELINED["all-gather"]
+    assert scanned(body, other)[0].seconds == on.seconds
+
+
+def test_compilers_for_tpus_are_not_taken_to_pipeline() -> None:
+    assert [runs for runs, _ in bodies(scanned(GATHERED, cluster="v5e:2x4")[0])] == [8]
+
+
+@given(graphs(), st.frozensets(st.integers(0, 11)))
+@settings(max_examples=200, deadline=None)
+def test_what_crosses_trips_is_never_waited_for_longer(
+    made: tuple[list[Kernel], list[Seconds], list[bool]], some: frozenset[int]
+) -> None:
+    kernels, spent, on_wires = made
+    crossing = frozenset(k for k in some if k < len(kernels) and on_wires[k])
+    streams = in_two_streams(kernels, spent, on_wires, crossing)
+    found, work = streams.seconds, sum(s.compute for s in spent)
+    assert max(work, sum(s.communication for s in spent)) - 1e-9 <= found.total
+    assert 0.0 <= found.across <= found.communication - found.exposed + 1e-9
+    if all(k in crossing for k, wires in enumerate(on_wires) if wires) and any(on_wires):
+        hidden = min(work, found.communication)
+        assert found.total == pytest.approx(max(work, found.communication) + 0.1 * hidden)

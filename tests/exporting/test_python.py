@@ -89,6 +89,19 @@ def test_the_source_is_clean_and_formatted(tmp_path: Path) -> None:
 WIDTH = 64
 
 
+@pytest.mark.parametrize("is_for_cpus", [True, False])
+def test_the_plans_compiler_options_are_passed_to_jit(is_for_cpus: bool, tmp_path: Path) -> None:
+    w, x = _arguments()
+    name = "xla_disable_hlo_passes" if is_for_cpus else "xla_gpu_no_such_thing"
+    plan = autopar.plan(
+        _step, w, x, cluster=EAGER, mesh="8", method="fsdp", compiler_options={name: "fusion"}
+    )
+    text = python_module(plan)
+    assert f'    "{name}": "fusion",\n' in text
+    step = loaded(text, tmp_path).parallelize(_step, w, x)
+    assert ("kind=kLoop" in step.lower(w, x).compile().as_text()) != is_for_cpus
+
+
 def _step(w: dict[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
     @jax.checkpoint
     def layer(x: jax.Array, w: jax.Array) -> jax.Array:

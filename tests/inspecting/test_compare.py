@@ -108,6 +108,14 @@ def test_a_comparison_turned_round_has_its_pairs_turned(dp: Plan, fsdp: Plan) ->
     }
 
 
+def test_other_options_of_the_compiler_are_another_decision(dp: Plan) -> None:
+    found = compare(dp, replace(dp, compiler_options=(("xla_a", True), ("xla_b", 1))))
+    assert not found.decides_alike
+    assert [(c.name, c.before, c.after) for c in found.decisions] == [
+        ("compiler options", "none", "a, b=1")
+    ]
+
+
 def test_axes_that_only_have_other_names_are_the_same(fsdp: Plan) -> None:
     found = compare(fsdp, renamed(fsdp, {"data": "batch"}))
     assert found.renamed == (("data", "batch"),)

@@ -52,17 +52,20 @@ class Whole:
     named: ByName[Point]
     size: Size
     flag: bool
+    option: bool | int | str
+    options: ByName[bool | int | str]
 
 
 ROWS = (Point, Size)
 WHOLE = Whole(
     "a", "one\ntwo", Colour.BLUE, "up", None, (Point(1, 0.5), Point(2)), ("b", 3),
     (("p", Point(1, 0.5)), ("q", Point(4))), Size((1, 2)), True,
+    2, (("q", True), ("r", "x")),
 )  # fmt: skip
 DATA: dict[str, Json] = {
     "name": "a", "text": ["one", "two"], "colour": "blue", "word": "up", "maybe": None,
     "points": [[1, 0.5], [2, 0.0]], "pair": ["b", 3], "named": {"p": [1, 0.5], "q": [4, 0.0]},
-    "size": [1, 2], "flag": True,
+    "size": [1, 2], "flag": True, "option": 2, "options": {"q": True, "r": "x"},
 }  # fmt: skip
 
 
@@ -100,6 +103,10 @@ def test_shared_values_stand_once_in_a_table() -> None:
         ({"named": {"%0": [1]}}, r"named\['%0'\]: expected a list of 2 entries"),
         ({"size": []}, "size: a size has steps"),
         ({"flag": 0}, "flag: expected true or false, found 0"),
+        ({"option": 0.5}, "option: expected true, false, a whole number or a text, found 0.5"),
+        ({"option": None}, "option: expected true, false, a whole number or a text, found None"),
+        ({"options": {"q": [1]}}, "options.q: expected true, false, a whole number or a text"),
+        ({"options": {"q": 2**63}}, "options.q: expected a number of 64 bits"),
         ({"other": 0}, "there should be no 'other'"),
     ],
 )

@@ -74,6 +74,24 @@ def test_flops_of_large_models_come_back(plan: autopar.Plan) -> None:
     assert plan_from_json(plan_to_json(large)) == large
 
 
+def test_compiler_options_come_back_and_are_checked(plan: autopar.Plan) -> None:
+    options = (("xla_a", True), ("xla_b", 3), ("xla_c", "dce,fusion"))
+    text = plan_to_json(replace(plan, compiler_options=options))
+    back = plan_from_json(text).compiler_options
+    assert back == options
+    assert [type(value) for _, value in back] == [bool, int, str]
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"a": 1}, "compiler option 'a' is no option of XLA"),
+        ({"xla_a": 1.5}, "expected true, false, a whole number or a text"),
+        ({"xla_b": 1, "xla_a": 1}, "not in the order of their names"),
+        ({"xla_dump_to": "/tmp/x"}, "a text is of letters"),
+        ({"xla_dump_to": "x"}, "xla_dump_to names a file"),
+    ]
+    for given, told in wrong:
+        with pytest.raises(PlanFileError, match=told):
+            plan_from_json(rewritten(text, lambda body, g=given: body.update(compiler_options=g)))  # type: ignore[misc]
+
+
 def test_a_field_that_is_missing_is_named(plan: autopar.Plan) -> None:
     def forget(body: dict[str, Any]) -> None:
         del body["prediction"]["peak"]
@@ -94,7 +112,7 @@ def test_a_flipped_byte_breaks_the_checksum(plan: autopar.Plan) -> None:
 
 def test_another_format_is_named(plan: autopar.Plan) -> None:
     text = rewritten(plan_to_json(plan), lambda body: body.update(format=99))
-    with pytest.raises(PlanFileError, match="plan format 99, but this autopar reads 7"):
+    with pytest.raises(PlanFileError, match="plan format 99, but this autopar reads 8"):
         plan_from_json(text)
 
 

@@ -152,6 +152,14 @@ def test_stages_that_run_as_one_program_are_told() -> None:
         assert ("in each tick every submesh" in text) == (lowering == "spmd")
 
 
+def test_what_a_plan_is_compiled_with_is_told() -> None:
+    view = one_program()
+    options = (("xla_gpu_enable_pipelined_all_gather", True),)
+    text = page(replace(view, plan=replace(view.plan, compiler_options=options)))
+    assert "compiled with pipelined_all_gather" in Reader(text).texts["span"]
+    assert "compiled with" not in page(view)
+
+
 def test_the_terminal_and_the_page_tell_of_ticks_in_the_same_words() -> None:
     """Accumulation on one submesh is a pipeline of one stage, and may run as one program, too."""
     plan = replace(staged().plan, lowering="spmd")

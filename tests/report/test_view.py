@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from autopar.cluster import Cluster
+from autopar.ir.compiler_options import LATENCY_HIDING
 from autopar.ir.inspection import AxisRole, AxisUse
 from autopar.ir.listing import Traffic
 from autopar.ir.peak import HeldItem, HeldKind, Peak
@@ -122,6 +123,14 @@ def test_the_headline_says_what_for_what() -> None:
     assert "1.00 KiB a device of 4.00 KiB  █████···············  25.0%" in lines[6].replace(
         "· 25", "·  25"
     )
+
+
+def test_the_headline_tells_what_it_is_compiled_with() -> None:
+    options = ((LATENCY_HIDING, True), ("xla_gpu_autotune_level", 0))
+    text = drawn(headline(replace(PLAN, compiler_options=options)))
+    assert "compiler   latency_hiding_scheduler, autotune_level=0" in text.splitlines()
+    assert "compiler " not in drawn(headline(PLAN))
+    assert plan_data(replace(PLAN, compiler_options=options))["compiler_options"] == dict(options)
 
 
 def test_the_headline_tells_what_the_axes_are_used_for() -> None:

@@ -22,7 +22,8 @@ from autopar.runtime.aot.launch import compile_ahead
 from autopar.runtime.aot.program import AotProgram, abstract_mesh, export_jitted, export_part
 from autopar.runtime.compile import group_equal_parts
 from autopar.runtime.interface import Interface
-from autopar.verifying.programs import export_whole
+from autopar.runtime.validation.steps import CpuProgram
+from autopar.verifying.programs import export_whole, programs_of
 from tests.end_to_end.running import zoo_case
 from tests.runtime.aot_programs import matmuls, needs_gpu_compiler, needs_tpu_compiler
 
@@ -176,6 +177,18 @@ def test_a_planned_step_is_compiled_whole(count: int) -> None:
     found = compile_ahead(exported)
     assert bool(found.collectives) == (count > 1)
     assert found.argument_bytes == planned.plan.prediction.argument_bytes
+
+
+@needs_gpu_compiler
+def test_a_plans_own_options_are_what_its_programs_are_compiled_with() -> None:
+    planned = _planned("8xh100", mesh=(8,), method="dp")
+    wrong = replace(planned.plan, compiler_options=(("xla_gpu_no_such_thing", True),))
+    cluster = Cluster.parse("8xh100")
+    (program,) = programs_of(replace(planned, plan=wrong), cluster, Target.of(cluster))
+    export = program.export
+    assert not isinstance(export, CpuProgram)
+    with pytest.raises(VerifyError, match="No such compile option: 'xla_gpu_no_such_thing'"):
+        compile_ahead(export())
 
 
 @needs_gpu_compiler

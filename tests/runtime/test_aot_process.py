@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -18,12 +19,26 @@ from autopar.cluster.target import Target
 from autopar.errors import VerifyError
 from autopar.ir.sharding import MeshShape
 from autopar.runtime.aot import extras, launch
+from autopar.runtime.aot.child import options_of
 from autopar.runtime.aot.launch import compile_ahead, run_child
 from autopar.runtime.aot.program import AotProgram
 
 _PROGRAM = AotProgram(
     b"", MeshShape(("data",), (8,)), tuple(range(8)), (), Target.of(Cluster.parse("8xh100"))
 )
+
+
+def test_the_compiler_gets_the_programs_own_options(tmp_path: Path) -> None:
+    own = (("xla_a", 3), ("xla_b", "x"), ("xla_gpu_enable_pipelined_all_gather", True))
+    replace(_PROGRAM, options=own).write(tmp_path)
+    read = AotProgram.read(tmp_path)
+    assert read.options == own
+    given = options_of(read.target, read.options, tmp_path)
+    assert dict(own).items() <= given.items()
+    # All else is for having no device: nothing that the step runs without.
+    assert {n for n in given if n not in dict(own) and "dump" not in n} == {
+        "xla_gpu_enable_triton_gemm"
+    }
 
 
 @pytest.fixture

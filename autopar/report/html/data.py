@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from autopar.cluster import Cluster, axis_links
 from autopar.cluster.planned import planned_cluster
 from autopar.ir.codec import Json
+from autopar.ir.compiler_options import options_text
 from autopar.ir.inspection import AxisUse, CommRow, Inspection
 from autopar.ir.plan import Plan
 from autopar.report.clusters import cluster_data
@@ -108,6 +109,7 @@ def plan_summary(plan: Plan) -> Data:
     data["recomputed"] = {
         "value_count": len(again.values), "seconds": again.seconds, "saved_bytes": again.saved_bytes
     }  # fmt: skip
+    data["compiled_with"] = options_text(plan.compiler_options)
     data["spmd_ticks"] = SPMD_TICKS if plan.is_spmd_pipeline else ""
     data["hidden_seconds"] = max(0.0, p.communication_seconds - p.exposed_seconds)
     data["exposed_share"] = p.exposed_seconds / p.seconds if p.seconds > 0 else 0.0
