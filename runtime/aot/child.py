@@ -19,6 +19,7 @@ from jax.sharding import AxisType, Mesh
 from autopar.cluster.target import Target
 from autopar.runtime.aot.devices import devices_of as devices_of
 from autopar.runtime.aot.program import AotProgram, write_answer, write_overflow
+from autopar.runtime.aot.ticks import add_ticks
 
 
 def main(folder: Path) -> None:
@@ -27,6 +28,8 @@ def main(folder: Path) -> None:
     exported = export.deserialize(bytearray(program.exported))
     given = _arguments(exported, program)
     lowered = jax.jit(_named(exported), donate_argnums=program.donated).lower(*given)
+    if program.ticks:
+        add_ticks(lowered.compiler_ir("stablehlo"), program.mesh)
     try:
         compiled = lowered.compile(compiler_options=options_of(program.target, folder))
     except jax.errors.JaxRuntimeError as error:

@@ -27,6 +27,7 @@ from autopar.runtime.parts import PartSource
 from autopar.runtime.parts import abstract_mesh as abstract_mesh
 from autopar.runtime.spmd_program import SpmdSource
 
+TICKING = "ticking"  # the folder of the same program with a collective in each loop
 _DUMPED_HLO = ("*after_optimizations_after_buffer_assignment.txt", "*gpu_after_optimizations.txt")
 _REPORT = "*memory-usage-report.txt"
 _TOTAL = re.compile(r"^Memory Space: default .*\nTotal bytes: (\d+)", re.MULTILINE)
@@ -117,7 +118,8 @@ def read_answer(program: AotProgram, folder: Path) -> Compiled:
         memory_bytes=program.target.memory_bytes,
         hlo=text,
     )
-    timeline = read_timeline(_dumped(folder, "*.schedule.txt"))
+    ticking = folder / TICKING
+    timeline = read_timeline(_dumped(ticking if ticking.is_dir() else folder, "*.schedule.txt"))
     if program.target.platform == "gpu":
         return _timed_gpu(compiled, timeline)
     # The timeline of a TPU's kernels is from before they were tiled: only its spans are kept.
@@ -156,7 +158,8 @@ def _timed_tpu(compiled: Compiled, name: str) -> Compiled:
 
 # What of a program is written beside it.
 _KNOWN: dict[str, Any] = {
-    "mesh": MeshShape, "order": tuple[int, ...], "donated": tuple[int, ...], "target": Target
+    "mesh": MeshShape, "order": tuple[int, ...], "donated": tuple[int, ...], "target": Target,
+    "ticks": bool,
 }  # fmt: skip
 _EXPORTED = {"gpu": "cuda", "tpu": "tpu", "cpu": "cpu"}
 
@@ -166,7 +169,8 @@ class AotProgram:
     """A program, as JAX exports it, with the mesh it is for and what it is compiled to.
 
     Position i of the mesh (row-major) is device `order[i]` of the target, by our numbers;
-    `donated` are flat arguments whose buffers the outputs may take.
+    `donated` are flat arguments whose buffers the outputs may take. With `ticks` each loop is given
+    a collective, for the sake of its time (`ticks.py`).
     """
 
     exported: bytes
@@ -174,6 +178,7 @@ class AotProgram:
     order: tuple[int, ...]
     donated: tuple[int, ...]
     target: Target
+    ticks: bool = False
 
     def write(self, folder: Path) -> None:
         """The program and all that is known of it."""
