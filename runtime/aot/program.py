@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -119,7 +120,11 @@ def read_answer(program: AotProgram, folder: Path) -> Compiled:
         hlo=text,
     )
     ticking = folder / TICKING
-    timeline = read_timeline(_dumped(ticking if ticking.is_dir() else folder, "*.schedule.txt"))
+    chip = chip_named(program.target.chip)
+    timeline = read_timeline(
+        _dumped(ticking if ticking.is_dir() else folder, "*.schedule.txt"),
+        chip.memory_bytes_per_second if chip else math.inf,
+    )
     if program.target.platform == "gpu":
         return _timed_gpu(compiled, timeline)
     # The timeline of a TPU's kernels is from before they were tiled: only its spans are kept.
