@@ -128,7 +128,7 @@ def trials(case: Case, site: Site, wanted: Sequence[str]) -> Iterator[Trial]:
     limit = case.limit_bytes(devices, memory)
     for name, layout in case.layouts(devices):
         if _is_wanted(f"hand {name}", wanted):
-            yield _by_hand(case, site, limit, name, layout)
+            yield from _by_hand(case, site, limit, name, layout)
     model = case.model(devices, memory)
     for method, mesh in asked(case, devices):
         if _is_wanted(_name(method, mesh), wanted):
@@ -171,8 +171,11 @@ def _planned(
     )
 
 
-def _by_hand(case: Case, site: Site, limit: int, name: str, layout: Layout) -> Trial:
-    """A hand-written plan, with layers rematerialised where it does not fit as it is."""
+def _by_hand(case: Case, site: Site, limit: int, name: str, layout: Layout) -> Iterator[Trial]:
+    """A hand-written plan, with layers rematerialised where it does not fit as it is.
+
+    Scanned layers are tried both ways.
+    """
     cluster = site.cluster
     shape = MeshShape(*(tuple(part) for part in zip(*layout.axes, strict=True)))
     order, target = device_order(cluster, shape), Target.of(cluster)
@@ -182,14 +185,18 @@ def _by_hand(case: Case, site: Site, limit: int, name: str, layout: Layout) -> T
         model = case.model(cluster.device_count, cluster.memory_bytes, remat)
         step = hand_step(model, layout, abstract_mesh(shape))
         if step.argument_bytes > limit:
-            break
+            yield trial
+            return
         donated = tuple(range(step.state_count))
         program = export_jitted(step.jitted, step.arguments, shape, order, donated, target)
         plan = f"hand {name}{' remat' if remat else ''}"
         trial = _tried(Trial(plan, sizes, None, limit), site, program)
-        if trial.failed or not trial.is_too_large:
+        if case.scanned:
+            yield trial
+        elif trial.failed or not trial.is_too_large:
             break
-    return trial
+    if not case.scanned:
+        yield trial
 
 
 def _tried(trial: Trial, site: Site, program: AotProgram) -> Trial:
