@@ -3,7 +3,7 @@
 XLA's latency-hiding scheduler writes a timeline of computations with an async collective only. Each
 `while` here carries one more number, zero, which a trip sends to the next device: four bytes beside
 all else that it does. It is added to the smallest of the loop's results, without which it would be
-removed.
+removed; to several, as XLA may find out that it needs one of them no more.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ ir: Any = mlir_ir  # the bindings' types are partly unknown
 stablehlo: Any = stablehlo_dialect
 _WHILE, _MANUAL = "stablehlo.while", "sdy.manual_computation"
 _CHANNEL = "#stablehlo.channel_handle<handle = {handle}, type = 1>"
+_TIED = 8  # results of a loop that its tick is added to
 _FIRST_CHANNEL = 1_000_000  # far from those of the program's own collectives
 
 
@@ -33,7 +34,7 @@ def add_ticks(module: Any, mesh: MeshShape) -> int:
     with module.context, ir.Location.unknown():
         ops = list(_within(module.operation))
         is_manual = any(op.name == _MANUAL for op in ops)
-        loops = [op for op in ops if op.name == _WHILE and _used(op) is not None]
+        loops = [op for op in ops if op.name == _WHILE and _tied(op)]
         for number, loop in enumerate(loops):
             _tick(loop, mesh, _FIRST_CHANNEL + number, is_manual)
     return len(loops)
@@ -47,10 +48,10 @@ def _within(op: Any) -> Iterator[Any]:
                 yield from _within(inner.operation)
 
 
-def _used(loop: Any) -> int | None:
-    """The smallest number or array of numbers that a loop returns and something reads, if any."""
+def _tied(loop: Any) -> list[int]:
+    """The smallest numbers and arrays of numbers that a loop returns and something reads."""
     able = (i for i, r in enumerate(loop.results) if _is_number(r.type) and any(map(bool, r.uses)))
-    return min(able, key=lambda i: math.prod(loop.results[i].type.shape), default=None)
+    return sorted(able, key=lambda i: math.prod(loop.results[i].type.shape))[:_TIED]
 
 
 def _is_number(kind: Any) -> bool:
@@ -61,8 +62,7 @@ def _tick(loop: Any, mesh: MeshShape, channel: int, is_manual: bool) -> None:
     """Replace a loop by the same loop with a tick."""
     kind = ir.RankedTensorType.get([], ir.F32Type.get())
     zero = ir.DenseElementsAttr.get_splat(kind, ir.FloatAttr.get(ir.F32Type.get(), 0.0))
-    tied = _used(loop)
-    assert tied is not None  # as add_ticks takes only such
+    tied = _tied(loop)
     with ir.InsertionPoint(loop):
         start = stablehlo.ConstantOp(zero).result
         ticking = ir.Operation.create(
@@ -81,12 +81,13 @@ def _tick(loop: Any, mesh: MeshShape, channel: int, is_manual: bool) -> None:
         sent = _sent(body.arguments[len(body.arguments) - 1], mesh, channel, is_manual)
         stablehlo.ReturnOp([*last.operands, sent])
     last.erase()
+    results = list(ticking.results)[:-1]
     with ir.InsertionPoint(loop):
-        smallest = ticking.results[tied]
-        added = _as(ticking.results[len(loop.results)], smallest.type)
-        total = stablehlo.AddOp(smallest, added).result
-    for i, result in enumerate(loop.results):
-        result.replace_all_uses_with(total if i == tied else ticking.results[i])
+        for i in tied:
+            added = _as(ticking.results[len(results)], results[i].type)
+            results[i] = stablehlo.AddOp(results[i], added).result
+    for old, new in zip(loop.results, results, strict=True):
+        old.replace_all_uses_with(new)
     loop.erase()
 
 

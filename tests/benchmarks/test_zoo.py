@@ -1,5 +1,7 @@
 """The models of the zoo build and trace at toy size, and every case at its true one."""
 
+from collections.abc import Callable
+
 import jax
 import pytest
 
@@ -16,7 +18,7 @@ from benchmarks.zoo.unet import unet
 from benchmarks.zoo.vit import vit
 from benchmarks.zoo.wide_resnet import wide_resnet
 
-TOYS = {
+TOYS: dict[str, Callable[[bool], Model]] = {
     "vit": lambda remat: vit(2, 16, 4, 8, 4, 8, 16, remat),
     "wide_resnet": lambda remat: wide_resnet((1, 1), 32, 1, 16, 8, 16, remat),
     "unet": lambda remat: unet(1, (32, 64), 8, 4, 16, remat),
