@@ -123,7 +123,10 @@ class Trial:
 
 
 def trials(case: Case, site: Site, wanted: Sequence[str]) -> Iterator[Trial]:
-    """Every plan of a model: the hand-written ones, then the recipes and auto."""
+    """Every plan of a model: the hand-written ones, then the recipes and auto.
+
+    "auto remat" is auto's for scanned layers that the model's author put under `jax.checkpoint`.
+    """
     devices, memory = site.cluster.device_count, site.cluster.memory_bytes
     limit = case.limit_bytes(devices, memory)
     for name, layout in case.layouts(devices):
@@ -133,6 +136,9 @@ def trials(case: Case, site: Site, wanted: Sequence[str]) -> Iterator[Trial]:
     for method, mesh in asked(case, devices):
         if _is_wanted(_name(method, mesh), wanted):
             yield _planned(model, site, limit, method, mesh)
+    if case.scanned and _is_wanted("auto remat", wanted):
+        again = case.model(devices, memory, remat=True)
+        yield replace(_planned(again, site, limit, "auto", None), plan="auto remat")
 
 
 def asked(case: Case, devices: int) -> Iterator[tuple[str, tuple[int, ...] | None]]:

@@ -95,19 +95,10 @@ def hand_step(model: Model, layout: Layout, mesh: Any) -> HandStep:
     """The step of a model on a mesh, concrete or abstract, whose axes are the layout's."""
     state = jax.eval_shape(model.create_state, jax.random.key(0))
     arguments, tree = jax.tree.flatten((state, model.example_batch))
+    constrained = constrained_step(model, layout, mesh)
 
     def step(*leaves: Any) -> tuple[Any, ...]:
-        given, batch = jax.tree.unflatten(tree, leaves)
-
-        def apply(variables: Any, *args: Any, **options: Any) -> Any:
-            if layout.flows is not None:
-                return given.apply_fn(variables, *args, marks=_marks(layout, mesh), **options)
-            params = _used(variables["params"], layout, mesh)
-            return given.apply_fn({"params": params}, *args, **options)
-
-        with nn.intercept_methods(_constraints(layout, mesh)):
-            new, metrics = model.step(given.replace(apply_fn=apply), batch)
-        return tuple(jax.tree.leaves((new, metrics)))
+        return tuple(jax.tree.leaves(constrained(*jax.tree.unflatten(tree, leaves))))
 
     paths = jax.tree_util.tree_flatten_with_path((state, model.example_batch))[0]
     placed = [NamedSharding(mesh, spec_of(p, leaf.shape, layout)) for p, leaf in paths]
@@ -122,6 +113,34 @@ def hand_step(model: Model, layout: Layout, mesh: Any) -> HandStep:
         for a, s in zip(arguments, placed, strict=True)
     )
     return HandStep(jitted, tuple(shapes), count)
+
+
+def constrained_step(model: Model, layout: Layout, mesh: Any) -> Callable[[Any, Any], Any]:
+    """A model's step with a layout's constraints on weights and activations."""
+
+    def step(given: Any, batch: Any) -> Any:
+        def apply(variables: Any, *args: Any, **options: Any) -> Any:
+            if layout.flows is not None:
+                return given.apply_fn(variables, *args, marks=_marks(layout, mesh), **options)
+            params = _used(variables["params"], layout, mesh)
+            return given.apply_fn({"params": params}, *args, **options)
+
+        with nn.intercept_methods(_constraints(layout, mesh)):
+            new, metrics = model.step(given.replace(apply_fn=apply), batch)
+        return new.replace(apply_fn=given.apply_fn), metrics
+
+    return step
+
+
+def pins_of(model: Model, layout: Layout) -> dict[str, PartitionSpec]:
+    """Where a layout stores the arrays of the state, by their paths, as autopar takes pins."""
+    state = jax.eval_shape(model.create_state, jax.random.key(0))
+    found = jax.tree_util.tree_flatten_with_path((state, {}))[0]
+    return {
+        "/".join(str(getattr(k, "name", getattr(k, "key", getattr(k, "idx", "")))) for k in p[1:]):
+            spec_of(p, leaf.shape, layout)
+        for p, leaf in found
+    }  # fmt: skip
 
 
 def split_more(spec: PartitionSpec, shape: Sequence[int], axis: str, size: int) -> PartitionSpec:
