@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from autopar.cluster.catalog import entry_named
@@ -18,7 +18,7 @@ from autopar.cost.kernels import Kernel, Sizes, Stored, is_product, stored_kerne
 from autopar.cost.order import combined, depth_first
 from autopar.cost.prices import Prices
 from autopar.errors import GraphError
-from autopar.ir.control_flow import ControlFlow
+from autopar.ir.control_flow import ControlFlow, PortKind
 from autopar.ir.graph import Graph, Op
 from autopar.ir.listing import Block, Listing, LocalOp, Loop, Move
 from autopar.rules import HEAVY
@@ -156,6 +156,7 @@ class Timed:
     bodies: Mapping[int, tuple[Timed, ...]]
     assumed: Sequence[float]  # what XLA's scheduler takes each kernel for, in a unit of its own
     guessed: bool = False  # it knows no times of the chip's kernels
+    fills: Mapping[int, Seconds] = field(default_factory=dict[int, Seconds])  # of loops' stacks
 
     @property
     def seconds(self) -> Seconds:
@@ -165,7 +166,8 @@ class Timed:
     def spent(self) -> Iterator[tuple[Block, Kernel, Seconds]]:
         """Each kernel that is no loop, in bodies too, with its block and what all its runs take.
 
-        The seconds of all add up to the block's, `exposed` ones too.
+        A loop comes with the filling of its stacks. The seconds of all add up to the block's,
+        `exposed` ones too.
         """
         share, alone = self.streams.unhidden_share, self.streams.alone
         for k, (kernel, own) in enumerate(zip(self.kernels, self.streams.spent, strict=True)):
@@ -174,6 +176,8 @@ class Timed:
                 continue
             loop = self.block.instructions[kernel.at]
             assert isinstance(loop, Loop)
+            if k in self.fills:
+                yield self.block, kernel, self.fills[k]
             for body in self.bodies[k]:
                 for block, inner, once in body.spent():
                     taken = once.times(loop.runs)
@@ -237,12 +241,15 @@ class _Timer:
         times = KernelTimes(self._sizes, self._prices, block, stored)
         spent: list[Seconds] = []
         bodies: dict[int, tuple[Timed, ...]] = {}
+        fills: dict[int, Seconds] = {}
         for k, kernel in enumerate(stored.kernels):
             step = kernel.instruction(block)
             if isinstance(step, Loop):
                 bodies[k] = tuple(self._bodies(step, stored.nbytes))
                 once = sum((body.seconds for body in bodies[k]), Seconds())
-                spent.append(once.times(step.runs))
+                if filled := self._filled_bytes(step, stored.nbytes):
+                    fills[k] = Seconds(self._prices.elementwise(filled))
+                spent.append(once.times(step.runs) + fills.get(k, Seconds()))
             else:
                 spent.append(times.seconds(kernel))
         kernels, kinds = stored.kernels, self._prices.beside
@@ -254,7 +261,14 @@ class _Timer:
             else (s.communication if on_wires else s.total)
             for kernel, s, on_wires in zip(kernels, spent, beside, strict=True)
         ]
-        return Timed(block, kernels, streams, bodies, assumed, self._guesses)
+        return Timed(block, kernels, streams, bodies, assumed, self._guesses, fills)
+
+    def _filled_bytes(self, loop: Loop, nbytes: Mapping[str, int]) -> int:
+        """Bytes of a scan's stacks: XLA for GPUs fills them with zeros before the first trip."""
+        flow = self._sizes.op(loop.equation).control_flow
+        if self._sizes.platform != "gpu" or flow is None or flow.kind != "scan":
+            return 0
+        return sum(nbytes.get(r, 0) for r in flow.results_of(loop.results, PortKind.STACKED))
 
     def _is_product(self, block: Block, kernel: Kernel) -> int:
         """The place of a kernel of work among the guesses: products before all others."""
