@@ -30,7 +30,7 @@ def compiled_once(program: AotProgram, cache: Path) -> tuple[str, Compiled]:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="compiling-", dir=cache) as name:
             compile_in(Path(name), program, CheckLevel.FULL)
-            _keep_schedule(Path(name))
+            _keep_schedules(Path(name))
             shutil.copytree(name, folder, dirs_exist_ok=True)
     return key, read_answer(program, folder)
 
@@ -46,9 +46,9 @@ def program_key(program: AotProgram) -> str:
     return digest.hexdigest()[:16]
 
 
-def _keep_schedule(folder: Path) -> None:
+def _keep_schedules(folder: Path) -> None:
     """Drop the bulk of the dumps."""
-    for path in (folder / "dump").iterdir():
+    for path in [*folder.glob("dump/*"), *folder.glob("*/dump/*")]:
         if path.is_dir():
             shutil.rmtree(path)
         elif not path.name.endswith(".schedule.txt"):

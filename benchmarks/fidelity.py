@@ -1,8 +1,10 @@
 """Predicted against compiled: time, memory and collective bytes of many plans of each model.
 
 `python -m benchmarks.fidelity [--only gpt] [--cluster 8xh100] [--cache DIR]` compiles every plan
-with XLA's GPU compiler, which takes no GPU but the packages of `autopar[aot-gpu]`. One JSON line a
-plan, then one a model: Kendall's tau of predicted seconds against those of XLA's timeline.
+with XLA's GPU compiler, which takes no GPU but the packages of `autopar[aot-gpu]`. Among them are
+the layouts that an expert writes by hand: their constraints in the step, their specs as pins. One
+JSON line a plan, then one a model: Kendall's tau of predicted seconds against those of XLA's
+timeline, over all plans and over those of hand-written layouts alone.
 """
 
 from __future__ import annotations
@@ -24,9 +26,15 @@ import autopar
 from autopar.api import Planned
 from autopar.errors import AutoparError
 from autopar.ir.compiled import Compiled
+from autopar.ir.sharding import MeshShape
+from autopar.runtime.aot.program import abstract_mesh
 from autopar.verifying.programs import export_whole
 from benchmarks import models
 from benchmarks.ahead import compiled_once
+from benchmarks.hand.decoder import decoder_layouts
+from benchmarks.hand.layout import Layout, constrained_step, pins_of
+from benchmarks.hand.named import transformer_layouts
+from benchmarks.zoo.scanned_gpt import scanned_gpt
 
 ONE, TWO, TURNED, THREE = (8,), (2, 4), (4, 2), (2, 2, 2)
 METHODS: dict[tuple[int, ...], tuple[str, ...]] = {
@@ -53,8 +61,11 @@ class Variant:
     memory_gb: float | None = None
     pins: Mapping[str, PartitionSpec] = field(default_factory=dict[str, PartitionSpec])
     note: str = ""
+    layout: Layout | None = None
 
     def __str__(self) -> str:
+        if self.layout is not None:
+            return f"hand {self.note}"
         where = "x".join(map(str, self.mesh))
         limit = f" under {self.memory_gb:.2f} GiB" if self.memory_gb else ""
         return f"{self.method} {where}{limit}{f' {self.note}' if self.note else ''}"
@@ -66,15 +77,27 @@ def model_of(name: str) -> models.Model:
         "gpt": lambda: models.gpt(2, 1024, 16, 32768, 1024, 32),
         "llama": lambda: models.llama(2, 1024, 16, 8, 2816, 32768, sequence=1024, batch=32),
         "moe": lambda: models.moe(2, 768, 16, 8, 3072, 32768, sequence=512, batch=16),
+        "scan": lambda: scanned_gpt(2, 1024, 16, 32768, 1024, 32),
+        "scan-remat": lambda: scanned_gpt(2, 1024, 16, 32768, 1024, 32, remat=True),
     }
     return makers[name]()
 
 
-MODELS = ("gpt", "llama", "moe")
+MODELS = ("gpt", "llama", "moe", "scan", "scan-remat")
 
 
-def variants(name: str, auto_gib: float) -> Iterator[Variant]:
+def layouts_of(name: str, devices: int) -> Iterator[tuple[str, Layout]]:
+    """The hand-written layouts of a model."""
+    if name.startswith("scan"):
+        return transformer_layouts(devices)
+    return decoder_layouts(devices, experts=8 if name == "moe" else 0)
+
+
+def variants(name: str, auto_gib: float, devices: int = 8) -> Iterator[Variant]:
     """What is asked for of one model; `auto_gib` is what its fastest plan holds."""
+    for note, layout in layouts_of(name, devices):
+        sizes = tuple(size for _, size in layout.axes)
+        yield Variant(sizes, "auto", note=note, layout=layout)
     for mesh, methods in METHODS.items():
         yield from (Variant(mesh, method) for method in methods)
     if name == "moe":
@@ -91,16 +114,31 @@ class Bench:
     def __init__(self, cluster: str, cache: Path) -> None:
         self._cluster, self._cache = autopar.Cluster.parse(cluster), cache
 
+    @property
+    def devices(self) -> int:
+        """How many devices the cluster has."""
+        return self._cluster.device_count
+
     def planned(self, model: models.Model, variant: Variant) -> Planned:
         """The plan of a variant, with its program."""
-        step = autopar.parallelize(
-            model.step,
-            cluster=self._cluster,
-            mesh=self._scaled(variant.mesh),
-            method=variant.method,
-            memory_gb=variant.memory_gb,
-            pins=variant.pins or None,
-        )
+        if (layout := variant.layout) is not None:
+            shape = MeshShape(*(tuple(part) for part in zip(*layout.axes, strict=True)))
+            step = autopar.parallelize(
+                constrained_step(model, layout, abstract_mesh(shape)),
+                cluster=self._cluster,
+                mesh=dict(layout.axes),
+                pins=pins_of(model, layout),
+                remat=False,
+            )
+        else:
+            step = autopar.parallelize(
+                model.step,
+                cluster=self._cluster,
+                mesh=self._scaled(variant.mesh),
+                method=variant.method,
+                memory_gb=variant.memory_gb,
+                pins=variant.pins or None,
+            )
         state = jax.eval_shape(model.create_state, jax.random.key(0))
         planned = step.planned(state, model.example_batch)
         assert isinstance(planned, Planned)  # one program, as nothing else is asked for
@@ -169,9 +207,8 @@ def summary(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "model": name,
         "plans": len(rows),
-        "kendall_tau": round(
-            kendall_tau([r["predicted_us"] for r in rows], [r["compiled_us"] for r in rows]), 4
-        ),
+        "kendall_tau": _tau(rows),
+        "kendall_tau_by_hand": _tau([r for r in rows if r["plan"].startswith("hand ")]),
         "time_ratio": {
             "least": min(times),
             "median": round(statistics.median(times), 4),
@@ -183,12 +220,18 @@ def summary(name: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _tau(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Kendall's tau of predicted times against the compiler's."""
+    times = [[r[name] for r in rows] for name in ("predicted_us", "compiled_us")]
+    return round(kendall_tau(*times), 4)
+
+
 def measured(name: str, bench: Bench, chosen: str) -> Iterator[dict[str, Any]]:
     """A row for each different program among the variants of a model that hold a text."""
     model = model_of(name)
     known: dict[str, str] = {}
     auto_gib = bench.planned(model, Variant(ONE, "auto")).plan.prediction.peak_bytes / 2**30
-    for variant in variants(name, auto_gib):
+    for variant in variants(name, auto_gib, bench.devices):
         if chosen not in str(variant):
             continue
         head = {"model": name, "plan": str(variant)}

@@ -124,16 +124,22 @@ class Trial:
 
 
 def trials(case: Case, site: Site, wanted: Sequence[str]) -> Iterator[Trial]:
-    """Every plan of a model: the hand-written ones, then the recipes and auto."""
+    """Every plan of a model: the hand-written ones, then the recipes and auto.
+
+    "auto remat" is auto's for scanned layers that the model's author put under `jax.checkpoint`.
+    """
     devices, memory = site.cluster.device_count, site.cluster.memory_bytes
     limit = case.limit_bytes(devices, memory)
     for name, layout in case.layouts(devices):
         if _is_wanted(f"hand {name}", wanted):
-            yield _by_hand(case, site, limit, name, layout)
+            yield from _by_hand(case, site, limit, name, layout)
     model = case.model(devices, memory)
     for method, mesh in asked(case, devices):
         if _is_wanted(_name(method, mesh), wanted):
             yield _planned(model, site, limit, method, mesh)
+    if case.scanned and _is_wanted("auto remat", wanted):
+        again = case.model(devices, memory, remat=True)
+        yield replace(_planned(again, site, limit, "auto", None), plan="auto remat")
 
 
 def asked(case: Case, devices: int) -> Iterator[tuple[str, tuple[int, ...] | None]]:
@@ -173,8 +179,11 @@ def _planned(
     )
 
 
-def _by_hand(case: Case, site: Site, limit: int, name: str, layout: Layout) -> Trial:
-    """A hand-written plan, with layers rematerialised where it does not fit as it is."""
+def _by_hand(case: Case, site: Site, limit: int, name: str, layout: Layout) -> Iterator[Trial]:
+    """A hand-written plan, with layers rematerialised where it does not fit as it is.
+
+    Scanned layers are tried both ways.
+    """
     cluster = site.cluster
     shape = MeshShape(*(tuple(part) for part in zip(*layout.axes, strict=True)))
     order, target = device_order(cluster, shape), Target.of(cluster)
@@ -184,7 +193,8 @@ def _by_hand(case: Case, site: Site, limit: int, name: str, layout: Layout) -> T
         model = case.model(cluster.device_count, cluster.memory_bytes, remat)
         step = hand_step(model, layout, abstract_mesh(shape))
         if step.argument_bytes > limit:
-            break
+            yield trial
+            return
         donated = tuple(range(step.state_count))
         program = export_jitted(
             step.jitted, step.arguments, shape, order, donated, target,
@@ -192,9 +202,12 @@ def _by_hand(case: Case, site: Site, limit: int, name: str, layout: Layout) -> T
         )  # fmt: skip
         plan = f"hand {name}{' remat' if remat else ''}"
         trial = _tried(Trial(plan, sizes, None, limit), site, program)
-        if trial.failed or not trial.is_too_large:
+        if case.scanned:
+            yield trial
+        elif trial.failed or not trial.is_too_large:
             break
-    return trial
+    if not case.scanned:
+        yield trial
 
 
 def by_hand_options(platform: str) -> CompilerOptions:

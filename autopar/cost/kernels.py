@@ -16,11 +16,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 from autopar.cluster.chip import Platform
+from autopar.ir.control_flow import PortKind
 from autopar.ir.graph import Graph, Op
 from autopar.ir.listing import Block, Fence, Instruction, Listing, LocalOp, Loop, Move
 from autopar.ir.rule import Rule
@@ -263,7 +264,9 @@ def read_line(block: Block, op_of: OpOf, platform: Platform) -> Line:
             line.loaded.update(_read_from_memory(line, layouts, i, step, op))
         else:
             line.fused.append(isinstance(step, Move) and _is_local(step))
-            if not line.fused[i]:
+            if isinstance(step, Loop):
+                line.loaded.update(_read_by_loop(line, step, op))
+            elif not line.fused[i]:
                 line.loaded.update(reads)
         for name in reads:
             line.readers[name].append(i)
@@ -276,6 +279,31 @@ def read_line(block: Block, op_of: OpOf, platform: Platform) -> Line:
         line.turned = {i for i in makers if i is not None and _is_turned(block.instructions[i])}
     _scatter_into_sums(line)
     return line
+
+
+def _read_by_loop(line: Line, loop: Loop, op: Op | None) -> Iterator[str]:
+    """The values that must be stored for a loop.
+
+    A constant of the loop that is one number in every place is none of them: XLA makes it in the
+    body, out of nothing, where it is read (WhileLoopConstantSinking).
+    """
+    flow = None if op is None else op.control_flow
+    constants = () if flow is None or flow.kind == "cond" else flow.operands
+    for o, port in itertools.zip_longest(loop.operands, constants):
+        if o is None:
+            continue
+        is_constant = port is not None and port.kind is PortKind.CONSTANT
+        if not (is_constant and _is_filled(line, o)):
+            yield o
+
+
+def _is_filled(line: Line, name: str) -> bool:
+    """True if one literal was broadcast to a value, which may have been cut since."""
+    at = line.maker.get(name)
+    while at is not None and line.ops[at] is None and line.fused[at]:
+        at = line.maker.get(line.reads[at][0])
+    op = None if at is None else line.ops[at]
+    return op is not None and op.kind == "broadcast_in_dim" and isinstance(op.operands[0], Literal)
 
 
 def _is_turned(step: Instruction) -> bool:

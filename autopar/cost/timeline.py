@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
 
 from autopar.cluster.catalog import entry_named
@@ -18,7 +18,7 @@ from autopar.cost.kernels import Kernel, Sizes, Stored, is_product, stored_kerne
 from autopar.cost.order import combined, depth_first, known_before
 from autopar.cost.prices import Prices
 from autopar.errors import GraphError
-from autopar.ir.control_flow import ControlFlow
+from autopar.ir.control_flow import ControlFlow, PortKind
 from autopar.ir.graph import Graph, Op
 from autopar.ir.listing import Block, Listing, LocalOp, Loop, Move
 from autopar.rules import HEAVY
@@ -171,6 +171,7 @@ class Timed:
     bodies: Mapping[int, tuple[Trips, ...]]
     assumed: Sequence[float]  # what XLA's scheduler takes each kernel for, in a unit of its own
     guessed: bool = False  # it knows no times of the chip's kernels
+    fills: Mapping[int, Seconds] = field(default_factory=dict[int, Seconds])  # of loops' stacks
 
     @property
     def seconds(self) -> Seconds:
@@ -180,7 +181,8 @@ class Timed:
     def spent(self) -> Iterator[tuple[Block, Kernel, Seconds]]:
         """Each kernel that is no loop, in bodies too, with its block and what all its runs take.
 
-        The seconds of all add up to the block's, `exposed` ones too.
+        A loop comes with the filling of its stacks. The seconds of all add up to the block's,
+        `exposed` ones too.
         """
         share, alone = self.streams.unhidden_share, self.streams.alone
         for k, (kernel, own) in enumerate(zip(self.kernels, self.streams.spent, strict=True)):
@@ -190,6 +192,8 @@ class Timed:
                     waiting, own = own.communication - across, replace(own, across=across)
                 yield self.block, kernel, _exposed(own, waiting, share)
                 continue
+            if k in self.fills:
+                yield self.block, kernel, self.fills[k]
             for _, same in groupby(self.bodies[k], lambda trips: id(trips.timed.block)):
                 trips = list(same)
                 for rows in zip(*(t.timed.spent() for t in trips), strict=True):
@@ -256,12 +260,15 @@ class _Timer:
         times = KernelTimes(self._sizes, self._prices, block, stored)
         spent: list[Seconds] = []
         bodies: dict[int, tuple[Trips, ...]] = {}
+        fills: dict[int, Seconds] = {}
         for k, kernel in enumerate(stored.kernels):
             step = kernel.instruction(block)
             if isinstance(step, Loop):
                 bodies[k] = tuple(self._bodies(step, stored.nbytes))
+                if filled := self._filled_bytes(step, stored.nbytes):
+                    fills[k] = Seconds(self._prices.elementwise(filled))
                 taken = (trips.timed.seconds.times(trips.runs) for trips in bodies[k])
-                spent.append(sum(taken, Seconds()))
+                spent.append(sum(taken, fills.get(k, Seconds())))
             else:
                 spent.append(times.seconds(kernel))
         kernels, kinds = stored.kernels, self._prices.beside
@@ -273,7 +280,14 @@ class _Timer:
             else (s.communication if on_wires else s.total)
             for kernel, s, on_wires in zip(kernels, spent, beside, strict=True)
         ]
-        return Timed(block, kernels, streams, bodies, assumed, self._guesses)
+        return Timed(block, kernels, streams, bodies, assumed, self._guesses, fills)
+
+    def _filled_bytes(self, loop: Loop, nbytes: Mapping[str, int]) -> int:
+        """Bytes of a scan's stacks: XLA for GPUs fills them with zeros before the first trip."""
+        flow = self._sizes.op(loop.equation).control_flow
+        if self._sizes.platform != "gpu" or flow is None or flow.kind != "scan":
+            return 0
+        return sum(nbytes.get(r, 0) for r in flow.results_of(loop.results, PortKind.STACKED))
 
     def _is_product(self, block: Block, kernel: Kernel) -> int:
         """The place of a kernel of work among the guesses: products before all others."""

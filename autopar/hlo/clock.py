@@ -6,6 +6,7 @@ expects of a kernel into the optimized HLO.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -30,9 +31,13 @@ _MODULE = re.compile(
     r"|      name: \"(?P<name>[^\"]*)\""
     r"|      opcode: \"(?P<opcode>[^\"]*)\""
     r"|      id: (?P<id>\d+)"
+    r"|      operand_ids: (?P<operand>\d+)"
+    r"|        (?:  )?element_type: (?P<dtype>\w+)"
+    r"|          dimensions: (?P<leaf_dimension>\d+)"
     r"|        dimensions: (?P<dimension>\d+)"
     r"|      called_computation_ids: (?P<called>\d+)"
     r"|      comparison_direction: \"(?P<direction>\w+)\""
+    r"|      backend_config: \".*kind\W+__(?P<backend>triton)\W.*"
     r"|      backend_config: \".*known_trip_count\W+n\W+(?P<trips>\d+).*"
     r"|        s(?:32|64)s: (?P<constant>-?\d+))$",
     re.MULTILINE,
@@ -54,6 +59,13 @@ _FREE = frozenset(
 )  # fmt: skip
 
 
+# Kernels by Triton, such as a softmax or a norm as one, are given 10 ns whatever they do.
+_ITEM_BITS = {
+    "PRED": 8, "S8": 8, "U8": 8, "S16": 16, "U16": 16, "S32": 32, "U32": 32, "S64": 64, "U64": 64,
+    "F8E4M3FN": 8, "F8E5M2": 8, "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64,
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class CompilerTimeline:
     """The makespan of a step and what of it waits for collectives, in seconds.
@@ -68,8 +80,13 @@ class CompilerTimeline:
     untimed: tuple[str, ...] = ()
 
 
-def read_timeline(schedule_text: str) -> CompilerTimeline | None:
+def read_timeline(
+    schedule_text: str, bytes_per_second: float = math.inf
+) -> CompilerTimeline | None:
     """The step's timeline of a `*.schedule.txt` dump.
+
+    Triton's kernels, of which XLA's model knows nothing, take what their bytes do in a chip's
+    memory, as all others that move them do in that model.
 
     None where it holds none, or only round numbers that stand in for times: XLA models those of
     Hopper and B200, and of TPUs, and takes a thousand units for each op on any other chip.
@@ -81,6 +98,8 @@ def read_timeline(schedule_text: str) -> CompilerTimeline | None:
     schedules = {s.computation: s for s in _read_schedules(schedule_text[at:])}
     if all(s.is_made_up for s in schedules.values()):
         return None
+    for schedule in schedules.values():
+        schedule.stretch(module, bytes_per_second)
     walk = _Walk(module, schedules)
     seconds, exposed = walk.through(module.entry, 1)
     return CompilerTimeline(seconds, exposed, tuple(walk.spans), tuple(walk.untimed))
@@ -93,11 +112,19 @@ def read_timeline(schedule_text: str) -> CompilerTimeline | None:
 class _Instruction:
     name: str = ""
     opcode: str = ""
+    operands: list[str] = field(default_factory=list[str])
+    shapes: list[list[int]] = field(default_factory=list[list[int]])  # bits an item, and sizes
+    backend: str = ""
     dimensions: int = 0
     called: list[str] = field(default_factory=list[str])
     direction: str = ""
     trips: int = 0
     constant: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that comes out."""
+        return sum(math.prod(shape) // 8 for shape in self.shapes)
 
     @property
     def is_work(self) -> bool:
@@ -145,6 +172,42 @@ class _Schedule:
         """True if every time is a whole number, as no model's are."""
         return all(start == int(start) and end == int(end) for _, start, end in self.times())
 
+    def stretch(self, module: _Module, bytes_per_second: float) -> None:
+        """Give Triton's kernels their time, and move what comes after them.
+
+        A collective takes as long as it was seen to, from its start to where it was waited for.
+        """
+        own = module.instructions
+        lengths: dict[str, float] = {}
+        for name, start, end in self.times():
+            if own[name].backend == "triton":
+                read = sum(own[o].nbytes for o in own[name].operands if o in own)
+                taken = (read + own[name].nbytes) / bytes_per_second * 1e6 * self.rate
+                lengths[name] = max(taken, end - start)
+        if not lengths:
+            return
+        waits = {
+            n: own[n].operands[0] for n, _, _ in self.times() if own[n].opcode.endswith("-done")
+        }
+        begun, latest = set(waits.values()), ""
+        clock = before = 0.0
+        ended: dict[str, tuple[float, float]] = {}
+        rows: list[list[float | str]] = []
+        for name, start, end in sorted(self.times(), key=lambda row: row[1]):
+            # A gap is a wait for a collective: the one that is done, or the last that was started.
+            started = waits.get(name, latest)
+            if start > before and started in ended:
+                old, new = ended[started]
+                clock = max(clock, new + start - old)
+            elif start > before:
+                clock += start - before
+            begins, clock = clock, clock + lengths.get(name, end - start)
+            rows.append([name, begins, clock])
+            before = max(before, end)
+            ended[name] = end, clock
+            latest = name if name in begun else latest
+        self.rows = rows
+
     def times(self) -> Iterator[tuple[str, float, float]]:
         """Each instruction's id, start and end."""
         for name, start, end in self.rows:
@@ -163,6 +226,15 @@ def _read_module(text: str) -> _Module:
         value = match.group(kind)
         if kind == "dimension":
             instruction.dimensions += 1
+            instruction.shapes[-1:] = [[*part, int(value)] for part in instruction.shapes[-1:]]
+        elif kind == "leaf_dimension":  # of a tuple, or of a constant's literal
+            instruction.shapes[-1:] = [[*part, int(value)] for part in instruction.shapes[-1:]]
+        elif kind == "dtype":
+            instruction.shapes.append([_ITEM_BITS.get(value, 0)])
+        elif kind == "operand":
+            instruction.operands.append(value)
+        elif kind == "backend":
+            instruction.backend = value
         elif kind == "instruction":
             instruction = _Instruction()
             computation.instructions.append(instruction)

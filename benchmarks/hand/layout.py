@@ -14,6 +14,7 @@ from flax import linen as nn
 from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks.models import Model
+from benchmarks.zoo.functional import Marks
 
 SpecOf = Callable[[str, tuple[int, ...]], PartitionSpec]
 Pin = Callable[[jax.Array, PartitionSpec], jax.Array]
@@ -54,7 +55,8 @@ class Layout:
     A parameter is `stored` between steps and `used` by matmuls in bfloat16; its gradient and
     moments are `updated`. `enters` and `leaves` are the flows of what a module takes and returns.
     `module`, where there is one, runs modules of one input in its own way, or leaves them as they
-    are with NotImplemented.
+    are with NotImplemented. `flows`, where there is one, says the flow of each kind of activation
+    of a model that marks them (`benchmarks.zoo.functional`); a stack of layers lies as its rows do.
     """
 
     axes: tuple[tuple[str, int], ...]
@@ -65,6 +67,7 @@ class Layout:
     enters: Callable[[nn.Module], Flow] = flow_freely
     leaves: Callable[[nn.Module], Flow] = flow_freely
     module: Around | None = None
+    flows: Callable[[str], Flow] | None = None
 
     @property
     def mesh_text(self) -> str:
@@ -92,20 +95,13 @@ def hand_step(model: Model, layout: Layout, mesh: Any) -> HandStep:
     """The step of a model on a mesh, concrete or abstract, whose axes are the layout's."""
     state = jax.eval_shape(model.create_state, jax.random.key(0))
     arguments, tree = jax.tree.flatten((state, model.example_batch))
+    constrained = constrained_step(model, layout, mesh)
 
     def step(*leaves: Any) -> tuple[Any, ...]:
-        given, batch = jax.tree.unflatten(tree, leaves)
-
-        def apply(variables: Any, *args: Any, **options: Any) -> Any:
-            params = _used(variables["params"], layout, mesh)
-            return given.apply_fn({"params": params}, *args, **options)
-
-        with nn.intercept_methods(_constraints(layout, mesh)):
-            new, metrics = model.step(given.replace(apply_fn=apply), batch)
-        return tuple(jax.tree.leaves((new, metrics)))
+        return tuple(jax.tree.leaves(constrained(*jax.tree.unflatten(tree, leaves))))
 
     paths = jax.tree_util.tree_flatten_with_path((state, model.example_batch))[0]
-    placed = [NamedSharding(mesh, _spec(p, leaf.shape, layout)) for p, leaf in paths]
+    placed = [NamedSharding(mesh, spec_of(p, leaf.shape, layout)) for p, leaf in paths]
     count = len(jax.tree.leaves(state))
     outputs = len(jax.eval_shape(step, *arguments)) - count
     out = (*placed[:count], *[NamedSharding(mesh, WHOLE)] * outputs)
@@ -119,6 +115,34 @@ def hand_step(model: Model, layout: Layout, mesh: Any) -> HandStep:
     return HandStep(jitted, tuple(shapes), count)
 
 
+def constrained_step(model: Model, layout: Layout, mesh: Any) -> Callable[[Any, Any], Any]:
+    """A model's step with a layout's constraints on weights and activations."""
+
+    def step(given: Any, batch: Any) -> Any:
+        def apply(variables: Any, *args: Any, **options: Any) -> Any:
+            if layout.flows is not None:
+                return given.apply_fn(variables, *args, marks=_marks(layout, mesh), **options)
+            params = _used(variables["params"], layout, mesh)
+            return given.apply_fn({"params": params}, *args, **options)
+
+        with nn.intercept_methods(_constraints(layout, mesh)):
+            new, metrics = model.step(given.replace(apply_fn=apply), batch)
+        return new.replace(apply_fn=given.apply_fn), metrics
+
+    return step
+
+
+def pins_of(model: Model, layout: Layout) -> dict[str, PartitionSpec]:
+    """Where a layout stores the arrays of the state, by their paths, as autopar takes pins."""
+    state = jax.eval_shape(model.create_state, jax.random.key(0))
+    found = jax.tree_util.tree_flatten_with_path((state, {}))[0]
+    return {
+        "/".join(str(getattr(k, "name", getattr(k, "key", getattr(k, "idx", "")))) for k in p[1:]):
+            spec_of(p, leaf.shape, layout)
+        for p, leaf in found
+    }  # fmt: skip
+
+
 def split_more(spec: PartitionSpec, shape: Sequence[int], axis: str, size: int) -> PartitionSpec:
     """A spec with the largest dim that is still whole and divides cut up over one more axis."""
     dims = [*spec, *[None] * (len(shape) - len(spec))]
@@ -128,15 +152,34 @@ def split_more(spec: PartitionSpec, shape: Sequence[int], axis: str, size: int) 
     return PartitionSpec(*dims)
 
 
-def _spec(path: Any, shape: tuple[int, ...], layout: Layout) -> PartitionSpec:
+def spec_of(path: Any, shape: tuple[int, ...], layout: Layout) -> PartitionSpec:
     """Where an argument lies: the moments of a parameter end in the parameter's own path."""
     if path[0].idx == 1:
         return layout.batch
     fields = [k.name for k in path if isinstance(k, jax.tree_util.GetAttrKey)]
     name = "/".join(str(k.key) for k in path if isinstance(k, jax.tree_util.DictKey))
-    if "params" in fields:
-        return layout.stored(name, shape)
-    return layout.updated(name, shape) if name else WHOLE
+    if not name:
+        return WHOLE
+    found = layout.stored if {"params", "base"} & set(fields) else layout.updated
+    if layout.flows is not None and "layers/" in name:
+        return PartitionSpec(None, *found(name, shape[1:]))
+    return found(name, shape)
+
+
+def _marks(layout: Layout, mesh: Any) -> Marks:
+    """A layout's constraints, where a model marks its weights and activations."""
+
+    def weight(name: str, p: jax.Array) -> jax.Array:
+        specs = (where(name, p.shape) for where in (layout.stored, layout.used, layout.updated))
+        in_half = name.endswith(("kernel", "embedding", "narrow", "wide"))
+        lies = tuple(NamedSharding(mesh, spec) for spec in specs)
+        return _gathered(p, jnp.bfloat16 if in_half else p.dtype, lies)
+
+    def value(kind: str, x: jax.Array) -> jax.Array:
+        assert layout.flows is not None  # only such layouts have marks
+        return _flowing(x, layout.flows(kind), mesh)
+
+    return Marks(weight, value)
 
 
 def _used(params: Any, layout: Layout, mesh: Any) -> Any:

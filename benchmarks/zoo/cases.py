@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,13 +13,22 @@ import numpy as np
 from benchmarks import models
 from benchmarks.hand.decoder import data_layouts, decoder_layouts
 from benchmarks.hand.layout import Layout
+from benchmarks.hand.named import recommender_layouts, transformer_layouts
 from benchmarks.models import Model
+from benchmarks.zoo.dit import dit
+from benchmarks.zoo.dlrm import dlrm
+from benchmarks.zoo.functional import FrozenBase
+from benchmarks.zoo.mamba import mamba
+from benchmarks.zoo.scanned_gpt import lora, scanned_gpt
+from benchmarks.zoo.t5 import t5
+from benchmarks.zoo.two_tower import two_tower
 from benchmarks.zoo.unet import unet
 from benchmarks.zoo.vit import vit
 from benchmarks.zoo.wide_resnet import wide_resnet
 
 _STATE = 12  # bytes a parameter: it and two moments, in float32
 _WHOLE = 6  # a layer's weights whole: a bfloat16 copy and a float32 gradient
+_FROZEN = 2  # bytes of a parameter that is not trained, cut up or whole
 _LOGIT = 10  # bytes a logit: float32, its gradient and a bfloat16 copy
 
 
@@ -39,6 +49,7 @@ class Case:
     layouts: Callable[[int], Iterator[tuple[str, Layout]]]
     tensor: bool = True  # whether Megatron's recipes are made for it
     experts: bool = False
+    scanned: bool = False  # by hand it is tried with its layers kept and rematerialised
 
     def model(self, devices: int, memory_bytes: int, remat: bool = False) -> Model:
         """The cut model, with a batch for so many devices of so much memory."""
@@ -55,17 +66,30 @@ class Case:
         outside of them cut up over all devices, the logits of a device's rows, and one layer's
         weights whole.
         """
-        one, two = (parameters(self.build(n, devices, False)) for n in (1, 2))
-        layer, outside = two - one, 2 * one - two
+        one, two = (self.build(n, devices, False) for n in (1, 2))
+        (few, frozen_few), (more, frozen_more) = ((parameters(m), frozen(m)) for m in (one, two))
+        layer, outside = more - few, 2 * few - more
         fixed = outside * _STATE // devices + layer * _WHOLE
+        layer, outside = frozen_more - frozen_few, 2 * frozen_few - frozen_more
+        fixed += outside * _FROZEN // devices + layer * _FROZEN
         fixed += self.rows_on(memory_bytes) * self.logits * _LOGIT
         return fixed + (memory_bytes - fixed) * self.kept // self.layers
 
 
 def parameters(model: Model) -> int:
-    """How many parameters a model has."""
+    """How many parameters of a model are trained."""
     state = jax.eval_shape(model.create_state, jax.random.key(0))
-    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(state.params))
+    return _elements(state.params)
+
+
+def frozen(model: Model) -> int:
+    """How many parameters of a model are not trained."""
+    state = jax.eval_shape(model.create_state, jax.random.key(0))
+    return _elements(state.base) if isinstance(state, FrozenBase) else 0
+
+
+def _elements(tree: Any) -> int:
+    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(tree))
 
 
 def _gpt(width: int, heads: int, layers: int, rows: int, remat: bool) -> Model:
@@ -92,6 +116,35 @@ def _unet(blocks: int, rows: int, remat: bool) -> Model:
     return unet(blocks, batch=rows, remat=remat)
 
 
+def _scanned_gpt(layers: int, rows: int, remat: bool) -> Model:
+    return scanned_gpt(layers, 2048, 16, sequence=2048, batch=rows, remat=remat)
+
+
+def _t5(layers: int, rows: int, remat: bool) -> Model:
+    return t5(layers, batch=rows, remat=remat)
+
+
+def _two_tower(layers: int, rows: int, remat: bool) -> Model:
+    return two_tower(layers, batch=rows, remat=remat)
+
+
+def _dlrm(layers: int, rows: int, remat: bool) -> Model:
+    del layers, remat  # it has none
+    return dlrm(batch=rows)
+
+
+def _mamba(layers: int, rows: int, remat: bool) -> Model:
+    return mamba(layers, batch=rows, remat=remat)
+
+
+def _dit(layers: int, rows: int, remat: bool) -> Model:
+    return dit(layers, batch=rows, remat=remat)
+
+
+def _lora(layers: int, rows: int, remat: bool) -> Model:
+    return lora(layers, sequence=2048, batch=rows, remat=remat)
+
+
 CASES: tuple[Case, ...] = (
     Case("gpt-1.3b", functools.partial(_gpt, 2048, 16), 2, 24, 4, 2048 * 50304, decoder_layouts),
     Case("gpt-6.7b", functools.partial(_gpt, 4096, 32), 2, 32, 1, 2048 * 50304, decoder_layouts),
@@ -103,4 +156,13 @@ CASES: tuple[Case, ...] = (
     Case("vit-l", _vit, 2, 24, 64, 1024, decoder_layouts),
     Case("wide-resnet", _wide_resnet, 1, 4, 16, 1024, data_layouts, tensor=False),
     Case("unet", _unet, 1, 2, 8, 0, data_layouts, tensor=False),
+    Case(
+        "scanned-gpt-1.3b", _scanned_gpt, 2, 24, 4, 2048 * 50304, transformer_layouts, scanned=True
+    ),
+    Case("t5-large", _t5, 2, 24, 8, 512 * 32128, transformer_layouts, scanned=True),
+    Case("two-tower", _two_tower, 4, 12, 64, 512, transformer_layouts, scanned=True),
+    Case("dlrm", _dlrm, 1, 1, 8192, 1, recommender_layouts, tensor=False),
+    Case("mamba-370m", _mamba, 2, 48, 4, 1024 * 50304, transformer_layouts, scanned=True),
+    Case("dit-xl", _dit, 2, 28, 32, 0, transformer_layouts, scanned=True),
+    Case("lora-6.7b", _lora, 2, 32, 1, 2048 * 50304, transformer_layouts, scanned=True),
 )  # fmt: skip

@@ -20,6 +20,7 @@ from autopar.cluster.target import Target
 from autopar.ir.compiler_options import CompilerOptions
 from autopar.runtime.aot.devices import devices_of as devices_of
 from autopar.runtime.aot.program import AotProgram, write_answer, write_overflow
+from autopar.runtime.aot.ticks import add_ticks
 
 
 def main(folder: Path) -> None:
@@ -29,6 +30,8 @@ def main(folder: Path) -> None:
     given = _arguments(exported, program)
     lowered = jax.jit(_named(exported), donate_argnums=program.donated).lower(*given)
     options = options_of(program.target, program.options, folder)
+    if program.ticks:
+        add_ticks(lowered.compiler_ir("stablehlo"), program.mesh)
     try:
         compiled = lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as error:

@@ -9,11 +9,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from autopar.errors import VerifyError
 from autopar.ir.compiled import CheckLevel, Compiled
-from autopar.runtime.aot.program import AotProgram, is_scheduled, take_schedule
+from autopar.runtime.aot.program import TICKING, AotProgram, is_scheduled, take_schedule
 from autopar.runtime.aot.program import read_answer as read_answer
 
 
@@ -36,14 +37,32 @@ def compile_in(
     level: CheckLevel = CheckLevel.MEMORY,
     limit_seconds: float = 600.0,
 ) -> Compiled:
-    """The same in a folder that is kept, with all that the compiler wrote; see `read_answer`."""
+    """The same in a folder that is kept, with all that the compiler wrote; see `read_answer`.
+
+    A program with loops that have no collective is compiled once more, for their time.
+    """
+    _compile(folder, program, level, limit_seconds)
+    compiled = read_answer(program, folder)
+    return time_loops(folder, program, limit_seconds) if compiled.untimed else compiled
+
+
+def time_loops(folder: Path, program: AotProgram, limit_seconds: float = 600.0) -> Compiled:
+    """Compile the program of a folder again with a collective in each loop, for a whole timeline.
+
+    All figures but the times are those of the program itself.
+    """
+    (folder / TICKING).mkdir()
+    _compile(folder / TICKING, replace(program, ticks=True), CheckLevel.MEMORY, limit_seconds)
+    return read_answer(program, folder)
+
+
+def _compile(folder: Path, program: AotProgram, level: CheckLevel, limit_seconds: float) -> None:
     # Not one byte of a GPU's code tells anything that its schedule does not.
     is_early = level is not CheckLevel.FULL or program.target.platform == "gpu"
     program.write(folder)
     run_child(folder, limit_seconds, lambda: is_early and is_scheduled(folder))
     if not (folder / "answer.json").exists():
         take_schedule(folder)
-    return read_answer(program, folder)
 
 
 # -- the process -------------------------------------------------------------------------------

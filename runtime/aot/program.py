@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from autopar.runtime.parts import PartSource
 from autopar.runtime.parts import abstract_mesh as abstract_mesh
 from autopar.runtime.spmd_program import SpmdSource
 
+TICKING = "ticking"  # the folder of the same program with a collective in each loop
 _DUMPED_HLO = ("*after_optimizations_after_buffer_assignment.txt", "*gpu_after_optimizations.txt")
 _REPORT = "*memory-usage-report.txt"
 _TOTAL = re.compile(r"^Memory Space: default .*\nTotal bytes: (\d+)", re.MULTILINE)
@@ -118,7 +120,12 @@ def read_answer(program: AotProgram, folder: Path) -> Compiled:
         memory_bytes=program.target.memory_bytes,
         hlo=text,
     )
-    timeline = read_timeline(_dumped(folder, "*.schedule.txt"))
+    ticking = folder / TICKING
+    chip = chip_named(program.target.chip)
+    timeline = read_timeline(
+        _dumped(ticking if ticking.is_dir() else folder, "*.schedule.txt"),
+        chip.memory_bytes_per_second if chip else math.inf,
+    )
     if program.target.platform == "gpu":
         return _timed_gpu(compiled, timeline)
     # The timeline of a TPU's kernels is from before they were tiled: only its spans are kept.
@@ -158,7 +165,7 @@ def _timed_tpu(compiled: Compiled, name: str) -> Compiled:
 # What of a program is written beside it.
 _KNOWN: dict[str, Any] = {
     "mesh": MeshShape, "order": tuple[int, ...], "donated": tuple[int, ...], "target": Target,
-    "options": CompilerOptions,
+    "options": CompilerOptions, "ticks": bool,
 }  # fmt: skip
 _EXPORTED = {"gpu": "cuda", "tpu": "tpu", "cpu": "cpu"}
 
@@ -169,6 +176,7 @@ class AotProgram:
 
     Position i of the mesh (row-major) is device `order[i]` of the target, by our numbers;
     `donated` are flat arguments whose buffers the outputs may take. The compiler gets `options`.
+    With `ticks` each loop is given a collective, for the sake of its time (`ticks.py`).
     """
 
     exported: bytes
@@ -177,6 +185,7 @@ class AotProgram:
     donated: tuple[int, ...]
     target: Target
     options: CompilerOptions = ()
+    ticks: bool = False
 
     def write(self, folder: Path) -> None:
         """The program and all that is known of it."""

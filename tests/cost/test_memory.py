@@ -236,6 +236,47 @@ def test_a_loop_holds_its_stacks_and_its_body() -> None:
     assert answer.peak.op == "dot_general"
 
 
+def test_one_number_that_a_loop_reads_everywhere_is_made_in_its_body() -> None:
+    """XLA sinks it; what a loop starts from, and what was computed, is stored."""
+    text = """graph g(%x: f32[64,64], %xs: f32[8,64,64]) {
+      %fill: f32[64,64] = broadcast_in_dim(-1e+30:f32) forward {broadcast_dimensions=(), shape=(64, 64)}
+      %start: f32[64,64] = broadcast_in_dim(0.0:f32) forward {broadcast_dimensions=(), shape=(64, 64)}
+      %made: f32[64,64] = tanh(%x) forward
+      %r: f32[64,64] = scan(%fill, %made, %start, %xs) forward {length=8, num_consts=2, num_carry=1, reverse=False, unroll=1} [
+        graph body(%f: f32[64,64], %m: f32[64,64], %h: f32[64,64], %v: f32[64,64]) {
+          %a: f32[64,64] = max(%h, %f) forward
+          %b: f32[64,64] = add(%a, %m) forward
+          %c: f32[64,64] = mul(%b, %v) forward
+          return %c
+        }
+      ]
+      return %r
+    }"""  # noqa: E501
+    graph = attach_rules(parse_graph(text), RuleBook())
+    whole = replicated(2)
+    names = ("%h", "%f"), ("%a", "%m"), ("%b", "%v")
+    body = Block(
+        ("%f", "%m", "%h", "%v"),
+        tuple(
+            LocalOp((3, 0, i), pair, (made,), (whole, whole), (whole,))
+            for i, (pair, made) in enumerate(zip(names, ("%a", "%b", "%c"), strict=True))
+        ),
+        ("%c",),
+    )
+    steps = (
+        LocalOp((0,), (None,), ("%fill",), (replicated(0),), (whole,)),
+        LocalOp((1,), (None,), ("%start",), (replicated(0),), (whole,)),
+        LocalOp((2,), ("%x",), ("%made",), (whole,), (whole,)),
+        Loop(
+            (3,), ("%fill", "%made", "%start", "%xs"), ("%r",), (whole,), (body,), 8
+        ),
+    )  # fmt: skip
+    block = Block(("%x", "%xs"), steps, ("%r",))
+    given = {"%x": PIECE, "%xs": 8 * PIECE}
+    found = stored_kernels(block, Sizes(graph, ONE), given, lambda *_: 0)
+    assert [k.makes for k in found.kernels] == [("%start",), ("%made",), ("%r",)]
+
+
 def moved(name: str, source: str, kind: str, mesh: MeshShape) -> Move:
     """A value of 64 x 64 gathered or reduced over the one axis of a mesh."""
     value = Value(source, (64, 64), "f32")

@@ -23,9 +23,9 @@ from autopar.cost.timeline import (
 from autopar.errors import GraphError
 from autopar.ir.compiler_options import PIPELINED
 from autopar.ir.graph import Graph
-from autopar.ir.listing import Block, Listing, Move
+from autopar.ir.listing import Block, Listing, LocalOp, Loop, Move
 from autopar.ir.record import parse_graph
-from autopar.ir.sharding import MeshShape
+from autopar.ir.sharding import MeshShape, replicated
 from autopar.passes.base import Setting
 from autopar.passes.lower.listing import lower_checked
 from autopar.passes.shard.optimal import Optimal
@@ -328,3 +328,38 @@ def test_what_crosses_trips_is_never_waited_for_longer(
     if all(k in crossing for k, wires in enumerate(on_wires) if wires) and any(on_wires):
         hidden = min(work, found.communication)
         assert found.total == pytest.approx(max(work, found.communication) + 0.1 * hidden)
+
+
+STACKS = """graph g(%c: f32[64,64], %xs: f32[8,64,64]) {
+  %r: f32[64,64], %ys: f32[8,64,64] = scan(%c, %xs) forward {length=8, num_consts=0, num_carry=1, reverse=False, unroll=1} [
+    graph body(%h: f32[64,64], %v: f32[64,64]) {
+      %p: f32[64,64] = dot_general(%h, %v) forward {dimension_numbers=(((1,), (0,)), ((), ()))}
+      %q: f32[64,64] = tanh(%p) forward
+      return %p, %q
+    }
+  ]
+  return %r, %ys
+}"""  # noqa: E501
+
+
+def test_a_gpu_fills_a_stack_with_zeros_before_its_loop() -> None:
+    graph, mesh = attach_rules(parse_graph(STACKS)), MeshShape((), ())
+    whole, stack = replicated(2), replicated(3)
+    body = Block(
+        ("%h", "%v"),
+        (
+            LocalOp((0, 0, 0), ("%h", "%v"), ("%p",), (whole, whole), (whole,)),
+            LocalOp((0, 0, 1), ("%p",), ("%q",), (whole,), (whole,)),
+        ),
+        ("%p", "%q"),
+    )
+    loop = Loop((0,), ("%c", "%xs"), ("%r", "%ys"), (whole, stack), (body,), 8)
+    block = Block(("%c", "%xs"), (loop,), ("%r", "%ys"))
+    listed = Listing(block, (whole, stack), (whole, stack))
+    for name, filled in (("1xh100", True), ("v5e:1x1", False)):
+        prices = Prices(Cluster.parse(name), mesh)
+        found = timed_listing(graph, listed, prices)
+        (trips,) = found.bodies.values()
+        fill = found.seconds.total - 8 * trips[0].timed.seconds.total
+        assert fill == pytest.approx(prices.elementwise(8 * 64 * 64 * 4) if filled else 0.0)
+        assert sum(s.total for _, _, s in found.spent()) == pytest.approx(found.seconds.total)

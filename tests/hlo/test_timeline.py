@@ -98,6 +98,49 @@ def test_trips_are_read_off_the_condition(limit: int, direction: str, trips: int
     assert timeline.seconds == pytest.approx(trips * 1.5e-6 / 1500)
 
 
+def _triton(number: int, name: str, operand: int) -> str:
+    """A fusion of f32[8] to (f32[8], bf16[4,8]) by Triton: 32 bytes read and 96 written."""
+    leaves = ("F32", (8,)), ("BF16", (4, 8))
+    lines = ["shape {", "  element_type: TUPLE"]
+    for dtype, sizes in leaves:
+        lines += ["  tuple_shapes {", f"    element_type: {dtype}"]
+        lines += [*(f"    dimensions: {n}" for n in sizes), "  }"]
+    kind = 'backend_config: "{\\"fusion_backend_config\\":{\\"kind\\":\\"__triton\\",\\"x\\":1}}"'
+    return _instruction(number, name, "fusion", *lines, "}", f"operand_ids: {operand}", kind)
+
+
+def _typed(number: int, name: str, opcode: str, *more: str) -> str:
+    shape = ("shape {", "  element_type: F32", "  dimensions: 8", "}")
+    return _instruction(number, name, opcode, *shape, *more)
+
+
+def test_kernels_by_triton_take_what_their_bytes_do() -> None:
+    text = _dump(
+        "main",
+        [
+            _computation(
+                1, "main", _typed(10, "gather", "all-gather-start"), _typed(11, "work", "fusion"),
+                _triton(12, "softmax", 11),
+                _typed(13, "done", "all-gather-done", "operand_ids: 10"),
+                _triton(14, "norm", 13),
+            )
+        ],
+        # Of 5.5 us the gather takes, the work hides 2.
+        [_schedule(1, [(10, 0, 0.5), (11, 0.5, 2.5), (12, 2.5, 2.51), (13, 6, 6), (14, 6, 6.01)])],
+    )  # fmt: skip
+    plain, timed = read_timeline(text), read_timeline(text, bytes_per_second=128e6)  # 1 us each
+    assert plain is not None
+    assert timed is not None
+    assert plain.seconds == pytest.approx(6.01e-6)
+    assert plain.exposed_seconds == pytest.approx(3.49e-6)
+    # The first runs while the gather does; the second comes behind it.
+    assert timed.seconds == pytest.approx(7e-6)
+    assert timed.exposed_seconds == pytest.approx(2.5e-6)
+    assert [s.seconds for s in timed.spans if s.name in ("softmax", "norm")] == pytest.approx(
+        [1e-6, 1e-6]
+    )
+
+
 def test_of_branches_the_longest_counts_and_a_call_is_looked_into() -> None:
     branches = ("called_computation_ids: 2", "called_computation_ids: 3")
     text = _dump(

@@ -247,8 +247,13 @@ class Residuals:
         return self._stacked.get(name, self._nbytes(name) * self._trips[name])
 
     def _keeping_seconds(self, name: str) -> float:
-        """Seconds of keeping a value: a scan writes its stack for the backward one to read."""
-        return elementwise_seconds(self._prices.cluster.chip, 2 * self._stacked.get(name, 0.0))
+        """Seconds of keeping a value: a scan writes its stack for the backward one to read.
+
+        On GPUs the stack is filled with zeros before.
+        """
+        chip = self._prices.cluster.chip
+        times = 3 if chip.platform == "gpu" else 2
+        return elementwise_seconds(chip, times * self._stacked.get(name, 0.0))
 
     def _last_chance(self, name: str) -> int:
         """The last op during which a value that is needed only waits, if it is made again."""
