@@ -179,7 +179,11 @@ class CsrForm(NamedTuple):
 
 
 def to_csr(problem: Problem) -> CsrForm:
-    """Lay a problem with finite costs out flat; two edges of one pair become one."""
+    """Lay a problem out flat; two edges of one pair become one.
+
+    A forbidden entry becomes a finite one that no allowed assignment can cost: what is added up
+    from infinities, as the local search does, is no number.
+    """
     sizes = np.array([len(c) for c in problem.costs], dtype=np.int64)
     near: list[dict[int, Floats]] = [{} for _ in problem.costs]
     for e in problem.edges:
@@ -191,16 +195,21 @@ def to_csr(problem: Problem) -> CsrForm:
     where = {pair: a for a, pair in enumerate(zip(owners, ends, strict=True))}
     back = [where[w, v] for v, w in zip(owners, ends, strict=True)]
     tables = [table.T.ravel() for links in near for table in links.values()]
+    costs, entries = _joined(problem.costs), _joined(tables)
+    finite = sum(
+        float(np.abs(t).max(initial=0.0, where=np.isfinite(t))) for t in (*problem.costs, *tables)
+    )
+    forbidden = 2 * finite or 1.0
     unit = _unit(problem)
     rows = _Rows(problem, unit)
     arrays = Csr(
         choices=starts(sizes),
-        costs=_joined(problem.costs),
+        costs=np.where(np.isinf(costs), forbidden, costs),
         arcs=starts([len(links) for links in near]),
         ends=np.array(ends, dtype=np.int64),
         back=np.array(back, dtype=np.int64),
         tables=starts([t.size for t in tables])[:-1],
-        entries=_joined(tables),
+        entries=np.where(np.isinf(entries), forbidden, entries),
         inbox=starts(sizes[owners])[:-1],
         **rows.arrays(len(sizes)),
     )
