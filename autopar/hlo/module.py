@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 _OPENING, _CLOSING = "([{", ")]}"
+# A quoted text is one mark, so that what it holds is none.
+_MARK = re.compile(r'"(?:\\.|[^"\\])*"?|[ ,()\[\]{}]')
 _HEADER = re.compile(r"(ENTRY\s+)?%?([\w.\-~]+)\s*(\(.*->.*)?\{\s*$")
 _NAME = re.compile(r"(ROOT\s+)?%?([\w.\-~]+)\s*=\s*")
 _OPCODE = re.compile(r"\s*([a-zA-Z][\w\-]*)\(")
@@ -203,21 +205,14 @@ def split_top(text: str) -> list[str]:
 
 
 def _outside(text: str, start: int) -> Iterator[int]:
-    """Positions that no bracket or quote encloses, from `start` on, brackets included."""
-    depth, quoted, at = 0, False, start
-    while at < len(text):
-        char = text[at]
-        if quoted:
-            at += char == "\\"
-            quoted = char != '"'
-        elif char == '"':
-            quoted = True
-        else:
-            depth -= char in _CLOSING
-            if depth == 0:
-                yield at
-            depth += char in _OPENING
-        at += 1
+    """Positions of spaces, commas and brackets that nothing encloses, from `start` on."""
+    depth = 0
+    for mark in _MARK.finditer(text, start):
+        char = mark.group()
+        depth -= char in _CLOSING
+        if depth == 0 and char[0] != '"':
+            yield mark.start()
+        depth += char in _OPENING
 
 
 def _closing_bracket(text: str, start: int) -> int:

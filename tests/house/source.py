@@ -1,7 +1,6 @@
 """The project's own Python files, read once; those whose syntax is asked for are parsed once."""
 
 import ast
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -33,8 +32,10 @@ class SourceFile:
     def is_source(self) -> bool:
         return self.path.parts[0] in SOURCE_ROOMS
 
-    def nodes(self) -> Iterator[ast.AST]:
-        return ast.walk(self.tree)
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All nodes of it: walking every tree anew for every question takes seconds, too."""
+        return tuple(ast.walk(self.tree))
 
     def at(self, node: ast.stmt | ast.expr) -> str:
         """Where a reader finds the node, as an editor takes it."""

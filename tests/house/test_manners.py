@@ -23,7 +23,7 @@ def test_docstrings_open_with_a_noun_or_a_verb() -> None:
     headless = [
         f"{file.path}: {text.splitlines()[0]}"
         for file in source_files()
-        for node in file.nodes()
+        for node in file.nodes
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
         and (text := ast.get_docstring(node)) is not None
         and text.split()[0] in HEADLESS
@@ -56,7 +56,7 @@ def test_nothing_is_left_for_later() -> None:
 def test_only_the_command_line_prints() -> None:
     rooms = [f for f in all_files() if not f.path.as_posix().startswith(PRINTING_ROOMS)]
     printing = [
-        file.at(node) for file in rooms for node in file.nodes() if _is_call_of(node, "print")
+        file.at(node) for file in rooms for node in file.nodes if _is_call_of(node, "print")
     ]
     assert not printing, f"prints: {printing}"
 
@@ -101,7 +101,7 @@ def test_source_has_manners(fault: str) -> None:
     found = [
         file.at(node)
         for file in source_files()
-        for node in file.nodes()
+        for node in file.nodes
         if isinstance(node, ast.stmt | ast.expr) and is_fault(node)
     ]
     assert not found, f"{fault}: {found}"
