@@ -32,6 +32,7 @@ from autopar.planner.stage_programs import StagePrograms, lower_stages
 
 _NO_GAIN = 1e-9
 _ROUGH = 0.95  # a recipe's margin is not exact
+_WORSE = 1.5  # times the best plan's sum, up to which a recipe's may yet be faster
 _WAITED = 0.5  # of the seconds of collectives
 _CLEARLY = 0.1  # faster, to give up the proof of the cheapest plan for one that waits for moves
 _WORTH_AGAIN = 0.01  # of the seconds, that recomputing where nothing binds must save
@@ -169,6 +170,13 @@ class StepOnMesh:
     def recipes(self, memory_bytes: int) -> tuple[Margin, ...]:
         """The costs of the recipes within a limit on what the pass counts."""
         return self.optimal().recipes(self.form.graph, self.context.setting(memory_bytes))
+
+    def recipe_plans(self, memory_bytes: int, cost: float) -> Iterator[tuple[str, MeshPlan]]:
+        """The name and the program of recipes within a limit, not searched for: up to a cost."""
+        setting = self.context.setting(memory_bytes)
+        for name, sharding in self.optimal().recipe_plans(self.form.graph, setting):
+            if sharding.outcome.seconds <= cost:
+                yield name, self.lowered(sharding, setting)
 
     def may_fit(self) -> bool:
         """True if the choices that hold least come near the limit: the pass counts no worse."""
@@ -491,8 +499,10 @@ def best_recipe(
 
     The solver's answer costs no more than a recipe's by its sum, in which nothing overlaps, and may
     take longer by the seconds that a plan tells. And what a limit makes of `auto` and of a recipe
-    is found by different ways round what the memory rows leave out. Of deep steps, where each plan
-    takes its time, only the recipes' plans without a limit are looked at.
+    is found by different ways round what the memory rows leave out. So a recipe is gone into where
+    its program, with nothing searched, promises to be the faster one. Of deep steps, where each
+    plan takes its time, only the recipes' plans without a limit are looked at, of those that the
+    sum calls cheaper.
     """
     context, small = step.context, step.is_small
     request = context.request
@@ -501,11 +511,20 @@ def best_recipe(
     room = NO_LIMIT_BYTES
     if not fits(roomy, request.budget_bytes):
         room = int(_NEAR * request.budget_bytes)
-    for margin in step.recipes(room) if small else roomy.outcome.recipes:
-        least = (margin.seconds or math.inf) * (_ROUGH if small else 1.0)
-        if (best is not None and least >= best.cost) or least == math.inf:
-            continue
-        own = replace(context, request=request.with_method(margin.name), watchers=())
+
+    def promised() -> Iterator[str]:
+        if small:
+            cost = _WORSE * best.cost if best is not None else math.inf
+            for name, listed in step.recipe_plans(room, cost):
+                if _ROUGH * listed.seconds < min(fastest, best.seconds if best else math.inf):
+                    yield name
+            return
+        for margin in roomy.outcome.recipes:
+            if margin.seconds is not None and (best is None or margin.seconds < best.cost):
+                yield margin.name
+
+    for name in promised():
+        own = replace(context, request=request.with_method(name), watchers=())
         try:
             tried = try_mesh(own, step.form)
             most = min(fastest, best.seconds if best is not None else math.inf)
@@ -516,7 +535,7 @@ def best_recipe(
             continue
         faster = best is None or found.seconds < best.seconds * (1 - _NO_GAIN)
         if faster and fits(found, request.budget_bytes):
-            best = found.told_as(roomy, f"The plan of the recipe {margin.name}.")
+            best = found.told_as(roomy, f"The plan of the recipe {name}.")
     return best
 
 

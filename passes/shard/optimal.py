@@ -184,13 +184,31 @@ class Optimal(AbstractSharding):
 
     def recipes(self, given: Graph, setting: Setting) -> tuple[Margin, ...]:
         """The costs of the recipes, where they are not what is asked for."""
+        found = self._incumbent(given, setting)
+        return found[1].margins if found is not None else ()
+
+    def recipe_plans(self, given: Graph, setting: Setting) -> Iterator[tuple[str, ShardingPlan]]:
+        """Each recipe's name and plan, of those that have one within the limit."""
+        found = self._incumbent(given, setting)
+        if found is None:
+            return
+        posed, incumbent = found
+        for margin, choice in zip(incumbent.margins, incumbent.choices, strict=True):
+            if choice:
+                solution = known_solution(posed.assembled.problem, choice, margin.note)
+                yield (
+                    margin.name,
+                    plan_of(posed.reading, posed.assembled, solution, setting.mesh),
+                )
+
+    def _incumbent(self, given: Graph, setting: Setting) -> tuple[Posed, Incumbent] | None:
         if not isinstance(self.recipe, Free):
-            return ()
+            return None
         priced = self.priced_step(given, setting)
         posed = priced.within(setting.memory_bytes, self.all_exposed)
         if fits_nowhere(posed.assembled.problem):
-            return ()
-        return priced.incumbent(posed, self.all_exposed).margins
+            return None
+        return posed, priced.incumbent(posed, self.all_exposed)
 
     def price(
         self,

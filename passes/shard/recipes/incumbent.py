@@ -30,9 +30,13 @@ Restriction = Choices | InfeasibleError
 
 @dataclass(frozen=True)
 class Incumbent:
-    """The costs of all recipes, and the cheapest's assignment: () and infinity if none fits."""
+    """The costs of all recipes with their assignments, and the cheapest's again.
+
+    An assignment is (), at infinite cost, where none fits.
+    """
 
     margins: tuple[Margin, ...] = ()
+    choices: tuple[tuple[int, ...], ...] = ()  # one for each margin
     choice: tuple[int, ...] = ()
     seconds: float = float("inf")
 
@@ -61,21 +65,20 @@ def recipe_incumbent(
     `assembled` holds every choice that the pins leave; `solve` need not be exact.
     """
     margins: list[Margin] = []
+    choices: list[tuple[int, ...]] = []
     best: tuple[int, ...] = ()
     least = float("inf")
     for name, kept in restricted.items():
         if isinstance(kept, InfeasibleError):
-            margins.append(Margin(name, None, _reason(kept)))
-            continue
-        choice, note = _solved(assembled.problem, _left(assembled, kept), solve)
-        if not choice:
-            margins.append(Margin(name, None, note))
-            continue
-        seconds = assembled.problem.seconds(choice)
+            choice, note = tuple[int, ...](), _reason(kept)
+        else:
+            choice, note = _solved(assembled.problem, _left(assembled, kept), solve)
+        seconds = assembled.problem.seconds(choice) if choice else None
         margins.append(Margin(name, seconds, note))
-        if seconds < least:
+        choices.append(choice)
+        if seconds is not None and seconds < least:
             best, least = choice, seconds
-    return Incumbent(tuple(margins), best, least)
+    return Incumbent(tuple(margins), tuple(choices), best, least)
 
 
 def better_of(solution: Solution, floor: Incumbent) -> Solution:

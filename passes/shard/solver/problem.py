@@ -195,20 +195,18 @@ def to_csr(problem: Problem) -> CsrForm:
     where = {pair: a for a, pair in enumerate(zip(owners, ends, strict=True))}
     back = [where[w, v] for v, w in zip(owners, ends, strict=True)]
     tables = [table.T.ravel() for links in near for table in links.values()]
-    costs, entries = _joined(problem.costs), _joined(tables)
-    finite = sum(
-        float(np.abs(t).max(initial=0.0, where=np.isfinite(t))) for t in (*problem.costs, *tables)
-    )
-    forbidden = 2 * finite or 1.0
+    costs, places = _joined(problem.costs), starts(sizes)
+    entries, begins = _joined(tables), starts([t.size for t in tables])
+    forbidden = 2 * (_dearest(costs, places) + _dearest(entries, begins)) or 1.0
     unit = _unit(problem)
     rows = _Rows(problem, unit)
     arrays = Csr(
-        choices=starts(sizes),
+        choices=places,
         costs=np.where(np.isinf(costs), forbidden, costs),
         arcs=starts([len(links) for links in near]),
         ends=np.array(ends, dtype=np.int64),
         back=np.array(back, dtype=np.int64),
-        tables=starts([t.size for t in tables])[:-1],
+        tables=begins[:-1],
         entries=np.where(np.isinf(entries), forbidden, entries),
         inbox=starts(sizes[owners])[:-1],
         **rows.arrays(len(sizes)),
@@ -219,6 +217,14 @@ def to_csr(problem: Problem) -> CsrForm:
 def starts(sizes: Sequence[int] | Ints) -> Ints:
     """The places where pieces of such sizes start in a row, and where the last one ends."""
     return np.concatenate([[0], np.cumsum(np.asarray(sizes, dtype=np.int64))]).astype(np.int64)
+
+
+def _dearest(numbers: Floats, begins: Ints) -> float:
+    """The sum of the largest finite number of each part, whatever its sign."""
+    if not numbers.size:
+        return 0.0
+    sizes = np.where(np.isfinite(numbers), np.abs(numbers), 0.0)
+    return float(np.maximum.reduceat(sizes, begins[:-1]).sum())
 
 
 def _joined(parts: Sequence[Floats]) -> Floats:
