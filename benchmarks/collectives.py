@@ -24,8 +24,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from autopar.cluster import Cluster, device_order
 from autopar.cluster.target import Target
-from autopar.cost import COLLECTIVE_KINDS, Prices
+from autopar.cost import Prices
 from autopar.hlo.clock import read_timeline
+from autopar.ir.listing import COLLECTIVES
 from autopar.ir.sharding import MeshShape
 from autopar.runtime.aot import child
 from autopar.runtime.aot.devices import devices_of
@@ -68,7 +69,7 @@ class Probe:
 def probes(cluster: str, sizes: Sequence[int] = SIZES) -> Iterator[Probe]:
     """Every kind and size over the groups of a cluster."""
     for mesh, axis in GROUPS[cluster]:
-        for kind in COLLECTIVE_KINDS:
+        for kind in COLLECTIVES:
             yield from (Probe(cluster, MeshShape.of(mesh), axis, kind, n) for n in sizes)
 
 

@@ -28,9 +28,9 @@ from autopar.passes.shard.solver.effort import (
     WorkMeter,
     bounded,
 )
-from autopar.passes.shard.solver.iopddl import read_iopddl
 from autopar.passes.shard.solver.problem import Problem
 from autopar.passes.shard.solver.solve import solve
+from benchmarks.iopddl_file import read_iopddl
 
 _RESERVE = 0.02  # of the limit, to bring the answer home
 _RESERVE_SECONDS = 0.7

@@ -1,4 +1,8 @@
-"""The contract of a pass and of each slot, and the passes that leave the step whole."""
+"""The contract of a pass, of the batch, layer and shard slots, and what leaves a step whole.
+
+The stage slot holds `One` or the search (`passes/stage`); the contract of lowering is beside its
+variants, in `passes/lower/lowering.py`.
+"""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ from autopar.cluster import (
 from autopar.cluster.calibration import Bar, Calibration, Experiment, Residual, Sample, as_series
 from autopar.cluster.chip import Confidence
 from autopar.cost import collective_seconds, compute_seconds, elementwise_seconds
-from autopar.cost.collective import COLLECTIVE_KINDS
 from autopar.errors import ClusterError
+from autopar.ir.listing import COLLECTIVES
 from autopar.ir.sharding import MeshShape
 from autopar.ir.values import item_bytes
 
@@ -244,7 +244,7 @@ class Measured:
 
 def predicted_seconds(cluster: Cluster, experiment: Experiment) -> float:
     """Seconds of an experiment as a cluster's figures predict them."""
-    if experiment.kind in COLLECTIVE_KINDS:
+    if experiment.kind in COLLECTIVES:
         return link_seconds(cluster.chip, links_of(cluster, experiment), experiment)
     return chip_seconds(cluster.chip, experiment)
 
@@ -256,7 +256,7 @@ def calibrated(cluster: Cluster, measured: Measured) -> Cluster:
     """
     series = as_series(measured.samples)
     samples = [sample for one in series for sample in one.samples]
-    on_links = [s for s in samples if s.experiment.kind in COLLECTIVE_KINDS]
+    on_links = [s for s in samples if s.experiment.kind in COLLECTIVES]
     chip, chip_bars = fit_chip(cluster.chip, [s for s in samples if s not in on_links])
     topology, link_bars = fit_links(cluster, chip, on_links)
     fitted = replace(cluster, chip=chip, topology=topology)

@@ -11,7 +11,7 @@ from autopar.calibrating.fitted import predicted_seconds
 from autopar.cluster import Cluster, LinkLevel, axis_links, mesh_shapes
 from autopar.cluster.calibration import Experiment
 from autopar.cluster.chip import Platform
-from autopar.cost.collective import COLLECTIVE_KINDS
+from autopar.ir.listing import COLLECTIVES
 from autopar.ir.sharding import MeshShape
 from autopar.ir.values import item_bytes
 from autopar.runtime.measure.bench import Repeats
@@ -93,8 +93,7 @@ def _series(cluster: Cluster, effort: LadderEffort) -> list[list[Experiment]]:
         rounded = (_rounded(n, members) for n in _sizes(2**12, room, effort.sizes))
         sizes = list(dict.fromkeys(rounded))
         series += [
-            [Experiment(kind, "f32", (n,), str(mesh), axis) for n in sizes]
-            for kind in COLLECTIVE_KINDS
+            [Experiment(kind, "f32", (n,), str(mesh), axis) for n in sizes] for kind in COLLECTIVES
         ]
     return [[e for e in one if _is_short(cluster, effort, e)] for one in series]
 

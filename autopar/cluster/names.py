@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from autopar.cluster.catalog import ENTRIES, FABRICS, chip_named, chip_of_kind, fabric_of
 from autopar.cluster.chip import Chip
 from autopar.cluster.topology import AbstractFabric, AbstractTopology
-from autopar.cluster.torus import TorusFabric
 from autopar.errors import ClusterError
 from autopar.ir.devices import DeviceFacts
 
@@ -101,18 +100,4 @@ def local_name(facts: Sequence[DeviceFacts]) -> str:
             "and pass its path (autopar calibrate measures one, and "
             "Cluster.parse('8xh100').to_toml() shows the form)"
         )
-    if first.platform == "tpu":
-        return _torus_name(name, facts)
-    hosts = len({f.process_index for f in facts})
-    return f"{hosts}x{len(facts) // hosts}x{name}" if hosts > 1 else f"{len(facts)}x{name}"
-
-
-def _torus_name(chip: str, facts: Sequence[DeviceFacts]) -> str:
-    if any(not f.coords for f in facts):
-        raise ClusterError(f"{chip} devices report no coordinates; name the cluster by its shape")
-    spans = [max(axis) - min(axis) + 1 for axis in zip(*(f.coords for f in facts), strict=True)]
-    fabric = fabric_of(chip)
-    axes = spans[: fabric.dims] if isinstance(fabric, TorusFabric) else spans
-    shape = "x".join(str(span) for span in axes)
-    slices = len({f.slice_index for f in facts})
-    return f"{slices}x{chip}:{shape}" if slices > 1 else f"{chip}:{shape}"
+    return fabric_of(name).local_name(name, facts)

@@ -20,6 +20,7 @@ from autopar.cluster.topology import (
     outermost,
 )
 from autopar.errors import ClusterError
+from autopar.ir.devices import DeviceFacts
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,11 @@ class SwitchFabric(AbstractFabric):
         if outer:
             return f"{int(outer) * factor}x{inner}x{chip}"
         return f"{int(inner) * factor}x{chip}"
+
+    def local_name(self, chip: str, facts: Sequence[DeviceFacts]) -> str:
+        """The number of devices, and of hosts where there are several: one process is on each."""
+        hosts = len({f.process_index for f in facts})
+        return f"{hosts}x{len(facts) // hosts}x{chip}" if hosts > 1 else f"{len(facts)}x{chip}"
 
     def _build(self, text: str, outer: int, inner: int) -> Switch:
         domain = self.domain

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autopar.errors import ClusterError
+from autopar.ir.devices import DeviceFacts
 
 # `shares[m][p]` is the part of physical axis p that mesh axis m takes: the shares of a mesh axis
 # multiply to its size, those of a physical axis to its length. Within a physical axis the faster
@@ -288,6 +289,13 @@ class AbstractFabric(abc.ABC):
     @abc.abstractmethod
     def larger(cls, match: re.Match[str], factor: int) -> str:
         """The name of a cluster with a power of two times the devices."""
+
+    @abc.abstractmethod
+    def local_name(self, chip: str, facts: Sequence[DeviceFacts]) -> str:
+        """The name of the cluster that local devices of one chip make up.
+
+        Raises ClusterError where what they tell of themselves is not enough.
+        """
 
     def by_count(self, text: str, chip: str, slices: str | None, count: str) -> str | None:
         """The name that "v5p-64" stands for: a chip and a count. None where it stands for none."""

@@ -22,6 +22,7 @@ from autopar.cluster.topology import (
     outermost,
 )
 from autopar.errors import ClusterError
+from autopar.ir.devices import DeviceFacts
 
 _HOST_BOUNDS = (2, 2, 1)
 _COMPILER_AXES = 3  # what TPU topologies are described by, also where chips lie in a plane
@@ -307,6 +308,17 @@ class TorusFabric(AbstractFabric):
             at = max(i for i, size in enumerate(shape) if size == min(shape))
             shape[at] *= 2
         return f"{slices + 'x' if slices else ''}{chip}:{'x'.join(map(str, shape))}"
+
+    def local_name(self, chip: str, facts: Sequence[DeviceFacts]) -> str:
+        """The shape that the devices' coordinates span."""
+        if any(not f.coords for f in facts):
+            raise ClusterError(
+                f"{chip} devices report no coordinates; name the cluster by its shape"
+            )
+        spans = [max(axis) - min(axis) + 1 for axis in zip(*(f.coords for f in facts), strict=True)]
+        shape = "x".join(map(str, spans[: self.dims]))
+        slices = len({f.slice_index for f in facts})
+        return f"{slices}x{chip}:{shape}" if slices > 1 else f"{chip}:{shape}"
 
     def by_count(self, text: str, chip: str, slices: str | None, count: str) -> str | None:
         """A name as Google gives to TPU slices, such as v5p-64, with their shape: v5p:2x4x4."""

@@ -37,15 +37,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Literal, get_args
 
 from autopar.cluster import LinkLevel
 from autopar.errors import ClusterError
+from autopar.ir.listing import COLLECTIVES
 
-CollectiveKind = Literal[
-    "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"
-]
-COLLECTIVE_KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
 # Of a reduce-scatter and an all-reduce that take as long, a plan takes the reduce-scatter.
 SCATTER_TIE = 0.999
 
@@ -54,11 +50,11 @@ def collective_seconds(kind: str, nbytes: float, levels: Sequence[LinkLevel]) ->
     """Seconds of one collective over `levels`, innermost first; 0 for one device or no bytes.
 
     `nbytes` is the whole local buffer V of this module's docstring.
-    Raises ClusterError where the kind is not one of COLLECTIVE_KINDS.
+    Raises ClusterError where the kind is not one of COLLECTIVES.
     """
-    if kind not in COLLECTIVE_KINDS:
+    if kind not in COLLECTIVES:
         raise ClusterError(
-            f"collective {kind!r} is not known; expected one of {', '.join(COLLECTIVE_KINDS)}"
+            f"collective {kind!r} is not known; expected one of {', '.join(COLLECTIVES)}"
         )
     if nbytes <= 0 or not levels:
         return 0.0

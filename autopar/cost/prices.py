@@ -14,10 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autopar.cluster import Chip, Cluster, LinkLevel, axis_links
-from autopar.cost.collective import COLLECTIVE_KINDS, SCATTER_TIE, collective_seconds
+from autopar.cost.collective import SCATTER_TIE, collective_seconds
 from autopar.errors import MeshError
 from autopar.ir.compiler_options import PIPELINED, CompilerOptions
 from autopar.ir.graph import Op
+from autopar.ir.listing import COLLECTIVES
 from autopar.ir.program import Program, Run, Send
 from autopar.ir.sharding import MeshShape
 from autopar.ir.spmd_program import SpmdProgram
@@ -92,7 +93,7 @@ def issue_seconds(lowered: Program | SpmdProgram, blocks: Sequence[int], cluster
 # What each platform's compiler runs beside work: XLA makes every collective of a GPU asynchronous,
 # on TPUs only these, and none on CPUs.
 _BESIDE: Mapping[str, frozenset[str]] = {
-    "gpu": frozenset(COLLECTIVE_KINDS),
+    "gpu": frozenset(COLLECTIVES),
     "tpu": frozenset({"all-gather", "collective-permute"}),
     "cpu": frozenset(),
 }

@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from autopar.cost.collective import COLLECTIVE_KINDS, CollectiveKind
 from autopar.errors import MeshError
 from autopar.hlo.module import (
     CALLS,
@@ -38,6 +37,7 @@ from autopar.hlo.tensors import (
     read_groups,
 )
 from autopar.ir.compiled import CompiledCollective
+from autopar.ir.listing import COLLECTIVES, CollectiveKind
 from autopar.ir.sharding import MeshShape
 
 # -- all-reduces of which only a slice is kept -----------------------------------------------------
@@ -277,7 +277,7 @@ def _goes_to(name: str, computation: Computation, module: Module) -> bool:
 # -- sends between slices --------------------------------------------------------------------------
 
 _SENT_KINDS: dict[str, CollectiveKind] = {
-    kind.upper().replace("-", "_"): kind for kind in COLLECTIVE_KINDS
+    kind.upper().replace("-", "_"): kind for kind in COLLECTIVES
 }
 _KIND = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _TARGET = re.compile(r'_xla_megascale_target="([^"]*)"')
@@ -419,7 +419,7 @@ class _Inside:
 
 # What the opcodes count as; a broadcast leaves every device with one's whole buffer.
 _KINDS: dict[str, CollectiveKind] = {
-    **{kind: kind for kind in COLLECTIVE_KINDS},
+    **{kind: kind for kind in COLLECTIVES},
     "ragged-all-to-all": "all-to-all",
     "collective-broadcast": "all-gather",
 }
@@ -581,7 +581,7 @@ def _read(
     count = 1 if opcode == "ragged-all-to-all" else len(instruction.operands)
     is_reduce = opcode == "all-reduce"
     less = lesser_kinds(instruction, computation, module) if is_reduce else {}
-    kinds = dict.fromkeys((_KINDS[opcode], *COLLECTIVE_KINDS))
+    kinds = dict.fromkeys((_KINDS[opcode], *COLLECTIVES))
     for kind in kinds:
         members = [at for at in range(count) if less.get(at, _KINDS[opcode]) == kind]
         times = max(map(len, groups)) if opcode == "all-gather" else 1

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from autopar.cost.collective import CollectiveKind
 from autopar.hlo.module import Computation, Instruction, Leaf, Module
+from autopar.ir.listing import CollectiveKind
 from autopar.ir.sharding import MeshShape
 
 Groups = tuple[tuple[int, ...], ...]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from autopar.errors import GraphError
 from autopar.ir.sharding import MeshShape, Sharding
@@ -46,13 +47,10 @@ def traffic_of(
     return tuple(Traffic(*key, *table[key], seconds.get(key, 0.0)) for key in keys)
 
 
-COLLECTIVES = (
-    "all-reduce",
-    "reduce-scatter",
-    "all-gather",
-    "all-to-all",
-    "collective-permute",
-)
+CollectiveKind = Literal[
+    "all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute"
+]
+COLLECTIVES: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
 
 
 def kind_order(key: tuple[str, tuple[str, ...]]) -> tuple[int, tuple[str, ...]]:

@@ -8,7 +8,6 @@ tensors. Sharding an op is giving mesh axes to factors; what that means for each
 from __future__ import annotations
 
 import string
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -105,39 +104,3 @@ def _kind_text(factor: Factor) -> str:
 def _dims_text(dims: Dims, names: str) -> str:
     texts = ["".join(names[f % 52] for f in dim) for dim in dims]
     return " ".join(t if len(t) == 1 else f"[{t}]" for t in texts) or "-"
-
-
-def make_rule(
-    operands: Sequence[Sequence[str]],
-    results: Sequence[Sequence[str]],
-    sizes: Mapping[str, int],
-    *,
-    kinds: Mapping[str, Factor | Kind] | None = None,
-    linear: Sequence[Sequence[int]] = (),
-    on_demand: bool = False,
-) -> Rule:
-    """A rule from named factors: each dim is a text of factor names parted by spaces.
-
-    `make_rule([["b", "k"], ["k", "n"]], [["b", "n"]], {"b": 8, "k": 4, "n": 2},
-    kinds={"k": Kind.REDUCE})` is a matrix product. `sizes` fixes the order of the factors;
-    a dim "" is one that nothing can shard.
-    """
-    order = {name: i for i, name in enumerate(sizes)}
-    given = kinds or {}
-
-    def dims_of(tensor: Sequence[str]) -> Dims:
-        return tuple(tuple(order[n] for n in dim.split()) for dim in tensor)
-
-    def factor_of(name: str) -> Factor:
-        kind = given.get(name, Kind.PASS)
-        if isinstance(kind, Factor):
-            return Factor(sizes[name], kind.kind, kind.combiner)
-        return Factor(sizes[name], kind)
-
-    return Rule(
-        tuple(factor_of(n) for n in sizes),
-        tuple(dims_of(t) for t in operands),
-        tuple(dims_of(t) for t in results),
-        tuple(tuple(group) for group in linear),
-        on_demand,
-    )

@@ -21,7 +21,9 @@ Those that plan within a limit, and what each counts:
 
 The stage search counts for itself, by the prices of layers, before anything is built: in
 `passes/stage`, `Recurrence.bears` leaves out what no schedule can hold, and the simulator has the
-last word; what a built stage then holds over its price is set aside by `stage_search`.
+last word; what a built stage then holds over its price is set aside by `stage_search`. Stages that
+are folded into one program are held against the limit once more, as that holds more: `Spmd` in
+`passes/lower/lowering.py`.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The shard pass: chooses a sharding for every op by integer programming."""
+"""The shard pass: chooses a sharding for every op as an integer program."""

@@ -14,7 +14,7 @@ from autopar.ir.rule import Rule
 from autopar.ir.sharding import Assignment, MeshShape, Sharding
 from autopar.ir.sharding_plan import Margin, OpPath, Outcome, ShardingPlan, Status
 from autopar.passes.base import NO_OPTION, AbstractSharding, Setting
-from autopar.passes.shard.diagnose.infeasible import Posed, Refused, Weigh, lightest
+from autopar.passes.shard.diagnose.infeasible import Posed, Refused, WeighChoice, lightest
 from autopar.passes.shard.model.assemble import Assembled, Assembler
 from autopar.passes.shard.model.costs import ReshardCosts
 from autopar.passes.shard.model.decisions import Choice, Place, Reading, group_choices, op_choices
@@ -101,7 +101,7 @@ class Priced:
 
 @dataclass(frozen=True)
 class Optimal(AbstractSharding):
-    """The cheapest sharding within a recipe's restrictions, by integer programming.
+    """The cheapest sharding within a recipe's restrictions: the answer of `solve`.
 
     A QUICK effort gives a good answer that need not be the best, with no recipe looked at beside
     it. Where nothing fits, `explain` finds out why, which takes time; without it the error is
@@ -280,7 +280,7 @@ class MinMemory(AbstractSharding):
         return plan_of(posed.reading, posed.assembled, solution, setting.mesh)
 
 
-def weigher(given: Graph, setting: Setting) -> Weigh:
+def weigher(given: Graph, setting: Setting) -> WeighChoice:
     """The bytes that an assignment is known to need, as the setting weighs its plan."""
 
     def weigh(posed: Posed, choice: tuple[int, ...]) -> float:

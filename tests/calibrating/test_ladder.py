@@ -7,7 +7,7 @@ import pytest
 from autopar.calibrating.fitted import predicted_seconds
 from autopar.calibrating.ladder import FULL, QUICK, LadderEffort, ladder, measured_axes
 from autopar.cluster import Cluster
-from autopar.cost.collective import COLLECTIVE_KINDS
+from autopar.ir.listing import COLLECTIVES
 from autopar.ir.sharding import MeshShape
 
 NAMES = (
@@ -45,7 +45,7 @@ def test_a_ladder_has_everything_within_its_bounds(name: str, chosen: LadderEffo
     assert all(predicted_seconds(cluster, step) <= chosen.longest for step in steps)
     kinds = {step.kind for step in steps}
     wanted = {"launch", "scale", "add", "matmul"}
-    assert kinds == (wanted | set(COLLECTIVE_KINDS) if cluster.device_count > 1 else wanted)
+    assert kinds == (wanted | set(COLLECTIVES) if cluster.device_count > 1 else wanted)
     dtypes = {step.dtype for step in steps if step.kind == "matmul"}
     assert dtypes == {"bf16", "f16", "f32", "fp8"} & set(dict(cluster.chip.peak_flops))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -10,12 +11,29 @@ import pytest
 
 from autopar.calibrating.fitted import figures_of, with_figures
 from autopar.calibrating.ladder import measured_axes
-from autopar.cluster import Cluster, Layout, LinkLevel, SwitchLevel, axis_links, device_order
+from autopar.cluster import (
+    Cluster,
+    Layout,
+    LinkLevel,
+    SwitchLevel,
+    axis_links,
+    catalog,
+    device_order,
+    names,
+)
 from autopar.cluster.placement import Block, cut_out, link_between, submesh_shapes
 from autopar.cluster.target import Target
-from autopar.cluster.topology import AbstractTopology, CompilerTopology, DirectLink, Link, Shares
+from autopar.cluster.topology import (
+    AbstractFabric,
+    AbstractTopology,
+    CompilerTopology,
+    DirectLink,
+    Link,
+    Shares,
+)
 from autopar.cost import collective, collective_seconds
 from autopar.errors import ClusterError
+from autopar.ir.devices import DeviceFacts
 from autopar.ir.sharding import MeshShape
 from autopar.ir.stages import Submesh
 from autopar.report.clusters import cluster_data
@@ -87,7 +105,40 @@ class Ring(AbstractTopology):
         return f"ring of {self.size}"
 
 
+@dataclass(frozen=True)
+class RingFabric(AbstractFabric):
+    """Devices of one ring; its clusters are called as "ring8xchip" is."""
+
+    form: ClassVar[re.Pattern[str]] = re.compile(r"ring(\d+)x(?P<chip>[a-z]\w*)")
+
+    def read(self, text: str, chip: str, match: re.Match[str]) -> tuple[str, Ring]:
+        return match[0], Ring(int(match[1]), 1e9)
+
+    def hint(self, chip: str) -> str:
+        return f"{chip} is wired as a ring; write 'ring8x{chip}'"
+
+    @classmethod
+    def larger(cls, match: re.Match[str], factor: int) -> str:
+        return f"ring{int(match[1]) * factor}x{match['chip']}"
+
+    def local_name(self, chip: str, facts: Sequence[DeviceFacts]) -> str:
+        return f"ring{len(facts)}x{chip}"
+
+
 RING = Cluster("ring8", Cluster.parse("8xcpu").chip, Ring(8, 1e9))
+
+
+def test_its_clusters_are_named_and_found_on_local_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    chip = replace(Cluster.parse("v5e:2x4").chip, name="loop1")
+    entry = catalog.Entry(chip, RingFabric(), ("ring8xloop1",), ("loop one",))
+    monkeypatch.setattr(catalog, "ENTRIES", (*catalog.ENTRIES, entry))
+    monkeypatch.setattr(names, "FABRICS", (*catalog.FABRICS, RingFabric))
+    assert Cluster.parse("ring4xloop1").topology == Ring(4, 1e9)
+    assert names.larger_name("ring4xloop1", 4) == "ring16xloop1"
+    # It is a TPU, which is no reason to look for the coordinates of a torus.
+    assert names.local_name([DeviceFacts("tpu", "Loop One", 0, 0)] * 8) == "ring8xloop1"
+    with pytest.raises(ClusterError, match="wired as a ring; write 'ring8xloop1'"):
+        Cluster.parse("8xloop1")
 
 
 def test_meshes_lie_on_it_and_collectives_over_them_have_a_price() -> None:

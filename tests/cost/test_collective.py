@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.cluster import Cluster
-from autopar.cost import COLLECTIVE_KINDS, CollectiveKind, Prices, collective_seconds
+from autopar.cost import Prices, collective_seconds
 from autopar.errors import ClusterError
+from autopar.ir.listing import COLLECTIVES, CollectiveKind
 from autopar.ir.sharding import MeshShape
 
 MIB = 2**20
@@ -176,7 +177,7 @@ def test_an_unknown_kind_lists_the_known() -> None:
 
 @settings(max_examples=60)
 @given(
-    kind=st.sampled_from(COLLECTIVE_KINDS),
+    kind=st.sampled_from(COLLECTIVES),
     place=st.sampled_from(
         [("8xcpu", "2,4"), ("2x8xh100", "4,4"), ("v5e:4x4", "2,8"), ("2xv5e:4x4", "4,8")]
     ),

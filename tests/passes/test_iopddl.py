@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from autopar.errors import InputError
 from autopar.passes.shard.solver.effort import AbstractDeadline, AbstractMeter, Effort, WorkMeter
 from autopar.passes.shard.solver.heuristic import mended_answers
-from autopar.passes.shard.solver.iopddl import read_iopddl, write_iopddl
 from autopar.passes.shard.solver.local_search import add, grown, worst_row
 from autopar.passes.shard.solver.problem import Edge, Problem, Usage, to_csr
 from autopar.passes.shard.solver.shrink import shrink
 from autopar.passes.shard.solver.solve import solve
 from benchmarks.iopddl import exact_cost, exact_fits, main
+from benchmarks.iopddl_file import read_iopddl, write_iopddl
 from tests.passes.problems import brute_force, joint_peaks, joint_seconds, problems
 
 DATA = Path(__file__).parents[3] / "shared/data/iopddl"

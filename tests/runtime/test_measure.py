@@ -8,9 +8,9 @@ import pytest
 
 from autopar.cluster import Cluster
 from autopar.cluster.calibration import Experiment
-from autopar.cost import COLLECTIVE_KINDS
 from autopar.errors import ClusterError
 from autopar.hlo.collectives import read_collectives
+from autopar.ir.listing import COLLECTIVES
 from autopar.ir.sharding import MeshShape
 from autopar.runtime.bind import bind_mesh
 from autopar.runtime.measure.bench import DeviceBench, Repeats, Timing, program
@@ -20,7 +20,7 @@ ONCE = Repeats(1, 1, 0.0)
 
 
 @pytest.mark.parametrize("axis", ["data", "model"])
-@pytest.mark.parametrize("kind", COLLECTIVE_KINDS)
+@pytest.mark.parametrize("kind", COLLECTIVES)
 def test_a_collective_runs_as_often_and_as_large_as_it_says(kind: str, axis: str) -> None:
     mesh = bind_mesh(MeshShape.of("data=2,model=4"), range(8))
     experiment = Experiment(kind, "f32", (8192,), "data=2, model=4", axis)

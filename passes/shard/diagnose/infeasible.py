@@ -36,10 +36,10 @@ class Posed:
 # The problem under some pins and a recipe, without the step's own constraints at some lines.
 Pose = Callable[[Pins, AbstractRecipe, frozenset[str]], Posed]
 # Bytes that an assignment of a problem is known to need, with all that the rows leave out.
-Weigh = Callable[[Posed, tuple[int, ...]], float]
+WeighChoice = Callable[[Posed, tuple[int, ...]], float]
 
 
-def lightest(posed: Posed, weigh: Weigh) -> tuple[tuple[int, ...], float]:
+def lightest(posed: Posed, weigh: WeighChoice) -> tuple[tuple[int, ...], float]:
     """The assignment that is known to need the least, and how much: () and infinity for none."""
     problem = posed.assembled.problem
     answers = light_answers(problem, posed.assembled.copies)
@@ -69,7 +69,7 @@ class Refused:
     recipe: AbstractRecipe
     posed: Posed
     pose: Pose
-    weigh: Weigh
+    weigh: WeighChoice
 
     def error(self) -> InfeasibleError | PinError:
         """The error that names the conflict, the values at the peak and the limit that would do."""

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.rule import Kind, Rule
 from autopar.ir.sharding import Assignment, MeshShape, Sharding, operand_of_result
+from autopar.ir.sharding_plan import OpPath
 from autopar.ir.values import Value
 from autopar.passes.shard.model.merge_isomorphic import Merged
 from autopar.rules.propagation import BatchTags, tag_batch
@@ -123,16 +124,12 @@ def sources(
                 yield from sources(inner, standing.operand_values[i], asked)
 
 
-OpPath = tuple[int, ...]  # (op index) or, inside bodies, (op, body, op, ...)
-
-
 class DecisionKind(Enum):
     """The kind of a decision."""
 
     INPUT = "input"  # how an argument of the step lies
     GROUP = "group"  # how a value and its followers lie
     PORT = "port"  # how a value lies while it passes a loop's boundary
-    USE = "use"  # in which sharding several ops of one region read a value
     OP = "op"  # which axis goes to which factor of an op
 
 

@@ -26,12 +26,12 @@ from dataclasses import replace
 from autopar.ir.control_flow import ControlFlow, Port, PortKind
 from autopar.ir.graph import Graph, Op, Operand, Origin
 from autopar.ir.rule import Kind, Rule
+from autopar.ir.sharding_plan import OpPath
 from autopar.ir.values import Literal, Value
 from autopar.passes.shard.model.decisions import (
     Decision,
     DecisionKind,
     Member,
-    OpPath,
     Place,
     Read,
     Reading,

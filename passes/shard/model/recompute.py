@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import highspy
 import numpy as np
 
 _DECADES = 3  # prices are sought this far around the one at which all bytes cost all seconds
@@ -188,6 +187,8 @@ class _Relaxation:
     """The relaxation with its rows, solved again for other prices from where it stood."""
 
     def __init__(self, given: Tradeoff) -> None:
+        import highspy  # not before memory binds: other steps do without HiGHS
+
         self._given = given
         makers = (given.kept[i].maker for i in given.reached)
         self._ops = sorted({m for m in makers if m >= 0})
@@ -235,7 +236,7 @@ class _Relaxation:
         self._model.addRows(
             len(rows),
             np.zeros(len(rows)),
-            np.full(len(rows), highspy.kHighsInf),
+            np.full(len(rows), np.inf),
             len(entries),
             starts,
             np.array([c for c, _ in entries], dtype=np.int32),

@@ -32,6 +32,7 @@ from autopar.passes.shard.solver.problem import (
     Floats,
     Ints,
     Problem,
+    forbidden_cost,
     needed_bytes,
     starts,
 )
@@ -45,7 +46,6 @@ _MENDED_ENTRIES = (30_000, 300_000)  # of one table; which of the answers mends 
 _GROWTHS = (0.5, 0.1)  # of a price where a row is still over the limit
 _FIRST_PRICE = 1e-3  # of all seconds, what holding the limit at all times costs at first
 _MENDS, _SWEEPS, _DESCENTS = 200, 2, 100  # rounds; sweeps over all nodes in a round of mending
-_FORBIDDEN = 1e6  # times the dearest entry
 _LEAST_GAIN = 1e-9
 
 
@@ -155,8 +155,8 @@ class _Sweeps:
         self._read_edges(problem)
         self._read_usages(problem)
         # What is forbidden is dearer than all else together, but can be compared and left.
-        known = [np.abs(a[np.isfinite(a)]).max(initial=0.0) for a in (self._costs, self._entries)]
-        dearest = _FORBIDDEN * max(sum(known), 1e-30)
+        parts = len(problem.costs) + len(problem.edges)
+        dearest = forbidden_cost(self._costs, self._entries, parts)
         self._costs[~np.isfinite(self._costs)] = dearest
         self._entries[~np.isfinite(self._entries)] = dearest
 

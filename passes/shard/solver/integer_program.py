@@ -1,6 +1,6 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
-"""The sharding problem as an integer program, in PuLP over HiGHS (CBC where that is absent).
+"""The sharding problem as an integer program, in PuLP over HiGHS, or CBC where that is missing.
 
 x[v,c] is 1 where node v takes choice c; e[u,v,r,s] is 1 where u takes a choice of the group r and v
 one of the group s, a group being the choices whose rows of the table are alike:
@@ -24,14 +24,16 @@ import threading
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import highspy
 import numpy as np
 import pulp
 
 from autopar.errors import SolverError
 from autopar.passes.shard.solver.problem import Edge, Floats, Ints, Problem
+
+if TYPE_CHECKING:
+    import highspy
 
 _TICK_SECONDS = 0.1  # between looks whether it is done
 _PATIENCE_SECONDS = 0.5  # for HiGHS to stop; it does not ask within a large linear program
@@ -156,6 +158,7 @@ class _Model:
         finite = [np.abs(t[np.isfinite(t)]) for t in tables]
         dearest = sum(float(t.max(initial=0.0)) for t in finite)
         seconds = problem.seconds(known) if known else float("inf")
+        # Not the `forbidden_cost` of the other searches: HiGHS needs numbers of like size.
         cut = min(float(t.min(initial=0.0)) for t in tables) >= 0 and 0 < seconds < float("inf")
         self._most = _CUT * seconds if cut else 1.0 + 2.0 * dearest
         self._scale = _UNIT / (seconds if cut else max(dearest, 1e-30))
@@ -256,10 +259,6 @@ class _Highs(pulp.HiGHS):  # type: ignore[misc]
     asked: int = 0
 
     def callSolver(self, lp: pulp.LpProblem) -> None:  # PuLP's name for it
-        from autopar.passes.shard.solver.integer_program import (
-            run_highs,  # only where it is installed
-        )
-
         self.asked = run_highs(cast("highspy.Highs", lp.solverModel), self.questions)
 
 

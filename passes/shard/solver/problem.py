@@ -179,11 +179,7 @@ class CsrForm(NamedTuple):
 
 
 def to_csr(problem: Problem) -> CsrForm:
-    """Lay a problem out flat; two edges of one pair become one.
-
-    A forbidden entry becomes a finite one that no allowed assignment can cost: what is added up
-    from infinities, as the local search does, is no number.
-    """
+    """Lay a problem out flat, what is forbidden at a finite cost; edges of one pair become one."""
     sizes = np.array([len(c) for c in problem.costs], dtype=np.int64)
     near: list[dict[int, Floats]] = [{} for _ in problem.costs]
     for e in problem.edges:
@@ -195,18 +191,17 @@ def to_csr(problem: Problem) -> CsrForm:
     where = {pair: a for a, pair in enumerate(zip(owners, ends, strict=True))}
     back = [where[w, v] for v, w in zip(owners, ends, strict=True)]
     tables = [table.T.ravel() for links in near for table in links.values()]
-    costs, places = _joined(problem.costs), starts(sizes)
-    entries, begins = _joined(tables), starts([t.size for t in tables])
-    forbidden = 2 * (_dearest(costs, places) + _dearest(entries, begins)) or 1.0
+    costs, entries = _joined(problem.costs), _joined(tables)
+    forbidden = forbidden_cost(costs, entries, len(problem.costs) + len(problem.edges))
     unit = _unit(problem)
     rows = _Rows(problem, unit)
     arrays = Csr(
-        choices=places,
+        choices=starts(sizes),
         costs=np.where(np.isinf(costs), forbidden, costs),
         arcs=starts([len(links) for links in near]),
         ends=np.array(ends, dtype=np.int64),
         back=np.array(back, dtype=np.int64),
-        tables=begins[:-1],
+        tables=starts([t.size for t in tables])[:-1],
         entries=np.where(np.isinf(entries), forbidden, entries),
         inbox=starts(sizes[owners])[:-1],
         **rows.arrays(len(sizes)),
@@ -219,12 +214,13 @@ def starts(sizes: Sequence[int] | Ints) -> Ints:
     return np.concatenate([[0], np.cumsum(np.asarray(sizes, dtype=np.int64))]).astype(np.int64)
 
 
-def _dearest(numbers: Floats, begins: Ints) -> float:
-    """The sum of the largest finite number of each part, whatever its sign."""
-    if not numbers.size:
-        return 0.0
-    sizes = np.where(np.isfinite(numbers), np.abs(numbers), 0.0)
-    return float(np.maximum.reduceat(sizes, begins[:-1]).sum())
+def forbidden_cost(costs: Floats, entries: Floats, parts: int) -> float:
+    """A finite cost in place of infinity: above any allowed one of so many nodes and edges.
+
+    What is added up from infinities, as searches do, is no number.
+    """
+    finite = (np.abs(a[np.isfinite(a)]).max(initial=0.0) for a in (costs, entries))
+    return 2.0 * parts * float(sum(finite)) or 1.0
 
 
 def _joined(parts: Sequence[Floats]) -> Floats:
