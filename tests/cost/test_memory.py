@@ -239,7 +239,8 @@ def test_a_loop_holds_its_stacks_and_its_body() -> None:
 def test_one_number_that_a_loop_reads_everywhere_is_made_in_its_body() -> None:
     """XLA sinks it; what a loop starts from, and what was computed, is stored."""
     text = """graph g(%x: f32[64,64], %xs: f32[8,64,64]) {
-      %fill: f32[64,64] = broadcast_in_dim(-1e+30:f32) forward {broadcast_dimensions=(), shape=(64, 64)}
+      %one: f32[] = convert_element_type(-1e+30:f32) forward
+      %fill: f32[64,64] = broadcast_in_dim(%one) forward {broadcast_dimensions=(), shape=(64, 64)}
       %start: f32[64,64] = broadcast_in_dim(0.0:f32) forward {broadcast_dimensions=(), shape=(64, 64)}
       %made: f32[64,64] = tanh(%x) forward
       %r: f32[64,64] = scan(%fill, %made, %start, %xs) forward {length=8, num_consts=2, num_carry=1, reverse=False, unroll=1} [
@@ -258,17 +259,18 @@ def test_one_number_that_a_loop_reads_everywhere_is_made_in_its_body() -> None:
     body = Block(
         ("%f", "%m", "%h", "%v"),
         tuple(
-            LocalOp((3, 0, i), pair, (made,), (whole, whole), (whole,))
+            LocalOp((4, 0, i), pair, (made,), (whole, whole), (whole,))
             for i, (pair, made) in enumerate(zip(names, ("%a", "%b", "%c"), strict=True))
         ),
         ("%c",),
     )
     steps = (
-        LocalOp((0,), (None,), ("%fill",), (replicated(0),), (whole,)),
-        LocalOp((1,), (None,), ("%start",), (replicated(0),), (whole,)),
-        LocalOp((2,), ("%x",), ("%made",), (whole,), (whole,)),
+        LocalOp((0,), (None,), ("%one",), (replicated(0),), (replicated(0),)),
+        LocalOp((1,), ("%one",), ("%fill",), (replicated(0),), (whole,)),
+        LocalOp((2,), (None,), ("%start",), (replicated(0),), (whole,)),
+        LocalOp((3,), ("%x",), ("%made",), (whole,), (whole,)),
         Loop(
-            (3,), ("%fill", "%made", "%start", "%xs"), ("%r",), (whole,), (body,), 8
+            (4,), ("%fill", "%made", "%start", "%xs"), ("%r",), (whole,), (body,), 8
         ),
     )  # fmt: skip
     block = Block(("%x", "%xs"), steps, ("%r",))
