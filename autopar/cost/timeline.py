@@ -14,8 +14,15 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
 
 from autopar.cluster.catalog import entry_named
-from autopar.cost.kernels import Kernel, Sizes, Stored, is_product, stored_kernels
-from autopar.cost.order import combined, depth_first, known_before
+from autopar.cost.kernels import (
+    Kernel,
+    Sizes,
+    Stored,
+    is_fused_into_readers,
+    is_product,
+    stored_kernels,
+)
+from autopar.cost.order import at_hand, combined, depth_first, known_before
 from autopar.cost.prices import Prices
 from autopar.errors import GraphError
 from autopar.ir.control_flow import ControlFlow, PortKind
@@ -67,6 +74,19 @@ class KernelTimes:
     def __init__(self, sizes: Sizes, prices: Prices, block: Block, stored: Stored) -> None:
         self._sizes, self._prices, self._block, self._stored = sizes, prices, block, stored
         self._moves = {m.result: m for m in block.instructions if isinstance(m, Move)}
+        shapes = [self._shape(k) for k in stored.kernels]
+        shared = at_hand(stored.kernels, shapes) if any(shapes) else {}
+        self._at_hand = {stored.kernels[k].makes: pieces for k, pieces in shared.items()}
+
+    def _shape(self, kernel: Kernel) -> tuple[int, ...] | None:
+        """The shape of a piece that element-wise work of an update makes on a GPU."""
+        step = kernel.instruction(self._block)
+        if self._sizes.platform != "gpu" or not isinstance(step, LocalOp):
+            return None
+        op = self._sizes.op(step.equation)
+        if op.origin.region != "update" or not is_fused_into_readers(op):
+            return None
+        return step.result_shardings[0].shard_shape(op.results[0].shape, self._prices.mesh)
 
     def seconds(self, kernel: Kernel) -> Seconds:
         """Seconds of one run of a kernel, with its collectives wholly exposed."""
@@ -81,8 +101,8 @@ class KernelTimes:
         return Seconds()
 
     def _moved(self, kernel: Kernel) -> int:
-        nbytes = self._stored.nbytes
-        return sum(nbytes.get(name, 0) for name in (*kernel.makes, *kernel.reads))
+        nbytes, shared = self._stored.nbytes, self._at_hand.get(kernel.makes, frozenset())
+        return sum(nbytes.get(name, 0) for name in (*kernel.makes, *(kernel.reads - shared)))
 
     def _moving(self, moves: Sequence[Move], kernel: Kernel) -> Seconds:
         """A move's collectives; of several that run as one, one collective of all their bytes."""

@@ -49,3 +49,25 @@ def test_seconds_add_up() -> None:
     once = Seconds(1.0, 2.0, 0.5)
     assert once + once.times(2) == Seconds(3.0, 6.0, 1.5)
     assert once.times(3).total == 4.5  # what is hidden takes no time
+
+
+@pytest.mark.parametrize(("region", "moved"), [("update", (3, 2, 2)), ("backward", (3, 3, 4))])
+def test_an_update_loads_each_piece_once(region: str, moved: tuple[int, ...]) -> None:
+    """One kernel makes the moments and the parameter of Adam."""
+    piece = "f32[1024,1024]"
+    text = f"""graph step(%p: {piece} state "p", %m: {piece} state "m", %v: {piece} state "v",
+                          %g: {piece} batch "g") {{
+      %m1: {piece} = add(%m, %g) {region}
+      %v1: {piece} = mul(%v, %g) {region}
+      %u: {piece} = div(%m1, %v1) {region}
+      %p1: {piece} = sub(%p, %u) {region}
+      return %p1 "p", %m1 "m", %v1 "v"
+    }}"""
+    graph, cluster = attach_rules(parse_graph(text)), Cluster.parse("8xh100")
+    mesh, lies = MeshShape.of((8,)), (("data",), ())
+    pins = tuple((name, lies) for name in "pmvg")
+    sharding = Optimal().run(graph, Setting(cluster, mesh, 2**60, pins=pins))
+    prices = Prices(cluster, mesh)
+    seconds = listing_seconds(graph, lower_checked(graph, sharding, Resharder(prices)), prices)
+    nbytes = 1024 * 1024 * 4 / 8
+    assert seconds.compute == pytest.approx(sum(prices.elementwise(n * nbytes) for n in moved))
