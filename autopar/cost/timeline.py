@@ -27,7 +27,7 @@ from autopar.cost.prices import Prices
 from autopar.errors import GraphError
 from autopar.ir.control_flow import ControlFlow, PortKind
 from autopar.ir.graph import Graph, Op
-from autopar.ir.listing import Block, Listing, LocalOp, Loop, Move
+from autopar.ir.listing import Block, Instruction, Listing, LocalOp, Loop, Move
 from autopar.rules import HEAVY
 
 
@@ -285,8 +285,8 @@ class _Timer:
             step = kernel.instruction(block)
             if isinstance(step, Loop):
                 bodies[k] = tuple(self._bodies(step, stored.nbytes))
-                if filled := self._filled_bytes(step, stored.nbytes):
-                    fills[k] = Seconds(self._prices.elementwise(filled))
+                if stacking := self._stacking(step, stored.nbytes):
+                    fills[k] = Seconds(stacking)
                 taken = (trips.timed.seconds.times(trips.runs) for trips in bodies[k])
                 spent.append(sum(taken, fills.get(k, Seconds())))
             else:
@@ -302,12 +302,38 @@ class _Timer:
         ]
         return Timed(block, kernels, streams, bodies, assumed, self._guesses, fills)
 
-    def _filled_bytes(self, loop: Loop, nbytes: Mapping[str, int]) -> int:
-        """Bytes of a scan's stacks: XLA for GPUs fills them with zeros before the first trip."""
+    def _stacking(self, loop: Loop, nbytes: Mapping[str, int]) -> float:
+        """Seconds that a scan's stacks take beside the work of its trips.
+
+        XLA for GPUs fills them with zeros before the first trip. Element-wise work that nothing
+        else reads is computed where it is stacked; all else is made, and then copied there.
+        """
         flow = self._sizes.op(loop.equation).control_flow
         if self._sizes.platform != "gpu" or flow is None or flow.kind != "scan":
-            return 0
-        return sum(nbytes.get(r, 0) for r in flow.results_of(loop.results, PortKind.STACKED))
+            return 0.0
+        filled = sum(nbytes.get(r, 0) for r in flow.results_of(loop.results, PortKind.STACKED))
+        copied = [nbytes.get(loop.results[r], 0) for r in self._copied(loop, flow)]
+        copies = (self._prices.elementwise(2 * n / loop.runs) for n in copied)
+        return self._prices.elementwise(filled) + loop.runs * sum(copies)
+
+    def _copied(self, loop: Loop, flow: ControlFlow) -> Iterator[int]:
+        """The results of a scan whose rows are copied into their stacks."""
+        body = loop.bodies[0]
+        left = list(zip(body.outputs, flow.outputs[0], strict=True))
+        reads = {o for o, port in left if port.is_carry}
+        makers = dict[str, Instruction]()
+        for step in body.instructions:
+            reads.update(_operands(step))
+            makers.update(dict.fromkeys(_results(step), step))
+        for o, port in left:
+            if o is None or port.kind is not PortKind.STACKED or port.result is None:
+                continue
+            maker = makers.get(o)
+            is_light = isinstance(maker, LocalOp) and is_fused_into_readers(
+                self._sizes.op(maker.equation)
+            )
+            if o in reads or not is_light:
+                yield port.result
 
     def _is_product(self, block: Block, kernel: Kernel) -> int:
         """The place of a kernel of work among the guesses: products before all others."""
@@ -367,6 +393,16 @@ class _Timer:
             if is_awaited or not is_light[k]:
                 awaited.update(kernels[k].reads)
         return frozenset(found)
+
+
+def _operands(step: Instruction) -> Sequence[str | None]:
+    if isinstance(step, LocalOp | Loop):
+        return step.operands
+    return (step.source,) if isinstance(step, Move) else step.sources
+
+
+def _results(step: Instruction) -> Sequence[str]:
+    return (step.result,) if isinstance(step, Move) else step.results
 
 
 def _kind(block: Block, kernel: Kernel) -> str:

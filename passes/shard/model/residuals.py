@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
-from autopar.cost.kernels import Pieces
+from autopar.cost.kernels import Pieces, is_fused_into_readers
 from autopar.cost.liveness import Moment
 from autopar.cost.memory import StepKernels, beside_arguments, step_kernels
 from autopar.cost.prices import Prices, elementwise_seconds
@@ -249,11 +249,23 @@ class Residuals:
     def _keeping_seconds(self, name: str) -> float:
         """Seconds of keeping a value: a scan writes its stack for the backward one to read.
 
-        On GPUs the stack is filled with zeros before.
+        On GPUs the stack is filled with zeros before, and what the scan's body reads itself, or a
+        product makes, is copied there.
         """
         chip = self._prices.cluster.chip
-        times = 3 if chip.platform == "gpu" else 2
+        times = 2 if chip.platform != "gpu" else 4 if name in self._copied else 3
         return elementwise_seconds(chip, times * self._stacked.get(name, 0.0))
+
+    @cached_property
+    def _copied(self) -> Set[str]:
+        """The values of paired scans' bodies that are made elsewhere than in their stacks."""
+        found = set[str]()
+        for pair in self._pairs.values():
+            body = self.graph.ops[pair.forward].graphs[0]
+            for op in body.ops:
+                found.update(op.value_operands())
+                found.update(r.name for r in op.results if not is_fused_into_readers(op))
+        return found
 
     def _last_chance(self, name: str) -> int:
         """The last op during which a value that is needed only waits, if it is made again."""
