@@ -38,9 +38,8 @@ def planned(model: str) -> Planned:
 @pytest.mark.parametrize("share", [0.8, 0.6])
 @pytest.mark.parametrize(
     ("model", "error"),
-    # In a loop's body all that is made again counts as held at once, which may be too much.
-    # The less the whole step holds, the more of it: constants that XLA makes in the body are none.
-    [("gpt", 0.02), ("gpt scan", 0.3), ("wide_resnet_bn", 0.02), ("unet", 0.02)],
+    # In a loop's body what is made again counts beside the most that is held there without it.
+    [("gpt", 0.02), ("gpt scan", 0.21), ("wide_resnet_bn", 0.02), ("unet", 0.02)],
 )
 def test_what_a_rerun_holds_is_what_the_rewritten_step_holds(
     model: str, error: float, share: float
