@@ -20,9 +20,17 @@ from autopar.cost.kernels import (
     Stored,
     is_fused_into_readers,
     is_product,
+    is_reduction,
     stored_kernels,
 )
-from autopar.cost.order import at_hand, combined, depth_first, known_before
+from autopar.cost.order import (
+    RowWork,
+    at_hand,
+    combined,
+    depth_first,
+    known_before,
+    rows_at_hand,
+)
 from autopar.cost.prices import Prices
 from autopar.errors import GraphError
 from autopar.ir.control_flow import ControlFlow, PortKind
@@ -68,25 +76,57 @@ class Seconds:
         )  # fmt: skip
 
 
+# Rows of 4,096 XLA gives to Triton, rows of 50,304 it does not.
+_LONGEST_ROW = 8192
+
+
 class KernelTimes:
     """Times the kernels of a block that are no loops."""
 
     def __init__(self, sizes: Sizes, prices: Prices, block: Block, stored: Stored) -> None:
         self._sizes, self._prices, self._block, self._stored = sizes, prices, block, stored
         self._moves = {m.result: m for m in block.instructions if isinstance(m, Move)}
-        shapes = [self._shape(k) for k in stored.kernels]
-        shared = at_hand(stored.kernels, shapes) if any(shapes) else {}
-        self._at_hand = {stored.kernels[k].makes: pieces for k, pieces in shared.items()}
+        kernels = stored.kernels
+        self._at_hand: dict[tuple[str, ...], frozenset[str]] = {}
+        if sizes.platform == "gpu":
+            work = [self._along_rows(k) for k in kernels]
+            for shared in (
+                rows_at_hand(kernels, work, stored.kept),
+                at_hand(kernels, [self._updated_shape(k) for k in kernels]),
+            ):
+                self._at_hand.update((kernels[k].makes, found) for k, found in shared.items())
 
-    def _shape(self, kernel: Kernel) -> tuple[int, ...] | None:
-        """The shape of a piece that element-wise work of an update makes on a GPU."""
+    def _updated_shape(self, kernel: Kernel) -> tuple[int, ...] | None:
+        """The shape of a piece that element-wise work of an update makes."""
         step = kernel.instruction(self._block)
-        if self._sizes.platform != "gpu" or not isinstance(step, LocalOp):
+        if not isinstance(step, LocalOp):
             return None
         op = self._sizes.op(step.equation)
         if op.origin.region != "update" or not is_fused_into_readers(op):
             return None
         return step.result_shardings[0].shard_shape(op.results[0].shape, self._prices.mesh)
+
+    def _along_rows(self, kernel: Kernel) -> RowWork | None:
+        """What a kernel goes over, if that is rows that one tile holds."""
+        step = kernel.instruction(self._block)
+        if not isinstance(step, LocalOp) or not kernel.is_light:
+            return None
+        op = self._sizes.op(step.equation)
+        if is_reduction(op):
+            return self._row_sum(step, op)
+        shape = step.result_shardings[0].shard_shape(op.results[0].shape, self._prices.mesh)
+        return RowWork(shape, sums=False) if shape and shape[-1] <= _LONGEST_ROW else None
+
+    def _row_sum(self, step: LocalOp, op: Op) -> RowWork | None:
+        """A reduction over the last dim alone."""
+        if op.rule is None or not op.rule.operands or not op.rule.operands[0]:
+            return None
+        *outer, last = op.rule.operands[0]
+        left = {f for dim in op.rule.results[0] for f in dim}
+        shape = self._sizes.shard(step, op)
+        if not left.isdisjoint(last) or any(not left.issuperset(dim) for dim in outer):
+            return None
+        return RowWork(shape, sums=True) if shape[-1] <= _LONGEST_ROW else None
 
     def seconds(self, kernel: Kernel) -> Seconds:
         """Seconds of one run of a kernel, with its collectives wholly exposed."""

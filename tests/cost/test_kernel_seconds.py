@@ -71,3 +71,34 @@ def test_an_update_loads_each_piece_once(region: str, moved: tuple[int, ...]) ->
     seconds = listing_seconds(graph, lower_checked(graph, sharding, Resharder(prices)), prices)
     nbytes = 1024 * 1024 * 4 / 8
     assert seconds.compute == pytest.approx(sum(prices.elementwise(n * nbytes) for n in moved))
+
+
+@pytest.mark.parametrize(("width", "ends"), [(2048, "%y"), (2048, "%y, %m"), (16384, "%y")])
+def test_a_softmax_loads_its_rows_once(width: int, ends: str) -> None:
+    """Where its maxima are read elsewhere they are a kernel of their own, and so is all where rows
+    are too long for a tile.
+    """
+    rows, piece = "f32[64]", f"f32[64,{width}]"
+    along = f"{{broadcast_dimensions=(0,), shape=(64, {width})}}"
+    text = f"""graph step(%x: {piece} batch "x") {{
+      %m: {rows} = reduce_max(%x) {{axes=(1,)}}
+      %b: {piece} = broadcast_in_dim(%m) {along}
+      %d: {piece} = sub(%x, %b)
+      %e: {piece} = exp(%d)
+      %s: {rows} = reduce_sum(%e) {{axes=(1,)}}
+      %c: {piece} = broadcast_in_dim(%s) {along}
+      %y: {piece} = div(%e, %c)
+      return {ends}
+    }}"""
+    graph, cluster = attach_rules(parse_graph(text)), Cluster.parse("8xh100")
+    mesh = MeshShape.of((8,))
+    sharding = Optimal().run(graph, Setting(cluster, mesh, 2**60, pins=(("x", (("data",), ())),)))
+    prices = Prices(cluster, mesh)
+    seconds = listing_seconds(graph, lower_checked(graph, sharding, Resharder(prices)), prices)
+    x, row = 8 * width * 4, 8 * 4
+    moved = {
+        (2048, "%y"): (x + row, row, x),
+        (2048, "%y, %m"): (x + row, x + 2 * row, x),
+        (16384, "%y"): (x + row, x + 2 * row, 2 * x + 2 * row),
+    }[width, ends]
+    assert seconds.compute == pytest.approx(sum(prices.elementwise(n) for n in moved))
