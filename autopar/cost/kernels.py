@@ -298,12 +298,21 @@ def _read_by_loop(line: Line, loop: Loop, op: Op | None) -> Iterator[str]:
 
 
 def _is_filled(line: Line, name: str) -> bool:
-    """True if one literal was broadcast to a value, which may have been cut since."""
+    """True if a literal, or a cast of one, was broadcast to a value, which may be a piece of it."""
     at = line.maker.get(name)
-    while at is not None and line.ops[at] is None and line.fused[at]:
+    while at is not None:
+        op = line.ops[at]
+        if op is None and not line.fused[at]:  # a collective, or a fence
+            return False
+        if op is not None and op.kind not in _FILLING:
+            return False
+        if op is not None and isinstance(op.operands[0], Literal):
+            return True
         at = line.maker.get(line.reads[at][0])
-    op = None if at is None else line.ops[at]
-    return op is not None and op.kind == "broadcast_in_dim" and isinstance(op.operands[0], Literal)
+    return False
+
+
+_FILLING = frozenset({"broadcast_in_dim", "convert_element_type"})
 
 
 def _is_turned(step: Instruction) -> bool:

@@ -95,6 +95,116 @@ def _behind(waits: int, groups: Sequence[_Group]) -> int:
     return found
 
 
+@dataclass
+class _Fused:
+    """Kernels that run as one: what they have at hand, read or made."""
+
+    bit: int
+    at_hand: set[str] = field(default_factory=set[str])
+    made: set[str] = field(default_factory=set[str])
+
+
+def at_hand(
+    kernels: Sequence[Kernel], shapes: Sequence[tuple[int, ...] | None]
+) -> dict[int, frozenset[str]]:
+    """By kernel, the pieces that it need not load, as one that it runs with has them at hand.
+
+    XLA for GPUs runs element-wise work of one shape that reads the same, or what other such work
+    stores, as one kernel with several results (multi-output fusion). In a forward or backward pass
+    other work mostly lies between; in an update none does. Of the 10 pieces that Adam's three
+    kernels would move it moves 7:
+
+        m' = f(m, g)   v' = f(v, g)   p' = f(p, m', v')     loads p, m, v and g, stores the rest
+
+    `shapes` are those of element-wise kernels' results on a device; None for all other kernels.
+    """
+    alike: dict[tuple[int, ...], list[_Fused]] = {}
+    after: dict[str, int] = {}  # of each piece, the kernels of `alike` that it waits for, as bits
+    found: dict[int, frozenset[str]] = {}
+    bit = 1
+    for k, (kernel, shape) in enumerate(zip(kernels, shapes, strict=True)):
+        waits = 0
+        for name in kernel.reads:
+            waits |= after.get(name, 0)
+        if shape:
+            fused = alike.setdefault(shape, [])
+            own = next((f for f in fused if _may_join(kernel, f, after)), None)
+            if own is None:
+                own, bit = _Fused(bit), bit << 1
+                fused.append(own)
+            else:
+                found[k] = kernel.reads & own.at_hand
+            own.at_hand.update(kernel.reads, kernel.makes)
+            own.made.update(kernel.makes)
+            waits |= own.bit
+        if waits:
+            after.update(dict.fromkeys(kernel.makes, waits))
+    return found
+
+
+def _may_join(kernel: Kernel, fused: _Fused, after: Mapping[str, int]) -> bool:
+    """True if a kernel reads what others have at hand, and waits for none of them in between."""
+    if fused.at_hand.isdisjoint(kernel.reads):
+        return False
+    return not any(after.get(n, 0) & fused.bit for n in kernel.reads if n not in fused.made)
+
+
+@dataclass(frozen=True)
+class RowWork:
+    """A kernel that goes along rows: the shape it goes over, and if it sums rows up."""
+
+    shape: tuple[int, ...]
+    sums: bool
+
+
+def rows_at_hand(
+    kernels: Sequence[Kernel], work: Sequence[RowWork | None], kept: Collection[str]
+) -> dict[int, frozenset[str]]:
+    """By kernel, the pieces that it need not load, as it has the rows of them at hand.
+
+    XLA for GPUs runs sums over rows, and the work that reads both the rows and their sums, as one
+    kernel by Triton, if nothing else reads the sums: a softmax, a norm, and their gradients.
+
+        max = m(x)   sum = s(x, max)   y = f(x, max, sum)     loads x once
+
+    `work` tells of each kernel if it goes along rows that are short enough, and `kept` are pieces
+    that are read elsewhere.
+    """
+    makers = {n: k for k, kernel in enumerate(kernels) for n in kernel.makes if _sums(work[k])}
+    readers: dict[str, set[int]] = {name: set() for name in makers}
+    for k, kernel in enumerate(kernels):
+        for name in kernel.reads & makers.keys():
+            readers[name].add(k)
+    found: dict[int, frozenset[str]] = {}
+    for k, kernel in enumerate(kernels):
+        own = work[k]
+        if own is None:
+            continue
+        inside = {n for n in kernel.reads if n in makers and n not in kept}
+        inside = {n for n in inside if _is_alike(work[makers[n]], own)}
+        while outer := {n for n in inside if not _all_in(readers[n], inside, makers, k)}:
+            inside -= outer
+        loaded: Collection[str] = frozenset()
+        for m in (*sorted({makers[n] for n in inside}), k):
+            found[m] = found.get(m, frozenset()) | kernels[m].reads.intersection(loaded)
+            loaded = {*loaded, *kernels[m].reads, *kernels[m].makes}
+    return found
+
+
+def _sums(work: RowWork | None) -> bool:
+    return work is not None and work.sums
+
+
+def _is_alike(work: RowWork | None, other: RowWork) -> bool:
+    return work is not None and work.shape == other.shape
+
+
+def _all_in(readers: Collection[int], inside: set[str], makers: Mapping[str, int], k: int) -> bool:
+    """True if a kernel and the sums that it reads are the only readers."""
+    members = {k, *(makers[n] for n in inside)}
+    return members.issuperset(readers)
+
+
 def known_before(
     kernels: Sequence[Kernel], carries: Collection[str], is_light: Sequence[bool]
 ) -> Iterator[int]:

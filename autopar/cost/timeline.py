@@ -14,13 +14,28 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
 
 from autopar.cluster.catalog import entry_named
-from autopar.cost.kernels import Kernel, Sizes, Stored, is_product, stored_kernels
-from autopar.cost.order import combined, depth_first, known_before
+from autopar.cost.kernels import (
+    Kernel,
+    Sizes,
+    Stored,
+    is_fused_into_readers,
+    is_product,
+    is_reduction,
+    stored_kernels,
+)
+from autopar.cost.order import (
+    RowWork,
+    at_hand,
+    combined,
+    depth_first,
+    known_before,
+    rows_at_hand,
+)
 from autopar.cost.prices import Prices
 from autopar.errors import GraphError
 from autopar.ir.control_flow import ControlFlow, PortKind
 from autopar.ir.graph import Graph, Op
-from autopar.ir.listing import Block, Listing, LocalOp, Loop, Move
+from autopar.ir.listing import Block, Instruction, Listing, LocalOp, Loop, Move
 from autopar.rules import HEAVY
 
 
@@ -61,12 +76,57 @@ class Seconds:
         )  # fmt: skip
 
 
+# Rows of 4,096 XLA gives to Triton, rows of 50,304 it does not.
+_LONGEST_ROW = 8192
+
+
 class KernelTimes:
     """Times the kernels of a block that are no loops."""
 
     def __init__(self, sizes: Sizes, prices: Prices, block: Block, stored: Stored) -> None:
         self._sizes, self._prices, self._block, self._stored = sizes, prices, block, stored
         self._moves = {m.result: m for m in block.instructions if isinstance(m, Move)}
+        kernels = stored.kernels
+        self._at_hand: dict[tuple[str, ...], frozenset[str]] = {}
+        if sizes.platform == "gpu":
+            work = [self._along_rows(k) for k in kernels]
+            for shared in (
+                rows_at_hand(kernels, work, stored.kept),
+                at_hand(kernels, [self._updated_shape(k) for k in kernels]),
+            ):
+                self._at_hand.update((kernels[k].makes, found) for k, found in shared.items())
+
+    def _updated_shape(self, kernel: Kernel) -> tuple[int, ...] | None:
+        """The shape of a piece that element-wise work of an update makes."""
+        step = kernel.instruction(self._block)
+        if not isinstance(step, LocalOp):
+            return None
+        op = self._sizes.op(step.equation)
+        if op.origin.region != "update" or not is_fused_into_readers(op):
+            return None
+        return step.result_shardings[0].shard_shape(op.results[0].shape, self._prices.mesh)
+
+    def _along_rows(self, kernel: Kernel) -> RowWork | None:
+        """What a kernel goes over, if that is rows that one tile holds."""
+        step = kernel.instruction(self._block)
+        if not isinstance(step, LocalOp) or not kernel.is_light:
+            return None
+        op = self._sizes.op(step.equation)
+        if is_reduction(op):
+            return self._row_sum(step, op)
+        shape = step.result_shardings[0].shard_shape(op.results[0].shape, self._prices.mesh)
+        return RowWork(shape, sums=False) if shape and shape[-1] <= _LONGEST_ROW else None
+
+    def _row_sum(self, step: LocalOp, op: Op) -> RowWork | None:
+        """A reduction over the last dim alone."""
+        if op.rule is None or not op.rule.operands or not op.rule.operands[0]:
+            return None
+        *outer, last = op.rule.operands[0]
+        left = {f for dim in op.rule.results[0] for f in dim}
+        shape = self._sizes.shard(step, op)
+        if not left.isdisjoint(last) or any(not left.issuperset(dim) for dim in outer):
+            return None
+        return RowWork(shape, sums=True) if shape[-1] <= _LONGEST_ROW else None
 
     def seconds(self, kernel: Kernel) -> Seconds:
         """Seconds of one run of a kernel, with its collectives wholly exposed."""
@@ -81,8 +141,8 @@ class KernelTimes:
         return Seconds()
 
     def _moved(self, kernel: Kernel) -> int:
-        nbytes = self._stored.nbytes
-        return sum(nbytes.get(name, 0) for name in (*kernel.makes, *kernel.reads))
+        nbytes, shared = self._stored.nbytes, self._at_hand.get(kernel.makes, frozenset())
+        return sum(nbytes.get(name, 0) for name in (*kernel.makes, *(kernel.reads - shared)))
 
     def _moving(self, moves: Sequence[Move], kernel: Kernel) -> Seconds:
         """A move's collectives; of several that run as one, one collective of all their bytes."""
@@ -265,8 +325,8 @@ class _Timer:
             step = kernel.instruction(block)
             if isinstance(step, Loop):
                 bodies[k] = tuple(self._bodies(step, stored.nbytes))
-                if filled := self._filled_bytes(step, stored.nbytes):
-                    fills[k] = Seconds(self._prices.elementwise(filled))
+                if stacking := self._stacking(step, stored.nbytes):
+                    fills[k] = Seconds(stacking)
                 taken = (trips.timed.seconds.times(trips.runs) for trips in bodies[k])
                 spent.append(sum(taken, fills.get(k, Seconds())))
             else:
@@ -282,12 +342,38 @@ class _Timer:
         ]
         return Timed(block, kernels, streams, bodies, assumed, self._guesses, fills)
 
-    def _filled_bytes(self, loop: Loop, nbytes: Mapping[str, int]) -> int:
-        """Bytes of a scan's stacks: XLA for GPUs fills them with zeros before the first trip."""
+    def _stacking(self, loop: Loop, nbytes: Mapping[str, int]) -> float:
+        """Seconds that a scan's stacks take beside the work of its trips.
+
+        XLA for GPUs fills them with zeros before the first trip. Element-wise work that nothing
+        else reads is computed where it is stacked; all else is made, and then copied there.
+        """
         flow = self._sizes.op(loop.equation).control_flow
         if self._sizes.platform != "gpu" or flow is None or flow.kind != "scan":
-            return 0
-        return sum(nbytes.get(r, 0) for r in flow.results_of(loop.results, PortKind.STACKED))
+            return 0.0
+        filled = sum(nbytes.get(r, 0) for r in flow.results_of(loop.results, PortKind.STACKED))
+        copied = [nbytes.get(loop.results[r], 0) for r in self._copied(loop, flow)]
+        copies = (self._prices.elementwise(2 * n / loop.runs) for n in copied)
+        return self._prices.elementwise(filled) + loop.runs * sum(copies)
+
+    def _copied(self, loop: Loop, flow: ControlFlow) -> Iterator[int]:
+        """The results of a scan whose rows are copied into their stacks."""
+        body = loop.bodies[0]
+        left = list(zip(body.outputs, flow.outputs[0], strict=True))
+        reads = {o for o, port in left if port.is_carry}
+        makers = dict[str, Instruction]()
+        for step in body.instructions:
+            reads.update(_operands(step))
+            makers.update(dict.fromkeys(_results(step), step))
+        for o, port in left:
+            if o is None or port.kind is not PortKind.STACKED or port.result is None:
+                continue
+            maker = makers.get(o)
+            is_light = isinstance(maker, LocalOp) and is_fused_into_readers(
+                self._sizes.op(maker.equation)
+            )
+            if o in reads or not is_light:
+                yield port.result
 
     def _is_product(self, block: Block, kernel: Kernel) -> int:
         """The place of a kernel of work among the guesses: products before all others."""
@@ -347,6 +433,16 @@ class _Timer:
             if is_awaited or not is_light[k]:
                 awaited.update(kernels[k].reads)
         return frozenset(found)
+
+
+def _operands(step: Instruction) -> Sequence[str | None]:
+    if isinstance(step, LocalOp | Loop):
+        return step.operands
+    return (step.source,) if isinstance(step, Move) else step.sources
+
+
+def _results(step: Instruction) -> Sequence[str]:
+    return (step.result,) if isinstance(step, Move) else step.results
 
 
 def _kind(block: Block, kernel: Kernel) -> str:

@@ -49,3 +49,56 @@ def test_seconds_add_up() -> None:
     once = Seconds(1.0, 2.0, 0.5)
     assert once + once.times(2) == Seconds(3.0, 6.0, 1.5)
     assert once.times(3).total == 4.5  # what is hidden takes no time
+
+
+@pytest.mark.parametrize(("region", "moved"), [("update", (3, 2, 2)), ("backward", (3, 3, 4))])
+def test_an_update_loads_each_piece_once(region: str, moved: tuple[int, ...]) -> None:
+    """One kernel makes the moments and the parameter of Adam."""
+    piece = "f32[1024,1024]"
+    text = f"""graph step(%p: {piece} state "p", %m: {piece} state "m", %v: {piece} state "v",
+                          %g: {piece} batch "g") {{
+      %m1: {piece} = add(%m, %g) {region}
+      %v1: {piece} = mul(%v, %g) {region}
+      %u: {piece} = div(%m1, %v1) {region}
+      %p1: {piece} = sub(%p, %u) {region}
+      return %p1 "p", %m1 "m", %v1 "v"
+    }}"""
+    graph, cluster = attach_rules(parse_graph(text)), Cluster.parse("8xh100")
+    mesh, lies = MeshShape.of((8,)), (("data",), ())
+    pins = tuple((name, lies) for name in "pmvg")
+    sharding = Optimal().run(graph, Setting(cluster, mesh, 2**60, pins=pins))
+    prices = Prices(cluster, mesh)
+    seconds = listing_seconds(graph, lower_checked(graph, sharding, Resharder(prices)), prices)
+    nbytes = 1024 * 1024 * 4 / 8
+    assert seconds.compute == pytest.approx(sum(prices.elementwise(n * nbytes) for n in moved))
+
+
+@pytest.mark.parametrize(("width", "ends"), [(2048, "%y"), (2048, "%y, %m"), (16384, "%y")])
+def test_a_softmax_loads_its_rows_once(width: int, ends: str) -> None:
+    """Where its maxima are read elsewhere they are a kernel of their own, and so is all where rows
+    are too long for a tile.
+    """
+    rows, piece = "f32[64]", f"f32[64,{width}]"
+    along = f"{{broadcast_dimensions=(0,), shape=(64, {width})}}"
+    text = f"""graph step(%x: {piece} batch "x") {{
+      %m: {rows} = reduce_max(%x) {{axes=(1,)}}
+      %b: {piece} = broadcast_in_dim(%m) {along}
+      %d: {piece} = sub(%x, %b)
+      %e: {piece} = exp(%d)
+      %s: {rows} = reduce_sum(%e) {{axes=(1,)}}
+      %c: {piece} = broadcast_in_dim(%s) {along}
+      %y: {piece} = div(%e, %c)
+      return {ends}
+    }}"""
+    graph, cluster = attach_rules(parse_graph(text)), Cluster.parse("8xh100")
+    mesh = MeshShape.of((8,))
+    sharding = Optimal().run(graph, Setting(cluster, mesh, 2**60, pins=(("x", (("data",), ())),)))
+    prices = Prices(cluster, mesh)
+    seconds = listing_seconds(graph, lower_checked(graph, sharding, Resharder(prices)), prices)
+    x, row = 8 * width * 4, 8 * 4
+    moved = {
+        (2048, "%y"): (x + row, row, x),
+        (2048, "%y, %m"): (x + row, x + 2 * row, x),
+        (16384, "%y"): (x + row, x + 2 * row, 2 * x + 2 * row),
+    }[width, ends]
+    assert seconds.compute == pytest.approx(sum(prices.elementwise(n) for n in moved))

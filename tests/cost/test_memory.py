@@ -10,7 +10,7 @@ import pytest
 from autopar.cluster import Cluster
 from autopar.cluster.chip import Platform
 from autopar.cost.kernels import Sizes, stored_kernels
-from autopar.cost.memory import SPARE_SHARE, Held, held_bytes
+from autopar.cost.memory import SPARE_OF_TRIPS, SPARE_SHARE, Held, held_bytes
 from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder
 from autopar.ir.graph import Graph
@@ -195,8 +195,9 @@ def test_a_loop_on_gpus_holds_what_it_gathers_for_the_next_trip() -> None:
         for platform in PLATFORMS
         for listing in (many, once)
     }
-    gathered = 4096 * 4096 * 4
-    assert peaks["gpu", True] - peaks["gpu", False] == pytest.approx(gathered * (1 + SPARE_SHARE))
+    gathered, product = 4096 * 4096 * 4, 512 * 4096 * 4
+    more = gathered + SPARE_OF_TRIPS * (gathered + product)
+    assert peaks["gpu", True] - peaks["gpu", False] == pytest.approx(more * (1 + SPARE_SHARE))
     assert peaks["tpu", True] == peaks["tpu", False]
 
 
@@ -236,10 +237,59 @@ def test_a_loop_holds_its_stacks_and_its_body() -> None:
     assert answer.peak.op == "dot_general"
 
 
+@pytest.mark.parametrize("kind", ["all-reduce", "reduce-scatter", ""])
+@pytest.mark.parametrize("wide", [64, 4096])
+def test_a_trip_that_is_taken_out_of_its_loop_begins_before_it(kind: str, wide: int) -> None:
+    """XLA does so where what the loop stacks is summed over devices."""
+    text = f"""graph g(%x: f32[64,{wide}], %y: f32[{wide},64], %z: f32[64,64], %xs: f32[8,64,64]) {{
+      %w: f32[64,{wide}] = dot_general(%z, %x) forward {DOT}
+      %c: f32[64,64] = dot_general(%w, %y) forward {DOT}
+      %r: f32[64,64], %ys: f32[8,64,64] = scan(%c, %xs) backward {{length=8, num_consts=0, num_carry=1, reverse=False, unroll=1}} [
+        graph body(%h: f32[64,64], %v: f32[64,64]) {{
+          %u: f32[64,64] = dot_general(%v, %v) backward {DOT}
+          %q: f32[64,64] = dot_general(%h, %u) backward {DOT}
+          %s: f32[64,64] = dot_general(%h, %u) backward {DOT}
+          return %q, %s
+        }}
+      ]
+      return %r, %ys
+    }}"""  # noqa: E501
+    graph, mesh = attach_rules(parse_graph(text), RuleBook()), MeshShape(("data",), (8,))
+    whole, stack = replicated(2), replicated(3)
+
+    def run(at: tuple[int, ...], left: str, right: str, made: str) -> LocalOp:
+        return LocalOp(at, (left, right), (made,), (whole, whole), (whole,))
+
+    body: list[Instruction] = [run((2, 0, 0), "%v", "%v", "%u"), run((2, 0, 1), "%h", "%u", "%q")]
+    if kind:
+        raw = run((2, 0, 2), "%h", "%u", "%s.raw")
+        body += [raw, moved("%s", "%s.raw", kind, mesh)]
+    else:
+        body.append(run((2, 0, 2), "%h", "%u", "%s"))
+    trip = Block(("%h", "%v"), tuple(body), ("%q", "%s"))
+    steps = (
+        run((0,), "%z", "%x", "%w"),
+        run((1,), "%w", "%y", "%c"),
+        Loop((2,), ("%c", "%xs"), ("%r", "%ys"), (whole, stack), (trip,), 8),
+    )
+    block = Block(("%x", "%y", "%z", "%xs"), steps, ("%r", "%ys"))
+    answer = held_bytes(graph, Listing(block, (whole, whole, whole, stack), (whole, stack)), mesh)
+    beside = answer.peak_bytes - answer.argument_bytes
+    # In the loop: its results, of which %r takes the buffer of %c, the slice of a trip and %u and
+    # %q, or %u, %q and %s. What the first trip made before it began is held there but once; a trip
+    # that is taken out leaves holes.
+    in_loop = (1 + 8) * PIECE + int(3 * PIECE * (1 + SPARE_OF_TRIPS if kind else 1))
+    # While %c is made: %w, %c (a long sum is cut into parts of 128, each of a piece), and of the
+    # first trip %u, which does not wait for it.
+    before = (wide // 64 + 1 + wide // 128 + (1 if kind else 0)) * PIECE
+    assert beside == spared(max(in_loop, before))
+
+
 def test_one_number_that_a_loop_reads_everywhere_is_made_in_its_body() -> None:
     """XLA sinks it; what a loop starts from, and what was computed, is stored."""
     text = """graph g(%x: f32[64,64], %xs: f32[8,64,64]) {
-      %fill: f32[64,64] = broadcast_in_dim(-1e+30:f32) forward {broadcast_dimensions=(), shape=(64, 64)}
+      %one: f32[] = convert_element_type(-1e+30:f32) forward
+      %fill: f32[64,64] = broadcast_in_dim(%one) forward {broadcast_dimensions=(), shape=(64, 64)}
       %start: f32[64,64] = broadcast_in_dim(0.0:f32) forward {broadcast_dimensions=(), shape=(64, 64)}
       %made: f32[64,64] = tanh(%x) forward
       %r: f32[64,64] = scan(%fill, %made, %start, %xs) forward {length=8, num_consts=2, num_carry=1, reverse=False, unroll=1} [
@@ -258,17 +308,18 @@ def test_one_number_that_a_loop_reads_everywhere_is_made_in_its_body() -> None:
     body = Block(
         ("%f", "%m", "%h", "%v"),
         tuple(
-            LocalOp((3, 0, i), pair, (made,), (whole, whole), (whole,))
+            LocalOp((4, 0, i), pair, (made,), (whole, whole), (whole,))
             for i, (pair, made) in enumerate(zip(names, ("%a", "%b", "%c"), strict=True))
         ),
         ("%c",),
     )
     steps = (
-        LocalOp((0,), (None,), ("%fill",), (replicated(0),), (whole,)),
-        LocalOp((1,), (None,), ("%start",), (replicated(0),), (whole,)),
-        LocalOp((2,), ("%x",), ("%made",), (whole,), (whole,)),
+        LocalOp((0,), (None,), ("%one",), (replicated(0),), (replicated(0),)),
+        LocalOp((1,), ("%one",), ("%fill",), (replicated(0),), (whole,)),
+        LocalOp((2,), (None,), ("%start",), (replicated(0),), (whole,)),
+        LocalOp((3,), ("%x",), ("%made",), (whole,), (whole,)),
         Loop(
-            (3,), ("%fill", "%made", "%start", "%xs"), ("%r",), (whole,), (body,), 8
+            (4,), ("%fill", "%made", "%start", "%xs"), ("%r",), (whole,), (body,), 8
         ),
     )  # fmt: skip
     block = Block(("%x", "%xs"), steps, ("%r",))

@@ -342,8 +342,11 @@ STACKS = """graph g(%c: f32[64,64], %xs: f32[8,64,64]) {
 }"""  # noqa: E501
 
 
-def test_a_gpu_fills_a_stack_with_zeros_before_its_loop() -> None:
-    graph, mesh = attach_rules(parse_graph(STACKS)), MeshShape((), ())
+@pytest.mark.parametrize("ends", [("%p", "%q"), ("%q", "%p"), ("%q", "%q")])
+def test_a_gpu_fills_a_stack_with_zeros_before_its_loop(ends: tuple[str, str]) -> None:
+    """What is stacked is made in its place if it is element-wise work that nothing else reads."""
+    text = STACKS.replace("return %p, %q", f"return {', '.join(ends)}")
+    graph, mesh = attach_rules(parse_graph(text)), MeshShape((), ())
     whole, stack = replicated(2), replicated(3)
     body = Block(
         ("%h", "%v"),
@@ -351,15 +354,17 @@ def test_a_gpu_fills_a_stack_with_zeros_before_its_loop() -> None:
             LocalOp((0, 0, 0), ("%h", "%v"), ("%p",), (whole, whole), (whole,)),
             LocalOp((0, 0, 1), ("%p",), ("%q",), (whole,), (whole,)),
         ),
-        ("%p", "%q"),
+        ends,
     )
     loop = Loop((0,), ("%c", "%xs"), ("%r", "%ys"), (whole, stack), (body,), 8)
     block = Block(("%c", "%xs"), (loop,), ("%r", "%ys"))
     listed = Listing(block, (whole, stack), (whole, stack))
-    for name, filled in (("1xh100", True), ("v5e:1x1", False)):
+    for name, is_gpu in (("1xh100", True), ("v5e:1x1", False)):
         prices = Prices(Cluster.parse(name), mesh)
         found = timed_listing(graph, listed, prices)
         (trips,) = found.bodies.values()
-        fill = found.seconds.total - 8 * trips[0].timed.seconds.total
-        assert fill == pytest.approx(prices.elementwise(8 * 64 * 64 * 4) if filled else 0.0)
+        stacking = found.seconds.total - 8 * trips[0].timed.seconds.total
+        fill, copy = (prices.elementwise(n * 64 * 64 * 4) for n in (8, 2))
+        copies = 0.0 if ends == ("%p", "%q") else 8 * copy
+        assert stacking == pytest.approx(fill + copies if is_gpu else 0.0)
         assert sum(s.total for _, _, s in found.spent()) == pytest.approx(found.seconds.total)

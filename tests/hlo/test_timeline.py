@@ -141,6 +141,67 @@ def test_kernels_by_triton_take_what_their_bytes_do() -> None:
     )
 
 
+def _product(number: int, name: str, sizes: tuple[int, int, int, int]) -> list[str]:
+    """A batched product in bf16, and before it its two operands: (batch, rows, sum, columns)."""
+    batch, rows, summed, columns = sizes
+
+    def shape(*dims: int) -> list[str]:
+        return ["shape {", "  element_type: BF16", *(f"  dimensions: {n}" for n in dims), "}"]
+
+    one = _instruction(number - 2, f"{name} one", "bitcast", *shape(batch, rows, summed))
+    two = _instruction(number - 1, f"{name} two", "bitcast", *shape(batch, summed, columns))
+    kind = '{\\"dot_dimension_numbers\\":{\\"lhs_batch_dimensions\\":[\\"0\\"]}}'
+    result = ["shape {", "  element_type: TUPLE", "  tuple_shapes {", "    element_type: BF16"]
+    result += [*(f"    dimensions: {n}" for n in (batch, rows, columns)), "  }", "}"]
+    made = _instruction(
+        number, name, "custom-call", *result,
+        f"operand_ids: {number - 2}", f"operand_ids: {number - 1}", f'backend_config: "{kind}"',
+    )  # fmt: skip
+    return [one, two, made]
+
+
+def test_a_batch_of_products_smaller_than_any_that_xla_knows_takes_what_its_bytes_do() -> None:
+    products = {
+        "small": (1024, 256, 64, 256),  # 2 * 1,024 * 2 * 256 * 64 bytes read, 1,024 * 2 * 256**2
+        "wide": (1024, 512, 64, 256),
+        "long": (1024, 64, 512, 64),
+        "few": (8, 256, 64, 256),
+    }
+    made = enumerate(products.items())
+    lines = [line for k, (name, sizes) in made for line in _product(10 * k + 12, name, sizes)]
+    rows = [(10 * k + 12, 400.5 * k, 400.5 * (k + 1)) for k in range(len(products))]
+    text = _dump("main", [_computation(1, "main", *lines)], [_schedule(1, rows)])
+    timeline = read_timeline(text, bytes_per_second=1e12)
+    assert timeline is not None
+    taken = {s.name: s.seconds for s in timeline.spans}
+    assert taken == pytest.approx(
+        {"small": 201326592e-12, "wide": 400.5e-6, "long": 400.5e-6, "few": 400.5e-6}
+    )
+    assert timeline.seconds == pytest.approx(sum(taken.values()))
+    untold = read_timeline(text)  # of a chip whose memory is not known
+    assert untold is not None
+    assert untold.seconds == pytest.approx(4 * 400.5e-6)
+
+
+def test_what_waits_for_a_collective_waits_no_longer_beside_less_work() -> None:
+    text = _dump(
+        "main",
+        [
+            _computation(
+                1, "main", _typed(9, "gather", "all-gather-start"),
+                *_product(12, "small", (1024, 256, 64, 256)),
+                _typed(13, "done", "all-gather-done", "operand_ids: 9"),
+            )
+        ],
+        # The gather was done somewhere in the product, or up to 1.5 us behind it.
+        [_schedule(1, [(9, 0, 0.5), (12, 0.5, 400.5), (13, 402, 402)])],
+    )  # fmt: skip
+    timeline = read_timeline(text, bytes_per_second=1e12)
+    assert timeline is not None
+    assert timeline.exposed_seconds == pytest.approx(1.5e-6)
+    assert timeline.seconds == pytest.approx(0.5e-6 + 201326592e-12 + 1.5e-6)
+
+
 def test_of_branches_the_longest_counts_and_a_call_is_looked_into() -> None:
     branches = ("called_computation_ids: 2", "called_computation_ids: 3")
     text = _dump(

@@ -9,15 +9,23 @@ import jax
 import pytest
 
 import autopar
+from autopar.cluster import Cluster
+from autopar.cost.prices import Prices
+from autopar.cost.reshard import Resharder
+from autopar.ir.record import parse_graph
+from autopar.ir.sharding import MeshShape
 from autopar.ir.sharding_plan import Recomputation
+from autopar.passes.base import Setting
+from autopar.passes.lower.listing import lower_checked
 from autopar.passes.pipeline import PassPipeline
 from autopar.passes.shard.model.recompute import least_again
 from autopar.passes.shard.model.residuals import Residuals
+from autopar.passes.shard.optimal import Optimal
 from autopar.planner.plan import plan_step
 from autopar.planner.planned import Planned
 from autopar.planner.remat import Form, form_of
 from autopar.planner.request import Request
-from autopar.rules import RuleBook
+from autopar.rules import RuleBook, attach_rules
 from benchmarks import models
 from tests.end_to_end.running import zoo_case
 
@@ -38,9 +46,8 @@ def planned(model: str) -> Planned:
 @pytest.mark.parametrize("share", [0.8, 0.6])
 @pytest.mark.parametrize(
     ("model", "error"),
-    # In a loop's body all that is made again counts as held at once, which may be too much.
-    # The less the whole step holds, the more of it: constants that XLA makes in the body are none.
-    [("gpt", 0.02), ("gpt scan", 0.3), ("wide_resnet_bn", 0.02), ("unet", 0.02)],
+    # In a loop's body what is made again counts beside the most that is held there without it.
+    [("gpt", 0.02), ("gpt scan", 0.21), ("wide_resnet_bn", 0.02), ("unet", 0.02)],
 )
 def test_what_a_rerun_holds_is_what_the_rewritten_step_holds(
     model: str, error: float, share: float
@@ -61,3 +68,37 @@ def test_what_a_rerun_holds_is_what_the_rewritten_step_holds(
     request = Request(prices.cluster, found.plan.mesh, PassPipeline.of_options("dp"), remat=False)
     again = plan_step(replace(found.source, traced=form.traced), request).plan.prediction
     assert again.peak_bytes - again.argument_bytes == pytest.approx(cut.peak_bytes, rel=error)
+
+
+def test_what_a_body_makes_again_is_held_to_its_last_reader() -> None:
+    dot = "{dimension_numbers=(((1,), (0,)), ((), ()))}"
+    scan = "{length=8, num_consts=1, num_carry=1, reverse=False, unroll=1}"
+    piece = "f32[64,64]"
+    text = f"""graph g(%x: {piece}, %w: {piece}) {{
+      %r: {piece}, %ys: f32[8,64,64] = scan(%w, %x) forward {scan} [
+        graph body(%k: {piece}, %h: {piece}) {{
+          %a: {piece} = dot_general(%h, %k) forward {dot}
+          %b: {piece} = dot_general(%a, %k) forward {dot}
+          %c: {piece} = dot_general(%b, %k) forward {dot}
+          %n: {piece} = tanh(%c) forward
+          return %n, %c
+        }}
+      ]
+      %g: {piece} = scan(%w, %r, %ys) backward {scan} [
+        graph back(%v: {piece}, %d: {piece}, %y: {piece}) {{
+          %t: {piece} = mul(%d, %y) backward
+          %p: {piece} = dot_general(%t, %v) backward {dot}
+          return %p
+        }}
+      ]
+      return %g
+    }}"""
+    graph, cluster = attach_rules(parse_graph(text)), Cluster.parse("1xh100")
+    mesh = MeshShape.of((1,))
+    plan, prices = Optimal().run(graph, Setting(cluster, mesh, 2**60)), Prices(cluster, mesh)
+    residuals = Residuals(graph, lower_checked(graph, plan, Resharder(prices)), prices)
+    again = frozenset(range(3))
+    assert residuals.values(again) == ("%a", "%b", "%c")
+    # %r, which %g takes over; in a trip the slice of %ys, %t and %p; and of what is made again two
+    # at once: %a is gone when %c is made.
+    assert residuals.peak(again) == (1 + 3 + 2) * 64 * 64 * 4

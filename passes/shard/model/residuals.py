@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
-from autopar.cost.kernels import Pieces
+from autopar.cost.kernels import Pieces, is_fused_into_readers
 from autopar.cost.liveness import Moment
 from autopar.cost.memory import StepKernels, beside_arguments, step_kernels
 from autopar.cost.prices import Prices, elementwise_seconds
@@ -249,11 +249,23 @@ class Residuals:
     def _keeping_seconds(self, name: str) -> float:
         """Seconds of keeping a value: a scan writes its stack for the backward one to read.
 
-        On GPUs the stack is filled with zeros before.
+        On GPUs the stack is filled with zeros before, and what the scan's body reads itself, or a
+        product makes, is copied there.
         """
         chip = self._prices.cluster.chip
-        times = 3 if chip.platform == "gpu" else 2
+        times = 2 if chip.platform != "gpu" else 4 if name in self._copied else 3
         return elementwise_seconds(chip, times * self._stacked.get(name, 0.0))
+
+    @cached_property
+    def _copied(self) -> Set[str]:
+        """The values of paired scans' bodies that are made elsewhere than in their stacks."""
+        found = set[str]()
+        for pair in self._pairs.values():
+            body = self.graph.ops[pair.forward].graphs[0]
+            for op in body.ops:
+                found.update(op.value_operands())
+                found.update(r.name for r in op.results if not is_fused_into_readers(op))
+        return found
 
     def _last_chance(self, name: str) -> int:
         """The last op during which a value that is needed only waits, if it is made again."""
@@ -336,17 +348,41 @@ class Residuals:
         dropped = {r for r, v in pair.stacked.items() if self._source(v) in again}
         stacks: dict[str, int] = {}
         reads: list[str] = []
-        inside = 0.0
-        for op in body.ops:
-            if op.results and op.results[0].name in chosen:
-                if not is_elementwise(op):
-                    inside += sum(self._nbytes(r.name) for r in op.results)
-                for name in map(self._source, op.value_operands()):
-                    if name in self.graph.values:
-                        reads.append(name)
-                    elif name and name not in chosen and name not in stacked:
-                        stacks[f"{name}*"] = int(self._nbytes(name) * pair.length)
-        return Brought(pair.backward, frozenset(dropped), stacks, tuple(reads), int(inside))
+        ops = [op for op in body.ops if op.results and op.results[0].name in chosen]
+        for op in ops:
+            for name in map(self._source, op.value_operands()):
+                if name in self.graph.values:
+                    reads.append(name)
+                elif name and name not in chosen and name not in stacked:
+                    stacks[f"{name}*"] = int(self._nbytes(name) * pair.length)
+        inside = int(self._held_again(ops, stacked))
+        return Brought(pair.backward, frozenset(dropped), stacks, tuple(reads), inside)
+
+    def _held_again(self, ops: Sequence[Op], needed: Collection[str]) -> float:
+        """The most bytes that these ops of a body hold, if they run in their order.
+
+        What work is fused into its readers holds is what lies in memory behind it; what lies behind
+        a value that is `needed` is held to the end.
+        """
+        behind: dict[str, frozenset[str]] = {}
+        last: dict[str, int] = {}
+        for at, op in enumerate(ops):
+            sources = _NONE.union(*(behind.get(n, _NONE) for n in op.value_operands()))
+            last.update(dict.fromkeys(sources, at))
+            for r in op.results:
+                behind[r.name] = sources if is_fused_into_readers(op) else frozenset((r.name,))
+        kept = _NONE.union(*(behind[n] for n in behind if n in needed))
+        last.update(dict.fromkeys(kept, len(ops)))
+        dying: dict[int, list[str]] = defaultdict(list)
+        for name, at in last.items():
+            dying[at].append(name)
+        held = most = 0.0
+        for at, op in enumerate(ops):
+            own = (r.name for r in op.results if r.name in last and r.name in behind[r.name])
+            held += sum(map(self._nbytes, own))
+            most = max(most, held)
+            held -= sum(map(self._nbytes, dying[at]))
+        return most
 
 
 def _pairs(graph: Graph) -> Iterator[_Pair]:
