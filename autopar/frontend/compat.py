@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import array, clusters, compiler, core, distributed, source_info_util
+from jax._src import clusters, compiler, core, distributed, source_info_util
 from jax._src.interpreters import mlir, pxla
 from jax._src.lib import xla_client
 
@@ -157,13 +157,10 @@ def assembler(
     private: Any = core
     kind = private.ShapedArray(tuple(shape), np.dtype(dtype))
     aval = private.update_aval_with_sharding(kind, sharding)
-    make: Any = array.ArrayImpl
-
-    def assembled(pieces: Sequence[Any]) -> jax.Array:
-        made: jax.Array = make(aval, sharding, list(pieces), committed=True, _skip_checks=True)
-        return made
-
-    return assembled
+    made: Callable[[Sequence[Any]], jax.Array] = xla_client.array_result_handler(
+        aval, sharding, committed=True, _skip_checks=True
+    )
+    return made
 
 
 def direct(compiled: Any) -> Callable[..., Any]:

@@ -8,8 +8,8 @@ where it arrives, and the pieces of a send are grouped by the two processes, a l
     [a | b]  [c | d]            0 -> 1: a, b            [a | b]  [c | d]
                                 1 -> 2: c, d
 
-An array that goes from one process to one other as it lies is a single piece: to take it apart and
-to put it together takes the hosts longer than to carry it.
+Where the transport can, an array that goes from one process to one other as it lies is a single
+piece: to take it apart and to put it together takes the hosts longer than to carry it.
 """
 
 from __future__ import annotations
@@ -68,16 +68,23 @@ def crossed(
     target: Endpoint,
     process: int,
     carrier: Callable[[Leg], LegCarrier | None],
+    *,
+    takes_wholes: bool = False,
 ) -> Copier:
     """A copier between submeshes of several processes, for one of them.
 
-    `carrier` says how a leg is carried; None where this process has no part in it. Where both
-    submeshes are this process's own nothing crosses.
+    `carrier` says how a leg is carried; None where this process has no part in it. One that
+    `takes_wholes` is given arrays that cross whole as they are. Where both submeshes are this
+    process's own nothing crosses.
     """
     if source.is_whole_on(process) and target.is_whole_on(process):
         return local_copier(routes, source, target)
     words = [Route(_in_words(r.before), _in_words(r.after)) for r in routes]
-    copy = bridged(words, source, target, lambda b: _by_legs(b, words, process, carrier), process)
+
+    def carried(bridges: Sequence[Bridge]) -> Copier:
+        return _by_legs(bridges, words, process, carrier, _legs(bridges, words, takes_wholes))
+
+    copy = bridged(words, source, target, carried, process)
     keys = [i for i, r in enumerate(routes) if r.before.is_key]
     if not keys:
         return copy
@@ -109,12 +116,13 @@ def _by_legs(
     routes: Sequence[Route],
     process: int,
     carrier: Callable[[Leg], LegCarrier | None],
+    legs: Sequence[Leg],
 ) -> Copier:
     """Each leg in turn, and what arrives here put together."""
     own: list[tuple[list[tuple[int, int | None]], LegCarrier]] = []
     lands: dict[tuple[int, Any], tuple[int, int]] = {}  # (leg, number in it) of what arrives
     placed = dict[int, tuple[int, int]]()  # the same of arrays that arrive whole
-    for leg in _legs(bridges, routes):
+    for leg in legs:
         alone = leg.sender == leg.receiver
         carry = _within(leg, process) if alone else carrier(leg)
         if carry is None:
@@ -172,14 +180,15 @@ def _device(sharding: Any) -> Any:
     return device
 
 
-def _legs(bridges: Sequence[Bridge], routes: Sequence[Route]) -> list[Leg]:
+def _legs(bridges: Sequence[Bridge], routes: Sequence[Route], takes_wholes: bool) -> list[Leg]:
     """The legs of a send by their processes, each piece once."""
     found: dict[tuple[int, int], list[Piece]] = defaultdict(list)
     for i, (bridge, route) in enumerate(zip(bridges, routes, strict=True)):
         kind = route.before
         meshes: Any = bridge.leaving.mesh, bridge.arriving.mesh
         ends = tuple(map(processes_of, meshes))
-        if bridge.is_even and len(ends[0]) == len(ends[1]) == 1 and ends[0] != ends[1]:
+        is_pair = len(ends[0]) == len(ends[1]) == 1 and ends[0] != ends[1]
+        if takes_wholes and bridge.is_even and is_pair:
             (sender,), (receiver,) = ends
             piece = Piece(i, bridge.leaving, bridge.arriving, kind.shape, kind.dtype)
             found[sender, receiver].append(piece)

@@ -45,7 +45,9 @@ class PullTransport(AbstractTransport):
     ) -> Copier:
         """A function of arrays on `source` that gives those on `target`, and does not block."""
         me = self._job.index
-        return crossed(routes, source, target, me, lambda leg: self._carrier(leg, edge))
+        return crossed(
+            routes, source, target, me, lambda leg: self._carrier(leg, edge), takes_wholes=True
+        )
 
     def _carrier(self, leg: Leg, edge: int) -> LegCarrier | None:
         calls = itertools.count()

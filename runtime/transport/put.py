@@ -51,7 +51,7 @@ class PutTransport(AbstractTransport):
                 return ()
             got: dict[int, Any] = {}
             for r, array in zip(rounds, arrived, strict=True):
-                got.update(zip(r.numbers, r.pieces(array), strict=True))
+                got.update(zip(r.numbers, compat.local_pieces(array), strict=True))
             return [got[n] for n in range(len(leg.pieces))]
 
         return carry
@@ -61,8 +61,7 @@ class PutTransport(AbstractTransport):
 class _Round:
     """Pieces of one route that leave different devices, side by side as one array.
 
-    `numbers` are theirs in the leg; piece i of the array is the i-th of them, on both sides. An
-    array that goes whole is what it is.
+    `numbers` are theirs in the leg; piece i of the array is the i-th of them, on both sides.
     """
 
     numbers: tuple[int, ...]
@@ -70,14 +69,10 @@ class _Round:
     dtype: Any
     leaving: NamedSharding
     arriving: NamedSharding
-    is_whole: bool
 
     @classmethod
     def of(cls, numbers: Sequence[int], pieces: Sequence[Piece]) -> _Round:
         """Scalars are copies of one another; all else is rows of a longer array."""
-        first = pieces[0]
-        if isinstance(first.leaving, NamedSharding) and isinstance(first.arriving, NamedSharding):
-            return cls((*numbers,), first.shape, first.dtype, first.leaving, first.arriving, True)
         one, spec = pieces[0], PartitionSpec(*("d",) * bool(pieces[0].shape))
         shape = (len(pieces) * one.shape[0], *one.shape[1:]) if one.shape else ()
         sources, targets = (
@@ -88,18 +83,12 @@ class _Round:
             NamedSharding(Mesh(np.array(devices, dtype=object), ("d",)), spec)
             for devices in (sources, targets)
         )
-        return cls(tuple(numbers), shape, one.dtype, leaving, arriving, False)
+        return cls(tuple(numbers), shape, one.dtype, leaving, arriving)
 
     def array(self, pieces: Sequence[Any]) -> Any:
         """The array that leaves."""
         own = [pieces[n] for n in self.numbers]
-        if self.is_whole:
-            return own[0]
         return jax.make_array_from_single_device_arrays(self.shape, self.leaving, own)
-
-    def pieces(self, array: Any) -> Sequence[Any]:
-        """The pieces of the array that has arrived."""
-        return [array] if self.is_whole else compat.local_pieces(array)
 
 
 def _rounds(leg: Leg) -> list[_Round]:
