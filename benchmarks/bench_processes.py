@@ -12,7 +12,8 @@ On one machine all processes share the cores. `still_over_one_process` is the fl
 programs over the same processes where nothing travels, as every transport gives arrays that were
 there before the step. What `over_one_process` is more than that is what is sent, and waited for;
 `bare_transfer_ms` is what one activation takes when nothing else goes on. `jit_over_one_process` is
-the ratio of plain `jax.jit` with the same rows on the same devices.
+the ratio of plain `jax.jit` with the same rows on the same devices, `bare_over_one_process` that
+of two stages by hand (`bare.py`) of the same layers, microbatches and transfers in JAX alone.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ from autopar.runtime.transport.abstract import AbstractTransport, Copier, Endpoi
 from autopar.runtime.transport.local import LocalTransport
 from autopar.runtime.transport.pull import PullTransport
 from autopar.runtime.watchdog import PATIENCE_SECONDS
+from benchmarks.bare import Bare
 from tests.processes.jobs import StandingJob, standing_job
 
 DEVICES, LAYERS, MICROBATCHES, ROWS = 4, 8, 6, 32  # rows of a microbatch
@@ -249,6 +251,18 @@ def plain_steps(width: str, size: str, count: str) -> float:
     return (time.perf_counter() - start) / int(count)
 
 
+@lru_cache
+def bare(width: str) -> Bare:
+    """The stages by hand."""
+    weights, batch = create(int(width)), batch_of(int(width))
+    return Bare(this_job(), weights, batch["x"], batch["y"], MICROBATCHES)
+
+
+def bare_steps(width: str, count: str) -> float:
+    """Seconds of a step of the stages by hand."""
+    return bare(width).seconds(int(count))
+
+
 def walk(path: str, width: str) -> float:
     """Seconds that the walk itself takes an instruction: programs and transport do nothing."""
     found = running(path, width)
@@ -420,22 +434,42 @@ def compared(jobs: dict[tuple[int, int], StandingJob], width: int, options: Any)
 
 def plainly(jobs: dict[tuple[int, int], StandingJob], width: int, size: int) -> dict[str, Any]:
     """Plain jit on meshes of so many devices in all jobs, in turn."""
-    taken: dict[tuple[int, int], list[float]] = {shape: [] for shape in jobs}
-    for number in range(ROUNDS):
-        for shape, job in jobs.items():
-            words = ("benchmarks.bench_processes:plain_steps", str(width), str(size), str(STEPS))
-            told = job.results(*words)
-            if number:  # the first compiles
-                taken[shape].append(max(told))
-    alone, *others = jobs
+    taken = _in_turn(jobs, "plain_steps", str(width), str(size), str(STEPS))
     return {
         "width": width,
         "plain jit on meshes of": size,
         "step_ms": {_name(s): _rounded(t, 1e3) for s, t in taken.items()},
-        "jit_over_one_process": {
-            _name(s): _rounded(_ratios(taken[s], taken[alone]), 1) for s in others
-        },
+        "jit_over_one_process": _over_first(taken),
     }
+
+
+def barely(jobs: dict[tuple[int, int], StandingJob], width: int) -> dict[str, Any]:
+    """Stages by hand in the jobs of one process and of two, in turn."""
+    few = {shape: job for shape, job in jobs.items() if shape[0] <= 2}
+    taken = _in_turn(few, "bare_steps", str(width), str(STEPS))
+    return {
+        "width": width,
+        "bare_step_ms": {_name(s): _rounded(t, 1e3) for s, t in taken.items()},
+        "bare_over_one_process": _over_first(taken),
+    }
+
+
+def _in_turn(
+    jobs: dict[tuple[int, int], StandingJob], scenario: str, *words: str
+) -> dict[tuple[int, int], list[float]]:
+    """Seconds of the slowest process of each job, round by round."""
+    taken: dict[tuple[int, int], list[float]] = {shape: [] for shape in jobs}
+    for number in range(ROUNDS):
+        for shape, job in jobs.items():
+            told = job.results(f"benchmarks.bench_processes:{scenario}", *words)
+            if number:  # the first compiles
+                taken[shape].append(max(told))
+    return taken
+
+
+def _over_first(taken: dict[tuple[int, int], list[float]]) -> dict[str, float]:
+    first, *others = taken
+    return {_name(s): _rounded(_ratios(taken[s], taken[first]), 1) for s in others}
 
 
 def _ratios(some: Sequence[float], others: Sequence[float]) -> list[float]:
@@ -462,6 +496,7 @@ def main() -> None:
             print(json.dumps({"width": width, "bare_transfer_ms": _rounded([bare], 1e3)}))
             for size in MESHES:
                 print(json.dumps(plainly(jobs, width, size)), flush=True)
+            print(json.dumps(barely(jobs, width)), flush=True)
             for options in PLANS:
                 print(json.dumps(compared(jobs, width, options)), flush=True)
 

@@ -40,6 +40,7 @@ from autopar.runtime.compile import Count, compile_parts, tell_nobody
 from autopar.runtime.feeds import Feeder, Fetcher, Registers
 from autopar.runtime.interface import Interface, register_types
 from autopar.runtime.job import end_job
+from autopar.runtime.joined import join_moves
 from autopar.runtime.pieces import join_outputs
 from autopar.runtime.place import check_closed_over
 from autopar.runtime.spanning import Gatherer
@@ -152,6 +153,8 @@ class Executor:
             platform, options.donate, self._calls, options.patience is not None, host,
             options.compiler_options,
         )  # fmt: skip
+        if spmd is None:
+            program, sources = join_moves(program, sources, self._interface.meshes)
         feeds = self._interface.feeds
         types = register_types(program, sources, feeds, self._interface.meshes)
         limit = in_flight_limit(platform)

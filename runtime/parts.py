@@ -279,7 +279,8 @@ class PartSource:
     that come as they were summed over microbatches, each with the dtype that it was summed in: the
     program rounds them first. `calls` hear what the Python that it calls raises. One that
     `has_token` gives back a last scalar that is ready when it has run, and that nobody donates.
-    `options` are XLA's, for the platform alone.
+    `options` are XLA's, for the platform alone. Inputs that are `arriving` and plain outputs that
+    are `leaving` lie otherwise outside than the listing has them: the program moves them itself.
     """
 
     flat: FlatProgram
@@ -291,6 +292,8 @@ class PartSource:
     calls: HostCalls = field(default_factory=HostCalls, compare=False)
     has_token: bool = True
     options: CompilerOptions = ()
+    arriving: Mapping[int, Sharding] = field(default_factory=dict[int, Sharding])
+    leaving: Mapping[int, Sharding] = field(default_factory=dict[int, Sharding])
 
     @property
     def name(self) -> str:
@@ -300,8 +303,13 @@ class PartSource:
     @cached_property
     def inputs(self) -> tuple[ArrayType, ...]:
         """The types of the part's inputs, accumulators left out."""
-        avals, shardings = self.flat.input_avals, self.program.listing.input_shardings
-        given = (self._lying(a, s) for a, s in zip(avals, shardings, strict=True))
+        return self._inputs_lying(
+            self.arriving.get(i, s) for i, s in enumerate(self.program.listing.input_shardings)
+        )
+
+    def _inputs_lying(self, shardings: Iterable[Sharding]) -> tuple[ArrayType, ...]:
+        pairs = zip(self.flat.input_avals, shardings, strict=True)
+        given = (self._lying(a, s) for a, s in pairs)
         return tuple(held_in(self.sums.get(i, ""), t) for i, t in enumerate(given))
 
     @cached_property
@@ -313,7 +321,11 @@ class PartSource:
     @cached_property
     def outputs(self) -> tuple[ArrayType, ...]:
         """The types of the outputs that are no accumulators."""
-        return tuple(t for i, t in enumerate(self._made) if i not in self.places)
+        avals, made = list(output_avals(self.flat)), list(self._made)
+        plain = [i for i in range(len(made)) if i not in self.places]
+        for number, sharding in self.leaving.items():
+            made[plain[number]] = self._lying(avals[plain[number]], sharding)
+        return tuple(made[i] for i in plain)
 
     @cached_property
     def accumulators(self) -> tuple[ArrayType, ...]:
@@ -371,13 +383,15 @@ class PartSource:
 
     def jitted(self, mesh: Any) -> Any:
         """The program as a jitted function of arrays on a mesh, which may be an abstract one."""
-        given = self.given
-        made = (*self.outputs, *self.accumulators, *(_TOKEN,) * self.has_token)
+        given, sums = self.given, self.accumulators
+        made = (*self.outputs, *sums, *(_TOKEN,) * self.has_token)
+        read = self._inputs_lying(self.program.listing.input_shardings)
+        left = (t for i, t in enumerate(self._made) if i not in self.places)
         mapped = jax.shard_map(
             self.local(),
             mesh=mesh,
-            in_specs=tuple(t.spec for t in given),
-            out_specs=tuple(t.spec for t in made),
+            in_specs=tuple(t.spec for t in (*read, *sums)),
+            out_specs=tuple(t.spec for t in (*left, *sums, *(_TOKEN,) * self.has_token)),
             check_vma=False,
         )
         mapped.__name__ = self.name

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Any, final
 
 import jax
-from jax.sharding import SingleDeviceSharding
 
 from autopar.errors import JobError
+from autopar.frontend import compat
 from autopar.ir.projection import transfer_id
 from autopar.runtime.job import Job, unreachable
 from autopar.runtime.transport.abstract import AbstractTransport, Copier, Endpoint, Route
@@ -45,7 +45,9 @@ class PullTransport(AbstractTransport):
     ) -> Copier:
         """A function of arrays on `source` that gives those on `target`, and does not block."""
         me = self._job.index
-        return crossed(routes, source, target, me, lambda leg: self._carrier(leg, edge))
+        return crossed(
+            routes, source, target, me, lambda leg: self._carrier(leg, edge), takes_wholes=True
+        )
 
     def _carrier(self, leg: Leg, edge: int) -> LegCarrier | None:
         calls = itertools.count()
@@ -54,19 +56,19 @@ class PullTransport(AbstractTransport):
             return transfer_id(edge, leg.number, next(calls))
 
         if leg.sender == self._job.index:
+            await_pull = compat.offerer(self._server)
 
             def offer(pieces: Sequence[Any]) -> Sequence[Any]:
-                self._server.await_pull(number(), list(pieces))
+                await_pull(number(), list(pieces))
                 return ()
 
             return offer
         if leg.receiver == self._job.index:
-            peer = self._connection(leg.sender)
             kinds = [
-                jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=SingleDeviceSharding(p.target))
-                for p in leg.pieces
+                jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=p.arriving) for p in leg.pieces
             ]
-            return lambda pieces: peer.pull(number(), kinds)
+            pull = compat.puller(self._connection(leg.sender), kinds)
+            return lambda pieces: pull(number())
         return None
 
     def _connection(self, process: int) -> Any:

@@ -75,7 +75,10 @@ class _Round:
         """Scalars are copies of one another; all else is rows of a longer array."""
         one, spec = pieces[0], PartitionSpec(*("d",) * bool(pieces[0].shape))
         shape = (len(pieces) * one.shape[0], *one.shape[1:]) if one.shape else ()
-        sources, targets = ([p.source for p in pieces], [p.target for p in pieces])
+        sources, targets = (
+            [d for s in shardings for d in s.device_set]
+            for shardings in ([p.leaving for p in pieces], [p.arriving for p in pieces])
+        )
         leaving, arriving = (
             NamedSharding(Mesh(np.array(devices, dtype=object), ("d",)), spec)
             for devices in (sources, targets)
@@ -93,7 +96,7 @@ def _rounds(leg: Leg) -> list[_Round]:
     seen: Counter[tuple[int, Any]] = Counter()
     found: dict[tuple[int, int], list[int]] = {}
     for number, piece in enumerate(leg.pieces):
-        again = seen[piece.route, piece.source]
-        seen[piece.route, piece.source] += 1
+        again = seen[piece.route, piece.leaving]
+        seen[piece.route, piece.leaving] += 1
         found.setdefault((piece.route, again), []).append(number)
     return [_Round.of(own, [leg.pieces[n] for n in own]) for own in found.values()]

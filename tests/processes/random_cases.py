@@ -9,13 +9,14 @@ every step's metrics and of the state are equal; elsewhere the numbers are, to t
 fuzzer finds in the program. A JSON line for each case; the exit code is 1 if one differs, breaks or
 hangs. What cannot be planned so is refused, and says why.
 
-The processes of a job stand ready for one case after the other.
+The processes of a job stand ready for one case after the other. All compile as the other tests do.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import sys
 import tempfile
@@ -32,6 +33,7 @@ import jax
 import autopar
 from autopar.errors import AutoparError
 from autopar.schedule.table import SCHEDULES
+from tests.compiling import XLA_FLAGS
 from tests.fuzz.case import LAST_BITS, noise_of, stepped
 from tests.fuzz.program import draw_program
 from tests.processes.jobs import BrokenJob, StandingJob, standing_job
@@ -43,6 +45,7 @@ from tests.zoo.staged import staged_cases
 
 MOST_DEVICES = 8
 DRAWS_AT_ONCE = 200  # compiled programs pile up in a process
+CASES_KEPT = 8  # in the caches of JAX, where they pile up: cases have much in common
 METHODS = ("auto", "dp", "zero1", "zero2", "fsdp", "hsdp", "megatron", "sequence", "fsdp+tp")
 ZOO = 0.05  # of the draws, as they take long
 
@@ -133,13 +136,16 @@ class Jobs:
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
         self._jobs: dict[tuple[int, int], StandingJob] = {}
+        self._counts = Counter[tuple[int, int]]()
 
     def parts(self, shape: tuple[int, int], folder: str, words: Sequence[str]) -> list[Parts]:
         """What the processes of a job have after a case; raises BrokenJob."""
         if shape not in self._jobs:
             self._jobs[shape] = self._stack.enter_context(standing_job(*shape))
+        self._counts[shape] += 1
+        then = "keep" if self._counts[shape] % CASES_KEPT else "forget"
         try:
-            files = self._jobs[shape].results("parts", folder, json.dumps(words))
+            files = self._jobs[shape].results("parts", folder, json.dumps(words), then)
         except BrokenJob:
             del self._jobs[shape]
             raise
@@ -196,6 +202,7 @@ def main() -> int:
     parser.add_argument("--draws", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
+    os.environ["XLA_FLAGS"] = XLA_FLAGS  # read when the first device is asked for, and by all jobs
     jax.config.update("jax_num_cpu_devices", MOST_DEVICES)
     counts = Counter[str]()
     # 1. Some draws at a time, of which those for as many devices have the same jobs.

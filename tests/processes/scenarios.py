@@ -129,11 +129,12 @@ def own_parts(
     return found | parts_of(state)
 
 
-def parts(folder: str, case: str) -> str:
+def parts(folder: str, case: str, then: str = "forget") -> str:
     """The file with what a plan of a model leaves in this process: too much for a pipe."""
     path = Path(folder) / f"process-{jax.process_index()}.json"
     path.write_text(json.dumps(own_parts(*json.loads(case))))
-    jax.clear_caches()
+    if then == "forget":
+        jax.clear_caches()
     return str(path)
 
 
