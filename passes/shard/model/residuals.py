@@ -252,9 +252,16 @@ class Residuals:
         On GPUs the stack is filled with zeros before, and what the scan's body reads itself, or a
         product makes, is copied there.
         """
-        chip = self._prices.cluster.chip
-        times = 2 if chip.platform != "gpu" else 4 if name in self._copied else 3
-        return elementwise_seconds(chip, times * self._stacked.get(name, 0.0))
+        chip, nbytes = self._prices.cluster.chip, self._stacked.get(name, 0.0)
+        if chip.platform != "gpu":
+            return elementwise_seconds(chip, 2 * nbytes)
+        if not nbytes:
+            return 0.0
+        # A kernel a trip puts it there, which a copy reads from where it was made.
+        runs, puts = self._trips[name], 2 if name in self._copied else 1
+        return elementwise_seconds(chip, 2 * nbytes) + runs * elementwise_seconds(
+            chip, puts * nbytes / runs
+        )
 
     @cached_property
     def _copied(self) -> Set[str]:
