@@ -70,7 +70,8 @@ def test_what_a_rerun_holds_is_what_the_rewritten_step_holds(
     assert again.peak_bytes - again.argument_bytes == pytest.approx(cut.peak_bytes, rel=error)
 
 
-def test_what_a_body_makes_again_is_held_to_its_last_reader() -> None:
+def paired_scans(stacked: str) -> Residuals:
+    """Eight trips of three products and a tanh, of which one value is stacked, there and back."""
     dot = "{dimension_numbers=(((1,), (0,)), ((), ()))}"
     scan = "{length=8, num_consts=1, num_carry=1, reverse=False, unroll=1}"
     piece = "f32[64,64]"
@@ -81,7 +82,7 @@ def test_what_a_body_makes_again_is_held_to_its_last_reader() -> None:
           %b: {piece} = dot_general(%a, %k) forward {dot}
           %c: {piece} = dot_general(%b, %k) forward {dot}
           %n: {piece} = tanh(%c) forward
-          return %n, %c
+          return %n, {stacked}
         }}
       ]
       %g: {piece} = scan(%w, %r, %ys) backward {scan} [
@@ -96,9 +97,25 @@ def test_what_a_body_makes_again_is_held_to_its_last_reader() -> None:
     graph, cluster = attach_rules(parse_graph(text)), Cluster.parse("1xh100")
     mesh = MeshShape.of((1,))
     plan, prices = Optimal().run(graph, Setting(cluster, mesh, 2**60)), Prices(cluster, mesh)
-    residuals = Residuals(graph, lower_checked(graph, plan, Resharder(prices)), prices)
+    return Residuals(graph, lower_checked(graph, plan, Resharder(prices)), prices)
+
+
+def test_what_a_body_makes_again_is_held_to_its_last_reader() -> None:
+    residuals = paired_scans("%c")
     again = frozenset(range(3))
     assert residuals.values(again) == ("%a", "%b", "%c")
     # %r, which %g takes over; in a trip the slice of %ys, %t and %p; and of what is made again two
     # at once: %a is gone when %c is made.
     assert residuals.peak(again) == (1 + 3 + 2) * 64 * 64 * 4
+
+
+@pytest.mark.parametrize(("stacked", "pieces_a_trip"), [("%c", 2), ("%n", 2)])
+def test_what_a_scan_stacks_takes_a_kernel_a_trip(stacked: str, pieces_a_trip: int) -> None:
+    piece_bytes, trips = 64 * 64 * 4, 8
+    kept = next(k for k in paired_scans(stacked).tradeoff.kept if k.name == stacked)
+    chip = Cluster.parse("1xh100").chip
+    # The stack is filled with zeros and read once. A product's result, and what is carried on too,
+    # is read from where it was made and written to the stack in each trip.
+    moved = 2 * trips * piece_bytes + trips * pieces_a_trip * piece_bytes
+    rate = chip.memory_efficiency * chip.memory_bytes_per_second
+    assert kept.seconds == pytest.approx(moved / rate + (1 + trips) * chip.launch_seconds)

@@ -268,7 +268,14 @@ class Residuals:
         """The values of paired scans' bodies that are made elsewhere than in their stacks."""
         found = set[str]()
         for pair in self._pairs.values():
-            body = self.graph.ops[pair.forward].graphs[0]
+            scan = self.graph.ops[pair.forward]
+            body, flow = scan.graphs[0], scan.control_flow
+            ports = flow.outputs[0] if flow is not None else ()
+            found.update(
+                o
+                for o, p in zip(body.outputs, ports, strict=True)
+                if p.is_carry and isinstance(o, str)
+            )
             for op in body.ops:
                 found.update(op.value_operands())
                 found.update(r.name for r in op.results if not is_fused_into_readers(op))
