@@ -23,9 +23,7 @@ def layers_from(batching: Batching, forward: Forward, starts: Sequence[int]) -> 
     return find_classes(layers_between(batching, forward, starts))
 
 
-def layers_between(
-    batching: Batching, forward: Forward, starts: Sequence[int]
-) -> LayerSequence:
+def layers_between(batching: Batching, forward: Forward, starts: Sequence[int]) -> LayerSequence:
     """The same layers, no two of them compared."""
     bounds = list(pairwise([*starts, len(forward.positions)]))
     names = _names([forward.ops[a:b] for a, b in bounds])
