@@ -110,7 +110,25 @@ class Op:
 
     def value_operands(self) -> tuple[str, ...]:
         """Names of the operands that are values, in order."""
-        return tuple(o for o in self.operands if isinstance(o, str))
+        return self._value_operands
+
+    @cached_property
+    def _value_operands(self) -> tuple[str, ...]:
+        return tuple([o for o in self.operands if isinstance(o, str)])
+
+    def with_rule(self, rule: Rule) -> Op:
+        """The same op under a rule: as `replace`, for all ops of a step, in a fifth of the time."""
+        return self._changed(rule=rule)
+
+    def running(self, runs: int) -> Op:
+        """The same op, run so often in a step; see `with_rule`."""
+        return self._changed(runs=runs)
+
+    def _changed(self, **fields: object) -> Op:
+        made = object.__new__(Op)
+        vars(made).update(vars(self), **fields)
+        vars(made).pop("host_calls", None)  # which may be the op itself
+        return made
 
     def __str__(self) -> str:
         return "\n".join(_op_lines(self, "", rules=True))

@@ -124,6 +124,10 @@ class StepOnMesh:
         """True if the form has so few ops that it can be planned many times."""
         return is_small(self.form.graph)
 
+    def roomy(self) -> MeshPlan:
+        """The cheapest plan without a limit, the recipes not told."""
+        return self._solved(self.optimal(), NO_LIMIT_BYTES)
+
     def cheapest(self, memory_bytes: int) -> MeshPlan:
         """The cheapest plan of which the pass counts no more than a limit.
 
@@ -194,13 +198,22 @@ class StepOnMesh:
         """The problem with all its memory rows, under a limit that nothing keeps."""
         return self.priced.within(EVERY_BYTE).assembled.problem
 
+    @cached_property
+    def _keeping(self) -> Optimal:
+        """The pass that gathers once for both passes."""
+        priced = self.priced.reusing_gathered()
+        return replace(self.context.optimal(), reuse_gathered=True, priced=lambda: priced)
+
     def keeping(self) -> MeshPlan:
         """The cheapest plan, whatever it holds, that gathers once for both passes."""
-        shard = replace(
-            self.context.optimal(), reuse_gathered=True, tell_recipes=not self.is_small,
-            priced=lambda: self.priced.reusing_gathered(),
-        )  # fmt: skip
-        return self._planned(shard, NO_LIMIT_BYTES)
+        return self._planned(self._keeping, NO_LIMIT_BYTES)
+
+    def told_keeping(self, kept: MeshPlan) -> MeshPlan:
+        """Such a plan with the recipes beside it, where the step is deep."""
+        if self.is_small:
+            return kept
+        recipes = self._keeping.recipes(self.form.graph, self.context.setting(NO_LIMIT_BYTES))
+        return kept.told_with(replace(kept.outcome, recipes=recipes))
 
     def lightest(self) -> MeshPlan:
         """The plan that holds the least."""
@@ -260,6 +273,17 @@ class MeshPlan:
     def seconds(self) -> float:
         """Predicted seconds of a step."""
         return self.programs.timing.seconds
+
+    @property
+    def least_kept_seconds(self) -> float:
+        """Seconds that a plan is expected to take at least that gathers once for both passes.
+
+        It saves what this one gathers again, as far as that is waited for.
+        """
+        again = sum(
+            runs * c.seconds for m, runs in self.listing.moves() if m.repeat for c in m.collectives
+        )
+        return _ROUGH * (self.seconds - min(again, self.spent.exposed))
 
     @property
     def cost(self) -> float:
@@ -390,18 +414,21 @@ class TriedMesh:
 def try_mesh(context: MeshContext, plain: Form) -> TriedMesh:
     """The plan without a limit on a mesh; raises InfeasibleError where pins leave none."""
     step = StepOnMesh(context, plain)
-    return TriedMesh(step, step.cheapest(NO_LIMIT_BYTES))
+    return TriedMesh(step, step.roomy())
 
 
 def plan_on(tried: TriedMesh, fastest: float = math.inf) -> MeshPlan:
     """The plan on one mesh; where memory binds, recomputing is weighed against sharding more.
 
-    No recipe is gone into that promises less than the `fastest` plan elsewhere. Raises
-    InfeasibleError, in brief, where there is none: `refusal` tells why.
+    Nothing is gone into that promises less than the `fastest` plan elsewhere: no recipe, and of a
+    deep step no other plan where there is room. Raises InfeasibleError, in brief, where there is
+    none: `refusal` tells why.
     """
     step, roomy = tried.step, tried.roomy
     # 1. The plan without a limit keeps it.
     if tried.fits:
+        if not step.is_small and roomy.least_kept_seconds >= fastest:
+            return roomy
         return _faster_again(tried, _kept(step, roomy))
     if not tried.is_near:
         raise MemoryLimitError(f"nothing near the limit was found on ({step.context.mesh})")
@@ -435,7 +462,8 @@ def _kept(step: StepOnMesh, roomy: MeshPlan) -> MeshPlan:
     if any(m.repeat for m, _ in roomy.listing.moves()):
         kept = step.keeping()
         faster = kept.seconds < best.seconds * (1 - _NO_GAIN)
-        return kept if faster and fits(kept, step.context.request.budget_bytes) else best
+        if faster and fits(kept, step.context.request.budget_bytes):
+            return step.told_keeping(kept)
     return best
 
 
@@ -509,7 +537,9 @@ def best_recipe(
     if request.method != "auto":
         return best
     room = NO_LIMIT_BYTES
-    if not fits(roomy, request.budget_bytes):
+    if not small:
+        roomy = roomy.told(step, room)
+    elif not fits(roomy, request.budget_bytes):
         room = int(_NEAR * request.budget_bytes)
 
     def promised() -> Iterator[str]:

@@ -156,6 +156,8 @@ def _plan_on(contexts: Sequence[MeshContext], source: Source, fastest: float = m
     tried, found = best
     context = tried.context
     if tried.fits:  # where memory binds, the recipes were looked at with all else
+        if not tried.step.is_small:
+            found = found.told(tried.step, NO_LIMIT_BYTES)
         found = best_recipe(tried.step, found, found) or found
     own = tried.step.in_form(found.form)
     if not tried.fits:
@@ -185,7 +187,7 @@ def _best_of(
         start = time.perf_counter()
         with suppress(InfeasibleError):
             on_mesh = try_mesh(context, plain)
-            if on_mesh.fits:
+            if on_mesh.fits and on_mesh.step.is_small:
                 found[n] = plan_on(on_mesh)
             few = plain.graph.op_count <= _FEW or len(contexts) == 1
             tried[n] = on_mesh if few else on_mesh.put_by()
@@ -195,6 +197,11 @@ def _best_of(
 
     def may_be_faster(seconds: float) -> bool:
         return seconds <= fastest and all(seconds < f.seconds for f in found.values())
+
+    # Of deep steps those that promise most first, and none that cannot be faster than these.
+    rest = [n for n, t in tried.items() if t.fits and n not in found]
+    for n in sorted(rest, key=lambda n: (tried[n].roomy.seconds, n)):
+        found[n] = plan_on(tried[n], min([fastest, *(f.seconds for f in found.values())]))
 
     # 2. Nothing comes close to the limit: the meshes that come nearest have a plan, or none has.
     tight = {n: t for n, t in tried.items() if not t.fits and may_be_faster(t.least_seconds)}

@@ -37,8 +37,7 @@ from autopar.passes.base import Setting
 from autopar.passes.batch.exact import OneMicrobatch
 from autopar.passes.layer.fixed import Fixed
 from autopar.passes.layer.min_cut import MinCut
-from autopar.passes.lower.partition.part_dataflow import PartDataflow
-from autopar.passes.lower.partition.split import Assigned
+from autopar.passes.lower.partition.split import Assigned, CutStep
 from autopar.passes.lower.partition.submesh_graph import submesh_graph
 from autopar.passes.pipeline import PassPipeline
 from autopar.passes.shard.model.decisions import Reading
@@ -324,7 +323,7 @@ class LayerPrograms:
     def __init__(self, sliced: SlicedStep, rules: RuleBook) -> None:
         self._sliced, self._rules = sliced, rules
         self._whole = sliced.trace.whole.graph
-        self._dataflow: dict[Remat, PartDataflow] = {}
+        self._cut: dict[Remat, CutStep] = {}
         self._known: dict[tuple[int, int, Remat], LayerProgram] = {}
         # By rows and equation: an op has the same sizes in all graphs that it is in.
         self._ops: dict[tuple[int, int], Op] = {}
@@ -353,15 +352,11 @@ class LayerPrograms:
                 yield self.readings.of(graph, False, partial(unmerged, graph))
 
     def _traced(self, layer: int, remat: Remat) -> LayerProgram:
-        dataflow = self._split(remat)
-        parts = tuple(p for p in dataflow.parts if p.stage == layer)
-        return LayerProgram(parts, submesh_graph(dataflow, layer)).without_shared_sums()
-
-    def _split(self, remat: Remat) -> PartDataflow:
-        """The parts of all layers, each on a submesh of its own."""
-        if remat not in self._dataflow:
-            self._dataflow[remat] = self._assigned.recomputing(remat).split()
-        return self._dataflow[remat]
+        # Each layer is on a submesh of its own; only those that are asked for are written.
+        if remat not in self._cut:
+            self._cut[remat] = self._assigned.recomputing(remat).cut()
+        dataflow = self._cut[remat].dataflow(layer)
+        return LayerProgram(dataflow.parts, submesh_graph(dataflow, layer)).without_shared_sums()
 
     @cached_property
     def _assigned(self) -> Assigned:
@@ -405,5 +400,5 @@ class LayerPrograms:
             ruled = attach_rules(replace(graph, inputs=inputs, ops=ops), self._rules)
             self._ops.update({(rows, e): o for e, o in zip(equations, ruled.ops, strict=True)})
             return ruled
-        known = (replace(self._ops[rows, e], runs=o.runs) for o, e in pairs)
+        known = (self._ops[rows, e].running(o.runs) for o, e in pairs)
         return replace(graph, inputs=inputs, ops=tuple(known))

@@ -254,7 +254,7 @@ def build_stages(
     """
     layers = sliced.layers.layers
     cuts = Fixed(tuple(layers[s.last].last + 1 for s in choice.stages[:-1]))
-    merged = cuts.run(sliced.batching, setting)
+    merged = cuts.between(sliced.batching, setting)
     stages = _stage_plan(merged, layers, choice, request.cluster)
     placed = PlacedStages.of(
         sliced.batching, stages, request.cluster, options=request.compiler_options

@@ -409,6 +409,7 @@ class LayerProfiler:
         self._homes = tuple(i if y.same_as < 0 else y.same_as for i, y in enumerate(layers))
         # Those of most layers first, which stand for all until it is known that they promise much.
         self._classes = sorted(dict.fromkeys(self._homes), key=lambda c: -self._homes.count(c))
+        self._priced: dict[int, list[_PricedLayer]] = {}  # by class
 
     def roomy(self, rows: int, sizes: Sequence[int], promises: Promises) -> ShardingVariant | None:
         """The fastest way for microbatches of so many rows; None where there is none."""
@@ -456,18 +457,23 @@ class LayerProfiler:
                     plan = next(run)
                 except InfeasibleError:
                     return
-                # A class whose sharding keeps the next limit too is not priced again.
-                known = layers.get(c)
-                kept = known is not None and known.plan.shards_as(plan)
-                layer = known if kept else None
-                now[c] = layer or _PricedLayer(self._programs, c, plan, self._tables)
-                if len(now) == 1 and not layer:
+                now[c] = layer = self._priced_layer(c, plan)
+                if len(now) == 1 and layers.get(c) is not layer:
                     homes = (c,)
                     if not promises(self._variant(rows, sizes, setting.partial_sums, now, homes)):
                         return
             if any(layers.get(c) is not layer for c, layer in now.items()):
                 layers = now
                 yield self._variant(rows, sizes, setting.partial_sums, layers, self._homes)
+
+    def _priced_layer(self, layer: int, plan: ShardingPlan) -> _PricedLayer:
+        """A class under a sharding; another limit or number of rows may come to the same one."""
+        known = self._priced.setdefault(layer, [])
+        for priced in known:
+            if priced.plan.shards_as(plan):
+                return priced
+        known.append(_PricedLayer(self._programs, layer, plan, self._tables))
+        return known[-1]
 
     def _variant(
         self,
@@ -499,6 +505,7 @@ class _PricedLayer:
     ) -> None:
         self._programs, self._layer, self.plan, self._tables = programs, layer, plan, tables
         self._known: dict[object, PartCost] = {}
+        self._costs: dict[tuple[int, Remat, bool], StageCost] = {}
         self._layouts = Layouts()
 
     def at_both(self, rows: tuple[int, int], remat: Remat) -> tuple[StageCost, StageCost]:
@@ -510,6 +517,12 @@ class _PricedLayer:
         return low, replace(self._cost(rows[1], remat, once=False), once=low.once)
 
     def _cost(self, rows: int, remat: Remat, once: bool = True) -> StageCost:
+        key = rows, remat, once
+        if key not in self._costs:
+            self._costs[key] = self._added(rows, remat, once)
+        return self._costs[key]
+
+    def _added(self, rows: int, remat: Remat, once: bool) -> StageCost:
         program = self._programs.at(self._layer, rows, remat)
         costs = [
             (part, self._of(part, program.joint, rows) if once or part.is_looped else PartCost())

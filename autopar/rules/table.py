@@ -209,4 +209,4 @@ def _with_rule(graph: Graph, op: Op, book: RuleBook, seen: dict[object, Rule]) -
                 f"{op.kind} at {where} cannot take {shapes} with its parameters "
                 f"({type(error).__name__}: {error})"
             ) from error
-    return replace(op, rule=seen[key])
+    return op.with_rule(seen[key])

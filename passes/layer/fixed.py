@@ -10,7 +10,8 @@ from autopar.ir.batching import Batching
 from autopar.ir.stages import LayerSequence
 from autopar.passes.base import AbstractLayering, Setting, Single
 from autopar.passes.layer.forward_pass import forward_of
-from autopar.passes.layer.sequence import layers_from
+from autopar.passes.layer.isomorphism import find_classes
+from autopar.passes.layer.sequence import layers_between
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,11 @@ class Fixed(AbstractLayering):
     cuts: tuple[int, ...] = ()
 
     def run(self, given: Batching, setting: Setting) -> LayerSequence:
-        """The layers between the cuts; one of all ops for a step that is not cut.
+        """The layers between the cuts; raises as `between`."""
+        return find_classes(self.between(given, setting))
+
+    def between(self, given: Batching, setting: Setting) -> LayerSequence:
+        """The layers between the cuts, not compared; one of all ops for a step that is not cut.
 
         Raises GraphError where one of several layers has no forward op.
         """
@@ -35,4 +40,4 @@ class Fixed(AbstractLayering):
                 f"cuts {self.cuts} leave a layer of {given.graph.name} without forward ops, which "
                 f"end with op {max(forward.positions, default=-1)}. Give them in rising order."
             )
-        return layers_from(given, forward, starts)
+        return layers_between(given, forward, starts)

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from autopar.ir.batching import Batching, Moment, When
 from autopar.ir.graph import Op
 from autopar.ir.stages import Layer
-from autopar.passes.layer.forward_pass import forward_of
+from autopar.passes.layer.forward_pass import Forward
 from autopar.passes.layer.isomorphism import match_ops
 
 NONE = -1  # the home of what is computed wherever it is read
@@ -35,9 +35,9 @@ _ANYWHERE = -1  # as a set of layers, bit by bit: all of them
 _SAME_SHARE = 0.75
 
 
-def assign_layers(batching: Batching, layers: Sequence[Layer]) -> tuple[int, ...]:
+def assign_layers(forward: Forward, layers: Sequence[Layer]) -> tuple[int, ...]:
     """Assign each op of the graph to a layer; NONE for one that is computed wherever it is read."""
-    return _LayerAssignment(batching, layers).homes() if layers else ()
+    return _LayerAssignment(forward, layers).homes() if layers else ()
 
 
 def assign_inputs(batching: Batching, found: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -90,9 +90,8 @@ def _highest(mask: int, ceiling: int) -> int:
 class _LayerAssignment:
     """Assigns ops group by group; each group reads the homes of those before it."""
 
-    def __init__(self, batching: Batching, layers: Sequence[Layer]) -> None:
-        forward = forward_of(batching)
-        graph = batching.graph
+    def __init__(self, forward: Forward, layers: Sequence[Layer]) -> None:
+        graph = forward.graph
         self._graph, self._ops, self._values = graph, graph.ops, graph.values
         self._moments: tuple[Moment, ...] = forward.moments
         self._last = len(layers) - 1

@@ -16,7 +16,15 @@ Path = tuple[str, ...]
 
 
 def layers_from(batching: Batching, forward: Forward, starts: Sequence[int]) -> LayerSequence:
-    """The layers whose first forward ops are `starts`, which count the forward ops from 0."""
+    """The layers whose first forward ops are `starts`, with those that are alike.
+
+    Starts count the forward ops from 0.
+    """
+    return find_classes(layers_between(batching, forward, starts))
+
+
+def layers_between(batching: Batching, forward: Forward, starts: Sequence[int]) -> LayerSequence:
+    """The same layers, no two of them compared."""
     bounds = list(pairwise([*starts, len(forward.positions)]))
     names = _names([forward.ops[a:b] for a, b in bounds])
     ends = [forward.positions[b - 1] for _, b in bounds]
@@ -25,9 +33,8 @@ def layers_from(batching: Batching, forward: Forward, starts: Sequence[int]) -> 
         Layer(first, last, int(forward.flops[a:b].sum()), int(forward.crossing[b - 1]), name)
         for first, last, (a, b), name in zip(firsts, ends, bounds, names, strict=True)
     )
-    found = assign_layers(batching, layers)
-    sequence = LayerSequence(batching.graph, layers, found, assign_inputs(batching, found))
-    return find_classes(sequence)
+    found = assign_layers(forward, layers)
+    return LayerSequence(batching.graph, layers, found, assign_inputs(batching, found))
 
 
 # -- names -------------------------------------------------------------------------------------

@@ -80,28 +80,22 @@ def _choose_maker(makers: Iterable[PartKey], reader: PartKey) -> PartKey | None:
 
 @dataclass(frozen=True)
 class PartDataflow:
-    """The parts of a step, and the values that pass between them."""
+    """The parts of a step, and the values that pass between them.
+
+    `makers` are the parts that make each value, and `final` the values that each submesh makes and
+    sends or returns: they are never partial sums. Both are of the whole step, where `parts` may be
+    those of one stage.
+    """
 
     step: StepAnalysis
     parts: tuple[Part, ...]
+    makers: Makers
+    final: Mapping[int, frozenset[str]]
 
     @cached_property
     def number(self) -> Mapping[PartKey, int]:
         """Key -> the number of its part."""
         return {PartKey.of(part): k for k, part in enumerate(self.parts)}
-
-    @cached_property
-    def makers(self) -> Makers:
-        """The parts that make each value."""
-        plain: dict[str, list[PartKey]] = {}
-        summed: dict[str, PartKey] = {}
-        for part in self.parts:
-            key, own = PartKey.of(part), {a.value for a in part.accumulators}
-            for name in dict.fromkeys(part.graph.outputs):
-                if isinstance(name, str) and name not in own:
-                    plain.setdefault(name, []).append(key)
-            summed.update((name, key) for name in own)
-        return Makers(self.step, plain, summed)
 
     def names_read(self, part: Part) -> Iterable[str]:
         """The values that a part reads of other parts."""
@@ -124,21 +118,6 @@ class PartDataflow:
         """Output of the step -> the part that makes it; inputs that come back have none."""
         made = {o: self.number[self.makers.source_of_output(o)] for o in made_outputs(self.step)}
         return {**made, **{o: self.number[s] for o, s in literal_keys(self.step).items()}}
-
-    @cached_property
-    def final(self) -> Mapping[int, frozenset[str]]:
-        """Submesh -> the values it makes that are sent or returned: they are never partial sums."""
-        found: dict[int, set[str]] = {part.submesh: set() for part in self.parts}
-        # Sent to another submesh.
-        for (reader, name), maker in self.sources.items():
-            if self.parts[maker].submesh != self.parts[reader].submesh:
-                found[self.parts[maker].submesh].add(name)
-        # Returned by the step.
-        for output, maker in self.output_parts.items():
-            made = self.step.graph.outputs[output]
-            if isinstance(made, str):
-                found[self.parts[maker].submesh].add(made)
-        return {submesh: frozenset(names) for submesh, names in found.items()}
 
 
 def literal_keys(step: StepAnalysis) -> dict[int, PartKey]:

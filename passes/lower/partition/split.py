@@ -33,7 +33,7 @@ def split(batching: Batching, stages: StagePlan) -> PartDataflow:
 
     Raises GraphError if the stages do not suit the schedule, or the batching not the stages.
     """
-    return Assigned.of(batching, stages).split()
+    return Assigned.of(batching, stages).cut().dataflow()
 
 
 @dataclass(frozen=True)
@@ -57,26 +57,41 @@ class Assigned:
         """The same where every stage recomputes so."""
         return replace(self, step=self.step.recomputing(remat))
 
-    def split(self) -> PartDataflow:
-        """The parts; raises GraphError if the batching does not suit the stages."""
-        step, hoist = self.step, self.step.batching.hoist
+    def cut(self) -> CutStep:
+        """The ops and values of every part; raises GraphError if the batching does not suit."""
         # 3. All ops of every part, what it computes again among them.
         contents = _contents(self)
         # 4. The values that leave every part: other parts or the end of the step read them.
-        leaving = _leaving(step, contents)
+        leaving, final = _leaving(self.step, contents)
+        return CutStep(self.step, contents, leaving, final)
+
+
+@dataclass(frozen=True)
+class CutStep:
+    """A step whose parts are known, but not yet written as graphs."""
+
+    step: StepAnalysis
+    contents: _Contents
+    leaving: Mapping[PartKey, _Leaving]
+    final: Mapping[int, frozenset[str]]  # by submesh, as in a dataflow
+
+    def dataflow(self, stage: int | None = None) -> PartDataflow:
+        """The parts of all stages, or of one alone, where no other is asked for."""
+        contents, hoist = self.contents, self.step.batching.hoist
         # 5. A graph for every part.
         parts = [
-            _build(step, contents, key, leaving[key])
+            _build(self.step, contents, key, self.leaving[key])
             for key in sorted(contents.ops, key=lambda key: key.row)
+            if stage is None or key.stage == stage
         ]
         for part in parts:
             part.graph.verify()
         hoists = [
             Part(key.kind, key.stage, key.submesh, hoist.graph, hoist.equations)
             for key in contents.hoist_keys
-            if hoist is not None
+            if hoist is not None and (stage is None or key.stage == stage)
         ]
-        return PartDataflow(step, (*hoists, *parts))
+        return PartDataflow(self.step, (*hoists, *parts), contents.makers, self.final)
 
 
 @dataclass(frozen=True)
@@ -140,16 +155,23 @@ class _Leaving:
     outputs: list[int]
 
 
-def _leaving(step: StepAnalysis, contents: _Contents) -> dict[PartKey, _Leaving]:
+def _leaving(
+    step: StepAnalysis, contents: _Contents
+) -> tuple[dict[PartKey, _Leaving], dict[int, frozenset[str]]]:
+    """What leaves every part, and by submesh what is sent to another or returned."""
     batching = step.batching
     found = {key: _Leaving(set(), []) for key in (*contents.ops, *contents.hoist_keys)}
+    final: dict[int, set[str]] = {key.submesh: set() for key in found}
     for key, ops in contents.ops.items():
         # A value that crosses from part to part is an output of its maker: `source` says which.
         made = {r.name for i in ops for r in step.ops[i].results} - step.hoisted
         read = dict.fromkeys(n for i in ops for n in step.reads[i] if n not in made)
         for name in (*read, *contents.passed.get(key, ())):
             if name not in step.given:
-                found[contents.makers.source(name, key)].names.add(name)
+                source = contents.makers.source(name, key)
+                found[source].names.add(name)
+                if source.submesh != key.submesh:
+                    final[source.submesh].add(name)
                 continue
             is_cut = name in batching.rows_of or name == batching.index
             if is_cut and not key.is_looped and batching.microbatches > 1:
@@ -161,8 +183,10 @@ def _leaving(step: StepAnalysis, contents: _Contents) -> dict[PartKey, _Leaving]
     for output, key in literal_keys(step).items():
         found[key].outputs.append(output)
     for output in made_outputs(step):
-        found[contents.makers.source_of_output(output)].outputs.append(output)
-    return found
+        source = contents.makers.source_of_output(output)
+        found[source].outputs.append(output)
+        final[source.submesh].add(str(step.graph.outputs[output]))
+    return found, {submesh: frozenset(names) for submesh, names in final.items()}
 
 
 # -- one part --------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def submesh_graph(dataflow: PartDataflow, submesh: int) -> SubmeshGraph:
         more = step.batching.microbatches if PartKey.of(part).is_looped else 1
         for i in part.equations:
             runs[i] = runs.get(i, 0) + more
-    ops = tuple(replace(step.ops[i], runs=runs[i]) for i in sorted(runs))
+    ops = tuple(step.ops[i].running(runs[i]) for i in sorted(runs))
     made = {r.name for op in ops for r in op.results}
     # Values between the parts of the submesh are inner values; inputs come from elsewhere.
     given = {i.value.name: i for part in parts for i in part.graph.inputs}

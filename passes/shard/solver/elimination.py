@@ -122,7 +122,8 @@ class _Buckets:
             # v's dim first, those of the scope's other nodes in their order, others of length 1
             at = scope.index(v)
             shape = [self._sizes[v]] + [self._sizes[w] if w in scope else 1 for w in near]
-            total = total + np.moveaxis(table, at, 0).reshape(shape)
+            rest = (i for i in range(len(scope)) if i != at)
+            total = total + table.transpose(at, *rest).reshape(shape)
         self._back.append((v, near, total.argmin(axis=0)))
         least = total.min(axis=0)
         if len(near) == 1:

@@ -153,11 +153,13 @@ class _Work:
     def _folded(self, v: int, w: int) -> bool:
         """Move a table that is a sum of its two ends' costs into them."""
         table = self._near[v][w]
-        rest = table - table[:, :1] - (table[:1, :] - table[0, 0])
-        if rest.any():
+        first = table[0] - table[0, 0]
+        if (table[-1] - table[-1, 0] - first).any():  # most tables are told by one row
+            return False
+        if (table - table[:, :1] - first).any():
             return False
         self._costs[v] = self._costs[v] + table[:, 0]
-        self._costs[w] = self._costs[w] + (table[0] - table[0, 0])
+        self._costs[w] = self._costs[w] + first
         del self._near[v][w], self._near[w][v]
         return True
 
