@@ -21,7 +21,7 @@ from autopar.cluster.names import local_name
 from autopar.errors import ClusterError
 from autopar.frontend.devices import local_devices
 from autopar.ir.devices import DeviceFacts
-from autopar.progress import Progress, progress
+from autopar.progress import progress
 from autopar.runtime.measure.bench import DeviceBench, Repeats, Timing
 from autopar.runtime.measure.devices import (
     choose_devices,
@@ -53,28 +53,24 @@ def calibrate(devices: str, effort: LadderEffort, job: str = "") -> Calibrated:
     where there is none, the devices make no cluster, or the time was too short.
     """
     with progress("calibrate", "measuring") as told:
-        return _calibrate(devices, effort, told, job)
-
-
-def _calibrate(devices: str, effort: LadderEffort, told: Progress, job: str) -> Calibrated:
-    if job:
-        join_job(job)
-    chosen = choose_devices(devices)
-    facts = [local_devices()[i] for i in chosen]
-    like, cluster = starting_cluster(facts)
-    bench = DeviceBench(cluster, devices_at(chosen))
-    findings = run_ladder(cluster, bench, effort, told.count)
-    measured = Measured(
-        samples=tuple(findings.samples),
-        like=like,
-        jax=jax_version(),
-        device_kind=facts[0].kind,
-        date=datetime.date.today().isoformat(),
-    )
-    notes = list(skipped_lines(findings))
-    if cluster.device_count == 1:
-        notes.append("one device has no links to measure: theirs are the catalog's")
-    return Calibrated(calibrated(cluster, measured), tuple(notes), is_first())
+        if job:
+            join_job(job)
+        chosen = choose_devices(devices)
+        facts = [local_devices()[i] for i in chosen]
+        like, cluster = starting_cluster(facts)
+        bench = DeviceBench(cluster, devices_at(chosen))
+        findings = run_ladder(cluster, bench, effort, told.count)
+        measured = Measured(
+            samples=tuple(findings.samples),
+            like=like,
+            jax=jax_version(),
+            device_kind=facts[0].kind,
+            date=datetime.date.today().isoformat(),
+        )
+        notes = list(skipped_lines(findings))
+        if cluster.device_count == 1:
+            notes.append("one device has no links to measure: theirs are the catalog's")
+        return Calibrated(calibrated(cluster, measured), tuple(notes), is_first())
 
 
 def starting_cluster(facts: Sequence[DeviceFacts]) -> tuple[str, Cluster]:

@@ -54,21 +54,20 @@ def fit_chip(chip: Chip, samples: Sequence[Sample]) -> tuple[Chip, tuple[Bar, ..
     its ratio to those that were. Raises ClusterError where there are too few sizes of something.
     """
     _check_chip(samples)
-    dtypes = [dtype for dtype, _ in chip.peak_flops if _was_measured(dtype, samples)]
+    measured = {s.experiment.dtype for s in samples if s.experiment.kind == "matmul"}
+    dtypes = [dtype for dtype, _ in chip.peak_flops if dtype in measured]
     reaching = _reaching(chip)
 
     def prices(figures: Mapping[str, float]) -> list[float]:
         tried = _with_figures(reaching, figures)
         return [chip_seconds(tried, sample.experiment) for sample in samples]
 
-    found = fit(prices, samples, _figures_of(reaching, dtypes))
+    figures = {name: float(getattr(reaching, name)) for name in _FIGURES}
+    figures |= {f"{_PEAK}{dtype}": reaching.flops_for(dtype) for dtype in dtypes}
+    found = fit(prices, samples, figures)
     fitted = _with_figures(reaching, {name: one.figure for name, one in found.items()})
     bars = tuple(Bar(name, one.error) for name, one in found.items() if one.error < FIRM)
     return _in_proportion(fitted, reaching, dtypes), bars
-
-
-def _was_measured(dtype: str, samples: Sequence[Sample]) -> bool:
-    return any(s.experiment.kind == "matmul" and s.experiment.dtype == dtype for s in samples)
 
 
 def _reaching(chip: Chip) -> Chip:
@@ -82,11 +81,6 @@ def _reaching(chip: Chip) -> Chip:
         compute_efficiency=1.0,
         peak_flops=tuple((dtype, share * peak) for dtype, peak in chip.peak_flops),
     )
-
-
-def _figures_of(chip: Chip, dtypes: Sequence[str]) -> dict[str, float]:
-    own = {name: float(getattr(chip, name)) for name in _FIGURES}
-    return {**own, **{f"{_PEAK}{dtype}": chip.flops_for(dtype) for dtype in dtypes}}
 
 
 def _with_figures(chip: Chip, figures: Mapping[str, float]) -> Chip:

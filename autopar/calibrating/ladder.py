@@ -90,8 +90,10 @@ def _series(cluster: Cluster, effort: LadderEffort) -> list[list[Experiment]]:
     room = _room(cluster, effort)
     for mesh, axis in measured_axes(cluster, effort.axes):
         members = mesh.size([axis])
-        rounded = (_rounded(n, members) for n in _sizes(2**12, room, effort.sizes))
-        sizes = list(dict.fromkeys(rounded))
+        # Bytes that cut up evenly among the members, each part by them again.
+        unit = 4 * _TILE * members
+        counts = (max(1, round(n / unit)) for n in _sizes(2**12, room, effort.sizes))
+        sizes = [count * unit for count in dict.fromkeys(counts)]
         series += [
             [Experiment(kind, "f32", (n,), str(mesh), axis) for n in sizes] for kind in COLLECTIVES
         ]
@@ -109,12 +111,6 @@ def _sizes(smallest: int, largest: int, count: int) -> list[int]:
     if count < 2:
         return [2**low]
     return [2 ** (low + round(i * (high - low) / (count - 1))) for i in range(count)]
-
-
-def _rounded(nbytes: int, members: int) -> int:
-    """Bytes that cut up evenly among the members, each part by them again."""
-    unit = 4 * _TILE * members
-    return max(1, round(nbytes / unit)) * unit
 
 
 def _matmuls(cluster: Cluster, effort: LadderEffort, dtype: str) -> list[Experiment]:

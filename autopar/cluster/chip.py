@@ -69,7 +69,14 @@ class Chip:
             raise ClusterError(
                 f"chip {self.name!r} has platform {self.platform!r}; write cpu, gpu or tpu"
             )
-        faults = [name for name, figure in self._figures() if not figure > 0]
+        figures = (
+            *((f"peak_flops.{dtype}", peak) for dtype, peak in self.peak_flops),
+            ("memory_bytes", self.memory_bytes),
+            ("memory_bytes_per_second", self.memory_bytes_per_second),
+            ("compute_efficiency", self.compute_efficiency),
+            ("memory_efficiency", self.memory_efficiency),
+        )
+        faults = [name for name, figure in figures if not figure > 0]
         if faults or not self.peak_flops:
             raise ClusterError(
                 f"chip {self.name!r} needs positive figures for "
@@ -84,15 +91,6 @@ class Chip:
             if share > 1:
                 raise ClusterError(f"chip {self.name!r} has {name}={share}; it is a share, <= 1")
 
-    def _figures(self) -> tuple[tuple[str, float], ...]:
-        return (
-            *((f"peak_flops.{dtype}", peak) for dtype, peak in self.peak_flops),
-            ("memory_bytes", self.memory_bytes),
-            ("memory_bytes_per_second", self.memory_bytes_per_second),
-            ("compute_efficiency", self.compute_efficiency),
-            ("memory_efficiency", self.memory_efficiency),
-        )
-
     def flops_for(self, dtype: str) -> float:
         """Peak FLOP/s for a dtype ("bf16" or "bfloat16", "fp8" or "float8_e4m3fn", ...).
 
@@ -100,7 +98,8 @@ class Chip:
         than 8 bits, booleans and unknown types run at the f32 rate.
         """
         peaks = dict(self.peak_flops)
-        name = _short_name(dtype)
+        is_fp8 = dtype.startswith(("float8", "f8"))
+        name = "fp8" if is_fp8 else _SHORT_NAMES.get(dtype, dtype)
         seen: set[str] = set()
         while name not in peaks and name in _STAND_INS and name not in seen:
             seen.add(name)
@@ -138,9 +137,3 @@ class GpuTarget:
     def extension(self) -> str:
         """The extension of an architecture that code is for alone, as in sm_90a."""
         return "ACCELERATED_FEATURES" if self.major >= 9 else "NONE"
-
-
-def _short_name(dtype: str) -> str:
-    if dtype.startswith(("float8", "f8")):
-        return "fp8"
-    return _SHORT_NAMES.get(dtype, dtype)

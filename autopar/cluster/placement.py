@@ -67,9 +67,13 @@ def submesh_families(cluster: Cluster) -> tuple[tuple[SubmeshShape, ...], ...]:
     top = max((p for p, length in enumerate(lengths) if length > 1), default=0)
     families: list[tuple[tuple[int, ...], ...]] = [((1,) * len(lengths),)]
     for p, length in enumerate(lengths[: top + 1]):
-        counts = [_runs(length)] if p == top else _chains(length)
+        counts = _chains(length)
+        if p == top:  # blocks side by side: powers of two, divisors, and the whole
+            counts = [tuple(k for k in range(1, length + 1) if length % k == 0 or k & (k - 1) == 0)]
+        # A block has all of the axes below p, k along p and 1 along those above.
+        above = (1,) * (len(lengths) - p - 1)
         families = [
-            (*family, *(_extents(lengths, p, k) for k in chain if k > 1))
+            (*family, *((*lengths[:p], k, *above) for k in chain if k > 1))
             for family in families
             for chain in counts
         ]
@@ -141,7 +145,8 @@ def link_between(cluster: Cluster, left: Block, right: Block) -> Link:
     distances = _distances(cluster.topology.lengths, left, right)
     axis = outermost(distances)
     pairs = min(left.shape.device_count, right.shape.device_count)
-    wires = min(_face(block.shape, axis) for block in (left, right))
+    # Wires out of a block along an axis, one way: one for each device on that side.
+    wires = min(b.shape.device_count // b.shape.extents[axis] for b in (left, right))
     return cluster.topology.between(distances, pairs, wires)
 
 
@@ -160,26 +165,13 @@ def links_in_a_row(cluster: Cluster, submesh: SubmeshShape) -> tuple[Link, ...]:
     )
 
 
-def _extents(lengths: tuple[int, ...], p: int, count: int) -> tuple[int, ...]:
-    """Extents: all of the axes below p and `count` along p."""
-    return (*lengths[:p], count, *(1 for _ in lengths[p + 1 :]))
-
-
-def _runs(length: int) -> tuple[int, ...]:
-    """Sizes along the outermost axis: powers of two, divisors, and the whole."""
-    return tuple(k for k in range(1, length + 1) if length % k == 0 or k & (k - 1) == 0)
-
-
 def _chains(length: int) -> list[tuple[int, ...]]:
     """The ways from 1 to `length` by prime steps: 6 -> (1, 2, 6) and (1, 3, 6)."""
     if length == 1:
         return [(1,)]
-    primes = [q for q in range(2, length + 1) if length % q == 0 and _is_prime(q)]
+    divisors = [q for q in range(2, length + 1) if length % q == 0]
+    primes = [q for q in divisors if all(q % d for d in divisors if d < q)]
     return [(*chain, length) for q in primes for chain in _chains(length // q)]
-
-
-def _is_prime(number: int) -> bool:
-    return all(number % q for q in range(2, math.isqrt(number) + 1))
 
 
 def _lies(topology: AbstractTopology, block: Block) -> bool:
@@ -204,11 +196,6 @@ def _distances(lengths: tuple[int, ...], left: Block, right: Block) -> list[int]
         distances.append(max(0, high - (low + extent) + 1))
         unit *= length
     return distances
-
-
-def _face(submesh: SubmeshShape, axis: int) -> int:
-    """Wires out of a block along an axis, one way: one for each device on that side."""
-    return submesh.device_count // submesh.extents[axis]
 
 
 def axis_links(cluster: Cluster, mesh: MeshShape, axes: Sequence[str]) -> tuple[LinkLevel, ...]:
@@ -238,8 +225,26 @@ def device_order(cluster: Cluster, mesh: MeshShape) -> tuple[int, ...]:
 
     Devices are numbered as JAX does: fastest along the cores of a chip, then x, y, z, slice; on
     switches within a host first. Raises MeshError where the mesh does not lie on the cluster.
+
+    On physical axes of 4 and 2, a mesh a=2, b=4 of which a takes (2, 1) of them and b (2, 2):
+
+        4 5 | 6 7       b runs through a block of 2 x 2, a from one block to the next:
+        0 1 | 2 3       0 1 4 5, 2 3 6 7
     """
-    return _device_numbers(_shares(cluster, mesh), cluster.topology.lengths)
+    lengths = cluster.topology.lengths
+    # The step between neighbours along each physical axis, beyond what was given out of it so far.
+    base = [1] * len(lengths)
+    for p in range(1, len(lengths)):
+        base[p] = base[p - 1] * lengths[p - 1]
+    numbers: tuple[int, ...] = (0,)
+    # Fastest mesh axis first: each axis repeats what is inside it at growing offsets.
+    for row in reversed(_shares(cluster, mesh)):
+        offsets: tuple[int, ...] = (0,)
+        for p, share in enumerate(row):
+            offsets = tuple(step * base[p] + o for step in range(share) for o in offsets)
+            base[p] *= share
+        numbers = tuple(o + n for o in offsets for n in numbers)
+    return numbers
 
 
 def mesh_shapes(device_count: int, max_axes: int = 2) -> tuple[MeshShape, ...]:
@@ -270,14 +275,9 @@ def _products(total: int, count: int) -> list[tuple[int, ...]]:
 
 
 def _shares(cluster: Cluster, mesh: MeshShape) -> Shares:
-    _check_fit(cluster, mesh)
-    return cluster.topology.shares(mesh.sizes)
-
-
-def _check_fit(cluster: Cluster, mesh: MeshShape) -> None:
     need, have = mesh.device_count, cluster.device_count
     if need == have:
-        return
+        return cluster.topology.shares(mesh.sizes)
     options = ", ".join(f"'{shape}'" for shape in _near(mesh, have)) or f"'data={have}'"
     raise MeshError(
         f"mesh {mesh} needs {need} device{'s' if need > 1 else ''} but {cluster.name} has {have}; "
@@ -294,19 +294,3 @@ def _near(mesh: MeshShape, device_count: int) -> tuple[MeshShape, ...]:
     return tuple(
         MeshShape(mesh.names, s.sizes) if len(mesh.names) == count else s for s in shapes[:3]
     )
-
-
-def _device_numbers(shares: Shares, lengths: Sequence[int]) -> tuple[int, ...]:
-    """For each mesh position, slowest axis first, the number of the device that sits there."""
-    base = [1] * len(lengths)
-    for p in range(1, len(lengths)):
-        base[p] = base[p - 1] * lengths[p - 1]
-    numbers: tuple[int, ...] = (0,)
-    # Fastest mesh axis first: each axis repeats what is inside it at growing offsets.
-    for row in reversed(shares):
-        offsets: tuple[int, ...] = (0,)
-        for p, share in enumerate(row):
-            offsets = tuple(step * base[p] + o for step in range(share) for o in offsets)
-            base[p] *= share
-        numbers = tuple(o + n for o in offsets for n in numbers)
-    return numbers

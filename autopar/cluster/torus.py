@@ -229,7 +229,12 @@ def torus_shares(sizes: Sequence[int], lengths: Sequence[int]) -> Shares:
     best: Shares | None = None
     best_score: tuple[int, ...] = ()
     for shares in _every_share(tuple(reversed(sizes)), tuple(lengths)):
-        score = _score(shares, lengths)
+        # Pieces of split axes over all mesh axes, then for each mesh axis, fastest first.
+        pieces = [
+            sum(1 for share, length in zip(row, lengths, strict=True) if 1 < share < length)
+            for row in shares
+        ]
+        score = (sum(pieces), *pieces)
         if best is None or score < best_score:
             best, best_score = shares, score
     return tuple(reversed(best or ()))
@@ -256,15 +261,6 @@ def _rows(size: int, left: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         if common % share == 0:
             for others in _rows(size // share, left[1:]):
                 yield (share, *others)
-
-
-def _score(shares: Shares, lengths: Sequence[int]) -> tuple[int, ...]:
-    """Pieces of split axes over all mesh axes, then for each mesh axis, fastest first."""
-    pieces = [
-        sum(1 for share, length in zip(row, lengths, strict=True) if 1 < share < length)
-        for row in shares
-    ]
-    return (sum(pieces), *pieces)
 
 
 @dataclass(frozen=True)

@@ -363,20 +363,16 @@ def pins_from(
             unplaced.append(f"{given.path} {given.value.type_text}: its rule has {len(dims)} dims")
             continue
         if mesh is not None:
-            unplaced += _misfits(given, dims, mesh)
-            sizes, there = given.value.shape, set(mesh.names)
-            dims = tuple(tuple(a for a in axes if a in there) for axes in dims)
-            pairs = enumerate(dims)
-            dims = tuple(axes if sizes[d] % mesh.size(axes) == 0 else () for d, axes in pairs)
+            sizes, fitting = given.value.shape, list[Axes]()
+            for d, asked in enumerate(dims):
+                axes = tuple(a for a in asked if a in mesh.names)
+                fits = sizes[d] % mesh.size(axes) == 0
+                fitting.append(axes if fits else ())
+                if not fits:
+                    unplaced.append(
+                        f"{given.path} {given.value.type_text}: dim {d} is not divisible by "
+                        f"{'+'.join(axes)}={mesh.size(axes)} and is left whole"
+                    )
+            dims = tuple(fitting)
         pins.append((given.path, dims))
     return Imported(tuple(pins), tuple(unplaced))
-
-
-def _misfits(given: Input, dims: Dims, mesh: MeshShape) -> Iterator[str]:
-    for d, axes in enumerate(dims):
-        there = tuple(a for a in axes if a in mesh.names)
-        if given.value.shape[d] % mesh.size(there):
-            yield (
-                f"{given.path} {given.value.type_text}: dim {d} is not divisible by "
-                f"{'+'.join(there)}={mesh.size(there)} and is left whole"
-            )

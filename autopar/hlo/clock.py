@@ -310,7 +310,14 @@ def _read_schedules(text: str) -> list[_Schedule]:
 
 @dataclass
 class _Walk:
-    """Adds up the entry and the runs of what it calls: only control flow nests, a few deep."""
+    """Adds up the entry and the runs of what it calls: only control flow nests, a few deep.
+
+    seconds(c) = the end of c's own schedule, in which control flow takes no time, and of
+
+        while          trips * seconds(body)
+        conditional    the longest branch
+        call           seconds(what is called)
+    """
 
     module: _Module
     schedules: Mapping[str, _Schedule]

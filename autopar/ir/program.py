@@ -8,7 +8,7 @@ accumulators.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
@@ -279,11 +279,10 @@ class Program:
         return [(step.submesh, r) for r in step.registers] if isinstance(step, Start) else []
 
     def __str__(self) -> str:
-        return "\n".join(self._lines())
-
-    def _lines(self) -> Iterator[str]:
-        for number, step in enumerate(self.instructions):
-            yield f"{number:5} mesh{self.submesh_of(step)} {self.text_of(step)}"
+        return "\n".join(
+            f"{number:5} mesh{self.submesh_of(step)} {self.text_of(step)}"
+            for number, step in enumerate(self.instructions)
+        )
 
     def text_of(self, step: Instruction) -> str:
         """An instruction as the list has it."""

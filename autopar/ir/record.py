@@ -274,30 +274,7 @@ def _read_op(reader: _Reader) -> Op:
     kind = reader.take(_KIND, "an op or return")[0]
     reader.mark("(")
     operands = reader.list_of(_operand, ")")
-    notes = _notes(reader)
-    has_bodies = reader.sees("[")
-    origin = Origin(notes.region, notes.module, reader.comment())
-    bodies: list[Graph] = []
-    while has_bodies and not reader.sees("]"):
-        bodies.append(_graph(reader))
-    return Op(
-        kind, operands, results, notes.params, notes.flops, origin, tuple(bodies), runs=notes.runs
-    )
-
-
-@dataclass(frozen=True)
-class _Notes:
-    """The notes behind an op's operands."""
-
-    flops: int
-    runs: int
-    region: str
-    module: str
-    params: tuple[tuple[str, Plain], ...]
-
-
-def _notes(reader: _Reader) -> _Notes:
-    """FLOPs, runs, region, module and parameters of an op, which stand in any order."""
+    # FLOPs, runs, region, module and parameters stand in any order.
     flops, runs, region, module = 0, 1, REGIONS[0], ""
     params: tuple[tuple[str, Plain], ...] = ()
     while True:
@@ -307,21 +284,23 @@ def _notes(reader: _Reader) -> _Notes:
             runs = _whole(reader, found[1])
         elif found := reader.maybe(_REGION):
             region = found[0]
-        elif text := _string(reader):
-            module = text
+        elif quoted := _string(reader):
+            module = quoted
         elif reader.sees("{"):
-            params = _params(reader)
+            text = reader.take(_PARAMS, "parameters")[0]
+            reader.mark("}")
+            pairs = _pairs(text)
+            if pairs is None:
+                reader.fail(f"parameters such as axes=(0,) before here, not {text!r}")
+            params = pairs
         else:
-            return _Notes(flops, runs, region, module, params)
-
-
-def _params(reader: _Reader) -> tuple[tuple[str, Plain], ...]:
-    text = reader.take(_PARAMS, "parameters")[0]
-    reader.mark("}")
-    pairs = _pairs(text)
-    if pairs is None:
-        reader.fail(f"parameters such as axes=(0,) before here, not {text!r}")
-    return pairs
+            break
+    has_bodies = reader.sees("[")
+    origin = Origin(region, module, reader.comment())
+    bodies: list[Graph] = []
+    while has_bodies and not reader.sees("]"):
+        bodies.append(_graph(reader))
+    return Op(kind, operands, results, params, flops, origin, tuple(bodies), runs=runs)
 
 
 @lru_cache(maxsize=4096)

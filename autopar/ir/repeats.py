@@ -235,23 +235,19 @@ def _block(texts: Sequence[str], numbers: Sequence[Sequence[int]], form: _Form) 
         before = found.string[found.start() - 1 : found.start()]
         return f'"{text}"' if form is _ENTRIES and before in _BEFORE else text
 
-    return {
-        "times": len(numbers),
-        "of": [form.entry(form.numbers.sub(marked, text)) for text in texts],
-        "by": {name: _step(steps) for steps, name in names.items()},
-    }
+    of = [form.entry(form.numbers.sub(marked, text)) for text in texts]
+    by: dict[str, Json] = {}
+    for steps, name in names.items():
+        # Added each time, or a list for each time but the first.
+        even = all(n == k * steps[1] for k, n in enumerate(steps))
+        by[name] = steps[1] if even else [*steps[1:]]
+    return {"times": len(numbers), "of": of, "by": by}
 
 
 def _name(number: int) -> str:
     """The name of a step: a to z, then ba."""
     more, letter = divmod(number, 26)
     return (_name(more) if more else "") + chr(ord("a") + letter)
-
-
-def _step(steps: Sequence[int]) -> Json:
-    """A step as it is written: added each time, or a list for each time but the first."""
-    even = all(n == k * steps[1] for k, n in enumerate(steps))
-    return steps[1] if even else [*steps[1:]]
 
 
 def _unfold(folded: Sequence[Json], form: _Form) -> list[Json]:

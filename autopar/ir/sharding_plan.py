@@ -150,7 +150,9 @@ class ShardingPlan:
         """
         self.verify_values(graph)
         values = self.sharding_of
-        for body in _bodies(graph):
+        # The bodies of a remat read what is there already.
+        loops = (op for op in graph.walk() if op.kind in LOOPS)
+        for body in (graph, *(body for op in loops for body in op.graphs)):
             for given in body.inputs:
                 if given.value.name not in values:
                     raise GraphError(f"the sharding says nothing of the input {given}")
@@ -217,14 +219,6 @@ class ShardingPlan:
         for name, region, sharding in self.uses:
             yield f"  {name} read in {region} as {sharding}"
         yield "}"
-
-
-def _bodies(graph: Graph) -> Iterator[Graph]:
-    """The graph, and the bodies of its loops: those of a remat read what is there already."""
-    yield graph
-    for op in graph.walk():
-        if op.kind in LOOPS:
-            yield from op.graphs
 
 
 def _op_at(graph: Graph, path: OpPath) -> Op:

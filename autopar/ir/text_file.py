@@ -58,7 +58,9 @@ def write_bytes(data: bytes, path: str | Path) -> None:
     with _explain_os_errors(path):
         target = _target(path, data)
         if target is None:
-            _write_on(path, data)
+            # It is no file, or is open elsewhere: nothing of it is cut off.
+            with open(os.open(path, os.O_WRONLY | os.O_APPEND), "wb") as out:
+                out.write(data)
         else:
             _replace(target, data)
 
@@ -151,12 +153,6 @@ def _kind(head: bytes) -> str | None:
 
 
 # -- writing ------------------------------------------------------------------------------------
-
-
-def _write_on(path: str | Path, data: bytes) -> None:
-    """Write to what is no file, or is open elsewhere: nothing of it is cut off."""
-    with open(os.open(path, os.O_WRONLY | os.O_APPEND), "wb") as out:
-        out.write(data)
 
 
 def _replace(target: Path, data: bytes) -> None:

@@ -90,7 +90,9 @@ def _moves(moves: tuple[Move, ...]) -> Iterator[RenderableType]:
     for m in moves[:_SHOWN]:
         before, after = (_place(p, with_type=m in retyped) for p in (m.before, m.after))
         times = f"{m.count} x " if m.count > 1 else ""
-        rows.append((m.path, before, after, times + _bytes_held(m)))
+        # Bytes of one device's piece in each plan, said once where they agree.
+        held = [show_bytes(p.local_bytes) for p in (m.before, m.after) if p is not None]
+        rows.append((m.path, before, after, times + " -> ".join(dict.fromkeys(held))))
     columns = ("/path", "before", "after", ">a device")
     yield Table("Arguments that are sharded differently", columns, rows)
     yield from rest(len(moves) - _SHOWN, "--json lists {}")
@@ -106,12 +108,6 @@ def _place(place: Place | None, *, with_type: bool) -> str:
     kind = f"{_type(place)} " if with_type else ""
     where = ", ".join(f"mesh{s}" for s in place.submeshes) if any(place.submeshes) else ""
     return f"{kind}{spec_text(place.sharding)} {where}".rstrip()
-
-
-def _bytes_held(move: Move) -> str:
-    """Bytes of one device's piece in each plan, said once where they agree."""
-    held = [show_bytes(p.local_bytes) for p in (move.before, move.after) if p is not None]
-    return " -> ".join(dict.fromkeys(held))
 
 
 def _traffic(changes: tuple[TrafficChange, ...]) -> Table:

@@ -25,10 +25,17 @@ _EQUAL = 1e-6  # of a step: what is nearer is as good
 
 def explanation(found: Explanation) -> RenderableType:
     """Why something is sharded as it is: in a sentence, then its facts and the next best."""
-    pairs: list[tuple[str, str | Text]] = [
-        ("sharding", _sharding(found)),
-        ("step", _step(found.price)),
-    ]
+    kind, price = show_type(found.dtype, found.shape), found.price
+    where = f" on mesh{found.submesh}" if found.submesh else ""
+    sharding = Text.assemble(
+        (found.choice, "bold"), f"  {kind}{where}, {show_bytes(found.local_bytes)} on each device"
+    )
+    step = Text.assemble(
+        (show_seconds(price.seconds), "bold"),
+        f" predicted, {show_seconds(price.exposed_seconds)} of it exposed communication; "
+        f"{show_bytes(price.peak_bytes)} a device",
+    )
+    pairs: list[tuple[str, str | Text]] = [("sharding", sharding), ("step", step)]
     if found.shared_by:
         pairs.append(("shared by", _several(found.shared_by)))
     pairs += _facts_of("read", found.reads)
@@ -58,39 +65,20 @@ def _next_best(found: Explanation) -> str:
     text = f"{equal[0].choice} is as good. " if equal else ""
     if other is None:
         return text.strip()
-    dearer = _more(found.price, other) > 0
-    who = f"The next best, {other.choice}," if dearer else f"Yet {other.choice}"
+    assert other.price is not None
+    share, seconds = _more(found.price, other), abs(other.price.seconds - found.price.seconds)
+    who, word = f"Yet {other.choice}", "less"
+    if share > 0:
+        who, word = f"The next best, {other.choice},", "more"
+    taken = f"{show_seconds(seconds)} ({percent(abs(share))}) {word}"
     reason = f": {other.changes[0]}" if other.changes else ""
-    return f"{text}{who} would take {_difference(found.price, other)} a step{reason}."
+    return f"{text}{who} would take {taken} a step{reason}."
 
 
 def _more(price: Price, other: Alternative) -> float:
     """The share of a step that an alternative takes more."""
     assert other.price is not None
     return other.price.seconds / price.seconds - 1 if price.seconds > 0 else 0.0
-
-
-def _difference(price: Price, other: Alternative) -> str:
-    assert other.price is not None
-    more = other.price.seconds - price.seconds
-    word = "more" if more > 0 else "less"
-    return f"{show_seconds(abs(more))} ({percent(abs(_more(price, other)))}) {word}"
-
-
-def _sharding(found: Explanation) -> Text:
-    kind = show_type(found.dtype, found.shape)
-    where = f" on mesh{found.submesh}" if found.submesh else ""
-    return Text.assemble(
-        (found.choice, "bold"), f"  {kind}{where}, {show_bytes(found.local_bytes)} on each device"
-    )
-
-
-def _step(price: Price) -> Text:
-    return Text.assemble(
-        (show_seconds(price.seconds), "bold"),
-        f" predicted, {show_seconds(price.exposed_seconds)} of it exposed communication; "
-        f"{show_bytes(price.peak_bytes)} a device",
-    )
 
 
 def _facts_of(name: str, sentences: Sequence[str]) -> Iterator[tuple[str, str | Text]]:
@@ -123,17 +111,13 @@ def _alternatives(found: Explanation) -> Iterator[RenderableType]:
     for sentences, alike in groups.items():
         yield ""
         yield Text(" or ".join(a.choice for a in alike), style="bold")
-        yield _bullets(sentences)
-
-
-def _bullets(sentences: Sequence[str]) -> RenderableType:
-    grid = Grid.grid(padding=(0, 1))
-    for sentence in sentences[:_TOLD]:
-        grid.add_row(" *", sentence)
-    others = len(sentences) - _TOLD
-    if others > 0:
-        grid.add_row("", Text(f"and {others} more: --json lists them", style=QUIET))
-    return grid
+        bullets = Grid.grid(padding=(0, 1))
+        for sentence in sentences[:_TOLD]:
+            bullets.add_row(" *", sentence)
+        others = len(sentences) - _TOLD
+        if others > 0:
+            bullets.add_row("", Text(f"and {others} more: --json lists them", style=QUIET))
+        yield bullets
 
 
 def _figures(price: Price, other: Alternative) -> tuple[str | Text, str, str]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
 from autopar.ir.codec import Json
-from autopar.ir.findings import BatchReading, Finding, Findings, Severity
+from autopar.ir.findings import BatchReading, Findings, Severity
 from autopar.report.style import ACCENT, BAD, GOOD, QUIET, facts
 from autopar.report.table import percent
 
@@ -39,7 +37,14 @@ def findings(found: Findings) -> RenderableType:
     grave = [f for f in found.found if f.severity is not Severity.NOTE]
     parts: list[RenderableType] = [title, facts(pairs)]
     for finding in (*grave, *notes[:_NOTES]):
-        parts += ["", *_finding(finding)]
+        head = Text.assemble(
+            (finding.severity.value, _STYLES[finding.severity]),
+            f"  {finding.topic.value}",
+            (f"  {finding.line}" if finding.line else "", QUIET),
+            (f"  {finding.count} of them" if finding.count > 1 else "", QUIET),
+        )
+        said = (Text(finding.text), Text(finding.remedy, style=GOOD))
+        parts += ["", head, *(Padding(text, (0, 0, 0, 2), expand=False) for text in said)]
     if len(notes) > _NOTES:
         parts += ["", Text(f"and {len(notes) - _NOTES} more notes: --json lists them", style=QUIET)]
     return Group(*parts)
@@ -65,18 +70,6 @@ def _verdict(found: Findings) -> Text:
     counts = [(len(found.of(s)), s) for s in Severity]
     told = [Text(f"{n} {s.value}{'s' * (n != 1)}", style=_STYLES[s]) for n, s in counts if n]
     return Text(", ").join(told) if told else Text("no problems found", style=GOOD)
-
-
-def _finding(finding: Finding) -> Iterator[RenderableType]:
-    head = Text.assemble(
-        (finding.severity.value, _STYLES[finding.severity]),
-        f"  {finding.topic.value}",
-        (f"  {finding.line}" if finding.line else "", QUIET),
-        (f"  {finding.count} of them" if finding.count > 1 else "", QUIET),
-    )
-    yield head
-    yield Padding(Text(finding.text), (0, 0, 0, 2), expand=False)
-    yield Padding(Text(finding.remedy, style=GOOD), (0, 0, 0, 2), expand=False)
 
 
 def findings_data(found: Findings) -> dict[str, Json]:

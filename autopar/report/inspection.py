@@ -246,7 +246,9 @@ class _Curve:
         width = min(options.max_width - scale - 2, _MOST_COLUMNS)
         end = levels[-1].seconds
         heights = _columns(levels, width)
-        base = _argument_bytes(top) * _ROWS / (top.nbytes or 1)
+        # Arguments are there throughout the step: the part below them is drawn quietly.
+        given = sum(n for kind, n in top.by_kind if kind in _GIVEN)
+        base = given * _ROWS / (top.nbytes or 1)
         for row in reversed(range(_ROWS)):
             mark = show_bytes(top.nbytes) if row == _ROWS - 1 else "0 B" if row == 0 else ""
             blocks = "".join(_block(h / (top.nbytes or 1) * _ROWS - row) for h in heights)
@@ -291,11 +293,6 @@ def _columns(levels: Sequence[MemoryLevel], width: int) -> list[int]:
         for column in range(first, last):
             found[column] = max(found[column], level.nbytes)
     return found
-
-
-def _argument_bytes(level: MemoryLevel) -> int:
-    """Bytes of arguments, which are there throughout the step."""
-    return sum(n for kind, n in level.by_kind if kind in _GIVEN)
 
 
 def _block(height: float) -> str:

@@ -398,22 +398,17 @@ def _plain(value: object) -> Json:
         kinds: Json = {kind.value: nbytes for kind, nbytes in value.by_kind}
         return {"seconds": value.seconds, "label": value.label, "bytes_by_kind": kinds}
     if is_dataclass(value):
-        found = {f.name.replace("nbytes", "bytes"): _of(value, f.name) for f in fields(value)}
-        return {**found, **_extra(value)}
+        row: dict[str, Json] = {}
+        for f in fields(value):
+            inner = getattr(value, f.name)
+            is_nowhere = isinstance(value, Spot) and inner == WHOLE_STEP
+            row[f.name.replace("nbytes", "bytes")] = None if is_nowhere else _plain(inner)
+        if isinstance(value, CommRow):
+            row |= {"hidden_seconds": value.hidden_seconds, "hidden_share": hidden_share([value])}
+        return row
     if isinstance(value, tuple):
         return [_plain(item) for item in cast("tuple[object, ...]", value)]
     return cast("Json", value)
-
-
-def _of(row: object, name: str) -> Json:
-    value = getattr(row, name)
-    return None if isinstance(row, Spot) and value == WHOLE_STEP else _plain(value)
-
-
-def _extra(row: object) -> dict[str, Json]:
-    if not isinstance(row, CommRow):
-        return {}
-    return {"hidden_seconds": row.hidden_seconds, "hidden_share": hidden_share([row])}
 
 
 def comm_sums(rows: Sequence[CommRow]) -> Row:

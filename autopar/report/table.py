@@ -228,7 +228,9 @@ class _Layout:
         for number, line in enumerate(self.lines):
             indent = _INDENT if number else 0
             if len(line) == 1 and cells[line[0]].cell_len > self.columns.room - indent:
-                yield self._broken(cells[line[0]], line[0], style, indent)
+                cell = cells[line[0]]
+                shown = SlashedPath(cell.plain) if self.columns.breaks(line[0]) else cell
+                yield Padding(shown, (0, 0, 0, indent), style=style, expand=False)
             elif any(cells[i] for i in line):
                 for part in self._folded(cells, line):
                     yield self._line(part, line, style, indent)
@@ -258,10 +260,6 @@ class _Layout:
             text.append("" if right else blank)
         text.rstrip()
         return text
-
-    def _broken(self, cell: Text, column: int, style: str, indent: int) -> Padding:
-        shown = SlashedPath(cell.plain) if self.columns.breaks(column) else cell
-        return Padding(shown, (0, 0, 0, indent), style=style, expand=False)
 
 
 def _fit(columns: _Columns, shown: tuple[int, ...], lead: int) -> _Layout:

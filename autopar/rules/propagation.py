@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from autopar.ir.control_flow import ControlFlow, Port, PortKind
+from autopar.ir.control_flow import ControlFlow, PortKind
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.rule import Dim, Rule
 from autopar.ir.values import Role, Value
@@ -147,19 +147,15 @@ def _through_bodies(op: Op, flow: ControlFlow, found: dict[str, Parts]) -> None:
                     _pass(op.operands[port.operand], given.value.name, found, -port.by_row)
             _follow(body, found)
             for port, left in zip(flow.outputs[b], body.outputs, strict=True):
-                _leave(op, flow, port, left, found)
-
-
-def _leave(op: Op, flow: ControlFlow, port: Port, left: Operand, found: dict[str, Parts]) -> None:
-    """From a body to the result, and to the next trip where its start had no rows."""
-    if port.result is None or not isinstance(left, str) or left not in found:
-        return
-    name = op.results[port.result].name
-    _pass(left, name, found, port.by_row)
-    if port.by_row:
-        found[name] = _stacked(op, flow, found[name], found)
-    for b, i in port.inputs:
-        found.setdefault(op.graphs[b].inputs[i].value.name, found[left])
+                # To the result, and to the next trip where its start had no rows.
+                if port.result is None or not isinstance(left, str) or left not in found:
+                    continue
+                name = op.results[port.result].name
+                _pass(left, name, found, port.by_row)
+                if port.by_row:
+                    found[name] = _stacked(op, flow, found[name], found)
+                for to, i in port.inputs:
+                    found.setdefault(op.graphs[to].inputs[i].value.name, found[left])
 
 
 def _pass(operand: Operand, name: str, found: dict[str, Parts], shift: int = 0) -> None:
@@ -205,7 +201,8 @@ def tag_batch(graph: Graph) -> BatchTags:
     The batch size is the commonest leading dim among batch arguments, the first of equals;
     arguments with another one (a table, a key) carry none.
     """
-    given = [i for i in graph.inputs if i.role is Role.BATCH and _may_carry(i.value)]
+    batch = [i for i in graph.inputs if i.role is Role.BATCH]
+    given = [i for i in batch if i.value.shape and not i.value.dtype.startswith("key")]
     sizes = [i.value.shape[0] for i in given]
     if not sizes:
         return BatchTags(None, "", {})
@@ -213,7 +210,3 @@ def tag_batch(graph: Graph) -> BatchTags:
     carriers = [i for i in given if i.value.shape[0] == size]
     found = propagate(graph, {i.value.name: (Part(0, size),) for i in carriers})
     return BatchTags(size, carriers[0].path, found)
-
-
-def _may_carry(value: Value) -> bool:
-    return bool(value.shape) and not value.dtype.startswith("key")

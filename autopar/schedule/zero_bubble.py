@@ -36,6 +36,8 @@ def handcrafted_1(p: int, m: int, v: int, d: int) -> Iterator[Task]:
         device 0 | F0.0 F0.1 F2.0 F2.1 ···· I2.0 W2.0 I2.1 W2.1 I0.0 W0.0 I0.1 W0.1
         device 1 | ···· F1.0 F1.1 F3.0 I3.0 F3.1 I3.1 W3.0 I1.0 W3.1 I1.1 W1.0 W1.1
     """
+    # Further down fewer forwards run ahead, p-d with one chunk, and d weight gradients wait: a
+    # microbatch is kept until its W, so each device keeps p of them, as the first one of 1f1b does.
     warmup = (v - 1) * group_size(p, m) + (p - 1 - d)
     return _held_back(p, m, v, d, warmup, held=d)
 
@@ -48,6 +50,7 @@ def handcrafted_2(p: int, m: int, v: int, d: int) -> Iterator[Task]:
         device 1 | ·· F0 F1 F2 I0 F3 I1 F4 I2 W0 F5 I3 W1 I4 W2 I5 W3 W4 W5 ··
         device 2 | ····· F0 I0 F1 I1 F2 I2 F3 I3 F4 I4 W0 F5 I5 W1 W2 W3 W4 W5
     """
+    # Likewise 2(p-1-d)+1 forwards ahead and 2d weight gradients that wait: 2p-1 on each device.
     return _held_back(p, m, v, d, warmup=2 * (p - 1 - d), held=2 * d)
 
 

@@ -167,24 +167,22 @@ def _nested_bars(
             return
         name = module.path.rpartition("/")[2]
         times = f" \N{MULTIPLICATION SIGN} {module.count}" if module.count > 1 else ""
-        yield Bar(left, width, depth, f"{name}{times}", _title(module, width / 100))
+        many = f"{module.count} times, " if module.count > 1 else ""
+        title = (
+            f"{module.path}: {many}{seconds(module.seconds)} of a step ({percent(width / 100)}), "
+            f"{show_count(module.flops, 'FLOP')}, parameters {show_bytes(module.parameter_bytes)}"
+        )
+        yield Bar(left, width, depth, f"{name}{times}", title)
         if depth < _DEEPEST:
             yield from _nested_bars(inside, module, whole, left, depth + 1)
         left += width
-
-
-def _title(module: ModuleRow, share: float) -> str:
-    times = f"{module.count} times, " if module.count > 1 else ""
-    return (
-        f"{module.path}: {times}{seconds(module.seconds)} of a step ({percent(share)}), "
-        f"{show_count(module.flops, 'FLOP')}, parameters {show_bytes(module.parameter_bytes)}"
-    )
 
 
 def page(view: ReportView) -> str:
     """The page as ASCII; every figure on it is read from the JSON object that it ends with."""
     data = report_data(view)
     script = _resource("script.js")
+    digest = hashlib.sha256(script.encode()).digest()  # by which the page's policy knows the script
     text = (
         environment()
         .get_template("page.html.j2")
@@ -194,7 +192,7 @@ def page(view: ReportView) -> str:
             drawings=drawings(view),
             style=Markup(STYLE + _resource("style.css")),
             script=Markup(script),
-            script_hash=_hash(script),
+            script_hash=base64.b64encode(digest).decode(),
             embedded=_embedded(data),
         )
     )
@@ -216,11 +214,6 @@ def environment() -> Environment:
 
 def _resource(name: str) -> str:
     return (files("autopar.report.html") / name).read_text(encoding="utf-8")
-
-
-def _hash(script: str) -> str:
-    """The hash by which the page's policy knows its own script."""
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 def _embedded(data: Data) -> Markup:

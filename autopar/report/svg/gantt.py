@@ -238,11 +238,18 @@ class _Chart:
                     (percent(lane.bubble), lane.bubble, "c8"),
                     *(() if lane.measured else self._kept(row)),
                 ]
-                yield from self._beside(figures, y, row % named == 0)
+                # To the right of a lane: figures as bars with their words.
+                for i, (shown, share, css) in enumerate(figures):
+                    x, width = self._column(i), max(0.5, _BAR * share)
+                    yield draw.rect(f"{css} faint", x, y, width, self.tall)
+                    if row % named == 0:
+                        yield draw.text("small", x + width + 3, y + self.tall / 2 + 3.3, shown)
                 y += self.tall + 1
             if self.strip:
                 yield self._in_flight(row, y + 1)
-        yield from self._heads()
+        heads = ("bubble", "in flight", "held")
+        for i, name in enumerate(heads if self.has_bytes else heads[:2]):
+            yield draw.text("small quiet", self._column(i), _TOP - 7, name)
         yield from draw.legend(self.axis.left, self.bottom + 42, self._legend(every, note))
 
     def _waiting(self, lane: Lane, y: float, named: bool) -> Iterator[str]:
@@ -258,21 +265,6 @@ class _Chart:
         peaks = self.simulation.peak_in_flight
         held = [(self.axis.at(t), 8 * n / max(peaks)) for t, n in self.lanes[0][row].in_flight()]
         return draw.path("c5", draw.steps(held, held[-1][0], y + 8), f"at most {peaks[row]}")
-
-    def _heads(self) -> Iterator[str]:
-        names = ("bubble", "in flight", "held")
-        for i, name in enumerate(names if self.has_bytes else names[:2]):
-            yield draw.text("small quiet", self._column(i), _TOP - 7, name)
-
-    def _beside(
-        self, figures: Sequence[tuple[str, float, str]], y: float, told: bool
-    ) -> Iterator[str]:
-        """To the right of a lane: figures as bars with their words."""
-        for i, (shown, share, css) in enumerate(figures):
-            x, width = self._column(i), max(0.5, _BAR * share)
-            yield draw.rect(f"{css} faint", x, y, width, self.tall)
-            if told:
-                yield draw.text("small", x + width + 3, y + self.tall / 2 + 3.3, shown)
 
     def _column(self, number: int) -> float:
         return self.axis.left + self.axis.width + 12 + _COLUMN * number

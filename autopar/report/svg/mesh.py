@@ -214,10 +214,10 @@ class _Wiring:
                 first = next(mesh for mesh in meshes if axis in mesh.names)
                 facts = _crossing(self.cluster, first, axis) if len(set(meshes)) == 1 else ""
                 name = f"{axis} = {' or '.join(map(str, sizes))}"
-                shades = (
-                    _shade(s.coordinates.get(axis, 0), _size(meshes[s.submesh], axis))
-                    for s in spots
-                )
+                shades: list[tuple[str, str]] = []  # of each device: its class and its number
+                for s in spots:
+                    at, size = s.coordinates.get(axis, 0), _size(meshes[s.submesh], axis)
+                    shades.append((f"r{at * (draw.SHADES - 1) // max(1, size - 1)}", str(at)))
                 yield _Panel(name, axis_class(first, axis), facts, tuple(shades))
 
     def _title(self, device: int) -> str:
@@ -246,11 +246,6 @@ def _coordinates(mesh: MeshShape, position: int) -> dict[str, int]:
 
 def _size(mesh: MeshShape, axis: str) -> int:
     return mesh.size([axis]) if axis in mesh.names else 1
-
-
-def _shade(coordinate: int, size: int) -> tuple[str, str]:
-    """The class and the number of a coordinate along an axis of some size."""
-    return f"r{coordinate * (draw.SHADES - 1) // max(1, size - 1)}", str(coordinate)
 
 
 def _crossing(cluster: Cluster, mesh: MeshShape, axis: str) -> str:

@@ -76,7 +76,8 @@ class _Tile:
         yield draw.rect("idle edge thin", x, y, self.w, self.h)
         if mine:
             w, h = max(2.0, self.w / across), max(2.0, self.h / down)
-            yield draw.rect("c5 edge thin", x, y, w, h, f"device 0 has {self._piece}")
+            shard = "x".join(map(str, self.sharding.shard_shape(self.shape, self.mesh)))
+            yield draw.rect("c5 edge thin", x, y, w, h, f"device 0 has {shard or 'the scalar'}")
             if self.sharding.partial:
                 yield draw.path("edge thin hollow", draw.hatch(x, y, w, h))
         if not offset:
@@ -89,10 +90,6 @@ class _Tile:
         columns = (draw.wire(x + w * i / across, y, 0, h) for i in range(1, across))
         rows = (draw.wire(x, y + h * i / down, w, 0) for i in range(1, down))
         return "".join((draw.block(x, y, w, h), *columns, *rows))
-
-    @property
-    def _piece(self) -> str:
-        return "x".join(map(str, self.sharding.shard_shape(self.shape, self.mesh))) or "the scalar"
 
     def _facts(self) -> Iterator[list[tuple[str, str]]]:
         """Lines of words with their classes: each dim, then copies and sums."""
