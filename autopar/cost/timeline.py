@@ -107,7 +107,7 @@ class KernelTimes:
         return step.result_shardings[0].shard_shape(op.results[0].shape, self._prices.mesh)
 
     def _along_rows(self, kernel: Kernel) -> RowWork | None:
-        """What a kernel goes over, if that is rows that one tile holds."""
+        """The rows that a kernel goes over, if one tile holds a row."""
         step = kernel.instruction(self._block)
         if not isinstance(step, LocalOp) or not kernel.is_light:
             return None

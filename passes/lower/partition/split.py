@@ -158,7 +158,7 @@ class _Leaving:
 def _leaving(
     step: StepAnalysis, contents: _Contents
 ) -> tuple[dict[PartKey, _Leaving], dict[int, frozenset[str]]]:
-    """What leaves every part, and by submesh what is sent to another or returned."""
+    """The values that leave each part; by submesh, those that are sent to another or returned."""
     batching = step.batching
     found = {key: _Leaving(set(), []) for key in (*contents.ops, *contents.hoist_keys)}
     final: dict[int, set[str]] = {key.submesh: set() for key in found}
