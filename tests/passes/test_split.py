@@ -13,7 +13,8 @@ from autopar.ir.program import Part, PartKind, Run, Send
 from autopar.ir.stages import Remat, StagePlan
 from autopar.ir.values import Role
 from autopar.passes.lower.partition.part_dataflow import PartDataflow
-from autopar.passes.lower.partition.split import split
+from autopar.passes.lower.partition.split import Assigned, split
+from autopar.passes.lower.partition.submesh_graph import submesh_graph
 from autopar.schedule.grid import Kind
 from autopar.schedule.table import make_grid
 from tests.passes.loopback import assert_equals_plain, lowered
@@ -51,6 +52,28 @@ def test_input_and_weight_gradients_are_a_partition() -> None:
         assert set(inputs.equations) | set(weights.equations) == set(backward.equations)
         assert _kinds(weights)["dot_general"] == 2 == _kinds(inputs)["dot_general"]
         assert [len(p.accumulators) for p in (inputs, weights)] == [0, 2]
+
+
+@pytest.mark.parametrize("remat", list(Remat))
+def test_the_parts_of_one_stage_are_those_that_it_has_among_all(remat: Remat) -> None:
+    batching, stages = _staged(Chain(layers=6, bias=True), range(0, 6, 2), "zb-h1", 3)
+    cut = Assigned.of(batching, stages).recomputing(remat).cut()
+    whole = cut.dataflow()
+    for stage in range(3):
+        alone = cut.dataflow(stage)
+        assert alone.parts == tuple(p for p in whole.parts if p.stage == stage)
+        assert submesh_graph(alone, stage) == submesh_graph(whole, stage)
+
+
+def test_what_is_sent_or_returned_is_final_on_the_submesh_that_makes_it() -> None:
+    step = split(*_staged(Chain(layers=4), range(0, 4, 2), "1f1b", 2))
+    outputs = {n for n in step.step.graph.outputs if isinstance(n, str)}
+    forward, backward = _named(step)["F0"], _named(step)["B1"]
+    sent = [set(forward.graph.outputs) & set(_inputs(_named(step)["F1"])),
+            set(backward.graph.outputs) & set(_inputs(_named(step)["B0"]))]  # fmt: skip
+    assert len(sent[0]) == len(sent[1]) == 1
+    for submesh, names in enumerate(sent):
+        assert step.final[submesh] - outputs == names
 
 
 def test_nothing_waits_for_the_first_stage_so_that_all_of_it_is_w() -> None:
