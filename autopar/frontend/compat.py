@@ -157,9 +157,12 @@ def assembler(
     private: Any = core
     kind = private.ShapedArray(tuple(shape), np.dtype(dtype))
     aval = private.update_aval_with_sharding(kind, sharding)
-    made: Callable[[Sequence[Any]], jax.Array] = xla_client.array_result_handler(
-        aval, sharding, committed=True, _skip_checks=True
-    )
+    handler: Any = xla_client.array_result_handler
+    made: Callable[[Sequence[Any]], jax.Array]
+    try:
+        made = handler(aval, sharding, committed=True, _skip_checks=True)
+    except TypeError:  # JAX from 0.12 on never checks
+        made = handler(aval, sharding, committed=True)
     return made
 
 
