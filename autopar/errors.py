@@ -121,7 +121,7 @@ class SolverError(AutoparError):
     """No solver could be run, or it stopped with no answer."""
 
 
-def listing(headline: str, faults: list[str], remedy: str) -> str:
+def bulleted(headline: str, faults: list[str], remedy: str) -> str:
     """A message of a headline, a bullet for each fault, and what to do."""
     return "\n".join([headline, *(f"* {fault}" for fault in faults), remedy])
 

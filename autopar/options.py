@@ -26,7 +26,7 @@ from autopar.errors import (
     PlanFileError,
     PlanMismatchError,
     ScheduleError,
-    listing,
+    bulleted,
     refused,
     shown,
 )
@@ -285,7 +285,7 @@ def _plan_among(folder: Path, cluster: Cluster) -> Plan:
         LOGGER.info("the plan is %s, for %s", fitting[0], sizes[fitting[0]])
         return plans[fitting[0]]
     raise PlanMismatchError(
-        listing(
+        bulleted(
             f"{folder} has {len(fitting) or 'no'} plans for {_size(cluster)}, which is what is "
             "here:"
             if plans

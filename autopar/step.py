@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cas
 
 from autopar.cluster import Cluster
 from autopar.cluster.planned import planned_cluster
-from autopar.errors import ArgumentError, CheckpointError, PlanError, listing
+from autopar.errors import ArgumentError, CheckpointError, PlanError, bulleted
 from autopar.frontend import (
     Call,
     CallFacts,
@@ -718,7 +718,7 @@ class ParallelStep(Generic[P, R]):
         )
         LOGGER.warning(
             "%s",
-            listing(
+            bulleted(
                 f"{self.__name__} is called with other arguments than before, and "
                 f"{'plans and ' if self._given is None else ''}compiles anew:",
                 found,

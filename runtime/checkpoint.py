@@ -30,7 +30,7 @@ import orbax.checkpoint as ocp
 import tensorstore as ts
 from orbax.checkpoint import future, type_handlers
 
-from autopar.errors import ArgumentError, CheckpointError, listing
+from autopar.errors import ArgumentError, CheckpointError, bulleted
 from autopar.ir.text import show_bytes
 from autopar.runtime.bind import is_key, without_pieces, words_of
 from autopar.runtime.pieces import StackedPieces, box_in_whole, pieces_of, with_first_rows
@@ -163,7 +163,7 @@ def restore(
         others = ", ".join(str(n) for n in sorted(manager.all_steps()) if n != number)
         other = f", or name another step (there: {others})" if others else ""
         raise CheckpointError(
-            listing(
+            bulleted(
                 f"{folder} cannot be read as the state of this step:",
                 faults or [_first_lines(error)],
                 f"{remedy}{other}.",

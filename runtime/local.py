@@ -19,6 +19,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from autopar.frontend.trace.graph import dims_apart, on_pieces
 from autopar.frontend.traced import Equation
 from autopar.ir.sharding import MeshShape, Sharding
+from autopar.runtime.moves import block_index
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,7 @@ class Local:
 
     def shard_index(self, axes: Sequence[str]) -> jax.Array:
         """This device's block number along a dim sharded over these axes, major to minor."""
-        index = jnp.zeros((), jnp.int32)
-        for axis in axes:
-            index = index * self.mesh.size((axis,)) + jax.lax.axis_index(axis)
-        return index
+        return block_index(axes, self.mesh)
 
 
 LocalRun = Callable[[Equation, Sequence[Any], Local], Sequence[Any]]

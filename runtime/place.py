@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from autopar.errors import ArgumentError, listing
+from autopar.errors import ArgumentError, bulleted
 from autopar.frontend.compat import buffers_of
 from autopar.frontend.plain_data import type_of
 from autopar.frontend.trace.arguments import Argument, StepSpec, leaf_paths
@@ -86,7 +86,7 @@ def _type_text(array: Any) -> str:
 def _error(headline: str, faults: list[str], remedy: str) -> ArgumentError:
     more = len(faults) - _SHOWN
     shown = [*faults[:_SHOWN], *([f"and {more} more"] if more > 0 else [])]
-    return ArgumentError(listing(headline, shown, remedy))
+    return ArgumentError(bulleted(headline, shown, remedy))
 
 
 Shardings = Sequence[jax.sharding.NamedSharding]

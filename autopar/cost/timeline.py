@@ -193,20 +193,13 @@ _ROUNDING = 1e-9  # of the seconds, by which sums in another order may differ
 _TIMED_FROM, _GUESSES = 9, (5000.0, 1000.0, 1.0)
 
 
-def listing_seconds(graph: Graph, program: Listing, prices: Prices) -> Seconds:
-    """Seconds of one run of a listing of `graph`.
-
-    Element-wise work is fused as `stored_kernels` has it, and pays for what it loads and stores;
-    neighboring collectives run as one, as `combined` has it; loops wait for what is before them.
-    """
-    return timed_listing(graph, program, prices).seconds
-
-
 def timed_listing(
     graph: Graph, program: Listing, prices: Prices, sizes: Sizes | None = None
 ) -> Timed:
-    """Times one run of a listing as `listing_seconds` does, kernel by kernel.
+    """Times one run of a listing of `graph`, kernel by kernel.
 
+    Element-wise work is fused as `stored_kernels` has it, and pays for what it loads and stores;
+    neighboring collectives run as one, as `combined` has it; loops wait for what is before them.
     `sizes` are those of the graph on the mesh, where another reads the listing too.
     """
     sizes = sizes or Sizes(graph, prices.mesh, prices.cluster.chip.platform)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from autopar.errors import ArgumentError, listing
+from autopar.errors import ArgumentError, bulleted
 from autopar.inspecting.compare import sentences
 from autopar.inspecting.loaded_plan import LoadedPlan
 from autopar.inspecting.reshardable_unit import (
@@ -173,7 +173,7 @@ def _ambiguous(asked: str, groups: list[list[Meant]]) -> str:
     if len(order) > _SHOWN_SUBJECTS:
         rows.append(f"and {len(order) - _SHOWN_SUBJECTS} more")
     headline = f"{asked!r} may be any of {len(order)} decisions:"
-    return listing(
+    return bulleted(
         headline, rows, "Add words until one is left, or write a value's name, such as %7."
     )
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autopar.errors import InputError, listing
+from autopar.errors import InputError, bulleted
 from autopar.ir.text import columns, show_bytes, show_seconds
 
 REMEDY = "Mend the file; `autopar profile FILE.py:FUNCTION` writes one of a model of yours."
@@ -68,7 +68,7 @@ class Profile:
         if not self.layers:
             faults.append("it has no layers")
         if faults:
-            raise InputError(listing(f"profile {self.model!r} cannot be used:", faults, REMEDY))
+            raise InputError(bulleted(f"profile {self.model!r} cannot be used:", faults, REMEDY))
 
     def chain(self) -> Chain:
         """The line of layers that stages are cut from, without what only feeds or drops data.

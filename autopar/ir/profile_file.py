@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from autopar.errors import InputError, listing
+from autopar.errors import InputError, bulleted
 from autopar.ir.codec import Codec, Json
 from autopar.ir.profile import REMEDY, Profile, ProfileLayer
 from autopar.ir.text_file import read_text, write_text
@@ -45,7 +45,7 @@ def profile_from_json(text: str, where: str = "the profile") -> Profile:
     reader = _Reader()
     profile = reader.profile(data)
     if reader.faults:
-        raise InputError(listing(f"{where} cannot be used:", reader.faults, REMEDY))
+        raise InputError(bulleted(f"{where} cannot be used:", reader.faults, REMEDY))
     try:
         profile.verify()
     except InputError as error:

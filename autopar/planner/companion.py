@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from autopar.errors import ArgumentError, BatchError, listing
+from autopar.errors import ArgumentError, BatchError, bulleted
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
 from autopar.ir.batching import Batching
 from autopar.ir.graph import Graph
@@ -156,7 +156,7 @@ def shared_state(graph: Graph, beside: Plan) -> dict[str, Argument]:
             break
     if faults:
         raise ArgumentError(
-            listing(
+            bulleted(
                 f"{graph.name} is to take the state as it lies, and it is not plain which part:",
                 faults,
                 "Call the argument as the path of that part ends, such as params, or pass the "

@@ -39,7 +39,7 @@ from autopar.planner.stage_programs import cost_stage
 
 
 @dataclass(frozen=True)
-class Form:
+class ColoredGraph:
     """A submesh's graph, and the colors of its inputs and then its ops: by themselves, refined."""
 
     joint: SubmeshGraph
@@ -48,11 +48,11 @@ class Form:
 
     @property
     def key(self) -> object:
-        """The colors in rising order, which isomorphic forms have in common."""
+        """The colors in rising order, which isomorphic graphs have in common."""
         return tuple(sorted(self.colors))
 
 
-class Forms:
+class NodeColors:
     """Numbers what nodes are, so that those of several graphs compare."""
 
     def __init__(self) -> None:
@@ -60,8 +60,8 @@ class Forms:
 
     def of(
         self, joint: SubmeshGraph, marks: Sequence[object], of_value: Mapping[str, object]
-    ) -> Form:
-        """The form of a graph; `marks` tell ops apart, `of_value` the values of some names."""
+    ) -> ColoredGraph:
+        """A graph with its colors; `marks` tell ops apart, `of_value` the values of some names."""
         graph = joint.graph
         inputs = [
             self._number((i.value.type_text, i.role.value, of_value.get(i.value.name)))
@@ -72,7 +72,7 @@ class Forms:
             for op, mark in zip(graph.ops, marks, strict=True)
         ]
         bases = (*inputs, *ops)
-        return Form(joint, bases, self._refined(graph, bases))
+        return ColoredGraph(joint, bases, self._refined(graph, bases))
 
     def _number(self, key: object) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
@@ -170,8 +170,8 @@ class Match:
         )
 
 
-def match(before: Form, after: Form) -> Match | None:
-    """The isomorphism of a form to another; None where pairs of one color do not make one."""
+def match(before: ColoredGraph, after: ColoredGraph) -> Match | None:
+    """The isomorphism of a graph to another; None where pairs of one color do not make one."""
     one, other = before.joint.graph, after.joint.graph
     waiting: dict[int, list[int]] = {}
     for n, color in reversed(list(enumerate(after.colors))):
@@ -294,8 +294,8 @@ class SubmeshSharder:
 
     def __init__(self, placed: PlacedStages, request: Request, setting: Setting) -> None:
         self._placed, self._request, self._setting = placed, request, setting
-        self._forms = Forms()
-        self._known: dict[object, list[tuple[Form, SubmeshPlan]]] = {}
+        self._colors = NodeColors()
+        self._known: dict[object, list[tuple[ColoredGraph, SubmeshPlan]]] = {}
         self._weighed: dict[int, list[SubmeshPlan]] = {}
         self._priced: dict[tuple[int, bool], Priced] = {}
 
@@ -308,16 +308,16 @@ class SubmeshSharder:
         joint, context = self._placed.graphs[submesh], self._placed.contexts[submesh]
         limit, mesh = self._request.budget_bytes, context.tables.prices.mesh
         shard, setting = self._given(submesh)
-        form = self._forms.of(joint, self._marks(submesh), self._standing(submesh))
+        colored = self._colors.of(joint, self._marks(submesh), self._standing(submesh))
         parts = tuple(
             (p.kind, p.loop, p.round, len(p.equations))
             for p in self._placed.parts
             if p.submesh == submesh
         )
-        key = form.key, parts, mesh, str(context.cluster), setting.pins, partial_sums
+        key = colored.key, parts, mesh, str(context.cluster), setting.pins, partial_sums
 
         def roomy() -> Iterator[SubmeshPlan | None]:
-            yield self._known_plan(submesh, form, self._known.get(key, ()))
+            yield self._known_plan(submesh, colored, self._known.get(key, ()))
             if partial_sums:
                 within = replace(setting, memory_bytes=NO_LIMIT_BYTES, partial_sums=True)
                 yield self._tried(submesh, shard, within)
@@ -338,14 +338,14 @@ class SubmeshSharder:
             raise self._refusal(submesh, fit.fewest_bytes)
         # One that has no listings was taken over in order: what is like it is like the other too.
         if fit.best.listings:
-            self._known.setdefault(key, []).append((form, fit.best))
+            self._known.setdefault(key, []).append((colored, fit.best))
         return fit.best
 
     def _known_plan(
-        self, submesh: int, form: Form, known: Sequence[tuple[Form, SubmeshPlan]]
+        self, submesh: int, colored: ColoredGraph, known: Sequence[tuple[ColoredGraph, SubmeshPlan]]
     ) -> SubmeshPlan | None:
         """The plan of an isomorphic submesh; weighed anew where its ops have another order."""
-        matches = ((m, plan) for other, plan in known if (m := match(other, form)) is not None)
+        matches = ((m, plan) for other, plan in known if (m := match(other, colored)) is not None)
         first: tuple[Match, SubmeshPlan] | None = None
         for matched, plan in matches:
             if matched.in_order:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from autopar.errors import BatchError, BatchStatisticError, RowsError, listing
+from autopar.errors import BatchError, BatchStatisticError, RowsError, bulleted
 from autopar.ir.graph import Op
 
 _LINE = re.compile(r"\(([^()]+:\d+)\)")
@@ -146,7 +146,7 @@ def refusal(name: str, faults: Sequence[Fault]) -> BatchError:
     more = [f"and {like} more like {'this' if len(shown) == 1 else 'these'}"] if like else []
     more += [f"besides, {others} other reason{'s' * (others > 1)}"] if others else []
     return kind(
-        listing(
+        bulleted(
             f"{name} cannot be cut into microbatches exactly: {headline}.",
             [*shown, *more],
             f"{remedy} {_ALWAYS}",

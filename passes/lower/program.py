@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, repeat
 
-from autopar.errors import GraphError, listing
+from autopar.errors import GraphError, bulleted
 from autopar.ir.listing import Listing
 from autopar.ir.program import ONCE, PartKind, PartProgram, Program, Run, Send, Start, Transfer
 from autopar.ir.sharding import Sharding
@@ -49,7 +49,7 @@ def verify_program(program: Program) -> None:
         if len(faults) > len(shown):
             shown.append(f"... and {len(faults) - len(shown)} more")
         raise GraphError(
-            listing(
+            bulleted(
                 f"a program of {len(program.instructions)} instructions cannot run:",
                 shown,
                 "This is a fault of autopar's lowering: please report it.",

@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from autopar.errors import JobError, listing
+from autopar.errors import JobError, bulleted
 from autopar.ir.program import Free, Program, Send
 from autopar.ir.projection import EDGE_BITS, LEG_BITS, Host, Walk
 
@@ -81,7 +81,7 @@ def verify_projections(
             f"{len(walks)} processes cannot run a program of {len(program.instructions)} "
             "instructions together:"
         )
-        raise JobError(listing(headline, shown, _REMEDY))
+        raise JobError(bulleted(headline, shown, _REMEDY))
 
 
 @dataclass(frozen=True)

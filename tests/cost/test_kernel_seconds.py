@@ -5,7 +5,7 @@ import pytest
 from autopar.cluster import Cluster
 from autopar.cost.prices import Prices, compute_seconds
 from autopar.cost.reshard import Resharder
-from autopar.cost.timeline import Seconds, listing_seconds
+from autopar.cost.timeline import Seconds, timed_listing
 from autopar.ir.record import parse_graph
 from autopar.ir.sharding import MeshShape
 from autopar.passes.base import Setting
@@ -32,7 +32,7 @@ def priced(count: int) -> tuple[Seconds, Prices]:
     sharding = Optimal().run(graph, Setting(cluster, mesh, 2**60, pins=ROWS))
     prices = Prices(cluster, mesh)
     program = lower_checked(graph, sharding, Resharder(prices))
-    return listing_seconds(graph, program, prices), prices
+    return timed_listing(graph, program, prices).seconds, prices
 
 
 def test_a_dot_and_a_fused_reduction() -> None:
@@ -68,7 +68,9 @@ def test_an_update_loads_each_piece_once(region: str, moved: tuple[int, ...]) ->
     pins = tuple((name, lies) for name in "pmvg")
     sharding = Optimal().run(graph, Setting(cluster, mesh, 2**60, pins=pins))
     prices = Prices(cluster, mesh)
-    seconds = listing_seconds(graph, lower_checked(graph, sharding, Resharder(prices)), prices)
+    seconds = timed_listing(
+        graph, lower_checked(graph, sharding, Resharder(prices)), prices
+    ).seconds
     nbytes = 1024 * 1024 * 4 / 8
     assert seconds.compute == pytest.approx(sum(prices.elementwise(n * nbytes) for n in moved))
 
@@ -94,7 +96,9 @@ def test_a_softmax_loads_its_rows_once(width: int, ends: str) -> None:
     mesh = MeshShape.of((8,))
     sharding = Optimal().run(graph, Setting(cluster, mesh, 2**60, pins=(("x", (("data",), ())),)))
     prices = Prices(cluster, mesh)
-    seconds = listing_seconds(graph, lower_checked(graph, sharding, Resharder(prices)), prices)
+    seconds = timed_listing(
+        graph, lower_checked(graph, sharding, Resharder(prices)), prices
+    ).seconds
     x, row = 8 * width * 4, 8 * 4
     moved = {
         (2048, "%y"): (x + row, row, x),

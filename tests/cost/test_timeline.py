@@ -17,7 +17,6 @@ from autopar.cost.timeline import (
     Timed,
     beside_moves,
     in_two_streams,
-    listing_seconds,
     timed_listing,
 )
 from autopar.errors import GraphError
@@ -58,7 +57,7 @@ def lowered(name: str) -> tuple[Graph, Listing, Prices]:
 def timed(name: str) -> tuple[Seconds, Prices]:
     """What they take, and the prices."""
     graph, program, prices = lowered(name)
-    return listing_seconds(graph, program, prices), prices
+    return timed_listing(graph, program, prices).seconds, prices
 
 
 def test_a_gather_runs_beside_the_layer_before() -> None:

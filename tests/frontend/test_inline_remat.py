@@ -13,7 +13,7 @@ from jax import lax
 
 import autopar
 from autopar.frontend import StepSpec, TracedStep
-from autopar.frontend.rewrite.remat import inline_remat, rematerialize, value_names
+from autopar.frontend.rewrite.remat import rematerialize, value_names
 from autopar.passes.pipeline import PassPipeline
 from autopar.planner.plan import plan_step
 from autopar.planner.request import Request
@@ -23,7 +23,7 @@ from autopar.runtime.bind import bind_mesh
 from autopar.runtime.executor import Executor, Options
 from tests.end_to_end.running import EAGER
 from tests.frontend.evaluating import evaluate
-from tests.frontend.tracing import checked, kinds, shape, traced
+from tests.frontend.tracing import checked, kinds, shape, traced, without_remat
 
 W, X = shape(3, 8, 8), shape(16, 8)
 Layer = Callable[[jax.Array, jax.Array], jax.Array]
@@ -83,7 +83,7 @@ def test_opened_it_computes_the_same_behind_a_barrier_for_each_recomputation(
     step: Callable[..., Any], barriers: int
 ) -> None:
     plain = traced(step, W, X)
-    opened = inline_remat(plain)
+    opened = without_remat(plain)
     assert opened.key == plain.key
     assert checked(opened) == opened.graph
     every = [op.kind for op in opened.graph.walk()]
@@ -96,7 +96,7 @@ def test_opened_it_computes_the_same_behind_a_barrier_for_each_recomputation(
 
 
 def test_what_is_recomputed_is_backward_and_reads_through_the_barrier() -> None:
-    graph = inline_remat(traced(STEPS["straight"][0], W, X)).graph
+    graph = without_remat(traced(STEPS["straight"][0], W, X)).graph
     first = kinds(graph).index("optimization_barrier")
     made = {v.name for op in graph.ops[:first] for v in op.results if op.origin.region == "forward"}
     barrier = graph.ops[first]
@@ -109,13 +109,13 @@ def test_what_is_recomputed_is_backward_and_reads_through_the_barrier() -> None:
 
 def test_a_step_without_remat_is_left_as_it_is() -> None:
     plain = traced(_stepping(_layer), W, X)
-    assert inline_remat(plain) is plain
+    assert without_remat(plain) is plain
 
 
 def test_our_own_fences_become_barriers() -> None:
     plain = traced(_stepping(_layer), W, X)
     again = rematerialize(plain, value_names(plain))
-    opened = inline_remat(again)
+    opened = without_remat(again)
     assert kinds(again.graph).count("remat2") > 0
     assert kinds(opened.graph) == [
         "optimization_barrier" if kind == "remat2" else kind for kind in kinds(again.graph)
@@ -125,7 +125,7 @@ def test_our_own_fences_become_barriers() -> None:
 @pytest.mark.parametrize("name", ["straight", "scanned"])
 def test_an_opened_step_is_planned_and_runs_on_eight_devices(name: str) -> None:
     step = STEPS[name][0]
-    opened = inline_remat(traced(step, W, X))
+    opened = without_remat(traced(step, W, X))
     np.testing.assert_allclose(
         _run_planned(opened)[0], jax.jit(step)(*_given())[0], rtol=1e-5, atol=1e-6
     )

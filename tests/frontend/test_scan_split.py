@@ -17,15 +17,14 @@ from autopar.errors import ArgumentError
 from autopar.frontend import StepSpec, TracedStep, trace
 from autopar.frontend.microbatch.part_trace import split_microbatch, trace_microbatch
 from autopar.frontend.rewrite.layer_scans import layer_scans
-from autopar.frontend.rewrite.remat import inline_remat
-from autopar.frontend.rewrite.scan_split import Cuts, split_scans
+from autopar.frontend.rewrite.scan_split import Cuts
 from autopar.frontend.traced import Piece
 from autopar.ir.batching import Batching
 from autopar.ir.values import Role
 from autopar.passes.batch.exact import Exact
 from autopar.passes.layer.min_cut import MinCut
 from tests.frontend.running import PLAINLY, run_step
-from tests.frontend.tracing import kinds, zoo_step
+from tests.frontend.tracing import cut_at, kinds, without_remat, zoo_step
 from tests.passes.driving import largest_error, setting
 from tests.passes.microbatch_reference import Cut, batch_graphs
 from tests.zoo import cases
@@ -66,7 +65,7 @@ def _cut(step: Step, state: Any, *cuts: Cuts, x: Any = X) -> list[TracedStep]:
     sealed = trace(StepSpec(step), (state, x), {})
     leaves = jax.tree.leaves((state, x))
     expected = jax.tree.leaves(jax.jit(step, compiler_options=PLAINLY)(state, x))
-    found = [split_scans(sealed, c) for c in cuts]
+    found = [cut_at(sealed, c) for c in cuts]
     for again in found:
         again.graph.verify()
         assert largest_error(run_step(again, leaves), expected) <= 1e-6
@@ -100,8 +99,8 @@ def test_a_scanned_transformer_is_cut_exactly(name: str, optimizer: Any, cuts: C
 @pytest.mark.parametrize("opened", [False, True])
 @pytest.mark.parametrize("name", ["gpt_scan", "gpt_scan_raw"])
 def test_cut_everywhere_a_scan_has_the_layers_of_an_unrolled_model(name: str, opened: bool) -> None:
-    step = inline_remat(zoo_step(name)) if opened else zoo_step(name)
-    cut = split_scans(step, Cuts.everywhere(layer_scans(step)))
+    step = without_remat(zoo_step(name)) if opened else zoo_step(name)
+    cut = cut_at(step, Cuts.everywhere(layer_scans(step)))
     sequence = MinCut().run(Batching.whole(cut.graph), setting("a=1"))
     sequence.verify()
     blocks = [n for n, layer in enumerate(sequence.layers) if layer.name.endswith("]")]
@@ -188,7 +187,7 @@ def test_layers_keep_their_modules_with_their_number() -> None:
 
 def test_no_cuts_are_the_same_step() -> None:
     step = zoo_step("gpt_scan")
-    assert split_scans(step, Cuts(((),))) is step
+    assert cut_at(step, Cuts(((),))) is step
 
 
 @pytest.mark.parametrize(
@@ -203,7 +202,7 @@ def test_no_cuts_are_the_same_step() -> None:
 )
 def test_cuts_that_are_none_are_refused(layers: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        split_scans(zoo_step("gpt_scan_raw"), Cuts(layers))
+        cut_at(zoo_step("gpt_scan_raw"), Cuts(layers))
 
 
 # -- what steps do with stacks -----------------------------------------------------------------
@@ -338,8 +337,8 @@ def test_what_a_loss_does_with_a_stack_is_done_to_its_pieces(loss: Any) -> None:
 
 
 def test_a_remat_around_the_scan_is_cut_when_opened_too() -> None:
-    step = inline_remat(trace(StepSpec(_with(_rematerialised)), (_params(), X), {}))
-    cut = split_scans(step, Cuts((EVERYWHERE,)))
+    step = without_remat(trace(StepSpec(_with(_rematerialised)), (_params(), X), {}))
+    cut = cut_at(step, Cuts((EVERYWHERE,)))
     leaves = jax.tree.leaves((_params(), X))
     assert largest_error(run_step(cut, leaves), run_step(step, leaves)) <= 1e-6
     assert not cut.notes

@@ -1,12 +1,16 @@
 """Short ways to trace a function and to look into its graph."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from autopar.frontend import StepSpec, TracedStep, build, trace
+from autopar.frontend.rewrite.layer_scans import layer_scans
+from autopar.frontend.rewrite.remat import inline_remats
+from autopar.frontend.rewrite.scan_split import Cuts, split_at
 from autopar.ir.graph import Graph
 from autopar.ir.values import Role
 from tests.zoo import cases
@@ -41,6 +45,20 @@ def zoo_step(name: str) -> TracedStep:
     case = cases("adam")[name]
     state = jax.eval_shape(case.create_state, jax.random.key(0))
     return traced(case.step, state, case.batch(0))
+
+
+def without_remat(step: TracedStep) -> TracedStep:
+    """The step with the bodies of its remat equations in line; itself where it has none."""
+    program = inline_remats(step.program)
+    if program is step.program:
+        return step
+    opened = replace(step, program=program)
+    return replace(opened, graph=build(opened))
+
+
+def cut_at(step: TracedStep, cuts: Cuts) -> TracedStep:
+    """The step with its scans over layers cut."""
+    return split_at(step, layer_scans(step), cuts, next(step.program.fresh()))[0]
 
 
 def paths(graph: Graph, role: Role) -> list[str]:

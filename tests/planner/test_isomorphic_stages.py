@@ -4,7 +4,7 @@ from autopar.ir.program import SubmeshGraph
 from autopar.ir.record import parse_graph
 from autopar.ir.sharding import Assignment, MeshShape, Sharding
 from autopar.ir.sharding_plan import Outcome, ShardingPlan, Status
-from autopar.planner.submesh_sharding import Form, Forms, Match, match
+from autopar.planner.submesh_sharding import ColoredGraph, Match, NodeColors, match
 
 STAGE = """
 graph stage(%x: f32[8,4], %a: f32[4,4] state "{one}", %b: f32[4,4] state "{two}") {
@@ -18,22 +18,24 @@ FIRST = "  %a2: f32[4,4] = {kind}(%a)"
 SECOND = "  %b2: f32[4,4] = {kind}(%b)"
 
 
-def form(forms: Forms, *updates: str, kind: str = "tanh", paths: str = "1/w 2/w") -> Form:
+def colored(
+    colors: NodeColors, *updates: str, kind: str = "tanh", paths: str = "1/w 2/w"
+) -> ColoredGraph:
     one, two = paths.split()
     text = STAGE.replace("{one}", one).replace("{two}", two)
     text = text.replace("{updates}", "\n".join(updates).replace("{kind}", kind))
     graph = parse_graph(text)
     joint = SubmeshGraph(0, graph, tuple(range(4)), (), frozenset())
     # The first two ops are a loop's, in their order.
-    return forms.of(joint, [0, 1, -1, -1], {})
+    return colors.of(joint, [0, 1, -1, -1], {})
 
 
-def plan_of(form: Form) -> ShardingPlan:
+def plan_of(graph: ColoredGraph) -> ShardingPlan:
     """Rows of what the first update makes, columns of what the second does."""
     rows, columns = Sharding((("m",), ())), Sharding(((), ("m",)))
     return ShardingPlan(
         MeshShape(("m",), (2,)),
-        tuple((name, rows if "a" in name else columns) for name in form.joint.graph.values),
+        tuple((name, rows if "a" in name else columns) for name in graph.joint.graph.values),
         (((2,), Assignment((0,))), ((3,), Assignment((1,)))),
         (("%x", "forward", rows),),
         (),
@@ -41,7 +43,7 @@ def plan_of(form: Form) -> ShardingPlan:
     )
 
 
-def found(before: Form, after: Form) -> Match:
+def found(before: ColoredGraph, after: ColoredGraph) -> Match:
     assert before.key == after.key
     matched = match(before, after)
     assert matched is not None
@@ -49,14 +51,14 @@ def found(before: Form, after: Form) -> Match:
 
 
 def test_names_of_parameters_do_not_matter() -> None:
-    forms = Forms()
-    before = form(forms, FIRST, SECOND)
-    assert found(before, form(forms, FIRST, SECOND, paths="9/w 10/w")).in_order
+    colors = NodeColors()
+    before = colored(colors, FIRST, SECOND)
+    assert found(before, colored(colors, FIRST, SECOND, paths="9/w 10/w")).in_order
 
 
 def test_updates_in_another_order_are_matched_by_what_they_update() -> None:
-    forms = Forms()
-    before, after = form(forms, FIRST, SECOND), form(forms, SECOND, FIRST)
+    colors = NodeColors()
+    before, after = colored(colors, FIRST, SECOND), colored(colors, SECOND, FIRST)
     matched = found(before, after)
     assert not matched.in_order
     assert matched.names == {name: name for name in before.joint.graph.values}
@@ -68,15 +70,15 @@ def test_updates_in_another_order_are_matched_by_what_they_update() -> None:
 
 
 def test_ops_matter() -> None:
-    forms = Forms()
-    before, after = form(forms, FIRST, SECOND), form(forms, FIRST, SECOND, kind="exp")
+    colors = NodeColors()
+    before, after = colored(colors, FIRST, SECOND), colored(colors, FIRST, SECOND, kind="exp")
     assert before.key != after.key
     assert match(before, after) is None
 
 
 def test_what_an_update_reads_matters() -> None:
-    forms = Forms()
+    colors = NodeColors()
     crossed = SECOND.replace("(%b)", "(%a)")
-    before, after = form(forms, FIRST, SECOND), form(forms, FIRST, crossed)
+    before, after = colored(colors, FIRST, SECOND), colored(colors, FIRST, crossed)
     assert before.key != after.key
     assert match(before, after) is None

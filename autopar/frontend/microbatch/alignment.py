@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from jax.extend import core as jex
 
-from autopar.errors import BatchError, listing
+from autopar.errors import BatchError, bulleted
 from autopar.frontend.plain_data import plain_params, type_of
 from autopar.frontend.rewrite.splice import rename
 from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, TracedStep, refs
@@ -51,7 +51,7 @@ def align(whole: TracedStep, part: TracedStep) -> FlatProgram:
     if fault:
         name = whole.name
         raise BatchError(
-            listing(
+            bulleted(
                 f"{name} cannot be cut into microbatches: its structure depends on the batch size.",
                 [fault],
                 f"Write it so that every batch size runs the same operations. {_LARGER}",
@@ -193,7 +193,7 @@ def _with_constants(name: str, whole: FlatProgram, part: FlatProgram) -> FlatPro
 
 def _describe_index(name: str, equation: Equation, line: str) -> str:
     shape = list(equation.operand_shapes[0])
-    return listing(
+    return bulleted(
         f"{name} cannot be cut into microbatches: the batch size is used as an index.",
         [
             f"{equation.primitive.name} at {equation.line or '?'} reads an array of shape {shape} "

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from autopar.errors import ArgumentError, BatchError, listing
+from autopar.errors import ArgumentError, BatchError, bulleted
 from autopar.frontend.trace.arguments import StepSpec, split_static, type_of_leaf
 from autopar.frontend.traced import TracedStep
 
@@ -75,7 +75,7 @@ def _common_extent(traced: TracedStep, found: Sequence[tuple[int, int]]) -> int:
     shown = [f"{traced.input_paths[i]}: {avals[i].str_short()}, axis {a}" for i, a in found]
     more = len(shown) - _SHOWN
     raise BatchError(
-        listing(
+        bulleted(
             f"{traced.name} cannot be cut into microbatches: its arguments have "
             f"{' or '.join(map(str, sorted(extents)))} rows.",
             shown[:_SHOWN] + ([f"and {more} more"] if more > 0 else []),

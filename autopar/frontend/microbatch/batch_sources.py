@@ -24,7 +24,7 @@ import numpy as np
 from jax import lax
 from jax.extend.random import threefry2x32_p
 
-from autopar.errors import BatchError, listing
+from autopar.errors import BatchError, bulleted
 from autopar.frontend.microbatch.alignment import has_rows
 from autopar.frontend.plain_data import type_of
 from autopar.frontend.rewrite.reach import reached_from
@@ -310,7 +310,7 @@ class _SourceFinder:
         # E7, or a size that does not grow with the batch.
         if len(dims) > 1 or size % sizes.batch or size * sizes.part != less * sizes.batch:
             raise BatchError(
-                listing(
+                bulleted(
                     f"{sizes.name} cannot be cut into microbatches: an array that does not come "
                     "from the batch grows with it, but not by one row for each of the batch's.",
                     [
@@ -358,7 +358,7 @@ def _show(equation: Equation) -> str:
 
 def _undrawable(sizes: Sizes, equation: Equation) -> str:
     shown = ", ".join(Value("", *type_of(a)).type_text for a in equation.result_avals)
-    return listing(
+    return bulleted(
         f"{sizes.name} cannot be cut into microbatches: it draws random numbers of which no part "
         "can be drawn alone.",
         [f"{_show(equation)} draws {shown} for the whole batch"],

@@ -10,7 +10,7 @@ from typing import Any
 
 from jax import lax
 
-from autopar.errors import BatchError, RowsError, TraceError, listing
+from autopar.errors import BatchError, RowsError, TraceError, bulleted
 from autopar.frontend.microbatch.alignment import (
     Trial,
     align,
@@ -189,7 +189,7 @@ def _part_program(
         part = split_later_calls(part, tried, inputs).step
     except TraceError as error:
         raise BatchError(
-            listing(
+            bulleted(
                 f"{whole.name} cannot be cut into microbatches: it traces on {batch.extent} rows "
                 f"but not on {tried}.",
                 [str(error)],
@@ -225,7 +225,7 @@ def _first_pairs(whole: FlatProgram, part: FlatProgram) -> Equation | None:
 
 def _describe_pairs(name: str, equation: Equation) -> str:
     shown = ", ".join(Value("", *type_of(a)).type_text for a in equation.result_avals)
-    return listing(
+    return bulleted(
         f"{name} cannot be cut into microbatches: every row of the batch meets every other.",
         [f"{equation.primitive.name} at {equation.line or '?'} makes {shown}, with rows twice"],
         "A loss over pairs of rows needs the whole batch: compare rows within fixed groups, or "
@@ -234,7 +234,7 @@ def _describe_pairs(name: str, equation: Equation) -> str:
 
 
 def split_microbatch(trace: MicrobatchTrace, cuts: Cuts) -> MicrobatchTrace:
-    """Both traces of a step cut at the same layers; raises what `split_scans` raises.
+    """Both traces of a step cut at the same layers; raises what `split_at` raises.
 
     Values that JAX makes with rows of the batch in dim 0 are made whole.
     """

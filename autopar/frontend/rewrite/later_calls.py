@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from autopar.errors import BatchError, listing
+from autopar.errors import BatchError, bulleted
 from autopar.frontend.rewrite.reach import reached_from
 from autopar.frontend.rewrite.splice import Place, splice
 from autopar.frontend.trace.inline import live
@@ -313,7 +313,7 @@ def _check_order(name: str, order: Sequence[_Ordered]) -> None:
     if not late:
         return
     raise BatchError(
-        listing(
+        bulleted(
             f"{name} cannot be cut into microbatches or stages: ordered calls would lose their "
             "order.",
             [

@@ -351,22 +351,13 @@ class _Pair:
 _REMAT = ("remat2", "checkpoint")
 
 
-def inline_remat(traced: TracedStep) -> TracedStep:
-    """The step with the bodies of its remat equations in line, those within loops too.
+def inline_remats(program: FlatProgram) -> FlatProgram:
+    """The program with the bodies of its remat equations in line, those within loops too.
 
     Where a body recomputes for the backward pass, all that it reads goes through one
     `optimization_barrier` first, as it does where JAX lowers remat: else XLA would merge the
     recomputation with what the forward pass made. Fences with nothing in them become barriers.
     """
-    program = inline_remats(traced.program)
-    if program is traced.program:
-        return traced
-    again = replace(traced, program=program)
-    return replace(again, graph=build(again))
-
-
-def inline_remats(program: FlatProgram) -> FlatProgram:
-    """The program of `inline_remat`."""
     if not any(e.primitive.name in _REMAT for e in program.walk()):
         return program
     return _Opener(program.fresh()).program(program)

@@ -26,7 +26,6 @@ from autopar.frontend.rewrite.layer_scans import (
     LayerScan,
     Rows,
     all_values,
-    layer_scans,
     piece_params,
     rows_through,
 )
@@ -208,16 +207,6 @@ class Cuts:
         return cls(tuple(tuple(range(1, s.length)) for s in scans), inline)
 
 
-def split_scans(traced: TracedStep, cuts: Cuts) -> TracedStep:
-    """The step with its scans over layers cut; it computes the same.
-
-    `input_pieces` and `output_pieces` of the result tell which rows of which leaf its inputs and
-    outputs are; `notes` name what had to be joined again. The key stays that of the step as it
-    was traced. Raises ArgumentError for cuts that are not between the layers of the step.
-    """
-    return split_at(traced, layer_scans(traced), cuts, next(traced.program.fresh()))[0]
-
-
 def split_at(
     traced: TracedStep,
     scans: Sequence[LayerScan],
@@ -226,7 +215,12 @@ def split_at(
     kept: frozenset[Ref] = frozenset(),
     like: TracedStep | None = None,
 ) -> tuple[TracedStep, Callable[[Ref], list[Ref]]]:
-    """The step cut but for the values `kept`, and what stands for a value of the old one.
+    """The step with its scans over layers cut, and what stands for a value of the old one.
+
+    It computes the same. `input_pieces` and `output_pieces` of the result tell which rows of which
+    leaf its inputs and outputs are; `notes` name what had to be joined again. The key stays that of
+    the step as it was traced. Raises ArgumentError for cuts that are not between the layers of the
+    step. The values `kept` are not cut.
 
     New values are numbered from `first` on. A step that is `like` it, on other rows, was cut
     before: what has no rows is that one's.

@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from autopar.errors import ArgumentError, AutoparError, TraceError, listing
+from autopar.errors import ArgumentError, AutoparError, TraceError, bulleted
 from autopar.frontend.compat import raised_at
 from autopar.frontend.trace.arguments import (
     Argument,
@@ -314,7 +314,7 @@ def _check_checks(spec: StepSpec, program: FlatProgram) -> None:
     lines = [e.line or "?" for e in program.walk() if e.primitive.name == "check"]
     if lines:
         raise TraceError(
-            listing(
+            bulleted(
                 f"{spec.name} calls checkify.check, which jax.jit does not run as it stands.",
                 [f"at {line}" for line in dict.fromkeys(lines)],
                 "Return its error from the step: err, out = checkify.checkify(f)(*args).",

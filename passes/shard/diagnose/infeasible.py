@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.errors import InfeasibleError, MemoryLimitError, PinError, listing
+from autopar.errors import InfeasibleError, MemoryLimitError, PinError, bulleted
 from autopar.ir.text import show_bytes
 from autopar.passes.base import Setting
 from autopar.passes.shard.model.assemble import Assembled
@@ -141,7 +141,7 @@ class _Trials:
             return InfeasibleError(f"no sharding of this step is possible on ({mesh})")
         faults = [self._culprits[i].text for i in found]
         headline = f"these cannot be kept together on ({mesh}):"
-        return PinError(listing(headline, faults, "Drop any one of them."))
+        return PinError(bulleted(headline, faults, "Drop any one of them."))
 
     def too_large(self) -> MemoryLimitError:
         """The error where the memory is too small."""
@@ -153,7 +153,7 @@ class _Trials:
         asked = _how(self._culprits, self._refused.recipe) if self._culprits else ""
         has_bytes = self._refused.setting.cluster.memory_bytes
         advice = _advice(named, self.enough(self.every), asked, has_bytes)
-        return MemoryLimitError(listing(self._headline(kept, named), faults, advice))
+        return MemoryLimitError(bulleted(self._headline(kept, named), faults, advice))
 
     def _headline(self, kept: frozenset[int], named: Sequence[Culprit]) -> str:
         setting, least = self._refused.setting, self.least(kept)

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from autopar.errors import PinError, listing
+from autopar.errors import PinError, bulleted
 from autopar.ir.graph import Graph
 from autopar.ir.paths import meant
 from autopar.ir.sharding import MeshShape
@@ -49,7 +49,7 @@ def resolve_pins(graph: Graph, pins: Pins, mesh: MeshShape) -> dict[str, Dims]:
                 fixed[given.path] = (pattern, padded)
     if faults:
         raise PinError(
-            listing("these pins cannot be kept:", faults, "Correct these pins, or leave them out.")
+            bulleted("these pins cannot be kept:", faults, "Correct these pins, or leave them out.")
         )
     return {path: dims for path, (_, dims) in fixed.items()}
 
@@ -148,6 +148,8 @@ def _checked(reading: Reading, mesh: MeshShape) -> Reading:
                 )
     if faults:
         raise PinError(
-            listing("these constraints cannot be kept:", faults, "Correct them, or leave them out.")
+            bulleted(
+                "these constraints cannot be kept:", faults, "Correct them, or leave them out."
+            )
         )
     return reading
