@@ -16,7 +16,11 @@ _FORMS = (
 def show_clusters(name: str | None, as_json: bool) -> None:
     """Print the catalog, or one cluster in full."""
     if name is not None:
-        _one(name, as_json)
+        cluster = Cluster.parse(name)
+        if as_json:
+            print_json({**cluster_data(cluster), "meshes": mesh_data(cluster)})
+        else:
+            out().print(detail(cluster))
         return
     known = [Cluster.parse(listed) for listed in usual_clusters()]
     if as_json:
@@ -26,11 +30,3 @@ def show_clusters(name: str | None, as_json: bool) -> None:
     console.print(catalog(known))
     console.print()
     console.print(_FORMS, style="bright_black", markup=False)
-
-
-def _one(name: str, as_json: bool) -> None:
-    cluster = Cluster.parse(name)
-    if as_json:
-        print_json({**cluster_data(cluster), "meshes": mesh_data(cluster)})
-        return
-    out().print(detail(cluster))

@@ -72,7 +72,14 @@ def run_demo(asked: Asked) -> None:
         corpus = demo.load_corpus()
         state, compared = demo.compare(step, config, corpus, told.say)
     pairs = tuple(zip(compared.losses, compared.plain_losses, strict=True))
-    console.print(comparison(pairs, _lines(compared), compared.holds))
+    ours, rounding, limit = compared.parallel, compared.reordered, compared.limit
+    lines = (
+        Line("loss", ours.loss, rounding.loss, limit.loss),
+        Line("parameters", ours.parameters, rounding.parameters, limit.parameters),
+        Line("Adam's mean gradient", ours.mean_gradient, rounding.mean_gradient,
+             limit.mean_gradient),
+    )  # fmt: skip
+    console.print(comparison(pairs, lines, compared.holds))
     console.print()
     found = _trained(step, config, corpus, state)
     console.print(learnt(found))
@@ -123,16 +130,6 @@ def _trained(
     with err().status("judging it on held-out text"):
         held_out = demo.held_out_loss(state, corpus, config)
     return Learnt(tuple(losses), held_out, demo.entropy(corpus.held_out), seconds)
-
-
-def _lines(compared: demo.Comparison) -> tuple[Line, ...]:
-    found, rounding, limit = compared.parallel, compared.reordered, compared.limit
-    return (
-        Line("loss", found.loss, rounding.loss, limit.loss),
-        Line("parameters", found.parameters, rounding.parameters, limit.parameters),
-        Line("Adam's mean gradient", found.mean_gradient, rounding.mean_gradient,
-             limit.mean_gradient),
-    )  # fmt: skip
 
 
 def _print_data(plan: Plan, compared: demo.Comparison, found: Learnt, seconds: float) -> None:

@@ -20,7 +20,6 @@ from autopar.exporting.perfetto import perfetto_trace
 from autopar.exporting.python import python_module
 from autopar.exporting.rules import (
     Conflict,
-    Imported,
     Names,
     flax_text,
     logical_rules,
@@ -34,7 +33,7 @@ from autopar.frontend import trace
 from autopar.frontend.trace.logical import logical_names
 from autopar.ir.codec import ByName, Codec, Item, JsonError, parse_json
 from autopar.ir.paths import matches
-from autopar.ir.plan import Argument, Plan
+from autopar.ir.plan import Plan
 from autopar.ir.sharding import MeshShape, Sharding, spec_text
 from autopar.ir.text_file import read_text, write_text
 from autopar.ir.values import Role
@@ -98,7 +97,12 @@ def _names_of(plan: Plan, asked: Asked) -> dict[str, Names]:
     if asked.names is not None:
         for pattern, given in _read_names(asked.names).items():
             matched = [a for a in plan.arguments if matches(pattern, a.path)]
-            names.update((a.path, _fitted(given, a)) for a in matched)
+            for a in matched:
+                if len(given) != len(a.shape):
+                    raise InputError(
+                        f"{a.path} has {len(a.shape)} dims, but {len(given)} names: {given}"
+                    )
+                names[a.path] = tuple(given)
             if not matched:
                 raise InputError(f"{asked.names}: {pattern!r} is no path of the plan's arguments")
     known = {a.path: len(a.shape) for a in plan.arguments}
@@ -112,12 +116,6 @@ def _read_names(path: Path) -> Mapping[str, Sequence[str | None]]:
         raise InputError(
             f'{path}: {error}; write an object, {{"**/wq/kernel": ["embed", "heads"]}}'
         ) from error
-
-
-def _fitted(given: Sequence[str | None], a: Argument) -> Names:
-    if len(given) != len(a.shape):
-        raise InputError(f"{a.path} has {len(a.shape)} dims, but {len(given)} names: {given}")
-    return tuple(given)
 
 
 def _print_conflicts(conflicts: Sequence[Conflict], *, forced: bool) -> None:
@@ -154,18 +152,14 @@ def import_as_pins(rules: Path, target: str, mesh: str | None, output: Path | No
             f"{rules} places nothing of {target}: logical rules need flax boxes with names in "
             "what example_args() returns, and path rules patterns that are found in paths"
         )
-    _print_remarks(found)
+    err().print(f"{len(found.pins)} arguments pinned, {len(found.unplaced)} remarks")
+    for remark in found.unplaced[:_SHOWN]:
+        err().print(f"* {remark}", soft_wrap=True, style="bright_black", markup=False)
+    if len(found.unplaced) > _SHOWN:
+        err().print(f"... and {len(found.unplaced) - _SHOWN} more", style="bright_black")
     pins = {path: spec_data(Sharding(dims)) for path, dims in found.pins}
     text = json.dumps({"pins": pins, "unplaced": list(found.unplaced)}, indent=1) + "\n"
     _write(text, output)
-
-
-def _print_remarks(found: Imported) -> None:
-    err().print(f"{len(found.pins)} arguments pinned, {len(found.unplaced)} remarks")
-    for text in found.unplaced[:_SHOWN]:
-        err().print(f"* {text}", soft_wrap=True, style="bright_black", markup=False)
-    if len(found.unplaced) > _SHOWN:
-        err().print(f"... and {len(found.unplaced) - _SHOWN} more", style="bright_black")
 
 
 def _write(text: str, output: Path | None) -> None:

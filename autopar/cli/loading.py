@@ -183,11 +183,7 @@ def _user_code(path: Path, on_exit: str) -> Generator[None]:
         raise
     except BaseException as error:
         where = _last_line_in(error, path.resolve())
-        said = _short(f"{type(error).__name__}: {error}")
+        lines = f"{type(error).__name__}: {error}".splitlines()
+        few = [*(line[:_LONG] for line in lines[:_LINES]), *["..."] * (len(lines) > _LINES)]
+        said = "\n".join(few)
         raise InputError(f"{path} fails: {said}" + (f"\n  {where}" if where else "")) from error
-
-
-def _short(text: str) -> str:
-    """The first lines of what the user's code said."""
-    lines = text.splitlines()
-    return "\n".join([*(line[:_LONG] for line in lines[:_LINES]), *["..."] * (len(lines) > _LINES)])

@@ -104,10 +104,12 @@ def _headline(
 ) -> RenderableType:
     alone, bottleneck = chain.compute_ms, found.bottleneck_ms
     faster = f", {alone / bottleneck:.2f} times as fast" if bottleneck > 0 else ""
+    # As `4 at 12.5 GB/s, in each of 8 at 1.25 GB/s`.
+    workers = (f"{level.count} at {level.bytes_per_ms / 1e6:.4g} GB/s" for level in levels)
     return facts(
         [
             ("model", Text(f"{profile.model or '(no name)'}, {len(chain.layers)} layers")),
-            ("workers", Text(_workers_text(levels))),
+            ("workers", Text(", in each of ".join(workers))),
             ("sync", found.sync),
             ("one worker", f"{alone:.3f} ms a minibatch"),
             ("bottleneck", Text.assemble(
@@ -132,18 +134,19 @@ def _reason(found: Partition) -> str:
     raise AssertionError("the bottleneck is one of these times")
 
 
-def _workers_text(levels: Sequence[Level]) -> str:
-    """As `4 at 12.5 GB/s, in each of 8 at 1.25 GB/s`."""
-    return ", in each of ".join(f"{v.count} at {v.bytes_per_ms / 1e6:.4g} GB/s" for v in levels)
-
-
 def _table(chain: Chain, found: Partition) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for name, stage, is_outer in _numbered(found.stages):
         slowest = found.bottleneck_ms if is_outer else None
+        first, last = chain.layers[stage.first - 1].name, chain.layers[stage.last - 1].name
+        names = first if stage.first == stage.last else f"{first} .. {last}"
+        # The time that everything waits for stands out.
+        times = (
+            Text(f"{ms:.3f}", style=f"bold {BAD}" if ms == slowest and ms > 0 else "")
+            for ms in (stage.compute_ms, stage.sync_ms, stage.transfer_ms)
+        )
         cells: tuple[str | Text, ...] = (
-            name, f"{stage.first}..{stage.last}", _names(chain, stage), str(stage.replicas),
-            *(_ms(ms, slowest) for ms in (stage.compute_ms, stage.sync_ms, stage.transfer_ms)),
+            name, f"{stage.first}..{stage.last}", names, str(stage.replicas), *times,
             str(stage.in_flight),
         )  # fmt: skip
         style = "" if is_outer else QUIET
@@ -154,11 +157,6 @@ def _table(chain: Chain, found: Partition) -> Table:
     return Table("Stages, ms per minibatch", columns, rows, lead=3)
 
 
-def _names(chain: Chain, stage: PipelineStage) -> str:
-    first, last = chain.layers[stage.first - 1].name, chain.layers[stage.last - 1].name
-    return first if stage.first == stage.last else f"{first} .. {last}"
-
-
 def _numbered(
     stages: Sequence[PipelineStage], outer: str = ""
 ) -> Iterator[tuple[str, PipelineStage, bool]]:
@@ -166,8 +164,3 @@ def _numbered(
     for i, stage in enumerate(stages):
         yield f"{outer}{i}", stage, not outer
         yield from _numbered(stage.stages, f"{outer}{i}.")
-
-
-def _ms(found: float, slowest: float | None) -> Text:
-    """A time; the one that everything waits for stands out."""
-    return Text(f"{found:.3f}", style=f"bold {BAD}" if found == slowest and found > 0 else "")

@@ -42,10 +42,6 @@ def profile_step(
     if as_json:
         print_json(cast("dict[str, Json]", parse_json(profile_to_json(profile))))
         return
-    _print(profile, output)
-
-
-def _print(profile: Profile, output: Path | None) -> None:
     console = out()
     console.print(_table(profile))
     console.print()

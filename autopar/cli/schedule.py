@@ -61,7 +61,9 @@ def draw_schedule(
     if as_json:
         print_json(_data(asked.done, asked.costs, asked.latency))
         return
-    _draw(out(), asked.schedule, asked.done, _given(asked.costs, asked.latency))
+    costs = ", ".join(f"{kind} {cost:g}" for kind, cost in asked.costs.items())
+    given = f"{costs} a device; {asked.latency:g} a transfer"
+    _draw(out(), asked.schedule, asked.done, given)
     _print_saved(output)
 
 
@@ -117,7 +119,11 @@ def _asked(name: str, sizes: tuple[int, int, int | None], times: str, latency: s
     costs, delay = _read_times(times, schedule), _time(latency, "latency")
     stages, microbatches, chunks = sizes
     v = schedule.usual_chunks if chunks is None else chunks
-    _refuse_endless(stages, microbatches, v)
+    if 3 * stages * microbatches * v > _MOST_TASKS:
+        raise ScheduleError(
+            f"{stages} stages x {microbatches} microbatches x {v} chunks are too many tasks; "
+            "take fewer: once the pipeline is full, more microbatches leave the bubble as it is"
+        )
     grid = make_grid(name, stages, microbatches, v)
     seconds = even_times(
         stages,
@@ -155,15 +161,6 @@ def _time(text: str, where: str) -> float:
     if not 0 <= time <= _LONGEST_TIME:
         raise ScheduleError(f"{where}: {text!r} is no time; write a number from 0 on")
     return time
-
-
-def _refuse_endless(stages: int, microbatches: int, chunks: int) -> None:
-    tasks = 3 * stages * microbatches * chunks
-    if tasks > _MOST_TASKS:
-        raise ScheduleError(
-            f"{stages} stages x {microbatches} microbatches x {chunks} chunks are too many tasks; "
-            "take fewer: once the pipeline is full, more microbatches leave the bubble as it is"
-        )
 
 
 def _data(done: Simulation, costs: Costs, latency: float) -> dict[str, Json]:
@@ -244,8 +241,3 @@ def _facts(done: Simulation, times: str) -> list[tuple[str, str | Text]]:
 def _count(count: int, noun: str) -> str:
     plural = noun if count == 1 else f"{noun}es" if noun.endswith("ch") else f"{noun}s"
     return f"{count} {plural}"
-
-
-def _given(costs: Costs, latency: float) -> str:
-    times = ", ".join(f"{kind} {cost:g}" for kind, cost in costs.items())
-    return f"{times} a device; {latency:g} a transfer"

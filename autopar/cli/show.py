@@ -12,7 +12,6 @@ from rich.text import Text
 from autopar import plans
 from autopar.cli.console import out, print_json
 from autopar.errors import InputError
-from autopar.ir.codec import Json
 from autopar.ir.inspection import Inspection
 from autopar.ir.paths import matches
 from autopar.ir.plan import Plan
@@ -57,7 +56,8 @@ def show_plan(path: Path, wanted: Views, match: str | None, in_full: bool, as_js
     looked_into = wanted.ops or wanted.stages or wanted.comm
     found = _NOTHING if plan.record is None and not looked_into else plans.inspect(plan)
     if as_json:
-        print_json(_data(plan, found))
+        schedule = schedule_data(simulation_of(plan)) if not plan.is_one_program else None
+        print_json({**plan_data(plan), "inspection": inspection_data(found), "schedule": schedule})
         return
     if match is not None:
         plan, found = _matching(plan, found, match)
@@ -113,8 +113,3 @@ def _matching(plan: Plan, found: Inspection, pattern: str) -> tuple[Plan, Inspec
     if not (arguments or of or moved):
         raise InputError(f"no argument, op or collective of the plan matches {pattern!r}")
     return replace(plan, arguments=arguments), replace(found, ops=of, collectives=moved)
-
-
-def _data(plan: Plan, found: Inspection) -> dict[str, Json]:
-    schedule = schedule_data(simulation_of(plan)) if not plan.is_one_program else None
-    return {**plan_data(plan), "inspection": inspection_data(found), "schedule": schedule}

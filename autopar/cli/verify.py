@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,8 +38,11 @@ class Asked:
 
 def verify_plan(path: Path, target: str, asked: Asked, as_json: bool) -> None:
     """Print a saved plan beside the truth; exits with 1 where they differ."""
-    with _cannot_be_verified(), gather_warnings() as messages:
-        found = _verify(path, target, asked)
+    with gather_warnings() as messages:
+        try:
+            found = _verify(path, target, asked)
+        except AutoparError as error:  # something given cannot be used
+            raise InputError(str(error)) from error
     print_warnings(messages)
     if as_json:
         print_json(verification_data(found))
@@ -100,12 +101,3 @@ def _over_processes(path: Path, plan: Plan, target: str, asked: Asked, count: in
     with err().status(f"running the planned step in {count} processes"):
         called = Called(step.spec, args, loaded.kwargs)
         return verify_planned(step.planned(*args, **loaded.kwargs), called, inquiry)
-
-
-@contextmanager
-def _cannot_be_verified() -> Generator[None]:
-    """Turn errors of the block into InputErrors: something given cannot be used."""
-    try:
-        yield
-    except AutoparError as error:
-        raise InputError(str(error)) from error

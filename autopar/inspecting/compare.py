@@ -118,23 +118,20 @@ def _comings(before: dict[Key, Sent], after: dict[Key, Sent]) -> Iterator[str]:
             groups.setdefault(key[2], []).append((key, change))
     total = sum(abs(change.seconds) for group in groups.values() for _, change in group)
     for group in sorted(groups.values(), key=lambda g: -abs(_net(g))):
-        if max(abs(change.seconds) for _, change in group) > _LEAST_SHARE * total:
-            yield _coming(group)
+        if max(abs(change.seconds) for _, change in group) <= _LEAST_SHARE * total:
+            continue
+        what = common_path(sorted({name for _, change in group for name in change.names}))
+        more = [_describe_sent(key, change) for key, change in group if change.seconds > 0]
+        less = [_describe_sent(key, change) for key, change in group if change.seconds < 0]
+        if more and less:
+            swap = f"{', '.join(more)} instead of {', '.join(less)}"
+            yield f"{what}: {swap}: {_signed(_net(group))}"
+        else:
+            yield f"{'more' if more else 'less'} for {what}: {', '.join(more or less)}"
 
 
 def _net(group: Sequence[tuple[Key, Sent]]) -> float:
     return sum(change.seconds for _, change in group)
-
-
-def _coming(group: Sequence[tuple[Key, Sent]]) -> str:
-    what = common_path(sorted({name for _, change in group for name in change.names}))
-    more = [_describe_sent(key, change) for key, change in group if change.seconds > 0]
-    less = [_describe_sent(key, change) for key, change in group if change.seconds < 0]
-    net = _net(group)
-    if more and less:
-        change = f"{', '.join(more)} instead of {', '.join(less)}"
-        return f"{what}: {change}: {_signed(net)}"
-    return f"{'more' if more else 'less'} for {what}: {', '.join(more or less)}"
 
 
 def _describe_sent(key: Key, change: Sent) -> str:

@@ -256,21 +256,14 @@ def _readers(
                 sharding = step.operand_shardings[step.operands.index(name)]
                 yield Reader(op, sharding, via, runs)
         elif isinstance(step, Loop) and name in step.operands:
-            yield from _looped(graph, step, name, via, runs)
-
-
-def _looped(
-    graph: Graph, loop: Loop, name: str, via: tuple[Collective, ...], runs: int
-) -> Iterator[Reader]:
-    """Readers in the bodies of a loop; what chooses a branch is read by the loop itself."""
-    op = graph.op_at(loop.equation)
-    assert op.control_flow is not None
-    places = op.control_flow.operands[loop.operands.index(name)].inputs
-    if not places:
-        yield Reader(op, Sharding(()), via, runs)
-    for b, i in places:
-        body = loop.bodies[b]
-        yield from _readers(graph, body, body.inputs[i], via, runs * loop.runs)
+            op = graph.op_at(step.equation)
+            assert op.control_flow is not None
+            places = op.control_flow.operands[step.operands.index(name)].inputs
+            if not places:  # what chooses a branch is read by the loop itself
+                yield Reader(op, Sharding(()), via, runs)
+            for b, i in places:
+                body = step.bodies[b]
+                yield from _readers(graph, body, body.inputs[i], via, runs * step.runs)
 
 
 def _sentence(group: Sequence[Reader]) -> str:

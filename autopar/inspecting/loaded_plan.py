@@ -17,7 +17,6 @@ from autopar.ir.listing import Listing
 from autopar.ir.plan import Plan
 from autopar.ir.plan_file import contents_of
 from autopar.ir.program import PartKind
-from autopar.ir.record import Record
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.passes.base import Setting, Single
 from autopar.passes.layer.fixed import Fixed
@@ -79,23 +78,19 @@ def reopen(plan: Plan) -> LoadedPlan:
     cluster = planned_cluster(plan)
     with contents_of(plan):
         plan.check()
-        batching = _ruled(plan.record)
+        # The step that the plan keeps, every op with its rule.
+        batching, rules = plan.record.batching, RuleBook(dict(plan.record.rules))
+        hoist = batching.hoist
+        batching = replace(
+            batching,
+            graph=attach_rules(batching.graph, rules),
+            hoist=replace(hoist, graph=attach_rules(hoist.graph, rules)) if hoist else None,
+        )
         setting = Setting(cluster, plan.mesh, plan.origin.memory_bytes)
         cuts = tuple(stage.stop for stage in plan.stages[:-1])
         layering = Single() if plan.is_one_program else Fixed(cuts)
         placed = place_plan(plan, batching, layering.run(batching, setting), cluster)
         return LoadedPlan(plan, cluster, batching, tuple(_list_parts(placed, plan)), placed)
-
-
-def _ruled(record: Record) -> Batching:
-    """The step that a plan keeps, every op with its rule."""
-    batching, rules = record.batching, RuleBook(dict(record.rules))
-    hoist = batching.hoist
-    return replace(
-        batching,
-        graph=attach_rules(batching.graph, rules),
-        hoist=replace(hoist, graph=attach_rules(hoist.graph, rules)) if hoist else None,
-    )
 
 
 def _list_parts(placed: PlacedStages, plan: Plan) -> Iterator[Listed]:

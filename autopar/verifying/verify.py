@@ -18,7 +18,7 @@ from autopar.ir.plan import Plan
 from autopar.ir.program import Program
 from autopar.ir.projection import walks
 from autopar.ir.spmd_program import SpmdProgram
-from autopar.ir.verification import CompiledPart, Numerics, Verification
+from autopar.ir.verification import CompiledPart, Verification
 from autopar.passes.lower.projections import Transports, verify_projections
 from autopar.planner.planned import Planned
 from autopar.runtime.aot.launch import compile_ahead
@@ -100,7 +100,9 @@ def verify_planned(planned: Planned, called: Called, inquiry: Inquiry) -> Verifi
     level, notes = inquiry.level, _waiting(planned)
     if level is CheckLevel.NUMERICS:
         notes += _left_out(planned.plan, "cpu")
-        found = _numerics(planned, called, inquiry)
+        _check_memory(planned.plan, inquiry.devices)
+        with _validation(planned, called, inquiry.devices, inquiry.elsewhere) as validation:
+            found = numerics(validation, inquiry.steps)
         return Verification(origin.step, origin.cluster_name, level, numerics=found, notes=notes)
     cluster = _target_cluster(planned, inquiry)
     target = Target.of(cluster)
@@ -149,12 +151,6 @@ def _waiting(planned: Planned) -> tuple[str, ...]:
 
 
 # -- numerics ----------------------------------------------------------------------------------
-
-
-def _numerics(planned: Planned, called: Called, inquiry: Inquiry) -> Numerics:
-    _check_memory(planned.plan, inquiry.devices)
-    with _validation(planned, called, inquiry.devices, inquiry.elsewhere) as validation:
-        return numerics(validation, inquiry.steps)
 
 
 def _check_memory(plan: Plan, devices: int | None) -> None:

@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autopar.ir.batching import BatchGraphs, Batching, Rescale, moments_of_one
-from autopar.ir.graph import Graph, Op
 from autopar.ir.values import Role
 from autopar.passes.base import AbstractBatching, Setting
 from autopar.passes.batch.lattice import Share
@@ -154,7 +153,13 @@ def _reentry_text(phases: Phases, reentry: Reentry) -> str:
     """Both ends: "the mean over rows %5 (bn.py:12) is subtracted from rows: sub %9 (bn.py:14)"."""
     graph = phases.whole
     made = [_statistic_text(phases, n) for n in sorted(phases.sums_behind(reentry.value))]
-    use, value = _use(graph, reentry)
+    # The op at which the value, spread over the rows, meets them: moves and casts only pass it on.
+    readers, use, value = readers_of(graph), graph.ops[reentry.op], reentry.value
+    while primitive(use.kind).moves or use.kind == "convert_element_type":
+        following = readers.get(use.results[0].name, [])
+        if not following:
+            break
+        use, value = graph.ops[following[0]], use.results[0].name
     is_are = "is" if len(made) == 1 else "are"
     verb = _VERBS.get((use.kind, use.operands.index(value)), "read row by row")
     return f"{' and '.join(made)} {is_are} {verb}: {describe(use)}"
@@ -188,17 +193,6 @@ def _statistic_text(phases: Phases, name: str) -> str:
     )
     word = "mean" if combiner == "sum" and divided else combiner
     return f"the {word} over rows {graph.values[name]}{line}"
-
-
-def _use(graph: Graph, reentry: Reentry) -> tuple[Op, str]:
-    """The op at which a value that is spread over the rows meets them, and what it reads."""
-    readers, op, value = readers_of(graph), graph.ops[reentry.op], reentry.value
-    while primitive(op.kind).moves or op.kind == "convert_element_type":
-        following = readers.get(op.results[0].name, [])
-        if not following:
-            break
-        op, value = graph.ops[following[0]], op.results[0].name
-    return op, value
 
 
 def _reentry_faults(phases: Phases) -> Iterator[Fault]:

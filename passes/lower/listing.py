@@ -208,8 +208,14 @@ class _Scope:
                 self._lower_op(op, here)
 
     def _lower_op(self, op: Op, path: OpPath) -> None:
-        # 1. How the op's operands and results lie.
-        laid = self._laid(op, path)
+        # 1. How the op's operands and results lie; ops that look alike are asked about once. An op
+        #    without an assignment of its own follows its result.
+        plan, rule = self._plan, op.rule
+        assert rule is not None
+        given = plan.assignment_of.get(path)
+        homes = tuple([plan.sharding_of[r.name] for r in op.results])
+        shared = plan.partials_of.get(path, ()) if given is None else ()
+        laid = self._layouts.of(op, rule, given, homes, shared, plan.mesh)
         # 2. Operands are moved there. Ops with an assignment of their own read through the sharding
         #    of all uses of the phase.
         region, line = op.origin.region, op.origin.line
@@ -235,18 +241,6 @@ class _Scope:
                 if moved:
                     by = handed_on_by(value) if op.kind in HOST_CALLS else laid.combiner
                     self._move(value, name, value.name, before, after, region, line, by)
-
-    def _laid(self, op: Op, path: OpPath) -> _Laid:
-        """The layout of an op's operands and results; ops that look alike are asked about once.
-
-        An op without an assignment of its own follows its result.
-        """
-        plan, rule = self._plan, op.rule
-        assert rule is not None
-        given = plan.assignment_of.get(path)
-        homes = tuple([plan.sharding_of[r.name] for r in op.results])
-        shared = plan.partials_of.get(path, ()) if given is None else ()
-        return self._layouts.of(op, rule, given, homes, shared, plan.mesh)
 
     # -- reading ---------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ What stays is a call whose results are read, and one in a `while`, whose trips n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -137,7 +137,12 @@ class _Taker:
         makers = {r: e for e in taken.equations if e.primitive.name in _CUTS for r in e.results}
         found = set[Ref]()
         for read in taken.reads():
-            chain = list(_chain(read, makers))
+            # The slices, one of the other, that end in the value; the last one first.
+            chain: list[Equation] = []
+            left: Ref | None = read
+            while left is not None and left in makers:
+                chain.append(makers[left])
+                left = next(refs(makers[left].operands), None)
             rows = [i for i, e in enumerate(chain) if self._takes_rows(e)]
             found.update(r for e in chain[: rows[-1] + 1 if rows else 0] for r in e.results)
         return [e for e in taken.equations if not found.isdisjoint(e.results)]
@@ -283,14 +288,6 @@ class _Taker:
             stay, leave = any(o.stay for o in inner), any(o.leave for o in inner)
             both = stay and len([o for o in inner if o.stay]) > 1
             taken.order.append(_Ordered(inner[0].line, stay=stay, leave=leave or both))
-
-
-def _chain(read: Ref, makers: Mapping[Ref, Equation]) -> Iterator[Equation]:
-    """The slices, one of the other, that end in a value; the last one first."""
-    left: Ref | None = read
-    while left is not None and left in makers:
-        yield makers[left]
-        left = next(refs(makers[left].operands), None)
 
 
 def _caller(

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from autopar.errors import GraphError
 from autopar.frontend.traced import Const, Equation, FlatProgram, Ref, refs
-from autopar.ir.control_flow import Port, PortKind
+from autopar.ir.control_flow import PortKind
 
 
 def reached_from(program: FlatProgram, values: Iterable[Ref]) -> frozenset[Ref]:
@@ -44,7 +44,13 @@ def _through(loop: Equation, found: set[Ref]) -> None:
                     _pass(loop.operands[port.operand], inner, found)
             _spread(body, found)
             for port, left in zip(flow.outputs[b], body.outputs, strict=True):
-                _leave(loop, port, left, found)
+                # To the results and to the next trip; of a while's test, to all that it makes.
+                if port.kind is PortKind.TEST and _is_in(left, found):
+                    found.update(loop.results)
+                if port.result is not None:
+                    _pass(left, loop.results[port.result], found)
+                for to, i in port.inputs:
+                    _pass(left, loop.bodies[to].inputs[i], found)
         # A loop that never runs gives back its carries as they are. All that a cond makes depends
         # on what chooses its branch.
         for port, given in zip(flow.operands, loop.operands, strict=True):
@@ -52,16 +58,6 @@ def _through(loop: Equation, found: set[Ref]) -> None:
                 _pass(given, loop.results[port.result], found)
             if port.kind is PortKind.CHOICE and _is_in(given, found):
                 found.update(loop.results)
-
-
-def _leave(loop: Equation, port: Port, left: Ref | Const, found: set[Ref]) -> None:
-    """The values that a body returns, and hands to its next trip; all, if it is the test."""
-    if port.kind is PortKind.TEST and _is_in(left, found):
-        found.update(loop.results)
-    if port.result is not None:
-        _pass(left, loop.results[port.result], found)
-    for b, i in port.inputs:
-        _pass(left, loop.bodies[b].inputs[i], found)
 
 
 def _pass(given: Ref | Const, inner: Ref, found: set[Ref]) -> None:

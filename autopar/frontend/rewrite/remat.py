@@ -102,15 +102,13 @@ class _Scope:
             # Everything from the nearest kept values on, which has not been made again yet.
             steps = steps_to(refs(equation.operands), self._makers, self._again)
             if steps:
-                yield from self._repeated(steps, self._trigger(equation))
+                # A value that shows that the backward pass has come this far.
+                near = (r for r in refs(equation.operands) if r in self._backward)
+                trigger = next(filter(self._triggers, near), self._latest)
+                yield from self._repeated(steps, trigger)
             yield replace(equation, operands=rename(equation.operands, self._again))
             self._backward.update(equation.results)
             self._latest = next(filter(self._triggers, equation.results), self._latest)
-
-    def _trigger(self, equation: Equation) -> Ref | None:
-        """A value that shows that the backward pass has come this far."""
-        near = (r for r in refs(equation.operands) if r in self._backward)
-        return next(filter(self._triggers, near), self._latest)
 
     def _triggers(self, ref: Ref) -> bool:
         aval = self._avals[ref]

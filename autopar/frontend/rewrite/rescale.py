@@ -65,11 +65,13 @@ def _rescaled(program: FlatProgram, rescale: Rescale, fresh: Iterator[Ref]) -> F
 
 def _between(equations: Sequence[Equation], value: Ref, sums: Collection[Ref]) -> frozenset[int]:
     """The equations that the value reaches and that reach a sum."""
+    # 1. Forwards, all that the value reaches.
     reached, after = {value}, set[int]()
     for i, equation in enumerate(equations):
         if not reached.isdisjoint(refs(equation.operands)):
             reached.update(equation.results)
             after.add(i)
+    # 2. Backwards from the sums, those of them that reach one: what lies on a way between.
     wanted, found = set(sums), set[int]()
     for i in sorted(after, reverse=True):
         if not wanted.isdisjoint(equations[i].results):

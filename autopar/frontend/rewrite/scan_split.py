@@ -387,10 +387,12 @@ class _Cutter:
     def _cut_rows(self, equation: Equation, rows: Rows) -> None:
         """The equation once for each piece; what reduces the rows away combines the results."""
         place = Place.beside(equation, self._have.fresh)
+        unit = self._unit(equation, rows)
         columns: dict[int, Sequence[Operand]] = {}
         for i in rows.operands:
             # An operand may have several rows for each layer: its bounds are in proportion.
-            bounds = self._scale(equation, rows, equation.operand_shapes[i][0])
+            size = equation.operand_shapes[i][0]
+            bounds = tuple(b * size // unit[-1] for b in unit)
             columns[i] = self._have.cut(equation.operands[i], bounds, place)
         wholes = {
             i: self._have.whole(o, place, equation)
@@ -398,7 +400,7 @@ class _Cutter:
             if i not in columns
         }
         made: list[tuple[Ref, ...]] = []
-        for k in range(len(self._unit(equation, rows)) - 1):
+        for k in range(len(unit) - 1):
             operands = tuple(
                 columns[i][k] if i in columns else wholes[i] for i in range(len(equation.operands))
             )
@@ -418,11 +420,6 @@ class _Cutter:
     def _unit(self, equation: Equation, rows: Rows) -> Bounds:
         """The bounds of some value of an equation that is cut."""
         return self._have.bounds[_members(equation, rows)[0]]
-
-    def _scale(self, equation: Equation, rows: Rows, size: int) -> Bounds:
-        """The bounds of a value of `size` rows, which has a multiple of another's rows."""
-        unit = self._unit(equation, rows)
-        return tuple(b * size // unit[-1] for b in unit)
 
     def _piece_of(self, equation: Equation, rows: Rows, k: int) -> Equation:
         """The equation on piece k, still with its old operands."""

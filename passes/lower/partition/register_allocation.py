@@ -132,7 +132,13 @@ class RegisterAllocation:
             for k, (part, listing) in enumerate(listed)
         ]
         # 3. Slots for outputs: new state goes where the old state lives.
-        self.fetches = tuple(self._fetches())
+        fetches: list[Fetch] = []
+        for o, output in enumerate(graph.outputs):
+            made = o in dataflow.output_parts
+            slot = self._output_slot(o) if made else self._kept_slot(graph.values[str(output)])
+            rows = dataflow.step.batching.rows_of.get(str(output))
+            fetches.append(Fetch(o, slot.submesh, slot.sharding, slot.registers, rows))
+        self.fetches = tuple(fetches)
         self.parts = tuple(
             PartSlots(
                 inputs[k],
@@ -226,14 +232,6 @@ class RegisterAllocation:
             found.append(Feed(number, submesh, slot.sharding, slot.registers, rows, is_index))
         return tuple(sorted(found, key=lambda f: (f.input, f.submesh, f.registers)))
 
-    def _fetches(self) -> Iterator[Fetch]:
-        graph = self._step.graph
-        for o, output in enumerate(graph.outputs):
-            made = o in self._dataflow.output_parts
-            slot = self._output_slot(o) if made else self._kept_slot(graph.values[str(output)])
-            rows = self._step.batching.rows_of.get(str(output))
-            yield Fetch(o, slot.submesh, slot.sharding, slot.registers, rows)
-
     def _output_slot(self, output: int) -> Slot:
         """The slot of an output where it is made; of new state, where the old state lives."""
         maker = self._dataflow.output_parts[output]
@@ -293,8 +291,13 @@ def insert_frees(
     A part that runs once overwrites the buffers of state, and of sums over microbatches, that
     nothing reads after it, and these registers are not freed. Outputs of the step stay.
     """
-    # The list is walked from its end: the first use that is met of a register is its last.
-    # Outputs of the step are in use to the end.
+    # The list is walked from its end: the first use that is met of a register is its last, as in
+    # the liveness of straight-line code. `seen` are the registers of which it was met.
+    #
+    #     run 0: r4 = f(r0)   send r4   run 1: r5 = g(r4, r0)   free r0 r4   output r5
+    #                                          last use of r0 and r4         in use to the end
+    #
+    # 1. Outputs of the step are in use to the end.
     backward: list[Instruction] = []
     donated: list[tuple[int, ...]] = [()] * len(parts)
     sums = [set[int]() for _ in allocation.register_counts]
@@ -306,11 +309,13 @@ def insert_frees(
         seen[fetch.submesh].update(fetch.registers)
     met: set[int] = set()  # the parts that a run was met of
     for group in reversed(groups):
+        # 2. The registers whose last use is in this group.
         last = {
             submesh: [r for r in dict.fromkeys(touched) if r not in seen[submesh]]
             for submesh, touched in _registers_of(group, parts, allocation, met).items()
         }
         met.update(step.part for step in group if isinstance(step, Run))
+        # 3. Those that a part overwrites are gone with it: nothing frees them.
         for step in group:
             if isinstance(step, Run):
                 part, slots = parts[step.part], allocation.parts[step.part]
@@ -320,6 +325,7 @@ def insert_frees(
                 taken = {step.inputs[p] for p in positions}
                 seen[mine] |= taken
                 last[mine] = [r for r in last[mine] if r not in taken]
+        # 4. The others are freed right behind the group.
         for submesh, registers in last.items():
             seen[submesh].update(registers)
             if registers:

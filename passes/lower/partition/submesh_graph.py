@@ -148,20 +148,18 @@ class _InputShardings:
     def incoming(self, part: Part, given: Input) -> Sharding:
         """The sharding of an input of a part: partial only if no other submesh reads the value."""
         name = given.value.name
-        sharding = self._sharding(name, len(given.value.shape))
+        # What a remat gives back has the sharding of the value in its body, or of its operand.
+        seen: Mapping[str, Sharding] = self._plan.sharding_of
+        known = name
+        while known not in seen and known in self._aliases:
+            known = self._aliases[known]
+        sharding = seen.get(known, replicated(len(given.value.shape)))
         is_passed = name in part.graph.outputs
         # A value that leaves the submesh is combined where it is made, so all its readers find it
         # whole.
         if name in self._joint.final and not is_passed:
             return Sharding(sharding.dims)
         return sharding
-
-    def _sharding(self, name: str, rank: int) -> Sharding:
-        seen: Mapping[str, Sharding] = self._plan.sharding_of
-        # What a remat gives back has the sharding of the value in its body, or of its operand.
-        while name not in seen and name in self._aliases:
-            name = self._aliases[name]
-        return seen.get(name, replicated(rank))
 
 
 def _aliases(ops: Sequence[Op]) -> Iterator[tuple[str, str]]:
