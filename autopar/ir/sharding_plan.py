@@ -146,7 +146,7 @@ class ShardingPlan:
 
         Every name, op path, operand, factor and axis is one that there is, every sharding fits its
         value, and every input of the graph and its loops lies somewhere. What the ops' rules allow
-        is checked where they carry them; `check_listing` tells whether they compute the same.
+        is checked where they carry them; `ListingChecker` tells whether they compute the same.
         """
         self.verify_values(graph)
         values = self.sharding_of

@@ -25,14 +25,6 @@ from autopar.ir.values import Literal, Value
 _REDUCING = ("all-reduce", "reduce-scatter")
 
 
-def check_listing(graph: Graph, program: Listing, mesh: MeshShape) -> None:
-    """Raise GraphError, which names the op and its line, unless the listing is sound.
-
-    The graph's ops must carry their rules.
-    """
-    ListingChecker(mesh).check(graph, program)
-
-
 @dataclass(frozen=True)
 class _Piece:
     """The sharding of a piece, axes of size 1 left out, and how its partial results combine."""
@@ -65,7 +57,10 @@ class ListingChecker:
     )
 
     def check(self, graph: Graph, program: Listing) -> None:
-        """Raise GraphError, which names the op and its line, unless a listing is sound."""
+        """Raise GraphError, which names the op and its line, unless a listing is sound.
+
+        The graph's ops must carry their rules.
+        """
         checker = _Checker(graph, self.mesh, graph.nested_values, self._lying, self._local)
         inputs = [checker.lying(i.value, s) for i, s in zip(
             graph.inputs, program.input_shardings, strict=True

@@ -17,7 +17,7 @@ from autopar.ir.sharding import MeshShape
 from autopar.ir.sharding_plan import Margin, Outcome, ShardingPlan, Status
 from autopar.ir.stages import Submesh
 from autopar.passes.base import NO_LIMIT_BYTES, AbstractSharding, Setting, Watcher
-from autopar.passes.lower.listing import lower_checked
+from autopar.passes.lower.listing import lower_graph
 from autopar.passes.pipeline import PassPipeline
 from autopar.passes.shard.diagnose.why import Case, case_of
 from autopar.passes.shard.model.costs import ReshardCosts
@@ -74,7 +74,9 @@ class MeshContext:
         """The setting of passes here within a limit."""
 
         def weigh(graph: Graph, plan: ShardingPlan) -> float:
-            listing = lower_checked(graph, plan, self.tables.resharder)
+            resharder, layouts = self.tables.resharder, self.submesh.layouts
+            listing = lower_graph(graph, plan, resharder, layouts=layouts)
+            self.submesh.checker.check(graph, listing)
             return held_bytes(graph, listing, self.mesh, request.cluster.chip.platform).peak_bytes
 
         request = self.request

@@ -10,7 +10,8 @@ A step that is one program is one part, and its graph is the step's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from autopar.cluster import Cluster
@@ -25,7 +26,7 @@ from autopar.ir.plan import Plan
 from autopar.ir.program import Part, PartKind, SubmeshGraph
 from autopar.ir.sharding import MeshShape
 from autopar.ir.sharding_plan import ShardingPlan
-from autopar.ir.soundness import check_listing
+from autopar.ir.soundness import ListingChecker
 from autopar.ir.stages import LayerSequence, Stage, StagePlan, Submesh
 from autopar.ir.values import item_bytes
 from autopar.passes.base import Holding, Pins, Setting
@@ -40,11 +41,15 @@ from autopar.schedule.table import in_flight
 
 @dataclass(frozen=True)
 class SubmeshContext:
-    """A submesh's place: the cluster that it is by itself, its block of devices, and the prices."""
+    """A submesh's place: the cluster that it is by itself, its block of devices, and the prices.
+
+    Ops that look alike in listings there, of whichever plan, are laid out and checked once.
+    """
 
     cluster: Cluster
     block: Block
     tables: ReshardCosts
+    layouts: Layouts = field(default_factory=Layouts, repr=False)
 
     @classmethod
     def of(
@@ -69,6 +74,11 @@ class SubmeshContext:
     def resharder(self) -> Resharder:
         """Routes from one sharding to another."""
         return self.tables.resharder
+
+    @cached_property
+    def checker(self) -> ListingChecker:
+        """The check that a listing computes what its graph does."""
+        return ListingChecker(self.mesh)
 
 
 @dataclass(frozen=True)
@@ -166,16 +176,17 @@ class PlacedStages:
         """The parts of a stage."""
         return tuple(p for p in self.parts if p.stage == stage)
 
-    def lowered(
-        self, part: Part, sharding: ShardingPlan, layouts: Layouts | None = None
-    ) -> Listing:
-        """The listing of a part where its submesh is sharded so, not checked yet.
+    @cached_property
+    def by_mesh(self) -> Mapping[MeshShape, SubmeshContext]:
+        """The first context of each mesh: equal meshes share layouts and checks."""
+        return {c.mesh: c for c in reversed(self.contexts)}
 
-        Several parts may be given the same `layouts`.
-        """
+    def lowered(self, part: Part, sharding: ShardingPlan) -> Listing:
+        """The listing of a part where its submesh is sharded so, not checked yet."""
         graph, resharder = self.graphs[part.submesh], self.contexts[part.submesh].resharder
         loose = frozenset[str]() if part.kind is PartKind.WHOLE else left_partial(part, graph)
         own = self.part_sharding(part, sharding)
+        layouts = self.by_mesh[sharding.mesh].layouts
         return lower_graph(part.graph, own, resharder, loose, layouts)
 
     def listing(self, part: Part, sharding: ShardingPlan) -> Listing:
@@ -184,7 +195,7 @@ class PlacedStages:
         Raises GraphError where that would compute something else than the part.
         """
         listing = self.lowered(part, sharding)
-        check_listing(part.graph, listing, sharding.mesh)
+        self.by_mesh[sharding.mesh].checker.check(part.graph, listing)
         return listing
 
 

@@ -23,11 +23,9 @@ from autopar.ir.listing import Listing, Traffic, traffic_of
 from autopar.ir.program import Part, PartKind, Program, SubmeshGraph
 from autopar.ir.sharding import Sharding
 from autopar.ir.sharding_plan import ShardingPlan
-from autopar.ir.soundness import ListingChecker
 from autopar.ir.spmd_program import NONE, SpmdProgram
 from autopar.ir.values import Role, Value, item_bytes
 from autopar.passes.base import Setting
-from autopar.passes.lower.listing import Layouts
 from autopar.passes.lower.lowering import AbstractLowering, LoweredStages, Mpmd, Spmd
 from autopar.passes.lower.program import lower_pipeline
 from autopar.passes.shard.model.costs import ReshardCosts
@@ -457,13 +455,10 @@ def _lower(
     placed: PlacedStages, shardings: Sequence[ShardingPlan], known: Mapping[int, Listing]
 ) -> Program:
     listings: list[Listing] = []
-    # On equal meshes ops that look alike are laid out and checked once.
-    layouts = Layouts()
-    checkers = {sharding.mesh: ListingChecker(sharding.mesh) for sharding in shardings}
     for n, part in enumerate(placed.parts):
         sharding = shardings[part.submesh]
-        listings.append(known[n] if n in known else placed.lowered(part, sharding, layouts))
-        checkers[sharding.mesh].check(part.graph, listings[n])
+        listings.append(known[n] if n in known else placed.lowered(part, sharding))
+        placed.by_mesh[sharding.mesh].checker.check(part.graph, listings[n])
     if placed.stages.is_one_program:
         (submesh,), (listing,) = placed.stages.submeshes, listings
         return Program.of_one_part(placed.batching.graph, listing, submesh)

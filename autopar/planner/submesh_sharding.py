@@ -29,7 +29,6 @@ from autopar.ir.sharding_plan import OpPath, ShardingPlan
 from autopar.ir.text import show_bytes
 from autopar.ir.values import Value
 from autopar.passes.base import NO_LIMIT_BYTES, AbstractSharding, Setting
-from autopar.passes.lower.listing import Layouts
 from autopar.passes.shard.optimal import MinMemory, Optimal, Priced
 from autopar.passes.shard.solver.effort import QUICK
 from autopar.planner.fit_within import fit_within, fits
@@ -250,9 +249,8 @@ class SubmeshPlan:
     @classmethod
     def of(cls, placed: PlacedStages, submesh: int, sharding: ShardingPlan) -> SubmeshPlan:
         """The sharding, weighed by the listings of its parts."""
-        layouts = Layouts()
         listings = {
-            n: placed.lowered(part, sharding, layouts)
+            n: placed.lowered(part, sharding)
             for n, part in enumerate(placed.parts)
             if part.submesh == submesh
         }

@@ -51,22 +51,12 @@ from autopar.ir.sharding import (
     replicated,
 )
 from autopar.ir.sharding_plan import OpPath, ShardingPlan
-from autopar.ir.soundness import check_listing
 from autopar.ir.values import Literal, Value
 
 _BARRIER = "optimization_barrier"
 _SUMS = ("add", "add_any")
 _EXTREMES = ("reduce_max", "reduce_min")
 _SHOWING = ("reshape", "broadcast_in_dim", "squeeze", "transpose", "stop_gradient", "copy")
-
-
-def lower_checked(
-    graph: Graph, plan: ShardingPlan, resharder: Resharder, left_partial: Collection[str] = ()
-) -> Listing:
-    """Lowers as `lower_graph`; raises GraphError where that would compute something else."""
-    program = lower_graph(graph, plan, resharder, left_partial)
-    check_listing(graph, program, plan.mesh)
-    return program
 
 
 def lower_graph(
@@ -144,21 +134,20 @@ class _Laid:
 
 
 class Layouts:
-    """The layouts of ops; those that look alike on a mesh, in whichever graph, are asked once."""
+    """The layouts of ops; those that look alike on a mesh, in whichever plan, are asked once."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[object, ...], tuple[_Laid, object]] = {}
+        self._known: dict[tuple[object, ...], tuple[_Laid, Rule]] = {}
 
     def of(
         self, op: Op, rule: Rule, given: Assignment | None, homes: tuple[Sharding, ...],
         shared: tuple[int, ...], mesh: MeshShape,
     ) -> _Laid:  # fmt: skip
         """The layout of an op."""
-        # Ids stand for what is kept with the answer.
-        key = (op.kind, mesh, id(rule), id(given), shared, *map(id, homes))
+        # The rule's id stands for the rule, which is kept with the answer.
+        key = (op.kind, mesh, id(rule), given, shared, homes)
         if key not in self._known:
-            laid = _Laid.of(op, rule, given, homes, shared, mesh)
-            self._known[key] = laid, (rule, given, homes)
+            self._known[key] = _Laid.of(op, rule, given, homes, shared, mesh), rule
         return self._known[key][0]
 
 

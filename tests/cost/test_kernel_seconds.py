@@ -9,9 +9,9 @@ from autopar.cost.timeline import Seconds, timed_listing
 from autopar.ir.record import parse_graph
 from autopar.ir.sharding import MeshShape
 from autopar.passes.base import Setting
-from autopar.passes.lower.listing import lower_checked
 from autopar.passes.shard.optimal import Optimal
 from autopar.rules import attach_rules
+from tests.lowering import lower_checked
 
 DOT = """
 graph step(%x: f32[64,512] batch "x", %w: f32[512,256] state "w") {

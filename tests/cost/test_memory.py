@@ -30,9 +30,9 @@ from autopar.ir.record import parse_graph
 from autopar.ir.sharding import MeshShape, Sharding, replicated
 from autopar.ir.values import Value
 from autopar.passes.base import Setting
-from autopar.passes.lower.listing import lower_checked
 from autopar.passes.shard.optimal import Optimal
 from autopar.rules import RuleBook, attach_rules
+from tests.lowering import lower_checked
 
 ONE = MeshShape((), ())
 PLATFORMS: tuple[Platform, ...] = ("gpu", "tpu")

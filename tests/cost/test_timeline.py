@@ -26,9 +26,9 @@ from autopar.ir.listing import Block, Listing, LocalOp, Loop, Move
 from autopar.ir.record import parse_graph
 from autopar.ir.sharding import MeshShape, replicated
 from autopar.passes.base import Setting
-from autopar.passes.lower.listing import lower_checked
 from autopar.passes.shard.optimal import Optimal
 from autopar.rules import attach_rules
+from tests.lowering import lower_checked
 
 # Two layers whose weights are cut up: the second's can be gathered while the first works.
 LAYERS = """

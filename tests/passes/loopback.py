@@ -16,10 +16,10 @@ from autopar.ir.sharding import MeshShape, replicated
 from autopar.ir.sharding_plan import Outcome, ShardingPlan, Status
 from autopar.ir.stages import StagePlan
 from autopar.ir.values import Literal
-from autopar.passes.lower.listing import lower_checked
 from autopar.passes.lower.partition.split import split
 from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan, submesh_graph
 from autopar.passes.lower.program import lower_pipeline
+from tests.lowering import lower_checked
 from tests.passes.sketch import Array, arguments, compute, joined, plainly, rows_of
 
 

@@ -16,7 +16,6 @@ from autopar.ir.record import parse_graph
 from autopar.ir.sharding import MeshShape
 from autopar.ir.sharding_plan import Recomputation
 from autopar.passes.base import Setting
-from autopar.passes.lower.listing import lower_checked
 from autopar.passes.pipeline import PassPipeline
 from autopar.passes.shard.model.recompute import least_again
 from autopar.passes.shard.model.residuals import Residuals
@@ -28,6 +27,7 @@ from autopar.planner.request import Request
 from autopar.rules import RuleBook, attach_rules
 from benchmarks import models
 from tests.end_to_end.running import zoo_case
+from tests.lowering import lower_checked
 
 
 def planned(model: str) -> Planned:
