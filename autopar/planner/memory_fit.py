@@ -180,9 +180,8 @@ class StepOnMesh:
     def recipe_plans(self, memory_bytes: int, cost: float) -> Iterator[tuple[str, MeshPlan]]:
         """The name and the program of recipes within a limit, not searched for: up to a cost."""
         setting = self.context.setting(memory_bytes)
-        for name, sharding in self.optimal().recipe_plans(self.form.graph, setting):
-            if sharding.outcome.seconds <= cost:
-                yield name, self.lowered(sharding, setting)
+        for name, sharding in self.optimal().recipe_plans(self.form.graph, setting, cost):
+            yield name, self.lowered(sharding, setting)
 
     def may_fit(self) -> bool:
         """True if the choices that hold least come near the limit: the pass counts no worse."""

@@ -187,14 +187,16 @@ class Optimal(AbstractSharding):
         found = self._incumbent(given, setting)
         return found[1].margins if found is not None else ()
 
-    def recipe_plans(self, given: Graph, setting: Setting) -> Iterator[tuple[str, ShardingPlan]]:
-        """Each recipe's name and plan, of those that have one within the limit."""
+    def recipe_plans(
+        self, given: Graph, setting: Setting, most_seconds: float
+    ) -> Iterator[tuple[str, ShardingPlan]]:
+        """Each recipe's name and plan, of those within the limit that cost no more than so much."""
         found = self._incumbent(given, setting)
         if found is None:
             return
         posed, incumbent = found
         for margin, choice in zip(incumbent.margins, incumbent.choices, strict=True):
-            if choice:
+            if margin.seconds is not None and margin.seconds <= most_seconds:
                 solution = known_solution(posed.assembled.problem, choice, margin.note)
                 yield (
                     margin.name,
