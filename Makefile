@@ -28,7 +28,7 @@ test: .venv/.test  ## the default tests, then the smoke set on Python 3.13 where
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 	@$(MAKE) --no-print-directory smoke
 
-test-ci: .venv/.test  ## the slow tests that a change must pass, too: kills, the gallery, the notebook
+test-ci: .venv/.test  ## the slow tests that a change must pass, too: kills, jobs, the documentation
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m ci
 
 test-all: .venv/.test  ## the default tests and the slow cross product

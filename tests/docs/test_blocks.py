@@ -52,11 +52,21 @@ WITH_BLOCKS = [page for page in PAGES if any(blocks_of(page))]
 
 # Pages that plan for clusters again and again take as long as all the others.
 LONG = ("pipelines.md", "gpu-clusters.md", "tpu-pods.md", "verify-a-plan.md")
+# Of the others, those that take longest; what they show has tests of its own.
+IN_CI = ("first-plan.md", "README.md", "checkpoints.md")
+
+
+def _marks(page: str) -> list[pytest.MarkDecorator]:
+    if page in IN_CI:
+        return [pytest.mark.slow, pytest.mark.ci]
+    return [pytest.mark.slow] if page in LONG else []
+
+
 RUN = [
     pytest.param(
         page,
         id=page.relative_to(ROOT).as_posix(),
-        marks=[pytest.mark.slow] if page.name in LONG else [],
+        marks=_marks(page.name),
     )
     for page in WITH_BLOCKS
 ]

@@ -3,11 +3,15 @@
 import runpy
 import xml.etree.ElementTree as ElementTree
 
+import pytest
+
 from tests.house.source import ROOT
 
 FIGURES = ROOT / "docs" / "figures"
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_the_figures_are_those_that_the_script_makes() -> None:
     script = runpy.run_path(str(FIGURES / "make.py"))
     made = {f"{name}.svg": f"{svg}\n" for name, svg in script["figures"]()}

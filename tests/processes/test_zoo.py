@@ -46,6 +46,8 @@ SAMPLE = [
 ]
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_sample() -> None:
     """Over two processes and over four in turn: each process compiles all that a case runs."""
     check(SAMPLE, in_turn=True)
