@@ -154,12 +154,15 @@ class Layouts:
         shared: tuple[int, ...], mesh: MeshShape,
     ) -> _Laid:  # fmt: skip
         """The layout of an op."""
-        # Ids stand for what is kept with the answer.
-        key = (op.kind, mesh, id(rule), id(given), shared, *map(id, homes))
-        if key not in self._known:
-            laid = _Laid.of(op, rule, given, homes, shared, mesh)
-            self._known[key] = laid, (rule, given, homes)
-        return self._known[key][0]
+        # Ids stand for what is kept with the answer. Read from a file, no two ops share what they
+        # were given.
+        factors = given.factors if given is not None else None
+        key = (op.kind, mesh.names, mesh.sizes, id(rule), factors, shared, *map(id, homes))
+        found = self._known.get(key)
+        if found is None:
+            found = _Laid.of(op, rule, given, homes, shared, mesh), (rule, homes)
+            self._known[key] = found
+        return found[0]
 
 
 class _Scope:
