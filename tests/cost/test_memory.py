@@ -106,7 +106,7 @@ def test_a_long_sum_is_one_kernel_that_reads_every_term() -> None:
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert found[-1] == (("%e",), {f"%d{i}" for i in range(terms)})
+    assert found[-1] == (("%e",), frozenset(f"%d{i}" for i in range(terms)))
     assert len(found) == terms + 1
     assert most < 8 * 2**20  # copied into each other they are 18 MiB
 
