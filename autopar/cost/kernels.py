@@ -582,7 +582,8 @@ class _Joined:
     def pieces(self) -> Pieces:
         """The pieces."""
         found: set[str] = set()
-        seen, waiting = {self}, [self]
+        seen: set[_Joined] = {self}
+        waiting: list[_Joined] = [self]
         while waiting:
             for part in waiting.pop().parts:
                 if not isinstance(part, _Joined):
