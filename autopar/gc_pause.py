@@ -1,4 +1,4 @@
-"""Keeps Python's cyclic garbage collector from walking growing traces again and again."""
+"""Keeps Python's cyclic garbage collector from walking growing graphs again and again."""
 
 from __future__ import annotations
 

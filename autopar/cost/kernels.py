@@ -568,6 +568,51 @@ def _roots(line: Line, count: int, block: Block) -> tuple[list[bool], list[int]]
     return alive, roots
 
 
+class _Joined:
+    """Pieces behind some others, put together once they are asked for.
+
+    Along a sum of many fused terms, as of a global norm, each term would copy those before it.
+    """
+
+    __slots__ = ("parts",)
+
+    def __init__(self, *parts: _Behind) -> None:
+        self.parts = parts
+
+    def pieces(self) -> Pieces:
+        """The pieces."""
+        found: set[str] = set()
+        seen: set[_Joined] = {self}
+        waiting: list[_Joined] = [self]
+        while waiting:
+            for part in waiting.pop().parts:
+                if not isinstance(part, _Joined):
+                    found |= part
+                elif part not in seen:
+                    seen.add(part)
+                    waiting.append(part)
+        pieces = frozenset(found)
+        self.parts = (pieces,)
+        return pieces
+
+
+_Behind = Pieces | _Joined
+_FEW_BEHIND = 64  # that are put together at once
+
+
+def _pieces(behind: _Behind) -> Pieces:
+    return behind.pieces() if isinstance(behind, _Joined) else behind
+
+
+def _joined(behind: Sequence[_Behind]) -> _Behind:
+    count = 0
+    for part in behind:
+        count += _FEW_BEHIND + 1 if isinstance(part, _Joined) else len(part)
+    if count > _FEW_BEHIND:
+        return _Joined(*behind)
+    return _NONE.union(*(part for part in behind if not isinstance(part, _Joined)))
+
+
 class _Writer:
     """Goes through the instructions in order and writes a kernel for each that stores."""
 
@@ -582,15 +627,15 @@ class _Writer:
         self._line, self._sizes, self._inner_bytes = line, sizes, inner_bytes
         self._stacked = stacked
         self._nbytes: dict[str, int] = dict(given)
-        self._behind: dict[str, Pieces] = {name: frozenset((name,)) for name in given}
+        self._behind: dict[str, _Behind] = {name: frozenset((name,)) for name in given}
         self._work: dict[str, float] = {}  # of a fused piece, in bytes
         # What lies behind element-wise work, and its bytes, though it may be stored as well.
-        self._computed: dict[str, tuple[Pieces, int]] = {}
+        self._computed: dict[str, tuple[_Behind, int]] = {}
         self._kernels: list[Kernel] = []
 
     def stored(self, block: Block) -> Stored:
         """The pieces that were written."""
-        kept = [self._behind.get(o, _NONE) for o in block.outputs if o is not None]
+        kept = [_pieces(self._behind.get(o, _NONE)) for o in block.outputs if o is not None]
         return Stored(tuple(self._kernels), self._nbytes, _NONE.union(*kept))
 
     def cut(self, name: str, nbytes: int) -> None:
@@ -618,13 +663,13 @@ class _Writer:
             in_stack = name in self._stacked and self._line.fused[i]
             self._nbytes[name] = 0 if in_stack and not self._line.readers.get(name) else size
             self._behind[name] = frozenset((name,))
-        self._kernels.append(self._kernel(i, step, makes, sources))
+        self._kernels.append(self._kernel(i, step, makes, _pieces(sources)))
         if i in self._line.turned:
             turned = f"{makes[0]} in order"
             self._nbytes[turned], self._behind[makes[0]] = nbytes[0], frozenset((turned,))
             self._kernels.append(Kernel(-1, (turned,), frozenset(makes), is_light=True))
 
-    def _copied(self, i: int) -> Pieces:
+    def _copied(self, i: int) -> _Behind:
         """The pieces that a kernel reads, of which some are written out in another order before."""
         reads, copies = self._line.reads[i], self._line.copied[i]
         sources = self._sources([r for r in reads if r not in copies])
@@ -632,24 +677,24 @@ class _Writer:
             if copy not in self._nbytes:
                 stored = self._behind.get(name, _NONE), self._nbytes.get(name, 0)
                 behind, self._nbytes[copy] = self._computed.get(name, stored)
-                self._kernels.append(Kernel(-1, (copy,), behind, is_light=True))
-            sources |= {copy}
+                self._kernels.append(Kernel(-1, (copy,), _pieces(behind), is_light=True))
+            sources = _joined((sources, frozenset((copy,))))
         return sources
 
-    def _sources(self, reads: Sequence[str]) -> Pieces:
+    def _sources(self, reads: Sequence[str]) -> _Behind:
         """The stored pieces behind some others."""
         if len(reads) == 1:
             return self._behind.get(reads[0], _NONE)
         behind = [b for b in map(self._behind.get, reads) if b]
-        return behind[0] if len(behind) == 1 else _NONE.union(*behind)
+        return behind[0] if len(behind) == 1 else _joined(behind)
 
-    def _fence(self, i: int, step: Fence, sources: Pieces) -> None:
+    def _fence(self, i: int, step: Fence, sources: _Behind) -> None:
         """Renames pieces; what reads one of them waits for all."""
         ticket = f"fence {i}"
         self._nbytes[ticket] = 0
-        self._kernels.append(Kernel(i, (ticket,), sources))
+        self._kernels.append(Kernel(i, (ticket,), _pieces(sources)))
         for name, source in zip(step.results, step.sources, strict=True):
-            self._behind[name] = self._behind.get(source, _NONE) | {ticket}
+            self._behind[name] = _joined((self._behind.get(source, _NONE), frozenset((ticket,))))
 
     def _result_bytes(self, i: int, step: LocalOp | Move | Loop) -> list[int]:
         if isinstance(step, Move):
@@ -662,14 +707,14 @@ class _Writer:
         laid = zip(op.results, step.result_shardings, strict=True)
         return [self._sizes.of(v, s) for v, s in laid]
 
-    def _fused(self, i: int, sources: Pieces, nbytes: int, readers: int) -> bool:
+    def _fused(self, i: int, sources: _Behind, nbytes: int, readers: int) -> bool:
         """Decides if computing a piece in each reader is cheaper than storing it, and notes it."""
         op, reads = self._line.ops[i], self._line.reads[i]
         work = sum(self._work.get(r, 0.0) for r in reads)
         if op is not None:
             work += nbytes / max(1, item_bytes(op.results[0].dtype)) * work_bytes(op)
         if readers > 1:
-            again = sum(self._nbytes.get(s, 0) for s in sources) + work
+            again = sum(self._nbytes.get(s, 0) for s in _pieces(sources)) + work
             if readers * again > again + nbytes * (1 + readers):
                 return False
         for name in self._line.makes[i]:

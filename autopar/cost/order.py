@@ -118,8 +118,8 @@ def at_hand(
 
     `shapes` are those of element-wise kernels' results on a device; None for all other kernels.
     """
-    alike: dict[tuple[int, ...], list[_Fused]] = {}
-    after: dict[str, int] = {}  # of each piece, the kernels of `alike` that it waits for, as bits
+    having: dict[tuple[tuple[int, ...], str], list[_Fused]] = {}  # by shape, and a piece at hand
+    after: dict[str, int] = {}  # of each piece, those that it waits for, as bits
     found: dict[int, frozenset[str]] = {}
     bit = 1
     for k, (kernel, shape) in enumerate(zip(kernels, shapes, strict=True)):
@@ -127,14 +127,17 @@ def at_hand(
         for name in kernel.reads:
             waits |= after.get(name, 0)
         if shape:
-            fused = alike.setdefault(shape, [])
-            own = next((f for f in fused if _may_join(kernel, f, after)), None)
+            near = {f.bit: f for name in kernel.reads for f in having.get((shape, name), ())}
+            able = (near[b] for b in sorted(near) if _may_join(kernel, near[b], after))
+            own = next(able, None)
             if own is None:
                 own, bit = _Fused(bit), bit << 1
-                fused.append(own)
             else:
                 found[k] = kernel.reads & own.at_hand
-            own.at_hand.update(kernel.reads, kernel.makes)
+            for name in (*kernel.reads, *kernel.makes):
+                if name not in own.at_hand:
+                    own.at_hand.add(name)
+                    having.setdefault((shape, name), []).append(own)
             own.made.update(kernel.makes)
             waits |= own.bit
         if waits:
@@ -143,9 +146,7 @@ def at_hand(
 
 
 def _may_join(kernel: Kernel, fused: _Fused, after: Mapping[str, int]) -> bool:
-    """True if a kernel reads what others have at hand, and waits for none of them in between."""
-    if fused.at_hand.isdisjoint(kernel.reads):
-        return False
+    """True if a kernel waits for none of those whose pieces it reads in between."""
     return not any(after.get(n, 0) & fused.bit for n in kernel.reads if n not in fused.made)
 
 

@@ -169,18 +169,30 @@ def _all_pairs(
     best = np.full((count, count), np.inf)
     following = np.tile(np.arange(count), (count, 1))
     np.fill_diagonal(best, 0.0)
+    known: dict[tuple[object, ...], float] = {}  # most steps send as many bytes as others do
     for i, n in place.items():
         local = space.states[i].shard_shape(shape, prices.mesh)
+        row = dict.fromkeys((n,), 0.0)
         for step, after in space.steps[i]:
-            if after in place:
-                j = place[after]
-                best[n, j] = min(best[n, j], _step_seconds(step, local, size, prices))
+            if (j := place.get(after)) is None:
+                continue
+            seconds = _LOCAL_SECONDS
+            if step.kind in COLLECTIVES:
+                nbytes = _full_bytes(step, local, size, prices.mesh)
+                rearranged = _is_rearranged(step, local)
+                key = step.kind, step.axes, step.to_axes, nbytes, rearranged
+                if key not in known:
+                    known[key] = _sending_seconds(step, nbytes, rearranged, prices)
+                seconds = known[key]
+            row[j] = min(row.get(j, math.inf), seconds)
+        best[n, [*row]] = [*row.values()]
+    through, shorter = np.empty_like(best), np.empty(best.shape, dtype=np.bool_)
     for k in range(count):
-        through = best[:, k, None] + best[None, k, :]
-        shorter = through < best
+        np.add(best[:, k, None], best[k], out=through)
+        np.less(through, best, out=shorter)
         if shorter.any():
-            best = np.where(shorter, through, best)
-            following = np.where(shorter, following[:, k, None], following)
+            np.copyto(best, through, where=shorter)
+            np.copyto(following, following[:, k, None].copy(), where=shorter)
     return PriceTable(index, best, following)
 
 
@@ -191,8 +203,15 @@ def _step_seconds(
     if step.kind not in COLLECTIVES:
         return _LOCAL_SECONDS
     nbytes = _full_bytes(step, local, size, prices.mesh)
+    return _sending_seconds(step, nbytes, _is_rearranged(step, local), prices)
+
+
+def _sending_seconds(
+    step: MoveStep, nbytes: int, rearranged: bool, prices: CollectivePrices
+) -> float:
+    """The seconds of a step that sends so many bytes, of a buffer that is copied or not."""
     seconds = prices.collective(step.kind, nbytes, _axes_of(step))
-    if _is_rearranged(step, local):
+    if rearranged:
         seconds += prices.elementwise(2 * nbytes)
         if step.kind == "reduce-scatter":
             # It is also what compilers make of an all-reduce that is sliced at once.

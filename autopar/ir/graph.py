@@ -41,7 +41,7 @@ _CALL_COLUMN, _NOTE_COLUMN = 22, 60
 _LINE_WIDTH = 100
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Origin:
     """The origin of an op: region of the step, module path, and the user's file:line."""
 

@@ -91,7 +91,7 @@ class Collective:
     runs: int = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class LocalOp:
     """An op on this device's pieces. An operand None is the equation's own literal.
 
@@ -112,7 +112,7 @@ class LocalOp:
         return mesh.size(sorted(axes))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Move:
     """A value taken from one sharding to another, for an op of the user's line."""
 
@@ -129,7 +129,7 @@ class Move:
     repeat: int = 0  # how many equal moves earlier regions made: this one must not be merged with
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Fence:
     """Values that a later computation may not be merged with: remat's recomputation.
 

@@ -19,6 +19,7 @@ from autopar.errors import (
     PlanFileError,
     refused,
 )
+from autopar.gc_pause import paused_collection
 from autopar.ir.batching import Accumulator, Moment, Rows
 from autopar.ir.codec import Codec, Item, Json, JsonError, format_json, parse_json, shown
 from autopar.ir.peak import HeldItem
@@ -34,11 +35,12 @@ _ROWS = (Argument, HeldItem, Margin, Moment, Rows, Accumulator, Assignment)
 
 def plan_to_json(plan: Plan) -> str:
     """The plan as text: the same plan gives the same bytes."""
-    codec = Codec(_ROWS, Sharding)
-    fields = codec.write(Plan, plan)
-    assert isinstance(fields, dict)
-    body = {"format": FORMAT, **fields, "shardings": codec.write_table()}
-    return format_json({"checksum": _checksum(body), **body}) + "\n"
+    with paused_collection():
+        codec = Codec(_ROWS, Sharding)
+        fields = codec.write(Plan, plan)
+        assert isinstance(fields, dict)
+        body = {"format": FORMAT, **fields, "shardings": codec.write_table()}
+        return format_json({"checksum": _checksum(body), **body}) + "\n"
 
 
 def plan_from_json(text: str, where: str = "the plan") -> Plan:
@@ -70,10 +72,11 @@ def plan_from_json(text: str, where: str = "the plan") -> Plan:
             "restore it."
         )
     try:
-        codec = Codec(_ROWS, Sharding)
-        codec.read_table(Item(body.pop("shardings", None), "shardings"))
-        plan = codec.read(Plan, Item({k: v for k, v in body.items() if k != "format"}))
-        plan.check()
+        with paused_collection():
+            codec = Codec(_ROWS, Sharding)
+            codec.read_table(Item(body.pop("shardings", None), "shardings"))
+            plan = codec.read(Plan, Item({k: v for k, v in body.items() if k != "format"}))
+            plan.check()
     except (JsonError, GraphError, GraphSyntaxError) as error:
         raise PlanFileError(
             f"{where} is damaged: {brief(error)}. Plan again, or restore it."

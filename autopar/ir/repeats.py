@@ -32,9 +32,10 @@ _LARGEST = 2**63
 
 # The numbers that may change: of a value, of a module in a path and, in an entry that is no text,
 # one that is by itself.
-_DIGITS = r"(?:0|[1-9]\d{0,17})(?!\d)"
-_INSIDE = rf"(?<=%){_DIGITS}|(?<=[A-Za-z_/.]){_DIGITS}(?=[/\"_.])"
-_ALONE = rf"(?<=[\[ ]){_DIGITS}(?=[,\]])|^{_DIGITS}$"
+# The first digit comes first, so that the rest is asked of digits only, and what is before it next.
+_REST = r"(?:(?<=0)|(?<!0)\d{0,17})(?!\d)"
+_INSIDE = rf"(?<=%.){_REST}|(?<=[A-Za-z_/.].){_REST}(?=[/\"_.])"
+_ALONE = rf"(?<=[\[ ].){_REST}(?=[,\]])|(?<![\s\S].){_REST}$"
 _BEFORE = ("", "[", " ")  # a number by itself
 _MARK = "~"
 _MARKED = re.compile(rf'(")?([0-9]{{1,18}}){_MARK}([a-z]+)(?(1)")')
@@ -147,9 +148,9 @@ def _same_texts(parts: Parts) -> Iterator[object]:
     return (tuple(p[::2]) for p in parts)
 
 
-_LINES = _Form(re.compile(f"({_INSIDE})"), "\n", (_same_texts,))
+_LINES = _Form(re.compile(f"([0-9](?:{_INSIDE}))"), "\n", (_same_texts,))
 _ENTRIES = _Form(
-    re.compile(f"({_INSIDE}|{_ALONE})"), ", ", (_same_growth, _same_numbers, _same_texts)
+    re.compile(f"([0-9](?:{_INSIDE}|{_ALONE}))"), ", ", (_same_growth, _same_numbers, _same_texts)
 )
 
 

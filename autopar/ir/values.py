@@ -33,7 +33,7 @@ def item_bytes(dtype: str) -> int:
     return _ITEM_BYTES.get(dtype, _UNKNOWN_BYTES)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Value:
     """A tensor: its name in the graph, shape and dtype ("f32", "bf16", "i32", "key", ...)."""
 
@@ -70,7 +70,7 @@ def _type_text(dtype: str, shape: tuple[int, ...]) -> str:
     return f"{dtype}[{','.join(map(str, shape))}]"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Literal:
     """A constant written into an op's operand list; an array's text is "opaque"."""
 

@@ -145,10 +145,12 @@ class Layouts:
     ) -> _Laid:  # fmt: skip
         """The layout of an op."""
         # The rule's id stands for the rule, which is kept with the answer.
-        key = (op.kind, mesh, id(rule), given, shared, homes)
-        if key not in self._known:
-            self._known[key] = _Laid.of(op, rule, given, homes, shared, mesh), rule
-        return self._known[key][0]
+        factors = given.factors if given is not None else None
+        key = (op.kind, mesh.names, mesh.sizes, id(rule), factors, shared, homes)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = _Laid.of(op, rule, given, homes, shared, mesh), rule
+        return found[0]
 
 
 class _Scope:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -90,6 +91,24 @@ def kernels(graph: Graph) -> list[tuple[tuple[str, ...], frozenset[str]]]:
 def stored(graph: Graph) -> list[tuple[str, ...]]:
     """What is written."""
     return [makes for makes, _ in kernels(graph)]
+
+
+def test_a_long_sum_is_one_kernel_that_reads_every_term() -> None:
+    """Terms that other terms read too are read once, and what each term copies does not add up."""
+    terms = 800
+    lines = [dot(f"%d{i}", "%x", "%x") for i in range(terms)]
+    lines.append(element("%s1", "add", "%d0, %d1"))
+    lines += [element(f"%s{i}", "add", f"%s{i - 1}, %d{i}") for i in range(2, terms)]
+    lines.append(element("%e", "mul", f"%s{terms - 1}, %d7"))
+    tracemalloc.start()
+    try:
+        found = kernels(graph_of(*lines, returns='%e "y"'))
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found[-1] == (("%e",), frozenset(f"%d{i}" for i in range(terms)))
+    assert len(found) == terms + 1
+    assert most < 8 * 2**20  # copied into each other they are 18 MiB
 
 
 @pytest.mark.smoke

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
+from sys import intern
 from typing import Any
 
 import jax
@@ -222,12 +223,12 @@ def _constraint(equation: Equation) -> tuple[tuple[str, Plain], ...]:
 
 
 def _value(ref: int, aval: Any) -> Value:
-    return Value(f"%{ref}", *type_of(aval))
+    return Value(intern(f"%{ref}"), *type_of(aval))
 
 
 def _operand(operand: int | Const) -> Operand:
     if isinstance(operand, int):
-        return f"%{operand}"
+        return intern(f"%{operand}")  # one text for a value and all that read it
     shape, dtype = type_of(operand.aval)
     if shape or jax.dtypes.issubdtype(operand.aval.dtype, jax.dtypes.extended):
         return Literal("opaque", dtype, shape)

@@ -232,16 +232,11 @@ class _Work:
             place[keep] = np.arange(len(keep))
             return keep, place
         order = np.argsort(traits.sum(axis=1), kind="stable")
-        kept: list[int] = []
-        best = np.zeros(count, dtype=np.int64)
-        for c in order:
-            beaten = beats[kept, c]
-            if not beaten.any():
-                best[c] = c
-                kept.append(int(c))
-            else:
-                best[c] = kept[int(beaten.argmax())]
-        keep = np.sort(np.asarray(kept))
+        best = np.full(count, -1, dtype=np.int64)  # the first one kept that beats it
+        for c in order.tolist():
+            if best[c] < 0:
+                best[beats[c] & (best < 0)] = c
+        keep = np.flatnonzero(best == np.arange(count))
         return keep, np.searchsorted(keep, best)
 
     def shrunk(self) -> Shrunk:
