@@ -2,9 +2,9 @@
 
 1. The reads and results of each instruction, and the order in which they lie. Only batched products
    fix the order of a value's dims in memory, as attention's do: the results of all else lie as
-   their readers wish. Element-wise work wants its operands to lie alike, and a product wants the
-   dims that it sums over, and those that it keeps, side by side; what does not is written out in
-   another order.
+   their readers wish. Element-wise work may read operands that do not lie alike, but no sum is
+   fused with it then. A product wants the dims that it sums over, and those that it keeps, side by
+   side; what does not is written out in another order.
 2. Kernels. Element-wise work is left out of memory where computing it again in its readers moves
    fewer bytes than storing it, so a kernel reads the stored pieces behind everything that is fused
    into it. Which ops those are, and which compute what they read, is as XLA's compilers for GPUs
@@ -171,26 +171,26 @@ class Layouts:
             if not _suits(self._orders[name], rule, k, batch, kept)
         }
 
-    def element_wise(self, op: Op, operands: Sequence[str | None], made: str) -> str | None:
-        """The operand that is written out because it lies otherwise; notes how the result lies.
+    def renamed(self, source: str, name: str) -> None:
+        """A fence's result lies as its source does."""
+        if source in self._orders:
+            self._orders[name] = self._orders[source]
+
+    def element_wise(self, op: Op, operands: Sequence[str | None], made: str) -> bool:
+        """True if the op reads what does not lie alike; notes how the result lies.
 
         That of the latest product gives way to that of the earliest.
         """
         rule, orders = op.rule, self._orders
         given = [(k, name) for k, name in enumerate(operands) if name in orders and name]
         if rule is None or not given:
-            return None
-        known = [(_carried(orders[name], rule, k), name) for k, name in given]
-        lies = [(order, name) for order, name in known if order is not None]
+            return False
+        known = [_carried(orders[name], rule, k) for k, name in given]
+        lies = [order for order in known if order is not None]
         if not lies:
-            return None
-        first = min(lies, key=lambda found: found[0].product)[0]
-        last, name = max(lies, key=lambda found: found[0].product)
-        orders[made] = first
-        if first.dims == last.dims:
-            return None
-        del orders[name]
-        return name
+            return False
+        first = orders[made] = min(lies, key=lambda order: order.product)
+        return any(order.dims != first.dims for order in lies)
 
 
 def _long_factors(rule: Rule, dims: Sequence[Sequence[int]]) -> set[int]:
@@ -236,6 +236,8 @@ class Line:
     memory, or that the block returns. `copied` are those that an instruction reads in another
     order than they lie in, with names for the copies. Work is fused `into_products` on a TPU.
     `turned` are gathers whose results the block gives back in another order than they arrive in.
+    `transposed` is element-wise work on values that do not lie alike: a kernel of its own reads
+    them across, as one that sums cannot.
     """
 
     into_products: bool = False
@@ -248,6 +250,7 @@ class Line:
     loaded: set[str] = field(default_factory=set[str])
     copied: dict[int, Mapping[str, str]] = field(default_factory=dict[int, Mapping[str, str]])
     turned: set[int] = field(default_factory=set[int])
+    transposed: set[str] = field(default_factory=set[str])
 
 
 def read_line(block: Block, op_of: OpOf, platform: Platform) -> Line:
@@ -259,6 +262,9 @@ def read_line(block: Block, op_of: OpOf, platform: Platform) -> Line:
         line.ops.append(op)
         line.reads.append(reads)
         line.makes.append(makes)
+        if isinstance(step, Fence):
+            for source, name in zip(step.sources, step.results, strict=True):
+                layouts.renamed(source, name)
         if isinstance(step, LocalOp) and op is not None:
             line.fused.append(is_fused_into_readers(op))
             line.loaded.update(_read_from_memory(line, layouts, i, step, op))
@@ -345,9 +351,13 @@ def _read_from_memory(
 ) -> Sequence[str] | set[str]:
     """The values that must be stored for a run: those that it does not compute itself."""
     if line.fused[i]:
-        stored = layouts.element_wise(op, run.operands, run.results[0]) if layouts.any else None
-        return () if stored is None else (stored,)
-    if is_reduction(op) or (line.into_products and is_product(op)):
+        turns = layouts.any and layouts.element_wise(op, run.operands, run.results[0])
+        if turns or any(r in line.transposed and r not in line.loaded for r in line.reads[i]):
+            line.transposed.update(line.makes[i])
+        return ()
+    if is_reduction(op):
+        return line.transposed.intersection(line.reads[i])
+    if line.into_products and is_product(op):
         return ()
     if is_scatter(op):  # it computes what it puts, and puts it into what is there
         return line.reads[i][:1] if run.operands[0] is not None else ()
