@@ -213,4 +213,46 @@ def test_a_product_has_the_dims_that_it_keeps_side_by_side() -> None:
         inputs='%q: f32[4,8,3,32] batch "q",\n%k: f32[4,16,32] batch "k"',
         returns='%y "y"',
     )
-    assert kernels_of(graph) == [("%s",), ("%p sums last",), ("%y",)]
+    assert kernels_of(graph) == [("%s",), ("%p as 0,1,2,3",), ("%y",)]
+
+
+def test_a_gpu_turns_short_dims_over_item_by_item() -> None:
+    # Two groups of heads lie innermost in %s and outermost of a row of the batch in %g.
+    graph = graph_of(
+        f"%s: f32[4,64,32,2] = dot_general(%k, %q) forward {BATCHED_Q}",
+        "%e: f32[4,2,32,64] = transpose(%s) forward {permutation=(0, 3, 2, 1)}",
+        "%g: f32[4,2,32,64] = dot_general(%p, %k) forward "
+        "{dimension_numbers=(((3,), (2,)), ((0,), (0,)))}",
+        "%y: f32[4,2,32,64] = mul(%e, %g) forward",
+        inputs='%k: f32[4,64,8] batch "k",\n%q: f32[4,32,2,8] batch "q",\n'
+        '%p: f32[4,2,32,8] batch "p"',
+        returns='%y "y"',
+    )
+    copy = "%g as 0,3,2,1"
+    assert kernels_of(graph) == [("%s",), ("%g",), (copy,), ("%y",)]
+    assert kernels_of(graph, "tpu") == [("%s",), ("%g",), ("%y",)]
+    given_bytes = {i.value.name: i.value.nbytes for i in graph.inputs}
+    found = stored_kernels(listing(graph).block, Sizes(graph, ONE), given_bytes, lambda *_: 0)
+    wasted = {k.makes[0]: k.wasted_bytes for k in found.kernels if k.wasted_bytes}
+    assert wasted == {copy: 4 * 2 * 32 * 64 * (64 - 4)}  # of a transaction's 64 bytes it wants 4
+
+
+BATCHED_Q = "{dimension_numbers=(((2,), (3,)), ((0,), (0,)))}"
+
+
+@pytest.mark.parametrize(("heads", "copy"), [(1, "%p as 0,2,3,4"), (3, "%p as 0,1,4,2,3")])
+def test_a_product_with_one_dim_of_batch_takes_its_sums_first_or_last(
+    heads: int, copy: str
+) -> None:
+    # Sums first, [s, g, t] of [s, t, g], would turn two short dims over.
+    graph = graph_of(
+        f"%s: f32[4,{heads},64,32,2] = dot_general(%k, %q) forward "
+        "{dimension_numbers=(((3,), (4,)), ((0, 1), (0, 1)))}",
+        f"%p: f32[4,{heads},2,32,64] = transpose(%s) forward {{permutation=(0, 1, 4, 3, 2)}}",
+        f"%y: f32[4,{heads},16,2,32] = dot_general(%v, %p) forward "
+        "{dimension_numbers=(((2,), (4,)), ((0, 1), (0, 1)))}",
+        inputs=f'%k: f32[4,{heads},64,8] batch "k",\n%q: f32[4,{heads},32,2,8] batch "q",\n'
+        f'%v: f32[4,{heads},64,16] batch "v"',
+        returns='%y "y"',
+    )
+    assert kernels_of(graph) == [("%s",), (copy,), ("%y",)]
