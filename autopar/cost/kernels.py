@@ -42,7 +42,7 @@ _TILE_ITEMS, _TILES_WANTED, _LEAST_SUM, _PART_BYTES = 128 * 128, 128, 128, 4
 def is_fused_into_readers(op: Op) -> bool:
     """True if readers may compute the op's results anew instead of loading them."""
     fusion, rule = primitive(op.kind).fusion, op.rule
-    if fusion is Fusion.INDEXING:
+    if fusion is Fusion.INDEXING or _sums_nothing(op):
         return True
     if fusion is not Fusion.BY_RULE or op.graphs or rule is None:
         return False
@@ -55,8 +55,17 @@ def is_reduction(op: Op) -> bool:
 
 
 def is_product(op: Op) -> bool:
-    """True if the op is a matrix product or convolution."""
-    return primitive(op.kind).fusion is Fusion.PRODUCT
+    """True if the op is a matrix product or convolution that sums something up."""
+    return primitive(op.kind).fusion is Fusion.PRODUCT and not _sums_nothing(op)
+
+
+def _sums_nothing(op: Op) -> bool:
+    """True for an outer product, of which XLA makes a multiplication."""
+    rule = op.rule
+    if op.kind != "dot_general" or rule is None:
+        return False
+    kept = {f for dim in rule.results[0] for f in dim}
+    return all(f in kept or rule.factors[f].size == 1 for dim in rule.operands[0] for f in dim)
 
 
 def is_scatter(op: Op) -> bool:

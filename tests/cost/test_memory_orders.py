@@ -256,3 +256,15 @@ def test_a_product_with_one_dim_of_batch_takes_its_sums_first_or_last(
         returns='%y "y"',
     )
     assert kernels_of(graph) == [("%s",), (copy,), ("%y",)]
+
+
+def test_an_outer_product_is_computed_in_its_readers() -> None:
+    graph = graph_of(
+        "%o: f32[64,16,8] = dot_general(%x, %y) forward "
+        "{dimension_numbers=(((), ()), ((0,), (0,)))}",
+        "%e: f32[64,16,8] = exp(%o) forward",
+        "%t: f32[64,16] = reduce_sum(%e) forward {axes=(2,), out_sharding=None}",
+        inputs='%x: f32[64,16] batch "x",\n%y: f32[64,8] batch "y"',
+        returns='%t "t"',
+    )
+    assert kernels_of(graph) == kernels_of(graph, "tpu") == [("%t",)]
