@@ -596,7 +596,8 @@ def _scheduled(
 
     On GPUs its latency-hiding scheduler then moves collectives, and weight gradients to run beside
     them. What is held then lies between the two orders: at the greater where all that it has are
-    all-reduces, which take longest; else the gradients of one reduction wait at a time.
+    all-reduces, which take longest; else no further from the lesser than what the gradients of one
+    reduction are made from.
     """
     deep, light = depth_first(stored, block.outputs), least_first(stored)
     is_deep = most_bytes(deep, outside) <= most_bytes(light, outside)
@@ -612,7 +613,7 @@ def _scheduled(
     if waits:
         return later
     most = max((_bytes_of(reads, stored) for reads in _read_for_sums(stored)), default=0)
-    late = min((later.nbytes - moment.nbytes) // 2, most)
+    late = min(later.nbytes - moment.nbytes, most)
     return replace(moment, nbytes=moment.nbytes + late)
 
 
