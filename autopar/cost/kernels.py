@@ -2,9 +2,9 @@
 
 1. The reads and results of each instruction, and the order in which they lie. Only batched products
    fix the order of a value's dims in memory, as attention's do: the results of all else lie as
-   their readers wish. Element-wise work wants its operands to lie alike, and a product wants the
-   dims that it sums over, and those that it keeps, side by side; what does not is written out in
-   another order.
+   their readers wish. Element-wise work may read operands that do not lie alike, but no sum is
+   fused with it then. A product wants the dims that it sums over, and those that it keeps, side by
+   side; what does not is written out in another order.
 2. Kernels. Element-wise work is left out of memory where computing it again in its readers moves
    fewer bytes than storing it, so a kernel reads the stored pieces behind everything that is fused
    into it. Which ops those are, and which compute what they read, is as XLA's compilers for GPUs
@@ -17,7 +17,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from autopar.cluster.chip import Platform
@@ -42,7 +42,7 @@ _TILE_ITEMS, _TILES_WANTED, _LEAST_SUM, _PART_BYTES = 128 * 128, 128, 128, 4
 def is_fused_into_readers(op: Op) -> bool:
     """True if readers may compute the op's results anew instead of loading them."""
     fusion, rule = primitive(op.kind).fusion, op.rule
-    if fusion is Fusion.INDEXING:
+    if fusion is Fusion.INDEXING or _sums_nothing(op):
         return True
     if fusion is not Fusion.BY_RULE or op.graphs or rule is None:
         return False
@@ -55,8 +55,17 @@ def is_reduction(op: Op) -> bool:
 
 
 def is_product(op: Op) -> bool:
-    """True if the op is a matrix product or convolution."""
-    return primitive(op.kind).fusion is Fusion.PRODUCT
+    """True if the op is a matrix product or convolution that sums something up."""
+    return primitive(op.kind).fusion is Fusion.PRODUCT and not _sums_nothing(op)
+
+
+def _sums_nothing(op: Op) -> bool:
+    """True for an outer product, of which XLA makes a multiplication."""
+    rule = op.rule
+    if op.kind != "dot_general" or rule is None:
+        return False
+    kept = {f for dim in rule.results[0] for f in dim}
+    return all(f in kept or rule.factors[f].size == 1 for dim in rule.operands[0] for f in dim)
 
 
 def is_scatter(op: Op) -> bool:
@@ -125,36 +134,61 @@ def _dims_of_sum(
 # -- in which order dims lie -----------------------------------------------------------------------
 
 
-# What the two operands of a product are written out as, where they have to be.
-_ORDERS = ("sums last", "sums first")
+# A GPU turns values over in tiles, where the dims that come to lie innermost are as long as this.
+# Otherwise XLA's model has each item of theirs loaded by itself, in a transaction of so many bytes.
+_LEAST_TILED, _TRANSACTION_BYTES = 8, 64
 
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """Dims longer than one, the slowest first, and how late the product is that they come from."""
+    """Dims longer than one, the slowest first, their sizes on a device, and the product that they
+    come from: how late it is, and what it makes.
+    """
 
     dims: tuple[int, ...]
+    sizes: tuple[int, ...]
     product: int
+    made: str
+
+    def is_tiled(self, wanted: Sequence[int]) -> bool:
+        """True if tiles can turn a value over from this order to another.
+
+        [a, b, c] -> [c, b, a] takes tiles of a and of b x c; [a, b, c] -> [a, c, b] of b and c.
+        """
+        size_of = dict(zip(self.dims, self.sizes, strict=True))
+        lies = [d for d in self.dims if size_of[d] > 1]
+        left = [d for d in wanted if size_of.get(d, 0) > 1]
+        if set(lies) != set(left) or lies[-1:] == left[-1:]:
+            return True
+        behind = lies[lies.index(left[-1]) + 1 :]
+        return min(size_of[left[-1]], math.prod(size_of[d] for d in behind)) >= _LEAST_TILED
 
 
 class Layouts:
-    """Follows the orders of values through a block."""
+    """Follows the orders of values through a block.
 
-    def __init__(self) -> None:
+    `apart` are copies whose items are loaded one by one, by name, with the product's results that
+    they are made from.
+    """
+
+    def __init__(self, sizes: Sizes) -> None:
         self._orders: dict[str, _Order] = {}
         self._products = 0
+        self._sizes = sizes
+        self._tiles = sizes.platform == "gpu"
+        self.apart: dict[str, str] = {}
 
     @property
     def any(self) -> bool:
         """True if an order is fixed."""
         return bool(self._orders)
 
-    def product(self, op: Op, operands: Sequence[str | None], made: str) -> Mapping[str, str]:
+    def product(self, op: Op, run: LocalOp) -> Mapping[str, str]:
         """Operands that a product wants in another order, with names for them in that order.
 
         Notes how the result of a batched product lies.
         """
-        rule = op.rule
+        rule, operands, made = op.rule, run.operands, run.results[0]
         if rule is None:
             return {}
         left, right = (_long_factors(rule, dims) for dims in rule.operands[:2])
@@ -162,35 +196,63 @@ class Layouts:
         batch = left & right & kept
         if batch:
             self._products += 1
-            dims = tuple(d for d, size in enumerate(op.results[0].shape) if size > 1)
-            self._orders[made] = _Order(dims, self._products)
-        given = [(k, name) for k, name in enumerate(operands) if name in self._orders and name]
-        return {
-            name: f"{name} {_ORDERS[k]}"
-            for k, name in given
-            if not _suits(self._orders[name], rule, k, batch, kept)
-        }
+            shape = op.results[0].shape
+            local = self._sizes.local(run.result_shardings[0], shape)
+            dims = tuple(d for d, size in enumerate(shape) if size > 1)
+            sizes = tuple(local[d] for d in dims)
+            self._orders[made] = _Order(dims, sizes, self._products, made)
+        found: dict[str, str] = {}
+        for k, name in enumerate(operands):
+            order = self._orders.get(name or "")
+            if name is None or order is None or _suits(order, rule, k, batch, kept):
+                continue
+            sides = _sides(order, rule, k, batch, kept)
+            sums_last = [d for _, d in sorted(sides)]
+            sums_first = [d for _, d in sorted(sides, key=lambda at: (-at[0] % 3, at[1]))]
+            # Of the first operand the sums come last, of the second first, as XLA writes products.
+            # With one dim of batch it takes them either way.
+            wanted, other = (sums_first, sums_last) if k else (sums_last, sums_first)
+            long = sum(s == 0 and size > 1 for (s, _), size in zip(sides, order.sizes, strict=True))
+            if long < 2 and not order.is_tiled(wanted) and order.is_tiled(other):
+                wanted = other
+            found[name] = self._copy(name, order, wanted)
+        return found
 
-    def element_wise(self, op: Op, operands: Sequence[str | None], made: str) -> str | None:
-        """The operand that is written out because it lies otherwise; notes how the result lies.
+    def _copy(self, name: str, order: _Order, wanted: Sequence[int]) -> str:
+        """A name for a value that is written out in another order."""
+        copy = f"{name} as {','.join(map(str, wanted))}"
+        if self._tiles and not order.is_tiled(wanted):
+            self.apart[copy] = order.made
+        return copy
 
-        That of the latest product gives way to that of the earliest.
+    def renamed(self, source: str, name: str) -> None:
+        """A fence's result lies as its source does."""
+        if source in self._orders:
+            self._orders[name] = self._orders[source]
+
+    def element_wise(
+        self, op: Op, operands: Sequence[str | None], made: str
+    ) -> Mapping[str, str | None]:
+        """The operands that lie otherwise than the first; notes how the result lies.
+
+        Where tiles turn one over, the kernel reads it across; else it has a name for its copy. What
+        comes from the latest product gives way to what comes from the earliest.
         """
         rule, orders = op.rule, self._orders
         given = [(k, name) for k, name in enumerate(operands) if name in orders and name]
         if rule is None or not given:
-            return None
+            return {}
         known = [(_carried(orders[name], rule, k), name) for k, name in given]
         lies = [(order, name) for order, name in known if order is not None]
         if not lies:
-            return None
-        first = min(lies, key=lambda found: found[0].product)[0]
-        last, name = max(lies, key=lambda found: found[0].product)
-        orders[made] = first
-        if first.dims == last.dims:
-            return None
-        del orders[name]
-        return name
+            return {}
+        first = orders[made] = min((order for order, _ in lies), key=lambda o: o.product)
+        found: dict[str, str | None] = {}
+        for order, name in lies:
+            if order.dims != first.dims:
+                tiled = order.is_tiled(first.dims) or not self._tiles
+                found[name] = None if tiled else self._copy(order.made, order, first.dims)
+        return found
 
 
 def _long_factors(rule: Rule, dims: Sequence[Sequence[int]]) -> set[int]:
@@ -199,15 +261,23 @@ def _long_factors(rule: Rule, dims: Sequence[Sequence[int]]) -> set[int]:
 
 def _suits(order: _Order, rule: Rule, operand: int, batch: set[int], kept: set[int]) -> bool:
     """True if batch dims come first, and the others in two runs of rising dims."""
-    sides = list[tuple[int, int]]()
-    for d in order.dims:
-        factors = {f for f in rule.operands[operand][d] if rule.factors[f].size > 1}
-        sides.append((0 if factors <= batch else 1 if factors <= kept else 2, d))
+    sides = _sides(order, rule, operand, batch, kept)
     inner = [pair for pair in sides if pair[0]]
     pairs = list(itertools.pairwise(inner))
     turns = sum(a[0] != b[0] for a, b in pairs)
     rising = all(a[1] < b[1] for a, b in pairs if a[0] == b[0])
     return sides[len(sides) - len(inner) :] == inner and turns <= 1 and rising
+
+
+def _sides(
+    order: _Order, rule: Rule, operand: int, batch: set[int], kept: set[int]
+) -> list[tuple[int, int]]:
+    """The dims of a product's operand as they lie: 0 for batch, 1 for kept and 2 for summed."""
+    sides = list[tuple[int, int]]()
+    for d in order.dims:
+        factors = {f for f in rule.operands[operand][d] if rule.factors[f].size > 1}
+        sides.append((0 if factors <= batch else 1 if factors <= kept else 2, d))
+    return sides
 
 
 def _carried(order: _Order, rule: Rule, operand: int) -> _Order | None:
@@ -219,13 +289,10 @@ def _carried(order: _Order, rule: Rule, operand: int) -> _Order | None:
         if len(found) != 1 or -1 in found or found & set(dims):
             return None
         dims += found
-    return _Order(tuple(dims), order.product)
+    return replace(order, dims=tuple(dims))
 
 
 # -- what is read ----------------------------------------------------------------------------------
-
-
-OpOf = Callable[[tuple[int, ...]], Op]
 
 
 @dataclass
@@ -236,6 +303,9 @@ class Line:
     memory, or that the block returns. `copied` are those that an instruction reads in another
     order than they lie in, with names for the copies. Work is fused `into_products` on a TPU.
     `turned` are gathers whose results the block gives back in another order than they arrive in.
+    `transposed` is element-wise work on values that do not lie alike: a kernel of its own reads
+    them across, as one that sums cannot. Copies whose items are loaded `apart`, by name, come with
+    the product's results that they are made from.
     """
 
     into_products: bool = False
@@ -248,17 +318,22 @@ class Line:
     loaded: set[str] = field(default_factory=set[str])
     copied: dict[int, Mapping[str, str]] = field(default_factory=dict[int, Mapping[str, str]])
     turned: set[int] = field(default_factory=set[int])
+    transposed: set[str] = field(default_factory=set[str])
+    apart: dict[str, str] = field(default_factory=dict[str, str])
 
 
-def read_line(block: Block, op_of: OpOf, platform: Platform) -> Line:
-    """Reads a block in one pass; `op_of` looks up the op of an instruction."""
-    line, layouts = Line(into_products=platform == "tpu"), Layouts()
+def read_line(block: Block, sizes: Sizes) -> Line:
+    """Reads a block in one pass."""
+    line, layouts = Line(into_products=sizes.platform == "tpu"), Layouts(sizes)
     for i, step in enumerate(block.instructions):
-        op = None if isinstance(step, Move | Fence) else op_of(step.equation)
+        op = None if isinstance(step, Move | Fence) else sizes.op(step.equation)
         reads, makes = _read_and_made(step)
         line.ops.append(op)
         line.reads.append(reads)
         line.makes.append(makes)
+        if isinstance(step, Fence):
+            for source, name in zip(step.sources, step.results, strict=True):
+                layouts.renamed(source, name)
         if isinstance(step, LocalOp) and op is not None:
             line.fused.append(is_fused_into_readers(op))
             line.loaded.update(_read_from_memory(line, layouts, i, step, op))
@@ -274,10 +349,11 @@ def read_line(block: Block, op_of: OpOf, platform: Platform) -> Line:
             line.maker[name] = i
     returned = [o for o in block.outputs if o is not None]
     line.loaded.update(returned)
-    if platform == "gpu":
+    if sizes.platform == "gpu":
         makers = (line.maker.get(o) for o in returned)
         line.turned = {i for i in makers if i is not None and _is_turned(block.instructions[i])}
     _scatter_into_sums(line)
+    line.apart = layouts.apart
     return line
 
 
@@ -345,16 +421,26 @@ def _read_from_memory(
 ) -> Sequence[str] | set[str]:
     """The values that must be stored for a run: those that it does not compute itself."""
     if line.fused[i]:
-        stored = layouts.element_wise(op, run.operands, run.results[0]) if layouts.any else None
-        return () if stored is None else (stored,)
-    if is_reduction(op) or (line.into_products and is_product(op)):
+        otherwise: Mapping[str, str | None] = {}
+        if layouts.any:
+            otherwise = layouts.element_wise(op, run.operands, run.results[0])
+        copies = {name: copy for name, copy in otherwise.items() if copy is not None}
+        if copies:
+            line.copied[i] = copies
+        across = line.transposed - line.loaded - copies.keys()
+        if len(copies) < len(otherwise) or not across.isdisjoint(line.reads[i]):
+            line.transposed.update(line.makes[i])
+        return ()
+    if is_reduction(op):
+        return line.transposed.intersection(line.reads[i])
+    if line.into_products and is_product(op):
         return ()
     if is_scatter(op):  # it computes what it puts, and puts it into what is there
         return line.reads[i][:1] if run.operands[0] is not None else ()
     if op.kind == "conv_general_dilated":
         return set(line.reads[i]) - _laid_out_filter(line, i, op, run)
     if op.kind == "dot_general":
-        copied = layouts.product(op, run.operands, run.results[0])
+        copied = layouts.product(op, run)
         if copied:
             line.copied[i] = copied
             return set(line.reads[i]) - copied.keys()
@@ -425,7 +511,8 @@ class Kernel:
     `at` is its instruction's index in the block, -1 for what is no instruction: a slice that a loop
     cuts out, a copy in another order. `group` are the kind, axes and dtype of a collective that
     may be combined with its like. A light one may be fused with others that read the same; an early
-    one need not wait for its readers' turn: it gathers.
+    one need not wait for its readers' turn: it gathers. `wasted_bytes` are loaded beside those that
+    it reads, where it loads them item by item.
     """
 
     at: int
@@ -437,6 +524,7 @@ class Kernel:
     moved_bytes: int = 0
     is_light: bool = False
     is_early: bool = False
+    wasted_bytes: int = 0
 
     def instruction(self, block: Block) -> Instruction | None:
         """The instruction of its block that it runs; None where it is none."""
@@ -497,7 +585,11 @@ class Sizes:
         if rule is None or not rule.operands:
             return ()
         shape = [math.prod(rule.factors[f].size for f in dim) for dim in rule.operands[0]]
-        return run.operand_shardings[0].shard_shape(shape, self._mesh)
+        return self.local(run.operand_shardings[0], shape)
+
+    def local(self, sharding: Sharding, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of a device's piece of a value."""
+        return sharding.shard_shape(shape, self._mesh)
 
 
 InnerBytes = Callable[[Loop, Op, Mapping[str, int]], int]
@@ -531,7 +623,7 @@ def _written(
     slices: Mapping[str, int] | None = None,
     stacked: Pieces = _NONE,
 ) -> Stored:
-    line = read_line(block, sizes.op, sizes.platform)
+    line = read_line(block, sizes)
     alive, roots = _roots(line, len(block.instructions), block)
     writer = _Writer(line, sizes, given, inner_bytes, stacked)
     for name, nbytes in (slices or {}).items():
@@ -677,9 +769,21 @@ class _Writer:
             if copy not in self._nbytes:
                 stored = self._behind.get(name, _NONE), self._nbytes.get(name, 0)
                 behind, self._nbytes[copy] = self._computed.get(name, stored)
-                self._kernels.append(Kernel(-1, (copy,), _pieces(behind), is_light=True))
+                wasted = self._wasted(copy)
+                self._kernels.append(
+                    Kernel(-1, (copy,), _pieces(behind), is_light=True, wasted_bytes=wasted)
+                )
             sources = _joined((sources, frozenset((copy,))))
         return sources
+
+    def _wasted(self, copy: str) -> int:
+        """Bytes that are loaded beside those that a copy is made from."""
+        original = self._line.apart.get(copy)
+        op = self._line.ops[self._line.maker[original]] if original is not None else None
+        if original is None or op is None:
+            return 0
+        nbytes = self._nbytes.get(original, 0)
+        return nbytes * (_TRANSACTION_BYTES // item_bytes(op.results[0].dtype) - 1)
 
     def _sources(self, reads: Sequence[str]) -> _Behind:
         """The stored pieces behind some others."""

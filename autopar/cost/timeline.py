@@ -132,7 +132,7 @@ class KernelTimes:
         """Seconds of one run of a kernel, with its collectives wholly exposed."""
         if kernel.at < 0:  # a copy
             copied = sum(self._stored.nbytes.get(name, 0) for name in kernel.makes)
-            return Seconds(self._prices.elementwise(2 * copied))
+            return Seconds(self._prices.elementwise(2 * copied + kernel.wasted_bytes))
         step = self._block.instructions[kernel.at]
         if isinstance(step, Move):
             return self._moving([self._moves[name] for name in kernel.makes], kernel)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autopar.cluster.chip import Platform
 from autopar.cost.kernels import Kernel, Sizes, Stored, stored_kernels
 from autopar.cost.liveness import most_bytes
 from autopar.cost.memory import held_bytes
 from autopar.cost.order import COMBINED_BYTES, ahead, combined, depth_first, least_first
 from autopar.ir.graph import Graph
+from autopar.ir.listing import Fence, Listing, LocalOp
 from tests.cost.test_memory import ONE, dot, element, graph_of, listing
 
 
@@ -104,11 +108,13 @@ def test_combined_collectives_can_be_put_in_an_order_that_runs(data: st.DataObje
         assert all(place[r] < at for r in kernel.reads)
 
 
-def kernels_of(graph: Graph, platform: str = "gpu") -> list[tuple[str, ...]]:
+def kernels_of(
+    graph: Graph, platform: Platform = "gpu", program: Listing | None = None
+) -> list[tuple[str, ...]]:
     """What is written, in the listing's order."""
-    sizes = Sizes(graph, ONE, "tpu" if platform == "tpu" else "gpu")
+    sizes = Sizes(graph, ONE, platform)
     given_bytes = {i.value.name: i.value.nbytes for i in graph.inputs}
-    found = stored_kernels(listing(graph).block, sizes, given_bytes, lambda *_: 0)
+    found = stored_kernels((program or listing(graph)).block, sizes, given_bytes, lambda *_: 0)
     return [kernel.makes for kernel in found.kernels]
 
 
@@ -151,18 +157,49 @@ def test_a_scatter_into_zeros_that_is_added_to_something_is_done_there() -> None
 BATCHED = "{dimension_numbers=(((2,), (2,)), ((0,), (0,)))}"
 
 
-def test_element_wise_work_lies_as_the_first_product_does() -> None:
-    # %s lies by rows of its second dim in %e, and %g by those of its first: %n is written out.
+# %s lies by rows of its second dim in %e, and %g by those of its first.
+TWO_ORDERS = (
+    f"%s: f32[4,8,16] = dot_general(%k, %q) forward {BATCHED}",
+    "%e: f32[4,16,8] = transpose(%s) forward {permutation=(0, 2, 1)}",
+    f"%g: f32[4,16,8] = dot_general(%q, %k) forward {BATCHED}",
+    "%n: f32[4,16,8] = neg(%g) forward",
+)
+TWO_INPUTS = '%q: f32[4,16,32] batch "q",\n%k: f32[4,8,32] batch "k"'
+
+
+def test_element_wise_work_reads_what_lies_in_another_order() -> None:
     graph = graph_of(
-        f"%s: f32[4,8,16] = dot_general(%k, %q) forward {BATCHED}",
-        "%e: f32[4,16,8] = transpose(%s) forward {permutation=(0, 2, 1)}",
-        f"%g: f32[4,16,8] = dot_general(%q, %k) forward {BATCHED}",
-        "%n: f32[4,16,8] = neg(%g) forward",
-        "%y: f32[4,16,8] = mul(%e, %n) forward",
-        inputs='%q: f32[4,16,32] batch "q",\n%k: f32[4,8,32] batch "k"',
-        returns='%y "y"',
+        *TWO_ORDERS, "%y: f32[4,16,8] = mul(%e, %n) forward", inputs=TWO_INPUTS, returns='%y "y"'
     )
-    assert kernels_of(graph) == [("%s",), ("%g",), ("%n",), ("%y",)]
+    assert kernels_of(graph) == [("%s",), ("%g",), ("%y",)]
+
+
+SUMMED = "%t: f32[4,16] = reduce_sum(%y) forward {axes=(2,), out_sharding=None}"
+
+
+@pytest.mark.parametrize(("other", "written"), [("%n", [("%g",), ("%y",)]), ("%e", [])])
+def test_a_sum_reads_what_was_computed_across(other: str, written: list[tuple[str, ...]]) -> None:
+    graph = graph_of(
+        *TWO_ORDERS, f"%y: f32[4,16,8] = mul(%e, {other}) forward", SUMMED,
+        inputs=TWO_INPUTS, returns='%t "t"',
+    )  # fmt: skip
+    assert kernels_of(graph) == [("%s",), *written, ("%t",)]
+
+
+def test_what_is_behind_a_fence_lies_as_it_did_before() -> None:
+    graph = graph_of(
+        *TWO_ORDERS, "%y: f32[4,16,8] = mul(%e, %n) forward", SUMMED,
+        inputs=TWO_INPUTS, returns='%t "t"',
+    )  # fmt: skip
+    whole = listing(graph)
+    first, turned, *rest = whole.block.instructions
+    assert isinstance(turned, LocalOp)
+    fenced = replace(turned, operands=("%s2",))
+    steps = (first, Fence(("%s",), ("%s2",)), fenced, *rest)
+    program = replace(whole, block=replace(whole.block, instructions=steps))
+    assert kernels_of(graph, program=program) == [
+        ("%s",), ("fence 1",), ("%g",), ("%y",), ("%t",)
+    ]  # fmt: skip
 
 
 def test_a_product_has_the_dims_that_it_keeps_side_by_side() -> None:
@@ -176,4 +213,58 @@ def test_a_product_has_the_dims_that_it_keeps_side_by_side() -> None:
         inputs='%q: f32[4,8,3,32] batch "q",\n%k: f32[4,16,32] batch "k"',
         returns='%y "y"',
     )
-    assert kernels_of(graph) == [("%s",), ("%p sums last",), ("%y",)]
+    assert kernels_of(graph) == [("%s",), ("%p as 0,1,2,3",), ("%y",)]
+
+
+def test_a_gpu_turns_short_dims_over_item_by_item() -> None:
+    # Two groups of heads lie innermost in %s and outermost of a row of the batch in %g.
+    graph = graph_of(
+        f"%s: f32[4,64,32,2] = dot_general(%k, %q) forward {BATCHED_Q}",
+        "%e: f32[4,2,32,64] = transpose(%s) forward {permutation=(0, 3, 2, 1)}",
+        "%g: f32[4,2,32,64] = dot_general(%p, %k) forward "
+        "{dimension_numbers=(((3,), (2,)), ((0,), (0,)))}",
+        "%y: f32[4,2,32,64] = mul(%e, %g) forward",
+        inputs='%k: f32[4,64,8] batch "k",\n%q: f32[4,32,2,8] batch "q",\n'
+        '%p: f32[4,2,32,8] batch "p"',
+        returns='%y "y"',
+    )
+    copy = "%g as 0,3,2,1"
+    assert kernels_of(graph) == [("%s",), ("%g",), (copy,), ("%y",)]
+    assert kernels_of(graph, "tpu") == [("%s",), ("%g",), ("%y",)]
+    given_bytes = {i.value.name: i.value.nbytes for i in graph.inputs}
+    found = stored_kernels(listing(graph).block, Sizes(graph, ONE), given_bytes, lambda *_: 0)
+    wasted = {k.makes[0]: k.wasted_bytes for k in found.kernels if k.wasted_bytes}
+    assert wasted == {copy: 4 * 2 * 32 * 64 * (64 - 4)}  # of a transaction's 64 bytes it wants 4
+
+
+BATCHED_Q = "{dimension_numbers=(((2,), (3,)), ((0,), (0,)))}"
+
+
+@pytest.mark.parametrize(("heads", "copy"), [(1, "%p as 0,2,3,4"), (3, "%p as 0,1,4,2,3")])
+def test_a_product_with_one_dim_of_batch_takes_its_sums_first_or_last(
+    heads: int, copy: str
+) -> None:
+    # Sums first, [s, g, t] of [s, t, g], would turn two short dims over.
+    graph = graph_of(
+        f"%s: f32[4,{heads},64,32,2] = dot_general(%k, %q) forward "
+        "{dimension_numbers=(((3,), (4,)), ((0, 1), (0, 1)))}",
+        f"%p: f32[4,{heads},2,32,64] = transpose(%s) forward {{permutation=(0, 1, 4, 3, 2)}}",
+        f"%y: f32[4,{heads},16,2,32] = dot_general(%v, %p) forward "
+        "{dimension_numbers=(((2,), (4,)), ((0, 1), (0, 1)))}",
+        inputs=f'%k: f32[4,{heads},64,8] batch "k",\n%q: f32[4,{heads},32,2,8] batch "q",\n'
+        f'%v: f32[4,{heads},64,16] batch "v"',
+        returns='%y "y"',
+    )
+    assert kernels_of(graph) == [("%s",), (copy,), ("%y",)]
+
+
+def test_an_outer_product_is_computed_in_its_readers() -> None:
+    graph = graph_of(
+        "%o: f32[64,16,8] = dot_general(%x, %y) forward "
+        "{dimension_numbers=(((), ()), ((0,), (0,)))}",
+        "%e: f32[64,16,8] = exp(%o) forward",
+        "%t: f32[64,16] = reduce_sum(%e) forward {axes=(2,), out_sharding=None}",
+        inputs='%x: f32[64,16] batch "x",\n%y: f32[64,8] batch "y"',
+        returns='%t "t"',
+    )
+    assert kernels_of(graph) == kernels_of(graph, "tpu") == [("%t",)]

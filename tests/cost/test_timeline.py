@@ -367,3 +367,27 @@ def test_a_gpu_fills_a_stack_with_zeros_before_its_loop(ends: tuple[str, str]) -
         copies = 0.0 if ends == ("%p", "%q") else 8 * copy
         assert stacking == pytest.approx(fill + copies if is_gpu else 0.0)
         assert sum(s.total for _, _, s in found.spent()) == pytest.approx(found.seconds.total)
+
+
+def test_what_is_turned_over_item_by_item_takes_a_transaction_each() -> None:
+    # %g lies [groups, positions, keys] and is added to what lies [keys, positions, groups].
+    graph = attach_rules(
+        parse_graph("""graph g(%k: bf16[4,1024,64] batch "k",
+        %q: bf16[4,1024,2,64] batch "q", %p: bf16[4,2,1024,64] batch "p") {
+      %s: bf16[4,1024,1024,2] = dot_general(%k, %q)
+        flops=1 {dimension_numbers=(((2,), (3,)), ((0,), (0,)))}
+      %e: bf16[4,2,1024,1024] = transpose(%s) {permutation=(0, 3, 2, 1)}
+      %g: bf16[4,2,1024,1024] = dot_general(%p, %k)
+        flops=1 {dimension_numbers=(((3,), (2,)), ((0,), (0,)))}
+      %y: bf16[4,2,1024,1024] = mul(%e, %g)
+      return %y
+    }""")
+    )
+    cluster, mesh = Cluster.parse("1xh100"), MeshShape.of((1,))
+    prices = Prices(cluster, mesh)
+    sharding = Optimal().run(graph, Setting(cluster, mesh, 2**60))
+    program = lower_checked(graph, sharding, Resharder(prices))
+    taken = {k.makes: s.total for _, k, s in timed_listing(graph, program, prices).spent()}
+    items = 4 * 2 * 1024 * 1024
+    assert taken["%g as 0,3,2,1",] == prices.elementwise(items * (64 + 2))  # loaded, and stored
+    assert taken["%y",] == prices.elementwise(items * 3 * 2)
