@@ -30,7 +30,7 @@ from autopar.frontend.compat import options_for_devices
 from autopar.frontend.plain_data import type_of
 from autopar.frontend.traced import Const, Equation, FlatProgram
 from autopar.ir.compiler_options import CompilerOptions
-from autopar.ir.listing import Block, Fence, Instruction, LocalOp, Loop, Move
+from autopar.ir.listing import Block, Fence, ListingStep, LocalOp, Loop, Move
 from autopar.runtime.bind import is_key
 from autopar.runtime.parts import PartSource
 
@@ -273,7 +273,7 @@ def _block_key(block: Block, numbers: _Numbers) -> _Key:
     )
 
 
-def _step_key(step: Instruction, numbers: _Numbers) -> _Key:
+def _step_key(step: ListingStep, numbers: _Numbers) -> _Key:
     if isinstance(step, LocalOp):
         names = numbers.of(step.operands), numbers.of(step.results)
         return "run", step.equation, names, step.operand_shardings, step.result_shardings

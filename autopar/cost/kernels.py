@@ -23,7 +23,7 @@ from functools import lru_cache
 from autopar.cluster.chip import Platform
 from autopar.ir.control_flow import PortKind
 from autopar.ir.graph import Graph, Op
-from autopar.ir.listing import Block, Fence, Instruction, Listing, LocalOp, Loop, Move
+from autopar.ir.listing import Block, Fence, Listing, ListingStep, LocalOp, Loop, Move
 from autopar.ir.rule import Rule
 from autopar.ir.sharding import MeshShape, Sharding
 from autopar.ir.values import Literal, Value, item_bytes
@@ -391,7 +391,7 @@ def _is_filled(line: Line, name: str) -> bool:
 _FILLING = frozenset({"broadcast_in_dim", "convert_element_type"})
 
 
-def _is_turned(step: Instruction) -> bool:
+def _is_turned(step: ListingStep) -> bool:
     """True for a gather along a dim that is not the first.
 
     XLA for GPUs gathers along the dim that lies outermost. A product reads that as it lies, but
@@ -404,7 +404,7 @@ def _is_turned(step: Instruction) -> bool:
     return any(n > 1 for n in step.value.shape[: step.steps[-1].dim])
 
 
-def _read_and_made(step: Instruction) -> tuple[Sequence[str], Sequence[str]]:
+def _read_and_made(step: ListingStep) -> tuple[Sequence[str], Sequence[str]]:
     if isinstance(step, LocalOp | Loop):
         return tuple([o for o in step.operands if o is not None]), step.results
     if isinstance(step, Move):
@@ -526,7 +526,7 @@ class Kernel:
     is_early: bool = False
     wasted_bytes: int = 0
 
-    def instruction(self, block: Block) -> Instruction | None:
+    def instruction(self, block: Block) -> ListingStep | None:
         """The instruction of its block that it runs; None where it is none."""
         return block.instructions[self.at] if self.at >= 0 else None
 
@@ -737,7 +737,7 @@ class _Writer:
             self._behind[name] = frozenset((name,))
             self._kernels.append(Kernel(-1, (name,), _NONE))
 
-    def visit(self, i: int, step: Instruction, roots: int) -> None:
+    def visit(self, i: int, step: ListingStep, roots: int) -> None:
         """Fuse an instruction into its readers, or write its kernel."""
         copies = i in self._line.copied
         sources = self._copied(i) if copies else self._sources(self._line.reads[i])

@@ -19,7 +19,7 @@ from autopar.ir.batching import Accumulator
 from autopar.ir.control_flow import PortKind
 from autopar.ir.graph import Graph, Op
 from autopar.ir.graph import Origin as OpOrigin
-from autopar.ir.listing import Block, Fence, Instruction, Listing, LocalOp, Loop, Move
+from autopar.ir.listing import Block, Fence, Listing, ListingStep, LocalOp, Loop, Move
 from autopar.ir.peak import SHOWN_ITEMS, HeldItem, HeldKind, Peak
 from autopar.ir.sharding import MeshShape, Sharding
 from autopar.ir.values import Role, Value
@@ -168,7 +168,7 @@ def _reader_regions(graph: Graph, moment: Moment, wanted: Collection[str]) -> di
     return found
 
 
-def region_of(graph: Graph, step: Instruction) -> str:
+def region_of(graph: Graph, step: ListingStep) -> str:
     """The region of an instruction: forward, backward or update; "" for a fence."""
     if isinstance(step, LocalOp | Loop):
         return graph.op_at(step.equation).origin.region
@@ -555,7 +555,7 @@ class _Walk:
             for name in kernels[k].makes
         )
 
-    def _is_light(self, step: Instruction | None) -> bool:
+    def _is_light(self, step: ListingStep | None) -> bool:
         if isinstance(step, LocalOp):
             return not is_product(self._sizes.op(step.equation))
         return not isinstance(step, Loop) and not (isinstance(step, Move) and step.collectives)

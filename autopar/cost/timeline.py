@@ -35,7 +35,7 @@ from autopar.cost.prices import Prices
 from autopar.errors import GraphError
 from autopar.ir.control_flow import ControlFlow, PortKind
 from autopar.ir.graph import Graph, Op
-from autopar.ir.listing import Block, Instruction, Listing, LocalOp, Loop, Move
+from autopar.ir.listing import Block, Listing, ListingStep, LocalOp, Loop, Move
 from autopar.rules import HEAVY
 
 
@@ -354,7 +354,7 @@ class _Timer:
         body = loop.bodies[0]
         left = list(zip(body.outputs, flow.outputs[0], strict=True))
         reads = {o for o, port in left if port.is_carry}
-        makers = dict[str, Instruction]()
+        makers = dict[str, ListingStep]()
         for step in body.instructions:
             reads.update(_operands(step))
             makers.update(dict.fromkeys(_results(step), step))
@@ -428,13 +428,13 @@ class _Timer:
         return frozenset(found)
 
 
-def _operands(step: Instruction) -> Sequence[str | None]:
+def _operands(step: ListingStep) -> Sequence[str | None]:
     if isinstance(step, LocalOp | Loop):
         return step.operands
     return (step.source,) if isinstance(step, Move) else step.sources
 
 
-def _results(step: Instruction) -> Sequence[str]:
+def _results(step: ListingStep) -> Sequence[str]:
     return (step.result,) if isinstance(step, Move) else step.results
 
 

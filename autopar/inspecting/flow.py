@@ -19,7 +19,7 @@ from autopar.cost.timeline import Timed, timed_listing
 from autopar.inspecting.loaded_plan import Listed
 from autopar.ir.graph import Op, Operand
 from autopar.ir.inspection import Spot
-from autopar.ir.listing import Block, Fence, Instruction, LocalOp, Loop, Move
+from autopar.ir.listing import Block, Fence, ListingStep, LocalOp, Loop, Move
 from autopar.ir.naming import join_words
 from autopar.ir.values import Role
 
@@ -42,7 +42,7 @@ class Flow:
     """
 
     listed: Listed
-    steps: tuple[tuple[Instruction, int], ...]
+    steps: tuple[tuple[ListingStep, int], ...]
     paths: dict[str, str] = field(repr=False)
     makers: dict[str, Op] = field(repr=False)
     readers: dict[str, LocalOp | Loop] = field(repr=False)
@@ -128,7 +128,7 @@ class Flow:
             for i, operand in zip(body.inputs, op.operands[-len(body.inputs) :], strict=False)
         }
 
-    def spot(self, step: Instruction | None) -> Spot:
+    def spot(self, step: ListingStep | None) -> Spot:
         """The place of an instruction; a move of an argument is of the module that reads it."""
         stage, part = self.listed.stage, self.listed.part
         if isinstance(step, LocalOp | Loop):
@@ -141,7 +141,7 @@ class Flow:
         line = step.line or (near.origin.line if near is not None else "")
         return Spot(step.region, module, line, stage, part)
 
-    def label(self, step: Instruction | None) -> str:
+    def label(self, step: ListingStep | None) -> str:
         """An instruction in a few words: dot_general Block/mlp, all-gather params/w1."""
         if isinstance(step, LocalOp | Loop):
             op = self.op(step)
@@ -234,7 +234,7 @@ def _seen(run: LocalOp, op: Op) -> str | None:
     return names.pop() if op.kind in _VIEWS and len(names) == 1 else None
 
 
-def _steps(block: Block, runs: int) -> Iterator[tuple[Instruction, int]]:
+def _steps(block: Block, runs: int) -> Iterator[tuple[ListingStep, int]]:
     for step in block.instructions:
         yield step, runs
         if isinstance(step, Loop):

@@ -148,7 +148,7 @@ class Block:
     """A straight line of instructions with inputs and outputs; the body of a loop or a step."""
 
     inputs: tuple[str, ...]
-    instructions: tuple[Instruction, ...]
+    instructions: tuple[ListingStep, ...]
     outputs: tuple[str | None, ...]
 
 
@@ -164,7 +164,7 @@ class Loop:
     runs: int = 1
 
 
-Instruction = LocalOp | Move | Fence | Loop
+ListingStep = LocalOp | Move | Fence | Loop
 
 
 @dataclass(frozen=True)

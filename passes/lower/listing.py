@@ -35,8 +35,8 @@ from autopar.ir.listing import (
     Block,
     Collective,
     Fence,
-    Instruction,
     Listing,
+    ListingStep,
     LocalOp,
     Loop,
     Move,
@@ -160,7 +160,7 @@ class _Scope:
         self, graph: Graph, plan: ShardingPlan, resharder: Resharder, layouts: Layouts
     ) -> None:
         self._plan, self._resharder, self._layouts = plan, resharder, layouts
-        self.instructions: list[Instruction] = []
+        self.instructions: list[ListingStep] = []
         self._values: dict[str, Value] = dict(graph.values)
         self._aliases: dict[str, Operand] = {}
         self._rematerializable: dict[str, _Made] = {}
@@ -489,8 +489,8 @@ def _loop_shardings(
 
 
 def combine_once(
-    steps: Sequence[Instruction], outputs: Sequence[str | None], sums: Collection[OpPath]
-) -> list[Instruction]:
+    steps: Sequence[ListingStep], outputs: Sequence[str | None], sums: Collection[OpPath]
+) -> list[ListingStep]:
     """Two partial sums that are only added to each other are added first, and combined then.
 
     `sums` are the ops that add. Equal moves must take both operands from partial sums; the result
@@ -499,9 +499,9 @@ def combine_once(
     uses = _uses(steps, outputs)
     moves: dict[str, Move] = {}
     dropped: set[str] = set()
-    kept: list[Instruction] = []
+    kept: list[ListingStep] = []
     for step in steps:
-        made: Sequence[Instruction] = (step,)
+        made: Sequence[ListingStep] = (step,)
         # The sum is made of what the two moves start from; they are dropped, and one follows it.
         if isinstance(step, LocalOp) and step.equation in sums and _alike(step, moves, uses):
             operands, (result,) = [name for name in step.operands if name], step.results
@@ -521,15 +521,15 @@ def combine_once(
 
 
 def move_once(
-    steps: Sequence[Instruction],
+    steps: Sequence[ListingStep],
     outputs: Sequence[str | None],
     mesh: MeshShape,
     resharder: Resharder,
-) -> list[Instruction]:
+) -> list[ListingStep]:
     """Join two moves of one value into one, if the second makes no larger a piece."""
     uses = _uses(steps, outputs)
     first = {s.result: at for at, s in enumerate(steps) if isinstance(s, Move)}
-    kept: list[Instruction | None] = list(steps)
+    kept: list[ListingStep | None] = list(steps)
     for at, step in enumerate(steps):
         if not isinstance(step, Move) or uses[step.source] != 1 or step.source not in first:
             continue
@@ -590,12 +590,12 @@ def _alike(run: LocalOp, moves: dict[str, Move], uses: Counter[str | None]) -> b
     )
 
 
-def _uses(steps: Sequence[Instruction], outputs: Sequence[str | None]) -> Counter[str | None]:
+def _uses(steps: Sequence[ListingStep], outputs: Sequence[str | None]) -> Counter[str | None]:
     """The number of times that each name is read."""
     return Counter(chain(outputs, chain.from_iterable(map(_read, steps))))
 
 
-def _read(step: Instruction) -> Sequence[str | None]:
+def _read(step: ListingStep) -> Sequence[str | None]:
     """The names that an instruction reads; a loop's bodies have names of their own."""
     if isinstance(step, LocalOp | Loop):
         return step.operands

@@ -19,8 +19,8 @@ from autopar.ir.listing import (
     Block,
     Collective,
     Fence,
-    Instruction,
     Listing,
+    ListingStep,
     LocalOp,
     Loop,
     Move,
@@ -70,7 +70,7 @@ def listing(graph: Graph) -> Listing:
     return program_of(graph, steps)
 
 
-def program_of(graph: Graph, steps: tuple[Instruction, ...]) -> Listing:
+def program_of(graph: Graph, steps: tuple[ListingStep, ...]) -> Listing:
     outputs = tuple(o if isinstance(o, str) else None for o in graph.outputs)
     block = Block(tuple(i.value.name for i in graph.inputs), steps, outputs)
     lies = tuple(replicated(len(i.value.shape)) for i in graph.inputs)
@@ -282,7 +282,7 @@ def test_a_trip_that_is_taken_out_of_its_loop_begins_before_it(
     def run(at: tuple[int, ...], left: str, right: str, made: str) -> LocalOp:
         return LocalOp(at, (left, right), (made,), (whole, whole), (whole,))
 
-    body: list[Instruction] = [run((2, 0, 0), "%v", "%v", "%u"), run((2, 0, 1), "%h", "%u", "%q")]
+    body: list[ListingStep] = [run((2, 0, 0), "%v", "%v", "%u"), run((2, 0, 1), "%h", "%u", "%q")]
     if gathers:
         gather = moved("%g", "%v", "all-gather", mesh)
         body[:1] = [gather, run((2, 0, 0), "%g", "%g", "%u")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from autopar.cluster import Cluster
 from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder, Route
-from autopar.ir.listing import Collective, Instruction, LocalOp, Move, MoveStep
+from autopar.ir.listing import Collective, ListingStep, LocalOp, Move, MoveStep
 from autopar.ir.sharding import MeshShape, Sharding
 from autopar.ir.values import Value
 from autopar.passes.lower.listing import combine_once, merge_scatters, move_once
@@ -30,7 +30,7 @@ def added(one: str, other: str, result: str, at: int = 9, lies: Sharding = ROWS)
     return LocalOp((at,), (one, other), (result,), (lies, lies), (lies,))
 
 
-def shown(steps: list[Instruction]) -> list[str]:
+def shown(steps: list[ListingStep]) -> list[str]:
     """Each instruction as "results <- sources: kinds"."""
     return [
         f"{s.result} <- {s.source}: {' '.join(step.kind for step in s.steps)}"
@@ -43,7 +43,7 @@ def shown(steps: list[Instruction]) -> list[str]:
 
 def test_sums_that_are_only_added_are_combined_once() -> None:
     one = moved("a.raw", "a")
-    steps: list[Instruction] = [
+    steps: list[ListingStep] = [
         one, moved("b.raw", "b"), added("a", "b", "c"),
         moved("d.raw", "d"), added("c", "d", "e", at=10),
     ]  # fmt: skip
@@ -64,7 +64,7 @@ def test_sums_that_are_only_added_are_combined_once() -> None:
 def test_other_sums_stay() -> None:
     pair = [moved("a.raw", "a"), moved("b.raw", "b")]
     total = added("a", "b", "c")
-    cases: list[tuple[list[Instruction], tuple[str, ...], set[tuple[int]]]] = [
+    cases: list[tuple[list[ListingStep], tuple[str, ...], set[tuple[int]]]] = [
         ([*pair, total], ("c", "a"), SUMS),  # another reads one of them
         ([*pair, total, added("b", "c", "d", at=3)], ("d",), SUMS),
         ([*pair, total], ("c",), {(8,)}),  # no op that adds
@@ -79,7 +79,7 @@ def test_other_sums_stay() -> None:
 
 def test_what_is_moved_on_goes_there_at_once() -> None:
     whole = Sharding(((), ()))
-    steps: list[Instruction] = [
+    steps: list[ListingStep] = [
         moved("a.raw", "a", after=whole), added("x", "y", "z"), moved("a", "a@1", whole, COLUMNS)
     ]  # fmt: skip
     found = move_once(steps, ("a@1",), MESH, RESHARDER)
@@ -88,7 +88,7 @@ def test_what_is_moved_on_goes_there_at_once() -> None:
     assert (found[0].before, found[0].after) == (PARTIAL, COLUMNS)
     # Not where another wants it on its way, or where the larger piece would be held from then on.
     assert move_once(steps, ("a@1", "a"), MESH, RESHARDER) == steps
-    grown: list[Instruction] = [moved("a.raw", "a"), moved("a", "a@1", ROWS, whole)]
+    grown: list[ListingStep] = [moved("a.raw", "a"), moved("a", "a@1", ROWS, whole)]
     assert move_once(grown, ("a@1",), MESH, RESHARDER) == grown
 
 

@@ -17,7 +17,7 @@ from autopar.cost.liveness import BlockSpans, Span
 from autopar.cost.memory import held_spans
 from autopar.ir.control_flow import ControlFlow
 from autopar.ir.graph import Graph, Op, Operand
-from autopar.ir.listing import Block, Fence, Instruction, Listing, LocalOp, Loop
+from autopar.ir.listing import Block, Fence, Listing, ListingStep, LocalOp, Loop
 from autopar.ir.sharding import MeshShape, replicated
 from autopar.ir.values import Literal, Value
 from autopar.passes.base import Holding
@@ -51,7 +51,7 @@ class _Lister:
         outputs = tuple(self._name(o) for o in self._graph.outputs)
         return Block(tuple(i.value.name for i in self._graph.inputs), steps, outputs)
 
-    def _steps(self, graph: Graph, path: tuple[int, ...]) -> Iterator[Instruction]:
+    def _steps(self, graph: Graph, path: tuple[int, ...]) -> Iterator[ListingStep]:
         for i, op in enumerate(graph.ops):
             here = (*path, i)
             flow = op.control_flow
@@ -73,7 +73,7 @@ class _Lister:
                 ranks = (len(graph.value(o).shape) for o in op.operands)
                 yield LocalOp(here, operands, results, tuple(map(replicated, ranks)), laid)
 
-    def _remat(self, op: Op, flow: ControlFlow, path: tuple[int, ...]) -> Iterator[Instruction]:
+    def _remat(self, op: Op, flow: ControlFlow, path: tuple[int, ...]) -> Iterator[ListingStep]:
         """The body in line, behind a fence where the op has one."""
         body = op.graphs[0]
         names = [i.value.name for i in body.inputs]
@@ -86,7 +86,7 @@ class _Lister:
         for result, output in zip(op.results, body.outputs, strict=True):
             self._same[result.name] = output
 
-    def _fence(self, given: Sequence[tuple[str, Operand]]) -> Iterator[Instruction]:
+    def _fence(self, given: Sequence[tuple[str, Operand]]) -> Iterator[ListingStep]:
         fenced = [(n, o) for n, o in given if isinstance(o, str)]
         if fenced:
             yield Fence(tuple(o for _, o in fenced), tuple(n for n, _ in fenced))
