@@ -5,6 +5,8 @@ import pytest
 from tests.cli.running import run
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_the_quick_demo_learns_and_agrees() -> None:
     done = run("demo", "--quick", "--json")
     assert done.code == 0, done.err

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+import pytest
 
 import autopar
 from tests.processes.jobs import results
@@ -36,6 +37,8 @@ def whole(pieces: list[dict[str, str]]) -> np.ndarray[Any, Any]:
     return found
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_two_processes_save_stages_and_any_plan_goes_on(tmp_path: Path) -> None:
     stages, mesh = plan_file(tmp_path / "s.json", STAGES), plan_file(tmp_path / "m.json", MESH)
     folder = tmp_path / "checkpoints"

@@ -132,6 +132,8 @@ def test_a_killed_process_is_named(stages: str) -> None:
     assert "process 1 of 2 was lost" in survivor.said
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_process_that_raises_is_named() -> None:
     survivor, failed = ends(start(2, 1, "endless", "2", "1"))
     assert "ValueError: a bad row" in failed.said
@@ -139,6 +141,8 @@ def test_a_process_that_raises_is_named() -> None:
     assert 0 not in (failed.code, survivor.code)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_step_that_hangs_ends_all_processes() -> None:
     """Process 1 waits for its data for ever, and process 0 in the step for process 1."""
     waits, guilty = ends(start(2, 1, "endless", "2", "nobody", "1"))
