@@ -25,6 +25,8 @@ SAMPLE = (
 # models are so small that alignment counts.
 LEAST, MOST, MEAN_ERROR = 0.6, 1.6, 0.2
 
+pytestmark = [pytest.mark.slow, pytest.mark.ci]
+
 
 @cache
 def ratio(combo: Combo) -> float:

@@ -76,8 +76,16 @@ def _chosen() -> Iterator[Combo]:
 
 
 CHOSEN = tuple(_chosen())
+# Of these, two that take longest; every change passes them, too.
+IN_CI = ("encoder_decoder-zb-h1-2+2+4-m8-sgd", "clip-zb-h2-4+4-m4-sgd")
+
+
+def _marks(combo: Combo) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.slow, pytest.mark.ci] if str(combo) in IN_CI else []
+
+
 COMBOS = (
-    *(pytest.param(c, id=str(c)) for c in CHOSEN),
+    *(pytest.param(c, id=str(c), marks=_marks(c)) for c in CHOSEN),
     *(pytest.param(c, id=str(c), marks=pytest.mark.slow) for c in every_combo() if c not in CHOSEN),
 )
 

@@ -54,7 +54,10 @@ ZOO = [
     ("mlp_seven", "adam", Layout((2, 2, 2, 2), 8, "1f1b")),
     ("mlp_seven", "sgd", Layout((4, 4), 4, "gpipe")),
     ("mlp_seven", "sgd", Layout((2, 2, 2, 2), 4, "1f1b", method="megatron")),
-    ("encoder_decoder", "sgd", Layout((2, 2), 4, "eager-1f1b")),
+    pytest.param(
+        "encoder_decoder", "sgd", Layout((2, 2), 4, "eager-1f1b"),
+        marks=[pytest.mark.slow, pytest.mark.ci],
+    ),
     ("mlp_seven", "adam", Layout((4,), 4, "1f1b")),
 ]  # fmt: skip
 LONG = [

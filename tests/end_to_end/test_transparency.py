@@ -37,7 +37,13 @@ LONG = frozenset({
 })  # fmt: skip
 
 
+# Two more that take long: they run in `make test-ci`.
+IN_CI = frozenset({"moe-2x4-auto-adam", "tied-8-auto-sgd"})
+
+
 def _marks(combo: Combo) -> list[pytest.MarkDecorator]:
+    if str(combo) in IN_CI:
+        return [pytest.mark.slow, pytest.mark.ci]
     is_slow = combo not in SAMPLED or str(combo) in LONG
     marks = [pytest.mark.slow] if is_slow else []
     return [*marks, pytest.mark.smoke] if str(combo) in SMOKE else marks
