@@ -132,9 +132,10 @@ def _module(path: Path) -> ModuleType:
     assert spec is not None  # there is a loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look a module up by its name
-    folder = str(resolved.parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    # Imports are found as by `python FILE.py`, and then as by `python -m` in this folder.
+    for place, folder in enumerate((str(resolved.parent), str(Path.cwd()))):
+        if folder not in sys.path:
+            sys.path.insert(place, folder)
     with _user_code(path, "runs when it is imported; put it under `if __name__ == '__main__':`"):
         loader.exec_module(module)
     return module

@@ -45,6 +45,19 @@ def test_a_file_changed_within_a_second_is_read_as_it_is(
     assert not list(tmp_path.glob("__pycache__"))
 
 
+def test_imports_are_found_from_this_folder_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by `python -m steps.train` in it."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "steps_of_mine").mkdir()
+    written(tmp_path / "steps_of_mine", STEP, "model.py")
+    names = "from steps_of_mine.model import example_args, train_step\n"
+    train = written(tmp_path / "steps_of_mine", names, "train.py")
+    assert load_target(f"{train}:train_step").args
+
+
 def test_a_name_that_is_no_function(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="rate is no function"):
         load_target(f"{written(tmp_path, f'rate = 3{STEP}')}:rate")
