@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from autopar.errors import InputError
+from autopar.ir.inspection import ModuleRow
 from autopar.ir.peak import HeldKind
 from autopar.report.html.data import ReportView, plan_summary
 from autopar.report.html.page import html_summary, icicle, page
@@ -203,6 +204,19 @@ def test_modules_lie_inside_the_ones_around_them() -> None:
         ("Net", 0, 0.0), ("layer* \N{MULTIPLICATION SIGN} 3", 1, 0.0)
     ]  # fmt: skip
     assert [round(b.width, 3) for b in bars] == [88.889, 77.778]
+
+
+def test_modules_of_one_name_keep_what_is_in_them() -> None:
+    """Stage 0 alone has a `layer*`, and stages 0 and 3 share another; each lies in its own."""
+    names = [("", 0, (0, 3)), ("layer*", 6, (0,)), ("layer*/mlp", 6, (0,)),
+             ("layer*", 4, (0, 3)), ("layer*/mlp", 4, (0, 3))]  # fmt: skip
+    rows = [
+        ModuleRow(path, path.count("/") + bool(path), 1, 1, 0, 0, seconds or 10.0, stages)
+        for path, seconds, stages in names
+    ]
+    assert [(b.label, b.depth, round(b.left), round(b.width)) for b in icicle(rows)] == [
+        ("layer*", 0, 0, 60), ("mlp", 1, 0, 60), ("layer*", 0, 60, 40), ("mlp", 1, 60, 40)
+    ]  # fmt: skip
 
 
 def test_the_fullest_submesh_comes_first() -> None:

@@ -24,6 +24,7 @@ from autopar.ir.sharding import MeshShape, Sharding
 from autopar.ir.text import show_bytes, show_count
 from autopar.report.html.data import Data, ReportView, mirrored, plan_summary, report_data
 from autopar.report.html.figures import FILTERS, Figures, percent, seconds
+from autopar.report.inspection import as_tree
 from autopar.report.rows import by_kind
 from autopar.report.svg import bars
 from autopar.report.svg.draw import STYLE
@@ -137,35 +138,48 @@ def icicle(modules: Sequence[ModuleRow]) -> tuple[Bar, ...]:
 
     As wide as all is the whole step, whose path is ""; what is in no module is left blank.
     """
-    step = next((m for m in modules if not m.path), None)
-    if step is None or step.seconds <= 0:
+    rows = as_tree(modules)
+    if not rows or rows[0].path or rows[0].seconds <= 0:
         return ()
-    return tuple(_nested_bars(_inside(modules), step, step.seconds, 0.0, 0))
+    return tuple(_nested_bars(_inside(rows), 0, rows, 0.0, 0))
 
 
-def _inside(modules: Sequence[ModuleRow]) -> Mapping[str, Sequence[ModuleRow]]:
-    """The modules right inside each, those that take longest first."""
-    found: dict[str, list[ModuleRow]] = {}
-    for module in sorted(modules, key=lambda m: (-m.seconds, m.path)):
-        if module.path:
-            found.setdefault(module.path.rpartition("/")[0], []).append(module)
+def _inside(tree: Sequence[ModuleRow]) -> Mapping[int, Sequence[int]]:
+    """The places of the modules right inside each, those that take longest first.
+
+    Modules of several stages may have one name, so names do not tell what is in which: each is in
+    the last one before it that its path begins with.
+    """
+    found: dict[int, list[int]] = {}
+    around: list[int] = []
+    for place, row in enumerate(tree):
+        while (
+            around
+            and tree[around[-1]].path
+            and not row.path.startswith(tree[around[-1]].path + "/")
+        ):
+            around.pop()
+        if around:
+            found.setdefault(around[-1], []).append(place)
+        around.append(place)
+    for places in found.values():
+        places.sort(key=lambda p: -tree[p].seconds)
     return found
 
 
 def _nested_bars(
-    inside: Mapping[str, Sequence[ModuleRow]],
-    around: ModuleRow,
-    whole: float,
+    inside: Mapping[int, Sequence[int]],
+    around: int,
+    tree: Sequence[ModuleRow],
     left: float,
     depth: int,
 ) -> Iterator[Bar]:
-    for module in inside.get(around.path, ()):
-        if not set(module.stages) <= set(around.stages):
-            continue  # that of other stages, which has the same name
-        width = 100 * module.seconds / whole
+    for place in inside.get(around, ()):
+        module = tree[place]
+        width = 100 * module.seconds / tree[0].seconds
         if width < _LEAST:
             return
-        name = module.path.rpartition("/")[2]
+        name = module.path.removeprefix(f"{tree[around].path}/")
         times = f" \N{MULTIPLICATION SIGN} {module.count}" if module.count > 1 else ""
         many = f"{module.count} times, " if module.count > 1 else ""
         title = (
@@ -174,7 +188,7 @@ def _nested_bars(
         )
         yield Bar(left, width, depth, f"{name}{times}", title)
         if depth < _DEEPEST:
-            yield from _nested_bars(inside, module, whole, left, depth + 1)
+            yield from _nested_bars(inside, place, tree, left, depth + 1)
         left += width
 
 
