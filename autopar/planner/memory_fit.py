@@ -74,8 +74,8 @@ class MeshContext:
         """The setting of passes here within a limit."""
 
         def weigh(graph: Graph, plan: ShardingPlan) -> float:
-            resharder, layouts = self.tables.resharder, self.submesh.layouts
-            listing = lower_graph(graph, plan, resharder, layouts=layouts)
+            resharder, op_shardings = self.tables.resharder, self.submesh.op_shardings
+            listing = lower_graph(graph, plan, resharder, op_shardings=op_shardings)
             self.submesh.checker.check(graph, listing)
             return held_bytes(graph, listing, self.mesh, request.cluster.chip.platform).peak_bytes
 

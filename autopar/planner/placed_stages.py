@@ -30,7 +30,7 @@ from autopar.ir.soundness import ListingChecker
 from autopar.ir.stages import LayerSequence, Stage, StagePlan, Submesh
 from autopar.ir.values import item_bytes
 from autopar.passes.base import Holding, Pins, Setting
-from autopar.passes.lower.listing import Layouts, lower_graph
+from autopar.passes.lower.listing import OpShardings, lower_graph
 from autopar.passes.lower.partition.part_dataflow import PartDataflow
 from autopar.passes.lower.partition.split import split
 from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan, submesh_graph
@@ -43,13 +43,13 @@ from autopar.schedule.table import in_flight
 class SubmeshContext:
     """A submesh's place: the cluster that it is by itself, its block of devices, and the prices.
 
-    Ops that look alike in listings there, of whichever plan, are laid out and checked once.
+    Ops that look alike in listings there, of whichever plan, are sharded and checked once.
     """
 
     cluster: Cluster
     block: Block
     tables: ReshardCosts
-    layouts: Layouts = field(default_factory=Layouts, repr=False)
+    op_shardings: OpShardings = field(default_factory=OpShardings, repr=False)
 
     @classmethod
     def of(
@@ -178,7 +178,7 @@ class PlacedStages:
 
     @cached_property
     def by_mesh(self) -> Mapping[MeshShape, SubmeshContext]:
-        """The first context of each mesh: equal meshes share layouts and checks."""
+        """The first context of each mesh: equal meshes share shardings of ops and checks."""
         return {c.mesh: c for c in reversed(self.contexts)}
 
     def lowered(self, part: Part, sharding: ShardingPlan) -> Listing:
@@ -186,8 +186,8 @@ class PlacedStages:
         graph, resharder = self.graphs[part.submesh], self.contexts[part.submesh].resharder
         loose = frozenset[str]() if part.kind is PartKind.WHOLE else left_partial(part, graph)
         own = self.part_sharding(part, sharding)
-        layouts = self.by_mesh[sharding.mesh].layouts
-        return lower_graph(part.graph, own, resharder, loose, layouts)
+        op_shardings = self.by_mesh[sharding.mesh].op_shardings
+        return lower_graph(part.graph, own, resharder, loose, op_shardings)
 
     def listing(self, part: Part, sharding: ShardingPlan) -> Listing:
         """The listing of a part where its submesh is sharded so.

@@ -32,7 +32,7 @@ from autopar.ir.sharding import MeshShape
 from autopar.ir.sharding_plan import ShardingPlan
 from autopar.ir.stages import Remat
 from autopar.passes.base import NO_LIMIT_BYTES, Setting
-from autopar.passes.lower.listing import Layouts, lower_graph
+from autopar.passes.lower.listing import OpShardings, lower_graph
 from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan
 from autopar.passes.shard.model.costs import ReshardCosts
 from autopar.passes.shard.solver.effort import QUICK
@@ -506,7 +506,7 @@ class _PricedLayer:
         self._programs, self._layer, self.plan, self._tables = programs, layer, plan, tables
         self._known: dict[object, PartCost] = {}
         self._costs: dict[tuple[int, Remat, bool], StageCost] = {}
-        self._layouts = Layouts()
+        self._op_shardings = OpShardings()
 
     def at_both(self, rows: tuple[int, int], remat: Remat) -> tuple[StageCost, StageCost]:
         """The costs at two sizes of microbatch."""
@@ -537,8 +537,8 @@ class _PricedLayer:
         key = rows, place, part.equations, given, part.graph.outputs
         if key not in self._known:
             own, loose = part_plan(part, joint, self.plan), left_partial(part, joint)
-            resharder, layouts = self._tables.resharder, self._layouts
-            listing = lower_graph(part.graph, own, resharder, loose, layouts)
+            resharder, op_shardings = self._tables.resharder, self._op_shardings
+            listing = lower_graph(part.graph, own, resharder, loose, op_shardings)
             self._known[key] = cost_part(part, self.plan, self._tables, listing)
         return self._known[key]
 

@@ -64,13 +64,13 @@ def lower_graph(
     plan: ShardingPlan,
     resharder: Resharder,
     left_partial: Collection[str] = (),
-    layouts: Layouts | None = None,
+    op_shardings: OpShardings | None = None,
 ) -> Listing:
     """Lower a step. Outputs that are partial sums are combined, but for those `left_partial`.
 
-    Several graphs may be given the same `layouts`.
+    Several graphs may be given the same `op_shardings`.
     """
-    scope = _Scope(graph, plan, resharder, layouts or Layouts())
+    scope = _Scope(graph, plan, resharder, op_shardings or OpShardings())
     names = tuple(i.value.name for i in graph.inputs)
     scope.lower_ops(graph, ())
     returns = dict(graph.donated)
@@ -96,7 +96,7 @@ class _Made:
 
 
 @dataclass(frozen=True)
-class _Laid:
+class _OpSharding:
     """The shardings wanted of an op's operands, those in which it makes its results (`raw`), and
     those in which it leaves them (`homes`); `moved` tells which results are not made there.
 
@@ -114,7 +114,7 @@ class _Laid:
     def of(
         cls, op: Op, rule: Rule, given: Assignment | None, homes: tuple[Sharding, ...],
         shared: tuple[int, ...], mesh: MeshShape,
-    ) -> _Laid:  # fmt: skip
+    ) -> _OpSharding:  # fmt: skip
         """As an assignment has it, or without one as the result lies."""
         count = range(len(op.operands))
         if given is None:
@@ -133,23 +133,23 @@ class _Laid:
         return cls(wanted, raw, homes, moved, combiner, given is not None)
 
 
-class Layouts:
-    """The layouts of ops; those that look alike on a mesh, in whichever plan, are asked once."""
+class OpShardings:
+    """The shardings of ops; those that look alike on a mesh, in whichever plan, are asked once."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[object, ...], tuple[_Laid, Rule]] = {}
+        self._known: dict[tuple[object, ...], tuple[_OpSharding, Rule]] = {}
 
     def of(
         self, op: Op, rule: Rule, given: Assignment | None, homes: tuple[Sharding, ...],
         shared: tuple[int, ...], mesh: MeshShape,
-    ) -> _Laid:  # fmt: skip
-        """The layout of an op."""
+    ) -> _OpSharding:  # fmt: skip
+        """The shardings of an op."""
         # The rule's id stands for the rule, which is kept with the answer.
         factors = given.factors if given is not None else None
         key = (op.kind, mesh.names, mesh.sizes, id(rule), factors, shared, homes)
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = _Laid.of(op, rule, given, homes, shared, mesh), rule
+            found = self._known[key] = _OpSharding.of(op, rule, given, homes, shared, mesh), rule
         return found[0]
 
 
@@ -157,9 +157,9 @@ class _Scope:
     """A straight line of instructions: the step, or the body of a loop."""
 
     def __init__(
-        self, graph: Graph, plan: ShardingPlan, resharder: Resharder, layouts: Layouts
+        self, graph: Graph, plan: ShardingPlan, resharder: Resharder, op_shardings: OpShardings
     ) -> None:
-        self._plan, self._resharder, self._layouts = plan, resharder, layouts
+        self._plan, self._resharder, self._op_shardings = plan, resharder, op_shardings
         self.instructions: list[ListingStep] = []
         self._values: dict[str, Value] = dict(graph.values)
         self._aliases: dict[str, Operand] = {}
@@ -206,7 +206,7 @@ class _Scope:
         given = plan.assignment_of.get(path)
         homes = tuple([plan.sharding_of[r.name] for r in op.results])
         shared = plan.partials_of.get(path, ()) if given is None else ()
-        laid = self._layouts.of(op, rule, given, homes, shared, plan.mesh)
+        sharded = self._op_shardings.of(op, rule, given, homes, shared, plan.mesh)
         # 2. Operands are moved there. Ops with an assignment of their own read through the sharding
         #    of all uses of the phase.
         region, line = op.origin.region, op.origin.line
@@ -214,23 +214,23 @@ class _Scope:
             self._sums.add(path)
         operands = tuple(
             [
-                self.fetch(o, w, region, line, laid.through_use)
-                for o, w in zip(op.operands, laid.wanted, strict=True)
+                self.fetch(o, w, region, line, sharded.through_use)
+                for o, w in zip(op.operands, sharded.wanted, strict=True)
             ]
         )
         # 3. The op runs, and results are moved to where they are left.
         names = tuple(
             [
                 f"{r.name}.raw" if moved else r.name
-                for r, moved in zip(op.results, laid.moved, strict=True)
+                for r, moved in zip(op.results, sharded.moved, strict=True)
             ]
         )
-        self.instructions.append(LocalOp(path, operands, names, laid.wanted, laid.raw))
-        if any(laid.moved):
-            rows = zip(op.results, names, laid.raw, laid.homes, laid.moved, strict=True)
+        self.instructions.append(LocalOp(path, operands, names, sharded.wanted, sharded.raw))
+        if any(sharded.moved):
+            rows = zip(op.results, names, sharded.raw, sharded.homes, sharded.moved, strict=True)
             for value, name, before, after, moved in rows:
                 if moved:
-                    by = handed_on_by(value) if op.kind in HOST_CALLS else laid.combiner
+                    by = handed_on_by(value) if op.kind in HOST_CALLS else sharded.combiner
                     self._move(value, name, value.name, before, after, region, line, by)
 
     # -- reading ---------------------------------------------------------------------------
@@ -427,7 +427,7 @@ class _Scope:
         self.instructions.append(Loop(path, operands, names, shardings, bodies, flow.trips))
 
     def _block(self, body: Graph, wanted: Sequence[Sharding], path: OpPath, op: Op) -> Block:
-        scope = _Scope(body, self._plan, self._resharder, self._layouts)
+        scope = _Scope(body, self._plan, self._resharder, self._op_shardings)
         scope.lower_ops(body, path)
         outputs = tuple(
             scope.fetch(o, w, op.origin.region, op.origin.line)

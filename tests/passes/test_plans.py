@@ -20,7 +20,7 @@ from autopar.ir.graph import Op
 from autopar.ir.sharding import Assignment, MeshShape, Sharding, replicated
 from autopar.ir.sharding_plan import Status
 from autopar.passes.base import Setting
-from autopar.passes.lower.listing import Layouts
+from autopar.passes.lower.listing import OpShardings
 from autopar.passes.shard.model.assemble import assemble
 from autopar.passes.shard.model.costs import ReshardCosts
 from autopar.passes.shard.model.read import Readings
@@ -57,14 +57,14 @@ ENOUGH = (
 )
 
 
-def test_ops_are_laid_out_on_the_mesh_that_is_asked_for() -> None:
+def test_ops_are_sharded_over_the_mesh_that_is_asked_for() -> None:
     """The same op under the same assignment lies by other axes there."""
     (op,) = (op for op in toy("product").graph.ops if op.kind == "dot_general")
     assert op.rule is not None
     homes = (replicated(len(op.results[0].shape)),)
-    layouts, given = Layouts(), Assignment((0,))
+    op_shardings, given = OpShardings(), Assignment((0,))
     for mesh in (MeshShape(("data",), (2,)), MeshShape(("model",), (2,))):
-        wanted = layouts.of(op, op.rule, given, homes, (), mesh).wanted
+        wanted = op_shardings.of(op, op.rule, given, homes, (), mesh).wanted
         assert {a for sharding in wanted for a in sharding.axes()} == set(mesh.names)
 
 
