@@ -76,8 +76,13 @@ def _chosen() -> Iterator[Combo]:
 
 
 CHOSEN = tuple(_chosen())
-# Of these, two that take longest; every change passes them, too.
-IN_CI = ("encoder_decoder-zb-h1-2+2+4-m8-sgd", "clip-zb-h2-4+4-m4-sgd")
+# Of these, those that take longest; every change passes them, too.
+IN_CI = (
+    "encoder_decoder-zb-h1-2+2+4-m8-sgd",
+    "clip-zb-h2-4+4-m4-sgd",
+    "dropout-zb-v-4+4-m4-adam",
+    "unet-zb-interleaved-4+4-m4-sgd",
+)
 
 
 def _marks(combo: Combo) -> list[pytest.MarkDecorator]:

@@ -37,8 +37,10 @@ LONG = frozenset({
 })  # fmt: skip
 
 
-# Two more that take long: they run in `make test-ci`.
-IN_CI = frozenset({"moe-2x4-auto-adam", "tied-8-auto-sgd"})
+# More that take long: they run in `make test-ci`.
+IN_CI = frozenset({
+    "gpt-2x4-auto-adam", "gpt_scan_raw-2x2x2-fsdp+tp-sgd", "moe-2x4-auto-adam", "tied-8-auto-sgd",
+})  # fmt: skip
 
 
 def _marks(combo: Combo) -> list[pytest.MarkDecorator]:

@@ -18,6 +18,8 @@ from tests.fuzz.writing import OPS
 
 SAMPLE = range(8)
 MORE = range(8, 400)
+LONG = (0, 4)  # the largest programs of the sample
+_IN_CI = (pytest.mark.slow, pytest.mark.ci)
 
 
 def check(seed: int, number: int) -> None:
@@ -31,7 +33,9 @@ def check(seed: int, number: int) -> None:
     )
 
 
-@pytest.mark.parametrize("seed", SAMPLE)
+@pytest.mark.parametrize(
+    "seed", [pytest.param(s, marks=_IN_CI if s in LONG else ()) for s in SAMPLE]
+)
 def test_a_sample(seed: int) -> None:
     check(seed, 0)
 
