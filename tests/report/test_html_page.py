@@ -20,7 +20,7 @@ from autopar.report.html.page import html_summary, icicle, page
 from autopar.report.plan import pipeline
 from autopar.report.trace import read_trace
 from autopar.runtime.timeline import MeasuredSpan, Timeline, chrome_trace
-from tests.report.pages import inspection_of, one_program, staged
+from tests.report.pages import SPOT, inspection_of, one_program, staged
 
 VOID = {"meta", "link", "br", "wbr", "input"}
 SECTIONS = [
@@ -175,6 +175,15 @@ def test_the_terminal_and_the_page_tell_of_ticks_in_the_same_words() -> None:
         told = str(plan_summary(each)["spmd_ticks"])
         assert bool(told) == each.is_spmd_pipeline == (each.schedule == "1f1b")
         assert not told or told in drawn.get()
+
+
+def test_what_a_part_leaves_is_moved_for_no_op() -> None:
+    view = one_program()
+    (moved, *_) = view.inspection.collectives
+    rows = (moved, replace(moved, reader=""))
+    text = page(replace(view, inspection=replace(view.inspection, collectives=rows)))
+    told = [t for t in Reader(text).texts["small"] if t.startswith(SPOT.region)]
+    assert [t.partition(",")[2] for t in told if "," in t] == [" for dot_general; and 1 alike"]
 
 
 def test_compiled_figures_stand_beside_predicted_ones() -> None:
