@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, combinations, groupby
 
@@ -80,9 +80,9 @@ class Seconds:
 
 # Rows of 4,096 XLA gives to Triton, rows of 50,304 it does not.
 _LONGEST_ROW = 8192
-# Statistics of rows: f32, one for so many items at least, and more than a cache next to the cores
-# holds; XLA takes the one behind it to be so much faster than memory.
-_STATISTIC_BYTES, _MANY, _LEAST_ROWS, _FROM_CACHE = 4, 32, 2**16, 2.5
+# Sums over rows are f32. Those that a cache next to the cores does not hold come from the one
+# behind it, which XLA takes to be so much faster than memory.
+_SUM_BYTES, _NEAR_CACHE_BYTES, _FROM_CACHE = 4, 2**16, 2.5
 
 
 class KernelTimes:
@@ -94,8 +94,13 @@ class KernelTimes:
         kernels = stored.kernels
         self._at_hand: Mapping[tuple[str, ...], frozenset[str]] = {}
         self._by_triton: Mapping[tuple[str, ...], frozenset[str]] = {}
+        self._row_sums: Set[str] = frozenset()
         if sizes.platform == "gpu":
-            along = moved_along_rows(kernels, [self._along_rows(k) for k in kernels], stored.kept)
+            work = [self._along_rows(k) for k in kernels]
+            along = moved_along_rows(kernels, work, stored.kept)
+            self._row_sums = {
+                n for k, w in zip(kernels, work, strict=True) if w and w.sums for n in k.makes
+            }
             shared = at_hand(kernels, [self._updated_shape(k) for k in kernels])
             self._by_triton = {kernels[k].makes: found for k, found in along.items()}
             self._at_hand = {kernels[k].makes: found for k, found in shared.items()}
@@ -178,17 +183,17 @@ class KernelTimes:
         return Seconds(taken, arithmetic=taken if taken <= fewest else 0.0)
 
     def _reread(self, run: LocalOp, op: Op, kernel: Kernel) -> int:
-        """Bytes that could be loaded while statistics of rows are read once more for each item.
+        """Bytes that could be loaded while sums over rows are read once more for each item.
 
         XLA's model for GPUs has them come from the cache, of each item by itself.
         """
-        if self._sizes.platform != "gpu" or not kernel.is_light:
+        nbytes = (self._stored.nbytes.get(r, 0) for r in kernel.reads & self._row_sums)
+        sums = sum(n > _NEAR_CACHE_BYTES for n in nbytes)
+        if not sums or not kernel.is_light:
             return 0
-        items = math.prod(self._sizes.shard(run, op)) if is_reduction(op) else 0
-        items = items or math.prod(self._sizes.local(run.result_shardings[0], op.results[0].shape))
-        nbytes = (self._stored.nbytes.get(r, 0) for r in kernel.reads)
-        rows = sum(_LEAST_ROWS < n <= _STATISTIC_BYTES * items / _MANY for n in nbytes)
-        return int(rows * items * _STATISTIC_BYTES / _FROM_CACHE)
+        shape = self._sizes.local(run.result_shardings[0], op.results[0].shape)
+        items = math.prod(self._sizes.shard(run, op) if is_reduction(op) else shape)
+        return int(sums * items * _SUM_BYTES / _FROM_CACHE)
 
 
 def entering(flow: ControlFlow, loop: Loop, b: int, nbytes: Mapping[str, int]) -> dict[str, int]:
