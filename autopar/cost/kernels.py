@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -51,7 +51,7 @@ def is_fused_into_readers(op: Op) -> bool:
 
 def is_reduction(op: Op) -> bool:
     """True if the op computes what it reads instead of loading it, and stores its own results."""
-    return primitive(op.kind).fusion is Fusion.REDUCTION
+    return primitive(op.kind).fusion is Fusion.REDUCTION and not _sums_nothing(op)
 
 
 def is_product(op: Op) -> bool:
@@ -60,9 +60,11 @@ def is_product(op: Op) -> bool:
 
 
 def _sums_nothing(op: Op) -> bool:
-    """True for an outer product, of which XLA makes a multiplication."""
+    """True for an outer product, of which XLA makes a multiplication, or a sum over dims of 1."""
     rule = op.rule
-    if op.kind != "dot_general" or rule is None:
+    if rule is None or not rule.operands or not rule.results:
+        return False
+    if op.kind != "dot_general" and primitive(op.kind).fusion is not Fusion.REDUCTION:
         return False
     kept = {f for dim in rule.results[0] for f in dim}
     return all(f in kept or rule.factors[f].size == 1 for dim in rule.operands[0] for f in dim)
@@ -94,6 +96,11 @@ def works_in_place(op: Op) -> bool:
 def work_bytes(op: Op) -> float:
     """The cost of computing an item of the op again, as bytes that could be loaded instead."""
     return primitive(op.kind).redo_bytes
+
+
+def gpu_bytes(op: Op) -> float:
+    """The bytes that a GPU could load while it computes an item of the op; 0 of what is cheap."""
+    return primitive(op.kind).gpu_bytes
 
 
 def split_bytes(op: Op, item_count: int, operand: Sharding, sizes: tuple[int, ...]) -> int:
@@ -502,6 +509,11 @@ _NONE: Pieces = frozenset()
 _BITS = 63
 # The more kernels compute a piece, the less it pays: beyond so many, counting is not worth while.
 _READERS = 6
+# What stands between a product and the end of gelu, and how many times larger than biases it is.
+_IN_GELU = frozenset(
+    "add broadcast_in_dim convert_element_type integer_pow mul reshape tanh".split()
+)
+_LARGER = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -512,7 +524,7 @@ class Kernel:
     cuts out, a copy in another order. `group` are the kind, axes and dtype of a collective that
     may be combined with its like. A light one may be fused with others that read the same; an early
     one need not wait for its readers' turn: it gathers. `wasted_bytes` are loaded beside those that
-    it reads, where it loads them item by item.
+    it reads, where it loads them item by item; `work_bytes` could be loaded while it computes.
     """
 
     at: int
@@ -525,6 +537,7 @@ class Kernel:
     is_light: bool = False
     is_early: bool = False
     wasted_bytes: int = 0
+    work_bytes: float = 0.0
 
     def instruction(self, block: Block) -> ListingStep | None:
         """The instruction of its block that it runs; None where it is none."""
@@ -721,14 +734,18 @@ class _Writer:
         self._nbytes: dict[str, int] = dict(given)
         self._behind: dict[str, _Behind] = {name: frozenset((name,)) for name in given}
         self._work: dict[str, float] = {}  # of a fused piece, in bytes
+        # Of a fused piece, the instructions whose work takes time of its own, with its bytes.
+        self._dear: dict[str, Mapping[int, float]] = {}
+        self._before_gelu: dict[str, str] = {}  # products' results, and what gelu makes of them
         # What lies behind element-wise work, and its bytes, though it may be stored as well.
         self._computed: dict[str, tuple[_Behind, int]] = {}
         self._kernels: list[Kernel] = []
 
     def stored(self, block: Block) -> Stored:
         """The pieces that were written."""
-        kept = [_pieces(self._behind.get(o, _NONE)) for o in block.outputs if o is not None]
-        return Stored(tuple(self._kernels), self._nbytes, _NONE.union(*kept))
+        behind = [_pieces(self._behind.get(o, _NONE)) for o in block.outputs if o is not None]
+        kept = _NONE.union(*behind)
+        return Stored(tuple(self._with_epilogues(kept)), self._nbytes, kept)
 
     def cut(self, name: str, nbytes: int) -> None:
         """An input that a loop cuts out: element-wise readers do it themselves."""
@@ -760,6 +777,67 @@ class _Writer:
             turned = f"{makes[0]} in order"
             self._nbytes[turned], self._behind[makes[0]] = nbytes[0], frozenset((turned,))
             self._kernels.append(Kernel(-1, (turned,), frozenset(makes), is_light=True))
+
+    def _with_epilogues(self, kept: Pieces) -> list[Kernel]:
+        """The kernels, those of products with the gelu in them that alone reads what they make.
+
+        cuBLAS computes it before it stores: XLA for GPUs asks for that (its GemmRewriter).
+        """
+        if not self._before_gelu:
+            return list(self._kernels)
+        readers = Counter(r for kernel in self._kernels for r in kernel.reads)
+        product_of = {
+            gelu: product
+            for product, gelu in self._before_gelu.items()
+            if readers[product] == 1 and product not in kept
+        }
+        makers = {k.makes[0]: k for k in self._kernels if k.makes[0] in product_of.values()}
+        left: list[Kernel] = []
+        for kernel in self._kernels:
+            name = kernel.makes[0]
+            if name in product_of:
+                product = product_of[name]
+                reads = makers[product].reads | kernel.reads - {product}
+                left.append(replace(makers[product], makes=kernel.makes, reads=reads))
+            elif name not in makers:
+                left.append(kernel)
+        return left
+
+    def _product_before(self, i: int) -> str | None:
+        """The product's result that an instruction makes gelu of, by tanh, with a bias or without.
+
+        h = x @ w + b    y = 0.5 * h * (1 + tanh(0.8 * (h + 0.04 * h ** 3)))
+        """
+        line, last = self._line, self._line.ops[i]
+        if self._sizes.platform != "gpu" or last is None or last.kind != "mul":
+            return None
+        kinds, sources, seen = set[str](), set[str](), set[str]()
+        front = [*line.reads[i]]
+        while front:
+            name = front.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            at = line.maker.get(name)
+            op = line.ops[at] if at is not None else None
+            if at is None or op is None or name in self._nbytes:
+                sources.add(name)
+            elif op.kind in _IN_GELU:
+                kinds.add(op.kind)
+                front += line.reads[at]
+            else:
+                return None
+        products = [n for n in sorted(sources) if self._is_plain_product(n)]
+        if not kinds.issuperset(("tanh", "integer_pow")) or len(products) != 1:
+            return None
+        others = sum(self._nbytes.get(n, 0) for n in sources) - self._nbytes[products[0]]
+        return products[0] if _LARGER * others <= self._nbytes[products[0]] else None
+
+    def _is_plain_product(self, name: str) -> bool:
+        """True for the result of a matrix product without a dim of batch."""
+        at = self._line.maker.get(name)
+        op = self._line.ops[at] if at is not None else None
+        return op is not None and op.kind == "dot_general" and _summed_dims(op) is not None
 
     def _copied(self, i: int) -> _Behind:
         """The pieces that a kernel reads, of which some are written out in another order before."""
@@ -821,9 +899,22 @@ class _Writer:
             again = sum(self._nbytes.get(s, 0) for s in _pieces(sources)) + work
             if readers * again > again + nbytes * (1 + readers):
                 return False
+        dear = self._computed_inside(i, nbytes)
         for name in self._line.makes[i]:
             self._behind[name], self._work[name] = sources, work
+            if dear:
+                self._dear[name] = dear
         return True
+
+    def _computed_inside(self, i: int, nbytes: int) -> Mapping[int, float]:
+        """The dear instructions that a kernel of this one computes, with the bytes of each."""
+        op = self._line.ops[i]
+        found: dict[int, float] = {}
+        for inside in map(self._dear.get, self._line.reads[i]):
+            found.update(inside or {})
+        if op is not None and self._line.fused[i] and gpu_bytes(op):
+            found[i] = nbytes / item_bytes(op.results[0].dtype) * gpu_bytes(op)
+        return found
 
     def _kernel(
         self, i: int, step: LocalOp | Move | Loop, makes: tuple[str, ...], sources: Pieces
@@ -843,7 +934,14 @@ class _Writer:
             scratch = split_bytes(op, items, step.operand_shardings[0], shard)
         light = self._line.fused[i] or is_reduction(op)
         in_place = works_in_place(op)
-        return Kernel(i, makes, sources, scratch, in_place, is_light=light)
+        work = 0.0
+        product = self._product_before(i)
+        if product is not None:
+            self._before_gelu[product] = makes[0]
+        if light and self._sizes.platform == "gpu":
+            inside = self._computed_inside(i, self._result_bytes(i, step)[0])
+            work = sum(inside[k] for k in sorted(inside))
+        return Kernel(i, makes, sources, scratch, in_place, is_light=light, work_bytes=work)
 
 
 def _move_kernel(

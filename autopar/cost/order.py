@@ -158,52 +158,58 @@ class RowWork:
     sums: bool
 
 
-def rows_at_hand(
+def moved_along_rows(
     kernels: Sequence[Kernel], work: Sequence[RowWork | None], kept: Collection[str]
 ) -> dict[int, frozenset[str]]:
-    """By kernel, the pieces that it need not load, as it has the rows of them at hand.
+    """By kernel, the pieces that it loads and stores, where Triton makes one of several.
 
     XLA for GPUs runs sums over rows, and the work that reads both the rows and their sums, as one
-    kernel by Triton, if nothing else reads the sums: a softmax, a norm, and their gradients.
+    kernel by Triton, if all that reads the sums goes along such rows: a softmax, a norm, and their
+    gradients. Where several kernels read a sum each computes it, and nothing stores it.
 
-        max = m(x)   sum = s(x, max)   y = f(x, max, sum)     loads x once
+        max = m(x)   sum = s(x, max)   y = f(x, max, sum)     loads x, stores y
+
+    What only one such kernel reads is computed in it, too:
+
+        x = a + b    mean = m(x)   y = f(x, mean)             loads a and b, stores y
 
     `work` tells of each kernel if it goes along rows that are short enough, and `kept` are pieces
-    that are read elsewhere.
+    that are read elsewhere. Kernels that run by themselves are left out; what others compute moves
+    nothing.
     """
-    makers = {n: k for k, kernel in enumerate(kernels) for n in kernel.makes if _sums(work[k])}
-    readers: dict[str, set[int]] = {name: set() for name in makers}
+    # 1. From the last to the first, what is computed by those that read it, and by which.
+    readers: dict[str, list[int]] = {}
     for k, kernel in enumerate(kernels):
-        for name in kernel.reads & makers.keys():
-            readers[name].add(k)
-    found: dict[int, frozenset[str]] = {}
-    for k, kernel in enumerate(kernels):
-        own = work[k]
-        if own is None:
+        for name in kernel.reads:
+            readers.setdefault(name, []).append(k)
+    ends: dict[int, frozenset[int]] = {}
+    joins: set[int] = set()  # the kernels that compute sums of others
+    for k in range(len(kernels) - 1, -1, -1):
+        own, makes = work[k], kernels[k].makes
+        if own is None or len(makes) != 1 or makes[0] in kept:
             continue
-        inside = {n for n in kernel.reads if n in makers and n not in kept}
-        inside = {n for n in inside if _is_alike(work[makers[n]], own)}
-        while outer := {n for n in inside if not _all_in(readers[n], inside, makers, k)}:
-            inside -= outer
-        loaded: Collection[str] = frozenset()
-        for m in (*sorted({makers[n] for n in inside}), k):
-            found[m] = found.get(m, frozenset()) | kernels[m].reads.intersection(loaded)
-            loaded = {*loaded, *kernels[m].reads, *kernels[m].makes}
-    return found
-
-
-def _sums(work: RowWork | None) -> bool:
-    return work is not None and work.sums
-
-
-def _is_alike(work: RowWork | None, other: RowWork) -> bool:
-    return work is not None and work.shape == other.shape
-
-
-def _all_in(readers: Collection[int], inside: set[str], makers: Mapping[str, int], k: int) -> bool:
-    """True if a kernel and the sums that it reads are the only readers."""
-    members = {k, *(makers[n] for n in inside)}
-    return members.issuperset(readers)
+        by = readers.get(makes[0], [])
+        if not by or any((other := work[r]) is None or other.shape != own.shape for r in by):
+            continue
+        found = frozenset[int]().union(*(ends.get(r, (r,)) for r in by))
+        if own.sums:
+            ends[k] = found
+            joins |= found
+        elif len(found) == 1 and found <= joins:
+            ends[k] = found
+    # 2. What they load in its place.
+    makers = {kernels[k].makes[0]: k for k in ends}
+    moved: dict[int, frozenset[str]] = dict.fromkeys(ends, frozenset())
+    for k in sorted(joins):
+        loaded, waiting = set[str](), [*kernels[k].reads]
+        while waiting:
+            name = waiting.pop()
+            if name in makers:
+                waiting += kernels[makers[name]].reads
+            else:
+                loaded.add(name)
+        moved[k] = frozenset(loaded.union(kernels[k].makes))
+    return moved
 
 
 def known_before(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from autopar.cost.memory import Held
 from autopar.cost.timeline import Seconds, Timed, moved_seconds
+from autopar.ir.compiler_options import PIPELINED
 from autopar.ir.listing import Listing, Traffic, traffic_of
 from autopar.ir.peak import Peak
 from autopar.schedule.times import StageTimes
@@ -24,7 +25,8 @@ class StageCost:
     do only where W is a task of its own. `working_bytes` are the most that a part of the loop holds
     beside all that; `once_bytes` are the most that the update does, when nothing is in flight.
     `traffic` says how often a step runs the part that it is of. A step that is one program runs
-    once, and what is `held` at most tells when and what that is.
+    once, what is `held` at most tells when and what that is, and `pipelined` are the kinds of
+    collectives that its compiler is asked to run beside other trips of their loops.
     """
 
     forward: Seconds = _NONE
@@ -39,6 +41,7 @@ class StageCost:
     once_bytes: int = 0
     traffic: tuple[tuple[Traffic, int], ...] = ()
     held: Held | None = None
+    pipelined: frozenset[str] = frozenset(PIPELINED)
 
     @classmethod
     def of_whole_step(cls, listing: Listing, held: Held, timed: Timed) -> StageCost:
@@ -49,6 +52,7 @@ class StageCost:
             working_bytes=held.peak_bytes - held.argument_bytes,
             traffic=tuple((t, 1) for t in traffic_of(listing, moved_seconds(timed))),
             held=held,
+            pipelined=timed.pipelined,
         )
 
     @classmethod

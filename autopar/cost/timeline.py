@@ -9,9 +9,10 @@ XLA's latency-hiding scheduler does.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, groupby
+from itertools import accumulate, combinations, groupby
 
 from autopar.cluster.catalog import entry_named
 from autopar.cost.kernels import (
@@ -29,10 +30,11 @@ from autopar.cost.order import (
     combined,
     depth_first,
     known_before,
-    rows_at_hand,
+    moved_along_rows,
 )
 from autopar.cost.prices import Prices
 from autopar.errors import GraphError
+from autopar.ir.compiler_options import PIPELINED
 from autopar.ir.control_flow import ControlFlow, PortKind
 from autopar.ir.graph import Graph, Op
 from autopar.ir.listing import Block, Listing, ListingStep, LocalOp, Loop, Move
@@ -78,6 +80,9 @@ class Seconds:
 
 # Rows of 4,096 XLA gives to Triton, rows of 50,304 it does not.
 _LONGEST_ROW = 8192
+# Sums over rows are f32. Those that a cache next to the cores does not hold come from the one
+# behind it, which XLA takes to be so much faster than memory.
+_SUM_BYTES, _NEAR_CACHE_BYTES, _FROM_CACHE = 4, 2**16, 2.5
 
 
 class KernelTimes:
@@ -87,14 +92,18 @@ class KernelTimes:
         self._sizes, self._prices, self._block, self._stored = sizes, prices, block, stored
         self._moves = {m.result: m for m in block.instructions if isinstance(m, Move)}
         kernels = stored.kernels
-        self._at_hand: dict[tuple[str, ...], frozenset[str]] = {}
+        self._at_hand: Mapping[tuple[str, ...], frozenset[str]] = {}
+        self._by_triton: Mapping[tuple[str, ...], frozenset[str]] = {}
+        self._row_sums: Set[str] = frozenset()
         if sizes.platform == "gpu":
             work = [self._along_rows(k) for k in kernels]
-            for shared in (
-                rows_at_hand(kernels, work, stored.kept),
-                at_hand(kernels, [self._updated_shape(k) for k in kernels]),
-            ):
-                self._at_hand.update((kernels[k].makes, found) for k, found in shared.items())
+            along = moved_along_rows(kernels, work, stored.kept)
+            self._row_sums = {
+                n for k, w in zip(kernels, work, strict=True) if w and w.sums for n in k.makes
+            }
+            shared = at_hand(kernels, [self._updated_shape(k) for k in kernels])
+            self._by_triton = {kernels[k].makes: found for k, found in along.items()}
+            self._at_hand = {kernels[k].makes: found for k, found in shared.items()}
 
     def _updated_shape(self, kernel: Kernel) -> tuple[int, ...] | None:
         """The shape of a piece that element-wise work of an update makes."""
@@ -137,12 +146,15 @@ class KernelTimes:
         if isinstance(step, Move):
             return self._moving([self._moves[name] for name in kernel.makes], kernel)
         if isinstance(step, LocalOp):
-            return self._run(step, self._moved(kernel))
+            return self._run(step, kernel)
         return Seconds()
 
     def _moved(self, kernel: Kernel) -> int:
         nbytes, shared = self._stored.nbytes, self._at_hand.get(kernel.makes, frozenset())
-        return sum(nbytes.get(name, 0) for name in (*kernel.makes, *(kernel.reads - shared)))
+        moved = self._by_triton.get(kernel.makes)
+        if moved is None:
+            moved = kernel.reads - shared | frozenset(kernel.makes)
+        return sum(nbytes.get(name, 0) for name in moved)
 
     def _moving(self, moves: Sequence[Move], kernel: Kernel) -> Seconds:
         """A move's collectives; of several that run as one, one collective of all their bytes."""
@@ -156,13 +168,32 @@ class KernelTimes:
             seconds = self._prices.collective(first.kind, nbytes, first.axes)
         return Seconds(0.0, seconds, seconds)
 
-    def _run(self, run: LocalOp, nbytes: int) -> Seconds:
-        op = self._sizes.op(run.equation)
-        if op.kind not in HEAVY:  # and so bound by memory
-            return Seconds(self._prices.elementwise(nbytes))
+    def _run(self, run: LocalOp, kernel: Kernel) -> Seconds:
+        op, nbytes = self._sizes.op(run.equation), self._moved(kernel)
+        if op.kind not in HEAVY:
+            # XLA's model has element-wise work beside the loads and stores of its kernel, but knows
+            # of Triton's kernels no more than their bytes.
+            work = 0.0
+            if kernel.makes not in self._by_triton:
+                work, nbytes = kernel.work_bytes, nbytes + self._reread(run, op, kernel)
+            taken = self._prices.elementwise(max(nbytes, work))
+            return Seconds(taken, arithmetic=taken if work > nbytes else 0.0)
         share = run.share(self._prices.mesh)
         taken, fewest = (self._prices.kernel(op, n, share) for n in (nbytes, 0))
         return Seconds(taken, arithmetic=taken if taken <= fewest else 0.0)
+
+    def _reread(self, run: LocalOp, op: Op, kernel: Kernel) -> int:
+        """Bytes that could be loaded while sums over rows are read once more for each item.
+
+        XLA's model for GPUs has them come from the cache, of each item by itself.
+        """
+        nbytes = (self._stored.nbytes.get(r, 0) for r in kernel.reads & self._row_sums)
+        sums = sum(n > _NEAR_CACHE_BYTES for n in nbytes)
+        if not sums or not kernel.is_light:
+            return 0
+        shape = self._sizes.local(run.result_shardings[0], op.results[0].shape)
+        items = math.prod(self._sizes.shard(run, op) if is_reduction(op) else shape)
+        return int(sums * items * _SUM_BYTES / _FROM_CACHE)
 
 
 def entering(flow: ControlFlow, loop: Loop, b: int, nbytes: Mapping[str, int]) -> dict[str, int]:
@@ -187,6 +218,8 @@ _UNHIDDEN_SHARE = 0.2
 # models of 4 layers: 0.02 to 0.16 of it, and all of it in one trip that the wires fill.
 _UNHIDDEN_ACROSS = 0.1
 _REDUCTIONS = ("all-reduce", "reduce-scatter")
+# The kinds that XLA for GPUs pipelines, in the order of its passes.
+_IN_TURN = ("all-reduce", "all-gather", "reduce-scatter")
 _ROUNDING = 1e-9  # of the seconds, by which sums in another order may differ
 # XLA knows what kernels take on GPUs from Hopper on. Of others its scheduler guesses: so much for a
 # collective, a product and any other kernel.
@@ -194,16 +227,35 @@ _TIMED_FROM, _GUESSES = 9, (5000.0, 1000.0, 1.0)
 
 
 def timed_listing(
-    graph: Graph, program: Listing, prices: Prices, sizes: Sizes | None = None
+    graph: Graph,
+    program: Listing,
+    prices: Prices,
+    sizes: Sizes | None = None,
+    *,
+    is_part: bool = False,
 ) -> Timed:
     """Times one run of a listing of `graph`, kernel by kernel.
 
     Element-wise work is fused as `stored_kernels` has it, and pays for what it loads and stores;
     neighboring collectives run as one, as `combined` has it; loops wait for what is before them.
-    `sizes` are those of the graph on the mesh, where another reads the listing too.
+    `sizes` are those of the graph on the mesh, where another reads the listing too. What the
+    compiler is asked to pipeline is chosen, unless the listing is a part's, beside others'.
     """
     sizes = sizes or Sizes(graph, prices.mesh, prices.cluster.chip.platform)
-    return _Timer(sizes, prices).block(program.block, sizes.inputs(program))
+    given = sizes.inputs(program)
+    timer = _Timer(sizes, prices, prices.pipelined)
+    best = timer.block(program.block, given)
+    if is_part or not timer.is_short:
+        return best
+    # A loop of few trips pipelines only some kinds: it had better be those that take longest. What
+    # takes little is mostly hidden beside the work of its own trip.
+    asked = dict(prices.options)
+    free = [k for k in sorted(prices.pipelined) if PIPELINED[k] not in asked]
+    for left_out in (set(c) for n in range(1, len(free) + 1) for c in combinations(free, n)):
+        other = _Timer(sizes, prices, prices.pipelined - left_out).block(program.block, given)
+        if other.crossing_seconds > best.crossing_seconds * (1 + _ROUNDING):
+            best = other
+    return best
 
 
 @dataclass(frozen=True)
@@ -216,7 +268,10 @@ class Trips:
 
 @dataclass(frozen=True)
 class Timed:
-    """A block in time: its kernels on two streams, and by kernel the bodies of its loops."""
+    """A block in time: its kernels on two streams, and by kernel the bodies of its loops.
+
+    `pipelined` are the kinds of collectives that XLA is asked to run beside another trip.
+    """
 
     block: Block
     kernels: tuple[Kernel, ...]
@@ -225,11 +280,20 @@ class Timed:
     assumed: Sequence[float]  # what XLA's scheduler takes each kernel for, in a unit of its own
     guessed: bool = False  # it knows no times of the chip's kernels
     fills: Mapping[int, Seconds] = field(default_factory=dict[int, Seconds])  # of loops' stacks
+    pipelined: frozenset[str] = frozenset()
 
     @property
     def seconds(self) -> Seconds:
         """Seconds of all of it."""
         return self.streams.seconds
+
+    @property
+    def crossing_seconds(self) -> float:
+        """Seconds of all collectives that run beside another trip of their loop."""
+        crossing = sorted(self.streams.crossing)
+        own = sum(self.streams.spent[k].communication for k in crossing)
+        trips = (t for body in self.bodies.values() for t in body)
+        return own + sum(t.runs * t.timed.crossing_seconds for t in trips)
 
     def spent(self) -> Iterator[tuple[Block, Kernel, Seconds]]:
         """Each kernel that is no loop, in bodies too, with its block and what all its runs take.
@@ -298,10 +362,14 @@ def _exposed(spent: Seconds, waiting: float, share: float) -> Seconds:
 
 
 class _Timer:
-    """Times blocks, loops by their bodies."""
+    """Times blocks, loops by their bodies, with such kinds of collectives pipelined.
 
-    def __init__(self, sizes: Sizes, prices: Prices) -> None:
-        self._sizes, self._prices = sizes, prices
+    It `is_short` once it has met a loop that has too few trips for all that could cross them.
+    """
+
+    def __init__(self, sizes: Sizes, prices: Prices, pipelined: frozenset[str]) -> None:
+        self._sizes, self._prices, self._pipelined = sizes, prices, pipelined
+        self.is_short = False
         entry = entry_named(prices.cluster.chip.name)
         gpu = entry.target if entry is not None else None
         self._guesses = gpu is not None and gpu.major < _TIMED_FROM
@@ -333,7 +401,8 @@ class _Timer:
             else (s.communication if on_wires else s.total)
             for kernel, s, on_wires in zip(kernels, spent, beside, strict=True)
         ]
-        return Timed(block, kernels, streams, bodies, assumed, self._guesses, fills)
+        pipelined = self._pipelined
+        return Timed(block, kernels, streams, bodies, assumed, self._guesses, fills, pipelined)
 
     def _stacking(self, loop: Loop, nbytes: Mapping[str, int]) -> float:
         """Seconds that a scan's stacks take beside the work of its trips.
@@ -390,7 +459,7 @@ class _Timer:
             alone = self.block(body, entering(flow, loop, b, nbytes))
             crossing = frozenset[int]()
             if flow.kind == "scan" and loop.runs > 1:
-                crossing = self._crossing(alone, flow, b)
+                crossing = self._crossing(alone, flow, b, loop.runs)
             own = alone.streams
             streams = in_two_streams(alone.kernels, own.spent, own.beside, crossing)
             if not crossing or streams.seconds.exposed >= own.seconds.exposed:
@@ -399,13 +468,14 @@ class _Timer:
             yield Trips(alone, 1)
             yield Trips(replace(alone, streams=streams), loop.runs - 1)
 
-    def _crossing(self, body: Timed, flow: ControlFlow, b: int) -> frozenset[int]:
+    def _crossing(self, body: Timed, flow: ControlFlow, b: int, runs: int) -> frozenset[int]:
         """The collectives of a scan's body that XLA runs beside another trip.
 
         Those are gathers of what is known before the trip, cast or laid out anew at most, and
-        reductions whose results are only stacked.
+        reductions whose results are only stacked. XLA takes one kind after the other, and each
+        costs the loop a trip, which then stands before or behind it: none is left alone.
         """
-        block, kernels, wanted = body.block, body.kernels, self._prices.pipelined
+        block, kernels, wanted = body.block, body.kernels, self._pipelined
         on_wires = (k for k, is_beside in enumerate(body.streams.beside) if is_beside)
         kinds = {k: _kind(block, kernels[k]) for k in on_wires}
         is_light = [
@@ -425,7 +495,10 @@ class _Timer:
                 found.add(k)
             if is_awaited or not is_light[k]:
                 awaited.update(kernels[k].reads)
-        return frozenset(found)
+        # 3. As many kinds as there are trips to spare.
+        taken = [kind for kind in _IN_TURN if any(kinds[k] == kind for k in found)]
+        self.is_short |= len(taken) >= runs
+        return frozenset(k for k in found if kinds[k] in taken[: runs - 1])
 
 
 def _operands(step: ListingStep) -> Sequence[str | None]:

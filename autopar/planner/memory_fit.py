@@ -430,13 +430,15 @@ def plan_on(tried: TriedMesh, fastest: float = math.inf) -> MeshPlan:
     if tried.fits:
         if not step.is_small and roomy.least_kept_seconds >= fastest:
             return roomy
-        return _faster_again(tried, _kept(step, roomy))
+        kept = _kept(step, roomy)
+        return _faster_again(tried, kept) or kept
     if not tried.is_near:
         raise MemoryLimitError(f"nothing near the limit was found on ({step.context.mesh})")
     # 2. Values are made again for the backward pass. Where that costs nothing it is the answer: no
     #    plan within a limit that binds costs less than one without.
     may_fit = step.may_fit()
     best = _recomputed(tried) if step.context.request.remat else None
+    best = _faster_again(tried, best)
     # 3. More is sharded, which is of no use to a form that holds too much however it is sharded.
     if may_fit and (best is None or best.cost > roomy.cost * (1 + _CLOSE)):
         with suppress(InfeasibleError):
@@ -468,7 +470,7 @@ def _kept(step: StepOnMesh, roomy: MeshPlan) -> MeshPlan:
     return best
 
 
-def _faster_again(tried: TriedMesh, best: MeshPlan) -> MeshPlan:
+def _faster_again(tried: TriedMesh, best: MeshPlan | None) -> MeshPlan | None:
     """The best plan, or a faster one of a form that makes again what takes longer to keep."""
     context, plain = tried.context, tried.step.form
     request = context.request
@@ -476,14 +478,14 @@ def _faster_again(tried: TriedMesh, best: MeshPlan) -> MeshPlan:
         return best
     if all(op.kind != "scan" for op in plain.graph.ops):  # only what a scan stacks can take longer
         return best
-    recomputed = tried.roomy.leaner_forms.faster(_WORTH_AGAIN * best.seconds)
-    if recomputed is None:
-        return best
-    step = StepOnMesh(context, form_of(plain, recomputed, request.rules))
-    with suppress(InfeasibleError):
-        again = step.cheapest(NO_LIMIT_BYTES)
-        if fits(again, request.budget_bytes) and again.seconds < best.seconds * (1 - _WORTH_AGAIN):
-            return again
+    known = tried.roomy.seconds if best is None else best.seconds
+    least = math.inf if best is None else best.seconds * (1 - _WORTH_AGAIN)
+    for recomputed in tried.roomy.leaner_forms.faster(_WORTH_AGAIN * known):
+        step = StepOnMesh(context, form_of(plain, recomputed, request.rules))
+        with suppress(InfeasibleError):
+            again = step.cheapest(NO_LIMIT_BYTES)
+            if fits(again, request.budget_bytes) and again.seconds < least:
+                best, least = again, again.seconds
     return best
 
 

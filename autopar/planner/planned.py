@@ -93,6 +93,7 @@ def make_plan(
             programs.placed.cluster.chip.platform,
             (part.listing for part in programs.program.parts),
             request.compiler_options,
+            frozenset[str]().union(*(costs.pipelined for costs in programs.costs)),
         ),
         record=Record.of(batching, request.rules.extra),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -68,18 +68,24 @@ class LeanerForms:
             return None
         return Recomputation(self.residuals.values(found.again), found.seconds, saved)
 
-    def faster(self, worth_seconds: float) -> Recomputation | None:
-        """The recomputation that saves most time, where that is more than so much.
+    def faster(self, worth_seconds: float) -> Iterator[Recomputation]:
+        """Recomputations that may save time: that which saves most, if it is more than so much.
 
-        What a scan does not stack for the backward pass is neither written nor read.
+        What a scan does not stack for the backward pass is neither written nor read. And all of
+        the bodies of scans, which is what `jax.checkpoint` around a layer does: what keeps nothing
+        apart is fused best, which the sum of all ops does not tell.
         """
         if not self.residuals.stacks:
-            return None
+            return
         cuts = self.residuals.tradeoff
-        again = cheapest(cuts, [0.0] * len(cuts.kept))
-        seconds = cuts.seconds(again)
-        if -seconds <= worth_seconds:
-            return None
+        least = cheapest(cuts, [0.0] * len(cuts.kept))
+        if -cuts.seconds(least) > worth_seconds:
+            yield self._recomputation(least)
+        if self.residuals.inside_scans != least:
+            yield self._recomputation(self.residuals.inside_scans)
+
+    def _recomputation(self, again: frozenset[int]) -> Recomputation:
+        seconds = self.residuals.tradeoff.seconds(again)
         saved = max(0, int(self.whole_bytes - self.residuals.peak(again)))
         return Recomputation(self.residuals.values(again), seconds, saved)
 

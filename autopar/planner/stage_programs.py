@@ -81,7 +81,7 @@ def cost_part(part: Part, plan: ShardingPlan, tables: ReshardCosts, listing: Lis
     """The cost of a part where its submesh is sharded by `plan`."""
     platform = tables.prices.cluster.chip.platform
     sizes = Sizes(part.graph, plan.mesh, platform)
-    run = timed_listing(part.graph, listing, tables.prices, sizes)
+    run = timed_listing(part.graph, listing, tables.prices, sizes, is_part=True)
     as_part = AsPart(part.accumulators, run)
     held = held_bytes(part.graph, listing, plan.mesh, platform, sizes, as_part)
     working = held.peak_bytes - held.argument_bytes

@@ -86,10 +86,20 @@ _REDO_BYTES = {
     **dict.fromkeys("cos erf erf_inv erfc expm1 log log1p pow sin tanh".split(), 4.0),
     "logistic": 1.5, "exp": 1.0, "sqrt": 1.0, "rsqrt": 1.0,
 }  # fmt: skip
+# The bytes that an H100 could load while it computes an item of float32, by XLA's table of what its
+# instructions take. A kernel with such work in it may take longer than its bytes do: gelu loads and
+# stores 4 an item.
+_GPU_BYTES = {
+    "rsqrt": 3.9, "sqrt": 3.9, "exp": 4.5, "logistic": 4.9, "tanh": 9.9, "log": 12.3, "log1p": 13.4,
+    "expm1": 19.4, "cos": 33.5, "sin": 33.5, "pow": 46.5,
+}  # fmt: skip
 
 PRIMITIVES: Mapping[str, Primitive] = {
     **alike([*_UNARY, *_BINARY, *_MORE, *_SCALARS], Primitive(_plain)),
-    **{name: Primitive(_plain, redo_bytes=nbytes) for name, nbytes in _REDO_BYTES.items()},
+    **{
+        name: Primitive(_plain, redo_bytes=nbytes, gpu_bytes=_GPU_BYTES.get(name, 0.0))
+        for name, nbytes in _REDO_BYTES.items()
+    },
     **alike(["conj", "imag", "real"], Primitive(_first_linear)),
     **alike(["layout_constraint", "reshard"], Primitive(_first_linear, local=True)),
     **alike(["add", "add_any", "sub", "complex"], Primitive(_all_linear)),

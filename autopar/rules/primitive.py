@@ -140,19 +140,21 @@ class Primitive:
     """The facts of one primitive.
 
     `redo_bytes` is what one item costs to compute again, as the bytes that the chip could load in
-    that time. `terms` counts those of the sums of one whose work they are: it takes its FLOPs'
-    time, all others that of their bytes. One that `moves` gives back the items that it is given,
-    and no others; one that `keeps_zero` makes zeros of zeros; one that `adds` puts sums into what
-    its first operand holds; one that `draws` makes random items, or the keys of such. Where its
-    items depend on what is read, and not on shapes alone, `picks` is the operand whose rows become
-    those of its result. `local` says that its parameters speak of whole shapes, so that a device
-    runs what `autopar.runtime.local` makes of it.
+    that time; `gpu_bytes` are those that a GPU could load while it computes one. `terms` counts
+    those of the sums of one whose work they are: it takes its FLOPs' time, all others that of their
+    bytes. One that `moves` gives back the items that it is given, and no others; one that
+    `keeps_zero` makes zeros of zeros; one that `adds` puts sums into what its first operand holds;
+    one that `draws` makes random items, or the keys of such. Where its items depend on what is
+    read, and not on shapes alone, `picks` is the operand whose rows become those of its result.
+    `local` says that its parameters speak of whole shapes, so that a device runs what
+    `autopar.runtime.local` makes of it.
     """
 
     rule: RuleMaker
     work: Work = Work.ITEMS
     fusion: Fusion = Fusion.BY_RULE
     redo_bytes: float = 0.1
+    gpu_bytes: float = 0.0
     terms: TermCount | None = None
     moves: bool = False
     keeps_zero: bool = False

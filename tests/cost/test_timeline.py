@@ -291,6 +291,40 @@ def test_sums_that_are_only_stacked_are_finished_in_the_next_trip() -> None:
     assert bodies(scanned(STACKED)[0]) == [(1, []), (7, ["reduce-scatter"])]
 
 
+def test_a_loop_spares_a_trip_for_each_kind_that_crosses_them() -> None:
+    """XLA takes all-reduces, gathers and reduce-scatters in turn, until one trip is left.
+
+    Of two trips one kind can cross: the sums take longer, and gathers are not asked for.
+    """
+    product = "flops=137438953472 {dimension_numbers=(((0,), (0,)), ((), ()))}"
+    both = f"""
+    graph step(%x: f32[4096,4096] batch "x", %ws: f32[N,4096,4096] state "ws") {{
+      %y: f32[4096,4096], %z: f32[N,4096,4096], %u: f32[N,4096,4096] = scan(%x, %ws)
+        {{length=N, num_consts=0, num_carry=1, reverse=False, unroll=1}} [
+        graph body(%h: f32[4096,4096], %w: f32[4096,4096]) {{
+          %g: f32[4096,4096] = dot_general(%h, %w)
+            flops=137438953472 {{dimension_numbers=(((1,), (0,)), ((), ()))}}
+          %a: f32[4096,4096] = dot_general(%h, %g) {product}
+          %b: f32[4096,4096] = dot_general(%g, %g) {product}
+          return %g, %a, %b
+        }}
+      ]
+      return %y, %z, %u
+    }}
+    """
+
+    def crossing(trips: int, *off: str) -> tuple[list[tuple[int, set[str]]], frozenset[str]]:
+        timed, _ = scanned(both.replace("N", str(trips)), *off)
+        return [(runs, set(kinds)) for runs, kinds in bodies(timed)], timed.pipelined
+
+    three = [(1, set[str]()), (2, {"all-gather", "reduce-scatter"})]
+    assert crossing(3) == (three, frozenset(PIPELINED))
+    left = frozenset({"all-reduce", "reduce-scatter"})
+    assert crossing(2) == ([(1, set()), (1, {"reduce-scatter"})], left)
+    only = [(1, set[str]()), (1, {"all-gather"})]
+    assert crossing(2, PIPELINED["reduce-scatter"])[0] == only
+
+
 def test_what_the_next_trip_reads_is_waited_for() -> None:
     timed, _ = scanned(CARRIED)
     assert timed.seconds.communication > 0

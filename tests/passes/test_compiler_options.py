@@ -12,8 +12,8 @@ from autopar.ir.compiler_options import LATENCY_HIDING, PIPELINED
 from benchmarks.models import gpt
 
 
-def options(is_scan: bool, cluster: str, **more: Any) -> dict[str, Any]:
-    model = gpt(2, 1024, 8, 4096, 256, 32, scan=is_scan, remat=True)
+def options(is_scan: bool, cluster: str, layers: int = 4, **more: Any) -> dict[str, Any]:
+    model = gpt(layers, 1024, 8, 4096, 256, 32, scan=is_scan, remat=True)
     state = jax.eval_shape(model.create_state, jax.random.key(0))
     given = {"cluster": cluster, "mesh": 8, "method": "fsdp", **more}
     return dict(autopar.plan(model.step, state, model.example_batch, **given).compiler_options)

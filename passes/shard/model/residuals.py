@@ -146,6 +146,12 @@ class Residuals:
         )
         return Tradeoff(kept, tuple(repeats))
 
+    @property
+    def inside_scans(self) -> frozenset[int]:
+        """The ops in paired scans that may be repeated, which `jax.checkpoint` repeats too."""
+        repeats = enumerate(self.tradeoff.repeats)
+        return frozenset(o for o, r in repeats if self._trips[r.names[0]] > 1)
+
     def values(self, again: frozenset[int]) -> tuple[str, ...]:
         """The values that are made again where these ops are repeated, in the order of the step.
 
