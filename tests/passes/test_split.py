@@ -142,9 +142,7 @@ def test_casts_run_once_a_stage_and_expansions_in_every_part() -> None:
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "serial-split"])
 @pytest.mark.parametrize("reads", [True, False])
-def test_a_slope_runs_where_it_is_read_if_less_is_kept_so(
-    reads: bool, schedule: str
-) -> None:
+def test_a_slope_runs_where_it_is_read_if_less_is_kept_so(reads: bool, schedule: str) -> None:
     s = Sketch()
     w = s.given("w", (3, 3), Role.STATE, 0)
     x = s.given("x", (2, 3), Role.BATCH, 0)

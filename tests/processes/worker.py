@@ -63,11 +63,11 @@ def serve(
             except EOFError:
                 return
             asked.send(json.dumps(run(*words)))
-    except BaseException:  # multiprocessing would not call the hook, by which the others hear of it
-        sys.excepthook(*sys.exc_info())
+    except BaseException as error:  # by the hook, which multiprocessing does not call, others hear
+        sys.excepthook(type(error), error, error.__traceback__)
         raise
     finally:  # multiprocessing leaves these out
-        atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
+        atexit._run_exitfuncs()
 
 
 def main() -> None:

@@ -170,7 +170,7 @@ def _with_late_ops(step: StepAnalysis, places: Mapping[int, LoopPlace]) -> dict[
     found = dict(places)
     # What the backward pass of a stage reads of its forward pass anyhow.
     kept = {(p.stage, name) for i, p in places.items() if p.is_backward for name in step.reads[i]}
-    for i in reversed(places):
+    for i in reversed(list(places)):
         op, stage = step.ops[i], found[i].stage
         readers = [found.get(j) for j in step.readers[i]]
         later = LoopPlace(stage, True)
