@@ -154,10 +154,16 @@ def _reshape(given: AlignedOp) -> RowFlow:
     own = given.part.results[0].shape
     for d, (n, part) in enumerate(zip(new, own, strict=True)):
         left, right = math.prod(new[:d]), math.prod(new[d + 1 :])
-        if n != part and before % left == 0 and after % right == 0:
+        if n == part:
+            continue
+        if not (left and right):  # of no items at all, whose rows stay as they are
+            found = Rows(d, rows.outer, rows.inner)
+        elif before % left == 0 and after % right == 0:
             found = Rows(d, before // left, after // right)
-            if found.outer * given.batch * found.inner == n:
-                return RowFlow((found,))
+        else:
+            continue
+        if found.outer * given.batch * found.inner == n:
+            return RowFlow((found,))
     return RowFlow(fault=COUPLES)
 
 

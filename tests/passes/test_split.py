@@ -140,6 +140,31 @@ def test_casts_run_once_a_stage_and_expansions_in_every_part() -> None:
     assert _kinds(parts["F0"])["transpose"] == _kinds(parts["F0"])["add"] == 1
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "serial-split"])
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_slope_runs_where_it_is_read_if_less_is_kept_so(reads: bool, schedule: str) -> None:
+    s = Sketch()
+    w = s.given("w", (3, 3), Role.STATE, 0)
+    x = s.given("x", (2, 3), Role.BATCH, 0)
+    y = s.op("tanh", s.dot(x, w, 1, 0))
+    slope = s.op("sub", number(1.0), y)
+    loss = s.sums(s.total(s.op("mul", y, y)))
+    s.region = "backward"
+    cotangent = s.op("mul", slope, y if reads else number(2.0))
+    gradient = s.sums(s.dot(x, cotangent, 0, 0))
+    s.moment, s.region = ONCE, "update"
+    s.returns(loss)
+    s.returns(s.op("sub", w, gradient), w)
+    batching = s.batching(2, 2)
+    stages = s.staged(batching, (0,), schedule, 1)
+    parts = _named(split(batching, stages))
+    backward = parts["W0" if schedule == "serial-split" else "B0"]
+    assert ("sub" in _kinds(parts["F0"]), "sub" in _kinds(backward)) == (not reads, reads)
+    # One value of the layer is kept either way; the loss is summed.
+    assert parts["F0"].graph.outputs == (y if reads else slope, loss)
+    assert_equals_plain(batching, stages)
+
+
 def _with_one_stage(s: Sketch) -> tuple[Batching, StagePlan]:
     batching = s.batching(2, 2)
     return batching, s.staged(batching, (0,), "1f1b", 1)

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import socket
 import subprocess
 import sys
-import threading
+import tempfile
 import time
 from collections.abc import Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
 from typing import Any
+
+from tests.processes import worker
 
 LIMIT_SECONDS = 300.0  # for the whole job, on a machine that does much else
 _RESULT = "RESULT "
+_MODELS = ("tests.fuzz.case", "tests.zoo", "tests.zoo.staged")  # that scenarios take
 
 
 @dataclass(frozen=True)
@@ -37,10 +43,7 @@ class Ended:
 
 def _workers(count: int, devices: int) -> list[subprocess.Popen[str]]:
     """A process for each number below the count, which waits for scenarios to run."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    words = [str(count), str(devices), str(port)]
+    words = [str(count), str(devices), str(_free_port())]
     return [
         subprocess.Popen(
             [sys.executable, "-m", "tests.processes.worker", str(n), *words],
@@ -54,19 +57,23 @@ def _workers(count: int, devices: int) -> list[subprocess.Popen[str]]:
     ]
 
 
-def _ask(process: subprocess.Popen[str], scenario: str, texts: Sequence[str]) -> None:
-    assert process.stdin is not None
-    name = scenario if ":" in scenario else f"tests.processes.scenarios:{scenario}"
-    process.stdin.write(json.dumps([name, *texts]) + "\n")
-    process.stdin.flush()
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def _named(scenario: str) -> str:
+    return scenario if ":" in scenario else f"tests.processes.scenarios:{scenario}"
 
 
 def start(count: int, devices: int, scenario: str, *texts: str) -> list[subprocess.Popen[str]]:
     """A process for each number below the count; every one runs the scenario, and ends."""
     processes = _workers(count, devices)
     for process in processes:
-        _ask(process, scenario, texts)
         assert process.stdin is not None
+        process.stdin.write(json.dumps([_named(scenario), *texts]) + "\n")
         process.stdin.close()
         process.stdin = None
     return processes
@@ -101,45 +108,73 @@ class BrokenJob(Exception):
 
 
 class StandingJob:
-    """A job whose processes have started and wait: they run scenarios, one after the other."""
+    """A job whose processes have started and wait: they run scenarios, one after the other.
+
+    They are forked from a process that has imported what scenarios import, and has no JAX devices
+    yet: that takes a process longer than most scenarios.
+    """
 
     def __init__(self, count: int, devices: int) -> None:
-        self._processes = _workers(count, devices)
+        self._folder = tempfile.TemporaryDirectory()
+        self._logs = [Path(self._folder.name) / f"process-{n}.log" for n in range(count)]
+        self._workers: list[tuple[ForkServerProcess, Connection]] = []
+        words = count, devices, _free_port(), dict(os.environ)
+        for number, log in enumerate(self._logs):
+            log.write_text("")
+            asked, theirs = multiprocessing.Pipe()
+            process = _forks().Process(target=worker.serve, args=(theirs, log, number, *words))
+            process.start()
+            theirs.close()
+            self._workers.append((process, asked))
 
     def results(self, scenario: str, *texts: str, limit: float = LIMIT_SECONDS) -> list[Any]:
         """The result of a scenario in every process; raises BrokenJob where one gives none."""
-        hung = threading.Event()
-
-        def stop() -> None:
-            hung.set()
+        found: dict[int, Any] = {}
+        waiting: dict[Any, int] = {}
+        ended: list[int] = []
+        for number, (_, asked) in enumerate(self._workers):
+            try:
+                asked.send([_named(scenario), *texts])
+                waiting[asked] = number
+            except OSError:
+                ended.append(number)
+        end = time.monotonic() + limit
+        while waiting and (ready := wait(list(waiting), max(0.0, end - time.monotonic()))):
+            for told in ready:
+                number = waiting.pop(told)
+                try:
+                    found[number] = json.loads(self._workers[number][1].recv())
+                except (EOFError, OSError):
+                    ended.append(number)
+        if silent := [*ended, *waiting.values()]:
             self._kill()
-
-        timer = threading.Timer(limit, stop)
-        timer.start()
-        try:
-            for process in self._processes:
-                _ask(process, scenario, texts)
-            with ThreadPoolExecutor(len(self._processes)) as readers:
-                told = list(readers.map(_result, self._processes))
-        except BrokenPipeError:
-            told = [_result(process) for process in self._processes]
-        finally:
-            timer.cancel()
-        silent = [said for is_result, said in told if not is_result]
-        if silent:
+            said = (self._logs[n].read_text(errors="replace") for n in silent)
+            broken = BrokenJob(bool(waiting), max(said, key=len))
             self.close()
-            raise BrokenJob(hung.is_set(), max(silent, key=len))
-        return [json.loads(said) for _, said in told]
+            raise broken
+        return [found[number] for number in range(len(self._workers))]
 
     def close(self) -> None:
         """End its processes."""
         self._kill()
-        for process in self._processes:
-            process.communicate()
+        for _, asked in self._workers:
+            asked.close()
+        self._folder.cleanup()
 
     def _kill(self) -> None:
-        for process in self._processes:
+        for process, _ in self._workers:
             process.kill()
+        for process, _ in self._workers:
+            process.join()
+
+
+def _forks() -> ForkServerContext:
+    """What forks processes that have imported what most scenarios import."""
+    found = multiprocessing.get_context("forkserver")
+    found.set_forkserver_preload(
+        ["autopar.api", "autopar.step", "tests.processes.scenarios", *_MODELS]
+    )
+    return found
 
 
 @contextmanager
@@ -150,14 +185,3 @@ def standing_job(count: int, devices: int) -> Generator[StandingJob]:
         yield job
     finally:
         job.close()
-
-
-def _result(process: subprocess.Popen[str]) -> tuple[bool, str]:
-    """True and a process's next result; False and all that it said where it ends without one."""
-    assert process.stdout is not None
-    said: list[str] = []
-    for line in process.stdout:
-        if line.startswith(_RESULT):
-            return True, line.removeprefix(_RESULT)
-        said.append(line)
-    return False, "".join(said)

@@ -102,7 +102,9 @@ def assign_loop_ops(step: StepAnalysis) -> LoopParts:
     splits_backward = step.schedule.needs_split
     own: dict[PartKey, list[int]] = {}
     # 1. The stage of each op, and its pass.
-    places = tuple(_loop_places(step, loop) for loop in range(step.batching.loops))
+    places = tuple(
+        _with_late_ops(step, _loop_places(step, loop)) for loop in range(step.batching.loops)
+    )
     for loop, here in enumerate(places):
         # 2. The ops of the backward pass that no other stage waits for: W.
         weights = _weight_gradients(step, here) if splits_backward else frozenset[int]()
@@ -153,6 +155,36 @@ def _loop_places(step: StepAnalysis, loop: int) -> dict[int, LoopPlace]:
             home = max(map(step.input_stage, names), default=0)
         places[i] = LoopPlace(max([home, *forward]), False)
     return places
+
+
+def _with_late_ops(step: StepAnalysis, places: Mapping[int, LoopPlace]) -> dict[int, LoopPlace]:
+    """The places with light forward ops in the backward pass, where less is kept for it so.
+
+    Derivatives leave some behind: of tanh the backward pass reads y and 1 - y, and y alone is
+    enough. Such an op runs once all the same, and only its own stage's backward pass reads it.
+
+        forward    y = tanh(x)  -->  1 - y               y = tanh(x)
+        kept           y               1 - y                 y
+        backward       dw = y' dz      dy * (1 - y)          dw = y' dz      dy * (1 - y)
+    """
+    found = dict(places)
+    # What the backward pass of a stage reads of its forward pass anyhow.
+    kept = {(p.stage, name) for i, p in places.items() if p.is_backward for name in step.reads[i]}
+    for i in reversed(list(places)):
+        op, stage = step.ops[i], found[i].stage
+        readers = [found.get(j) for j in step.readers[i]]
+        later = LoopPlace(stage, True)
+        if found[i].is_backward or any(r != later for r in readers) or not readers:
+            continue
+        if op.acts or op.graphs or any(r.name in step.leaving for r in op.results):
+            continue
+        items = sum(step.graph.values[n].item_count for n in step.reads[i])
+        fresh = {n for n in step.reads[i] if step.has_rows(n) and (stage, n) not in kept}
+        nbytes = sum(step.graph.values[n].nbytes for n in fresh)
+        if op.flops <= _LIGHT * items and nbytes < sum(r.nbytes for r in op.results):
+            found[i] = later
+            kept.update((stage, n) for n in step.reads[i])
+    return found
 
 
 def _weight_gradients(step: StepAnalysis, places: Mapping[int, LoopPlace]) -> frozenset[int]:
