@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -310,8 +310,8 @@ class _Runner:
 
     def _scan(self, equation: Equation, here: str, operands: list[Laid]) -> list[Laid]:
         params = equation.eqn.params
-        start = params["num_consts"] + params["num_carry"]
-        consts, first = operands[: params["num_consts"]], operands[params["num_consts"] : start]
+        const_count, start = _scan_starts(params)
+        consts, first = operands[:const_count], operands[const_count:start]
         scanned, made = operands[start:], list[Laid]()
 
         def body(carry: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -408,6 +408,17 @@ def _followed(result: Any, operands: list[Laid]) -> P | None:
     """The layout of an element-wise result that no table names: that of its operands."""
     alike = (x.spec for x in operands if np.shape(x.array) == np.shape(result))
     return next((spec for spec in alike if spec is not None), None)
+
+
+def _scan_starts(params: Mapping[str, Any]) -> tuple[int, int]:
+    """The places of a scan's first carried and first sliced operand, behind its constants.
+
+    From JAX 0.12 on, scan keeps trees of its operands in place of their numbers.
+    """
+    if "ft_in" in params:
+        consts, carry, _ = (len(list(part)) for part in params["ft_in"].unpack())
+        return consts, consts + carry
+    return params["num_consts"], params["num_consts"] + params["num_carry"]
 
 
 def _row(stacked: Laid, array: Any) -> Laid:

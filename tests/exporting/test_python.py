@@ -123,7 +123,9 @@ def _arguments() -> tuple[dict[str, jax.Array], jax.Array]:
     return w, jax.random.normal(keys[2], (32, WIDTH))
 
 
-@pytest.mark.parametrize("method", ["fsdp+tp", "megatron", "fsdp"])
+@pytest.mark.parametrize(
+    "method", ["fsdp+tp", "megatron", pytest.param("fsdp", marks=pytest.mark.smoke)]
+)
 def test_scans_and_remat_keep_their_layouts(method: str, tmp_path: Path) -> None:
     w, x = _arguments()
     plan = autopar.plan(_step, w, x, cluster=EAGER, mesh="data=2,model=4", method=method)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 import autopar
@@ -69,6 +70,26 @@ def test_what_a_rerun_holds_is_what_the_rewritten_step_holds(
     request = Request(prices.cluster, found.plan.mesh, PassPipeline.of_options("dp"), remat=False)
     again = plan_step(replace(found.source, traced=form.traced), request).plan.prediction
     assert again.peak_bytes - again.argument_bytes == pytest.approx(cut.peak_bytes, rel=error)
+
+
+def test_an_op_of_which_the_step_returns_one_result_can_be_repeated_for_the_other() -> None:
+    def step(w: Any, x: Any) -> Any:
+        def low(w: Any) -> Any:
+            order = jnp.arange(x.size, dtype=jnp.int32).reshape(x.shape)
+            keys, values = jax.lax.sort((x @ w, order), num_keys=1)
+            return jnp.sum(jnp.sin(values.astype(jnp.float32) @ w)), keys
+
+        (_, keys), gradient = jax.value_and_grad(low, has_aux=True)(w)
+        return w - gradient, keys
+
+    w, x = (jax.ShapeDtypeStruct((64, 64), jnp.float32) for _ in range(2))
+    found = autopar.parallelize(step, cluster="8xh100", mesh=(8,), method="dp").planned(w, x)
+    prices = found.programs.placed.contexts[0].tables.prices
+    residuals = Residuals(found.graph, found.program.parts[0].listing, prices)
+    (sort,) = (op for op in found.graph.ops if op.kind == "sort")
+    results = tuple(r.name for r in sort.results)
+    (again,) = (i for i, r in enumerate(residuals.tradeoff.repeats) if r.names == results)
+    assert results[1] in residuals.values(frozenset({again}))
 
 
 def paired_scans(stacked: str) -> Residuals:

@@ -130,7 +130,7 @@ class Residuals:
                 ops[op.results[0].name] = len(repeats)
                 fused = self._fused_into(op)
                 seconds = self._stored_seconds(op) + sum(map(self._seconds, fused.values()))
-                reads = {numbers[n] for n in self._behind[op.results[0].name] if n in numbers}
+                reads = {numbers[n] for n in self._behind[name] if n in numbers}
                 made = tuple(r.name for r in op.results)
                 repeats.append(Repeat(made, seconds, tuple(sorted(reads))))
         kept = tuple(
