@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -410,7 +410,7 @@ def _followed(result: Any, operands: list[Laid]) -> P | None:
     return next((spec for spec in alike if spec is not None), None)
 
 
-def _scan_starts(params: Mapping[str, Any]) -> tuple[int, int]:
+def _scan_starts(params: dict[str, Any]) -> tuple[int, int]:
     """The places of a scan's first carried and first sliced operand, behind its constants.
 
     From JAX 0.12 on, scan keeps trees of its operands in place of their numbers.
