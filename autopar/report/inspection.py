@@ -161,17 +161,27 @@ def as_tree(rows: Sequence[ModuleRow]) -> list[ModuleRow]:
     return [rows[i] for i in sorted(range(len(rows)), key=places)]
 
 
+def places_around(tree: Sequence[ModuleRow]) -> Iterator[tuple[int, ...]]:
+    """The places of the modules that each row of a tree is in, the innermost last.
+
+    Modules of several stages may have one name, so names alone do not tell what is in which: each
+    is in the last ones before it that its path begins with. The whole step, "", is around none.
+    """
+    around: list[int] = []
+    for place, row in enumerate(tree):
+        while around and not row.path.startswith(f"{tree[around[-1]].path}/"):
+            around.pop()
+        yield tuple(around)
+        if row.path:
+            around.append(place)
+
+
 def _name_rows(rows: Sequence[ModuleRow]) -> Iterator[tuple[str, ModuleRow]]:
     """Rows with their names, each set in under the row that it is in."""
-    around: list[str] = []
-    for row in rows:
-        while around and not row.path.startswith(f"{around[-1]}/"):
-            around.pop()
-        name = row.path.removeprefix(f"{around[-1]}/") if around else row.path
+    for row, around in zip(rows, places_around(rows), strict=True):
+        name = row.path.removeprefix(f"{rows[around[-1]].path}/") if around else row.path
         times = f"{row.count} x " if row.count > 1 else ""
         yield "  " * len(around) + times + (name or "the whole step"), row
-        if row.path:
-            around.append(row.path)
 
 
 def _cells(name: str, row: ModuleRow, whole: float) -> tuple[Cell, ...]:

@@ -24,7 +24,7 @@ from autopar.ir.sharding import MeshShape, Sharding
 from autopar.ir.text import show_bytes, show_count
 from autopar.report.html.data import Data, ReportView, mirrored, plan_summary, report_data
 from autopar.report.html.figures import FILTERS, Figures, percent, seconds
-from autopar.report.inspection import as_tree
+from autopar.report.inspection import as_tree, places_around
 from autopar.report.rows import by_kind
 from autopar.report.svg import bars
 from autopar.report.svg.draw import STYLE
@@ -145,23 +145,11 @@ def icicle(modules: Sequence[ModuleRow]) -> tuple[Bar, ...]:
 
 
 def _inside(tree: Sequence[ModuleRow]) -> Mapping[int, Sequence[int]]:
-    """The places of the modules right inside each, those that take longest first.
-
-    Modules of several stages may have one name, so names do not tell what is in which: each is in
-    the last one before it that its path begins with.
-    """
+    """The places of the modules right inside each, those that take longest first."""
     found: dict[int, list[int]] = {}
-    around: list[int] = []
-    for place, row in enumerate(tree):
-        while (
-            around
-            and tree[around[-1]].path
-            and not row.path.startswith(tree[around[-1]].path + "/")
-        ):
-            around.pop()
-        if around:
-            found.setdefault(around[-1], []).append(place)
-        around.append(place)
+    for place, around in enumerate(places_around(tree)):
+        if place:  # the whole step comes first
+            found.setdefault(around[-1] if around else 0, []).append(place)
     for places in found.values():
         places.sort(key=lambda p: -tree[p].seconds)
     return found
