@@ -81,8 +81,9 @@ class LeanerForms:
         least = cheapest(cuts, [0.0] * len(cuts.kept))
         if -cuts.seconds(least) > worth_seconds:
             yield self._recomputation(least)
-        if self.residuals.inside_scans != least:
-            yield self._recomputation(self.residuals.inside_scans)
+        whole = self.residuals.inside_scans
+        if whole and whole != least:
+            yield self._recomputation(whole)
 
     def _recomputation(self, again: frozenset[int]) -> Recomputation:
         seconds = self.residuals.tradeoff.seconds(again)
