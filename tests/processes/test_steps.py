@@ -117,6 +117,7 @@ def test_puts_give_every_bit_too(tmp_path: Path, count: int, devices: int) -> No
     check_job(tmp_path, count, devices, CASES[1:2], "put")
 
 
+@pytest.mark.smoke
 def test_the_first_plans_and_each_brings_its_own_rows() -> None:
     """Nobody names a cluster, and state is made before there is a plan."""
     first, second = results(2, 2, "own_rows_of", json.dumps({"method": "dp"}))
