@@ -25,6 +25,12 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("any-machine")
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Tests of `make test-ci` are slow as well: the default tier leaves them out."""
+    if item.get_closest_marker("ci"):
+        item.add_marker("slow")
+
+
 @pytest.fixture(scope="session")
 def devices() -> list[jax.Device]:
     """The eight virtual CPU devices that every sharded test runs on."""

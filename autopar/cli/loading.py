@@ -187,4 +187,13 @@ def _user_code(path: Path, on_exit: str) -> Generator[None]:
         lines = f"{type(error).__name__}: {error}".splitlines()
         few = [*(line[:_LONG] for line in lines[:_LINES]), *["..."] * (len(lines) > _LINES)]
         said = "\n".join(few)
-        raise InputError(f"{path} fails: {said}" + (f"\n  {where}" if where else "")) from error
+        told = "".join(f"\n  {text}" for text in (where, _searched(error, path)) if text)
+        raise InputError(f"{path} fails: {said}{told}") from error
+
+
+def _searched(error: BaseException, path: Path) -> str:
+    """The places where a module that is not there was looked for; "" for any other error."""
+    if not isinstance(error, ModuleNotFoundError):
+        return ""
+    folders = dict.fromkeys((str(path.resolve().parent), str(Path.cwd())))
+    return f"looked for in {', '.join(folders)} and the packages of {sys.executable}"

@@ -303,7 +303,6 @@ print(json.dumps(three_plans()))
 """
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_two_processes_make_the_same_bytes() -> None:
     """This process, which has planned other things before, and one with another hash seed."""

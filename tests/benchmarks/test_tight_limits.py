@@ -15,7 +15,7 @@ _SAMPLE = ("mlp", "8xh100", 0.8)
 @pytest.mark.parametrize(
     ("model", "cluster", "share", "pins"),
     [
-        pytest.param(*_SAMPLE, 3, marks=[pytest.mark.slow, pytest.mark.ci]),
+        pytest.param(*_SAMPLE, 3, marks=pytest.mark.ci),
         *(pytest.param(*plan, 3, marks=pytest.mark.slow) for plan in PLANS),
     ],
 )

@@ -26,7 +26,6 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_the_file_is_a_cluster_that_knows_where_its_figures_come_from(measured: Path) -> None:
     cluster = Cluster.from_toml(measured)
@@ -40,7 +39,6 @@ def test_the_file_is_a_cluster_that_knows_where_its_figures_come_from(measured: 
     assert figures["host.bytes_per_second"]["value"] == data["link_bytes_per_second"]
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_plans_are_made_with_it(measured: Path, tmp_path: Path) -> None:
     model = written(tmp_path)
@@ -50,7 +48,6 @@ def test_plans_are_made_with_it(measured: Path, tmp_path: Path) -> None:
     assert ours.data != stock.data
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_fitting_again_gives_the_same_file(measured: Path, tmp_path: Path) -> None:
     again = tmp_path / "again.toml"

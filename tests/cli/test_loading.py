@@ -71,7 +71,10 @@ def test_a_name_that_is_no_function(tmp_path: Path) -> None:
         ("import sys\nsys.exit(3)", "sys.exit runs when it is imported"),
         ("def train_step(x: return x", "line 1: invalid syntax"),
         ("x = 1\ny = x / 0", r"ZeroDivisionError: division by zero\n  line 2: y = x / 0"),
-        ("import nothing_of_this_name", "No module named 'nothing_of_this_name'"),
+        (
+            "import nothing_of_this_name",
+            r"No module named 'nothing_of_this_name'\n  line 1: .*\n  looked for in /",
+        ),
         (
             "def train_step(x): return x\ndef example_args():\n    return [][1]",
             r"IndexError: list index out of range\n  line 3: return \[\]\[1\]",

@@ -25,7 +25,7 @@ SAMPLE = (
 # models are so small that alignment counts.
 LEAST, MOST, MEAN_ERROR = 0.6, 1.6, 0.2
 
-pytestmark = [pytest.mark.slow, pytest.mark.ci]
+pytestmark = pytest.mark.ci
 
 
 @cache

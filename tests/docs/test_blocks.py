@@ -58,7 +58,7 @@ IN_CI = ("first-plan.md", "README.md", "checkpoints.md")
 
 def _marks(page: str) -> list[pytest.MarkDecorator]:
     if page in IN_CI:
-        return [pytest.mark.slow, pytest.mark.ci]
+        return [pytest.mark.ci]
     return [pytest.mark.slow] if page in LONG else []
 
 

@@ -10,7 +10,6 @@ from tests.house.source import ROOT
 FIGURES = ROOT / "docs" / "figures"
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_the_figures_are_those_that_the_script_makes() -> None:
     script = runpy.run_path(str(FIGURES / "make.py"))

@@ -9,7 +9,6 @@ from tests.house.source import ROOT
 GALLERY = ROOT / "docs" / "gallery"
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_the_gallery_is_what_is_planned_now() -> None:
     script = runpy.run_path(str(GALLERY / "make.py"))

@@ -86,7 +86,7 @@ IN_CI = (
 
 
 def _marks(combo: Combo) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.slow, pytest.mark.ci] if str(combo) in IN_CI else []
+    return [pytest.mark.ci] if str(combo) in IN_CI else []
 
 
 COMBOS = (

@@ -56,7 +56,7 @@ ZOO = [
     ("mlp_seven", "sgd", Layout((2, 2, 2, 2), 4, "1f1b", method="megatron")),
     pytest.param(
         "encoder_decoder", "sgd", Layout((2, 2), 4, "eager-1f1b"),
-        marks=[pytest.mark.slow, pytest.mark.ci],
+        marks=pytest.mark.ci,
     ),
     ("mlp_seven", "adam", Layout((4,), 4, "1f1b")),
 ]  # fmt: skip

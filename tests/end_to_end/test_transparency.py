@@ -45,7 +45,7 @@ IN_CI = frozenset({
 
 def _marks(combo: Combo) -> list[pytest.MarkDecorator]:
     if str(combo) in IN_CI:
-        return [pytest.mark.slow, pytest.mark.ci]
+        return [pytest.mark.ci]
     is_slow = combo not in SAMPLED or str(combo) in LONG
     marks = [pytest.mark.slow] if is_slow else []
     return [*marks, pytest.mark.smoke] if str(combo) in SMOKE else marks

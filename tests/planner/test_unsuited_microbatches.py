@@ -33,7 +33,6 @@ def test_rows_that_do_not_divide_are_told(method: str, mesh: Any, told: str) -> 
         autopar.plan(_step, w, x, cluster="8xcpu", microbatches=2, method=method, mesh=mesh)
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_stages_without_experts_are_data_parallel_beside_those_with_some() -> None:
     sizes = (2, 64, 4, 4, 128, 256, 2)

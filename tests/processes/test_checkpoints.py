@@ -37,7 +37,6 @@ def whole(pieces: list[dict[str, str]]) -> np.ndarray[Any, Any]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_two_processes_save_stages_and_any_plan_goes_on(tmp_path: Path) -> None:
     stages, mesh = plan_file(tmp_path / "s.json", STAGES), plan_file(tmp_path / "m.json", MESH)

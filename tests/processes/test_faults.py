@@ -132,7 +132,6 @@ def test_a_killed_process_is_named(stages: str) -> None:
     assert "process 1 of 2 was lost" in survivor.said
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_a_process_that_raises_is_named() -> None:
     survivor, failed = ends(start(2, 1, "endless", "2", "1"))
@@ -141,7 +140,6 @@ def test_a_process_that_raises_is_named() -> None:
     assert 0 not in (failed.code, survivor.code)
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_a_step_that_hangs_ends_all_processes() -> None:
     """Process 1 waits for its data for ever, and process 0 in the step for process 1."""

@@ -25,7 +25,6 @@ TRIALS = [
 
 
 @pytest.mark.ci
-@pytest.mark.slow
 def test_a_killed_job_goes_on() -> None:
     for trial, found in zip(TRIALS, outcomes(TRIALS, 4, (ALONE, STAGES, TWO)), strict=True):
         assert not found["faults"], (trial, found)

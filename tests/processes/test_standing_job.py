@@ -9,7 +9,7 @@ import pytest
 
 from tests.processes.jobs import BrokenJob, standing_job
 
-pytestmark = [pytest.mark.slow, pytest.mark.ci]
+pytestmark = pytest.mark.ci
 HERE = "tests.processes.test_standing_job"
 
 

@@ -89,7 +89,6 @@ def check_equal(got: Any, wanted: Any, exact: bool, name: str) -> None:
         np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_two_processes_give_every_bit_of_one(tmp_path: Path) -> None:
     check_job(tmp_path, 2, 2, CASES)

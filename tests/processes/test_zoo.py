@@ -46,7 +46,6 @@ SAMPLE = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_a_sample() -> None:
     """Over two processes and over four in turn: each process compiles all that a case runs."""
