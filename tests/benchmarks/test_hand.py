@@ -35,9 +35,9 @@ MODELS = {
     "lora": lambda: lora(2, 256, 8, 8, 256, 8, 8),
 }
 PAIRS = [
-    ("llama", "fsdp+tp 2x4"),
-    ("wide-resnet", "fsdp 8"),
     ("dlrm", "rows+columns 4x2"),
+    pytest.param("llama", "fsdp+tp 2x4", marks=pytest.mark.ci),
+    pytest.param("wide-resnet", "fsdp 8", marks=pytest.mark.ci),
     *(
         pytest.param(*pair, marks=pytest.mark.slow)
         for pair in (

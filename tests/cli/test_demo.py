@@ -34,7 +34,6 @@ def test_the_quick_demo_learns_and_agrees_in_four_stages() -> None:
     assert done.data["training"]["held_out_nats"] < done.data["training"]["unigram_nats"]
 
 
-@pytest.mark.ci
 def test_too_few_steps_to_learn_end_with_1() -> None:
     done = run("demo", "--quick", "--steps", "4", "--mesh", "8", "--method", "dp")
     assert done.code == 1

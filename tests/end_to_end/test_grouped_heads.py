@@ -86,12 +86,12 @@ def _run(step: Callable[..., Any], kv_heads: int) -> list[np.ndarray[Any, Any]]:
 @pytest.mark.parametrize(
     ("attend", "kv_heads", "mesh", "method"),
     [
-        (repeated, 2, (2, 4), "megatron"),
+        pytest.param(repeated, 2, (2, 4), "megatron", marks=pytest.mark.ci),
         (broadcast, 2, (1, 8), "megatron"),
-        (grouped, 2, (2, 4), "megatron"),
-        (grouped, 2, (8,), "megatron"),
+        pytest.param(grouped, 2, (2, 4), "megatron", marks=pytest.mark.ci),
+        pytest.param(grouped, 2, (8,), "megatron", marks=pytest.mark.ci),
         (grouped, 2, (2, 4), "sequence"),
-        (grouped, 2, (2, 4), "fsdp+tp"),
+        pytest.param(grouped, 2, (2, 4), "fsdp+tp", marks=pytest.mark.ci),
         (grouped, 1, (2, 4), "megatron"),
         (library, 2, (2, 4), "megatron"),
         (library, 2, (1, 8), "fsdp+tp"),

@@ -247,7 +247,7 @@ def _parallel(name: str, method: str, mesh: tuple[int, ...]) -> Any:
 
 WAYS = [
     ("dp", (8,)),
-    ("auto", (2, 4)),
+    pytest.param("auto", (2, 4), marks=pytest.mark.ci),
     pytest.param("fsdp", (8,), marks=pytest.mark.slow),
     pytest.param("auto", (8,), marks=pytest.mark.slow),
 ]

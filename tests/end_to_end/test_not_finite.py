@@ -95,9 +95,9 @@ def run(step: Any, state: Any) -> list[Any]:
 
 
 # A recipe's stages are found without a search.
-BY_DEFAULT = (("fsdp", "adam"), ("sharded stages", "sgd"))
+MARKS = {("sharded stages", "sgd"): [], ("fsdp", "adam"): [pytest.mark.ci]}
 CASES = [
-    pytest.param(*case, marks=[] if case in BY_DEFAULT else [pytest.mark.slow])
+    pytest.param(*case, marks=MARKS.get(case, [pytest.mark.slow]))
     for case in itertools.product(LAYOUTS, OPTIMIZERS)
 ]
 

@@ -122,7 +122,7 @@ def blocks(width: int, heads: int, layers: int, batch: int, length: int) -> tupl
 
 
 @pytest.mark.parametrize("cluster", ["8xh100", "v5e:2x4"])
-@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("layers", [1, pytest.param(3, marks=pytest.mark.ci)])
 def test_transformer_blocks_of_large_weights_give_megatron_pairs(layers: int, cluster: str) -> None:
     width, batch, length = 8192, 2, 64
     answer = Answer(*blocks(width, 64, layers, batch, length), cluster=cluster)
@@ -159,7 +159,13 @@ def _runs(found: tuple[HloCollective, ...], kind: str, nbytes: int) -> int:
     return sum(c.nbytes // nbytes for c in found if c.kind == kind)
 
 
-@pytest.mark.parametrize("cluster", ["8xh100", pytest.param("v5e:2x4", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        pytest.param("8xh100", marks=pytest.mark.ci),
+        pytest.param("v5e:2x4", marks=pytest.mark.slow),
+    ],
+)
 def test_a_mixture_of_experts_gives_expert_parallelism(cluster: str) -> None:
     layers = 2
     model = models.moe(

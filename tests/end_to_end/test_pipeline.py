@@ -82,6 +82,10 @@ IN_CI = (
     "clip-zb-h2-4+4-m4-sgd",
     "dropout-zb-v-4+4-m4-adam",
     "unet-zb-interleaved-4+4-m4-sgd",
+    "gpt_scan_raw-zb-h1-4+4-m4-adam",
+    "moe_switch-gpipe-4+4-m4-adam",
+    "tied-1f1b-2+2+2+2-m4-full-adam",
+    "mlp_seven-zb-h2-2+2+4-m8-adam",
 )
 
 

@@ -40,6 +40,9 @@ LONG = frozenset({
 # More that take long: they run in `make test-ci`.
 IN_CI = frozenset({
     "gpt-2x4-auto-adam", "gpt_scan_raw-2x2x2-fsdp+tp-sgd", "moe-2x4-auto-adam", "tied-8-auto-sgd",
+    "gpt-2x4-sequence-adam", "gpt_scan-2x2x2-sequence-sgd", "lstm-2x4-auto-adam",
+    "moe_switch-8-auto-sgd", "tied-2x2x2-megatron-sgd", "unet-8-auto-adam",
+    "wide_resnet_gn-8-dp-sgd",
 })  # fmt: skip
 
 

@@ -13,9 +13,11 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 
 import autopar
 from autopar.exporting.python import python_module
+from autopar.runtime.standalone import running as source
 from tests.end_to_end.combos import Combo
 from tests.end_to_end.running import EAGER, Leaf, compiled_bytes, numbers, traffic_gaps, zoo_case
 from tests.house.source import ROOT
@@ -53,6 +55,16 @@ def loaded(text: str, folder: Path) -> ModuleType:
     sys.modules["exported"] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+def laid_into_source(text: str, patch: pytest.MonkeyPatch) -> ModuleType:
+    """The package's source, of which modules are made, with the tables of a module."""
+    tables = text.split("# ---- the plan ----\n")[1].split("# ---- the program ----\n")[0]
+    decided: dict[str, Any] = {}
+    exec(tables, dict(vars(source)), decided)
+    for name, table in decided.items():
+        patch.setattr(source, name, table)
+    return source
 
 
 def gaps_and_leaves(combo: Combo, made: Exported) -> tuple[dict[str, str], tuple[Leaf, ...]]:

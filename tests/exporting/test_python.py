@@ -16,7 +16,13 @@ from autopar.exporting.python import python_module
 from tests.end_to_end.combos import Combo, sampled_combos
 from tests.end_to_end.exceptions import refusal
 from tests.end_to_end.running import EAGER, differing, numbers, zoo_case
-from tests.exporting.running import exported, gaps_and_leaves, loaded, run_alone
+from tests.exporting.running import (
+    exported,
+    gaps_and_leaves,
+    laid_into_source,
+    loaded,
+    run_alone,
+)
 
 # Nested models and all kinds of collectives; the others take minutes together.
 FAST = {"mlp-8-auto-sgd", "masked-8-auto-adam", "lstm_raw-8-zero2-adam"}
@@ -126,11 +132,11 @@ def _arguments() -> tuple[dict[str, jax.Array], jax.Array]:
 @pytest.mark.parametrize(
     "method", ["fsdp+tp", "megatron", pytest.param("fsdp", marks=pytest.mark.smoke)]
 )
-def test_scans_and_remat_keep_their_layouts(method: str, tmp_path: Path) -> None:
+def test_scans_and_remat_keep_their_layouts(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     w, x = _arguments()
     plan = autopar.plan(_step, w, x, cluster=EAGER, mesh="data=2,model=4", method=method)
-    module = loaded(python_module(plan), tmp_path)
-    step = module.parallelize(_step, w, x)
+    source = laid_into_source(python_module(plan), monkeypatch)
+    step = source.parallelize(_step, w, x)
     expected = numbers(jax.jit(_step)(w, x))
     assert not differing(numbers(step(jax.tree.map(jnp.array, w), x)), expected)
 
@@ -150,11 +156,13 @@ def _apart(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return w - 0.1 * jax.grad(loss)(w), loss(w)
 
 
-def test_what_stands_for_other_operations_does_so_in_the_module(tmp_path: Path) -> None:
+def test_what_stands_for_other_operations_does_so_in_the_module(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     w, x = jnp.linspace(0.1, 1.0, 8), jax.random.normal(jax.random.key(1), (16, 8))
     plan = autopar.plan(_apart, w, x, cluster=EAGER, mesh=(8,), method="dp")
-    module = loaded(python_module(plan), tmp_path)
-    step = module.parallelize(_apart, w, x)
+    source = laid_into_source(python_module(plan), monkeypatch)
+    step = source.parallelize(_apart, w, x)
     expected = numbers(jax.jit(_apart)(w, x))
     assert not differing(numbers(step(jnp.array(w), x)), expected)
 

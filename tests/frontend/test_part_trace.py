@@ -53,6 +53,7 @@ def test_the_key_is_that_of_the_step_on_the_whole_batch() -> None:
     assert step.part.key == trace(StepSpec(case.step), args, {}).key
 
 
+@pytest.mark.ci
 def test_dropout_of_a_zoo_step_is_that_of_the_whole_batch() -> None:
     step, args = _zoo("dropout", 4, concrete=True)
     assert check_sources(step, args) == 4

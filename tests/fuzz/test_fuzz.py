@@ -18,7 +18,7 @@ from tests.fuzz.writing import OPS
 
 SAMPLE = range(8)
 MORE = range(8, 400)
-LONG = (0, 4)  # the largest programs of the sample
+LONG = (0, 2, 4)  # the largest programs of the sample
 _IN_CI = pytest.mark.ci
 
 

@@ -75,6 +75,7 @@ def test_2000_mutations_are_refused_or_run_right(
     assert found["refused"] > 50
 
 
+@pytest.mark.ci
 def test_untouched_plans_answer_everything_and_run(plans: dict[str, Base], tmp_path: Path) -> None:
     for base in plans.values():
         (tmp_path / "good.json").write_text(json.dumps(base.data))
@@ -191,6 +192,7 @@ def _redecisions(plans: dict[str, Base], seeds: range) -> Counter[str]:
     return found
 
 
+@pytest.mark.ci
 def test_a_sample_of_other_decisions_is_refused_or_runs_right(plans: dict[str, Base]) -> None:
     found = _redecisions(plans, range(20))
     assert found["runs"] > 2

@@ -94,8 +94,10 @@ def test_free_choice_is_never_dearer_on_any_model(
 # -- what is recorded ------------------------------------------------------------------------------
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize("mesh", ["8", pytest.param("2,4", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "mesh",
+    [pytest.param("8", marks=pytest.mark.ci), pytest.param("2,4", marks=pytest.mark.slow)],
+)
 def test_every_recipe_has_its_margin(mesh: str) -> None:
     asked = setting(mesh, "8xh100")
     outcome = Optimal().run(zoo("moe_switch").graph, asked).outcome

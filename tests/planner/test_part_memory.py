@@ -104,5 +104,6 @@ def test_parts_hold_what_a_gpu_compiler_lays_out(cluster: str) -> None:
     check(ratios(cluster), 0.97, 1.15)
 
 
+@pytest.mark.ci
 def test_parts_hold_what_the_cpu_compiler_lays_out() -> None:
     check(ratios("4xcpu"), 0.8, 1.3)
