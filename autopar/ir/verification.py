@@ -290,7 +290,7 @@ def _check_numerics(data: Fields) -> None:
     data["steps"].whole()
     data["devices"].whole()
     data["where"].text()
-    data["rounding"].text()
+    data["rounding"].number()
     data["notes"].texts()
     for item in data["outputs"].items():
         output = item.fields()

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+import autopar
 from autopar.errors import ArgumentError
 from autopar.inspecting.explain import explain
+from autopar.inspecting.loaded_plan import reopen
 from autopar.inspecting.reshardable_unit import units_of
 from autopar.ir.explanation import Explanation
 from autopar.passes.shard.model.pins import Dims
@@ -85,6 +90,22 @@ def test_who_reads_it_and_how_is_told() -> None:
     assert "reads it replicated after all-gather over data and model (16.0 MiB" in found.reads[0]
     assert any("the update reads it as P(('data', 'model'))" in r for r in found.reads)
     assert any("its new value is made after reduce-scatter" in r for r in found.reads)
+
+
+def test_who_reads_it_in_a_loop_is_told() -> None:
+    def step(w: Any, x: Any) -> Any:
+        def loss(w: Any) -> Any:
+            h, _ = jax.lax.scan(lambda h, _: (jnp.tanh(h @ w), None), x, None, length=3)
+            return jnp.mean(h**2)
+
+        return w - 0.1 * jax.grad(loss)(w), jnp.float32(0)
+
+    w, x = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((1024, 1024), (256, 1024)))
+    loaded = reopen(autopar.plan(step, w, x, cluster="8xh100", mesh=(8,), method="fsdp"))
+    forward, backward, *_ = explain(loaded, "w").reads
+    for read, region in ((forward, "forward"), (backward, "backward")):
+        assert read.startswith(f"{region} dot_general (test_explain.py:")
+        assert "reads it replicated after all-gather over data (4.00 MiB" in read
 
 
 def test_dims_that_do_not_divide_and_state_bind(free: Asked) -> None:

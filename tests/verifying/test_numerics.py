@@ -1,5 +1,6 @@
 """The planned step beside the plain one: right plans agree, wrong ones do not."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 
 import autopar
 from autopar.errors import ArgumentError, PlanMismatchError, VerifyError
+from autopar.ir.codec import Item
 from autopar.ir.compiled import CheckLevel
+from autopar.ir.verification import check_verification, verification_data
 from autopar.verifying.verify import Inquiry
 from tests.end_to_end.running import EAGER
 from tests.verifying.asking import SHAPES, asked, planned_for, train_step, without_reduction
@@ -30,6 +33,10 @@ def test_a_model_of_the_zoo_agrees() -> None:
     assert (numbers.steps, numbers.devices, numbers.where) == (2, 8, "data=2, model=4")
     assert numbers.notes == ()  # nothing was drawn
     assert {o.path for o in numbers.outputs} > {"1/loss", "state/params/layer0/w"}
+    check_verification(Item(json.loads(json.dumps(verification_data(found)))))
+    title, *rows = str(found).splitlines()
+    assert title.endswith("level numerics: agrees")
+    assert [r.split()[0] for r in rows] == [o.path for o in numbers.worst]
     assert 0 < max(o.error for o in numbers.outputs) < 1e-4  # sums in another order do round
 
 
