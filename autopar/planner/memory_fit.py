@@ -438,7 +438,7 @@ def plan_on(tried: TriedMesh, fastest: float = math.inf) -> MeshPlan:
     #    plan within a limit that binds costs less than one without.
     may_fit = step.may_fit()
     best = _recomputed(tried) if step.context.request.remat else None
-    best = _faster_again(tried, best)
+    best = _faster_again(tried, best) or best
     # 3. More is sharded, which is of no use to a form that holds too much however it is sharded.
     if may_fit and (best is None or best.cost > roomy.cost * (1 + _CLOSE)):
         with suppress(InfeasibleError):
@@ -471,22 +471,26 @@ def _kept(step: StepOnMesh, roomy: MeshPlan) -> MeshPlan:
 
 
 def _faster_again(tried: TriedMesh, best: MeshPlan | None) -> MeshPlan | None:
-    """The best plan, or a faster one of a form that makes again what takes longer to keep."""
+    """The fastest plan of a form that makes again what takes longer to keep.
+
+    None where none is clearly faster than the best.
+    """
     context, plain = tried.context, tried.step.form
     request = context.request
     if request.method != "auto" or not request.remat or plain.trace is None:
-        return best
+        return None
     if all(op.kind != "scan" for op in plain.graph.ops):  # only what a scan stacks can take longer
-        return best
+        return None
     known = tried.roomy.seconds if best is None else best.seconds
     least = math.inf if best is None else best.seconds * (1 - _WORTH_AGAIN)
+    faster: MeshPlan | None = None
     for recomputed in tried.roomy.leaner_forms.faster(_WORTH_AGAIN * known):
         step = StepOnMesh(context, form_of(plain, recomputed, request.rules))
         with suppress(InfeasibleError):
             again = step.cheapest(NO_LIMIT_BYTES)
             if fits(again, request.budget_bytes) and again.seconds < least:
-                best, least = again, again.seconds
-    return best
+                faster, least = again, again.seconds
+    return faster
 
 
 def refusal(context: MeshContext, plain: Form) -> AutoparError:
