@@ -16,7 +16,7 @@ from autopar.errors import AutoparError
 from autopar.ir.codec import Json
 
 _UNBROKEN = 1000  # columns, where it is known neither how wide a page is nor who reads it
-_JSON_VERSION = 1  # of what `--json` prints: it changes where a key goes or means something else
+JSON_VERSION = 1  # of what `--json` prints: it changes where a key goes or means something else
 
 
 class _Piped(Console):
@@ -49,7 +49,7 @@ def _as_wide_as_said(console: Console) -> Console:
 
 def print_json(data: dict[str, Json]) -> None:
     """Print one JSON object on stdout and nothing else; it says which version its form is of."""
-    versioned = {"json_version": _JSON_VERSION, **data}
+    versioned = {"json_version": JSON_VERSION, **data}
     click.echo(json.dumps(versioned, indent=1, ensure_ascii=True))
 
 

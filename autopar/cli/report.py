@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
 
 from autopar import pages, plans
-from autopar.cli.console import err, out
+from autopar.cli.console import JSON_VERSION, err, out
 from autopar.errors import InputError
 from autopar.ir.codec import Item, Json, JsonError, parse_json
 from autopar.ir.text_file import PAGE, check_output, read_text
@@ -39,10 +38,14 @@ def _read_verification(path: Path) -> dict[str, Json]:
     """A verification's JSON; raises InputError where it is none."""
     text = read_text(path, "a verification")
     try:
-        data = parse_json(text)
+        printed = dict(Item(parse_json(text)).pairs())
+        version = printed.pop("json_version", Item(None, "json_version"))
+        if version.whole() != JSON_VERSION:
+            version.fail(f"{JSON_VERSION}, the form that this release prints")
+        data = {key: item.value for key, item in printed.items()}
         check_verification(Item(data))
     except JsonError as error:
         raise InputError(
             f"{path} is no verification: {error}. Give what `autopar verify --json` prints."
         ) from None
-    return cast("dict[str, Json]", data)
+    return data

@@ -29,7 +29,7 @@ def example_args():
     return [shape((64, 64), jnp.float32)] * 4, shape((32, 64), jnp.float32)
 """
 VERIFIED = {
-    "step": "s", "cluster": "8xcpu", "level": "memory", "target": None, "agrees": True,
+    "json_version": 1, "step": "s", "cluster": "8xcpu", "level": "memory", "target": None, "agrees": True,
     "numerics": None, "parts": [], "notes": ["compared with care"],
 }  # fmt: skip
 
@@ -77,6 +77,25 @@ def test_measured_and_verified_figures_stand_beside_predicted_ones(folder: Path)
     text = (folder / "both.html").read_text(encoding="ascii")
     assert 'value="0.5" title="0.5 s' in text
     assert "compared with care" in text
+
+
+def test_what_verify_prints_is_read(folder: Path) -> None:
+    found = run("verify", folder / "one.json", f"{folder / 'mytrain.py'}:train_step",
+                "--level", "numerics", "--json")  # fmt: skip
+    assert found.code == 0, found.err
+    (folder / "numbers.json").write_text(found.out, encoding="utf-8")
+    page = folder / "numbers.html"
+    done = run("report", folder / "one.json", "-o", page, "--verification", folder / "numbers.json")
+    assert done.code == 0, done.err
+    assert "beside the plain step on one" in page.read_text(encoding="ascii")
+
+
+@pytest.mark.parametrize("version", [None, 0, 2, True])
+def test_another_form_of_a_verification_is_refused(folder: Path, version: object) -> None:
+    (folder / "other.json").write_text(json.dumps({**VERIFIED, "json_version": version}))
+    done = run("report", folder / "one.json", "--verification", folder / "other.json")
+    assert done.code == 2
+    assert "json_version: expected" in done.err
 
 
 @pytest.mark.parametrize(
