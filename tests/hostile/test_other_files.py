@@ -86,7 +86,7 @@ def readings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reading]:
         ),
         "verification": Reading(
             ".json",
-            json.dumps(verified),
+            json.dumps({"json_version": 1, **verified}),
             ("report", str(folder / "one.json"), "-o", page, "--verification", "{given}"),
         ),
         "profile": Reading(
