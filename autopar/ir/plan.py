@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from html import escape
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -336,8 +337,13 @@ class Plan:
         """Raise GraphError unless everything in the plan fits together and its own step.
 
         Whether the step that it meets later is the same, and whether the plan computes it, is
-        checked there.
+        checked there. What fits once fits for good: a file is checked as it is read, and the plan
+        that is opened again is not gone through once more.
         """
+        _ = self._is_checked
+
+    @cached_property
+    def _is_checked(self) -> bool:
         again = self.recomputation
         if self.origin.memory_bytes < 1 or again.saved_bytes < 0:
             raise GraphError("the limit, or what is computed again, has figures below 0")
@@ -352,6 +358,7 @@ class Plan:
             held.verify(meshes[held.submesh])
         if self.record is not None:
             self._check_record(self.record)
+        return True
 
     def _check_submeshes(self) -> None:
         """The same of the submeshes, which share no device."""

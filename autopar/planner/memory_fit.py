@@ -485,7 +485,10 @@ def _faster_again(tried: TriedMesh, best: MeshPlan | None) -> MeshPlan | None:
     least = math.inf if best is None else best.seconds * (1 - _WORTH_AGAIN)
     faster: MeshPlan | None = None
     for recomputed in tried.roomy.leaner_forms.faster(_WORTH_AGAIN * known):
-        step = StepOnMesh(context, form_of(plain, recomputed, request.rules))
+        form = form_of(plain, recomputed, request.rules)
+        if form.graph == plain.graph:  # the model's own checkpoints make all of it again already
+            continue
+        step = StepOnMesh(context, form)
         with suppress(InfeasibleError):
             again = step.cheapest(NO_LIMIT_BYTES)
             if fits(again, request.budget_bytes) and again.seconds < least:

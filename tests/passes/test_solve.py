@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -300,6 +301,27 @@ def wide(nodes: int, choices: int, seed: int) -> Problem:
     )
     usages = tuple(Usage(v, v, v + 9, np.linspace(9, 0, choices).round()) for v in range(nodes))
     return Problem(costs, edges, usages, 30.0)
+
+
+def test_a_start_is_asked_for_only_where_the_least_work_proves_nothing() -> None:
+    """To find one, as the best of all recipes, may take as long as the search itself."""
+
+    def scaled(share: float) -> Problem:
+        """Moves count little beside the choices' own costs, or much."""
+        problem = wide(60, 8, 0)
+        edges = tuple(replace(e, table=e.table * share) for e in problem.edges)
+        return replace(problem, edges=edges, usages=())
+
+    asked: list[float] = []
+
+    def start(share: float) -> tuple[int, ...]:
+        asked.append(share)
+        return ()
+
+    easy, hard = (solve(scaled(s), partial(start, s)) for s in (0.02, 0.1))
+    assert easy.status is Status.OPTIMAL
+    assert hard.status is Status.FEASIBLE
+    assert asked == [0.1]
 
 
 def test_nothing_is_begun_when_all_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:

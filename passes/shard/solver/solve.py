@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from autopar.passes.shard.solver.effort import (
 )
 from autopar.passes.shard.solver.heuristic import first_answer, mended_answers
 from autopar.passes.shard.solver.problem import Problem, needed_bytes, to_csr
-from autopar.passes.shard.solver.shrink import shrink
+from autopar.passes.shard.solver.shrink import Shrunk, shrink
 
 _PROVEN = 1e-5  # of the seconds, the gap at which an answer counts as the best
 _CLOSE = 3e-6
@@ -85,18 +86,18 @@ def solve(
 ) -> Solution:
     """The cheapest assignment that fits, and never a dearer one than a `start` that fits.
 
-    The start is asked for where the best is not soon found. Without a deadline the same problem and
-    seed give the same answer on every machine; with one the effort is what there is time for. A
-    quick effort takes the first good answer.
+    The start is asked for where the best is not soon found: to find one may take as long. Without a
+    deadline the same problem and seed give the same answer on every machine; with one the effort is
+    what there is time for. A quick effort takes the first good answer.
     """
     if not problem.costs:
         return Solution((), 0.0, 0.0, Status.FIXED, "Nothing to decide.")
     small = shrink(problem)
-    search = _Search(small.problem, effort, seed, deadline)
-    if small.possible:
-        search.branch()
-    else:
-        search.infeasible = True
+    search = _branched(small, effort, seed, deadline)
+    if start is not None and not search.closed and search.may_close_soon:
+        search.run(levels=1)
+        if not search.closed:  # from the start it is looked for anew
+            search = _branched(small, effort, seed, deadline)
     known: tuple[int, ...] = ()
     if not search.closed and start is not None:
         known = tuple(start())
@@ -110,6 +111,18 @@ def solve(
     if known and not (choice and problem.seconds(choice) < problem.seconds(known)):
         choice = known
     return _solution(problem, choice, search)
+
+
+def _branched(
+    small: Shrunk, effort: Effort, seed: int, deadline: AbstractDeadline | None
+) -> _Search:
+    """A search of a shrunk problem after step 2."""
+    search = _Search(small.problem, effort, seed, deadline)
+    if small.possible:
+        search.branch()
+    else:
+        search.infeasible = True
+    return search
 
 
 def _solution(problem: Problem, choice: tuple[int, ...], search: _Search) -> Solution:
@@ -157,6 +170,12 @@ class _Search:
         return self.infeasible or (bool(self.choice) and gap <= _CLOSE * abs(self._seconds))
 
     @property
+    def may_close_soon(self) -> bool:
+        """True if the first level of work mostly proves an answer: where memory does not bind."""
+        in_levels = self._deadline is None and self._effort.work is None and not self._effort.quick
+        return in_levels and not self._problem.usages and self._entries <= _MOST
+
+    @property
     def _is_over(self) -> bool:
         return self._deadline is not None and self._deadline.is_over
 
@@ -183,13 +202,13 @@ class _Search:
             self.infeasible = found.proven and not found.choice
             self.price, self.times = found.seconds_per_byte, found.binding_times
 
-    def run(self) -> None:
-        """Steps 3 and 4, until the answer is proven or the effort spent."""
+    def run(self, levels: int | None = None) -> None:
+        """Steps 3 and 4, until the answer is proven or the effort, or so much of it, is spent."""
         # Beside an unproven answer of branch and bound too: the search goes on from the better one.
         if len(self._problem.edges) <= _GUESSED_EDGES:
             self._guess()
         if not self.closed and not self._is_over:
-            self._take_turns()
+            self._take_turns(levels)
 
     def _guess(self) -> None:
         """Step 3: a first answer, which is the best one where memory does not bind."""
@@ -205,7 +224,7 @@ class _Search:
             for choice in mended_answers(self._problem):
                 self.take(choice, -float("inf"))
 
-    def _take_turns(self) -> None:
+    def _take_turns(self, levels: int | None) -> None:
         """Step 4, with the work that is asked for or in levels while the gap is wide."""
         form = to_csr(self._problem)
         if form.fits_nowhere:
@@ -223,7 +242,7 @@ class _Search:
         from autopar.passes.shard.solver.anytime import Anytime  # it brings numba along
 
         anytime = Anytime(self._problem, form, self._seed)
-        for meter in self._meters():
+        for meter in islice(self._meters(), levels):
             if self.choice:
                 anytime.offer(np.array(self.choice, dtype=np.int64), meter)
             anytime.know(self.bound)

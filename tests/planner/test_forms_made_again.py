@@ -1,0 +1,39 @@
+"""Forms that make values again, as the planner weighs them beside a step as it was written."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+
+import autopar
+from autopar.planner import memory_fit
+from autopar.planner.memory_fit import MeshPlan, StepOnMesh
+from autopar.planner.remat import Form
+from benchmarks import models
+
+
+def test_what_checkpoints_make_again_already_is_not_planned_once_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All of a scanned layer made again is the very step where `jax.checkpoint` is around it."""
+    model = models.gpt(2, 32, 2, 64, 16, 8, scan=True, remat=True)
+    state = jax.eval_shape(model.create_state, jax.random.key(0))
+    form_of, cheapest = memory_fit.form_of, StepOnMesh.cheapest
+    offered: list[tuple[Form, Form]] = []
+    planned: list[Form] = []
+
+    def noted_form(plain: Form, *given: object) -> Form:
+        form = form_of(plain, *given)  # type: ignore[arg-type]
+        offered.append((plain, form))
+        return form
+
+    def noted_plan(step: StepOnMesh, memory_bytes: int) -> MeshPlan:
+        planned.append(step.form)
+        return cheapest(step, memory_bytes)
+
+    monkeypatch.setattr(memory_fit, "form_of", noted_form)
+    monkeypatch.setattr(StepOnMesh, "cheapest", noted_plan)
+    autopar.plan(model.step, state, model.example_batch, cluster="8xh100", mesh=(2, 4))
+    alike = [form for plain, form in offered if form.graph == plain.graph]
+    assert alike
+    assert not any(form is again for form in planned for again in alike)
