@@ -6,9 +6,10 @@ import jax
 import pytest
 
 import autopar
-from autopar.planner import memory_fit
+from autopar.ir.sharding_plan import Recomputation
 from autopar.planner.memory_fit import MeshPlan, StepOnMesh
-from autopar.planner.remat import Form
+from autopar.planner.remat import Form, form_of
+from autopar.rules import RuleBook
 from benchmarks import models
 
 
@@ -18,12 +19,12 @@ def test_what_checkpoints_make_again_already_is_not_planned_once_more(
     """All of a scanned layer made again is the very step where `jax.checkpoint` is around it."""
     model = models.gpt(2, 32, 2, 64, 16, 8, scan=True, remat=True)
     state = jax.eval_shape(model.create_state, jax.random.key(0))
-    form_of, cheapest = memory_fit.form_of, StepOnMesh.cheapest
+    cheapest = StepOnMesh.cheapest
     offered: list[tuple[Form, Form]] = []
     planned: list[Form] = []
 
-    def noted_form(plain: Form, *given: object) -> Form:
-        form = form_of(plain, *given)  # type: ignore[arg-type]
+    def noted_form(plain: Form, recomputed: Recomputation, rules: RuleBook) -> Form:
+        form = form_of(plain, recomputed, rules)
         offered.append((plain, form))
         return form
 
@@ -31,7 +32,7 @@ def test_what_checkpoints_make_again_already_is_not_planned_once_more(
         planned.append(step.form)
         return cheapest(step, memory_bytes)
 
-    monkeypatch.setattr(memory_fit, "form_of", noted_form)
+    monkeypatch.setattr("autopar.planner.memory_fit.form_of", noted_form)
     monkeypatch.setattr(StepOnMesh, "cheapest", noted_plan)
     autopar.plan(model.step, state, model.example_batch, cluster="8xh100", mesh=(2, 4))
     alike = [form for plain, form in offered if form.graph == plain.graph]
