@@ -50,7 +50,7 @@ def cost_stage(
     submesh = placed.stages.stages[stage].submesh
     own = placed.parts_of(stage)
     joint, tables = placed.graphs[submesh], placed.contexts[submesh].tables
-    if own[0].kind is PartKind.WHOLE:
+    if own and own[0].kind is PartKind.WHOLE:
         (graph,), prices = (part.graph for part in own), tables.prices
         (listing,) = listings
         sizes = Sizes(graph, sharding.mesh, prices.cluster.chip.platform)
