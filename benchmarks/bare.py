@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, final
 
 import jax
@@ -24,6 +25,15 @@ _STREAMS = 4  # sockets between two processes, as autopar has
 _ROWS, _WHOLE = PartitionSpec("data"), PartitionSpec()
 
 
+@dataclass(frozen=True)
+class Taken:
+    """Seconds of a step, the least that its thread works, and the calls of JAX that this is for."""
+
+    step: float
+    host: float
+    calls: int
+
+
 @final
 class Bare:
     """The stages of a chain of `tanh(x @ w)` that this process has: both, where there is one.
@@ -35,6 +45,7 @@ class Bare:
         halves = np.array(jax.devices(), dtype=object).reshape(2, -1)
         meshes = [Mesh(own, ("data",)) for own in halves]
         half, self._count, self._number = len(weights) // 2, microbatches, 0
+        self._calls = 0
         stages = [
             _Stage(meshes[s], own, np.split(rows, microbatches))
             for s, (own, rows) in enumerate(((weights[:half], x), (weights[half:], y)))
@@ -51,8 +62,8 @@ class Bare:
             job.tell(topic, str(self._server.address()))
             self._peer = self._server.connect(job.heard(topic, 1 - job.index, "the bare stages"))
 
-    def step(self) -> float:
-        """A step over the whole batch, and its loss."""
+    def step(self) -> Any:
+        """A step over the whole batch, and its loss, a part on each device."""
         first, last, m = self._first, self._last, self._count
         arrived = {i: self._forward(i) for i in range(min(2, m))}
         for i in range(m):
@@ -69,15 +80,21 @@ class Bare:
         if first is None or last is None:  # who has none is told
             told = self._sent(0, loss, (len(jax.local_devices()),))
             loss = told if last is None else loss
-        return float(np.sum(np.asarray(loss)))
+        return loss
 
-    def seconds(self, count: int) -> float:
-        """Seconds of a step, of so many."""
-        began = time.perf_counter()
+    def taken(self, count: int) -> Taken:
+        """The time of a step, of so many."""
+        stages, worked = [s for s in (self._first, self._last) if s is not None], list[float]()
+        calls, began = self._calls + sum(s.calls for s in stages), time.perf_counter()
         for _ in range(count):
-            self.step()
-        jax.block_until_ready([s.weights for s in (self._first, self._last) if s is not None])
-        return (time.perf_counter() - began) / count
+            own = time.thread_time()
+            loss = self.step()
+            worked.append(time.thread_time() - own)
+            float(np.sum(np.asarray(loss)))
+        jax.block_until_ready([s.weights for s in stages])
+        step = (time.perf_counter() - began) / count
+        made = self._calls + sum(s.calls for s in stages) - calls
+        return Taken(step, min(worked), made // count)
 
     def _forward(self, i: int) -> Any:
         made = self._first.forward(i) if self._first is not None else None
@@ -85,6 +102,7 @@ class Bare:
 
     def _sent(self, target: int, array: Any, shape: tuple[int, ...]) -> Any:
         """An array of the other stage on the devices of this one, where they are this process's."""
+        self._calls += 1
         if self._first is not None and self._last is not None:
             return jax.device_put(array, self._rows[target])
         self._number += 1
@@ -104,6 +122,7 @@ class _Stage:
         self.weights = [jax.device_put(w, whole) for w in weights]
         self._rows = [jax.device_put(r, cut) for r in rows]
         self._kept: dict[int, tuple[Any, Any]] = {}
+        self.calls = 0  # of compiled programs
         n, total = len(weights), sum(r.size for r in rows)
         side = (mesh.size, *weights[0].shape)
 
@@ -147,12 +166,14 @@ class _Stage:
 
     def forward(self, i: int) -> Any:
         """The activations that leave, of a microbatch."""
+        self.calls += 1
         held = self._forward(self.weights, self._rows[i])
         self._kept[i] = self._rows[i], held
         return held[-1]
 
     def turn(self, i: int, arrived: Any) -> Any:
         """Both passes of the last stage, and the gradient of what arrived."""
+        self.calls += 2
         held = self._forward(self.weights, arrived)
         slope, self._told = self._loss(held[-1], self._rows[i], self._told)
         self._kept[i] = arrived, held
@@ -160,15 +181,18 @@ class _Stage:
 
     def backward(self, i: int, slope: Any) -> Any:
         """The gradient of what came in; those of the weights are added."""
+        self.calls += 1
         made, self._sums = self._backward(self.weights, *self._kept.pop(i), slope, self._sums)
         return made
 
     def update(self) -> None:
         """The weights after the step."""
+        self.calls += 2
         self.weights = self._update(self.weights, self._sums)
         self._sums, _ = self._begin()
 
     def told(self) -> Any:
         """The loss of the step, a part on each device."""
+        self.calls += 1
         found, (_, self._told) = self._told, self._begin()
         return found

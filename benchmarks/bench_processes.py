@@ -13,7 +13,9 @@ programs over the same processes where nothing travels, as every transport gives
 there before the step. What `over_one_process` is more than that is what is sent, and waited for;
 `bare_transfer_ms` is what one activation takes when nothing else goes on. `jit_over_one_process` is
 the ratio of plain `jax.jit` with the same rows on the same devices, `bare_over_one_process` that
-of two stages by hand (`bare.py`) of the same layers, microbatches and transfers in JAX alone.
+of two stages by hand (`bare.py`) of the same layers, microbatches and transfers in JAX alone;
+`bare_host_us_a_call` is what these take the host for each of its calls of JAX, `bare_host_ms` for a
+step, as `host_ms` is of the plan's: less than that no list of programs takes.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any, final
@@ -258,9 +260,9 @@ def bare(width: str) -> Bare:
     return Bare(this_job(), weights, batch["x"], batch["y"], MICROBATCHES)
 
 
-def bare_steps(width: str, count: str) -> float:
-    """Seconds of a step of the stages by hand."""
-    return bare(width).seconds(int(count))
+def bare_steps(width: str, count: str) -> dict[str, float]:
+    """Seconds of a step of the stages by hand, and of the host in it."""
+    return asdict(bare(width).taken(int(count)))
 
 
 def walk(path: str, width: str) -> float:
@@ -380,12 +382,14 @@ class Timings:
     hosts: list[float]
     jax: list[float]
     still: list[float]
+    whole: list[float]  # seconds of the slowest host a step
 
     def add(self, told: Sequence[dict[str, float]]) -> None:
         """Add what the processes of a job tell of a round."""
         self.steps.append(max(t["step"] for t in told))
         self.still.append(max(t["still"] for t in told))
         slowest = max(told, key=lambda t: t["host"] / t["instructions"])
+        self.whole.append(max(t["host"] for t in told))
         self.hosts.append(slowest["host"] / slowest["instructions"])
         self.jax.append(slowest["jax"] / slowest["instructions"])
 
@@ -397,7 +401,7 @@ class Timings:
 
 def compared(jobs: dict[tuple[int, int], StandingJob], width: int, options: Any) -> dict[str, Any]:
     """A plan in all jobs, in turn."""
-    timings = {shape: Timings([], [], [], []) for shape in jobs}
+    timings = {shape: Timings([], [], [], [], []) for shape in jobs}
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         state = jax.eval_shape(lambda: create(width))
         plan = autopar.plan(train, state, batch_of(width), cluster=f"{DEVICES}xcpu", **options)
@@ -423,6 +427,7 @@ def compared(jobs: dict[tuple[int, int], StandingJob], width: int, options: Any)
         "plan": " ".join(map(str, options.values())),
         "step_ms": each(lambda t: t.steps, 1e3),
         "still_ms": each(lambda t: t.still, 1e3),
+        "host_ms": each(lambda t: t.whole, 1e3),
         "host_us_an_instruction": each(lambda t: t.hosts, 1e6),
         "jax_us_an_instruction": each(lambda t: t.jax, 1e6),
         "own_us_an_instruction": each(lambda t: t.own, 1e6),
@@ -434,7 +439,8 @@ def compared(jobs: dict[tuple[int, int], StandingJob], width: int, options: Any)
 
 def plainly(jobs: dict[tuple[int, int], StandingJob], width: int, size: int) -> dict[str, Any]:
     """Plain jit on meshes of so many devices in all jobs, in turn."""
-    taken = _in_turn(jobs, "plain_steps", str(width), str(size), str(STEPS))
+    told = _in_turn(jobs, "plain_steps", str(width), str(size), str(STEPS))
+    taken = {shape: [max(own) for own in rounds] for shape, rounds in told.items()}
     return {
         "width": width,
         "plain jit on meshes of": size,
@@ -446,25 +452,32 @@ def plainly(jobs: dict[tuple[int, int], StandingJob], width: int, size: int) -> 
 def barely(jobs: dict[tuple[int, int], StandingJob], width: int) -> dict[str, Any]:
     """Stages by hand in the jobs of one process and of two, in turn."""
     few = {shape: job for shape, job in jobs.items() if shape[0] <= 2}
-    taken = _in_turn(few, "bare_steps", str(width), str(STEPS))
+    told = _in_turn(few, "bare_steps", str(width), str(STEPS))
+    steps = {shape: [max(t["step"] for t in own) for own in told[shape]] for shape in few}
+    hosts = {shape: [max(t["host"] for t in own) for own in told[shape]] for shape in few}
+    calls = {
+        shape: [max(t["host"] / t["calls"] for t in own) for own in told[shape]] for shape in few
+    }
     return {
         "width": width,
-        "bare_step_ms": {_name(s): _rounded(t, 1e3) for s, t in taken.items()},
-        "bare_over_one_process": _over_first(taken),
+        "bare_step_ms": {_name(s): _rounded(t, 1e3) for s, t in steps.items()},
+        "bare_host_ms": {_name(s): _rounded(t, 1e3) for s, t in hosts.items()},
+        "bare_host_us_a_call": {_name(s): _rounded(t, 1e6) for s, t in calls.items()},
+        "bare_over_one_process": _over_first(steps),
     }
 
 
 def _in_turn(
     jobs: dict[tuple[int, int], StandingJob], scenario: str, *words: str
-) -> dict[tuple[int, int], list[float]]:
-    """Seconds of the slowest process of each job, round by round."""
-    taken: dict[tuple[int, int], list[float]] = {shape: [] for shape in jobs}
+) -> dict[tuple[int, int], list[Any]]:
+    """What the processes of each job tell, round by round."""
+    told: dict[tuple[int, int], list[Any]] = {shape: [] for shape in jobs}
     for number in range(ROUNDS):
         for shape, job in jobs.items():
-            told = job.results(f"benchmarks.bench_processes:{scenario}", *words)
+            own = job.results(f"benchmarks.bench_processes:{scenario}", *words)
             if number:  # the first compiles
-                taken[shape].append(max(told))
-    return taken
+                told[shape].append(own)
+    return told
 
 
 def _over_first(taken: dict[tuple[int, int], list[float]]) -> dict[str, float]:
@@ -496,9 +509,10 @@ def main() -> None:
             print(json.dumps({"width": width, "bare_transfer_ms": _rounded([bare], 1e3)}))
             for size in MESHES:
                 print(json.dumps(plainly(jobs, width, size)), flush=True)
-            print(json.dumps(barely(jobs, width)), flush=True)
+            # The stages by hand are those of the second plan.
             for options in PLANS:
                 print(json.dumps(compared(jobs, width, options)), flush=True)
+            print(json.dumps(barely(jobs, width)), flush=True)
 
 
 if __name__ == "__main__":

@@ -57,6 +57,15 @@ class CellType:
         return tuple(kind.sharding(mesh) if kind is not None else None for kind, mesh in pairs)
 
     @cached_property
+    def lying(self) -> dict[int, tuple[NamedSharding, tuple[int, ...], Any]]:
+        """The sharding, shape and dtype of each submesh's array."""
+        found: dict[int, tuple[NamedSharding, tuple[int, ...], Any]] = {}
+        for s, (kind, sharding) in enumerate(zip(self.kinds, self.shardings, strict=True)):
+            if kind is not None and sharding is not None:
+                found[s] = sharding, kind.shape, kind.dtype
+        return found
+
+    @cached_property
     def make(self) -> Make:
         """A function that makes the whole of its pieces."""
         return assembler(self.whole.shape, self.whole.dtype, self.whole.sharding)
@@ -128,38 +137,17 @@ class Cell:
 class InCell:
     """The array of a submesh, in its cell: to trees and to steps what the array is."""
 
-    __slots__ = ("cell", "submesh")
+    # Read several times a step, of each piece of the state: to ask the cell takes the host longer.
+    __slots__ = ("cell", "dtype", "shape", "sharding", "submesh")
 
     def __init__(self, cell: Cell, submesh: int) -> None:
         self.cell, self.submesh = cell, submesh
+        self.sharding, self.shape, self.dtype = cell.kind.lying[submesh]
 
     @property
     def array(self) -> Any:
         """The array itself, always the same one."""
         return self.cell.on(self.submesh)
-
-    @property
-    def sharding(self) -> NamedSharding:
-        """The place of the array on its submesh."""
-        sharding = self.cell.kind.shardings[self.submesh]
-        assert sharding is not None
-        return sharding
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the array."""
-        return self._kind.shape
-
-    @property
-    def dtype(self) -> Any:
-        """The dtype of the array."""
-        return self._kind.dtype
-
-    @property
-    def _kind(self) -> ArrayType:
-        kind = self.cell.kind.kinds[self.submesh]
-        assert kind is not None
-        return kind
 
     def is_deleted(self) -> bool:
         """True if a step, or anything else, has consumed it."""

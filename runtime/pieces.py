@@ -37,10 +37,14 @@ class StackedPieces:
         return tuple(map(as_array, self.parts))
 
     @cached_property
+    def rows(self) -> tuple[int, ...]:
+        """The number of rows of each piece."""
+        return tuple([part.shape[0] for part in self.parts])
+
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """The shape of the whole array."""
-        first = self.parts[0].shape
-        return (sum(p.shape[0] for p in self.parts), *first[1:])
+        return (sum(self.rows), *self.parts[0].shape[1:])
 
     @property
     def dtype(self) -> Any:
@@ -124,7 +128,7 @@ def cut(leaf: Any, sizes: Sequence[int]) -> Sequence[Any]:
     Raises ArgumentError where its rows are not that many.
     """
     if isinstance(leaf, StackedPieces):
-        if tuple(p.shape[0] for p in leaf.parts) == tuple(sizes):
+        if leaf.rows == tuple(sizes):
             return leaf.parts
         leaf = leaf.gather()
     if leaf.shape[0] != sum(sizes):

@@ -115,8 +115,7 @@ class Placer:
         """The leaves in place; `repeats` are those of them that the call has several times."""
         placed, foreign, off = list(leaves), list[int](), list[int]()
         for i, (leaf, wanted) in enumerate(zip(leaves, self._shardings, strict=True)):
-            sharding = getattr(leaf, "sharding", None)
-            if sharding is wanted or type(leaf) is InCell:
+            if type(leaf) is InCell or (sharding := getattr(leaf, "sharding", None)) is wanted:
                 continue
             is_own = isinstance(leaf, jax.Array) and self._aliases.trusts(sharding)
             if not _lies(leaf, wanted):
