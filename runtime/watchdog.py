@@ -41,8 +41,9 @@ class _Step:
 
     @property
     def is_done(self) -> bool:
-        """True if all of it is done."""
-        return self.is_issued and len(self.done()) == len(self.tokens)
+        """True if all of it is done; what ends last, mostly issued last, is asked first."""
+        newest = reversed(list(self.tokens.values()))
+        return self.is_issued and all(token.is_ready() for token in newest)
 
 
 class Watchdog:
