@@ -29,8 +29,9 @@ def example_args():
     return [shape((64, 64), jnp.float32)] * 4, shape((32, 64), jnp.float32)
 """
 VERIFIED = {
-    "json_version": 1, "step": "s", "cluster": "8xcpu", "level": "memory", "target": None, "agrees": True,
-    "numerics": None, "parts": [], "notes": ["compared with care"],
+    "json_version": 1, "step": "s", "cluster": "8xcpu", "level": "memory", "target": None,
+    "agrees": True, "numerics": None, "parts": [],
+    "notes": ["compared with care"],
 }  # fmt: skip
 
 
