@@ -132,13 +132,15 @@ def _arguments() -> tuple[dict[str, jax.Array], jax.Array]:
 @pytest.mark.parametrize(
     "method", ["fsdp+tp", "megatron", pytest.param("fsdp", marks=pytest.mark.smoke)]
 )
-def test_scans_and_remat_keep_their_layouts(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scans_and_remat_keep_their_layouts(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     w, x = _arguments()
     plan = autopar.plan(_step, w, x, cluster=EAGER, mesh="data=2,model=4", method=method)
-    source = laid_into_source(python_module(plan), monkeypatch)
-    step = source.parallelize(_step, w, x)
-    expected = numbers(jax.jit(_step)(w, x))
-    assert not differing(numbers(step(jax.tree.map(jnp.array, w), x)), expected)
+    text, expected = python_module(plan), numbers(jax.jit(_step)(w, x))
+    for made in (loaded(text, tmp_path), laid_into_source(text, monkeypatch)):
+        step = made.parallelize(_step, w, x)
+        assert not differing(numbers(step(jax.tree.map(jnp.array, w), x)), expected)
 
 
 def _apart(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -157,14 +159,14 @@ def _apart(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def test_what_stands_for_other_operations_does_so_in_the_module(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     w, x = jnp.linspace(0.1, 1.0, 8), jax.random.normal(jax.random.key(1), (16, 8))
     plan = autopar.plan(_apart, w, x, cluster=EAGER, mesh=(8,), method="dp")
-    source = laid_into_source(python_module(plan), monkeypatch)
-    step = source.parallelize(_apart, w, x)
-    expected = numbers(jax.jit(_apart)(w, x))
-    assert not differing(numbers(step(jnp.array(w), x)), expected)
+    text, expected = python_module(plan), numbers(jax.jit(_apart)(w, x))
+    for made in (loaded(text, tmp_path), laid_into_source(text, monkeypatch)):
+        step = made.parallelize(_apart, w, x)
+        assert not differing(numbers(step(jnp.array(w), x)), expected)
 
 
 def test_another_step_is_refused(tmp_path: Path) -> None:
