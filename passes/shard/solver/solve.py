@@ -13,6 +13,7 @@ Steps 1 to 3 are numpy alone: small problems do not wait for numba.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import islice
 
@@ -29,7 +30,7 @@ from autopar.passes.shard.solver.effort import (
 )
 from autopar.passes.shard.solver.heuristic import first_answer, mended_answers
 from autopar.passes.shard.solver.problem import Problem, needed_bytes, to_csr
-from autopar.passes.shard.solver.shrink import Shrunk, shrink
+from autopar.passes.shard.solver.shrink import shrink
 
 _PROVEN = 1e-5  # of the seconds, the gap at which an answer counts as the best
 _CLOSE = 3e-6
@@ -93,11 +94,16 @@ def solve(
     if not problem.costs:
         return Solution((), 0.0, 0.0, Status.FIXED, "Nothing to decide.")
     small = shrink(problem)
-    search = _branched(small, effort, seed, deadline)
+    search = _Search(small.problem, effort, seed, deadline)
+    if small.possible:
+        search.branch()
+    else:
+        search.infeasible = True
     if start is not None and not search.closed and search.may_close_soon:
-        search.run(levels=1)
-        if not search.closed:  # from the start it is looked for anew
-            search = _branched(small, effort, seed, deadline)
+        without = copy(search)
+        without.run(levels=1)
+        if without.closed:
+            search = without
     known: tuple[int, ...] = ()
     if not search.closed and start is not None:
         known = tuple(start())
@@ -111,18 +117,6 @@ def solve(
     if known and not (choice and problem.seconds(choice) < problem.seconds(known)):
         choice = known
     return _solution(problem, choice, search)
-
-
-def _branched(
-    small: Shrunk, effort: Effort, seed: int, deadline: AbstractDeadline | None
-) -> _Search:
-    """A search of a shrunk problem after step 2."""
-    search = _Search(small.problem, effort, seed, deadline)
-    if small.possible:
-        search.branch()
-    else:
-        search.infeasible = True
-    return search
 
 
 def _solution(problem: Problem, choice: tuple[int, ...], search: _Search) -> Solution:
