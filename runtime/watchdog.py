@@ -42,8 +42,7 @@ class _Step:
     @property
     def is_done(self) -> bool:
         """True if all of it is done; what ends last, mostly issued last, is asked first."""
-        newest = reversed(list(self.tokens.values()))
-        return self.is_issued and all(token.is_ready() for token in newest)
+        return self.is_issued and all(t.is_ready() for t in reversed(self.tokens.values()))
 
 
 class Watchdog:

@@ -132,8 +132,7 @@ def _module(path: Path) -> ModuleType:
     assert spec is not None  # there is a loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look a module up by its name
-    # Imports are found as by `python FILE.py`, and then as by `python -m` in this folder.
-    for place, folder in enumerate((str(resolved.parent), str(Path.cwd()))):
+    for place, folder in enumerate(_import_folders(path)):
         if folder not in sys.path:
             sys.path.insert(place, folder)
     with _user_code(path, "runs when it is imported; put it under `if __name__ == '__main__':`"):
@@ -195,5 +194,10 @@ def _searched(error: BaseException, path: Path) -> str:
     """The places where a module that is not there was looked for; "" for any other error."""
     if not isinstance(error, ModuleNotFoundError):
         return ""
-    folders = dict.fromkeys((str(path.resolve().parent), str(Path.cwd())))
-    return f"looked for in {', '.join(folders)} and the packages of {sys.executable}"
+    folders = ", ".join(_import_folders(path))
+    return f"looked for in {folders} and the packages of {sys.executable}"
+
+
+def _import_folders(path: Path) -> tuple[str, ...]:
+    """The folders that a file imports from: as by `python FILE.py`, then as by `python -m` here."""
+    return tuple(dict.fromkeys((str(path.resolve().parent), str(Path.cwd()))))

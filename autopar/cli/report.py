@@ -38,11 +38,11 @@ def _read_verification(path: Path) -> dict[str, Json]:
     """A verification's JSON; raises InputError where it is none."""
     text = read_text(path, "a verification")
     try:
-        printed = dict(Item(parse_json(text)).pairs())
-        version = printed.pop("json_version", Item(None, "json_version"))
+        printed = Item(parse_json(text))
+        version = printed.fields()["json_version"]
         if version.whole() != JSON_VERSION:
             version.fail(f"{JSON_VERSION}, the form that this release prints")
-        data = {key: item.value for key, item in printed.items()}
+        data = {key: item.value for key, item in printed.pairs() if key != "json_version"}
         check_verification(Item(data))
     except JsonError as error:
         raise InputError(

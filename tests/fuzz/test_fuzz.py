@@ -19,7 +19,6 @@ from tests.fuzz.writing import OPS
 SAMPLE = range(8)
 MORE = range(8, 400)
 LONG = (0, 2, 4)  # the largest programs of the sample
-_IN_CI = pytest.mark.ci
 
 
 def check(seed: int, number: int) -> None:
@@ -34,7 +33,7 @@ def check(seed: int, number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(s, marks=_IN_CI if s in LONG else ()) for s in SAMPLE]
+    "seed", [pytest.param(s, marks=pytest.mark.ci if s in LONG else ()) for s in SAMPLE]
 )
 def test_a_sample(seed: int) -> None:
     check(seed, 0)
