@@ -13,7 +13,7 @@ from functools import cached_property
 from autopar.cluster.chip import Platform
 from autopar.cost.kernels import Kernel, Pieces, Sizes, Stored, is_product, stored_kernels
 from autopar.cost.liveness import BlockSpans, Moment, busiest, held_kinds, most_bytes, piece_spans
-from autopar.cost.order import ahead, combined, depth_first, known_before, least_first
+from autopar.cost.order import ahead, combined, depth_first, known_before, least_first, lightened
 from autopar.cost.timeline import Timed, beside_moves, entering
 from autopar.ir.batching import Accumulator
 from autopar.ir.control_flow import PortKind
@@ -202,7 +202,7 @@ SPARE_SHARE = 0.05
 # towers, where such a trip is the peak: 0.05 to 0.29.
 SPARE_OF_TRIPS = 0.2
 # Of what a trip could make before what its loop carries is there, and without what it gathers: so
-# much is made early. From the buffers of encoders, decoders and both: 0.2 to 0.7.
+# much is made early. From the buffers of encoders, decoders and both: 0.2 to 0.7; 0.9 with LoRA.
 _EARLY_SHARE = 0.6
 
 
@@ -223,33 +223,28 @@ class Held:
         return self._told()
 
 
-@dataclass(frozen=True)
-class AsPart:
-    """A listing's run as a part of a step: the sums that it adds to in place, and its time."""
-
-    accumulators: tuple[Accumulator, ...]
-    timed: Timed
-
-
 def held_bytes(
     graph: Graph,
     program: Listing,
     mesh: MeshShape,
     platform: Platform = "gpu",
     sizes: Sizes | None = None,
-    part: AsPart | None = None,
+    timed: Timed | None = None,
+    sums: Sequence[Accumulator] | None = None,
 ) -> Held:
     """Bytes that one device of a platform holds over a step, or over a part of one.
 
-    `sizes` are those of the graph on the mesh, where another reads the listing too.
+    `sizes` are those of the graph on the mesh, where another reads the listing too; `timed` is the
+    listing in time, without which collectives are taken to run where they stand. A part comes with
+    the `sums` that it adds to in place.
 
     The listing becomes kernels, as compilers fuse it; collectives are combined and kernels
     ordered as XLA does. A stored piece lives from the kernel that makes it to the last that
     reads it. Arguments are held throughout, and state that comes back takes their buffers. A
     loop holds what its body holds at most, beside what is held around it.
     """
-    walk = _Walk(sizes or Sizes(graph, mesh, platform))
-    given, moment = walk.step(graph, program, part)
+    walk = _Walk(sizes or Sizes(graph, mesh, platform), timed)
+    given, moment = walk.step(graph, program, sums)
     argument_bytes = sum(given.values())
     peak_bytes = argument_bytes + beside_arguments(moment, mesh)
     moments = walk.inward(moment)
@@ -268,14 +263,15 @@ class HeldWhile:
 
 
 def held_while(
-    graph: Graph, program: Listing, mesh: MeshShape, sizes: Sizes
+    graph: Graph, program: Listing, mesh: MeshShape, sizes: Sizes, timed: Timed
 ) -> Iterator[HeldWhile]:
     """Bytes held over a step, kernel by kernel; the most is the peak of `held_bytes`.
 
     A loop is one of its trips. What is held for no piece that is known (see `SPARE_SHARE`) is held
-    in proportion to the rest. `sizes` are those of the graph on the mesh.
+    in proportion to the rest. `sizes` are those of the graph on the mesh, `timed` is the listing in
+    time.
     """
-    walk = _Walk(sizes)
+    walk = _Walk(sizes, timed)
     given, moment = walk.step(graph, program)
     whole = replace(moment, nbytes=beside_arguments(moment, mesh))
     arguments = argument_kinds(graph, program, given)
@@ -294,23 +290,25 @@ class StepKernels:
     stored: Stored
     written: Pieces
     outside: Collection[str]
+    timed: Timed | None
     mesh: MeshShape
     platform: Platform
 
     def moment(self, stored: Stored) -> Moment:
         """The moment at which the step holds the most, were these its kernels."""
-        return _scheduled(self.block, stored, self.outside, self.platform)
+        return _scheduled(self.block, stored, self.outside, self.timed)
 
 
 def step_kernels(
-    graph: Graph, program: Listing, mesh: MeshShape, platform: Platform = "gpu"
+    graph: Graph, program: Listing, mesh: MeshShape, sizes: Sizes, timed: Timed
 ) -> StepKernels:
-    """Reads the kernels of a step, its loops being as they are."""
-    walk = _Walk(Sizes(graph, mesh, platform))
+    """Reads the kernels of a step that is `timed`, its loops being as they are."""
+    walk = _Walk(sizes, timed)
     given, outside = walk.around(graph, program)
     stored = walk.kernels(program.block, given)
     written = frozenset(walk.written(program.block, stored))
-    return StepKernels(program.block, stored, written, outside, mesh, platform)
+    own = walk.timed(program.block)
+    return StepKernels(program.block, stored, written, outside, own, mesh, sizes.platform)
 
 
 def beside_arguments(moment: Moment, mesh: MeshShape) -> int:
@@ -333,11 +331,17 @@ def held_spans(
 class _Walk:
     """Goes through a block and the loops in it, and keeps what each loop holds at most."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: Sizes, timed: Timed | None = None) -> None:
         self._sizes = sizes
+        blocks = timed.blocks() if timed is not None and sizes.platform == "gpu" else ()
+        self._timed = {id(t.block): t for t in blocks}
         self._trips: dict[tuple[str, ...], _FirstTrip] = {}
         self._inside: dict[tuple[str, ...], Moment] = {}
         self._bodies: dict[tuple[str, ...], list[Moment]] = {}
+
+    def timed(self, block: Block) -> Timed | None:
+        """A block in time, where its compiler's scheduler goes by it."""
+        return self._timed.get(id(block))
 
     def spans(self, moment: Moment) -> BlockSpans:
         """The spans of a moment's block, and of the bodies of its loops."""
@@ -364,15 +368,19 @@ class _Walk:
         return given, {*given, *(o for o in returned if o is not None)}
 
     def step(
-        self, graph: Graph, program: Listing, part: AsPart | None = None
+        self, graph: Graph, program: Listing, sums: Sequence[Accumulator] | None = None
     ) -> tuple[dict[str, int], Moment]:
-        """The bytes of a step's arguments, and its moment."""
+        """The bytes of a step's arguments, and its moment; those of a part, where it adds to sums.
+
+        Each result of a part has a buffer of its own.
+        """
         given, outside = self.around(graph, program)
         block, stored = program.block, self.kernels(program.block, given)
-        if part is None:
-            return given, _scheduled(block, stored, outside, self._sizes.platform)
-        stored = self._with_sums(graph, program, stored, part.accumulators)
-        return given, _in_part(block, stored, outside, part.timed, self._sizes.platform)
+        apart = _NONE
+        if sums is not None:
+            stored = self._with_sums(graph, program, stored, sums)
+            apart = stored.kept.difference(outside)
+        return given, _scheduled(block, stored, outside, self.timed(block), apart)
 
     def _with_sums(
         self,
@@ -433,7 +441,7 @@ class _Walk:
     ) -> Moment:
         """The moment of a block, its loops at their own moments."""
         stored = self.kernels(block, given, slices, stacked)
-        return _scheduled(block, stored, outside, self._sizes.platform)
+        return _scheduled(block, stored, outside, self.timed(block))
 
     def kernels(
         self,
@@ -540,7 +548,7 @@ class _Walk:
             starts = flow.operands_of(loop.operands, PortKind.CARRY)
             waits = frozenset(o for o in starts if o is not None)
             most = max(early, moment.nbytes)
-            late = _bytes_of(_NONE.union(*_read_for_sums(moment.stored)), moment.stored)
+            late = _read_for_sums(moment.stored)
             self._trips[loop.results] = _FirstTrip(early, most, late, waits)
         return moment
 
@@ -573,61 +581,33 @@ class _FirstTrip:
     waits: Pieces
 
 
-def _in_part(
-    block: Block, stored: Stored, outside: Collection[str], timed: Timed, platform: Platform
+def _scheduled(
+    block: Block,
+    stored: Stored,
+    outside: Collection[str],
+    timed: Timed | None,
+    apart: Collection[str] = (),
 ) -> Moment:
-    """The busiest moment of a part, of whose results each has a buffer of its own.
+    """The busiest moment in the order that XLA would choose.
 
-    XLA orders kernels so that they hold little, and on GPUs then lets work run beside collectives;
-    that may hold more.
+    1. Of two orders it takes that which holds less.
+    2. On GPUs its latency-hiding scheduler then moves collectives, and weight gradients to run
+       beside them. Else gathers start early.
     """
     deep, light = depth_first(stored, block.outputs), least_first(stored)
     is_deep = most_bytes(deep, outside) <= most_bytes(light, outside)
     order = deep if is_deep else light
-    orders = (order, beside_moves(order, timed)) if platform == "gpu" else (order,)
-    apart = stored.kept.difference(outside)
-    return max((busiest(block, o, outside, apart) for o in orders), key=lambda m: m.nbytes)
+    order = ahead(order) if timed is None else lightened(beside_moves(order, timed))
+    return busiest(block, order, outside, apart)
 
 
-def _scheduled(
-    block: Block, stored: Stored, outside: Collection[str], platform: Platform
-) -> Moment:
-    """The busiest moment in the order that XLA would choose: the one that holds less.
-
-    On GPUs its latency-hiding scheduler then moves collectives, and weight gradients to run beside
-    them. What is held then lies between the two orders: at the greater where all that it has are
-    all-reduces, which take longest; else no further from the lesser than what the gradients of one
-    reduction are made from.
-    """
-    deep, light = depth_first(stored, block.outputs), least_first(stored)
-    is_deep = most_bytes(deep, outside) <= most_bytes(light, outside)
-    chosen, other = (deep, light) if is_deep else (light, deep)
-    moment = busiest(block, ahead(chosen), outside)
-    kinds = {k.group[0] for k in stored.kernels if k.group is not None}
-    waits = kinds == {"all-reduce"}
-    if platform != "gpu" or not kinds or (is_deep and not waits):
-        return moment
-    later = busiest(block, ahead(other), outside)
-    if later.nbytes <= moment.nbytes:
-        return moment
-    if waits:
-        return later
-    most = max((_bytes_of(reads, stored) for reads in _read_for_sums(stored)), default=0)
-    late = min(later.nbytes - moment.nbytes, most)
-    return replace(moment, nbytes=moment.nbytes + late)
-
-
-def _read_for_sums(stored: Stored) -> Iterator[Pieces]:
-    """By reduction, the stored pieces that the makers of what it adds up have read."""
+def _read_for_sums(stored: Stored) -> int:
+    """Bytes of the stored pieces that the makers of what reductions add up have read."""
     makers = {name: kernel for kernel in stored.kernels for name in kernel.makes}
-    for kernel in stored.kernels:
-        if kernel.group is not None and kernel.group[0] in _REDUCTIONS:
-            reads = (makers[name].reads for name in kernel.reads if name in makers)
-            yield _NONE.union(*reads) & makers.keys()
-
-
-def _bytes_of(pieces: Pieces, stored: Stored) -> int:
-    return sum(stored.nbytes[name] for name in pieces)
+    reduced = (k for k in stored.kernels if k.group is not None and k.group[0] in _REDUCTIONS)
+    summed = [makers[name] for k in reduced for name in k.reads if name in makers]
+    read = _NONE.union(*(kernel.reads for kernel in summed)) & makers.keys()
+    return sum(stored.nbytes[name] for name in read)
 
 
 _REDUCTIONS = ("all-reduce", "reduce-scatter")
@@ -647,8 +627,8 @@ def _stacks_sums(moment: Moment, stacked: Pieces) -> bool:
 def _made_early(stored: Stored, carried: Collection[str]) -> int:
     """Bytes that a first trip makes before it needs what the loop carries, and reads with it.
 
-    XLA's scheduler begins a trip early to hide what it gathers. So all that comes of that is there,
-    and a part of what else is free of the carry; nothing is where a trip gathers nothing.
+    XLA's scheduler begins a trip early to hide what it gathers, so that all that comes of that is
+    there. A part of what else is free of the carry is there, too.
     """
     bound, gathered = set(carried), set[str]()
     free: dict[str, int] = {}
@@ -664,4 +644,4 @@ def _made_early(stored: Stored, carried: Collection[str]) -> int:
         free.update((name, stored.nbytes[name]) for name in kernel.makes)
         if kernel.is_early or not gathered.isdisjoint(kernel.reads):
             gathered.update(kernel.makes)
-    return of_gathers + int(_EARLY_SHARE * (made - of_gathers)) if of_gathers else 0
+    return of_gathers + int(_EARLY_SHARE * (made - of_gathers))

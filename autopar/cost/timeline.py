@@ -12,7 +12,7 @@ import heapq
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, combinations, groupby
+from itertools import accumulate, chain, combinations, groupby
 
 from autopar.cluster.catalog import entry_named
 from autopar.cost.kernels import (
@@ -224,6 +224,7 @@ _ROUNDING = 1e-9  # of the seconds, by which sums in another order may differ
 # XLA knows what kernels take on GPUs from Hopper on. Of others its scheduler guesses: so much for a
 # collective, a product and any other kernel.
 _TIMED_FROM, _GUESSES = 9, (5000.0, 1000.0, 1.0)
+_MOMENT_SECONDS = 1e-6  # that it takes a view for, or what lies between two kernels
 
 
 def timed_listing(
@@ -279,6 +280,7 @@ class Timed:
     bodies: Mapping[int, tuple[Trips, ...]]
     assumed: Sequence[float]  # what XLA's scheduler takes each kernel for, in a unit of its own
     guessed: bool = False  # it knows no times of the chip's kernels
+    products: frozenset[int] = frozenset()  # the kernels that are products
     fills: Mapping[int, Seconds] = field(default_factory=dict[int, Seconds])  # of loops' stacks
     pipelined: frozenset[str] = frozenset()
 
@@ -286,6 +288,13 @@ class Timed:
     def seconds(self) -> Seconds:
         """Seconds of all of it."""
         return self.streams.seconds
+
+    def blocks(self) -> Iterator[Timed]:
+        """This block and the bodies of its loops, inner ones too."""
+        yield self
+        for trips in self.bodies.values():
+            for trip in trips:
+                yield from trip.timed.blocks()
 
     @property
     def crossing_seconds(self) -> float:
@@ -395,14 +404,17 @@ class _Timer:
         kernels, kinds = stored.kernels, self._prices.beside
         beside = [_kind(block, k) in kinds for k in kernels]
         streams = in_two_streams(kernels, spent, beside)
+        products = frozenset(k for k, kern in enumerate(kernels) if self._is_product(block, kern))
         assumed = [
-            _GUESSES[0 if on_wires else self._is_product(block, kernel)]
+            _GUESSES[0 if on_wires else 1 if k in products else 2]
             if self._guesses
             else (s.communication if on_wires else s.total)
-            for kernel, s, on_wires in zip(kernels, spent, beside, strict=True)
+            for k, (s, on_wires) in enumerate(zip(spent, beside, strict=True))
         ]
-        pipelined = self._pipelined
-        return Timed(block, kernels, streams, bodies, assumed, self._guesses, fills, pipelined)
+        return Timed(
+            block, kernels, streams, bodies, assumed, self._guesses, products, fills,
+            self._pipelined,
+        )  # fmt: skip
 
     def _stacking(self, loop: Loop, nbytes: Mapping[str, int]) -> float:
         """Seconds that a scan's stacks take beside the work of its trips.
@@ -437,12 +449,9 @@ class _Timer:
             if o in reads or not is_light:
                 yield port.result
 
-    def _is_product(self, block: Block, kernel: Kernel) -> int:
-        """The place of a kernel of work among the guesses: products before all others."""
+    def _is_product(self, block: Block, kernel: Kernel) -> bool:
         step = kernel.instruction(block)
-        if isinstance(step, LocalOp) and is_product(self._sizes.op(step.equation)):
-            return 1
-        return 2
+        return isinstance(step, LocalOp) and is_product(self._sizes.op(step.equation))
 
     def _bodies(self, loop: Loop, nbytes: Mapping[str, int]) -> Iterator[Trips]:
         """The trips of a loop, of which XLA pipelines the collectives that may leave their trip.
@@ -479,8 +488,8 @@ class _Timer:
         on_wires = (k for k, is_beside in enumerate(body.streams.beside) if is_beside)
         kinds = {k: _kind(block, kernels[k]) for k in on_wires}
         is_light = [
-            k not in kinds and k not in body.bodies and self._is_product(block, kernel) != 1
-            for k, kernel in enumerate(kernels)
+            k not in kinds and k not in body.bodies and k not in body.products
+            for k in range(len(kernels))
         ]
         # 1. What a carry, a product or a collective leads to is not known before.
         carries = [n for n, p in zip(block.inputs, flow.inputs[b], strict=True) if p.is_carry]
@@ -619,21 +628,90 @@ def beside_moves(stored: Stored, timed: Timed) -> Stored:
         as given    gather a | da | dw1 | gather b | db | dw2
         as left     gather a | da | gather b | dw1 | db | dw2        dw1 runs while b is gathered
 
-    It goes from the last kernel to the first. Of those that nobody before them waits for, it takes
-    the latest; where it knows what kernels take, that with the most collectives in a row ahead.
+    It goes from the last kernel to the first, and so meets the end of a collective before its
+    start:
+
+    1. The end of a collective goes as soon as no other is under way.
+    2. Work that is ready goes before what is not. What a product has just let go of is ready in a
+       moment, as a view lies between them: what has waited for longer goes first, such as weight
+       gradients.
+    3. A start whose time has come goes first where another collective waits for it, and last where
+       no collective is ahead of it.
+    4. What has the longest collectives ahead of it goes first, if times are known.
+    5. The last in the given order goes first.
+
+    What loops' first trips make early stands as early as it can: it begins with a gather.
     """
     kernels, needs = stored.kernels, _needs(stored.kernels)
     known = {k.makes: n for n, k in enumerate(timed.kernels)}
     places = [known.get(kernel.makes) for kernel in kernels]
-    beside, assumed = timed.streams.beside, timed.assumed
-    tasks = [_Task(0.0, False) if n is None else _Task(assumed[n], beside[n]) for n in places]
-    count = len(kernels)
-    depth = [0] * count
-    for k in () if timed.guessed else range(count):
-        depth[k] = tasks[k].on_wires + max((depth[n] for n in needs[k]), default=0)
-    left = _run(tasks, needs, [d * count + k for k, d in enumerate(depth)])
-    order = sorted(range(count), key=lambda k: (-left[k], k))
-    return replace(stored, kernels=tuple(kernels[k] for k in order))
+    products = [n in timed.products for n in places]
+    on_wires = [n is not None and timed.streams.beside[n] for n in places]
+    takes = [0.0 if n is None else timed.assumed[n] for n in places]
+    moment = 1.0 if timed.guessed else _MOMENT_SECONDS
+    ahead = [0.0] * len(kernels)  # seconds of collectives before each kernel, on the longest way
+    for k in () if timed.guessed else range(len(kernels)):
+        ahead[k] = max((ahead[n] + takes[n] * on_wires[n] for n in needs[k]), default=0.0)
+    readers, ready_at = [0] * len(kernels), [0.0] * len(kernels)
+    for n in chain.from_iterable(needs):
+        readers[n] += 1
+
+    # Heaps of kernels that nobody before them waits for, as (-ahead, -kernel), the best first.
+    work: list[tuple[float, int]] = []
+    soon: list[tuple[float, float, int]] = []  # work behind the time at which it is ready
+    ends: list[tuple[float, int]] = []
+    first: list[int] = []
+    under_way: tuple[float, int] | None = None  # when its start is ready, and the collective
+    order: list[int] = []
+    now = 0.0
+
+    def place(k: int, began: float) -> None:
+        order.append(k)
+        for n in needs[k]:
+            let_go = now if products[k] or products[n] else began
+            ready_at[n] = max(ready_at[n], let_go + moment)
+            readers[n] -= 1
+            if not readers[n]:
+                release(n)
+
+    def release(k: int) -> None:
+        if on_wires[k]:
+            heapq.heappush(ends, (-ahead[k], -k))
+        elif kernels[k].is_early and kernels[k].at < 0:
+            first.append(k)
+        else:
+            heapq.heappush(soon, (ready_at[k], -ahead[k], -k))
+
+    for k in [k for k, count in enumerate(readers) if not count]:
+        release(k)
+    while work or soon or ends or first or under_way is not None:
+        if ends and under_way is None:
+            k = -heapq.heappop(ends)[1]
+            under_way = now + takes[k], k
+        while soon and soon[0][0] <= now:
+            heapq.heappush(work, heapq.heappop(soon)[1:])
+        if under_way is not None:
+            at, k = under_way
+            if work:
+                is_deeper = 0 < ahead[k] and -ahead[k] < work[0][0]
+                starts = at <= now and (bool(ends) or is_deeper)
+            else:
+                starts = not soon or at <= soon[0][0]
+            if starts:
+                now, under_way = max(now, at), None
+                place(k, now)
+                continue
+        began = now
+        if work:
+            k = -heapq.heappop(work)[1]
+        elif soon:
+            began, _, k = heapq.heappop(soon)
+            k = -k
+        else:
+            k = first.pop()
+        now = began + takes[k]
+        place(k, began)
+    return replace(stored, kernels=tuple(kernels[k] for k in reversed(order)))
 
 
 def _placed(

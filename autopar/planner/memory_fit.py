@@ -8,8 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from autopar.cost.kernels import Sizes
 from autopar.cost.memory import held_bytes
-from autopar.cost.timeline import Seconds
+from autopar.cost.timeline import Seconds, timed_listing
 from autopar.errors import AutoparError, InfeasibleError, MemoryLimitError
 from autopar.ir.graph import Graph
 from autopar.ir.listing import Listing
@@ -77,7 +78,9 @@ class MeshContext:
             resharder, op_shardings = self.tables.resharder, self.submesh.op_shardings
             listing = lower_graph(graph, plan, resharder, op_shardings=op_shardings)
             self.submesh.checker.check(graph, listing)
-            return held_bytes(graph, listing, self.mesh, request.cluster.chip.platform).peak_bytes
+            sizes = Sizes(graph, self.mesh, request.cluster.chip.platform)
+            timed = timed_listing(graph, listing, self.tables.prices, sizes)
+            return held_bytes(graph, listing, self.mesh, sizes.platform, sizes, timed).peak_bytes
 
         request = self.request
         return replace(

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from autopar.cluster.placement import link_between
 from autopar.cost.kernels import Sizes
-from autopar.cost.memory import AsPart, held_bytes
+from autopar.cost.memory import held_bytes
 from autopar.cost.prices import issue_seconds
 from autopar.cost.stage import StageCost, peak_bytes, stage_times
 from autopar.cost.timeline import Seconds, moved_seconds, timed_listing
@@ -54,8 +54,8 @@ def cost_stage(
         (graph,), prices = (part.graph for part in own), tables.prices
         (listing,) = listings
         sizes = Sizes(graph, sharding.mesh, prices.cluster.chip.platform)
-        held = held_bytes(graph, listing, sharding.mesh, sizes.platform, sizes)
         run = timed_listing(graph, listing, prices, sizes)
+        held = held_bytes(graph, listing, sharding.mesh, sizes.platform, sizes, run)
         return StageCost.of_whole_step(listing, held, run)
     costs = [
         (part, cost_part(part, sharding, tables, listing))
@@ -82,8 +82,7 @@ def cost_part(part: Part, plan: ShardingPlan, tables: ReshardCosts, listing: Lis
     platform = tables.prices.cluster.chip.platform
     sizes = Sizes(part.graph, plan.mesh, platform)
     run = timed_listing(part.graph, listing, tables.prices, sizes, is_part=True)
-    as_part = AsPart(part.accumulators, run)
-    held = held_bytes(part.graph, listing, plan.mesh, platform, sizes, as_part)
+    held = held_bytes(part.graph, listing, plan.mesh, platform, sizes, run, part.accumulators)
     working = held.peak_bytes - held.argument_bytes
     return PartCost(run.seconds, working, tuple(traffic_of(listing, moved_seconds(run))))
 

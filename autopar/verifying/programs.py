@@ -10,7 +10,7 @@ from autopar.cluster import Cluster
 from autopar.cluster.placement import cut_out, submesh_shapes
 from autopar.cluster.target import Target
 from autopar.cost.kernels import Sizes
-from autopar.cost.memory import AsPart, held_bytes
+from autopar.cost.memory import held_bytes
 from autopar.cost.prices import Prices
 from autopar.cost.timeline import timed_listing
 from autopar.frontend.microbatch.part_trace import MicrobatchTrace
@@ -138,8 +138,8 @@ def _part(
     platform = block.chip.platform
     sizes = Sizes(graph, mesh, platform)
     timed = timed_listing(graph, listing, Prices(block, mesh, source.options), sizes)
-    as_part = AsPart(source.program.part.accumulators, timed)
-    held = held_bytes(graph, listing, mesh, platform, sizes, as_part)
+    added_to = source.program.part.accumulators
+    held = held_bytes(graph, listing, mesh, platform, sizes, timed, added_to)
     # Sums come in dtypes of their own; those that it reads last give their buffers to outputs.
     given, sums = source.inputs, sum(t.local_bytes(mesh) for t in source.accumulators)
     for i, dtype in source.sums.items():

@@ -1,6 +1,6 @@
 """Collectives beside work: two streams, checked by hand, by bounds and on a real compiler's law."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import pytest
@@ -196,6 +196,66 @@ def test_weight_gradients_run_while_what_comes_next_is_gathered() -> None:
     stored = Stored(chain, dict.fromkeys(("a", "da", "dw1", "b", "db", "dw2"), 1), frozenset())
     found = [k.makes[0] for k in beside_moves(stored, timed).kernels]
     assert found == ["a", "da", "b", "dw1", "db", "dw2"]
+
+
+def left_by_the_scheduler(
+    chain: Sequence[Kernel], moves: str, takes: float = 5.0, products: str = ""
+) -> str:
+    """The order in which kernels named by letters are left; `moves` are collectives."""
+    beside = [k.makes[0] in moves for k in chain]
+    assumed = [takes if on_wires else 1.0 for on_wires in beside]
+    streams = Streams([Seconds()] * len(chain), beside, [0.0] * len(chain))
+    viewed = frozenset(n for n, k in enumerate(chain) if k.makes[0] in products)
+    block = Block((), (), ())
+    timed = Timed(block, tuple(chain), streams, {}, assumed, products=viewed)
+    stored = Stored(tuple(chain), {k.makes[0]: 1 for k in chain}, frozenset())
+    return "".join(k.makes[0] for k in beside_moves(stored, timed).kernels)
+
+
+def lettered(*kernels: str) -> list[Kernel]:
+    """Kernels by what each makes and, behind it, what it reads."""
+    return [Kernel(k, (name,), frozenset(reads)) for k, (name, *reads) in enumerate(kernels)]
+
+
+def test_a_weight_gradient_that_waits_goes_behind_what_a_product_has_let_go_of() -> None:
+    """p and d are products, w is the gradient of a weight: XLA takes w while it has a view of p."""
+    chain = lettered("a", "wa", "pa", "dp")
+    assert left_by_the_scheduler(chain, moves="") == "awpd"
+    assert left_by_the_scheduler(chain, moves="", products="pdw") == "apwd"
+
+
+def test_what_collectives_lead_to_goes_last() -> None:
+    # w is the last as given; b and c have the gather G ahead of them.
+    chain = lettered("a", "Ga", "bG", "cb", "wa")
+    assert left_by_the_scheduler(chain, moves="") == "aGbcw"
+    assert left_by_the_scheduler(chain, moves="G") == "aGwbc"
+
+
+def test_a_collective_starts_at_once_where_another_waits_for_the_wires() -> None:
+    chain = lettered("a", "Ga", "Ha", "bG", "cH", "xa", "ya")
+    assert left_by_the_scheduler(chain, moves="GH", takes=1.0) == "aGxyHbc"
+
+
+def test_what_a_first_trip_makes_early_stands_at_the_beginning() -> None:
+    early = Kernel(-1, ("e",), frozenset(), is_early=True)
+    chain = [*lettered("a", "ba"), early, *lettered("cbe")]
+    assert left_by_the_scheduler(chain, moves="") == "eabc"
+
+
+@given(st.data())
+def test_the_scheduler_leaves_each_kernel_once_and_after_what_it_reads(
+    data: st.DataObject,
+) -> None:
+    names = "abcdefghijkl"[: data.draw(st.integers(1, 12))]
+    reads = [
+        data.draw(st.sets(st.sampled_from(names[:k]))) if k else set() for k in range(len(names))
+    ]
+    chain = lettered(*(name + "".join(sorted(r)) for name, r in zip(names, reads, strict=True)))
+    some = st.sets(st.sampled_from(names)).map("".join)
+    takes = data.draw(st.sampled_from([0.0, 1e-7, 1.0, 5.0]))
+    order = left_by_the_scheduler(chain, data.draw(some), takes, data.draw(some))
+    assert sorted(order) == sorted(names)
+    assert all(order.index(r) < order.index(k.makes[0]) for k in chain for r in k.reads)
 
 
 # -- loops: what XLA takes across trips ------------------------------------------------------------

@@ -13,10 +13,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
-from autopar.cost.kernels import Pieces, is_fused_into_readers
+from autopar.cost.kernels import Pieces, Sizes, is_fused_into_readers
 from autopar.cost.liveness import Moment
 from autopar.cost.memory import StepKernels, beside_arguments, step_kernels
 from autopar.cost.prices import Prices, elementwise_seconds
+from autopar.cost.timeline import timed_listing
 from autopar.ir.control_flow import PortKind
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.listing import Listing, LocalOp, Loop
@@ -87,7 +88,9 @@ class Residuals:
     @cached_property
     def _step(self) -> StepKernels:
         prices = self._prices
-        return step_kernels(self.graph, self._listing, prices.mesh, prices.cluster.chip.platform)
+        sizes = Sizes(self.graph, prices.mesh, prices.cluster.chip.platform)
+        timed = timed_listing(self.graph, self._listing, prices, sizes)
+        return step_kernels(self.graph, self._listing, prices.mesh, sizes, timed)
 
     @cached_property
     def _passes(self) -> Passes:
