@@ -119,7 +119,8 @@ def narrow(problem: Problem, left: Sequence[Ints]) -> Narrowed:
     """Keep only the choices listed for each node."""
     costs = tuple(c[k] for c, k in zip(problem.costs, left, strict=True))
     edges = tuple(
-        Edge(e.left, e.right, e.table[np.ix_(left[e.left], left[e.right])]) for e in problem.edges
+        Edge(e.left, e.right, e.table.take(left[e.left], 0).take(left[e.right], 1))
+        for e in problem.edges
     )
     usages = tuple(Usage(u.node, u.first, u.last, u.nbytes[left[u.node]]) for u in problem.usages)
     return Narrowed(replace(problem, costs=costs, edges=edges, usages=usages), tuple(left))

@@ -80,6 +80,9 @@ class _Work:
         self._alive = [True] * len(problem.costs)
         self._possible = True
         self._log: list[tuple[int, int, Ints]] = []  # (node, owner, the node's choice by owner's)
+        # [one end, other] the last table of the pair that was found to say nothing by itself: it
+        # allows all, and is no sum of two costs. It is looked at again once it is another one.
+        self._looked_at: dict[tuple[int, int], Floats] = {}
         for usage in problem.usages:
             self._held[usage.node].append(_Held(usage.first, usage.last, usage.nbytes))
         for edge in problem.edges:
@@ -123,10 +126,14 @@ class _Work:
     def _tidied(self, v: int) -> set[int]:
         """Drop what is forbidden, then look at each edge once; returns the nodes that changed."""
         allowed = np.isfinite(self._costs[v])
-        finite = {w: np.isfinite(table) for w, table in self._near[v].items()}
-        whole = {w for w, entries in finite.items() if entries.all()}
-        for w in finite.keys() - whole:
-            allowed &= finite[w].any(axis=1)
+        finite: dict[int, npt.NDArray[np.bool_] | None] = {}  # None where all of them are
+        for w, table in self._near[v].items():
+            if self._looked_at.get((v, w)) is table:
+                continue
+            entries = np.isfinite(table)
+            finite[w] = None if entries.all() else entries
+            if finite[w] is not None:
+                allowed &= entries.any(axis=1)
         if not allowed.any():
             self._possible = False
             return set()
@@ -134,15 +141,13 @@ class _Work:
             self._narrow(v, np.flatnonzero(allowed), np.where(allowed, allowed.cumsum() - 1, -1))
             return {v, *self._near[v]}
         for w, entries in finite.items():
-            if w in whole:
-                if self._folded(v, w):
-                    continue
-                ties = entries.shape[0] == 1, entries.shape[1] == 1
-            else:
-                ties = (
-                    bool((entries.sum(axis=0) <= 1).all()),
-                    bool((entries.sum(axis=1) <= 1).all()),
-                )
+            if entries is None:
+                self._fold(v, w)
+                continue
+            ties = (
+                bool((entries.sum(axis=0) <= 1).all()),
+                bool((entries.sum(axis=1) <= 1).all()),
+            )
             follows = ties[0] and (not ties[1] or len(self._near[v]) <= len(self._near[w]))
             if follows and self._may_join(v, w):
                 return self._join(v, w, entries)
@@ -150,18 +155,18 @@ class _Work:
                 return self._join(w, v, entries.T)
         return set()
 
-    def _folded(self, v: int, w: int) -> bool:
-        """Move a table that is a sum of its two ends' costs into them."""
+    def _fold(self, v: int, w: int) -> None:
+        """Move a table into its two ends' costs if it is a sum of them, as one row always is."""
         table = self._near[v][w]
         first = table[0] - table[0, 0]
-        if (table[-1] - table[-1, 0] - first).any():  # most tables are told by one row
-            return False
-        if (table - table[:, :1] - first).any():
-            return False
+        # Most tables are told by one row.
+        apart = (table[-1] - table[-1, 0] - first).any() or (table - table[:, :1] - first).any()
+        if apart:
+            self._looked_at[v, w], self._looked_at[w, v] = table, self._near[w][v]
+            return
         self._costs[v] = self._costs[v] + table[:, 0]
         self._costs[w] = self._costs[w] + first
         del self._near[v][w], self._near[w][v]
-        return True
 
     def _may_join(self, v: int, owner: int) -> bool:
         growth = len(self._costs[owner]) / len(self._costs[v])

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 
 import numpy as np
@@ -150,6 +151,9 @@ class _Search:
     ) -> None:
         self._problem, self._effort, self._seed, self._deadline = problem, effort, seed, deadline
         self._entries = sum(e.table.size for e in problem.edges)
+        # Of the problem alone, and so the same for every copy of the search.
+        self._first = cache(lambda: first_answer(problem))
+        self._form = cache(lambda: to_csr(problem))
         self.choice: tuple[int, ...] = ()
         self._seconds = float("inf")
         self.bound = -float("inf")
@@ -211,7 +215,7 @@ class _Search:
                 self.take(choice, -float("inf"))
                 if self._is_over:
                     return
-        first = first_answer(self._problem)
+        first = self._first()
         self.take(first.choice, first.bound_seconds)
         self.price, self.times = first.seconds_per_byte, first.binding_times
         if not self.choice:
@@ -220,7 +224,7 @@ class _Search:
 
     def _take_turns(self, levels: int | None) -> None:
         """Step 4, with the work that is asked for or in levels while the gap is wide."""
-        form = to_csr(self._problem)
+        form = self._form()
         if form.fits_nowhere:
             self.infeasible = True
             return
