@@ -367,7 +367,7 @@ def _forced(leaf: Leaf, devices: int) -> Iterator[_Forced]:
     rule = leaf.op.rule
     if rule is None or not rule.known or rule.on_demand or leaf.op.kind in REPLICATED:
         return
-    free = rule.shardable()
+    free = rule.shardable
     for value, dims in zip(leaf.operands, rule.operands, strict=True):
         if not value.name or value.dtype.startswith("key"):
             continue

@@ -64,6 +64,7 @@ class Rule:
         """The first factor of a dim that is larger than 1: the one that shards of it cut."""
         return next((f for f in dim if self.factors[f].size > 1), None)
 
+    @cached_property
     def shardable(self) -> tuple[int, ...]:
         """The factors that an axis may be given to with no communication before the op.
 

@@ -215,7 +215,7 @@ class _Checker:
                 (rule.major(dim), axes) for dim, axes in zip(dims, piece.sharding.dims, strict=True)
             )
         found = {f: axes for f, axes in majors if f is not None and axes}
-        able = set(rule.shardable())
+        able = set(rule.shardable)
         for factor, axes in majors:
             cut = found.get(factor, ()) if factor is not None else ()
             if cut != axes:

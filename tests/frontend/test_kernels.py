@@ -46,7 +46,7 @@ def test_the_rule_has_blocks_as_factors_and_keeps_them_whole() -> None:
     graph = attach_rules(graph_of(kernels.BY_ROWS, shape(8, 4), shape(1, 4)))
     rule = graph.ops[0].rule
     assert rule is not None
-    assert [rule.factors[f].size for f in rule.shardable()] == [4]
+    assert [rule.factors[f].size for f in rule.shardable] == [4]
     assert not unknown_ops(graph)
 
 

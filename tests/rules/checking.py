@@ -232,7 +232,7 @@ def cases_of(
     case = partial(Case, equation, operands, expected, rule, run=run)
     verify(rule, op, values)
     for axes in assignments(rule, ("data", "model")):
-        if axes or not rule.shardable():
+        if axes or not rule.shardable:
             yield case(axes)
     if not op.results or not all(v.is_floating for v in op.results):
         return
@@ -253,7 +253,7 @@ def verify(rule: Rule, op: Op, operands: Sequence[Value]) -> None:
 
 def assignments(rule: Rule, names: Sequence[str]) -> Iterator[Axes]:
     """Each axis on one shardable factor or none; both on one factor in both orders."""
-    choices = [None, *rule.shardable()]
+    choices = [None, *rule.shardable]
     for picks in itertools.product(choices, repeat=len(names)):
         axes: dict[int, tuple[str, ...]] = {}
         for name, factor in zip(names, picks, strict=True):

@@ -76,4 +76,4 @@ def test_the_book_goes_before_the_table_and_the_target_before_the_name() -> None
     other = Op("ffi_call", ("%x", "%y"), PRODUCT, (("target_name", "other"),))
     assert str(rule_for(mine, MATMUL, book)) == "(a b, b c) -> (a c); b:reduce"
     assert str(rule_for(other, MATMUL, book)) == "(a [], [] b) -> (a b)"
-    assert rule_for(mine, MATMUL).shardable() == ()
+    assert rule_for(mine, MATMUL).shardable == ()

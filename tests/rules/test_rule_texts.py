@@ -146,12 +146,12 @@ def test_reshape_is_a_chain_of_common_factors(
 def test_only_factors_that_come_first_on_both_sides_can_be_sharded() -> None:
     found = Factors()
     left, right = gcd_chain((6, 4), (4, 6), found)
-    assert found.rule([left], [right]).shardable() == (0,)
+    assert found.rule([left], [right]).shardable == (0,)
 
 
 def test_reshape_of_nothing_stays_whole() -> None:
     rule = rule_for(Op("reshape", ("%x",), (value("f32[8,0]"),)), [value("f32[0,4]")])
-    assert rule.shardable() == ()
+    assert rule.shardable == ()
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from autopar.rules.propagation import BatchTags, tag_batch
 
 def op_choices(rule: Rule, mesh: MeshShape) -> tuple[Assignment, ...]:
     """The ways to give axes to shardable factors that divide evenly."""
-    able = rule.shardable() if rule.known else ()
+    able = rule.shardable if rule.known else ()
     found: list[Assignment] = []
     for factors in itertools.product((-1, *able), repeat=len(mesh.names)):
         shares: dict[int, int] = {}

@@ -88,7 +88,7 @@ def renaming_of(rule: Rule, operand: int) -> tuple[int, ...] | None:
     """For each result dim the operand's dim it is, if every sharding passes both ways."""
     if not rule.known or any(f.kind is not Kind.PASS for f in rule.factors):
         return None
-    shardable = set(rule.shardable())
+    shardable = set(rule.shardable)
     source: dict[int, int] = {}
     for d, dim in enumerate(rule.operands[operand]):
         major = rule.major(dim)
@@ -430,7 +430,7 @@ class Reader:
         return all(isinstance(self.standing(op.operands[i]), Place) for i in group)
 
     def _narrow_to_rule(self, index: int, rule: Rule) -> None:
-        shardable = set(rule.shardable())
+        shardable = set(rule.shardable)
         for d, dim in enumerate(rule.results[0]):
             major = rule.major(dim)
             if major is None or major not in shardable:
