@@ -10,14 +10,13 @@ from typing import ClassVar, TypeVar
 from autopar.cost.prices import Prices
 from autopar.errors import AutoparError, MemoryLimitError
 from autopar.ir.graph import Graph
-from autopar.ir.rule import Rule
 from autopar.ir.sharding import Assignment, MeshShape, Sharding
 from autopar.ir.sharding_plan import Margin, OpPath, Outcome, ShardingPlan, Status
 from autopar.passes.base import NO_OPTION, AbstractSharding, Setting
 from autopar.passes.shard.diagnose.infeasible import Posed, Refused, WeighChoice, lightest
 from autopar.passes.shard.model.assemble import Assembled, Assembler
 from autopar.passes.shard.model.costs import ReshardCosts
-from autopar.passes.shard.model.decisions import Choice, Place, Reading, group_choices, op_choices
+from autopar.passes.shard.model.decisions import Choice, Place, Reading
 from autopar.passes.shard.model.merge_isomorphic import Merged, merge_isomorphic, unmerged
 from autopar.passes.shard.model.pins import Pins, apply_pins, loosened, resolve_pins
 from autopar.passes.shard.model.read import Readings, read_graph
@@ -235,10 +234,10 @@ class Optimal(AbstractSharding):
         else:
             read = read_graph(merged(), setting.partial_sums)
         reading = loosened(apply_pins(read, fixed, setting.mesh), loose)
-        choices = all_choices(reading, setting.mesh)
+        tables = self.reshard_costs or ReshardCosts(Prices(setting.cluster, setting.mesh))
+        choices = tables.choices.of(reading)
         if setting.mesh.names:  # on one device all recipes are alike
             choices = recipe.restrict(reading, choices, setting.mesh)
-        tables = self.reshard_costs or ReshardCosts(Prices(setting.cluster, setting.mesh))
         assembler = Assembler(reading, choices, tables, setting.held, self.reuse_gathered)
         return Priced(reading, assembler)
 
@@ -311,23 +310,6 @@ def _solved(problem: Problem, start: Start, effort: Effort) -> Solution:
     least = min_memory(problem)
     fits = bool(least.choice) and problem.fits(least.choice)
     return known_solution(problem, least.choice if fits else (), "The least memory found.")
-
-
-def all_choices(reading: Reading, mesh: MeshShape) -> list[tuple[Choice, ...]]:
-    """The choices of each decision of a reading, one tuple for all that are alike."""
-    of_rules: dict[Rule, tuple[Choice, ...]] = {}
-    of_sizes: dict[tuple[Choice, ...], tuple[Choice, ...]] = {}
-    found: list[tuple[Choice, ...]] = []
-    for decision in reading.decisions:
-        rule = decision.op.rule if decision.op is not None else None
-        if rule is None:
-            choices: tuple[Choice, ...] = group_choices(decision, mesh)
-            found.append(of_sizes.setdefault(choices, choices))
-            continue
-        if rule not in of_rules:
-            of_rules[rule] = op_choices(rule, mesh)
-        found.append(of_rules[rule])
-    return found
 
 
 def plan_of(

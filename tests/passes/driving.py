@@ -21,12 +21,13 @@ from autopar.ir.sharding_plan import ShardingPlan
 from autopar.passes.base import Setting
 from autopar.passes.lower.listing import lower_graph
 from autopar.passes.shard.model.assemble import Assembled, assemble
+from autopar.passes.shard.model.choices import MeshChoices
 from autopar.passes.shard.model.costs import ReshardCosts
 from autopar.passes.shard.model.decisions import Reading
 from autopar.passes.shard.model.merge_isomorphic import merge_isomorphic, unmerged
 from autopar.passes.shard.model.pins import Pins, apply_pins, resolve_pins
 from autopar.passes.shard.model.read import read_graph
-from autopar.passes.shard.optimal import all_choices, plan_of
+from autopar.passes.shard.optimal import plan_of
 from autopar.passes.shard.solver.solve import Solution, solve
 from autopar.rules import attach_rules
 from autopar.runtime.bind import bind_mesh, partition_spec
@@ -70,7 +71,7 @@ def assembled(
     merged = unmerged(graph) if hops is None else merge_isomorphic(graph, hops, fixed)
     reading = apply_pins(read_graph(merged), fixed, given.mesh)
     prices = Prices(given.cluster, given.mesh)
-    choices = all_choices(reading, given.mesh)
+    choices = MeshChoices(given.mesh).of(reading)
     return reading, assemble(reading, choices, ReshardCosts(prices), given.memory_bytes)
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from autopar.cost.prices import Prices
 from autopar.passes.shard.model.assemble import Assembled, Assembler, assemble
+from autopar.passes.shard.model.choices import MeshChoices
 from autopar.passes.shard.model.costs import ReshardCosts
 from autopar.passes.shard.model.merge_isomorphic import unmerged
 from autopar.passes.shard.model.read import read_graph
-from autopar.passes.shard.optimal import all_choices
 from tests.passes.driving import ROOMY, setting, traced
 from tests.toys import TOYS
 
@@ -41,7 +41,7 @@ def test_every_limit_has_the_problem_that_it_has_alone(name: str) -> None:
     fun, args = TOYS[name]
     given = setting((2, 2), "v5p:2x2x1")
     reading = read_graph(unmerged(traced(fun, *args).graph))
-    choices = all_choices(reading, given.mesh)
+    choices = MeshChoices(given.mesh).of(reading)
     moves = ReshardCosts(Prices(given.cluster, given.mesh))
     shared = Assembler(reading, choices, moves)
     for limit in LIMITS:
@@ -56,7 +56,7 @@ def test_nothing_costs_less_where_every_move_is_waited_for(name: str) -> None:
     given = setting((2, 2), "v5p:2x2x1")
     reading = read_graph(unmerged(traced(fun, *args).graph))
     moves = ReshardCosts(Prices(given.cluster, given.mesh))
-    assembler = Assembler(reading, all_choices(reading, given.mesh), moves)
+    assembler = Assembler(reading, MeshChoices(given.mesh).of(reading), moves)
     beside, waits = assembler.within(1).problem, assembler.within(1, True).problem
     for few, most in zip(beside.costs, waits.costs, strict=True):
         assert (few <= most).all()
@@ -70,7 +70,7 @@ def test_choices_live_as_long_as_what_is_kept_by_their_ids() -> None:
     given = setting((2, 2), "v5p:2x2x1")
     reading = read_graph(unmerged(traced(fun, *args).graph))
     moves = ReshardCosts(Prices(given.cluster, given.mesh))
-    assembler = Assembler(reading, all_choices(reading, given.mesh), moves)
+    assembler = Assembler(reading, MeshChoices(given.mesh).of(reading), moves)
     first = assembler.within(ROOMY)
     again = assembler.reusing_gathered().within(ROOMY)
     shared = first.uses.keys() & again.uses.keys()

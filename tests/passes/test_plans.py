@@ -22,9 +22,10 @@ from autopar.ir.sharding_plan import Status
 from autopar.passes.base import Setting
 from autopar.passes.lower.listing import OpShardings
 from autopar.passes.shard.model.assemble import assemble
+from autopar.passes.shard.model.choices import MeshChoices
 from autopar.passes.shard.model.costs import ReshardCosts
 from autopar.passes.shard.model.read import Readings
-from autopar.passes.shard.optimal import Optimal, all_choices, plan_of
+from autopar.passes.shard.optimal import Optimal, plan_of
 from autopar.passes.shard.solver.solve import solve
 from tests.passes.corners import CORNERS
 from tests.passes.driving import Traced, assembled, lowered, run_listing, setting, traced
@@ -133,7 +134,7 @@ def law(step: Traced, given: Setting, seed: int | None) -> None:
     """The listing's collectives take no longer than the objective allots to moves."""
     reading, _ = assembled(step.graph, given)
     prices = Prices(given.cluster, given.mesh)
-    free = all_choices(reading, given.mesh)
+    free = MeshChoices(given.mesh).of(reading)
     whole, silent = (
         assemble(reading, free, ReshardCosts(cast(Prices, InARow(prices, m))), given.memory_bytes)
         for m in (False, True)

@@ -14,7 +14,7 @@ from autopar.passes.shard.diagnose.infeasible import Posed
 from autopar.passes.shard.model.assemble import assemble
 from autopar.passes.shard.model.costs import ReshardCosts
 from autopar.passes.shard.model.decisions import Choice, Decision, Place, Reading
-from autopar.passes.shard.optimal import all_choices, plan_of
+from autopar.passes.shard.optimal import plan_of
 from autopar.passes.shard.recipes.incumbent import known_solution
 from autopar.passes.shard.solver.effort import QUICK, Effort
 from autopar.passes.shard.solver.heuristic import first_choice, min_memory
@@ -124,7 +124,7 @@ def unbound(
     wider: Reading = replace(reading, decisions=decisions)
     count = len(decisions)
     choices = [tuple(dict.fromkeys(few)) for few in case.posed.assembled.choices[:count]]
-    choices[node] = tuple(dict.fromkeys((*choices[node], *all_choices(wider, case.mesh)[node])))
+    choices[node] = tuple(dict.fromkeys((*choices[node], *tables.choices.of(wider)[node])))
     assembled = assemble(
         wider, choices, tables, setting.memory_bytes, setting.held, case.reuse_gathered
     )

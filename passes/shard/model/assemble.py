@@ -18,10 +18,11 @@ import numpy as np
 
 from autopar.cost.memory import SPARE_SHARE
 from autopar.ir.graph import Op
-from autopar.ir.sharding import Assignment, MeshShape, Sharding, replicated
+from autopar.ir.sharding import MeshShape, Sharding, replicated
 from autopar.ir.sharding_plan import phase_of
 from autopar.ir.values import Role, Value
 from autopar.passes.base import Holding
+from autopar.passes.shard.model.choices import Row
 from autopar.passes.shard.model.costs import ReshardCosts
 from autopar.passes.shard.model.decisions import (
     Choice,
@@ -30,9 +31,6 @@ from autopar.passes.shard.model.decisions import (
     Read,
     Reading,
     ReadKind,
-    canonical_shardings,
-    required,
-    sources,
 )
 from autopar.passes.shard.model.lifetimes import lifetimes, materialized, read_by_groups
 from autopar.passes.shard.solver.problem import Copy, Edge, Floats, Problem, Usage
@@ -163,7 +161,7 @@ class _Need:
     value: Value
     place: Place
     reader: int
-    wanted: tuple[Sharding, ...]
+    wanted: Row
     read: Read
 
 
@@ -176,12 +174,6 @@ class _MovedFor:
     seconds: Floats
     nbytes: Floats
     ops: tuple[Op | None, ...]
-
-
-# Look-alikes are given one and the same tuple of choices, so its id stands for it.
-_Row = tuple[Sharding, ...]
-_WantedKey = tuple[ReadKind, int, int, tuple[int, ...], bool, int]
-_MoveKey = tuple[tuple[int, ...], str, int, int]
 
 
 class _Sums:
@@ -223,7 +215,8 @@ class Assembler:
         self._reading, self._moves, self._prices = reading, moves, moves.prices
         self.mesh: MeshShape = moves.prices.mesh
         self._counts = reading.merged.counts
-        self.given = tuple(choices)
+        self._known = moves.choices
+        self.given = tuple(map(self._known.options, choices))
         most = max((h.times for h in self._held.values()), default=1)
         once = sum(v.nbytes * self._counts[name] for name, v in self._values.items())
         self._unsharded_bytes = most * once
@@ -236,15 +229,6 @@ class Assembler:
         self._copied: dict[int, int] = {}
         self._usages: tuple[Usage, ...] | None = None
         self._copies: tuple[Copy, ...] = ()
-        # What was found of choices, by the ids of their tuples and of rules, holds for every limit.
-        # So every tuple is kept here, too: the id of one that was gone would be another's.
-        self._twice: dict[int, tuple[Choice, ...]] = {}
-        self._states: dict[tuple[int, ...], tuple[Choice, ...]] = {}  # by the sizes of dims
-        self._op_costs: dict[tuple[object, ...], Floats] = {}
-        self._laid: dict[tuple[int, tuple[int, ...]], tuple[Sharding, ...]] = {}
-        self._wanted: dict[_WantedKey, tuple[Sharding, ...]] = {}
-        self._found_moves: dict[_MoveKey, tuple[_Row, _Row, Floats]] = {}
-        self._raw: dict[tuple[int, int, int], tuple[_Row, tuple[str, ...]]] = {}
         self._price()
 
     def reusing_gathered(self) -> Assembler:
@@ -282,8 +266,7 @@ class Assembler:
     def _price(self) -> None:
         """Price every choice of every node, and every move between them."""
         self._choices: list[tuple[Choice, ...]] = [
-            self._twice.setdefault(id(c), c * 2) if i in self._copied else c
-            for i, c in enumerate(self.given)
+            self._known.options(c * 2) if i in self._copied else c for i, c in enumerate(self.given)
         ]
         self._overlapped, self._exposed = _Sums(self._choices), _Sums(self._choices)
         self._uses: dict[UseKey, int] = {}
@@ -313,33 +296,11 @@ class Assembler:
     # -- nodes -----------------------------------------------------------------------------
 
     def _price_ops(self) -> None:
-        seen = self._op_costs
         for index, decision in enumerate(self._reading.decisions):
-            if decision.op is None:
-                continue
-            op = decision.op
-            types = tuple(v.type_text for v in self._op_values(decision))
-            key = (op.kind, id(op.rule), types, op.flops, decision.runs, decision.count,
-                   id(self._choices[index]))  # fmt: skip
-            if key not in seen:
-                seen[key] = np.array([self._op_seconds(decision, c) for c in self._choices[index]])
-            self._pay(index, seen[key])
-
-    def _op_seconds(self, decision: Decision, choice: Choice) -> float:
-        op = decision.op
-        assert op is not None
-        assert op.rule is not None
-        assert isinstance(choice, Assignment)
-        share = choice.share(self.mesh)
-        nbytes = 0.0
-        for i, value in enumerate(self._op_values(decision)):
-            sharding = (
-                choice.operand_sharding(op.rule, i, self.mesh)
-                if i < len(op.operands)
-                else choice.result_sharding(op.rule, i - len(op.operands), self.mesh)
-            )
-            nbytes += sharding.local_bytes(value, self.mesh)
-        return self._prices.kernel(op, nbytes, share) * decision.runs * decision.count
+            if decision.op is not None:
+                values = self._op_values(decision)
+                once = self._moves.op_seconds(decision.op, values, self._choices[index])
+                self._pay(index, once * decision.runs * decision.count)
 
     def _op_values(self, decision: Decision) -> tuple[Value, ...]:
         op = decision.op
@@ -368,18 +329,11 @@ class Assembler:
 
     def _shares(self, node: int, dims: tuple[int, ...]) -> Floats:
         """Over how many devices a member of a group is divided, for each choice."""
-        laid = self._shardings(node, dims)
-        return np.array([float(s.pieces(self.mesh)) for s in laid])
+        return self._known.pieces(self._shardings(node, dims)).astype(np.float64)
 
-    def _shardings(self, node: int, dims: tuple[int, ...]) -> tuple[Sharding, ...]:
+    def _shardings(self, node: int, dims: tuple[int, ...]) -> Row:
         """The sharding of a value with these dims for each choice of its group."""
-        key = (id(self._choices[node]), dims)
-        if key not in self._laid:
-            place = Place(node, dims)
-            self._laid[key] = tuple(
-                place.sharding(c) for c in self._choices[node] if isinstance(c, Sharding)
-            )
-        return self._laid[key]
+        return self._known.lying(self._choices[node], dims)
 
     def _found_usages(self) -> tuple[Usage, ...]:
         """The bytes that are held and when."""
@@ -438,17 +392,11 @@ class Assembler:
         assert read.op is not None
         op, position, group = read.op, -1 - read.operand, read.standing.decision
         assert op.rule is not None
-        rule, choices = op.rule, self._choices[read.reader]
-        key = (id(rule), position, id(choices))
-        if key not in self._raw:
-            given = [c for c in choices if isinstance(c, Assignment)]
-            raw = tuple(c.result_sharding(rule, position, self.mesh) for c in given)
-            self._raw[key] = raw, tuple(c.combiner(rule) for c in given)
-        raw, combiners = self._raw[key]
+        raw, combiners = self._known.made(op.rule, position, self._choices[read.reader])
         after = self._shardings(group, read.standing.dims)
         table = self._moves.matrix(read.value, raw, after, combiners)
-        local = np.array([float(s.local_bytes(read.value, self.mesh)) for s in raw])
-        self._moved_for.append(_MovedFor(read.reader, group, table, local[:, None], (op,)))
+        local = self._local(read.value, raw)
+        self._moved_for.append(_MovedFor(read.reader, group, table, local.T, (op,)))
         exposed = table * (1.0 * read.runs * read.count)
         if self._slack.reduces(read):
             table = table * (self._reduced * read.runs * read.count)
@@ -474,7 +422,7 @@ class Assembler:
         for need in direct:
             if need.read.kind is ReadKind.OP and need.reader != need.place.decision:
                 lying = self._shardings(need.place.decision, need.place.dims)
-                moved = self._moves_of(need.value, lying, need.wanted)
+                moved = self._moves.matrix(need.value, lying, need.wanted)
                 local = self._local(need.value, need.wanted)
                 self._moved_for.append(
                     _MovedFor(need.place.decision, need.reader, moved, local, (need.read.op,))
@@ -485,27 +433,19 @@ class Assembler:
                 table = self._entered(need, table)
             self._add(need.place.decision, need.reader, table, exposed)
 
-    def _local(self, value: Value, wanted: _Row) -> Floats:
+    def _local(self, value: Value, wanted: Row) -> Floats:
         """[1, wanted] bytes of a copy."""
-        return np.array([[float(s.local_bytes(value, self.mesh)) for s in wanted]])
-
-    def _moves_of(self, value: Value, before: _Row, after: _Row) -> Floats:
-        """[before, after] seconds; look-alikes ask with the very same tuples."""
-        key = (value.shape, value.dtype, id(before), id(after))
-        if key not in self._found_moves:
-            table = self._moves.matrix(value, before, after)
-            self._found_moves[key] = before, after, table  # both are kept, and so are their ids
-        return self._found_moves[key][2]
+        return (value.nbytes // self._known.pieces(wanted))[None, :].astype(np.float64)
 
     def _moved(
-        self, value: Value, place: Place, wanted: tuple[Sharding, ...], times: tuple[float, float]
+        self, value: Value, place: Place, wanted: Row, times: tuple[float, float]
     ) -> tuple[Floats, Floats | None]:
         """[choices of the place, wanted] seconds of moves from where a value is kept.
 
         Those beside work, and those exposed, None where they are the same.
         """
         before = self._shardings(place.decision, place.dims)
-        table = self._moves_of(value, before, wanted)
+        table = self._moves.matrix(value, before, wanted)
         overlapped = table
         if self._slack.reduces_joined(place):
             partial = np.array([bool(lies.partial) for lies in before])
@@ -547,23 +487,15 @@ class Assembler:
         for read in self._reading.reads:
             if read.kind is ReadKind.OP and read.operand < 0:
                 continue
-            choices = self._choices[read.reader]
-            rule = id(read.op.rule) if read.op is not None else 0
-            key = (read.kind, rule, read.operand, read.dims, read.partial_ok, id(choices))
-            if key not in self._wanted:
-                self._wanted[key] = required(read, choices, self.mesh)
-            wanted = self._wanted[key]
-            for value, place, asked in sources(read.standing, read.value, wanted):
+            wanted = self._known.wanted(read, self._choices[read.reader])
+            for value, place, asked in self._known.sources(read.standing, read.value, wanted):
                 yield _Need(value, place, read.reader, asked, read)
 
     def _share(self, key: UseKey, needs: Sequence[_Need]) -> None:
         """A node between a value and several ops of a region: moved once, read by all."""
         value, place = needs[0].value, needs[0].place
         node = len(self._choices)
-        sizes = tuple(1 if value.dtype.startswith("key") else n for n in value.shape)
-        if sizes not in self._states:
-            self._states[sizes] = tuple(canonical_shardings(sizes, self.mesh, False))
-        states = self._states[sizes]
+        states = self._known.states(value)
         self._choices.append(states)
         for sums in (self._overlapped, self._exposed):
             sums.costs.append(np.zeros(len(states)))
@@ -571,11 +503,11 @@ class Assembler:
         lying = self._shardings(node, tuple(range(len(value.shape))))
         self._add(place.decision, node, *self._moved(value, place, lying, self._times(needs)))
         ops = tuple(need.read.op for need in needs)
-        moved = self._moves_of(value, self._shardings(place.decision, place.dims), lying)
+        moved = self._moves.matrix(value, self._shardings(place.decision, place.dims), lying)
         local = self._local(value, lying)
         self._moved_for.append(_MovedFor(place.decision, node, moved, local, ops))
         for need in needs:
-            table = self._moves_of(value, lying, need.wanted)
+            table = self._moves.matrix(value, lying, need.wanted)
             local = self._local(value, need.wanted)
             self._moved_for.append(_MovedFor(node, need.reader, table, local, (need.read.op,)))
             beside, whole = self._times([need])
@@ -594,12 +526,12 @@ class Assembler:
             value, standing = self._values[name], self._reading.standings[name]
             if isinstance(standing, Place):
                 before = self._shardings(standing.decision, standing.dims)
-                after = tuple(Sharding(s.dims) for s in before)
+                after = self._known.row([Sharding(s.dims) for s in before])
                 table = self._moves.matrix(value, before, after) * count
                 self._add(standing.decision, standing.decision, table)
                 continue
-            whole = (replicated(len(value.shape)),)
-            for source, place, asked in sources(standing, value, whole):
+            whole = self._known.row([replicated(len(value.shape))])
+            for source, place, asked in self._known.sources(standing, value, whole):
                 before = self._shardings(place.decision, place.dims)
                 paid = self._moves.matrix(source, before, asked)[:, 0]
                 self._pay(place.decision, paid * count)

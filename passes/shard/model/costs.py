@@ -6,7 +6,7 @@ Moves from each of some shardings to each of others are priced once a mesh.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,8 +15,11 @@ from autopar.cost.prices import Prices, fused_seconds, kernel_seconds
 from autopar.cost.reshard import Resharder
 from autopar.ir.graph import Graph, Op, Operand
 from autopar.ir.listing import Block, Listing, LocalOp, Loop, Move
-from autopar.ir.sharding import MeshShape, Sharding
+from autopar.ir.rule import Rule
+from autopar.ir.sharding import Assignment, MeshShape, Sharding
 from autopar.ir.values import Literal, Value
+from autopar.passes.shard.model.choices import MeshChoices, Options, Row
+from autopar.passes.shard.model.decisions import Choice
 from autopar.passes.shard.solver.problem import Floats
 
 
@@ -121,38 +124,72 @@ class _Reader:
         return sharding.local_bytes(value, self._mesh)
 
 
-Key = tuple[tuple[int, ...], str, tuple[Sharding, ...], tuple[Sharding, ...], tuple[str, ...]]
+_MoveKey = tuple[tuple[int, ...], str, int, int, tuple[str, ...]]
+_OpKey = tuple[str, int, tuple[str, ...], int, int]
 
 
 class ReshardCosts:
-    """The tables of one cluster and mesh; whoever poses a second problem there finds them made."""
+    """The tables of one cluster and mesh; whoever poses a second problem there finds them made.
+
+    What ops look alike and lie alike cost the same, in whatever graph. A row of shardings is one of
+    the `choices`, so its id stands for it.
+    """
 
     def __init__(self, prices: Prices) -> None:
         self.prices = prices
         self.resharder = Resharder(prices)
-        self._made: dict[Key, Floats] = {}
+        self.choices = MeshChoices(prices.mesh)
+        self._made: dict[_MoveKey, Floats] = {}
+        self._ops: dict[_OpKey, tuple[Rule, Floats]] = {}  # the rule is kept, and so is its id
+
+    def op_seconds(self, op: Op, values: Sequence[Value], options: Options) -> Floats:
+        """Seconds of one run of an op for each of its choices; `values` it reads, then makes."""
+        rule = op.rule
+        assert rule is not None
+        key = op.kind, id(rule), tuple(v.type_text for v in values), op.flops, id(options)
+        if key not in self._ops:
+            seconds = [self._run_seconds(op, rule, values, c) for c in options]
+            self._ops[key] = rule, np.array(seconds)
+        return self._ops[key][1]
+
+    def _run_seconds(self, op: Op, rule: Rule, values: Sequence[Value], choice: Choice) -> float:
+        assert isinstance(choice, Assignment)
+        mesh = self.prices.mesh
+        nbytes = 0.0
+        for i, value in enumerate(values):
+            sharding = (
+                choice.operand_sharding(rule, i, mesh)
+                if i < len(op.operands)
+                else choice.result_sharding(rule, i - len(op.operands), mesh)
+            )
+            nbytes += sharding.local_bytes(value, mesh)
+        return self.prices.kernel(op, nbytes, choice.share(mesh))
 
     def matrix(
         self,
         value: Value,
-        before: tuple[Sharding, ...],
-        after: tuple[Sharding, ...],
+        before: Row,
+        after: Row,
         combiners: tuple[str, ...] = (),
     ) -> Floats:
         """[before, after] seconds; infinite where there is no such move.
 
         `combiners` say for each of `before` how its partial results combine; left out, by sums.
         """
-        key = (value.shape, value.dtype, before, after, combiners)
+        key = (value.shape, value.dtype, id(before), id(after), combiners)
         if key not in self._made:
-            self._made[key] = self._priced(value, before, after, combiners)
+            before, after = self.choices.row(before), self.choices.row(after)
+            own = (value.shape, value.dtype, id(before), id(after), combiners)
+            if own not in self._made:
+                self._made[own] = self._priced(value, before, after, combiners)
+            return self._made[own]
         return self._made[key]
 
     def _priced(
         self,
         value: Value,
-        before: tuple[Sharding, ...],
-        after: tuple[Sharding, ...],
+        before: Row,
+        after: Row,
         combiners: tuple[str, ...],
     ) -> Floats:
         mesh = self.prices.mesh

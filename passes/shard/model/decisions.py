@@ -50,8 +50,7 @@ def group_choices(decision: Decision, mesh: MeshShape) -> tuple[Sharding, ...]:
     """The shardings that divide the group's dims, with partial sums if it may be one."""
     if decision.fixed is not None:
         return tuple(_kept(decision, mesh))
-    partial = decision.may_be_partial and decision.kind in (DecisionKind.GROUP, DecisionKind.PORT)
-    return tuple(canonical_shardings(decision.sizes, mesh, partial))
+    return tuple(canonical_shardings(decision.sizes, mesh, decision.allows_partial))
 
 
 def canonical_shardings(sizes: Sequence[int], mesh: MeshShape, partial: bool) -> Iterator[Sharding]:
@@ -103,25 +102,6 @@ def _required(read: Read, choice: Choice, mesh: MeshShape) -> Sharding:
     assert read.op.rule is not None
     result = Place(read.reader, read.dims).sharding(choice)
     return operand_of_result(read.op.rule, read.operand, result, read.partial_ok)
-
-
-def sources(
-    standing: Standing, value: Value, wanted: Sequence[Sharding]
-) -> Iterator[tuple[Value, Place, tuple[Sharding, ...]]]:
-    """The placed values that a need comes down to, and the shardings asked of each.
-
-    A value made on demand asks its own operands for what its sharding implies; a partial sum
-    of it is made by masking, so its operands are asked for no partial sums.
-    """
-    if isinstance(standing, Place):
-        yield value, standing, tuple(wanted)
-    elif isinstance(standing, Rematerializable):
-        rule = standing.op.rule
-        assert rule is not None
-        for i, inner in enumerate(standing.operands):
-            if inner is not None:
-                asked = tuple(operand_of_result(rule, i, s, False) for s in wanted)
-                yield from sources(inner, standing.operand_values[i], asked)
 
 
 class DecisionKind(Enum):
@@ -197,6 +177,11 @@ class Decision:
     count: int = 1
     carried: bool = False  # from one trip of a loop to the next
     joined: bool = False  # a sum, in the backward pass, of gradients that different ops give
+
+    @property
+    def allows_partial(self) -> bool:
+        """True if a choice may leave the group a partial sum."""
+        return self.may_be_partial and self.kind in (DecisionKind.GROUP, DecisionKind.PORT)
 
     def narrow(self, dims: tuple[int, ...], shape: tuple[int, ...]) -> None:
         """A member's dims must divide too."""

@@ -130,10 +130,10 @@ class _Work:
         for w, table in self._near[v].items():
             if self._looked_at.get((v, w)) is table:
                 continue
-            entries = np.isfinite(table)
-            finite[w] = None if entries.all() else entries
+            possible = np.isfinite(table)
+            finite[w] = None if possible.all() else possible
             if finite[w] is not None:
-                allowed &= entries.any(axis=1)
+                allowed &= possible.any(axis=1)
         if not allowed.any():
             self._possible = False
             return set()
