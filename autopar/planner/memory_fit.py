@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from autopar.cost.kernels import Sizes
@@ -22,6 +22,7 @@ from autopar.passes.lower.listing import lower_graph
 from autopar.passes.pipeline import PassPipeline
 from autopar.passes.shard.diagnose.why import Case, case_of
 from autopar.passes.shard.model.costs import ReshardCosts
+from autopar.passes.shard.model.read import Readings
 from autopar.passes.shard.model.residuals import Residuals
 from autopar.passes.shard.optimal import EVERY_BYTE, MinMemory, Optimal, Priced
 from autopar.passes.shard.solver.problem import Problem, needed_bytes
@@ -54,12 +55,16 @@ class MeshContext:
     request: Request
     submesh: SubmeshContext
     watchers: tuple[Watcher, ...] = ()
+    readings: Readings = field(default_factory=Readings, compare=False)
 
     @classmethod
-    def of(cls, mesh: MeshShape, request: Request, watchers: Sequence[Watcher] = ()) -> MeshContext:
-        """A context where nothing is priced yet."""
+    def of(
+        cls, mesh: MeshShape, request: Request, watchers: Sequence[Watcher] = (),
+        readings: Readings | None = None,
+    ) -> MeshContext:  # fmt: skip
+        """A context where nothing is priced yet; `readings` are those of other meshes."""
         submesh = SubmeshContext.of(request.cluster, Submesh(mesh), request.compiler_options)
-        return cls(request, submesh, tuple(watchers))
+        return cls(request, submesh, tuple(watchers), readings or Readings())
 
     @property
     def mesh(self) -> MeshShape:
@@ -91,8 +96,9 @@ class MeshContext:
     def optimal(self) -> Optimal:
         """The pass that looks for the cheapest plan by the request's method."""
         return replace(
-            self.request.shard, reshard_costs=self.tables, explain=False, tell_recipes=False
-        )
+            self.request.shard, reshard_costs=self.tables, readings=self.readings,
+            explain=False, tell_recipes=False,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -387,6 +393,11 @@ class TriedMesh:
     def is_near(self) -> bool:
         """True if a plan is known from which one within the limit may be found."""
         return self.nearest_bytes <= _HOPE * self.context.request.budget_bytes
+
+    @property
+    def entries(self) -> int:
+        """The number of prices that are kept for it."""
+        return self.step.priced.assembler.entries
 
     def put_by(self) -> TriedMesh:
         """The same to be gone into later: what is priced takes memory, and is made again then."""

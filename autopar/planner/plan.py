@@ -41,6 +41,7 @@ from autopar.ir.sharding import MeshShape
 from autopar.ir.sharding_plan import Outcome, Status
 from autopar.ir.text import show_bytes, show_seconds
 from autopar.passes.base import NO_LIMIT_BYTES, Pins, Watcher
+from autopar.passes.shard.model.read import Readings
 from autopar.planner.companion import plan_companion, request_on, shared_state
 from autopar.planner.family import plan_family
 from autopar.planner.fit_within import fits
@@ -67,6 +68,7 @@ _NO_GAIN = 1e-9
 _MICROBATCHES = (2, 4, 8, 16, 32, 64)  # tried for a step that does not fit
 _FEW = 200  # ops up to which all of them may be
 _MORE_DEVICES = (2, 4, 8, 16)  # times
+_KEPT = 20_000_000  # prices of a step on all meshes that are kept until one is chosen
 _MESHES = 8  # where memory binds, that are gone into
 _NEAREST = 2  # meshes that are gone into before it is said that none has a plan
 
@@ -139,7 +141,8 @@ def _plan_one_program(
     What promises to take longer than the `fastest` that is known is not gone into. Raises
     MeshError, PinError, MemoryLimitError or InfeasibleError where there is none.
     """
-    contexts = [MeshContext.of(mesh, request, watchers) for mesh in _meshes(request)]
+    readings = Readings()
+    contexts = [MeshContext.of(mesh, request, watchers, readings) for mesh in _meshes(request)]
     if not contexts:
         raise InfeasibleError("no mesh fits the cluster")
     return _plan_on(contexts, source, fastest)
@@ -183,14 +186,15 @@ def _best_of(
     # 1. Every mesh without a limit; and those where that fits.
     tried: dict[int, TriedMesh] = {}
     found: dict[int, MeshPlan] = {}
+    kept = 0
     for n, context in enumerate(contexts):
         start = time.perf_counter()
         with suppress(InfeasibleError):
             on_mesh = try_mesh(context, plain)
             if on_mesh.fits and on_mesh.step.is_small:
                 found[n] = plan_on(on_mesh)
-            few = plain.graph.op_count <= _FEW or len(contexts) == 1
-            tried[n] = on_mesh if few else on_mesh.put_by()
+            kept += on_mesh.entries
+            tried[n] = on_mesh if kept <= _KEPT or len(contexts) == 1 else on_mesh.put_by()
         for watcher in context.watchers:
             text = f"{n + 1} of {len(contexts)}"
             watcher.after("mesh", text, tried.get(n), time.perf_counter() - start)

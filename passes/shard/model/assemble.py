@@ -238,6 +238,12 @@ class Assembler:
         other._price()
         return other
 
+    @property
+    def entries(self) -> int:
+        """The number of prices of moves that are kept."""
+        tables = (t for s in (self._overlapped, self._exposed) for t in s.tables.values())
+        return sum(t.size for t in tables)
+
     def within(self, limit_bytes: float, all_exposed: bool = False) -> Assembled:
         """The problem under a limit; with `all_exposed` no move is taken to run beside work."""
         # All values together, as they are unsharded, may be within the limit.
