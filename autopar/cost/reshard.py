@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -128,22 +129,46 @@ class Resharder:
         return self._spaces[key]
 
 
+class _Step(NamedTuple):
+    """A single step from a sharding, with all of its price that no shape changes."""
+
+    after: int  # the number of the sharding that it leads to
+    step: MoveStep
+    kind: int  # the same for steps that cost the same where they send as many bytes
+    whole: int  # times the local buffer, what it sends; 0 where it sends nothing
+    dims: tuple[int, ...]  # a buffer with more than one piece before one of these is copied
+
+
 @dataclass(frozen=True)
 class _Space:
-    """The shardings of values of one rank, and the single steps from each that stay among them."""
+    """The shardings of values of one rank, and the single steps from each that stay among them.
+
+    `counts` say into how many pieces each sharding cuts each dim.
+    """
 
     states: tuple[Sharding, ...]
-    steps: tuple[tuple[tuple[MoveStep, int], ...], ...]
+    counts: tuple[tuple[int, ...], ...]
+    steps: tuple[tuple[_Step, ...], ...]
 
     @classmethod
     def of(cls, mesh: MeshShape, rank: int, partial: bool) -> _Space:
         """The shardings over a mesh, with partial sums if asked."""
         states = tuple(_shardings(mesh.names, rank, partial))
         number = {s: i for i, s in enumerate(states)}
+        kinds: dict[tuple[object, ...], int] = {}
+
+        def read(step: MoveStep, after: Sharding) -> _Step:
+            kind = kinds.setdefault((step.kind, step.axes, step.to_axes), len(kinds))
+            sends = step.kind in COLLECTIVES
+            return _Step(
+                number[after], step, kind, sends * _whole(step, mesh), _between(step, rank)
+            )
+
         return cls(
             states,
+            tuple(tuple(map(mesh.size, s.dims)) for s in states),
             tuple(
-                tuple((step, number[s]) for step, s in _steps_from(state, mesh) if s in number)
+                tuple(read(step, s) for step, s in _steps_from(state, mesh) if s in number)
                 for state in states
             ),
         )
@@ -162,25 +187,30 @@ def _shardings(axes: Sequence[str], rank: int, partial: bool) -> Iterator[Shardi
 def _all_pairs(
     space: _Space, shape: Sequence[int], size: int, prices: CollectivePrices
 ) -> PriceTable:
-    fitting = [i for i, s in enumerate(space.states) if s.fits(shape, prices.mesh)]
+    sizes = tuple(shape)
+    fitting = [
+        i for i, counts in enumerate(space.counts)
+        if not any(n % c for n, c in zip(sizes, counts, strict=True))
+    ]  # fmt: skip
     place = {i: n for n, i in enumerate(fitting)}
     index = {space.states[i]: n for n, i in enumerate(fitting)}
     count = len(fitting)
     best = np.full((count, count), np.inf)
     following = np.tile(np.arange(count), (count, 1))
     np.fill_diagonal(best, 0.0)
-    known: dict[tuple[object, ...], float] = {}  # most steps send as many bytes as others do
+    known: dict[tuple[int, int, bool], float] = {}  # most steps send as many bytes as others do
     for i, n in place.items():
-        local = space.states[i].shard_shape(shape, prices.mesh)
+        local = [m // c for m, c in zip(sizes, space.counts[i], strict=True)]
+        before = [m > 1 for m in itertools.accumulate(local, operator.mul, initial=1)]
+        local_bytes = size * math.prod(local)
         row = dict.fromkeys((n,), 0.0)
-        for step, after in space.steps[i]:
+        for after, step, kind, whole, dims in space.steps[i]:
             if (j := place.get(after)) is None:
                 continue
             seconds = _LOCAL_SECONDS
-            if step.kind in COLLECTIVES:
-                nbytes = _full_bytes(step, local, size, prices.mesh)
-                rearranged = _is_rearranged(step, local)
-                key = step.kind, step.axes, step.to_axes, nbytes, rearranged
+            if whole:
+                nbytes, rearranged = whole * local_bytes, any(before[d] for d in dims)
+                key = kind, nbytes, rearranged
                 if key not in known:
                     known[key] = _sending_seconds(step, nbytes, rearranged, prices)
                 seconds = known[key]
@@ -203,7 +233,8 @@ def _step_seconds(
     if step.kind not in COLLECTIVES:
         return _LOCAL_SECONDS
     nbytes = _full_bytes(step, local, size, prices.mesh)
-    return _sending_seconds(step, nbytes, _is_rearranged(step, local), prices)
+    rearranged = any(math.prod(local[:d]) > 1 for d in _between(step, len(local)))
+    return _sending_seconds(step, nbytes, rearranged, prices)
 
 
 def _sending_seconds(
@@ -220,16 +251,16 @@ def _sending_seconds(
     return seconds
 
 
-def _is_rearranged(step: MoveStep, local: Sequence[int]) -> bool:
-    """True if the buffer is copied so that the devices' parts lie one after the other.
+def _between(step: MoveStep, rank: int) -> tuple[int, ...]:
+    """The dims for which the buffer is copied, so that the devices' parts lie one after the other.
 
-    Compilers choose layouts in which the first or the last dim is outermost for nothing, as matrix
-    products read either; a dim between others that are really there costs a pass through memory.
+    Where there is more than one piece before a dim that lies between others, that is. Compilers
+    choose layouts in which the first or the last dim is outermost for nothing, as matrix products
+    read either; a dim between others that are really there costs a pass through memory.
     """
     if step.kind in ("all-reduce", "collective-permute"):
-        return False
-    dims = (d for d in (step.dim, step.to_dim) if 0 < d < len(local) - 1)
-    return any(math.prod(local[:d]) > 1 for d in dims)
+        return ()
+    return tuple(d for d in (step.dim, step.to_dim) if 0 < d < rank - 1)
 
 
 def _seconds_of(priced: tuple[MoveStep, float]) -> float:
@@ -243,8 +274,12 @@ def _axes_of(step: MoveStep) -> tuple[str, ...]:
 
 def _full_bytes(step: MoveStep, local: Sequence[int], size: int, mesh: MeshShape) -> int:
     """Bytes of the local buffer, whole over the step's axes: gathered, or not yet scattered."""
-    nbytes = size * math.prod(local)
-    return nbytes * mesh.size(step.axes) if step.kind == "all-gather" else nbytes
+    return size * math.prod(local) * _whole(step, mesh)
+
+
+def _whole(step: MoveStep, mesh: MeshShape) -> int:
+    """Times the local buffer, what a collective's whole one is."""
+    return mesh.size(step.axes) if step.kind == "all-gather" else 1
 
 
 def _steps_from(state: Sharding, mesh: MeshShape) -> Iterator[tuple[MoveStep, Sharding]]:
