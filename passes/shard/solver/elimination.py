@@ -69,9 +69,11 @@ class _Buckets:
     def run(self) -> tuple[int, ...]:
         """Let every node go, and read the assignment off backward."""
         sizes = [self._joint_size(v) for v in range(len(self._sizes))]
-        queue = [(size, v) for v, size in enumerate(sizes)]
+        alive = [bool(near) for near in self._near]
+        # What stands alone is solved by itself.
+        self._back += [(v, (), c.argmin()) for v, c in enumerate(self._costs) if not alive[v]]
+        queue = [(size, v) for v, size in enumerate(sizes) if alive[v]]
         heapq.heapify(queue)
-        alive = [True] * len(sizes)
         while queue:
             size, v = heapq.heappop(queue)
             if not alive[v] or size != sizes[v]:
@@ -125,11 +127,10 @@ class _Buckets:
             rest = (i for i in range(len(scope)) if i != at)
             total = total + table.transpose(at, *rest).reshape(shape)
         self._back.append((v, near, total.argmin(axis=0)))
-        least = total.min(axis=0)
         if len(near) == 1:
-            self._costs[near[0]] = self._costs[near[0]] + least
+            self._costs[near[0]] = self._costs[near[0]] + total.min(axis=0)
         elif near:
-            self._add(near, least)
+            self._add(near, total.min(axis=0))
         return near
 
     def _settle(self, v: int) -> Scope:
