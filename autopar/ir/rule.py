@@ -60,6 +60,12 @@ class Rule:
         alone = self.known and len(self.results) == 1
         return alone and all(f.kind is Kind.PASS for f in self.factors)
 
+    @cached_property
+    def skeleton(self) -> tuple[object, ...]:
+        """All that says how shardings pass through: rules that differ in sizes alone share it."""
+        factors = tuple((f.size > 1, f.kind.value, f.combiner) for f in self.factors)
+        return self.operands, self.results, factors
+
     def major(self, dim: Dim) -> int | None:
         """The first factor of a dim that is larger than 1: the one that shards of it cut."""
         return next((f for f in dim if self.factors[f].size > 1), None)

@@ -52,7 +52,8 @@ class MeshChoices:
         # Tuples and rules are kept, for the id of one that was gone would be another's.
         self._options: dict[Options, Options] = {}
         self._rows: dict[Row, Row] = {}
-        self._rules: dict[int, Rule] = {}
+        self._skeletons: dict[tuple[object, ...], int] = {}
+        self._numbers: dict[int, tuple[Rule, int]] = {}
         self._of_rules: dict[Rule, Options] = {}
         self._of_values: dict[_OptionsKey, Options] = {}
         self._states: dict[tuple[int, ...], Options] = {}
@@ -110,8 +111,9 @@ class MeshChoices:
 
     def wanted(self, read: Read, options: Options) -> Row:
         """The sharding in which a value is read for each choice of the reader."""
-        rule = self._number(read.op.rule if read.op is not None else None)
-        key = read.kind, rule, read.operand, read.dims, read.partial_ok, id(options)
+        rule = read.op.rule if read.op is not None else None
+        number = self._number(rule) if rule is not None else -1
+        key = read.kind, number, read.operand, read.dims, read.partial_ok, id(options)
         if key not in self._wanted:
             self._wanted[key] = self.row(required(read, options, self.mesh))
         return self._wanted[key]
@@ -157,8 +159,9 @@ class MeshChoices:
             self._pieces[id(row)] = np.array(counts, dtype=np.int64)
         return self._pieces[id(row)]
 
-    def _number(self, rule: Rule | None) -> int:
-        """The number that stands for a rule; 0 for none."""
-        if rule is None:
-            return 0
-        return id(self._rules.setdefault(id(rule), rule))
+    def _number(self, rule: Rule) -> int:
+        """The number of a rule, which is the same for those through which shardings pass alike."""
+        if id(rule) not in self._numbers:
+            number = self._skeletons.setdefault(rule.skeleton, len(self._skeletons))
+            self._numbers[id(rule)] = rule, number
+        return self._numbers[id(rule)][1]

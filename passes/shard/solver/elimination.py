@@ -71,7 +71,8 @@ class _Buckets:
         sizes = [self._joint_size(v) for v in range(len(self._sizes))]
         alive = [bool(near) for near in self._near]
         # What stands alone is solved by itself.
-        self._back += [(v, (), c.argmin()) for v, c in enumerate(self._costs) if not alive[v]]
+        alone = [v for v, near in enumerate(self._near) if not near]
+        self._back += [(v, (), np.asarray(self._costs[v].argmin())) for v in alone]
         queue = [(size, v) for v, size in enumerate(sizes) if alive[v]]
         heapq.heapify(queue)
         while queue:

@@ -159,9 +159,12 @@ class _Work:
         """Move a table into its two ends' costs if it is a sum of them, as one row always is."""
         table = self._near[v][w]
         first = table[0] - table[0, 0]
-        if min(table.shape) > 1 and (
-            (table[-1] - table[-1, 0] - first).any()  # most tables are told by one row
-            or (table - table[:, :1] - first).any()
+        if (
+            min(table.shape) > 1
+            and (
+                (table[-1] - table[-1, 0] - first).any()  # most tables are told by one row
+                or (table - table[:, :1] - first).any()
+            )
         ):
             self._looked_at[v, w], self._looked_at[w, v] = table, self._near[w][v]
             return
@@ -229,7 +232,7 @@ class _Work:
         if count == 1 or count > _WIDEST:
             return np.arange(count), np.arange(count)
         if not (self._near[v] or self._held[v]):  # only its own cost counts
-            return self._costs[v].argmin(keepdims=True), np.zeros(count, dtype=np.int64)
+            return np.array([self._costs[v].argmin()]), np.zeros(count, dtype=np.int64)
         held = [h.nbytes[:, None] for h in self._held[v]]
         traits = np.hstack([self._costs[v][:, None], *held, *self._near[v].values()])
         beats = _beats(traits)
