@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from autopar.cluster import Cluster
-from autopar.cluster.placement import Block, cut_out, submesh_shapes
+from autopar.cluster.placement import Block, SubmeshShape, cut_out, submesh_shapes
 from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder
 from autopar.ir.batching import BatchGraphs, Batching
@@ -49,7 +49,8 @@ class SubmeshContext:
     cluster: Cluster
     block: Block
     tables: ReshardCosts
-    op_shardings: OpShardings = field(default_factory=OpShardings, repr=False)
+    op_shardings: OpShardings = field(repr=False)
+    checker: ListingChecker = field(repr=False)  # that a listing computes what its graph does
 
     @classmethod
     def of(
@@ -59,11 +60,7 @@ class SubmeshContext:
 
         Prices are those under compiler options that are put over the chosen ones.
         """
-        count = len(submesh.devices) or cluster.device_count
-        shape = next(s for s in submesh_shapes(cluster) if s.device_count == count)
-        own = cut_out(cluster, shape) if submesh.devices else cluster
-        block = Block(min(submesh.devices, default=0), shape)
-        return cls(own, block, ReshardCosts(Prices(own, submesh.mesh, options)))
+        return SubmeshContexts(cluster, options).of(submesh)
 
     @property
     def mesh(self) -> MeshShape:
@@ -75,10 +72,38 @@ class SubmeshContext:
         """Routes from one sharding to another."""
         return self.tables.resharder
 
-    @cached_property
-    def checker(self) -> ListingChecker:
-        """The check that a listing computes what its graph does."""
-        return ListingChecker(self.mesh)
+
+class SubmeshContexts:
+    """The contexts of a cluster's submeshes; those of one shape and mesh share all prices there.
+
+    They serve as long as plans for the cluster are compared: layers by themselves, and the stages
+    that are made of them.
+    """
+
+    def __init__(self, cluster: Cluster, options: CompilerOptions = ()) -> None:
+        self.cluster, self._options = cluster, options
+        self._known: dict[tuple[SubmeshShape | None, MeshShape], SubmeshContext] = {}
+
+    def of(self, submesh: Submesh) -> SubmeshContext:
+        """The context of a submesh: the whole cluster where it names no devices."""
+        count = len(submesh.devices) or self.cluster.device_count
+        shape = next(s for s in submesh_shapes(self.cluster) if s.device_count == count)
+        alike = self.at(shape if submesh.devices else None, submesh.mesh)
+        return replace(alike, block=Block(min(submesh.devices, default=0), shape))
+
+    def at(self, shape: SubmeshShape | None, mesh: MeshShape) -> SubmeshContext:
+        """The context of submeshes of a shape, as if the first of them; None is the cluster."""
+        if (shape, mesh) not in self._known:
+            own = cut_out(self.cluster, shape) if shape is not None else self.cluster
+            whole = shape or submesh_shapes(self.cluster)[-1]
+            self._known[shape, mesh] = SubmeshContext(
+                own,
+                Block(0, whole),
+                ReshardCosts(Prices(own, mesh, self._options)),
+                OpShardings(),
+                ListingChecker(mesh),
+            )
+        return self._known[shape, mesh]
 
 
 @dataclass(frozen=True)
@@ -97,8 +122,8 @@ class PlacedStages:
     ) -> PlacedStages:  # fmt: skip
         """The parts of the stages, on submeshes where nothing is priced yet, or on those given."""
         stages.verify()
-        fresh = (SubmeshContext.of(cluster, s, options) for s in stages.submeshes)
-        contexts = contexts or tuple(fresh)
+        fresh = SubmeshContexts(cluster, options)
+        contexts = contexts or tuple(map(fresh.of, stages.submeshes))
         return cls(cluster, batching, stages, contexts)
 
     @cached_property

@@ -20,7 +20,7 @@ from autopar.passes.lower.lowering import Spmd
 from autopar.passes.pipeline import PassPipeline
 from autopar.passes.stage.prices import Choice, ChosenStage, Option, StageTable
 from autopar.passes.stage.search import Ranked
-from autopar.planner.placed_stages import PlacedStages
+from autopar.planner.placed_stages import PlacedStages, SubmeshContexts
 from autopar.planner.request import Request
 from autopar.planner.sliced_step import LayerPrograms, SlicedStep, Source, slice_step
 from autopar.planner.stage_programs import StagePrograms, lower_stages
@@ -135,13 +135,14 @@ def search_stages(source: Source, request: Request, setting: Setting) -> FoundSt
     programs = LayerPrograms(sliced(max(counts)), request.rules)
     if any(request.shard.recipe.suits(reading) for reading in programs.every_reading()):
         request = request.of_parts()
-    table = stage_table(programs, counts, request, setting)
+    contexts = SubmeshContexts(request.cluster, request.compiler_options)
+    table = stage_table(programs, counts, request, setting, contexts)
     if isinstance(request.passes.lower, Spmd):
         table = equal_stages_table(table, request.passes, setting)
 
     # 3. The best stages by these costs, sharded and lowered.
     def build(choice: Choice) -> StagePrograms:
-        return build_stages(sliced(choice.microbatches), choice, request, setting)
+        return build_stages(sliced(choice.microbatches), choice, request, setting, contexts)
 
     built, ranked = _first_built(table, request.passes, setting, build)
     if built is None:
@@ -245,7 +246,11 @@ def _name_simple(simple: Choice) -> str:
 
 
 def build_stages(
-    sliced: SlicedStep, choice: Choice, request: Request, setting: Setting
+    sliced: SlicedStep,
+    choice: Choice,
+    request: Request,
+    setting: Setting,
+    contexts: SubmeshContexts,
 ) -> StagePrograms:
     """A choice's stages as programs, its layers merged to one for each stage.
 
@@ -256,9 +261,8 @@ def build_stages(
     cuts = Fixed(tuple(layers[s.last].last + 1 for s in choice.stages[:-1]))
     merged = cuts.between(sliced.batching, setting)
     stages = _stage_plan(merged, layers, choice, request.cluster)
-    placed = PlacedStages.of(
-        sliced.batching, stages, request.cluster, options=request.compiler_options
-    )
+    own = tuple(map(contexts.of, stages.submeshes))
+    placed = PlacedStages.of(sliced.batching, stages, request.cluster, own)
     sharder = SubmeshSharder(placed, request, setting)
     partial_sums = list({s.block: s.partial_sums for s in choice.stages}.values())
     # The fullest first: what does not fit is found out soonest, and what fits there fits elsewhere.

@@ -22,8 +22,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from autopar.cluster import Cluster, mesh_shapes
-from autopar.cluster.placement import SubmeshShape, cut_out, submesh_shapes
-from autopar.cost.prices import Prices
+from autopar.cluster.placement import SubmeshShape, submesh_shapes
 from autopar.cost.stage import StageCost
 from autopar.errors import InfeasibleError
 from autopar.ir.batching import Batching
@@ -37,6 +36,7 @@ from autopar.passes.lower.partition.submesh_graph import left_partial, part_plan
 from autopar.passes.shard.model.costs import ReshardCosts
 from autopar.passes.shard.solver.effort import QUICK
 from autopar.passes.stage.prices import BatchPrices, Option, StageTable
+from autopar.planner.placed_stages import SubmeshContext, SubmeshContexts
 from autopar.planner.request import Request
 from autopar.planner.sliced_step import LayerPrograms
 from autopar.planner.stage_programs import PartCost, add_parts, cost_part
@@ -44,9 +44,13 @@ from autopar.schedule.table import SCHEDULES
 
 
 def stage_table(
-    programs: LayerPrograms, counts: Sequence[int], request: Request, setting: Setting
+    programs: LayerPrograms,
+    counts: Sequence[int],
+    request: Request,
+    setting: Setting,
+    contexts: SubmeshContexts,
 ) -> StageTable:
-    """Prices for some numbers of microbatches."""
+    """Prices for some numbers of microbatches, on submeshes in their contexts."""
     shapes = [s for s in submesh_shapes(request.cluster) if _meshes(s, request)]
     devices = request.cluster.device_count
     if request.stages == 1:  # it has all devices, whatever it takes
@@ -56,10 +60,10 @@ def stage_table(
         host = devices  # too few stages to have one host each: those of several are needed
     rows = {m: programs.batching.batch // m for m in counts}
     bound = _WorkBound(host, devices, len(programs.layers), rows)
-    priced = [_options(programs, s, counts, request, setting, bound) for s in shapes]
+    priced = [_options(programs, s, counts, request, setting, bound, contexts) for s in shapes]
     able = [m for m in counts if any(found[m] for found in priced)]
     if not able:
-        raise InfeasibleError(_unsuited(programs, shapes, counts, request, setting))
+        raise InfeasibleError(_unsuited(programs, shapes, counts, request, setting, contexts))
     return StageTable(
         cluster=request.cluster,
         memory_bytes=request.budget_bytes,
@@ -79,6 +83,7 @@ def _unsuited(
     counts: Sequence[int],
     request: Request,
     setting: Setting,
+    contexts: SubmeshContexts,
 ) -> str:
     """The reason why no microbatch can be sharded, on the largest submesh if there is one."""
     batch = programs.batching.batch
@@ -87,7 +92,7 @@ def _unsuited(
     # Recipes of several axes tell of rows on a mesh that has several, which come last.
     meshes = [(s, mesh) for s in shapes[-1:] for mesh in reversed(_meshes(s, request))]
     for shape, mesh in meshes:
-        profiler = LayerProfiler(programs, cut_out(request.cluster, shape), mesh, request, setting)
+        profiler = LayerProfiler(programs, contexts.at(shape, mesh), request, setting)
         if why := profiler.refusal(batch // counts[0]):
             return f"{text}: {why}"
     return f"{text}. Use fewer microbatches, another method, or a mesh of a submesh's size."
@@ -134,12 +139,13 @@ def _options(
     request: Request,
     setting: Setting,
     bound: _WorkBound,
+    contexts: SubmeshContexts,
 ) -> Mapping[int, tuple[Option, ...]]:
     """The options of a submesh for each number of microbatches."""
     found: dict[int, list[Option]] = {m: [] for m in counts}
     if not bound.admits(shape):
         return {m: () for m in counts}
-    batch, cluster = programs.batching.batch, cut_out(request.cluster, shape)
+    batch = programs.batching.batch
     share = shape.device_count / request.cluster.device_count
     budget = request.budget_bytes / max(1.0, len(programs.layers) * share)
     rows = [batch // m for m in counts]
@@ -147,7 +153,7 @@ def _options(
     for n, mesh in enumerate(_host_by_host(_meshes(shape, request), request.cluster)):
         if n and not bound.goes_on(shape):
             break
-        profiler = LayerProfiler(programs, cluster, mesh, request, setting)
+        profiler = LayerProfiler(programs, contexts.at(shape, mesh), request, setting)
         few = _few(rows, mesh)
         for variant in _variants(profiler, shape, sizes, few, budget, bound):
             for m in counts:
@@ -392,19 +398,19 @@ class LayerProfiler:
     def __init__(
         self,
         programs: LayerPrograms,
-        cluster: Cluster,
-        mesh: MeshShape,
+        context: SubmeshContext,
         request: Request,
         setting: Setting,
     ) -> None:
-        self._programs = programs
-        self._tables = ReshardCosts(Prices(cluster, mesh, request.compiler_options))
+        self._programs, self._tables = programs, context.tables
         self._shard = replace(
             request.shard, effort=QUICK, explain=False, reshard_costs=self._tables,
             readings=programs.readings,
         )  # fmt: skip
         self._remats = tuple(Remat) if request.remat else (Remat.NONE,)
-        self._setting = replace(setting, cluster=cluster, mesh=mesh, memory_bytes=NO_LIMIT_BYTES)
+        self._setting = replace(
+            setting, cluster=context.cluster, mesh=context.mesh, memory_bytes=NO_LIMIT_BYTES
+        )
         layers = programs.layers
         self._homes = tuple(i if y.same_as < 0 else y.same_as for i, y in enumerate(layers))
         # Those of most layers first, which stand for all until it is known that they promise much.

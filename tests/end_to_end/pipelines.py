@@ -21,6 +21,7 @@ from autopar.passes.lower import program as lowering
 from autopar.passes.lower.partition.step_analysis import grid_of
 from autopar.passes.pipeline import PassPipeline
 from autopar.passes.stage.prices import Choice, ChosenStage
+from autopar.planner.placed_stages import SubmeshContexts
 from autopar.planner.request import Request
 from autopar.planner.sliced_step import SlicedStep, Source, slice_step
 from autopar.planner.stage_programs import StagePrograms
@@ -141,7 +142,8 @@ def on_stages(subject: Subject, layout: Layout) -> StagePrograms:
     """The programs of a step's stages; raises GraphError where the schedule would not be exact."""
     sliced = subject.sliced(layout)
     choice = _choice(len(sliced.layers.layers), layout)
-    return build_stages(sliced, choice, subject.request(layout), SETTING)
+    request = subject.request(layout)
+    return build_stages(sliced, choice, request, SETTING, SubmeshContexts(request.cluster))
 
 
 def _choice(layers: int, layout: Layout) -> Choice:
