@@ -101,9 +101,10 @@ class HybridSharded(AbstractRecipe):
         need_axes(self.name, mesh, "replicates over the first axes and shards over the last")
         view = View.of(self.name, reading, mesh, mesh.names)
         outer, inner = mesh.names[:-1], mesh.names[-1:]
+        whole = view.placed(dict.fromkeys(outer, (REPLICATED,)))
 
         def store(index: int) -> Test:
             most = view.most_sharded(choices[index], inner)
-            return lambda c: most(c) and all(view.at(c, a) == REPLICATED for a in outer)
+            return lambda c: most(c) and whole(c)
 
         return view.narrowed(choices, store=store, work=lambda d: view.off(outer))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -11,6 +11,7 @@ from autopar.ir.sharding import MeshShape
 from autopar.passes.shard.model.decisions import Choice, Place, Reading, ReadKind
 from autopar.passes.shard.recipes.data import DataParallel
 from autopar.passes.shard.recipes.recipe import (
+    PARTIAL,
     REPLICATED,
     AbstractRecipe,
     Choices,
@@ -106,26 +107,23 @@ class _Experts:
 
     def held(self, index: int, elsewhere: int) -> Test:
         """Experts on their axis, and exactly this on every other."""
-        view, dims = self.view, self.state[index]
-        others = [a for a in view.mesh.names if a != self.axis]
-        return lambda c: (
-            view.at(c, self.axis) in dims and all(view.at(c, a) == elsewhere for a in others)
-        )
+        return self._with_others(self.state[index], (elsewhere,))
 
     def kept(self, index: int) -> Test:
         """Experts on their axis; the others may be partial sums."""
-        view, dims = self.view, self.state[index]
-        others = view.off([a for a in view.mesh.names if a != self.axis])
-        return lambda c: view.at(c, self.axis) in dims and others(c)
+        return self._with_others(self.state[index], (REPLICATED, PARTIAL))
 
     def batch(self, index: int, carried: int) -> Test:
         """Batch on every axis; on the experts' own axis either, and experts in their products."""
-        view, axis = self.view, self.axis
-        others = [a for a in view.mesh.names if a != axis]
         able = {carried, *self.everywhere.get(index, ())}
-        if view.reading.decisions[index].op is not None:
+        if self.view.reading.decisions[index].op is not None:
             able = {self.products.get(index, carried)}
-        return lambda c: view.at(c, axis) in able and all(view.at(c, a) == carried for a in others)
+        return self._with_others(able, (carried,))
+
+    def _with_others(self, own: Iterable[int], others: Iterable[int]) -> Test:
+        """The experts' axis at one of its own places, and every other axis at one of others."""
+        names = self.view.mesh.names
+        return self.view.placed({a: own if a == self.axis else others for a in names})
 
 
 def _expert_slots(view: View, index: int) -> list[Slot]:

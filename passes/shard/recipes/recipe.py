@@ -7,8 +7,9 @@ reading for the batch and its axes, the state, and what is split together.
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from autopar.errors import InfeasibleError
@@ -73,7 +74,42 @@ class Free(AbstractRecipe):
 
 Test = Callable[[Choice], bool]
 REPLICATED, PARTIAL = -1, -2
+_UNSPLIT = (REPLICATED, PARTIAL)
 _SHOWN = 4  # numbers of devices that a message names
+
+
+def place_of(choice: Choice, axis: str, number: int) -> int:
+    """The dim or factor that an axis, the `number`-th, splits in a choice; or -1, or -2."""
+    if isinstance(choice, Assignment):
+        return choice.factors[number]
+    if axis in choice.partial:
+        return PARTIAL
+    return next((d for d, axes in enumerate(choice.dims) if axis in axes), REPLICATED)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """The test that each of some axes, with its number, is at one of its places in a choice."""
+
+    where: tuple[tuple[str, int, frozenset[int]], ...]
+
+    def __call__(self, choice: Choice) -> bool:
+        return all(place_of(choice, axis, n) in places for axis, n, places in self.where)
+
+
+@dataclass(frozen=True)
+class Split:
+    """The test that the devices of some axes, with their numbers and sizes, make so many pieces."""
+
+    axes: tuple[tuple[str, int, int], ...]
+    pieces: int
+
+    def count(self, choice: Choice) -> int:
+        """The number of pieces that these axes make."""
+        return math.prod(size for a, n, size in self.axes if place_of(choice, a, n) >= 0)
+
+    def __call__(self, choice: Choice) -> bool:
+        return self.count(choice) == self.pieces
 
 
 @dataclass(frozen=True)
@@ -85,6 +121,11 @@ class View:
     batch_axes: tuple[str, ...]
     tags: BatchTags
     weights: Weights
+    # What tests leave of choices: look-alikes have the very same choices, and equal tests.
+    _left: dict[tuple[int, Test], tuple[Choice, ...]] = field(
+        default_factory=dict[tuple[int, Test], tuple[Choice, ...]],
+        init=False, repr=False, compare=False,
+    )  # fmt: skip
 
     @classmethod
     def of(cls, name: str, reading: Reading, mesh: MeshShape, axes: tuple[str, ...]) -> View:
@@ -103,18 +144,15 @@ class View:
 
     # -- tests on choices --------------------------------------------------------------------
 
-    def at(self, choice: Choice, axis: str) -> int:
-        """The dim or factor that an axis splits in a choice, or -1, or -2."""
-        if isinstance(choice, Assignment):
-            return choice.factors[self.mesh.names.index(axis)]
-        if axis in choice.partial:
-            return PARTIAL
-        return next((d for d, axes in enumerate(choice.dims) if axis in axes), REPLICATED)
+    def placed(self, where: Mapping[str, Iterable[int]]) -> Test:
+        """Each of these axes at one of its places: a dim or factor, REPLICATED or PARTIAL."""
+        number = self.mesh.names.index
+        return Placed(tuple((a, number(a), frozenset(places)) for a, places in where.items()))
 
     @property
     def whole(self) -> Test:
         """Neither sharded nor partial."""
-        return lambda c: all(self.at(c, a) == REPLICATED for a in self.mesh.names)
+        return self.placed(dict.fromkeys(self.mesh.names, (REPLICATED,)))
 
     @property
     def unsharded(self) -> Test:
@@ -124,20 +162,16 @@ class View:
     @property
     def anything(self) -> Test:
         """No restriction."""
-        return lambda c: True
+        return self.placed({})
 
     def off(self, axes: Sequence[str]) -> Test:
         """No dim or factor split by any of these axes, but a partial sum is fine."""
-        return lambda c: all(self.at(c, a) < 0 for a in axes)
+        return self.placed(dict.fromkeys(axes, _UNSPLIT))
 
     def most_sharded(self, choices: Sequence[Choice], axes: Sequence[str]) -> Test:
         """Split over as many devices of these axes as any choice."""
-
-        def count(c: Choice) -> int:
-            return self.mesh.size([a for a in axes if self.at(c, a) >= 0])
-
-        most = max(map(count, choices))
-        return lambda c: count(c) == most
+        split = self._split(axes, 1)
+        return replace(split, pieces=max(map(split.count, choices)))
 
     def sharded_optimizer(self, index: int) -> Test:
         """Optimizer state as sharded as it divides, parameters whole."""
@@ -145,13 +179,15 @@ class View:
             return self.whole
         value = self.reading.decisions[index].value
         assert value is not None
-        mesh = self.mesh
-        able = [n for n in value.shape if n % mesh.device_count == 0]
+        able = [n for n in value.shape if n % self.mesh.device_count == 0]
         if not able:
             return self.anything
-        return lambda c: (
-            mesh.size([a for a in mesh.names if self.at(c, a) >= 0]) == mesh.device_count
-        )
+        return self._split(self.mesh.names, self.mesh.device_count)
+
+    def _split(self, axes: Sequence[str], pieces: int) -> Split:
+        names, sizes = self.mesh.names, self.mesh.sizes
+        numbers = [(a, names.index(a)) for a in axes]
+        return Split(tuple((a, n, sizes[n]) for a, n in numbers), pieces)
 
     # -- narrowing -----------------------------------------------------------------------------
 
@@ -168,7 +204,7 @@ class View:
         """
         carrying = batch or self.on_batch
         return [
-            _kept(options, self._tests(i, decision, store, work, carrying))
+            self._kept(options, self._tests(i, decision, store, work, carrying))
             for i, (decision, options) in enumerate(
                 zip(self.reading.decisions, choices, strict=True)
             )
@@ -177,7 +213,16 @@ class View:
     def on_batch(self, index: int, carried: int) -> Test:
         """Puts all batch axes on the batch."""
         del index
-        return lambda c: all(self.at(c, a) == carried for a in self.batch_axes)
+        return self.placed(dict.fromkeys(self.batch_axes, (carried,)))
+
+    def _kept(self, options: tuple[Choice, ...], tests: Iterator[Test]) -> tuple[Choice, ...]:
+        """The choices that pass each of the tests in turn that any passes."""
+        for test in tests:
+            key = id(options), test
+            if key not in self._left:
+                self._left[key] = tuple(c for c in options if test(c)) or options
+            options = self._left[key]
+        return options
 
     def _tests(
         self,
@@ -217,13 +262,6 @@ class View:
             if parts := tuple(Part(d, rows) for d, rows in at if d >= 0):
                 return parts
         return ()
-
-
-def _kept(options: tuple[Choice, ...], tests: Iterator[Test]) -> tuple[Choice, ...]:
-    for test in tests:
-        left = tuple(c for c in options if test(c))
-        options = left or options
-    return options
 
 
 def need_axes(name: str, mesh: MeshShape, what: str) -> None:

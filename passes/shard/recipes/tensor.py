@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from autopar.errors import InfeasibleError
 from autopar.ir.graph import Op
-from autopar.ir.sharding import Assignment, MeshShape
+from autopar.ir.sharding import MeshShape
 from autopar.passes.shard.model.decisions import (
     Choice,
     Decision,
@@ -26,6 +26,7 @@ from autopar.passes.shard.model.decisions import (
 )
 from autopar.passes.shard.recipes.recipe import (
     PARTIAL,
+    REPLICATED,
     AbstractRecipe,
     Choices,
     Slot,
@@ -87,7 +88,7 @@ class SequenceParallel(AbstractRecipe):
                 wanted = blocks.positions[index] | {PARTIAL}  # sums of sums are scattered once
             else:
                 return tensors.work(index)
-            return lambda c: view.at(c, tensors.model) in wanted
+            return view.placed({tensors.model: wanted})
 
         return view.narrowed(choices, lambda d: view.off(view.batch_axes), work)
 
@@ -134,10 +135,14 @@ class _Tensors:
         """Heads for attention, features for weights; elsewhere the axis stays off the batch."""
         view, model = self.view, self.model
         if index in self.heads:
-            return lambda c: view.at(c, model) == self.heads[index]
+            return view.placed({model: (self.heads[index],)})
         if index in view.weights.readers:
-            return lambda c: view.at(c, model) in view.weights.readers[index]
-        return lambda c: not isinstance(c, Assignment) or view.at(c, model) != view.factor(index)
+            return view.placed({model: view.weights.readers[index]})
+        factor, op = view.factor(index), view.reading.decisions[index].op
+        if factor is None or op is None or op.rule is None:
+            return view.anything
+        others = {REPLICATED, *range(len(op.rule.factors))} - {factor}
+        return view.placed({model: others})
 
 
 def _heads(name: str, reading: Reading, view: View, model: str) -> Iterator[tuple[int, int]]:
