@@ -119,6 +119,12 @@ class _Buckets:
 
     def _solve(self, v: int) -> Scope:
         """Eliminate a node exactly; its neighbors, over which the new table is."""
+        if len(self._near[v]) == 1:  # most of them, and there is one table to add
+            (w,), (table,) = self._near[v], self._drop(v).values()
+            total = self._costs[v][:, None] + (table if v < w else table.T)
+            self._back.append((v, (w,), total.argmin(axis=0)))
+            self._costs[w] = self._costs[w] + total.min(axis=0)
+            return (w,)
         near = tuple(sorted(self._near[v]))
         total = self._costs[v].reshape(-1, *(1,) * len(near))
         for scope, table in self._drop(v).items():
@@ -128,9 +134,7 @@ class _Buckets:
             rest = (i for i in range(len(scope)) if i != at)
             total = total + table.transpose(at, *rest).reshape(shape)
         self._back.append((v, near, total.argmin(axis=0)))
-        if len(near) == 1:
-            self._costs[near[0]] = self._costs[near[0]] + total.min(axis=0)
-        elif near:
+        if near:
             self._add(near, total.min(axis=0))
         return near
 

@@ -236,8 +236,10 @@ class _Work:
         held = [h.nbytes[:, None] for h in self._held[v]]
         traits = np.hstack([self._costs[v][:, None], *held, *self._near[v].values()])
         beats = _beats(traits)
+        if np.count_nonzero(beats) == count:  # each beats itself alone
+            return np.arange(count), np.arange(count)
         if count * traits.size <= _AT_ONCE:
-            earlier = np.tri(count, k=-1, dtype=np.bool_).T
+            earlier = np.less.outer(np.arange(count), np.arange(count))
             keep = np.flatnonzero(~(beats & (~beats.T | earlier)).any(axis=0))
             place = beats[keep].argmax(axis=0)
             place[keep] = np.arange(len(keep))
