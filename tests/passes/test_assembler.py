@@ -50,6 +50,19 @@ def test_every_limit_has_the_problem_that_it_has_alone(name: str) -> None:
             assert same(shared.within(limit, exposed), alone)
 
 
+def test_graphs_that_share_prices_have_the_problems_that_they_have_alone() -> None:
+    """What is known of one graph's choices, by their ids, is no other graph's."""
+    given = setting((2, 2), "v5p:2x2x1")
+    prices = Prices(given.cluster, given.mesh)
+    shared = ReshardCosts(prices)
+    for fun, args in TOYS.values():
+        reading = read_graph(unmerged(traced(fun, *args).graph))
+        for limit in (ROOMY, 3_000):
+            known = assemble(reading, shared.choices.of(reading), shared, limit)
+            fresh = ReshardCosts(prices)
+            assert same(known, assemble(reading, fresh.choices.of(reading), fresh, limit))
+
+
 @pytest.mark.parametrize("name", TOYS)
 def test_nothing_costs_less_where_every_move_is_waited_for(name: str) -> None:
     fun, args = TOYS[name]

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 import autopar
 from autopar.cluster import Cluster
 from autopar.errors import MemoryLimitError
+from autopar.ir.graph import Graph
 from autopar.ir.sharding import MeshShape
-from autopar.passes.base import NO_LIMIT_BYTES
+from autopar.passes.base import NO_LIMIT_BYTES, Setting
 from autopar.passes.shard.model import assemble
+from autopar.passes.shard.model import read as reading
+from autopar.passes.shard.model.decisions import Reading
+from autopar.passes.shard.model.merge_isomorphic import Merged
+from autopar.passes.shard.optimal import Optimal
 from autopar.passes.shard.solver import solve as solving
 from autopar.passes.shard.solver.branch_and_bound import Bounded, branch_and_bound
 from autopar.passes.shard.solver.problem import Problem
@@ -21,7 +27,7 @@ from autopar.planner import plan as planning
 from autopar.planner.memory_fit import MeshContext, StepOnMesh
 from autopar.planner.remat import Form
 from autopar.planner.request import Request
-from benchmarks.bench_small_plans import CASES
+from benchmarks.bench_small_plans import CASES, mlp
 from tests.passes.driving import traced
 
 # A problem is some hundredth of a second to pose, and 5e7 numbers some second to look at: so both
@@ -91,6 +97,32 @@ def test_a_step_on_a_mesh_is_priced_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(priced) == 1
     assert limited is not None
     assert lightest.peak_bytes < roomy.peak_bytes
+
+
+def test_a_step_of_many_ops_is_read_once_and_priced_once_a_mesh(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The meshes that are compared share the reading, and the best one's prices are still there."""
+    step, args = mlp(30, width=64, rows=64)
+    assert traced(step, *args).graph.op_count > 200
+    read: list[object] = []
+    priced: list[str] = []
+    read_graph, price = reading.read_graph, Optimal.price
+
+    def reads(merged: Merged, partial_sums: bool) -> Reading:
+        read.append(merged)
+        return read_graph(merged, partial_sums)
+
+    def prices(self: Optimal, given: Graph, setting: Setting, pins: Any, recipe: Any) -> Any:
+        if recipe.name == "auto":
+            priced.append(str(setting.mesh))
+        return price(self, given, setting, pins, recipe)
+
+    monkeypatch.setattr(reading, "read_graph", reads)
+    monkeypatch.setattr(Optimal, "price", prices)
+    autopar.plan(step, *args, cluster="8xcpu")
+    assert len(read) == 1
+    assert sorted(priced) == ["data=2, model=4", "data=4, model=2", "data=8"]
 
 
 def test_the_lightest_plan_knows_of_copies() -> None:
