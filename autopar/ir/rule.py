@@ -62,7 +62,7 @@ class Rule:
 
     @cached_property
     def skeleton(self) -> tuple[object, ...]:
-        """All that says how shardings pass through: rules that differ in sizes alone share it."""
+        """The ways in which shardings pass through: rules that differ in sizes alone share them."""
         factors = tuple((f.size > 1, f.kind.value, f.combiner) for f in self.factors)
         return self.operands, self.results, factors
 
