@@ -182,9 +182,13 @@ class StepOnMesh:
         sentence = "Solved with no overlap: there is little compute to overlap with."
         return waits.told_with(replace(waits.outcome, sentence=sentence, recipes=recipes))
 
-    def recipes(self, memory_bytes: int) -> tuple[Margin, ...]:
-        """The costs of the recipes within a limit on what the pass counts."""
-        return self.optimal().recipes(self.form.graph, self.context.setting(memory_bytes))
+    def recipes(self, memory_bytes: int, keeping: bool = False) -> tuple[Margin, ...]:
+        """The costs of the recipes within a limit on what the pass counts.
+
+        With `keeping` they gather once for both passes, too, as a deep step's plan does.
+        """
+        optimal = self._keeping if keeping and not self.is_small else self.optimal()
+        return optimal.recipes(self.form.graph, self.context.setting(memory_bytes))
 
     def recipe_plans(self, memory_bytes: int, cost: float) -> Iterator[tuple[str, MeshPlan]]:
         """The name and the program of recipes within a limit, not searched for: up to a cost."""
@@ -217,13 +221,6 @@ class StepOnMesh:
     def keeping(self) -> MeshPlan:
         """The cheapest plan, whatever it holds, that gathers once for both passes."""
         return self._planned(self._keeping, NO_LIMIT_BYTES)
-
-    def told_keeping(self, kept: MeshPlan) -> MeshPlan:
-        """Such a plan with the recipes beside it, where the step is deep."""
-        if self.is_small:
-            return kept
-        recipes = self._keeping.recipes(self.form.graph, self.context.setting(NO_LIMIT_BYTES))
-        return kept.told_with(replace(kept.outcome, recipes=recipes))
 
     def lightest(self) -> MeshPlan:
         """The plan that holds the least."""
@@ -317,7 +314,8 @@ class MeshPlan:
         """The same with the recipes within a limit beside it, of the step in its form."""
         if self.outcome.recipes or step.context.request.method != "auto":
             return self
-        return self.told_with(replace(self.outcome, recipes=step.recipes(memory_bytes)))
+        recipes = step.recipes(memory_bytes, self.sharding.reuse_gathered)
+        return self.told_with(replace(self.outcome, recipes=recipes))
 
     def told_as(self, auto: MeshPlan, sentence: str) -> MeshPlan:
         """The same as an answer to `auto`, whose bound and whose recipes are those of its plan."""
@@ -480,7 +478,7 @@ def _kept(step: StepOnMesh, roomy: MeshPlan) -> MeshPlan:
         kept = step.keeping()
         faster = kept.seconds < best.seconds * (1 - _NO_GAIN)
         if faster and fits(kept, step.context.request.budget_bytes):
-            return step.told_keeping(kept)
+            return kept
     return best
 
 
