@@ -124,6 +124,10 @@ class Op:
         """The same op, run so often in a step; see `with_rule`."""
         return self._changed(runs=runs)
 
+    def with_flops(self, flops: int) -> Op:
+        """The same op with its work; see `with_rule`."""
+        return self._changed(flops=flops)
+
     def _changed(self, **fields: object) -> Op:
         made = object.__new__(Op)
         vars(made).update(vars(self), **fields)

@@ -203,7 +203,7 @@ def _op(equation: Equation, region: str) -> Op:
         graphs=graphs,
     )
     flops = _flops(op, equation)
-    return replace(op, flops=flops) if flops else op
+    return op.with_flops(flops) if flops else op
 
 
 def _constraint(equation: Equation) -> tuple[tuple[str, Plain], ...]:
