@@ -214,7 +214,7 @@ def left_by_the_scheduler(
 
 def lettered(*kernels: str) -> list[Kernel]:
     """Kernels by what each makes and, behind it, what it reads."""
-    return [Kernel(k, (name,), frozenset(reads)) for k, (name, *reads) in enumerate(kernels)]
+    return [Kernel(k, (text[0],), frozenset(text[1:])) for k, text in enumerate(kernels)]
 
 
 def test_a_weight_gradient_that_waits_goes_behind_what_a_product_has_let_go_of() -> None:
