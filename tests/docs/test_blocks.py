@@ -53,7 +53,10 @@ WITH_BLOCKS = [page for page in PAGES if any(blocks_of(page))]
 # Pages that plan for clusters again and again take as long as all the others.
 LONG = ("pipelines.md", "gpu-clusters.md", "tpu-pods.md", "verify-a-plan.md")
 # Of the others, those that take longest; what they show has tests of its own.
-IN_CI = ("first-plan.md", "README.md", "checkpoints.md", "mixture-of-experts.md")
+IN_CI = (
+    "first-plan.md", "README.md", "checkpoints.md", "mixture-of-experts.md", "launch.md",
+    "read-a-report.md",
+)  # fmt: skip
 
 
 def _marks(page: str) -> list[pytest.MarkDecorator]:

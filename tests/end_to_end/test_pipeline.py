@@ -86,6 +86,8 @@ IN_CI = (
     "moe_switch-gpipe-4+4-m4-adam",
     "tied-1f1b-2+2+2+2-m4-full-adam",
     "mlp_seven-zb-h2-2+2+4-m8-adam",
+    "mlp_seven-looped-bfs-2+2+4-m16-adam",
+    "deep_unet-eager-1f1b-2+2+2+2-m2-adam",
 )
 
 

@@ -42,7 +42,8 @@ IN_CI = frozenset({
     "gpt-2x4-auto-adam", "gpt_scan_raw-2x2x2-fsdp+tp-sgd", "moe-2x4-auto-adam", "tied-8-auto-sgd",
     "gpt-2x4-sequence-adam", "gpt_scan-2x2x2-sequence-sgd", "lstm-2x4-auto-adam",
     "moe_switch-8-auto-sgd", "tied-2x2x2-megatron-sgd", "unet-8-auto-adam",
-    "wide_resnet_gn-8-dp-sgd",
+    "wide_resnet_gn-8-dp-sgd", "gpt_scan-8-auto-adam", "gpt_scan-8-fsdp-sgd", "moe-2x4-expert-adam",
+    "moe_switch-8-expert-sgd",
 })  # fmt: skip
 
 

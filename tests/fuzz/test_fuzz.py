@@ -18,7 +18,7 @@ from tests.fuzz.writing import OPS
 
 SAMPLE = range(8)
 MORE = range(8, 400)
-LONG = (0, 2, 4)  # the largest programs of the sample
+LONG = (0, 2, 3, 4, 6)  # the largest programs of the sample
 
 
 def check(seed: int, number: int) -> None:

@@ -18,10 +18,17 @@ from tests.zoo.registry import cases
 _MODELS = ("masked", "gpt_scan", "tied", "moe", "wide_resnet_gn", "unet", "lstm", "vit")
 
 
+def _marks(model: str, is_slow: bool) -> list[pytest.MarkDecorator]:
+    """Each model in one of the two sizes; those that take longest in `make test-ci`."""
+    if is_slow:
+        return [pytest.mark.slow]
+    return [pytest.mark.ci] if model in ("wide_resnet_gn", "vit") else []
+
+
 @pytest.mark.parametrize(
     ("model", "microbatches"),
     [
-        pytest.param(model, count, marks=[] if (i + j) % 2 else [pytest.mark.slow])
+        pytest.param(model, count, marks=_marks(model, (i + j) % 2 == 0))
         for i, model in enumerate(_MODELS)
         for j, count in enumerate((2, 4))
     ],
