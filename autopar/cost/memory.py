@@ -202,8 +202,10 @@ SPARE_SHARE = 0.05
 # towers, where such a trip is the peak: 0.05 to 0.29.
 SPARE_OF_TRIPS = 0.2
 # Of what a trip could make before what its loop carries is there, and without what it gathers: so
-# much is made early. From the buffers of encoders, decoders and both: 0.2 to 0.7; 0.9 with LoRA.
+# much is made early. From the buffers of encoders, decoders and both: 0.2 to 0.7.
 _EARLY_SHARE = 0.6
+# The same where a trip gathers nothing. From the buffers of low-rank adapters and of a state space.
+_EARLY_SHARE_ALONE = 0.75
 
 
 @dataclass(frozen=True)
@@ -628,7 +630,8 @@ def _made_early(stored: Stored, carried: Collection[str]) -> int:
     """Bytes that a first trip makes before it needs what the loop carries, and reads with it.
 
     XLA's scheduler begins a trip early to hide what it gathers, so that all that comes of that is
-    there. A part of what else is free of the carry is there, too.
+    there, and a part of what else is free of the carry: more of it where a trip gathers nothing, as
+    then no collective is ahead of it.
     """
     bound, gathered = set(carried), set[str]()
     free: dict[str, int] = {}
@@ -644,4 +647,5 @@ def _made_early(stored: Stored, carried: Collection[str]) -> int:
         free.update((name, stored.nbytes[name]) for name in kernel.makes)
         if kernel.is_early or not gathered.isdisjoint(kernel.reads):
             gathered.update(kernel.makes)
-    return of_gathers + int(_EARLY_SHARE * (made - of_gathers))
+    share = _EARLY_SHARE if of_gathers else _EARLY_SHARE_ALONE
+    return of_gathers + int(share * (made - of_gathers))

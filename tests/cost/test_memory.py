@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tracemalloc
 from collections.abc import Mapping
 from dataclasses import replace
@@ -307,10 +306,8 @@ def test_a_trip_that_is_taken_out_of_its_loop_begins_before_it(
     holes = SPARE_OF_TRIPS if kind or gathers else 0
     in_loop = (1 + 8 + gathers) * PIECE + int(3 * PIECE * (1 + holes))
     # While %c is made: %w, %c (a long sum is cut into parts of 128, each of a piece), and of the
-    # first trip %u, which does not wait for it: all of it if it comes of a gather, else a part,
-    # in buffers of whole 256 bytes.
-    part = math.ceil(0.6 * PIECE / 256) * 256
-    early = (PIECE if gathers else part) if kind else 0
+    # first trip %u, which does not wait for it: all of it if it comes of a gather, else a part.
+    early = (PIECE if gathers else PIECE * 3 // 4) if kind else 0
     before = (wide // 64 + 1 + wide // 128) * PIECE + early
     assert beside == spared(max(in_loop, before))
 
