@@ -13,7 +13,6 @@ every tuple of them is kept once, and its id stands for it in the tables of what
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
 
 import numpy as np
 
@@ -38,7 +37,6 @@ from autopar.passes.shard.solver.problem import Ints
 
 Row = tuple[Sharding, ...]
 Options = tuple[Choice, ...]
-T = TypeVar("T", Row, Options)
 
 _OptionsKey = tuple[tuple[int, ...], bool, tuple[tuple[str, ...] | None, ...] | None]
 _WantedKey = tuple[ReadKind, int, int, tuple[int, ...], bool, int]
