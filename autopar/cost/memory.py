@@ -237,8 +237,8 @@ def held_bytes(
     """Bytes that one device of a platform holds over a step, or over a part of one.
 
     `sizes` are those of the graph on the mesh, where another reads the listing too; `timed` is the
-    listing in time, without which collectives are taken to run where they stand. A part comes with
-    the `sums` that it adds to in place.
+    listing in time, by which XLA for GPUs orders kernels; without it gathers start early, as on
+    other platforms. A part comes with the `sums` that it adds to in place.
 
     The listing becomes kernels, as compilers fuse it; collectives are combined and kernels
     ordered as XLA does. A stored piece lives from the kernel that makes it to the last that
@@ -294,7 +294,6 @@ class StepKernels:
     outside: Collection[str]
     timed: Timed | None
     mesh: MeshShape
-    platform: Platform
 
     def moment(self, stored: Stored) -> Moment:
         """The moment at which the step holds the most, were these its kernels."""
@@ -310,7 +309,7 @@ def step_kernels(
     stored = walk.kernels(program.block, given)
     written = frozenset(walk.written(program.block, stored))
     own = walk.timed(program.block)
-    return StepKernels(program.block, stored, written, outside, own, mesh, sizes.platform)
+    return StepKernels(program.block, stored, written, outside, own, mesh)
 
 
 def beside_arguments(moment: Moment, mesh: MeshShape) -> int:
@@ -550,7 +549,7 @@ class _Walk:
             starts = flow.operands_of(loop.operands, PortKind.CARRY)
             waits = frozenset(o for o in starts if o is not None)
             most = max(early, moment.nbytes)
-            late = _read_for_sums(moment.stored)
+            late = _bytes_read_for_sums(moment.stored)
             self._trips[loop.results] = _FirstTrip(early, most, late, waits)
         return moment
 
@@ -603,7 +602,7 @@ def _scheduled(
     return busiest(block, order, outside, apart)
 
 
-def _read_for_sums(stored: Stored) -> int:
+def _bytes_read_for_sums(stored: Stored) -> int:
     """Bytes of the stored pieces that the makers of what reductions add up have read."""
     makers = {name: kernel for kernel in stored.kernels for name in kernel.makes}
     reduced = (k for k in stored.kernels if k.group is not None and k.group[0] in _REDUCTIONS)

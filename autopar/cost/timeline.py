@@ -643,8 +643,8 @@ def beside_moves(stored: Stored, timed: Timed) -> Stored:
     What loops' first trips make early stands as early as it can: it begins with a gather.
     """
     kernels, needs = stored.kernels, _needs(stored.kernels)
-    known = {k.at if k.at >= 0 else k.makes: n for n, k in enumerate(timed.kernels)}
-    places = [known.get(k.at if k.at >= 0 else k.makes) for k in kernels]
+    known = {_identity(k): n for n, k in enumerate(timed.kernels)}
+    places = [known.get(_identity(k)) for k in kernels]
     products = [n in timed.products for n in places]
     on_wires = [n is not None and timed.streams.beside[n] for n in places]
     takes = [0.0 if n is None else timed.assumed[n] for n in places]
@@ -712,6 +712,11 @@ def beside_moves(stored: Stored, timed: Timed) -> Stored:
         now = began + takes[k]
         place(k, began)
     return replace(stored, kernels=tuple(kernels[k] for k in reversed(order)))
+
+
+def _identity(kernel: Kernel) -> int | tuple[str, ...]:
+    """The instruction of a kernel, as of one that runs it again; of a copy, what it makes."""
+    return kernel.at if kernel.at >= 0 else kernel.makes
 
 
 def _placed(
