@@ -19,6 +19,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 from autopar.errors import GraphError
+from autopar.frontend import compat
 from autopar.frontend.plain_data import dtype_name
 from autopar.frontend.traced import Const, Equation, FlatProgram
 from autopar.ir.compiler_options import CompilerOptions
@@ -400,7 +401,7 @@ class PartSource:
             in_shardings=tuple(t.on(mesh).sharding for t in given),
             out_shardings=tuple(t.on(mesh).sharding for t in made),
             donate_argnums=self.donated,
-            compiler_options=dict(self.options),
+            compiler_options=compat.compiler_options(self.options),
         )
 
     def local(self) -> Callable[..., tuple[Any, ...]]:

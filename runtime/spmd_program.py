@@ -152,7 +152,7 @@ class SpmdSource:
             in_shardings=tuple(t.sharding for t in given),
             out_shardings=(*(t.sharding for t in made), token),
             donate_argnums=tuple(donated),
-            compiler_options=dict(self.sources[0].options),
+            compiler_options=compat.compiler_options(self.sources[0].options),
         )
 
     # -- cells -------------------------------------------------------------------------------

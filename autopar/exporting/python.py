@@ -265,6 +265,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -272,6 +273,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import jaxlib
 import numpy as np
 from jax import lax
 from jax.experimental import io_callback

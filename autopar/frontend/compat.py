@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import jax
+import jaxlib
 import numpy as np
 from jax._src import clusters, compiler, core, distributed, source_info_util
 from jax._src.interpreters import mlir, pxla
 from jax._src.lib import xla_client
+
+from autopar.ir.compiler_options import PIPELINED
 
 _LIBRARIES = tuple(
     sorted({str(Path(sysconfig.get_paths()[k])) for k in ("purelib", "platlib", "stdlib")})
@@ -105,6 +109,29 @@ def options_for_devices(devices: Sequence[Any]) -> Any:
         num_partitions=len(devices),
         device_assignment=np.array([[d.id for d in devices]]),
     )
+
+
+def compiler_options(plan: Iterable[tuple[str, bool | int | str]]) -> dict[str, bool | int | str]:
+    """A plan's options of XLA under the names that this jaxlib's XLA has for them.
+
+    Since 0.11.1 the pipelining of a kind of collectives is a mode and no longer a switch, of which
+    XLA says: on is the mode "on", off the mode "default".
+    """
+    named = dict(plan)
+    if _jaxlib_version() < (0, 11, 1):
+        return named
+    for kind, name in PIPELINED.items():
+        if isinstance(switch := named.get(name), bool):
+            del named[name]
+            mode = "ON" if switch else "DEFAULT"
+            named[f"xla_gpu_pipeline_{kind.replace('-', '_')}"] = (
+                f"COLLECTIVE_PIPELINING_MODE_{mode}"
+            )
+    return named
+
+
+def _jaxlib_version() -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", jaxlib.__version__)[:3]))
 
 
 def inside_transform() -> bool:

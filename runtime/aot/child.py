@@ -17,6 +17,7 @@ from jax import export
 from jax.sharding import AxisType, Mesh
 
 from autopar.cluster.target import Target
+from autopar.frontend import compat
 from autopar.ir.compiler_options import CompilerOptions
 from autopar.runtime.aot.devices import devices_of as devices_of
 from autopar.runtime.aot.program import AotProgram, write_answer, write_overflow
@@ -33,7 +34,7 @@ def main(folder: Path) -> None:
     if program.ticks:
         add_ticks(lowered.compiler_ir("stablehlo"), program.mesh)
     try:
-        compiled = lowered.compile(compiler_options=options)
+        compiled = lowered.compile(compiler_options=compat.compiler_options(options.items()))
     except jax.errors.JaxRuntimeError as error:
         pieces = (math.prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize for a in given)
         write_overflow(folder, str(error), sum(pieces))

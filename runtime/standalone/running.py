@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import jaxlib
 import numpy as np
 from jax import lax
 from jax.experimental import io_callback
@@ -118,7 +120,16 @@ def compiler_options() -> dict[str, bool | int | str]:
     """The plan's options for the compiler of the devices that are there."""
     here = jax.devices()[DEVICES[0]].platform
     others = tuple(f"xla_{p}_" for p in ("cpu", "gpu", "tpu") if p != here)
-    return {n: v for n, v in COMPILER_OPTIONS.items() if not n.startswith(others)}
+    known = {n: v for n, v in COMPILER_OPTIONS.items() if not n.startswith(others)}
+    if tuple(map(int, re.findall(r"\d+", jaxlib.__version__)[:3])) < (0, 11, 1):
+        return known
+    # Since then XLA has a mode for each kind of collectives where it had a switch.
+    modes = {True: "COLLECTIVE_PIPELINING_MODE_ON", False: "COLLECTIVE_PIPELINING_MODE_DEFAULT"}
+    switch = "xla_gpu_enable_pipelined_"
+    return {
+        n.replace(switch, "xla_gpu_pipeline_"): modes[bool(v)] if n.startswith(switch) else v
+        for n, v in known.items()
+    }
 
 
 def check(program: Program) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from jax import export
 
+from autopar.frontend import compat
 from autopar.runtime.aot.program import AotProgram
 from autopar.runtime.bind import bind_mesh
 from autopar.runtime.validation.remote import answer_calls
@@ -23,7 +24,7 @@ def main() -> None:
     mesh = bind_mesh(program.mesh, program.order, jax.devices("cpu"))
     exported = export.deserialize(bytearray(program.exported))
     shardings = exported.in_shardings_jax(mesh)
-    step = jax.jit(exported.call, compiler_options=dict(program.options))
+    step = jax.jit(exported.call, compiler_options=compat.compiler_options(program.options))
 
     def run(leaves: list[Any]) -> list[Any]:
         placed = [jax.device_put(leaf, s) for leaf, s in zip(leaves, shardings, strict=True)]
