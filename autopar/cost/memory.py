@@ -193,13 +193,13 @@ def _running(graph: Graph, moment: Moment) -> tuple[str, OpOrigin]:
 
 
 _NONE: Pieces = frozenset()
-# Of what a step for several devices holds beside its arguments: for what its compiler's scheduler
-# does that is not followed here, and for the holes that its allocator leaves.
+# Of what a step holds beside its arguments: for what its compiler's scheduler does that is not
+# followed here, and for the holes that its allocator leaves.
 SPARE_SHARE = 0.05
-# The same of the trips of loops that gather or reduce across trips. XLA takes the first of them, or
-# the last, out of its loop, and its scheduler moves all of that work about among the step's, so
-# that many pieces of a few sizes pack badly. From the buffers of a diffusion transformer and of two
-# towers, where such a trip is the peak: 0.05 to 0.29.
+# The same of the trips of a scan, whose pieces pack badly among the stacks around them. Where it
+# gathers or reduces across trips, XLA takes the first or the last out of the loop, too, and its
+# scheduler moves that work about among the step's. From the buffers of six scanned models on one
+# device, and of a diffusion transformer and two towers on eight: 0.05 to 0.29.
 SPARE_OF_TRIPS = 0.2
 # Of what a trip could make before what its loop carries is there, and without what it gathers: so
 # much is made early. From the buffers of encoders, decoders and both: 0.2 to 0.7.
@@ -248,7 +248,7 @@ def held_bytes(
     walk = _Walk(sizes or Sizes(graph, mesh, platform), timed)
     given, moment = walk.step(graph, program, sums)
     argument_bytes = sum(given.values())
-    peak_bytes = argument_bytes + beside_arguments(moment, mesh)
+    peak_bytes = argument_bytes + beside_arguments(moment)
     moments = walk.inward(moment)
     return Held(
         argument_bytes, peak_bytes, lambda: peak_of(graph, program, given, moments, peak_bytes)
@@ -264,9 +264,7 @@ class HeldWhile:
     by_kind: Counter[HeldKind]
 
 
-def held_while(
-    graph: Graph, program: Listing, mesh: MeshShape, sizes: Sizes, timed: Timed
-) -> Iterator[HeldWhile]:
+def held_while(graph: Graph, program: Listing, sizes: Sizes, timed: Timed) -> Iterator[HeldWhile]:
     """Bytes held over a step, kernel by kernel; the most is the peak of `held_bytes`.
 
     A loop is one of its trips. What is held for no piece that is known (see `SPARE_SHARE`) is held
@@ -275,7 +273,7 @@ def held_while(
     """
     walk = _Walk(sizes, timed)
     given, moment = walk.step(graph, program)
-    whole = replace(moment, nbytes=beside_arguments(moment, mesh))
+    whole = replace(moment, nbytes=beside_arguments(moment))
     arguments = argument_kinds(graph, program, given)
     for level in walk.levels(graph, whole, at_top=True):
         yield replace(level, by_kind=level.by_kind + arguments)
@@ -293,29 +291,24 @@ class StepKernels:
     written: Pieces
     outside: Collection[str]
     timed: Timed | None
-    mesh: MeshShape
 
     def moment(self, stored: Stored) -> Moment:
         """The moment at which the step holds the most, were these its kernels."""
         return _scheduled(self.block, stored, self.outside, self.timed)
 
 
-def step_kernels(
-    graph: Graph, program: Listing, mesh: MeshShape, sizes: Sizes, timed: Timed
-) -> StepKernels:
+def step_kernels(graph: Graph, program: Listing, sizes: Sizes, timed: Timed) -> StepKernels:
     """Reads the kernels of a step that is `timed`, its loops being as they are."""
     walk = _Walk(sizes, timed)
     given, outside = walk.around(graph, program)
     stored = walk.kernels(program.block, given)
     written = frozenset(walk.written(program.block, stored))
     own = walk.timed(program.block)
-    return StepKernels(program.block, stored, written, outside, own, mesh)
+    return StepKernels(program.block, stored, written, outside, own)
 
 
-def beside_arguments(moment: Moment, mesh: MeshShape) -> int:
+def beside_arguments(moment: Moment) -> int:
     """Bytes of a step's moment, and what is held then for no piece that is known."""
-    if mesh.device_count == 1:
-        return moment.nbytes
     spare = (moment.nbytes - sum(n for _, n in moment.apart)) * SPARE_SHARE
     return moment.nbytes + int(spare)
 
@@ -541,9 +534,8 @@ class _Walk:
             return moment
         carries = [n for n, p in zip(body.inputs, ports, strict=True) if p.is_carry]
         gathered, sums = self._gathered_before(moment, carries), _stacks_sums(moment, stacked)
-        if gathered or sums:
-            spare = int(moment.nbytes * SPARE_OF_TRIPS)
-            moment = replace(moment, nbytes=moment.nbytes + spare + gathered)
+        spare = int(moment.nbytes * SPARE_OF_TRIPS)
+        moment = replace(moment, nbytes=moment.nbytes + spare + gathered)
         if sums:
             early = _made_early(moment.stored, carries)
             starts = flow.operands_of(loop.operands, PortKind.CARRY)

@@ -55,8 +55,7 @@ def _levels(flow: Flow) -> Iterator[MemoryLevel]:
     """
     listed, timed = flow.listed, flow.timed
     spent = {kernel.makes[0]: s.total for _, kernel, s in timed.spent() if kernel.makes}
-    mesh = listed.prices.mesh
-    held = list(held_while(listed.graph, listed.listing, mesh, flow.sizes, timed))
+    held = list(held_while(listed.graph, listed.listing, flow.sizes, timed))
     taken = [spent.get(h.kernel.makes[0], 0.0) if h.kernel.makes else 0.0 for h in held]
     scale, now = timed.seconds.total / (sum(taken) or 1.0), 0.0
     for h, seconds in zip(held, taken, strict=True):

@@ -345,7 +345,6 @@ class Assembler:
         """The bytes that are held and when."""
         # What waits from part to part is among the arguments of each.
         arguments = {*(i.value.name for i in self._reading.merged.whole.inputs), *self._held}
-        spare = SPARE_SHARE * (self.mesh.device_count > 1)
         weighed: dict[tuple[str, Place, int, bool], Floats] = {}
         usages: list[Usage] = []
         self._made: dict[str, list[int]] = defaultdict(list)
@@ -364,7 +363,7 @@ class Assembler:
                 nbytes = times * value.nbytes / self._shares(node, place.dims)
                 if copies:
                     nbytes[: self._copied[node]] = 0.0
-                set_aside = 0.0 if name in arguments else np.floor(spare * nbytes)
+                set_aside = 0.0 if name in arguments else np.floor(SPARE_SHARE * nbytes)
                 weighed[key] = nbytes + set_aside
             usages.append(Usage(node, first, last, weighed[key]))
         return tuple(usages)

@@ -90,7 +90,7 @@ class Residuals:
         prices = self._prices
         sizes = Sizes(self.graph, prices.mesh, prices.cluster.chip.platform)
         timed = timed_listing(self.graph, self._listing, prices, sizes)
-        return step_kernels(self.graph, self._listing, prices.mesh, sizes, timed)
+        return step_kernels(self.graph, self._listing, sizes, timed)
 
     @cached_property
     def _passes(self) -> Passes:
@@ -361,7 +361,7 @@ class Residuals:
             chosen = frozenset(self.values(again))
             scans = {at: self._brought(pair, chosen) for at, pair in self._pairs.items()}
             moment = self._step.moment(Rerun(self._passes, chosen, scans).stored())
-        return beside_arguments(moment, self._step.mesh)
+        return beside_arguments(moment)
 
     def _brought(self, pair: _Pair, chosen: Collection[str]) -> Brought:
         """The inputs of a backward scan that makes chosen values of its partner's body."""
