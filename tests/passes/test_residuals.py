@@ -11,6 +11,7 @@ import pytest
 
 import autopar
 from autopar.cluster import Cluster
+from autopar.cost.memory import SPARE_OF_TRIPS, SPARE_SHARE
 from autopar.cost.prices import Prices
 from autopar.cost.reshard import Resharder
 from autopar.ir.record import parse_graph
@@ -49,7 +50,7 @@ def planned(model: str) -> Planned:
     ("model", "error"),
     # The scheduler may leave what is made again elsewhere in the rewritten step. In a loop's body
     # it counts beside the most that is held there without it: so much more is told than is held.
-    [("gpt", 0.05), ("gpt scan", 0.24), ("wide_resnet_bn", 0.02), ("unet", 0.05)],
+    [("gpt", 0.05), ("gpt scan", 0.31), ("wide_resnet_bn", 0.02), ("unet", 0.05)],
 )
 def test_what_a_rerun_holds_is_what_the_rewritten_step_holds(
     model: str, error: float, share: float
@@ -128,7 +129,9 @@ def test_what_a_body_makes_again_is_held_to_its_last_reader() -> None:
     assert residuals.values(again) == ("%a", "%b", "%c")
     # %r, which %g takes over; in a trip the slice of %ys, %t and %p; and of what is made again two
     # at once: %a is gone when %c is made.
-    assert residuals.peak(again) == (1 + 3 + 2) * 64 * 64 * 4
+    trip = 3 * (1 + SPARE_OF_TRIPS)
+    held = (1 + trip + 2) * 64 * 64 * 4
+    assert residuals.peak(again) == pytest.approx(held * (1 + SPARE_SHARE), abs=2)
 
 
 @pytest.mark.parametrize(("stacked", "pieces_a_trip"), [("%c", 2), ("%n", 2)])
