@@ -339,6 +339,12 @@ def chip_named(name: str) -> Chip | None:
     return entry.chip if entry is not None else None
 
 
+def gpu_target(name: str) -> GpuTarget:
+    """The target of a GPU; an H100's where the chip has none."""
+    named = (entry_named(name), entry_named("h100"))
+    return next(e.target for e in named if e is not None and e.target is not None)
+
+
 def fabric_of(chip: str) -> AbstractFabric:
     """The fabric of a chip of the catalog, by its full name."""
     return next(e.fabric for e in ENTRIES if e.chip.name == chip)

@@ -118,6 +118,11 @@ def split_bytes(op: Op, item_count: int, operand: Sharding, sizes: tuple[int, ..
     return parts * item_count * _PART_BYTES if parts > 1 else 0
 
 
+def sums_up_batches(op: Op) -> bool:
+    """True if the op is a matrix product with a dim of batch."""
+    return op.kind == "dot_general" and op.rule is not None and _summed_dims(op) is None
+
+
 def _summed_dims(op: Op) -> tuple[int, ...] | None:
     """The first operand's summed dims; None for batched products, which have tiles enough."""
     rule = op.rule

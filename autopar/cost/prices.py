@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autopar.cluster import Chip, Cluster, LinkLevel, axis_links
+from autopar.cluster.catalog import gpu_target
+from autopar.cluster.chip import GpuTarget
 from autopar.cost.collective import SCATTER_TIE, collective_seconds
 from autopar.errors import MeshError
 from autopar.ir.compiler_options import PIPELINED, CompilerOptions
@@ -102,6 +104,10 @@ _BESIDE: Mapping[str, frozenset[str]] = {
 _EXPOSED_SHARE = 0.25
 
 
+# XLA's model of GPUs has a block load so many bytes in a cycle.
+_BLOCK_CYCLE_BYTES = 32
+
+
 @dataclass(frozen=True)
 class Prices:
     """Prices, in seconds, of communication over each set of axes and of work on each device."""
@@ -173,3 +179,18 @@ class Prices:
     def elementwise(self, nbytes: float) -> float:
         """Seconds of one fused element-wise pass over `nbytes` of one device's memory."""
         return elementwise_seconds(self.cluster.chip, nbytes)
+
+    @property
+    def gpu(self) -> GpuTarget:
+        """The figures that XLA's model of the chip starts from."""
+        return gpu_target(self.cluster.chip.name)
+
+    @property
+    def filling_blocks(self) -> float:
+        """How many blocks of a GPU fill its memory's bandwidth."""
+        return self.gpu.memory_bytes_per_second / (self.gpu.clock_ghz * 1e9 * _BLOCK_CYCLE_BYTES)
+
+    def in_blocks(self, loaded: float, blocks: int, stored: float) -> float:
+        """Seconds of a kernel that few blocks of a GPU run; what they load may be in a cache."""
+        rate = blocks * self.gpu.clock_ghz * 1e9 * _BLOCK_CYCLE_BYTES
+        return loaded / rate + self.elementwise(stored)

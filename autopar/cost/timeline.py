@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, combinations, groupby
 
 from autopar.cluster.catalog import entry_named
+from autopar.cost.few_blocks import BlockCounts, FewBlocks
 from autopar.cost.kernels import (
     Kernel,
     Sizes,
@@ -32,6 +33,7 @@ from autopar.cost.order import (
     known_before,
     moved_along_rows,
 )
+from autopar.cost.picked import picked_bytes
 from autopar.cost.prices import Prices
 from autopar.errors import GraphError
 from autopar.ir.compiler_options import PIPELINED
@@ -80,9 +82,9 @@ class Seconds:
 
 # Rows of 4,096 XLA gives to Triton, rows of 50,304 it does not.
 _LONGEST_ROW = 8192
-# Sums over rows are f32. Those that a cache next to the cores does not hold come from the one
-# behind it, which XLA takes to be so much faster than memory.
-_SUM_BYTES, _NEAR_CACHE_BYTES, _FROM_CACHE = 4, 2**16, 2.5
+# Sums over rows are f32. XLA's model has a cache that is so much faster than memory, and next to
+# each core one that holds 2 KiB of a piece and is 8 times as fast as that.
+_SUM_BYTES, _NEAR_CACHE_BYTES, _FROM_CACHE, _FROM_NEAR_CACHE = 4, 2048, 2.5, 20
 
 
 class KernelTimes:
@@ -95,6 +97,8 @@ class KernelTimes:
         self._at_hand: Mapping[tuple[str, ...], frozenset[str]] = {}
         self._by_triton: Mapping[tuple[str, ...], frozenset[str]] = {}
         self._row_sums: Set[str] = frozenset()
+        self._few_blocks: Mapping[tuple[str, ...], FewBlocks] = {}
+        self._picked: Mapping[tuple[str, ...], Mapping[str, int]] = {}
         if sizes.platform == "gpu":
             work = [self._along_rows(k) for k in kernels]
             along = moved_along_rows(kernels, work, stored.kept)
@@ -103,6 +107,8 @@ class KernelTimes:
             }
             shared = at_hand(kernels, [self._updated_shape(k) for k in kernels])
             self._by_triton = {kernels[k].makes: found for k, found in along.items()}
+            self._picked = picked_bytes(block, sizes, stored)
+            self._few_blocks = BlockCounts(block, sizes, stored, prices.filling_blocks).found()
             self._at_hand = {kernels[k].makes: found for k, found in shared.items()}
 
     def _updated_shape(self, kernel: Kernel) -> tuple[int, ...] | None:
@@ -154,7 +160,8 @@ class KernelTimes:
         moved = self._by_triton.get(kernel.makes)
         if moved is None:
             moved = kernel.reads - shared | frozenset(kernel.makes)
-        return sum(nbytes.get(name, 0) for name in moved)
+        picked = self._picked.get(kernel.makes, {})
+        return sum(picked.get(name, nbytes.get(name, 0)) for name in moved)
 
     def _moving(self, moves: Sequence[Move], kernel: Kernel) -> Seconds:
         """A move's collectives; of several that run as one, one collective of all their bytes."""
@@ -170,6 +177,8 @@ class KernelTimes:
 
     def _run(self, run: LocalOp, kernel: Kernel) -> Seconds:
         op, nbytes = self._sizes.op(run.equation), self._moved(kernel)
+        if op.kind == "sharding_constraint" and [*kernel.reads] == [run.operands[0]]:
+            return Seconds()  # to a compiler a name for the same buffer
         if op.kind not in HEAVY:
             # XLA's model has element-wise work beside the loads and stores of its kernel, but knows
             # of Triton's kernels no more than their bytes.
@@ -177,6 +186,11 @@ class KernelTimes:
             if kernel.makes not in self._by_triton:
                 work, nbytes = kernel.work_bytes, nbytes + self._reread(run, op, kernel)
             taken = self._prices.elementwise(max(nbytes, work))
+            few = self._few_blocks.get(kernel.makes)
+            if few is not None:
+                if not few.loaded:
+                    return Seconds()
+                taken = max(taken, self._prices.in_blocks(few.loaded, few.count, few.stored))
             return Seconds(taken, arithmetic=taken if work > nbytes else 0.0)
         share = run.share(self._prices.mesh)
         taken, fewest = (self._prices.kernel(op, n, share) for n in (nbytes, 0))
@@ -187,13 +201,14 @@ class KernelTimes:
 
         XLA's model for GPUs has them come from the cache, of each item by itself.
         """
-        nbytes = (self._stored.nbytes.get(r, 0) for r in kernel.reads & self._row_sums)
-        sums = sum(n > _NEAR_CACHE_BYTES for n in nbytes)
+        sums = [self._stored.nbytes.get(r, 0) for r in kernel.reads & self._row_sums]
         if not sums or not kernel.is_light:
             return 0
         shape = self._sizes.local(run.result_shardings[0], op.results[0].shape)
         items = math.prod(self._sizes.shard(run, op) if is_reduction(op) else shape)
-        return int(sums * items * _SUM_BYTES / _FROM_CACHE)
+        near = sum(n < self._prices.gpu.cores * _NEAR_CACHE_BYTES for n in sums)
+        again = near / _FROM_NEAR_CACHE + (len(sums) - near) / _FROM_CACHE
+        return int(items * _SUM_BYTES * again)
 
 
 def entering(flow: ControlFlow, loop: Loop, b: int, nbytes: Mapping[str, int]) -> dict[str, int]:

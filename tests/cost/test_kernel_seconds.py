@@ -3,11 +3,14 @@
 import pytest
 
 from autopar.cluster import Cluster
+from autopar.cost.few_blocks import columns_outermost
+from autopar.cost.kernels import Sizes
 from autopar.cost.prices import Prices, compute_seconds
 from autopar.cost.reshard import Resharder
 from autopar.cost.timeline import Seconds, timed_listing
+from autopar.ir.listing import Block, LocalOp, Move, MoveStep
 from autopar.ir.record import parse_graph
-from autopar.ir.sharding import MeshShape
+from autopar.ir.sharding import MeshShape, replicated
 from autopar.passes.base import Setting
 from autopar.passes.shard.optimal import Optimal
 from autopar.rules import attach_rules
@@ -202,23 +205,28 @@ def test_gelu_behind_a_product_is_computed_before_that_stores(
     }}"""
     seconds, prices = taken(text, "x")
     x, w, y = 128 * 1024 * 4, 1024 * 2048 * 4, 128 * 2048 * 4
-    dot = compute_seconds(prices.cluster.chip, 4294967296 / 8, x + w + y + fused * 2048 * 4, "f32")
+    nbytes = x + w + y + fused * 2048 * 4
+    dot = compute_seconds(prices.cluster.chip, 4294967296 / 8, nbytes, "f32")
     alone = prices.elementwise(max(2 * y + 2048 * 4, 9.9 * y / 4))
     assert seconds == pytest.approx(dot if fused else dot + alone)
 
 
-def test_sums_over_rows_are_read_for_each_item() -> None:
-    """XLA's model of H100s has 4 bytes an item come from a cache 2.5 times as fast as memory."""
-    rows, piece = "f32[262144]", "f32[262144,64]"
+@pytest.mark.parametrize(("rows", "faster"), [(262144, 20), (1048576, 2.5)])
+def test_sums_over_rows_are_read_for_each_item(rows: int, faster: float) -> None:
+    """XLA's model of H100s has 4 bytes an item come from a cache 2.5 times as fast as memory.
+
+    Of a piece that takes less than 2 KiB of each of the 132 cores, from one 8 times as fast again.
+    """
+    sums, piece = f"f32[{rows}]", f"f32[{rows},64]"
     text = f"""graph step(%x: {piece} batch "x") {{
-      %m: {rows} = reduce_max(%x) {{axes=(1,)}}
-      %c: {piece} = broadcast_in_dim(%m) {{broadcast_dimensions=(0,), shape=(262144, 64)}}
+      %m: {sums} = reduce_max(%x) {{axes=(1,)}}
+      %c: {piece} = broadcast_in_dim(%m) {{broadcast_dimensions=(0,), shape=({rows}, 64)}}
       %y: {piece} = sub(%x, %c)
       return %y, %m
     }}"""
     seconds, prices = taken(text, "x")
-    x, m = 262144 * 64 * 4 / 8, 262144 * 4 / 8
-    moved = (x + m, 2 * x + m + x / 2.5)
+    x, m = rows * 64 * 4 / 8, rows * 4 / 8
+    moved = (x + m, 2 * x + m + x / faster)
     assert seconds == pytest.approx(sum(map(prices.elementwise, moved)), rel=1e-6)
 
 
@@ -231,3 +239,110 @@ def test_a_sum_over_dims_of_one_is_no_kernel() -> None:
     }"""
     seconds, prices = taken(text, "x")
     assert seconds == pytest.approx(prices.elementwise(2 * 8 * 2048 * 4))
+
+
+def test_a_constraint_of_a_stored_value_is_no_kernel() -> None:
+    text = """graph step(%x: f32[64,2048] batch "x") {
+      %y: f32[64,2048] = neg(%x)
+      %z: f32[64,2048] = sharding_constraint(%y)
+      return %y, %z
+    }"""
+    seconds, prices = taken(text, "x")
+    assert seconds == pytest.approx(prices.elementwise(2 * 8 * 2048 * 4))
+
+
+def test_a_slice_is_all_that_is_loaded() -> None:
+    text = """graph step(%x: f32[64,2048] batch "x", %y: f32[64,16] batch "y") {
+      %s: f32[64,16] = slice(%x) {limit_indices=(64, 16), start_indices=(0, 0), strides=None}
+      %z: f32[64,16] = add(%s, %y)
+      return %z
+    }"""
+    seconds, prices = taken(text, "x", "y")
+    assert seconds == pytest.approx(prices.elementwise(3 * 8 * 16 * 4))
+
+
+# -- few blocks ------------------------------------------------------------------------------------
+
+# A bias's gradient, and the work that reads the same rows with a number of each column.
+GRADIENTS = """graph step(%g: bf16[{rows},1024] batch "g", %b: bf16[1024] state "b") {{
+  %s: bf16[1024] = reduce_sum(%g) {{axes=(0,)}}
+  %c: bf16[{rows},1024] = broadcast_in_dim(%b) {{broadcast_dimensions=(1,), shape=({rows}, 1024)}}
+  %h: bf16[{rows},1024] = {work}(%g, %c)
+  return %s, %h
+}}"""
+
+
+def test_work_that_reads_what_is_summed_over_rows_runs_in_its_blocks() -> None:
+    """A block of an H100 loads 32 bytes in each of 1.98e9 cycles, and takes 128 columns of bf16."""
+    seconds, prices = taken(GRADIENTS.format(rows=32768, work="mul"), "g")
+    g = 4096 * 1024 * 2
+    loaded = 2 * g + 4 * 4096 * 1024  # for the sum, for the product, and a number for each item
+    together = loaded / (8 * 32 * 1.98e9) + prices.elementwise(g)
+    assert seconds == pytest.approx(together)
+
+
+def test_long_columns_are_split() -> None:
+    seconds, prices = taken(GRADIENTS.format(rows=65536, work="mul"), "g")
+    g, row = 8192 * 1024 * 2, 1024 * 2
+    moved = (g + row, 2 * g + row)
+    assert seconds == pytest.approx(sum(map(prices.elementwise, moved)))
+
+
+SCATTER = (
+    "{dimension_numbers=(('update_window_dims', (1,)), ('inserted_window_dims', (0,)), "
+    "('scatter_dims_to_operand_dims', (0,)), ('operand_batching_dims', ()), "
+    "('scatter_indices_batching_dims', ())), indices_are_sorted=False, unique_indices=False, "
+    "mode='clip', update_consts=()}"
+)
+
+
+def test_a_scatter_has_a_thread_for_each_item() -> None:
+    """It puts 4 rows of 64 items: two blocks of 128 threads, which load all that is there."""
+    graph = attach_rules(
+        parse_graph(f"""graph step(%a: f32[4096,64] batch "a", %i: i32[4,1] batch "i",
+                                   %u: f32[4,64] batch "u") {{
+          %y: f32[4096,64] = scatter-add(%a, %i, %u) {SCATTER}
+          return %y
+        }}""")
+    )
+    cluster, mesh = Cluster.parse("1xh100"), MeshShape.of((1,))
+    prices = Prices(cluster, mesh)
+    listing = lower_checked(
+        graph, Optimal().run(graph, Setting(cluster, mesh, 2**60)), Resharder(prices)
+    )
+    nbytes = 4096 * 64 * 4
+    assert timed_listing(graph, listing, prices).seconds.compute == pytest.approx(
+        nbytes / (2 * 32 * 1.98e9) + prices.elementwise(nbytes)
+    )
+
+
+@pytest.mark.parametrize(
+    ("steps", "outermost"),
+    [
+        ((MoveStep("all-gather", ("data",), 1),), True),
+        ((MoveStep("all-gather", ("data",), 0),), False),
+        ((MoveStep("all-to-all", ("data",), 0, 1),), True),
+        ((MoveStep("all-to-all", ("data",), 1, 0), MoveStep("all-gather", ("data",), 0)), False),
+    ],
+)
+def test_what_collectives_go_along_lies_outermost(
+    steps: tuple[MoveStep, ...], outermost: bool
+) -> None:
+    """What element-wise work makes of a value lies as it does."""
+    graph = attach_rules(
+        parse_graph("""graph step(%x: f32[64,512] batch "x") {
+          %y: f32[64,512] = tanh(%x)
+          return %y
+        }""")
+    )
+    whole = replicated(2)
+    block = Block(
+        ("%x",),
+        (
+            Move(graph.inputs[0].value, "%x", "%x@1", whole, whole, steps),
+            LocalOp((0,), ("%x@1",), ("%y",), (whole,), (whole,)),
+        ),
+        ("%y",),
+    )
+    found = columns_outermost(block, Sizes(graph, MeshShape.of((8,))))
+    assert found == (frozenset(("%x", "%x@1", "%y")) if outermost else frozenset())

@@ -1,0 +1,247 @@
+"""Kernels that so few blocks of a GPU run that these cannot load what its memory could give.
+
+XLA's model of a GPU has a block load 32 bytes a clock, from memory or from a cache. Two kinds of
+kernels of models that are not wide have few:
+
+1. Sums over rows. A bias's gradient is summed up over [rows, columns] by blocks that take so many
+   columns each, from the first row to the last. Element-wise work that reads the same rows runs in
+   the same kernel (multi-output fusion), and so in as few blocks. Numbers of a row or of a column,
+   such as a mean, are loaded anew for each item:
+
+       g = f(dy, x, mean)   s = sum(dy)       [4096, 1024] bf16: 8 blocks, 0.5 TB/s on an H100
+
+   Where the columns lie outermost in memory, each is a row of its own, and has a block of its own.
+2. Scatters: a thread for each item that is put somewhere, whatever the size of what it is put into.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+
+from autopar.cost.kernels import (
+    Kernel,
+    Sizes,
+    Stored,
+    is_fused_into_readers,
+    is_reduction,
+    is_scatter,
+    sums_up_batches,
+)
+from autopar.ir.graph import Op
+from autopar.ir.listing import Block, LocalOp, Move
+from autopar.rules import primitive
+
+# A block takes the columns that a warp's 32 lanes load at once, 8 bytes each. XLA splits longer
+# columns, for the sake of more blocks (its TreeReductionRewriter).
+_BLOCK_BYTES, _LONGEST_COLUMN = 32 * 8, 4096
+_THREADS = 128  # of a block
+_NUMBER_BYTES = 4  # of a row or a column: sums are f32
+
+
+@dataclass(frozen=True)
+class FewBlocks:
+    """The bytes that a kernel loads in so few blocks, and those that it stores.
+
+    A sum that runs with other work has none of its own.
+    """
+
+    loaded: int
+    count: int
+    stored: int = 0
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """A sum over the rows of [..., columns], in blocks; it `reads` "" where that is computed."""
+
+    shape: tuple[int, ...]
+    reads: str
+    blocks: int
+
+    @property
+    def items(self) -> int:
+        """How many items it adds up."""
+        return math.prod(self.shape)
+
+
+class BlockCounts:
+    """Finds the kernels of a block that run in few blocks of a GPU: in less than `filling`."""
+
+    def __init__(self, block: Block, sizes: Sizes, stored: Stored, filling: float) -> None:
+        self._block, self._sizes, self._stored, self._filling = block, sizes, stored, filling
+        self._outermost = columns_outermost(block, sizes)
+        self._runs = {s.results[0]: s for s in block.instructions if isinstance(s, LocalOp)}
+
+    def found(self) -> Mapping[tuple[str, ...], FewBlocks]:
+        """The kernels, by what they make."""
+        kernels = self._stored.kernels
+        sums = {k: own for k, kernel in enumerate(kernels) if (own := self._sum(kernel))}
+        scatters = ((kernel.makes, self._scatter(kernel)) for kernel in kernels)
+        found = {makes: few for makes, few in scatters if few is not None}
+        readers = self._readers({own.reads for own in sums.values() if own.reads})
+        beside: dict[int, list[_Sum]] = {}  # by element-wise kernel
+        for k, own in sums.items():
+            reader = readers.get((own.reads, own.shape))
+            if reader is not None:
+                beside.setdefault(reader, []).append(own)
+                found[kernels[k].makes] = FewBlocks(0, own.blocks)
+                continue
+            # What is computed was written for sums along the rows, which need it as well.
+            loaded = self._bytes(own.reads) if own.reads else own.items * _NUMBER_BYTES
+            found[kernels[k].makes] = FewBlocks(loaded, own.blocks)
+        for k, joined in beside.items():
+            makes, blocks = kernels[k].makes, min(own.blocks for own in joined)
+            loaded = self._loaded(kernels[k], joined[0].items)
+            loaded += sum(self._bytes(own.reads) for own in joined)
+            found[makes] = FewBlocks(loaded, blocks, sum(map(self._bytes, makes)))
+        return found
+
+    def _bytes(self, name: str) -> int:
+        return self._stored.nbytes.get(name, 0)
+
+    def _sum(self, kernel: Kernel) -> _Sum | None:
+        """A sum over all dims but the last, of columns that are not split."""
+        step = kernel.instruction(self._block)
+        if not isinstance(step, LocalOp) or step.operands[0] in self._outermost:
+            return None
+        op = self._sizes.op(step.equation)
+        if not is_reduction(op) or op.rule is None or not op.rule.operands:
+            return None
+        dims, kept = op.rule.operands[0], {f for dim in op.rule.results[0] for f in dim}
+        if not dims or not kept.issuperset(dims[-1]) or any(kept & {*dim} for dim in dims[:-1]):
+            return None
+        shape = self._sizes.shard(step, op)
+        items = math.prod(shape)
+        large = [r for r in sorted(kernel.reads) if self._bytes(r) >= items]
+        reads = large[0] if len(large) == len(kernel.reads) == 1 else ""
+        item_bytes = max(1, self._bytes(reads) // items) if reads else _NUMBER_BYTES
+        blocks = math.ceil(shape[-1] * item_bytes / _BLOCK_BYTES)
+        is_whole = 1 < math.prod(shape[:-1]) <= _LONGEST_COLUMN
+        return _Sum(shape, reads, blocks) if is_whole and blocks < self._filling else None
+
+    def _scatter(self, kernel: Kernel) -> FewBlocks | None:
+        """A scatter, by itself or into a sum; it loads and stores all that it puts items into."""
+        step = kernel.instruction(self._block)
+        if not isinstance(step, LocalOp):
+            return None
+        inside = (self._runs.get(n) for n in step.operands if n is not None and not self._bytes(n))
+        for run in (step, *inside):
+            op = self._sizes.op(run.equation) if run is not None else None
+            if run is None or op is None or not is_scatter(op) or len(run.operands) < 3:
+                continue
+            put = self._sizes.local(run.operand_shardings[2], _shape_of(op, 2))
+            blocks = math.ceil(math.prod(put) / _THREADS)
+            nbytes = sum(map(self._bytes, kernel.makes))
+            return FewBlocks(nbytes, blocks, nbytes) if blocks < self._filling else None
+        return None
+
+    def _readers(self, names: Set[str]) -> Mapping[tuple[str, tuple[int, ...]], int]:
+        """The first element-wise kernel that reads a piece, by the piece and the kernel's shape."""
+        found: dict[tuple[str, tuple[int, ...]], int] = {}
+        for k, kernel in enumerate(self._stored.kernels):
+            wanted = names & kernel.reads
+            step = kernel.instruction(self._block)
+            if not wanted or not isinstance(step, LocalOp):
+                continue
+            op = self._sizes.op(step.equation)
+            if is_fused_into_readers(op):
+                shape = self._sizes.local(step.result_shardings[0], op.results[0].shape)
+                for name in sorted(wanted):
+                    found.setdefault((name, shape), k)
+        return found
+
+    def _loaded(self, kernel: Kernel, items: int) -> int:
+        """Bytes that element-wise work loads; what is spread over the items, once for each."""
+        large = sum(n for n in map(self._bytes, kernel.reads) if n >= items)
+        return large + _NUMBER_BYTES * items * self._spread(kernel, items)
+
+    def _spread(self, kernel: Kernel, items: int) -> int:
+        """How often a kernel spreads numbers of rows or columns over its items."""
+        count, seen, waiting = 0, set[str](), [*kernel.makes]
+        while waiting:
+            run = self._runs.get(waiting.pop())
+            if run is None:
+                continue
+            op = self._sizes.op(run.equation)
+            shape = self._sizes.local(run.result_shardings[0], op.results[0].shape)
+            if op.kind == "broadcast_in_dim" and math.prod(shape) == items:
+                count += math.prod(_shape_of(op, 0)) > 1
+                continue
+            for name in run.operands:
+                if name is not None and name not in seen and name not in self._stored.nbytes:
+                    seen.add(name)
+                    waiting.append(name)
+        return count
+
+
+# How much it counts where a value's dims lie: a product of batches has them as it wishes. XLA for
+# GPUs gathers and scatters along the dim that lies outermost. An all-to-all follows these.
+_BATCHES, _ALONG, _ACROSS = 3, 2, 1
+
+
+def columns_outermost(block: Block, sizes: Sizes) -> frozenset[str]:
+    """The values whose last dim does not lie innermost: a collective wants it outermost.
+
+    Values that element-wise work ties together lie alike. The first of those told alike counts.
+    """
+    tied: dict[str, str] = {}
+
+    def root(name: str) -> str:
+        while (up := tied.get(name, name)) != name:
+            tied[name] = tied.get(up, up)
+            name = up
+        return name
+
+    told: list[tuple[str, int, bool]] = []
+    for step in block.instructions:
+        if isinstance(step, Move):
+            tied[root(step.source)] = root(step.result)
+            told += [(step.result, *wish) for wish in _wishes(step)]
+        elif isinstance(step, LocalOp):
+            op = sizes.op(step.equation)
+            if sums_up_batches(op):
+                told.append((step.results[0], _BATCHES, True))
+            for k, name in enumerate(step.operands):
+                if name is not None and _lies_alike(op, k):
+                    tied[root(name)] = root(step.results[0])
+    best: dict[str, tuple[int, bool]] = {}
+    for name, weight, is_outermost in told:
+        at = root(name)
+        if at not in best or weight > best[at][0]:
+            best[at] = weight, is_outermost
+    made = (s.results for s in block.instructions if isinstance(s, LocalOp))
+    moved = (s.result for s in block.instructions if isinstance(s, Move))
+    names = {*block.inputs, *(n for results in made for n in results), *moved}
+    return frozenset(n for n in names if best.get(root(n), (0, False))[1])
+
+
+def _wishes(move: Move) -> list[tuple[int, bool]]:
+    """For each collective of a move, how much it counts and if it wants the last dim outermost."""
+    last = len(move.value.shape) - 1
+    found = list[tuple[int, bool]]()
+    for step in move.steps:
+        if step.kind in ("all-gather", "reduce-scatter"):
+            found.append((_ALONG, step.dim == last))
+        elif step.kind == "all-to-all" and last in (step.dim, step.to_dim):
+            found.append((_ACROSS, True))
+    return found
+
+
+def _lies_alike(op: Op, operand: int) -> bool:
+    """True if an op's only result lies as an operand does: it has the same items."""
+    rule = op.rule
+    if rule is None or operand >= len(rule.operands) or len(op.results) != 1:
+        return False
+    if rule.is_elementwise and rule.operands[operand] == rule.results[0]:
+        return not op.graphs
+    moves = primitive(op.kind).moves and primitive(op.kind).picks is None
+    return moves and math.prod(_shape_of(op, operand)) == math.prod(op.results[0].shape)
+
+
+def _shape_of(op: Op, operand: int) -> tuple[int, ...]:
+    rule = op.rule
+    if rule is None or operand >= len(rule.operands):
+        return ()
+    return tuple(math.prod(rule.factors[f].size for f in dim) for dim in rule.operands[operand])
