@@ -610,6 +610,20 @@ class Sizes:
         return sharding.shard_shape(shape, self._mesh)
 
 
+def product_dims(op: Op, run: LocalOp, sizes: Sizes) -> tuple[int, int, int] | None:
+    """The rows, columns and terms of each sum of a device's piece of a matrix product.
+
+    None for other ops, and for products with dims of batch.
+    """
+    if op.kind != "dot_general" or op.rule is None or _summed_dims(op) is None:
+        return None
+    made = math.prod(sizes.local(run.result_shardings[0], op.results[0].shape))
+    left = sizes.shard(run, op)
+    terms = math.prod(left[d] for d in _summed_dims(op) or ())
+    rows = math.prod(left) // max(1, terms)
+    return rows, made // max(1, rows), terms
+
+
 InnerBytes = Callable[[Loop, Op, Mapping[str, int]], int]
 
 

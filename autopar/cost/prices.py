@@ -3,12 +3,14 @@
 A local op is a roofline with a ramp for small work. `kernel_seconds` is the one price of an op, for
 the solver's rows, recomputation, profiles and the listing. They differ in which ops they take to be
 no kernels of their own: the listing knows its kernels; the others price an op that is fused into
-its readers by `fused_seconds`. A host takes time to issue a step, too: it has to stay ahead of its
+its readers by `fused_seconds`. The listing knows the dims of a GPU's matrix products as well, and
+prices these by them. A host takes time to issue a step, too: it has to stay ahead of its
 devices.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +28,9 @@ from autopar.ir.sharding import MeshShape
 from autopar.ir.spmd_program import SpmdProgram
 from autopar.rules import HEAVY
 
+# XLA's table for GPUs has matrix products of 256 to 4,096 rows, columns and terms. What is longer
+# takes as much as so many of the longest, what is shorter such a share of the shortest.
+_LEAST_DIM, _LONGEST_DIM = 256, 4096
 # Work whose result is fused into what reads it costs next to nothing, but not nothing.
 _FUSED_SHARE = 0.05
 
@@ -57,6 +62,14 @@ def compute_seconds(chip: Chip, flops: float, nbytes: float, dtype: str) -> floa
     busy = 0.0
     if flops > 0:
         busy = (flops + chip.half_flops) / (chip.compute_efficiency * chip.flops_for(dtype))
+    return max(busy, _streaming(chip, nbytes)) + chip.launch_seconds
+
+
+def product_seconds(chip: Chip, dims: Sequence[int], nbytes: float, dtype: str) -> float:
+    """Seconds of a GPU's matrix product of so many rows, columns and terms of each sum."""
+    part = [min(max(d, _LEAST_DIM), _LONGEST_DIM) for d in dims]
+    parts, flops = math.prod(dims) / math.prod(part), 2 * math.prod(part)
+    busy = parts * (flops + chip.half_flops) / (chip.compute_efficiency * chip.flops_for(dtype))
     return max(busy, _streaming(chip, nbytes)) + chip.launch_seconds
 
 
@@ -175,6 +188,10 @@ class Prices:
     def kernel(self, op: Op, nbytes: float, share: float) -> float:
         """Seconds of an op's kernel that moves `nbytes` and does 1 / `share` of its work."""
         return kernel_seconds(self.cluster.chip, op, nbytes, share)
+
+    def product(self, op: Op, nbytes: float, dims: Sequence[int]) -> float:
+        """Seconds of a matrix product of a GPU, of so many rows, columns and terms of each sum."""
+        return product_seconds(self.cluster.chip, dims, nbytes, op.results[0].dtype)
 
     def elementwise(self, nbytes: float) -> float:
         """Seconds of one fused element-wise pass over `nbytes` of one device's memory."""

@@ -23,6 +23,7 @@ from autopar.cost.kernels import (
     is_fused_into_readers,
     is_product,
     is_reduction,
+    product_dims,
     stored_kernels,
 )
 from autopar.cost.order import (
@@ -192,8 +193,12 @@ class KernelTimes:
                     return Seconds()
                 taken = max(taken, self._prices.in_blocks(few.loaded, few.count, few.stored))
             return Seconds(taken, arithmetic=taken if work > nbytes else 0.0)
-        share = run.share(self._prices.mesh)
-        taken, fewest = (self._prices.kernel(op, n, share) for n in (nbytes, 0))
+        dims = product_dims(op, run, self._sizes) if self._sizes.platform == "gpu" else None
+        if dims is not None:
+            taken, fewest = (self._prices.product(op, n, dims) for n in (nbytes, 0))
+        else:
+            share = run.share(self._prices.mesh)
+            taken, fewest = (self._prices.kernel(op, n, share) for n in (nbytes, 0))
         return Seconds(taken, arithmetic=taken if taken <= fewest else 0.0)
 
     def _reread(self, run: LocalOp, op: Op, kernel: Kernel) -> int:

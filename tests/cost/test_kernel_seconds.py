@@ -5,7 +5,7 @@ import pytest
 from autopar.cluster import Cluster
 from autopar.cost.few_blocks import columns_outermost
 from autopar.cost.kernels import Sizes
-from autopar.cost.prices import Prices, compute_seconds
+from autopar.cost.prices import Prices, product_seconds
 from autopar.cost.reshard import Resharder
 from autopar.cost.timeline import Seconds, timed_listing
 from autopar.ir.listing import Block, LocalOp, Move, MoveStep
@@ -45,7 +45,7 @@ def test_a_dot_and_a_fused_reduction() -> None:
     """
     seconds, prices = priced(8)
     x, w, y = 64 * 512 * 4 / 8, 512 * 256 * 4, 64 * 256 * 4 / 8
-    dot = compute_seconds(prices.cluster.chip, 16777216 / 8, x + w + y, "f32")
+    dot = product_seconds(prices.cluster.chip, (8, 256, 512), x + w + y, "f32")
     total = prices.elementwise(9.9 * 64 * 256 / 8)
     assert seconds.compute == pytest.approx(dot + total)
     assert seconds.communication == prices.collective("all-reduce", 4, ("data",))
@@ -206,7 +206,7 @@ def test_gelu_behind_a_product_is_computed_before_that_stores(
     seconds, prices = taken(text, "x")
     x, w, y = 128 * 1024 * 4, 1024 * 2048 * 4, 128 * 2048 * 4
     nbytes = x + w + y + fused * 2048 * 4
-    dot = compute_seconds(prices.cluster.chip, 4294967296 / 8, nbytes, "f32")
+    dot = product_seconds(prices.cluster.chip, (128, 2048, 1024), nbytes, "f32")
     alone = prices.elementwise(max(2 * y + 2048 * 4, 9.9 * y / 4))
     assert seconds == pytest.approx(dot if fused else dot + alone)
 
@@ -259,6 +259,23 @@ def test_a_slice_is_all_that_is_loaded() -> None:
     }"""
     seconds, prices = taken(text, "x", "y")
     assert seconds == pytest.approx(prices.elementwise(3 * 8 * 16 * 4))
+
+
+@pytest.mark.parametrize(
+    ("dims", "parts"),
+    [
+        ((512, 1024, 2048), 1.0),
+        ((16384, 1024, 2048), 4.0),  # four times as many rows as XLA's longest
+        ((8192, 128, 8192), 2 * 2 / 2),  # half the columns of its smallest
+    ],
+)
+def test_a_product_takes_what_xla_knows_of_its_parts(
+    dims: tuple[int, int, int], parts: float
+) -> None:
+    chip = Cluster.parse("8xh100").chip
+    flops = 2 * dims[0] * dims[1] * dims[2] + chip.half_flops * parts
+    busy = flops / (chip.compute_efficiency * chip.flops_for("bf16"))
+    assert product_seconds(chip, dims, 0, "bf16") == pytest.approx(busy + chip.launch_seconds)
 
 
 # -- few blocks ------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from autopar.cluster import Cluster
 from autopar.cost.kernels import Kernel, Stored
-from autopar.cost.prices import Prices, compute_seconds
+from autopar.cost.prices import Prices, product_seconds
 from autopar.cost.reshard import Resharder
 from autopar.cost.timeline import (
     Seconds,
@@ -63,8 +63,8 @@ def timed(name: str) -> tuple[Seconds, Prices]:
 def test_a_gather_runs_beside_the_layer_before() -> None:
     seconds, prices = timed("8xh100")
     gather = prices.collective("all-gather", 4096 * 4096 * 4, ("data",))
-    work = compute_seconds(
-        prices.cluster.chip, 2 * 4096**3 / 8, 4096 * 4096 * 4 * (1 + 2 / 8), "f32"
+    work = product_seconds(
+        prices.cluster.chip, (512, 4096, 4096), 4096 * 4096 * 4 * (1 + 2 / 8), "f32"
     )
     assert seconds.communication == pytest.approx(2 * gather)
     # The first has nothing to run beside; of the second a layer hides most of its own length.
@@ -148,8 +148,8 @@ def test_what_kernels_wait_for_adds_up() -> None:
     timed = timed_listing(graph, program, prices)
     spent = [seconds for _, _, seconds in timed.spent()]
     gathers = [s for s in spent if s.communication]
-    work = compute_seconds(
-        prices.cluster.chip, 2 * 4096**3 / 8, 4096 * 4096 * 4 * (1 + 2 / 8), "f32"
+    work = product_seconds(
+        prices.cluster.chip, (512, 4096, 4096), 4096 * 4096 * 4 * (1 + 2 / 8), "f32"
     )
     first, second = gathers
     assert first.exposed == first.communication
