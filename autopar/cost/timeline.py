@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, combinations, groupby
 
@@ -601,7 +601,8 @@ class Streams:
     def alone(self) -> list[float]:
         """The seconds of each kernel's collectives that run while no work does."""
         spans = self.spans
-        work = sorted(s for s, beside in zip(spans, self.beside, strict=True) if not beside)
+        rows = zip(spans, self.beside, strict=True)
+        work = sorted(s for s, beside in rows if not beside and s[0] < s[1])
         found = [s.exposed for s in self.spent]
         first = 0
         for start, k in sorted((spans[k][0], k) for k, beside in enumerate(self.beside) if beside):
@@ -768,7 +769,7 @@ def _run(
     """Two streams from the last kernel to the first, as XLA's scheduler goes.
 
     Of what is ready, because all that reads it is placed, the one with most ahead of it goes first.
-    Raises GraphError where kernels wait for each other.
+    What takes no time keeps neither stream. Raises GraphError where kernels wait for each other.
     """
     left = [0.0] * len(tasks)
     waiting = [0] * len(tasks)
@@ -778,9 +779,24 @@ def _run(
     ready: tuple[list[tuple[float, int]], ...] = ([], [])  # by stream: (-seconds ahead, kernel)
     running: list[tuple[float, int]] = []  # (end, kernel)
     busy, now = [False, False], 0.0
-    for k, count in enumerate(waiting):
-        if not count:
-            heapq.heappush(ready[tasks[k].on_wires], (-ahead[k], k))
+
+    def release(first: Iterable[int]) -> None:
+        front = [*first]
+        while front:
+            k = front.pop()
+            if tasks[k].seconds:
+                heapq.heappush(ready[tasks[k].on_wires], (-ahead[k], k))
+                continue
+            left[k] = now
+            front += placed(k)
+
+    def placed(k: int) -> Iterator[int]:
+        for n in needs[k]:
+            waiting[n] -= 1
+            if not waiting[n]:
+                yield n
+
+    release([k for k, count in enumerate(waiting) if not count])
     while running or ready[0] or ready[1]:
         for stream in (0, 1):
             if ready[stream] and not busy[stream]:
@@ -790,10 +806,7 @@ def _run(
         now, k = heapq.heappop(running)
         left[k] = now
         busy[tasks[k].on_wires] = False
-        for n in needs[k]:
-            waiting[n] -= 1
-            if not waiting[n]:
-                heapq.heappush(ready[tasks[n].on_wires], (-ahead[n], n))
+        release(placed(k))
     if any(waiting):
         raise GraphError(f"{sum(map(bool, waiting))} of {len(tasks)} kernels wait for each other")
     return left

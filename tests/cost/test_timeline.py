@@ -131,7 +131,8 @@ def test_kernels_run_after_what_they_read_one_a_stream(
     for kernel in kernels:
         assert all(spans[r][1] <= spans[kernel.makes[0]][0] + 1e-9 for r in kernel.reads)
     for stream in (False, True):
-        own = sorted(s for s, wires in zip(streams.spans, on_wires, strict=True) if wires == stream)
+        rows = zip(streams.spans, on_wires, strict=True)
+        own = sorted(s for s, wires in rows if wires == stream and s[0] < s[1])
         assert all(a[1] <= b[0] + 1e-9 for a, b in pairwise(own))
     alone = streams.alone
     assert sum(alone) == pytest.approx(max(streams.left) - streams.seconds.compute)
@@ -177,6 +178,16 @@ def test_without_collectives_beside_all_is_in_a_row() -> None:
     assert in_two_streams(kernels, spent, [False, False]).seconds.total == 5.0
     found = in_two_streams(kernels, spent, [False, True]).seconds
     assert found == Seconds(2.0, 3.0, 1.0 + 0.2 * 2.0)
+
+
+def test_what_takes_no_time_keeps_no_collective_waiting() -> None:
+    """A gather that is read under another name is hidden as one that is read itself."""
+    work, gather, name = kernel(0, frozenset()), kernel(1, frozenset()), kernel(2, frozenset({1}))
+    kernels = [work, gather, name, kernel(3, frozenset({0, 2}))]
+    spent = [Seconds(3.0), Seconds(0.0, 2.0, 2.0), Seconds(), Seconds(1.0)]
+    streams = in_two_streams(kernels, spent, [False, True, False, False])
+    assert streams.seconds == Seconds(4.0, 2.0, 0.2 * 2.0)
+    assert streams.alone == [0.0] * 4
 
 
 def test_weight_gradients_run_while_what_comes_next_is_gathered() -> None:
