@@ -62,7 +62,7 @@ class _Sum:
 
     @property
     def items(self) -> int:
-        """How many items it adds up."""
+        """The number of items that it adds up."""
         return math.prod(self.shape)
 
 
@@ -104,10 +104,10 @@ class BlockCounts:
     def _sum(self, kernel: Kernel) -> _Sum | None:
         """A sum over all dims but the last, of columns that are not split."""
         step = kernel.instruction(self._block)
-        if not isinstance(step, LocalOp) or step.operands[0] in self._outermost:
+        op = self._sizes.op(step.equation) if isinstance(step, LocalOp) else None
+        if not isinstance(step, LocalOp) or op is None or not is_reduction(op):
             return None
-        op = self._sizes.op(step.equation)
-        if not is_reduction(op) or op.rule is None or not op.rule.operands:
+        if op.rule is None or not op.rule.operands or step.operands[0] in self._outermost:
             return None
         dims, kept = op.rule.operands[0], {f for dim in op.rule.results[0] for f in dim}
         if not dims or not kept.issuperset(dims[-1]) or any(kept & {*dim} for dim in dims[:-1]):
@@ -158,7 +158,7 @@ class BlockCounts:
         return large + _NUMBER_BYTES * items * self._spread(kernel, items)
 
     def _spread(self, kernel: Kernel, items: int) -> int:
-        """How often a kernel spreads numbers of rows or columns over its items."""
+        """The times that a kernel spreads numbers of rows or columns over its items."""
         count, seen, waiting = 0, set[str](), [*kernel.makes]
         while waiting:
             run = self._runs.get(waiting.pop())
@@ -218,7 +218,7 @@ def columns_outermost(block: Block, sizes: Sizes) -> frozenset[str]:
 
 
 def _wishes(move: Move) -> list[tuple[int, bool]]:
-    """For each collective of a move, how much it counts and if it wants the last dim outermost."""
+    """The wishes of collectives: how much each counts, and if the last dim is to lie outermost."""
     last = len(move.value.shape) - 1
     found = list[tuple[int, bool]]()
     for step in move.steps:

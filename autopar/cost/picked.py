@@ -1,4 +1,4 @@
-"""What kernels load of pieces from which they only pick: rows that a gather looks up, a slice.
+"""Bytes of pieces from which kernels only pick: rows that a gather looks up, a slice.
 
 y = x + table[i]        loads x, i and as many rows of the table as y has
 """
@@ -17,7 +17,7 @@ from autopar.rules import primitive
 def picked_bytes(
     block: Block, sizes: Sizes, stored: Stored
 ) -> Mapping[tuple[str, ...], Mapping[str, int]]:
-    """By what kernels make, the bytes that they load of pieces which they need not load whole."""
+    """The bytes that kernels, by what they make, load of pieces which they need not load whole."""
     runs: dict[str, LocalOp] = {}
     picks: set[str] = set()  # what is computed of something picked
     found: dict[tuple[str, ...], Mapping[str, int]] = {}

@@ -204,7 +204,7 @@ class Prices:
 
     @property
     def filling_blocks(self) -> float:
-        """How many blocks of a GPU fill its memory's bandwidth."""
+        """The number of a GPU's blocks that fill its memory's bandwidth."""
         return self.gpu.memory_bytes_per_second / (self.gpu.clock_ghz * 1e9 * _BLOCK_CYCLE_BYTES)
 
     def in_blocks(self, loaded: float, blocks: int, stored: float) -> float:
