@@ -73,7 +73,7 @@ def _run(step: Callable[..., Any], state: Any, batch: Any) -> dict[str, Any]:
         for _ in range(steps):
             state, told = step(state, batch)
             metrics.append(told)
-        jax.block_until_ready((state, told))
+        jax.block_until_ready((state, metrics[-1]))
         taken.append((time.perf_counter() - begun) / steps)
     seconds = statistics.median(taken[1:])
     losses = [float(jax.tree.leaves(told)[0]) for told in metrics[:COMPARED]]

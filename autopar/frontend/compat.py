@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jaxlib
 import numpy as np
 from jax._src import clusters, compiler, core, distributed, source_info_util
 from jax._src.interpreters import mlir, pxla
 from jax._src.lib import xla_client
+from jaxlib.version import __version__ as jaxlib_version
 
 from autopar.ir.compiler_options import PIPELINED
 
@@ -118,7 +118,7 @@ def compiler_options(plan: Iterable[tuple[str, bool | int | str]]) -> dict[str, 
     XLA says: on is the mode "on", off the mode "default".
     """
     named = dict(plan)
-    if _jaxlib_version() < (0, 11, 1):
+    if tuple(map(int, re.findall(r"\d+", jaxlib_version)[:3])) < (0, 11, 1):
         return named
     for kind, name in PIPELINED.items():
         if isinstance(switch := named.get(name), bool):
@@ -128,10 +128,6 @@ def compiler_options(plan: Iterable[tuple[str, bool | int | str]]) -> dict[str, 
                 f"COLLECTIVE_PIPELINING_MODE_{mode}"
             )
     return named
-
-
-def _jaxlib_version() -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", jaxlib.__version__)[:3]))
 
 
 def inside_transform() -> bool:

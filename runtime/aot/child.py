@@ -34,7 +34,7 @@ def main(folder: Path) -> None:
     if program.ticks:
         add_ticks(lowered.compiler_ir("stablehlo"), program.mesh)
     try:
-        compiled = lowered.compile(compiler_options=compat.compiler_options(options.items()))
+        compiled = lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as error:
         pieces = (math.prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize for a in given)
         write_overflow(folder, str(error), sum(pieces))
@@ -68,7 +68,7 @@ def options_of(target: Target, own: CompilerOptions, folder: Path) -> dict[str, 
     That is a dump of the schedule, which holds the compiler's own timeline.
     """
     options: dict[str, Any] = {
-        **dict(own),
+        **compat.compiler_options(own),
         "xla_dump_to": str(folder / "dump"),
         "xla_dump_latency_hiding_schedule": True,
     }

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import jaxlib
 import numpy as np
 from jax import lax
 from jax.experimental import io_callback
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jaxlib.version import __version__ as jaxlib_version
 
 from autopar.runtime.standalone.reading import (
     Equation,
@@ -121,7 +121,7 @@ def compiler_options() -> dict[str, bool | int | str]:
     here = jax.devices()[DEVICES[0]].platform
     others = tuple(f"xla_{p}_" for p in ("cpu", "gpu", "tpu") if p != here)
     known = {n: v for n, v in COMPILER_OPTIONS.items() if not n.startswith(others)}
-    if tuple(map(int, re.findall(r"\d+", jaxlib.__version__)[:3])) < (0, 11, 1):
+    if tuple(map(int, re.findall(r"\d+", jaxlib_version)[:3])) < (0, 11, 1):
         return known
     # Since then XLA has a mode for each kind of collectives where it had a switch.
     modes = {True: "COLLECTIVE_PIPELINING_MODE_ON", False: "COLLECTIVE_PIPELINING_MODE_DEFAULT"}

@@ -40,5 +40,5 @@ def test_pipelining_is_a_mode_since_0_11_1(
         given["xla_gpu_pipeline_reduce_scatter"] = "mine"
     else:
         given |= {PIPELINED["all-gather"]: True, PIPELINED["all-reduce"]: False}
-    monkeypatch.setattr("jaxlib.__version__", version)
+    monkeypatch.setattr(compat, "jaxlib_version", version)
     assert compat.compiler_options(given.items()) == expected
