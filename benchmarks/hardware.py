@@ -33,10 +33,10 @@ def compared(case: Case, microbatches: int | None) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     batch = jax.tree.map(lambda kind: _drawn(rng, kind), model.example_batch)
     ours = autopar.parallelize(model.step, microbatches=microbatches)
-    planned = _run(ours, ours.init(model.create_state, jax.random.key(0)), batch)
+    planned = timed_steps(ours, ours.init(model.create_state, jax.random.key(0)), batch)
     peak_bytes = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
     plainly = jax.jit(model.step, donate_argnums=0)
-    jitted = _run(plainly, jax.jit(model.create_state)(jax.random.key(0)), batch)
+    jitted = timed_steps(plainly, jax.jit(model.create_state)(jax.random.key(0)), batch)
     told = ours.plan.prediction
     return {
         "model": case.name,
@@ -63,7 +63,7 @@ def _drawn(rng: np.random.Generator, kind: Any) -> Any:
     return rng.standard_normal(kind.shape, dtype=np.float32).astype(kind.dtype)
 
 
-def _run(step: Callable[..., Any], state: Any, batch: Any) -> dict[str, Any]:
+def timed_steps(step: Callable[..., Any], state: Any, batch: Any) -> dict[str, Any]:
     """The median seconds of a step, each round waited for at its end, and the first losses."""
     metrics: list[Any] = []
     taken: list[float] = []
