@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -23,8 +22,10 @@ import jax
 import numpy as np
 
 import autopar
+from benchmarks.engines import free_ports
 from benchmarks.hardware import timed_steps
 from examples import gpt
+from tests.processes.worker import join
 
 ON_CPU = os.environ.get("JAX_PLATFORMS") == "cpu"
 LARGE = gpt.Size(layers=8, width=1024, heads=16, vocabulary=8192, length=512, batch=32)
@@ -44,10 +45,9 @@ LIMIT_SECONDS = 300.0
 def worker(number: int, port: int, name: str) -> dict[str, Any]:
     """Be one of two processes: the plain step on its device, then the case's over both."""
     if ON_CPU:
-        own = f"127.0.0.1:{_free_port()}"
-        jax.config.update("jax_cross_host_transfer_socket_address", own)
-        jax.config.update("jax_num_cpu_devices", 1)
-    autopar.distributed(f"127.0.0.1:{port}", 2, number, local_devices=() if ON_CPU else (0,))
+        join(number, 2, 1, port)
+    else:
+        autopar.distributed(f"127.0.0.1:{port}", 2, number, local_devices=(0,))
     shape = (SIZE.batch, SIZE.length)
     batch = {"tokens": np.random.default_rng(0).integers(0, 32, shape).astype(np.int32)}
     create = partial(gpt.create_state, size=SIZE)
@@ -67,19 +67,13 @@ def worker(number: int, port: int, name: str) -> dict[str, Any]:
     }
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def compared(name: str) -> dict[str, Any]:
     """The row of a case, or how its processes ended and what they said last."""
     words = [sys.executable, "-m", "benchmarks.shared_gpu", "--worker"]
-    port, end, said = str(_free_port()), time.monotonic() + LIMIT_SECONDS, list[str]()
+    (port,), end, said = free_ports(1), time.monotonic() + LIMIT_SECONDS, list[str]()
     workers = [
         subprocess.Popen(
-            [*words, str(n), port, name],
+            [*words, str(n), str(port), name],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -27,6 +27,7 @@ from autopar.cost.kernels import (
     is_fused_into_readers,
     is_reduction,
     is_scatter,
+    operand_shape,
     sums_up_batches,
 )
 from autopar.ir.graph import Op
@@ -131,7 +132,7 @@ class BlockCounts:
             op = self._sizes.op(run.equation) if run is not None else None
             if run is None or op is None or not is_scatter(op) or len(run.operands) < 3:
                 continue
-            put = self._sizes.local(run.operand_shardings[2], _shape_of(op, 2))
+            put = self._sizes.shard(run, op, 2)
             blocks = math.ceil(math.prod(put) / _THREADS)
             nbytes = sum(map(self._bytes, kernel.makes))
             return FewBlocks(nbytes, blocks, nbytes) if blocks < self._filling else None
@@ -147,7 +148,7 @@ class BlockCounts:
                 continue
             op = self._sizes.op(step.equation)
             if is_fused_into_readers(op):
-                shape = self._sizes.local(step.result_shardings[0], op.results[0].shape)
+                shape = self._sizes.made(step, op)
                 for name in sorted(wanted):
                     found.setdefault((name, shape), k)
         return found
@@ -165,9 +166,9 @@ class BlockCounts:
             if run is None:
                 continue
             op = self._sizes.op(run.equation)
-            shape = self._sizes.local(run.result_shardings[0], op.results[0].shape)
+            shape = self._sizes.made(run, op)
             if op.kind == "broadcast_in_dim" and math.prod(shape) == items:
-                count += math.prod(_shape_of(op, 0)) > 1
+                count += math.prod(operand_shape(op, 0)) > 1
                 continue
             for name in run.operands:
                 if name is not None and name not in seen and name not in self._stored.nbytes:
@@ -237,11 +238,4 @@ def _lies_alike(op: Op, operand: int) -> bool:
     if rule.is_elementwise and rule.operands[operand] == rule.results[0]:
         return not op.graphs
     moves = primitive(op.kind).moves and primitive(op.kind).picks is None
-    return moves and math.prod(_shape_of(op, operand)) == math.prod(op.results[0].shape)
-
-
-def _shape_of(op: Op, operand: int) -> tuple[int, ...]:
-    rule = op.rule
-    if rule is None or operand >= len(rule.operands):
-        return ()
-    return tuple(math.prod(rule.factors[f].size for f in dim) for dim in rule.operands[operand])
+    return moves and math.prod(operand_shape(op, operand)) == math.prod(op.results[0].shape)

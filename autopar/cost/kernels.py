@@ -75,6 +75,14 @@ def is_scatter(op: Op) -> bool:
     return primitive(op.kind).fusion is Fusion.SCATTER
 
 
+def operand_shape(op: Op, operand: int) -> tuple[int, ...]:
+    """The shape of an op's operand on all devices; () where its rule does not tell."""
+    rule = op.rule
+    if rule is None or operand >= len(rule.operands):
+        return ()
+    return tuple(math.prod(rule.factors[f].size for f in dim) for dim in rule.operands[operand])
+
+
 def has_filter(op: Op) -> bool:
     """True if a convolution's second operand is a filter: small beside the first."""
     if op.rule is None:
@@ -597,13 +605,14 @@ class Sizes:
         """The op that an instruction runs."""
         return self._graph.ops[path[0]] if len(path) == 1 else self._graph.op_at(path)
 
-    def shard(self, run: LocalOp, op: Op) -> tuple[int, ...]:
-        """The shape of the piece of an op's first operand."""
-        rule = op.rule
-        if rule is None or not rule.operands:
-            return ()
-        shape = [math.prod(rule.factors[f].size for f in dim) for dim in rule.operands[0]]
-        return self.local(run.operand_shardings[0], shape)
+    def shard(self, run: LocalOp, op: Op, operand: int = 0) -> tuple[int, ...]:
+        """The shape of the piece of an op's operand; () where its rule does not tell."""
+        shape = operand_shape(op, operand)
+        return self.local(run.operand_shardings[operand], shape) if shape else ()
+
+    def made(self, run: LocalOp, op: Op) -> tuple[int, ...]:
+        """The shape of the piece of an op's first result."""
+        return self.local(run.result_shardings[0], op.results[0].shape)
 
     def local(self, sharding: Sharding, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of a device's piece of a value."""
@@ -615,11 +624,11 @@ def product_dims(op: Op, run: LocalOp, sizes: Sizes) -> tuple[int, int, int] | N
 
     None for other ops, and for products with dims of batch.
     """
-    if op.kind != "dot_general" or op.rule is None or _summed_dims(op) is None:
+    summed = _summed_dims(op) if op.kind == "dot_general" else None
+    if summed is None:
         return None
-    made = math.prod(sizes.local(run.result_shardings[0], op.results[0].shape))
-    left = sizes.shard(run, op)
-    terms = math.prod(left[d] for d in _summed_dims(op) or ())
+    made, left = math.prod(sizes.made(run, op)), sizes.shard(run, op)
+    terms = math.prod(left[d] for d in summed)
     rows = math.prod(left) // max(1, terms)
     return rows, made // max(1, rows), terms
 

@@ -64,5 +64,4 @@ def _parts(
 def _share(run: LocalOp, op: Op, sizes: Sizes) -> float:
     """Of the first operand, the share of items that come out."""
     items = math.prod(sizes.shard(run, op))
-    made = math.prod(sizes.local(run.result_shardings[0], op.results[0].shape))
-    return min(1.0, made / max(1, items))
+    return min(1.0, math.prod(sizes.made(run, op)) / max(1, items))

@@ -61,7 +61,7 @@ def compute_seconds(chip: Chip, flops: float, nbytes: float, dtype: str) -> floa
         return 0.0
     busy = 0.0
     if flops > 0:
-        busy = (flops + chip.half_flops) / (chip.compute_efficiency * chip.flops_for(dtype))
+        busy = _computing(chip, flops, dtype)
     return max(busy, _streaming(chip, nbytes)) + chip.launch_seconds
 
 
@@ -69,13 +69,17 @@ def product_seconds(chip: Chip, dims: Sequence[int], nbytes: float, dtype: str) 
     """Seconds of a GPU's matrix product of so many rows, columns and terms of each sum."""
     part = [min(max(d, _LEAST_DIM), _LONGEST_DIM) for d in dims]
     parts, flops = math.prod(dims) / math.prod(part), 2 * math.prod(part)
-    busy = parts * (flops + chip.half_flops) / (chip.compute_efficiency * chip.flops_for(dtype))
+    busy = parts * _computing(chip, flops, dtype)
     return max(busy, _streaming(chip, nbytes)) + chip.launch_seconds
 
 
 def elementwise_seconds(chip: Chip, nbytes: float) -> float:
     """Seconds of one fused element-wise pass that moves `nbytes` to and from memory."""
     return _streaming(chip, nbytes) + chip.launch_seconds if nbytes > 0 else 0.0
+
+
+def _computing(chip: Chip, flops: float, dtype: str) -> float:
+    return (flops + chip.half_flops) / (chip.compute_efficiency * chip.flops_for(dtype))
 
 
 def _streaming(chip: Chip, nbytes: float) -> float:

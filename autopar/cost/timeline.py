@@ -120,7 +120,7 @@ class KernelTimes:
         op = self._sizes.op(step.equation)
         if op.origin.region != "update" or not is_fused_into_readers(op):
             return None
-        return step.result_shardings[0].shard_shape(op.results[0].shape, self._prices.mesh)
+        return self._sizes.made(step, op)
 
     def _along_rows(self, kernel: Kernel) -> RowWork | None:
         """The rows that a kernel goes over, if one tile holds a row."""
@@ -130,7 +130,7 @@ class KernelTimes:
         op = self._sizes.op(step.equation)
         if is_reduction(op):
             return self._row_sum(step, op)
-        shape = step.result_shardings[0].shard_shape(op.results[0].shape, self._prices.mesh)
+        shape = self._sizes.made(step, op)
         return RowWork(shape, sums=False) if shape and shape[-1] <= _LONGEST_ROW else None
 
     def _row_sum(self, step: LocalOp, op: Op) -> RowWork | None:
@@ -209,8 +209,8 @@ class KernelTimes:
         sums = [self._stored.nbytes.get(r, 0) for r in kernel.reads & self._row_sums]
         if not sums or not kernel.is_light:
             return 0
-        shape = self._sizes.local(run.result_shardings[0], op.results[0].shape)
-        items = math.prod(self._sizes.shard(run, op) if is_reduction(op) else shape)
+        shape = self._sizes.shard(run, op) if is_reduction(op) else self._sizes.made(run, op)
+        items = math.prod(shape)
         near = sum(n < self._prices.gpu.cores * _NEAR_CACHE_BYTES for n in sums)
         again = near / _FROM_NEAR_CACHE + (len(sums) - near) / _FROM_CACHE
         return int(items * _SUM_BYTES * again)
