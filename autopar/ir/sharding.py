@@ -47,6 +47,11 @@ class MeshShape:
         """The number of devices that the mesh spans."""
         return math.prod(self.sizes)
 
+    @property
+    def splitting(self) -> tuple[str, ...]:
+        """The axes of more than one device: no plan names the others, as they split nothing."""
+        return tuple(n for n, size in zip(self.names, self.sizes, strict=True) if size > 1)
+
     def size(self, axes: Sequence[str]) -> int:
         """The product of the sizes of some axes."""
         count = 1

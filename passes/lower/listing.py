@@ -127,7 +127,7 @@ class _OpSharding:
         # Only the first device along the idle axes calls Python: its results are partial there.
         if op.kind in HOST_CALLS and op.results:
             used = {a for s in (*wanted, *raw) for dim in s.dims for a in dim}
-            idle = tuple(a for a in mesh.names if a not in used)
+            idle = tuple(a for a in mesh.splitting if a not in used)
             raw = tuple(Sharding(s.dims, idle) for s in raw)
         moved = tuple(a != b for a, b in zip(raw, homes, strict=True))
         return cls(wanted, raw, homes, moved, combiner, given is not None)

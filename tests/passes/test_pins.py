@@ -105,6 +105,20 @@ def test_a_batch_pin_of_any_order_is_kept(
     assert largest_error(got, jax.jit(net)(*step.args)) < 1e-6
 
 
+def test_pins_may_name_an_axis_of_one_device(step: Traced, devices: list[jax.Device]) -> None:
+    """A layout that is written for any mesh is taken on this one, where `data` splits nothing."""
+    pins = (("x", (DATA,)), ("params/first/kernel", (DATA, MODEL)), ("params/second/kernel", (TURNED,)))
+    given = replace(setting("data=1,model=4"), pins=pins)
+    plan = Optimal().run(step.graph, given)
+    assert input_of(step, plan, "x") == Sharding(((), ()))
+    assert input_of(step, plan, "first/kernel") == Sharding(((), MODEL))
+    assert input_of(step, plan, "second/kernel") == Sharding((MODEL, ()))
+    listing = lowered(step.graph, plan, given)
+    assert not any("data" in c.axes for _, c in listing.collectives())
+    got = run_listing(step, listing, given)
+    assert largest_error(got, jax.jit(net)(*step.args)) < 1e-6
+
+
 def test_a_pin_on_what_is_cut_up_at_once_is_kept(devices: list[jax.Device]) -> None:
     """16 examples are reshaped to (4, 4): eight devices may still hold two each."""
     fun, args = CORNERS["accumulated"]

@@ -286,6 +286,29 @@ def test_a_step_without_experts_says_so() -> None:
         planned("gpt", "expert", "8")
 
 
+# -- axes of one device ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [m for m in RECIPES if m not in {"hsdp", "fsdp+tp"}])
+def test_an_axis_of_one_device_changes_no_plan(method: str) -> None:
+    name = "moe" if method == "expert" else "gpt"
+    plain = planned(name, method, "model=8")
+    for mesh in ("data=1,model=8", "model=8,data=1", "replica=1,model=8,data=1"):
+        if not mesh.endswith("model=8") and method in {"megatron", "sequence"}:
+            continue  # the last axis is that of the tensors
+        plan = planned(name, method, mesh)
+        assert plan.sharding_of == plain.sharding_of, mesh
+        assert plan.outcome.seconds == plain.outcome.seconds
+    assert {a for s in plain.sharding_of.values() for a in s.axes()} <= {"model"}
+
+
+@pytest.mark.parametrize("method", ["hsdp", "fsdp+tp"])
+def test_two_kinds_of_axis_may_have_one_device_each(method: str) -> None:
+    for mesh, axis in (("data=1,model=8", "model"), ("data=8,model=1", "data")):
+        axes = {a for s in planned("gpt", method, mesh).sharding_of.values() for a in s.axes()}
+        assert axes == {axis}
+
+
 # -- free choice -----------------------------------------------------------------------------------
 
 

@@ -32,7 +32,7 @@ def op_choices(rule: Rule, mesh: MeshShape) -> tuple[Assignment, ...]:
     """The ways to give axes to shardable factors that divide evenly."""
     able = rule.shardable if rule.known else ()
     found: list[Assignment] = []
-    for factors in itertools.product((-1, *able), repeat=len(mesh.names)):
+    for factors in itertools.product(*((-1, *able) if n > 1 else (-1,) for n in mesh.sizes)):
         shares: dict[int, int] = {}
         for f, size in zip(factors, mesh.sizes, strict=True):
             if f >= 0:
@@ -56,7 +56,7 @@ def group_choices(decision: Decision, mesh: MeshShape) -> tuple[Sharding, ...]:
 def canonical_shardings(sizes: Sequence[int], mesh: MeshShape, partial: bool) -> Iterator[Sharding]:
     """Shardings with the axes of each dim in mesh order; whole first."""
     places = [-1, *(d for d, n in enumerate(sizes) if n > 1)] + ([-2] if partial else [])
-    for given in itertools.product(places, repeat=len(mesh.names)):
+    for given in itertools.product(*(places if n > 1 else (-1,) for n in mesh.sizes)):
         dims = tuple(
             tuple(a for a, p in zip(mesh.names, given, strict=True) if p == d)
             for d in range(len(sizes))
@@ -69,9 +69,13 @@ def canonical_shardings(sizes: Sequence[int], mesh: MeshShape, partial: bool) ->
 def _kept(decision: Decision, mesh: MeshShape) -> Iterator[Sharding]:
     """Fixed dims as they were given, in their own order of axes; open dims (None) are free.
 
-    Open dims get the axes that no fixed dim uses.
+    Open dims get the axes that no fixed dim uses. Axes of one device are left out.
     """
-    fixed = decision.fixed or ()
+    splitting = mesh.splitting
+    fixed = [
+        None if axes is None else tuple(a for a in axes if a in splitting)
+        for axes in decision.fixed or ()
+    ]
     taken = {a for axes in fixed for a in axes or ()}
     sizes = [n if axes is None else 1 for n, axes in zip(decision.sizes, fixed, strict=True)]
     for sharding in canonical_shardings(sizes, mesh, False):

@@ -158,7 +158,7 @@ def _axis(view: View, seeds: list[Slot]) -> str:
         assert op is not None
         assert op.rule is not None
         counts.add(op.rule.factors[factor].size)
-    for axis in reversed(view.mesh.names):
+    for axis in reversed(view.mesh.splitting):
         if all(n % view.mesh.size((axis,)) == 0 for n in counts):
             return axis
     shown = " and ".join(map(str, sorted(counts)))

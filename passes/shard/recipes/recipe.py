@@ -145,9 +145,13 @@ class View:
     # -- tests on choices --------------------------------------------------------------------
 
     def placed(self, where: Mapping[str, Iterable[int]]) -> Test:
-        """Each of these axes at one of its places: a dim or factor, REPLICATED or PARTIAL."""
-        number = self.mesh.names.index
-        return Placed(tuple((a, number(a), frozenset(places)) for a, places in where.items()))
+        """Each of these axes at one of its places: a dim or factor, REPLICATED or PARTIAL.
+
+        An axis of one device has no place: it splits nothing.
+        """
+        number, splitting = self.mesh.names.index, self.mesh.splitting
+        placed = ((a, places) for a, places in where.items() if a in splitting)
+        return Placed(tuple((a, number(a), frozenset(places)) for a, places in placed))
 
     @property
     def whole(self) -> Test:
