@@ -493,7 +493,7 @@ class LayerProfiler:
         batching = self._programs.batching
         unit = math.lcm(*(_unit(layer.plan, batching) for layer in layers.values()))
         fewest = -(-max(sizes[0], 2) // unit) * unit
-        most = max(sizes[-1], min(2 * fewest, batching.batch))
+        most = max(fewest, min(max(sizes[-1], 2 * fewest), batching.batch) // unit * unit)
         priced = (fewest, most) if rows > 1 else (1, 1)
 
         @cache

@@ -7,13 +7,18 @@ import jax.numpy as jnp
 import pytest
 
 from autopar.cluster import Cluster
+from autopar.cluster.placement import submesh_shapes
 from autopar.cost.stage import StageCost
 from autopar.cost.timeline import Seconds
 from autopar.frontend import StepSpec, trace
 from autopar.ir.graph import Graph
+from autopar.ir.sharding import MeshShape
 from autopar.ir.stages import Remat
+from autopar.passes.pipeline import PassPipeline
+from autopar.planner.placed_stages import SubmeshContexts
 from autopar.planner.request import Request
 from autopar.planner.sliced_step import LayerPrograms, Source, slice_step
+from autopar.planner.stage_table import LayerProfiler
 from autopar.rules import RuleBook
 from tests.planner.slicing import SETTING, sliced
 
@@ -46,7 +51,7 @@ def test_lines_end_at_zero() -> None:
     assert few.towards(few, 0.7) == few
 
 
-def clipped(depth: int) -> LayerPrograms:
+def clipped(depth: int, rows: int = 32) -> LayerPrograms:
     """A step of so many equal layers whose update is scaled by the norm of all gradients."""
 
     def step(w: dict[str, jax.Array], x: jax.Array) -> dict[str, jax.Array]:
@@ -61,7 +66,8 @@ def clipped(depth: int) -> LayerPrograms:
         return jax.tree.map(lambda p, g: p - g / norm, w, grads)
 
     shapes = jax.ShapeDtypeStruct((64, 64), jnp.float32)
-    args = ({f"w{i:02}": shapes for i in range(depth)}, jax.ShapeDtypeStruct((32, 64), jnp.float32))
+    weights = {f"w{i:02}": shapes for i in range(depth)}
+    args = (weights, jax.ShapeDtypeStruct((rows, 64), jnp.float32))
     spec = StepSpec(step)
     source = Source.of(spec, args, {}, trace(spec, args, {}), Request(Cluster.parse("8xh100")))
     rules = RuleBook()
@@ -85,3 +91,22 @@ def test_a_sum_over_all_layers_is_priced_with_none() -> None:
             part.graph.verify()
             assert len(part.equations) == len(part.graph.ops)
             assert set(part.equations) <= set(program.joint.equations)
+
+
+@pytest.mark.parametrize(("rows", "sizes"), [(4, (1, 2, 10)), (20, (1, 2, 10)), (4, (1, 2))])
+def test_layers_are_priced_for_rows_that_their_sharding_divides(
+    rows: int, sizes: tuple[int, ...]
+) -> None:
+    """The second size of microbatch is none of `sizes` where that leaves devices uneven rows."""
+    programs = clipped(8, 20)
+    request = Request(Cluster.parse("8xh100"), passes=PassPipeline.of_options("dp"))
+    mesh = MeshShape(("data",), (4,))
+    shape = next(s for s in submesh_shapes(request.cluster) if s.device_count == 4)
+    context = SubmeshContexts(request.cluster).at(shape, mesh)
+    profiler = LayerProfiler(programs, context, request, SETTING)
+    variant = profiler.roomy(rows, sizes, lambda _: True)
+    assert variant is not None
+    assert variant.unit == 4
+    low, high = variant.rows
+    assert (low % 4, high % 4) == (0, 0)
+    assert 4 <= low < high <= 20
