@@ -115,7 +115,7 @@ CASES = (
         "moe-70b", _moe(32, 64), "8x8xv100",
         (ByHand(8, (8,), 64, "expert"), ByHand(16, (4,), 128, "expert"), ByHand(8, (8,), 256)),
     ),
-    # Weights, their f32 copies and two moments of 70e9 parameters are 16.3 GiB a device.
+    # In f32, weights, two moments and summed gradients of 70e9 weights take 16.3 GiB a device.
     Case(
         "moe-70b-on-32gb", _moe(32, 64), "8x8xv100",
         (ByHand(8, (8,), 64, "expert"), ByHand(16, (4,), 128, "expert"), ByHand(8, (8,), 256)),
