@@ -174,6 +174,7 @@ def compared(planned: Planned, compiled: Compiled) -> dict[str, Any]:
         "compiled_us": round(seconds * 1e6, 1),
         "time_ratio": round(predicted.seconds / seconds, 4),
         "predicted_communication_us": round(predicted.communication_seconds * 1e6, 1),
+        "predicted_exposed_us": round(predicted.exposed_seconds * 1e6, 1),
         "exposed_us": round(exposed * 1e6, 1),
         "predicted_peak": predicted.peak_bytes,
         "compiled_peak": compiled.peak_bytes,

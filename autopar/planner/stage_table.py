@@ -26,6 +26,7 @@ from autopar.cluster.placement import SubmeshShape, submesh_shapes
 from autopar.cost.stage import StageCost
 from autopar.errors import InfeasibleError
 from autopar.ir.batching import Batching
+from autopar.ir.graph import Graph
 from autopar.ir.program import Part, SubmeshGraph
 from autopar.ir.sharding import MeshShape
 from autopar.ir.sharding_plan import ShardingPlan
@@ -491,7 +492,9 @@ class LayerProfiler:
     ) -> ShardingVariant:
         """The way that shards each class as it is priced."""
         batching = self._programs.batching
-        unit = math.lcm(*(_unit(layer.plan, batching) for layer in layers.values()))
+        graphs = {c: self._programs.at(c, rows).joint.graph for c in layers}
+        units = (_unit(layer.plan, graphs[c], batching) for c, layer in layers.items())
+        unit = math.lcm(*units)
         fewest = -(-max(sizes[0], 2) // unit) * unit
         most = max(fewest, min(max(sizes[-1], 2 * fewest), batching.batch) // unit * unit)
         priced = (fewest, most) if rows > 1 else (1, 1)
@@ -549,12 +552,20 @@ class _PricedLayer:
         return self._known[key]
 
 
-def _unit(plan: ShardingPlan, batching: Batching) -> int:
-    """Of how many rows a microbatch must be a multiple for a plan to divide them."""
-    lies = plan.sharding_of
-    sizes = (
-        plan.mesh.size(lies[name].dims[rows.dim])
-        for name, rows in batching.rows
-        if name in lies and lies[name].dims
-    )
-    return math.lcm(*sizes)
+def _unit(plan: ShardingPlan, graph: Graph, batching: Batching) -> int:
+    """Of how many rows a microbatch must be a multiple for a plan to divide them.
+
+    They are divided where values lie so, and where ops read them so.
+    """
+    rows, lies = batching.rows_of, [*plan.values, *((name, s) for name, _, s in plan.uses)]
+    for path, given in plan.assignments:
+        op = graph.op_at(path)
+        assert op.rule is not None
+        for i, name in enumerate(op.operands):
+            if isinstance(name, str) and name in rows:
+                lies.append((name, given.operand_sharding(op.rule, i, plan.mesh)))
+    return math.lcm(*(
+        plan.mesh.size(sharding.dims[rows[name].dim])
+        for name, sharding in lies
+        if name in rows and sharding.dims
+    ))  # fmt: skip

@@ -1,6 +1,8 @@
 """Layers at sizes of microbatch that nobody traced."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,7 @@ from autopar.frontend import StepSpec, trace
 from autopar.ir.graph import Graph
 from autopar.ir.sharding import MeshShape
 from autopar.ir.stages import Remat
+from autopar.passes.base import Setting
 from autopar.passes.pipeline import PassPipeline
 from autopar.planner.placed_stages import SubmeshContexts
 from autopar.planner.request import Request
@@ -67,11 +70,23 @@ def clipped(depth: int, rows: int = 32) -> LayerPrograms:
 
     shapes = jax.ShapeDtypeStruct((64, 64), jnp.float32)
     weights = {f"w{i:02}": shapes for i in range(depth)}
-    args = (weights, jax.ShapeDtypeStruct((rows, 64), jnp.float32))
+    return programs_of(step, depth, weights, jax.ShapeDtypeStruct((rows, 64), jnp.float32))
+
+
+def programs_of(step: Callable[..., Any], depth: int, *args: Any) -> LayerPrograms:
+    """A step in four microbatches and at most so many layers."""
     spec = StepSpec(step)
     source = Source.of(spec, args, {}, trace(spec, args, {}), Request(Cluster.parse("8xh100")))
     rules = RuleBook()
     return LayerPrograms(slice_step(source.trace_at(4, cut=True), rules, SETTING, depth), rules)
+
+
+def profiler_of(programs: LayerPrograms, given: Setting) -> LayerProfiler:
+    """Layers on four of the devices, the rows split."""
+    request = Request(Cluster.parse("8xh100"), passes=PassPipeline.of_options("dp"))
+    shape = next(s for s in submesh_shapes(request.cluster) if s.device_count == 4)
+    context = SubmeshContexts(request.cluster).at(shape, MeshShape(("data",), (4,)))
+    return LayerProfiler(programs, context, request, given)
 
 
 def test_a_sum_over_all_layers_is_priced_with_none() -> None:
@@ -98,15 +113,22 @@ def test_layers_are_priced_for_rows_that_their_sharding_divides(
     rows: int, sizes: tuple[int, ...]
 ) -> None:
     """The second size of microbatch is none of `sizes` where that leaves devices uneven rows."""
-    programs = clipped(8, 20)
-    request = Request(Cluster.parse("8xh100"), passes=PassPipeline.of_options("dp"))
-    mesh = MeshShape(("data",), (4,))
-    shape = next(s for s in submesh_shapes(request.cluster) if s.device_count == 4)
-    context = SubmeshContexts(request.cluster).at(shape, mesh)
-    profiler = LayerProfiler(programs, context, request, SETTING)
-    variant = profiler.roomy(rows, sizes, lambda _: True)
+    variant = profiler_of(clipped(8, 20), SETTING).roomy(rows, sizes, lambda _: True)
     assert variant is not None
     assert variant.unit == 4
     low, high = variant.rows
     assert (low % 4, high % 4) == (0, 0)
     assert 4 <= low < high <= 20
+
+
+def test_rows_that_only_an_op_has_split_are_divided_too() -> None:
+    """The rows of `x` lie whole; the product, a sum over them, reads a share on each device."""
+
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        return w - jax.grad(lambda w: jnp.mean(x.T @ x * w))(w)
+
+    shapes = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((64, 64), (20, 64)))
+    given = replace(SETTING, pins=(("x", ((), ("data",))),))
+    variant = profiler_of(programs_of(step, 1, *shapes), given).roomy(4, (1, 2, 10), lambda _: True)
+    assert variant is not None
+    assert variant.unit == 4
