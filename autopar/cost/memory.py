@@ -386,21 +386,34 @@ class _Walk:
         """The kernels where some results are added to sums that were given, in place.
 
         A product, or element-wise work, adds its result itself; CPUs add up products apart, and so
-        does XLA where sums are partial and lie as a stack. What else is summed is gone once it is
-        added.
+        does XLA where sums are partial and lie as a stack, and products whose sum is wider than
+        they are. What else is summed is gone once it is added.
         """
-        block, values = program.block, {a.value for a in accumulators}
+        block, by_value = program.block, {a.value: a for a in accumulators}
         rows = zip(map(str, graph.outputs), block.outputs, program.output_shardings, strict=True)
-        lies = {piece: s for name, piece, s in rows if name in values and piece is not None}
-        summed = frozenset(lies)
-        read = _NONE.union(*(kernel.reads for kernel in stored.kernels))
-        apart = read.union(piece for piece, sharding in lies.items() if sharding.partial)
+        lies = {p: (name, s) for name, p, s in rows if name in by_value and p is not None}
+        narrow = {
+            piece
+            for piece, (name, _) in lies.items()
+            if by_value[name].dtype not in ("", graph.values[name].dtype)
+        }
+        summed = set(lies)
+        count = Counter(name for kernel in stored.kernels for name in kernel.reads)
+        apart = {piece for piece, (_, sharding) in lies.items() if sharding.partial or count[piece]}
         nbytes = dict(stored.nbytes)
-        for kernel in stored.kernels:
+        for kernel in reversed(stored.kernels):
             step = kernel.instruction(block)
-            if isinstance(step, LocalOp) and (kernel.is_light or self._adds(step)):
-                nbytes.update(dict.fromkeys(summed.intersection(kernel.makes) - apart, 0))
-        return replace(stored, nbytes=nbytes, kept=stored.kept - summed)
+            mine = summed.intersection(kernel.makes) - apart
+            if not isinstance(step, LocalOp) or not mine:
+                continue
+            if kernel.is_light or (self._adds(step) and mine.isdisjoint(narrow)):
+                nbytes.update(dict.fromkeys(mine, 0))
+            if kernel.is_light and self._sizes.op(step.equation).kind == "transpose":
+                # The product before it comes out in the order of the sum.
+                before = {name for name in kernel.reads if count[name] == 1}
+                summed |= before
+                narrow |= before if not mine.isdisjoint(narrow) else set()
+        return replace(stored, nbytes=nbytes, kept=stored.kept - lies.keys())
 
     def _adds(self, run: LocalOp) -> bool:
         return self._sizes.platform != "cpu" and is_product(self._sizes.op(run.equation))

@@ -33,6 +33,8 @@ from autopar.passes.batch.lattice import REPLICATED, Fact, Share, literal_fact
 from autopar.passes.batch.refuse import Why, describe
 from autopar.passes.batch.transfer import TransferFunctions
 
+_LAYOUTS = frozenset(("transpose", "reshape", "squeeze", "expand_dims"))
+
 
 @dataclass(frozen=True)
 class State:
@@ -131,12 +133,20 @@ def analyze_phases(transfer: TransferFunctions, known: Collection[str] = ()) -> 
             fact = Fact(Share.SHARDED, Rows(dim, 1, max(items, 1)))
             states[value.name] = State(fact, 0, When.LOOP)
     # 3. Ops of both traces in order, side by side: op i of the one is op i of the other.
+    kept = {*part.outputs, *known}
+    read_once = {name for name, ops in readers_of(part).items() if len(ops) == 1} - kept
     whens: list[When] = []
     phases: list[int] = []
     sums: dict[str, Fact] = {}
     reentries: list[Reentry] = []
     for i, (one, own) in enumerate(zip(whole.ops, part.ops, strict=True)):
         read = {name: states[name] for name in own.value_operands()}
+        # A sum that is only laid out anew is added up as it comes out: a product is written in any
+        # order, while a whole sum, laid out anew once a step, is there twice.
+        moved = _moved_sum(own, sums, read_once)
+        if moved is not None:
+            states[moved] = State(sums[moved], states[moved].phase - 1, When.LOOP)
+            read = {moved: states[moved]}
         loops = _stays_in_loop(list(read.values()), own) or transfer.touches_rows(one, own)
         # phase(op) = max over its operands; what a loop leaves to an op outside of it is complete
         # one phase later.
@@ -148,7 +158,9 @@ def analyze_phases(transfer: TransferFunctions, known: Collection[str] = ()) -> 
         phases.append(phase)
         # The facts of its results. Outside of loops it matters of a value only if it is zero.
         facts: Sequence[Fact] = ()
-        if loops or not one.graphs:
+        if moved is not None:
+            facts = (sums.pop(moved),)
+        elif loops or not one.graphs:
             given = [_operand_fact(o, states, part, loops=loops) for o in own.operands]
             facts = transfer.op(one, own, given, (whole, part))
         # A completed sum of an earlier pass is read in a loop: a re-entry.
@@ -173,6 +185,12 @@ def analyze_phases(transfer: TransferFunctions, known: Collection[str] = ()) -> 
     return Phases(
         whole, part, frozenset(live), tuple(whens), tuple(phases), states, sums, tuple(reentries)
     )
+
+
+def _moved_sum(op: Op, sums: Collection[str], read_once: Collection[str]) -> str | None:
+    """The sum over rows of which an op makes the same numbers in another order or shape."""
+    given = op.operands[0] if op.kind in _LAYOUTS else None
+    return given if isinstance(given, str) and given in sums and given in read_once else None
 
 
 def _operand_fact(

@@ -412,3 +412,13 @@ def test_log_of_mean_needs_one_pass_after_rewriting() -> None:
     later = [a.value for a in plan.accumulators if a.loop == 1]
     assert list(rescale.accumulators) == later
     assert plan.graph.values[rescale.value].shape == ()
+
+
+def test_gradients_are_added_up_in_the_order_of_their_weights() -> None:
+    """A product comes out in any order; to turn over a whole sum takes as many bytes again."""
+    plan = cut(descent(mean_loss), (params(), batch()), 4).batching
+    makers = {v.name: op.kind for op in plan.graph.ops for v in op.results}
+    sums = [a.value for a in plan.accumulators]
+    assert "transpose" in {makers[name] for name in sums}
+    turned = [op for op in plan.graph.ops if op.kind == "transpose"]
+    assert not {name for op in turned for name in op.value_operands()}.intersection(sums)

@@ -107,7 +107,11 @@ def test_a_batch_pin_of_any_order_is_kept(
 
 def test_pins_may_name_an_axis_of_one_device(step: Traced, devices: list[jax.Device]) -> None:
     """A layout that is written for any mesh is taken on this one, where `data` splits nothing."""
-    pins = (("x", (DATA,)), ("params/first/kernel", (DATA, MODEL)), ("params/second/kernel", (TURNED,)))
+    pins = (
+        ("x", (DATA,)),
+        ("params/first/kernel", (DATA, MODEL)),
+        ("params/second/kernel", (TURNED,)),
+    )
     given = replace(setting("data=1,model=4"), pins=pins)
     plan = Optimal().run(step.graph, given)
     assert input_of(step, plan, "x") == Sharding(((), ()))

@@ -22,8 +22,8 @@ def train_step(weights: list[jax.Array], batch: jax.Array) -> Any:
 
 
 def arguments(
-    layers: int, width: int, rows: int
+    layers: int, width: int, rows: int, dtype: Any = jnp.float32
 ) -> tuple[list[jax.ShapeDtypeStruct], jax.ShapeDtypeStruct]:
     """The step's weights and its batch."""
-    weight = jax.ShapeDtypeStruct((width, width), jnp.float32)
-    return [weight] * layers, jax.ShapeDtypeStruct((rows, width), jnp.float32)
+    weight = jax.ShapeDtypeStruct((width, width), dtype)
+    return [weight] * layers, jax.ShapeDtypeStruct((rows, width), dtype)

@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 import autopar
@@ -73,6 +74,17 @@ def test_gradients_are_added_to_their_sums_in_place(cluster: str, beside: int) -
         sums = [part.graph.nested_values[a.value].nbytes for a in part.accumulators]
         assert sums == [2**20, 2**20]
         assert beside * 2**20 <= cost.working_bytes < (beside + 0.1) * 2**20, part.name
+
+
+def test_a_product_is_stored_where_its_sum_is_wider() -> None:
+    """A gradient in bf16 is added up in f32: no product adds to what is wider than it is."""
+    step = autopar.parallelize(train_step, cluster="2xh100", stages=2, microbatches=4, cache=False)
+    planned = step.planned(*arguments(layers=4, width=512, rows=16, dtype=jnp.bfloat16))
+    for part, cost in costs_of(planned, PartKind.BACKWARD):
+        sums = [part.graph.nested_values[a.value].nbytes for a in part.accumulators]
+        assert sums == [2**19, 2**19]
+        assert {a.dtype for a in part.accumulators} == {"f32"}
+        assert 2**19 <= cost.working_bytes < 1.2 * 2**19, part.name
 
 
 def ratios(cluster: str) -> dict[str, float]:
