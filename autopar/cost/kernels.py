@@ -18,7 +18,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from autopar.cluster.chip import Platform
 from autopar.ir.control_flow import PortKind
@@ -162,7 +162,7 @@ _LEAST_TILED, _TRANSACTION_BYTES = 8, 64
 @dataclass(frozen=True, slots=True)
 class _Order:
     """Dims longer than one, the slowest first, their sizes on a device, and the product that they
-    come from: how late it is, and what it makes.
+    come from: how late a compiler comes to it, and what it makes.
     """
 
     dims: tuple[int, ...]
@@ -188,15 +188,21 @@ class Layouts:
     """Follows the orders of values through a block.
 
     `apart` are copies whose items are loaded one by one, by name, with the product's results that
-    they are made from.
+    they are made from. `before` are those of a product's result, maybe cast, that stand for what is
+    computed of it.
     """
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, block: Block, sizes: Sizes) -> None:
         self._orders: dict[str, _Order] = {}
-        self._products = 0
+        self._block = block
         self._sizes = sizes
         self._tiles = sizes.platform == "gpu"
         self.apart: dict[str, str] = {}
+        self.before: dict[str, str] = {}
+
+    @cached_property
+    def _late(self) -> Mapping[str, int]:
+        return _visits(self._block)
 
     @property
     def any(self) -> bool:
@@ -215,18 +221,19 @@ class Layouts:
         kept = _long_factors(rule, rule.results[0])
         batch = left & right & kept
         if batch:
-            self._products += 1
             shape = op.results[0].shape
             local = self._sizes.local(run.result_shardings[0], shape)
             dims = tuple(d for d, size in enumerate(shape) if size > 1)
             sizes = tuple(local[d] for d in dims)
-            self._orders[made] = _Order(dims, sizes, self._products, made)
+            self._orders[made] = _Order(dims, sizes, self._late.get(made, 0), made)
         found: dict[str, str] = {}
         for k, name in enumerate(operands):
             order = self._orders.get(name or "")
-            if name is None or order is None or _suits(order, rule, k, batch, kept):
+            if name is None or order is None:
                 continue
             sides = _sides(order, rule, k, batch, kept)
+            if _suits(sides, order.sizes, k):
+                continue
             sums_last = [d for _, d in sorted(sides)]
             sums_first = [d for _, d in sorted(sides, key=lambda at: (-at[0] % 3, at[1]))]
             # Of the first operand the sums come last, of the second first, as XLA writes products.
@@ -256,7 +263,7 @@ class Layouts:
         """The operands that lie otherwise than the first; notes how the result lies.
 
         Where tiles turn one over, the kernel reads it across; else it has a name for its copy. What
-        comes from the latest product gives way to what comes from the earliest.
+        comes from the product that the compiler visits latest gives way to the other.
         """
         rule, orders = op.rule, self._orders
         given = [(k, name) for k, name in enumerate(operands) if name in orders and name]
@@ -271,22 +278,54 @@ class Layouts:
         for order, name in lies:
             if order.dims != first.dims:
                 tiled = order.is_tiled(first.dims) or not self._tiles
-                found[name] = None if tiled else self._copy(order.made, order, first.dims)
+                found[name] = copy = None if tiled else self._copy(order.made, order, first.dims)
+                if copy is not None:
+                    self.before[copy] = order.made
         return found
+
+
+def _visits(block: Block) -> Mapping[str, int]:
+    """How many values a compiler visits before each: operands before results, the first first.
+
+    XLA goes so through a computation from what it gives back, whatever order a program has. Work
+    that a backward pass does once more may be visited before that which a program has before it.
+    """
+    makers = {name: step for step in block.instructions for name in _read_and_made(step)[1]}
+    found: dict[str, int] = {}
+    for output in block.outputs:
+        waiting = [output] if output is not None else []
+        opened = set[str]()
+        while waiting:
+            name = waiting[-1]
+            if name in found or name in opened or name not in makers:
+                found.setdefault(waiting.pop(), len(found))
+                continue
+            opened.add(name)
+            waiting += reversed(_read_and_made(makers[name])[0])
+    return found
 
 
 def _long_factors(rule: Rule, dims: Sequence[Sequence[int]]) -> set[int]:
     return {f for dim in dims for f in dim if rule.factors[f].size > 1}
 
 
-def _suits(order: _Order, rule: Rule, operand: int, batch: set[int], kept: set[int]) -> bool:
-    """True if batch dims come first, and the others in two runs of rising dims."""
-    sides = _sides(order, rule, operand, batch, kept)
+def _suits(sides: Sequence[tuple[int, int]], sizes: Sequence[int], operand: int) -> bool:
+    """True if a product can take an operand as it lies.
+
+    Batch dims come first, and the others in two runs of rising dims. Where there are several dims
+    of batch, XLA makes one of those that are kept, or summed, before it turns the two runs over:
+    a run of several dims stands where it wants it, sums last in the first operand.
+    """
     inner = [pair for pair in sides if pair[0]]
     pairs = list(itertools.pairwise(inner))
     turns = sum(a[0] != b[0] for a, b in pairs)
     rising = all(a[1] < b[1] for a, b in pairs if a[0] == b[0])
-    return sides[len(sides) - len(inner) :] == inner and turns <= 1 and rising
+    if sides[len(sides) - len(inner) :] != inner or turns > 1 or not rising:
+        return False
+    rows = [side for (side, _), size in zip(sides, sizes, strict=True) if size > 1]
+    if rows.count(0) < 2 or max(rows.count(1), rows.count(2)) < 2:
+        return True
+    return [side for side in rows if side] == sorted((s for s in rows if s), reverse=operand == 1)
 
 
 def _sides(
@@ -324,8 +363,10 @@ class Line:
     order than they lie in, with names for the copies. Work is fused `into_products` on a TPU.
     `turned` are gathers whose results the block gives back in another order than they arrive in.
     `transposed` is element-wise work on values that do not lie alike: a kernel of its own reads
-    them across, as one that sums cannot. Copies whose items are loaded `apart`, by name, come with
-    the product's results that they are made from.
+    them across, as one that sums cannot. What an all-to-all joined lies `in_parts`, as does what is
+    made of such alone: a sum takes it as it lies, but with anything else it is read across. Copies
+    whose items are loaded `apart`, by name, come with the product's results that they are made
+    from, and so do those that stand `before` what is computed of such a result.
     """
 
     into_products: bool = False
@@ -339,12 +380,14 @@ class Line:
     copied: dict[int, Mapping[str, str]] = field(default_factory=dict[int, Mapping[str, str]])
     turned: set[int] = field(default_factory=set[int])
     transposed: set[str] = field(default_factory=set[str])
+    in_parts: set[str] = field(default_factory=set[str])
     apart: dict[str, str] = field(default_factory=dict[str, str])
+    before: dict[str, str] = field(default_factory=dict[str, str])
 
 
 def read_line(block: Block, sizes: Sizes) -> Line:
     """Reads a block in one pass."""
-    line, layouts = Line(into_products=sizes.platform == "tpu"), Layouts(sizes)
+    line, layouts = Line(into_products=sizes.platform == "tpu"), Layouts(block, sizes)
     for i, step in enumerate(block.instructions):
         op = None if isinstance(step, Move | Fence) else sizes.op(step.equation)
         reads, makes = _read_and_made(step)
@@ -363,6 +406,8 @@ def read_line(block: Block, sizes: Sizes) -> Line:
                 line.loaded.update(_read_by_loop(line, step, op))
             elif not line.fused[i]:
                 line.loaded.update(reads)
+            if sizes.platform == "gpu" and _is_in_parts(step):
+                line.in_parts.update(makes)
         for name in reads:
             line.readers[name].append(i)
         for name in makes:
@@ -373,7 +418,7 @@ def read_line(block: Block, sizes: Sizes) -> Line:
         makers = (line.maker.get(o) for o in returned)
         line.turned = {i for i in makers if i is not None and _is_turned(block.instructions[i])}
     _scatter_into_sums(line)
-    line.apart = layouts.apart
+    line.apart, line.before = layouts.apart, layouts.before
     return line
 
 
@@ -424,6 +469,19 @@ def _is_turned(step: ListingStep) -> bool:
     return any(n > 1 for n in step.value.shape[: step.steps[-1].dim])
 
 
+def _is_in_parts(step: ListingStep) -> bool:
+    """True for an all-to-all that joins a dim which is not the first.
+
+    What XLA for GPUs joins lies one device's part behind another's, which is the order of no dims:
+
+        [a, b/2] [a, b/2]  --all-to-all-->  [2, a/2, b/2]  for  [a/2, b]
+
+    """
+    if not isinstance(step, Move) or not step.steps or step.steps[-1].kind != "all-to-all":
+        return False
+    return any(n > 1 for n in step.value.shape[: step.steps[-1].dim])
+
+
 def _read_and_made(step: ListingStep) -> tuple[Sequence[str], Sequence[str]]:
     if isinstance(step, LocalOp | Loop):
         return tuple([o for o in step.operands if o is not None]), step.results
@@ -447,12 +505,15 @@ def _read_from_memory(
         copies = {name: copy for name, copy in otherwise.items() if copy is not None}
         if copies:
             line.copied[i] = copies
+        if not line.in_parts.isdisjoint(line.reads[i]):
+            lies = line.in_parts if line.in_parts.issuperset(line.reads[i]) else line.transposed
+            lies.update(line.makes[i])
         across = line.transposed - line.loaded - copies.keys()
         if len(copies) < len(otherwise) or not across.isdisjoint(line.reads[i]):
             line.transposed.update(line.makes[i])
         return ()
     if is_reduction(op):
-        return line.transposed.intersection(line.reads[i])
+        return {_before_casts(line, n) for n in line.transposed.intersection(line.reads[i])}
     if line.into_products and is_product(op):
         return ()
     if is_scatter(op):  # it computes what it puts, and puts it into what is there
@@ -465,6 +526,15 @@ def _read_from_memory(
             line.copied[i] = copied
             return set(line.reads[i]) - copied.keys()
     return line.reads[i]
+
+
+def _before_casts(line: Line, name: str) -> str:
+    """What a value that is read across is a cast of, which is the smaller of the two."""
+    at = line.maker[name]
+    op, reads = line.ops[at], line.reads[at]
+    if op is None or op.kind != "convert_element_type" or reads[0] not in line.transposed:
+        return name
+    return _before_casts(line, reads[0])
 
 
 def _laid_out_filter(line: Line, i: int, op: Op, run: LocalOp) -> set[str]:
@@ -527,6 +597,7 @@ _IN_GELU = frozenset(
     "add broadcast_in_dim convert_element_type integer_pow mul reshape tanh".split()
 )
 _LARGER = 16
+_TURNING = frozenset({"reshape", "transpose"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -535,9 +606,11 @@ class Kernel:
 
     `at` is its instruction's index in the block, -1 for what is no instruction: a slice that a loop
     cuts out, a copy in another order. `group` are the kind, axes and dtype of a collective that
-    may be combined with its like. A light one may be fused with others that read the same; an early
-    one need not wait for its readers' turn: it gathers. `wasted_bytes` are loaded beside those that
-    it reads, where it loads them item by item; `work_bytes` could be loaded while it computes.
+    may be combined with its like, the dtype "" of gathers, which may be of several. A light one may
+    be fused with others that read the same, such as one that `picks` items of what it reads; an
+    early one need not wait for its readers' turn: it gathers. `wasted_bytes` are loaded beside
+    those that it reads, where it loads them item by item; `work_bytes` could be loaded while it
+    computes.
     """
 
     at: int
@@ -548,6 +621,7 @@ class Kernel:
     group: tuple[str, tuple[str, ...], str] | None = None
     moved_bytes: int = 0
     is_light: bool = False
+    picks: bool = False
     is_early: bool = False
     wasted_bytes: int = 0
     work_bytes: float = 0.0
@@ -762,12 +836,15 @@ class _Writer:
         self._nbytes: dict[str, int] = dict(given)
         self._behind: dict[str, _Behind] = {name: frozenset((name,)) for name in given}
         self._work: dict[str, float] = {}  # of a fused piece, in bytes
+        # Of a fused piece, the bytes that are loaded of pieces from which something is picked.
+        self._picked: dict[str, Mapping[str, int]] = {}
         # Of a fused piece, the instructions whose work takes time of its own, with its bytes.
         self._dear: dict[str, Mapping[int, float]] = {}
         self._before_gelu: dict[str, str] = {}  # products' results, and what gelu makes of them
         # What lies behind element-wise work, and its bytes, though it may be stored as well.
         self._computed: dict[str, tuple[_Behind, int]] = {}
         self._kernels: list[Kernel] = []
+        self._written_at: dict[str, int] = {}  # of what element-wise work stores, its kernel
 
     def stored(self, block: Block) -> Stored:
         """The pieces that were written."""
@@ -787,19 +864,21 @@ class _Writer:
         copies = i in self._line.copied
         sources = self._copied(i) if copies else self._sources(self._line.reads[i])
         if isinstance(step, Fence):
-            self._fence(i, step, sources)
+            self._fence(i, step)
             return
         nbytes = self._result_bytes(i, step)
         if self._line.copied and self._line.fused[i]:
             self._computed[self._line.makes[i][0]] = sources, nbytes[0]
         readers = min(_READERS, roots.bit_count())
-        if readers and self._fused(i, sources, sum(nbytes), readers):
+        if readers and self._fused(i, step, sources, sum(nbytes), readers):
             return
         makes = tuple(self._line.makes[i])
         for name, size in zip(makes, nbytes, strict=True):
             in_stack = name in self._stacked and self._line.fused[i]
             self._nbytes[name] = 0 if in_stack and not self._line.readers.get(name) else size
             self._behind[name] = frozenset((name,))
+        if self._line.fused[i] and self._sizes.platform == "gpu":
+            self._written_at.update(dict.fromkeys(makes, len(self._kernels)))
         self._kernels.append(self._kernel(i, step, makes, _pieces(sources)))
         if i in self._line.turned:
             turned = f"{makes[0]} in order"
@@ -873,14 +952,30 @@ class _Writer:
         sources = self._sources([r for r in reads if r not in copies])
         for name, copy in copies.items():
             if copy not in self._nbytes:
-                stored = self._behind.get(name, _NONE), self._nbytes.get(name, 0)
-                behind, self._nbytes[copy] = self._computed.get(name, stored)
-                wasted = self._wasted(copy)
-                self._kernels.append(
-                    Kernel(-1, (copy,), _pieces(behind), is_light=True, wasted_bytes=wasted)
-                )
+                self._copy(name, copy)
             sources = _joined((sources, frozenset((copy,))))
+            if (made := self._line.before.get(copy)) is not None:
+                sources = _joined((sources, _pieces(self._behind.get(name, _NONE)) - {made}))
         return sources
+
+    def _copy(self, name: str, copy: str) -> None:
+        """Write a value in another order, on a GPU in the kernel that writes it as it lies.
+
+        XLA makes one of element-wise kernels that read the same, if no two of them turn it over.
+        """
+        stored = self._behind.get(name, _NONE), self._nbytes.get(name, 0)
+        behind, self._nbytes[copy] = self._computed.get(name, stored)
+        if copy in self._line.before:
+            behind = frozenset((self._line.before[copy],))
+        at = self._written_at.pop(name, None)
+        if at is not None:
+            kernel = self._kernels[at]
+            self._kernels[at] = replace(kernel, makes=(*kernel.makes, copy))
+            return
+        wasted = self._wasted(copy)
+        self._kernels.append(
+            Kernel(-1, (copy,), _pieces(behind), is_light=True, wasted_bytes=wasted)
+        )
 
     def _wasted(self, copy: str) -> int:
         """Bytes that are loaded beside those that a copy is made from."""
@@ -898,13 +993,38 @@ class _Writer:
         behind = [b for b in map(self._behind.get, reads) if b]
         return behind[0] if len(behind) == 1 else _joined(behind)
 
-    def _fence(self, i: int, step: Fence, sources: _Behind) -> None:
-        """Renames pieces; what reads one of them waits for all."""
+    def _fence(self, i: int, step: Fence) -> None:
+        """Renames pieces; what reads one of them waits for all.
+
+        A value that is another in an order of its own may lie in any: the fence waits for that.
+        """
         ticket = f"fence {i}"
         self._nbytes[ticket] = 0
-        self._kernels.append(Kernel(i, (ticket,), _pieces(sources)))
+        rows = zip(step.sources, step.results, strict=True)
+        waits = [self._moved_from(s) for s, made in rows if not self._is_left_out(i, s, made)]
+        self._kernels.append(Kernel(i, (ticket,), _pieces(self._sources(waits))))
         for name, source in zip(step.results, step.sources, strict=True):
             self._behind[name] = _joined((self._behind.get(source, _NONE), frozenset((ticket,))))
+
+    def _is_left_out(self, i: int, source: str, result: str) -> bool:
+        """True if XLA takes a value out of a fence: nothing reads what becomes of it, nor itself.
+
+        Products read what a reshaped value was before.
+        """
+        line, at = self._line, self._line.maker.get(source)
+        op = line.ops[at] if at is not None else None
+        if op is None or op.kind != "reshape" or line.readers.get(result) or result in line.loaded:
+            return False
+        others = (line.ops[j] for j in line.readers[source] if j != i)
+        return all(other is not None and is_product(other) for other in others)
+
+    def _moved_from(self, name: str) -> str:
+        """The value of which another is a transpose or a reshape."""
+        at = self._line.maker.get(name)
+        op = self._line.ops[at] if at is not None else None
+        if at is None or op is None or op.kind not in _TURNING:
+            return name
+        return self._moved_from(self._line.reads[at][0])
 
     def _result_bytes(self, i: int, step: LocalOp | Move | Loop) -> list[int]:
         if isinstance(step, Move):
@@ -917,22 +1037,74 @@ class _Writer:
         laid = zip(op.results, step.result_shardings, strict=True)
         return [self._sizes.of(v, s) for v, s in laid]
 
-    def _fused(self, i: int, sources: _Behind, nbytes: int, readers: int) -> bool:
+    def _fused(
+        self, i: int, step: LocalOp | Move | Loop, sources: _Behind, nbytes: int, readers: int
+    ) -> bool:
         """Decides if computing a piece in each reader is cheaper than storing it, and notes it."""
         op, reads = self._line.ops[i], self._line.reads[i]
         work = sum(self._work.get(r, 0.0) for r in reads)
         if op is not None:
             work += nbytes / max(1, item_bytes(op.results[0].dtype)) * work_bytes(op)
-        if readers > 1:
-            again = sum(self._nbytes.get(s, 0) for s in _pieces(sources)) + work
+        picked = self._picked_inside(i, step, nbytes)
+        if readers > 1 and not self._is_only_picked_from(i):
+            again = work
+            for piece in _pieces(sources):
+                again += picked.get(piece, self._nbytes.get(piece, 0))
             if readers * again > again + nbytes * (1 + readers):
                 return False
         dear = self._computed_inside(i, nbytes)
         for name in self._line.makes[i]:
             self._behind[name], self._work[name] = sources, work
+            if picked:
+                self._picked[name] = picked
             if dear:
                 self._dear[name] = dear
         return True
+
+    def _picked_inside(
+        self, i: int, step: LocalOp | Move | Loop, nbytes: int
+    ) -> Mapping[str, int]:
+        """The bytes of the pieces behind an instruction's results that need not be loaded whole.
+
+        What looks something up loads as many of a piece's items as it makes, however many it has:
+
+            x = table[i]    loads i and, of the table, as much as x has
+
+        What adds more to it than a vector is stored, as a position's embedding beside a token's.
+        """
+        op, reads = self._line.ops[i], self._line.reads[i]
+        is_pick = op is not None and primitive(op.kind).picks == 0 and bool(reads)
+        if not is_pick and self._picked.keys().isdisjoint(reads):
+            return {}
+        loaded: dict[str, int] = {}
+        for k, name in enumerate(reads):
+            picked = self._picked.get(name, {})
+            share = self._picked_share(i, step) if is_pick and k == 0 else 1.0
+            for piece in _pieces(self._behind.get(name, _NONE)):
+                whole = self._nbytes.get(piece, 0)
+                own = int(share * picked.get(piece, whole))
+                if not is_pick and own == whole and _LARGER * whole > nbytes:
+                    return {}
+                loaded[piece] = loaded.get(piece, 0) + own
+        return {p: n for p, n in loaded.items() if n < self._nbytes.get(p, 0)}
+
+    def _is_only_picked_from(self, i: int) -> bool:
+        """True if all that reads an instruction's results looks something up in them."""
+        line = self._line
+        for name in line.makes[i]:
+            for j in line.readers.get(name, ()):
+                op = line.ops[j]
+                if op is None or primitive(op.kind).picks != 0 or line.reads[j][0] != name:
+                    return False
+        return True
+
+    def _picked_share(self, i: int, step: LocalOp | Move | Loop) -> float:
+        """Of the items of an instruction's first operand, the share that comes out."""
+        op = self._line.ops[i]
+        if op is None or not isinstance(step, LocalOp) or op.rule is None:
+            return 1.0
+        items = math.prod(self._sizes.shard(step, op))
+        return min(1.0, math.prod(self._sizes.made(step, op)) / max(1, items))
 
     def _computed_inside(self, i: int, nbytes: int) -> Mapping[int, float]:
         """The dear instructions that a kernel of this one computes, with the bytes of each."""
@@ -969,7 +1141,12 @@ class _Writer:
         if light and self._sizes.platform == "gpu":
             inside = self._computed_inside(i, self._result_bytes(i, step)[0])
             work = sum(inside[k] for k in sorted(inside))
-        return Kernel(i, makes, sources, scratch, in_place, is_light=light, work_bytes=work)
+        picks = light and not is_reduction(op) and bool(
+            self._picked_inside(i, step, self._nbytes[makes[0]])
+        )
+        return Kernel(
+            i, makes, sources, scratch, in_place, is_light=light, picks=picks, work_bytes=work
+        )
 
 
 def _move_kernel(
@@ -979,7 +1156,7 @@ def _move_kernel(
     gathers = bool(moved) and moved[-1].kind == "all-gather"
     if len(step.steps) == 1 and len(moved) == 1:
         only = moved[0]
-        group = (only.kind, only.axes, step.value.dtype)
+        group = (only.kind, only.axes, "" if gathers else step.value.dtype)
         in_place = only.kind == "all-reduce"
         # How much is combined counts by what comes out.
         out = result_bytes if only.kind == "reduce-scatter" else only.nbytes

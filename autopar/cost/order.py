@@ -294,13 +294,15 @@ def lightened(stored: Stored) -> Stored:
     """The same kernels, light ones that read much more than they make moved up.
 
     A compiler fuses a reduction, or the look-up of a few items, with others that read the same
-    piece, so that the piece need not wait for it.
+    piece, so that the piece need not wait for it. A look-up of which only collectives read runs by
+    itself: XLA fuses it with work of its own shape alone, which is what its readers are else.
     """
     kernels, nbytes = stored.kernels, stored.nbytes
     made = {name: k for k, kernel in enumerate(kernels) for name in kernel.makes}
     place = list(range(len(kernels)))
+    computed = frozenset[str]().union(*(k.reads for k in kernels if k.group is None))
     for k, kernel in enumerate(kernels):
-        if not kernel.is_light:
+        if not kernel.is_light or (kernel.picks and computed.isdisjoint(kernel.makes)):
             continue
         read = [r for r in kernel.reads if r in made]
         most = max((nbytes[r] for r in read), default=0)

@@ -1,0 +1,263 @@
+"""What XLA for GPUs stores where values lie in other orders than their readers want."""
+
+from __future__ import annotations
+
+from autopar.cluster.chip import Platform
+from autopar.cost.kernels import Kernel, Sizes, Stored, stored_kernels
+from autopar.cost.order import lightened
+from autopar.ir.graph import Graph
+from autopar.ir.listing import Block, Collective, Fence, ListingStep, LocalOp, Move, MoveStep
+from autopar.ir.sharding import MeshShape, Sharding, replicated
+from autopar.ir.values import Value
+from tests.cost.test_memory import ONE, dot, graph_of, listing
+
+
+def kernels_of(
+    graph: Graph, platform: Platform = "gpu", steps: tuple[ListingStep, ...] = ()
+) -> list[Kernel]:
+    """The kernels of a graph, in its order, or of its own steps."""
+    block = listing(graph).block
+    block = Block(block.inputs, steps or block.instructions, block.outputs)
+    given = {i.value.name: i.value.nbytes for i in graph.inputs}
+    return list(stored_kernels(block, Sizes(graph, ONE, platform), given, lambda *_: 0).kernels)
+
+
+def made(kernels: list[Kernel]) -> list[tuple[str, ...]]:
+    """What each kernel makes."""
+    return [kernel.makes for kernel in kernels]
+
+
+# -- look-ups --------------------------------------------------------------------------------------
+
+# Rows of a table that three products read, each computed in another way.
+LOOK_UP = (
+    "%t: f32[512,64] = neg(%w) forward",
+    "%r: f32[64,64] = gather(%t, %i) forward {dimension_numbers=(('offset_dims', (1,)), "
+    "('collapsed_slice_dims', (0,)), ('start_index_map', (0,)), ('operand_batching_dims', ()), "
+    "('start_indices_batching_dims', ())), fill_value=None, indices_are_sorted=False, "
+    "mode='clip', slice_sizes=(1, 64), unique_indices=False}",
+)
+INPUTS = '%w: f32[512,64] batch "w",\n%i: i32[64,1] batch "i",\n%x: f32[64,64] batch "x"'
+
+
+def read_thrice(name: str) -> tuple[str, ...]:
+    """Three sums that read a value."""
+    return tuple(
+        f"%s{k}: f32[64] = reduce_sum(%e{k}) forward {{axes=(1,), out_sharding=None}}"
+        if kind == "sum"
+        else f"%e{k}: f32[64,64] = {kind}({name}) forward"
+        for k, work in enumerate(("abs", "neg", "sign"))
+        for kind in (work, "sum")
+    )
+
+
+SUMS = '%s0 "a", %s1 "b", %s2 "c"'
+
+
+def test_what_is_looked_up_is_looked_up_again_by_each_reader() -> None:
+    """A reader loads but the rows, so that the whole table is held until the last of them."""
+    graph = graph_of(*LOOK_UP, *read_thrice("%r"), inputs=INPUTS, returns=SUMS)
+    kernels = kernels_of(graph)
+    assert made(kernels) == [("%s0",), ("%s1",), ("%s2",)]
+    assert all("%w" in kernel.reads for kernel in kernels)
+
+
+def test_what_is_added_to_a_look_up_is_stored_with_it() -> None:
+    """A token's embedding with that of its position."""
+    graph = graph_of(
+        *LOOK_UP, "%y: f32[64,64] = add(%r, %x) forward", *read_thrice("%y"),
+        inputs=INPUTS, returns=SUMS,
+    )  # fmt: skip
+    assert made(kernels_of(graph))[0] == ("%y",)
+
+
+def test_a_look_up_that_only_a_collective_reads_runs_by_itself() -> None:
+    """The logit of a target, which the loss alone needs, holds all logits until then."""
+
+    def order(reader: str) -> list[str]:
+        group = ("reduce-scatter", ("data",), "f32") if reader == "collective" else None
+        kernels = (
+            Kernel(0, ("logits",), frozenset(), is_light=False),
+            Kernel(1, ("more",), frozenset(("logits",))),
+            Kernel(2, ("target",), frozenset(("logits",)), is_light=True, picks=True),
+            Kernel(3, ("loss",), frozenset(("target",)), group=group),
+        )
+        nbytes = {"logits": 4096, "more": 4096, "target": 4, "loss": 4}
+        return [k.makes[0] for k in lightened(Stored(kernels, nbytes, frozenset())).kernels]
+
+    assert order("collective") == ["logits", "more", "target", "loss"]
+    assert order("work") == ["logits", "target", "more", "loss"]
+
+
+# -- products --------------------------------------------------------------------------------------
+
+
+def turned_pair(*readers: str, returns: str) -> Graph:
+    """Two dims of batch, and %p [b, h, s, t, g] that is computed of %s in the order of its dims."""
+    return graph_of(
+        "%s: f32[4,3,16,32,2] = dot_general(%k, %q) forward "
+        "{dimension_numbers=(((3,), (4,)), ((0, 1), (0, 1)))}",
+        "%p: f32[4,3,16,32,2] = exp(%s) forward",
+        *readers,
+        inputs='%k: f32[4,3,16,8] batch "k",\n%q: f32[4,3,32,2,8] batch "q"',
+        returns=returns,
+    )
+
+
+# Keeps t and g of [s, t, g], and sums s up: XLA makes one dim of t and g, and wants it first.
+KEEPS_TWO = (
+    "%y: f32[4,3,32,2,8] = dot_general(%p, %k) forward "
+    "{dimension_numbers=(((2,), (2,)), ((0, 1), (0, 1)))}"
+)
+# Keeps s, and sums t and g up: they lie so.
+SUMS_TWO = (
+    "%z: f32[4,3,16,8] = dot_general(%p, %q) forward "
+    "{dimension_numbers=(((3, 4), (2, 3)), ((0, 1), (0, 1)))}"
+)
+
+
+def test_a_product_with_dims_of_batch_wants_several_kept_dims_before_its_sum() -> None:
+    graph = turned_pair(KEEPS_TWO, returns='%y "y"')
+    assert made(kernels_of(graph)) == [("%s",), ("%p as 0,1,3,4,2",), ("%y",)]
+
+
+def test_one_kernel_writes_a_value_as_it_lies_and_turned_over() -> None:
+    graph = turned_pair(KEEPS_TWO, SUMS_TWO, returns='%y "y", %z "z"')
+    assert made(kernels_of(graph)) == [("%s",), ("%p", "%p as 0,1,3,4,2"), ("%y",), ("%z",)]
+
+
+BATCHED = "{dimension_numbers=(((3,), (2,)), ((0,), (0,)))}"
+
+
+def test_the_product_that_is_visited_first_gives_the_order() -> None:
+    """Scores that a backward pass computes once more, after the gradient that it reads with them.
+
+    What is given back first leads to the scores without the gradient.
+    """
+    ops = (
+        f"%g: f32[4,2,32,64] = dot_general(%p, %k) forward {BATCHED}",
+        "%s: f32[4,64,32,2] = dot_general(%k, %q) forward "
+        "{dimension_numbers=(((2,), (3,)), ((0,), (0,)))}",
+        "%e: f32[4,2,32,64] = transpose(%s) forward {permutation=(0, 3, 2, 1)}",
+        "%t: f32[4,2,32] = reduce_sum(%e) forward {axes=(3,), out_sharding=None}",
+        "%y: f32[4,2,32,64] = mul(%e, %g) forward",
+    )
+    inputs = (
+        '%k: f32[4,64,8] batch "k",\n%q: f32[4,32,2,8] batch "q",\n%p: f32[4,2,32,8] batch "p"'
+    )
+    scores_first = kernels_of(graph_of(*ops, inputs=inputs, returns='%t "t", %y "y"'))
+    assert ("%g as 0,3,2,1",) in made(scores_first)
+    gradient_first = [*ops[:-1], "%y: f32[4,2,32,64] = mul(%g, %e) forward"]
+    other = kernels_of(graph_of(*gradient_first, inputs=inputs, returns='%y "y", %t "t"'))
+    assert made(other) == [("%g",), ("%s",), ("%t",), ("%y",)]  # %s is turned over in tiles
+
+
+def test_what_is_computed_of_a_copy_waits_for_all_else_that_it_is_computed_of() -> None:
+    graph = graph_of(
+        "%s: f32[4,64,32,2] = dot_general(%k, %q) forward "
+        "{dimension_numbers=(((2,), (3,)), ((0,), (0,)))}",
+        "%e: f32[4,2,32,64] = transpose(%s) forward {permutation=(0, 3, 2, 1)}",
+        f"%g: f32[4,2,32,64] = dot_general(%p, %k) forward {BATCHED}",
+        "%h: f32[4,2,32,64] = add(%g, %b) forward",
+        "%y: f32[4,2,32,64] = mul(%e, %h) forward",
+        inputs='%k: f32[4,64,8] batch "k",\n%q: f32[4,32,2,8] batch "q",\n'
+        '%p: f32[4,2,32,8] batch "p",\n%b: f32[4,2,32,64] batch "b"',
+        returns='%y "y"',
+    )
+    reads = {kernel.makes[0]: kernel.reads for kernel in kernels_of(graph)}
+    assert reads["%g as 0,3,2,1"] == {"%g"}
+    assert reads["%y"] == {"%s", "%g as 0,3,2,1", "%b"}
+
+
+# -- collectives -----------------------------------------------------------------------------------
+
+
+def joined(dim: int, platform: Platform = "gpu") -> list[tuple[str, ...]]:
+    """What is written of exp(x) and its sum, where an all-to-all has joined a dim of x."""
+    graph = graph_of(
+        "%a: f32[64,64] = tanh(%x) forward",
+        "%b: f32[64,64] = sub(%a, %w) forward",
+        "%e: f32[64,64] = exp(%b) forward",
+        "%t: f32[64] = reduce_sum(%e) forward {axes=(1,), out_sharding=None}",
+        "%m: f32[64] = reduce_max(%a) forward {axes=(1,), out_sharding=None}",
+        inputs='%x: f32[64,64] batch "x",\n%w: f32[64,64] batch "w"',
+        returns='%t "t", %m "m"',
+    )
+    first, *rest = listing(graph).block.instructions
+    assert isinstance(first, LocalOp)
+    axes = ("data",)
+    before, after = (Sharding(((), axes)), Sharding((axes, ())))
+    step = MoveStep("all-to-all", axes, dim, 1 - dim)
+    move = Move(
+        Value("%a", (64, 64), "f32"), "%raw", "%a", before, after, (step,),
+        collectives=(Collective("all-to-all", axes, 64 * 64 * 4, 0.0),),
+    )  # fmt: skip
+    own = LocalOp(first.equation, first.operands, ("%raw",), *_lies(first))
+    block = listing(graph).block
+    given = {"%x": 64 * 64 * 4, "%w": 64 * 64 * 4}
+    sizes = Sizes(graph, MeshShape(("data",), (1,)), platform)
+    found = stored_kernels(
+        Block(block.inputs, (own, move, *rest), block.outputs), sizes, given, lambda *_: 0
+    )
+    return made(list(found.kernels))
+
+
+def _lies(run: LocalOp) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]]:
+    return run.operand_shardings, run.result_shardings
+
+
+def test_what_is_computed_of_a_dim_that_was_joined_is_stored_for_a_sum() -> None:
+    """It lies in parts, which a sum by itself reads as they lie: the highest of all logits."""
+    assert joined(1) == [("%raw",), ("%a",), ("%e",), ("%t",), ("%m",)]
+    assert joined(0) == [("%raw",), ("%a",), ("%t",), ("%m",)]
+    assert joined(1, "tpu") == joined(0, "tpu")
+
+
+def gathered_group(dtype: str) -> tuple[str, tuple[str, ...], str] | None:
+    """With what a gather of a dtype may be combined."""
+    graph = graph_of(dot("%a", "%x", "%x"), returns='%a "a"')
+    cut = Sharding((("data",), ()))
+    move = Move(
+        Value("%x", (64, 64), dtype), "%x", "%x2", cut, replicated(2),
+        (MoveStep("all-gather", ("data",), 0),),
+        collectives=(Collective("all-gather", ("data",), 64 * 64 * 4, 0.0),),
+    )  # fmt: skip
+    (product,) = listing(graph).block.instructions
+    assert isinstance(product, LocalOp)
+    own = LocalOp(product.equation, ("%x2", "%x2"), product.results, *_lies(product))
+    block = Block(("%x",), (move, own), ("%a",))
+    sizes = Sizes(graph, MeshShape(("data",), (8,)))
+    return stored_kernels(block, sizes, {"%x": 64 * 8 * 4}, lambda *_: 0).kernels[0].group
+
+
+def test_a_gather_may_be_combined_with_those_of_other_dtypes() -> None:
+    assert gathered_group("f32") == gathered_group("bf16")
+
+
+# -- fences ----------------------------------------------------------------------------------------
+
+
+def fenced(reads_again: bool) -> dict[str, frozenset[str]]:
+    """What kernels read where a fence has a product's result, reshaped, that another one reads."""
+    graph = graph_of(
+        dot("%a", "%x", "%x"),
+        "%r: f32[64,64] = reshape(%a) forward {new_sizes=(64, 64), dimensions=None, sharding=None}",
+        dot("%b", "%r", "%x"),
+        "%c: f32[64,64] = neg(%w) forward",
+        dot("%d", "%c", "%r"),
+        inputs='%x: f32[64,64] batch "x",\n%w: f32[64,64] batch "w"',
+        returns='%b "b", %d "d"',
+    )
+    a, r, b, c, d = listing(graph).block.instructions
+    assert isinstance(c, LocalOp)
+    assert isinstance(d, LocalOp)
+    fence = Fence(("%w", "%r"), ("%w2", "%r2"))
+    c = LocalOp(c.equation, ("%w2",), c.results, *_lies(c))
+    if reads_again:
+        d = LocalOp(d.equation, ("%c", "%r2"), d.results, *_lies(d))
+    return {k.makes[0]: k.reads for k in kernels_of(graph, steps=(a, r, b, fence, c, d))}
+
+
+def test_a_fence_waits_for_no_reshaped_value_that_nobody_has_from_it() -> None:
+    assert fenced(reads_again=False)["fence 3"] == {"%w"}
+    assert fenced(reads_again=True)["fence 3"] == {"%w", "%a"}
