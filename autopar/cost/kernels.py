@@ -1061,9 +1061,7 @@ class _Writer:
                 self._dear[name] = dear
         return True
 
-    def _picked_inside(
-        self, i: int, step: LocalOp | Move | Loop, nbytes: int
-    ) -> Mapping[str, int]:
+    def _picked_inside(self, i: int, step: LocalOp | Move | Loop, nbytes: int) -> Mapping[str, int]:
         """The bytes of the pieces behind an instruction's results that need not be loaded whole.
 
         What looks something up loads as many of a piece's items as it makes, however many it has:
@@ -1141,8 +1139,10 @@ class _Writer:
         if light and self._sizes.platform == "gpu":
             inside = self._computed_inside(i, self._result_bytes(i, step)[0])
             work = sum(inside[k] for k in sorted(inside))
-        picks = light and not is_reduction(op) and bool(
-            self._picked_inside(i, step, self._nbytes[makes[0]])
+        picks = (
+            light
+            and not is_reduction(op)
+            and bool(self._picked_inside(i, step, self._nbytes[makes[0]]))
         )
         return Kernel(
             i, makes, sources, scratch, in_place, is_light=light, picks=picks, work_bytes=work

@@ -142,9 +142,7 @@ def test_the_product_that_is_visited_first_gives_the_order() -> None:
         "%t: f32[4,2,32] = reduce_sum(%e) forward {axes=(3,), out_sharding=None}",
         "%y: f32[4,2,32,64] = mul(%e, %g) forward",
     )
-    inputs = (
-        '%k: f32[4,64,8] batch "k",\n%q: f32[4,32,2,8] batch "q",\n%p: f32[4,2,32,8] batch "p"'
-    )
+    inputs = '%k: f32[4,64,8] batch "k",\n%q: f32[4,32,2,8] batch "q",\n%p: f32[4,2,32,8] batch "p"'
     scores_first = kernels_of(graph_of(*ops, inputs=inputs, returns='%t "t", %y "y"'))
     assert ("%g as 0,3,2,1",) in made(scores_first)
     gradient_first = [*ops[:-1], "%y: f32[4,2,32,64] = mul(%g, %e) forward"]
