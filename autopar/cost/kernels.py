@@ -285,7 +285,7 @@ class Layouts:
 
 
 def _visits(block: Block) -> Mapping[str, int]:
-    """How many values a compiler visits before each: operands before results, the first first.
+    """The number of values a compiler visits before each: operands before results, the first first.
 
     XLA goes so through a computation from what it gives back, whatever order a program has. Work
     that a backward pass does once more may be visited before that which a program has before it.
@@ -529,7 +529,7 @@ def _read_from_memory(
 
 
 def _before_casts(line: Line, name: str) -> str:
-    """What a value that is read across is a cast of, which is the smaller of the two."""
+    """The value of which one that is read across is a cast, which is the smaller of the two."""
     at = line.maker[name]
     op, reads = line.ops[at], line.reads[at]
     if op is None or op.kind != "convert_element_type" or reads[0] not in line.transposed:
