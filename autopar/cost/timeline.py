@@ -37,10 +37,12 @@ from autopar.cost.order import (
 from autopar.cost.picked import picked_bytes
 from autopar.cost.prices import Prices
 from autopar.errors import GraphError
+from autopar.ir.batching import Accumulator
 from autopar.ir.compiler_options import PIPELINED
 from autopar.ir.control_flow import ControlFlow, PortKind
 from autopar.ir.graph import Graph, Op
 from autopar.ir.listing import Block, Listing, ListingStep, LocalOp, Loop, Move
+from autopar.ir.values import item_bytes
 from autopar.rules import HEAVY
 
 
@@ -91,8 +93,16 @@ _SUM_BYTES, _NEAR_CACHE_BYTES, _FROM_CACHE, _FROM_NEAR_CACHE = 4, 2048, 2.5, 20
 class KernelTimes:
     """Times the kernels of a block that are no loops."""
 
-    def __init__(self, sizes: Sizes, prices: Prices, block: Block, stored: Stored) -> None:
+    def __init__(
+        self,
+        sizes: Sizes,
+        prices: Prices,
+        block: Block,
+        stored: Stored,
+        added: Mapping[str, int] | None = None,
+    ) -> None:
         self._sizes, self._prices, self._block, self._stored = sizes, prices, block, stored
+        self._added = added or {}
         self._moves = {m.result: m for m in block.instructions if isinstance(m, Move)}
         kernels = stored.kernels
         self._at_hand: Mapping[tuple[str, ...], frozenset[str]] = {}
@@ -149,6 +159,9 @@ class KernelTimes:
         if kernel.at < 0:  # a copy
             copied = sum(self._stored.nbytes.get(name, 0) for name in kernel.makes)
             return Seconds(self._prices.elementwise(2 * copied + kernel.wasted_bytes))
+        return self._own(kernel) + self._added_apart(kernel)
+
+    def _own(self, kernel: Kernel) -> Seconds:
         step = self._block.instructions[kernel.at]
         if isinstance(step, Move):
             return self._moving([self._moves[name] for name in kernel.makes], kernel)
@@ -156,7 +169,30 @@ class KernelTimes:
             return self._run(step, kernel)
         return Seconds()
 
+    def _adds(self, kernel: Kernel, name: str) -> bool:
+        """True if a kernel adds what it makes to a sum itself: no product does to a wider one."""
+        step, added = kernel.instruction(self._block), self._added[name]
+        if not isinstance(step, LocalOp) or kernel.is_light:
+            return kernel.is_light
+        is_apart = self._sizes.platform == "cpu" or added != self._stored.nbytes.get(name, 0)
+        return not is_apart and is_product(self._sizes.op(step.equation))
+
+    def _added_apart(self, kernel: Kernel) -> Seconds:
+        """Seconds of kernels that add what another made to a sum."""
+        moved = sum(
+            self._stored.nbytes.get(name, 0) + 2 * self._added[name]
+            for name in kernel.makes
+            if name in self._added and not self._adds(kernel, name)
+        )
+        return Seconds(self._prices.elementwise(moved)) if moved else Seconds()
+
     def _moved(self, kernel: Kernel) -> int:
+        """Bytes that a kernel loads and stores; of sums that it adds to itself, both."""
+        sums = [n for n in kernel.makes if n in self._added and self._adds(kernel, n)]
+        more = sum(2 * self._added[n] - self._stored.nbytes.get(n, 0) for n in sums)
+        return self._moved_once(kernel) + more
+
+    def _moved_once(self, kernel: Kernel) -> int:
         nbytes, shared = self._stored.nbytes, self._at_hand.get(kernel.makes, frozenset())
         moved = self._by_triton.get(kernel.makes)
         if moved is None:
@@ -252,21 +288,21 @@ def timed_listing(
     program: Listing,
     prices: Prices,
     sizes: Sizes | None = None,
-    *,
-    is_part: bool = False,
+    sums: Sequence[Accumulator] | None = None,
 ) -> Timed:
     """Times one run of a listing of `graph`, kernel by kernel.
 
     Element-wise work is fused as `stored_kernels` has it, and pays for what it loads and stores;
     neighboring collectives run as one, as `combined` has it; loops wait for what is before them.
     `sizes` are those of the graph on the mesh, where another reads the listing too. What the
-    compiler is asked to pipeline is chosen, unless the listing is a part's, beside others'.
+    compiler is asked to pipeline is chosen, unless the listing is a part's, beside others': it
+    comes with the `sums` that it adds to.
     """
     sizes = sizes or Sizes(graph, prices.mesh, prices.cluster.chip.platform)
     given = sizes.inputs(program)
-    timer = _Timer(sizes, prices, prices.pipelined)
+    timer = _Timer(sizes, prices, prices.pipelined, _added(graph, program, sizes, sums or ()))
     best = timer.block(program.block, given)
-    if is_part or not timer.is_short:
+    if sums is not None or not timer.is_short:
         return best
     # A loop of few trips pipelines only some kinds: it had better be those that take longest. What
     # takes little is mostly hidden beside the work of its own trip.
@@ -277,6 +313,21 @@ def timed_listing(
         if other.crossing_seconds > best.crossing_seconds * (1 + _ROUNDING):
             best = other
     return best
+
+
+def _added(
+    graph: Graph, program: Listing, sizes: Sizes, sums: Sequence[Accumulator]
+) -> dict[str, int]:
+    """Bytes of the sum that each piece is added to."""
+    held_in = {a.value: a.dtype for a in sums if a.combiner != "same"}
+    found: dict[str, int] = {}
+    rows = zip(graph.outputs, program.block.outputs, program.output_shardings, strict=True)
+    for name, piece, sharding in rows:
+        if isinstance(name, str) and name in held_in and piece is not None:
+            value = graph.values[name]
+            item = item_bytes(held_in[name] or value.dtype)
+            found[piece] = sizes.of(value, sharding) // item_bytes(value.dtype) * item
+    return found
 
 
 @dataclass(frozen=True)
@@ -396,8 +447,15 @@ class _Timer:
     It `is_short` once it has met a loop that has too few trips for all that could cross them.
     """
 
-    def __init__(self, sizes: Sizes, prices: Prices, pipelined: frozenset[str]) -> None:
+    def __init__(
+        self,
+        sizes: Sizes,
+        prices: Prices,
+        pipelined: frozenset[str],
+        added: Mapping[str, int] | None = None,
+    ) -> None:
         self._sizes, self._prices, self._pipelined = sizes, prices, pipelined
+        self._added = added or {}
         self.is_short = False
         entry = entry_named(prices.cluster.chip.name)
         gpu = entry.target if entry is not None else None
@@ -407,7 +465,7 @@ class _Timer:
         """The whole of a block on two streams."""
         stored = stored_kernels(block, self._sizes, given, _nothing_inside)
         stored = depth_first(combined(stored), block.outputs)
-        times = KernelTimes(self._sizes, self._prices, block, stored)
+        times = KernelTimes(self._sizes, self._prices, block, stored, self._added)
         spent: list[Seconds] = []
         bodies: dict[int, tuple[Trips, ...]] = {}
         fills: dict[int, Seconds] = {}

@@ -68,7 +68,7 @@ class Flow:
     def timed(self) -> Timed:
         """A single run of the listing, kernel by kernel."""
         listed = self.listed
-        return timed_listing(listed.graph, listed.listing, listed.prices, self.sizes)
+        return timed_listing(listed.graph, listed.listing, listed.prices, self.sizes, listed.sums)
 
     @cached_property
     def sizes(self) -> Sizes:

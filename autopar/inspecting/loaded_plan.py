@@ -10,7 +10,7 @@ from autopar.cluster import Cluster
 from autopar.cluster.planned import planned_cluster
 from autopar.cost.prices import Prices
 from autopar.errors import PlanError
-from autopar.ir.batching import Batching
+from autopar.ir.batching import Accumulator, Batching
 from autopar.ir.graph import Graph
 from autopar.ir.inspection import WHOLE_STEP
 from autopar.ir.listing import Listing
@@ -30,7 +30,8 @@ from autopar.rules import RuleBook, attach_rules
 class Listed:
     """The listing of a part, which every device of its submesh runs `runs` times a step.
 
-    A step that is one program is one part, with the name "" and the stage WHOLE_STEP.
+    A step that is one program is one part, with the name "" and the stage WHOLE_STEP. Others come
+    with the `sums` that they add to.
     """
 
     graph: Graph
@@ -41,6 +42,7 @@ class Listed:
     stage: int = WHOLE_STEP
     part: str = ""
     runs: int = 1
+    sums: tuple[Accumulator, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -106,4 +108,5 @@ def _list_parts(placed: PlacedStages, plan: Plan) -> Iterator[Listed]:
             WHOLE_STEP if is_whole else part.stage,
             "" if is_whole else part.name,
             placed.runs(part),
+            None if is_whole else part.accumulators,
         )

@@ -81,7 +81,7 @@ def cost_part(part: Part, plan: ShardingPlan, tables: ReshardCosts, listing: Lis
     """The cost of a part where its submesh is sharded by `plan`."""
     platform = tables.prices.cluster.chip.platform
     sizes = Sizes(part.graph, plan.mesh, platform)
-    run = timed_listing(part.graph, listing, tables.prices, sizes, is_part=True)
+    run = timed_listing(part.graph, listing, tables.prices, sizes, part.accumulators)
     held = held_bytes(part.graph, listing, plan.mesh, platform, sizes, run, part.accumulators)
     working = held.peak_bytes - held.argument_bytes
     return PartCost(run.seconds, working, tuple(traffic_of(listing, moved_seconds(run))))

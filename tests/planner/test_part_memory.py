@@ -11,6 +11,7 @@ import pytest
 
 import autopar
 from autopar.cluster.target import Target
+from autopar.cost.timeline import timed_listing
 from autopar.ir.program import Part, PartKind
 from autopar.planner.planned import Planned
 from autopar.planner.stage_programs import PartCost, cost_part
@@ -85,6 +86,22 @@ def test_a_product_is_stored_where_its_sum_is_wider() -> None:
         assert sums == [2**19, 2**19]
         assert {a.dtype for a in part.accumulators} == {"f32"}
         assert 2**19 <= cost.working_bytes < 1.2 * 2**19, part.name
+
+
+def test_adding_to_sums_takes_time() -> None:
+    """A gradient in bf16 is loaded, and its f32 sum loaded and stored, where it was turned over."""
+    step = autopar.parallelize(train_step, cluster="2xh100", stages=2, microbatches=4, cache=False)
+    planned = step.planned(*arguments(layers=4, width=512, rows=16, dtype=jnp.bfloat16))
+    for made in planned.program.parts:
+        if made.part.kind is not PartKind.BACKWARD:
+            continue
+        prices = planned.programs.placed.contexts[made.part.submesh].tables.prices
+        alone, adding = (
+            timed_listing(made.part.graph, made.listing, prices, None, sums).seconds.total
+            for sums in ((), made.part.accumulators)
+        )
+        turned, added = (prices.elementwise(n * 2**19) for n in (2, 1 + 4))
+        assert adding - alone == pytest.approx(2 * (added - turned))
 
 
 def ratios(cluster: str) -> dict[str, float]:
