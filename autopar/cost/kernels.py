@@ -59,6 +59,11 @@ def is_product(op: Op) -> bool:
     return primitive(op.kind).fusion is Fusion.PRODUCT and not _sums_nothing(op)
 
 
+def adds_its_result(op: Op) -> bool:
+    """True of a matrix product, which BLAS adds to what its buffer holds; of no convolution."""
+    return op.kind == "dot_general" and is_product(op)
+
+
 def _sums_nothing(op: Op) -> bool:
     """True for an outer product, of which XLA makes a multiplication, or a sum over dims of 1."""
     rule = op.rule

@@ -11,7 +11,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autopar.cluster.chip import Platform
-from autopar.cost.kernels import Kernel, Pieces, Sizes, Stored, is_product, stored_kernels
+from autopar.cost.kernels import (
+    Kernel,
+    Pieces,
+    Sizes,
+    Stored,
+    adds_its_result,
+    is_product,
+    stored_kernels,
+)
 from autopar.cost.liveness import BlockSpans, Moment, busiest, held_kinds, most_bytes, piece_spans
 from autopar.cost.order import ahead, combined, depth_first, known_before, least_first, lightened
 from autopar.cost.timeline import Timed, beside_moves, entering
@@ -385,9 +393,9 @@ class _Walk:
     ) -> Stored:
         """The kernels where some results are added to sums that were given, in place.
 
-        A product, or element-wise work, adds its result itself; CPUs add up products apart, and so
-        does XLA where sums are partial and lie as a stack, and products whose sum is wider than
-        they are. What else is summed is gone once it is added.
+        A matrix product, or element-wise work, adds its result itself; CPUs add up products apart,
+        and so does XLA where sums are partial and lie as a stack, and products whose sum is wider
+        than they are. What else is summed is gone once it is added.
         """
         block, by_value = program.block, {a.value: a for a in accumulators}
         rows = zip(map(str, graph.outputs), block.outputs, program.output_shardings, strict=True)
@@ -416,7 +424,7 @@ class _Walk:
         return replace(stored, nbytes=nbytes, kept=stored.kept - lies.keys())
 
     def _adds(self, run: LocalOp) -> bool:
-        return self._sizes.platform != "cpu" and is_product(self._sizes.op(run.equation))
+        return self._sizes.platform != "cpu" and adds_its_result(self._sizes.op(run.equation))
 
     def levels(self, graph: Graph, moment: Moment, at_top: bool) -> Iterator[HeldWhile]:
         """Bytes held over a block beside those held around it; the most are those of its moment."""

@@ -20,6 +20,7 @@ from autopar.cost.kernels import (
     Kernel,
     Sizes,
     Stored,
+    adds_its_result,
     is_fused_into_readers,
     is_product,
     is_reduction,
@@ -175,7 +176,7 @@ class KernelTimes:
         if not isinstance(step, LocalOp) or kernel.is_light:
             return kernel.is_light
         is_apart = self._sizes.platform == "cpu" or added != self._stored.nbytes.get(name, 0)
-        return not is_apart and is_product(self._sizes.op(step.equation))
+        return not is_apart and adds_its_result(self._sizes.op(step.equation))
 
     def _added_apart(self, kernel: Kernel) -> Seconds:
         """Seconds of kernels that add what another made to a sum."""
