@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 IDLE = "·"
 
@@ -97,14 +98,28 @@ class Picture:
     def folds(self, most: int) -> list[tuple[int, int]]:
         """Parts of at most that many columns, from first up to last, all of about one width.
 
-        Where all boxes begin at multiples of some columns, so does each part.
+        Where all boxes begin at multiples of some columns, so does each part. No label is cut.
         """
         step = math.gcd(*(self.column(box.start) for row in self.rows for box in row)) or 1
         step = step if step <= most else 1
         most -= most % step
         count = -(-self.width // most)
         size = -(-self.width // (count * step)) * step if count else most
-        return [(at, min(at + size, self.width)) for at in range(0, self.width, size)]
+        found = [0]
+        while found[-1] < self.width:
+            end = min(found[-1] + size, self.width)
+            while (start := self._label_over(end)) > found[-1]:
+                end = start
+            found.append(end)
+        return [*pairwise(found)]
+
+    def _label_over(self, column: int) -> int:
+        """The column where a label begins that goes on in this one; -1 where none does."""
+        begun = ((self.column(box.start), box) for row in self.rows for box in row)
+        over = (
+            at for at, box in begun if at < column < min(at + len(box.label), self.column(box.end))
+        )
+        return min(over, default=-1)
 
     def ruler(self, first: int, last: int) -> str:
         """The time at some of the columns from first up to last."""

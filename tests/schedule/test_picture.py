@@ -43,7 +43,19 @@ def test_folds_keep_boxes_whole_and_are_of_one_width() -> None:
     assert picture.folds(27) == [(0, 27)]
     assert picture.folds(26) == [(0, 15), (15, 27)]
     assert picture.folds(10) == [(0, 9), (9, 18), (18, 27)]
-    assert picture.folds(2) == [(at, min(at + 2, 27)) for at in range(0, 27, 2)]
+    assert picture.folds(2) == [
+        fold for at in range(0, 27, 3) for fold in ((at, at + 2), (at + 2, at + 3))
+    ]
+
+
+@pytest.mark.parametrize("most", range(3, 14))
+def test_no_fold_cuts_a_label(most: int) -> None:
+    picture = picture_of([("F0", 0.0, 1.0), ("F1", 1.1, 2.1), ("F2", 2.35, 3.35)])
+    folds = picture.folds(most)
+    assert [first for first, _ in folds[1:]] == [last for _, last in folds[:-1]]
+    assert (folds[0][0], folds[-1][1]) == (0, picture.width)
+    drawn = [text(picture, 0, *fold) for fold in folds]
+    assert all(any(label in row for row in drawn) for label in ("F0", "F1", "F2"))
 
 
 def test_the_ruler_is_round_and_marks_fit() -> None:
