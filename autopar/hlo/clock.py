@@ -104,7 +104,7 @@ def read_timeline(
     schedules = {s.computation: s for s in _read_schedules(schedule_text[at:])}
     if all(s.is_made_up for s in schedules.values()):
         return None
-    for schedule in schedules.values():
+    for schedule in schedules.values() if math.isfinite(bytes_per_second) else ():
         schedule.stretch(module, bytes_per_second)
     walk = _Walk(module, schedules)
     seconds, exposed = walk.through(module.entry, 1)

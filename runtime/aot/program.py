@@ -121,12 +121,14 @@ def read_answer(program: AotProgram, folder: Path) -> Compiled:
         hlo=text,
     )
     ticking = folder / TICKING
-    chip = chip_named(program.target.chip)
+    is_gpu = program.target.platform == "gpu"
+    # A layout of a TPU has tiles, which the dump writes as if they were dims: no bytes are read.
+    chip = chip_named(program.target.chip) if is_gpu else None
     timeline = read_timeline(
         _dumped(ticking if ticking.is_dir() else folder, "*.schedule.txt"),
         chip.memory_bytes_per_second if chip else math.inf,
     )
-    if program.target.platform == "gpu":
+    if is_gpu:
         return _timed_gpu(compiled, timeline)
     # The timeline of a TPU's kernels is from before they were tiled: only its spans are kept.
     compiled = replace(compiled, spans=timeline.spans if timeline else ())

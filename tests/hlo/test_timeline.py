@@ -160,6 +160,17 @@ def _product(number: int, name: str, sizes: tuple[int, int, int, int]) -> list[s
     return [one, two, made]
 
 
+def test_bytes_are_only_read_where_the_memory_is_known() -> None:
+    """The tiles of a TPU's layouts make dims of more bytes than there are."""
+    product = _product(10, "tiled", (10**200, 10**200, 64, 64))
+    rows = [(10, 0, 400.5)]
+    timeline = read_timeline(
+        _dump("main", [_computation(1, "main", *product)], [_schedule(1, rows)])
+    )
+    assert timeline is not None
+    assert timeline.seconds == pytest.approx(400.5e-6)
+
+
 def test_a_batch_of_products_smaller_than_any_that_xla_knows_takes_what_its_bytes_do() -> None:
     products = {
         "small": (1024, 256, 64, 256),  # 2 * 1,024 * 2 * 256 * 64 bytes read, 1,024 * 2 * 256**2
