@@ -94,6 +94,9 @@ def _llama_405b() -> models.Model:
     return models.llama(126, 16384, 128, 8, 53248, 128256, sequence=8192, batch=512, scan=True)
 
 
+_MOE_70B_BY_HAND = (
+    ByHand(8, (8,), 64, "expert"), ByHand(16, (4,), 128, "expert"), ByHand(8, (8,), 256),
+)  # fmt: skip
 CASES = (
     Case(
         "gpt-2.6b", _gpt(32, 2560, 32), "8xv100",
@@ -113,12 +116,12 @@ CASES = (
     ),
     Case(
         "moe-70b", _moe(32, 64), "8x8xv100",
-        (ByHand(8, (8,), 64, "expert"), ByHand(16, (4,), 128, "expert"), ByHand(8, (8,), 256)),
+        _MOE_70B_BY_HAND,
     ),
     # In f32, weights, two moments and summed gradients of 70e9 weights take 16.3 GiB a device.
     Case(
         "moe-70b-on-32gb", _moe(32, 64), "8x8xv100",
-        (ByHand(8, (8,), 64, "expert"), ByHand(16, (4,), 128, "expert"), ByHand(8, (8,), 256)),
+        _MOE_70B_BY_HAND,
         memory_gb=29.0,
     ),
     Case(

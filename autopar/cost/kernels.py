@@ -411,7 +411,7 @@ def read_line(block: Block, sizes: Sizes) -> Line:
                 line.loaded.update(_read_by_loop(line, step, op))
             elif not line.fused[i]:
                 line.loaded.update(reads)
-            if sizes.platform == "gpu" and _is_in_parts(step):
+            if sizes.platform == "gpu" and _joins_inside(step, "all-to-all"):
                 line.in_parts.update(makes)
         for name in reads:
             line.readers[name].append(i)
@@ -421,7 +421,11 @@ def read_line(block: Block, sizes: Sizes) -> Line:
     line.loaded.update(returned)
     if sizes.platform == "gpu":
         makers = (line.maker.get(o) for o in returned)
-        line.turned = {i for i in makers if i is not None and _is_turned(block.instructions[i])}
+        line.turned = {
+            i
+            for i in makers
+            if i is not None and _joins_inside(block.instructions[i], "all-gather")
+        }
     _scatter_into_sums(line)
     line.apart, line.before = layouts.apart, layouts.before
     return line
@@ -461,28 +465,17 @@ def _is_filled(line: Line, name: str) -> bool:
 _FILLING = frozenset({"broadcast_in_dim", "convert_element_type"})
 
 
-def _is_turned(step: ListingStep) -> bool:
-    """True for a gather along a dim that is not the first.
+def _joins_inside(step: ListingStep, kind: str) -> bool:
+    """True for a move that ends in a collective of this kind along a dim that is not the first.
 
     XLA for GPUs gathers along the dim that lies outermost. A product reads that as it lies, but
-    what a program gives back lies in the order of its dims, and is written once more:
+    what a program gives back lies in the order of its dims, and is written once more. What an
+    all-to-all joins lies one device's part behind another's, which is the order of no dims:
 
         [a, b/2] [a, b/2]  --all-gather-->  [b, a]  --copy-->  [a, b]
-    """
-    if not isinstance(step, Move) or not step.steps or step.steps[-1].kind != "all-gather":
-        return False
-    return any(n > 1 for n in step.value.shape[: step.steps[-1].dim])
-
-
-def _is_in_parts(step: ListingStep) -> bool:
-    """True for an all-to-all that joins a dim which is not the first.
-
-    What XLA for GPUs joins lies one device's part behind another's, which is the order of no dims:
-
         [a, b/2] [a, b/2]  --all-to-all-->  [2, a/2, b/2]  for  [a/2, b]
-
     """
-    if not isinstance(step, Move) or not step.steps or step.steps[-1].kind != "all-to-all":
+    if not isinstance(step, Move) or not step.steps or step.steps[-1].kind != kind:
         return False
     return any(n > 1 for n in step.value.shape[: step.steps[-1].dim])
 

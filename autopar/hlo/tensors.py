@@ -48,7 +48,7 @@ def axes_of(groups: Groups, mesh: MeshShape) -> tuple[str, ...]:
     Positions count row-major. Groups of one device are taken to be left out.
     """
     wanted = {frozenset(group) for group in groups}
-    names = tuple(n for n, size in zip(mesh.names, mesh.sizes, strict=True) if size > 1)
+    names = mesh.splitting
     for count in range(1, len(names) + 1):
         for axes in itertools.combinations(names, count):
             # The groups along these axes: the positions with those dims innermost, cut into rows.

@@ -492,9 +492,10 @@ class LayerProfiler:
     ) -> ShardingVariant:
         """The way that shards each class as it is priced."""
         batching = self._programs.batching
-        graphs = {c: self._programs.at(c, rows).joint.graph for c in layers}
-        units = (_unit(layer.plan, graphs[c], batching) for c, layer in layers.items())
-        unit = math.lcm(*units)
+        unit = math.lcm(*(
+            _unit(layer.plan, self._programs.at(c, rows).joint.graph, batching)
+            for c, layer in layers.items()
+        ))  # fmt: skip
         fewest = -(-max(sizes[0], 2) // unit) * unit
         most = max(fewest, min(max(sizes[-1], 2 * fewest), batching.batch) // unit * unit)
         priced = (fewest, most) if rows > 1 else (1, 1)
