@@ -17,7 +17,7 @@ kernels of models that are not wide have few:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from autopar.cost.kernels import (
@@ -75,28 +75,38 @@ class BlockCounts:
         self._outermost = columns_outermost(block, sizes)
         self._runs = {s.results[0]: s for s in block.instructions if isinstance(s, LocalOp)}
 
-    def found(self) -> Mapping[tuple[str, ...], FewBlocks]:
-        """The kernels, by what they make."""
+    def found(
+        self, shared: Mapping[int, tuple[int, frozenset[str]]]
+    ) -> Mapping[tuple[str, ...], FewBlocks]:
+        """The kernels, by what they make; `shared` is what `at_hand` tells of them."""
         kernels = self._stored.kernels
         sums = {k: own for k, kernel in enumerate(kernels) if (own := self._sum(kernel))}
-        scatters = ((kernel.makes, self._scatter(kernel)) for kernel in kernels)
+        scatters = ((kernel.makes, self._put(kernel)) for kernel in kernels)
         found = {makes: few for makes, few in scatters if few is not None}
         readers = self._readers({own.reads for own in sums.values() if own.reads})
-        beside: dict[int, list[_Sum]] = {}  # by element-wise kernel
+        beside: dict[int, list[_Sum]] = {}  # by the first of element-wise kernels that run as one
         for k, own in sums.items():
             reader = readers.get((own.reads, own.shape))
             if reader is not None:
-                beside.setdefault(reader, []).append(own)
+                beside.setdefault(shared.get(reader, (reader,))[0], []).append(own)
                 found[kernels[k].makes] = FewBlocks(0, own.blocks)
                 continue
             # What is computed was written for sums along the rows, which need it as well.
             loaded = self._bytes(own.reads) if own.reads else own.items * _NUMBER_BYTES
             found[kernels[k].makes] = FewBlocks(loaded, own.blocks)
-        for k, joined in beside.items():
-            makes, blocks = kernels[k].makes, min(own.blocks for own in joined)
-            loaded = self._loaded(kernels[k], joined[0].items)
-            loaded += sum(self._bytes(own.reads) for own in joined)
-            found[makes] = FewBlocks(loaded, blocks, sum(map(self._bytes, makes)))
+        together: dict[int, list[Kernel]] = {}
+        for k, kernel in enumerate(kernels):
+            first = shared.get(k, (k,))[0]
+            if first in beside:
+                together.setdefault(first, []).append(kernel)
+        for first, joined in together.items():
+            blocks = min(own.blocks for own in beside[first])
+            found |= {kernel.makes: FewBlocks(0, blocks) for kernel in joined}
+            reads = frozenset[str]().union(*(kernel.reads for kernel in joined))
+            makes = [name for kernel in joined for name in kernel.makes]
+            loaded = self._loaded(reads.difference(makes), makes, beside[first][0].items)
+            loaded += sum(self._bytes(own.reads) for own in beside[first])
+            found[kernels[first].makes] = FewBlocks(loaded, blocks, sum(map(self._bytes, makes)))
         return found
 
     def _bytes(self, name: str) -> int:
@@ -122,21 +132,27 @@ class BlockCounts:
         is_whole = 1 < math.prod(shape[:-1]) <= _LONGEST_COLUMN
         return _Sum(shape, reads, blocks) if is_whole and blocks < self._filling else None
 
-    def _scatter(self, kernel: Kernel) -> FewBlocks | None:
-        """A scatter, by itself or into a sum; it loads and stores all that it puts items into."""
+    def scatter(self, kernel: Kernel) -> tuple[LocalOp, Op] | None:
+        """The scatter that a kernel is, or that it has inside to add what is put to a sum."""
         step = kernel.instruction(self._block)
         if not isinstance(step, LocalOp):
             return None
         inside = (self._runs.get(n) for n in step.operands if n is not None and not self._bytes(n))
         for run in (step, *inside):
             op = self._sizes.op(run.equation) if run is not None else None
-            if run is None or op is None or not is_scatter(op) or len(run.operands) < 3:
-                continue
-            put = self._sizes.shard(run, op, 2)
-            blocks = math.ceil(math.prod(put) / _THREADS)
-            nbytes = sum(map(self._bytes, kernel.makes))
-            return FewBlocks(nbytes, blocks, nbytes) if blocks < self._filling else None
+            if run is not None and op is not None and is_scatter(op):
+                return run, op
         return None
+
+    def _put(self, kernel: Kernel) -> FewBlocks | None:
+        """A scatter; it loads and stores all that it puts items into."""
+        found = self.scatter(kernel)
+        if found is None or len(found[0].operands) < 3:
+            return None
+        put = self._sizes.shard(*found, 2)
+        blocks = math.ceil(math.prod(put) / _THREADS)
+        nbytes = sum(map(self._bytes, kernel.makes))
+        return FewBlocks(nbytes, blocks, nbytes) if blocks < self._filling else None
 
     def _readers(self, names: Set[str]) -> Mapping[tuple[str, tuple[int, ...]], int]:
         """The first element-wise kernel that reads a piece, by the piece and the kernel's shape."""
@@ -153,33 +169,31 @@ class BlockCounts:
                     found.setdefault((name, shape), k)
         return found
 
-    def _loaded(self, kernel: Kernel, items: int) -> int:
-        """Bytes that element-wise work loads; what is spread over the items, once for each."""
-        large = sum(n for n in map(self._bytes, kernel.reads) if n >= items)
-        return large + _NUMBER_BYTES * items * self._spread(kernel, items)
-
-    def _spread(self, kernel: Kernel, items: int) -> int:
-        """The times that a kernel spreads numbers of rows or columns over its items."""
-        count, seen, waiting = 0, set[str](), [*kernel.makes]
+    def _loaded(self, reads: Set[str], makes: Sequence[str], items: int) -> int:
+        """Bytes that element-wise work loads; numbers of rows or columns, for each of its items."""
+        large = sum(n for n in map(self._bytes, reads) if n >= items)
+        numbers, seen, waiting = 0, set[str](), [*makes]
         while waiting:
             run = self._runs.get(waiting.pop())
-            if run is None:
+            op = self._sizes.op(run.equation) if run is not None else None
+            if run is None or op is None:
                 continue
-            op = self._sizes.op(run.equation)
-            shape = self._sizes.made(run, op)
-            if op.kind == "broadcast_in_dim" and math.prod(shape) == items:
-                count += math.prod(operand_shape(op, 0)) > 1
-                continue
-            for name in run.operands:
-                if name is not None and name not in seen and name not in self._stored.nbytes:
-                    seen.add(name)
+            for k, name in enumerate(run.operands):
+                if name is None or name in seen:
+                    continue
+                seen.add(name)
+                size = math.prod(self._sizes.shard(run, op, k))
+                if 1 < size < items:
+                    numbers += 1
+                elif name not in self._stored.nbytes:
                     waiting.append(name)
-        return count
+        return large + _NUMBER_BYTES * items * numbers
 
 
-# How much it counts where a value's dims lie: a product of batches has them as it wishes. XLA for
-# GPUs gathers and scatters along the dim that lies outermost. An all-to-all follows these.
-_BATCHES, _ALONG, _ACROSS = 3, 2, 1
+# How much it counts where a value's dims lie: a product of batches has them as it wishes, where its
+# batches do not stay outermost. XLA for GPUs gathers and scatters along the dim that lies outermost.
+# Other products of batches follow these, and an all-to-all all of them.
+_BATCHES, _ALONG, _SIDES, _ACROSS = 4, 3, 2, 1
 
 
 def columns_outermost(block: Block, sizes: Sizes) -> frozenset[str]:
@@ -196,6 +210,11 @@ def columns_outermost(block: Block, sizes: Sizes) -> frozenset[str]:
         return name
 
     told: list[tuple[str, int, bool]] = []
+    turned = {
+        s.operands[0]: op.ints("permutation")
+        for s in block.instructions
+        if isinstance(s, LocalOp) and (op := sizes.op(s.equation)).kind == "transpose"
+    }
     for step in block.instructions:
         if isinstance(step, Move):
             tied[root(step.source)] = root(step.result)
@@ -203,7 +222,9 @@ def columns_outermost(block: Block, sizes: Sizes) -> frozenset[str]:
         elif isinstance(step, LocalOp):
             op = sizes.op(step.equation)
             if sums_up_batches(op):
-                told.append((step.results[0], _BATCHES, True))
+                permutation = turned.get(step.results[0], ())
+                moves = _batches_move(op, sizes.made(step, op), permutation)
+                told.append((step.results[0], _BATCHES if moves else _SIDES, moves))
             for k, name in enumerate(step.operands):
                 if name is not None and _lies_alike(op, k):
                     tied[root(name)] = root(step.results[0])
@@ -216,6 +237,18 @@ def columns_outermost(block: Block, sizes: Sizes) -> frozenset[str]:
     moved = (s.result for s in block.instructions if isinstance(s, Move))
     names = {*block.inputs, *(n for results in made for n in results), *moved}
     return frozenset(n for n in names if best.get(root(n), (0, False))[1])
+
+
+def _batches_move(op: Op, made: Sequence[int], permutation: Sequence[int]) -> bool:
+    """True if a product's dims of batch come to lie inside of its rows or columns.
+
+    Its rows and columns are stored in the order that is wished for, its batches lie outermost.
+    """
+    assert op.rule is not None
+    left, right = (set(dims) for dims in op.rule.operands)
+    batches = [d for d, dim in enumerate(op.rule.results[0]) if dim in left and dim in right]
+    long = [d for d in permutation if made[d] > 1]
+    return [d for d in long if d in batches] != long[: sum(made[d] > 1 for d in batches)]
 
 
 def _wishes(move: Move) -> list[tuple[int, bool]]:

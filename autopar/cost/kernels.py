@@ -23,7 +23,7 @@ from functools import cached_property, lru_cache
 from autopar.cluster.chip import Platform
 from autopar.ir.control_flow import PortKind
 from autopar.ir.graph import Graph, Op
-from autopar.ir.listing import Block, Fence, Listing, ListingStep, LocalOp, Loop, Move
+from autopar.ir.listing import Block, Collective, Fence, Listing, ListingStep, LocalOp, Loop, Move
 from autopar.ir.rule import Rule
 from autopar.ir.sharding import MeshShape, Sharding
 from autopar.ir.values import Literal, Value, item_bytes
@@ -604,7 +604,8 @@ class Kernel:
 
     `at` is its instruction's index in the block, -1 for what is no instruction: a slice that a loop
     cuts out, a copy in another order. `group` are the kind, axes and dtype of a collective that
-    may be combined with its like, the dtype "" of gathers, which may be of several. A light one may
+    may be combined with its like, the dtype "" of gathers, which may be of several. Of a move of
+    several collectives each is a kernel: the `part` of them. A light one may
     be fused with others that read the same, such as one that `picks` items of what it reads; an
     early one need not wait for its readers' turn: it gathers. `wasted_bytes` are loaded beside
     those that it reads, where it loads them item by item; `work_bytes` could be loaded while it
@@ -623,6 +624,7 @@ class Kernel:
     is_early: bool = False
     wasted_bytes: int = 0
     work_bytes: float = 0.0
+    part: int = 0
 
     def instruction(self, block: Block) -> ListingStep | None:
         """The instruction of its block that it runs; None where it is none."""
@@ -645,7 +647,7 @@ class Sizes:
     """
 
     def __init__(self, graph: Graph, mesh: MeshShape, platform: Platform = "gpu") -> None:
-        self._graph, self._mesh = graph, mesh
+        self._graph, self.mesh = graph, mesh
         self.platform: Platform = platform
         self._known: dict[tuple[tuple[int, ...], str, Sharding], int] = {}
         self._stored: list[tuple[Block, Mapping[str, int], Stored]] = []
@@ -664,7 +666,7 @@ class Sizes:
         key = (value.shape, value.dtype, sharding)
         found = self._known.get(key)
         if found is None:
-            found = sharding.local_bytes(value, self._mesh)
+            found = sharding.local_bytes(value, self.mesh)
             self._known[key] = found
         return found
 
@@ -688,21 +690,26 @@ class Sizes:
 
     def local(self, sharding: Sharding, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of a device's piece of a value."""
-        return sharding.shard_shape(shape, self._mesh)
+        return sharding.shard_shape(shape, self.mesh)
 
 
-def product_dims(op: Op, run: LocalOp, sizes: Sizes) -> tuple[int, int, int] | None:
-    """The rows, columns and terms of each sum of a device's piece of a matrix product.
+def product_dims(op: Op, run: LocalOp, sizes: Sizes) -> tuple[int, int, int, int] | None:
+    """The batches, rows, columns and terms of each sum of a device's piece of a matrix product.
 
-    None for other ops, and for products with dims of batch.
+    None for other ops.
     """
-    summed = _summed_dims(op) if op.kind == "dot_general" else None
-    if summed is None:
+    if op.kind != "dot_general" or op.rule is None:
         return None
-    made, left = math.prod(sizes.made(run, op)), sizes.shard(run, op)
-    terms = math.prod(left[d] for d in summed)
-    rows = math.prod(left) // max(1, terms)
-    return rows, made // max(1, rows), terms
+    right, kept = set(op.rule.operands[1]), set(op.rule.results[0])
+    batches = rows = terms = 1
+    for dim, size in zip(op.rule.operands[0], sizes.shard(run, op), strict=True):
+        if dim not in kept:
+            terms *= size
+        elif dim in right:
+            batches *= size
+        else:
+            rows *= size
+    return batches, rows, math.prod(sizes.made(run, op)) // max(1, batches * rows), terms
 
 
 InnerBytes = Callable[[Loop, Op, Mapping[str, int]], int]
@@ -877,7 +884,13 @@ class _Writer:
             self._behind[name] = frozenset((name,))
         if self._line.fused[i] and self._sizes.platform == "gpu":
             self._written_at.update(dict.fromkeys(makes, len(self._kernels)))
-        self._kernels.append(self._kernel(i, step, makes, _pieces(sources)))
+        if isinstance(step, Move):
+            mesh = self._sizes.mesh
+            for kernel, size in _move_kernels(i, step, _pieces(sources), nbytes[0], mesh):
+                self._nbytes[kernel.makes[0]] = size
+                self._kernels.append(kernel)
+        else:
+            self._kernels.append(self._kernel(i, step, makes, _pieces(sources)))
         if i in self._line.turned:
             turned = f"{makes[0]} in order"
             self._nbytes[turned], self._behind[makes[0]] = nbytes[0], frozenset((turned,))
@@ -1113,10 +1126,8 @@ class _Writer:
         return found
 
     def _kernel(
-        self, i: int, step: LocalOp | Move | Loop, makes: tuple[str, ...], sources: Pieces
+        self, i: int, step: LocalOp | Loop, makes: tuple[str, ...], sources: Pieces
     ) -> Kernel:
-        if isinstance(step, Move):
-            return _move_kernel(i, step, makes, sources, self._nbytes[makes[0]])
         op = self._line.ops[i]
         assert op is not None
         if isinstance(step, Loop):
@@ -1147,23 +1158,53 @@ class _Writer:
         )
 
 
-def _move_kernel(
-    i: int, step: Move, makes: tuple[str, ...], sources: Pieces, result_bytes: int
-) -> Kernel:
-    moved = step.collectives
+def collectives_by_piece(block: Block) -> Mapping[str, tuple[Move, Sequence[Collective]]]:
+    """By the name of a piece, its move and those of the move's collectives that make it."""
+    moves = (step for step in block.instructions if isinstance(step, Move))
+    return {
+        name: (move, move.collectives if len(names) == 1 else move.collectives[j : j + 1])
+        for move in moves
+        for names in (pieces_of(move),)
+        for j, name in enumerate(names)
+    }
+
+
+def pieces_of(move: Move) -> list[str]:
+    """The names of the pieces that a move's collectives make, its result the last."""
+    between = range(1, len(move.collectives))
+    return [*(f"{move.result} after {j}" for j in between), move.result]
+
+
+def _move_kernels(
+    i: int, move: Move, sources: Pieces, result_bytes: int, mesh: MeshShape
+) -> Iterator[tuple[Kernel, int]]:
+    """A kernel for each collective of a move, with the bytes of the piece that it makes.
+
+    Steps that are local run with the next collective, or with the last one.
+    """
+    moved, names, steps = move.collectives, pieces_of(move), list(move.steps)
     gathers = bool(moved) and moved[-1].kind == "all-gather"
-    if len(step.steps) == 1 and len(moved) == 1:
-        only = moved[0]
-        group = (only.kind, only.axes, "" if gathers else step.value.dtype)
-        in_place = only.kind == "all-reduce"
-        # How much is combined counts by what comes out.
-        out = result_bytes if only.kind == "reduce-scatter" else only.nbytes
-        return Kernel(i, makes, sources, 0, in_place, group, out, is_early=gathers)
-    # Between two collectives lies a piece that is neither the source nor the result.
-    middle = list(moved)
-    if middle and step.steps[0].kind == middle[0].kind != "all-gather":
-        middle.pop(0)
-    if middle and step.steps[-1].kind == middle[-1].kind != "reduce-scatter":
-        middle.pop()
-    scratch = max((c.nbytes for c in middle), default=0)
-    return Kernel(i, makes, sources, scratch, in_place=not moved, is_early=gathers)
+    if not moved:
+        yield Kernel(i, (move.result,), sources, in_place=True), result_bytes
+    for j, (only, name) in enumerate(zip(moved, names, strict=False)):
+        is_last = name == move.result
+        end = next(k for k, step in enumerate(steps) if step.kind == only.kind)
+        own = steps if is_last else steps[: end + 1]
+        steps = steps[end + 1 :]
+        scattered = only.kind == "reduce-scatter"
+        out = only.nbytes // mesh.size(only.axes) if scattered else only.nbytes
+        made = result_bytes if is_last else out
+        slices_before, slices_behind = own[0].kind != only.kind, own[-1].kind != only.kind
+        gathered = only.kind == "all-gather" and slices_behind
+        scattered_part = scattered and slices_before
+        yield (
+            Kernel(
+                i, (name,), sources, only.nbytes if gathered or scattered_part else 0,
+                only.kind == "all-reduce" and len(own) == 1,
+                (only.kind, only.axes, "" if gathers else move.value.dtype),
+                # How much is combined counts by what comes out.
+                out if scattered else only.nbytes, is_early=gathers, part=j,
+            ),
+            made,
+        )  # fmt: skip
+        sources = frozenset((name,))

@@ -100,19 +100,19 @@ class _Fused:
     """Kernels that run as one: what they have at hand, read or made."""
 
     bit: int
+    first: int
     at_hand: set[str] = field(default_factory=set[str])
     made: set[str] = field(default_factory=set[str])
 
 
 def at_hand(
     kernels: Sequence[Kernel], shapes: Sequence[tuple[int, ...] | None]
-) -> dict[int, frozenset[str]]:
-    """By kernel, the pieces that it need not load, as one that it runs with has them at hand.
+) -> dict[int, tuple[int, frozenset[str]]]:
+    """By kernel, the one that it runs with, and the pieces that it need not load as that has them.
 
     XLA for GPUs runs element-wise work of one shape that reads the same, or what other such work
-    stores, as one kernel with several results (multi-output fusion). In a forward or backward pass
-    other work mostly lies between; in an update none does. Of the 10 pieces that Adam's three
-    kernels would move it moves 7:
+    stores, as one kernel with several results (multi-output fusion), unless other work lies
+    between. Of the 10 pieces that Adam's three kernels would move it moves 7:
 
         m' = f(m, g)   v' = f(v, g)   p' = f(p, m', v')     loads p, m, v and g, stores the rest
 
@@ -120,7 +120,7 @@ def at_hand(
     """
     having: dict[tuple[tuple[int, ...], str], list[_Fused]] = {}  # by shape, and a piece at hand
     after: dict[str, int] = {}  # of each piece, those that it waits for, as bits
-    found: dict[int, frozenset[str]] = {}
+    found: dict[int, tuple[int, frozenset[str]]] = {}
     bit = 1
     for k, (kernel, shape) in enumerate(zip(kernels, shapes, strict=True)):
         waits = 0
@@ -131,9 +131,9 @@ def at_hand(
             able = (near[b] for b in sorted(near) if _may_join(kernel, near[b], after))
             own = next(able, None)
             if own is None:
-                own, bit = _Fused(bit), bit << 1
+                own, bit = _Fused(bit, k), bit << 1
             else:
-                found[k] = kernel.reads & own.at_hand
+                found[k] = own.first, kernel.reads & own.at_hand
             for name in (*kernel.reads, *kernel.makes):
                 if name not in own.at_hand:
                     own.at_hand.add(name)

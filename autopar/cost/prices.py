@@ -28,9 +28,14 @@ from autopar.ir.sharding import MeshShape
 from autopar.ir.spmd_program import SpmdProgram
 from autopar.rules import HEAVY
 
-# XLA's table for GPUs has matrix products of 256 to 4,096 rows, columns and terms. What is longer
-# takes as much as so many of the longest, what is shorter such a share of the shortest.
-_LEAST_DIM, _LONGEST_DIM = 256, 4096
+# XLA's table for GPUs has matrix products of 256 to 4,096 rows, columns and terms, in up to 4
+# batches. What is longer takes as much as so many of the longest, what is shorter such a share of
+# the shortest; but of so many batches of products that are shorter all fill a chip at once.
+_LEAST_DIM, _LONGEST_DIM, _MOST_BATCHES, _FILLING_BATCHES = 256, 4096, 4, 128
+# Fitted to what it has of an H100: 170 bf16 products of the plans that are compared with XLA, 3.7 %
+# off on average. The rate without any ramp, in chip efficiencies; the terms of a sum, and items of
+# the result for each core, at which half of it is reached; and what any of them takes.
+_PRODUCT_RATE, _RAMP_TERMS, _RAMP_ITEMS, _PRODUCT_SECONDS = 1.2, 195, 3050, 4.3e-6
 # Work whose result is fused into what reads it costs next to nothing, but not nothing.
 _FUSED_SHARE = 0.05
 
@@ -66,10 +71,21 @@ def compute_seconds(chip: Chip, flops: float, nbytes: float, dtype: str) -> floa
 
 
 def product_seconds(chip: Chip, dims: Sequence[int], nbytes: float, dtype: str) -> float:
-    """Seconds of a GPU's matrix product of so many rows, columns and terms of each sum."""
-    part = [min(max(d, _LEAST_DIM), _LONGEST_DIM) for d in dims]
-    parts, flops = math.prod(dims) / math.prod(part), 2 * math.prod(part)
-    busy = parts * _computing(chip, flops, dtype)
+    """Seconds of a GPU's matrix product of so many batches, rows, columns and terms of each sum.
+
+    Few items leave cores idle, and short sums leave them waiting for what they load:
+
+        parts * (flops / rate * (1 + ramp / terms) * (1 + cores * ramp / items) + fixed) + launch
+    """
+    part = list(dims)
+    if dims[0] < _FILLING_BATCHES or max(dims[1:]) > _LEAST_DIM:
+        longest = (min(max(d, _LEAST_DIM), _LONGEST_DIM) for d in dims[1:])
+        part = [min(dims[0], _MOST_BATCHES), *longest]
+    parts, terms = math.prod(dims) / math.prod(part), part[-1]
+    items = math.prod(part[:-1])
+    rate = _PRODUCT_RATE * chip.compute_efficiency * chip.flops_for(dtype)
+    filled = (1 + _RAMP_TERMS / terms) * (1 + gpu_target(chip.name).cores * _RAMP_ITEMS / items)
+    busy = parts * (2 * items * terms / rate * filled + _PRODUCT_SECONDS)
     return max(busy, _streaming(chip, nbytes)) + chip.launch_seconds
 
 
@@ -194,7 +210,7 @@ class Prices:
         return kernel_seconds(self.cluster.chip, op, nbytes, share)
 
     def product(self, op: Op, nbytes: float, dims: Sequence[int]) -> float:
-        """Seconds of a matrix product of a GPU, of so many rows, columns and terms of each sum."""
+        """Seconds of a matrix product of a GPU, of so many batches, rows, columns and terms."""
         return product_seconds(self.cluster.chip, dims, nbytes, op.results[0].dtype)
 
     def elementwise(self, nbytes: float) -> float:

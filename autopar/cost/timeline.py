@@ -21,6 +21,7 @@ from autopar.cost.kernels import (
     Sizes,
     Stored,
     adds_its_result,
+    collectives_by_piece,
     is_fused_into_readers,
     is_product,
     is_reduction,
@@ -42,7 +43,7 @@ from autopar.ir.batching import Accumulator
 from autopar.ir.compiler_options import PIPELINED
 from autopar.ir.control_flow import ControlFlow, PortKind
 from autopar.ir.graph import Graph, Op
-from autopar.ir.listing import Block, Listing, ListingStep, LocalOp, Loop, Move
+from autopar.ir.listing import Block, Collective, Listing, ListingStep, LocalOp, Loop, Move
 from autopar.ir.values import item_bytes
 from autopar.rules import HEAVY
 
@@ -104,7 +105,7 @@ class KernelTimes:
     ) -> None:
         self._sizes, self._prices, self._block, self._stored = sizes, prices, block, stored
         self._added = added or {}
-        self._moves = {m.result: m for m in block.instructions if isinstance(m, Move)}
+        self._collectives = collectives_by_piece(block)
         kernels = stored.kernels
         self._at_hand: Mapping[tuple[str, ...], frozenset[str]] = {}
         self._by_triton: Mapping[tuple[str, ...], frozenset[str]] = {}
@@ -117,19 +118,22 @@ class KernelTimes:
             self._row_sums = {
                 n for k, w in zip(kernels, work, strict=True) if w and w.sums for n in k.makes
             }
-            shared = at_hand(kernels, [self._updated_shape(k) for k in kernels])
             self._by_triton = {kernels[k].makes: found for k, found in along.items()}
             self._picked = picked_bytes(block, sizes, stored)
-            self._few_blocks = BlockCounts(block, sizes, stored, prices.filling_blocks).found()
-            self._at_hand = {kernels[k].makes: found for k, found in shared.items()}
+            counts = BlockCounts(block, sizes, stored, prices.filling_blocks)
+            alone = [k for k in kernels if k.makes not in self._by_triton]
+            shapes = {k.makes: self._element_wise_shape(k, counts) for k in alone}
+            shared = at_hand(kernels, [shapes.get(k.makes) for k in kernels])
+            self._few_blocks = counts.found(shared)
+            self._at_hand = {kernels[k].makes: found for k, (_, found) in shared.items()}
 
-    def _updated_shape(self, kernel: Kernel) -> tuple[int, ...] | None:
-        """The shape of a piece that element-wise work of an update makes."""
+    def _element_wise_shape(self, kernel: Kernel, counts: BlockCounts) -> tuple[int, ...] | None:
+        """The shape of a piece that element-wise work makes, without a scatter inside."""
         step = kernel.instruction(self._block)
         if not isinstance(step, LocalOp):
             return None
         op = self._sizes.op(step.equation)
-        if op.origin.region != "update" or not is_fused_into_readers(op):
+        if not is_fused_into_readers(op) or counts.scatter(kernel) is not None:
             return None
         return self._sizes.made(step, op)
 
@@ -165,7 +169,7 @@ class KernelTimes:
     def _own(self, kernel: Kernel) -> Seconds:
         step = self._block.instructions[kernel.at]
         if isinstance(step, Move):
-            return self._moving([self._moves[name] for name in kernel.makes], kernel)
+            return self._moving(kernel)
         if isinstance(step, LocalOp):
             return self._run(step, kernel)
         return Seconds()
@@ -201,15 +205,15 @@ class KernelTimes:
         picked = self._picked.get(kernel.makes, {})
         return sum(picked.get(name, nbytes.get(name, 0)) for name in moved)
 
-    def _moving(self, moves: Sequence[Move], kernel: Kernel) -> Seconds:
+    def _moving(self, kernel: Kernel) -> Seconds:
         """A move's collectives; of several that run as one, one collective of all their bytes."""
-        if not any(m.collectives for m in moves):
-            return Seconds(self._prices.elementwise(self._moved(kernel)))
-        if len(moves) == 1:
-            seconds = sum(c.seconds for c in moves[0].collectives)
-        else:
-            first = moves[0].collectives[0]
-            nbytes = sum(c.nbytes for m in moves for c in m.collectives)
+        moved = [c for name in kernel.makes for c in self._collectives[name][1]]
+        if not moved:
+            made = sum(self._stored.nbytes.get(name, 0) for name in kernel.makes)
+            return Seconds(self._prices.elementwise(2 * made))
+        seconds, first = moved[0].seconds, moved[0]
+        if len(kernel.makes) > 1:
+            nbytes = sum(c.nbytes for c in moved)
             seconds = self._prices.collective(first.kind, nbytes, first.axes)
         return Seconds(0.0, seconds, seconds)
 
@@ -224,6 +228,8 @@ class KernelTimes:
             if kernel.makes not in self._by_triton:
                 work, nbytes = kernel.work_bytes, nbytes + self._reread(run, op, kernel)
             taken = self._prices.elementwise(max(nbytes, work))
+            if kernel.makes in self._at_hand:  # it runs with another
+                taken = max(0.0, taken - self._prices.cluster.chip.launch_seconds)
             few = self._few_blocks.get(kernel.makes)
             if few is not None:
                 if not few.loaded:
@@ -268,9 +274,9 @@ def entering(flow: ControlFlow, loop: Loop, b: int, nbytes: Mapping[str, int]) -
 
 
 # Of what could be hidden this stays exposed: XLA combines collectives into few that start late and
-# hold up much, and does not look far ahead. From its H100 timelines of GPT-1.3B: with dp, fsdp,
-# megatron and auto 0.16 to 0.32 of it.
-_UNHIDDEN_SHARE = 0.2
+# hold up much, and does not look far ahead. From its H100 timelines of a GPT, a LLaMA and a MoE with
+# dp, fsdp, megatron and auto: 0.16 to 0.32 of it.
+_UNHIDDEN_SHARE = 0.25
 # The same of what may run beside another trip of its loop, from the steady trips of three scanned
 # models of 4 layers: 0.02 to 0.16 of it, and all of it in one trip that the wires fill.
 _UNHIDDEN_ACROSS = 0.1
@@ -406,24 +412,17 @@ def sent(timed: Timed) -> Iterator[tuple[Move, int, Seconds]]:
 
     Neighbors that run as one share that by their bytes; all add up to the listing's seconds.
     """
-    moves = {m.result: m for m in _moves(timed)}
-    for _, kernel, spent in timed.spent():
+    known: dict[int, Mapping[str, tuple[Move, Sequence[Collective]]]] = {}
+    for block, kernel, spent in timed.spent():
         if not spent.communication:
             continue
-        parts = [(moves[name], j, c) for name in kernel.makes
-                 for j, c in enumerate(moves[name].collectives)]  # fmt: skip
-        combined = len(kernel.makes) > 1
-        weights = [float(c.nbytes) if combined else c.seconds for _, _, c in parts]
-        for (move, j, _), weight in zip(parts, weights, strict=True):
-            share = weight / sum(weights)
-            yield move, j, Seconds(0.0, spent.communication * share, spent.exposed * share)
-
-
-def _moves(timed: Timed) -> Iterator[Move]:
-    yield from (step for step in timed.block.instructions if isinstance(step, Move))
-    for bodies in timed.bodies.values():
-        for trips in bodies:
-            yield from _moves(trips.timed)
+        pieces = known.setdefault(id(block), collectives_by_piece(block))
+        parts = [(pieces[name][0], pieces[name][1][0]) for name in kernel.makes]
+        whole = sum(c.nbytes for _, c in parts)
+        for move, own in parts:
+            share = own.nbytes / whole
+            part = kernel.part if len(parts) == 1 else move.collectives.index(own)
+            yield move, part, Seconds(0.0, spent.communication * share, spent.exposed * share)
 
 
 def moved_seconds(timed: Timed) -> dict[tuple[str, tuple[str, ...]], float]:
@@ -602,7 +601,8 @@ def _results(step: ListingStep) -> Sequence[str]:
 def _kind(block: Block, kernel: Kernel) -> str:
     """The kind of a kernel's first collective, "" of work."""
     step = kernel.instruction(block)
-    return step.collectives[0].kind if isinstance(step, Move) and step.collectives else ""
+    is_collective = isinstance(step, Move) and step.collectives
+    return step.collectives[kernel.part].kind if is_collective else ""
 
 
 @dataclass(frozen=True)
@@ -794,9 +794,9 @@ def beside_moves(stored: Stored, timed: Timed) -> Stored:
     return replace(stored, kernels=tuple(kernels[k] for k in reversed(order)))
 
 
-def _identity(kernel: Kernel) -> int | tuple[str, ...]:
+def _identity(kernel: Kernel) -> tuple[int, int] | tuple[str, ...]:
     """The instruction of a kernel, as of one that runs it again; of a copy, what it makes."""
-    return kernel.at if kernel.at >= 0 else kernel.makes
+    return (kernel.at, kernel.part) if kernel.at >= 0 else kernel.makes
 
 
 def _placed(
