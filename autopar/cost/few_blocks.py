@@ -178,21 +178,19 @@ class BlockCounts:
             op = self._sizes.op(run.equation) if run is not None else None
             if run is None or op is None:
                 continue
-            for k, name in enumerate(run.operands):
-                if name is None or name in seen:
-                    continue
-                seen.add(name)
-                size = math.prod(self._sizes.shard(run, op, k))
-                if 1 < size < items:
-                    numbers += 1
-                elif name not in self._stored.nbytes:
+            if op.kind == "broadcast_in_dim" and math.prod(self._sizes.made(run, op)) == items:
+                numbers += math.prod(operand_shape(op, 0)) > 1
+                continue
+            for name in run.operands:
+                if name is not None and name not in seen and name not in self._stored.nbytes:
+                    seen.add(name)
                     waiting.append(name)
         return large + _NUMBER_BYTES * items * numbers
 
 
 # How much it counts where a value's dims lie: a product of batches has them as it wishes, where its
-# batches do not stay outermost. XLA for GPUs gathers and scatters along the dim that lies outermost.
-# Other products of batches follow these, and an all-to-all all of them.
+# batches do not stay outermost. XLA for GPUs gathers and scatters along the outermost dim. Other
+# products of batches follow these, and an all-to-all follows all of them.
 _BATCHES, _ALONG, _SIDES, _ACROSS = 4, 3, 2, 1
 
 

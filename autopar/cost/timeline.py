@@ -274,8 +274,8 @@ def entering(flow: ControlFlow, loop: Loop, b: int, nbytes: Mapping[str, int]) -
 
 
 # Of what could be hidden this stays exposed: XLA combines collectives into few that start late and
-# hold up much, and does not look far ahead. From its H100 timelines of a GPT, a LLaMA and a MoE with
-# dp, fsdp, megatron and auto: 0.16 to 0.32 of it.
+# hold up much, and does not look far ahead. From its H100 timelines of a GPT, a LLaMA and a MoE
+# with dp, fsdp, megatron and auto: 0.16 to 0.32 of it.
 _UNHIDDEN_SHARE = 0.25
 # The same of what may run beside another trip of its loop, from the steady trips of three scanned
 # models of 4 layers: 0.02 to 0.16 of it, and all of it in one trip that the wires fill.
