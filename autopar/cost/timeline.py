@@ -1,16 +1,15 @@
 """Seconds of a listing: of each kernel, and of all of them where collectives run beside work.
 
 A device has two streams, work and wires, each of which runs one kernel at a time: collectives run
-beside the work that does not wait for them. Kernels are placed from the last to the first, of those
-that may be placed the one with the longest way ahead of it (list scheduling by critical path), as
-XLA's latency-hiding scheduler does.
+beside the work that does not wait for them. Kernels run in the order in which XLA's latency-hiding
+scheduler leaves them, which memory is counted in, too.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, combinations, groupby
 
@@ -273,12 +272,8 @@ def entering(flow: ControlFlow, loop: Loop, b: int, nbytes: Mapping[str, int]) -
 # -- collectives beside work -----------------------------------------------------------------------
 
 
-# Of what could be hidden this stays exposed: XLA combines collectives into few that start late and
-# hold up much, and does not look far ahead. From its H100 timelines of a GPT, a LLaMA and a MoE
-# with dp, fsdp, megatron and auto: 0.16 to 0.32 of it.
-_UNHIDDEN_SHARE = 0.25
-# The same of what may run beside another trip of its loop, from the steady trips of three scanned
-# models of 4 layers: 0.02 to 0.16 of it, and all of it in one trip that the wires fill.
+# Of what may run beside another trip of its loop this stays exposed, from the steady trips of three
+# scanned models of 4 layers: 0.02 to 0.16 of it, and all of it in one trip that the wires fill.
 _UNHIDDEN_ACROSS = 0.1
 _REDUCTIONS = ("all-reduce", "reduce-scatter")
 # The kinds that XLA for GPUs pipelines, in the order of its passes.
@@ -356,9 +351,7 @@ class Timed:
     kernels: tuple[Kernel, ...]
     streams: Streams
     bodies: Mapping[int, tuple[Trips, ...]]
-    assumed: Sequence[float]  # what XLA's scheduler takes each kernel for, in a unit of its own
-    guessed: bool = False  # it knows no times of the chip's kernels
-    products: frozenset[int] = frozenset()  # the kernels that are products
+    known: Known
     fills: Mapping[int, Seconds] = field(default_factory=dict[int, Seconds])  # of loops' stacks
     pipelined: frozenset[str] = frozenset()
 
@@ -388,13 +381,13 @@ class Timed:
         A loop comes with the filling of its stacks. The seconds of all add up to the block's,
         `exposed` ones too.
         """
-        share, alone = self.streams.unhidden_share, self.streams.alone
+        alone = self.streams.alone
         for k, (kernel, own) in enumerate(zip(self.kernels, self.streams.spent, strict=True)):
             if k not in self.bodies:
                 waiting, across = alone[k], self.streams.across(k, alone[k])
                 if across:
                     waiting, own = own.communication - across, replace(own, across=across)
-                yield self.block, kernel, _exposed(own, waiting, share)
+                yield self.block, kernel, replace(own, exposed=waiting)
                 continue
             if k in self.fills:
                 yield self.block, kernel, self.fills[k]
@@ -404,7 +397,7 @@ class Timed:
                     block, inner, _ = rows[0]
                     pairs = zip(rows, trips, strict=True)
                     taken = sum((once.times(t.runs) for (_, _, once), t in pairs), Seconds())
-                    yield block, inner, _exposed(taken, taken.exposed, share)
+                    yield block, inner, taken
 
 
 def sent(timed: Timed) -> Iterator[tuple[Move, int, Seconds]]:
@@ -433,12 +426,6 @@ def moved_seconds(timed: Timed) -> dict[tuple[str, tuple[str, ...]], float]:
         key = made.kind, made.axes
         found[key] = found.get(key, 0.0) + seconds.communication
     return found
-
-
-def _exposed(spent: Seconds, waiting: float, share: float) -> Seconds:
-    """Seconds that are waited for, and a share of those that the work of the same trip hides."""
-    hidden = max(0.0, spent.communication - waiting - spent.across)
-    return replace(spent, exposed=waiting + share * hidden)
 
 
 class _Timer:
@@ -481,18 +468,16 @@ class _Timer:
                 spent.append(times.seconds(kernel))
         kernels, kinds = stored.kernels, self._prices.beside
         beside = [_kind(block, k) in kinds for k in kernels]
-        streams = in_two_streams(kernels, spent, beside)
         products = frozenset(k for k, kern in enumerate(kernels) if self._is_product(block, kern))
-        assumed = [
+        takes = [
             _GUESSES[0 if on_wires else 1 if k in products else 2]
             if self._guesses
             else (s.communication if on_wires else s.total)
             for k, (s, on_wires) in enumerate(zip(spent, beside, strict=True))
         ]
-        return Timed(
-            block, kernels, streams, bodies, assumed, self._guesses, products, fills,
-            self._pipelined,
-        )  # fmt: skip
+        known = Known(takes, products, self._guesses)
+        streams = in_two_streams(kernels, spent, beside, known)
+        return Timed(block, kernels, streams, bodies, known, fills, self._pipelined)
 
     def _stacking(self, loop: Loop, nbytes: Mapping[str, int]) -> float:
         """Seconds that a scan's stacks take beside the work of its trips.
@@ -548,7 +533,7 @@ class _Timer:
             if flow.kind == "scan" and loop.runs > 1:
                 crossing = self._crossing(alone, flow, b, loop.runs)
             own = alone.streams
-            streams = in_two_streams(alone.kernels, own.spent, own.beside, crossing)
+            streams = in_two_streams(alone.kernels, own.spent, own.beside, alone.known, crossing)
             if not crossing or streams.seconds.exposed >= own.seconds.exposed:
                 yield Trips(alone, loop.runs)
                 continue
@@ -566,7 +551,7 @@ class _Timer:
         on_wires = (k for k, is_beside in enumerate(body.streams.beside) if is_beside)
         kinds = {k: _kind(block, kernels[k]) for k in on_wires}
         is_light = [
-            k not in kinds and k not in body.bodies and k not in body.products
+            k not in kinds and k not in body.bodies and k not in body.known.products
             for k in range(len(kernels))
         ]
         # 1. What a carry, a product or a collective leads to is not known before.
@@ -601,21 +586,33 @@ def _results(step: ListingStep) -> Sequence[str]:
 def _kind(block: Block, kernel: Kernel) -> str:
     """The kind of a kernel's first collective, "" of work."""
     step = kernel.instruction(block)
-    is_collective = isinstance(step, Move) and step.collectives
-    return step.collectives[kernel.part].kind if is_collective else ""
+    moved = step.collectives if isinstance(step, Move) else ()
+    return moved[kernel.part].kind if moved else ""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What XLA's scheduler knows of kernels: times, and which are `products`.
+
+    It takes each for so long, in seconds, or in a unit of its own where they are `guessed`.
+    """
+
+    takes: Sequence[float]
+    products: frozenset[int] = frozenset()
+    guessed: bool = False
 
 
 @dataclass(frozen=True)
 class Streams:
     """Kernels in time: what each takes by itself, whether it runs `beside` work on the wires.
 
-    Kernel k starts `left[k]` seconds before the last one ends. Those `crossing` belong to another
-    trip of a loop: nothing here waits for them, nor they for anything.
+    Kernel k starts `starts[k]` seconds after the first. Those `crossing` belong to another trip of
+    a loop: nothing here waits for them, nor they for anything.
     """
 
     spent: Sequence[Seconds]
     beside: Sequence[bool]
-    left: Sequence[float]
+    starts: Sequence[float]
     crossing: frozenset[int] = frozenset()
 
     @property
@@ -623,13 +620,13 @@ class Streams:
         """Seconds of all together; raises GraphError if that cannot be."""
         total = sum(self.spent, Seconds())
         if any(self.beside):
-            waiting = max(self.left) - total.compute
+            waiting = max(end for _, end in self.spans) - total.compute
             for k, alone in enumerate(self.alone if self.crossing else ()):
                 across = self.across(k, alone)
                 total = replace(total, across=total.across + across)
                 if k in self.crossing:
                     waiting += self.spent[k].communication - alone - across
-            total = _exposed(total, waiting, self.unhidden_share)
+            total = replace(total, exposed=waiting)
         slack = _ROUNDING * total.total
         if not -slack <= total.exposed <= total.communication + slack:
             raise GraphError(
@@ -643,17 +640,11 @@ class Streams:
         return (1 - _UNHIDDEN_ACROSS) * hidden
 
     @property
-    def unhidden_share(self) -> float:
-        """The share of hidden collectives that is waited for after all."""
-        return _UNHIDDEN_SHARE if any(self.beside) else 0.0
-
-    @property
     def spans(self) -> list[tuple[float, float]]:
         """The start and end of each kernel, in seconds from the first."""
-        whole = max(self.left, default=0.0)
         return [
-            (whole - left, whole - left + (s.communication if beside else s.total))
-            for s, beside, left in zip(self.spent, self.beside, self.left, strict=True)
+            (start, start + (s.communication if beside else s.total))
+            for s, beside, start in zip(self.spent, self.beside, self.starts, strict=True)
         ]
 
     @property
@@ -680,30 +671,59 @@ def in_two_streams(
     kernels: Sequence[Kernel],
     spent: Sequence[Seconds],
     beside: Sequence[bool],
+    known: Known,
     crossing: frozenset[int] = frozenset(),
 ) -> Streams:
     """Kernels in time, those that may run `beside` work on a stream of their own.
 
-    Those `crossing` wait for nothing, and nothing waits for them.
+    They run in the order that the scheduler leaves: a kernel waits for its turn, and for what it
+    reads. Those `crossing` wait for nothing, and nothing waits for them.
     """
     if not any(beside):
-        from_last = list(accumulate(s.total for s in reversed(spent)))
-        return Streams(spent, beside, from_last[::-1])
-    tasks = [
-        _Task(s.communication, True) if is_beside else _Task(s.total, False)
-        for s, is_beside in zip(spent, beside, strict=True)
+        return Streams(spent, beside, [0.0, *accumulate(s.total for s in spent)][: len(spent)])
+    needs = [
+        [] if k in crossing else [n for n in need if n not in crossing]
+        for k, need in enumerate(_needs(kernels))
     ]
-    return Streams(spent, beside, _placed(kernels, tasks, crossing), crossing)
-
-
-@dataclass(frozen=True, slots=True)
-class _Task:
-    seconds: float
-    on_wires: bool
+    starts, ends = [0.0] * len(kernels), [0.0] * len(kernels)
+    work = wires = 0.0  # when each stream is free
+    for k in _scheduled(kernels, needs, beside, known):
+        starts[k] = max([work, *(ends[n] for n in needs[k])])
+        if beside[k]:
+            starts[k] = max(starts[k], wires)
+            wires = ends[k] = starts[k] + spent[k].communication
+        else:
+            work = ends[k] = starts[k] + spent[k].total
+    return Streams(spent, beside, starts, crossing)
 
 
 def beside_moves(stored: Stored, timed: Timed) -> Stored:
-    """Kernels in the order in which XLA's latency-hiding scheduler leaves them.
+    """Kernels of a block in the order in which XLA's latency-hiding scheduler leaves them."""
+    kernels = stored.kernels
+    at = {_identity(k): n for n, k in enumerate(timed.kernels)}
+    places = [at.get(_identity(k)) for k in kernels]
+    known = Known(
+        [0.0 if n is None else timed.known.takes[n] for n in places],
+        frozenset(k for k, n in enumerate(places) if n in timed.known.products),
+        timed.known.guessed,
+    )
+    beside = [n is not None and timed.streams.beside[n] for n in places]
+    order = _scheduled(kernels, _needs(kernels), beside, known)
+    return replace(stored, kernels=tuple(kernels[k] for k in order))
+
+
+def _identity(kernel: Kernel) -> tuple[int, int] | tuple[str, ...]:
+    """The instruction of a kernel, as of one that runs it again; of a copy, what it makes."""
+    return (kernel.at, kernel.part) if kernel.at >= 0 else kernel.makes
+
+
+def _scheduled(
+    kernels: Sequence[Kernel],
+    needs: Sequence[Sequence[int]],
+    on_wires: Sequence[bool],
+    known: Known,
+) -> list[int]:
+    """The order in which XLA's latency-hiding scheduler leaves kernels that need others.
 
         as given    gather a | da | dw1 | gather b | db | dw2
         as left     gather a | da | gather b | dw1 | db | dw2        dw1 runs while b is gathered
@@ -711,7 +731,8 @@ def beside_moves(stored: Stored, timed: Timed) -> Stored:
     It goes from the last kernel to the first, and so meets the end of a collective before its
     start:
 
-    1. The end of a collective goes as soon as no other is under way.
+    1. The end of a collective goes as soon as no other is under way; of several, that which ends
+       the longest way of collectives, itself among them.
     2. Work that is ready goes before what is not. What a product has just let go of is ready in a
        moment, as a view lies between them: what has waited for longer goes first, such as weight
        gradients.
@@ -720,17 +741,13 @@ def beside_moves(stored: Stored, timed: Timed) -> Stored:
     4. What has the longest collectives ahead of it goes first, if times are known.
     5. The last in the given order goes first.
 
-    What loops' first trips make early stands as early as it can: it begins with a gather.
+    What loops' first trips make early stands as early as it can: it begins with a gather. Raises
+    GraphError where kernels wait for each other.
     """
-    kernels, needs = stored.kernels, _needs(stored.kernels)
-    known = {_identity(k): n for n, k in enumerate(timed.kernels)}
-    places = [known.get(_identity(k)) for k in kernels]
-    products = [n in timed.products for n in places]
-    on_wires = [n is not None and timed.streams.beside[n] for n in places]
-    takes = [0.0 if n is None else timed.assumed[n] for n in places]
-    moment = 1.0 if timed.guessed else _MOMENT_SECONDS
+    takes, products = known.takes, known.products
+    moment = 1.0 if known.guessed else _MOMENT_SECONDS
     ahead = [0.0] * len(kernels)  # seconds of collectives before each kernel, on the longest way
-    for k in () if timed.guessed else range(len(kernels)):
+    for k in () if known.guessed else range(len(kernels)):
         ahead[k] = max((ahead[n] + takes[n] * on_wires[n] for n in needs[k]), default=0.0)
     readers, ready_at = [0] * len(kernels), [0.0] * len(kernels)
     for n in chain.from_iterable(needs):
@@ -748,7 +765,7 @@ def beside_moves(stored: Stored, timed: Timed) -> Stored:
     def place(k: int, began: float) -> None:
         order.append(k)
         for n in needs[k]:
-            let_go = now if products[k] or products[n] else began
+            let_go = now if k in products or n in products else began
             ready_at[n] = max(ready_at[n], let_go + moment)
             readers[n] -= 1
             if not readers[n]:
@@ -756,7 +773,7 @@ def beside_moves(stored: Stored, timed: Timed) -> Stored:
 
     def release(k: int) -> None:
         if on_wires[k]:
-            heapq.heappush(ends, (-ahead[k], -k))
+            heapq.heappush(ends, (-ahead[k] - takes[k], -k))
         elif kernels[k].is_early and kernels[k].at < 0:
             first.append(k)
         else:
@@ -791,26 +808,10 @@ def beside_moves(stored: Stored, timed: Timed) -> Stored:
             k = first.pop()
         now = began + takes[k]
         place(k, began)
-    return replace(stored, kernels=tuple(kernels[k] for k in reversed(order)))
-
-
-def _identity(kernel: Kernel) -> tuple[int, int] | tuple[str, ...]:
-    """The instruction of a kernel, as of one that runs it again; of a copy, what it makes."""
-    return (kernel.at, kernel.part) if kernel.at >= 0 else kernel.makes
-
-
-def _placed(
-    kernels: Sequence[Kernel], tasks: Sequence[_Task], crossing: frozenset[int]
-) -> list[float]:
-    """The start of each kernel, in seconds before the end; the longest way ahead goes first."""
-    needs = [
-        [] if k in crossing else [n for n in need if n not in crossing]
-        for k, need in enumerate(_needs(kernels))
-    ]
-    ahead = [0.0] * len(kernels)
-    for k, need in enumerate(needs):
-        ahead[k] = tasks[k].seconds + max((ahead[n] for n in need), default=0.0)
-    return _run(tasks, needs, ahead)
+    if len(order) < len(kernels):
+        waiting = len(kernels) - len(order)
+        raise GraphError(f"{waiting} of {len(kernels)} kernels wait for each other")
+    return order[::-1]
 
 
 def _needs(kernels: Sequence[Kernel]) -> list[list[int]]:
@@ -820,55 +821,6 @@ def _needs(kernels: Sequence[Kernel]) -> list[list[int]]:
         sorted({made[r] for r in kernel.reads if r in made} - {k})
         for k, kernel in enumerate(kernels)
     ]
-
-
-def _run(
-    tasks: Sequence[_Task], needs: Sequence[Sequence[int]], ahead: Sequence[float]
-) -> list[float]:
-    """Two streams from the last kernel to the first, as XLA's scheduler goes.
-
-    Of what is ready, because all that reads it is placed, the one with most ahead of it goes first.
-    What takes no time keeps neither stream. Raises GraphError where kernels wait for each other.
-    """
-    left = [0.0] * len(tasks)
-    waiting = [0] * len(tasks)
-    for need in needs:
-        for n in need:
-            waiting[n] += 1
-    ready: tuple[list[tuple[float, int]], ...] = ([], [])  # by stream: (-seconds ahead, kernel)
-    running: list[tuple[float, int]] = []  # (end, kernel)
-    busy, now = [False, False], 0.0
-
-    def release(first: Iterable[int]) -> None:
-        front = [*first]
-        while front:
-            k = front.pop()
-            if tasks[k].seconds:
-                heapq.heappush(ready[tasks[k].on_wires], (-ahead[k], k))
-                continue
-            left[k] = now
-            front += placed(k)
-
-    def placed(k: int) -> Iterator[int]:
-        for n in needs[k]:
-            waiting[n] -= 1
-            if not waiting[n]:
-                yield n
-
-    release([k for k, count in enumerate(waiting) if not count])
-    while running or ready[0] or ready[1]:
-        for stream in (0, 1):
-            if ready[stream] and not busy[stream]:
-                _, k = heapq.heappop(ready[stream])
-                busy[stream] = True
-                heapq.heappush(running, (now + tasks[k].seconds, k))
-        now, k = heapq.heappop(running)
-        left[k] = now
-        busy[tasks[k].on_wires] = False
-        release(placed(k))
-    if any(waiting):
-        raise GraphError(f"{sum(map(bool, waiting))} of {len(tasks)} kernels wait for each other")
-    return left
 
 
 def _nothing_inside(loop: Loop, op: Op, nbytes: Mapping[str, int]) -> int:

@@ -12,6 +12,7 @@ from autopar.cost.kernels import Kernel, Stored, pieces_of
 from autopar.cost.prices import Prices, product_seconds
 from autopar.cost.reshard import Resharder
 from autopar.cost.timeline import (
+    Known,
     Seconds,
     Streams,
     Timed,
@@ -68,8 +69,8 @@ def test_a_gather_runs_beside_the_layer_before() -> None:
         prices.cluster.chip, (1, 512, 4096, 4096), 4096 * 4096 * 4 * (1 + 2 / 8), "f32"
     )
     assert seconds.communication == pytest.approx(2 * gather)
-    # The first has nothing to run beside; of the second a layer hides most of its own length.
-    assert seconds.exposed == pytest.approx(2 * gather - 0.75 * min(gather, work))
+    # The first has nothing to run beside; of the second a layer hides its own length.
+    assert seconds.exposed == pytest.approx(2 * gather - min(gather, work))
 
 
 def test_cpus_run_collectives_by_themselves() -> None:
@@ -101,6 +102,16 @@ def graphs(draw: st.DrawFn) -> tuple[list[Kernel], list[Seconds], list[bool]]:
     return kernels, spent, on_wires
 
 
+def placed(
+    kernels: Sequence[Kernel],
+    spent: Sequence[Seconds],
+    on_wires: Sequence[bool],
+    crossing: frozenset[int] = frozenset(),
+) -> Streams:
+    """Kernels of which the scheduler knows what they take."""
+    return in_two_streams(kernels, spent, on_wires, Known([s.total for s in spent]), crossing)
+
+
 def longest(kernels: list[Kernel], spent: list[Seconds]) -> float:
     ends: dict[str, float] = {}
     for k, s in zip(kernels, spent, strict=True):
@@ -114,7 +125,7 @@ def test_two_streams_lie_between_the_bounds(
     made: tuple[list[Kernel], list[Seconds], list[bool]],
 ) -> None:
     kernels, spent, on_wires = made
-    found = in_two_streams(kernels, spent, on_wires).seconds
+    found = placed(kernels, spent, on_wires).seconds
     work, wires = sum(s.compute for s in spent), sum(s.communication for s in spent)
     assert found.compute == work
     assert found.communication == wires
@@ -127,7 +138,7 @@ def test_kernels_run_after_what_they_read_one_a_stream(
     made: tuple[list[Kernel], list[Seconds], list[bool]],
 ) -> None:
     kernels, spent, on_wires = made
-    streams = in_two_streams(kernels, spent, on_wires)
+    streams = placed(kernels, spent, on_wires)
     spans = dict(zip((k.makes[0] for k in kernels), streams.spans, strict=True))
     for kernel in kernels:
         assert all(spans[r][1] <= spans[kernel.makes[0]][0] + 1e-9 for r in kernel.reads)
@@ -136,7 +147,9 @@ def test_kernels_run_after_what_they_read_one_a_stream(
         own = sorted(s for s, wires in rows if wires == stream and s[0] < s[1])
         assert all(a[1] <= b[0] + 1e-9 for a, b in pairwise(own))
     alone = streams.alone
-    assert sum(alone) == pytest.approx(max(streams.left) - streams.seconds.compute)
+    assert sum(alone) == pytest.approx(
+        max(end for _, end in streams.spans) - streams.seconds.compute
+    )
     work = [s for s, wires in zip(streams.spans, on_wires, strict=True) if not wires]
     for k, wires in enumerate(on_wires):
         start, end = streams.spans[k]
@@ -156,7 +169,7 @@ def test_what_kernels_wait_for_adds_up() -> None:
     first, second = gathers
     assert first.exposed == first.communication
     hidden = min(second.communication, work)
-    assert second.exposed == pytest.approx(second.communication - 0.75 * hidden)
+    assert second.exposed == pytest.approx(second.communication - hidden)
     assert sum(spent, Seconds()).exposed == pytest.approx(timed.seconds.exposed)
 
 
@@ -164,11 +177,13 @@ def test_kernels_that_wait_for_each_other_are_refused() -> None:
     kernels = [kernel(0, frozenset({1})), kernel(1, frozenset({0})), kernel(2, frozenset())]
     spent = [Seconds(1.0), Seconds(0.0, 1.0, 1.0), Seconds(1.0)]
     with pytest.raises(GraphError, match="2 of 3 kernels wait for each other"):
-        in_two_streams(kernels, spent, [False, True, False])
+        placed(kernels, spent, [False, True, False])
 
 
 def test_seconds_that_cannot_be_are_refused() -> None:
-    streams = Streams([Seconds(2.0), Seconds(0.0, 1.0, 1.0)], [False, True], [1.0, 1.0])
+    # Two kernels of work at the same time: all would be over before the work is.
+    spent = [Seconds(2.0), Seconds(2.0), Seconds(0.0, 1.0, 1.0)]
+    streams = Streams(spent, [False, False, True], [0.0, 0.0, 0.0])
     with pytest.raises(GraphError, match="are waited for"):
         _ = streams.seconds
 
@@ -176,9 +191,9 @@ def test_seconds_that_cannot_be_are_refused() -> None:
 def test_without_collectives_beside_all_is_in_a_row() -> None:
     kernels = [kernel(0, frozenset()), kernel(1, frozenset())]
     spent = [Seconds(2.0), Seconds(0.0, 3.0, 3.0)]
-    assert in_two_streams(kernels, spent, [False, False]).seconds.total == 5.0
-    found = in_two_streams(kernels, spent, [False, True]).seconds
-    assert found == Seconds(2.0, 3.0, 1.0 + 0.25 * 2.0)
+    assert placed(kernels, spent, [False, False]).seconds.total == 5.0
+    found = placed(kernels, spent, [False, True]).seconds
+    assert found == Seconds(2.0, 3.0, 1.0)
 
 
 def test_what_takes_no_time_keeps_no_collective_waiting() -> None:
@@ -186,8 +201,8 @@ def test_what_takes_no_time_keeps_no_collective_waiting() -> None:
     work, gather, name = kernel(0, frozenset()), kernel(1, frozenset()), kernel(2, frozenset({1}))
     kernels = [work, gather, name, kernel(3, frozenset({0, 2}))]
     spent = [Seconds(3.0), Seconds(0.0, 2.0, 2.0), Seconds(), Seconds(1.0)]
-    streams = in_two_streams(kernels, spent, [False, True, False, False])
-    assert streams.seconds == Seconds(4.0, 2.0, 0.25 * 2.0)
+    streams = placed(kernels, spent, [False, True, False, False])
+    assert streams.seconds == Seconds(4.0, 2.0, 0.0)
     assert streams.alone == [0.0] * 4
 
 
@@ -204,7 +219,7 @@ def test_weight_gradients_run_while_what_comes_next_is_gathered() -> None:
     beside = [k.makes[0] in ("a", "b") for k in chain]
     assumed = [5.0 if on_wires else 1.0 for on_wires in beside]
     streams = Streams([Seconds()] * len(chain), beside, [0.0] * len(chain))
-    timed = Timed(Block((), (), ()), chain, streams, {}, assumed)
+    timed = Timed(Block((), (), ()), chain, streams, {}, Known(assumed))
     stored = Stored(chain, dict.fromkeys(("a", "da", "dw1", "b", "db", "dw2"), 1), frozenset())
     found = [k.makes[0] for k in beside_moves(stored, timed).kernels]
     assert found == ["a", "da", "b", "dw1", "db", "dw2"]
@@ -219,7 +234,7 @@ def left_by_the_scheduler(
     streams = Streams([Seconds()] * len(chain), beside, [0.0] * len(chain))
     viewed = frozenset(n for n, k in enumerate(chain) if k.makes[0] in products)
     block = Block((), (), ())
-    timed = Timed(block, tuple(chain), streams, {}, assumed, products=viewed)
+    timed = Timed(block, tuple(chain), streams, {}, Known(assumed, viewed))
     stored = Stored(tuple(chain), {k.makes[0]: 1 for k in chain}, frozenset())
     return "".join(k.makes[0] for k in beside_moves(stored, timed).kernels)
 
@@ -246,6 +261,15 @@ def test_what_collectives_lead_to_goes_last() -> None:
 def test_a_collective_starts_at_once_where_another_waits_for_the_wires() -> None:
     chain = lettered("a", "Ga", "Ha", "bG", "cH", "xa", "ya")
     assert left_by_the_scheduler(chain, moves="GH", takes=1.0) == "aGxyHbc"
+
+
+def test_of_collectives_that_nothing_waits_for_the_longest_ends_last() -> None:
+    """The step ends with the longest way of collectives, beside what is left of its work."""
+    kernels = [kernel(k, frozenset()) for k in range(3)]
+    spent = [Seconds(0.0, 4.0, 4.0), Seconds(0.0, 1.0, 1.0), Seconds(5.0)]
+    streams = placed(kernels, spent, [True, True, False])
+    assert streams.spans[1][1] <= streams.spans[0][0]
+    assert streams.seconds.exposed == 0.0
 
 
 def test_what_a_first_trip_makes_early_stands_at_the_beginning() -> None:
@@ -426,7 +450,7 @@ def test_what_crosses_trips_is_never_waited_for_longer(
 ) -> None:
     kernels, spent, on_wires = made
     crossing = frozenset(k for k in some if k < len(kernels) and on_wires[k])
-    streams = in_two_streams(kernels, spent, on_wires, crossing)
+    streams = placed(kernels, spent, on_wires, crossing)
     found, work = streams.seconds, sum(s.compute for s in spent)
     assert max(work, sum(s.communication for s in spent)) - 1e-9 <= found.total
     assert 0.0 <= found.across <= found.communication - found.exposed + 1e-9
