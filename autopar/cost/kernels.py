@@ -603,13 +603,12 @@ class Kernel:
     """A kernel: pieces that it makes and reads, and scratch that lives as long as it runs.
 
     `at` is its instruction's index in the block, -1 for what is no instruction: a slice that a loop
-    cuts out, a copy in another order. `group` are the kind, axes and dtype of a collective that
-    may be combined with its like, the dtype "" of gathers, which may be of several. Of a move of
-    several collectives each is a kernel: the `part` of them. A light one may
-    be fused with others that read the same, such as one that `picks` items of what it reads; an
-    early one need not wait for its readers' turn: it gathers. `wasted_bytes` are loaded beside
-    those that it reads, where it loads them item by item; `work_bytes` could be loaded while it
-    computes.
+    cuts out, a copy in another order. Of a move of several collectives each is a kernel, `part` its
+    number. `group` are the kind, axes and dtype of a collective that may be combined with its like,
+    the dtype "" of gathers, which may be of several. A light one may be fused with others that read
+    the same, such as one that `picks` items of what it reads; an early one need not wait for its
+    readers' turn: it gathers. `wasted_bytes` are loaded beside those that it reads, where it loads
+    them item by item; `work_bytes` could be loaded while it computes.
     """
 
     at: int
@@ -1158,6 +1157,10 @@ class _Writer:
         )
 
 
+# XLA combines these with their like; each of the others runs by itself.
+_COMBINED = ("all-gather", "all-reduce", "reduce-scatter")
+
+
 def collectives_by_piece(block: Block) -> Mapping[str, tuple[Move, Sequence[Collective]]]:
     """By the name of a piece, its move and those of the move's collectives that make it."""
     moves = (step for step in block.instructions if isinstance(step, Move))
@@ -1191,20 +1194,20 @@ def _move_kernels(
         end = next(k for k, step in enumerate(steps) if step.kind == only.kind)
         own = steps if is_last else steps[: end + 1]
         steps = steps[end + 1 :]
-        scattered = only.kind == "reduce-scatter"
+        gathered, scattered = only.kind == "all-gather", only.kind == "reduce-scatter"
         out = only.nbytes // mesh.size(only.axes) if scattered else only.nbytes
-        made = result_bytes if is_last else out
-        slices_before, slices_behind = own[0].kind != only.kind, own[-1].kind != only.kind
-        gathered = only.kind == "all-gather" and slices_behind
-        scattered_part = scattered and slices_before
-        yield (
-            Kernel(
-                i, (name,), sources, only.nbytes if gathered or scattered_part else 0,
-                only.kind == "all-reduce" and len(own) == 1,
-                (only.kind, only.axes, "" if gathers else move.value.dtype),
-                # How much is combined counts by what comes out.
-                out if scattered else only.nbytes, is_early=gathers, part=j,
-            ),
-            made,
+        # What a gather makes for a slice, or a slice for a scatter, lies nowhere else.
+        is_between = (gathered and own[-1].kind != only.kind) or (
+            scattered and own[0].kind != only.kind
+        )
+        group = (only.kind, only.axes, "" if gathers else move.value.dtype)
+        kernel = Kernel(
+            i, (name,), sources, only.nbytes if is_between else 0,
+            in_place=only.kind == "all-reduce" and len(own) == 1,
+            group=group if only.kind in _COMBINED else None,
+            # How much is combined counts by what comes out.
+            moved_bytes=out if scattered else only.nbytes,
+            is_early=gathers, part=j,
         )  # fmt: skip
+        yield kernel, result_bytes if is_last else out
         sources = frozenset((name,))

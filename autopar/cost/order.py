@@ -99,7 +99,7 @@ def _behind(waits: int, groups: Sequence[_Group]) -> int:
 class _Fused:
     """Kernels that run as one: what they have at hand, read or made."""
 
-    bit: int
+    number: int
     first: int
     at_hand: set[str] = field(default_factory=set[str])
     made: set[str] = field(default_factory=set[str])
@@ -119,19 +119,18 @@ def at_hand(
     `shapes` are those of element-wise kernels' results on a device; None for all other kernels.
     """
     having: dict[tuple[tuple[int, ...], str], list[_Fused]] = {}  # by shape, and a piece at hand
-    after: dict[str, int] = {}  # of each piece, those that it waits for, as bits
+    latest: dict[str, int] = {}  # of each piece, the last of them that it waits for
     found: dict[int, tuple[int, frozenset[str]]] = {}
-    bit = 1
+    count = 0
     for k, (kernel, shape) in enumerate(zip(kernels, shapes, strict=True)):
-        waits = 0
-        for name in kernel.reads:
-            waits |= after.get(name, 0)
+        waits = max((latest.get(name, 0) for name in kernel.reads), default=0)
         if shape:
-            near = {f.bit: f for name in kernel.reads for f in having.get((shape, name), ())}
-            able = (near[b] for b in sorted(near) if _may_join(kernel, near[b], after))
+            near = {f.number: f for name in kernel.reads for f in having.get((shape, name), ())}
+            able = (near[n] for n in sorted(near) if _may_join(kernel, near[n], latest))
             own = next(able, None)
             if own is None:
-                own, bit = _Fused(bit, k), bit << 1
+                count += 1
+                own = _Fused(count, k)
             else:
                 found[k] = own.first, kernel.reads & own.at_hand
             for name in (*kernel.reads, *kernel.makes):
@@ -139,15 +138,15 @@ def at_hand(
                     own.at_hand.add(name)
                     having.setdefault((shape, name), []).append(own)
             own.made.update(kernel.makes)
-            waits |= own.bit
+            waits = max(waits, own.number)
         if waits:
-            after.update(dict.fromkeys(kernel.makes, waits))
+            latest.update(dict.fromkeys(kernel.makes, waits))
     return found
 
 
-def _may_join(kernel: Kernel, fused: _Fused, after: Mapping[str, int]) -> bool:
-    """True if a kernel waits for none of those whose pieces it reads in between."""
-    return not any(after.get(n, 0) & fused.bit for n in kernel.reads if n not in fused.made)
+def _may_join(kernel: Kernel, fused: _Fused, latest: Mapping[str, int]) -> bool:
+    """True if nothing that a kernel reads may have been made in between of what those make."""
+    return all(latest.get(n, 0) < fused.number for n in kernel.reads if n not in fused.made)
 
 
 @dataclass(frozen=True)
