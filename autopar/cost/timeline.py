@@ -282,6 +282,7 @@ _ROUNDING = 1e-9  # of the seconds, by which sums in another order may differ
 # XLA knows what kernels take on GPUs from Hopper on. Of others its scheduler guesses: so much for a
 # collective, a product and any other kernel.
 _TIMED_FROM, _GUESSES = 9, (5000.0, 1000.0, 1.0)
+_CONVOLUTION_SECONDS = 10e-6  # whatever it is: XLA's model has none of cuDNN's times
 _MOMENT_SECONDS = 1e-6  # that it takes a view for, or what lies between two kernels
 
 
@@ -472,8 +473,8 @@ class _Timer:
         takes = [
             _GUESSES[0 if on_wires else 1 if k in products else 2]
             if self._guesses
-            else (s.communication if on_wires else s.total)
-            for k, (s, on_wires) in enumerate(zip(spent, beside, strict=True))
+            else (s.communication if on_wires else self._known_seconds(block, kernel, s))
+            for k, (kernel, s, on_wires) in enumerate(zip(kernels, spent, beside, strict=True))
         ]
         known = Known(takes, products, self._guesses)
         streams = in_two_streams(kernels, spent, beside, known)
@@ -511,6 +512,16 @@ class _Timer:
             )
             if o in reads or not is_light:
                 yield port.result
+
+    def _known_seconds(self, block: Block, kernel: Kernel, spent: Seconds) -> float:
+        """The seconds that XLA's scheduler takes work for."""
+        step = kernel.instruction(block)
+        if (
+            isinstance(step, LocalOp)
+            and self._sizes.op(step.equation).kind == "conv_general_dilated"
+        ):
+            return _CONVOLUTION_SECONDS
+        return spent.total
 
     def _is_product(self, block: Block, kernel: Kernel) -> bool:
         step = kernel.instruction(block)
@@ -592,7 +603,7 @@ def _kind(block: Block, kernel: Kernel) -> str:
 
 @dataclass(frozen=True)
 class Known:
-    """What XLA's scheduler knows of kernels: times, and which are `products`.
+    """The times of kernels that XLA's scheduler knows, and which of them are `products`.
 
     It takes each for so long, in seconds, or in a unit of its own where they are `guessed`.
     """
@@ -676,8 +687,9 @@ def in_two_streams(
 ) -> Streams:
     """Kernels in time, those that may run `beside` work on a stream of their own.
 
-    They run in the order that the scheduler leaves: a kernel waits for its turn, and for what it
-    reads. Those `crossing` wait for nothing, and nothing waits for them.
+    They run in the order that the scheduler leaves: a kernel waits for its turn and for what it
+    reads, and work for the collectives that end before it. Those `crossing` wait for nothing, and
+    nothing waits for them.
     """
     if not any(beside):
         return Streams(spent, beside, [0.0, *accumulate(s.total for s in spent)][: len(spent)])
@@ -687,7 +699,10 @@ def in_two_streams(
     ]
     starts, ends = [0.0] * len(kernels), [0.0] * len(kernels)
     work = wires = 0.0  # when each stream is free
-    for k in _scheduled(kernels, needs, beside, known):
+    for k, is_end in _scheduled(kernels, needs, beside, known):
+        if is_end:
+            work = work if k in crossing else max(work, ends[k])
+            continue
         starts[k] = max([work, *(ends[n] for n in needs[k])])
         if beside[k]:
             starts[k] = max(starts[k], wires)
@@ -709,7 +724,7 @@ def beside_moves(stored: Stored, timed: Timed) -> Stored:
     )
     beside = [n is not None and timed.streams.beside[n] for n in places]
     order = _scheduled(kernels, _needs(kernels), beside, known)
-    return replace(stored, kernels=tuple(kernels[k] for k in order))
+    return replace(stored, kernels=tuple(kernels[k] for k, is_end in order if not is_end))
 
 
 def _identity(kernel: Kernel) -> tuple[int, int] | tuple[str, ...]:
@@ -722,8 +737,10 @@ def _scheduled(
     needs: Sequence[Sequence[int]],
     on_wires: Sequence[bool],
     known: Known,
-) -> list[int]:
+) -> list[tuple[int, bool]]:
     """The order in which XLA's latency-hiding scheduler leaves kernels that need others.
+
+    A collective is in it twice: where it starts, and, as True, where work waits for its end.
 
         as given    gather a | da | dw1 | gather b | db | dw2
         as left     gather a | da | gather b | dw1 | db | dw2        dw1 runs while b is gathered
@@ -759,11 +776,11 @@ def _scheduled(
     ends: list[tuple[float, int]] = []
     first: list[int] = []
     under_way: tuple[float, int] | None = None  # when its start is ready, and the collective
-    order: list[int] = []
+    order: list[tuple[int, bool]] = []
     now = 0.0
 
     def place(k: int, began: float) -> None:
-        order.append(k)
+        order.append((k, False))
         for n in needs[k]:
             let_go = now if k in products or n in products else began
             ready_at[n] = max(ready_at[n], let_go + moment)
@@ -785,6 +802,7 @@ def _scheduled(
         if ends and under_way is None:
             k = -heapq.heappop(ends)[1]
             under_way = now + takes[k], k
+            order.append((k, True))
         while soon and soon[0][0] <= now:
             heapq.heappush(work, heapq.heappop(soon)[1:])
         if under_way is not None:
@@ -808,8 +826,7 @@ def _scheduled(
             k = first.pop()
         now = began + takes[k]
         place(k, began)
-    if len(order) < len(kernels):
-        waiting = len(kernels) - len(order)
+    if waiting := len(kernels) - sum(not is_end for _, is_end in order):
         raise GraphError(f"{waiting} of {len(kernels)} kernels wait for each other")
     return order[::-1]
 

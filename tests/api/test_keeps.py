@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 
 import autopar
 
-LAYERS, WIDTH, BATCH = 8, 512, 1024
+LAYERS, WIDTH, BATCH = 8, 512, 256
 PINS = {"params/*": PartitionSpec("data"), "x": PartitionSpec("data")}
 
 

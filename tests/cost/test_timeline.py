@@ -265,11 +265,24 @@ def test_a_collective_starts_at_once_where_another_waits_for_the_wires() -> None
 
 def test_of_collectives_that_nothing_waits_for_the_longest_ends_last() -> None:
     """The step ends with the longest way of collectives, beside what is left of its work."""
-    kernels = [kernel(k, frozenset()) for k in range(3)]
-    spent = [Seconds(0.0, 4.0, 4.0), Seconds(0.0, 1.0, 1.0), Seconds(5.0)]
-    streams = placed(kernels, spent, [True, True, False])
+    kernels = [kernel(k, frozenset()) for k in range(4)]
+    spent = [Seconds(0.0, 4.0, 4.0), Seconds(0.0, 1.0, 1.0), Seconds(1.0), Seconds(4.0)]
+    streams = placed(kernels, spent, [True, True, False, False])
     assert streams.spans[1][1] <= streams.spans[0][0]
     assert streams.seconds.exposed == 0.0
+
+
+def test_work_behind_the_end_of_a_collective_waits_for_it() -> None:
+    """One gather ends before the other begins, and what the scheduler leaves beside that begins
+    with it.
+
+        h | g beside x | r, which reads both
+    """
+    kernels = [kernel(0, frozenset()), kernel(1, frozenset()), kernel(2, frozenset())]
+    kernels.append(kernel(3, frozenset({0, 1})))
+    spent = [Seconds(0.0, 4.0, 4.0), Seconds(0.0, 2.0, 2.0), Seconds(2.0), Seconds(1.0)]
+    streams = placed(kernels, spent, [True, True, False, False])
+    assert streams.spans == [(2.0, 6.0), (0.0, 2.0), (2.0, 4.0), (6.0, 7.0)]
 
 
 def test_what_a_first_trip_makes_early_stands_at_the_beginning() -> None:
