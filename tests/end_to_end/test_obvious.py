@@ -144,7 +144,7 @@ def test_a_tight_memory_limit_gives_zero_3() -> None:
     tight = (limit + 1) / 2**30
     answer = Answer(step, state, batch, cluster="8xh100", memory_gb=tight, remat=False)
     roomy = Answer(step, state, batch, cluster="8xh100")
-    assert roomy.plan.prediction.peak_bytes > limit >= answer.plan.prediction.peak_bytes
+    assert roomy.plan.prediction.peak_bytes >= limit >= answer.plan.prediction.peak_bytes
     for a in answer.plan.arguments:
         assert a.sharding.shard_shape(a.shape, answer.plan.mesh) != a.shape or a.shape == ()
     # Weights are gathered forward and again backward, gradients reduce-scattered.
