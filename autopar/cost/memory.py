@@ -18,6 +18,7 @@ from autopar.cost.kernels import (
     Stored,
     adds_its_result,
     is_product,
+    pieces_of,
     stored_kernels,
 )
 from autopar.cost.liveness import BlockSpans, Moment, busiest, held_kinds, most_bytes, piece_spans
@@ -145,8 +146,8 @@ def _makers(graph: Graph, block: Block, wanted: Collection[str]) -> Iterator[tup
         if isinstance(step, Fence):
             continue
         if isinstance(step, Move):
-            if step.result in wanted:
-                yield step.result, _moved(step, modules)
+            made = enumerate(pieces_of(step))
+            yield from ((name, _moved(step, j, modules)) for j, name in made if name in wanted)
             continue
         op = graph.op_at(step.equation)
         laid = zip(step.results, op.results, step.result_shardings, strict=True)
@@ -156,13 +157,20 @@ def _makers(graph: Graph, block: Block, wanted: Collection[str]) -> Iterator[tup
                 yield name, _Made(value, sharding, op.kind, op.origin)
 
 
-def _moved(step: Move, modules: Mapping[str, OpOrigin]) -> _Made:
+def _moved(step: Move, part: int, modules: Mapping[str, OpOrigin]) -> _Made:
     origin = modules.get(step.value.name)
-    what = step.steps[-1].kind if step.steps else "copy"
+    what = _what_moves(step, part)
     module = origin.module if origin is not None else ""
     line = step.line or (origin.line if origin is not None else "")
     placed = OpOrigin(step.region, module, line)
     return _Made(step.value, step.after, what, placed, bool(step.collectives))
+
+
+def _what_moves(step: Move, part: int) -> str:
+    """The collective of a move that makes a piece, or what is done to it behind the last."""
+    if part + 1 < len(step.collectives):
+        return step.collectives[part].kind
+    return step.steps[-1].kind if step.steps else "copy"
 
 
 def _reader_regions(graph: Graph, moment: Moment, wanted: Collection[str]) -> dict[str, set[str]]:
@@ -195,8 +203,7 @@ def _running(graph: Graph, moment: Moment) -> tuple[str, OpOrigin]:
         op: Op = graph.op_at(step.equation)
         return op.kind, op.origin
     if isinstance(step, Move):
-        what = step.steps[-1].kind if step.steps else "copy"
-        return what, OpOrigin(step.region, "", step.line)
+        return _what_moves(step, kernel.part), OpOrigin(step.region, "", step.line)
     return "fence", OpOrigin()
 
 

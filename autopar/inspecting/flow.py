@@ -141,14 +141,17 @@ class Flow:
         line = step.line or (near.origin.line if near is not None else "")
         return Spot(step.region, module, line, stage, part)
 
-    def label(self, step: ListingStep | None) -> str:
-        """An instruction in a few words: dot_general Block/mlp, all-gather params/w1."""
+    def label(self, step: ListingStep | None, part: int = 0) -> str:
+        """An instruction in a few words: dot_general Block/mlp, all-gather params/w1.
+
+        Of a move of several collectives, the one that is such a `part` of it.
+        """
         if isinstance(step, LocalOp | Loop):
             op = self.op(step)
             return join_words(op.kind, op.origin.module)
         if not isinstance(step, Move):
             return "copy" if step is None else "fence"
-        what = step.collectives[0].kind if step.collectives else "copy"
+        what = step.collectives[part].kind if step.collectives else "copy"
         return f"{what} {self.subject(step.source)}"
 
     # -- following ---------------------------------------------------------------------------

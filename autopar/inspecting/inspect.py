@@ -59,7 +59,9 @@ def _levels(flow: Flow) -> Iterator[MemoryLevel]:
     taken = [spent.get(h.kernel.makes[0], 0.0) if h.kernel.makes else 0.0 for h in held]
     scale, now = timed.seconds.total / (sum(taken) or 1.0), 0.0
     for h, seconds in zip(held, taken, strict=True):
-        yield level_of(now * scale, flow.label(h.kernel.instruction(h.block)), h.by_kind)
+        yield level_of(
+            now * scale, flow.label(h.kernel.instruction(h.block), h.kernel.part), h.by_kind
+        )
         now += seconds
 
 
@@ -439,8 +441,8 @@ _MOST_OF_A_LOOP = 200_000
 def kernel_spans(flow: Flow, most: int = _MOST_SPANS) -> tuple[KernelSpan, ...]:
     """The kernels of a listing by their start, short neighbors merged until there are few.
 
-    They end where the last kernel does: that what is hidden is partly waited for after all (see
-    `autopar.cost.timeline`) is in the step's seconds and not in theirs.
+    They end where the last kernel does. That of what runs beside another trip of a loop a share is
+    waited for after all (see `autopar.cost.timeline`) is in the step's seconds and not in theirs.
     """
     spans = sorted(_spans(flow, flow.timed, 0.0), key=lambda s: (s.start_seconds, s.stream))
     short = max((s.end_seconds for s in spans), default=0.0) / most
@@ -464,7 +466,7 @@ def _spans(flow: Flow, timed: Timed, begin: float) -> Iterator[KernelSpan]:
                     yield from _spans(flow, trips.timed, now)
                     now += trips.timed.seconds.total
             continue
-        label = flow.label(step)
+        label = flow.label(step, kernel.part)
         if isinstance(step, Move) and len(kernel.makes) > 1:
             label += f" and {len(kernel.makes) - 1} more"
         # A collective that nothing may run beside is waited for, though it stands among the work.

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.cluster import Cluster
-from autopar.cost.kernels import Kernel, Stored, pieces_of
+from autopar.cost.kernels import Kernel, Sizes, Stored, pieces_of
+from autopar.cost.memory import piece_kinds, step_kernels
 from autopar.cost.prices import Prices, product_seconds
 from autopar.cost.reshard import Resharder
 from autopar.cost.timeline import (
@@ -25,6 +26,7 @@ from autopar.errors import GraphError
 from autopar.ir.compiler_options import PIPELINED
 from autopar.ir.graph import Graph
 from autopar.ir.listing import Block, Listing, LocalOp, Loop, Move
+from autopar.ir.peak import HeldKind
 from autopar.ir.record import parse_graph
 from autopar.ir.sharding import MeshShape, replicated
 from autopar.passes.base import Setting
@@ -536,7 +538,7 @@ def test_what_is_turned_over_item_by_item_takes_a_transaction_each() -> None:
     assert taken["%y",] == prices.elementwise(items * 3 * 2)
 
 
-def test_each_collective_of_a_move_is_combined_with_its_like() -> None:
+def two_gradients() -> tuple[Graph, Listing, Prices]:
     """The gradients of two weights are scattered along one axis, then along the other."""
     product = "flops=68719476736 {dimension_numbers=(((0,), (0,)), ((), ()))} backward"
     text = f"""graph step(%v: bf16[2048,2048] state "v", %w: bf16[2048,2048] state "w",
@@ -553,7 +555,11 @@ def test_each_collective_of_a_move_is_combined_with_its_like() -> None:
     pins = (("x", rows), ("g", rows), ("v", cut), ("w", cut))
     sharding = Optimal().run(graph, Setting(cluster, mesh, 2**60, pins=pins))
     prices = Prices(cluster, mesh)
-    listing = lower_checked(graph, sharding, Resharder(prices))
+    return graph, lower_checked(graph, sharding, Resharder(prices)), prices
+
+
+def test_each_collective_of_a_move_is_combined_with_its_like() -> None:
+    graph, listing, prices = two_gradients()
     moves = [s for s in listing.block.instructions if isinstance(s, Move)]
     first, second = (m for m in moves if len(m.collectives) == 2)
     assert [c.kind for c in first.collectives] == ["reduce-scatter", "reduce-scatter"]
@@ -566,3 +572,15 @@ def test_each_collective_of_a_move_is_combined_with_its_like() -> None:
         assert spent[pair].communication == pytest.approx(once)
     told = [(move.result, j) for move, j, _ in sent(timed) if len(move.collectives) == 2]
     assert sorted(told) == [(m.result, j) for m in (first, second) for j in (0, 1)]
+
+
+def test_what_lies_between_two_collectives_of_a_move_is_told() -> None:
+    graph, listing, prices = two_gradients()
+    sizes = Sizes(graph, prices.mesh)
+    timed = timed_listing(graph, listing, prices, sizes)
+    stepped = step_kernels(graph, listing, sizes, timed)
+    kinds = piece_kinds(graph, stepped.moment(stepped.stored), at_top=True)
+    between = [name for name in kinds if " after " in name]
+    assert len(between) == 2
+    assert {kinds[name] for name in between} == {HeldKind.COLLECTIVE}
+    assert all(stepped.stored.nbytes[name] > 0 for name in between)
