@@ -618,20 +618,22 @@ class Streams:
     """Kernels in time: what each takes by itself, whether it runs `beside` work on the wires.
 
     Kernel k starts `starts[k]` seconds after the first. Those `crossing` belong to another trip of
-    a loop: nothing here waits for them, nor they for anything.
+    a loop: nothing here waits for them, nor they for anything. `adding` are the times in which what
+    collectives made is added to sums.
     """
 
     spent: Sequence[Seconds]
     beside: Sequence[bool]
     starts: Sequence[float]
     crossing: frozenset[int] = frozenset()
+    adding: Sequence[tuple[float, float]] = ()
 
     @property
     def seconds(self) -> Seconds:
         """Seconds of all together; raises GraphError if that cannot be."""
         total = sum(self.spent, Seconds())
         if any(self.beside):
-            waiting = max(end for _, end in self.spans) - total.compute
+            waiting = max(end for _, end in (*self.spans, *self.adding)) - total.compute
             for k, alone in enumerate(self.alone if self.crossing else ()):
                 across = self.across(k, alone)
                 total = replace(total, across=total.across + across)
@@ -663,7 +665,8 @@ class Streams:
         """The seconds of each kernel's collectives that run while no work does."""
         spans = self.spans
         rows = zip(spans, self.beside, strict=True)
-        work = sorted(s for s, beside in rows if not beside and s[0] < s[1])
+        own = [s for s, beside in rows if not beside and s[0] < s[1]]
+        work = sorted([*own, *self.adding])
         found = [s.exposed for s in self.spent]
         first = 0
         for start, k in sorted((spans[k][0], k) for k, beside in enumerate(self.beside) if beside):
@@ -698,18 +701,22 @@ def in_two_streams(
         for k, need in enumerate(_needs(kernels))
     ]
     starts, ends = [0.0] * len(kernels), [0.0] * len(kernels)
-    work = wires = 0.0  # when each stream is free
+    adding = list[tuple[float, float]]()
+    turn = work = wires = 0.0  # how far the order has come, and when each stream is free
     for k, is_end in _scheduled(kernels, needs, beside, known):
         if is_end:
-            work = work if k in crossing else max(work, ends[k])
+            turn = turn if k in crossing else max(turn, ends[k])
+            work = max(work, turn)
+            if spent[k].compute:
+                adding.append((work, work + spent[k].compute))
+                work += spent[k].compute
             continue
-        starts[k] = max([work, *(ends[n] for n in needs[k])])
+        starts[k] = max([turn, wires if beside[k] else work, *(ends[n] for n in needs[k])])
         if beside[k]:
-            starts[k] = max(starts[k], wires)
             wires = ends[k] = starts[k] + spent[k].communication
         else:
-            work = ends[k] = starts[k] + spent[k].total
-    return Streams(spent, beside, starts, crossing)
+            turn = work = ends[k] = starts[k] + spent[k].total
+    return Streams(spent, beside, starts, crossing, adding)
 
 
 def beside_moves(stored: Stored, timed: Timed) -> Stored:

@@ -287,6 +287,17 @@ def test_work_behind_the_end_of_a_collective_waits_for_it() -> None:
     assert streams.spans == [(2.0, 6.0), (0.0, 2.0), (2.0, 4.0), (6.0, 7.0)]
 
 
+def test_what_a_collective_made_is_added_to_a_sum_by_work_behind_it() -> None:
+    """Other work hides a part of the second one only: the first is added while that runs."""
+    kernels = [kernel(k, frozenset()) for k in range(2)]
+    spent = [Seconds(1.0, 4.0, 4.0), Seconds(1.0, 3.0, 3.0)]
+    streams = placed(kernels, spent, [True, True])
+    assert streams.spans == [(3.0, 7.0), (0.0, 3.0)]
+    assert [*streams.adding] == [(3.0, 4.0), (7.0, 8.0)]
+    assert streams.seconds == Seconds(2.0, 7.0, 6.0)
+    assert streams.alone == [3.0, 3.0]
+
+
 def test_what_a_first_trip_makes_early_stands_at_the_beginning() -> None:
     early = Kernel(-1, ("e",), frozenset(), is_early=True)
     chain = [*lettered("a", "ba"), early, *lettered("cbe")]
