@@ -23,7 +23,7 @@ from functools import cached_property, lru_cache
 from autopar.cluster.chip import Platform
 from autopar.ir.control_flow import PortKind
 from autopar.ir.graph import Graph, Op
-from autopar.ir.listing import Block, Collective, Fence, Listing, ListingStep, LocalOp, Loop, Move
+from autopar.ir.listing import Block, Fence, Listing, ListingStep, LocalOp, Loop, Move
 from autopar.ir.rule import Rule
 from autopar.ir.sharding import MeshShape, Sharding
 from autopar.ir.values import Literal, Value, item_bytes
@@ -1161,15 +1161,10 @@ class _Writer:
 _COMBINED = ("all-gather", "all-reduce", "reduce-scatter")
 
 
-def collectives_by_piece(block: Block) -> Mapping[str, tuple[Move, Sequence[Collective]]]:
-    """By the name of a piece, its move and those of the move's collectives that make it."""
+def moves_by_piece(block: Block) -> Mapping[str, tuple[Move, int]]:
+    """By the name of a piece, its move and the number of the collective that makes it."""
     moves = (step for step in block.instructions if isinstance(step, Move))
-    return {
-        name: (move, move.collectives if len(names) == 1 else move.collectives[j : j + 1])
-        for move in moves
-        for names in (pieces_of(move),)
-        for j, name in enumerate(names)
-    }
+    return {name: (move, j) for move in moves for j, name in enumerate(pieces_of(move))}
 
 
 def pieces_of(move: Move) -> list[str]:
@@ -1189,7 +1184,8 @@ def _move_kernels(
     gathers = bool(moved) and moved[-1].kind == "all-gather"
     if not moved:
         yield Kernel(i, (move.result,), sources, in_place=True), result_bytes
-    for j, (only, name) in enumerate(zip(moved, names, strict=False)):
+        return
+    for j, (only, name) in enumerate(zip(moved, names, strict=True)):
         is_last = name == move.result
         end = next(k for k, step in enumerate(steps) if step.kind == only.kind)
         own = steps if is_last else steps[: end + 1]

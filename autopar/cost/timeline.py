@@ -20,10 +20,10 @@ from autopar.cost.kernels import (
     Sizes,
     Stored,
     adds_its_result,
-    collectives_by_piece,
     is_fused_into_readers,
     is_product,
     is_reduction,
+    moves_by_piece,
     product_dims,
     stored_kernels,
 )
@@ -42,7 +42,7 @@ from autopar.ir.batching import Accumulator
 from autopar.ir.compiler_options import PIPELINED
 from autopar.ir.control_flow import ControlFlow, PortKind
 from autopar.ir.graph import Graph, Op
-from autopar.ir.listing import Block, Collective, Listing, ListingStep, LocalOp, Loop, Move
+from autopar.ir.listing import Block, Listing, ListingStep, LocalOp, Loop, Move
 from autopar.ir.values import item_bytes
 from autopar.rules import HEAVY
 
@@ -104,7 +104,7 @@ class KernelTimes:
     ) -> None:
         self._sizes, self._prices, self._block, self._stored = sizes, prices, block, stored
         self._added = added or {}
-        self._collectives = collectives_by_piece(block)
+        self._moves = moves_by_piece(block)
         kernels = stored.kernels
         self._at_hand: Mapping[tuple[str, ...], frozenset[str]] = {}
         self._by_triton: Mapping[tuple[str, ...], frozenset[str]] = {}
@@ -120,16 +120,14 @@ class KernelTimes:
             self._by_triton = {kernels[k].makes: found for k, found in along.items()}
             self._picked = picked_bytes(block, sizes, stored)
             counts = BlockCounts(block, sizes, stored, prices.filling_blocks)
-            alone = [k for k in kernels if k.makes not in self._by_triton]
-            shapes = {k.makes: self._element_wise_shape(k, counts) for k in alone}
-            shared = at_hand(kernels, [shapes.get(k.makes) for k in kernels])
+            shared = at_hand(kernels, [self._element_wise_shape(k, counts) for k in kernels])
             self._few_blocks = counts.found(shared)
             self._at_hand = {kernels[k].makes: found for k, (_, found) in shared.items()}
 
     def _element_wise_shape(self, kernel: Kernel, counts: BlockCounts) -> tuple[int, ...] | None:
-        """The shape of a piece that element-wise work makes, without a scatter inside."""
+        """The shape of a piece that element-wise work makes, not by Triton nor with a scatter."""
         step = kernel.instruction(self._block)
-        if not isinstance(step, LocalOp):
+        if not isinstance(step, LocalOp) or kernel.makes in self._by_triton:
             return None
         op = self._sizes.op(step.equation)
         if not is_fused_into_readers(op) or counts.scatter(kernel) is not None:
@@ -206,7 +204,8 @@ class KernelTimes:
 
     def _moving(self, kernel: Kernel) -> Seconds:
         """A move's collectives; of several that run as one, one collective of all their bytes."""
-        moved = [c for name in kernel.makes for c in self._collectives[name][1]]
+        parts = (self._moves[name] for name in kernel.makes)
+        moved = [move.collectives[j] for move, j in parts if move.collectives]
         if not moved:
             made = sum(self._stored.nbytes.get(name, 0) for name in kernel.makes)
             return Seconds(self._prices.elementwise(2 * made))
@@ -406,17 +405,17 @@ def sent(timed: Timed) -> Iterator[tuple[Move, int, Seconds]]:
 
     Neighbors that run as one share that by their bytes; all add up to the listing's seconds.
     """
-    known: dict[int, Mapping[str, tuple[Move, Sequence[Collective]]]] = {}
+    known: dict[int, Mapping[str, tuple[Move, int]]] = {}
     for block, kernel, spent in timed.spent():
         if not spent.communication:
             continue
-        pieces = known.setdefault(id(block), collectives_by_piece(block))
-        parts = [(pieces[name][0], pieces[name][1][0]) for name in kernel.makes]
-        whole = sum(c.nbytes for _, c in parts)
-        for move, own in parts:
-            share = own.nbytes / whole
-            part = kernel.part if len(parts) == 1 else move.collectives.index(own)
-            yield move, part, Seconds(0.0, spent.communication * share, spent.exposed * share)
+        if id(block) not in known:
+            known[id(block)] = moves_by_piece(block)
+        parts = [known[id(block)][name] for name in kernel.makes]
+        whole = sum(move.collectives[j].nbytes for move, j in parts)
+        for move, j in parts:
+            share = move.collectives[j].nbytes / whole
+            yield move, j, Seconds(0.0, spent.communication * share, spent.exposed * share)
 
 
 def moved_seconds(timed: Timed) -> dict[tuple[str, tuple[str, ...]], float]:
@@ -703,7 +702,7 @@ def in_two_streams(
     starts, ends = [0.0] * len(kernels), [0.0] * len(kernels)
     adding = list[tuple[float, float]]()
     turn = work = wires = 0.0  # how far the order has come, and when each stream is free
-    for k, is_end in _scheduled(kernels, needs, beside, known):
+    for k, is_end in _latency_hiding_order(kernels, needs, beside, known):
         if is_end:
             turn = turn if k in crossing else max(turn, ends[k])
             work = max(work, turn)
@@ -730,7 +729,7 @@ def beside_moves(stored: Stored, timed: Timed) -> Stored:
         timed.known.guessed,
     )
     beside = [n is not None and timed.streams.beside[n] for n in places]
-    order = _scheduled(kernels, _needs(kernels), beside, known)
+    order = _latency_hiding_order(kernels, _needs(kernels), beside, known)
     return replace(stored, kernels=tuple(kernels[k] for k, is_end in order if not is_end))
 
 
@@ -739,7 +738,7 @@ def _identity(kernel: Kernel) -> tuple[int, int] | tuple[str, ...]:
     return (kernel.at, kernel.part) if kernel.at >= 0 else kernel.makes
 
 
-def _scheduled(
+def _latency_hiding_order(
     kernels: Sequence[Kernel],
     needs: Sequence[Sequence[int]],
     on_wires: Sequence[bool],

@@ -441,8 +441,8 @@ _MOST_OF_A_LOOP = 200_000
 def kernel_spans(flow: Flow, most: int = _MOST_SPANS) -> tuple[KernelSpan, ...]:
     """The kernels of a listing by their start, short neighbors merged until there are few.
 
-    They end where the last kernel does. That of what runs beside another trip of a loop a share is
-    waited for after all (see `autopar.cost.timeline`) is in the step's seconds and not in theirs.
+    They end where the last kernel does. A share of what runs beside another trip of a loop is
+    waited for after all (see `autopar.cost.timeline`): that is in the step's seconds alone.
     """
     spans = sorted(_spans(flow, flow.timed, 0.0), key=lambda s: (s.start_seconds, s.stream))
     short = max((s.end_seconds for s in spans), default=0.0) / most
