@@ -506,8 +506,8 @@ def _read_from_memory(
         if not line.in_parts.isdisjoint(line.reads[i]):
             lies = line.in_parts if line.in_parts.issuperset(line.reads[i]) else line.transposed
             lies.update(line.makes[i])
-        across = line.transposed - line.loaded - copies.keys()
-        if len(copies) < len(otherwise) or not across.isdisjoint(line.reads[i]):
+        across = line.transposed.intersection(line.reads[i]) - line.loaded - copies.keys()
+        if across or len(copies) < len(otherwise):
             line.transposed.update(line.makes[i])
         return ()
     if is_reduction(op):
@@ -1181,7 +1181,6 @@ def _move_kernels(
     Steps that are local run with the next collective, or with the last one.
     """
     moved, names, steps = move.collectives, pieces_of(move), list(move.steps)
-    gathers = bool(moved) and moved[-1].kind == "all-gather"
     if not moved:
         yield Kernel(i, (move.result,), sources, in_place=True), result_bytes
         return
@@ -1196,14 +1195,14 @@ def _move_kernels(
         is_between = (gathered and own[-1].kind != only.kind) or (
             scattered and own[0].kind != only.kind
         )
-        group = (only.kind, only.axes, "" if gathers else move.value.dtype)
+        group = (only.kind, only.axes, "" if gathered else move.value.dtype)
         kernel = Kernel(
             i, (name,), sources, only.nbytes if is_between else 0,
             in_place=only.kind == "all-reduce" and len(own) == 1,
             group=group if only.kind in _COMBINED else None,
             # How much is combined counts by what comes out.
             moved_bytes=out if scattered else only.nbytes,
-            is_early=gathers, part=j,
+            is_early=gathered, part=j,
         )  # fmt: skip
         yield kernel, result_bytes if is_last else out
         sources = frozenset((name,))

@@ -52,6 +52,7 @@ LABELS = (300, 1_000, 3_000, 10_000, 30_000)  # at once
 _NEIGHBORS = 40  # cheaper labels that each is compared with
 _CLOSE = 1e-9  # of the cost, what does not make an answer better
 _BINDS = 1e-6  # share of the bound that a row's price must be worth to count
+_LARGEST = 2**62  # number of an int64 that is sure to hold
 _MOST_WORK = 15_000_000  # with a count of labels, after which no more are tried: some 0.3 seconds
 
 
@@ -501,10 +502,15 @@ def _between(low: float, high: float) -> float:
 
 
 def _numbered(columns: Sequence[Ints], count: int) -> Ints:
-    """A number for each row of some columns, the same for rows that are alike."""
-    numbers = np.zeros(count, dtype=np.int64)
+    """A number for each row of some columns, the same for rows that are alike.
+
+    Numbers that would be too large for the next column are counted through first.
+    """
+    numbers, kinds = np.zeros(count, dtype=np.int64), 1
     for column in columns:
-        _, numbers = np.unique(
-            numbers * (int(column.max(initial=0)) + 1) + column, return_inverse=True
-        )
+        size = int(column.max(initial=0)) + 1
+        if kinds * size >= _LARGEST:
+            found, numbers = np.unique(numbers, return_inverse=True)
+            kinds = found.size
+        numbers, kinds = numbers * size + column, kinds * size
     return numbers
