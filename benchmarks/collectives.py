@@ -34,11 +34,13 @@ from autopar.runtime.aot.devices import devices_of
 MIB = 2**20
 SIZES = (MIB // 16, MIB, 8 * MIB, 32 * MIB, 256 * MIB)
 # (mesh, axes): within a host side by side and strided, over hosts, and between hosts alone.
+_IN_A_HOST = (
+    ("data=8", "data"), ("data=4,model=2", "model"), ("data=4,model=2", "data"),
+    ("data=2,model=4", "model"), ("data=2,model=4", "data"),
+)  # fmt: skip
 GROUPS: dict[str, tuple[tuple[str, str], ...]] = {
-    "8xh100": (
-        ("data=8", "data"), ("data=4,model=2", "model"), ("data=4,model=2", "data"),
-        ("data=2,model=4", "model"), ("data=2,model=4", "data"),
-    ),
+    "8xh100": _IN_A_HOST,
+    "8xb200": _IN_A_HOST,
     "2x8xh100": (
         ("data=16", "data"), ("data=2,model=8", "model"), ("data=2,model=8", "data"),
         ("data=4,model=4", "data"), ("data=8,model=2", "data"),

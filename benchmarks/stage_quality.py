@@ -28,6 +28,7 @@ import autopar
 from autopar.cost.stage import StageCost, peak_bytes
 from autopar.cost.timeline import Seconds
 from autopar.errors import AutoparError
+from autopar.ir.program import PartKind
 from autopar.ir.sharding import MeshShape
 from autopar.ir.verification import CompiledPart
 from autopar.passes.pipeline import PassPipeline
@@ -229,9 +230,9 @@ def _compiled_cost(found: Planned, stage: int, told: Mapping[str, CompiledPart])
     others = [p for p in placed.parts if p.submesh == submesh and p.stage != stage]
     plan, runs = programs.shardings[submesh], placed.stages.microbatches
     cost = add_parts(costs, placed.graphs[submesh], plan, runs, others)
-    # What is written over sums is not counted by the compiler.
-    once = max((c.working_bytes for p, c in costs if not p.is_looped), default=0)
-    return replace(cost, once_bytes=once)
+    # What an update writes over sums is not counted by the compiler.
+    update = max((c.working_bytes for p, c in costs if p.kind is PartKind.UPDATE), default=0)
+    return replace(cost, once_bytes=max(update, cost.once_bytes))
 
 
 def _by_hand(layouts: Sequence[ByHand], found: Planned) -> Iterator[tuple[str, float | str]]:

@@ -143,22 +143,23 @@ def _nvlink(gigabytes: float, pair: float, reduction: float = 0.0) -> SwitchLeve
     """NVLink or NVSwitch inside a host, in GB/s per GPU, of a ring and of one pair.
 
     Fitted for H100 and B200 to XLA's tables of measured collectives over 2, 4 and 8 GPUs (probed
-    with benchmarks/collectives.py): from 8 MiB on within 15 % but for all-to-alls over 2 and 4 GPUs
-    (25 %), below within 2x. Its own figures scatter as much there. Pairs exchange 76 (B200: 82)
-    GB/s up to 64 MiB, and four times that above 128 MiB, which no formula here follows; two GPUs
-    alone reach 116.
+    with benchmarks/collectives.py). Of an H100 it is 10 % off from 8 MiB on (as the root of the
+    mean square; within 16 % but for all-to-alls, which are within 33 %) and within 2.2x below; of a
+    B200 a quarter from 8 MiB on. The tables scatter as much there: half as many bytes may take longer.
+    Pairs exchange 76 (B200: 82) GB/s up to 64 MiB, and four times that above 128 MiB, which no
+    formula here follows; two GPUs alone reach 116.
     """
     return SwitchLevel(
         "nvlink",
         8,
         gigabytes * _GIGA,
-        2.4 * _US,
-        start_seconds=20 * _US,
+        1.9 * _US,
+        start_seconds=24 * _US,
         pair_bytes_per_second=pair * _GIGA,
         shuffle_bytes_per_second=0.86 * gigabytes * _GIGA,
         reduction_efficiency=reduction,
-        reduction_start_seconds=60 * _US if reduction else 0.0,
-        local_bytes_per_second=2.5 * gigabytes * _GIGA,
+        reduction_start_seconds=70 * _US if reduction else 0.0,
+        local_bytes_per_second=2.1 * gigabytes * _GIGA,
     )
 
 

@@ -38,6 +38,7 @@ _WORSE = 1.5  # times the best plan's sum, up to which a recipe's may yet be fas
 _WAITED = 0.5  # of the seconds of collectives
 _CLEARLY = 0.1  # faster, to give up the proof of the cheapest plan for one that waits for moves
 _WORTH_AGAIN = 0.01  # of the seconds, that recomputing where nothing binds must save
+_WORTH_KEEPING = 0.02  # of the seconds, that gathering once may save at least
 _CLOSE = 0.005  # of the seconds without a limit
 _NEAR = 1.25  # by how much more the pass may count than the listing really holds
 _ROUNDS = 3  # of looking around arguments, each within less
@@ -287,10 +288,15 @@ class MeshPlan:
 
         It saves what this one gathers again, as far as that is waited for.
         """
+        return _ROUGH * (self.seconds - self.repeated_seconds)
+
+    @property
+    def repeated_seconds(self) -> float:
+        """Seconds that are waited for at most while it gathers again, for the backward pass."""
         again = sum(
             runs * c.seconds for m, runs in self.listing.moves() if m.repeat for c in m.collectives
         )
-        return _ROUGH * (self.seconds - min(again, self.spent.exposed))
+        return min(again, self.spent.exposed)
 
     @property
     def cost(self) -> float:
@@ -474,7 +480,9 @@ def _kept(step: StepOnMesh, roomy: MeshPlan) -> MeshPlan:
         return roomy
     waits = step.or_waiting(roomy, NO_LIMIT_BYTES)
     best = waits if waits.seconds < roomy.seconds * (1 - _CLEARLY) else roomy
-    if any(m.repeat for m, _ in roomy.listing.moves()):
+    # Of a deep step, whose plans take their time, only where it waits for what it gathers again.
+    least = 0.0 if step.is_small else _WORTH_KEEPING * roomy.seconds
+    if any(m.repeat for m, _ in roomy.listing.moves()) and roomy.repeated_seconds >= least:
         kept = step.keeping()
         faster = kept.seconds < best.seconds * (1 - _NO_GAIN)
         if faster and fits(kept, step.context.request.budget_bytes):
@@ -567,8 +575,10 @@ def best_recipe(
     def promised() -> Iterator[str]:
         if small:
             cost = _WORSE * best.cost if best is not None else math.inf
-            for name, listed in step.recipe_plans(room, cost):
-                if _ROUGH * listed.seconds < min(fastest, best.seconds if best else math.inf):
+            listed = [(plan.seconds, name) for name, plan in step.recipe_plans(room, cost)]
+            # The fastest first, so that none is gone into which only beats the plan so far.
+            for seconds, name in sorted(listed, key=lambda row: row[0]):
+                if _ROUGH * seconds < min(fastest, best.seconds if best else math.inf):
                     yield name
             return
         for margin in roomy.outcome.recipes:
