@@ -145,7 +145,7 @@ def _nvlink(gigabytes: float, pair: float, reduction: float = 0.0) -> SwitchLeve
     Fitted for H100 and B200 to XLA's tables of measured collectives over 2, 4 and 8 GPUs (probed
     with benchmarks/collectives.py). Of an H100 it is 10 % off from 8 MiB on (as the root of the
     mean square; within 16 % but for all-to-alls, which are within 33 %) and within 2.2x below; of a
-    B200 a quarter from 8 MiB on. The tables scatter as much there: half as many bytes may take longer.
+    B200 a quarter from 8 MiB on. The tables scatter as much: half as many bytes may take longer.
     Pairs exchange 76 (B200: 82) GB/s up to 64 MiB, and four times that above 128 MiB, which no
     formula here follows; two GPUs alone reach 116.
     """

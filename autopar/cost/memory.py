@@ -28,7 +28,16 @@ from autopar.ir.batching import Accumulator
 from autopar.ir.control_flow import PortKind
 from autopar.ir.graph import Graph, Op
 from autopar.ir.graph import Origin as OpOrigin
-from autopar.ir.listing import Block, Fence, Listing, ListingStep, LocalOp, Loop, Move
+from autopar.ir.listing import (
+    REDUCTIONS,
+    Block,
+    Fence,
+    Listing,
+    ListingStep,
+    LocalOp,
+    Loop,
+    Move,
+)
 from autopar.ir.peak import SHOWN_ITEMS, HeldItem, HeldKind, Peak
 from autopar.ir.sharding import MeshShape, Sharding
 from autopar.ir.values import Role, Value
@@ -243,24 +252,22 @@ class Held:
 def held_bytes(
     graph: Graph,
     program: Listing,
-    mesh: MeshShape,
-    platform: Platform = "gpu",
-    sizes: Sizes | None = None,
+    sizes: Sizes,
     timed: Timed | None = None,
     sums: Sequence[Accumulator] | None = None,
 ) -> Held:
     """Bytes that one device of a platform holds over a step, or over a part of one.
 
-    `sizes` are those of the graph on the mesh, where another reads the listing too; `timed` is the
-    listing in time, by which XLA for GPUs orders kernels; without it gathers start early, as on
-    other platforms. A part comes with the `sums` that it adds to in place.
+    `sizes` are those of the graph on its mesh and platform; `timed` is the listing in time, by
+    which XLA for GPUs orders kernels; without it gathers start early, as on other platforms. A part
+    comes with the `sums` that it adds to in place.
 
     The listing becomes kernels, as compilers fuse it; collectives are combined and kernels
     ordered as XLA does. A stored piece lives from the kernel that makes it to the last that
     reads it. Arguments are held throughout, and state that comes back takes their buffers. A
     loop holds what its body holds at most, beside what is held around it.
     """
-    walk = _Walk(sizes or Sizes(graph, mesh, platform), timed)
+    walk = _Walk(sizes, timed)
     given, moment = walk.step(graph, program, sums)
     argument_bytes = sum(given.values())
     peak_bytes = argument_bytes + beside_arguments(moment)
@@ -625,13 +632,10 @@ def _scheduled(
 def _bytes_read_for_sums(stored: Stored) -> int:
     """Bytes of the stored pieces that the makers of what reductions add up have read."""
     makers = {name: kernel for kernel in stored.kernels for name in kernel.makes}
-    reduced = (k for k in stored.kernels if k.group is not None and k.group[0] in _REDUCTIONS)
+    reduced = (k for k in stored.kernels if k.group is not None and k.group[0] in REDUCTIONS)
     summed = [makers[name] for k in reduced for name in k.reads if name in makers]
     read = _NONE.union(*(kernel.reads for kernel in summed)) & makers.keys()
     return sum(stored.nbytes[name] for name in read)
-
-
-_REDUCTIONS = ("all-reduce", "reduce-scatter")
 
 
 def _stacks_sums(moment: Moment, stacked: Pieces) -> bool:
@@ -639,7 +643,7 @@ def _stacks_sums(moment: Moment, stacked: Pieces) -> bool:
     summed = {
         m.result
         for m in moment.block.instructions
-        if isinstance(m, Move) and m.collectives and m.collectives[-1].kind in _REDUCTIONS
+        if isinstance(m, Move) and m.collectives and m.collectives[-1].kind in REDUCTIONS
     }
     ends = (k for k in moment.stored.kernels if not stacked.isdisjoint(k.makes))
     return any(not summed.isdisjoint((*k.makes, *k.reads)) for k in ends)

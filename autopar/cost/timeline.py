@@ -42,7 +42,7 @@ from autopar.ir.batching import Accumulator
 from autopar.ir.compiler_options import PIPELINED
 from autopar.ir.control_flow import ControlFlow, PortKind
 from autopar.ir.graph import Graph, Op
-from autopar.ir.listing import Block, Listing, ListingStep, LocalOp, Loop, Move
+from autopar.ir.listing import REDUCTIONS, Block, Listing, ListingStep, LocalOp, Loop, Move
 from autopar.ir.values import item_bytes
 from autopar.rules import HEAVY
 
@@ -274,7 +274,6 @@ def entering(flow: ControlFlow, loop: Loop, b: int, nbytes: Mapping[str, int]) -
 # Of what may run beside another trip of its loop this stays exposed, from the steady trips of three
 # scanned models of 4 layers: 0.02 to 0.16 of it, and all of it in one trip that the wires fill.
 _UNHIDDEN_ACROSS = 0.1
-_REDUCTIONS = ("all-reduce", "reduce-scatter")
 # The kinds that XLA for GPUs pipelines, in the order of its passes.
 _IN_TURN = ("all-reduce", "all-gather", "reduce-scatter")
 _ROUNDING = 1e-9  # of the seconds, by which sums in another order may differ
@@ -573,7 +572,7 @@ class _Timer:
         awaited = {o for o, port in ends if port.is_carry and o is not None}
         for k in reversed(range(len(kernels))):
             is_awaited = not awaited.isdisjoint(kernels[k].makes)
-            if kinds.get(k) in _REDUCTIONS and kinds[k] in wanted and not is_awaited:
+            if kinds.get(k) in REDUCTIONS and kinds[k] in wanted and not is_awaited:
                 found.add(k)
             if is_awaited or not is_light[k]:
                 awaited.update(kernels[k].reads)

@@ -20,7 +20,7 @@ from autopar.inspecting.loaded_plan import Listed, reopen
 from autopar.ir.compiler_options import CompilerOptions
 from autopar.ir.control_flow import Port
 from autopar.ir.graph import Graph, Op
-from autopar.ir.listing import Block, Listing, LocalOp, Loop, Move, MoveStep
+from autopar.ir.listing import REDUCTIONS, Block, Listing, LocalOp, Loop, Move, MoveStep
 from autopar.ir.plan import Argument, Plan
 from autopar.ir.rule import Kind
 from autopar.ir.sharding import Sharding
@@ -239,7 +239,7 @@ def _follows(op: Op, given: list[_Piece | None], layout: Sharding) -> bool:
 def _after(before: Sharding, step: MoveStep) -> Sharding:
     """The layout that a step of a move leaves."""
     dims, partial = list(before.dims), before.partial
-    if step.kind in ("all-reduce", "reduce-scatter"):
+    if step.kind in REDUCTIONS:
         partial = tuple(a for a in partial if a not in step.axes)
     if step.kind == "mask":
         partial = (*partial, *step.axes)

@@ -51,6 +51,7 @@ CollectiveKind = Literal[
     "all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute"
 ]
 COLLECTIVES: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
+REDUCTIONS = ("all-reduce", "reduce-scatter")  # those that combine what devices have
 
 
 def kind_order(key: tuple[str, tuple[str, ...]]) -> tuple[int, tuple[str, ...]]:

@@ -17,12 +17,10 @@ from autopar.errors import GraphError
 from autopar.ir.control_flow import Port, PortKind
 from autopar.ir.graph import Graph, Op
 from autopar.ir.host_calls import HOST_CALLS, handed_on_by
-from autopar.ir.listing import Block, Fence, Listing, LocalOp, Loop, Move
+from autopar.ir.listing import REDUCTIONS, Block, Fence, Listing, LocalOp, Loop, Move
 from autopar.ir.rule import Dims, Kind, Rule
 from autopar.ir.sharding import MeshShape, Sharding, replicated
 from autopar.ir.values import Literal, Value
-
-_REDUCING = ("all-reduce", "reduce-scatter")
 
 
 @dataclass(frozen=True)
@@ -136,7 +134,7 @@ class _Checker:
         left = self.lying(move.value, move.after)
         if move.combiner != "sum" and move.steps[:1]:
             first = move.steps[0]
-            if first.kind not in _REDUCING or set(first.axes) != set(move.before.partial):
+            if first.kind not in REDUCTIONS or set(first.axes) != set(move.before.partial):
                 raise GraphError(f"{move.value} is combined by {move.combiner} only in part")
         held[move.result] = left
 

@@ -86,7 +86,7 @@ class MeshContext:
             self.submesh.checker.check(graph, listing)
             sizes = Sizes(graph, self.mesh, request.cluster.chip.platform)
             timed = timed_listing(graph, listing, self.tables.prices, sizes)
-            return held_bytes(graph, listing, self.mesh, sizes.platform, sizes, timed).peak_bytes
+            return held_bytes(graph, listing, sizes, timed).peak_bytes
 
         request = self.request
         return replace(

@@ -55,7 +55,7 @@ def cost_stage(
         (listing,) = listings
         sizes = Sizes(graph, sharding.mesh, prices.cluster.chip.platform)
         run = timed_listing(graph, listing, prices, sizes)
-        held = held_bytes(graph, listing, sharding.mesh, sizes.platform, sizes, run)
+        held = held_bytes(graph, listing, sizes, run)
         return StageCost.of_whole_step(listing, held, run)
     costs = [
         (part, cost_part(part, sharding, tables, listing))
@@ -82,7 +82,7 @@ def cost_part(part: Part, plan: ShardingPlan, tables: ReshardCosts, listing: Lis
     platform = tables.prices.cluster.chip.platform
     sizes = Sizes(part.graph, plan.mesh, platform)
     run = timed_listing(part.graph, listing, tables.prices, sizes, part.accumulators)
-    held = held_bytes(part.graph, listing, plan.mesh, platform, sizes, run, part.accumulators)
+    held = held_bytes(part.graph, listing, sizes, run, part.accumulators)
     working = held.peak_bytes - held.argument_bytes
     return PartCost(run.seconds, working, tuple(traffic_of(listing, moved_seconds(run))))
 

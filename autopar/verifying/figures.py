@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from autopar.ir.compiled import CheckLevel, Compiled, CompiledCollective
-from autopar.ir.listing import Collective, Move, kind_order
+from autopar.ir.listing import REDUCTIONS, Collective, Move, kind_order
 from autopar.ir.text import columns, show_bytes
 from autopar.ir.values import Value, item_bytes
 from autopar.ir.verification import CompiledPart, Figure, Unit
@@ -28,7 +28,6 @@ _BECOMES = {
     "all-to-all": ("all-gather", "collective-permute"),
     "collective-permute": ("all-gather", "all-to-all", "all-reduce"),
 }
-_REDUCES = ("all-reduce", "reduce-scatter")
 
 
 class Change(Enum):
@@ -317,7 +316,7 @@ def _missing(change: Change, planned: PlannedCollective, runs: int) -> str:
     share = f"{runs} of {planned.runs} runs " if planned.runs > runs else ""
     if change is Change.DROPPED:
         return f"{share}not compiled"
-    how = "added to it before it is sent" if planned.kind in _REDUCES else "done once for all"
+    how = "added to it before it is sent" if planned.kind in REDUCTIONS else "done once for all"
     return f"{share}merged with an equal one, {how}"
 
 

@@ -139,7 +139,7 @@ def _part(
     sizes = Sizes(graph, mesh, platform)
     added_to = source.program.part.accumulators
     timed = timed_listing(graph, listing, Prices(block, mesh, source.options), sizes, added_to)
-    held = held_bytes(graph, listing, mesh, platform, sizes, timed, added_to)
+    held = held_bytes(graph, listing, sizes, timed, added_to)
     # Sums come in dtypes of their own; those that it reads last give their buffers to outputs.
     given, sums = source.inputs, sum(t.local_bytes(mesh) for t in source.accumulators)
     for i, dtype in source.sums.items():

@@ -78,7 +78,7 @@ def program_of(graph: Graph, steps: tuple[ListingStep, ...]) -> Listing:
 
 
 def held(graph: Graph) -> Held:
-    return held_bytes(graph, listing(graph), ONE)
+    return held_bytes(graph, listing(graph), Sizes(graph, ONE))
 
 
 def kernels(graph: Graph) -> list[tuple[tuple[str, ...], frozenset[str]]]:
@@ -210,7 +210,9 @@ def test_a_loop_on_gpus_holds_what_it_gathers_for_the_next_trip() -> None:
     assert isinstance(loop.bodies[0].instructions[0], Move)  # the weights are gathered in the loop
     once = replace(many, block=replace(many.block, instructions=(replace(loop, runs=1),)))
     peaks = {
-        (platform, listing is many): held_bytes(graph, listing, mesh, platform).peak_bytes
+        (platform, listing is many): held_bytes(
+            graph, listing, Sizes(graph, mesh, platform)
+        ).peak_bytes
         for platform in PLATFORMS
         for listing in (many, once)
     }
@@ -248,7 +250,7 @@ def test_a_loop_holds_its_stacks_and_its_body() -> None:
     )
     loop = Loop((0,), ("%c", "%xs"), ("%r", "%ys"), (whole, stack), (body,), 8)
     block = Block(("%c", "%xs"), (loop,), ("%r", "%ys"))
-    answer = held_bytes(graph, Listing(block, (whole, stack), (whole, stack)), ONE)
+    answer = held_bytes(graph, Listing(block, (whole, stack), (whole, stack)), Sizes(graph, ONE))
     # Arguments and results are a piece and a stack each; in the body the slice that the product
     # reads and the product are held, and the tanh goes straight into its stack.
     assert answer.argument_bytes == 9 * PIECE
@@ -299,7 +301,9 @@ def test_a_trip_that_is_taken_out_of_its_loop_begins_before_it(
         Loop((2,), ("%c", "%xs"), ("%r", "%ys"), (whole, stack), (trip,), 8),
     )
     block = Block(("%x", "%y", "%z", "%xs"), steps, ("%r", "%ys"))
-    answer = held_bytes(graph, Listing(block, (whole, whole, whole, stack), (whole, stack)), mesh)
+    answer = held_bytes(
+        graph, Listing(block, (whole, whole, whole, stack), (whole, stack)), Sizes(graph, mesh)
+    )
     beside = answer.peak_bytes - answer.argument_bytes
     # In the loop: its results, of which %r takes the buffer of %c, the slice of a trip and %u and
     # %q, or %u, %q and %s, and holes between them. What the first trip made before it began is held
@@ -356,7 +360,9 @@ def test_gradients_of_trips_side_by_side_wait_for_those_of_the_other() -> None:
     steps = loop(0, "%c", "%r"), loop(1, "%d", "%e")
     outputs = "%rs", "%rt", "%es", "%et"
     block = Block(("%c", "%d", "%xs"), steps, outputs)
-    answer = held_bytes(graph, Listing(block, (whole, whole, stack), (stack,) * 4), mesh)
+    answer = held_bytes(
+        graph, Listing(block, (whole, whole, stack), (stack,) * 4), Sizes(graph, mesh)
+    )
     # In the second loop's trips: both loops' stacks, what it carries, %q, %p, one gradient before
     # and after its sum; and of its first trip %q and %p, of which the gradients are made.
     beside = (4 * 8 + 1 + 2) * PIECE + int(4 * PIECE * (1 + SPARE_OF_TRIPS))
@@ -440,7 +446,7 @@ def reduced_pair(apart: bool) -> Held:
         ),
         moved("%b", "%b.raw", "all-reduce", mesh),
     )
-    return held_bytes(graph, program_of(graph, steps), mesh)
+    return held_bytes(graph, program_of(graph, steps), Sizes(graph, mesh))
 
 
 def spared(nbytes: int) -> int:
@@ -473,7 +479,9 @@ def test_what_is_gathered_along_a_later_dim_is_written_once_more(
         ),
     )  # fmt: skip
     block = Block(("%x",), steps, ("%a",))
-    answer = held_bytes(graph, Listing(block, (cut,), (replicated(2),)), mesh, platform)
+    answer = held_bytes(
+        graph, Listing(block, (cut,), (replicated(2),)), Sizes(graph, mesh, platform)
+    )
     # The argument's piece is an eighth, and so is the result's before it is gathered.
     later = max(PIECE // 8 + PIECE, written * PIECE)
     assert answer.peak_bytes == PIECE // 8 + spared(later)
@@ -489,7 +497,9 @@ def test_a_fence_keeps_recomputation_until_all_of_it_is_there() -> None:
     fence = Fence(("%x", "%b"), ("%x2", "%b2"))
     third = LocalOp(third.equation, ("%x2", "%x2"), third.results, third.operand_shardings,
                 third.result_shardings)  # fmt: skip
-    answer = held_bytes(graph, program_of(graph, (first, second, fence, third, last)), ONE)
+    answer = held_bytes(
+        graph, program_of(graph, (first, second, fence, third, last)), Sizes(graph, ONE)
+    )
     assert answer.peak_bytes == PIECE + spared(2 * PIECE)  # never %a, %b and %c at once
 
 

@@ -127,7 +127,8 @@ def test_a_tpu_computes_what_its_products_read() -> None:
     assert kernels_of(graph, "tpu") == [("%a",), ("%b",)]
     whole = listing(graph)
     assert (
-        held_bytes(graph, whole, ONE, "tpu").peak_bytes <= held_bytes(graph, whole, ONE).peak_bytes
+        held_bytes(graph, whole, Sizes(graph, ONE, "tpu")).peak_bytes
+        <= held_bytes(graph, whole, Sizes(graph, ONE)).peak_bytes
     )
 
 

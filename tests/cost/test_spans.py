@@ -2,6 +2,7 @@
 
 import pytest
 
+from autopar.cost.kernels import Sizes
 from autopar.cost.liveness import BlockSpans
 from autopar.cost.memory import held_bytes, held_spans
 from autopar.frontend import StepSpec, trace
@@ -46,7 +47,7 @@ def test_spans_add_up_to_what_the_listing_holds(toy: str) -> None:
     block = spans_of(graph)
     assert all(0 <= first <= last < block.length for first, last in block.spans.values())
     if not any(op.graphs for op in graph.ops):
-        held = held_bytes(graph, whole_listing(graph), WHOLE)
+        held = held_bytes(graph, whole_listing(graph), Sizes(graph, WHOLE))
         values, inputs = graph.nested_values, {i.value.name for i in graph.inputs}
         returned = {graph.outputs[o] for o, _ in graph.donated}
         most = max(
